@@ -1,7 +1,15 @@
 //! `serve`: an HTTP server for the model, compatible with the OpenAI and Anthropic APIs.
 
 mod access;
-mod api;
+/// APIs: each reads its requests and writes its answers in a file of its own.
+mod api {
+    pub mod chat;
+    pub mod completions;
+    pub mod llama_cpp;
+    pub mod messages;
+    pub mod openai;
+    pub mod responses;
+}
 mod body;
 mod client_stream;
 mod connections;
@@ -35,7 +43,7 @@ use access::{Access, check_key};
 use clap::Args;
 use files::{Error, Result, say};
 use memory::MemoryBudget;
-use state::{LoadedModel, ServerState, SlotsEndpoint};
+use state::{ServerModel, ServerState, SlotsEndpoint};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +53,7 @@ use std::time::Duration;
 const MOST_SLOTS: usize = 256;
 /// Slots of the cache of each, where nobody says how many.
 pub const CONTEXT: &str = "4096";
-/// What `--cache-mib` is where nobody says.
+/// Default of `--cache-mib`.
 pub const CACHE_MIB: u64 = 256;
 
 /// A server.
@@ -112,7 +120,7 @@ impl ServeArgs {
     }
 
     /// The keys that requests may bring.
-    fn keys(&self) -> Result<Vec<String>> {
+    fn read_keys(&self) -> Result<Vec<String>> {
         let mut keys = self.api_key.clone();
         keys.iter().try_for_each(|key| check_key("--api-key", key))?;
         if let Some(file) = &self.api_key_file {
@@ -132,7 +140,7 @@ impl ServeArgs {
     }
 
     /// Takes the port before anything is loaded.
-    fn listen(&self) -> Result<TcpListener> {
+    fn bind_listener(&self) -> Result<TcpListener> {
         let wrong = |e: std::io::Error| {
             let place = format!("--host {} --port {}", self.host, self.port);
             Error::Usage(format!("{place}: cannot listen there: {e}; use another --port or --host"))
@@ -142,7 +150,7 @@ impl ServeArgs {
     }
 }
 
-/// What an engine with so many slots is set to.
+/// Options of an engine with so many slots.
 pub fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
     Ok(EngineOptions {
         batch: within("--slots", slots, MOST_SLOTS)?,
@@ -152,12 +160,12 @@ pub fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<Engin
 }
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let access = Access::new(args.keys()?, &args.host, &args.cors_origin, &args.allowed_host)?;
+    let access = Access::new(args.read_keys()?, &args.host, &args.cors_origin, &args.allowed_host)?;
     let settings = settings(&args.model, args.slots, args.cache_mib)?;
     let queue = within("--queue", args.queue, 1 << 16)?;
     let mut defaults =
         GenerateOptions { sampler: args.sampler.resolve()?, max_tokens: None, ..GenerateOptions::default() };
-    let listener = args.listen()?;
+    let listener = args.bind_listener()?;
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
     let slots_endpoint = if args.slots_endpoint { SlotsEndpoint::Shown } else { SlotsEndpoint::Hidden };
     let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
@@ -178,7 +186,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let loaded = load::load(opened, args.quiet.verbosity(), &args.warnings)?;
     defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
-    let model = Arc::new(LoadedModel {
+    let model = Arc::new(ServerModel {
         name: args.name().to_owned(),
         variables,
         fingerprint: fingerprint(&model_id, loaded.engine.options()),
@@ -201,7 +209,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
         Moment::Draining => state.start_draining(),
     });
-    state.stop();
+    state.end_connections();
     let _ = connections.join();
     ran
 }

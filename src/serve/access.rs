@@ -12,12 +12,12 @@ use std::net::IpAddr;
 
 /// A client that may ask.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Client {
+pub struct ApiClient {
     /// The number of its key, where keys are asked for.
     pub key: Option<usize>,
 }
 
-/// Whether one of some names is this, in either case; `*` stands for all.
+/// Finds a name among some, in either case; `*` stands for all.
 fn contains_name(names: &[String], name: &str) -> bool {
     names.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(name))
 }
@@ -70,13 +70,13 @@ impl Access {
         contains_name(&self.origins, "*")
     }
 
-    /// Whether keys are asked for at all.
+    /// Tells if keys are asked for at all.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
     /// Whose key this is, if anybody's; takes as long for any key of its length.
-    pub fn identify(&self, key: Option<&[u8]>) -> Option<Client> {
+    pub fn identify_client(&self, key: Option<&[u8]>) -> Option<ApiClient> {
         let given = key.unwrap_or_default();
         let fits = |key: &String| {
             let differs = key.bytes().zip(given.iter().chain(std::iter::repeat(&0)));
@@ -89,7 +89,7 @@ impl Access {
         };
         match self.keys.iter().enumerate().fold(None, number) {
             None if self.has_keys() => None,
-            key => Some(Client { key }),
+            key => Some(ApiClient { key }),
         }
     }
 
@@ -137,7 +137,7 @@ impl Access {
         head.headers.get("origin").cloned().or(any)
     }
 
-    /// Whether a host's name is one of this server's.
+    /// Tells if a host's name is one of this server's.
     fn is_own(&self, name: &str) -> bool {
         let address = name.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| ip.to_canonical());
         let is_here = |ip: IpAddr| {
@@ -147,7 +147,7 @@ impl Access {
         contains_name(&self.hosts, name) || address.is_ok_and(is_here)
     }
 
-    /// Whether pages of an origin may ask: the server's own, and those that a flag names.
+    /// Tells if pages of an origin may ask: the server's own, and those that a flag names.
     fn is_known(&self, origin: &str, headers: &HeaderMap) -> bool {
         let place = origin.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"));
         let own = |host: &str| {
@@ -219,11 +219,11 @@ mod tests {
             ("Secret", None),
             ("secret\0", None),
         ] {
-            let client = two.identify(Some(key.as_bytes()));
-            assert_eq!(client, number.map(|n| Client { key: Some(n) }), "{key:?}");
+            let client = two.identify_client(Some(key.as_bytes()));
+            assert_eq!(client, number.map(|n| ApiClient { key: Some(n) }), "{key:?}");
         }
-        assert_eq!(two.identify(None), None);
-        assert_eq!(access(&[], &[], &[]).identify(None), Some(Client::default()));
+        assert_eq!(two.identify_client(None), None);
+        assert_eq!(access(&[], &[], &[]).identify_client(None), Some(ApiClient::default()));
         for bad in ["", " ", "a\nb", "a\tb", "a\r", " a", "a ", "k\u{e4}se", "\u{0}"] {
             assert!(check_key("--api-key", bad).is_err(), "{bad:?}");
         }

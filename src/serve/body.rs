@@ -1,7 +1,7 @@
 //! Bodies of requests: JSON within limits, read as types. A wrong type is an error with the field's path; null counts as
 //! left out.
 
-use super::access::Client;
+use super::access::ApiClient;
 use super::error::{ApiError, ApiResult};
 use super::memory::{MemoryBudget, MemoryShare};
 use crate::run::session::CancelToken;
@@ -30,14 +30,14 @@ const MIN_ROOM: usize = 4 << 10;
 pub struct RequestBody {
     pub bytes: Vec<u8>,
     pub share: MemoryShare,
-    pub client: Client,
+    pub client: ApiClient,
     /// Ends what is done for it, once its client has gone.
     pub cancel: CancelToken,
 }
 
 impl RequestBody {
     /// An empty one.
-    pub fn new(memory: &Arc<MemoryBudget>, client: Client) -> Self {
+    pub fn new(memory: &Arc<MemoryBudget>, client: ApiClient) -> Self {
         Self { bytes: Vec::new(), share: memory.share(), client, cancel: CancelToken::default() }
     }
 
@@ -111,7 +111,7 @@ pub fn read_owned<T: DeserializeOwned>(value: Value, place: &str) -> ApiResult<T
 
 fn describe(e: &serde_path_to_error::Error<serde_json::Error>, place: &str) -> ApiError {
     let (path, why) = (e.path().to_string(), e.inner().to_string());
-    let (missing, why) = explain(&why);
+    let (missing, why) = explain_type_error(&why);
     let mut field = place.to_owned();
     for part in [if path == "." { "" } else { &path }, missing] {
         let dot = if field.is_empty() || part.is_empty() || part.starts_with('[') { "" } else { "." };
@@ -136,7 +136,7 @@ pub fn require<T>(value: Option<T>, field: impl Display) -> ApiResult<T> {
 }
 
 /// A message of serde in plain words, and the name of the field that is missing if one is.
-fn explain(message: &str) -> (&str, String) {
+fn explain_type_error(message: &str) -> (&str, String) {
     let quoted = |text: &'_ str| text.split('`').nth(1).map(str::to_owned);
     if message.starts_with("missing field") {
         return (message.split('`').nth(1).unwrap_or_default(), "is missing; add it".into());
@@ -215,17 +215,17 @@ fn whole_number(value: &Value) -> Option<i64> {
 
 /// A whole number in a range.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Whole<const MIN: i64, const MAX: i64>(pub i64);
+pub struct Integer<const MIN: i64, const MAX: i64>(pub i64);
 
-impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Whole<MIN, MAX> {
+impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Integer<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let expected = format!("a whole number from {MIN} to {MAX}");
         let in_range = |value: &Value| whole_number(value).filter(|n| (MIN..=MAX).contains(n));
-        read_with(from, expected, in_range).map(Whole)
+        read_with(from, expected, in_range).map(Integer)
     }
 }
 
-impl<const MIN: i64, const MAX: i64> Whole<MIN, MAX> {
+impl<const MIN: i64, const MAX: i64> Integer<MIN, MAX> {
     /// The number; `None` stands for one below zero.
     pub fn count(self) -> Option<usize> {
         usize::try_from(self.0).ok()
@@ -299,7 +299,7 @@ mod tests {
 
     /// A body, with a budget of so many MiB.
     fn body(bytes: Vec<u8>, mib: u64) -> RequestBody {
-        RequestBody { bytes, ..RequestBody::new(&MemoryBudget::new(mib << 20), Client::default()) }
+        RequestBody { bytes, ..RequestBody::new(&MemoryBudget::new(mib << 20), ApiClient::default()) }
     }
 
     fn parse(bytes: &[u8]) -> ApiResult<Value> {
@@ -307,14 +307,16 @@ mod tests {
     }
 
     #[derive(Debug, Deserialize)]
+    #[allow(dead_code, reason = "its fields are read from JSON alone")]
     struct Inner {
         e: Option<bool>,
         need: String,
     }
 
     #[derive(Debug, Deserialize)]
+    #[allow(dead_code, reason = "its fields are read from JSON alone")]
     struct Outer {
-        a: Option<Whole<0, 9>>,
+        a: Option<Integer<0, 9>>,
         b: Option<String>,
         d: Option<Vec<Object<Inner>>>,
         g: Option<f32>,
@@ -327,7 +329,7 @@ mod tests {
     fn a_wrong_type_is_refused_with_its_path_and_in_plain_words_and_null_is_nothing() {
         let good = br#"{"a":2.0,"b":null,"g":-1.5,"seed":18446744073709551615,"strings":["x","yy","x"],"ids":[1],"more":1}"#;
         let outer: Outer = read_object(&parse(good).expect("JSON"), "").expect("reads");
-        assert_eq!((outer.a, outer.b, outer.g), (Some(Whole(2)), None, Some(-1.5)));
+        assert_eq!((outer.a, outer.b, outer.g), (Some(Integer(2)), None, Some(-1.5)));
         assert_eq!((outer.seed, outer.ids), (Some(Seed(Some(u64::MAX))), Some(TokenIds(vec![1]))));
         assert_eq!(outer.strings, Some(Strings(vec!["x".into(), "yy".into()])));
         for (bad, message) in [

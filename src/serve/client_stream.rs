@@ -26,9 +26,13 @@ pub struct ClientState {
 }
 
 impl ClientState {
-    /// Says whether its request waits for an answer that `100 Continue` may come before.
-    pub fn set_waiting(&self, waiting: bool) {
-        self.waiting.store(waiting, Ordering::Relaxed);
+    /// Notes that its request waits for an answer that `100 Continue` may come before.
+    pub fn start_waiting(&self) {
+        self.waiting.store(true, Ordering::Relaxed);
+    }
+
+    pub fn stop_waiting(&self) {
+        self.waiting.store(false, Ordering::Relaxed);
     }
 
     /// Notes that it sends no more.
@@ -36,7 +40,7 @@ impl ClientState {
         self.half_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it sends no more: it has closed one side of the connection, or has gone.
+    /// Tells if it sends no more: it has closed one side of the connection, or has gone.
     pub fn is_half_closed(&self) -> bool {
         self.half_closed.load(Ordering::Relaxed)
     }

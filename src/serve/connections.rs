@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Longest time that the last answers may take to be read.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Answers connections until [`ServerState::stop`] is called, and the last answers are read.
+/// Answers connections until [`ServerState::end_connections`] is called, and the last answers are read.
 pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
     let cannot = |what: &str, e: std::io::Error| Error::Other(format!("cannot {what}: {e}"));
     listener.set_nonblocking(true).map_err(|e| cannot("listen", e))?;
@@ -81,9 +81,11 @@ async fn serve_connection(stream: TcpStream, state: Arc<ServerState>) {
     let service = service_fn(|request: Request<Incoming>| {
         let (state, client) = (Arc::clone(&state), Arc::clone(&client));
         async move {
-            client.set_waiting(request.version() >= Version::HTTP_11);
+            if request.version() >= Version::HTTP_11 {
+                client.start_waiting();
+            }
             let response = routes::answer(state, request, Arc::clone(&client)).await;
-            client.set_waiting(false);
+            client.stop_waiting();
             Ok::<_, Infallible>(response)
         }
     });

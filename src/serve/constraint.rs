@@ -1,4 +1,4 @@
-//! OutputFormat that the text of an answer must have, in whichever field a request says so.
+//! ConstraintForm that the text of an answer must have, in whichever field a request says so.
 
 use super::body::{Object, Strings, kind_of, read, read_object};
 use super::error::{ApiError, ApiResult};
@@ -11,11 +11,11 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Constraint {
     pub field: String,
-    form: OutputFormat,
+    form: ConstraintForm,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum OutputFormat {
+enum ConstraintForm {
     Schema(String),
     Regex(String),
     Choice(Vec<String>),
@@ -26,7 +26,7 @@ enum OutputFormat {
 const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
 /// Reads the form that the value of a field stands for, if it is one.
-type ReadForm = fn(&Value, &str) -> ApiResult<Option<OutputFormat>>;
+type ReadForm = fn(&Value, &str) -> ApiResult<Option<ConstraintForm>>;
 
 /// Fields of OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's, by their paths.
 const FIELDS: [(&str, ReadForm); 17] = [
@@ -51,7 +51,7 @@ const FIELDS: [(&str, ReadForm); 17] = [
 
 /// OpenAI's `response_format`, in which the schema may stand deeper.
 #[derive(Deserialize)]
-struct Format {
+struct ResponseFormat {
     #[serde(rename = "type")]
     kind: String,
     schema: Option<Value>,
@@ -63,8 +63,8 @@ struct NamedSchema {
     schema: Option<Value>,
 }
 
-fn read_format(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
-    let format: Format = read_object(value, place)?;
+fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+    let format: ResponseFormat = read_object(value, place)?;
     let schema = match format.kind.as_str() {
         "text" => return Ok(None),
         "json_object" => format.schema.map_or(ANY_OBJECT.into(), |schema| schema.to_string()),
@@ -85,32 +85,32 @@ fn read_format(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
         let why = "this server follows no grammars; use text";
         return Err(ApiError::for_field(format!("{place}.type"), why));
     }
-    Ok(Some(OutputFormat::Schema(schema)))
+    Ok(Some(ConstraintForm::Schema(schema)))
 }
 
 /// Reads a schema, or its text.
-fn read_schema(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+fn read_schema(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
     match value {
-        Value::String(text) => Ok(Some(OutputFormat::Schema(text.clone()))),
-        Value::Object(_) | Value::Bool(_) => Ok(Some(OutputFormat::Schema(value.to_string()))),
+        Value::String(text) => Ok(Some(ConstraintForm::Schema(text.clone()))),
+        Value::Object(_) | Value::Bool(_) => Ok(Some(ConstraintForm::Schema(value.to_string()))),
         other => Err(ApiError::for_field(place, format!("is {}; use a JSON schema", kind_of(other)))),
     }
 }
 
-fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
-    Ok(read::<bool>(value, place)?.then(|| OutputFormat::Schema(ANY_OBJECT.into())))
+fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+    Ok(read::<bool>(value, place)?.then(|| ConstraintForm::Schema(ANY_OBJECT.into())))
 }
 
-fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
-    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(OutputFormat::Gbnf))
+fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(ConstraintForm::Gbnf))
 }
 
-fn read_regex(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
-    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(OutputFormat::Regex))
+fn read_regex(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(ConstraintForm::Regex))
 }
 
-fn read_choice(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
-    Ok(Some(OutputFormat::Choice(read::<Strings<4096, 4096>>(value, place)?.0)))
+fn read_choice(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+    Ok(Some(ConstraintForm::Choice(read::<Strings<4096, 4096>>(value, place)?.0)))
 }
 
 /// Reads it from the fields of a body.
@@ -141,10 +141,10 @@ impl Constraint {
         use text::sampler::Grammar;
         let Self { field, form } = self;
         let grammar = match form {
-            OutputFormat::Schema(text) => Grammar::json_schema(&field, &text),
-            OutputFormat::Regex(text) => Grammar::regex(&field, &text),
-            OutputFormat::Choice(texts) => Grammar::choice(&field, &texts),
-            OutputFormat::Gbnf(text) => Grammar::gbnf(&field, &text),
+            ConstraintForm::Schema(text) => Grammar::json_schema(&field, &text),
+            ConstraintForm::Regex(text) => Grammar::regex(&field, &text),
+            ConstraintForm::Choice(texts) => Grammar::choice(&field, &texts),
+            ConstraintForm::Gbnf(text) => Grammar::gbnf(&field, &text),
         };
         let wrong = |e| ApiError::from_request(&e).in_field(&field);
         options.sampler.grammar = Some(grammar.map_err(wrong)?);

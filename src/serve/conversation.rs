@@ -4,7 +4,7 @@
 use super::body::{kind_of, read_field};
 use super::error::{ApiError, ApiResult};
 use super::memory::check_longest_part;
-use super::state::LoadedModel;
+use super::state::ServerModel;
 use super::tools::{ConvertTool, ToolChoice, read_tools};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
@@ -67,7 +67,7 @@ impl ChatRequest {
     }
 
     /// Values that a template gets besides messages.
-    fn template_context<'a>(&self, model: &'a LoadedModel, variables: &'a TemplateKwargs) -> Context<'a> {
+    fn template_context<'a>(&self, model: &'a ServerModel, variables: &'a TemplateKwargs) -> Context<'a> {
         let bos = model.engine.tokenizer().bos_token();
         Context { bos, now: Moment::now(), ending: self.ending, variables: Some(variables) }
     }
@@ -88,7 +88,7 @@ impl ChatRequest {
     }
 
     /// The prompt as a text.
-    pub fn to_text(&self, model: &LoadedModel) -> ApiResult<String> {
+    pub fn to_text(&self, model: &ServerModel) -> ApiResult<String> {
         let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
         let variables = self.variables.clone().or(&model.variables);
         let context = self.template_context(model, &variables);
@@ -96,7 +96,7 @@ impl ChatRequest {
     }
 
     /// The prompt for the answer.
-    pub fn to_prompt(&self, model: &LoadedModel) -> ApiResult<ChatPrompt> {
+    pub fn to_prompt(&self, model: &ServerModel) -> ApiResult<ChatPrompt> {
         let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
         let variables = self.variables.clone().or(&model.variables);
         let context = self.template_context(model, &variables);

@@ -96,7 +96,7 @@ impl Choice {
     }
 
     /// Its tokens and times alone.
-    pub fn usage(&self) -> Usage {
+    pub fn count_usage(&self) -> Usage {
         Usage::sum([(0, self)], 1)
     }
 }
@@ -144,7 +144,7 @@ impl Usage {
     }
 
     /// Times as llama.cpp's server has them. First tokens come with their prompts, so they take no time of their own.
-    pub fn timings(self) -> Value {
+    pub fn timings_json(self) -> Value {
         let each = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
         let pace = |n: usize, ms: f64| if ms > 0.0 { 1e3 / ms * n as f64 } else { 0.0 };
         let [first, between] = [self.first, self.between].map(|took| took.as_secs_f64() * 1e3);

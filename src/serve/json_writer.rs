@@ -11,7 +11,7 @@ pub const FRAME: usize = 16 << 10;
 /// Writes one item of a list.
 type WriteItem = Box<dyn FnMut(usize, &mut Vec<u8>) + Send>;
 
-enum Part {
+enum JsonPart {
     Bytes(Bytes),
     /// A list whose items are written when they are sent.
     List {
@@ -24,7 +24,7 @@ enum Part {
 /// JSON that is being written, then sent.
 #[derive(Default)]
 pub struct JsonWriter {
-    parts: VecDeque<Part>,
+    parts: VecDeque<JsonPart>,
     /// Bytes behind the last part.
     tail: Vec<u8>,
     /// Last byte so far, which says whether a comma comes next.
@@ -40,101 +40,101 @@ pub fn write_json(value: &(impl Serialize + ?Sized), to: &mut Vec<u8>) {
 
 impl JsonWriter {
     /// Bytes that are sent as they are.
-    pub fn raw(bytes: impl Into<Bytes>) -> Self {
-        Self { parts: [Part::Bytes(bytes.into())].into(), ..Self::default() }
+    pub fn from_bytes(bytes: impl Into<Bytes>) -> Self {
+        Self { parts: [JsonPart::Bytes(bytes.into())].into(), ..Self::default() }
     }
 
     /// One value.
     pub fn of(value: &(impl Serialize + ?Sized)) -> Self {
         let mut writer = Self::default();
-        writer.value(value);
+        writer.write_value(value);
         writer
     }
 
-    fn separate(&mut self) {
+    fn write_comma(&mut self) {
         if !b"\0[{:".contains(&self.last) {
             self.tail.push(b',');
         }
     }
 
-    fn mark(&mut self, byte: u8) {
+    fn write_mark(&mut self, byte: u8) {
         self.tail.push(byte);
         self.last = byte;
     }
 
-    pub fn value(&mut self, value: &(impl Serialize + ?Sized)) {
-        self.separate();
+    pub fn write_value(&mut self, value: &(impl Serialize + ?Sized)) {
+        self.write_comma();
         write_json(value, &mut self.tail);
         self.last = b'"';
     }
 
     /// Writes the name of a field, whose value comes next.
-    pub fn key(&mut self, name: &str) {
-        self.value(name);
-        self.mark(b':');
+    pub fn write_key(&mut self, name: &str) {
+        self.write_value(name);
+        self.write_mark(b':');
     }
 
-    pub fn field(&mut self, name: &str, value: &(impl Serialize + ?Sized)) {
-        self.key(name);
-        self.value(value);
+    pub fn write_field(&mut self, name: &str, value: &(impl Serialize + ?Sized)) {
+        self.write_key(name);
+        self.write_value(value);
     }
 
     /// Writes a list whose items a function writes.
-    pub fn array(&mut self, write_items: impl FnOnce(&mut Self)) {
-        self.separate();
-        self.mark(b'[');
+    pub fn write_array(&mut self, write_items: impl FnOnce(&mut Self)) {
+        self.write_comma();
+        self.write_mark(b'[');
         write_items(self);
-        self.mark(b']');
+        self.write_mark(b']');
     }
 
     /// Writes an object whose fields a function writes.
-    pub fn object(&mut self, write_fields: impl FnOnce(&mut Self)) {
-        self.separate();
-        self.mark(b'{');
+    pub fn write_object(&mut self, write_fields: impl FnOnce(&mut Self)) {
+        self.write_comma();
+        self.write_mark(b'{');
         write_fields(self);
-        self.mark(b'}');
+        self.write_mark(b'}');
     }
 
     /// Writes an object, in which a function writes the value of one field.
-    pub fn object_with(&mut self, object: &Value, field: &str, write_value: impl FnOnce(&mut Self)) {
+    pub fn write_object_with(&mut self, object: &Value, field: &str, write_value: impl FnOnce(&mut Self)) {
         let mut write_value = Some(write_value);
-        self.object(|out| {
+        self.write_object(|out| {
             for (name, value) in object.as_object().into_iter().flatten() {
                 match write_value.take_if(|_| name.as_str() == field) {
                     Some(write_value) => {
-                        out.key(name);
+                        out.write_key(name);
                         write_value(out);
                     }
-                    None => out.field(name, value),
+                    None => out.write_field(name, value),
                 }
             }
         });
     }
 
     /// Writes a list of so many items, which become bytes when they are sent.
-    pub fn list(&mut self, items: usize, write_item: impl FnMut(usize, &mut Vec<u8>) + Send + 'static) {
-        self.array(|out| {
-            out.parts.push_back(Part::Bytes(std::mem::take(&mut out.tail).into()));
-            out.parts.push_back(Part::List { items, next: 0, write_item: Box::new(write_item) });
+    pub fn write_list(&mut self, items: usize, write_item: impl FnMut(usize, &mut Vec<u8>) + Send + 'static) {
+        self.write_array(|out| {
+            out.parts.push_back(JsonPart::Bytes(std::mem::take(&mut out.tail).into()));
+            out.parts.push_back(JsonPart::List { items, next: 0, write_item: Box::new(write_item) });
         });
     }
 
     /// Bytes in all, where that is known.
     pub fn len(&self) -> Option<usize> {
         self.parts.iter().try_fold(self.tail.len(), |sum, part| match part {
-            Part::Bytes(bytes) => Some(sum + bytes.len()),
-            Part::List { .. } => None,
+            JsonPart::Bytes(bytes) => Some(sum + bytes.len()),
+            JsonPart::List { .. } => None,
         })
     }
 
     /// Takes the next bytes to be sent.
     pub fn next_frame(&mut self) -> Option<Bytes> {
         if self.parts.is_empty() && !self.tail.is_empty() {
-            self.parts.push_back(Part::Bytes(std::mem::take(&mut self.tail).into()));
+            self.parts.push_back(JsonPart::Bytes(std::mem::take(&mut self.tail).into()));
         }
         let (frame, is_over) = match self.parts.front_mut()? {
-            Part::Bytes(bytes) => (bytes.split_to(bytes.len().min(FRAME)), bytes.is_empty()),
-            Part::List { items, next, write_item } => {
+            JsonPart::Bytes(bytes) => (bytes.split_to(bytes.len().min(FRAME)), bytes.is_empty()),
+            JsonPart::List { items, next, write_item } => {
                 let mut some = Vec::with_capacity(FRAME);
                 while some.len() < FRAME && *next < *items {
                     if *next > 0 {
@@ -168,12 +168,12 @@ mod tests {
     fn json_is_the_same_however_long_its_lists_are() {
         for n in [0, 1, 2, 9000] {
             let mut writer = JsonWriter::default();
-            writer.object_with(&json!({"a": 1, "b": null, "c": "x"}), "b", |out| {
-                out.array(|out| {
-                    out.list(n, |i, to| write_json(&i, to));
-                    out.value("y");
-                    out.object(|_| ());
-                    out.object(|out| out.field("d", &[1.5]));
+            writer.write_object_with(&json!({"a": 1, "b": null, "c": "x"}), "b", |out| {
+                out.write_array(|out| {
+                    out.write_list(n, |i, to| write_json(&i, to));
+                    out.write_value("y");
+                    out.write_object(|_| ());
+                    out.write_object(|out| out.write_field("d", &[1.5]));
                 });
             });
             assert_eq!(writer.len(), None);
@@ -186,6 +186,6 @@ mod tests {
         let mut writer = JsonWriter::of(&long);
         assert_eq!(writer.len(), Some(long.len() + 2));
         assert!(writer.next_frame().is_some_and(|first| first.len() == FRAME));
-        assert_eq!(JsonWriter::raw("abc").into_text(), "abc");
+        assert_eq!(JsonWriter::from_bytes("abc").into_text(), "abc");
     }
 }

@@ -1,11 +1,14 @@
 //! `GET /metrics`: Prometheus's text.
 
-use super::state::LoadedModel;
+use super::state::ServerModel;
 use crate::run::engine::scheduler::{BOUNDS, Histogram, Numbers};
 use std::fmt::Write;
 
 /// Name, description, and value of a metric.
 type Metric<T> = (&'static str, &'static str, fn(&Numbers) -> T);
+
+/// Name, description, and distribution of a time.
+type TimeMetric = (&'static str, &'static str, fn(&Numbers) -> &Histogram);
 
 /// Metrics in vLLM's names, which routers read. They are labelled with the model's name.
 const GAUGES: [Metric<f64>; 5] = [
@@ -26,7 +29,7 @@ const COUNTERS: [Metric<u64>; 7] = [
     ("vllm:generation_tokens_total", "Tokens generated", |n| n.generated_tokens),
     ("vllm:request_success_total", "Texts that have ended", |n| n.ended),
 ];
-const HISTOGRAMS: [(&str, &str, fn(&Numbers) -> &Histogram); 4] = [
+const HISTOGRAMS: [TimeMetric; 4] = [
     ("vllm:time_to_first_token_seconds", "From arrival to the first token", |n| &n.first),
     ("vllm:time_per_output_token_seconds", "Between two tokens of a text", |n| &n.between),
     ("vllm:inter_token_latency_seconds", "Between two tokens of a text", |n| &n.between),
@@ -42,9 +45,11 @@ const LLAMA_CPP_METRICS: [Metric<f64>; 16] = [
     ("prompt_seconds_total", "From arrivals to first tokens", |n| n.first.sum),
     ("tokens_predicted_total", "Tokens generated", |n| n.generated_tokens as f64),
     ("tokens_predicted_seconds_total", "Between tokens", |n| n.between.sum),
-    ("predicted_tokens_seconds", "Tokens of one text in a second", |n| rate(n.between.count, &n.between)),
+    ("predicted_tokens_seconds", "Tokens of one text in a second", |n| {
+        per_second(n.between.count, &n.between)
+    }),
     ("prompt_tokens_seconds", "Tokens of one prompt in a second, waiting included", |n| {
-        rate(n.prompt_tokens, &n.first)
+        per_second(n.prompt_tokens, &n.first)
     }),
     ("requests_processing", "Requests that run", |n| n.running() as f64),
     ("requests_deferred", "Requests that wait for a slot", |n| n.waiting as f64),
@@ -60,12 +65,12 @@ const LLAMA_CPP_METRICS: [Metric<f64>; 16] = [
 ];
 
 /// Events per second of what a histogram has timed.
-fn rate(count: u64, of: &Histogram) -> f64 {
+fn per_second(count: u64, of: &Histogram) -> f64 {
     if of.sum > 0.0 { count as f64 / of.sum } else { 0.0 }
 }
 
 /// All metrics.
-pub fn metrics(model: &LoadedModel) -> String {
+pub fn render_metrics(model: &ServerModel) -> String {
     let numbers = model.scheduler.numbers();
     let name = model.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let mut page = Page { label: format!("model_name=\"{name}\""), text: String::new() };
@@ -117,7 +122,7 @@ impl Page {
         let _ = writeln!(text, "{name}_sum{{{label}}} {}\n{name}_count{{{label}}} {}", of.sum, of.count);
     }
 
-    fn write_cache_config(&mut self, model: &LoadedModel) {
+    fn write_cache_config(&mut self, model: &ServerModel) {
         let (name, o) = ("vllm:cache_config_info", model.engine.options());
         self.write_head(name, ("The cache", "gauge"));
         let (blocks, kv_types, caches) = (o.batch * o.max_seq_len, o.kv_types, o.prefix_cache > 0);

@@ -1,7 +1,7 @@
 //! Descriptions of the model and its slots: `/v1/models`, `/props`, `/slots`.
 
 use super::error::{ApiError, ApiResult};
-use super::state::{LoadedModel, ServerState, SlotsEndpoint};
+use super::state::{ServerModel, ServerState, SlotsEndpoint};
 use crate::dims::{LAYERS, MAX_POSITION, VOCAB};
 use crate::run::engine::scheduler::SlotNumbers;
 use crate::run::options::GenerateOptions;
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use text::chat::Template;
 
 /// `GET /v1/models`: the one model.
-pub fn list(state: &ServerState) -> Value {
-    json!({"object": "list", "data": [describe(state)]})
+pub fn list_models(state: &ServerState) -> Value {
+    json!({"object": "list", "data": [describe_model(state)]})
 }
 
 /// `GET /v1/models/NAME`.
-pub fn find(state: &ServerState, path: &str) -> ApiResult<Value> {
+pub fn find_model(state: &ServerState, path: &str) -> ApiResult<Value> {
     if path.ends_with(&format!("/models/{}", state.model_name)) {
-        return Ok(describe(state));
+        return Ok(describe_model(state));
     }
     Err(ApiError::new(404, format!("the one model is {:?}", state.model_name)))
 }
 
-fn describe(state: &ServerState) -> Value {
+fn describe_model(state: &ServerState) -> Value {
     let context = state.loaded_model().ok().map(|model| model.engine.options().max_seq_len);
     let meta = context.map(
         |context| json!({"n_vocab": VOCAB, "n_ctx": context, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS}),
@@ -58,7 +58,7 @@ pub fn generation_settings(options: &GenerateOptions) -> Value {
 }
 
 /// `GET /props`.
-pub fn props(model: &LoadedModel) -> Value {
+pub fn describe_props(model: &ServerModel) -> Value {
     let (o, defaults) = (model.engine.options(), &model.defaults);
     let template = match model.engine.template() {
         Ok(Template::Jinja(jinja)) => jinja.source().to_owned(),
@@ -79,7 +79,7 @@ pub fn props(model: &LoadedModel) -> Value {
 }
 
 /// `GET /slots`.
-pub fn slots(state: &ServerState) -> ApiResult<Value> {
+pub fn describe_slots(state: &ServerState) -> ApiResult<Value> {
     if state.slots_endpoint == SlotsEndpoint::Hidden {
         return Err(ApiError::new(501, "this server does not tell what its slots do"));
     }

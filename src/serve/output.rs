@@ -5,7 +5,7 @@ use super::error::{ApiError, ApiResult};
 use super::json_writer::{FRAME, JsonWriter};
 use super::memory::MemoryShare;
 use super::params::{RequestParams, ResponseMode};
-use super::state::LoadedModel;
+use super::state::ServerModel;
 use crate::dims::VOCAB;
 use crate::run::engine::scheduler::{Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
@@ -75,7 +75,7 @@ fn logprobs_bytes(top: usize) -> usize {
 /// Bytes that the texts of some prompts may take: what they say, as far as a slot goes, and of a stream what its client
 /// has not read. An answer that turns out longer takes more then.
 fn expected_bytes(
-    model: &LoadedModel,
+    model: &ServerModel,
     prompts: &[(Arc<[u32]>, OutputParser)],
     params: &RequestParams,
 ) -> u64 {
@@ -100,7 +100,7 @@ fn expected_bytes(
 impl RequestOutput {
     /// Hands the texts of some prompts to the scheduler.
     pub fn start(
-        model: &LoadedModel,
+        model: &ServerModel,
         prompts: Vec<(Arc<[u32]>, OutputParser)>,
         params: &RequestParams,
         (dialect, mut share): (Box<dyn Dialect>, MemoryShare),
@@ -196,7 +196,7 @@ impl RequestOutput {
         self.texts.iter().all(|text| text.choice.ending.is_some())
     }
 
-    fn usage(&self) -> Usage {
+    fn count_usage(&self) -> Usage {
         Usage::sum(self.texts.iter().map(|text| &text.choice).enumerate(), self.n)
     }
 
@@ -217,7 +217,7 @@ impl RequestOutput {
 
     /// The whole answer, and the memory that it takes.
     pub fn into_json(mut self) -> (JsonWriter, MemoryShare) {
-        let (usage, mut writer) = (self.usage(), JsonWriter::default());
+        let (usage, mut writer) = (self.count_usage(), JsonWriter::default());
         let mut choices: Vec<_> = self.texts.into_iter().map(|text| text.choice).collect();
         self.dialect.to_json(&mut choices, usage, &mut writer);
         (writer, self.share)
@@ -269,7 +269,7 @@ impl RequestOutput {
         }
         if self.have_all_ended() {
             self.ended = true;
-            self.dialect.on_end(self.usage(), out);
+            self.dialect.on_end(self.count_usage(), out);
         }
     }
 

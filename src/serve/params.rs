@@ -1,10 +1,10 @@
 //! Parameters that requests of all APIs share: settings of the sampler, limits, the number of texts.
 
-use super::access::Client;
-use super::body::{Object, Seed, Strings, TokenIds, Whole, kind_of, read_object};
+use super::access::ApiClient;
+use super::body::{Integer, Object, Seed, Strings, TokenIds, kind_of, read_object};
 use super::constraint::{Constraint, read_constraint};
 use super::error::{ApiError, ApiResult};
-use super::state::{LoadedModel, random_number};
+use super::state::{ServerModel, random_number};
 use super::unsupported::{self, RequestKind};
 use crate::run::engine::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
@@ -27,11 +27,11 @@ const MAX_STOP_TOKENS: usize = 1024;
 const DEFAULT_MAX_TOKENS: usize = 20;
 
 /// Log-probabilities at each place of a text, of which a whole answer is held in memory.
-pub type LogprobCount = Whole<0, 20>;
+pub type LogprobCount = Integer<0, 20>;
 /// A limit of tokens; -1 is none.
-type MaxTokens = Whole<-1, 0xFFFF_FFFF>;
+type MaxTokens = Integer<-1, 0xFFFF_FFFF>;
 /// Tokens back from the end of a text; -1 is all.
-type TokenWindow = Whole<-1, 0x7FFF_FFFF>;
+type TokenWindow = Integer<-1, 0x7FFF_FFFF>;
 
 /// Fields of a request.
 #[derive(Deserialize)]
@@ -51,7 +51,7 @@ struct RequestFields {
     repeat_last_n: Option<TokenWindow>,
     dry_multiplier: Option<f32>,
     dry_base: Option<f32>,
-    dry_allowed_length: Option<Whole<1, 0x7FFF_FFFF>>,
+    dry_allowed_length: Option<Integer<1, 0x7FFF_FFFF>>,
     dry_penalty_last_n: Option<TokenWindow>,
     dry_sequence_breakers: Option<Strings<64, 64>>,
     samplers: Option<Strings<64, 64>>,
@@ -64,7 +64,7 @@ struct RequestFields {
     max_completion_tokens: Option<MaxTokens>,
     max_output_tokens: Option<MaxTokens>,
     n_predict: Option<MaxTokens>,
-    min_tokens: Option<Whole<0, 0x7FFF_FFFF>>,
+    min_tokens: Option<Integer<0, 0x7FFF_FFFF>>,
     stop: Option<Strings<16, 256>>,
     stop_sequences: Option<Strings<16, 256>>,
     stop_token_ids: Option<TokenIds>,
@@ -76,9 +76,9 @@ struct RequestFields {
     timings_per_token: Option<bool>,
     cache_prompt: Option<bool>,
     cache_salt: Option<String>,
-    n: Option<Whole<1, 256>>,
-    n_cmpl: Option<Whole<1, 256>>,
-    best_of: Option<Whole<1, { MAX_TEXTS as i64 }>>,
+    n: Option<Integer<1, 256>>,
+    n_cmpl: Option<Integer<1, 256>>,
+    best_of: Option<Integer<1, { MAX_TEXTS as i64 }>>,
     parallel_tool_calls: Option<bool>,
 }
 
@@ -104,22 +104,26 @@ pub struct RequestParams {
     pub reuse: Reuse,
     /// OutputFormat of the texts, until it is in the options as a grammar.
     pub constraint: Option<Constraint>,
-    /// Whether a stream reports how far the prompt is read.
+    /// Set where a stream reports how far the prompt is read.
     pub progress: bool,
     /// Texts for each prompt.
     pub n: usize,
     pub mode: ResponseMode,
-    /// Whether an answer has one call at most; what comes after it is left out.
+    /// Set where an answer has one call at most; what comes after it is left out.
     pub one_call: bool,
     /// Log-probabilities at each token of the prompt, where these are wanted.
     pub prompt_logprobs: Option<usize>,
-    /// Whether the answer has times, where its API leaves the choice.
+    /// Set where the answer has times, if its API leaves the choice.
     pub timings: bool,
 }
 
 impl RequestParams {
     /// Reads what every kind of request may hold.
-    pub fn read(body: &Value, model: &LoadedModel, (client, kind): (Client, RequestKind)) -> ApiResult<Self> {
+    pub fn read(
+        body: &Value,
+        model: &ServerModel,
+        (client, kind): (ApiClient, RequestKind),
+    ) -> ApiResult<Self> {
         unsupported::check_fields(body, kind)?;
         let fields: RequestFields = read_object(body, "")?;
         if let Some(Strings(samplers)) = &fields.samplers {
@@ -164,13 +168,13 @@ impl RequestParams {
 fn read_text_count(fields: &RequestFields, slots: usize) -> ApiResult<usize> {
     let mut n = 1;
     for (name, given) in [("n", fields.n), ("n_cmpl", fields.n_cmpl)] {
-        n = given.and_then(Whole::count).unwrap_or(n);
+        n = given.and_then(Integer::count).unwrap_or(n);
         if n > slots {
             let why = format!("is {n}; use a whole number from 1 to {slots}");
             return Err(ApiError::for_field(name, why));
         }
     }
-    if fields.best_of.and_then(Whole::count).is_some_and(|of| of != 1 && of != n) {
+    if fields.best_of.and_then(Integer::count).is_some_and(|of| of != 1 && of != n) {
         let why =
             "choosing from more texts than `n` is not followed by this server; leave it out, or ask for all";
         return Err(ApiError::for_field("best_of", why));
@@ -189,7 +193,7 @@ fn read_mode(fields: &RequestFields) -> ResponseMode {
 
 /// Rows of which earlier texts may be copied. The salt parts a client's texts, so that the times of one do not tell of
 /// another.
-fn read_reuse(fields: &RequestFields, client: Client) -> ApiResult<Reuse> {
+fn read_reuse(fields: &RequestFields, client: ApiClient) -> ApiResult<Reuse> {
     let wrong = |why: String| ApiError::for_field("cache_salt", why);
     match fields.cache_salt.as_deref() {
         Some("") => Err(wrong("is empty; give a text, or leave it out".into())),
@@ -240,15 +244,15 @@ fn read_options(
     }
     s.top_k = fields.top_k.map_or(s.top_k, |k| k.count().unwrap_or(0));
     s.repetition_window = fields.repeat_last_n.map_or(s.repetition_window, |n| n.count().unwrap_or(context));
-    s.dry.allowed_length = fields.dry_allowed_length.and_then(Whole::count).unwrap_or(s.dry.allowed_length);
-    s.dry.window = fields.dry_penalty_last_n.map_or(s.dry.window, Whole::count);
+    s.dry.allowed_length = fields.dry_allowed_length.and_then(Integer::count).unwrap_or(s.dry.allowed_length);
+    s.dry.window = fields.dry_penalty_last_n.map_or(s.dry.window, Integer::count);
     if let Some(Strings(breakers)) = fields.dry_sequence_breakers {
         s.dry.breakers = breakers;
     }
     let limits =
         [fields.n_predict, fields.max_output_tokens, fields.max_completion_tokens, fields.max_tokens];
-    options.max_tokens = limits.into_iter().flatten().next().map_or(options.max_tokens, Whole::count);
-    options.min_tokens = fields.min_tokens.and_then(Whole::count).unwrap_or(options.min_tokens);
+    options.max_tokens = limits.into_iter().flatten().next().map_or(options.max_tokens, Integer::count);
+    options.min_tokens = fields.min_tokens.and_then(Integer::count).unwrap_or(options.min_tokens);
     if options.max_tokens.is_some_and(|most| most < options.min_tokens) {
         return Err(ApiError::for_field("min_tokens", "is more than `max_tokens`; use fewer"));
     }

@@ -8,7 +8,7 @@ use super::error::{ApiError, ApiResult};
 use super::memory::{MemoryShare, check_longest_part};
 use super::output::RequestOutput;
 use super::params::{MAX_TEXTS, RequestParams};
-use super::state::LoadedModel;
+use super::state::ServerModel;
 use super::tools::ToolChoice;
 use crate::run::eviction::Policy;
 use serde::Deserialize;
@@ -26,7 +26,7 @@ pub enum Prepared {
 
 /// Hands prompts to the scheduler, once there is nothing against them.
 fn start_request(
-    model: &Arc<LoadedModel>,
+    model: &Arc<ServerModel>,
     prompts: Vec<(Arc<[u32]>, OutputParser)>,
     params: RequestParams,
     answer: (Box<dyn Dialect>, MemoryShare),
@@ -50,7 +50,7 @@ fn grammar_field(_: &RequestParams) -> Option<&str> {
     None
 }
 
-fn check_prompt(model: &LoadedModel, ids: &[u32], params: &RequestParams) -> ApiResult<()> {
+fn check_prompt(model: &ServerModel, ids: &[u32], params: &RequestParams) -> ApiResult<()> {
     model.engine.check_job(ids, &params.options).map_err(|e| {
         let error = ApiError::from_request(&e);
         let field = grammar_field(params).filter(|field| error.message.starts_with(field));
@@ -60,14 +60,14 @@ fn check_prompt(model: &LoadedModel, ids: &[u32], params: &RequestParams) -> Api
 }
 
 /// An error where a prompt has more tokens than a slot.
-fn too_long(need: usize, model: &LoadedModel) -> Option<ApiError> {
+fn too_long(need: usize, model: &ServerModel) -> Option<ApiError> {
     let have = model.engine.options().max_seq_len;
     (need > have).then(|| ApiError::prompt_too_long("prompt", need, have))
 }
 
 /// Starts the answers to a conversation.
 pub fn start_chat(
-    model: &Arc<LoadedModel>,
+    model: &Arc<ServerModel>,
     chat: &ChatRequest,
     mut params: RequestParams,
     (dialect, share): (impl FnOnce(&RequestParams, usize) -> Box<dyn Dialect>, MemoryShare),
@@ -99,7 +99,7 @@ pub fn start_chat(
 /// Makes the answer a call, where a request asks for one.
 #[cfg(feature = "grammar")]
 fn force_call(
-    model: &LoadedModel,
+    model: &ServerModel,
     chat: &ChatRequest,
     (form, reader): (OutputFormat, &OutputParser),
     params: &mut RequestParams,
@@ -120,7 +120,7 @@ fn force_call(
 /// Does nothing: such a request was refused.
 #[cfg(not(feature = "grammar"))]
 fn force_call(
-    _: &LoadedModel,
+    _: &ServerModel,
     _: &ChatRequest,
     _: (OutputFormat, &OutputParser),
     _: &mut RequestParams,
@@ -130,7 +130,7 @@ fn force_call(
 
 /// Starts texts that go on after prompts.
 pub fn start_completion(
-    model: &Arc<LoadedModel>,
+    model: &Arc<ServerModel>,
     prompts: Vec<Arc<[u32]>>,
     params: RequestParams,
     answer: (Box<dyn Dialect>, MemoryShare),
@@ -163,7 +163,7 @@ fn wrong_prompt(what: impl std::fmt::Display) -> ApiError {
 /// Reads one prompt, or a list of them.
 pub fn read_prompts(
     body: &Value,
-    model: &LoadedModel,
+    model: &ServerModel,
     params: &RequestParams,
     forms: PromptForms,
 ) -> ApiResult<Vec<Arc<[u32]>>> {
@@ -184,7 +184,7 @@ pub fn read_prompts(
 }
 
 fn encode_prompt(
-    model: &LoadedModel,
+    model: &ServerModel,
     params: &RequestParams,
     value: &Value,
     forms: PromptForms,
@@ -221,7 +221,7 @@ fn encode_prompt(
 
 /// Encodes a text; only the first part of a prompt has the tokens that begin one.
 fn encode_text(
-    model: &LoadedModel,
+    model: &ServerModel,
     params: &RequestParams,
     text: &str,
     special: AddSpecial,

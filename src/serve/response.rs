@@ -23,11 +23,11 @@ pub type Response = hyper::Response<ResponseBody>;
 
 /// Body of a response. After a long frame it is the turn of the other connections.
 pub struct ResponseBody {
-    content: Content,
+    content: BodyContent,
     yields: bool,
 }
 
-enum Content {
+enum BodyContent {
     /// Bytes, with the memory that they take.
     Bytes {
         writer: JsonWriter,
@@ -42,7 +42,7 @@ struct KeepAlive {
     silence: Duration,
     sleep: Pin<Box<Sleep>>,
     client: Arc<ClientState>,
-    /// Whether a client that sends no more was sent something, by which its system tells whether it still reads.
+    /// Set once a client that sends no more was sent something, by which its system tells whether it still reads.
     probed: bool,
 }
 
@@ -77,8 +77,8 @@ impl Body for ResponseBody {
             return Poll::Pending;
         }
         let next = match &mut body.content {
-            Content::Bytes { writer, .. } => Poll::Ready(writer.next_frame()),
-            Content::Stream(output, keep_alive) => {
+            BodyContent::Bytes { writer, .. } => Poll::Ready(writer.next_frame()),
+            BodyContent::Stream(output, keep_alive) => {
                 let next = output.poll_events(context);
                 keep_alive.poll_next(next, context).map(|next| next.map(Bytes::from))
             }
@@ -88,20 +88,20 @@ impl Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(&self.content, Content::Bytes { writer, .. } if writer.len() == Some(0))
+        matches!(&self.content, BodyContent::Bytes { writer, .. } if writer.len() == Some(0))
     }
 
     fn size_hint(&self) -> SizeHint {
         let bytes = match &self.content {
-            Content::Bytes { writer, .. } => writer.len(),
-            Content::Stream(..) => None,
+            BodyContent::Bytes { writer, .. } => writer.len(),
+            BodyContent::Stream(..) => None,
         };
         bytes.map_or_else(SizeHint::default, |bytes| SizeHint::with_exact(bytes as u64))
     }
 }
 
 /// A response with headers, whose names are lower case.
-fn with_headers(status: u16, headers: &[(&'static str, &str)], content: Content) -> Response {
+fn with_headers(status: u16, headers: &[(&'static str, &str)], content: BodyContent) -> Response {
     let mut response = Response::new(ResponseBody { content, yields: false });
     *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
     for &(name, value) in headers {
@@ -119,25 +119,17 @@ pub fn set_header(response: &mut Response, name: &'static str, value: &str) {
 
 /// Bytes with headers.
 pub fn bytes(headers: &[(&'static str, &str)], bytes: impl Into<Bytes>) -> Response {
-    with_headers(200, headers, Content::Bytes { writer: JsonWriter::raw(bytes), _share: None })
+    with_headers(200, headers, BodyContent::Bytes { writer: JsonWriter::from_bytes(bytes), _share: None })
 }
 
-pub fn json(status: u16, value: &Value) -> Response {
-    json_body(status, JsonWriter::of(value), None)
-}
-
-/// JSON that may be long, with the memory that it takes.
-pub fn long_json(writer: JsonWriter, share: MemoryShare) -> Response {
-    json_body(200, writer, Some(share))
-}
-
-fn json_body(status: u16, writer: JsonWriter, share: Option<MemoryShare>) -> Response {
+/// JSON, with the memory that it takes where it may be long.
+pub fn json(status: u16, writer: JsonWriter, share: Option<MemoryShare>) -> Response {
     let headers = [("content-type", "application/json; charset=utf-8")];
-    with_headers(status, &headers, Content::Bytes { writer, _share: share })
+    with_headers(status, &headers, BodyContent::Bytes { writer, _share: share })
 }
 
 /// A stream of events.
-pub fn events(output: RequestOutput, client: Arc<ClientState>) -> Response {
+pub fn event_stream(output: RequestOutput, client: Arc<ClientState>) -> Response {
     let headers = [
         ("content-type", "text/event-stream; charset=utf-8"),
         ("cache-control", "no-cache"),
@@ -145,12 +137,12 @@ pub fn events(output: RequestOutput, client: Arc<ClientState>) -> Response {
         ("x-accel-buffering", "no"),
     ];
     let keep_alive = KeepAlive::new(output.keep_alive(), SILENCE, client);
-    with_headers(200, &headers, Content::Stream(Box::new(output), keep_alive))
+    with_headers(200, &headers, BodyContent::Stream(Box::new(output), keep_alive))
 }
 
 /// An error in the form of an API.
-pub fn error(error: &ApiError, body: &Value) -> Response {
-    let mut response = json(error.status, body);
+pub fn error_response(error: &ApiError, body: &Value) -> Response {
+    let mut response = json(error.status, JsonWriter::of(body), None);
     if matches!(error.status, 429 | 503) {
         set_header(&mut response, "retry-after", "1");
     }

@@ -1,6 +1,6 @@
 //! Routes: paths, who may ask for them, and headers that every answer carries.
 
-use super::access::Client;
+use super::access::ApiClient;
 use super::api::{chat, completions, llama_cpp, messages, responses};
 use super::body::RequestBody;
 use super::client_stream::ClientState;
@@ -10,7 +10,7 @@ use super::output::CancelOnDrop;
 use super::params::ResponseMode;
 use super::prepare::Prepared;
 use super::response::{self, Response, set_header};
-use super::state::{LoadedModel, ServerState, TaskLength, random_id};
+use super::state::{ServerModel, ServerState, TaskLength, random_id};
 use super::{metrics, models};
 use files::error::quoted;
 use hyper::body::{Body, Bytes, Frame, Incoming};
@@ -45,7 +45,7 @@ const UNWANTED: usize = 64 << 20;
 const UNWANTED_TIME: Duration = Duration::from_secs(20);
 const UNWANTED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Those who may ask for a route.
+/// Clients that may ask for a route.
 #[derive(PartialEq, Eq)]
 enum Audience {
     /// Clients with a key.
@@ -57,7 +57,7 @@ enum Audience {
 }
 
 /// Turns a request into prompts, and these into texts that are generated.
-type PrepareRequest = fn(&Arc<LoadedModel>, RequestBody) -> ApiResult<Prepared>;
+type PrepareRequest = fn(&Arc<ServerModel>, RequestBody) -> ApiResult<Prepared>;
 
 /// Answers a route.
 enum Handler {
@@ -68,7 +68,7 @@ enum Handler {
     /// Generates texts.
     Generate(PrepareRequest),
     /// Computes something else.
-    Compute(fn(&Arc<LoadedModel>, &mut RequestBody) -> ApiResult<JsonWriter>),
+    Compute(fn(&Arc<ServerModel>, &mut RequestBody) -> ApiResult<JsonWriter>),
 }
 
 use Audience::{Clients, Everybody, Visitors};
@@ -81,18 +81,22 @@ static ROUTES: [Route; 16] = [
     ("/", Visitors, Describe(|_| Ok(response::bytes(&PAGE_HEADERS, PAGE)))),
     ("/health", Everybody, DescribeAsJson(|state, _| state.open_model().map(|_| json!({"status": "ok"})))),
     ("/metrics", Everybody, Describe(describe_metrics)),
-    ("/models", Clients, DescribeAsJson(|state, _| Ok(models::list(state)))),
-    ("/models/*", Clients, DescribeAsJson(models::find)),
-    ("/props", Clients, DescribeAsJson(|state, _| state.loaded_model().map(|model| models::props(model)))),
-    ("/slots", Clients, DescribeAsJson(|state, _| models::slots(state))),
+    ("/models", Clients, DescribeAsJson(|state, _| Ok(models::list_models(state)))),
+    ("/models/*", Clients, DescribeAsJson(models::find_model)),
+    (
+        "/props",
+        Clients,
+        DescribeAsJson(|state, _| state.loaded_model().map(|model| models::describe_props(model))),
+    ),
+    ("/slots", Clients, DescribeAsJson(|state, _| models::describe_slots(state))),
     ("/completion", Clients, Generate(llama_cpp::prepare)),
     ("/chat/completions", Clients, Generate(chat::prepare)),
     ("/completions", Clients, Generate(completions::prepare)),
     ("/responses", Clients, Generate(responses::prepare)),
     ("/messages", Clients, Generate(messages::prepare)),
     ("/messages/count_tokens", Clients, Compute(messages::count_tokens)),
-    ("/tokenize", Clients, Compute(llama_cpp::tokenize)),
-    ("/detokenize", Clients, Compute(llama_cpp::detokenize)),
+    ("/tokenize", Clients, Compute(llama_cpp::tokenize_text)),
+    ("/detokenize", Clients, Compute(llama_cpp::detokenize_ids)),
     ("/apply-template", Clients, Compute(chat::apply_template)),
 ];
 
@@ -125,14 +129,14 @@ pub async fn answer(
     let (head, body) = request.into_parts();
     let allowed_reader = state.access.allowed_reader(&head);
     let mut body = Some(body);
-    let answered = handle(&state, (&head, &path), (&mut body, client)).await;
+    let answered = handle_request(&state, (&head, &path), (&mut body, client)).await;
     if let Some(unread) = body {
         discard_body(&head.headers, unread);
     }
     let mut response = answered.unwrap_or_else(|error| {
         let is_anthropic = path.starts_with("/v1/messages") || path.starts_with("/messages");
         let json = if is_anthropic { error.to_anthropic() } else { error.to_openai() };
-        response::error(&error, &json)
+        response::error_response(&error, &json)
     });
     match id {
         Some(id) => drop(response.headers_mut().insert("x-request-id", id)),
@@ -147,14 +151,14 @@ pub async fn answer(
 }
 
 /// Answers a request for a [normal path](normalize_path); a body that is not read stays.
-async fn handle(
+async fn handle_request(
     state: &Arc<ServerState>,
     (head, path): (&Parts, &str),
     (body, client_state): (&mut Option<Incoming>, Arc<ClientState>),
 ) -> ApiResult<Response> {
     if head.method == Method::OPTIONS {
         state.access.check(head)?;
-        return Ok(preflight(&head.headers));
+        return Ok(answer_preflight(&head.headers));
     }
     if head.headers.contains_key("transfer-encoding") && head.headers.contains_key("content-length") {
         *body = None;
@@ -164,10 +168,10 @@ async fn handle(
     if *audience != Everybody {
         state.access.check(head)?;
     }
-    let visitor = (*audience != Clients).then(Client::default);
+    let visitor = (*audience != Clients).then(ApiClient::default);
     let no_key =
         || ApiError::new(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`");
-    let client = state.access.identify(find_key(&head.headers)).or(visitor).ok_or_else(no_key)?;
+    let client = state.access.identify_client(find_key(&head.headers)).or(visitor).ok_or_else(no_key)?;
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
     let allow = if matches!(handler, Describe(_) | DescribeAsJson(_)) { "GET" } else { "POST" };
     if method != allow {
@@ -176,7 +180,7 @@ async fn handle(
     }
     match handler {
         Describe(describe) => describe(state),
-        DescribeAsJson(describe) => Ok(response::json(200, &describe(state, path)?)),
+        DescribeAsJson(describe) => Ok(response::json(200, JsonWriter::of(&describe(state, path)?), None)),
         Generate(prepare) => {
             let (model, request) = read_request(state, (&head.headers, body), client).await?;
             generate(state, *prepare, (model, request), client_state).await
@@ -187,7 +191,7 @@ async fn handle(
             let (compute, _cancel) = (*compute, CancelOnDrop(request.cancel.clone()));
             let task = move || Ok((compute(&model, &mut request)?, request.share));
             let (writer, share) = state.run_on_worker(length, task).await?;
-            Ok(response::long_json(writer, share))
+            Ok(response::json(200, writer, Some(share)))
         }
     }
 }
@@ -196,7 +200,7 @@ async fn handle(
 async fn generate(
     state: &Arc<ServerState>,
     prepare: PrepareRequest,
-    (model, request): (Arc<LoadedModel>, RequestBody),
+    (model, request): (Arc<ServerModel>, RequestBody),
     client: Arc<ClientState>,
 ) -> ApiResult<Response> {
     let length = TaskLength::of_bytes(request.bytes.len());
@@ -205,17 +209,17 @@ async fn generate(
         Prepared::NeedsGrammar(start) => state.run_on_worker(TaskLength::Grammar, start).await?,
     };
     if output.mode != ResponseMode::Whole {
-        return Ok(response::events(output, client));
+        return Ok(response::event_stream(output, client));
     }
     output.finish().await?;
     let length = TaskLength::of_bytes(output.bytes());
     let (writer, share) = state.run_on_worker(length, move || Ok(output.into_json())).await?;
-    Ok(response::long_json(writer, share))
+    Ok(response::json(200, writer, Some(share)))
 }
 
 fn describe_metrics(state: &ServerState) -> ApiResult<Response> {
     let headers = [("content-type", "text/plain; version=0.0.4; charset=utf-8")];
-    let mut response = response::bytes(&headers, metrics::metrics(state.loaded_model()?));
+    let mut response = response::bytes(&headers, metrics::render_metrics(state.loaded_model()?));
     set_header(&mut response, "process-start-time-unix", &state.created.to_string());
     Ok(response)
 }
@@ -230,7 +234,7 @@ fn find_key(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Tells a page of another origin what it may send.
-fn preflight(headers: &HeaderMap) -> Response {
+fn answer_preflight(headers: &HeaderMap) -> Response {
     let asked = headers.get("access-control-request-headers").and_then(|value| value.to_str().ok());
     let allowed = asked.unwrap_or("authorization, content-type, x-api-key, x-request-id");
     let answer = [
@@ -285,8 +289,8 @@ fn discard_body(headers: &HeaderMap, mut body: Incoming) {
 async fn read_request(
     state: &ServerState,
     (headers, left): (&HeaderMap, &mut Option<Incoming>),
-    client: Client,
-) -> ApiResult<(Arc<LoadedModel>, RequestBody)> {
+    client: ApiClient,
+) -> ApiResult<(Arc<ServerModel>, RequestBody)> {
     let model = state.open_model()?;
     check_encoding(headers)?;
     let too_long = || ApiError::new(413, format!("the body is longer than {} MiB", MAX_BODY >> 20));

@@ -40,14 +40,14 @@ impl TaskLength {
 }
 
 /// A model with what its requests share.
-pub struct LoadedModel {
+pub struct ServerModel {
     pub engine: Engine,
     pub scheduler: Scheduler,
     /// Bytes for requests and answers under way.
     pub memory: Arc<MemoryBudget>,
     /// Options of a request that says nothing.
     pub defaults: GenerateOptions,
-    /// Whether `--seed` was given; else each request draws its own.
+    /// Set where `--seed` was given; else each request draws its own.
     pub seeded: bool,
     /// The model's name in answers.
     pub name: String,
@@ -57,7 +57,7 @@ pub struct LoadedModel {
     pub fingerprint: String,
 }
 
-/// Whether `/slots` is answered.
+/// Answer of `/slots`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SlotsEndpoint {
     Hidden,
@@ -66,7 +66,7 @@ pub enum SlotsEndpoint {
 
 /// State that all connections share.
 pub struct ServerState {
-    model: OnceLock<Arc<LoadedModel>>,
+    model: OnceLock<Arc<ServerModel>>,
     pub access: Access,
     /// The model's name in answers.
     pub model_name: String,
@@ -102,12 +102,12 @@ impl ServerState {
         }
     }
 
-    pub fn set_model(&self, model: Arc<LoadedModel>) {
+    pub fn set_model(&self, model: Arc<ServerModel>) {
         let _ = self.model.set(model);
     }
 
     /// The model, if new requests are taken.
-    pub fn open_model(&self) -> ApiResult<Arc<LoadedModel>> {
+    pub fn open_model(&self) -> ApiResult<Arc<ServerModel>> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::from_engine(&Error::Interrupted));
         }
@@ -115,7 +115,7 @@ impl ServerState {
     }
 
     /// The model, also while the server shuts down.
-    pub fn loaded_model(&self) -> ApiResult<&Arc<LoadedModel>> {
+    pub fn loaded_model(&self) -> ApiResult<&Arc<ServerModel>> {
         let loading = || ApiError::new(503, "the model is being loaded; try again soon");
         self.model.get().ok_or_else(loading)
     }
@@ -126,7 +126,7 @@ impl ServerState {
     }
 
     /// Ends connections: all requests have their answers.
-    pub fn stop(&self) {
+    pub fn end_connections(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
@@ -193,7 +193,7 @@ mod tests {
         runtime.block_on(async {
             let long = || {
                 let (state, held) = (Arc::clone(&state), Arc::clone(&held));
-                let wait = move || Ok(held.lock().map(|held| drop(held.recv())).is_ok());
+                let wait = move || Ok(held.lock().is_ok_and(|held| held.recv().is_ok()));
                 tokio::spawn(async move { state.run_on_worker(TaskLength::Long, wait).await })
             };
             let long: Vec<_> = (0..9).map(|_| long()).collect();

@@ -4,39 +4,36 @@ mod access;
 mod agents;
 mod calls;
 mod client;
-mod followed;
 mod hostile;
 mod identity;
 mod limits;
+mod llama_cpp;
 mod messages;
-mod native;
+mod params;
 mod refused;
 mod shapes;
 mod silence;
 mod slow;
 
 use crate::support::command::*;
-use client::{Server, Wait};
+use client::{Reply, Server, Wait, endless, short, with};
 use serde_json::{Value, json};
 
-/// A completion of a few words that are always the same.
-fn short() -> Value {
-    json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
-}
-
 /// The events of a stream, without what is new in each answer.
-fn events(stream: &str) -> Vec<Value> {
-    let plain = |data: &str| {
-        let Ok(Value::Object(mut object)) = serde_json::from_str(data) else { return json!(data) };
+fn events(reply: &Reply) -> Vec<Value> {
+    let plain = |mut event: Value| {
+        let object = event.as_object_mut().expect("an object");
         for (field, value) in [("id", ""), ("created", "1"), ("system_fingerprint", "fp_")] {
             let found = object.remove(field).expect("every part has it").to_string();
             assert!(found.contains(value), "{field}: {found}");
         }
         assert_eq!(object.remove("model"), Some(json!("story")));
-        Value::Object(object)
+        event
     };
-    assert!(stream.ends_with("\n\n"), "{stream:?}");
-    stream.trim_end().split("\n\n").map(|e| plain(e.strip_prefix("data: ").expect("an event"))).collect()
+    assert!(reply.body.ends_with("\n\ndata: [DONE]\n\n"), "{reply:?}");
+    let parts = reply.body.trim_end().split("\n\n");
+    assert!(parts.clone().all(|part| part.starts_with("data: ") && !part.contains('\n')), "{reply:?}");
+    reply.events().into_iter().map(plain).collect()
 }
 
 #[test]
@@ -69,7 +66,7 @@ fn a_stream_has_these_events_and_no_others() {
         "-q",
     ])
     .text();
-    let found = events(&reply.body);
+    let found = events(&reply);
     let pieces: Vec<Value> = found[1..3].iter().map(|e| e["choices"][0]["delta"].clone()).collect();
     let whole: String = pieces.iter().map(|p| p["content"].as_str().expect("a text")).collect();
     assert_eq!(whole, said.trim_end_matches('\n'));
@@ -79,18 +76,17 @@ fn a_stream_has_these_events_and_no_others() {
         part(pieces[1].clone(), Value::Null),
         part(json!({}), json!("length")),
         json!({"choices": [], "object": "chat.completion.chunk", "usage": usage}),
-        json!("[DONE]"),
     ];
     assert_eq!(found, expected);
 
     // Without usage nobody speaks of it; the path needs no `/v1`.
     let body = json!({"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0, "stream": true});
-    let found = events(&server.post("/completions", &body).body);
+    let found = events(&server.post("/completions", &body));
     let part = |text: &str, reason: Value| {
         let choice = json!({"finish_reason": reason, "index": 0, "logprobs": null, "text": text});
         json!({"choices": [choice], "object": "text_completion"})
     };
-    assert_eq!(found, [part(",", Value::Null), part("", json!("length")), json!("[DONE]")]);
+    assert_eq!(found, [part(",", Value::Null), part("", json!("length"))]);
 }
 
 #[test]
@@ -202,9 +198,8 @@ fn paths_with_more_slashes_any_seed_and_the_whole_context_as_a_window_are_taken(
     assert_eq!(server.post("//v1/completions/", &one).json()["object"], "text_completion");
     assert_eq!(server.post("/completion/", &one).json()["stop"], true);
     let said = |more: Value| {
-        let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 1.5});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        server.post("/v1/completions", &body).json()["choices"][0]["text"].clone()
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 1.5});
+        server.post("/v1/completions", &with(&body, &more)).json()["choices"][0]["text"].clone()
     };
     let generated = antigravity([
         "generate",
@@ -272,16 +267,12 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
 #[test]
 fn a_client_that_goes_away_frees_its_slot() {
     let server = Server::start(&["--slots", "1"]);
-    let endless = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
-    let stream = server.open("/v1/completions", &endless);
-    server.wait_for(Wait::Running(1));
-    drop(stream);
-    server.wait_for(Wait::Running(0));
-    let whole = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true});
-    let silent = server.open("/v1/completions", &whole);
-    server.wait_for(Wait::Running(1));
-    drop(silent);
-    server.wait_for(Wait::Running(0));
+    for stream in [true, false] {
+        let open = server.open("/v1/completions", &endless(stream));
+        server.wait_for(Wait::Running(1));
+        drop(open);
+        server.wait_for(Wait::Running(0));
+    }
 }
 
 #[test]
@@ -303,8 +294,7 @@ fn a_signal_ends_it_when_what_runs_has_ended_and_nothing_new_is_taken() {
     assert_eq!(server.end(), Some(0));
     // Who cannot wait asks twice.
     let mut server = Server::start(&["--slots", "1"]);
-    let endless = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
-    let _stream = server.open("/v1/completions", &endless);
+    let _stream = server.open("/v1/completions", &endless(true));
     server.wait_for(Wait::Running(1));
     server.signal("INT");
     server.wait_for(Wait::Draining);

@@ -8,7 +8,7 @@ use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
 use crate::serve::params::{LogprobCount, RequestParams};
 use crate::serve::prepare::{Prepared, start_chat};
-use crate::serve::state::LoadedModel;
+use crate::serve::state::ServerModel;
 use crate::serve::tools::convert_chat_tool;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
@@ -123,7 +123,7 @@ fn read_chat(body: &mut Value, fields: &ChatFields) -> ApiResult<ChatRequest> {
 }
 
 /// `POST /v1/chat/completions`.
-pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
     let mut body = request.parse()?;
     let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
     let fields: ChatFields = read_object(&body, "")?;
@@ -141,7 +141,7 @@ pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<
 }
 
 /// `POST /apply-template`, as llama.cpp's server has it.
-pub fn apply_template(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
+pub fn apply_template(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let mut body = request.parse()?;
     let fields = read_object(&body, "")?;
     let prompt = read_chat(&mut body, &fields)?.to_text(model)?;
@@ -156,13 +156,13 @@ struct ChatDialect {
 }
 
 impl ChatDialect {
-    fn new(model: &Arc<LoadedModel>, params: &RequestParams) -> Self {
+    fn new(model: &Arc<ServerModel>, params: &RequestParams) -> Self {
         let objects = ["chat.completion.chunk", "chat.completion"];
         Self { head: ResponseHead::new("chatcmpl-", objects, model, params), calls: vec![0; params.n] }
     }
 
     /// The delta for a part of a text.
-    fn delta(&mut self, choice: usize, part: &Part) -> Option<Value> {
+    fn part_to_delta(&mut self, choice: usize, part: &Part) -> Option<Value> {
         let calls = &mut self.calls[choice];
         let call = match part {
             Part::Text(text) => return Some(json!({"content": text})),
@@ -199,7 +199,8 @@ impl Dialect for ChatDialect {
     }
 
     fn on_token(&mut self, choice: usize, token: &TokenOutput, out: &mut String) {
-        let mut deltas: Vec<_> = token.parts.iter().filter_map(|part| self.delta(choice, part)).collect();
+        let mut deltas: Vec<_> =
+            token.parts.iter().filter_map(|part| self.part_to_delta(choice, part)).collect();
         if deltas.is_empty() {
             deltas.push(json!({"content": ""}));
         }
@@ -219,7 +220,7 @@ impl Dialect for ChatDialect {
 
     fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String) {
         let last = choice_json(index, json!({}), Some(choice.finish_reason()));
-        self.head.write_chunk(last, self.head.timings(choice.usage()), out);
+        self.head.write_chunk(last, self.head.timings_field(choice.count_usage()), out);
     }
 
     fn on_end(&mut self, usage: Usage, out: &mut String) {
@@ -242,12 +243,12 @@ impl Dialect for ChatDialect {
             let logprobs = std::mem::take(&mut choice.logprobs);
             let object =
                 json!({"index": index, "message": message, "logprobs": null, "finish_reason": finish_reason});
-            out.object_with(&object, "logprobs", |out| {
+            out.write_object_with(&object, "logprobs", |out| {
                 if logprobs.is_empty() {
-                    return out.value(&Value::Null);
+                    return out.write_value(&Value::Null);
                 }
-                out.object(|out| {
-                    out.key("content");
+                out.write_object(|out| {
+                    out.write_key("content");
                     write_logprobs(&self.head.model, logprobs, out);
                 });
             });

@@ -8,7 +8,7 @@ use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::params::{LogprobCount, RequestParams};
 use crate::serve::prepare::{Prepared, PromptForms, read_prompts, start_completion};
-use crate::serve::state::LoadedModel;
+use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -25,7 +25,7 @@ struct CompletionFields {
 }
 
 /// `POST /v1/completions`.
-pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
     let body = request.parse()?;
     let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Completion))?;
     let fields: CompletionFields = read_object(&body, "")?;
@@ -79,16 +79,16 @@ type Column = fn(&TokenLogprobs, &Pieces) -> Value;
 /// Columns beside the offsets.
 const COLUMNS: [(&str, Column); 3] = [
     ("tokens", |row, pieces| pieces.text(row.chosen.id).into()),
-    ("token_logprobs", chosen),
-    ("top_logprobs", top),
+    ("token_logprobs", chosen_logprob),
+    ("top_logprobs", top_logprobs),
 ];
 
-fn chosen(row: &TokenLogprobs, _: &Pieces) -> Value {
+fn chosen_logprob(row: &TokenLogprobs, _: &Pieces) -> Value {
     if row.chosen.logprob.is_nan() { Value::Null } else { finite_logprob(row.chosen.logprob).into() }
 }
 
 /// The most probable tokens by their texts. Several may have one text, of which the last counts.
-fn top(row: &TokenLogprobs, pieces: &Pieces) -> Value {
+fn top_logprobs(row: &TokenLogprobs, pieces: &Pieces) -> Value {
     if row.chosen.logprob.is_nan() {
         return Value::Null;
     }
@@ -96,18 +96,18 @@ fn top(row: &TokenLogprobs, pieces: &Pieces) -> Value {
     Value::Object(row.top.iter().map(entry).collect())
 }
 
-fn characters(row: &TokenLogprobs, pieces: &Pieces) -> usize {
+fn count_characters(row: &TokenLogprobs, pieces: &Pieces) -> usize {
     pieces.text(row.chosen.id).chars().count()
 }
 
-/// How far a text is.
+/// Progress of a text.
 #[derive(Default)]
 struct TextState {
     /// Rows of the prompt's tokens, from the second on.
     prompt: Vec<TokenLogprobs>,
     /// Characters so far.
     characters: usize,
-    /// Whether the prompt was repeated.
+    /// Set once the prompt was repeated.
     echoed: bool,
 }
 
@@ -152,7 +152,7 @@ impl CompletionDialect {
         let mut end = start;
         let offsets = rows.iter().map(|row| {
             let offset = end.saturating_sub(hidden);
-            end += characters(row, self.pieces());
+            end += count_characters(row, self.pieces());
             offset
         });
         table.insert("text_offset".into(), offsets.collect());
@@ -162,17 +162,17 @@ impl CompletionDialect {
     /// Writes the log-probabilities of all tokens of a text.
     fn write_logprobs(&self, rows: Vec<TokenLogprobs>, hidden: usize, out: &mut JsonWriter) {
         let rows = Arc::new(rows);
-        out.object(|out| {
+        out.write_object(|out| {
             for (name, cell) in COLUMNS {
                 let (rows, pieces) = (Arc::clone(&rows), Arc::clone(self.pieces()));
-                out.key(name);
-                out.list(rows.len(), move |i, to| write_json(&cell(&rows[i], &pieces), to));
+                out.write_key(name);
+                out.write_list(rows.len(), move |i, to| write_json(&cell(&rows[i], &pieces), to));
             }
             let (pieces, mut end) = (Arc::clone(self.pieces()), 0_usize);
-            out.key("text_offset");
-            out.list(rows.len(), move |i, to| {
+            out.write_key("text_offset");
+            out.write_list(rows.len(), move |i, to| {
                 write_json(&end.saturating_sub(hidden), to);
-                end += characters(&rows[i], &pieces);
+                end += count_characters(&rows[i], &pieces);
             });
         });
     }
@@ -187,7 +187,7 @@ impl CompletionDialect {
         let mut rows = Vec::from_iter(echo.first.map(unknown));
         rows.append(&mut text.prompt);
         let pieces = self.head.model.engine.tokenizer().pieces();
-        text.characters = rows.iter().map(|row| characters(row, pieces)).sum::<usize>() - echo.hidden;
+        text.characters = rows.iter().map(|row| count_characters(row, pieces)).sum::<usize>() - echo.hidden;
         Some((echo.text.clone(), rows, echo.hidden))
     }
 
@@ -212,7 +212,7 @@ impl Dialect for CompletionDialect {
         let mut chunk = choice_json(choice, &join_parts(&token.parts), None);
         if let Some(row) = &token.logprobs {
             chunk["logprobs"] = self.logprobs(std::slice::from_ref(row), (self.texts[choice].characters, 0));
-            self.texts[choice].characters += characters(row, self.pieces());
+            self.texts[choice].characters += count_characters(row, self.pieces());
         }
         self.head.write_chunk(chunk, None, out);
     }
@@ -224,7 +224,7 @@ impl Dialect for CompletionDialect {
     fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String) {
         self.write_echo(index, out);
         let last = choice_json(index, "", Some(choice.finish_reason()));
-        self.head.write_chunk(last, self.head.timings(choice.usage()), out);
+        self.head.write_chunk(last, self.head.timings_field(choice.count_usage()), out);
     }
 
     fn on_end(&mut self, usage: Usage, out: &mut String) {
@@ -238,11 +238,11 @@ impl Dialect for CompletionDialect {
                 let has_logprobs = self.has_prompt_logprobs || !choice.logprobs.is_empty();
                 rows.append(&mut choice.logprobs);
                 let object = choice_json(index, &(prompt + &choice.text), Some(choice.finish_reason()));
-                out.object_with(&object, "logprobs", |out| {
+                out.write_object_with(&object, "logprobs", |out| {
                     if has_logprobs {
                         self.write_logprobs(rows, hidden, out);
                     } else {
-                        out.value(&Value::Null);
+                        out.write_value(&Value::Null);
                     }
                 });
             }

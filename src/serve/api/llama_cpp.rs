@@ -11,7 +11,7 @@ use crate::serve::memory::check_longest_part;
 use crate::serve::models::generation_settings;
 use crate::serve::params::{LogprobCount, RequestParams, ResponseMode};
 use crate::serve::prepare::{Prepared, PromptForms, read_prompts, start_completion};
-use crate::serve::state::LoadedModel;
+use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ struct LlamaCppFields {
 }
 
 /// `POST /completion`.
-pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
     let body = request.parse()?;
     let kind = RequestKind::LlamaCppCompletion;
     let mut params = RequestParams::read(&body, model, (request.client, kind))?;
@@ -43,7 +43,7 @@ pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<
 
 /// Answers of `/completion`.
 struct LlamaCppDialect {
-    model: Arc<LoadedModel>,
+    model: Arc<ServerModel>,
     /// `generation_settings`, without the seed.
     settings: Value,
     seed: u64,
@@ -61,7 +61,7 @@ struct LlamaCppDialect {
 
 impl LlamaCppDialect {
     fn new(
-        model: &Arc<LoadedModel>,
+        model: &Arc<ServerModel>,
         fields: LlamaCppFields,
         (params, prompts): (&RequestParams, &[Arc<[u32]>]),
     ) -> Self {
@@ -87,7 +87,7 @@ impl LlamaCppDialect {
     }
 
     /// All fields about a text that has ended, but for those that are as long as itself.
-    fn summary(&self, index: usize, choice: &Choice) -> Value {
+    fn summarize_choice(&self, index: usize, choice: &Choice) -> Value {
         let Some(ending) = choice.ending else { return Value::Null };
         let n_ctx = self.model.engine.options().max_seq_len;
         let stop_type = match ending.reason {
@@ -106,13 +106,13 @@ impl LlamaCppDialect {
             "has_new_line": choice.text.contains('\n'),
             "truncated": ending.reason == StopReason::Context || ending.prompt + ending.tokens > n_ctx,
             "stop_type": stop_type, "stopping_word": choice.stop_string(&self.stops).unwrap_or(""),
-            "timings": choice.usage().timings(),
+            "timings": choice.count_usage().timings_json(),
         })
     }
 
     /// Writes all about a text that has ended, or the fields that are wanted.
     fn write_choice(&self, index: usize, choice: &mut Choice, out: &mut JsonWriter) {
-        let mut summary = self.summary(index, choice);
+        let mut summary = self.summarize_choice(index, choice);
         let tokens = if self.return_tokens { std::mem::take(&mut choice.tokens) } else { Vec::new() };
         if self.mode == ResponseMode::Whole {
             summary["content"] = std::mem::take(&mut choice.text).into();
@@ -122,18 +122,18 @@ impl LlamaCppDialect {
             names = summary.as_object().map_or(Vec::new(), |fields| fields.keys().cloned().collect());
             names.push("completion_probabilities".into());
         }
-        out.object(|out| {
+        out.write_object(|out| {
             for name in &names {
                 match name.as_str() {
-                    "tokens" => out.field(name, &tokens),
+                    "tokens" => out.write_field(name, &tokens),
                     "completion_probabilities" if choice.logprobs.is_empty() => {}
                     "completion_probabilities" => {
-                        out.key(name);
+                        out.write_key(name);
                         write_logprobs(&self.model, std::mem::take(&mut choice.logprobs), out);
                     }
                     _ => {
                         let value = summary.pointer(&format!("/{name}"));
-                        value.into_iter().for_each(|value| out.field(name, value));
+                        value.into_iter().for_each(|value| out.write_field(name, value));
                     }
                 }
             }
@@ -174,7 +174,7 @@ impl Dialect for LlamaCppDialect {
         if let [one] = choices {
             return self.write_choice(0, one, out);
         }
-        out.array(|out| {
+        out.write_array(|out| {
             choices.iter_mut().enumerate().for_each(|(index, choice)| self.write_choice(index, choice, out));
         });
     }
@@ -208,7 +208,7 @@ enum TextOrBytes<'a> {
 }
 
 /// `POST /tokenize`.
-pub fn tokenize(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
+pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let fields: TokenizeRequest = read_object(&request.parse()?, "")?;
     let special = if fields.add_special == Some(true) { AddSpecial::Yes } else { AddSpecial::No };
     let specials = if fields.parse_special == Some(false) { Specials::Text } else { Specials::Tokens };
@@ -220,9 +220,9 @@ pub fn tokenize(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResul
     request.share.resize(size_of_val(ids.as_slice()) as u64)?;
     let pieces = (fields.with_pieces == Some(true)).then(|| Arc::clone(tokenizer.pieces()));
     let mut writer = JsonWriter::default();
-    writer.object(|out| {
-        out.key("tokens");
-        out.list(ids.len(), move |i, to| match &pieces {
+    writer.write_object(|out| {
+        out.write_key("tokens");
+        out.write_list(ids.len(), move |i, to| match &pieces {
             None => write_json(&ids[i], to),
             Some(pieces) => {
                 let bytes = pieces.bytes(ids[i]);
@@ -235,7 +235,7 @@ pub fn tokenize(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResul
 }
 
 /// `POST /detokenize`.
-pub fn detokenize(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
+pub fn detokenize_ids(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let fields: DetokenizeRequest = read_object(&request.parse()?, "")?;
     let (TokenIds(ids), tokenizer) = (fields.tokens, model.engine.tokenizer());
     let bytes: usize = ids.iter().map(|&id| tokenizer.pieces().bytes(id).len()).sum();

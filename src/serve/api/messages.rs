@@ -11,7 +11,7 @@ use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
 use crate::serve::params::RequestParams;
 use crate::serve::prepare::{Prepared, start_chat};
-use crate::serve::state::{LoadedModel, random_id};
+use crate::serve::state::{ServerModel, random_id};
 use crate::serve::tools::convert_anthropic_tool;
 use crate::serve::unsupported::RequestKind;
 use files::error::quoted;
@@ -137,7 +137,7 @@ fn read_blocks(
 }
 
 /// `POST /v1/messages`.
-pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
     let mut body = request.parse()?;
     let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
     params.n = 1;
@@ -149,7 +149,7 @@ pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<
 }
 
 /// `POST /v1/messages/count_tokens`.
-pub fn count_tokens(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
+pub fn count_tokens(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let prompt = read_chat(&mut request.parse()?)?.to_prompt(model)?;
     Ok(JsonWriter::of(&json!({"input_tokens": prompt.ids.len()})))
 }
@@ -168,7 +168,7 @@ struct MessagesDialect {
 }
 
 impl MessagesDialect {
-    fn new(model: &LoadedModel, stops: &[String], prompt: usize) -> Self {
+    fn new(model: &ServerModel, stops: &[String], prompt: usize) -> Self {
         let (id, model, stops) = (random_id("msg_"), model.name.clone(), stops.to_vec());
         Self { id, model, stops, prompt, open: None, blocks: 0, stop: [None, None] }
     }
@@ -291,20 +291,22 @@ impl Dialect for MessagesDialect {
     }
 
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
-        let Some(choice) = choices.first_mut() else { return out.value(&Value::Null) };
+        let Some(choice) = choices.first_mut() else { return out.write_value(&Value::Null) };
         self.set_stop(choice);
         let (thoughts, text) = (std::mem::take(&mut choice.thoughts), std::mem::take(&mut choice.text));
-        out.object_with(&self.message(usage_json(usage)), "content", |out| {
-            out.array(|out| {
+        out.write_object_with(&self.message(usage_json(usage)), "content", |out| {
+            out.write_array(|out| {
                 if !thoughts.is_empty() {
-                    out.value(&json!({"type": "thinking", "thinking": thoughts, "signature": ""}));
+                    out.write_value(&json!({"type": "thinking", "thinking": thoughts, "signature": ""}));
                 }
                 if !text.is_empty() || choice.calls.is_empty() {
-                    out.value(&json!({"type": "text", "text": text}));
+                    out.write_value(&json!({"type": "text", "text": text}));
                 }
                 for call in &choice.calls {
                     let input = call_input(call);
-                    out.value(&json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
+                    out.write_value(
+                        &json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}),
+                    );
                 }
             });
         });

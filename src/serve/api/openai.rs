@@ -3,7 +3,7 @@
 use crate::serve::dialect::{PromptProgress, Usage, write_event};
 use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::params::{RequestParams, ResponseMode};
-use crate::serve::state::{LoadedModel, random_id, unix_time};
+use crate::serve::state::{ServerModel, random_id, unix_time};
 use files::error::quoted;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
@@ -40,14 +40,14 @@ pub struct ResponseHead {
     objects: [&'static str; 2],
     mode: ResponseMode,
     timings: bool,
-    pub model: Arc<LoadedModel>,
+    pub model: Arc<ServerModel>,
 }
 
 impl ResponseHead {
     pub fn new(
         prefix: &str,
         objects: [&'static str; 2],
-        model: &Arc<LoadedModel>,
+        model: &Arc<ServerModel>,
         params: &RequestParams,
     ) -> Self {
         let (id, created, model) = (random_id(prefix), unix_time(), Arc::clone(model));
@@ -79,15 +79,15 @@ impl ResponseHead {
     }
 
     /// The field that tells how long it took, where that is asked for.
-    pub fn timings(&self, usage: Usage) -> Option<(&'static str, Value)> {
-        self.timings.then(|| ("timings", usage.timings()))
+    pub fn timings_field(&self, usage: Usage) -> Option<(&'static str, Value)> {
+        self.timings.then(|| ("timings", usage.timings_json()))
     }
 
     /// An answer without texts, or without them yet.
     fn with_usage(&self, (name, choices): (&str, Value), usage: Usage) -> Value {
         let mut object = self.object(name, choices);
         object["usage"] = usage.to_json();
-        if let Some((field, timings)) = self.timings(usage) {
+        if let Some((field, timings)) = self.timings_field(usage) {
             object[field] = timings;
         }
         object
@@ -109,7 +109,7 @@ impl ResponseHead {
         write_choices: impl FnOnce(&mut JsonWriter),
     ) {
         let whole = self.with_usage((self.objects[1], Value::Null), usage);
-        out.object_with(&whole, "choices", |out| out.array(write_choices));
+        out.write_object_with(&whole, "choices", |out| out.write_array(write_choices));
     }
 }
 
@@ -138,14 +138,14 @@ impl<'a> LogprobEntry<'a> {
 }
 
 /// The log-probabilities of one token, as a list.
-pub fn token_logprobs(model: &LoadedModel, token: &TokenLogprobs) -> Value {
+pub fn token_logprobs(model: &ServerModel, token: &TokenLogprobs) -> Value {
     json!([LogprobEntry::with_top(model.engine.tokenizer().pieces(), token)])
 }
 
 /// Writes the log-probabilities of all tokens of a text, as a list.
-pub fn write_logprobs(model: &LoadedModel, tokens: Vec<TokenLogprobs>, out: &mut JsonWriter) {
+pub fn write_logprobs(model: &ServerModel, tokens: Vec<TokenLogprobs>, out: &mut JsonWriter) {
     let pieces = Arc::clone(model.engine.tokenizer().pieces());
-    out.list(tokens.len(), move |i, to| write_json(&LogprobEntry::with_top(&pieces, &tokens[i]), to));
+    out.write_list(tokens.len(), move |i, to| write_json(&LogprobEntry::with_top(&pieces, &tokens[i]), to));
 }
 
 /// A log-probability that JSON can hold: it has no infinity.

@@ -11,7 +11,7 @@ use crate::serve::json_writer::JsonWriter;
 use crate::serve::models::short_number;
 use crate::serve::params::{LogprobCount, RequestParams};
 use crate::serve::prepare::{Prepared, start_chat};
-use crate::serve::state::{LoadedModel, random_id, unix_time};
+use crate::serve::state::{ServerModel, random_id, unix_time};
 use crate::serve::tools::convert_responses_tool;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
@@ -150,7 +150,7 @@ impl InputItem {
     }
 }
 
-/// Whether an answer was only thought about so far.
+/// Tells if an answer was only thought about so far.
 fn is_thought(message: &Message) -> bool {
     message.reasoning.is_some() && message.content.is_empty() && message.tool_calls.is_empty()
 }
@@ -165,7 +165,7 @@ fn open_answer(messages: &mut Vec<Message>) -> &mut Message {
 }
 
 /// `POST /v1/responses`.
-pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
     let mut body = request.parse()?;
     let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
     params.n = 1;
@@ -185,7 +185,7 @@ enum ItemKind {
 
 impl ItemKind {
     /// Start of the names of its events.
-    fn event(self) -> &'static str {
+    fn event_prefix(self) -> &'static str {
         match self {
             ItemKind::Text => "response.output_text",
             ItemKind::Thinking => "response.reasoning_text",
@@ -260,7 +260,7 @@ struct ResponsesDialect {
 
 impl ResponsesDialect {
     /// An answer to a request with this body, which it says again.
-    fn new(model: &LoadedModel, params: &RequestParams, body: &Value) -> Self {
+    fn new(model: &ServerModel, params: &RequestParams, body: &Value) -> Self {
         let o = &params.options;
         let [temperature, top_p] = [o.sampler.temperature, o.sampler.top_p].map(short_number);
         let mut base = json!({
@@ -280,7 +280,7 @@ impl ResponsesDialect {
         Self { base, items: Vec::new(), is_open: false, events: 0, status: "in_progress" }
     }
 
-    fn write(&mut self, name: &str, mut data: Value, out: &mut String) {
+    fn write_event(&mut self, name: &str, mut data: Value, out: &mut String) {
         data["sequence_number"] = self.events.into();
         self.events += 1;
         write_named_event(name, data, out);
@@ -292,10 +292,10 @@ impl ResponsesDialect {
         if let (None, Some(item)) = (data.get("item"), self.items.last()) {
             data["item_id"] = item.id.as_str().into();
         }
-        self.write(name, data, out);
+        self.write_event(name, data, out);
     }
 
-    fn response(&self, usage: Option<Usage>) -> Value {
+    fn response_json(&self, usage: Option<Usage>) -> Value {
         let mut response = self.base.clone();
         response["status"] = self.status.into();
         response["output"] = self.items.iter().map(OutputItem::to_json).collect();
@@ -343,7 +343,7 @@ impl ResponsesDialect {
             ItemKind::Thinking => json!({"content_index": 0, "delta": delta}),
             ItemKind::Call => json!({"delta": delta}),
         };
-        self.write_of_item(&format!("{}.delta", kind.event()), data, out);
+        self.write_of_item(&format!("{}.delta", kind.event_prefix()), data, out);
     }
 
     /// Ends the item that is open.
@@ -357,7 +357,7 @@ impl ResponsesDialect {
             ItemKind::Call => json!({"name": item.call[1], "arguments": text}),
         };
         let part = json!({"content_index": 0, "part": kind.part(text)});
-        self.write_of_item(&format!("{}.done", kind.event()), done, out);
+        self.write_of_item(&format!("{}.done", kind.event_prefix()), done, out);
         if kind != ItemKind::Call {
             self.write_of_item("response.content_part.done", part, out);
         }
@@ -368,7 +368,7 @@ impl ResponsesDialect {
 impl Dialect for ResponsesDialect {
     fn on_start(&mut self, out: &mut String) {
         for name in ["response.created", "response.in_progress"] {
-            self.write(name, json!({"response": self.response(None)}), out);
+            self.write_event(name, json!({"response": self.response_json(None)}), out);
         }
     }
 
@@ -399,17 +399,17 @@ impl Dialect for ResponsesDialect {
     }
 
     fn on_end(&mut self, usage: Usage, out: &mut String) {
-        let response = json!({"response": self.response(Some(usage))});
-        self.write(&format!("response.{}", self.status), response, out);
+        let response = json!({"response": self.response_json(Some(usage))});
+        self.write_event(&format!("response.{}", self.status), response, out);
     }
 
     fn on_error(&mut self, error: &ApiError, out: &mut String) {
         let error = json!({"code": "server_error", "message": error.message, "param": null});
-        self.write("error", error, out);
+        self.write_event("error", error, out);
     }
 
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
-        let Some(choice) = choices.first_mut() else { return out.value(&Value::Null) };
+        let Some(choice) = choices.first_mut() else { return out.write_value(&Value::Null) };
         self.set_status(choice);
         let mut add = |item: OutputItem, text: String| {
             self.items.push(OutputItem { text, status: "completed", ..item });
@@ -426,6 +426,6 @@ impl Dialect for ResponsesDialect {
         if let Some(last) = self.items.last_mut() {
             last.status = self.status;
         }
-        out.value(&self.response(Some(usage)));
+        out.write_value(&self.response_json(Some(usage)));
     }
 }

@@ -1,7 +1,6 @@
 //! Pages of the web and holders of other keys: neither asks what it may not, nor learns what others asked.
 
-use super::client::{Reply, Server};
-use super::short;
+use super::client::{Reply, Server, short};
 use serde_json::json;
 use std::io::{Read, Write};
 
@@ -61,7 +60,8 @@ fn pages_of_the_web_are_refused_without_a_key_and_told_by_which_flag_they_are_no
 fn flags_and_keys_let_other_pages_ask() {
     let asks = "Host: box.example:8080\r\nOrigin: http://page.example\r\n";
     let pre = format!(
-        "{asks}Access-Control-Request-Private-Network: true\r\nAccess-Control-Request-Method: POST\r\n"
+        "{asks}Access-Control-Request-Private-Network: true\r\nAccess-Control-Request-Method: POST\r\n\
+         Access-Control-Request-Headers: x-one\r\n"
     );
     for (args, key) in [
         (&["--cors-origin", "http://page.example", "--allowed-host", "box.example"][..], ""),
@@ -72,9 +72,15 @@ fn flags_and_keys_let_other_pages_ask() {
         let reply = server.alone("POST", "/v1/completions", (&short().to_string(), &format!("{asks}{key}")));
         assert_eq!(reply.status, 200, "{args:?}: {reply:?}");
         let reply = server.alone("OPTIONS", "/v1/completions", ("", &pre));
-        let named = ["access-control-allow-origin", "access-control-allow-private-network"]
-            .map(|name| reply.header(name));
-        assert_eq!((reply.status, named), (200, ["http://page.example", "true"]), "{args:?}");
+        for (name, value) in [
+            ("access-control-allow-origin", "http://page.example"),
+            ("access-control-allow-private-network", "true"),
+            ("access-control-allow-headers", "x-one"),
+            ("vary", "origin"),
+        ] {
+            assert_eq!((reply.status, reply.header(name)), (200, value), "{args:?}");
+        }
+        assert_eq!(reply.body, "");
     }
     let server = Server::start(&["--cors-origin", "http://page.example"]);
     assert_eq!(server.alone("GET", "/props", ("", asks)).status, 403, "a host is no origin");

@@ -1,6 +1,6 @@
 //! What agents send: tools of many kinds, histories of other servers, turns that a template refuses.
 
-use super::client::Server;
+use super::client::{Server, with};
 use crate::support::command::*;
 use serde_json::{Value, json};
 
@@ -75,13 +75,13 @@ fn turns_that_a_template_refuses_are_merged_and_others_are_left_as_they_are() {
         "{% if messages[0].content != 's' %}{{ raise_exception('Never.') }}{% endif %}",
     );
     let never = Server::start(&["--chat-template", &file]);
-    let error = never.post("/v1/chat/completions", &json!({"messages": [asked]})).json()["error"].clone();
+    let error = never.post("/v1/chat/completions", &json!({"messages": [asked]})).error();
     assert_eq!((&error["param"], &error["type"]), (&json!("messages"), &json!("invalid_request_error")));
     assert_eq!(error["message"], "the chat template: refuses these messages: Never.");
     // One that shows no tools names the remedy.
     let tool = json!({"type": "function", "function": {"name": "f"}});
     let body = json!({"messages": [says("user", "s")], "tools": [tool]});
-    let error = never.post("/v1/chat/completions", &body).json()["error"].clone();
+    let error = never.post("/v1/chat/completions", &body).error();
     assert_eq!(error["param"], "tools", "{error}");
 }
 
@@ -130,9 +130,7 @@ fn tools_of_other_kinds_are_left_out_and_said_once() {
     assert!(prompt.contains("\"g\"") && !prompt.contains("\"f\""), "{prompt}");
     drop(server);
     let plain = Server::start(&["--chat-template", PLAIN]);
-    let error =
-        plain.post("/v1/chat/completions", &json!({"messages": messages, "tools": two})).json()["error"]
-            .clone();
+    let error = plain.post("/v1/chat/completions", &json!({"messages": messages, "tools": two})).error();
     assert_eq!(error["param"], "tools");
     mentions(error["message"].as_str().unwrap_or(""), &["no place for tools", "--chat-template"]);
 }
@@ -151,7 +149,7 @@ fn a_history_is_taken_as_it_is_and_the_newest_question_must_be_understood() {
         "[user]Q[image left out][assistant]No.[user]R[assistant]([1)[tool][image left out][user]S[assistant]";
     assert_eq!(rendered(&server, &messages, json!({})), prompt);
     let refuse = |path: &str, body: Value, param: &str, part: &str| {
-        let error = server.post(path, &body).json()["error"].clone();
+        let error = server.post(path, &body).error();
         assert!(error["type"] == "invalid_request_error", "{path}: {error}");
         assert!(path.ends_with("messages") || error["param"] == param, "{path}: {error}");
         mentions(error["message"].as_str().unwrap_or(""), &[param, part]);
@@ -254,11 +252,7 @@ fn claude_codes_billing_line_is_no_part_of_the_prompt() {
 #[test]
 fn a_last_message_of_the_assistant_is_continued() {
     let server = Server::start(&[]);
-    let ask = |more: Value| {
-        let mut body = json!({"max_tokens": 12, "temperature": 0});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
-    };
+    let ask = |more: Value| with(&json!({"max_tokens": 12, "temperature": 0}), &more);
     let question = says("user", "Tell me of a dog.");
     let chat = |messages: Value, more: Value| {
         let mut body = ask(more);
@@ -299,10 +293,8 @@ fn a_response_has_what_was_asked() {
     body["input"] = json!("Tell me of a dog.");
     let whole = server.post("/v1/responses", &body).json();
     body["stream"] = json!(true);
-    let streamed = server.post("/v1/responses", &body).body;
-    let events =
-        streamed.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
-    let responses: Vec<_> = events.filter_map(|event| event.get("response").cloned()).collect();
+    let events = server.post("/v1/responses", &body).events();
+    let responses: Vec<_> = events.iter().filter_map(|event| event.get("response").cloned()).collect();
     assert_eq!(responses.len(), 3);
     for response in responses.iter().chain([&whole]) {
         for (field, value) in asked.as_object().expect("an object") {

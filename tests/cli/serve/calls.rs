@@ -6,13 +6,6 @@ use serde_json::{Value, json};
 
 const ASK: &str = "What time is it?";
 
-/// The data of a stream's events.
-fn data(stream: &str) -> Vec<Value> {
-    let lines =
-        stream.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-    lines.map(|data| serde_json::from_str(data).expect("JSON")).collect()
-}
-
 #[test]
 fn a_call_that_comes_at_once_has_its_name_first_in_a_stream() {
     let temp = TestDir::new();
@@ -28,7 +21,9 @@ fn a_call_that_comes_at_once_has_its_name_first_in_a_stream() {
     let whole = server.post("/v1/chat/completions", &body(false)).json();
     let made = &whole["choices"][0]["message"]["tool_calls"][0];
     assert_eq!(made["function"], json!({"name": "now", "arguments": "{\"zone\": \"UTC\"}"}), "{whole}");
-    let deltas: Vec<_> = data(&server.post("/v1/chat/completions", &body(true)).body)
+    let deltas: Vec<_> = server
+        .post("/v1/chat/completions", &body(true))
+        .events()
         .iter()
         .filter_map(|e| e.pointer("/choices/0/delta/tool_calls/0").cloned())
         .collect();
@@ -86,13 +81,14 @@ fn a_call_that_is_cut_is_said_once_and_the_same_whole_and_streamed() {
             _ => assert_eq!(whole.pointer(whole_at), Some(&json!(arguments)), "{whole}"),
         }
         assert_eq!(whole.pointer(ended_at), Some(&json!(ended)), "{whole}");
-        let streamed = ask(true).body;
-        let pieces: Vec<_> = data(&streamed)
+        let streamed = ask(true);
+        let events = streamed.events();
+        let pieces: Vec<_> = events
             .iter()
             .filter_map(|event| Some(event.pointer(streamed_at)?.as_str()?.to_owned()))
             .collect();
-        assert_eq!(pieces.concat(), arguments, "{streamed}");
-        for text in [&reply.body, &streamed] {
+        assert_eq!(pieces.concat(), arguments, "{streamed:?}");
+        for text in [&reply.body, &streamed.body] {
             let says = |field: &str| text.contains(&format!("\"{field}\":\"<"));
             assert!(!says("content") && !says("text") && text.contains(ended), "{path}: {text}");
         }
@@ -124,7 +120,7 @@ fn an_answer_has_one_call_where_a_request_wants_no_more() {
     let mut streamed = body("parallel_tool_calls", json!(false));
     streamed["stream"] = json!(true);
     let begun = |e: &Value| e.pointer("/choices/0/delta/tool_calls/0/id").is_some();
-    let events = data(&server.post("/v1/chat/completions", &streamed).body);
+    let events = server.post("/v1/chat/completions", &streamed).events();
     assert_eq!(events.iter().filter(|e| begun(e)).count(), 1);
 }
 
@@ -220,7 +216,7 @@ mod asked_for {
                     ["tool_calls", "tool_use", "completed"].contains(&why.as_str().unwrap_or("")),
                     "{why}"
                 );
-                let events = data(&ask(true).body);
+                let events = ask(true).events();
                 let (pieces, count) = match path {
                     "/v1/messages" => joined(&events, "/delta/partial_json"),
                     "/v1/responses" => joined(&events, "/delta"),
@@ -254,7 +250,7 @@ mod asked_for {
             if !tools {
                 body["tools"] = json!([]);
             }
-            let error = server.post(path, &body).json()["error"].clone();
+            let error = server.post(path, &body).error();
             assert_eq!(error["param"], "tool_choice", "{error}");
             mentions(error["message"].as_str().unwrap_or(""), &[part]);
         }
@@ -269,7 +265,7 @@ fn a_program_without_grammars_says_what_to_do_where_a_call_is_asked_for() {
     let tool = json!({"type": "function", "function": {"name": "now"}});
     let body =
         json!({"messages": [{"role": "user", "content": ASK}], "tools": [tool], "tool_choice": "required"});
-    let error = server.post("/v1/chat/completions", &body).json()["error"].clone();
+    let error = server.post("/v1/chat/completions", &body).error();
     assert_eq!(error["param"], "tool_choice", "{error}");
     mentions(error["message"].as_str().unwrap_or(""), &["no grammars", "\"auto\""]);
 }

@@ -1,7 +1,7 @@
 //! A server of the tests' own, and a plain client.
 
 use crate::support::command::antigravity;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -37,12 +37,31 @@ pub struct Reply {
 impl Reply {
     /// Of all that came over a connection.
     pub fn of(text: &str) -> Self {
-        reply(text)
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
+        let status = head.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+        let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        let body = if chunked { unchunked(body) } else { body.to_owned() };
+        Self { status, head: head.to_owned(), body }
     }
 
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// The `error` that it is.
+    #[track_caller]
+    pub fn error(&self) -> Value {
+        assert!(self.status >= 400, "{self:?}");
+        self.json()["error"].clone()
+    }
+
+    /// The data of a stream's events, without the mark at the end.
+    #[track_caller]
+    pub fn events(&self) -> Vec<Value> {
+        let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
+        let data = data.filter(|data| *data != "[DONE]");
+        data.map(|data| serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}"))).collect()
     }
 
     #[track_caller]
@@ -62,7 +81,7 @@ impl Open {
         let mut bytes = Vec::new();
         // The other side may end without having read everything.
         let _ = self.0.read_to_end(&mut bytes);
-        reply(&String::from_utf8_lossy(&bytes))
+        Reply::of(&String::from_utf8_lossy(&bytes))
     }
 
     /// The same for a request that may be cut off: nothing comes after it, once nothing has come back for a while.
@@ -74,7 +93,7 @@ impl Open {
             let _ = self.0.set_read_timeout(Some(Duration::from_secs(60)));
             let _ = self.0.read_to_end(&mut bytes);
         }
-        reply(&String::from_utf8_lossy(&bytes))
+        Reply::of(&String::from_utf8_lossy(&bytes))
     }
 
     /// The connection.
@@ -86,14 +105,6 @@ impl Open {
     pub fn read(&mut self, bytes: usize) {
         self.0.read_exact(&mut vec![0; bytes]).expect("so much comes");
     }
-}
-
-fn reply(text: &str) -> Reply {
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
-    let status = head.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    let body = if chunked { unchunked(body) } else { body.to_owned() };
-    Reply { status, head: head.to_owned(), body }
 }
 
 fn unchunked(mut rest: &str) -> String {
@@ -252,6 +263,25 @@ impl Server {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// A body with some fields more.
+pub fn with(body: &Value, more: &Value) -> Value {
+    let mut body = body.clone();
+    for (field, value) in more.as_object().expect("fields") {
+        body[field] = value.clone();
+    }
+    body
+}
+
+/// A completion of a few words that are always the same.
+pub fn short() -> Value {
+    json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
+}
+
+/// A completion that goes on until its client does not.
+pub fn endless(stream: bool) -> Value {
+    json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": stream})
 }
 
 pub fn request(method: &str, path: &str, (body, headers): (&str, &str)) -> Vec<u8> {

@@ -1,10 +1,7 @@
 //! Bodies and connections that nobody should send: an error or a closed connection, and the next one is answered.
 
-use super::client::{Reply, Server};
-use super::short;
+use super::client::{Reply, Server, short};
 use crate::support::random::Random;
-#[cfg(feature = "grammar")]
-use crate::support::test_dir::TestDir;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -183,92 +180,6 @@ fn mutated(sound: &[(&str, Value)], random: &mut Random) -> Vec<u8> {
         _ => {}
     }
     bytes
-}
-
-/// Fields whose grammars take a compiler too deep or too long.
-#[cfg(feature = "grammar")]
-fn bombs() -> Vec<Value> {
-    let link = |i: usize, through: &dyn Fn(Value) -> Value| {
-        (format!("d{i}"), through(json!({"$ref": format!("#/$defs/d{}", i + 1)})))
-    };
-    let chain = |through: &dyn Fn(Value) -> Value| {
-        let mut defs: serde_json::Map<_, _> = (0..800).map(|i| link(i, through)).collect();
-        defs.insert("d800".into(), json!({"type": "integer"}));
-        json!({"$ref": "#/$defs/d0", "$defs": defs})
-    };
-    let rules: String = (0..20_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
-    let names = (0..1000).map(|i| (format!("name {i}"), json!({"type": "string"})));
-    let schemas = [
-        chain(&|of| of),
-        chain(&|of| json!({"type": "array", "items": of})),
-        chain(&|of| json!({"properties": {"x": of}})),
-        chain(&|of| json!({"anyOf": [of]})),
-        json!({"$ref": "#"}),
-        json!({"type": "string", "pattern": "(a|b)".repeat(12_000)}),
-        json!({"type": "object", "properties": names.collect::<serde_json::Map<_, _>>()}),
-        json!({"type": "array", "items": {}, "minItems": 1_000_000_000}),
-        json!({"type": "string", "minLength": "\u{e9}".repeat(99)}),
-    ];
-    let tool = |schema: &Value| json!([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}, "$defs": schema["$defs"]}}}]);
-    let mut bombs: Vec<_> = schemas.iter().map(|schema| json!({"json_schema": schema})).collect();
-    bombs.extend(schemas[..5].iter().map(|schema| json!({"tools": tool(schema), "tool_choice": "required"})));
-    bombs.push(json!({"grammar": format!("root ::= r0\n{rules}r20000 ::= \"b\"\n")}));
-    bombs.push(json!({"guided_regex": "(a|b)*a(a|b){400}"}));
-    bombs
-}
-
-/// Ends what goes on beside a test.
-#[cfg(feature = "grammar")]
-struct Over<'a>(&'a AtomicBool);
-
-#[cfg(feature = "grammar")]
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-#[cfg(feature = "grammar")]
-#[test]
-fn grammars_that_take_long_or_go_deep_hold_up_nobody() {
-    use std::time::{Duration, Instant};
-    let temp = TestDir::new();
-    let call = r#"<tool_call>{"arguments": {}, "name": "f"}</tool_call>"#;
-    let server = Server::start(&["-m", &temp.model_that_says(call), "--slots", "4"]);
-    let expected = server.post("/v1/completions", &short()).json()["choices"].clone();
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            let mut slowest = Duration::ZERO;
-            while !over.load(Ordering::Relaxed) {
-                let began = Instant::now();
-                assert_eq!(server.get("/health").status, 200);
-                slowest = slowest.max(began.elapsed());
-                assert_eq!(server.post("/v1/completions", &short()).json()["choices"], expected);
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            slowest
-        });
-        // Also after a panic.
-        let _over = Over(&over);
-        let answers: Vec<_> = bombs()
-            .into_iter()
-            .map(|mut body| {
-                body["messages"] = json!([{"role": "user", "content": "Hi"}]);
-                body["max_tokens"] = json!(2);
-                let server = &server;
-                scope.spawn(move || (server.post("/v1/chat/completions", &body), body.to_string()))
-            })
-            .collect();
-        let answers: Vec<_> = answers.into_iter().map(|answer| answer.join().expect("an answer")).collect();
-        over.store(true, Ordering::Relaxed);
-        for (reply, body) in answers {
-            let is_one_line = !reply.body.contains("\\n");
-            assert!([200, 400].contains(&reply.status) && is_one_line, "{body:.200}: {reply:?}");
-        }
-        let slowest = other.join().expect("nobody else's answer changes");
-        assert!(slowest < Duration::from_secs(5), "somebody else waited for {slowest:?}");
-    });
 }
 
 /// Ten thousand, unless `ANTIGRAVITY_REQUESTS` says how many.

@@ -1,6 +1,6 @@
 //! An answer is what `generate` gives, whatever runs beside it.
 
-use super::client::Server;
+use super::client::{Reply, Server};
 use crate::support::command::*;
 use crate::support::random::Random;
 use serde_json::{Value, json};
@@ -83,14 +83,9 @@ fn expected(requests: &[Value]) -> Vec<(String, Vec<String>)> {
 }
 
 /// Text and log-probabilities of an answer, whole or streamed.
-fn answer(body: &str) -> (String, Vec<String>) {
-    let parts: Vec<Value> = match body.strip_prefix("data: ") {
-        None => vec![serde_json::from_str(body).expect("JSON")],
-        Some(events) => {
-            let events = events.trim_end().split("\n\ndata: ").filter(|event| *event != "[DONE]");
-            events.map(|event| serde_json::from_str(event).expect("JSON")).collect()
-        }
-    };
+fn answer(reply: &Reply) -> (String, Vec<String>) {
+    let is_stream = reply.body.starts_with("data: ");
+    let parts = if is_stream { reply.events() } else { vec![reply.json()] };
     let choices = parts.iter().map(|part| &part["choices"][0]);
     let text = choices.clone().map(|c| c["text"].as_str().expect("a text")).collect();
     let logprobs = choices.filter_map(|c| c["logprobs"]["token_logprobs"].as_array()).flatten();
@@ -117,7 +112,7 @@ fn asks(args: &[&str], requests: &[Value], expected: &[(String, Vec<String>)]) {
             }
             let reply = open.finish();
             assert_eq!(reply.status, 200, "{args:?}: {body}: {reply:?}");
-            assert_eq!(answer(&reply.body), expected[n], "{args:?}: {body}");
+            assert_eq!(answer(&reply), expected[n], "{args:?}: {body}");
         }
     };
     std::thread::scope(|scope| (0..10).for_each(|_| drop(scope.spawn(work))));
@@ -188,11 +183,7 @@ fn evictions_and_other_caches_change_nothing_either() {
         let ask = |(request, line): (&Value, &str)| {
             let expected: Value = serde_json::from_str(line).expect("JSON");
             let reply = server.post("/v1/completions", &body(request));
-            assert_eq!(
-                answer(&reply.body).0,
-                expected["text"].as_str().expect("a text"),
-                "{args:?}: {request}"
-            );
+            assert_eq!(answer(&reply).0, expected["text"].as_str().expect("a text"), "{args:?}: {request}");
         };
         std::thread::scope(|scope| {
             for pair in requests.iter().zip(said.lines()) {

@@ -1,8 +1,7 @@
 //! Requests that ask for much, or say much: each has an answer or is refused, the server lives within its plan, and nobody
 //! waits for another's.
 
-use super::client::{Reply, Server};
-use super::short;
+use super::client::{Reply, Server, endless, short, with};
 use crate::support::command::*;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -32,165 +31,83 @@ fn many(n: usize, item: impl Fn(usize) -> Value) -> Value {
 
 /// A completion with these fields.
 fn completion(fields: Value) -> String {
-    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 4});
-    body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
-    body.to_string()
+    with(&json!({"prompt": "Once upon a time", "max_tokens": 4}), &fields).to_string()
+}
+
+/// A chat with these fields.
+fn chat(fields: Value) -> String {
+    with(&json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}), &fields).to_string()
 }
 
 /// Requests of much memory or time.
 fn heavy() -> Vec<Row> {
     let text = |bytes: usize| "once upon a time ".repeat(bytes / 17);
-    let most = || json!({"max_tokens": 250, "ignore_eos": true, "n": 4, "logprobs": 20, "seed": 1});
+    let long = || text(7 << 20);
+    let numbers = |n: usize| many(n, |i| json!(i.to_string()));
     let (endless, repeated) = ("a".repeat(200_000), "the ".repeat(900));
-    let chat = |fields: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4});
-        body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
-        body.to_string()
-    };
-    let kwargs = |n: usize| (0..n).map(|i| (format!("name{i}"), json!(i))).collect::<serde_json::Map<_, _>>();
+    let kwargs = |n: usize| (0..n).map(|i| (format!("name{i}"), json!(i))).collect::<Value>();
+    let most =
+        json!({"max_tokens": 250, "ignore_eos": true, "n": 4, "logprobs": 20, "n_probs": 20, "seed": 1});
     let dry = json!({
         "prompt": repeated, "max_tokens": 60, "dry_multiplier": 1, "dry_base": 1, "dry_allowed_length": 1,
         "dry_penalty_last_n": -1, "repeat_last_n": 1_000_000, "presence_penalty": 1, "logprobs": 20,
         "dry_sequence_breakers": many(64, |i| json!(format!("{}{i}", "e t".repeat(20)))),
     });
+    let breakers = json!({"dry_multiplier": 1, "dry_sequence_breakers": numbers(65)});
     let stops = many(16, |i| json!(format!("{}{i}", "the ".repeat(60))));
-    vec![
-        ("log-probabilities of 100", "/v1/completions", completion(json!({"logprobs": 100})), &[400], 1),
-        (
-            "log-probabilities of a chat",
-            "/v1/chat/completions",
-            chat(json!({"logprobs": true, "top_logprobs": 100})),
-            &[400],
-            1,
-        ),
-        ("long answers with log-probabilities", "/v1/completions", completion(most()), &[200], 2),
-        (
-            "the same in llama.cpp's shape",
-            "/completion",
-            completion(json!({"n_predict": 250, "n": 4, "n_probs": 20, "ignore_eos": true})),
-            &[200],
-            1,
-        ),
-        ("more texts than slots", "/v1/completions", completion(json!({"n": 6})), &[400], 1),
-        (
-            "many prompts",
-            "/v1/completions",
-            completion(json!({"prompt": many(129, |_| json!("a"))})),
-            &[400],
-            1,
-        ),
-        (
-            "a field many times",
-            "/completion",
-            completion(json!({"response_fields": many(200_000, |_| json!("prompt"))})),
-            &[200],
-            2,
-        ),
-        (
-            "many fields",
-            "/completion",
-            completion(json!({"response_fields": many(200_000, |i| json!(i.to_string()))})),
-            &[400],
-            2,
-        ),
-        ("a long biased text", "/completion", completion(json!({"logit_bias": [[endless, 1]]})), &[400], 1),
-        (
-            "many biases",
-            "/completion",
-            completion(json!({"logit_bias": many(22_000, |i| json!([format!("text {i}"), 1]))})),
-            &[400],
-            2,
-        ),
-        (
-            "many stop strings",
-            "/v1/completions",
-            completion(json!({"stop": many(100_000, |i| json!(i.to_string()))})),
-            &[400],
-            2,
-        ),
-        ("a long stop string", "/v1/completions", completion(json!({"stop": endless})), &[400], 2),
-        (
-            "long stop strings",
-            "/v1/completions",
-            completion(json!({"stop": stops, "prompt": "the the", "max_tokens": 200})),
-            &[200],
-            2,
-        ),
-        ("far-reaching penalties", "/v1/completions", dry.to_string(), &[200], 2),
-        (
-            "many breakers",
-            "/v1/completions",
-            completion(
-                json!({"dry_multiplier": 1, "dry_sequence_breakers": many(65, |i| json!(i.to_string()))}),
-            ),
-            &[400],
-            1,
-        ),
-        (
-            "many arguments of a template",
-            "/v1/chat/completions",
-            chat(json!({"chat_template_kwargs": kwargs(100_000)})),
-            &[400],
-            2,
-        ),
-        (
-            "some arguments of a template",
-            "/apply-template",
-            chat(json!({"chat_template_kwargs": kwargs(250)})),
-            &[200],
-            8,
-        ),
-        (
-            "a long template",
-            "/apply-template",
-            json!({"messages": [{"role": "user", "content": text(7 << 20)}]}).to_string(),
-            &[200, 400, 413, 429],
-            4,
-        ),
-        (
-            "a long prompt",
-            "/v1/completions",
-            completion(json!({"prompt": text(7 << 20)})),
-            &[400, 413, 429],
-            4,
-        ),
-        (
-            "a long message",
-            "/v1/messages",
-            json!({"messages": [{"role": "user", "content": text(7 << 20)}], "max_tokens": 1}).to_string(),
-            &[400, 413, 429],
-            4,
-        ),
-        (
-            "pieces of a long text",
-            "/tokenize",
-            json!({"content": text(1_000_000), "with_pieces": true}).to_string(),
-            &[200, 413, 429],
-            2,
-        ),
-        (
-            "a text that cannot be cut",
-            "/tokenize",
-            json!({"content": "a".repeat(8_300_000)}).to_string(),
-            &[400, 413, 429],
-            4,
-        ),
-        ("a long text that cannot be cut", "/tokenize", json!({"content": endless}).to_string(), &[200], 4),
+    let stops = json!({"stop": stops, "prompt": "the the", "max_tokens": 200});
+    let biases = json!({"logit_bias": many(22_000, |i| json!([format!("text {i}"), 1]))});
+    let (one_field, fields) = (many(200_000, |_| json!("prompt")), numbers(200_000));
+    let (texts, values) = (many(129, |_| json!("a")), many(2_000_000, |_| json!(1)));
+    let messages = json!([{"role": "user", "content": long()}]);
+    let too_much: &[u16] = &[400, 413, 429];
+    let mut rows: Vec<Row> = Vec::new();
+    for (name, fields, statuses, times) in [
+        ("log-probabilities of 100", json!({"logprobs": 100}), &[400][..], 1),
+        ("long answers with log-probabilities", most.clone(), &[200], 2),
+        ("more texts than slots", json!({"n": 6}), &[400], 1),
+        ("many prompts", json!({"prompt": texts}), &[400], 1),
+        ("many stop strings", json!({"stop": numbers(100_000)}), &[400], 2),
+        ("a long stop string", json!({"stop": endless}), &[400], 2),
+        ("long stop strings", stops, &[200], 2),
+        ("far-reaching penalties", dry, &[200], 2),
+        ("many breakers", breakers, &[400], 1),
+        ("a long prompt", json!({"prompt": long()}), too_much, 4),
+        ("many values", json!({"prompt": values}), too_much, 4),
+    ] {
+        rows.push((name, "/v1/completions", completion(fields), statuses, times));
+    }
+    for (name, fields, statuses, times) in [
+        ("long answers in llama.cpp's form", most, &[200][..], 1),
+        ("a field many times", json!({"response_fields": one_field}), &[200], 2),
+        ("many fields", json!({"response_fields": fields}), &[400], 2),
+        ("a long biased text", json!({"logit_bias": [[endless, 1]]}), &[400], 1),
+        ("many biases", biases, &[400], 2),
+    ] {
+        rows.push((name, "/completion", completion(fields), statuses, times));
+    }
+    let chats = "/v1/chat/completions";
+    let pieces = json!({"content": text(1_000_000), "with_pieces": true});
+    for (name, path, body, statuses, times) in [
+        ("log-probabilities of a chat", chats, json!({"logprobs": true, "top_logprobs": 100}), &[400][..], 1),
+        ("many arguments of a template", chats, json!({"chat_template_kwargs": kwargs(100_000)}), &[400], 2),
+        ("some arguments", "/apply-template", json!({"chat_template_kwargs": kwargs(250)}), &[200], 8),
+        ("a long template", "/apply-template", json!({"messages": messages}), &[200, 400, 413, 429], 4),
+        ("a long message", "/v1/messages", json!({"messages": messages, "max_tokens": 1}), too_much, 4),
+        ("pieces of a long text", "/tokenize", pieces, &[200, 413, 429], 2),
+        ("a text that cannot be cut", "/tokenize", json!({"content": "a".repeat(8_300_000)}), too_much, 4),
+        ("a shorter one", "/tokenize", json!({"content": endless}), &[200], 4),
         (
             "many tokens",
             "/detokenize",
-            json!({"tokens": many(250_000, |i| json!(i % 100))}).to_string(),
+            json!({"tokens": many(250_000, |i| json!(i % 100))}),
             &[200, 413, 429],
             4,
         ),
-        (
-            "many values",
-            "/v1/completions",
-            completion(json!({"prompt": many(2_000_000, |_| json!(1))})),
-            &[400, 413, 429],
-            4,
-        ),
-    ]
+    ] {
+        rows.push((name, path, chat(body), statuses, times));
+    }
+    rows
 }
 
 /// Schemas and grammars that take long to compile, or deep.
@@ -203,82 +120,54 @@ fn schemas() -> Vec<Row> {
         defs.insert(format!("d{depth}"), json!({"type": "string"}));
         json!({"$ref": "#/$defs/d0", "$defs": defs})
     };
-    let ask = |schema: Value| {
-        json!({
-            "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
-        })
-        .to_string()
+    let ask = |schema: &Value| {
+        let schema = json!({"name": "s", "schema": schema});
+        chat(json!({"max_tokens": 8, "response_format": {"type": "json_schema", "json_schema": schema}}))
     };
-    let of_tool = |schema: Value| {
-        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
-        json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "tools": [tool], "tool_choice": "required"})
-            .to_string()
+    let of_tool = |schema: &Value| {
+        let parameters = json!({"properties": {"x": schema}, "$defs": schema["$defs"]});
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+        chat(json!({"max_tokens": 8, "tools": [tool], "tool_choice": "required"}))
     };
-    let properties: serde_json::Map<_, _> =
-        (0..1000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let items = |of: Value| json!({"type": "array", "items": of});
+    let names = |n: usize| (0..n).map(|i| (format!("p {i}"), json!({"type": "integer"})));
+    let rules: String = (0..20_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+    let deep = chain(400, items);
     let path = "/v1/chat/completions";
-    vec![
-        ("a chain of references", path, ask(chain(800, |of| of)), &[200, 400], 1),
-        (
-            "one through items",
-            path,
-            ask(chain(400, |of| json!({"type": "array", "items": of}))),
-            &[200, 400],
-            1,
-        ),
-        (
-            "one through properties",
-            path,
-            ask(chain(400, |of| json!({"type": "object", "properties": {"a": of}}))),
-            &[200, 400],
-            1,
-        ),
-        (
-            "one through anyOf",
-            path,
-            ask(chain(400, |of| json!({"anyOf": [of, {"type": "null"}]}))),
-            &[200, 400],
-            1,
-        ),
-        ("one through allOf", path, ask(chain(400, |of| json!({"allOf": [of]}))), &[200, 400], 1),
-        (
-            "one in a tool",
-            path,
-            of_tool(chain(400, |of| json!({"type": "array", "items": of}))),
-            &[200, 400],
-            1,
-        ),
-        ("a schema that is itself", path, ask(json!({"$ref": "#"})), &[400], 1),
-        (
-            "a long pattern",
-            path,
-            ask(json!({"type": "string", "pattern": "(a|b)?".repeat(10_000)})),
-            &[200, 400],
-            2,
-        ),
-        (
-            "a long regular expression",
-            "/v1/completions",
-            completion(json!({"guided_regex": "(a|b)?".repeat(20_000)})),
-            &[400],
-            2,
-        ),
-        (
-            "a rule that is long",
-            "/v1/completions",
-            completion(json!({"grammar": format!("root ::= {}\n", "(\"a\" | \"b\")? ".repeat(20_000))})),
-            &[400],
-            2,
-        ),
-        (
-            "a thousand properties",
-            path,
-            ask(json!({"type": "object", "properties": properties})),
-            &[200, 400],
-            2,
-        ),
-    ]
+    let either: &[u16] = &[200, 400];
+    let mut rows: Vec<Row> = Vec::new();
+    for (name, schema) in [
+        ("a chain of references", chain(800, |of| of)),
+        ("one through items", deep.clone()),
+        ("one through properties", chain(400, |of| json!({"type": "object", "properties": {"a": of}}))),
+        ("one through anyOf", chain(400, |of| json!({"anyOf": [of, {"type": "null"}]}))),
+        ("one through allOf", chain(400, |of| json!({"allOf": [of]}))),
+        ("many items", json!({"type": "array", "items": {}, "minItems": 1_000_000_000})),
+    ] {
+        rows.push((name, path, ask(&schema), either, 1));
+    }
+    for (name, schema) in [
+        ("a long pattern", json!({"type": "string", "pattern": "(a|b)?".repeat(10_000)})),
+        ("a thousand properties", json!({"type": "object", "properties": names(1000).collect::<Value>()})),
+    ] {
+        rows.push((name, path, ask(&schema), either, 2));
+    }
+    for (name, field, text) in [
+        ("a long regular expression", "guided_regex", "(a|b)?".repeat(20_000)),
+        ("a rule that is long", "grammar", format!("root ::= {}\n", "(\"a\" | \"b\")? ".repeat(20_000))),
+    ] {
+        rows.push((name, "/v1/completions", completion(json!({field: text})), &[400], 2));
+    }
+    let many_rules = json!({"grammar": format!("root ::= r0\n{rules}r20000 ::= \"b\"\n")});
+    let states = json!({"guided_regex": "(a|b)*a(a|b){400}"});
+    rows.extend([
+        ("a schema that is itself", path, ask(&json!({"$ref": "#"})), &[400][..], 1),
+        ("a length that is none", path, ask(&json!({"type": "string", "minLength": "x"})), either, 1),
+        ("a chain in a tool", path, of_tool(&deep), either, 1),
+        ("a chain of rules", path, chat(many_rules), either, 1),
+        ("an expression of many states", path, chat(states), either, 1),
+    ]);
+    rows
 }
 
 /// All requests.
@@ -321,7 +210,7 @@ impl Waits {
     }
 
     fn watch_stream(&self, server: &Server) {
-        let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
+        let body = endless(true);
         while !self.over.load(Ordering::Relaxed) {
             let (mut stream, mut part) = (server.open("/v1/completions", &body).into_stream(), [0; 1 << 14]);
             let (mut last, mut is_head) = (None, true);
@@ -348,7 +237,9 @@ fn send(server: &Server, (_, path, body, statuses, times): &Row) -> Vec<String> 
     let ask = || server.ask("POST", path, (body, ""));
     let is_right = |reply: &Reply| {
         let again = reply.head.to_ascii_lowercase().contains("retry-after: ");
-        statuses.contains(&reply.status) && again == (reply.status == 429)
+        // A message has one line.
+        let is_line = reply.status == 200 || !reply.body.contains("\\n");
+        statuses.contains(&reply.status) && again == (reply.status == 429) && is_line
     };
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..*times).map(|_| begin(scope, ask)).collect();

@@ -1,23 +1,19 @@
 //! The shapes of `/v1/messages` and `/v1/responses`.
 
-use super::client::Server;
+use super::client::{Reply, Server};
 use crate::support::command::*;
 use serde_json::{Value, json};
 
-/// Names and data of the events of a stream.
-fn events(stream: &str) -> Vec<(String, Value)> {
-    let event = |event: &str| {
-        let (name, data) = event.split_once('\n').expect("two lines");
-        let data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
-        let name = name.strip_prefix("event: ").expect("a name").to_owned();
-        assert_eq!(data["type"], *name);
-        (name, data)
-    };
-    stream.trim_end().split("\n\n").map(event).collect()
+/// The data of a stream's events, which have the names of their types.
+fn events(reply: &Reply) -> Vec<Value> {
+    let names: Vec<_> = reply.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    let events = reply.events();
+    assert!(events.iter().map(|event| &event["type"]).eq(names.iter()), "{reply:?}");
+    events
 }
 
-fn names(events: &[(String, Value)]) -> Vec<&str> {
-    let mut names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+fn names(events: &[Value]) -> Vec<&str> {
+    let mut names: Vec<_> = events.iter().filter_map(|event| event["type"].as_str()).collect();
     names.dedup();
     names
 }
@@ -56,7 +52,7 @@ fn anthropics_messages_say_what_a_chat_says() {
     assert_eq!(whole["content"], json!([{"type": "text", "text": said()}]));
     assert_eq!((&whole["type"], &whole["stop_reason"]), (&json!("message"), &json!("max_tokens")));
     assert_eq!(whole["usage"]["output_tokens"], 12);
-    let found = events(&server.post("/v1/messages", &body(true)).body);
+    let found = events(&server.post("/v1/messages", &body(true)));
     let expected = [
         "message_start",
         "content_block_start",
@@ -66,7 +62,7 @@ fn anthropics_messages_say_what_a_chat_says() {
         "message_stop",
     ];
     assert_eq!(names(&found), expected);
-    let deltas = found.iter().filter_map(|(_, data)| data["delta"]["text"].as_str());
+    let deltas = found.iter().filter_map(|data| data["delta"]["text"].as_str());
     assert_eq!(deltas.collect::<String>(), said());
     let count = server.post("/v1/messages/count_tokens", &body(false)).json();
     let input = |field: &str| whole["usage"][field].as_u64().expect("a number");
@@ -103,7 +99,7 @@ fn responses_say_what_a_chat_says() {
         (&whole["status"], &whole["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))
     );
-    let found = events(&server.post("/v1/responses", &body(true)).body);
+    let found = events(&server.post("/v1/responses", &body(true)));
     let expected = [
         "response.created",
         "response.in_progress",
@@ -116,9 +112,9 @@ fn responses_say_what_a_chat_says() {
         "response.incomplete",
     ];
     assert_eq!(names(&found), expected);
-    let numbers: Vec<_> = found.iter().map(|(_, data)| data["sequence_number"].as_u64()).collect();
+    let numbers: Vec<_> = found.iter().map(|data| data["sequence_number"].as_u64()).collect();
     assert_eq!(numbers, (0..found.len() as u64).map(Some).collect::<Vec<_>>());
-    let (_, last) = &found[found.len() - 1];
+    let last = &found[found.len() - 1];
     assert_eq!(last["response"]["output"][0]["content"], whole["output"][0]["content"]);
     let parts = json!([
         {"role": "developer", "content": "Be kind."},

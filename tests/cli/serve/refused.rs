@@ -1,7 +1,6 @@
 //! What a request may not say, and who may not ask.
 
-use super::client::{Server, Wait};
-use super::short;
+use super::client::{Server, Wait, endless, short};
 use crate::support::command::*;
 use serde_json::{Value, json};
 
@@ -64,7 +63,7 @@ fn refused(server: &Server, path: &str, (body, field, value): (&Value, &str, &st
     if value == "1e999" {
         return;
     }
-    let error = &reply.json()["error"];
+    let error = reply.error();
     let param = error["param"].as_str().unwrap_or_default();
     assert!(param.starts_with(field), "{path} {field} {value}: {error}");
     assert!(error["message"].as_str().is_some_and(|text| !text.contains("::")), "{error}");
@@ -189,7 +188,7 @@ fn a_format_is_followed_or_refused_by_a_program_without_grammars() {
 fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let server = Server::start(&["-c", "64"]);
     let long = "Once upon a time ".repeat(40);
-    let error = server.post("/v1/completions", &json!({"prompt": long})).json()["error"].clone();
+    let error = server.post("/v1/completions", &json!({"prompt": long})).error();
     mentions(error["message"].as_str().unwrap(), &["201 ", "context size of 64 ", "shorten it"]);
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("prompt")));
     assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(201), &json!(64)));
@@ -197,7 +196,7 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
     let far = "x ".repeat(100_000);
     let chat = json!({"messages": [{"role": "user", "content": far}]});
     for (path, body) in [("/v1/completions", json!({"prompt": far})), ("/v1/chat/completions", chat)] {
-        let error = server.post(path, &body).json()["error"].clone();
+        let error = server.post(path, &body).error();
         mentions(error["message"].as_str().unwrap(), &["64"]);
         assert_eq!(
             (&error["code"], &error["n_ctx"]),
@@ -206,8 +205,7 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
         );
     }
     // What fits goes on to the end of the slot.
-    let body = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true});
-    let reply = server.post("/v1/completions", &body).json();
+    let reply = server.post("/v1/completions", &endless(false)).json();
     assert_eq!(
         (&reply["choices"][0]["finish_reason"], &reply["usage"]["total_tokens"]),
         (&json!("length"), &json!(65))
@@ -259,13 +257,8 @@ fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
 }
 
 #[test]
-fn pages_of_other_origins_may_ask_with_a_key_and_every_answer_has_a_name() {
+fn every_answer_has_a_name_and_says_which_method_a_path_takes() {
     let server = Server::start(&["--api-key", "k"]);
-    let asks = "Origin: http://a.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: x-one\r\n";
-    let reply = server.ask("OPTIONS", "/v1/chat/completions", ("", asks));
-    assert_eq!((reply.status, reply.body.as_str()), (200, ""));
-    assert_eq!(reply.header("access-control-allow-origin"), "http://a.example");
-    assert_eq!((reply.header("access-control-allow-headers"), reply.header("vary")), ("x-one", "origin"));
     let reply = server.ask("GET", "/health", ("", "X-Request-Id: mine\r\n"));
     assert_eq!((reply.header("x-request-id"), reply.header("access-control-allow-origin")), ("mine", "*"));
     let [one, other] = [server.get("/health"), server.get("/nothing")];
@@ -285,8 +278,7 @@ fn pages_of_other_origins_may_ask_with_a_key_and_every_answer_has_a_name() {
 #[test]
 fn more_requests_than_may_wait_are_asked_to_come_again() {
     let server = Server::start(&["--slots", "1", "--queue", "1"]);
-    let endless = json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": true});
-    let running = server.open("/v1/completions", &endless);
+    let running = server.open("/v1/completions", &endless(true));
     server.wait_for(Wait::Running(1));
     let waiting = server.open("/v1/completions", &short());
     while !server.get("/metrics").body.contains("vllm:num_requests_waiting{model_name=\"story\"} 1\n") {

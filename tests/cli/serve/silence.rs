@@ -1,16 +1,11 @@
 //! Streams that have nothing to say for a while, and clients that say no more: both go on.
 
-use super::client::{Server, Wait};
-use super::{events, short};
+use super::client::{Server, Wait, endless, short, with};
+use super::events;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
-
-/// A text that goes on until its client does not.
-fn endless(stream: bool) -> Value {
-    json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": stream})
-}
 
 #[test]
 fn a_stream_that_waits_says_so_every_ten_seconds_in_the_form_of_its_api() {
@@ -54,7 +49,7 @@ fn a_stream_tells_how_far_a_prompt_is_read_where_that_is_asked_for() {
     let prompt = "Once upon a time there was a little girl who had a small red ball. ".repeat(8);
     let body =
         json!({"prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": true, "return_progress": true});
-    let said = events(&server.post("/v1/completions", &body).body);
+    let said = events(&server.post("/v1/completions", &body));
     let progress: Vec<&Value> =
         said.iter().map(|e| &e["prompt_progress"]).filter(|p| p.is_object()).collect();
     let [first, .., last] = progress.as_slice() else { panic!("{said:?}") };
@@ -62,9 +57,7 @@ fn a_stream_tells_how_far_a_prompt_is_read_where_that_is_asked_for() {
     assert_eq!(last["processed"], last["total"]);
     assert!(last["total"].as_u64() > Some(100) && last["time_ms"].is_u64(), "{last}");
     // What is copied counts as read.
-    let chat = server.post("/completion", &body).body;
-    let part = chat.split("\n\n").next().and_then(|event| event.strip_prefix("data: ")).expect("an event");
-    let part: Value = serde_json::from_str(part).expect("JSON");
+    let part = server.post("/completion", &body).events().swap_remove(0);
     assert!(part["prompt_progress"]["cache"].as_u64() > Some(50), "{part}");
     assert_eq!(part["prompt_progress"]["cache"], part["prompt_progress"]["processed"]);
 }
@@ -75,9 +68,7 @@ fn a_client_that_closes_its_side_is_answered_and_one_that_has_gone_is_not_waited
     let expected = server.post("/v1/completions", &short()).json()["choices"].clone();
     let running = server.open("/v1/completions", &endless(true));
     server.wait_for(Wait::Running(1));
-    let mut streamed = short();
-    streamed["stream"] = true.into();
-    let halves = [short(), streamed].map(|body| {
+    let halves = [short(), with(&short(), &json!({"stream": true}))].map(|body| {
         let open = server.open("/v1/completions", &body);
         let stream = open.into_stream();
         stream.shutdown(Shutdown::Write).expect("one side is closed");

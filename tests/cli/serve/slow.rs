@@ -1,7 +1,6 @@
 //! Clients that take their time, and a model that does: nobody else waits for them.
 
-use super::client::{Server, Wait};
-use super::short;
+use super::client::{Server, Wait, short};
 use crate::support::command::*;
 use serde_json::json;
 use std::fs::File;

@@ -1,14 +1,8 @@
 //! `/completion`, in llama.cpp's own shape.
 
-use super::client::Server;
+use super::client::{Server, with};
 use crate::support::command::*;
 use serde_json::{Value, json};
-
-/// The events of a stream.
-fn events(stream: &str) -> Vec<Value> {
-    let event = |data: &str| serde_json::from_str(data.strip_prefix("data: ").expect("an event"));
-    stream.trim_end().split("\n\n").map(|e| event(e).expect("JSON")).collect()
-}
 
 #[test]
 fn a_completion_in_llama_cpps_shape_is_the_same_text_whole_and_streamed() {
@@ -48,7 +42,7 @@ fn a_completion_in_llama_cpps_shape_is_the_same_text_whole_and_streamed() {
     assert!(probabilities.len() == 9 && probabilities.iter().all(|p| p["top_logprobs"][1].is_object()));
 
     body["stream"] = true.into();
-    let parts = events(&server.post("/completion", &body).body);
+    let parts = server.post("/completion", &body).events();
     let (last, parts) = parts.split_last().expect("events");
     let all = |field: &str| parts.iter().map(|part| part[field].clone()).collect::<Vec<_>>();
     let content: String = all("content").iter().filter_map(Value::as_str).collect();
@@ -66,9 +60,8 @@ fn a_completion_in_llama_cpps_shape_is_the_same_text_whole_and_streamed() {
 fn prompts_of_llama_cpps_completion_are_texts_ids_both_or_several() {
     let server = Server::start(&["--slots", "2", "-c", "128"]);
     let ask = |prompt: Value, more: Value| {
-        let mut body = json!({"prompt": prompt, "n_predict": 6, "temperature": 0});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        server.post("/completion", &body).json()
+        let body = json!({"prompt": prompt, "n_predict": 6, "temperature": 0});
+        server.post("/completion", &with(&body, &more)).json()
     };
     let text = |answer: &Value| answer["content"].as_str().expect("a text").to_owned();
     let ids = server.post("/tokenize", &json!({"content": "Once upon", "add_special": true})).json();
@@ -106,16 +99,15 @@ fn times_are_told_where_they_are_asked_for_and_the_model_has_the_name_that_it_is
     drop(named);
     let server = Server::start(&["--alias", "small"]);
     let chat = |more: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        server.post("/v1/chat/completions", &body)
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1});
+        server.post("/v1/chat/completions", &with(&body, &more))
     };
     assert!(chat(json!({})).json()["timings"].is_null());
     let told = chat(json!({"timings_per_token": true})).json();
     assert_eq!((&told["timings"]["predicted_n"], &told["model"]), (&json!(4), &json!("small")));
     let streamed =
         chat(json!({"timings_per_token": true, "stream": true, "stream_options": {"include_usage": true}}));
-    let last = events(streamed.body.trim_end().trim_end_matches("data: [DONE]")).pop().expect("events");
+    let last = streamed.events().pop().expect("events");
     assert_eq!((&last["choices"], &last["timings"]["predicted_n"]), (&json!([]), &json!(4)));
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "small");
     assert_eq!((server.get("/v1/models/small").status, server.get("/v1/models/story").status), (200, 404));
@@ -130,9 +122,8 @@ fn a_template_and_its_variables_are_those_that_the_server_was_started_with() {
     let template = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ tone }}{% if add_generation_prompt %}>{% endif %}";
     let server = Server::start(&["--chat-template", template, "--template-arg", "tone=dry"]);
     let render = |more: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        server.post("/apply-template", &body).json()["prompt"].clone()
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        server.post("/apply-template", &with(&body, &more)).json()["prompt"].clone()
     };
     assert_eq!(render(json!({})), "Hi|dry>");
     assert_eq!(render(json!({"chat_template_kwargs": {"tone": "kind"}})), "Hi|kind>");

@@ -1,19 +1,10 @@
 //! Fields that must hold: each changes the text as it says.
 
-use super::client::Server;
-use super::{events, short};
+use super::client::{Server, short, with};
+use super::events;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
-
-/// A request with some fields more.
-fn with(body: &Value, more: &Value) -> Value {
-    let mut body = body.clone();
-    for (field, value) in more.as_object().expect("fields") {
-        body[field] = value.clone();
-    }
-    body
-}
 
 /// The first text of an answer, and how many tokens it took.
 #[track_caller]
@@ -155,9 +146,8 @@ fn an_echo_says_how_probable_the_prompt_is() {
         (&json!("length"), &json!(0))
     );
     let streamed = with(&short(), &json!({"echo": true, "logprobs": 0, "stream": true}));
-    let stream = server.post(PATH, &streamed).body;
-    let parts = events(&stream);
-    assert_eq!(parts[0]["choices"][0]["text"], "Once upon a time", "{stream}");
+    let parts = events(&server.post(PATH, &streamed));
+    assert_eq!(parts[0]["choices"][0]["text"], "Once upon a time", "{parts:?}");
     assert_eq!(list(&parts[0]["choices"][0], "tokens").len(), prompt.as_array().expect("ids").len());
     let plain = with(&short(), &json!({"echo": true}));
     let said = server.post(PATH, &plain).json()["choices"][0].clone();
