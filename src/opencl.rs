@@ -81,6 +81,13 @@
 //! | `ANTIGRAVITY_OPENCL_LIMIT` | seconds that a call to the driver may take at least, 5 without it |
 //! | `ANTIGRAVITY_OPENCL_VARIANT` | the variant of products, instead of the fastest: a name of [`variants::VARIANTS`] |
 
+/// The text of a file of `kernels/`, as `build.rs` leaves it.
+macro_rules! kernel_text {
+    ($name:literal) => {
+        include_str!(concat!(env!("OUT_DIR"), "/kernels/", $name, ".cl"))
+    };
+}
+
 mod batched_attention;
 mod cache;
 mod compaction;

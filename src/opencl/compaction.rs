@@ -47,7 +47,7 @@ impl Compactor {
     }
 }
 
-/// What stays of a layer.
+/// The slots that stay of a layer.
 pub struct Keep {
     layer: usize,
     kept: usize,

@@ -16,7 +16,7 @@ pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 /// Slots of a chunk of attention, the CPU's.
 pub const CHUNK: usize = 128;
 
-/// What attention of a layer sees, and by which angles it rotates.
+/// The slots that attention of a layer sees, and the angles that it rotates by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LayerView {
     /// Slots; 0 is all.

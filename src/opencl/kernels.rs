@@ -15,14 +15,6 @@ use opencl_runtime::program::{Kernel, Program, Source};
 use opencl_runtime::program_cache::Verdict;
 use std::collections::HashMap;
 
-/// The text of a file of `kernels/`, as `build.rs` leaves it.
-macro_rules! kernel_text {
-    ($name:literal) => {
-        include_str!(concat!(env!("OUT_DIR"), "/kernels/", $name, ".cl"))
-    };
-}
-pub(super) use kernel_text;
-
 pub(super) const COMMON: &str = kernel_text!("common");
 pub(super) const KV: &str = kernel_text!("kv");
 const BLOCKS: &str = kernel_text!("blocks");

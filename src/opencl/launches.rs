@@ -29,7 +29,7 @@ pub struct OneToken {
     pub down: MatmulLaunches,
 }
 
-/// The same on a pass of many tokens.
+/// The steps of one layer on a pass of many tokens.
 #[allow(missing_docs, reason = "the names are the steps' names")]
 pub struct ManyTokens {
     pub norm: Launch,

@@ -6,7 +6,7 @@ use crate::model::device::{Logits, Run};
 use opencl_runtime::buffer::bytes_of_mut;
 use std::ops::Range;
 
-/// How many of a run's tokens, the last ones, have logits that are wanted.
+/// Number of a run's tokens, the last ones, that have logits that are wanted.
 pub fn output_rows(run: &Run<'_>) -> usize {
     match run.logits {
         Logits::None => 0,

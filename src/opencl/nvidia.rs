@@ -11,7 +11,6 @@ mod host_logits;
 mod layout;
 
 use super::cache::OpenClCache;
-use super::kernels::kernel_text;
 use super::kv::DeviceKv;
 use super::scratch::Scratch;
 use super::selftest::OTHERS;
@@ -72,10 +71,8 @@ impl PersistentKernels {
             return Ok(None);
         }
         let Some(layout) = WeightLayout::find(&model.matrices, calibration) else { return Ok(None) };
-        let batch = match scratch.at_once > 1 && decode_batch::fits(device.facts()) {
-            false => None,
-            true => Some(DecodeBatch::new(device, &layout, types, scratch)?),
-        };
+        let batches = scratch.at_once > 1 && decode_batch::fits(device.facts());
+        let batch = batches.then(|| DecodeBatch::new(device, &layout, types, scratch)).transpose()?;
         let decode = Decode::new(device, layout, types, slots)?;
         Ok(Some(Self { decode, batch, logits: HostLogits::default() }))
     }

@@ -62,7 +62,7 @@ fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// The same of the attention that slots receive, layer by layer.
+/// The largest such distance of the attention that slots receive, layer by layer.
 pub fn mass_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
     let (a, b) = (masses(found)?, masses(expected)?);
     Ok(a.iter().zip(&b).map(|(a, b)| relative(a, b)).fold(0.0, f64::max))

@@ -58,7 +58,7 @@ impl Step {
     }
 }
 
-/// How a matrix is stored.
+/// The form in which a matrix is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// Blocks in the packed layout.

@@ -57,7 +57,7 @@ pub struct Tuning {
 ///
 /// # Errors
 ///
-/// Those of [`VariantPair::forced`].
+/// As [`VariantPair::forced`].
 pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<Option<VariantPair>> {
     Ok(match VariantPair::forced(facts)? {
         None if facts.compute_capability.is_some() => Some(VariantPair::BASELINE),

@@ -38,7 +38,7 @@ impl PersistentKernels {
     pub fn bind(&self, _: &Scratch, _: &DeviceKv) -> Result<Option<BoundDecode>> { match *self {} }
     pub fn lend_row(&mut self, _: &Device, _: &[f32]) -> Option<Row> { match *self {} }
     pub fn runs_at_once(&self, _: usize, _: usize) -> usize { match *self {} }
-    pub fn takes(&self, _: usize, _: &mut OpenClCache) -> bool { match *self {} }
+    pub fn takes(&self, _: usize, cache: &mut OpenClCache) -> bool { cache.bound_decode().is_some() }
     pub fn set_header(&self, _: &mut Scratch, _: &mut OpenClCache) { match *self {} }
     pub fn run(&mut self, _: &Device, _: &Scratch, _: &mut [Run<'_>]) -> Result<bool> { match *self {} }
 }

@@ -20,7 +20,7 @@ use opencl_runtime::program::{Kernel, Program, Source};
 /// Items of a group, and of a team, which attends.
 const ITEMS: usize = 512;
 const TEAM: usize = 128;
-/// How often groups meet.
+/// Times that groups meet.
 const MEETINGS: usize = 8 * LAYERS + 1;
 /// Arguments of what attention leaves: its parts, their largest scores and sums.
 const PARTS: [usize; 2] = [5, 6];

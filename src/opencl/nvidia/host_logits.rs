@@ -47,9 +47,9 @@ impl HostLogits {
         if self.lender.buffer_of(logits).is_none() {
             logits.copy_from_slice(&self.spare[i]);
         }
-        match logits[0].is_nan() {
-            true => Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once")),
-            false => Ok(()),
+        if logits[0].is_nan() {
+            return Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once"));
         }
+        Ok(())
     }
 }

@@ -337,20 +337,14 @@ impl Buffer {
     pub fn read_pieces(&self, pieces: Pieces, bytes: &mut [u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_readable();
-        match m.pieces(pieces, bytes.len()) {
-            true => m.shared.read_pieces(m.id, pieces, bytes),
-            false => Ok(()),
-        }
+        if m.pieces(pieces, bytes.len()) { m.shared.read_pieces(m.id, pieces, bytes) } else { Ok(()) }
     }
 
     /// Writes pieces after what is queued, and waits until `bytes` are taken.
     pub fn write_pieces(&self, pieces: Pieces, bytes: &[u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_writable();
-        match m.pieces(pieces, bytes.len()) {
-            true => m.shared.write_pieces(m.id, pieces, bytes),
-            false => Ok(()),
-        }
+        if m.pieces(pieces, bytes.len()) { m.shared.write_pieces(m.id, pieces, bytes) } else { Ok(()) }
     }
 
     pub fn copy(&self, range: Range<usize>, to: &Buffer, offset: usize) -> Result<()> {

@@ -35,9 +35,10 @@ impl Staged {
     /// A buffer of `len` bytes.
     pub fn new(device: &Device, len: usize, access: Access) -> Result<Self> {
         let buffer = device.buffer(len, access, Place::Device)?;
-        let host = match device.facts().unified_memory {
-            true => Outgoing::Pageable(vec![0; len].into()),
-            false => Outgoing::Locked(Landing::new(device, len)?),
+        let host = if device.facts().unified_memory {
+            Outgoing::Pageable(vec![0; len].into())
+        } else {
+            Outgoing::Locked(Landing::new(device, len)?)
         };
         Ok(Self { buffer, host, sent: None })
     }
