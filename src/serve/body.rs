@@ -355,6 +355,8 @@ mod tests {
             assert_eq!(e.message, message.replace("from 0 to 255", &ids), "{bad}");
             assert_eq!(e.param.as_deref(), field, "{bad}");
         }
+        let inner: Object<Inner> = read(&serde_json::json!({"need": "x", "e": true}), "").expect("reads");
+        assert!(inner.0.need == "x" && inner.0.e == Some(true) && outer.d.is_none());
         let e = read_object::<Inner>(&serde_json::json!({"need": 1}), "x[2]").expect_err("a number");
         assert_eq!(e.message, "x[2].need: is 1; use a string");
         let seeds = [(-2, Some(u64::MAX - 1)), (-1, None), (3, Some(3))];

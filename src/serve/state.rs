@@ -193,7 +193,7 @@ mod tests {
         runtime.block_on(async {
             let long = || {
                 let (state, held) = (Arc::clone(&state), Arc::clone(&held));
-                let wait = move || Ok(held.lock().is_ok_and(|held| held.recv().is_ok()));
+                let wait = move || Ok(held.lock().map(|held| held.recv().is_err()).is_ok());
                 tokio::spawn(async move { state.run_on_worker(TaskLength::Long, wait).await })
             };
             let long: Vec<_> = (0..9).map(|_| long()).collect();
