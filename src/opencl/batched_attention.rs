@@ -13,10 +13,10 @@ pub const BEFORE_ROWS: usize = 6;
 /// Buffers of all runs' rows.
 pub const ROWS: usize = 2 * SEVERAL;
 
-/// `RunTable` of `kernels/common.cl`: of each run the integers of `Run`, then its first chunk, then the end of all.
+/// `Runs` of `kernels/common.cl`: of each run the integers of `Run`, then its first chunk, then the end of all.
 pub struct RunTable {
     table: [i32; Self::INTS],
-    /// How many there are.
+    /// Number of runs.
     pub len: usize,
     /// Chunks of all of them.
     pub chunks: usize,
@@ -67,7 +67,7 @@ impl BatchedAttention {
     pub fn add(&mut self, layer: usize, run: [i32; 4], chunks: usize, rows: &LayerRows) -> Result<()> {
         let first = BEFORE_ROWS + 2 * self.runs.len;
         self.runs.add(run, chunks);
-        self.attend[layer].again(first, &rows.k)?.again(first + 1, &rows.v)?;
+        self.attend[layer].rebind(first, &rows.k)?.rebind(first + 1, &rows.v)?;
         Ok(())
     }
 
@@ -84,11 +84,11 @@ impl BatchedAttention {
         }
         let (attend, rows) = (&mut self.attend[layer], BEFORE_ROWS..BEFORE_ROWS + ROWS);
         for argument in rows.clone().skip(2 * runs.len) {
-            attend.again(argument, &self.none)?;
+            attend.rebind(argument, &self.none)?;
         }
-        attend.with(runs.table())?.run(device, [runs.chunks * KV_HEADS, 1])?;
+        attend.set_ints(runs.table())?.run(device, [runs.chunks * KV_HEADS, 1])?;
         // A cache goes when its sequence does.
-        attend.let_go(rows);
-        self.merge.with(runs.table())?.run(device, [HEADS, runs.len])
+        attend.release(rows);
+        self.merge.set_ints(runs.table())?.run(device, [HEADS, runs.len])
     }
 }

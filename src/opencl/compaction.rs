@@ -38,10 +38,12 @@ impl Compactor {
         let bytes: Vec<u8> = keep.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
         slots.write(0, &bytes)?;
         for (plane, row) in planes {
-            let launch = self.launch.again(0, plane)?.again(1, slots)?;
-            launch.with(&[row / 2, all, keep.kept, 0].map(|n| n as i32))?.run(&self.device, [KV_HEADS, 1])?;
+            let launch = self.launch.rebind(0, plane)?.rebind(1, slots)?;
+            launch
+                .set_ints(&[row / 2, all, keep.kept, 0].map(|n| n as i32))?
+                .run(&self.device, [KV_HEADS, 1])?;
             // A cache goes when its sequence does.
-            self.launch.let_go(0..1);
+            self.launch.release(0..1);
         }
         Ok(())
     }

@@ -270,7 +270,7 @@ impl Binder<'_> {
 
     /// One token times the matrices of a step, its input from where the first of the pair says, its result as
     /// the second says.
-    fn gemv(
+    fn bind_gemv(
         &mut self,
         step: Step,
         w: &StepWeights,
@@ -283,7 +283,7 @@ impl Binder<'_> {
             let mut p = self.product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
             // Where chunks are merged, their number is told with each token.
             if !matches!(input, Input::Merge { .. }) {
-                p.tiles.launch.with(&p.rows)?;
+                p.tiles.launch.set_ints(&p.rows)?;
             }
             p.tiles.groups = self.kernels.shapes().gemv_groups(step, storage, variant, p.tiles.groups);
             Ok(p)
@@ -292,7 +292,12 @@ impl Binder<'_> {
     }
 
     /// Many tokens times the matrices of a step.
-    fn gemm(&mut self, step: Step, w: &StepWeights, [out, extra]: [&Buffer; 2]) -> Result<MatmulLaunches> {
+    fn bind_gemm(
+        &mut self,
+        step: Step,
+        w: &StepWeights,
+        [out, extra]: [&Buffer; 2],
+    ) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let product = |chunk: &Chunk| {
             let variant = self.kernels.variant(Tokens::Many, chunk.storage);
@@ -319,25 +324,25 @@ impl Binder<'_> {
     fn head(&mut self) -> Result<MatmulLaunches> {
         let (s, m) = (self.scratch, self.matrices);
         let io = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
-        self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), io)
+        self.bind_gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), io)
     }
 
     /// Output head of several tokens.
     fn heads(&mut self) -> Result<MatmulLaunches> {
         let s = self.scratch;
-        self.gemm(Step::Head, &self.matrices.head, [&s.logits, &s.none])
+        self.bind_gemm(Step::Head, &self.matrices.head, [&s.logits, &s.none])
     }
 
     fn one_token(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<OneToken> {
         Ok(OneToken {
-            qkv: self.one(Step::Qkv, l)?,
+            qkv: self.bind_one(Step::Qkv, l)?,
             out: match self.attend {
                 AttendOn::Device => self.out_merging(l, window)?,
                 AttendOn::Host => MatmulLaunches::default(),
             },
-            out_merged: self.one(Step::Out, l)?,
-            gate_up: self.one(Step::GateUp, l)?,
-            down: self.one(Step::Down, l)?,
+            out_merged: self.bind_one(Step::Out, l)?,
+            gate_up: self.bind_one(Step::GateUp, l)?,
+            down: self.bind_one(Step::Down, l)?,
         })
     }
 
@@ -347,7 +352,7 @@ impl Binder<'_> {
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
         let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
         let input = Input::Merge { window: window.unwrap_or(0) };
-        self.gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
+        self.bind_gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
     }
 
     /// A step of one token, with what precedes it.
@@ -355,7 +360,7 @@ impl Binder<'_> {
     /// # Panics
     ///
     /// For the head, which is no layer's.
-    pub fn one(&mut self, step: Step, l: &LayerWeights) -> Result<MatmulLaunches> {
+    pub fn bind_one(&mut self, step: Step, l: &LayerWeights) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let or_none = |buffer: &'_ Option<Buffer>| buffer.clone().unwrap_or(s.none.clone());
         let [qkv_bias, o_bias, up_bias, down_bias] =
@@ -378,14 +383,14 @@ impl Binder<'_> {
             Step::Out => Input::Att,
             _ => Input::Ffn,
         };
-        self.gemv(step, &l.steps[step as usize], (input, next), io)
+        self.bind_gemv(step, &l.steps[step as usize], (input, next), io)
     }
 
     fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {
-        let (norm, qkv) = self.many(Step::Qkv, l)?;
-        let (att, out) = self.many(Step::Out, l)?;
-        let (ffn_norm, gate_up) = self.many(Step::GateUp, l)?;
-        let (silu, down) = self.many(Step::Down, l)?;
+        let (norm, qkv) = self.bind_many(Step::Qkv, l)?;
+        let (att, out) = self.bind_many(Step::Out, l)?;
+        let (ffn_norm, gate_up) = self.bind_many(Step::GateUp, l)?;
+        let (silu, down) = self.bind_many(Step::Down, l)?;
         Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down })
     }
 
@@ -393,8 +398,8 @@ impl Binder<'_> {
     ///
     /// # Panics
     ///
-    /// As [`Binder::one`].
-    pub fn many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
+    /// As [`Binder::bind_one`].
+    pub fn bind_many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
         let s = self.scratch;
         let (w, none) = (&l.steps[step as usize], s.none.clone());
         let or_none = |buffer: &Option<Buffer>| buffer.clone().unwrap_or(none.clone());
@@ -409,10 +414,10 @@ impl Binder<'_> {
             )?,
         };
         let products = match step {
-            Step::Qkv => self.gemm(step, w, [&s.qkv, &or_none(&l.qkv_bias)])?,
-            Step::Out => self.gemm(step, w, [&s.post, &or_none(&l.o_bias)])?,
-            Step::GateUp => self.gemm(step, w, [&s.gate_up, &s.none])?,
-            _ => self.gemm(step, w, [&s.post, &or_none(&l.down_bias)])?,
+            Step::Qkv => self.bind_gemm(step, w, [&s.qkv, &or_none(&l.qkv_bias)])?,
+            Step::Out => self.bind_gemm(step, w, [&s.post, &or_none(&l.o_bias)])?,
+            Step::GateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
+            _ => self.bind_gemm(step, w, [&s.post, &or_none(&l.down_bias)])?,
         };
         Ok((input, products))
     }
@@ -435,7 +440,7 @@ impl Binder<'_> {
     fn inputs(&mut self, name: KernelName, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
         let s = self.scratch;
         let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales, &s.act_sums])?;
-        launch.with(&[0, 0])?;
+        launch.set_ints(&[0, 0])?;
         Ok(launch)
     }
 }

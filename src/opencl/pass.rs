@@ -154,9 +154,9 @@ impl Pass<'_> {
             return self.narrowed_qkv(layer, runs);
         }
         if self.is_single() {
-            self.launches.one[layer].qkv.one(device)?; // fused: norm, qkv
+            self.launches.one[layer].qkv.launch_one(device)?; // fused: norm, qkv
         } else {
-            self.launches.many[layer].qkv.many(device, self.n)?;
+            self.launches.many[layer].qkv.launch_many(device, self.n)?;
         }
         self.end_step("qkv", layer)
     }
@@ -164,16 +164,16 @@ impl Pass<'_> {
     /// Keys and values of all tokens, queries of those whose logits are wanted.
     fn narrowed_qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let (device, qkv) = (&self.model.device, &mut self.launches.many[layer].qkv);
-        qkv.groups_from(device, self.n, Q_DIM / 16)?;
+        qkv.launch_rows_from(device, self.n, Q_DIM / 16)?;
         let mut some = 0..0; // neighbours together
         for token in output_tokens(runs) {
             if token != some.end {
-                qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)?;
+                qkv.launch_rows_before(device, self.n, Q_DIM.div_ceil(16), some)?;
                 some = token..token;
             }
             some.end += 1;
         }
-        qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)
+        qkv.launch_rows_before(device, self.n, Q_DIM.div_ceil(16), some)
     }
 
     fn rope(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
@@ -188,9 +188,9 @@ impl Pass<'_> {
         }
         let rope = bound.rope.as_mut().expect("invariant: bound for many tokens and for the host");
         let (device, groups) = (&self.model.device, [HEADS + 2 * KV_HEADS, span.tokens]);
-        let Some(host) = &mut self.host else { return rope.with(&span.as_run())?.run(device, groups) };
+        let Some(host) = &mut self.host else { return rope.set_ints(&span.as_run())?.run(device, groups) };
         // Rows of these tokens alone.
-        rope.with(&RunSpan { before: 0, rows: span.tokens, ..span }.as_run())?.run(device, groups)?;
+        rope.set_ints(&RunSpan { before: 0, rows: span.tokens, ..span }.as_run())?.run(device, groups)?;
         host.read_rows((self.scratch, self.readback.as_deref_mut()), (layer, span), cache)?;
         // Timed by itself where the host computes attention, otherwise as part of it.
         self.end_step("rope", layer)
@@ -213,15 +213,15 @@ impl Pass<'_> {
             host.attend((self.scratch, self.readback.as_deref_mut()), (layer, attending), cache)?;
         } else if let Some(one) = cache.layer(layer).attend_one.as_mut().filter(|_| span.tokens == 1) {
             let chunks = span.chunks();
-            one.with(&span.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
+            one.set_ints(&span.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
             if !merges {
                 let merge = self.launches.merge.as_mut().expect("invariant: there is one with `attend_one`");
-                merge.with(&[span.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
+                merge.set_ints(&[span.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
             }
         } else if self.host.is_none() && attending.tokens > 0 {
             let attend = cache.layer(layer).attend.as_mut().expect("invariant: bound for many tokens");
             let tiles = (attending.tokens * GROUP).div_ceil(self.launches.queries);
-            let attend = attend.with(&attending.as_run())?.and(&[span.observed as i32])?;
+            let attend = attend.set_ints(&attending.as_run())?.set_second_ints(&[span.observed as i32])?;
             attend.run(device, [tiles, KV_HEADS])?;
         }
         self.end_step("attend", layer)?;
@@ -249,7 +249,8 @@ impl Pass<'_> {
         let bound = cache.layer(layer);
         let launch = if bound.is_single(span.tokens) { &mut bound.observe_one } else { &mut bound.observe };
         let launch = launch.as_mut().expect("invariant: bound with the mass");
-        let launch = launch.with(&span.as_run())?.and(&[span.observed as i32, massed as i32])?;
+        let launch =
+            launch.set_ints(&span.as_run())?.set_second_ints(&[span.observed as i32, massed as i32])?;
         launch.run(&self.model.device, [span.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
         self.end_step("observe", layer)
     }
@@ -272,13 +273,13 @@ impl Pass<'_> {
         let span = RunSpan::of(&mut runs[0], 0, layer);
         let (merges, device) = (self.out_merges(span), &self.model.device);
         if merges {
-            self.launches.one[layer].out.one_over(device, span.filled())?; // fused: the end of attend, out
+            self.launches.one[layer].out.launch_merging(device, span.filled())?; // fused: the end of attend, out
         } else if self.is_single() {
-            self.launches.one[layer].out_merged.one(device)?;
+            self.launches.one[layer].out_merged.launch_one(device)?;
         } else {
             let l = &mut self.launches.many[layer];
             l.att.run(device, [self.n, 1])?;
-            l.out.many(device, self.n)?;
+            l.out.launch_many(device, self.n)?;
         }
         self.post_norm(layer, 0)?;
         self.end_step("out", layer)
@@ -296,10 +297,10 @@ impl Pass<'_> {
     fn gate_up(&mut self, layer: usize) -> Result<()> {
         let device = &self.model.device;
         if self.is_single() {
-            self.launches.one[layer].gate_up.one(device)?; // fused: norm, gate_up
+            self.launches.one[layer].gate_up.launch_one(device)?; // fused: norm, gate_up
         } else {
             let l = &mut self.launches.many[layer];
-            l.gate_up.many(device, self.n)?;
+            l.gate_up.launch_many(device, self.n)?;
             l.silu.run(device, [self.n, 1])?;
         }
         self.end_step("gate_up", layer)
@@ -308,9 +309,9 @@ impl Pass<'_> {
     fn down(&mut self, layer: usize) -> Result<()> {
         let device = &self.model.device;
         if self.is_single() {
-            self.launches.one[layer].down.one(device)?;
+            self.launches.one[layer].down.launch_one(device)?;
         } else {
-            self.launches.many[layer].down.many(device, self.n)?;
+            self.launches.many[layer].down.launch_many(device, self.n)?;
         }
         self.post_norm(layer, 1)?;
         self.end_step("down", layer)
@@ -344,7 +345,7 @@ impl Pass<'_> {
             // The host does not wait here, so the device has to be told to begin.
             0 => return self.device().flush(),
             1 => {
-                self.launches.head.one(&self.model.device)?; // fused: norm, head
+                self.launches.head.launch_one(&self.model.device)?; // fused: norm, head
                 self.read_logits(0..1, runs)?;
             }
             count => {
@@ -354,7 +355,7 @@ impl Pass<'_> {
                         Some(_) => self.final_norm(rows.clone())?,
                         None => self.final_norm(output_tokens(runs).skip(first).take(rows.len()))?,
                     }
-                    self.launches.heads.many(&self.model.device, rows.len())?;
+                    self.launches.heads.launch_many(&self.model.device, rows.len())?;
                     self.read_logits(rows, runs)?;
                 }
             }
@@ -371,7 +372,7 @@ impl Pass<'_> {
             while tokens.next_if_eq(&(first + n)).is_some() {
                 n += 1;
             }
-            norm.with(&[first as i32, to as i32])?.run(&self.model.device, [n, 1])?;
+            norm.set_ints(&[first as i32, to as i32])?.run(&self.model.device, [n, 1])?;
             to += n;
         }
         Ok(())

@@ -25,24 +25,24 @@ impl Launch {
     }
 
     /// Sets the first argument after the buffers.
-    pub fn with(&mut self, ints: &[i32]) -> Result<&mut Self> {
+    pub fn set_ints(&mut self, ints: &[i32]) -> Result<&mut Self> {
         self.kernel.arg_ints(self.ints, ints)?;
         Ok(self)
     }
 
     /// Sets a buffer that may be the one that it was last.
-    pub fn again(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
+    pub fn rebind(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
         self.kernel.arg_again(index, buffer)?;
         Ok(self)
     }
 
     /// Keeps these buffers alive no longer.
-    pub fn let_go(&mut self, buffers: Range<usize>) {
+    pub fn release(&mut self, buffers: Range<usize>) {
         self.kernel.let_go(buffers);
     }
 
     /// Sets the second argument after the buffers.
-    pub fn and(&mut self, ints: &[i32]) -> Result<&mut Self> {
+    pub fn set_second_ints(&mut self, ints: &[i32]) -> Result<&mut Self> {
         self.kernel.arg_ints(self.ints + 1, ints)?;
         Ok(self)
     }
@@ -52,9 +52,9 @@ impl Launch {
 pub struct MatmulLaunch {
     /// First group of sixteen rows of the result, groups.
     pub rows: [i32; 2],
-    /// What is launched for any number.
+    /// The launch for any number of tokens.
     pub tiles: Tiles,
-    /// The same for at most [`FEW`] tokens.
+    /// The launch for at most [`FEW`] tokens.
     pub few: Option<Tiles>,
 }
 
@@ -85,7 +85,7 @@ impl MatmulLaunch {
         }
         // `Part` of `kernels/common.cl`.
         let start = tokens.start << 16 | rows.start;
-        let launch = tiles.launch.with(&[self.rows[0], self.rows[1], all as i32, start as i32])?;
+        let launch = tiles.launch.set_ints(&[self.rows[0], self.rows[1], all as i32, start as i32])?;
         launch.run(device, if turned { [tokens.len(), rows.len()] } else { [rows.len(), tokens.len()] })
     }
 }
@@ -96,27 +96,27 @@ pub struct MatmulLaunches(pub Vec<MatmulLaunch>);
 
 impl MatmulLaunches {
     /// Queues the product of one token.
-    pub fn one(&self, device: &Device) -> Result<()> {
+    pub fn launch_one(&self, device: &Device) -> Result<()> {
         self.0.iter().try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups, 1]))
     }
 
     /// Queues the product of one token whose input is chunks of attention over so many slots, its own included.
-    pub fn one_over(&mut self, device: &Device, slots: usize) -> Result<()> {
+    pub fn launch_merging(&mut self, device: &Device, slots: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
             let [first, groups] = p.rows;
-            p.tiles.launch.with(&[first, groups, slots as i32, 0])?.run(device, [p.tiles.groups, 1])
+            p.tiles.launch.set_ints(&[first, groups, slots as i32, 0])?.run(device, [p.tiles.groups, 1])
         })
     }
 
     /// Queues the product of many tokens.
-    pub fn many(&mut self, device: &Device, tokens: usize) -> Result<()> {
+    pub fn launch_many(&mut self, device: &Device, tokens: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
             p.tiles(device, tokens, |tiles, _| [0..tiles.groups, 0..tokens.div_ceil(tiles.tile[1])])
         })
     }
 
     /// Queues the groups of rows from `first` on of the product of many tokens.
-    pub fn groups_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
+    pub fn launch_rows_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
             p.tiles(device, tokens, |tiles, start| {
                 let rows = first.saturating_sub(start) * 16 / tiles.tile[0];
@@ -127,7 +127,7 @@ impl MatmulLaunches {
 
     /// Queues the groups of rows before `end` of the product of `some` of the many tokens, and what shares tiles with
     /// them.
-    pub fn groups_before(
+    pub fn launch_rows_before(
         &mut self,
         device: &Device,
         tokens: usize,

@@ -233,8 +233,8 @@ impl<'a> Tuner<'a> {
         let mut binder =
             Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device, one: true };
         let of_layer = |l| match tokens {
-            Tokens::One => binder.one(STEP, l).map(|products| (None, products)),
-            Tokens::Many => binder.many(STEP, l).map(|(input, products)| (Some(input), products)),
+            Tokens::One => binder.bind_one(STEP, l).map(|products| (None, products)),
+            Tokens::Many => binder.bind_many(STEP, l).map(|(input, products)| (Some(input), products)),
         };
         let layers = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
         let tokens = if tokens == Tokens::One { 1 } else { self.scratch.max_tokens };
@@ -314,9 +314,9 @@ impl Trial {
         match &mut self.layers[i % layers] {
             (Some(input), products) => {
                 input.run(device, [n, 1])?;
-                products.many(device, n)
+                products.launch_many(device, n)
             }
-            (None, products) => products.one(device),
+            (None, products) => products.launch_one(device),
         }
     }
 }
