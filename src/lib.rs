@@ -26,7 +26,8 @@ mod serve;
 mod tools;
 
 pub use files::{Error, Result};
-pub use run::engine::{BatchItem, Engine};
+pub use run::engine::Engine;
+pub use run::generate::prompts::BatchItem;
 pub use run::options::{EngineOptions, GenerateOptions, Progress};
 pub use run::past::{PastKeyValues, PastLayer};
 pub use run::{engine, plan, saved, session};

@@ -30,8 +30,8 @@ use crate::cli::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_t
 use crate::cli::signal;
 use crate::cli::start;
 use crate::cli::terminal::Verbosity;
-use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
 use crate::run::engine::template_source;
+use crate::run::generate::scheduler::{Limits, Scheduler, SchedulerEvent};
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
@@ -196,11 +196,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     signal::connect(&stop);
     signal::will_drain();
     let ran = served.scheduler.run(&served.engine, &stop, &|moment| match moment {
-        Moment::Ready => {
+        SchedulerEvent::Ready => {
             hub.open(Arc::clone(&served));
             say_ready(args, &format!("http://{address}"), &memory);
         }
-        Moment::Draining => hub.drain(),
+        SchedulerEvent::Draining => hub.drain(),
     });
     hub.end();
     let _ = connections.join();

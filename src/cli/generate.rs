@@ -6,7 +6,8 @@ use super::prompts;
 use super::signal;
 use super::start::{self, Loaded};
 use super::terminal::{Verbosity, end_line, put, show_prompt};
-use crate::run::engine::{Engine, Pause, TokenStream};
+use crate::run::engine::Engine;
+use crate::run::generate::stream::{ResumePoint, TokenStream};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
@@ -121,10 +122,10 @@ fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Err
 }
 
 /// Where the text of a session was cut.
-fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
+fn paused(args: &GenerateArgs, state: Option<State>) -> Result<ResumePoint> {
     let file = args.session.as_deref().unwrap_or(Path::new(""));
     match state.map(|state| state.content) {
-        None => Ok(Pause::default()),
+        None => Ok(ResumePoint::default()),
         Some(Content::Text(pause)) => Ok(pause),
         Some(Content::Chat(_)) => Err(Error::Usage(format!(
             "--session {}: holds a conversation; go on with it in chat, or give another file",
@@ -159,9 +160,9 @@ impl Prompt<'_> {
 fn sequence(
     engine: &Engine,
     session: &Session,
-    pause: Pause,
+    pause: ResumePoint,
     prompt: Option<Prompt<'_>>,
-) -> Result<(Vec<u32>, Pause)> {
+) -> Result<(Vec<u32>, ResumePoint)> {
     let (tokenizer, held) = (engine.tokenizer(), [session.tokens(), &pause.tokens].concat());
     let tokens = match prompt {
         None if held.is_empty() => engine.encode(DEFAULT_PROMPT)?,
@@ -184,7 +185,7 @@ fn sequence(
             "the prompt is empty and this model adds no first token; give a --prompt".into(),
         ));
     }
-    Ok((tokens, Pause::default()))
+    Ok((tokens, ResumePoint::default()))
 }
 
 /// What runs, on stderr.

@@ -1,33 +1,20 @@
-//! What every command that runs a model does first: signals, cores, memory, the marker that outlives a kill, and
-//! loading.
+//! The start of every command that runs a model: signals, cores, memory, and loading.
 
 use super::args::told;
-use super::flags::named;
 use super::signal;
 use super::terminal::{Progress, Verbosity};
 use crate::run::engine::Engine;
-use crate::run::plan::{Context, Opened, Plan, mib};
-use crate::run::system::marker::{self, Marker, Planned};
-use files::{Result, atomic_file, say};
+use crate::run::plan::Opened;
+use files::{Result, atomic_file};
 use numeric::pool;
 use numeric::topology;
 use std::time::{Duration, Instant};
 
-/// A loaded model. It is held until the run is over.
+/// A loaded model.
 pub struct Loaded {
     pub engine: Engine,
     /// How long loading took.
     pub took: Duration,
-    _marker: Marker,
-}
-
-/// How the process runs.
-pub struct Process {
-    /// Most threads.
-    pub threads: usize,
-    /// What advice on memory is about.
-    pub context: Context,
-    pub verbosity: Verbosity,
 }
 
 /// Prepares the process for one run of an opened model, and loads it.
@@ -37,45 +24,30 @@ pub struct Process {
 /// `Memory` if it does not fit, and those of [`Engine::load`].
 pub fn load(opened: Opened, verbosity: Verbosity) -> Result<Loaded> {
     let (began, opening) = (Instant::now(), opened.took);
-    let plan = &opened.plan;
-    plan.check()?;
-    let process = Process { threads: plan.options.threads, context: Context::MaxSeqLen, verbosity };
-    let marker = prepare(plan, plan.planned(), &process)?;
+    opened.plan.check()?;
+    prepare(opened.plan.options.threads)?;
     let progress = Progress::new("loading tensor", verbosity);
     let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
-    Ok(Loaded { engine, took: opening + began.elapsed(), _marker: marker })
+    Ok(Loaded { engine, took: opening + began.elapsed() })
 }
 
-/// Prepares the process for plans that were checked and need this much in all. `plan`, the first of them, gives the
-/// advice after a kill. The marker is held until the run is over.
-pub fn prepare(plan: &Plan, planned: Planned, process: &Process) -> Result<Marker> {
+/// Prepares the process for plans that were checked and have at most so many threads.
+pub fn prepare(threads: usize) -> Result<()> {
     // First, because threads inherit the cores of the thread that starts them: the big ones of those that it may use, if
     // they are enough. The user did not ask for these, so a refusal is no error.
-    if let Some(cores) = topology::placement(process.threads) {
+    if let Some(cores) = topology::placement(threads) {
         let _ = pool::keep_to(&cores);
     }
     signal::watch()?;
     told::tell();
-    let Some(dir) = marker::directory() else { return Ok(Marker::none()) };
-    let killed = marker::killed(&dir, &plan.model_id);
-    // Users who have asked for less since then need no advice.
-    if let Some(then) = killed.filter(|&then| process.verbosity != Verbosity::Quiet && planned.need >= then) {
-        say!(
-            "warning: the last run of this model with these settings was killed, most likely because memory ran out \
-             (planned: {}); {}",
-            mib(then),
-            named(&plan.smaller(process.context))
-        );
-    }
     clean_up_on_panic();
-    Ok(Marker::leave(&dir, &plan.model_id, planned, &plan.memory))
+    Ok(())
 }
 
-/// A panic ends the release program without destructors, but it is not a kill.
+/// A panic ends the release program without destructors.
 fn clean_up_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        marker::remove();
         atomic_file::remove_unfinished();
         before(panic);
     }));

@@ -1,16 +1,8 @@
 //! The library's front door: load a model, generate text.
 
 mod backends;
-mod batch;
 mod maker;
 mod meanwhile;
-#[cfg(feature = "serve")]
-mod prefixes;
-#[cfg(feature = "serve")]
-pub mod scheduler;
-mod stream;
-mod texts;
-mod writer;
 
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
@@ -33,15 +25,12 @@ use text::chat::{Context, Ending, Message, Moment, Template, TemplateSource, Var
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
+use crate::run::generate::batch::{Batch, SessionRef};
+use crate::run::generate::decoder::{DecoderParams, TokenDecoder};
+use crate::run::generate::stream::TokenStream;
 use backends::{Runs, instead_of, upload};
-pub use batch::{Batch, BatchAnswer, BatchItem};
 use maker::Maker;
 use meanwhile::Workers;
-use stream::Held;
-pub use stream::{Pause, Timing, TokenStream};
-pub use texts::Piece;
-pub use writer::Unshown;
-use writer::Writer;
 
 /// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
 ///
@@ -362,9 +351,9 @@ impl Engine {
     /// ```
     pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
         let start = Instant::now();
-        let session = Held::Own(Box::new(self.session()?));
+        let session = SessionRef::Own(Box::new(self.session()?));
         let tokens = self.encode_until(prompt, options.specials, &CancelToken::default())?;
-        TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
+        TokenStream::begin(session, self.decoder(options)?, &tokens, start)
     }
 
     /// Completes `prompt` in `session`, reusing what it already holds of it.
@@ -374,7 +363,17 @@ impl Engine {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<TokenStream<'a>> {
-        TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
+        TokenStream::begin(SessionRef::Borrowed(session), self.decoder(options)?, prompt, Instant::now())
+    }
+
+    fn decoder(&self, options: &GenerateOptions) -> Result<TokenDecoder<'_>> {
+        TokenDecoder::new(&self.tokenizer, DecoderParams::new(options)?)
+    }
+
+    /// An empty batch for as many generations as the options say.
+    pub(crate) fn batch<'a>(&self) -> Batch<'a> {
+        let o = &self.options;
+        Batch::new(if self.device.is_some() { o.threads.min(o.sequences()) } else { 1 })
     }
 }
 

@@ -147,6 +147,11 @@ impl EngineOptions {
         }
     }
 
+    /// How many sequences [`Engine::generate_batch`](crate::Engine::generate_batch) computes together with these options.
+    pub fn sequences(&self) -> usize {
+        self.batch.max(1)
+    }
+
     /// The most tokens of one forward pass where nobody says: [`PREFILL_CHUNK`], and on a large GPU that has memory of its
     /// own and computes all of the model as many as keep it busy.
     pub fn usual_chunk(&self) -> usize {
@@ -200,7 +205,7 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Control tokens whose text belongs to the text, e.g. those of [`Form::shown`](text::chat::Form::shown).
     pub shown_tokens: Vec<u32>,
-    /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::engine::TokenStream::logprobs).
+    /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).
     pub logprobs: Option<usize>,
     /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
     pub cancel: CancelToken,

@@ -19,7 +19,8 @@ mod checksummed;
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB};
 use crate::model::device::KvRows;
 use crate::model::weights::{Channels, Less};
-use crate::run::engine::{Engine, Pause};
+use crate::run::engine::Engine;
+use crate::run::generate::stream::ResumePoint;
 use crate::run::session::{Sequence, Session};
 use checksummed::Checksummed;
 use files::atomic_file::Unfinished;
@@ -67,7 +68,7 @@ pub struct State {
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Content {
     /// One text, and where it was cut.
-    Text(Pause),
+    Text(ResumePoint),
     /// A conversation.
     Chat(ConversationState),
 }

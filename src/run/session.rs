@@ -17,7 +17,7 @@ pub use draft::Drafts;
 pub use event::{Event, EvictionResult, Observer, StopReason, Switch, Why};
 pub use evict::MemoryProbe;
 pub(crate) use pass::Few;
-pub use pass::{Stage, compute};
+pub use pass::{Stage, forward};
 pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
 pub use sequence::{Cut, Sequence};
 
@@ -33,7 +33,6 @@ pub use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
 use pass::Staged;
 use std::sync::Arc;
-use std::time::Instant;
 use text::sampler::all_finite;
 
 /// A function that is called with one line that the user should see. By default the line is lost.
@@ -132,9 +131,7 @@ pub struct Session {
     staged: Staged,
     observer: Option<Observer>,
     /// Ends what is being computed.
-    stop: Option<CancelToken>,
-    /// Tokens whose rows went with a device, and were not computed again because somebody asked to stop.
-    forgone: Vec<u32>,
+    cancel: Option<CancelToken>,
 }
 
 impl Session {
@@ -155,8 +152,7 @@ impl Session {
             drafter: None,
             staged: Staged::default(),
             observer: None,
-            stop: None,
-            forgone: Vec::new(),
+            cancel: None,
         }
     }
 
@@ -239,73 +235,56 @@ impl Session {
     fn forward(&mut self, tokens: &[u32], known: usize, out: Logits<'_>) -> Result<()> {
         let device = self.devices.device();
         let run = self.devices.run(tokens, At { pos: self.tokens.len(), known }, out);
-        locked(&device).forward(&mut [run], self.stop.as_ref())
+        locked(&device).forward(&mut [run], self.cancel.as_ref())
     }
 
     /// Does something that ends with `Interrupted` soon after `cancel` is cancelled.
-    fn until<T>(
+    fn with_cancel<T>(
         &mut self,
         cancel: Option<&CancelToken>,
-        computes: impl FnOnce(&mut Self) -> Result<T>,
+        task: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        let outer = std::mem::replace(&mut self.stop, cancel.cloned());
-        let done = computes(self);
-        self.stop = outer;
+        let outer = std::mem::replace(&mut self.cancel, cancel.cloned());
+        let done = task(self);
+        self.cancel = outer;
         done
     }
 
-    /// Where a device was lost and computing its tokens again was [cancelled](CancelToken): the tokens that this
-    /// sequence had and has no more.
-    pub fn take_forgone(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.forgone)
+    /// Makes it the sequence of `prompt`, with the logits of its last token: keeps the longest common prefix (or what is
+    /// left of it after evictions) and computes the rest. Ends with `Interrupted` soon after `cancel` is cancelled, also
+    /// in the middle of a pass; what was computed before stays.
+    pub fn sync(&mut self, prompt: &[u32], cancel: &CancelToken) -> Result<()> {
+        let held = self.reuse(prompt)?;
+        self.prefill(&prompt[held..], cancel)
     }
 
-    /// Appends tokens and computes the logits of the last, in chunks of the backend's size. Ends with `Interrupted`
-    /// soon after `cancel` is cancelled, also in the middle of a chunk; the chunks before it stay.
+    /// Appends tokens and computes the logits of the last. Ends with `Interrupted` as [`Session::sync`] does.
     pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
-        self.prefill_with(tokens, cancel, |_, _| {})
-    }
-
-    /// [`Session::prefill`] that tells `progress` before each chunk the tokens done and all tokens, and at the
-    /// end that all are done.
-    pub fn prefill_with(
-        &mut self,
-        tokens: &[u32],
-        cancel: &CancelToken,
-        progress: impl Fn(usize, usize),
-    ) -> Result<()> {
-        self.until(Some(cancel), |session| session.begin_prompt(tokens))?;
+        self.with_cancel(Some(cancel), |session| session.place_prompt(tokens))?;
         let mut left = tokens;
         while !left.is_empty() {
-            progress(tokens.len() - left.len(), tokens.len());
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
             let n = self.stage_prompt(left, left.len())?;
-            compute(&mut [self], Some(cancel))?;
+            forward(&mut [self], Some(cancel))?;
             left = &left[n..];
         }
-        progress(tokens.len(), tokens.len());
         self.end_prompt()
     }
 
-    /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`].
-    pub fn decode(&mut self, token: u32) -> Result<()> {
-        self.decode_unless(token, None)
-    }
-
-    /// [`Session::decode`] that ends with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
-    pub fn decode_unless(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
-        if self.until(cancel, |session| session.stage(token))? == Stage::Computed {
-            return self.check_logits();
-        }
-        let began = Instant::now();
-        let drafted = self.staged.tokens.len() > 1;
-        compute(&mut [self], cancel)?;
-        if !drafted {
-            self.devices.took(began.elapsed());
+    /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`]. Ends
+    /// with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
+    pub fn step(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
+        if self.with_cancel(cancel, |session| session.stage_token(token))? == Stage::Staged {
+            forward(&mut [self], cancel)?;
         }
         self.check_logits()
+    }
+
+    /// [`Session::step`] that nobody cancels.
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.step(token, None)
     }
 
     /// Appends tokens and hands the logits of every one to `each(index, logits)`.
@@ -321,7 +300,7 @@ impl Session {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         self.check(tokens)?;
-        self.settle();
+        self.discard_drafts();
         let mut rows = vec![0.0f32; self.devices.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
         let mut done = 0;
         while done < tokens.len() {
@@ -424,7 +403,7 @@ impl Session {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.settle();
+        self.discard_drafts();
         self.devices.set_len(0, 0);
         self.tokens.clear();
         self.cuts.clear();
@@ -436,7 +415,7 @@ impl Session {
 
     /// Changes the number of slots; filled ones stay.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
-        self.settle();
+        self.discard_drafts();
         if let Some(evictor) = &mut self.evictor {
             evictor.resize(slots)?;
         }

@@ -4,7 +4,6 @@
 //! are), so every answer is optional. The parsers are pure functions of the text.
 
 pub mod cgroup;
-pub mod marker;
 mod pressure;
 mod text_file;
 
@@ -13,6 +12,7 @@ pub use text_file::read;
 
 use files::{Error, Result};
 use rustix::process::{Resource, getrlimit};
+use std::path::PathBuf;
 
 /// Replaces the system's available memory in every plan.
 const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
@@ -59,6 +59,16 @@ pub fn kernel() -> String {
 /// The peak resident memory of this process so far (`VmHWM`), in bytes.
 pub fn peak_rss() -> Option<u64> {
     kb_field(&read("/proc/self/status")?, "VmHWM")
+}
+
+/// The folder of the user's state, on a phone the one beside the program; `None` if there is none.
+pub fn state_directory() -> Option<PathBuf> {
+    if cfg!(target_os = "android") {
+        return Some(std::env::current_exe().ok()?.parent()?.into());
+    }
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = path("XDG_STATE_HOME").or_else(|| Some(path("HOME")?.join(".local/state")));
+    state.map(|dir| dir.join("antigravity"))
 }
 
 /// Memory of the machine and of the container, in bytes.

@@ -7,7 +7,7 @@ use super::refusal::Refusal;
 use super::whole::{FRAME, Turn, Whole};
 use super::workers::Length;
 use crate::dims::VOCAB;
-use crate::run::engine::scheduler::{Ending, Event, Job};
+use crate::run::generate::scheduler::{Ending, Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::plan::BACKLOG;
 use crate::run::session::{CancelToken, Drafts, StopReason};

@@ -5,7 +5,7 @@ use super::fields::{Fields, kind};
 use super::hub::{Served, random};
 use super::neutral::{self, Kind};
 use super::refusal::Refusal;
-use crate::run::engine::scheduler::{Realm, Reuse};
+use crate::run::generate::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
 use crate::run::session::CancelToken;
 use serde_json::{Map, Value};

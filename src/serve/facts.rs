@@ -2,7 +2,7 @@
 
 use super::hub::{Hub, Served};
 use crate::dims::{LAYERS, MAX_POSITION, VOCAB};
-use crate::run::engine::scheduler::{BOUNDS, Histogram, Numbers};
+use crate::run::generate::scheduler::{BOUNDS, Histogram, SchedulerStats};
 use crate::run::options::GenerateOptions;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -73,18 +73,18 @@ pub fn props(served: &Served) -> Value {
 
 /// `GET /slots`.
 pub fn slots(served: &Served) -> Value {
-    let one = |(id, slot): (usize, &crate::run::engine::scheduler::SlotNumbers)| {
+    let one = |(id, slot): (usize, &crate::run::generate::scheduler::SlotStats)| {
         json!({
             "id": id, "n_ctx": slot.slots, "is_processing": slot.prompt > 0, "n_prompt_tokens": slot.prompt,
             "n_decoded": slot.generated, "n_filled": slot.filled,
         })
     };
-    served.scheduler.numbers().slots.iter().enumerate().map(one).collect()
+    served.scheduler.stats().slots.iter().enumerate().map(one).collect()
 }
 
 /// `GET /metrics`: Prometheus's text.
 pub fn metrics(served: &Served) -> String {
-    let numbers = served.scheduler.numbers();
+    let numbers = served.scheduler.stats();
     let o = served.engine.options();
     let mut page = Page { model: label(&served.name), text: String::new() };
     let filled = numbers.filled();
@@ -129,7 +129,7 @@ pub fn metrics(served: &Served) -> String {
 }
 
 /// llama.cpp's names for the common ones, as it writes them: without labels.
-fn twins(page: &mut Page, numbers: &Numbers) {
+fn twins(page: &mut Page, numbers: &SchedulerStats) {
     let rate = |count: u64, of: &Histogram| if of.sum > 0.0 { count as f64 / of.sum } else { 0.0 };
     let computed = numbers.prompt_tokens - numbers.cached_tokens;
     let (first, between, drafts) = (&numbers.first, &numbers.between, numbers.drafts);

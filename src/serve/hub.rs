@@ -5,7 +5,7 @@ use super::budget::Budget;
 use super::refusal::Refusal;
 use super::workers::{Length, Workers};
 use crate::run::engine::Engine;
-use crate::run::engine::scheduler::Scheduler;
+use crate::run::generate::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::request_threads;
 use files::{Error, Result};

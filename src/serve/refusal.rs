@@ -1,7 +1,7 @@
 //! Why a request is not answered, in the words of the API.
 
 use crate::cli::flags::named;
-use crate::run::engine::scheduler::Refused;
+use crate::run::generate::scheduler::SubmitError;
 use files::{Error, say};
 use serde_json::{Value, json};
 use text::chat::Template;
@@ -118,11 +118,11 @@ impl Refusal {
     }
 }
 
-impl From<Refused> for Refusal {
-    fn from(refused: Refused) -> Self {
+impl From<SubmitError> for Refusal {
+    fn from(refused: SubmitError) -> Self {
         match refused {
-            Refused::Full => Self::new(429, "as many requests wait as may; try again later"),
-            Refused::Closed => Self::of_run(&Error::Interrupted),
+            SubmitError::Full => Self::new(429, "as many requests wait as may; try again later"),
+            SubmitError::Closed => Self::of_run(&Error::Interrupted),
         }
     }
 }
@@ -191,7 +191,7 @@ mod tests {
             (Refusal::of_run(&e).status, Refusal::of_run(&Error::Other("x".into())).status),
             (400, 500)
         );
-        assert_eq!(Refusal::from(Refused::Full).json()["error"]["type"], "rate_limit_error");
+        assert_eq!(Refusal::from(SubmitError::Full).json()["error"]["type"], "rate_limit_error");
         assert_eq!(Refusal::new(500, "x").anthropic()["error"]["type"], "api_error");
     }
 }

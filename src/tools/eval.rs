@@ -7,12 +7,11 @@ mod recall;
 mod settings;
 
 use crate::cli::args::{Format, ModelArgs, QuietArgs};
-use crate::cli::start::{self, Process};
+use crate::cli::start;
 use crate::cli::terminal::{Progress, Verbosity, put};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
 use crate::run::plan::{self, Context, Plan, mib};
-use crate::run::system::marker::{Marker, Planned};
 use clap::Args;
 use engines::{Engines, Models, key};
 use files::{Error, Result, say};
@@ -73,7 +72,7 @@ struct Work {
 pub fn run(args: &EvalArgs) -> Result<()> {
     let (work, models) = Work::resolve(args)?;
     let began = Instant::now();
-    let _marker = prepare(args, &work, &models)?;
+    prepare(&work, &models)?;
     let engines = Engines::load(models, work.chunk.max(recall::longest(&work.questions)))?;
     let chunks = predict(args, &work, &engines)?;
     ask(args, &work, &engines)?;
@@ -172,16 +171,15 @@ impl Work {
 }
 
 /// Refuses what does not fit in memory, and prepares the process.
-fn prepare(args: &EvalArgs, work: &Work, models: &Models) -> Result<Marker> {
-    let mut need = 0;
-    let mut first = None;
+fn prepare(work: &Work, models: &Models) -> Result<()> {
+    let mut threads = 1;
     if work.input.is_some() {
         // All at once. Each session holds a block of logits; those compared with are held beside it.
         let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
         let plans = work.plans(models, work.chunk)?.into_iter().enumerate();
         let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
-        need = needed_at_once(&plans)?;
-        first = plans.into_iter().next();
+        needed_at_once(&plans)?;
+        threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
     if !work.questions.is_empty() {
         // One after another, while all models are loaded.
@@ -189,16 +187,10 @@ fn prepare(args: &EvalArgs, work: &Work, models: &Models) -> Result<Marker> {
         let plans = work.plans(models, longest)?;
         let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
         let what = format!("for prompts of {longest} tokens");
-        need = need.max(check(&plans, by_engine(&plans, most)?, &what)?);
-        first = first.or(plans.into_iter().next());
+        check(&plans, by_engine(&plans, most)?, &what)?;
+        threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
-    let Some(first) = first else { return Ok(Marker::none()) };
-    let process = Process {
-        threads: first.options.threads,
-        context: Context::Chunk,
-        verbosity: args.quiet.verbosity(),
-    };
-    start::prepare(&first, Planned { need, peak: need.max(first.peak()) }, &process)
+    start::prepare(threads)
 }
 
 /// What sequences need that all exist at once.

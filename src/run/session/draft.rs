@@ -248,7 +248,7 @@ impl Session {
     }
 
     /// Says how tokens are chosen from now on, so that a draft model can choose in the same way.
-    pub(crate) fn chosen_by(&mut self, sampler: &SamplerOptions) {
+    pub(crate) fn set_sampler(&mut self, sampler: &SamplerOptions) {
         if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
             asker.random = None;
             if *asker.sampler != *sampler {
@@ -258,7 +258,7 @@ impl Session {
     }
 
     /// Says which random numbers come next.
-    pub(crate) fn drawn_from(&mut self, random: &Rng) {
+    pub(crate) fn set_rng(&mut self, random: &Rng) {
         if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
             asker.random = Some(random.clone());
         }
@@ -275,7 +275,7 @@ impl Session {
     }
 
     /// Gives up what is computed ahead, so that the backend holds the sequence and nothing else.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn discard_drafts(&mut self) {
         let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
         if ahead > 0 {
             self.devices.set_len(self.devices.len() - ahead, self.tokens.len());
@@ -299,7 +299,7 @@ impl Session {
             return true;
         }
         d.learn();
-        self.settle();
+        self.discard_drafts();
         false
     }
 

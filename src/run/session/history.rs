@@ -11,16 +11,15 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `lost`, where there is nowhere to go. `Interrupted`: what is not computed again is in
-    /// [`Session::take_forgone`].
+    /// `lost`, where there is nowhere to go. `Interrupted`: the tokens that are not computed again are no longer the
+    /// sequence's.
     pub(super) fn flee(&mut self, lost: Error) -> Result<()> {
         let (slots, all) = (self.devices.len(), self.tokens.len());
         let (observed, since) = (self.devices.observed(), self.evictor.as_ref().and_then(Evictor::since));
         let Some(refuge) = self.devices.flee(&lost)? else { return Err(lost) };
         self.make_evictable()?;
         let cut = self.cuts.last().copied().unwrap_or(Cut { tokens: 0, kept: 0 });
-        let tokens = self.tokens.clone();
-        let computed = match refuge {
+        match refuge {
             Refuge::Here => {
                 self.devices.observe(observed);
                 return Ok(());
@@ -30,14 +29,10 @@ impl Session {
                 if there >= cut.kept && !self.observes() && self.devices.reaches(all - (slots - there)) =>
             {
                 let rest = self.tokens.split_off(all - (slots - there));
-                self.append_all(&rest)
+                self.append_all(&rest)?;
             }
-            _ => self.replay(all),
-        };
-        if computed == Err(Error::Interrupted) {
-            self.forgone = tokens[self.tokens.len()..].to_vec();
+            _ => self.replay(all)?,
         }
-        computed?;
         // The pass that was lost may have been the first that counted.
         if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
             evictor.observe_since(first);
@@ -93,7 +88,7 @@ impl Session {
         if len > all {
             return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
         }
-        self.settle();
+        self.discard_drafts();
         if self.cheap(len) < len {
             return self.replay(len);
         }
@@ -127,14 +122,13 @@ impl Session {
         }
     }
 
-    /// Makes the sequence begin as `tokens` does: keeps the longest common prefix (or what is left of it after
-    /// evictions) and returns what is left to prefill, at least the last token, so that its logits are there
-    /// afterwards.
-    pub fn reuse<'t>(&mut self, tokens: &'t [u32]) -> Result<&'t [u32]> {
-        self.settle();
-        let common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        let kept = self.cheap(common.min(tokens.len().saturating_sub(1)));
+    /// Makes the sequence begin as `prompt` does: keeps the longest common prefix, or what is left of it after evictions,
+    /// but never the prompt's last token, whose logits are wanted. How many tokens it has then.
+    pub fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
+        self.discard_drafts();
+        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let kept = self.cheap(common.min(prompt.len().saturating_sub(1)));
         self.drop_to(kept);
-        Ok(&tokens[kept..])
+        Ok(kept)
     }
 }

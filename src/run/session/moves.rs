@@ -12,7 +12,7 @@ impl Session {
     ///
     /// None from the devices: where the move fails, the sequence goes on on the CPU.
     pub fn switch(&mut self, why: &str) -> Result<()> {
-        self.settle();
+        self.discard_drafts();
         match self.devices.switch(self.tokens.len(), why.into()) {
             Ok(None) => Ok(()),
             Ok(Some(switch)) => {

@@ -25,7 +25,7 @@ pub(super) struct Staged {
 }
 
 /// Which logits are wanted.
-#[derive(Default)]
+#[derive(Default, PartialEq, Eq)]
 enum Want {
     #[default]
     Nothing,
@@ -47,10 +47,17 @@ pub enum Stage {
 }
 
 impl Session {
+    /// Begins a prompt, of which it keeps the longest common prefix: how many tokens those are, never the last.
+    pub fn begin_prompt(&mut self, prompt: &[u32]) -> Result<usize> {
+        let held = self.reuse(prompt)?;
+        self.place_prompt(&prompt[held..])?;
+        Ok(held)
+    }
+
     /// Checks a prompt and brings the sequence to the device that computes it.
-    pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+    pub(super) fn place_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.check(tokens)?;
-        self.settle();
+        self.discard_drafts();
         self.look_for_device()?;
         match self.devices.for_prefill(tokens.len()) {
             Some(to) => self.go(to),
@@ -77,7 +84,7 @@ impl Session {
     }
 
     /// Stages the next token and perhaps a draft after it.
-    pub fn stage(&mut self, token: u32) -> Result<Stage> {
+    pub fn stage_token(&mut self, token: u32) -> Result<Stage> {
         self.check(&[token])?;
         if self.take_drafted(token) {
             return Ok(Stage::Computed);
@@ -135,7 +142,7 @@ impl Session {
     }
 
     /// Computes what is staged, if anything is, on another device if this one is lost.
-    fn compute_alone(&mut self, cancel: Option<&CancelToken>) -> Result<()> {
+    fn forward_alone(&mut self, cancel: Option<&CancelToken>) -> Result<()> {
         if !self.is_staged() {
             return Ok(());
         }
@@ -143,7 +150,7 @@ impl Session {
         if let Err(e @ (Error::Device(_) | Error::Memory(_))) = computed {
             // A device that is lost may write to them still.
             self.logits = Box::new(vec![0.0; VOCAB]);
-            self.until(cancel, |session| session.flee(e))?;
+            self.with_cancel(cancel, |session| session.flee(e))?;
             computed = self.try_alone(cancel);
         }
         match computed {
@@ -165,10 +172,18 @@ impl Session {
 ///
 /// `Interrupted` soon after `cancel` is cancelled: what is not computed is not staged any more. What the device of a
 /// sequence returns where there is no other to go on on.
-pub fn compute(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
+pub fn forward(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
     let (staged, began) = (Counted::of(sessions), Instant::now());
-    compute_staged(sessions, cancel)?;
-    staged.took(sessions, began.elapsed());
+    let is_token_alone =
+        matches!(sessions, [session] if session.is_staged() && session.staged.want == Want::Next);
+    forward_staged(sessions, cancel)?;
+    let time = began.elapsed();
+    if let [session] = sessions
+        && is_token_alone
+    {
+        session.devices.took(time);
+    }
+    staged.took(sessions, time);
     Ok(())
 }
 
@@ -215,9 +230,9 @@ impl Counted {
     }
 }
 
-fn compute_staged(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
+fn forward_staged(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
     if let [session] = sessions {
-        return session.compute_alone(cancel);
+        return session.forward_alone(cancel);
     }
     let mut left: Sessions<'_> = sessions.iter_mut().map(|s| &mut **s).filter(|s| s.is_staged()).collect();
     while !left.is_empty() {
@@ -231,7 +246,7 @@ fn compute_staged(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -
             Ok(()) => together.iter_mut().for_each(|s| s.landed()),
             Err(Error::Device(_) | Error::Memory(_)) => {
                 // The device is lost for all of them; each finds out, and goes on elsewhere.
-                together.iter_mut().try_for_each(|s| s.compute_alone(cancel))?;
+                together.iter_mut().try_for_each(|s| s.forward_alone(cancel))?;
             }
             Err(e) => {
                 together.iter_mut().chain(&mut left).for_each(|s| s.staged.tokens.clear());

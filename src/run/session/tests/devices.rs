@@ -161,13 +161,11 @@ fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() 
         session.prefill(&tokens(20), &CancelToken::default()).unwrap();
         (20..60).for_each(|i| session.decode(token(i)).unwrap());
         lives.store(0, Ordering::Relaxed);
-        assert_eq!(session.decode_unless(token(60), Some(&cancel)), Err(Error::Interrupted));
+        assert_eq!(session.step(token(60), Some(&cancel)), Err(Error::Interrupted));
         // Asked for in the second pass that computes them again, which the third one heeds.
-        let forgone = session.take_forgone();
-        assert!(!forgone.is_empty() && session.position() < 60, "{}", session.position());
-        assert_eq!([session.tokens(), &forgone].concat(), tokens(60));
-        let rest = [&forgone[..], &[token(60)]].concat();
-        session.prefill(&rest, &CancelToken::default()).unwrap();
+        let left = session.position();
+        assert!(left < 60 && session.tokens() == tokens(left), "{left}");
+        session.sync(&tokens(61), &CancelToken::default()).unwrap();
         assert!(session.logits() == plain.logits());
         assert_eq!(rows(&mut session), rows(&mut plain));
     }
@@ -287,8 +285,8 @@ fn a_device_lost_by_several_sequences_leaves_all_on_one_cpu() {
     feed(&mut plain, 5, 8);
     sessions.iter_mut().for_each(|s| feed(s, 5, 5));
     for i in 5..8 {
-        sessions.iter_mut().for_each(|s| assert_eq!(s.stage(token(i)).unwrap(), Stage::Staged));
-        compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None).unwrap();
+        sessions.iter_mut().for_each(|s| assert_eq!(s.stage_token(token(i)).unwrap(), Stage::Staged));
+        forward(&mut sessions.iter_mut().collect::<Vec<_>>(), None).unwrap();
     }
     for session in &mut sessions {
         assert!(session.logits() == plain.logits() && session.device_name() == "cpu");
