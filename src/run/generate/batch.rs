@@ -300,7 +300,6 @@ enum Accepting {
 /// Generations that are computed together.
 pub struct Batch<'a> {
     generations: Vec<Generation<'a>>,
-    events: Events,
     /// Most tokens of prompts in a pass beside the tokens of others.
     pub prompt_budget: usize,
     /// Tokens of prompts in the last pass.
@@ -315,7 +314,6 @@ impl<'a> Batch<'a> {
     pub fn new(threads: usize) -> Self {
         Self {
             generations: Vec::new(),
-            events: Vec::new(),
             prompt_budget: usize::MAX,
             prompt_tokens: 0,
             accepting: Accepting::AllAtOnce,
@@ -390,7 +388,8 @@ impl<'a> Batch<'a> {
     ///
     /// Those of [`Batch::step`].
     pub fn compute(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
-        self.stage()?;
+        let mut events = Events::new();
+        self.stage(&mut events)?;
         let running = self.generations.iter_mut().filter(|g| g.stop_reason.is_none());
         let mut sessions: Few<&mut Session> = running.map(|g| &mut *g.session).collect();
         match forward(&mut sessions, cancel) {
@@ -398,17 +397,18 @@ impl<'a> Batch<'a> {
             Err(e) => return Err(e),
         }
         drop(sessions);
-        let Self { generations, events, .. } = self;
-        generations.iter_mut().try_for_each(|g| g.end_prompt().or_else(|e| g.fail(e, events)))?;
-        Ok(std::mem::take(events))
+        for generation in &mut self.generations {
+            generation.end_prompt().or_else(|e| generation.fail(e, &mut events))?;
+        }
+        Ok(events)
     }
 
     /// Stages what the next pass computes.
-    fn stage(&mut self) -> Result<()> {
+    fn stage(&mut self, events: &mut Events) -> Result<()> {
         let pass = self.running().next().map_or(0, |g| g.session.max_tokens());
         let mut room = pass.saturating_sub(self.decoding()).max(1).min(self.prompt_budget);
         self.prompt_tokens = 0;
-        let Self { generations, events, prompt_tokens, accepting, .. } = self;
+        let Self { generations, prompt_tokens, accepting, .. } = self;
         for generation in generations.iter_mut().filter(|g| g.stop_reason.is_none()) {
             let staged = if generation.is_prompt() {
                 generation.stage_prompt(room, events).inspect(|n| *prompt_tokens += n)

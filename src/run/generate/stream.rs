@@ -54,7 +54,7 @@ pub struct TokenStream<'a> {
 
 impl<'a> TokenStream<'a> {
     /// Computes the prompt, as far as it is not cancelled.
-    pub(in crate::run) fn begin(
+    pub(super) fn begin(
         mut session: SessionRef<'a>,
         decoder: TokenDecoder<'a>,
         prompt: &[u32],

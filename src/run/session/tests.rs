@@ -24,7 +24,7 @@ fn tokens(n: usize) -> Vec<u32> {
 
 /// One device.
 fn alone(capacity: usize, eviction: Eviction) -> Session {
-    Session::new(Fake::new("one", 16).seat(capacity)).with_eviction(eviction).unwrap()
+    Session::new(Fake::new("one", 16).with_slots(capacity)).with_eviction(eviction).unwrap()
 }
 
 /// All rows: for each layer and head, tokens and positions.
@@ -139,7 +139,7 @@ fn an_opening_stays_unless_a_number_is_given() {
 fn what_stays_does_not_depend_on_the_size_of_chunks() {
     for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let after = |chunk: usize| {
-            let mut session = Session::new(Fake::new("one", chunk).seat(100))
+            let mut session = Session::new(Fake::new("one", chunk).with_slots(100))
                 .with_eviction(eviction(policy, 60, 3))
                 .unwrap();
             feed(&mut session, 500, 700);
@@ -177,7 +177,8 @@ fn a_prompt_that_fits_the_window_is_not_cut() {
 fn low_memory_halves_the_cache_and_the_window_returns_when_there_is_enough() {
     static LOW: AtomicBool = AtomicBool::new(true);
     let wanted = Eviction { memory_threshold: 1, ..eviction(Policy::Sliding, 1000, 0) };
-    let mut session = alone(2000, wanted).with_memory_probe(|_| LOW.load(Ordering::Relaxed));
+    let mut session = alone(2000, wanted);
+    session.evictor.as_mut().unwrap().probe = |_| LOW.load(Ordering::Relaxed);
     let seen = events(&mut session);
     feed(&mut session, 600, 1200);
     assert!(session.slots() < 200, "{}", session.slots());
@@ -276,7 +277,7 @@ fn a_saved_sequence_goes_on_as_if_never_left() {
 #[test]
 fn a_cache_too_small_for_the_prefix_is_refused() {
     let new = |capacity, window, prefix| {
-        Session::new(Fake::new("one", 16).seat(capacity))
+        Session::new(Fake::new("one", 16).with_slots(capacity))
             .with_eviction(eviction(Policy::Sliding, window, prefix))
             .is_ok()
     };
@@ -370,8 +371,8 @@ fn what_is_computed_ahead_is_given_up_for_anything_else() {
 
 #[test]
 fn sequences_of_one_device_are_computed_together_as_each_alone() {
-    let device = Fake::new("one", 16).seat(200).device;
-    let session = || Session::new(Seat::new(Arc::clone(&device), 200).unwrap());
+    let device = Fake::new("one", 16).with_slots(200).device();
+    let session = || Session::new(DeviceCache::new(Arc::clone(&device), 200).unwrap());
     let (mut a, mut b, mut c) = (session(), session(), session());
     let (mut alone_a, mut alone_b) = (alone(200, Eviction::NEVER), alone(200, Eviction::NEVER));
     feed(&mut a, 20, 30);

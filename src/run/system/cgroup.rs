@@ -3,7 +3,7 @@
 //! Any ancestor of the group may have a limit, so all are read. In a container, `/proc/self/cgroup` may have the host's
 //! path, which does not exist inside. The mount's root, which is among the ancestors, then has our limit.
 
-use super::text_file::read;
+use super::read;
 
 /// A memory limit and what is left of it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
