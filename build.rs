@@ -1,6 +1,6 @@
 //! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory, a
-//! GGUF file, or a model of the Hugging Face cache) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`. Kernels
-//! for OpenCL lose their comments: `kernels/NAME.cl` -> `OUT_DIR/kernels/NAME.cl`.
+//! GGUF file, or a model of the Hugging Face cache) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
+//! It is the build script of the member `src/model`.
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 use std::path::{Path, PathBuf};
@@ -15,9 +15,10 @@ fn main() {
     for variable in ["ANTIGRAVITY_MODEL", "ANTIGRAVITY_SHIPPED"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
-    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=../../build.rs");
     let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
-    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let member = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let root = member.ancestors().nth(2).expect("src/model").to_path_buf();
     let unusable = |e: &dyn std::fmt::Display| -> ! { fail(&format!("ANTIGRAVITY_MODEL={name}: {e}")) };
     let place = model_place(&root, &name).unwrap_or_else(|e| unusable(&e));
     let gguf = place.is_file();
@@ -32,37 +33,10 @@ fn main() {
     };
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     write(&out.join("dims.rs"), &dims_source(&name, &place, &model));
-    kernels(&root.join("kernels"), &out.join("kernels"))
-        .unwrap_or_else(|e| fail(&format!("kernels/ cannot be copied: {e}")));
-    link_without_libdl(&out);
 }
 
 fn write(file: &Path, text: &str) {
     fs::write(file, text).unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", file.display())));
-}
-
-/// Writes the kernels without comments and with single spaces, a third of their bytes, each line where it was: a driver's
-/// messages have numbers of lines.
-fn kernels(from: &Path, to: &Path) -> io::Result<()> {
-    println!("cargo:rerun-if-changed={}", from.display());
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let file = entry?.path();
-        let text = fs::read_to_string(&file)?;
-        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n";
-        let code = |line: &str| words(line.split("//").next().unwrap_or_default());
-        write(&to.join(file.file_name().expect("of a folder")), &text.lines().map(code).collect::<String>());
-    }
-    Ok(())
-}
-
-/// `libloading` links `-ldl`. musl has those functions in libc and comes with an empty libdl.a, which Rust's own musl
-/// targets lack, so one is made.
-fn link_without_libdl(dir: &Path) {
-    if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|e| e == "musl") {
-        write(&dir.join("libdl.a"), "!<arch>\n");
-        println!("cargo:rustc-link-search=native={}", dir.display());
-    }
 }
 
 /// Ends the build because `config.json` cannot be read, and lists what can be used instead.

@@ -6,7 +6,7 @@
 // token sees anything of
 //
 // SEVERAL  the same of up to so many runs, whose chunks follow each other, with the rows of each
-// TEAM     a function for one chunk, by a team of the work-group: see teams.cl
+// TEAM     a function for one chunk, by a team of the work-group: see nvidia/subgroup_barrier.cl
 
 // Items that share the elements of a value row, and the queries that one of them takes.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
@@ -81,9 +81,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     partials += (size_t)runs.first_chunk[of] * (HEADS * HEAD_DIM);
     ml += (size_t)runs.first_chunk[of] * (HEADS * 2);
     chunk -= runs.first_chunk[of];
-#endif
-#if !defined(SEVERAL) && !defined(TEAM)
-    if (FIRST_SLOT(run) < 0) FIRST_SLOT(run) = ONLY_SLOT(state);
 #endif
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
     int first = (SKIPPED(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);

@@ -24,20 +24,15 @@
 
 // The state of one forward pass: a header of integers, then one row per token.
 // [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES] float
-#ifdef CORRUPT // for tests of what notices that a kernel computes nonsense
-#define HEADER 17
-#else
 #define HEADER 16
-#endif
 #define H_SLOT 0 // cache slot of the only token of a pass
 #define H_ROW 1  // token whose residual the head reads, where it reads one
-// The rest, but for H_POS, is for decode_nvidia.cl alone.
+// The rest is for nvidia/decode.cl alone.
 #define H_CAPACITY 2 // slots of the cache
 #define H_CHUNKS 3   // parts of a head's attention that there is room for
 #define H_STEPS 4    // whose results groups have exchanged so far
 #define H_K_STRIDE 5 // from one layer's keys to the next, in 64 bytes
 #define H_V_STRIDE 6 // the same of values
-#define H_POS 7      // position of the only token of a pass
 #define X_ROW (DIM + 2 * ANGLES)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
@@ -53,10 +48,9 @@ typedef int4 Part;
 #endif
 
 // A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
-// in the pass, its tokens, the cache slot of the first, the slots of the cache. The only token of a pass has slot -1 there
-// and its own in the header (ONLY_SLOT), so that a recorded launch serves those that follow. In a local layer (WINDOW) slots
-// are positions, and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of
-// positions lie next to each other.
+// in the pass, its tokens, the cache slot of the first, the slots of the cache. In a local layer (WINDOW) slots are positions,
+// and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of positions lie next
+// to each other.
 typedef int4 Run;
 #define FIRST_TOKEN(run) (run).x
 #define TOKENS_OF(run) (run).y
@@ -73,11 +67,9 @@ typedef struct {
 #define AT_ROW(slot, run) ((slot) % CAPACITY(run))
 // Chunks before the first of which a token that sees so many slots, its own included, sees anything.
 #define SKIPPED(slots) (max((slots) - WINDOW, 0) / CHUNK)
-#define ONLY_SLOT(state) (((const __global int *)(state))[H_POS])
 #else
 #define AT_ROW(slot, run) (slot)
 #define SKIPPED(slots) 0
-#define ONLY_SLOT(state) (((const __global int *)(state))[H_SLOT])
 #endif
 // Slots that are summed up together; such sums are merged in ascending order. As on the CPU.
 #define CHUNK 128

@@ -5,7 +5,7 @@
 // order, which makes the result the CPU's.
 //
 // in_sums: [token][BLOCKS], of the halves of a block
-// TENSOR  block sums by NVIDIA's integer tensor cores, of formats of four bits: see gemm_nvidia.cl
+// TENSOR  block sums by NVIDIA's integer tensor cores, of formats of four bits: see nvidia/gemm.cl
 
 #if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(SLICES)
 #error a shape of the matrix is not defined

@@ -130,16 +130,8 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
                 const __global uint *w = quants + (size_t)source[g] * (BLOCKS * 16 * W_BITS) + (b * (16 * W_BITS) + lid);
 #endif
                 Words low = LOW_BYTES(w, v), high = HIGH_BYTES(w, v);
-#ifdef BY_FLOATS
-                UNROLL
-                for (int k = 0; k < 4; k++) {
-                    sum[0][g] = fma(WEIGHT(low, k), (float)(char)(act_low >> 8 * k), sum[0][g]);
-                    sum[W_HALVES][g] = fma(WEIGHT(high, k), (float)(char)(act_high >> 8 * k), sum[W_HALVES][g]);
-                }
-#else
                 sum[0][g] = dots(low, act_low, sum[0][g]);
                 sum[W_HALVES][g] = dots(high, act_high, sum[W_HALVES][g]);
-#endif
             }
         }
         int2 of_acts = act_sums[b];
@@ -168,15 +160,11 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
 // An item takes four rows of a block: four neighbours read 64 bytes of each of its vectors. Block sums are exact
 // integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
 // what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
-void product(PLANE_OF(uint4) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
+void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
-#ifdef W_IMAGE
-    int w = source[grp] * (BLOCKS * 4 * W_BITS) + quad;
-#else
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
-#endif
     const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
     // [grp][block][quad]: sums, scales, floors; then of each block the sum of its activations.
     __local float4 *part_scales = parts + NG * PASS * 4;
@@ -192,11 +180,7 @@ void product(PLANE_OF(uint4) quants, const __global uchar *scales, const ACT_SPA
         for (int from = first; from < end; from += SLICES) {
             int b = from + slice;
             if (b >= end) continue;
-#ifdef W_IMAGE
-            int block = w + b * (4 * W_BITS);
-#else
             const __global uint4 *block = w + b * (4 * W_BITS);
-#endif
             // Of the halves apart where these have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
@@ -302,10 +286,16 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #define MATRIX PLANE_OF(uint)
 #endif
 
-// chunk: first group of the output that this buffer holds, groups that it holds.
+// chunk: first group of the output that this buffer holds, groups that it holds; where chunks of attention are merged,
+// slots that they are of.
+#ifdef INPUT_MERGE
+#define GEMV_CHUNK int4
+#else
+#define GEMV_CHUNK int2
+#endif
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     MATRIX quants, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, __global float *extra, int2 chunk) {
+    const __global float *in_scales, __global float *out, __global float *extra, GEMV_CHUNK chunk) {
     __local float4 pool[(POOL + 3) / 4];
     __local float sums[NG * 16];
     __local float *x = (__local float *)pool;
@@ -326,8 +316,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #ifdef INPUT_MERGE
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
-    int slot = ONLY_SLOT(state);
-    merge_chunks(in, in_scales, slot / CHUNK + 1 - SKIPPED(slot + 1), weights, l, x);
+    merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED(chunk.z), weights, l, x);
 #elif defined(INPUT_NORM)
     load_input(residual, in, sums, x);
 #else

@@ -18,9 +18,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void keep(
             // As many rounds for every item; see gemv.cl.
             int at = min(first + e * WG + lid, all - 1);
             held[e] = plane[(size_t)slots[at / units] * units + at % units];
-#ifdef CORRUPT
-            held[e] ^= 1;
-#endif
         }
         barrier(CLK_GLOBAL_MEM_FENCE);
         for (int e = 0; e < EACH; e++) {

@@ -45,8 +45,5 @@ Floats of_halves(Sums low, Sums high, int2 of_acts, const __global uchar *of_gro
 #if W_HALVES
     low = TO_SUMS(scale_of_half(of_group, b, at, 0)) * low + TO_SUMS(scale_of_half(of_group, b, at, 1)) * high;
 #endif
-#ifdef CORRUPT
-    low += 1;
-#endif
     return SUM_OF_FLOATS(low);
 }

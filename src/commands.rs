@@ -41,14 +41,14 @@ Examples:
   antigravity chat --system 'Answer in one sentence.'
   antigravity chat --single-turn --prompt 'Why is the sky blue?'")]
     Chat(cli::chat::ChatArgs),
-    /// Answer over HTTP, in the shapes of OpenAI's and Anthropic's APIs
+    /// HTTP server compatible with the OpenAI and Anthropic APIs
     #[cfg(feature = "serve")]
     #[command(before_help = "\
 Examples:
   antigravity serve
   antigravity serve --host 0.0.0.0 --api-key-file keys.txt --slots 8")]
     Serve(serve::ServeArgs),
-    /// Measure perplexity, recall, or how far apart two settings are
+    /// Measure perplexity, fact recall, and the difference between two settings
     #[cfg(feature = "tools")]
     #[command(before_help = "\
 Examples:
@@ -111,7 +111,7 @@ Examples:
   antigravity tokenize --prompt 'Once upon a time'
   antigravity tokenize --decode '1, 2, 3'")]
     Tokenize(tools::tokenize::TokenizeArgs),
-    /// Guess tokens for another antigravity program, whose --draft-model this one is
+    /// (internal) Draft side of speculative decoding; started by --draft-model
     #[cfg(feature = "tools")]
     #[command(
         before_help = "\
@@ -137,7 +137,7 @@ Examples:
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
     cli::signal::outlive_file_limit();
-    parse_args().and_then(|args| run_command(args.command)).map_err(cli::flags::in_error)
+    parse_args().and_then(|args| run_command(args.command)).map_err(cli::flags::name_flags_in)
 }
 
 fn run_command(command: Command) -> Result<()> {
@@ -182,7 +182,7 @@ fn version() -> String {
     )
 }
 
-/// The command line: what [`run`] reads, and what completions and the manual are written from.
+/// The command line that [`run`] reads, and that completions and the manual are written from.
 pub fn command() -> clap::Command {
     let spellings = |arg: clap::Arg| {
         let takes_values = arg.get_action().takes_values();
@@ -197,14 +197,10 @@ pub fn command() -> clap::Command {
 /// Reads the process's arguments. Help and version go to stdout and end the process.
 fn parse_args() -> Result<Cli> {
     let command = command();
-    let words = cli::args::ours(&command, std::env::args_os().collect())?;
+    let words = cli::args::translate_args(&command, std::env::args_os().collect())?;
     let named = words.get(1).and_then(|w| w.to_str()).filter(|name| command.find_subcommand(name).is_some());
     let named = named.map(str::to_owned);
-    let matches = command.try_get_matches_from(words);
-    if let Some((name, matches)) = matches.as_ref().ok().and_then(|m| m.subcommand()) {
-        cli::args::told::keep(name, matches);
-    }
-    matches.and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
+    command.try_get_matches_from(words).and_then(|m| Cli::from_arg_matches(&m)).map_err(|e| {
         if e.use_stderr() {
             return Error::Usage(cli::args::one_line(&e, named.as_deref()));
         }

@@ -16,8 +16,6 @@
 
 mod cli;
 pub mod commands;
-pub mod dims;
-pub mod model;
 pub mod opencl;
 pub mod run;
 #[cfg(feature = "serve")]
@@ -25,7 +23,9 @@ mod serve;
 #[cfg(feature = "tools")]
 mod tools;
 
+pub use ::model;
 pub use files::{Error, Result};
+pub use model::dims;
 pub use run::engine::Engine;
 pub use run::generate::prompts::BatchItem;
 pub use run::options::{EngineOptions, GenerateOptions, Progress};

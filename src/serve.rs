@@ -1,34 +1,30 @@
-//! `serve`: the model behind an HTTP server, in the shapes of OpenAI's API.
+//! `serve`: an HTTP server for the model, compatible with the OpenAI and Anthropic APIs.
 
 mod access;
-mod answer;
-mod asked;
-mod budget;
+mod api;
+mod body;
+mod client_stream;
+mod connections;
 mod constraint;
-mod content;
 mod conversation;
-mod facts;
-mod fields;
-mod hub;
-mod io;
-mod listen;
-mod messages;
-mod native;
-mod neutral;
-mod openai;
-mod refusal;
-mod reply;
-mod requests;
-mod responses;
-mod route;
-mod tokens;
+mod dialect;
+mod error;
+mod json_writer;
+mod memory;
+mod metrics;
+mod models;
+mod output;
+mod params;
+mod prepare;
+mod response;
+mod routes;
+mod state;
 mod tools;
-mod whole;
-mod workers;
+mod unsupported;
 
-use crate::cli::args::{ChosenTemplate, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::args::{ChosenTemplate, FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::load;
 use crate::cli::signal;
-use crate::cli::start;
 use crate::cli::terminal::Verbosity;
 use crate::run::engine::template_source;
 use crate::run::generate::scheduler::{Limits, Scheduler, SchedulerEvent};
@@ -36,10 +32,10 @@ use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
 use access::{Access, check_key};
-use budget::Budget;
 use clap::Args;
 use files::{Error, Result, say};
-use hub::{Hub, Served, Slots};
+use memory::MemoryBudget;
+use state::{LoadedModel, ServerState, SlotsEndpoint};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,6 +54,8 @@ pub const CACHE_MIB: u64 = 256;
     "Slots of each text's KV cache: the longest text, prompt included"
 )))]
 pub struct ServeArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// Address to listen at; 0.0.0.0 is all of this machine's
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Server")]
     host: String,
@@ -161,30 +159,31 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         GenerateOptions { sampler: args.sampler.resolve()?, max_tokens: None, ..GenerateOptions::default() };
     let listener = args.listen()?;
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
-    let slots = if args.slots_endpoint { Slots::Shown } else { Slots::Hidden };
+    let slots_endpoint = if args.slots_endpoint { SlotsEndpoint::Shown } else { SlotsEndpoint::Hidden };
     let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
-    let hub = Arc::new(Hub::new(args.name(), access.at(address.ip()), slots, patience)?);
-    if !address.ip().is_loopback() && !hub.access.has_keys() {
+    let access = access.listening_at(address.ip());
+    let state = Arc::new(ServerState::new(args.name(), access, slots_endpoint, patience));
+    if !address.ip().is_loopback() && !state.access.has_keys() {
         say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
     }
-    let connections = listen::start(listener, Arc::clone(&hub))?;
+    let connections = connections::start(listener, Arc::clone(&state))?;
 
     let mut opened = Opened::new(&settings)?;
-    let budget = Budget::new(opened.plan.add_requests());
+    let memory = MemoryBudget::new(opened.plan.add_requests());
     let rows = opened.plan.share_rows();
-    let memory = [opened.plan.empty(), opened.plan.need()].map(mib);
+    let planned = [opened.plan.empty(), opened.plan.need()].map(mib);
     let model_id = opened.plan.model_id.clone();
     let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
     let (template, variables) = (chosen.transpose()?, args.template.variables()?);
-    let loaded = start::load(opened, args.quiet.verbosity())?;
+    let loaded = load::load(opened, args.quiet.verbosity(), &args.warnings)?;
     defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
-    let served = Arc::new(Served {
+    let model = Arc::new(LoadedModel {
         name: args.name().to_owned(),
         variables,
         fingerprint: fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
-        budget,
+        memory,
         seeded: args.sampler.seed().is_some(),
         engine: match template {
             Some(template) => loaded.engine.with_template(template)?,
@@ -195,14 +194,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let stop = CancelToken::default();
     signal::connect(&stop);
     signal::will_drain();
-    let ran = served.scheduler.run(&served.engine, &stop, &|moment| match moment {
+    let ran = model.scheduler.run(&model.engine, &stop, &|event| match event {
         SchedulerEvent::Ready => {
-            hub.open(Arc::clone(&served));
-            say_ready(args, &format!("http://{address}"), &memory);
+            state.set_model(Arc::clone(&model));
+            say_ready(args, &format!("http://{address}"), &planned);
         }
-        SchedulerEvent::Draining => hub.drain(),
+        SchedulerEvent::Draining => state.start_draining(),
     });
-    hub.end();
+    state.stop();
     let _ = connections.join();
     ran
 }

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod bundle;
+pub mod columns;
 pub mod doctor;
 pub mod draft;
 pub mod eval;
@@ -9,5 +10,4 @@ pub mod inspect;
 pub mod logits;
 pub mod pack;
 pub mod plan;
-pub mod report;
 pub mod tokenize;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 use std::error::Error;
 use std::io::BufRead;
-use text::chat::{Context, Ending, Jinja, Message, Moment, Tools, Variables, join};
+use text::chat::{Context, Ending, Jinja, Message, Moment, TemplateKwargs, Tools, join};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn render(case: Case) -> Result<String, String> {
-    let mut variables = case.tools.map_or_else(Variables::default, Variables::of_tools);
+    let mut variables = case.tools.map_or_else(TemplateKwargs::default, TemplateKwargs::of_tools);
     for (name, value) in &case.kwargs {
         variables.set(name, value)?;
     }

@@ -1,45 +1,45 @@
-//! Flags that several commands share, with the names and defaults of the specification, and the options they become.
+//! Flags that several commands share, with the names and defaults of the specification, and the options that they
+//! resolve to.
 
+mod clap_error;
 mod completion;
-mod cores;
 mod device;
-mod draft;
-mod eviction;
-mod generate;
-mod grammar;
+mod flag_warnings;
+mod llama_cpp;
 mod model;
-mod number;
-mod output;
 mod prompt;
 mod sampling;
-mod spelling;
 #[cfg(feature = "chat")]
 mod template;
-pub mod told;
-mod wrong;
 
-pub use completion::token_limit;
+use files::{Error, Result};
+
+pub use clap_error::one_line;
 #[cfg(feature = "chat")]
 pub use completion::{CompletionArgs, show_settings};
+pub use completion::{Format, GenerateArgs, OutputArgs, token_limit};
 #[cfg(feature = "tools")]
-pub use cores::{MOST_THREADS, MaskArgs};
-#[cfg(feature = "tools")]
-pub use device::BackendName;
-pub use generate::GenerateArgs;
+pub use device::{BackendName, MAX_THREADS, MaskArgs};
+pub use flag_warnings::FlagWarnings;
+pub use llama_cpp::translate_args;
 #[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
 pub use model::ModelArgs;
 #[cfg(feature = "tools")]
 pub use model::{LoadArgs, PathArgs, WeightArgs};
-pub use number::within;
-pub use output::{Format, OutputArgs};
 #[cfg(feature = "chat")]
 pub use prompt::EscapeArgs;
 pub use prompt::text_of;
 #[cfg(feature = "serve")]
 pub use sampling::SamplerArgs;
-pub use spelling::ours;
 #[cfg(feature = "chat")]
 pub use template::{ChosenTemplate, TemplateArgs, Think};
-pub use wrong::one_line;
 #[cfg(any(feature = "serve", feature = "tools"))]
-pub use {output::QuietArgs, prompt::read_text};
+pub use {completion::QuietArgs, prompt::read_text};
+
+/// `n`, or an error that names the flag if `n` is not in `1..=max`.
+pub fn within(flag: &str, n: usize, max: usize) -> Result<usize> {
+    match n {
+        n if (1..=max).contains(&n) => Ok(n),
+        _ => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {max}"))),
+    }
+}

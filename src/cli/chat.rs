@@ -1,16 +1,15 @@
-//! `chat`: a conversation in the model's own form, one line a turn.
+//! `chat`: a conversation in the form of the model's chat template, one line a turn.
 
-mod command;
+mod commands;
 mod files;
 mod input;
-mod obey;
-mod said;
+mod output;
 
-use super::answer::{self, Report};
-use super::args::{CompletionArgs, EscapeArgs, Format, ModelArgs, TemplateArgs, show_settings};
-use super::flags::named;
+use super::args::{CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, show_settings};
+use super::flags::name_flags;
+use super::generation_report::{self, Report};
+use super::load::{self, Loaded};
 use super::signal;
-use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
 use crate::run::engine::{Engine, template_source};
 use crate::run::eviction::Policy;
@@ -21,21 +20,23 @@ use ::files::error::{LINE, one_line};
 use ::files::{Error, Result, say};
 use clap::Args;
 use input::{Input, Typed};
-use said::Answer;
-use serde_json::json;
+use output::Answer;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use text::chat::{Conversation, ConversationState, Form, Message, Role, Template};
+use text::chat::{Conversation, ConversationState, Message, OutputFormat, Role, Template};
 use text::sampler::{Rng, SamplerOptions};
 
 /// A conversation.
 #[derive(Args, Clone)]
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
 pub struct ChatArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// System message, which holds for the whole conversation
     #[arg(
         long,
-        alias = "system-prompt",
+        aliases = ["system-prompt", "sys"],
         value_name = "TEXT",
         allow_hyphen_values = true,
         help_heading = "Prompt"
@@ -47,7 +48,7 @@ pub struct ChatArgs {
     #[command(flatten, next_help_heading = "Prompt")]
     escape: EscapeArgs,
     /// End after the first answer; -st for short
-    #[arg(long, help_heading = "Prompt")]
+    #[arg(long, alias = "st", help_heading = "Prompt")]
     single_turn: bool,
     /// Continue the conversation in this file, if it exists, and save it there after every answer
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
@@ -69,21 +70,21 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let opened = Opened::new(&args.model.resolve_for_one()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.template(&template_source(&opened.model))?;
-    let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
+    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &args.warnings)?;
     let template = template.for_tokenizer(engine.tokenizer())?;
     let recommended = engine.recommended_sampling()?;
     options.sampler = args.completion.sampler.recommend(options.sampler, &recommended)?;
     if !options.ignore_eos {
         options.stop_tokens = template.stop_tokens(engine.tokenizer());
     }
-    if template == Template::Plain && output.verbosity() != Verbosity::Quiet {
-        say_no_template();
+    if template == Template::PLAIN && output.verbosity() != Verbosity::Quiet {
+        warn_no_template();
     }
     if output.verbosity() == Verbosity::Verbose {
         say!("sampling: {}", show_settings(&options));
     }
     let system = args.system.as_deref().map(|text| args.escape.text(text));
-    let conversation = Conversation::new(template, system).with(variables, Form::default());
+    let conversation = Conversation::new(template, system).with(variables, OutputFormat::default());
     check_tools(&conversation, engine)?;
     signal::connect(&options.cancel);
     let mut chat = Chat {
@@ -93,7 +94,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         options,
         recommended,
         set: args.completion.clone(),
-        session: answer::session(engine, output)?,
+        session: generation_report::session(engine, output)?,
         conversation,
         input: Input::new(),
         loading: *took,
@@ -103,24 +104,21 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         last: None,
     };
     let (form, shown) = chat.form_of_answers();
-    chat.conversation.set_form(form);
+    chat.conversation.set_output_format(form);
     chat.options.shown_tokens = shown;
     if !chat.is_quiet() {
-        args.template
-            .idle(chat.conversation.template(), form.thinks())
-            .iter()
-            .for_each(|line| say!("{line}"));
+        args.template.unused_flags(chat.conversation.template(), form).iter().for_each(|line| say!("{line}"));
     }
     if let Some(file) = &args.session {
         chat.resume(file)?;
     }
     let result = chat.talk();
-    answer::write_trace(&mut chat.session, output, None)?;
+    generation_report::write_trace(&mut chat.session, output, None)?;
     result
 }
 
-/// Says that answers are unlikely, and what to use.
-fn say_no_template() {
+/// Warns that answers are unlikely without a chat template.
+fn warn_no_template() {
     say!(
         "{} has no chat template, so it is most likely a base model, which goes on with a text and answers nothing: use \
          generate, or an instruct model, or give --chat-template",
@@ -140,7 +138,7 @@ fn check_tools(conversation: &Conversation, engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// What follows a line of input.
+/// The action after a line of input.
 #[allow(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Next {
     Leave,
@@ -148,7 +146,7 @@ enum Next {
     Ask(Question),
 }
 
-/// A message to be answered.
+/// Messages to be answered together.
 struct Question {
     messages: Vec<Message>,
     /// The random numbers before it was asked, in case it is taken back.
@@ -192,7 +190,7 @@ impl Chat<'_> {
         format!("{}, {slots} tokens of context, {}", crate::dims::MODEL, self.session.device_name())
     }
 
-    /// All turns.
+    /// Runs all turns.
     fn talk(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
@@ -231,21 +229,22 @@ impl Chat<'_> {
         Question { messages, random: self.random.clone(), answered: None }
     }
 
-    /// How answers are read, and the control tokens that belong to their text. A grammar leaves no other form.
-    fn form_of_answers(&self) -> (Form, Vec<u32>) {
+    /// The form in which answers are read, and the control tokens that belong to their text. A grammar leaves no other
+    /// form.
+    fn form_of_answers(&self) -> (OutputFormat, Vec<u32>) {
         let (grammar, tokenizer) = (&self.args.completion.sampler.grammar, self.engine.tokenizer());
         if grammar.json_schema.is_some() || grammar.grammar.is_some() {
-            return (Form::default(), Vec::new());
+            return (OutputFormat::default(), Vec::new());
         }
-        let form = Form::of(self.conversation.template(), tokenizer);
+        let form = OutputFormat::of(self.conversation.template(), tokenizer);
         let tools = self.conversation.variables().tools.is_some();
         let form = if tools { form } else { form.without_tools() };
         (form, form.shown(tokenizer))
     }
 
-    /// What the next line asks for. Commands are carried out.
+    /// Reads the next message, and runs commands.
     fn next(&mut self) -> Result<Next> {
-        let line = match self.input.message()? {
+        let line = match self.input.read_message()? {
             Typed::Line(line) => line,
             Typed::Quoted(text) if text.trim().is_empty() => return Ok(Next::Read),
             Typed::Quoted(text) => return Ok(Next::Ask(self.question(text))),
@@ -253,18 +252,18 @@ impl Chat<'_> {
             Typed::Interrupt if self.options.cancel.is_cancelled() => return Err(Error::Interrupted),
             Typed::Interrupt => {
                 self.options.cancel.cancel();
-                say!("Ctrl-C again leaves");
+                say!("Press Ctrl-C again to quit.");
                 return Ok(Next::Read);
             }
         };
         match line.trim_end() {
             "" => Ok(Next::Read),
-            command if command.starts_with('/') => self.obey(command),
+            command if command.starts_with('/') => self.run_command(command),
             _ => Ok(Next::Ask(self.question(line))),
         }
     }
 
-    /// One question and its answer; `None` if the question does not fit, or is refused at a terminal.
+    /// Answers one question; `None` if the question does not fit, or is refused at a terminal.
     fn turn(&mut self, question: Question) -> Result<Option<StopReason>> {
         let start = Instant::now();
         self.options.cancel.reset();
@@ -305,11 +304,11 @@ impl Chat<'_> {
         };
         let then = if ids.is_empty() && report.reason == StopReason::Interrupt {
             self.conversation.forget_question();
-            self.take_back(question)
+            self.withdraw_question(question)
         } else {
             self.conversation.answer(self.engine.tokenizer(), &ids);
             self.asked.push(question.random);
-            "the next message goes on from here"
+            "Your next message continues from here."
         };
         self.save()?;
         if let Some(lost) = lost {
@@ -332,8 +331,8 @@ impl Chat<'_> {
         self.engine.options().eviction.policy != Policy::None
     }
 
-    /// Whether a question that cannot be asked ends nothing: somebody can ask another, or there is a conversation to be
-    /// saved.
+    /// True if the conversation goes on after a question that cannot be asked: somebody can ask another, or there is a
+    /// conversation to be saved.
     fn goes_on(&self) -> bool {
         !self.args.single_turn && (self.input.is_interactive() || self.conversation.questions() > 0)
     }
@@ -356,68 +355,64 @@ impl Chat<'_> {
 
     /// Says why a question got no answer, after which the conversation is as before it.
     fn say_unanswered(&mut self, why: &Error, question: Question) -> Result<Option<StopReason>> {
-        let why = one_line(&named(&why.to_string()), LINE - 100);
-        match self.args.completion.output.format {
-            _ if self.input.is_interactive() => {}
-            Format::Text => put("\n")?,
-            Format::Jsonl => {
-                put(&format!("{}\n", json!({"t": "unanswered", "why": why})))?;
-            }
+        let why = one_line(&name_flags(&why.to_string()), LINE - 100);
+        if !self.input.is_interactive() {
+            self.put_unanswered(json!({"t": "unanswered", "why": why}))?;
         }
-        say!("{why}; {}; /save FILE and /reset still work", self.take_back(question));
+        say!("{why}. {} /save FILE and /reset still work.", self.withdraw_question(question));
         Ok(None)
     }
 
     /// Ctrl-C came while a long question was made into tokens.
     fn stop_before(&mut self, question: Question) -> Result<Option<StopReason>> {
-        let then = self.take_back(question);
-        match self.args.completion.output.format {
-            Format::Text => put("\n")?,
-            Format::Jsonl => put(&format!("{}\n", json!({"t": "unanswered", "why": "interrupted"})))?,
-        }
+        let then = self.withdraw_question(question);
+        self.put_unanswered(json!({"t": "unanswered", "why": "interrupted"}))?;
         if !self.args.single_turn && !self.is_quiet() {
             self.say_interrupt(then);
         }
         Ok(Some(StopReason::Interrupt))
     }
 
-    /// Says where an interrupt leaves the conversation.
+    /// Says how the conversation continues after an interrupt.
     fn say_interrupt(&self, then: &str) {
         if self.input.is_interactive() {
-            say!("stop: interrupt; {then}; Ctrl-C again leaves");
+            say!("Stopped. {then} Press Ctrl-C again to quit.");
         }
     }
 
     /// Takes back a question that needs more slots than the cache has, and says so.
     fn refuse(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
-        self.take_back(question);
-        match self.args.completion.output.format {
-            Format::Text => put("\n")?,
-            Format::Jsonl => {
-                put(&format!("{}\n", json!({"t": "unanswered", "needed": need, "slots": have})))?
-            }
-        }
-        let what = format!("the message needs {need} of {have} slots");
-        say!("{}", full(&what, ", then /retry asks it"));
+        self.withdraw_question(question);
+        self.put_unanswered(json!({"t": "unanswered", "needed": need, "slots": have}))?;
+        say_context_full(need, have, ", then /retry sends the message");
         Ok(())
     }
 
-    /// Restores what was before a question that got no answer and is no longer in the conversation; says what that is.
-    fn take_back(&mut self, question: Question) -> &'static str {
+    /// Ends the output of a question without an answer.
+    fn put_unanswered(&self, line: Value) -> Result<()> {
+        match self.args.completion.output.format {
+            Format::Text => put("\n"),
+            Format::Jsonl => put(&format!("{line}\n")),
+        }
+    }
+
+    /// Restores the state before a question that got no answer and is no longer in the conversation. Returns a sentence
+    /// about that state.
+    fn withdraw_question(&mut self, question: Question) -> &'static str {
         match question.answered {
             Some(answered) => {
                 self.conversation.resume(answered);
                 self.asked.push(question.random);
-                "the answer before it stays"
+                "The answer before it stays."
             }
             None => {
                 self.unanswered = Some(question);
-                "the message was taken back, /retry asks it"
+                "The message was withdrawn; /retry sends it again."
             }
         }
     }
 
-    /// Prints what follows an answer; `then` says where an interrupt leaves the conversation.
+    /// Prints what follows an answer; `then` says how the conversation continues after an interrupt.
     fn end_turn(&self, report: &Report, then: &str) -> Result<()> {
         let output = &self.args.completion.output;
         match output.format {
@@ -434,7 +429,7 @@ impl Chat<'_> {
         match report.reason {
             StopReason::Context => {
                 let have = self.session.extent().slots;
-                say!("{}", full(&format!("all {have} slots are used"), ""));
+                say_context_full(have, have, "");
             }
             StopReason::Interrupt => self.say_interrupt(then),
             _ if !self.conversation.calls().is_empty() => {
@@ -445,7 +440,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// How many leading tokens the cache and the conversation share.
+    /// Number of leading tokens that the cache and the conversation share.
     fn common(&self) -> usize {
         self.session.tokens().iter().zip(self.conversation.ids()).take_while(|(a, b)| a == b).count()
     }
@@ -457,10 +452,10 @@ impl Chat<'_> {
     }
 }
 
-/// What to do about a full cache.
-fn full(what: &str, then: &str) -> String {
-    format!(
-        "stop: context; {what}; /undo or /reset makes room{then}; /save FILE, then chat --session FILE with an \
-         --eviction-policy or a larger --max-seq-len, goes on with all of it"
-    )
+/// Says that the context is full and what to do; `then` follows what frees room.
+fn say_context_full(need: usize, have: usize, then: &str) {
+    say!(
+        "The context is full ({need} of {have} tokens). /undo or /reset frees room{then}. To keep everything: /save FILE, \
+         then start again with --session FILE and a larger -c or an --eviction-policy."
+    );
 }

@@ -1,64 +1,64 @@
-//! The flags of the library's fields. Its messages name fields, as a program that uses the library knows no flags; what
-//! the command line shows names flags.
+//! Flags in place of the library's fields. The library's messages name fields, as `` `EngineOptions::threads` ``; what
+//! the command line shows names flags, as `--threads`.
 
 use files::Error;
 
-/// What the library names in backquotes, and what the command line calls it. `cargo xtask tidy` sees to it that nothing
-/// is missing.
-const FLAGS: &[(&str, &str)] = &[
-    ("EngineOptions::model", "--model-path"),
-    ("EngineOptions::weight_type", "--weight-type"),
+/// The library's types whose fields are flags, and how those flags begin.
+const PREFIXES: &[(&str, &str)] = &[
+    ("EngineOptions", "--"),
+    ("GenerateOptions", "--"),
+    ("SamplerOptions", "--"),
+    ("KvTypes", "--cache-type-"),
+    ("Eviction", "--eviction-"),
+    ("DryOptions", "--dry-"),
+    ("XtcOptions", "--xtc-"),
+    ("Context", "--"),
+];
+
+/// Flags that are named otherwise than their field.
+const EXCEPTIONS: &[(&str, &str)] = &[
     ("EngineOptions::kv_types", "--kv-type"),
-    ("EngineOptions::max_seq_len", "--max-seq-len"),
-    ("EngineOptions::prefill_chunk", "--prefill-chunk"),
-    ("EngineOptions::draft", "--draft"),
-    ("EngineOptions::draft_model", "--draft-model"),
-    ("EngineOptions::backend", "--backend"),
-    ("EngineOptions::cl_device", "--cl-device"),
-    ("EngineOptions::zero_copy", "--zero-copy"),
-    ("KvTypes::k", "-ctk"),
-    ("KvTypes::v", "-ctv"),
-    ("Eviction::policy", "--eviction-policy"),
-    ("Eviction::window", "--eviction-window"),
     ("Eviction::prefix", "--protected-prefix"),
-    ("GenerateOptions::stop", "--stop"),
-    ("GenerateOptions::ignore_eos", "--ignore-eos"),
-    ("GenerateOptions::logprobs", "--logprobs"),
-    ("SamplerOptions::temperature", "--temperature"),
-    ("SamplerOptions::top_p", "--top-p"),
-    ("SamplerOptions::min_p", "--min-p"),
-    ("SamplerOptions::typical_p", "--typical"),
-    ("SamplerOptions::repetition_penalty", "--repetition-penalty"),
-    ("SamplerOptions::presence_penalty", "--presence-penalty"),
-    ("SamplerOptions::frequency_penalty", "--frequency-penalty"),
-    ("SamplerOptions::logit_bias", "--logit-bias"),
-    ("DryOptions::multiplier", "--dry-multiplier"),
-    ("DryOptions::base", "--dry-base"),
-    ("DryOptions::allowed_length", "--dry-allowed-length"),
     ("DryOptions::breakers", "--dry-sequence-breaker"),
-    ("XtcOptions::probability", "--xtc-probability"),
-    ("XtcOptions::threshold", "--xtc-threshold"),
-    ("Context::Chunk", "--chunk"),
     ("Context::Row", "--depth and -p or -n"),
     ("CpuMask", "--cpu-mask"),
     ("Session", "--session"),
 ];
 
+/// The flag of a field; `None` for words in backquotes that are no field.
+fn flag_of(field: &str) -> Option<String> {
+    if let Some((_, flag)) = EXCEPTIONS.iter().find(|(name, _)| *name == field) {
+        return Some(flag.to_string());
+    }
+    let (owner, name) = field.split_once("::")?;
+    let (_, prefix) = PREFIXES.iter().find(|(known, _)| *known == owner)?;
+    Some(format!("{prefix}{}", name.to_lowercase().replace('_', "-")))
+}
+
 /// A message of the library with flags in place of fields.
-pub fn named(message: &str) -> String {
-    let name = |text: String, (field, flag): &(&str, &str)| text.replace(&format!("`{field}`"), flag);
-    FLAGS.iter().fold(message.into(), name)
+pub fn name_flags(message: &str) -> String {
+    let mut parts = message.split('`');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    // What stands between two backquotes, and what comes before the next one.
+    while let Some(quoted) = parts.next() {
+        match (parts.next(), flag_of(quoted)) {
+            (Some(after), Some(flag)) => text += &format!("{flag}{after}"),
+            (Some(after), None) => text += &format!("`{quoted}`{after}"),
+            (None, _) => text += &format!("`{quoted}"),
+        }
+    }
+    text
 }
 
 /// An error with flags in place of fields.
-pub fn in_error(mut error: Error) -> Error {
+pub fn name_flags_in(mut error: Error) -> Error {
     match &mut error {
         Error::Other(text)
         | Error::Usage(text)
         | Error::Model(text)
         | Error::Memory(text)
         | Error::Device(text)
-        | Error::Golden(text) => *text = named(text),
+        | Error::Golden(text) => *text = name_flags(text),
         Error::Interrupted | Error::ClosedPipe => {}
     }
     error
@@ -67,30 +67,65 @@ pub fn in_error(mut error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::{Path, PathBuf};
 
+    /// The Rust files of a folder and those below it.
+    fn rust_files(folder: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+        let files = files.into_iter().filter(|file| file.extension().is_some_and(|e| e == "rs"));
+        files.chain(folders.iter().flat_map(|folder| rust_files(folder))).collect()
+    }
+
+    /// Needs the sources, which are not on a phone.
     #[test]
-    fn every_field_is_given_by_a_flag_that_there_is() {
+    fn every_field_that_the_library_names_has_a_flag_that_there_is() {
         let command = crate::commands::command();
         let all: Vec<&clap::Arg> = command.get_subcommands().flat_map(|c| c.get_arguments()).collect();
-        for (field, flags) in FLAGS {
-            for flag in flags.split(' ').filter(|word| word.starts_with('-')) {
-                let is = |arg: &&clap::Arg| match flag.strip_prefix("--") {
-                    Some(long) => arg.get_long() == Some(long),
-                    None => arg.get_short() == flag.chars().nth(1),
-                };
-                // clap reads -ctk as a long flag, see `spelling.rs`.
-                assert!(flag.starts_with("-ct") || all.iter().any(is), "{field}: {flag}");
+        let is_flag = |word: &str| {
+            let named = |arg: &&clap::Arg| match word.strip_prefix("--") {
+                Some(long) => {
+                    arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|a| a.contains(&long))
+                }
+                None => arg.get_short() == word.chars().nth(1),
+            };
+            all.iter().any(named)
+        };
+        let library = ["files", "model", "numeric", "opencl", "run", "text"];
+        let sources = library.map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(folder));
+        for file in sources.iter().flat_map(|folder| rust_files(folder)) {
+            let text = fs::read_to_string(&file).expect("a source file");
+            for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+                for field in line.split('`').skip(1).step_by(2).filter(|quoted| flag_of(quoted).is_some()) {
+                    let flags = flag_of(field).unwrap_or_default();
+                    let mut words = flags.split(' ').filter(|word| word.starts_with('-'));
+                    assert!(words.all(is_flag), "{}: `{field}` is no flag {flags}", file.display());
+                }
             }
         }
     }
 
     #[test]
     fn a_message_names_the_flags_of_its_fields() {
-        let field = "`EngineOptions::kv_types` q4 with `EngineOptions::max_seq_len` 1000 or less";
-        assert_eq!(named(field), "--kv-type q4 with --max-seq-len 1000 or less");
-        let error = in_error(Error::Usage("`DryOptions::base` 0.5: use a number".into()));
-        assert_eq!(error, Error::Usage("--dry-base 0.5: use a number".into()));
-        // What a file calls so is a field of the file.
-        assert_eq!(named("unknown field `model`, `base`"), "unknown field `model`, `base`");
+        for (message, shown) in [
+            (
+                "`EngineOptions::kv_types` q4 with `EngineOptions::max_seq_len` 1000 or less",
+                "--kv-type q4 with --max-seq-len 1000 or less",
+            ),
+            ("`KvTypes::k` q8 and `CpuMask` 3", "--cache-type-k q8 and --cpu-mask 3"),
+            ("`DryOptions::base` 0.5: use a number", "--dry-base 0.5: use a number"),
+            ("`Context::Chunk` 70 or less", "--chunk 70 or less"),
+            // What a file calls so is a field of the file.
+            (
+                "unknown field `model`, `base` or `Other::field`",
+                "unknown field `model`, `base` or `Other::field`",
+            ),
+            ("one ` alone", "one ` alone"),
+        ] {
+            assert_eq!(name_flags(message), shown);
+        }
+        let error = name_flags_in(Error::Usage("`Session` x: no".into()));
+        assert_eq!(error, Error::Usage("--session x: no".into()));
     }
 }

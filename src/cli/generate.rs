@@ -1,10 +1,10 @@
-//! `generate`: one completion, streamed.
+//! `generate`: streams one completion.
 
-use super::answer::{self, Report, show};
 use super::args::{Format, GenerateArgs};
+use super::generation_report::{self, Report, show};
+use super::load::{self, Loaded};
 use super::prompts;
 use super::signal;
-use super::start::{self, Loaded};
 use super::terminal::{Verbosity, end_line, put, show_prompt};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::{ResumePoint, TokenStream};
@@ -31,9 +31,13 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     output.check_trace()?;
     let options = args.options(output.format)?;
     let settings = args.model.resolve_for_one()?;
+    let mut warnings = args.warnings.clone();
+    if args.prompts.batch.is_some() && output.verbosity() != Verbosity::Quiet {
+        warnings.add("--batch", "no effect without --prompts");
+    }
     let prompt = args.prompt.read()?;
     let opened = Opened::new(&settings)?;
-    let Loaded { engine, took, .. } = &start::load(opened, output.verbosity())?;
+    let Loaded { engine, took, .. } = &load::load(opened, output.verbosity(), &warnings)?;
     if output.verbosity() == Verbosity::Verbose {
         say_engine(engine);
     }
@@ -54,7 +58,7 @@ fn complete(
     if args.session.is_some() {
         signal::will_save();
     }
-    let mut session = answer::session(engine, output)?;
+    let mut session = generation_report::session(engine, output)?;
     let state = match &args.session {
         Some(file) => saved::load(file, &mut session, engine)?,
         None => None,
@@ -75,7 +79,7 @@ fn complete(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let shown = show_whole(&mut stream, output.format);
+    let shown = stream_text(&mut stream, output.format);
     let report = Report::new(&stream, loading, options.sampler.seed);
     let state = State {
         seed: options.sampler.seed,
@@ -92,7 +96,7 @@ fn complete(
     if let Some(lost) = lost {
         return Err(lost);
     }
-    answer::write_trace(&mut session, output, Some(report.reason))?;
+    generation_report::write_trace(&mut session, output, Some(report.reason))?;
     if output.format == Format::Jsonl {
         put(&report.json(&session))?;
     }
@@ -103,9 +107,8 @@ fn complete(
     if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// Shows a text and the line feed that ends it wherever it goes, also where an error follows. Returns why stdout could not
-/// be written.
-fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
+/// Streams the text and a final newline to stdout, even on error. Returns the write error, if any.
+fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
     let mut empty = true;
     let shown = show(stream, format, |piece| empty &= piece.is_empty());
     match (format, &shown) {
@@ -121,7 +124,7 @@ fn show_whole(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Err
     }
 }
 
-/// Where the text of a session was cut.
+/// The point at which the text of a session ended.
 fn paused(args: &GenerateArgs, state: Option<State>) -> Result<ResumePoint> {
     let file = args.session.as_deref().unwrap_or(Path::new(""));
     match state.map(|state| state.content) {
@@ -188,7 +191,7 @@ fn sequence(
     Ok((tokens, ResumePoint::default()))
 }
 
-/// What runs, on stderr.
+/// Prints model, weights, cache and threads on stderr.
 fn say_engine(engine: &Engine) {
     let o = engine.options();
     say!(

@@ -1,10 +1,10 @@
 //! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
 
-use super::answer::{logprobs_json, say_drafts};
 use super::args::{Format, GenerateArgs, text_of, token_limit, within};
-use super::flags::in_error;
+use super::flags::name_flags_in;
+use super::generation_report::{logprobs_json, say_drafts};
+use super::load::{self, Loaded};
 use super::signal;
-use super::start::{self, Loaded};
 use super::terminal::{Verbosity, put};
 use crate::run::engine::Engine;
 use crate::run::generate::prompts::{BatchAnswer, BatchItem};
@@ -18,12 +18,12 @@ use std::path::Path;
 use std::time::Instant;
 use text::sampler::Logprobs;
 
-/// Most sequences at once.
-const MOST: usize = 256;
-/// Sequences at once where nobody says how many.
-const TOGETHER: usize = 8;
+/// Maximum of `--batch`.
+const MAX_BATCH: usize = 256;
+/// Prompts that run together without `--batch`.
+const DEFAULT_BATCH: usize = 8;
 
-/// A line that is an object. Fields that it leaves out are as on the command line.
+/// A line that is an object. Omitted fields are as on the command line.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -53,7 +53,7 @@ enum Stop {
 }
 
 impl Line {
-    fn item(self, defaults: &GenerateOptions) -> Result<BatchItem> {
+    fn into_item(self, defaults: &GenerateOptions) -> Result<BatchItem> {
         let mut options = defaults.clone();
         let sampler = &mut options.sampler;
         fn set<T>(to: &mut T, from: Option<T>) {
@@ -89,7 +89,7 @@ impl Line {
 }
 
 /// The prompts of a text: one on each line that is not blank.
-fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
+fn parse_items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let item = |(i, line): (usize, &str)| {
         let read = match line.trim_start().as_bytes()[0] {
@@ -98,10 +98,10 @@ fn items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
                 .map_err(|e| Error::Usage(e.to_string())),
             b'{' => serde_json::from_str::<Line>(line)
                 .map_err(|e| Error::Usage(e.to_string()))
-                .and_then(|line| line.item(defaults)),
+                .and_then(|line| line.into_item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
         };
-        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&in_error(e)))))
+        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&name_flags_in(e)))))
     };
     lines.map(item).collect()
 }
@@ -112,56 +112,58 @@ fn one_line(e: &Error) -> String {
 }
 
 /// An error of one prompt, with the file's name.
-fn wrong(file: &Path, e: Error) -> Error {
+fn with_file(file: &Path, e: Error) -> Error {
     match e {
         Error::Usage(why) => Error::Usage(format!("--prompts {}: {why}", file.display())),
         e => e,
     }
 }
 
-/// How many prompts run together: as `--batch` says, but not more than there are.
+/// Number of prompts that run together: as `--batch` says, but not more than there are.
 #[cfg(feature = "tools")]
 pub fn together(args: &GenerateArgs) -> Result<usize> {
     match (&args.prompts.prompts, args.prompts.batch) {
-        (Some(file), _) => Ok(most(args)?.min(read(file, &args.options(Format::Jsonl)?)?.len().max(1))),
-        (None, Some(_)) => most(args),
+        (Some(file), _) => {
+            Ok(batch_limit(args)?.min(read_items(file, &args.options(Format::Jsonl)?)?.len().max(1)))
+        }
+        (None, Some(_)) => batch_limit(args),
         (None, None) => Ok(1),
     }
 }
 
-fn most(args: &GenerateArgs) -> Result<usize> {
-    within("--batch", args.prompts.batch.unwrap_or(TOGETHER), MOST)
+fn batch_limit(args: &GenerateArgs) -> Result<usize> {
+    within("--batch", args.prompts.batch.unwrap_or(DEFAULT_BATCH), MAX_BATCH)
 }
 
-fn read(file: &Path, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
-    items(&text_of("--prompts", file)?, defaults).map_err(|e| wrong(file, e))
+fn read_items(file: &Path, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
+    parse_items(&text_of("--prompts", file)?, defaults).map_err(|e| with_file(file, e))
 }
 
 /// Completes the prompts in `file`, `--batch` at once.
 pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     let (defaults, output) = (args.options(Format::Jsonl)?, &args.completion.output);
     let mut settings = args.model.resolve()?;
-    let most = most(args)?;
-    let items = read(file, &defaults)?;
-    settings.batch = most.min(items.len().max(1));
+    let limit = batch_limit(args)?;
+    let items = read_items(file, &defaults)?;
+    settings.batch = limit.min(items.len().max(1));
     let opened = Opened::new(&settings)?;
     let verbosity = output.verbosity();
-    let Loaded { engine, .. } = &start::load(opened, verbosity)?;
+    let Loaded { engine, .. } = &load::load(opened, verbosity, &args.warnings)?;
     signal::connect(&defaults.cancel);
     let start = Instant::now();
     let mut done = Done::default();
-    let mut batch = engine.generate_batch(&items).map_err(|e| wrong(file, e))?;
+    let mut batch = engine.generate_batch(&items).map_err(|e| with_file(file, e))?;
     for answer in &mut batch {
         match answer {
             Ok(answer) => {
                 done.tokens += answer.tokens;
                 done.interrupted |= answer.stop == StopReason::Interrupt;
-                put(&line(engine, &items, &answer))?;
+                put(&answer_line(engine, &items, &answer))?;
             }
             // The last one is said at the end, with its exit code.
             Err(e) => {
-                if let Some(earlier) = done.failed.replace(wrong(file, e)) {
-                    say!("error: {}", in_error(earlier));
+                if let Some(earlier) = done.failed.replace(with_file(file, e)) {
+                    say!("error: {}", name_flags_in(earlier));
                 }
             }
         }
@@ -181,7 +183,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     }
 }
 
-/// What came of all prompts.
+/// Results of all prompts.
 #[derive(Default)]
 struct Done {
     tokens: usize,
@@ -191,7 +193,7 @@ struct Done {
 }
 
 /// The JSON line of an answer.
-fn line(engine: &Engine, items: &[BatchItem], a: &BatchAnswer) -> String {
+fn answer_line(engine: &Engine, items: &[BatchItem], a: &BatchAnswer) -> String {
     let mut line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
     if items[a.index].options.logprobs.is_some() {
         let of = |token| logprobs_json(engine.tokenizer(), token);
@@ -205,7 +207,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Vec<BatchItem>> {
-        items(text, &GenerateOptions::default())
+        parse_items(text, &GenerateOptions::default())
     }
 
     #[test]

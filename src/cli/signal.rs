@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// What Ctrl-C stops, once something runs.
+/// Token of the generation that Ctrl-C stops.
 static RUNNING: OnceLock<CancelToken> = OnceLock::new();
 
-/// What the end of the program waits for.
+/// The duty that the end of the program waits for.
 static DUTY: Mutex<Duty> = Mutex::new(Duty::None);
 
-/// How long it waits. A device may never answer.
+/// Maximum time that the end waits for a session to be saved. A device may never answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A call of OpenCL that takes longer after Ctrl-C is not waited for.
@@ -30,11 +30,11 @@ pub const STACK: usize = 256 << 10;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Duty {
     None,
-    /// What runs now will be saved.
+    /// The running generation will be saved.
     Save,
     /// It is being saved, and then this signal ends the program.
     SaveAndEnd(i32),
-    /// What runs is to end by itself, however it is asked; whoever asks again does not wait.
+    /// The server ends by itself at the first signal, whichever it is; a second one does not wait.
     #[cfg(feature = "serve")]
     Drain,
 }
@@ -53,7 +53,7 @@ pub fn outlive_file_limit() {
 /// thread, a signal ends the program at once.
 pub fn watch() -> Result<()> {
     let (hand, handed) = mpsc::sync_channel::<Signals>(1);
-    let wait = move || handed.into_iter().for_each(|mut signals| signals.forever().for_each(arrived));
+    let wait = move || handed.into_iter().for_each(|mut signals| signals.forever().for_each(handle_signal));
     if thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(wait).is_ok() {
         // Only now: what is caught must be heard.
         let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
@@ -62,7 +62,7 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-fn arrived(signal: i32) {
+fn handle_signal(signal: i32) {
     if let Some(cancel) = RUNNING.get() {
         #[cfg(feature = "serve")]
         if *duty() == Duty::Drain {
@@ -79,7 +79,7 @@ fn arrived(signal: i32) {
             cancel.cancel();
             let late = move || {
                 thread::sleep(PATIENCE);
-                end(signal);
+                end_by_signal(signal);
             };
             let _ = thread::Builder::new().stack_size(STACK).spawn(late);
             return;
@@ -89,7 +89,7 @@ fn arrived(signal: i32) {
             return;
         }
     }
-    end(signal);
+    end_by_signal(signal);
 }
 
 /// Ends the program if a driver of OpenCL does not return from a call that only queues something: whoever made it cannot
@@ -103,7 +103,7 @@ fn end_if_stuck() {
             let now = under_way();
             if now.iter().any(|call| before.contains(call)) {
                 say!("the OpenCL driver does not return from a call; try --backend cpu");
-                end(SIGINT);
+                end_by_signal(SIGINT);
             }
             before = now;
         }
@@ -112,11 +112,11 @@ fn end_if_stuck() {
 }
 
 /// Ends the program as the signal does by default.
-fn end(signal: i32) -> ! {
+fn end_by_signal(signal: i32) -> ! {
     atomic_file::remove_unfinished();
     withdraw_trials();
     #[cfg(feature = "line-editor")]
-    super::mode::restore();
+    super::terminal_mode::restore();
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }
@@ -140,7 +140,7 @@ pub fn will_drain() {
     *duty() = Duty::Drain;
 }
 
-/// What ran was saved, or never will be.
+/// The generation was saved, or never will be.
 ///
 /// # Errors
 ///
@@ -156,7 +156,7 @@ pub fn saved() -> Result<()> {
     }
 }
 
-/// Whether a signal waits for the program to save and end.
+/// True if a signal waits for the program to save and end.
 pub fn is_ending() -> bool {
     matches!(*duty(), Duty::SaveAndEnd(_))
 }
@@ -165,7 +165,7 @@ pub fn is_ending() -> bool {
 pub fn leave(code: i32) -> ! {
     let duty = *duty();
     if let Duty::SaveAndEnd(signal) = duty {
-        end(signal);
+        end_by_signal(signal);
     }
     crate::opencl::end(code)
 }

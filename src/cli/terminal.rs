@@ -1,4 +1,4 @@
-//! What may be shown where: progress on a terminal, text on stdout, everything else on stderr.
+//! Output: progress on a terminal, text on stdout, everything else on stderr.
 
 use super::signal::is_ending;
 use crate::run::options::PREFILL_CHUNK;
@@ -7,14 +7,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{IsTerminal, stdout};
 
-/// How much is said on stderr.
+/// Amount of output on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Verbosity {
     /// Errors only.
     Quiet,
-    /// What a user should know.
+    /// Also warnings and results.
     Normal,
-    /// What a user may want to know.
+    /// Also settings and events.
     Verbose,
 }
 
@@ -41,12 +41,12 @@ impl Progress {
 /// Shows a prompt before its text, dimmed, where both come to a terminal. The end of a long one is enough, on lines of
 /// its own, as progress is shown after it.
 pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
-    const MOST: usize = 600;
+    const MAX_CHARS: usize = 600;
     let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if verbosity == Verbosity::Quiet || !terminals {
         return;
     }
-    let cut = prompt.char_indices().nth_back(MOST - 1).map_or(0, |(at, _)| at);
+    let cut = prompt.char_indices().nth_back(MAX_CHARS - 1).map_or(0, |(at, _)| at);
     let mut text = String::from(if cut > 0 { "…" } else { "" });
     for c in prompt[cut..].chars() {
         if c.is_control() && c != '\n' && c != '\t' { text.extend(c.escape_debug()) } else { text.push(c) }
@@ -59,12 +59,12 @@ pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
     }
 }
 
-/// Whether a terminal may show text in another brightness.
+/// True if a terminal may show text in another brightness.
 pub fn has_color() -> bool {
     !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
 
-/// Whether the terminal cannot move its cursor.
+/// True if the terminal cannot move its cursor.
 pub fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|t| t == "dumb")
 }
@@ -81,9 +81,9 @@ pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
     }
 }
 
-/// What a pipe that has room takes without waiting.
+/// Bytes that a pipe with room takes without waiting.
 const AT_ONCE: usize = 4096;
-/// How often somebody who waits for room looks whether the program is to end.
+/// Interval at which a writer that waits for room checks if the program is to end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Writes text to stdout at once, and waits for a reader that is slow.

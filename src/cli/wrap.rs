@@ -1,11 +1,11 @@
-//! Text on a terminal, whose words are not cut at the right edge. A word is shown as it comes, piece by piece; one that
-//! does not fit is taken back and written on the next line.
+//! Word wrap on a terminal. A word is shown as it comes, piece by piece; one that does not fit is erased and written on the
+//! next line.
 
 use super::terminal::is_dumb;
 use std::io::IsTerminal;
 use unicode_width::UnicodeWidthChar;
 
-/// What is known of the line that is being written.
+/// State of the line that is being written.
 #[derive(Default)]
 pub struct Wrap {
     /// Cells that may be written; 0 leaves all to the terminal.
@@ -34,7 +34,7 @@ impl Wrap {
         Self { width, ..Self::default() }
     }
 
-    /// What to write for the next piece of the text.
+    /// Text to write for the next piece, with line breaks in it.
     pub fn piece(&mut self, text: &str) -> String {
         if self.width == 0 {
             return text.into();

@@ -12,11 +12,11 @@ mod runs;
 mod squares;
 mod steps;
 
+use crate::device::{Cache, CancelToken, Device, Ring, Run};
 use crate::dims::*;
-use crate::model::device::{Cache, CancelToken, Device, Ring, Run};
-use crate::model::rope::Frequencies;
-use crate::model::trace::{Steps, Trace};
-use crate::model::weights::Weights;
+use crate::rope::Frequencies;
+use crate::trace::{Steps, Trace};
+use crate::weights::Weights;
 use files::Result;
 use kv::CpuCache;
 pub use kv::mass_bytes;

@@ -5,7 +5,7 @@
 //! one pass, which reads the weights once, and each gets the bits that it would get alone.
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, WINDOW, is_local};
-use crate::model::trace::Trace;
+use crate::trace::Trace;
 use files::Result;
 pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;

@@ -1,10 +1,11 @@
 //! The key/value cache of one sequence: its rows, the attention mass of its slots, and the launches that are bound to
 //! both. Where memory is unified, the CPU may have rows and mass until the device needs them again.
 
-use super::keep::{Keep, Keeper};
-use super::kv::{MappedLayer, Rows, gather};
-use super::launches::{AttendOn, CacheLaunches, CacheLayer, Recorded};
+use super::compaction::{Compactor, Keep};
+use super::kv::{DeviceKv, MappedLayer, gather};
+use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::Mass;
+use super::nvidia::BoundDecode;
 use crate::dims::{BEFORE, is_local};
 use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
 use files::{Error, Result};
@@ -22,7 +23,7 @@ pub struct OpenClCache {
     /// Where attention is computed.
     attend: AttendOn,
     /// The rows.
-    pub rows: Rows,
+    pub rows: DeviceKv,
     len: usize,
     /// None until it is first written.
     pub mass: Option<Mass>,
@@ -30,13 +31,13 @@ pub struct OpenClCache {
     pub launches: Option<CacheLaunches>,
     /// What the CPU has borrowed, while it has.
     on_host: Option<OnHost>,
-    /// What moves rows in the device's memory; without it they come to the host and go back.
-    keeper: Option<Arc<Mutex<Keeper>>>,
-    /// What is still to move.
+    /// Moves rows in the device's memory, where slots are to be evicted there.
+    compactor: Option<Arc<Mutex<Compactor>>>,
+    /// The move of a layer's rows that not all heads have asked for.
     keep: Option<Keep>,
 }
 
-/// Rows and mass in the CPU's hands.
+/// DeviceKv and mass in the CPU's hands.
 struct OnHost {
     /// By layer.
     rows: Vec<MappedLayer>,
@@ -64,10 +65,15 @@ fn lost(failure: Failure) -> Error {
 
 impl OpenClCache {
     /// An empty cache.
-    pub fn new(device: &Device, rows: Rows, attend: AttendOn, keeper: Option<Arc<Mutex<Keeper>>>) -> Self {
+    pub fn new(
+        device: &Device,
+        rows: DeviceKv,
+        attend: AttendOn,
+        compactor: Option<Arc<Mutex<Compactor>>>,
+    ) -> Self {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        Self { device, attend, rows, len, mass, launches, on_host, keeper, keep }
+        Self { device, attend, rows, len, mass, launches, on_host, compactor, keep }
     }
 
     /// The device's own cache in a run.
@@ -85,6 +91,11 @@ impl OpenClCache {
         self.len
     }
 
+    /// The kernel of a pass of one token in one launch, where the device and this cache have it.
+    pub fn bound_decode(&mut self) -> Option<&mut BoundDecode> {
+        self.launches.as_mut().and_then(|launches| launches.decode.as_mut())
+    }
+
     /// The launches of one layer.
     ///
     /// # Panics
@@ -92,15 +103,6 @@ impl OpenClCache {
     /// They are not bound yet.
     pub fn layer(&mut self, layer: usize) -> &mut CacheLayer {
         &mut self.launches.as_mut().expect("bound before the pass").layers[layer]
-    }
-
-    /// A pass of one token as it was last recorded.
-    ///
-    /// # Panics
-    ///
-    /// As [`OpenClCache::layer`].
-    pub fn recorded(&mut self) -> &mut Option<Recorded> {
-        &mut self.launches.as_mut().expect("bound before the pass").recorded
     }
 
     /// Ends a pass that has filled `new` slots, and has given a mass to all where it was observed.
@@ -127,30 +129,14 @@ impl OpenClCache {
 impl OpenClCache {
     /// Queues the moves of a layer that its heads have asked for.
     fn compact(&mut self) -> Outcome<()> {
-        let (Some(keep), Some(keeper)) = (self.keep.take(), &self.keeper) else { return Ok(()) };
+        let (Some(keep), Some(compactor)) = (self.keep.take(), &self.compactor) else { return Ok(()) };
         let layer = keep.layer();
         let rows = self.rows.layer(layer).expect("invariant: the device has what it moves");
         let mut planes = vec![(&rows.k, self.rows.row(0)), (&rows.v, self.rows.row(1))];
         let mass = self.mass.as_ref().and_then(|mass| mass.on_device());
         planes.extend(mass.map(|layers| (&layers[BEFORE[layer][0]], 4)));
-        let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        keeper.run(&keep, &planes, self.rows.slots())
-    }
-
-    /// The same, where the device has no kernel for it: through the host.
-    fn keep_through_host(&mut self, (layer, kv_head): (usize, usize), slots: &[u32]) -> Outcome<()> {
-        let (all, len) = (self.rows.slots(), self.len);
-        let Some(rows) = self.rows.layer(layer) else { return Ok(()) };
-        for (plane, row) in [(&rows.k, self.rows.row(0)), (&rows.v, self.rows.row(1))] {
-            let mut bytes = vec![0; len * row];
-            plane.read(kv_head * all * row, &mut bytes)?;
-            gather(&mut bytes, slots, row);
-            plane.write(kv_head * all * row, &bytes[..slots.len() * row])?;
-        }
-        match &mut self.mass {
-            Some(mass) => mass.keep((layer, kv_head), slots, len),
-            None => Ok(()),
-        }
+        let mut compactor = compactor.lock().unwrap_or_else(PoisonError::into_inner);
+        compactor.run(&keep, &planes, self.rows.slots())
     }
 }
 
@@ -211,9 +197,7 @@ impl Cache for OpenClCache {
             let mass = self.mass.as_mut();
             return Ok(mass.map_or(Ok(()), |mass| mass.keep((layer, kv_head), slots, len))?);
         }
-        if self.keeper.is_none() {
-            return Ok(self.keep_through_host((layer, kv_head), slots)?);
-        }
+        assert!(self.compactor.is_some(), "invariant: a device that is to evict has a kernel for it");
         if self.keep.as_ref().is_some_and(|keep| !keep.takes((layer, kv_head), slots.len())) {
             self.compact()?;
         }

@@ -18,14 +18,14 @@ pub const CHUNK: usize = 128;
 
 /// What attention of a layer sees, and by which angles it rotates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Sight {
+pub struct LayerView {
     /// Slots; 0 is all.
     window: usize,
     /// The first of its angles.
     angles: usize,
 }
 
-impl Sight {
+impl LayerView {
     /// That of a layer.
     pub fn of(layer: usize) -> Self {
         Self { window: window(layer).unwrap_or(0), angles: angles_of(layer) }
@@ -97,8 +97,8 @@ impl Defines {
     }
 
     /// Those of the layers that see alike.
-    pub fn of_sight(self, sight: Sight) -> Self {
-        self.with("WINDOW", sight.window).with("ANGLES_AT", sight.angles)
+    pub fn of_view(self, view: LayerView) -> Self {
+        self.with("WINDOW", view.window).with("ANGLES_AT", view.angles)
     }
 
     /// Those of the rows of a cache.

@@ -3,10 +3,10 @@
 //! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
 //! kernel's registers do not depend on another's.
 
-use super::defines::{Defines, Sight};
+use super::defines::{Defines, LayerView};
 use super::shapes::*;
 use super::storage::{Activations, Step, Storage};
-use super::ways::{Form, Tokens, Way, Ways};
+use super::variants::{BASELINE, Form, Tokens, Variant, VariantPair};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use opencl_runtime::device::Device;
@@ -16,71 +16,59 @@ use opencl_runtime::program_cache::Verdict;
 use std::collections::HashMap;
 
 /// The text of a file of `kernels/`, as `build.rs` leaves it.
-macro_rules! kernel {
+macro_rules! kernel_text {
     ($name:literal) => {
         include_str!(concat!(env!("OUT_DIR"), "/kernels/", $name, ".cl"))
     };
 }
+pub(super) use kernel_text;
 
-/// The same of a file that only NVIDIA runs, which no phone needs.
-macro_rules! nvidia_kernel {
-    ($name:literal) => {
-        if cfg!(target_os = "android") { "" } else { kernel!($name) }
-    };
-}
+pub(super) const COMMON: &str = kernel_text!("common");
+pub(super) const KV: &str = kernel_text!("kv");
+const BLOCKS: &str = kernel_text!("blocks");
+const GEMV: &str = kernel_text!("gemv");
+const ROWS: &str = kernel_text!("rows");
+const GEMM_ROWS: &str = kernel_text!("gemm_rows");
+const GEMM: &str = kernel_text!("gemm");
+const GEMM_FEW: &str = kernel_text!("gemm_few");
+pub(super) const GEMM_PUT: &str = kernel_text!("gemm_put");
+const ACTIVATIONS: &str = kernel_text!("activations");
+const ROPE: &str = kernel_text!("rope");
+const ATTEND: &str = kernel_text!("attend");
+pub(super) const ATTEND_ONE: &str = kernel_text!("attend_one");
+const MERGE: &str = kernel_text!("merge");
+const OBSERVE: &str = kernel_text!("observe");
+const KEEP: &str = kernel_text!("keep");
+const POST_NORM: &str = kernel_text!("post_norm");
 
-pub(super) const COMMON: &str = kernel!("common");
-pub(super) const KV: &str = kernel!("kv");
-const BLOCKS: &str = kernel!("blocks");
-const GEMV: &str = kernel!("gemv");
-const ROWS: &str = kernel!("rows");
-const GEMM_ROWS: &str = kernel!("gemm_rows");
-const GEMM: &str = kernel!("gemm");
-const GEMM_FEW: &str = kernel!("gemm_few");
-const GEMM_PUT: &str = kernel!("gemm_put");
-const GEMM_NVIDIA: &str = nvidia_kernel!("gemm_nvidia");
-pub(super) const NVIDIA: &str = nvidia_kernel!("nvidia");
-pub(super) const ATTEND_NVIDIA: &str = nvidia_kernel!("attend_nvidia");
-pub(super) const DECODE_NVIDIA: &str = nvidia_kernel!("decode_nvidia");
-pub(super) const BATCH_NVIDIA: &str = nvidia_kernel!("batch_nvidia");
-pub(super) const TEAMS: &str = nvidia_kernel!("teams");
-const ACTIVATIONS: &str = kernel!("activations");
-const ROPE: &str = kernel!("rope");
-const ATTEND: &str = kernel!("attend");
-pub(super) const ATTEND_ONE: &str = kernel!("attend_one");
-const MERGE: &str = kernel!("merge");
-const OBSERVE: &str = kernel!("observe");
-const KEEP: &str = kernel!("keep");
-const POST_NORM: &str = kernel!("post_norm");
-
-/// All of which variants are made.
+/// The texts that variants are made of.
 pub(super) const SOURCES: [&str; 8] = [COMMON, BLOCKS, ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_PUT, ACTIVATIONS];
 
-/// What a kernel is.
+/// A kernel, by what it computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Name {
+pub enum KernelName {
     /// One token times a matrix; `gate_up` leaves its result as `next` reads it.
-    Gemv { step: Step, storage: Storage, input: Input, next: Activations, way: Way },
+    Gemv { step: Step, storage: Storage, input: Input, next: Activations, variant: &'static Variant },
     /// Many tokens times a matrix.
-    Gemm(Step, Storage, Way),
+    Gemm(Step, Storage, &'static Variant),
     /// At most [`FEW`] tokens times a matrix of blocks.
     GemmFew(Step, Storage),
     /// The input of a `gemm` over so many columns, as its matrix reads it.
     Activations(Input, usize, Activations),
     /// Position, and rows of the cache.
-    Rope(Sight),
+    Rope(LayerView),
     /// Attention of many tokens.
-    Attend(Sight),
+    Attend(LayerView),
     /// The same of one, with its position and rows, in chunks.
-    AttendOne(Sight),
+    AttendOne(LayerView),
     /// The same of a token each of several runs.
-    AttendSeveral(Sight),
+    AttendSeveral(LayerView),
     /// Puts chunks together.
     Merge,
     /// The same of several runs.
     MergeSeveral,
     /// Adds attention to the mass of slots.
-    Observe(Observed, Sight),
+    Observe(Observed, LayerView),
     /// The norm of what joins the residual.
     PostNorm,
     /// Eviction.
@@ -111,26 +99,35 @@ pub enum Input {
     Ffn,
 }
 
-/// Set to the name of a kernel, that kernel computes nonsense; `gemm:rows` is one variant of it, `gemm:rows:down` that of
-/// one step, and `*` any variant but the plain one. For tests.
-pub const CORRUPT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CORRUPT";
+/// A set of kernels. Where one computes wrong results, the next is tried, and after the last the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelSet {
+    /// The fastest that the device has.
+    Tuned,
+    /// Those that every device runs.
+    Baseline,
+}
+
+impl KernelSet {
+    /// All of them, in the order in which they are tried.
+    pub const ALL: [Self; 2] = [Self::Tuned, Self::Baseline];
+}
 
 /// Builds programs and hands out kernels; each program is built once.
 pub struct Kernels {
     device: Device,
     shapes: Shapes,
     types: KvTypes,
-    variants: Variants,
-    ways: Ways,
+    set: KernelSet,
+    variants: VariantPair,
     /// Whether there are kernels for few tokens.
     few: bool,
-    corrupt: Option<String>,
-    programs: HashMap<Name, Program>,
+    programs: HashMap<KernelName, Program>,
 }
 
 impl Kernels {
     /// Builds nothing yet.
-    pub fn new(device: &Device, types: KvTypes, variants: Variants, ways: Ways) -> Result<Self> {
+    pub fn new(device: &Device, types: KvTypes, set: KernelSet, variants: VariantPair) -> Result<Self> {
         if HEAD_DIM > WIDEST_HEAD {
             let message =
                 format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use `EngineOptions::backend` cpu");
@@ -138,24 +135,23 @@ impl Kernels {
         }
         Ok(Self {
             device: device.clone(),
-            shapes: Shapes::of(device, variants),
+            shapes: Shapes::of(device, set),
             types,
-            variants,
-            ways: if variants == Variants::Baseline { Ways::default() } else { ways },
+            set,
+            variants: if set == KernelSet::Baseline { VariantPair::BASELINE } else { variants },
             few: false,
-            corrupt: std::env::var(CORRUPT_VARIABLE).ok(),
             programs: HashMap::new(),
         })
     }
 
-    /// The same with kernels for few tokens, where passes are to have `tokens` often.
+    /// Adds kernels for few tokens, where passes are to have `tokens` often.
     pub fn with_few(self, tokens: usize) -> Self {
-        Self { few: tokens > 1, ..self }
+        Self { few: tokens > 1 && self.set == KernelSet::Tuned, ..self }
     }
 
-    /// Whether few tokens have a kernel of their own, where many are multiplied so.
-    pub fn has_few(&self, storage: Storage, way: Way) -> bool {
-        self.few && storage.reads() == Activations::Quantised && way.form == Form::Tile
+    /// True where few tokens have a kernel of their own beside that of a variant for many.
+    pub fn has_few(&self, storage: Storage, variant: &Variant) -> bool {
+        self.few && storage.reads() == Activations::Quantised && !variant.by_rows()
     }
 
     /// Sizes of this device.
@@ -163,35 +159,28 @@ impl Kernels {
         self.shapes
     }
 
-    /// How the product of a step with a matrix stored so is computed.
-    pub fn way(&self, tokens: Tokens, step: Step, storage: Storage) -> Way {
+    /// The variant that multiplies with a matrix stored so.
+    pub fn variant(&self, tokens: Tokens, storage: Storage) -> &'static Variant {
         match storage.reads() {
-            Activations::Floats => Way::PLAIN,
-            _ => match (tokens, self.ways.get(tokens, step)) {
-                (Tokens::One, way) => Way { four: false, ..way },
-                // Tiles are brought to local memory, and have one size.
-                (Tokens::Many, way @ Way { form: Form::Tile, .. }) => {
-                    Way { image: false, small: false, ..way }
-                }
-                (Tokens::Many, way) => way,
-            },
+            Activations::Floats => BASELINE,
+            _ => self.variants.get(tokens),
         }
     }
 
-    /// Changes that of a step.
-    pub fn set_way(&mut self, tokens: Tokens, step: Step, way: Way) {
-        self.ways.set(tokens, step, way);
+    /// Changes the variant for a number of tokens.
+    pub fn set_variant(&mut self, tokens: Tokens, variant: &'static Variant) {
+        self.variants.set(tokens, variant);
     }
 
-    /// How many tokens' activations are handed to the matrices of a step that read them so.
-    pub fn activations(&self, step: Step, reads: Activations) -> Activations {
-        match (reads, self.ways.get(Tokens::Many, step).form) {
+    /// The form in which many tokens' activations are handed to matrices that read them so.
+    pub fn activations(&self, reads: Activations) -> Activations {
+        match (reads, self.variants.many.form) {
             (Activations::Quantised, Form::Floats) => Activations::Integers,
             _ => reads,
         }
     }
 
-    /// Whether all kernels so far and `others`, together, are known to compute what they should.
+    /// The verdict on all kernels so far and `others` together; `None` where it is not known.
     pub fn verdict<'a>(&'a self, others: impl Iterator<Item = &'a Program>) -> Option<Verdict> {
         let note = self.note();
         let mut all = self.programs.values().chain(others).map(|p| p.verdict(&note));
@@ -206,24 +195,18 @@ impl Kernels {
         self.programs.values().chain(others).for_each(|p| p.set_verdict(&note, verdict));
     }
 
-    /// What a verdict is noted under: on these kernels and no others together.
+    /// Name that the verdict is noted under: on these kernels and no others together.
     fn note(&self) -> String {
-        let few = if self.few { ", few tokens" } else { "" };
-        self.variants.note().to_owned() + few + if self.recorded() { ", recorded" } else { "" }
-    }
-
-    /// Whether the launches of a token are recorded.
-    pub fn recorded(&self) -> bool {
-        self.ways.recorded && self.device.records()
+        format!("forward, {:?}{}", self.set, if self.few { ", few tokens" } else { "" })
     }
 
     /// Builds what will be needed later, so that it counts for the verdict and fails now.
-    pub fn require(&mut self, name: Name) -> Result<()> {
+    pub fn require(&mut self, name: KernelName) -> Result<()> {
         self.kernel(name).map(drop)
     }
 
     /// A kernel of its own, for arguments of its own.
-    pub fn kernel(&mut self, name: Name) -> Result<Kernel> {
+    pub fn kernel(&mut self, name: KernelName) -> Result<Kernel> {
         if !self.programs.contains_key(&name) {
             let program = self.build(name)?;
             self.programs.insert(name, program);
@@ -239,68 +222,60 @@ impl Kernels {
     }
 
     /// Items of a group.
-    pub fn items(&self, name: Name) -> usize {
+    pub fn items(&self, name: KernelName) -> usize {
         match name {
-            Name::Gemv { step, storage, way, .. } => self.shapes.gemv(step, storage, way).items,
-            Name::Gemm(_, _, way) if way.form != Form::Tile => GEMM_ROWS_ITEMS,
-            Name::Gemm(..) => GEMM_ITEMS,
-            Name::GemmFew(step, storage) if self.shapes.few_by_warps(step, storage) => GEMM_ITEMS,
-            Name::GemmFew(step, _) => 4 * self.shapes.few(step).slices,
-            Name::Activations(..) => ACTIVATIONS_ITEMS,
-            Name::Rope(_) => ROPE_ITEMS,
-            Name::Attend(_) => self.shapes.attend.map_or(0, AttendShape::items),
-            Name::AttendOne(_) | Name::AttendSeveral(_) => self.shapes.one_items,
-            Name::Merge | Name::MergeSeveral => MERGE_ITEMS,
-            Name::Observe(..) => OBSERVE_ITEMS,
-            Name::PostNorm | Name::Keep => ACTIVATIONS_ITEMS,
+            KernelName::Gemv { step, storage, variant, .. } => self.shapes.gemv(step, storage, variant).items,
+            KernelName::Gemm(_, _, variant) if variant.by_rows() => GEMM_ROWS_ITEMS,
+            KernelName::Gemm(..) => GEMM_ITEMS,
+            KernelName::GemmFew(step, storage)
+                if self.shapes.few_on_tensor_cores(step, storage).is_some() =>
+            {
+                GEMM_ITEMS
+            }
+            KernelName::GemmFew(step, _) => 4 * self.shapes.few(step).slices,
+            KernelName::Activations(..) => ACTIVATIONS_ITEMS,
+            KernelName::Rope(_) => ROPE_ITEMS,
+            KernelName::Attend(_) => self.shapes.attend.map_or(0, AttendShape::items),
+            KernelName::AttendOne(_) | KernelName::AttendSeveral(_) => self.shapes.one_items,
+            KernelName::Merge | KernelName::MergeSeveral => MERGE_ITEMS,
+            KernelName::Observe(..) => OBSERVE_ITEMS,
+            KernelName::PostNorm | KernelName::Keep => ACTIVATIONS_ITEMS,
         }
     }
 
     /// The same as the group has them, in lines.
-    pub fn local(&self, name: Name) -> [usize; 2] {
+    pub fn local(&self, name: KernelName) -> [usize; 2] {
         match name {
-            Name::Gemm(_, _, way) if way.form != Form::Tile => [LINE, GEMM_ROWS_ITEMS / LINE],
+            KernelName::Gemm(_, _, variant) if variant.by_rows() => [LINE, GEMM_ROWS_ITEMS / LINE],
             _ => [self.items(name), 1],
         }
     }
 
-    fn build(&self, name: Name) -> Result<Program> {
+    fn build(&self, name: KernelName) -> Result<Program> {
         let (text, defines) = self.source(name);
         let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
-        if self.shapes.dot_ptx || way(name) != Way::PLAIN {
+        if self.shapes.dot_ptx || variant_of(name) != BASELINE {
             Program::build_variant(&self.device, &source)
         } else {
             Program::build(&self.device, &source)
         }
     }
 
-    fn source(&self, name: Name) -> (String, Defines) {
+    fn source(&self, name: KernelName) -> (String, Defines) {
         let s = &self.shapes;
         let mut defines = Defines::of_model().with("WG", self.items(name));
         if s.correct_divide {
             defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
         }
-        if self.corrupt.as_deref().is_some_and(|corrupt| is_corrupt(corrupt, name)) {
-            defines = defines.flag("CORRUPT");
-        }
         if s.dot_ptx {
             defines = defines.flag("DOT_PTX");
         }
-        let of_layer = |d: Defines, sight: Sight| d.of_cache(self.types).of_sight(sight);
+        let of_layer = |d: Defines, view: LayerView| d.of_cache(self.types).of_view(view);
         let (parts, defines): (&'static [&'static str], _) = match name {
-            Name::Gemv { .. } => self.of_gemv(name, defines),
-            Name::Gemm(step, storage, way) => self.of_gemm((step, storage, way), defines),
-            Name::GemmFew(step, storage) if s.few_by_warps(step, storage) => {
-                let d = self.of_matrix(defines, step, storage, Way::PLAIN).flag("FEW");
-                by_warps(d, s.few_tile(step, storage))
-            }
-            Name::GemmFew(step, storage) => {
-                let (shape, d) = (s.few(step), self.of_matrix(defines, step, storage, Way::PLAIN));
-                let d =
-                    d.flag("FEW").flag("W_HELD").with("TOKENS", shape.tokens).with("SLICES", shape.slices);
-                (&[COMMON, BLOCKS, GEMM_PUT, GEMM_FEW], if s.tensor_cores { d.flag("TENSOR") } else { d })
-            }
-            Name::Activations(input, cols, quantised) => {
+            KernelName::Gemv { .. } => self.of_gemv(name, defines),
+            KernelName::Gemm(step, storage, variant) => self.of_gemm((step, storage, variant), defines),
+            KernelName::GemmFew(step, storage) => self.of_gemm_few((step, storage), defines),
+            KernelName::Activations(input, cols, quantised) => {
                 let quantised = match quantised {
                     Activations::Floats => 0,
                     Activations::Quantised => 1,
@@ -309,43 +284,43 @@ impl Kernels {
                 let d = defines.with("COLS", cols).with("QUANTISED", quantised);
                 (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
-            Name::Rope(sight) => (&[COMMON, KV, ROPE], of_layer(defines, sight)),
-            Name::Attend(sight) => {
+            KernelName::Rope(view) => (&[COMMON, KV, ROPE], of_layer(defines, view)),
+            KernelName::Attend(view) => {
                 let tile = s.attend.unwrap_or(AttendShape { queries: 4, slots: 16, each: 2 });
-                let d = of_layer(defines, sight).with("QUERIES", tile.queries).with("SLOTS", tile.slots);
+                let d = of_layer(defines, view).with("QUERIES", tile.queries).with("SLOTS", tile.slots);
                 (&[COMMON, KV, ATTEND], d.with("EACH", tile.each))
             }
-            Name::AttendOne(sight) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight)),
-            Name::AttendSeveral(sight) => {
-                (&[COMMON, KV, ATTEND_ONE], of_layer(defines, sight).with("SEVERAL", SEVERAL))
+            KernelName::AttendOne(view) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view)),
+            KernelName::AttendSeveral(view) => {
+                (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view).with("SEVERAL", SEVERAL))
             }
-            Name::MergeSeveral => {
+            KernelName::MergeSeveral => {
                 (&[COMMON, KV, MERGE], defines.of_cache(self.types).with("SEVERAL", SEVERAL))
             }
-            Name::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
-            Name::PostNorm => (&[COMMON, POST_NORM], defines),
-            Name::Keep => (&[KEEP], defines),
-            Name::Observe(observed, sight) => {
-                let d = of_layer(defines, sight);
+            KernelName::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
+            KernelName::PostNorm => (&[COMMON, POST_NORM], defines),
+            KernelName::Keep => (&[KEEP], defines),
+            KernelName::Observe(observed, view) => {
+                let d = of_layer(defines, view);
                 (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
             }
         };
         (parts.concat(), defines)
     }
 
-    /// What every product is compiled with.
-    fn of_matrix(&self, defines: Defines, step: Step, storage: Storage, way: Way) -> Defines {
+    /// Options that every product is compiled with.
+    fn of_matrix(&self, defines: Defines, step: Step, storage: Storage, variant: &Variant) -> Defines {
         let (rows, cols) = step.shape();
-        let d = defines.option(&way.options(self.device.facts())).flag(step.names().1);
+        let d = defines.option(&variant.options(self.device.facts())).flag(step.names().1);
         d.with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
     }
 
-    fn of_gemv(&self, name: Name, defines: Defines) -> (&'static [&'static str], Defines) {
-        let Name::Gemv { step, storage, input, next, way } = name else {
+    fn of_gemv(&self, name: KernelName, defines: Defines) -> (&'static [&'static str], Defines) {
+        let KernelName::Gemv { step, storage, input, next, variant } = name else {
             unreachable!("invariant: the caller has looked")
         };
-        let (shape, by_rows) = (self.shapes.gemv(step, storage, way), way.form != Form::Tile);
-        let mut d = self.of_matrix(defines, step, storage, way).with("TILE_GROUPS", shape.tile_groups);
+        let (shape, by_rows) = (self.shapes.gemv(step, storage, variant), variant.by_rows());
+        let mut d = self.of_matrix(defines, step, storage, variant).with("TILE_GROUPS", shape.tile_groups);
         if by_rows {
             d = d.flag("BY_ROWS").with("EACH", 1);
         } else if storage.reads() == Activations::Quantised {
@@ -367,64 +342,58 @@ impl Kernels {
 
     fn of_gemm(
         &self,
-        (step, storage, way): (Step, Storage, Way),
+        (step, storage, variant): (Step, Storage, &Variant),
         defines: Defines,
     ) -> (&'static [&'static str], Defines) {
-        let d = self.of_matrix(defines, step, storage, way);
-        if way.form != Form::Tile {
-            let tokens = if way.small { 4 } else { 8 };
-            let d = d.with("EACH", if way.four { 4 } else { 1 }).with("TOKENS", tokens);
-            (&[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS], d.with("TURNS", GEMM_ROWS_TOKENS / tokens))
-        } else if self.shapes.by_warps(storage, way) {
-            by_warps(d, self.shapes.gemm_tile(step, storage, way))
-        } else {
-            (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d)
+        let d = self.of_matrix(defines, step, storage, variant);
+        if variant.by_rows() {
+            let d = d.with("EACH", variant.rows).with("TOKENS", variant.tokens);
+            return (
+                &[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS],
+                d.with("TURNS", GEMM_ROWS_TOKENS / variant.tokens),
+            );
+        }
+        match self.shapes.on_tensor_cores(storage, variant) {
+            Some(cores) => cores.source(d, cores.tile(step)),
+            None => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d),
         }
     }
-}
 
-/// `gemm_nvidia.cl` with tiles of so many rows and tokens.
-fn by_warps(defines: Defines, [rows, tokens]: [usize; 2]) -> (&'static [&'static str], Defines) {
-    let warps = GEMM_ITEMS / 32;
-    let d = defines.with("WARPS", warps).with("TOKENS", tokens).with("ROW_GROUPS", rows / (16 * warps));
-    (&[COMMON, GEMM_PUT, GEMM_NVIDIA], d)
-}
-
-/// Whether [`CORRUPT_VARIABLE`] means a kernel.
-fn is_corrupt(corrupt: &str, name: Name) -> bool {
-    let mut parts = corrupt.split(':');
-    let (step, variant) = match name {
-        Name::Gemv { step, way, .. } | Name::Gemm(step, _, way) => (step.names().0, way.to_string()),
-        Name::GemmFew(step, _) => (step.names().0, "few".into()),
-        Name::AttendSeveral(_) => ("", "several".into()),
-        _ => ("", String::new()),
-    };
-    let any = !["", "tile", "few", "several"].contains(&&*variant);
-    parts.next() == Some(symbol(name))
-        && parts.next().is_none_or(|part| part == variant || (part == "*" && any))
-        && parts.next().is_none_or(|part| part == step)
-}
-
-/// How a product is computed.
-pub(super) fn way(name: Name) -> Way {
-    match name {
-        Name::Gemv { way, .. } | Name::Gemm(_, _, way) => way,
-        _ => Way::PLAIN,
+    fn of_gemm_few(
+        &self,
+        (step, storage): (Step, Storage),
+        defines: Defines,
+    ) -> (&'static [&'static str], Defines) {
+        let (s, d) = (&self.shapes, self.of_matrix(defines, step, storage, BASELINE).flag("FEW"));
+        if let Some(cores) = s.few_on_tensor_cores(step, storage) {
+            return cores.source(d, cores.few_tile());
+        }
+        let FewShape { slices, tokens } = s.few(step);
+        let d = d.flag("W_HELD").with("TOKENS", tokens).with("SLICES", slices);
+        (&[COMMON, BLOCKS, GEMM_PUT, GEMM_FEW], if s.tensor_cores.is_some() { d.flag("TENSOR") } else { d })
     }
 }
 
-fn symbol(name: Name) -> &'static str {
+/// The variant that computes a product.
+pub(super) fn variant_of(name: KernelName) -> &'static Variant {
     match name {
-        Name::Gemv { .. } => "gemv",
-        Name::Gemm(..) | Name::GemmFew(..) => "gemm",
-        Name::Activations(..) => "activations",
-        Name::Rope(_) => "rope",
-        Name::Attend(_) => "attend",
-        Name::AttendOne(_) | Name::AttendSeveral(_) => "attend_one",
-        Name::Merge | Name::MergeSeveral => "merge",
-        Name::Observe(..) => "observe",
-        Name::PostNorm => "post_norm",
-        Name::Keep => "keep",
+        KernelName::Gemv { variant, .. } | KernelName::Gemm(_, _, variant) => variant,
+        _ => BASELINE,
+    }
+}
+
+fn symbol(name: KernelName) -> &'static str {
+    match name {
+        KernelName::Gemv { .. } => "gemv",
+        KernelName::Gemm(..) | KernelName::GemmFew(..) => "gemm",
+        KernelName::Activations(..) => "activations",
+        KernelName::Rope(_) => "rope",
+        KernelName::Attend(_) => "attend",
+        KernelName::AttendOne(_) | KernelName::AttendSeveral(_) => "attend_one",
+        KernelName::Merge | KernelName::MergeSeveral => "merge",
+        KernelName::Observe(..) => "observe",
+        KernelName::PostNorm => "post_norm",
+        KernelName::Keep => "keep",
     }
 }
 

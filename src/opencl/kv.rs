@@ -1,4 +1,4 @@
-//! Rows of one sequence: of each layer one plane of keys and one of values, in the order and bytes of the CPU's
+//! DeviceKv of one sequence: of each layer one plane of keys and one of values, in the order and bytes of the CPU's
 //! (`[kv_head][slot][row bytes]`); buffers of the device, or memory of the host where that computes attention.
 
 use crate::dims::*;
@@ -29,36 +29,41 @@ pub type MappedLayer = (Mapped<'static>, Mapped<'static>);
 
 /// Where rows lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Home {
+pub enum KvLocation {
     /// In the device's memory.
     Device(Place),
     /// In the host's, which computes attention: new rows come there, and nothing else moves.
     Host,
 }
 
-/// Rows by layer.
+/// DeviceKv by layer.
 enum Layers {
     Device(Vec<LayerRows>),
     /// Keys and values.
     Host(Vec<[Vec<u8>; 2]>),
 }
 
-/// Rows of all layers.
-pub struct Rows {
+/// DeviceKv of all layers.
+pub struct DeviceKv {
     types: KvTypes,
     slots: usize,
     ring: Ring,
-    home: Home,
+    home: KvLocation,
     layers: Layers,
 }
 
-impl Rows {
-    /// Rows of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
+impl DeviceKv {
+    /// DeviceKv of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
     /// never written.
-    pub fn new(device: &Device, types: KvTypes, (slots, ring): (usize, Ring), home: Home) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        types: KvTypes,
+        (slots, ring): (usize, Ring),
+        home: KvLocation,
+    ) -> Result<Self> {
         let layers = match home {
-            Home::Device(place) => on_device(device, types, (slots, ring), place).map(Layers::Device),
-            Home::Host => on_host(types, (slots, ring)).map(Layers::Host),
+            KvLocation::Device(place) => on_device(device, types, (slots, ring), place).map(Layers::Device),
+            KvLocation::Host => on_host(types, (slots, ring)).map(Layers::Host),
         };
         let layers = layers.map_err(|f: Failure| match f.kind {
             Kind::Memory => {
@@ -80,7 +85,7 @@ impl Rows {
         self.slots
     }
 
-    /// Rows of a head of a layer.
+    /// DeviceKv of a head of a layer.
     pub fn rows(&self, layer: usize) -> usize {
         rows_of(layer, self.slots, self.ring)
     }
@@ -280,7 +285,7 @@ pub fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
     }
 }
 
-/// Rows of a head of a layer.
+/// DeviceKv of a head of a layer.
 fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
     if is_local(layer) { ring.rows(slots) } else { slots }
 }

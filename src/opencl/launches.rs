@@ -1,49 +1,47 @@
 //! Launches of the forward pass: one kernel object for each layer and step, its buffers bound once. Those that touch a
 //! cache are bound to that cache, and kept with it; the others are the device's.
 
-use super::defines::Sight;
-use super::kernels::{Input, Kernels, Name, Observed, way};
-use super::kv::{LayerRows, Rows};
-use super::products::{Launch, Product, Products, Tiles};
+use super::batched_attention::{self, BatchedAttention};
+use super::defines::LayerView;
+use super::kernels::{Input, KernelName, Kernels, Observed, variant_of};
+use super::kv::{DeviceKv, LayerRows};
+use super::nvidia::BoundDecode;
 use super::scratch::Scratch;
-use super::several::{self, Several};
-use super::single_launch::Bound;
+use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
-use super::ways::{Form, Tokens};
+use super::variants::{Feature, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
-use opencl_runtime::program::Recording;
-use std::sync::Arc;
 
 /// The steps of one layer on a pass of one token. Each is a launch, which covers the steps that it is described by.
 pub struct OneToken {
     /// norm, qkv
-    pub qkv: Products,
+    pub qkv: MatmulLaunches,
     /// The end of attend, out: over at most `FUSED_CHUNKS` chunks of attention. None where the host computes it.
-    pub out: Products,
+    pub out: MatmulLaunches,
     /// out
-    pub out_merged: Products,
+    pub out_merged: MatmulLaunches,
     /// norm, gate_up
-    pub gate_up: Products,
+    pub gate_up: MatmulLaunches,
     /// down
-    pub down: Products,
+    pub down: MatmulLaunches,
 }
 
 /// The same on a pass of many tokens.
 #[allow(missing_docs, reason = "the names are the steps' names")]
 pub struct ManyTokens {
     pub norm: Launch,
-    pub qkv: Products,
+    pub qkv: MatmulLaunches,
     /// Attention's output as `out` reads it.
     pub att: Launch,
-    pub out: Products,
+    pub out: MatmulLaunches,
     pub ffn_norm: Launch,
-    pub gate_up: Products,
+    pub gate_up: MatmulLaunches,
     /// silu(gate) * up, as `down` reads it.
     pub silu: Launch,
-    pub down: Products,
+    pub down: MatmulLaunches,
 }
 
 /// Where attention is computed.
@@ -63,16 +61,16 @@ pub struct Launches {
     /// By layer: the norms behind attention and behind the feed-forward layer. Empty where the model has none.
     pub post_norms: Vec<[Launch; 2]>,
     /// Final norm and output head of one token.
-    pub head: Products,
+    pub head: MatmulLaunches,
     /// Final norm of several tokens.
     pub norm: Option<Launch>,
     /// Output head of several tokens.
-    pub heads: Products,
+    pub heads: MatmulLaunches,
     /// The end of attend for one token, where `out` does not do it; none where the host computes attention, or where
     /// `one` is empty.
     pub merge: Option<Launch>,
     /// Attention of a token each of several runs, where passes are to have those.
-    pub several: Option<Several>,
+    pub batched: Option<BatchedAttention>,
     /// Queries of a work-group of attention of many tokens.
     pub queries: usize,
     /// For which [`Scratch::slots`] they are bound.
@@ -80,18 +78,10 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// Whether the layers have kernels for one token.
+    /// True where the layers have kernels for one token.
     pub fn has_one(&self) -> bool {
         !self.one.is_empty()
     }
-}
-
-/// The launches of a token with one cache.
-pub struct Recorded {
-    /// Chunks of attention by layer, the one thing that they depend on.
-    pub chunks: [usize; LAYERS],
-    /// What is queued again.
-    pub recording: Arc<Recording>,
 }
 
 /// The launches that touch one cache, bound to its buffers.
@@ -99,9 +89,7 @@ pub struct CacheLaunches {
     /// By layer.
     pub layers: Vec<CacheLayer>,
     /// The whole pass of one token, where the device has that.
-    pub single: Option<Bound>,
-    /// A pass of one token as it was last recorded.
-    pub recorded: Option<Recorded>,
+    pub decode: Option<BoundDecode>,
     /// For which [`Scratch::slots`] they are bound.
     pub slots: usize,
 }
@@ -121,13 +109,13 @@ pub struct CacheLayer {
 }
 
 impl CacheLayer {
-    /// Whether the kernels for one token compute attention of a run of so many.
-    pub fn by_one(&self, tokens: usize) -> bool {
+    /// True where the kernels for one token compute attention of a run of so many.
+    pub fn is_single(&self, tokens: usize) -> bool {
         tokens == 1 && self.attend_one.is_some()
     }
 }
 
-/// What a product reads and writes besides its matrix and the state; see `kernels/gemv.cl`.
+/// Buffers that a product reads and writes besides its matrix and the state; see `kernels/gemv.cl`.
 struct Io<'a> {
     input: &'a Buffer,
     scales: &'a Buffer,
@@ -158,15 +146,15 @@ impl Binder<'_> {
     pub fn launches(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.one;
-        for sight in (0..LAYERS).map(Sight::of) {
+        for view in (0..LAYERS).map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
-                self.kernels.require(Name::AttendOne(sight))?;
+                self.kernels.require(KernelName::AttendOne(view))?;
             }
             if many || self.attend == AttendOn::Host {
-                self.kernels.require(Name::Rope(sight))?;
+                self.kernels.require(KernelName::Rope(view))?;
             }
             if many && self.attend == AttendOn::Device {
-                self.kernels.require(Name::Attend(sight))?;
+                self.kernels.require(KernelName::Attend(view))?;
             }
         }
         let merge = [&s.partials, &s.ml, &s.att];
@@ -177,8 +165,8 @@ impl Binder<'_> {
                 .map(|i| self.one_token(&m.layers[i], window(i)))
                 .collect::<Result<_>>()?,
             head: self.head()?,
-            several: (many && on_device && s.at_once > 1).then(|| self.several()).transpose()?,
-            merge: (one && on_device).then(|| self.launch(Name::Merge, &merge)).transpose()?,
+            batched: (many && on_device && s.at_once > 1).then(|| self.batched_attention()).transpose()?,
+            merge: (one && on_device).then(|| self.launch(KernelName::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
             post_norms: m
                 .layers
@@ -188,47 +176,42 @@ impl Binder<'_> {
                 .into_iter()
                 .flatten()
                 .collect(),
-            norm: many.then(|| self.norm(Step::Head, &m.norm, m.head.reads)).transpose()?,
-            heads: if many { self.heads()? } else { Products::default() },
+            norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
+            heads: if many { self.heads()? } else { MatmulLaunches::default() },
             queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
             slots: s.slots,
         })
     }
 
     /// Attention of a token each of several runs, whose rows are bound when they are known.
-    fn several(&mut self) -> Result<Several> {
+    fn batched_attention(&mut self) -> Result<BatchedAttention> {
         let (s, m) = (self.scratch, self.matrices);
         let mut layer = |(i, l): (usize, &LayerWeights)| {
             let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
             let calibration = self.calibration.get(i).unwrap_or(&s.none);
             let buffers = [s.state.buffer(), &s.qkv, norm, calibration, &s.partials, &s.ml];
-            let launch = self.launch(Name::AttendSeveral(Sight::of(i)), &buffers)?;
-            Ok(Launch { ints: several::BEFORE_ROWS + several::ROWS, ..launch })
+            let launch = self.launch(KernelName::AttendSeveral(LayerView::of(i)), &buffers)?;
+            Ok(Launch { ints: batched_attention::BEFORE_ROWS + batched_attention::ROWS, ..launch })
         };
         let attend = m.layers.iter().enumerate().map(&mut layer).collect::<Result<_>>()?;
-        let merge = self.launch(Name::MergeSeveral, &[&s.partials, &s.ml, &s.att])?;
-        Ok(Several::new(attend, merge, s.none.clone(), s.at_once))
+        let merge = self.launch(KernelName::MergeSeveral, &[&s.partials, &s.ml, &s.att])?;
+        Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
     }
 
     /// Binds what touches a cache, which observes attention where there is mass by layer that sees all.
-    pub fn cache(&mut self, rows: &Rows, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
+    pub fn cache(&mut self, rows: &DeviceKv, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
             let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[BEFORE[i][0]]);
-            self.cache_layer((l, calibration, Sight::of(i)), rows.layer(i), mass)
+            self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
         });
-        Ok(CacheLaunches {
-            layers: layers.collect::<Result<_>>()?,
-            single: None,
-            recorded: None,
-            slots: self.scratch.slots,
-        })
+        Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
     }
 
     fn cache_layer(
         &mut self,
-        (l, calibration, sight): (&LayerWeights, &Buffer, Sight),
+        (l, calibration, view): (&LayerWeights, &Buffer, LayerView),
         rows: Option<&LayerRows>,
         mass: Option<&Buffer>,
     ) -> Result<CacheLayer> {
@@ -236,7 +219,7 @@ impl Binder<'_> {
         let (state, norm) = (s.state.buffer(), l.qk_norm.as_ref().unwrap_or(&s.none));
         let softmax = s.softmax.as_ref().unwrap_or(&s.none);
         let (on_device, one_token) = (self.attend == AttendOn::Device, self.one);
-        let mut bind = |wanted: bool, name: Name, buffers: &[&Buffer]| {
+        let mut bind = |wanted: bool, name: KernelName, buffers: &[&Buffer]| {
             wanted.then(|| self.launch(name, buffers)).transpose()
         };
         // What the host attends to lands in what is idle meanwhile.
@@ -246,23 +229,23 @@ impl Binder<'_> {
         let observe = |softmax, mass| [state, &s.qkv, norm, calibration, k, softmax, mass];
         let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
         let [one, several] =
-            [Observed::OneToken, Observed::ManyTokens].map(|observed| Name::Observe(observed, sight));
+            [Observed::OneToken, Observed::ManyTokens].map(|observed| KernelName::Observe(observed, view));
         Ok(CacheLayer {
-            rope: bind(many || !on_device, Name::Rope(sight), &rope)?,
-            attend: bind(many && on_device, Name::Attend(sight), &[&s.qkv, k, v, &s.att, softmax])?,
-            attend_one: bind(on_device && one_token, Name::AttendOne(sight), &attend_one)?,
+            rope: bind(many || !on_device, KernelName::Rope(view), &rope)?,
+            attend: bind(many && on_device, KernelName::Attend(view), &[&s.qkv, k, v, &s.att, softmax])?,
+            attend_one: bind(on_device && one_token, KernelName::AttendOne(view), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
             observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,
         })
     }
 
-    /// What moves rows that stay, whose buffers are bound when they are known.
-    pub fn keep(&mut self) -> Result<Launch> {
-        Ok(Launch { ints: 2, ..self.launch(Name::Keep, &[])? })
+    /// The kernel that moves rows that stay, whose buffers are bound when they are known.
+    pub fn compaction(&mut self) -> Result<Launch> {
+        Ok(Launch { ints: 2, ..self.launch(KernelName::Keep, &[])? })
     }
 
     /// A kernel with its buffers, from argument 0 on.
-    fn launch(&mut self, name: Name, buffers: &[&Buffer]) -> Result<Launch> {
+    fn launch(&mut self, name: KernelName, buffers: &[&Buffer]) -> Result<Launch> {
         let mut kernel = self.kernels.kernel(name)?;
         for (i, buffer) in buffers.iter().enumerate() {
             kernel.arg_buffer(i, buffer)?;
@@ -270,16 +253,19 @@ impl Binder<'_> {
         Ok(Launch { kernel, local: self.kernels.local(name), ints: buffers.len() })
     }
 
-    fn product(&mut self, name: Name, chunk: &Chunk, io: &Io<'_>) -> Result<Product> {
+    fn product(&mut self, name: KernelName, chunk: &Chunk, io: &Io<'_>) -> Result<MatmulLaunch> {
         let state = self.scratch.state.buffer();
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
-        let image = way(name).image.then(|| quants.image(way(name).words())).transpose()?;
+        let variant = variant_of(name);
+        // One token reads a row's words one by one.
+        let words = if matches!(name, KernelName::Gemm(..)) { variant.rows } else { 1 };
+        let image = variant.needs(Feature::Images).then(|| quants.image(words)).transpose()?;
         let quants = image.as_ref().unwrap_or(quants);
         let mut buffers = vec![quants, scales, state, io.input, io.scales, io.out, io.extra];
         buffers.extend(io.sums);
         let tiles = Tiles { launch: self.launch(name, &buffers)?, groups: *groups, tile: [16, 1] };
-        Ok(Product { rows: [*first as i32, *groups as i32], tiles, few: None })
+        Ok(MatmulLaunch { rows: [*first as i32, *groups as i32], tiles, few: None })
     }
 
     /// One token times the matrices of a step, its input from where the first of the pair says, its result as
@@ -290,51 +276,54 @@ impl Binder<'_> {
         w: &StepWeights,
         (input, next): (Input, Activations),
         io: Io<'_>,
-    ) -> Result<Products> {
+    ) -> Result<MatmulLaunches> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
-            let way = self.kernels.way(Tokens::One, step, storage);
-            let mut p = self.product(Name::Gemv { step, storage, input, next, way }, chunk, &io)?;
-            p.tiles.launch.with(&p.rows)?;
-            p.tiles.groups = self.kernels.shapes().gemv_groups(step, storage, way, p.tiles.groups);
+            let variant = self.kernels.variant(Tokens::One, storage);
+            let mut p = self.product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
+            // Where chunks are merged, their number is told with each token.
+            if !matches!(input, Input::Merge { .. }) {
+                p.tiles.launch.with(&p.rows)?;
+            }
+            p.tiles.groups = self.kernels.shapes().gemv_groups(step, storage, variant, p.tiles.groups);
             Ok(p)
         };
-        w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
+        w.chunks.iter().map(product).collect::<Result<_>>().map(MatmulLaunches)
     }
 
     /// Many tokens times the matrices of a step.
-    fn gemm(&mut self, step: Step, w: &StepWeights, [out, extra]: [&Buffer; 2]) -> Result<Products> {
+    fn gemm(&mut self, step: Step, w: &StepWeights, [out, extra]: [&Buffer; 2]) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let product = |chunk: &Chunk| {
-            let way = self.kernels.way(Tokens::Many, step, chunk.storage);
-            let sums = (way.form != Form::Tile).then_some(&s.act_sums);
+            let variant = self.kernels.variant(Tokens::Many, chunk.storage);
+            let sums = variant.by_rows().then_some(&s.act_sums);
             let io = Io { input: &s.acts, scales: &s.act_scales, out, extra, sums };
-            let mut p = self.product(Name::Gemm(step, chunk.storage, way), chunk, &io)?;
+            let mut p = self.product(KernelName::Gemm(step, chunk.storage, variant), chunk, &io)?;
             let groups = chunk.groups * step.halves();
-            p.tiles.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, way);
+            p.tiles.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, variant);
             p.tiles.groups = (groups * 16).div_ceil(p.tiles.tile[0]);
-            if self.kernels.has_few(chunk.storage, way) {
+            if self.kernels.has_few(chunk.storage, variant) {
                 let shapes = self.kernels.shapes();
-                let by_warps = shapes.few_by_warps(step, chunk.storage);
-                let io = Io { sums: (!by_warps).then_some(&s.act_sums), ..io };
-                let few = self.product(Name::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
+                let cores = shapes.few_on_tensor_cores(step, chunk.storage);
+                let io = Io { sums: cores.is_none().then_some(&s.act_sums), ..io };
+                let few = self.product(KernelName::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
                 let tile = shapes.few_tile(step, chunk.storage);
                 p.few = Some(Tiles { groups: (groups * 16).div_ceil(tile[0]), tile, ..few });
             }
             Ok(p)
         };
-        w.chunks.iter().map(product).collect::<Result<_>>().map(Products)
+        w.chunks.iter().map(product).collect::<Result<_>>().map(MatmulLaunches)
     }
 
     /// Final norm and output head of one token.
-    pub fn head(&mut self) -> Result<Products> {
+    fn head(&mut self) -> Result<MatmulLaunches> {
         let (s, m) = (self.scratch, self.matrices);
         let io = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
         self.gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), io)
     }
 
     /// Output head of several tokens.
-    pub fn heads(&mut self) -> Result<Products> {
+    fn heads(&mut self) -> Result<MatmulLaunches> {
         let s = self.scratch;
         self.gemm(Step::Head, &self.matrices.head, [&s.logits, &s.none])
     }
@@ -344,7 +333,7 @@ impl Binder<'_> {
             qkv: self.one(Step::Qkv, l)?,
             out: match self.attend {
                 AttendOn::Device => self.out_merging(l, window)?,
-                AttendOn::Host => Products::default(),
+                AttendOn::Host => MatmulLaunches::default(),
             },
             out_merged: self.one(Step::Out, l)?,
             gate_up: self.one(Step::GateUp, l)?,
@@ -353,7 +342,7 @@ impl Binder<'_> {
     }
 
     /// The end of attend, and out.
-    fn out_merging(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<Products> {
+    fn out_merging(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
         let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
@@ -366,7 +355,7 @@ impl Binder<'_> {
     /// # Panics
     ///
     /// For the head, which is no layer's.
-    pub fn one(&mut self, step: Step, l: &LayerWeights) -> Result<Products> {
+    pub fn one(&mut self, step: Step, l: &LayerWeights) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let or_none = |buffer: &'_ Option<Buffer>| buffer.clone().unwrap_or(s.none.clone());
         let [qkv_bias, o_bias, up_bias, down_bias] =
@@ -405,17 +394,19 @@ impl Binder<'_> {
     /// # Panics
     ///
     /// As [`Binder::one`].
-    pub fn many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, Products)> {
+    pub fn many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
         let s = self.scratch;
         let (w, none) = (&l.steps[step as usize], s.none.clone());
         let or_none = |buffer: &Option<Buffer>| buffer.clone().unwrap_or(none.clone());
-        let reads = self.kernels.activations(step, w.reads);
+        let reads = self.kernels.activations(w.reads);
         let input = match step {
-            Step::Qkv => self.norm(step, &l.attn_norm, w.reads)?,
-            Step::Out => self.inputs(Name::Activations(Input::Att, Q_DIM, reads), [&s.att, &s.none])?,
-            Step::GateUp => self.norm(step, &l.ffn_norm, w.reads)?,
-            _ => self
-                .inputs(Name::Activations(Input::Ffn, FFN_DIM, reads), [&s.gate_up, &or_none(&l.up_bias)])?,
+            Step::Qkv => self.norm(&l.attn_norm, w.reads)?,
+            Step::Out => self.inputs(KernelName::Activations(Input::Att, Q_DIM, reads), [&s.att, &s.none])?,
+            Step::GateUp => self.norm(&l.ffn_norm, w.reads)?,
+            _ => self.inputs(
+                KernelName::Activations(Input::Ffn, FFN_DIM, reads),
+                [&s.gate_up, &or_none(&l.up_bias)],
+            )?,
         };
         let products = match step {
             Step::Qkv => self.gemm(step, w, [&s.qkv, &or_none(&l.qkv_bias)])?,
@@ -430,18 +421,18 @@ impl Binder<'_> {
     fn post_norms(&mut self, l: &LayerWeights) -> Result<Option<[Launch; 2]>> {
         let [Some(attn), Some(ffn)] = &l.post_norms else { return Ok(None) };
         let s = self.scratch;
-        let mut launch = |w: &Buffer| self.launch(Name::PostNorm, &[s.state.buffer(), &s.post, w]);
+        let mut launch = |w: &Buffer| self.launch(KernelName::PostNorm, &[s.state.buffer(), &s.post, w]);
         Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
     /// Norm of the residual, as the matrices of a step read it.
-    pub fn norm(&mut self, step: Step, w: &Buffer, reads: Activations) -> Result<Launch> {
-        let (state, reads) = (self.scratch.state.buffer(), self.kernels.activations(step, reads));
-        self.inputs(Name::Activations(Input::Norm, DIM, reads), [state, w])
+    fn norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
+        let (state, reads) = (self.scratch.state.buffer(), self.kernels.activations(reads));
+        self.inputs(KernelName::Activations(Input::Norm, DIM, reads), [state, w])
     }
 
     /// All tokens of a pass as a matrix reads them.
-    fn inputs(&mut self, name: Name, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
+    fn inputs(&mut self, name: KernelName, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
         let s = self.scratch;
         let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales, &s.act_sums])?;
         launch.with(&[0, 0])?;

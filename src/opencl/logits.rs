@@ -2,14 +2,12 @@
 
 use super::threads::both;
 use crate::dims::VOCAB;
-use crate::model::device::{Logits, Row, Run};
-use opencl_runtime::buffer::{Buffer, Lender, Lent, bytes_of_mut};
-use opencl_runtime::device::Device;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use crate::model::device::{Logits, Run};
+use opencl_runtime::buffer::bytes_of_mut;
 use std::ops::Range;
 
 /// How many of a run's tokens, the last ones, have logits that are wanted.
-pub fn rows_of(run: &Run<'_>) -> usize {
+pub fn output_rows(run: &Run<'_>) -> usize {
     match run.logits {
         Logits::None => 0,
         Logits::Last(_) => 1,
@@ -18,16 +16,16 @@ pub fn rows_of(run: &Run<'_>) -> usize {
 }
 
 /// The tokens of a pass whose logits are wanted, in ascending order.
-pub fn wanted<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + 'a {
+pub fn output_tokens<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + 'a {
     let mut end = 0;
     runs.iter().flat_map(move |run| {
         end += run.tokens.len();
-        end - rows_of(run)..end
+        end - output_rows(run)..end
     })
 }
 
 /// Of runs whose wanted rows begin with `end`: where the rows among `rows` are to go, with the first of each run.
-pub fn each_of<'a>(
+pub fn outputs_of<'a>(
     rows: &'a Range<usize>,
     mut end: usize,
     runs: &'a mut [Run<'_>],
@@ -46,69 +44,21 @@ const SPREAD: usize = 1 << 21;
 
 /// Bytes of the rows that are wanted.
 fn bytes(runs: &[Run<'_>]) -> usize {
-    4 * VOCAB * runs.iter().map(rows_of).sum::<usize>()
+    4 * VOCAB * runs.iter().map(output_rows).sum::<usize>()
 }
 
 /// Copies `rows` of logits to where they belong, of runs whose wanted rows begin with `end`. Those of sixteen sequences
 /// are eight megabytes, which take one thread as long as some GPUs take to compute them.
-pub fn spread(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<'_>]) {
+pub fn scatter(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<'_>]) {
     if runs.len() > 1 && bytes(runs) >= 2 * SPREAD {
         let (some, others) = runs.split_at_mut(runs.len() / 2);
-        let middle = end + some.iter().map(rows_of).sum::<usize>();
+        let middle = end + some.iter().map(output_rows).sum::<usize>();
         let rows = || rows.clone();
-        return both(|| spread(found, (rows(), middle), others), || spread(found, (rows(), end), some));
+        return both(|| scatter(found, (rows(), middle), others), || scatter(found, (rows(), end), some));
     }
-    for (first, out) in each_of(&rows, end, runs) {
+    for (first, out) in outputs_of(&rows, end, runs) {
         let (at, out) = (4 * (first - rows.start) * VOCAB, bytes_of_mut(out));
         out.copy_from_slice(&found[at..at + out.len()]);
-    }
-}
-
-/// Where kernels of a device with memory of its own write logits: in the host's. They arrive while the last ones are
-/// computed; to copy them after that took more than half as long as all else of a pass of sixteen sequences.
-#[derive(Default)]
-pub struct Arriving {
-    lender: Lender,
-    /// For those that are wanted in other memory than this has lent.
-    spare: Vec<Lent>,
-}
-
-impl Arriving {
-    /// Memory for the logits of a token, unless `now` is that; see [`row`](crate::model::device::Device::row).
-    pub fn lend(&mut self, device: &Device, now: &[f32]) -> Option<Row> {
-        if self.lender.buffer_of(now).is_some() {
-            return None;
-        }
-        Some(Box::new(self.lender.lend(device, VOCAB).ok()?))
-    }
-
-    /// Where the kernel writes those of run `i`, of one token.
-    pub fn buffer(&mut self, device: &Device, i: usize, logits: &Logits<'_>) -> Result<Buffer> {
-        if let Logits::Last(logits) | Logits::All(logits) = logits
-            && let Some(buffer) = self.lender.buffer_of(logits)
-        {
-            return Ok(buffer);
-        }
-        while self.spare.len() <= i {
-            self.spare.push(self.lender.lend(device, VOCAB)?);
-        }
-        Ok(self.lender.buffer_of(&self.spare[i]).expect("invariant: just lent, or before"))
-    }
-
-    /// Brings them where they are wanted, unless they are there, after the device has finished.
-    ///
-    /// # Errors
-    ///
-    /// `Lost` where they say that a group of the kernel waited in vain for another.
-    pub fn bring(&self, i: usize, logits: &mut Logits<'_>) -> Result<()> {
-        let (Logits::Last(logits) | Logits::All(logits)) = logits else { return Ok(()) };
-        if self.lender.buffer_of(logits).is_none() {
-            logits.copy_from_slice(&self.spare[i]);
-        }
-        match logits[0].is_nan() {
-            true => Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once")),
-            false => Ok(()),
-        }
     }
 }
 
@@ -158,7 +108,7 @@ mod tests {
                 .collect();
             for rows in [0..all / 3, all / 3..all] {
                 let found: Vec<u8> = rows.clone().flat_map(row).flat_map(f32::to_le_bytes).collect();
-                spread(&found, (rows, 0), &mut runs);
+                scatter(&found, (rows, 0), &mut runs);
             }
             drop(runs);
             assert!(out.concat().into_iter().eq((0..all).flat_map(row)), "{many}");

@@ -16,8 +16,6 @@ use opencl_runtime::failure::Result;
 const HEADER: usize = 16;
 /// Where it says the slot of the only token, and next to it the token whose residual the head reads.
 const H_SLOT: usize = 0;
-/// Where it says that token's position.
-const H_POS: usize = 7;
 /// Floats of one token's row: the residual, cosines and sines of its position.
 const STATE_ROW: usize = DIM + 2 * ANGLES;
 /// Most tokens whose logits are computed at once.
@@ -187,11 +185,10 @@ impl Scratch {
         })
     }
 
-    /// Says for the next [`Scratch::embed`] in which slot and at which position a single token comes, and which token's
-    /// residual the head reads where it reads one.
-    pub fn set_token(&mut self, (slot, pos): (usize, usize), row: usize) {
+    /// Says for the next [`Scratch::embed`] in which slot a single token comes, and which token's residual the head reads
+    /// where it reads one.
+    pub fn set_token(&mut self, slot: usize, row: usize) {
         self.set_header(H_SLOT, [slot as u32, row as u32]);
-        self.set_header(H_POS, [pos as u32]);
     }
 
     /// Sets integers of the header, from `first` on; they go out with the next [`Scratch::embed`].

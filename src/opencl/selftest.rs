@@ -5,7 +5,6 @@
 //! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the
 //! bundled one), while a wrong kernel moves them by their own size.
 
-use super::shapes::ONE_BY_ONE;
 use crate::dims::{KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, global_layers};
 use crate::model::device::{Cache, Device, KvRows, Logits, Run};
 use files::Result;
@@ -19,7 +18,7 @@ const ONE: usize = 2;
 /// Tokens computed at once after those.
 const FEW: usize = 5;
 /// Other sequences, as many as are never computed one by one with another.
-const OTHERS: usize = ONE_BY_ONE;
+pub const OTHERS: usize = 3;
 /// All of these, and one beside other sequences'.
 const AFTER: usize = ONE + FEW + 1;
 /// Slots of the caches.
@@ -90,8 +89,8 @@ fn masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
     global_layers().map(mass).collect()
 }
 
-/// Whether the rows that an eviction leaves are those that were there.
-pub fn keeps_right(device: &mut dyn Device) -> Result<bool> {
+/// True where the rows that an eviction leaves are those that were there.
+pub fn compaction_matches(device: &mut dyn Device) -> Result<bool> {
     const KEPT: [u32; 3] = [0, 3, 6];
     let mut cache = device.new_cache(SLOTS)?;
     let Some(layer) = global_layers().next() else { return Ok(true) };

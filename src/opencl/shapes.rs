@@ -1,10 +1,11 @@
 //! Sizes of work-groups and tiles: what depends on the device and not on the model alone.
 
 use super::defines::CHUNK;
+use super::kernels::KernelSet;
+use super::nvidia::TensorCores;
 use super::storage::{Activations, Step, Storage};
-use super::ways::{Form, Way};
+use super::variants::{BASELINE, Variant};
 use crate::dims::*;
-use numeric::quant::format::Format;
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::DeviceType;
 
@@ -32,11 +33,6 @@ const PART_FLOATS: usize = 4096;
 pub const SEVERAL: usize = 16;
 /// Tokens that are few: each reads weights once more than the first ones, from a cache.
 pub const FEW: usize = 16;
-/// Runs of a token each that are computed one by one, where a token is one launch, and no more of them: so many launches
-/// take less time than those of all steps.
-pub const ONE_BY_ONE: usize = 3;
-/// The same where one launch computes all.
-pub const ONE_BY_ONE_OF_BATCH: usize = 2;
 /// Widest head that decode attention takes.
 pub const WIDEST_HEAD: usize = 256;
 
@@ -87,36 +83,6 @@ pub struct FewShape {
     pub tokens: usize,
 }
 
-/// Which kernels are used where there is a choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Variants {
-    /// As `OneLaunch`, and a token of each of several sequences in one launch.
-    OneBatch,
-    /// The fastest, and a token in one launch where the device has that.
-    OneLaunch,
-    /// The fastest, a launch or more a step.
-    Fastest,
-    /// Those that every device runs.
-    Baseline,
-}
-
-impl Variants {
-    /// Whether a token is one launch.
-    pub fn one_launch(self) -> bool {
-        matches!(self, Variants::OneBatch | Variants::OneLaunch)
-    }
-
-    /// What a verdict on all kernels together is noted under.
-    pub(super) fn note(self) -> &'static str {
-        match self {
-            Variants::OneBatch => "forward, one batch",
-            Variants::OneLaunch => "forward, one launch",
-            Variants::Fastest => "forward",
-            Variants::Baseline => "forward, baseline",
-        }
-    }
-}
-
 /// Sizes that depend on the device and not on the model alone.
 #[derive(Debug, Clone, Copy)]
 pub struct Shapes {
@@ -131,8 +97,8 @@ pub struct Shapes {
     pub attend: Option<AttendShape>,
     /// One instruction for four products.
     pub dot_ptx: bool,
-    /// Whether packed matrices are multiplied on NVIDIA's integer tensor cores.
-    pub tensor_cores: bool,
+    /// NVIDIA's integer tensor cores, where packed matrices are multiplied on them.
+    pub tensor_cores: Option<TensorCores>,
     /// Bytes of local memory.
     local_memory: u64,
     /// The compiler has an option for correctly rounded quotients.
@@ -141,7 +107,7 @@ pub struct Shapes {
 
 impl Shapes {
     /// Those of a device.
-    pub fn of(device: &Device, variants: Variants) -> Self {
+    pub fn of(device: &Device, set: KernelSet) -> Self {
         let facts = device.facts();
         let units = facts.compute_units.max(1) as usize;
         let fits = |s: &AttendShape| {
@@ -160,10 +126,8 @@ impl Shapes {
             correct_divide: facts.correct_divide,
             local_memory: facts.local_memory,
             // Instructions of compute capability 6.1.
-            dot_ptx: variants != Variants::Baseline
-                && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
-            tensor_cores: variants != Variants::Baseline
-                && facts.compute_capability.is_some_and(|cc| cc >= (8, 0)),
+            dot_ptx: set == KernelSet::Tuned && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),
+            tensor_cores: TensorCores::of(facts).filter(|_| set == KernelSet::Tuned),
         }
     }
 
@@ -173,18 +137,16 @@ impl Shapes {
     }
 
     /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
-    pub fn gemv(&self, step: Step, storage: Storage, way: Way) -> GemvShape {
-        let by_rows = way.form != Form::Tile;
+    pub fn gemv(&self, step: Step, storage: Storage, variant: &Variant) -> GemvShape {
+        let by_rows = variant.by_rows();
         let tile_groups = match step {
             // `down` reads blocks of 32.
             Step::GateUp => 2,
-            _ if by_rows && way.small => 2,
             Step::Head => 4,
             _ if by_rows => 4,
             _ => 1,
         };
-        let (groups, most) =
-            (tile_groups * step.halves(), self.max_items.min(if way.small { 128 } else { 256 }));
+        let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
         if by_rows {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: LINE };
         }
@@ -201,14 +163,14 @@ impl Shapes {
     }
 
     /// Rows and tokens of a work-group of `gemm`.
-    pub fn gemm_tile(&self, step: Step, storage: Storage, way: Way) -> [usize; 2] {
-        match storage {
-            _ if way.form != Form::Tile => [GEMM_ROWS_ITEMS * if way.four { 4 } else { 1 }, GEMM_ROWS_TOKENS],
-            storage if self.by_warps(storage, way) => {
-                [GEMM_ITEMS / 32 * 16 * Self::warp_groups(step), Self::warp_tokens(step)]
-            }
-            storage if storage.reads() == Activations::Quantised => [64, 64],
-            _ => [16, 8],
+    pub fn gemm_tile(&self, step: Step, storage: Storage, variant: &Variant) -> [usize; 2] {
+        if variant.by_rows() {
+            return [GEMM_ROWS_ITEMS * variant.rows, GEMM_ROWS_TOKENS];
+        }
+        match self.on_tensor_cores(storage, variant) {
+            Some(cores) => cores.tile(step),
+            None if storage.reads() == Activations::Quantised => [64, 64],
+            None => [16, 8],
         }
     }
 
@@ -225,44 +187,28 @@ impl Shapes {
         shapes.into_iter().find(|s| enough(s) && fits(s)).unwrap_or(FewShape { slices: 16, tokens: 4 })
     }
 
-    /// Whether the warps of `gemm_nvidia.cl` multiply a matrix that is stored so.
-    pub fn by_warps(&self, storage: Storage, way: Way) -> bool {
-        self.tensor_cores && way == Way::PLAIN && storage == Storage::Blocks(Format::Q4_0)
+    /// The tensor cores that multiply many tokens with a matrix stored so, where they do.
+    pub fn on_tensor_cores(&self, storage: Storage, variant: &Variant) -> Option<TensorCores> {
+        self.tensor_cores.filter(|cores| variant == BASELINE && cores.takes(storage))
     }
 
-    /// Whether they do so with few tokens too: where a warp for each group of rows keeps the device busy.
-    pub fn few_by_warps(&self, step: Step, storage: Storage) -> bool {
-        self.by_warps(storage, Way::PLAIN) && Self::has_many_rows(step)
-    }
-
-    /// Whether a step has groups of sixteen rows enough for all multiprocessors, even two for each warp.
-    fn has_many_rows(step: Step) -> bool {
-        step.groups() * step.halves() >= 512
+    /// Those that multiply few tokens, where they do.
+    pub fn few_on_tensor_cores(&self, step: Step, storage: Storage) -> Option<TensorCores> {
+        self.tensor_cores.filter(|cores| cores.takes_few(step, storage))
     }
 
     /// Rows and tokens of a work-group of few tokens.
     pub fn few_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
-        match self.few_by_warps(step, storage) {
-            true => [16 * GEMM_ITEMS / 32, 8],
-            false => [16, self.few(step).tokens],
+        match self.few_on_tensor_cores(step, storage) {
+            Some(cores) => cores.few_tile(),
+            None => [16, self.few(step).tokens],
         }
-    }
-
-    /// Groups of sixteen rows that a warp of `gemm_nvidia.cl` takes. Two take four times as long to compile, and of the
-    /// head few tokens are wanted.
-    fn warp_groups(step: Step) -> usize {
-        if Self::has_many_rows(step) && step != Step::Head { 2 } else { 1 }
-    }
-
-    /// Tokens of such a warp: fewer where rows are few, for the same reason.
-    fn warp_tokens(step: Step) -> usize {
-        32 * Self::warp_groups(step)
     }
 
     /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
     /// device runs at once, so that the input is prepared less often.
-    pub fn gemv_groups(&self, step: Step, storage: Storage, way: Way, groups: usize) -> usize {
-        let busy = if way.form == Form::Tile { self.busy } else { self.busy_small };
-        groups.div_ceil(self.gemv(step, storage, way).tile_groups).min(busy)
+    pub fn gemv_groups(&self, step: Step, storage: Storage, variant: &Variant, groups: usize) -> usize {
+        let busy = if variant.by_rows() { self.busy_small } else { self.busy };
+        groups.div_ceil(self.gemv(step, storage, variant).tile_groups).min(busy)
     }
 }

@@ -16,8 +16,12 @@ pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
     device::facts_of(select)
 }
 
-/// As [`Device::open`], for the same reason.
+/// As [`Device::open`], for the same reason. Binaries are not kept where the driver keeps them.
 pub fn open(select: Option<&str>, cache: Cache) -> Result<Device> {
+    let cache = match facts_of(select) {
+        Some(facts) if facts.keeps_programs() => cache.without_binaries(),
+        _ => cache,
+    };
     on_big_cores(|| Device::open(select, cache))
 }
 

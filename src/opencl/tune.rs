@@ -1,24 +1,21 @@
-//! Which way of computing products is fastest on a device: timed at the first use, then kept with the programs.
+//! The fastest variants of a device: each is timed for one token and for many at the first use, with the step that has the
+//! largest matrices, and the result is kept with the programs.
 //!
-//! All ways are timed with the step that has the largest matrices: the forms first, then what can be added to the
-//! fastest, so that few programs are compiled. The best two are then timed with each other step, whose shape may want
-//! another. Each must give the bits of the plain kernel before it is timed. Compilers may be slow: after some seconds
-//! nothing more is compiled to be tried, but for one form each for one token and for many, and what was best so far is
-//! taken for what is left. At last the launches of a token are timed as a recording. Where a self-test finds that the
-//! chosen ways compute something else after all, [`recheck`] finds out what is wrong. NVIDIA's devices have kernels of
-//! their own, and nothing is timed there.
-
-mod recording;
-mod trial;
+//! A variant must give the baseline's bits before it is timed. Compilers may be slow: after some seconds nothing more is
+//! compiled to be timed, but for one variant each for one token and for many. NVIDIA's devices have kernels of their own,
+//! and nothing is timed there.
 
 use super::defines::Defines;
-use super::kernels::{Kernels, SOURCES};
+use super::kernels::{KernelSet, Kernels, SOURCES};
+use super::launches::{AttendOn, Binder};
 use super::scratch::Scratch;
-use super::shapes::Variants;
-use super::storage::{Step, Storage};
-use super::ways::{Form, Tokens, Way, Ways};
+use super::step_launch::{Launch, MatmulLaunches};
+use super::storage::Step;
+use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
 use super::weights::Model;
+use crate::dims::LAYERS;
 use numeric::kv::{KvType, KvTypes};
+use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::{Failure, Kind, Result};
@@ -28,121 +25,95 @@ use std::time::{Duration, Instant};
 
 /// Tokens of the products of many.
 const MANY: usize = 64;
-/// After that nothing more is compiled to be tried: with the step that stands for all and with the others, for many
-/// tokens and again for one. What is compiled for the chosen way would be compiled anyway.
-const ENOUGH: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(4000)];
+/// After that nothing more is compiled to be timed, for many tokens and again for one. What is compiled for the chosen
+/// variant would be compiled anyway.
+const ENOUGH: Duration = Duration::from_millis(2500);
 /// The step that stands for all.
-const STEP: Step = Step::GateUp;
+pub const STEP: Step = Step::GateUp;
+/// Layers whose matrices are read in turn, so that they do not stay in a cache.
+const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
+/// Time that one variant is timed for, if it takes less.
+const TIMED_FOR: Duration = Duration::from_millis(20);
 
-/// What one way took.
-pub struct Timed {
-    /// Of one token or of many.
+/// The time that one variant took.
+pub struct Timing {
+    /// Number of tokens.
     pub tokens: Tokens,
-    /// With which step.
-    pub step: Step,
-    /// Which.
-    pub way: Way,
-    /// Of one product.
+    /// The variant.
+    pub variant: &'static Variant,
+    /// Time of one product.
     pub took: Duration,
 }
 
-/// What was found out.
-pub struct Tuned {
+/// The times of all variants, and the fastest.
+pub struct Tuning {
     /// The fastest.
-    pub ways: Ways,
-    /// All that computed what they should, in the order tried.
-    pub table: Vec<Timed>,
-    /// What the launches of a token took, queued one by one and recorded; `None` where they cannot be recorded, or were
-    /// wrong.
-    pub recording: Option<[Duration; 2]>,
+    pub fastest: VariantPair,
+    /// All that gave the baseline's bits, in the order tried.
+    pub timings: Vec<Timing>,
 }
 
-/// How products of the model with this fingerprint are computed on a device, if that is known without either at hand.
+/// The variants for the model with this fingerprint on a device, if they are known without either at hand.
 ///
 /// # Errors
 ///
-/// Those of [`Ways::forced`].
-pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<Option<Ways>> {
-    Ok(match Ways::forced(facts)? {
-        None if facts.compute_capability.is_some() => Some(Ways::default()),
+/// Those of [`VariantPair::forced`].
+pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<Option<VariantPair>> {
+    Ok(match VariantPair::forced(facts)? {
+        None if facts.compute_capability.is_some() => Some(VariantPair::BASELINE),
         None => cache.recall(&name_of(facts, fingerprint)).and_then(|names| names.parse().ok()),
         forced => forced,
     })
 }
 
-/// Decides how a model's products are computed, unless that is decided: as was found out before, else by timing.
-/// `say` is told what takes time, and what is left out and why.
+/// Chooses a model's variants, unless that is done: those found out before, else the fastest. `say` is told what takes
+/// time, and what is left out and why.
 ///
 /// # Errors
 ///
 /// Where the device is lost.
 pub fn decide(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<()> {
     let facts = model.device.facts();
-    if model.has_ways() || facts.compute_capability.is_some() || Ways::forced(facts)?.is_some() {
+    if model.has_variants() || facts.compute_capability.is_some() || VariantPair::forced(facts)?.is_some() {
         return Ok(());
     }
-    let ways = match cache.recall(&key(model)).and_then(|names| names.parse().ok()) {
-        Some(ways) => {
-            if known(facts, &model.weights.fingerprint, cache)? != Some(ways) {
-                keep(model, cache, ways);
+    let variants = match cache.recall(&key(model)).and_then(|names| names.parse().ok()) {
+        Some(variants) => {
+            if known(facts, &model.weights.fingerprint, cache)? != Some(variants) {
+                remember(model, cache, variants);
             }
-            ways
+            variants
         }
-        None => timed(model, cache, say)?.ways,
+        None => time_variants(model, cache, say)?.fastest,
     };
-    model.set_ways(ways);
+    model.set_variants(variants);
     Ok(())
 }
 
-/// Remembers how products are computed, for all models of this shape, and for this one where it is not at hand.
-fn keep(model: &Model, cache: &Cache, ways: Ways) {
+/// Remembers the variants for all models of this shape, and for this one where it is not at hand.
+fn remember(model: &Model, cache: &Cache, variants: VariantPair) {
     for name in [key(model), name_of(model.device.facts(), &model.weights.fingerprint)] {
-        cache.remember(&name, &ways.to_string());
+        cache.remember(&name, &variants.to_string());
     }
 }
 
-/// Times all, whatever was found out before, and keeps what is fastest.
+/// Times all variants, whatever was found out before, and keeps the fastest.
 ///
 /// # Errors
 ///
 /// As [`decide`].
-pub fn timed(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<Tuned> {
-    let key = key(model);
+pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<Tuning> {
     say(&format!("OpenCL: timing kernels on {}, once", model.device.facts().name));
-    let mut tuner = Tuner::new(model, cache, &key, say)?;
+    let mut tuner = Tuner::new(model, cache, say)?;
+    let mut fastest = VariantPair::BASELINE;
     for tokens in [Tokens::Many, Tokens::One] {
-        tuner.choose(tokens)?;
+        fastest.set(tokens, tuner.find_fastest(tokens)?);
     }
-    tuner.choose_recording()?;
-    let tuned = tuner.tuned;
-    keep(model, cache, tuned.ways);
-    Ok(tuned)
+    remember(model, cache, fastest);
+    Ok(Tuning { fastest, timings: tuner.timings })
 }
 
-/// Compares what the chosen ways compute with what the plain kernels do, and takes these instead where it is not the same.
-/// Whether any was.
-///
-/// # Errors
-///
-/// Where the device is lost.
-pub fn recheck(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<bool> {
-    let key = key(model);
-    if !model.has_ways() || Ways::forced(model.device.facts())?.is_some() {
-        return Ok(false);
-    }
-    let mut tuner = Tuner::new(model, cache, &key, say)?;
-    tuner.tuned.ways = model.ways()?;
-    for (tokens, step) in [Tokens::Many, Tokens::One].into_iter().flat_map(|t| Step::ALL.map(|s| (t, s))) {
-        tuner.check(tokens, step)?;
-    }
-    let found = !tuner.left_out.is_empty() || tuner.without_recording();
-    let ways = tuner.tuned.ways;
-    model.set_ways(ways);
-    keep(model, cache, ways);
-    Ok(found)
-}
-
-/// Names everything that speeds depend on: device, kernels and model.
+/// Name of everything that speeds depend on: device, kernels and model.
 pub fn key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
@@ -150,243 +121,202 @@ pub fn key(model: &Model) -> String {
     let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.number());
     stored.collect::<Vec<_>>().hash(&mut sources);
     let device = model.device.facts().identity();
-    format!("ways {:016x} on {device:?} {}", sources.finish(), Defines::of_model().as_str())
+    format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::of_model().as_str())
 }
 
-/// What they are remembered under for one model.
+/// Name that they are remembered under for one model.
 fn name_of(facts: &Facts, fingerprint: &str) -> String {
-    format!("ways of {fingerprint} on {:?} {}", facts.identity(), env!("CARGO_PKG_VERSION"))
+    format!("variants of {fingerprint} on {:?} {}", facts.identity(), env!("CARGO_PKG_VERSION"))
 }
 
 struct Tuner<'a> {
     model: &'a Model,
     cache: &'a Cache,
-    key: &'a str,
+    key: String,
     say: &'a dyn Fn(&str),
     kernels: Kernels,
     scratch: Scratch,
-    /// Of the search for one token or for many.
-    began: Instant,
-    left_out: Vec<(Tokens, Step, Way)>,
-    tuned: Tuned,
+    timings: Vec<Timing>,
 }
 
 impl<'a> Tuner<'a> {
-    fn new(model: &'a Model, cache: &'a Cache, key: &'a str, say: &'a dyn Fn(&str)) -> Result<Self> {
-        let device = &model.device;
-        let kernels = Kernels::new(device, KvTypes::both(KvType::F16), Variants::Fastest, Ways::default())?;
+    fn new(model: &'a Model, cache: &'a Cache, say: &'a dyn Fn(&str)) -> Result<Self> {
+        let (device, types) = (&model.device, KvTypes::both(KvType::F16));
+        let kernels = Kernels::new(device, types, KernelSet::Tuned, VariantPair::BASELINE)?;
         let many = if kernels.shapes().batches() { MANY } else { 1 };
         let scratch = Scratch::new(device, many, (1, 1))?;
-        let tuned = Tuned { ways: Ways::default(), table: Vec::new(), recording: None };
-        let (began, left_out) = (Instant::now(), Vec::new());
-        Ok(Self { model, cache, key, say, kernels, scratch, began, left_out, tuned })
+        Ok(Self { model, cache, key: key(model), say, kernels, scratch, timings: Vec::new() })
     }
 
-    fn device(&self) -> &'a Device {
-        &self.model.device
-    }
-
-    /// Finds the fastest way for each step with so many tokens.
-    fn choose(&mut self, tokens: Tokens) -> Result<()> {
-        if self.stored(STEP).is_none() || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
-            return Ok(());
+    /// Times the variants for a number of tokens; the fastest.
+    fn find_fastest(&mut self, tokens: Tokens) -> Result<&'static Variant> {
+        let is_quantised = self.model.matrices.layers[0].steps[STEP as usize].is_quantised();
+        if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
+            return Ok(BASELINE);
         }
-        self.began = Instant::now();
-        self.search(tokens)?;
-        let mut found: Vec<_> =
-            self.tuned.table.iter().filter(|t| t.tokens == tokens).map(|t| (t.took, t.way)).collect();
-        found.sort_by_key(|(took, _)| *took);
-        Step::ALL.into_iter().for_each(|step| self.tuned.ways.set(tokens, step, found[0].1));
-        for step in [Step::Down, Step::Head, Step::Qkv, Step::Out] {
-            if self.stored(step).is_none() || self.is_late(tokens, step) {
-                continue;
+        let began = Instant::now();
+        let mut baseline = self.bind(tokens, BASELINE)?;
+        let (first, expected) = self.run_once(&mut baseline)?;
+        let mut best = (self.time(&mut baseline, first)?, BASELINE);
+        self.timings.push(Timing { tokens, variant: BASELINE, took: best.0 });
+        let facts = self.model.device.facts();
+        let there = |v: &&Variant| v.for_tokens.contains(&tokens) && v.missing_feature(facts).is_none();
+        for (i, variant) in VARIANTS[1..].iter().filter(there).enumerate() {
+            if i > 0 && began.elapsed() > ENOUGH {
+                break;
             }
-            let (plain, expected) = self.plain(tokens, step)?;
-            let mut best = (plain, Way::PLAIN);
-            for (_, way) in found.iter().take(2) {
-                self.better((tokens, step), &mut best, *way, &expected)?;
-            }
-            // Where it became too late meanwhile, the plain kernel is the only one that was timed.
-            if self.tried().any(|tried| tried == (tokens, step, found[0].1)) {
-                self.tuned.ways.set(tokens, step, best.1);
+            let Some(took) = self.try_variant(tokens, variant, &expected, best.0)? else { continue };
+            self.timings.push(Timing { tokens, variant, took });
+            if took < best.0 {
+                best = (took, variant);
             }
         }
-        Ok(())
+        Ok(best.1)
     }
 
-    /// Tries ways with the step that stands for all.
-    fn search(&mut self, tokens: Tokens) -> Result<()> {
-        let (plain, expected) = self.plain(tokens, STEP)?;
-        let mut best = (plain, Way::PLAIN);
-        // The first is tried in any case: the one that was by far the fastest where this was measured. (Intel's runtime on
-        // Zen 4: one token by rows in a sixth of the plain kernel's time, many as floats in a sixth too.)
-        let forms = match tokens {
-            Tokens::One => [Form::Rows, Form::Floats, Form::Tile],
-            Tokens::Many => [Form::Floats, Form::Rows, Form::Tile],
-        };
-        for form in forms {
-            for dot in [false, true] {
-                self.better((tokens, STEP), &mut best, Way { form, dot, ..Way::PLAIN }, &expected)?;
-            }
-        }
-        let changes: [fn(Way) -> Way; 5] = [
-            |way| Way { four: true, ..way },
-            // What is slow with one row of an item may be fast with four.
-            |way| Way { form: Form::Floats, dot: false, ..way },
-            |way| Way { small: true, ..way },
-            |way| Way { subgroups: true, ..way },
-            |way| Way { image: true, ..way },
-        ];
-        for change in changes {
-            let way = change(best.1);
-            self.better((tokens, STEP), &mut best, way, &expected)?;
-        }
-        Ok(())
-    }
-
-    /// What was timed or left out.
-    fn tried(&self) -> impl Iterator<Item = (Tokens, Step, Way)> {
-        self.tuned.table.iter().map(|t| (t.tokens, t.step, t.way)).chain(self.left_out.iter().copied())
-    }
-
-    /// Whether nothing more is to be compiled for a step.
-    fn is_late(&self, tokens: Tokens, step: Step) -> bool {
-        let any = self.tried().any(|(of, _, way)| of == tokens && way != Way::PLAIN);
-        any && self.began.elapsed() > ENOUGH[usize::from(step != STEP)]
-    }
-
-    /// How the matrices of a step are stored, where they are quantised.
-    fn stored(&self, step: Step) -> Option<Storage> {
-        let matrices = &self.model.matrices;
-        let weights =
-            if step == Step::Head { &matrices.head } else { &matrices.layers[0].steps[step as usize] };
-        weights.quantised().then(|| weights.chunks[0].storage)
-    }
-
-    /// The plain kernel: what it takes, and its bits.
-    fn plain(&mut self, tokens: Tokens, step: Step) -> Result<(Duration, Vec<u8>)> {
-        let mut trial = self.trial(tokens, step, Way::PLAIN)?;
-        let (first, expected) = self.first(|device| trial.run(0, device), (tokens, step))?;
-        let took = self.time(&mut trial, first)?;
-        self.tuned.table.push(Timed { tokens, step, way: Way::PLAIN, took });
-        Ok((took, expected))
-    }
-
-    /// Takes the plain kernel for a step where the chosen one does not give its bits.
-    fn check(&mut self, tokens: Tokens, step: Step) -> Result<()> {
-        let way = self.tuned.ways.get(tokens, step);
-        let absent = tokens == Tokens::Many && self.scratch.max_tokens == 1;
-        if absent || way == Way::PLAIN || self.stored(step).is_none() {
-            return Ok(());
-        }
-        let mut plain = self.trial(tokens, step, Way::PLAIN)?;
-        let (took, expected) = self.first(|device| plain.run(0, device), (tokens, step))?;
-        let found = self.try_out((tokens, step, way), &expected, took);
-        if !matches!(found, Ok(Some(_))) {
-            let why = found.err().map_or("it computes wrong results".into(), |e| e.message);
-            self.leave_out((tokens, step, way), &why);
-            self.tuned.ways.set(tokens, step, Way::PLAIN);
-        }
-        self.model.device.finish()
-    }
-
-    /// Takes `way` instead of the best so far where it is faster.
-    fn better(
+    /// Times a variant; `None` where it is left out, which is said.
+    fn try_variant(
         &mut self,
-        (tokens, step): (Tokens, Step),
-        best: &mut (Duration, Way),
-        way: Way,
-        expected: &[u8],
-    ) -> Result<()> {
-        let Some(stored) = self.stored(step) else { return Ok(()) };
-        self.kernels.set_way(tokens, step, way);
-        let computed = self.kernels.way(tokens, step, stored);
-        let tried = self.tried().any(|tried| tried == (tokens, step, computed));
-        let there = way.makes_sense() && way.missing(self.device().facts()).is_none();
-        if tried || computed != way || !there || self.is_late(tokens, step) {
-            return Ok(());
-        }
-        let name = name(tokens, step, way);
-        let Some(marker) = self.attempt(&name) else {
-            self.left_out.push((tokens, step, way));
-            return Ok(());
-        };
-        match self.try_out((tokens, step, way), expected, best.0) {
-            Ok(Some(took)) => {
-                self.tuned.table.push(Timed { tokens, step, way, took });
-                if took < best.0 {
-                    *best = (took, way);
-                }
-            }
-            Ok(None) => self.leave_out((tokens, step, way), "it computes wrong results"),
-            Err(e) => {
-                self.failed(e, marker).map(|why| self.leave_out((tokens, step, way), &why))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins to try something, unless a driver crashed or hung on it, which is said.
-    fn attempt(&self, name: &str) -> Option<Option<Marker>> {
-        match self.cache.attempt(&format!("{name} {}", self.key)) {
-            Attempt::Begun(marker) => Some(marker),
-            Attempt::Crashed(path) => {
-                let path = path.display();
-                self.say_left_out(
-                    name,
-                    &format!("the driver crashed or hung on it; remove {path} to try again"),
-                );
-                None
-            }
-        }
-    }
-
-    /// Why what failed is left out; where the device is lost, that stays so for good.
-    fn failed(&self, e: Failure, marker: Option<Marker>) -> Result<String> {
-        if e.kind == Kind::Stopped {
-            return Err(e);
-        }
-        if self.device().is_lost() {
-            marker.into_iter().for_each(Marker::stay);
-            return Err(e);
-        }
-        Ok(e.message)
-    }
-
-    fn leave_out(&mut self, (tokens, step, way): (Tokens, Step, Way), why: &str) {
-        self.left_out.push((tokens, step, way));
-        self.say_left_out(&name(tokens, step, way), why);
-    }
-
-    fn say_left_out(&self, name: &str, why: &str) {
-        (self.say)(&format!("OpenCL: variant {name} is left out: {why}"));
-    }
-
-    /// What a way takes; `None` where it does not give the expected bits.
-    fn try_out(
-        &mut self,
-        (tokens, step, way): (Tokens, Step, Way),
+        tokens: Tokens,
+        variant: &'static Variant,
         expected: &[u8],
         best: Duration,
     ) -> Result<Option<Duration>> {
-        let mut trial = self.trial(tokens, step, way)?;
-        let (first, found) = self.first(|device| trial.run(0, device), (tokens, step))?;
+        let name = full_name(tokens, variant);
+        let marker = match self.cache.attempt(&format!("{name} {}", self.key)) {
+            Attempt::Begun(marker) => marker,
+            Attempt::Crashed(path) => {
+                let path = path.display();
+                self.leave_out(
+                    &name,
+                    &format!("the driver crashed or hung on it; remove {path} to try again"),
+                );
+                return Ok(None);
+            }
+        };
+        match self.measure(tokens, variant, expected, best) {
+            Ok(Some(took)) => return Ok(Some(took)),
+            Ok(None) => self.leave_out(&name, "it computes wrong results"),
+            Err(e) if e.kind == Kind::Stopped => return Err(e),
+            Err(e) if self.model.device.is_lost() => return Err(keep_marker(e, marker)),
+            Err(e) => self.leave_out(&name, &e.message),
+        }
+        Ok(None)
+    }
+
+    fn leave_out(&self, name: &str, why: &str) {
+        (self.say)(&format!("OpenCL: variant {name} is left out: {why}"));
+    }
+
+    /// Time of a product by a variant; `None` where it does not give the expected bits.
+    fn measure(
+        &mut self,
+        tokens: Tokens,
+        variant: &'static Variant,
+        expected: &[u8],
+        best: Duration,
+    ) -> Result<Option<Duration>> {
+        let mut trial = self.bind(tokens, variant)?;
+        let (first, found) = self.run_once(&mut trial)?;
         if found != expected {
             return Ok(None);
         }
         // The first time may be slow, but not so much.
         if first > 10 * best { Ok(Some(first)) } else { self.time(&mut trial, first).map(Some) }
     }
+
+    /// The products of some layers by a variant.
+    fn bind(&mut self, tokens: Tokens, variant: &'static Variant) -> Result<Trial> {
+        self.kernels.set_variant(tokens, variant);
+        let matrices = &self.model.matrices;
+        let (kernels, scratch) = (&mut self.kernels, &self.scratch);
+        let mut binder =
+            Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device, one: true };
+        let of_layer = |l| match tokens {
+            Tokens::One => binder.one(STEP, l).map(|products| (None, products)),
+            Tokens::Many => binder.many(STEP, l).map(|(input, products)| (Some(input), products)),
+        };
+        let layers = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
+        let tokens = if tokens == Tokens::One { 1 } else { self.scratch.max_tokens };
+        Ok(Trial { tokens, layers })
+    }
+
+    /// Runs a product on the same input as every other: the time that it took, and the bits that it left.
+    fn run_once(&mut self, trial: &mut Trial) -> Result<(Duration, Vec<u8>)> {
+        let s = &self.scratch;
+        let floats = |buffer: &Buffer, first: usize| {
+            let n = buffer.len() / 4 - first;
+            let floats: Vec<f32> = (0..n as u32).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
+            buffer.write(4 * first, bytes_of(&floats))
+        };
+        // Without a header, which says that the residual is the first token's.
+        s.state.buffer().write(0, &[0; 64])?;
+        floats(s.state.buffer(), 16)?;
+        floats(&s.gate_up, 0)?;
+        floats(&s.act_scales, 0)?;
+        let acts: Vec<u8> = (0..s.acts.len()).map(|i| (i % 251) as u8).collect();
+        s.acts.write(0, &acts)?;
+        let device = &self.model.device;
+        let began = Instant::now();
+        trial.run(0, device)?;
+        device.finish()?;
+        let took = began.elapsed();
+        let out: &[&Buffer] = if trial.tokens == 1 { &[&s.acts, &s.act_scales] } else { &[&s.gate_up] };
+        let mut found = Vec::new();
+        for buffer in out {
+            let at = found.len();
+            found.resize(at + buffer.len(), 0);
+            buffer.read(0, &mut found[at..])?;
+        }
+        Ok((took, found))
+    }
+
+    /// Time of a product, the fastest of some rounds, when the first one took `first`.
+    fn time(&mut self, trial: &mut Trial, first: Duration) -> Result<Duration> {
+        let times = (TIMED_FOR.as_secs_f64() / 3.0 / first.as_secs_f64().max(1e-6)).clamp(1.0, 64.0) as usize;
+        let (mut best, device) = (first, &self.model.device);
+        let rounds = if first > TIMED_FOR { 1 } else { 3 };
+        for _ in 0..rounds {
+            let began = Instant::now();
+            (0..times).try_for_each(|i| trial.run(i, device))?;
+            device.finish()?;
+            best = best.min(began.elapsed() / times as u32);
+        }
+        Ok(best)
+    }
 }
 
-/// What a way is called where it is left out, and tried.
-fn name(tokens: Tokens, step: Step, way: Way) -> String {
+/// Leaves the marker of a trial where it is: what lost the device is not tried again.
+fn keep_marker(e: Failure, marker: Option<Marker>) -> Failure {
+    marker.into_iter().for_each(Marker::stay);
+    e
+}
+
+/// Name of a variant in messages, and in markers.
+fn full_name(tokens: Tokens, variant: &Variant) -> String {
     let kernel = match tokens {
         Tokens::One => "gemv",
         Tokens::Many => "gemm",
     };
-    match step {
-        STEP => format!("{kernel}:{way}"),
-        _ => format!("{kernel}:{way}:{}", step.names().0),
+    format!("{kernel}:{}", variant.name)
+}
+
+/// Products of [`STEP`] by one variant, ready to run.
+struct Trial {
+    tokens: usize,
+    /// The launch that prepares the input, and the products, of some layers.
+    layers: Vec<(Option<Launch>, MatmulLaunches)>,
+}
+
+impl Trial {
+    fn run(&mut self, i: usize, device: &Device) -> Result<()> {
+        let (n, layers) = (self.tokens, self.layers.len());
+        match &mut self.layers[i % layers] {
+            (Some(input), products) => {
+                input.run(device, [n, 1])?;
+                products.many(device, n)
+            }
+            (None, products) => products.one(device),
+        }
     }
 }

@@ -5,7 +5,7 @@ mod upload;
 
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, Step, Storage};
-use super::ways::Ways;
+use super::variants::VariantPair;
 use crate::dims::*;
 use crate::model::weights::{Calibration, Layer, Matrix, Weights};
 use files::mapped::Plane;
@@ -43,8 +43,8 @@ pub struct StepWeights {
 }
 
 impl StepWeights {
-    /// Whether there are ways of computing the products.
-    pub fn quantised(&self) -> bool {
+    /// True where variants of kernels multiply with them.
+    pub fn is_quantised(&self) -> bool {
         self.reads == Activations::Quantised
     }
 }
@@ -71,48 +71,49 @@ pub struct LayerWeights {
     pub down_bias: Option<Buffer>,
 }
 
-/// A device with the model's weights in its memory: what all that run there share.
+/// A device with the model's weights in its memory, which all that run there share.
 pub struct Model {
     pub(super) device: Device,
     pub(super) weights: Arc<Weights>,
     pub(super) matrices: Matrices,
-    /// How products are computed, once that is known.
-    ways: Mutex<Option<Ways>>,
-    /// Whether somebody was told that its kernels are not the fastest.
+    /// The variants of its kernels, once they are chosen.
+    variants: Mutex<Option<VariantPair>>,
+    /// True once somebody was told that its kernels are not the fastest.
     told: AtomicBool,
 }
 
 impl Model {
     /// `matrices` are of `weights`, on `device`.
     pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
-        Self { device, weights, matrices, ways: Mutex::new(None), told: AtomicBool::new(false) }
+        Self { device, weights, matrices, variants: Mutex::new(None), told: AtomicBool::new(false) }
     }
 
-    /// How products are computed: as [`super::ways::VARIANT_VARIABLE`] asks for or as was said, else plainly.
+    /// The variants of its kernels: those that [`super::variants::VARIANT_VARIABLE`] asks for or that were set, else the
+    /// baseline.
     ///
     /// # Errors
     ///
-    /// Those of [`Ways::forced`].
-    pub fn ways(&self) -> files::Result<Ways> {
-        let forced = Ways::forced(self.device.facts())?;
-        Ok(forced.or(*self.of_ways()).unwrap_or_default())
+    /// Those of [`VariantPair::forced`].
+    pub fn variants(&self) -> files::Result<VariantPair> {
+        let forced = VariantPair::forced(self.device.facts())?;
+        Ok(forced.or(*self.chosen()).unwrap_or(VariantPair::BASELINE))
     }
 
-    /// Whether that was said.
-    pub(super) fn has_ways(&self) -> bool {
-        self.of_ways().is_some()
+    /// True once they were set.
+    pub(super) fn has_variants(&self) -> bool {
+        self.chosen().is_some()
     }
 
-    /// Says how products are computed from now on.
-    pub fn set_ways(&self, ways: Ways) {
-        *self.of_ways() = Some(ways);
+    /// Sets the variants of its kernels.
+    pub fn set_variants(&self, variants: VariantPair) {
+        *self.chosen() = Some(variants);
     }
 
-    fn of_ways(&self) -> MutexGuard<'_, Option<Ways>> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    fn chosen(&self) -> MutexGuard<'_, Option<VariantPair>> {
+        self.variants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is news that its kernels are not the fastest; once.
+    /// True the first time that it is asked whether its kernels' not being the fastest is news.
     pub fn is_news(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }

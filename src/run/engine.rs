@@ -17,7 +17,7 @@ use files::{Error, Result};
 use numeric::simd::Isa;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use text::chat::{Context, Ending, Message, Moment, Template, TemplateSource, Variables};
+use text::chat::{Context, Ending, Message, Moment, Template, TemplateKwargs, TemplateSource};
 #[cfg(feature = "chat")]
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Specials, Tokenizer};
@@ -275,25 +275,25 @@ impl Engine {
     ///
     /// As of [`Engine::template`] and [`Template::encode`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        self.encode_chat_with(messages, &Variables::default())
+        self.encode_chat_with(messages, &TemplateKwargs::default())
     }
 
-    /// [`Engine::encode_chat`] with tools, and values for the template. [`Form::of`](text::chat::Form::of) and
-    /// [`Reader`](text::chat::Reader) read the answer: thoughts, text and calls.
+    /// [`Engine::encode_chat`] with tools, and values for the template. [`OutputFormat::of`](text::chat::OutputFormat::of) and
+    /// [`OutputParser`](text::chat::OutputParser) read the answer: thoughts, text and calls.
     ///
     /// ```
-    /// use antigravity::chat::{Form, Message, Part, Reader, Role, Variables};
+    /// use antigravity::chat::{OutputFormat, Message, Part, OutputParser, Role, TemplateKwargs};
     /// use antigravity::{Engine, EngineOptions, GenerateOptions};
     ///
     /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
-    /// let mut variables = Variables::default();
+    /// let mut variables = TemplateKwargs::default();
     /// variables.set("enable_thinking", "false").unwrap();
     /// let prompt = engine.encode_chat_with(&[Message::new(Role::User, "Hi")], &variables)?;
     ///
-    /// let form = Form::of(engine.template()?, engine.tokenizer()).without_tools();
+    /// let form = OutputFormat::of(engine.template()?, engine.tokenizer()).without_tools();
     /// let shown_tokens = form.shown(engine.tokenizer());
     /// let options = GenerateOptions { max_tokens: Some(4), shown_tokens, ..Default::default() };
-    /// let mut reader = Reader::new(form, &engine.tokenizer().decode_with_special(&prompt));
+    /// let mut reader = OutputParser::new(form, &engine.tokenizer().decode_with_special(&prompt));
     /// let mut parts = Vec::new();
     /// for piece in engine.stream(&mut engine.session()?, &prompt, &options)? {
     ///     parts.extend(reader.push(&piece?));
@@ -306,7 +306,7 @@ impl Engine {
     /// # Errors
     ///
     /// As of [`Engine::encode_chat`].
-    pub fn encode_chat_with(&self, messages: &[Message], variables: &Variables) -> Result<Vec<u32>> {
+    pub fn encode_chat_with(&self, messages: &[Message], variables: &TemplateKwargs) -> Result<Vec<u32>> {
         let (bos, now) = (self.tokenizer.bos_token(), Moment::now());
         let context = Context { bos, now, ending: Ending::Prompt, variables: Some(variables) };
         self.template()?.encode_in(&self.tokenizer, messages, &context)

@@ -289,7 +289,7 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Token ids that end the text besides the model's own, e.g. those of a chat template.
     pub stop_tokens: Vec<u32>,
-    /// Control tokens whose text belongs to the text, e.g. those of [`Form::shown`](text::chat::Form::shown).
+    /// Control tokens whose text belongs to the text, e.g. those of [`OutputFormat::shown`](text::chat::OutputFormat::shown).
     pub shown_tokens: Vec<u32>,
     /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).
     pub logprobs: Option<usize>,

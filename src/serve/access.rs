@@ -2,7 +2,7 @@
 //! browser lets any page of the web send requests to this machine, so that a page is known by its `Origin`, and a name
 //! that leads here by the design of somebody else (DNS rebinding) by its `Host`.
 
-use super::refusal::Refusal;
+use super::error::{ApiError, ApiResult};
 use files::error::quoted;
 use files::{Error, Result};
 use hyper::HeaderMap;
@@ -17,32 +17,19 @@ pub struct Client {
     pub key: Option<usize>,
 }
 
-/// Names of which some may ask; `*` stands for all.
-struct Names {
-    all: bool,
-    /// In lower case.
-    some: Vec<String>,
+/// Whether one of some names is this, in either case; `*` stands for all.
+fn contains_name(names: &[String], name: &str) -> bool {
+    names.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(name))
 }
 
-impl Names {
-    fn new(names: impl Iterator<Item = String>) -> Self {
-        let some: Vec<_> = names.map(|name| name.to_ascii_lowercase()).collect();
-        Self { all: some.iter().any(|name| name == "*"), some }
-    }
-
-    fn have(&self, name: &str) -> bool {
-        self.all || self.some.iter().any(|known| known.eq_ignore_ascii_case(name))
-    }
-}
-
-/// Who may ask.
+/// Rules for who may ask.
 pub struct Access {
     keys: Vec<String>,
     /// Pages that may ask without a key.
-    origins: Names,
+    origins: Vec<String>,
     /// Names that the server is reached by without a key.
-    hosts: Names,
-    /// Where it listens.
+    hosts: Vec<String>,
+    /// Address that it listens at.
     address: Option<IpAddr>,
 }
 
@@ -65,18 +52,22 @@ impl Access {
             let why = "is no name of a host; give one such as box.example, or * for any";
             return Err(Error::Usage(format!("--allowed-host {}: {why}", quoted(name))));
         }
-        let own = ["localhost", host].into_iter();
+        let hosts = ["localhost", host].into_iter().chain(hosts.iter().map(|name| host_name(name)));
         Ok(Self {
             keys,
-            origins: Names::new(origins.iter().map(|origin| origin.trim_end_matches('/').to_owned())),
-            hosts: Names::new(own.chain(hosts.iter().map(|name| name_of(name))).map(str::to_owned)),
+            origins: origins.iter().map(|origin| origin.trim_end_matches('/').to_owned()).collect(),
+            hosts: hosts.map(str::to_owned).collect(),
             address: None,
         })
     }
 
-    /// The server listens here.
-    pub fn at(self, address: IpAddr) -> Self {
+    /// Names the address that the server listens at.
+    pub fn listening_at(self, address: IpAddr) -> Self {
         Self { address: Some(address), ..self }
+    }
+
+    fn lets_all_pages_ask(&self) -> bool {
+        contains_name(&self.origins, "*")
     }
 
     /// Whether keys are asked for at all.
@@ -103,14 +94,15 @@ impl Access {
     }
 
     /// Refuses what a foreign page asks, unless there are keys.
-    pub fn check(&self, head: &Parts) -> std::result::Result<(), Refusal> {
+    pub fn check(&self, head: &Parts) -> ApiResult<()> {
         if self.has_keys() {
             return Ok(());
         }
-        let refuse = |what: String| Err(Refusal::new(403, what));
-        let hosts = all(&head.headers, "host").chain(head.uri.authority().map(|of| Some(of.as_str())));
+        let refuse = |what: String| Err(ApiError::new(403, what));
+        let hosts =
+            header_values(&head.headers, "host").chain(head.uri.authority().map(|of| Some(of.as_str())));
         for host in hosts {
-            let name = host.map(name_of).unwrap_or_default();
+            let name = host.map(host_name).unwrap_or_default();
             if !self.is_own(name) {
                 let name = quoted(name);
                 return refuse(format!(
@@ -118,7 +110,7 @@ impl Access {
                 ));
             }
         }
-        for origin in all(&head.headers, "origin") {
+        for origin in header_values(&head.headers, "origin") {
             let origin = origin.unwrap_or_default();
             if !self.is_known(origin, &head.headers) {
                 let origin = quoted(origin);
@@ -128,9 +120,9 @@ impl Access {
             }
         }
         // A page's picture or script has no origin.
-        let says = |name, value: &str| all(&head.headers, name).any(|of| of == Some(value));
+        let says = |name, value: &str| header_values(&head.headers, name).any(|of| of == Some(value));
         let is_hidden = says("sec-fetch-site", "cross-site") && !says("sec-fetch-mode", "navigate");
-        if is_hidden && !head.headers.contains_key("origin") && !self.origins.all {
+        if is_hidden && !head.headers.contains_key("origin") && !self.lets_all_pages_ask() {
             let why = "another site's page may not ask this server; start it with --cors-origin ORIGIN or with a key";
             return refuse(why.into());
         }
@@ -138,9 +130,9 @@ impl Access {
     }
 
     /// Who may read the answer beside the server's own pages: the value of `Access-Control-Allow-Origin`, if there is one.
-    pub fn reader(&self, head: &Parts) -> Option<HeaderValue> {
+    pub fn allowed_reader(&self, head: &Parts) -> Option<HeaderValue> {
         self.check(head).ok()?;
-        let any = (self.has_keys() || self.origins.all).then_some(HeaderValue::from_static("*"));
+        let any = (self.has_keys() || self.lets_all_pages_ask()).then_some(HeaderValue::from_static("*"));
         // A page's origin is named, so that the answer to one is not kept for another.
         head.headers.get("origin").cloned().or(any)
     }
@@ -152,30 +144,28 @@ impl Access {
             ip.is_loopback()
                 || self.address.is_some_and(|own| own.is_unspecified() || own.to_canonical() == ip)
         };
-        self.hosts.have(name) || address.is_ok_and(is_here)
+        contains_name(&self.hosts, name) || address.is_ok_and(is_here)
     }
 
     /// Whether pages of an origin may ask: the server's own, and those that a flag names.
     fn is_known(&self, origin: &str, headers: &HeaderMap) -> bool {
         let place = origin.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"));
         let own = |host: &str| {
-            place.is_some_and(|(_, place)| place.eq_ignore_ascii_case(host)) && self.is_own(name_of(host))
+            place.is_some_and(|(_, place)| place.eq_ignore_ascii_case(host)) && self.is_own(host_name(host))
         };
-        self.origins.have(origin) || all(headers, "host").any(|host| host.is_some_and(own))
+        contains_name(&self.origins, origin)
+            || header_values(headers, "host").any(|host| host.is_some_and(own))
     }
 }
 
 /// All values of a header; `None` for what is no text.
-fn all<'a>(headers: &'a HeaderMap, name: &'static str) -> impl Iterator<Item = Option<&'a str>> {
+fn header_values<'a>(headers: &'a HeaderMap, name: &'static str) -> impl Iterator<Item = Option<&'a str>> {
     headers.get_all(name).iter().map(|value| value.to_str().ok())
 }
 
 /// The name in `name:port`.
-fn name_of(host: &str) -> &str {
-    let end = match host.starts_with('[') {
-        true => host.find(']').map(|at| at + 1),
-        false => host.rfind(':'),
-    };
+fn host_name(host: &str) -> &str {
+    let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.rfind(':') };
     host[..end.unwrap_or(host.len())].trim_end_matches('.')
 }
 
@@ -204,7 +194,7 @@ mod tests {
     fn access(keys: &[&str], origins: &[&str], hosts: &[&str]) -> Access {
         let [keys, origins, hosts] =
             [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
-        Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().at([127, 0, 0, 1].into())
+        Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().listening_at([127, 0, 0, 1].into())
     }
 
     /// Whether a request with these headers is answered, and whether a page may read the answer.
@@ -214,7 +204,7 @@ mod tests {
             request = request.header(name, value);
         }
         let head = request.body(()).unwrap().into_parts().0;
-        (access.check(&head).is_ok(), access.reader(&head).is_some())
+        (access.check(&head).is_ok(), access.allowed_reader(&head).is_some())
     }
 
     #[test]
@@ -283,7 +273,7 @@ mod tests {
         let foreign = "Host: evil.example | Origin: http://evil.example | Sec-Fetch-Site: cross-site";
         assert_eq!(asks(&access(&[], &["*"], &["*"]), foreign), (true, true));
         assert_eq!(asks(&access(&["key"], &[], &[]), foreign), (true, true));
-        let everywhere = access(&[], &[], &[]).at([0, 0, 0, 0].into());
+        let everywhere = access(&[], &[], &[]).listening_at([0, 0, 0, 0].into());
         assert!(asks(&everywhere, "Host: 192.168.1.2:8080 | Origin: http://192.168.1.2:8080").0);
         assert!(!asks(&everywhere, "Host: evil.example").0);
     }

@@ -1,129 +1,132 @@
-//! What the text of an answer must be like, in whichever field a request says so.
+//! OutputFormat that the text of an answer must have, in whichever field a request says so.
 
-use super::asked::Asked;
-use super::conversation::schema;
-use super::fields::{Fields, kind};
-use super::refusal::Refusal;
+use super::body::{Object, Strings, kind_of, read, read_object};
+use super::error::{ApiError, ApiResult};
+use crate::run::options::GenerateOptions;
+use files::error::quoted;
+use serde::Deserialize;
 use serde_json::Value;
 
-type Result<T> = std::result::Result<T, Refusal>;
-
 /// A schema or a grammar, and the field that it stands in.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Constraint {
     pub field: String,
-    form: Form,
+    form: OutputFormat,
 }
 
-#[derive(Debug, PartialEq)]
-enum Form {
+#[derive(Debug, Clone, PartialEq)]
+enum OutputFormat {
     Schema(String),
     Regex(String),
     Choice(Vec<String>),
     Gbnf(String),
 }
 
-/// Texts to choose from, and bytes of each, at most.
-const CHOICES: (usize, usize) = (4096, 4096);
+/// Schema of `json_object`.
+const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
-/// What brings the value of a field to a form.
-type Reads = fn(&Fields<'_>, &str) -> Result<Option<Form>>;
+/// Reads the form that the value of a field stands for, if it is one.
+type ReadForm = fn(&Value, &str) -> ApiResult<Option<OutputFormat>>;
 
-/// Fields of a body: OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's.
-const OF_BODY: [(&str, Reads); 10] = [
-    ("response_format", format),
-    ("output_format", format),
-    ("json_schema", json),
-    ("guided_json", json),
-    ("guided_json_object", json_object),
-    ("grammar", gbnf),
-    ("guided_grammar", gbnf),
-    ("guided_regex", regex),
-    ("regex", regex),
-    ("guided_choice", choice),
+/// Fields of OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's, by their paths.
+const FIELDS: [(&str, ReadForm); 17] = [
+    ("response_format", read_format),
+    ("output_format", read_format),
+    ("output_config.format", read_format),
+    ("text.format", read_format),
+    ("json_schema", read_schema),
+    ("guided_json", read_schema),
+    ("guided_json_object", read_any_object),
+    ("grammar", read_gbnf),
+    ("guided_grammar", read_gbnf),
+    ("guided_regex", read_regex),
+    ("regex", read_regex),
+    ("guided_choice", read_choice),
+    ("structured_outputs.json", read_schema),
+    ("structured_outputs.json_object", read_any_object),
+    ("structured_outputs.grammar", read_gbnf),
+    ("structured_outputs.regex", read_regex),
+    ("structured_outputs.choice", read_choice),
 ];
 
-/// Fields of vLLM's `structured_outputs`.
-const OF_OUTPUTS: [(&str, Reads); 8] = [
-    ("json", json),
-    ("json_object", json_object),
-    ("grammar", gbnf),
-    ("regex", regex),
-    ("choice", choice),
-    ("structural_tag", unknown),
-    ("whitespace_pattern", unknown),
-    ("disable_additional_properties", unknown_flag),
-];
-
-fn format(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    let Some(format) = of.object(field)? else { return Ok(None) };
-    Ok(schema(&format)?.map(Form::Schema))
+/// OpenAI's `response_format`, in which the schema may stand deeper.
+#[derive(Deserialize)]
+struct Format {
+    #[serde(rename = "type")]
+    kind: String,
+    schema: Option<Value>,
+    json_schema: Option<Object<NamedSchema>>,
 }
 
-/// A schema, or its text.
-fn json(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    match of.get(field) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(Form::Schema(text.clone()))),
-        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(Form::Schema(schema.to_string()))),
-        Some(other) => Err(of.refuse(field, format!("is {}; use a JSON schema", kind(other)))),
+#[derive(Deserialize)]
+struct NamedSchema {
+    schema: Option<Value>,
+}
+
+fn read_format(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+    let format: Format = read_object(value, place)?;
+    let schema = match format.kind.as_str() {
+        "text" => return Ok(None),
+        "json_object" => format.schema.map_or(ANY_OBJECT.into(), |schema| schema.to_string()),
+        "json_schema" => {
+            let nested = format.json_schema.and_then(|named| named.0.schema);
+            let missing = || {
+                let field = format!("{place}.json_schema.schema");
+                ApiError::for_field(field, "is missing; give a JSON schema")
+            };
+            nested.or(format.schema).ok_or_else(missing)?.to_string()
+        }
+        other => {
+            let why = format!("is {}; use text, json_object or json_schema", quoted(other));
+            return Err(ApiError::for_field(format!("{place}.type"), why));
+        }
+    };
+    if cfg!(not(feature = "grammar")) {
+        let why = "this server follows no grammars; use text";
+        return Err(ApiError::for_field(format!("{place}.type"), why));
+    }
+    Ok(Some(OutputFormat::Schema(schema)))
+}
+
+/// Reads a schema, or its text.
+fn read_schema(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+    match value {
+        Value::String(text) => Ok(Some(OutputFormat::Schema(text.clone()))),
+        Value::Object(_) | Value::Bool(_) => Ok(Some(OutputFormat::Schema(value.to_string()))),
+        other => Err(ApiError::for_field(place, format!("is {}; use a JSON schema", kind_of(other)))),
     }
 }
 
-fn json_object(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    let wanted = of.flag(field)?.unwrap_or(false);
-    Ok(wanted.then(|| Form::Schema("{\"type\":\"object\"}".into())))
+fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+    Ok(read::<bool>(value, place)?.then(|| OutputFormat::Schema(ANY_OBJECT.into())))
 }
 
-fn gbnf(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    Ok(of.text(field)?.filter(|text| !text.is_empty()).map(|text| Form::Gbnf(text.into())))
+fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(OutputFormat::Gbnf))
 }
 
-fn regex(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    Ok(of.text(field)?.filter(|text| !text.is_empty()).map(|text| Form::Regex(text.into())))
+fn read_regex(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(OutputFormat::Regex))
 }
 
-fn choice(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    Ok(of.texts(field, CHOICES)?.map(Form::Choice))
-}
-
-fn unknown(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    match of.get(field) {
-        None => Ok(None),
-        Some(_) => Err(of.refuse(field, "is not followed by this server; leave it out")),
-    }
-}
-
-fn unknown_flag(of: &Fields<'_>, field: &str) -> Result<Option<Form>> {
-    if of.flag(field)?.unwrap_or(false) { unknown(of, field) } else { Ok(None) }
+fn read_choice(value: &Value, place: &str) -> ApiResult<Option<OutputFormat>> {
+    Ok(Some(OutputFormat::Choice(read::<Strings<4096, 4096>>(value, place)?.0)))
 }
 
 /// Reads it from the fields of a body.
-pub fn constraint(body: &Fields<'_>) -> Result<Option<Constraint>> {
+pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
     let mut found = Vec::new();
-    let mut look = |of: &Fields<'_>, all: &[(&str, Reads)]| -> Result<()> {
-        for (field, read) in all {
-            let form = read(of, field)?;
-            found.extend(form.map(|form| Constraint { field: of.name(field), form }));
-        }
-        Ok(())
-    };
-    look(body, &OF_BODY)?;
-    if let Some(outputs) = body.object("structured_outputs")? {
-        look(&outputs, &OF_OUTPUTS)?;
-    }
-    // Anthropic's, and that of `/v1/responses`.
-    for field in ["output_config", "text"] {
-        if let Some(of) = body.get(field).filter(|value| value.is_object()) {
-            look(&Fields::of(of, field)?, &[("format", format)])?;
-        }
+    for (field, read_form) in FIELDS {
+        let value = body.pointer(&format!("/{}", field.replace('.', "/"))).filter(|value| !value.is_null());
+        let form = value.map_or(Ok(None), |value| read_form(value, field))?;
+        found.extend(form.map(|form| Constraint { field: field.into(), form }));
     }
     match (found.pop(), found.pop()) {
         (Some(second), Some(first)) => {
             let why = format!("says how the text must be, and so does {}; leave one out", first.field);
-            Err(Refusal::field(second.field, why))
+            Err(ApiError::for_field(second.field, why))
         }
-        (Some(one), None) if cfg!(not(feature = "grammar")) => Err(Refusal::field(
+        (Some(one), None) if cfg!(not(feature = "grammar")) => Err(ApiError::for_field(
             one.field,
             "this program was built without grammars; build it with --features grammar, or leave it out",
         )),
@@ -134,23 +137,23 @@ pub fn constraint(body: &Fields<'_>) -> Result<Option<Constraint>> {
 impl Constraint {
     /// Makes the texts of a request follow it.
     #[cfg(feature = "grammar")]
-    pub fn hold(self, asked: &mut Asked) -> Result<()> {
+    pub fn apply(self, options: &mut GenerateOptions) -> ApiResult<()> {
         use text::sampler::Grammar;
         let Self { field, form } = self;
         let grammar = match form {
-            Form::Schema(text) => Grammar::json_schema(&field, &text),
-            Form::Regex(text) => Grammar::regex(&field, &text),
-            Form::Choice(texts) => Grammar::choice(&field, &texts),
-            Form::Gbnf(text) => Grammar::gbnf(&field, &text),
+            OutputFormat::Schema(text) => Grammar::json_schema(&field, &text),
+            OutputFormat::Regex(text) => Grammar::regex(&field, &text),
+            OutputFormat::Choice(texts) => Grammar::choice(&field, &texts),
+            OutputFormat::Gbnf(text) => Grammar::gbnf(&field, &text),
         };
-        let wrong = |e| Refusal { param: Some(field.clone()), ..Refusal::of_input(&e) };
-        asked.options.sampler.grammar = Some(grammar.map_err(wrong)?);
+        let wrong = |e| ApiError::from_request(&e).in_field(&field);
+        options.sampler.grammar = Some(grammar.map_err(wrong)?);
         Ok(())
     }
 
-    /// Nothing: such a request was refused.
+    /// Does nothing: such a request was refused.
     #[cfg(not(feature = "grammar"))]
-    pub fn hold(self, _: &mut Asked) -> Result<()> {
+    pub fn apply(self, _: &mut GenerateOptions) -> ApiResult<()> {
         Ok(())
     }
 }
@@ -183,20 +186,16 @@ mod tests {
                 json!({"text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": schema}}}),
             ),
         ] {
-            let Value::Object(object) = &body else { unreachable!() };
-            let found = constraint(&Fields::new(object)).expect("is read");
+            let found = read_constraint(&body).expect("is read");
             assert_eq!(found.map_or(String::new(), |c| c.field), field, "{body}");
         }
         for (param, body) in [
             ("guided_regex", json!({"json_schema": schema, "guided_regex": "a"})),
-            ("structured_outputs.structural_tag", json!({"structured_outputs": {"structural_tag": "{}"}})),
-            ("structured_outputs", json!({"structured_outputs": 1})),
             ("guided_choice", json!({"guided_choice": [1]})),
             ("json_schema", json!({"json_schema": 7})),
             ("output_config.format.type", json!({"output_config": {"format": {"type": "xml"}}})),
         ] {
-            let Value::Object(object) = &body else { unreachable!() };
-            let said = constraint(&Fields::new(object)).expect_err("is refused");
+            let said = read_constraint(&body).expect_err("is refused");
             assert_eq!(said.param.as_deref(), Some(param), "{body}: {said:?}");
         }
     }

@@ -1,230 +1,134 @@
-//! Messages and tools of a request, as the prompt of a chat model.
+//! Messages and tools of a request, as the prompt of a chat model. What this model cannot read is refused in the newest
+//! question, and else left out.
 
-use super::budget::check_part;
-use super::content::{Turn, content, left_out, newest};
-use super::fields::Fields;
-use super::hub::Served;
-use super::refusal::Refusal;
-use super::tools::{self, ReadsTool, Wanted};
+use super::body::{kind_of, read_field};
+use super::error::{ApiError, ApiResult};
+use super::memory::check_longest_part;
+use super::state::LoadedModel;
+use super::tools::{ConvertTool, ToolChoice, read_tools};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
-use files::error::quoted;
-use serde_json::Value;
-use text::chat::{Context, Ending, Form, Message, Moment, Reader, Role, Template, ToolCall, Variables, join};
+use files::error::{quoted, unquoted};
+use serde_json::{Map, Value};
+use std::ops::Range;
+use text::chat::{
+    Context, Ending, Message, Moment, OutputFormat, OutputParser, Role, Template, TemplateKwargs, join,
+};
 
-type Result<T> = std::result::Result<T, Refusal>;
+/// Tokens at the end of a prompt that tell how its answer is read.
+const PROMPT_END: usize = 16;
 
 /// A conversation that wants an answer.
-pub struct Conversation {
+pub struct ChatRequest {
     pub messages: Vec<Message>,
-    pub variables: Variables,
-    pub wanted: Wanted,
+    pub variables: TemplateKwargs,
+    pub tool_choice: ToolChoice,
     pub ending: Ending,
 }
 
 /// Its prompt, and how the answer is read.
-pub struct Prompt {
+pub struct ChatPrompt {
     pub ids: Vec<u32>,
-    pub form: Form,
-    pub reader: Reader,
+    pub form: OutputFormat,
+    pub reader: OutputParser,
     pub stop_tokens: Vec<u32>,
     pub shown_tokens: Vec<u32>,
 }
 
-/// The list of messages of a request.
-pub fn list<'a>(fields: &Fields<'a>) -> Result<&'a [Value]> {
-    let all =
-        fields.list("messages")?.ok_or_else(|| fields.refuse("messages", "is missing; give an array"))?;
-    match all {
-        [] => Err(fields.refuse("messages", "is empty; give one message at least")),
-        all => Ok(all),
-    }
-}
-
-/// Who speaks, by the word of either of OpenAI's APIs.
-pub fn role(of: &Fields<'_>) -> Result<Role> {
-    match of.needed_text("role")? {
-        "system" | "developer" => Ok(Role::System),
-        "user" => Ok(Role::User),
-        "assistant" => Ok(Role::Assistant),
-        "tool" | "function" => Ok(Role::Tool),
-        other => {
-            let why = format!("is {}; use system, developer, user, assistant or tool", quoted(other));
-            Err(of.refuse("role", why))
-        }
-    }
-}
-
-/// The `messages` of a chat.
-fn messages(fields: &Fields<'_>) -> Result<Vec<Message>> {
-    let place = fields.name("messages");
-    let all = list(fields)?.iter().enumerate().map(|(i, of)| Fields::of(of, &format!("{place}[{i}]")));
-    let all = all.collect::<Result<Vec<_>>>()?;
-    let roles = all.iter().map(role).collect::<Result<Vec<_>>>()?;
-    let newest = newest(&roles);
-    let one = |(i, of)| message(of, (roles[i], Turn::of(&newest, i, roles[i])));
-    all.iter().enumerate().map(one).collect()
-}
-
-fn message(of: &Fields<'_>, (role, turn): (Role, Turn)) -> Result<Message> {
-    if of.get("content").is_none() && turn == Turn::Newest {
-        return Err(of.refuse("content", "is missing; give a string"));
-    }
-    let text = |field: &str| of.get(field).and_then(Value::as_str).map(str::to_owned);
-    let mut message = Message::new(role, content(of.get("content"), &of.name("content"), turn)?);
-    message.reasoning = text("reasoning_content").or_else(|| text("reasoning"));
-    message.tool_call_id = of.text("tool_call_id")?.map(str::to_owned);
-    message.name = of.text("name")?.map(str::to_owned);
-    for (i, call) in of.list("tool_calls")?.unwrap_or_default().iter().enumerate() {
-        let call = Fields::of(call, &of.name(&format!("tool_calls[{i}]")))?;
-        let id = call.text("id")?.map_or_else(|| format!("call_{i}"), str::to_owned);
-        let (name, arguments) = match (call.object("function")?, call.object("custom")?) {
-            (Some(function), _) => {
-                (function.needed_text("name")?.to_owned(), arguments(&function, "arguments"))
-            }
-            (None, Some(custom)) => (custom.needed_text("name")?.to_owned(), arguments(&custom, "input")),
-            (None, None) => return Err(call.refuse("function", "is missing; give an object")),
-        };
-        message.tool_calls.push(ToolCall { id, name, arguments });
-    }
-    // As calls were once written.
-    if let (true, Some(function)) = (message.tool_calls.is_empty(), of.object("function_call")?) {
-        let (name, arguments) = (function.needed_text("name")?.to_owned(), arguments(&function, "arguments"));
-        message.tool_calls.push(ToolCall { id: "call_0".into(), name, arguments });
-    }
-    if message.content.is_empty() && role == Role::Assistant {
-        let audio = of.get("audio").map(|_| left_out("audio"));
-        message.content = text("refusal").or(audio).unwrap_or_default();
-    }
-    Ok(message)
-}
-
 /// The arguments of an earlier call, as they are: JSON in a text or as it is, or any other text.
-pub fn arguments(call: &Fields<'_>, field: &str) -> String {
-    match call.get(field) {
-        None => "{}".to_owned(),
+pub fn arguments_of_call(arguments: Option<&Value>) -> String {
+    match arguments {
+        None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) if ["", "null"].contains(&text.trim()) => "{}".to_owned(),
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     }
 }
 
-/// How the prompt of a chat ends.
-fn ending(fields: &Fields<'_>) -> Result<Ending> {
-    let continues = fields.flag("continue_final_message")?.unwrap_or(false);
-    match (continues, fields.flag("add_generation_prompt")?) {
-        (true, Some(true)) => {
-            let why = "goes on with the last message, and `add_generation_prompt` begins another; set that to false";
-            Err(fields.refuse("continue_final_message", why))
-        }
-        (true, _) => Ok(Ending::Continue),
-        (false, Some(false)) => Ok(Ending::Message),
-        (false, _) => Ok(Ending::Prompt),
-    }
+/// The name of the function that was called with this id.
+pub fn called_function(messages: &[Message], id: &str) -> Option<String> {
+    let mut calls = messages.iter().flat_map(|message| &message.tool_calls);
+    calls.find(|call| call.id == id).map(|call| call.name.clone())
 }
 
-/// `chat_template_kwargs`.
-fn variables(fields: &Fields<'_>) -> Result<Variables> {
-    let mut variables = Variables::default();
-    if let Some(own) = fields.object("chat_template_kwargs")? {
-        for (name, value) in own.entries() {
-            let set = variables.set(name, &value.to_string());
-            set.map_err(|why| fields.refuse("chat_template_kwargs", why))?;
-        }
-    }
-    Ok(variables)
-}
-
-/// What a template gets besides messages.
-fn context<'a>(served: &'a Served, variables: &'a Variables, ending: Ending) -> Context<'a> {
-    let bos = served.engine.tokenizer().bos_token();
-    Context { bos, now: Moment::now(), ending, variables: Some(variables) }
-}
-
-impl Conversation {
-    /// With what the fields of a request say beside its messages; `tool` brings a tool to the form of chat completions.
-    pub fn new(messages: Vec<Message>, fields: &Fields<'_>, tool: ReadsTool) -> Result<Self> {
-        let (tools, wanted) = tools::read(fields, tool)?;
-        let mut variables = variables(fields)?;
+impl ChatRequest {
+    /// Messages, with what the body of their request says beside them.
+    pub fn new(messages: Vec<Message>, body: &Value, convert_tool: ConvertTool) -> ApiResult<Self> {
+        let (tools, tool_choice) = read_tools(body, convert_tool)?;
+        let mut variables = TemplateKwargs::default();
         variables.tools = tools;
-        Ok(Self { messages, variables, wanted, ending: Ending::Prompt })
+        for (name, value) in
+            read_field::<Map<String, Value>>(body, "chat_template_kwargs")?.unwrap_or_default()
+        {
+            let set = variables.set(&name, &value.to_string());
+            set.map_err(|why| ApiError::for_field("chat_template_kwargs", why))?;
+        }
+        Ok(Self { messages, variables, tool_choice, ending: Ending::Prompt })
     }
 
-    /// Of chat completions.
-    pub fn of_chat(fields: &Fields<'_>) -> Result<Self> {
-        let of = Self::new(messages(fields)?, fields, tools::nested)?;
-        let ending = ending(fields)?;
-        if ending == Ending::Continue && of.messages.last().is_some_and(|last| !last.tool_calls.is_empty()) {
-            let why = "the last message calls functions, so it cannot go on; send their results";
-            return Err(fields.refuse("continue_final_message", why));
-        }
-        Ok(Self { ending, ..of })
+    /// Values that a template gets besides messages.
+    fn template_context<'a>(&self, model: &'a LoadedModel, variables: &'a TemplateKwargs) -> Context<'a> {
+        let bos = model.engine.tokenizer().bos_token();
+        Context { bos, now: Moment::now(), ending: self.ending, variables: Some(variables) }
     }
 
     /// Renders the messages, or where the template refuses them some that say the same.
-    fn render<T>(&self, template: &Template, render: impl Fn(&[Message]) -> files::Result<T>) -> Result<T> {
+    fn render_messages<T>(
+        &self,
+        template: &Template,
+        render: impl Fn(&[Message]) -> files::Result<T>,
+    ) -> ApiResult<T> {
         let why = match render(&self.messages) {
             Ok(rendered) => return Ok(rendered),
             Err(why) => why,
         };
         let milder = Message::milder(&self.messages);
         let rendered = milder.iter().find_map(|messages| render(messages).ok());
-        rendered.ok_or_else(|| Refusal::of_template("messages", template, &why))
+        rendered.ok_or_else(|| ApiError::from_template("messages", template, &why))
     }
 
     /// The prompt as a text.
-    pub fn text(&self, served: &Served) -> Result<String> {
-        let template = served.engine.template().map_err(|e| Refusal::of_run(&e))?;
-        let variables = self.variables(served);
-        let context = context(served, &variables, self.ending);
-        self.render(template, |messages| Ok(join(&template.render(messages, &context)?)))
-    }
-
-    /// What its template gets: what the request says, and else the server's flags.
-    pub fn variables(&self, served: &Served) -> Variables {
-        self.variables.clone().or(&served.variables)
+    pub fn to_text(&self, model: &LoadedModel) -> ApiResult<String> {
+        let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
+        let variables = self.variables.clone().or(&model.variables);
+        let context = self.template_context(model, &variables);
+        self.render_messages(template, |messages| Ok(join(&template.render(messages, &context)?)))
     }
 
     /// The prompt for the answer.
-    pub fn prompt(&self, served: &Served) -> Result<Prompt> {
-        let engine = &served.engine;
-        let template = engine.template().map_err(|e| Refusal::of_run(&e))?;
-        let tokenizer = engine.tokenizer();
-        self.check_length(engine)?;
-        let variables = self.variables(served);
-        let context = context(served, &variables, self.ending);
+    pub fn to_prompt(&self, model: &LoadedModel) -> ApiResult<ChatPrompt> {
+        let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
+        let variables = self.variables.clone().or(&model.variables);
+        let context = self.template_context(model, &variables);
+        let tokenizer = model.engine.tokenizer();
+        self.check_length(&model.engine)?;
         self.check_tools(template, &context)?;
-        let ids = self.render(template, |messages| template.encode_in(tokenizer, messages, &context))?;
-        let form = Form::of(template, tokenizer);
+        let encode = |messages: &[Message]| template.encode_in(tokenizer, messages, &context);
+        let ids = self.render_messages(template, encode)?;
+        let form = OutputFormat::of(template, tokenizer);
         let form = if self.variables.tools.is_some() { form } else { form.without_tools() };
-        const END: usize = 16;
-        let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(END)..]);
+        let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(PROMPT_END)..]);
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        let mut reader = Reader::new(form, &end).with_calls_from(calls);
+        let mut reader = OutputParser::new(form, &end).with_calls_from(calls);
         if let (Ending::Continue, Some(last)) = (self.ending, self.messages.last()) {
             // It reads on where the message ends.
             reader.push(&last.content);
         }
-        Ok(Prompt {
-            ids,
-            form,
-            reader,
-            stop_tokens: template.stop_tokens(tokenizer),
-            shown_tokens: form.shown(tokenizer),
-        })
+        let (stop_tokens, shown_tokens) = (template.stop_tokens(tokenizer), form.shown(tokenizer));
+        Ok(ChatPrompt { ids, form, reader, stop_tokens, shown_tokens })
     }
 
     /// Refuses what cannot fit before time is spent on it.
-    fn check_length(&self, engine: &Engine) -> Result<()> {
+    fn check_length(&self, engine: &Engine) -> ApiResult<()> {
         let o = engine.options();
         let least: usize = self.messages.iter().map(|m| engine.tokenizer().least_tokens(&m.content)).sum();
         if least > o.max_seq_len && o.eviction.policy == Policy::None {
-            return Err(Refusal::too_long("messages", least, o.max_seq_len));
+            return Err(ApiError::prompt_too_long("messages", least, o.max_seq_len));
         }
-        self.messages.iter().try_for_each(|m| check_part(engine.tokenizer(), &m.content, "messages"))
+        self.messages.iter().try_for_each(|m| check_longest_part(engine.tokenizer(), &m.content, "messages"))
     }
 
-    fn check_tools(&self, template: &Template, context: &Context<'_>) -> Result<()> {
+    fn check_tools(&self, template: &Template, context: &Context<'_>) -> ApiResult<()> {
         if self.variables.tools.is_none() {
             return Ok(());
         }
@@ -232,38 +136,162 @@ impl Conversation {
         let system = self.messages.iter().find(|m| m.role == Role::System).map(|m| m.content.as_str());
         // Some refuse system messages.
         let takes = template.takes_tools(&context, system).or_else(|_| template.takes_tools(&context, None));
-        match takes.map_err(|e| Refusal::of_template("tools", template, &e))? {
-            true => Ok(()),
-            false => Err(Refusal::field(
-                "tools",
-                "this model's chat template has no place for tools; leave it out, or start the server with a \
-                 --chat-template that has one",
-            )),
+        if takes.map_err(|e| ApiError::from_template("tools", template, &e))? {
+            return Ok(());
+        }
+        let why = "this model's chat template has no place for tools; leave it out, or start the server with a \
+                   --chat-template that has one";
+        Err(ApiError::for_field("tools", why))
+    }
+}
+
+/// Place of a content in its conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// In what was said before, which is taken as it is.
+    Earlier,
+    /// In the newest question, which must be understood.
+    Newest,
+}
+
+/// The turn of each message, by who speaks. The newest question consists of the last messages of the user, and of system
+/// messages among them.
+pub fn turns_of(roles: &[Role]) -> Vec<Turn> {
+    let newest = newest_question(roles);
+    let turn = |(i, role): (usize, &Role)| match role {
+        Role::User if newest.contains(&i) => Turn::Newest,
+        _ => Turn::Earlier,
+    };
+    roles.iter().enumerate().map(turn).collect()
+}
+
+fn newest_question(roles: &[Role]) -> Range<usize> {
+    let Some(last) = roles.iter().rposition(|role| *role == Role::User) else { return 0..0 };
+    let asks = |role: &&Role| matches!(role, Role::User | Role::System);
+    last - roles[..last].iter().rev().take_while(asks).count()..last + 1
+}
+
+/// Text in the place of something that cannot be read.
+pub fn left_out(kind: &str) -> String {
+    let name = ["input_", "output_"].iter().find_map(|before| kind.strip_prefix(before)).unwrap_or(kind);
+    let name = ["_url", "_file"].iter().find_map(|after| name.strip_suffix(after)).unwrap_or(name);
+    format!("[{} left out]", unquoted(name))
+}
+
+/// The text of a content: a string, or parts of text.
+pub fn text_of_content(value: Option<Value>, place: &str, turn: Turn) -> ApiResult<String> {
+    match value {
+        None | Some(Value::Null) if turn == Turn::Earlier => Ok(String::new()),
+        None | Some(Value::Null) => Err(ApiError::for_field(place, "is missing; give a string")),
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().enumerate().map(|(i, part)| match part {
+                Value::String(text) => Ok(text.clone()),
+                _ => text_of_part(part, &format!("{place}[{i}]"), turn),
+            });
+            texts.collect()
+        }
+        Some(part @ Value::Object(_)) if turn == Turn::Earlier => text_of_part(&part, place, turn),
+        Some(other) => {
+            let why = format!("is {}; use a string or an array of parts", kind_of(&other));
+            Err(ApiError::for_field(place, why))
         }
     }
 }
 
-/// The JSON schema that a format stands for, if it is one.
-pub fn schema(format: &Fields<'_>) -> Result<Option<String>> {
-    let schema = match format.needed_text("type")? {
-        "text" => return Ok(None),
-        "json_object" => match format.get("schema") {
-            Some(schema) => schema.to_string(),
-            None => "{\"type\":\"object\"}".to_owned(),
-        },
-        "json_schema" => {
-            let of = format.object("json_schema")?;
-            let schema = of.as_ref().and_then(|of| of.get("schema")).or_else(|| format.get("schema"));
-            let missing = || format.refuse("json_schema.schema", "is missing; give a JSON schema");
-            schema.ok_or_else(missing)?.to_string()
-        }
-        other => {
-            let why = format!("is {other:?}; use text, json_object or json_schema");
-            return Err(format.refuse("type", why));
-        }
+/// The text of a part of a content.
+pub fn text_of_part(part: &Value, place: &str, turn: Turn) -> ApiResult<String> {
+    let wrong = |field: &str, why: String| ApiError::for_field(format!("{place}{field}"), why);
+    if !part.is_object() {
+        return Err(wrong("", format!("is {}; use an object", kind_of(part))));
+    }
+    let string = |field: &str| match &part[field] {
+        Value::String(text) => Ok(text.as_str()),
+        Value::Null if turn == Turn::Earlier => Ok(""),
+        Value::Null => Err(wrong(&format!(".{field}"), "is missing; give a string".into())),
+        other => Err(wrong(&format!(".{field}"), format!("is {}; use a string", kind_of(other)))),
     };
-    match cfg!(feature = "grammar") {
-        true => Ok(Some(schema)),
-        false => Err(format.refuse("type", "this server follows no grammars; use text")),
+    match string("type")? {
+        "" => Ok(find_text(part).unwrap_or_else(|| part.to_string())),
+        "text" | "input_text" | "output_text" => Ok(string("text")?.into()),
+        "thinking" | "redacted_thinking" | "reasoning" => Ok(String::new()),
+        other => match find_text(part) {
+            Some(text) => Ok(text),
+            None if turn == Turn::Earlier => Ok(left_out(other)),
+            None => Err(wrong(".type", format!("is {}; this model reads text alone", quoted(other)))),
+        },
+    }
+}
+
+/// The text that a document, a result or a refusal has.
+fn find_text(part: &Value) -> Option<String> {
+    let string = |value: &Value| value.as_str().map(str::to_owned);
+    let source = &part["source"];
+    let data = Some(&source["data"]).filter(|_| source["type"] == "text");
+    string(&part["text"])
+        .or_else(|| string(&part["refusal"]))
+        .or_else(|| data.and_then(string))
+        .or_else(|| join_texts(&source["content"]))
+        .or_else(|| join_texts(&part["content"]))
+}
+
+/// The texts of some parts, if there are any.
+fn join_texts(parts: &Value) -> Option<String> {
+    let text = |part: &Value| part.as_str().or_else(|| part.get("text")?.as_str()).map(str::to_owned);
+    match parts {
+        Value::Array(all) => Some(all.iter().filter_map(text).collect::<String>()).filter(|t| !t.is_empty()),
+        one => text(one),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_cannot_be_read_is_refused_in_the_newest_question_and_else_left_out() {
+        use Role::{Assistant, System, Tool, User};
+        for (roles, range) in [
+            (&[System, User][..], 0..2),
+            (&[User, Assistant, User, System, User], 2..5),
+            (&[User, Assistant, User, Assistant, Tool], 2..3),
+            (&[Assistant], 0..0),
+        ] {
+            assert_eq!(newest_question(roles), range, "{roles:?}");
+        }
+        let document = |source: Value| json!({"type": "document", "source": source});
+        let found = json!({"type": "search_result", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+        for (part, earlier, newest) in [
+            (json!({"type": "text", "text": "a"}), "a", Some("a")),
+            (json!("a"), "a", Some("a")),
+            (json!({"type": "text", "text": null}), "", None),
+            (json!({"text": "a"}), "a", None),
+            (json!({"stdout": "a"}), r#"{"stdout":"a"}"#, None),
+            (json!({"type": "image_url", "image_url": {"url": "data:"}}), "[image left out]", None),
+            (json!({"type": "input_image", "file_id": "x"}), "[image left out]", None),
+            (json!({"type": "input_audio"}), "[audio left out]", None),
+            (document(json!({"type": "base64", "data": "AA"})), "[document left out]", None),
+            (document(json!({"type": "text", "data": "a"})), "a", Some("a")),
+            (document(json!({"type": "content", "content": "a"})), "a", Some("a")),
+            (found, "ab", Some("ab")),
+            (json!({"type": "refusal", "refusal": "no"}), "no", Some("no")),
+            (
+                json!({"type": "web_search_tool_result", "content": [{"url": "x"}]}),
+                "[web_search_tool_result left out]",
+                None,
+            ),
+            (json!({"type": "\u{1b}[2J"}), "[\\u{1b}[2J left out]", None),
+        ] {
+            let list = json!([part]);
+            assert_eq!(text_of_content(Some(list.clone()), "c", Turn::Earlier), Ok(earlier.into()), "{list}");
+            let said = text_of_content(Some(list.clone()), "c", Turn::Newest);
+            match newest {
+                Some(text) => assert_eq!(said, Ok(text.into()), "{list}"),
+                None => {
+                    assert!(said.is_err_and(|e| e.param.is_some_and(|p| p.starts_with("c[0]."))), "{list}")
+                }
+            }
+        }
     }
 }

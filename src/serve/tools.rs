@@ -1,34 +1,33 @@
 //! Tools of a request: those that are served, and how freely they may be called.
 
-use super::fields::Fields;
-use super::refusal::Refusal;
+use super::body::{read_field, read_object};
+use super::error::{ApiError, ApiResult};
 use files::error::quoted;
 use files::say;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use text::chat::Tools;
 
-type Result<T> = std::result::Result<T, Refusal>;
-
 /// Kinds of tools that are said to be left out, at most: clients may name any.
-const MOST_NOTED: usize = 64;
+const MAX_NOTED: usize = 64;
 
-/// Whether functions may be called, or must be.
+/// Freedom in calling functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ToolChoice {
     Auto,
-    Never,
-    Any,
-    One(String),
+    None,
+    Required,
+    Function(String),
 }
 
 /// Brings a tool to the form of chat completions; `None` for a kind that is not served.
-pub type ReadsTool = fn(&Value) -> Option<Value>;
+pub type ConvertTool = fn(&Value) -> Option<Value>;
 
 /// A tool of chat completions, without fields that say nothing to a model.
-pub fn nested(of: &Value) -> Option<Value> {
-    if of.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
+pub fn convert_chat_tool(of: &Value) -> Option<Value> {
+    if !is_function(of) {
         return None;
     }
     let mut tool = of.clone();
@@ -43,22 +42,31 @@ pub fn nested(of: &Value) -> Option<Value> {
 }
 
 /// A tool of `/v1/responses`.
-pub fn flat(of: &Value) -> Option<Value> {
+pub fn convert_responses_tool(of: &Value) -> Option<Value> {
     if of.get("function").is_some() || !of.is_object() {
-        return nested(of);
+        return convert_chat_tool(of);
     }
-    nested(&json!({"type": of["type"], "function": of}))
+    convert_chat_tool(&json!({"type": of["type"], "function": of}))
 }
 
 /// A tool of Anthropic's: a server tool has a type of its own and no schema.
-pub fn with_input_schema(of: &Value) -> Option<Value> {
+pub fn convert_anthropic_tool(of: &Value) -> Option<Value> {
     let kind = of.get("type").and_then(Value::as_str).filter(|kind| *kind != "custom");
     if kind.is_some() && of["input_schema"].is_null() {
         return None;
     }
     let [name, description, schema] = ["name", "description", "input_schema"].map(|field| &of[field]);
     let function = json!({"name": name, "description": description, "parameters": schema});
-    nested(&json!({"type": "function", "function": function}))
+    convert_chat_tool(&json!({"type": "function", "function": function}))
+}
+
+fn is_function(tool: &Value) -> bool {
+    tool.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "function")
+}
+
+/// The name of the function that a tool, or a choice of one, is about; in either form.
+fn function_name(tool: &Value) -> Option<&str> {
+    tool.get("name").or_else(|| tool.get("function")?.get("name"))?.as_str()
 }
 
 /// Says on stderr, once for each kind, that tools of it are left out.
@@ -66,119 +74,118 @@ fn note_left_out(tool: &Value) {
     static NOTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let kind = quoted(tool["type"].as_str().unwrap_or_default());
     let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if noted.len() < MOST_NOTED && noted.insert(kind.clone()) {
+    if noted.len() < MAX_NOTED && noted.insert(kind.clone()) {
         say!("tools of type {kind} are left out of requests: functions alone are served");
     }
 }
 
-/// The name of the function that a tool, or what chooses one, is about; in either form.
-fn name_of(tool: &Value) -> Option<&str> {
-    tool.get("name").or_else(|| tool.get("function")?.get("name"))?.as_str()
-}
-
 /// The tools of a request that may be called, and how freely.
-pub fn read(fields: &Fields<'_>, tool: ReadsTool) -> Result<(Option<Tools>, Wanted)> {
-    let (mut all, mut left_out) = (Vec::new(), Vec::new());
-    for of in fields.list("tools")?.unwrap_or_default() {
-        match tool(of) {
-            Some(tool) => all.push(tool),
-            None => left_out.push(of),
+pub fn read_tools(body: &Value, convert: ConvertTool) -> ApiResult<(Option<Tools>, ToolChoice)> {
+    let (mut tools, mut left_out) = (Vec::new(), Vec::new());
+    for tool in read_field::<Vec<Value>>(body, "tools")?.unwrap_or_default() {
+        match convert(&tool) {
+            Some(converted) => tools.push(converted),
+            None => left_out.push(tool),
         }
     }
-    left_out.iter().for_each(|of| note_left_out(of));
-    let wanted = match choice_type(fields) {
-        Some("allowed_tools") => allowed(fields, &mut all)?,
-        Some(kind) if left_out.iter().any(|of| of["type"] == kind) => Wanted::Auto,
-        _ => wanted(fields)?,
+    left_out.iter().for_each(note_left_out);
+    let choice = &body["tool_choice"];
+    let choice = match choice.as_str().or(choice["type"].as_str()) {
+        Some("allowed_tools") => keep_allowed_tools(choice, &mut tools)?,
+        Some(kind) if left_out.iter().any(|tool| tool["type"] == kind) => ToolChoice::Auto,
+        kind => read_choice(choice, kind)?,
     };
-    // What asks for a tool that is left out is so too.
-    let wanted = match wanted {
-        Wanted::Any if all.is_empty() && !left_out.is_empty() => Wanted::Auto,
-        Wanted::One(name) if left_out.iter().any(|of| name_of(of) == Some(name.as_str())) => Wanted::Auto,
-        wanted => wanted,
+    // A choice of a tool that is left out is left out too.
+    let is_left_out = match &choice {
+        ToolChoice::Required => tools.is_empty() && !left_out.is_empty(),
+        ToolChoice::Function(name) => left_out.iter().any(|tool| function_name(tool) == Some(name)),
+        _ => false,
     };
-    let parsed = match all.is_empty() {
-        true => None,
-        false => {
-            Some(Tools::parse(&Value::from(all).to_string()).map_err(|why| fields.refuse("tools", why))?)
+    let choice = if is_left_out { ToolChoice::Auto } else { choice };
+    let mut parsed = None;
+    if !tools.is_empty() {
+        let refuse = |why| ApiError::for_field("tools", why);
+        parsed = Some(Tools::parse(&Value::from(tools).to_string()).map_err(refuse)?);
+    }
+    check_choice(&choice, parsed.as_ref())?;
+    Ok((parsed.filter(|_| choice != ToolChoice::None), choice))
+}
+
+/// Some of the tools, in the form of either of OpenAI's APIs.
+#[derive(Deserialize)]
+struct AllowedTools {
+    mode: Option<String>,
+    tools: Option<Vec<Value>>,
+}
+
+/// Leaves the tools that are allowed.
+fn keep_allowed_tools(choice: &Value, tools: &mut Vec<Value>) -> ApiResult<ToolChoice> {
+    let (allowed, place) = match &choice["allowed_tools"] {
+        Value::Null => (choice, "tool_choice"),
+        nested => (nested, "tool_choice.allowed_tools"),
+    };
+    let allowed: AllowedTools = read_object(allowed, place)?;
+    let choice = match allowed.mode.as_deref().unwrap_or("auto") {
+        "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        other => {
+            let why = format!("is {}; use auto or required", quoted(other));
+            return Err(ApiError::for_field(format!("{place}.mode"), why));
         }
     };
-    check(fields, &wanted, parsed.as_ref())?;
-    Ok((parsed.filter(|_| wanted != Wanted::Never), wanted))
-}
-
-/// A choice that is a word, or the word of one that is an object.
-fn choice_type<'a>(fields: &Fields<'a>) -> Option<&'a str> {
-    let choice = fields.get("tool_choice")?;
-    choice.as_str().or_else(|| choice.get("type")?.as_str())
-}
-
-/// Leaves the tools that are allowed, in the form of either of OpenAI's APIs.
-fn allowed(fields: &Fields<'_>, all: &mut Vec<Value>) -> Result<Wanted> {
-    let Some(choice) = fields.object("tool_choice")? else { return Ok(Wanted::Auto) };
-    let choice = choice.object("allowed_tools")?.unwrap_or(choice);
-    let wanted = match choice.text("mode")?.unwrap_or("auto") {
-        "auto" => Wanted::Auto,
-        "required" => Wanted::Any,
-        other => return Err(choice.refuse("mode", format!("is {}; use auto or required", quoted(other)))),
-    };
+    let allowed = allowed.tools.unwrap_or_default();
     let mut names = Vec::new();
-    for (i, tool) in choice.list("tools")?.unwrap_or_default().iter().enumerate() {
-        if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
-            continue;
-        }
-        let field = format!("tools[{i}]");
-        let name = name_of(tool).ok_or_else(|| choice.refuse(&field, "names no function; give its name"))?;
-        if !all.iter().any(|tool| name_of(tool) == Some(name)) {
-            let why = format!("is {}, which is not one of `tools`; add it", quoted(name));
-            return Err(choice.refuse(&field, why));
+    for (i, tool) in allowed.iter().enumerate().filter(|(_, tool)| is_function(tool)) {
+        let refuse = |why| ApiError::for_field(format!("{place}.tools[{i}]"), why);
+        let name = function_name(tool).ok_or_else(|| refuse("names no function; give its name".into()))?;
+        if !tools.iter().any(|tool| function_name(tool) == Some(name)) {
+            return Err(refuse(format!("is {}, which is not one of `tools`; add it", quoted(name))));
         }
         names.push(name);
     }
-    all.retain(|tool| name_of(tool).is_some_and(|name| names.contains(&name)));
-    Ok(wanted)
+    tools.retain(|tool| function_name(tool).is_some_and(|name| names.contains(&name)));
+    Ok(choice)
 }
 
-/// A word, Anthropic's object with one, or what names a function in either API.
-fn wanted(fields: &Fields<'_>) -> Result<Wanted> {
-    let Some(choice) = fields.get("tool_choice") else { return Ok(Wanted::Auto) };
-    Ok(match (choice_type(fields), name_of(choice)) {
-        (Some("auto"), _) => Wanted::Auto,
-        (Some("none"), _) => Wanted::Never,
-        (Some("required" | "any"), _) => Wanted::Any,
-        (Some("function" | "tool"), Some(name)) => Wanted::One(name.into()),
+/// Reads a word, Anthropic's object with one, or what names a function in either API.
+fn read_choice(choice: &Value, kind: Option<&str>) -> ApiResult<ToolChoice> {
+    match (kind, function_name(choice)) {
+        (None, _) if choice.is_null() => Ok(ToolChoice::Auto),
+        (Some("auto"), _) => Ok(ToolChoice::Auto),
+        (Some("none"), _) => Ok(ToolChoice::None),
+        (Some("required" | "any"), _) => Ok(ToolChoice::Required),
+        (Some("function" | "tool"), Some(name)) => Ok(ToolChoice::Function(name.into())),
         _ => {
             let why = "is none that is known; use \"auto\", \"none\", \"required\" or the name of a function";
-            return Err(fields.refuse("tool_choice", why));
+            Err(ApiError::for_field("tool_choice", why))
         }
-    })
+    }
 }
 
 /// Refuses to ask for a call that cannot be made.
-fn check(fields: &Fields<'_>, wanted: &Wanted, tools: Option<&Tools>) -> Result<()> {
-    let why = match (tools, wanted) {
-        (_, Wanted::Auto | Wanted::Never) => return Ok(()),
+fn check_choice(choice: &ToolChoice, tools: Option<&Tools>) -> ApiResult<()> {
+    let why = match (choice, tools) {
+        (ToolChoice::Auto | ToolChoice::None, _) => return Ok(()),
         _ if cfg!(not(feature = "grammar")) => {
             "this server follows no grammars, so the model itself decides what it calls; use \"auto\" or \"none\""
                 .into()
         }
-        (None, _) => "asks for a call, and there are no `tools`; give them".into(),
-        (Some(tools), Wanted::One(name)) if !tools.names().contains(name) => {
+        (_, None) => "asks for a call, and there are no `tools`; give them".into(),
+        (ToolChoice::Function(name), Some(tools)) if !tools.names().contains(name) => {
             format!("asks for {}, which is not one of `tools`; add it", quoted(name))
         }
         _ => return Ok(()),
     };
-    Err(fields.refuse("tool_choice", why))
+    Err(ApiError::for_field("tool_choice", why))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn names(body: &Value, tool: ReadsTool) -> std::result::Result<(Vec<String>, Wanted), String> {
-        let body = body.as_object().expect("an object");
-        let (tools, wanted) = read(&Fields::new(body), tool).map_err(|refusal| refusal.message)?;
-        Ok((tools.map_or(Vec::new(), |tools| tools.names().to_vec()), wanted))
+    fn names(body: &Value, convert: ConvertTool) -> Result<(Vec<String>, ToolChoice), String> {
+        let (tools, choice) = read_tools(body, convert).map_err(|e| e.message)?;
+        Ok((tools.map_or(Vec::new(), |tools| tools.names().to_vec()), choice))
     }
 
     #[test]
@@ -193,28 +200,32 @@ mod tests {
                 .map(|kind| json!({"type": kind, "name": "other", "tools": [typed.clone()]}))
                 .collect();
         let server = |kind: &str| json!({"type": kind, "name": "server"});
-        for (tools, tool) in [
-            (json!([{"type": "function", "function": function}]), nested as ReadsTool),
+        for (tools, convert) in [
+            (json!([{"type": "function", "function": function}]), convert_chat_tool as ConvertTool),
             (
                 json!([{"function": function, "type": null}, {"type": "custom", "custom": {"name": "x"}}]),
-                nested,
+                convert_chat_tool,
             ),
-            (json!([typed, {"type": "custom", "name": "x"}]), flat),
-            (json!([{"type": "function", "function": function}]), flat),
+            (json!([typed, {"type": "custom", "name": "x"}]), convert_responses_tool),
+            (json!([{"type": "function", "function": function}]), convert_responses_tool),
             (
                 json!([{"name": "f", "input_schema": parameters, "description": null, "cache_control": {}}]),
-                with_input_schema,
+                convert_anthropic_tool,
             ),
             (
                 json!([{"name": "f", "input_schema": parameters, "type": "custom"}, server("web_search_20250305"), server("bash_20250124")]),
-                with_input_schema,
+                convert_anthropic_tool,
             ),
         ] {
             let mut all = tools.as_array().expect("a list").clone();
             all.extend(others.clone());
-            assert_eq!(names(&json!({"tools": all}), tool), Ok((vec!["f".into()], Wanted::Auto)), "{tools}");
+            assert_eq!(
+                names(&json!({"tools": all}), convert),
+                Ok((vec!["f".into()], ToolChoice::Auto)),
+                "{tools}"
+            );
         }
-        assert_eq!(names(&json!({"tools": others}), flat), Ok((vec![], Wanted::Auto)));
+        assert_eq!(names(&json!({"tools": others}), convert_responses_tool), Ok((vec![], ToolChoice::Auto)));
         for choice in [
             json!("required"),
             json!({"type": "mcp"}),
@@ -222,34 +233,38 @@ mod tests {
             json!("auto"),
         ] {
             let body = json!({"tools": others, "tool_choice": choice});
-            assert_eq!(names(&body, flat), Ok((vec![], Wanted::Auto)), "{choice}");
+            assert_eq!(names(&body, convert_responses_tool), Ok((vec![], ToolChoice::Auto)), "{choice}");
         }
-        assert!(names(&json!({"tools": others, "tool_choice": {"type": "file_search"}}), flat).is_err());
-        assert!(names(&json!({"tools": [{"type": "function", "function": 1}]}), nested).is_err());
+        assert!(
+            names(&json!({"tools": others, "tool_choice": {"type": "file_search"}}), convert_responses_tool)
+                .is_err()
+        );
+        assert!(names(&json!({"tools": [{"type": "function", "function": 1}]}), convert_chat_tool).is_err());
     }
 
     #[test]
     fn tools_that_are_allowed_are_those_that_are_left() {
         let tools: Vec<_> =
             ["f", "g", "h"].iter().map(|name| json!({"type": "function", "name": name})).collect();
-        let ask = |choice: Value| names(&json!({"tools": tools, "tool_choice": choice}), flat);
+        let ask =
+            |choice: Value| names(&json!({"tools": tools, "tool_choice": choice}), convert_responses_tool);
         let list = json!([{"type": "function", "name": "g"}, {"type": "mcp", "server_label": "x"}]);
         let nested = json!([{"type": "function", "function": {"name": "g"}}]);
         for choice in [
             json!({"type": "allowed_tools", "mode": "auto", "tools": list}),
             json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": nested}}),
         ] {
-            assert_eq!(ask(choice), Ok((vec!["g".into()], Wanted::Auto)));
+            assert_eq!(ask(choice), Ok((vec!["g".into()], ToolChoice::Auto)));
         }
         let required = ask(json!({"type": "allowed_tools", "mode": "required", "tools": list}));
         match cfg!(feature = "grammar") {
-            true => assert_eq!(required, Ok((vec!["g".into()], Wanted::Any))),
+            true => assert_eq!(required, Ok((vec!["g".into()], ToolChoice::Required))),
             false => assert!(required.is_err_and(|why| why.contains("no grammars"))),
         }
         let missing = ask(json!({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "x"}]}));
         assert!(missing.is_err_and(|why| why.starts_with("tool_choice.tools[0]: is \"x\"")));
         let mode = ask(json!({"type": "allowed_tools", "mode": "some", "tools": []}));
         assert!(mode.is_err_and(|why| why.starts_with("tool_choice.mode: is \"some\"")));
-        assert_eq!(ask(json!("none")), Ok((vec![], Wanted::Never)));
+        assert_eq!(ask(json!("none")), Ok((vec![], ToolChoice::None)));
     }
 }

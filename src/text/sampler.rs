@@ -38,8 +38,7 @@ mod rng;
 mod softmax;
 #[cfg(test)]
 mod tests;
-mod typical;
-mod xtc;
+mod truncation;
 
 #[cfg(feature = "grammar")]
 pub use grammar::Grammar;
@@ -56,7 +55,7 @@ use penalties::{Additive, add_bias, last};
 use rank::{Ranked, Ranking};
 use std::ops::Range;
 use std::sync::Arc;
-use typical::{Typical, entropy};
+use truncation::{Typical, entropy};
 
 /// When enough of the most probable tokens have been ranked.
 #[derive(Clone, Copy)]
@@ -115,7 +114,7 @@ impl Sampler {
         Ok(self)
     }
 
-    /// Whether the text follows its grammar so far.
+    /// Checks that the text follows its grammar so far.
     ///
     /// # Errors
     ///
@@ -190,7 +189,7 @@ impl Sampler {
         self.draw(logits)
     }
 
-    /// Whether any of the stages of [`Sampler::adjust`] is on.
+    /// True if any of the stages of [`Sampler::adjust`] is on.
     fn adjusts(&self) -> bool {
         let o = &self.options;
         let penalties = o.presence_penalty != 0.0 || o.frequency_penalty != 0.0;
@@ -221,8 +220,8 @@ impl Sampler {
             let total: f64 = probs.iter().map(|&p| f64::from(p)).sum();
             (self.rank(probs, Until::Sum(uniform * total)), total)
         } else {
-            let mut kept = self.rank(probs, self.cutting(probs));
-            kept.start += self.excluded(kept.clone());
+            let mut kept = self.rank(probs, self.cut_rule(probs));
+            kept.start += self.xtc_excluded(kept.clone());
             let total = self.ranking.best[kept.clone()].iter().map(|r| f64::from(r.1)).sum();
             (kept, total)
         };
@@ -239,35 +238,30 @@ impl Sampler {
         possible.or(kept.last()).map_or(0, |r| r.0)
     }
 
-    /// The tokens of `probs` that pass top-k, typicality, top-p and min-p: best first, not renormalised.
-    pub fn keep(&mut self, probs: &[f32]) -> &[(u32, f32)] {
-        let kept = self.rank(probs, self.cutting(probs));
-        &self.ranking.best[kept]
-    }
-
-    /// Whether no stage cuts tokens.
+    /// True if no stage cuts tokens.
     fn is_uncut(&self) -> bool {
         let o = &self.options;
         let cuts = o.typical_p < 1.0 || o.top_p < 1.0 || o.min_p != 0.0 || o.xtc.is_on();
         self.limit() == self.vocab && !cuts
     }
 
-    /// How many tokens top-k keeps.
+    /// Number of tokens that top-k keeps.
     fn limit(&self) -> usize {
         if self.options.top_k == 0 { self.vocab } else { self.options.top_k.min(self.vocab) }
     }
 
-    fn cutting(&self, probs: &[f32]) -> Until {
+    fn cut_rule(&self, probs: &[f32]) -> Until {
         let p = self.options.typical_p;
         Until::Cut((p < 1.0).then(|| Typical { entropy: entropy(probs), mass: p.into() }))
     }
 
-    /// How many of the `kept` tokens XTC excludes this time.
-    fn excluded(&mut self, kept: Range<usize>) -> usize {
+    /// Number of the `kept` tokens that XTC excludes this time.
+    fn xtc_excluded(&mut self, kept: Range<usize>) -> usize {
         let xtc = self.options.xtc;
-        match xtc.is_on() && self.rng.uniform() < xtc.probability {
-            true => xtc::excluded(&self.ranking.best[kept], xtc.threshold),
-            false => 0,
+        if xtc.is_on() && self.rng.uniform() < xtc.probability {
+            truncation::xtc_excluded(&self.ranking.best[kept], xtc.threshold)
+        } else {
+            0
         }
     }
 

@@ -1,18 +1,18 @@
 //! Text to token ids and back, with the `tokenizer.json` published with a model or the metadata of its GGUF file.
 //!
-//! The file may come from anywhere, so it is checked ([`check`], [`gguf`]) before the `tokenizers` library
-//! gets its parts, and every call into the library is contained ([`files::containment`]).
+//! The file may come from anywhere, so its ids and sizes are checked ([`json`], [`gguf`]) before the `tokenizers`
+//! library gets its parts, and every call into the library is contained ([`files::containment`]).
 
 pub(crate) mod automaton;
-mod check;
-mod cut;
 pub mod files;
 mod gguf;
 #[cfg(test)]
 mod hostile;
-mod parts;
-mod pattern;
+mod json;
+mod pipeline;
 mod settings;
+mod spec;
+mod split;
 mod stop;
 mod stream;
 #[cfg(test)]
@@ -23,34 +23,32 @@ pub use stream::{Pieces, TextState, TextStream};
 
 use crate::{Error, Result};
 use ::files::containment::{self, Subject};
-use ::files::error::unquoted;
 use ::files::folder::Folder;
 use ::files::source::gguf::Gguf;
-use check::Checked;
+use spec::TokenizerSpec;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use stream::Special;
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Library};
+use tokenizers::Tokenizer as Library;
 
 /// More than any context holds.
 const MAX_TEXT: usize = 64 << 20;
 /// Parts of more bytes are encoded one at a time.
-const LONG_PART: usize = 4 * cut::PART;
+const LONG_PART: usize = 4 * split::CHUNK_BYTES;
 /// With a million blanks in a row the library's regular expressions exhaust their stack, and it silently leaves the
 /// rest of the text in one piece. (Line ends match differently.)
 const MAX_BLANKS: usize = 900_000;
 /// Encoded once while loading, so that a bad file fails then.
 const PROBE: &str = "Hello, wörld! It's 12345 \u{1f600}\n\n  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\t한국어 x\r\n\0";
 
-/// Whether to add the tokens that the model's file puts around a text, such as Llama's begin-of-text token.
+/// The choice to add the tokens that the model's file puts around a text, such as Llama's begin-of-text token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddSpecial {
     Yes,
     No,
 }
 
-/// What becomes of a text that spells a control token.
+/// The meaning of a text that spells a control token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Specials {
     /// It is that token: for prompts in a form that somebody wrote for the model.
@@ -93,8 +91,8 @@ impl Tokenizer {
     /// [`Error::Model`] for a file that is missing, damaged or of another kind or model.
     pub fn open(path: &Path, vocab_limit: usize) -> Result<Self> {
         match files::settings_of(path)? {
-            files::Settings::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
-            files::Settings::Files(folder) => {
+            files::SettingsSource::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
+            files::SettingsSource::Files(folder) => {
                 let subject = subject(&folder.path(files::TOKENIZER));
                 containment::guarded_with_limit(&subject, move || load(&folder, vocab_limit))
             }
@@ -111,21 +109,21 @@ impl Tokenizer {
         containment::guarded_with_limit(&subject(gguf.path()), move || {
             let refused = |why: String| refused(&file, &why, "use the GGUF file published with the model");
             let found = gguf::read(&metadata, vocab_limit).map_err(refused)?;
-            let mut tokenizer = Self::new(file.clone(), found.checked).map_err(refused)?;
+            let mut tokenizer = Self::new(file.clone(), found.spec).map_err(refused)?;
             tokenizer.set_bos(found.bos);
             tokenizer.eos = found.eos;
             tokenizer.probed()
         })
     }
 
-    /// A tokenizer from checked parts, without begin-of-text and end-of-text tokens yet.
-    fn new(file: PathBuf, checked: Checked) -> std::result::Result<Self, String> {
-        let special: Vec<u32> = checked.added.iter().filter(|a| a.special).map(|a| a.id).collect();
-        let pieces = Arc::new(Pieces::new(checked.decoder.clone(), &checked.tokens, &special));
-        let (unk, size) = (checked.unk.as_ref().map(|u| u.1), checked.tokens.len());
-        let (prefix, suffix) = (checked.prefix.clone(), checked.suffix.clone());
-        let longest = cut::longest(&checked, &pieces);
-        let library = RwLock::new(build(checked)?);
+    /// A tokenizer without begin-of-text and end-of-text tokens yet.
+    fn new(file: PathBuf, spec: TokenizerSpec) -> std::result::Result<Self, String> {
+        let special: Vec<u32> = spec.added.iter().filter(|a| a.token.special).map(|a| a.id).collect();
+        let pieces = Arc::new(Pieces::new(spec.decoder.clone(), &spec.tokens, &special));
+        let (unk, size) = (spec.unk.as_ref().map(|u| u.1), spec.tokens.len());
+        let (prefix, suffix) = (spec.prefix.clone(), spec.suffix.clone());
+        let longest = split::longest_token(&spec, &pieces);
+        let library = RwLock::new(spec.build()?);
         let alone = Mutex::default();
         Ok(Self { file, library, alone, pieces, size, longest, unk, prefix, suffix, bos: None, eos: vec![] })
     }
@@ -212,7 +210,7 @@ impl Tokenizer {
     /// The ids of `text`, part by part: another text has its turn in between.
     fn run(&self, specials: Specials, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         let (mut rest, mut ids) = (text, Vec::new());
-        while let Some(at) = cut::place(rest, |part| self.run_part(specials, part))? {
+        while let Some(at) = split::find_split(rest, |part| self.run_part(specials, part))? {
             ids.extend(self.run_part(specials, &rest[..at])?);
             rest = &rest[at..];
             if stop() {
@@ -227,7 +225,7 @@ impl Tokenizer {
 
     /// Bytes of `text` that are encoded at once, as far as that is known without encoding it.
     pub fn longest_part(&self, text: &str) -> usize {
-        cut::longest_part(text)
+        split::longest_chunk(text)
     }
 
     fn run_part(&self, specials: Specials, text: &str) -> Result<Vec<u32>> {
@@ -321,7 +319,7 @@ impl Tokenizer {
             .collect()
     }
 
-    /// Whether `id` is a control token, which is not shown as text.
+    /// True if `id` is a control token, which is not shown as text.
     pub fn is_special(&self, id: u32) -> bool {
         self.pieces.is_special(id)
     }
@@ -348,12 +346,12 @@ fn refused(file: &Path, why: &str, remedy: &str) -> Error {
 fn load(folder: &Folder, limit: usize) -> Result<Tokenizer> {
     let file = folder.path(files::TOKENIZER);
     let refused = |why: String| refused(&file, &why, "use the tokenizer.json published with the model");
-    let json = folder.read(files::TOKENIZER, check::MAX_FILE)?.ok_or_else(|| {
+    let bytes = folder.read(files::TOKENIZER, json::MAX_FILE)?.ok_or_else(|| {
         Error::model(&file, "is missing; put the tokenizer.json published with the model there")
     })?;
-    let checked = check::check(&json, limit).map_err(refused)?;
-    drop(json);
-    let mut tokenizer = Tokenizer::new(file.clone(), checked).map_err(refused)?;
+    let spec = json::read(&bytes, limit).map_err(refused)?;
+    drop(bytes);
+    let mut tokenizer = Tokenizer::new(file.clone(), spec).map_err(refused)?;
     let settings = settings::load(folder, limit, &tokenizer)?;
     let bos = settings.bos.unwrap_or_else(|| tokenizer.prefix.first().copied());
     if let Some(id) = bos.filter(|id| settings.add_bos && !tokenizer.prefix.contains(id)) {
@@ -364,7 +362,7 @@ fn load(folder: &Folder, limit: usize) -> Result<Tokenizer> {
     tokenizer.probed()
 }
 
-/// How failures of the library on `file` are reported.
+/// The context of failures of the library on `file`.
 fn subject(file: &Path) -> Subject {
     Subject {
         place: file.display().to_string(),
@@ -372,52 +370,4 @@ fn subject(file: &Path) -> Subject {
         hung: "not loaded",
         remedy: "use the file published with the model",
     }
-}
-
-/// The library's tokenizer, from checked parts. It gets no decoder, post-processor, truncation or
-/// padding: those are ours, or not wanted.
-fn build(checked: Checked) -> std::result::Result<Library, String> {
-    let vocab: Vocab = checked.vocab.into_iter().collect();
-    let mut model = BPE::builder()
-        .vocab_and_merges(vocab, checked.merges)
-        .fuse_unk(checked.fuse_unk)
-        .byte_fallback(checked.byte_fallback)
-        .ignore_merges(checked.ignore_merges);
-    if let Some((unk, _)) = checked.unk {
-        model = model.unk_token(unk);
-    }
-    let model = model.build().map_err(|e| format!("field `model.merges`: {}", unquoted(&e.to_string())))?;
-    let mut library = Library::new(model);
-    let step = |field: &str, e: serde_json::Error| format!("field `{field}`: {}", unquoted(&e.to_string()));
-    let normalizer: Option<NormalizerWrapper> =
-        checked.normalizer.map(serde_json::from_value).transpose().map_err(|e| step("normalizer", e))?;
-    let pre_tokenizer: Option<PreTokenizerWrapper> = checked
-        .pre_tokenizer
-        .map(serde_json::from_value)
-        .transpose()
-        .map_err(|e| step("pre_tokenizer", e))?;
-    library.with_normalizer(normalizer);
-    library.with_pre_tokenizer(pre_tokenizer);
-    let token = |a: &check::Added| {
-        AddedToken::from(a.content.as_str(), a.special)
-            .single_word(a.single_word)
-            .lstrip(a.lstrip)
-            .rstrip(a.rstrip)
-            .normalized(a.normalized)
-    };
-    library.add_tokens(&checked.added.iter().map(token).collect::<Vec<_>>());
-    // The library numbers added tokens itself, on from the size of the vocabulary.
-    for a in &checked.added {
-        let id = library.token_to_id(&a.content);
-        if id != Some(a.id) {
-            return Err(format!(
-                "field `added_tokens` gives id {} to {}, but ids must follow the {} tokens of the vocabulary \
-                 in order",
-                a.id,
-                unquoted(&a.content),
-                library.get_vocab_size(false)
-            ));
-        }
-    }
-    Ok(library)
 }

@@ -2,9 +2,9 @@
 
 mod opencl;
 
-use super::report::{Side, columns};
+use super::columns::{Side, columns};
 use crate::cli::args::PathArgs;
-use crate::cli::flags::named;
+use crate::cli::flags::name_flags;
 use crate::cli::terminal::put;
 use crate::dims;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
@@ -36,7 +36,7 @@ pub struct DoctorArgs {
 const WIDTH: usize = "instruction sets".len();
 const UNKNOWN: &str = "not told by this system";
 
-/// A fact that cannot be found out is no error; only a broken stdout is.
+/// Prints the facts. One that cannot be found out is no error; only a broken stdout is.
 pub fn run(args: &DoctorArgs) -> Result<()> {
     let model = args.model.path()?;
     if args.tune {
@@ -64,7 +64,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
 
 fn show(facts: Vec<(String, String)>) -> Result<()> {
     let line = |(what, is): (String, String)| {
-        vec![format!("{what:<WIDTH$}"), one_line(&named(&is), LINE - WIDTH - 2)]
+        vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), LINE - WIDTH - 2)]
     };
     put(&columns(&[Side::Left, Side::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
 }
@@ -157,7 +157,7 @@ fn huge_pages() -> String {
     format!("{}: {meaning}", setting.unwrap_or_default().trim())
 }
 
-/// Whether the model exists, fits this program, and is packed.
+/// State of the model: it exists, fits this program, is packed.
 fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;
@@ -179,7 +179,10 @@ fn model_state(path: &Path) -> String {
             Ok(_) => "of another checkpoint or version",
             Err(_) => "missing",
         };
-        Ok(format!("a checkpoint; {} is {state}: antigravity pack makes loading instant", beside.display()))
+        Ok(format!(
+            "a checkpoint; {} is {state}: run `antigravity pack` for instant loading",
+            beside.display()
+        ))
     };
     found().unwrap_or_else(|e| e.to_string())
 }

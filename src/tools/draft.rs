@@ -1,4 +1,4 @@
-//! `draft`: guesses tokens for another antigravity program, which has started this one.
+//! `draft`: proposes tokens for another antigravity program, which has started this one.
 
 use crate::cli::args::{LoadArgs, within};
 use crate::cli::terminal::put;
@@ -12,10 +12,10 @@ use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use text::sampler::{Sampler, SamplerOptions};
 
-/// Most texts at once, as many as prompts.
-const MOST_TEXTS: usize = 256;
+/// Maximum number of sequences, as many as prompts.
+const MAX_SEQUENCES: usize = 256;
 
-/// Guesses for another program.
+/// The draft side of speculative decoding.
 #[derive(Args, Clone)]
 pub struct DraftArgs {
     #[command(flatten, next_help_heading = "Model")]
@@ -36,15 +36,15 @@ pub fn run(args: &DraftArgs) -> Result<()> {
     let options = EngineOptions {
         // A cache of 16-bit floats is small enough, and nearest to what the model was trained with.
         kv_types: KvTypes::both(KvType::F16),
-        threads: within("--threads", args.threads, crate::cli::args::MOST_THREADS)?,
+        threads: within("--threads", args.threads, crate::cli::args::MAX_THREADS)?,
         max_seq_len: within("--max-seq-len", args.max_seq_len, 1 << 24)?,
-        batch: within("--sequences", args.sequences, MOST_TEXTS)?,
+        batch: within("--sequences", args.sequences, MAX_SEQUENCES)?,
         ..args.load.resolve()?
     };
     let engine = Engine::load(options)?;
     let mut texts = Vec::with_capacity(args.sequences);
     for session in engine.sessions_of(engine.options(), args.sequences)? {
-        texts.push(Text::new(session)?);
+        texts.push(DraftSequence::new(session)?);
     }
     let tokenizer = engine.tokenizer().pieces().digest();
     put(&protocol::line(&Hello { antigravity_draft: VERSION, tokenizer, sequences: args.sequences }))?;
@@ -61,7 +61,7 @@ pub fn run(args: &DraftArgs) -> Result<()> {
 /// # Errors
 ///
 /// `Usage` for a request that cannot be; what computing returns.
-fn answer(texts: &mut [Text], request: Request, engine: &Engine) -> Result<Answer> {
+fn answer(texts: &mut [DraftSequence], request: Request, engine: &Engine) -> Result<Answer> {
     let wrong = |what: String| Err(Error::Usage(format!("stdin: {what}")));
     let Request { id, sequence, keep, tokens, draft, least, sampler, random } = request;
     let most = texts.len();
@@ -82,19 +82,19 @@ fn answer(texts: &mut [Text], request: Request, engine: &Engine) -> Result<Answe
     Ok(Answer { id, tokens: text.draft(draft, least)? })
 }
 
-/// A text of the other program.
-struct Text {
+/// A sequence of the other program.
+struct DraftSequence {
     session: Session,
     /// All of them; the session may hold the last ones only.
     tokens: Vec<u32>,
-    /// Where those begin.
+    /// Index of the session's first token among them.
     from: usize,
     sampler: Sampler,
     /// `[VOCAB]`, for the sampler.
     logits: Vec<f32>,
 }
 
-impl Text {
+impl DraftSequence {
     fn new(session: Session) -> Result<Self> {
         let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
         let sampler = Sampler::new(greedy, VOCAB)?;

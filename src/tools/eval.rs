@@ -6,8 +6,8 @@ mod perplexity;
 mod recall;
 mod settings;
 
-use crate::cli::args::{Format, ModelArgs, QuietArgs};
-use crate::cli::start;
+use crate::cli::args::{FlagWarnings, Format, ModelArgs, QuietArgs};
+use crate::cli::load;
 use crate::cli::terminal::{Progress, Verbosity, put};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
@@ -15,8 +15,8 @@ use crate::run::plan::{self, Context, Plan, mib};
 use clap::Args;
 use engines::{Engines, Models, key};
 use files::{Error, Result, say};
-use input::{Asked, Input};
-use perplexity::Row;
+use input::{EncodedQuestion, Input};
+use perplexity::Predictor;
 use settings::Settings;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -25,6 +25,8 @@ use text::tokenizer::AddSpecial;
 /// Perplexity, recall, and comparisons.
 #[derive(Args, Clone)]
 pub struct EvalArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// Text to predict
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["tokens", "recall"])]
     #[arg(conflicts_with = "tokens")]
@@ -38,7 +40,7 @@ pub struct EvalArgs {
     /// Tokens of one chunk, which begins with an empty cache [default: as in the token file, else 512]
     #[arg(long, value_name = "N")]
     pub chunk: Option<usize>,
-    /// Most chunks to predict
+    /// Maximum number of chunks to predict
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
     /// Add a row with settings that replace those of the flags: kv=q4,policy=snapkv,window=25% (keys: kv, k, v,
@@ -59,42 +61,44 @@ pub struct EvalArgs {
 
 const DEFAULT_CHUNK: usize = 512;
 
-/// What is measured, and with what.
-struct Work {
+/// Settings to measure, and the texts and questions to measure them with.
+struct Evaluation {
     rows: Vec<Settings>,
-    /// What the rows are compared with.
+    /// The settings that the rows are compared with.
     base: Option<Settings>,
     input: Option<Input>,
     chunk: usize,
-    questions: Vec<Asked>,
+    questions: Vec<EncodedQuestion>,
 }
 
 pub fn run(args: &EvalArgs) -> Result<()> {
-    let (work, models) = Work::resolve(args)?;
+    let (work, models) = Evaluation::resolve(args)?;
     let began = Instant::now();
-    prepare(&work, &models)?;
+    prepare(args, &work, &models)?;
     let engines = Engines::load(models, work.chunk.max(recall::longest(&work.questions)))?;
-    let chunks = predict(args, &work, &engines)?;
-    ask(args, &work, &engines)?;
+    let chunks = evaluate_text(args, &work, &engines)?;
+    evaluate_recall(args, &work, &engines)?;
     if args.quiet.verbosity() != Verbosity::Quiet {
-        let mut done = Vec::new();
-        if chunks > 0 {
-            done.push(format!("{chunks} chunks of {} tokens", work.chunk));
-        }
-        if !work.questions.is_empty() {
-            done.push(format!("{} questions", work.questions.len()));
-        }
-        say!("{}, {:.1} s", done.join(", "), began.elapsed().as_secs_f64());
+        let chunks = match chunks {
+            0 => String::new(),
+            1 => format!("1 chunk of up to {} tokens, ", work.chunk),
+            n => format!("{n} chunks of up to {} tokens, ", work.chunk),
+        };
+        let questions = match work.questions.len() {
+            0 => String::new(),
+            n => format!("{n} questions, "),
+        };
+        say!("{chunks}{questions}{:.1} s", began.elapsed().as_secs_f64());
     }
     Ok(())
 }
 
-/// Perplexities, if there is a text; how many chunks it had.
-fn predict(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<usize> {
+/// Measures and prints perplexities, if there is a text. Returns the number of its chunks.
+fn evaluate_text(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Result<usize> {
     let Some(input) = &work.input else { return Ok(0) };
     let mut chunks = input.chunks(work.chunk, engines.tokenizer())?;
     chunks.truncate(args.limit.unwrap_or(usize::MAX));
-    let row = |s| Ok(Row::new(s, engines.session(&s.for_text(work.chunk)?)?));
+    let row = |s| Ok(Predictor::new(s, engines.session(&s.for_text(work.chunk)?)?));
     let mut rows = work.rows.iter().map(row).collect::<Result<Vec<_>>>()?;
     let mut base = work.base.as_ref().map(row).transpose()?;
     perplexity::measure(&mut rows, base.as_mut(), &chunks, &Progress::new("chunk", args.quiet.verbosity()))?;
@@ -108,8 +112,8 @@ fn predict(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<usize> {
     Ok(chunks.len())
 }
 
-/// Recall, if there are questions.
-fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
+/// Measures and prints recall, if there are questions.
+fn evaluate_recall(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Result<()> {
     if work.questions.is_empty() {
         return Ok(());
     }
@@ -125,7 +129,7 @@ fn ask(args: &EvalArgs, work: &Work, engines: &Engines) -> Result<()> {
     }
 }
 
-impl Work {
+impl Evaluation {
     /// Also opens the models that the settings need.
     fn resolve(args: &EvalArgs) -> Result<(Self, Models)> {
         let mut options = args.model.resolve()?;
@@ -152,7 +156,7 @@ impl Work {
             let tokenizer = tokenizer_of(&model)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
-                questions.push(Asked { question, prompt });
+                questions.push(EncodedQuestion { question, prompt });
             }
         }
         let work = Self { rows, base, input, chunk, questions };
@@ -171,14 +175,14 @@ impl Work {
 }
 
 /// Refuses what does not fit in memory, and prepares the process.
-fn prepare(work: &Work, models: &Models) -> Result<()> {
+fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<()> {
     let mut threads = 1;
     if work.input.is_some() {
         // All at once. Each session holds a block of logits; those compared with are held beside it.
         let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
         let plans = work.plans(models, work.chunk)?.into_iter().enumerate();
         let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
-        needed_at_once(&plans)?;
+        need_at_once(&plans)?;
         threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
     if !work.questions.is_empty() {
@@ -187,25 +191,25 @@ fn prepare(work: &Work, models: &Models) -> Result<()> {
         let plans = work.plans(models, longest)?;
         let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
         let what = format!("for prompts of {longest} tokens");
-        check(&plans, by_engine(&plans, most)?, &what)?;
+        check_memory(&plans, sum_by_engine(&plans, most)?, &what)?;
         threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
-    start::prepare(threads)
+    load::prepare(threads, &args.warnings)
 }
 
-/// What sequences need that all exist at once.
-fn needed_at_once(plans: &[Plan]) -> Result<u64> {
+/// Memory of sequences that all exist at once.
+fn need_at_once(plans: &[Plan]) -> Result<u64> {
     if plans.len() <= 2 {
         plan::check_apart(plans, Context::Chunk)?;
         return Ok(plans.iter().fold(0u64, |sum, p| sum.saturating_add(p.need())));
     }
     let remedy = "use a smaller --chunk or fewer --settings";
-    let need = by_engine(plans, |group| plan::check_sharing(group, Context::Chunk, remedy))?;
-    check(plans, need, &format!("for {} settings at once", plans.len()))
+    let need = sum_by_engine(plans, |group| plan::check_sharing(group, Context::Chunk, remedy))?;
+    check_memory(plans, need, &format!("for {} settings at once", plans.len()))
 }
 
-/// The sum of what the plans of each engine need.
-fn by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u64> {
+/// Memory of the plans of each engine, summed up.
+fn sum_by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u64> {
     let mut left = plans.to_vec();
     let mut sum = 0u64;
     while let Some(key) = left.first().map(|p| key(&p.options)) {
@@ -217,8 +221,8 @@ fn by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u6
     Ok(sum)
 }
 
-/// `need`, if that much memory is available.
-fn check(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
+/// `need`, or an error if less memory is available.
+fn check_memory(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
     let Some((first, have)) = plans.first().and_then(|p| Some((p, p.memory.usable()?))) else {
         return Ok(need);
     };

@@ -1,6 +1,6 @@
 //! `inspect`: what any model file holds, and what this program was built for.
 
-use super::report::{ReportFormat, Side, columns};
+use super::columns::{ReportFormat, Side, columns};
 use crate::cli::args::PathArgs;
 use crate::cli::terminal::put;
 use crate::dims;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a file holds.
+/// Content of a model file.
 #[derive(Args, Clone)]
 pub struct InspectArgs {
     /// The same as --model-path
@@ -41,19 +41,19 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         (Err(_), Some(packed)) if path.weights.is_dir() => Checkpoint::open(packed)?,
         (other, _) => other?,
     };
-    let report = Report {
+    let report = ModelReport {
         config: config(&path, &opened),
-        beside: packed.as_ref().map(|packed| (file_name(packed), beside(&opened, packed))),
+        beside: packed.as_ref().map(|packed| (file_name(packed), packed_state(&opened, packed))),
         opened: &opened,
     };
     match args.format {
         ReportFormat::Text => put(&report.text()),
-        ReportFormat::Json => put(&escaped(&format!("{:#}\n", report.json()))),
+        ReportFormat::Json => put(&escape_json(&format!("{:#}\n", report.json()))),
     }
 }
 
 /// JSON that a terminal can show: what controls one, beyond what JSON escapes anyway, is in strings only.
-fn escaped(json: &str) -> String {
+fn escape_json(json: &str) -> String {
     let escape = |c: char| match c {
         c if c == '\n' || is_harmless(c) => c.to_string(),
         c => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
@@ -61,7 +61,7 @@ fn escaped(json: &str) -> String {
     json.chars().map(escape).collect()
 }
 
-/// How a model's config compares with the baked one.
+/// Comparison of a model's config with the baked one.
 #[derive(Debug, PartialEq)]
 enum Fit {
     /// There is no config, neither in a file nor in the metadata.
@@ -100,8 +100,8 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Whether the packed file beside a checkpoint can be used.
-fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
+/// State of the packed file beside a checkpoint.
+fn packed_state(opened: &Checkpoint, packed: &Path) -> &'static str {
     let found = Checkpoint::open(packed);
     match found.as_ref().map(Checkpoint::packed) {
         Err(_) => "unreadable",
@@ -114,35 +114,35 @@ fn beside(opened: &Checkpoint, packed: &Path) -> &'static str {
 
 /// One line of the table of tensors.
 #[derive(Serialize)]
-struct Line {
+struct TensorLine {
     name: String,
     dtype: String,
     shape: Vec<usize>,
     bytes: usize,
 }
 
-impl Line {
+impl TensorLine {
     fn new(name: &str, dtype: String, shape: &[usize], bytes: usize) -> Self {
         Self { name: name.into(), dtype, shape: shape.into(), bytes }
     }
 }
 
 /// The tensors that this program can read, sorted by name.
-fn tensors(opened: &Checkpoint) -> Vec<Line> {
+fn tensors(opened: &Checkpoint) -> Vec<TensorLine> {
     match opened {
         Checkpoint::Safetensors(source) => (source.tensors())
-            .map(|t| Line::new(&t.name, format!("{:?}", t.dtype), &t.shape, t.data.bytes().len()))
+            .map(|t| TensorLine::new(&t.name, format!("{:?}", t.dtype), &t.shape, t.data.bytes().len()))
             .collect(),
         Checkpoint::Gguf(gguf) => (gguf.tensors())
-            .map(|t| Line::new(&t.name, t.block.name(), &t.shape, t.data.bytes().len()))
+            .map(|t| TensorLine::new(&t.name, t.block.name(), &t.shape, t.data.bytes().len()))
             .collect(),
     }
 }
 
 /// The tensors of types that this program cannot read; a GGUF file with such tensors does not open.
-fn unreadable(opened: &Checkpoint) -> Vec<Line> {
+fn unreadable(opened: &Checkpoint) -> Vec<TensorLine> {
     let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
-    let line = |t: &Unreadable| Line::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
+    let line = |t: &Unreadable| TensorLine::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
     source.unreadable().map(line).collect()
 }
 
@@ -158,14 +158,14 @@ fn metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
     }
 }
 
-struct Report<'a> {
+struct ModelReport<'a> {
     opened: &'a Checkpoint,
     config: Fit,
     /// Name and state of the packed file.
     beside: Option<(String, &'static str)>,
 }
 
-/// What the tensors of one element type add up to.
+/// Sums over the tensors of one element type.
 #[derive(Default, Serialize)]
 struct Total {
     tensors: usize,
@@ -173,7 +173,7 @@ struct Total {
     bytes: u64,
 }
 
-impl Report<'_> {
+impl ModelReport<'_> {
     /// By element type.
     fn totals(&self) -> BTreeMap<String, Total> {
         let mut totals: BTreeMap<String, Total> = BTreeMap::new();
@@ -189,7 +189,7 @@ impl Report<'_> {
     fn text(&self) -> String {
         const SIDES: [Side; 4] = [Side::Left, Side::Left, Side::Left, Side::Right];
         let mut lines = vec![vec!["tensor".to_string(), "type".into(), "shape".into(), "bytes".into()]];
-        let line = |t: Line, note: &str| {
+        let line = |t: TensorLine, note: &str| {
             let shape = format!("{:?}", t.shape);
             vec![one_line(&t.name, 120), format!("{}{note}", t.dtype), shape, t.bytes.to_string()]
         };

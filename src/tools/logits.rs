@@ -1,7 +1,7 @@
 //! `logits`: raw logits of given token ids, for comparison with other engines.
 
-use crate::cli::args::{ModelArgs, read_text};
-use crate::cli::start::{self, Loaded};
+use crate::cli::args::{FlagWarnings, ModelArgs, read_text};
+use crate::cli::load::{self, Loaded};
 use crate::cli::terminal::Verbosity;
 use crate::model::trace::Trace;
 use crate::run::plan::Opened;
@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 /// Raw logits.
 #[derive(Args, Clone)]
 pub struct LogitsArgs {
+    #[command(flatten)]
+    warnings: FlagWarnings,
     /// File with a JSON array of token ids
     #[arg(long, value_name = "FILE")]
     tokens: PathBuf,
@@ -38,7 +40,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let file = Unfinished::create(&args.out).map_err(fail)?;
     let mut opened = Opened::new(&options)?;
     opened.plan = opened.plan.with_rows(1);
-    let Loaded { engine, .. } = &start::load(opened, Verbosity::Normal)?;
+    let Loaded { engine, .. } = &load::load(opened, Verbosity::Normal, &args.warnings)?;
     let mut session = engine.session()?;
     if args.trace_hash {
         session.set_trace(Some(Trace::default()));

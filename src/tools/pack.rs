@@ -26,7 +26,7 @@ pub struct PackArgs {
     out: Option<PathBuf>,
 }
 
-/// What is packed and how.
+/// Flags of packing: model, weights, threads.
 #[derive(Args, Clone)]
 pub struct PackingArgs {
     #[command(flatten)]
@@ -42,7 +42,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
     let weights = &args.packing.weights;
     let path = ModelPath::new(&weights.model.path()?)?;
     let source = Checkpoint::open(&path.weights)?;
-    let out = args.out.clone().unwrap_or_else(|| beside(&path));
+    let out = args.out.clone().unwrap_or_else(|| default_path(&path));
     if out.is_dir() {
         return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));
     }
@@ -62,8 +62,8 @@ pub fn run(args: &PackArgs) -> Result<()> {
     })
 }
 
-/// Where the packed file goes that nobody gave a name.
-fn beside(path: &ModelPath) -> PathBuf {
+/// The default path of the packed file.
+fn default_path(path: &ModelPath) -> PathBuf {
     if path.is_bundle() {
         let mut name = path.weights.clone().into_os_string();
         name.push(".packed.safetensors");

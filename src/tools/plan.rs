@@ -1,8 +1,8 @@
 //! `plan`: the memory plan, without loading.
 
-use super::report::{Side, columns};
-use crate::cli::args::{Format, GenerateArgs, told};
-use crate::cli::flags::in_error;
+use super::columns::{Side, columns};
+use crate::cli::args::{Format, GenerateArgs};
+use crate::cli::flags::name_flags_in;
 use crate::cli::prompts;
 use crate::cli::terminal::put;
 use crate::dims;
@@ -45,7 +45,7 @@ impl PlanArgs {
         Ok(EngineOptions { batch: prompts::together(&self.run)?, ..model.resolve()? })
     }
 
-    /// What a server takes while no slot is filled; where not all slots can be full, they share what there is.
+    /// Memory of a server while no slot is filled; where not all slots can be full, they share what there is.
     #[cfg(feature = "serve")]
     fn empty(&self, plan: &mut Plan) -> Option<u64> {
         self.slots.map(|_| {
@@ -72,13 +72,13 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         Err(e @ Error::Model(_))
             if args.run.model.given_path().is_none() && bundle::start(&options.model).is_none() =>
         {
-            say!("{}", in_error(e));
+            say!("{}", name_flags_in(e));
             say!("planning for a packed file of {}", dims::MODEL);
             Plan::assumed(&options)?
         }
         Err(other) => return Err(other),
     };
-    told::tell();
+    args.run.warnings.print();
     let empty = args.empty(&mut plan);
     match args.run.completion.output.format {
         Format::Text => put(&text(&plan, empty))?,
@@ -113,7 +113,7 @@ fn text(plan: &Plan, empty: Option<u64>) -> String {
     let full = if empty.is_some() { "need, all filled" } else { "need" };
     total(full, Some(plan.need()), "own + mapped".into());
     total("peak resident", Some(plan.peak()), "upper bound".into());
-    total("available", memory.usable(), source_of(plan));
+    total("available", memory.usable(), memory_source(plan));
     let sides = [Side::Left, Side::Right, Side::Right, Side::Left];
     let longest = match memory.usable().map(|m| plan.longest(m)) {
         None => "unknown: this system does not tell its memory".to_string(),
@@ -146,8 +146,8 @@ fn draft(plan: &Plan) -> String {
     format!("the draft model is another process, with a plan of its own: `{program} plan`\n")
 }
 
-/// Where the available memory is known from: the container's limit or the machine, whichever leaves less.
-fn source_of(plan: &Plan) -> String {
+/// Source of the available memory: the container's limit or the machine, whichever leaves less.
+fn memory_source(plan: &Plan) -> String {
     let m = plan.memory;
     match (m.available, m.limit_left) {
         (a, Some(left)) if a.is_none_or(|a| left < a) => {

@@ -1,6 +1,6 @@
 //! `tokenize`: text to token ids and back, with the tokenizer of any model, whether this program could run it or not.
 
-use super::report::ReportFormat;
+use super::columns::ReportFormat;
 use crate::cli::args::{PathArgs, read_text};
 use crate::cli::terminal::{end_line, put};
 use crate::model::weights::ModelPath;

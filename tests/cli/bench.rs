@@ -1,13 +1,13 @@
 //! `bench`: every format carries what was measured and what the machine could give.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::Value;
 
 /// A short run with one thread.
 const SHORT: [&str; 9] = ["bench", "-p", "8", "-n", "4", "-r", "1", "-t", "1"];
 
-fn bench(more: &[&str]) -> Said {
-    let said = run(&[&SHORT[..], more].concat());
+fn bench(more: &[&str]) -> RunOutput {
+    let said = antigravity([&SHORT[..], more].concat()).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     said
 }
@@ -75,7 +75,7 @@ fn tables_have_them_too() {
 #[test]
 fn no_peak_without_integer_instructions() {
     let args = [&SHORT[..], &["-o", "jsonl"]].concat();
-    let said = said(command(&args).env("ANTIGRAVITY_SIMD", "scalar").output().expect("the binary starts"));
+    let said = antigravity(&args).env("ANTIGRAVITY_SIMD", "scalar").run();
     let lines: Vec<Value> = said.out.lines().map(json).collect();
     assert_eq!(lines.len(), 3, "{}", said.err);
     assert_eq!(lines[0]["integer_peak"], Value::Array(Vec::new()));
@@ -84,24 +84,12 @@ fn no_peak_without_integer_instructions() {
 }
 
 #[test]
-fn results_without_the_newer_fields_can_be_compared_with() {
-    let temp = Temp::new();
-    let row = r#"{"test":"pp8","threads":1,"kv_type":"q4","tokens_per_second":1.0}"#;
-    let old = temp.write("old.json", format!("{{\"environment\":{{\"model\":\"other\"}},\"rows\":[{row}]}}"));
-    let said = bench(&["--compare", &old, "-o", "json"]);
-    mentions(&said.err, &["--compare: model was other"]);
-    let rows = &json(&said.out)["rows"];
-    assert_eq!(rows[0]["ratio"], rows[0]["tokens_per_second"]);
-    assert!(rows[1]["ratio"].is_null());
-}
-
-#[test]
 fn a_token_or_a_prompt_is_traced() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("trace.json");
     let traced = |n: &str| {
         let args = ["-p", "8", "-n", n, "-r", "1", "-t", "1", "--prefill-chunk", "6", "--trace", &file];
-        let said = run(&[&["bench"], &args[..]].concat());
+        let said = antigravity([&["bench"], &args[..]].concat()).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let trace = json(&std::fs::read_to_string(&file).expect("a trace"));
         let tokens: Vec<u64> = (trace["traceEvents"].as_array().expect("events").iter())
@@ -124,14 +112,18 @@ fn a_token_or_a_prompt_is_traced() {
 
 #[test]
 fn a_text_is_measured_with_its_own_tokens() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let text = temp.write("text", "Once upon a time");
     let rows = json(&bench(&["-f", &text, "-d", "16", "-o", "json"]).out)["rows"].clone();
     assert!(rows[0]["test"] == "pp8 @ d16" && measured(&rows[0]).contains(&"tokens_per_second"), "{rows}");
     let long = temp.write("long", "Once upon a time. ".repeat(200));
-    assert_eq!(run(&[&SHORT[..], &["-f", &long]].concat()).code, Some(0), "longer than every row");
+    assert_eq!(
+        antigravity([&SHORT[..], &["-f", &long]].concat()).run().code,
+        Some(0),
+        "longer than every row"
+    );
     for (file, why) in [(temp.write("empty", "\n"), "is empty"), ("/no/such/file".into(), "No such file")] {
-        let said = run(&[&SHORT[..], &["--prompt-file", &file]].concat());
+        let said = antigravity([&SHORT[..], &["--prompt-file", &file]].concat()).run();
         assert!(said.code == Some(2) && said.err.contains(why), "{}", said.err);
     }
 }

@@ -1,24 +1,24 @@
 //! `bundle`: one executable file with the model inside.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A bundle of the baked model in a directory with nothing else that could be read.
 struct Bundled {
-    temp: Temp,
+    temp: TestDir,
     path: String,
 }
 
 impl Bundled {
     fn new() -> Self {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         // Files beside a bundle are none of its own.
         for name in ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"] {
             temp.write(name, "{");
         }
         let path = temp.path("story");
-        assert_eq!(text(&["bundle", "-q", "--out", &path]), "");
+        assert_eq!(antigravity(["bundle", "-q", "--out", &path]).text(), "");
         Self { temp, path }
     }
 
@@ -35,14 +35,14 @@ impl Bundled {
     }
 }
 
-fn started(program: &str, args: &[&str]) -> Said {
-    let empty = Temp::new();
+fn started(program: &str, args: &[&str]) -> RunOutput {
+    let empty = TestDir::new();
     let mut command = Command::new(program);
     for name in ["ANTIGRAVITY_SIMD", "ANTIGRAVITY_MEMORY_MIB", "XDG_STATE_HOME", "HOME"] {
         command.env_remove(name);
     }
     command.env("ANTIGRAVITY_MODEL", &empty.0).args(args).current_dir(&empty.0).stdin(Stdio::null());
-    said(command.output().expect("it starts"))
+    run_command(command)
 }
 
 /// Where `bytes` has `words`, which it has once.
@@ -64,20 +64,21 @@ fn a_bundle_runs_from_anywhere_and_says_the_same() {
     let tokenize = ["tokenize", "--prompt", "Once upon a time"];
     let chat = ["chat", "--single-turn", "-q", "--temp", "0", "-n", "8", "--prompt", "Hello"];
     for args in [&greedy[..], &tokenize, &chat] {
-        assert_eq!(bundle.says(args), run(args).out, "{args:?}");
+        assert_eq!(bundle.says(args), antigravity(args).run().out, "{args:?}");
     }
     let (temp, session) = (&bundle.temp, bundle.temp.path("state"));
     // A session of the one goes on in the other.
-    let whole = text(&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "20"]);
+    let whole = antigravity(["generate", "--temp", "0", "-p", "Once upon a time", "-n", "20"]).text();
     let first =
-        text(&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "9", "--session", &session]);
+        antigravity(["generate", "--temp", "0", "-p", "Once upon a time", "-n", "9", "--session", &session])
+            .text();
     let rest = bundle.says(&["generate", "--temp", "0", "-n", "11", "--session", &session]);
     assert_eq!(first + rest.trim_end_matches('\n'), whole);
     let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
     let logits = |out: &str| ["logits", "--tokens", &tokens, "--out", out].map(str::to_owned);
     let (ours, theirs) = (temp.path("ours"), temp.path("theirs"));
     bundle.says(&logits(&ours).each_ref().map(String::as_str));
-    text(&logits(&theirs).each_ref().map(String::as_str));
+    antigravity(&logits(&theirs).each_ref().map(String::as_str)).text();
     assert!(std::fs::read(ours).expect("logits") == std::fs::read(theirs).expect("logits"));
 }
 
@@ -102,7 +103,7 @@ fn every_command_takes_the_model_inside_unless_another_is_named() {
     let line = started(path, &["generate", "-m", "/no/such/model"]);
     assert_eq!(line.code, Some(3), "{}", line.err);
     // Any program reads it where it is named, and its files as the bundle's own.
-    assert_eq!(greedy(&["-m", path]), greedy(&[]));
+    assert_eq!(greedy().args(["-m", path]).text(), greedy().text());
     let f32 = ["generate", "-p", "x", "--weight-type", "f32"];
     let said = started(path, &f32);
     assert_eq!(said.code, Some(2));
@@ -121,16 +122,16 @@ fn a_bundle_of_a_bundle_is_the_same_and_pack_takes_its_model_out() {
     assert!(std::fs::read(&again).expect("a bundle") == bundle.bytes());
     let (ours, theirs) = (bundle.temp.path("ours"), bundle.temp.path("theirs"));
     bundle.says(&["pack", "-q", "-o", &ours]);
-    text(&["pack", "-q", "-m", model, "-o", &theirs]);
+    antigravity(["pack", "-q", "-m", model, "-o", &theirs]).text();
     assert!(std::fs::read(&ours).expect("a packed file") == std::fs::read(&theirs).expect("a packed file"));
     // Its default name is beside the bundle.
     bundle.says(&["pack", "-q"]);
     assert!(Path::new(&format!("{}.packed.safetensors", bundle.path)).is_file());
     // A packed file without its tokenizer is no model that a bundle could run.
-    let alone = Temp::new();
+    let alone = TestDir::new();
     std::fs::copy(&ours, alone.file("model.packed.safetensors")).expect("a copy");
     let alone = alone.0.to_str().expect("UTF-8");
-    mentions(&fails(&["bundle", "-q", "-m", alone, "-o", &copy], 3), &["tokenizer.json"]);
+    antigravity(["bundle", "-q", "-m", alone, "-o", &copy]).fails_with(3, &["tokenizer.json"]);
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn a_damaged_bundle_says_so() {
         let mut bad = whole.clone();
         bad[at] ^= 1;
         let bad = bundle.temp.write("bad", &bad);
-        mentions(&fails(&["generate", "-p", "x", "-m", &bad], 3), &[&bad, "damaged bundle", "bundle"]);
+        antigravity(["generate", "-p", "x", "-m", &bad]).fails_with(3, &[&bad, "damaged bundle", "bundle"]);
     }
     // What runs: a shell makes it, since no other thread may start a process while this one writes a program.
     for len in [mark + 40, mark + 5000, whole.len() / 2 + mark / 2, whole.len() - 1] {
@@ -162,14 +163,17 @@ fn a_damaged_bundle_says_so() {
     let at = whole.len() - 3_000_001;
     bad[at] ^= 1;
     let bad = bundle.temp.write("bad", &bad);
-    mentions(&text(&["doctor", "-m", &bad]), &["model.packed.safetensors is not what was put in"]);
+    mentions(
+        &antigravity(["doctor", "-m", &bad]).text(),
+        &["model.packed.safetensors is not what was put in"],
+    );
 }
 
 #[test]
 fn only_a_program_for_the_same_model_is_taken() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let out = temp.path("out");
-    let bundle = |program: &str| fails(&["bundle", "-q", "--out", &out, "--program", program], 1);
+    let bundle = |program: &str| antigravity(["bundle", "-q", "--out", &out, "--program", program]).fails(1);
     let text = temp.write("text", "no program");
     mentions(&bundle(&text), &[&text, "is no whole 64-bit program"]);
     mentions(&bundle("/no/such/program"), &["/no/such/program"]);
@@ -185,14 +189,14 @@ fn only_a_program_for_the_same_model_is_taken() {
     other[at + dim.len() - 1] ^= 1;
     mentions(&bundle(&temp.write("other", &other)), &["built for another model", "hidden_size"]);
     assert!(!Path::new(&out).exists());
-    fails(&["bundle", "-q"], 2);
-    mentions(&fails(&["bundle", "-q", "--out", "/dev/null"], 2), &["/dev/null", "no regular file"]);
+    antigravity(["bundle", "-q"]).fails(2);
+    antigravity(["bundle", "-q", "--out", "/dev/null"]).fails_with(2, &["/dev/null", "no regular file"]);
     let program = temp.write("program", &whole);
     text_of(&["bundle", "-q", "--out", &out, "--program", &program]);
-    assert_eq!(greedy(&["-m", &out]), greedy(&[]));
+    assert_eq!(greedy().args(["-m", &out]).text(), greedy().text());
 }
 
 #[track_caller]
 fn text_of(args: &[&str]) {
-    assert_eq!(text(args), "");
+    assert_eq!(antigravity(args).text(), "");
 }

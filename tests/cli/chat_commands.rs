@@ -1,6 +1,6 @@
 //! What the commands of a chat do to the conversation.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ const FOX: &str = "Tell me a story about a fox.\n";
 /// The ids of one answer and the line that ends it.
 type Answer = (Vec<u64>, Value);
 
-fn answers(said: &Said) -> Vec<Answer> {
+fn answers(said: &RunOutput) -> Vec<Answer> {
     let (mut all, mut ids) = (Vec::new(), Vec::new());
     for line in said.out.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON")) {
         match line["t"].as_str() {
@@ -25,7 +25,7 @@ fn answers(said: &Said) -> Vec<Answer> {
 /// A script of messages and commands with this seed and nothing said on stderr.
 #[track_caller]
 fn chat(more: &[&str], input: &str) -> Vec<Answer> {
-    let said = run_with(&[&["chat", "--format", "jsonl", "-n", "30"], more].concat(), input);
+    let said = antigravity([&["chat", "--format", "jsonl", "-n", "30"], more].concat()).stdin(input).run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     answers(&said)
 }
@@ -48,10 +48,9 @@ fn undo_leaves_no_trace() {
             assert!(computed(&once[undone]) <= computed(&never[plain]) && computed(&never[plain]) < 25);
         }
         // All the way back, and what is beyond.
-        let all = run_with(
-            &[&["chat", "--format", "jsonl", "-n", "30"], sampler].concat(),
-            &format!("Who are you?\nGo on.\n/undo\n/undo\n/undo\n{FOX}"),
-        );
+        let all = antigravity([&["chat", "--format", "jsonl", "-n", "30"], sampler].concat())
+            .stdin(&format!("Who are you?\nGo on.\n/undo\n/undo\n/undo\n{FOX}"))
+            .run();
         assert_eq!(all.err, "/undo: no message yet\n");
         assert_eq!(essence(&answers(&all)[2]), essence(&never[0]));
     }
@@ -60,10 +59,9 @@ fn undo_leaves_no_trace() {
 #[test]
 fn undo_with_eviction_goes_on() {
     let sampler = ["--temp", "0", "--eviction-policy", "sliding", "-c", "96", "--eviction-window", "64"];
-    let said = run_with(
-        &[&["chat", "--format", "jsonl", "-n", "40"], &sampler[..]].concat(),
-        &format!("{}/undo\n{FOX}/stats\n", FOX.repeat(4)),
-    );
+    let said = antigravity([&["chat", "--format", "jsonl", "-n", "40"], &sampler[..]].concat())
+        .stdin(&format!("{}/undo\n{FOX}/stats\n", FOX.repeat(4)))
+        .run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(said.out.lines().filter(|l| l.contains("\"stats\"")).count(), 5);
     mentions(&said.err, &["of 96 slots", "messages: 4"]);
@@ -84,30 +82,33 @@ fn retry_draws_again() {
     assert_eq!((&drawn[0].0, &drawn[1].0), (&drawn[2].0, &drawn[3].0));
     assert_eq!(drawn[1].1["prompt_tokens"], 1);
 
-    let said = run_with(&["chat"], "/retry\n");
+    let said = antigravity(["chat"]).stdin("/retry\n").run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), "/retry: no message yet\n"));
 }
 
 #[test]
 fn a_message_that_did_not_fit_is_asked_again() {
     let args = ["chat", "--temp", "0", "-c", "48", "-q"];
-    let fresh = run_with(&args, "And then?\n");
-    let said = run_with(&args, &format!("{FOX}And then?\n/undo\n/retry\n"));
+    let fresh = antigravity(&args).stdin("And then?\n").run();
+    let said = antigravity(&args).stdin(&format!("{FOX}And then?\n/undo\n/retry\n")).run();
     assert_eq!(said.code, Some(0));
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[1], format!("{}\n", answers[2])), (3, "", fresh.out));
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
     mentions(
         &said.err,
-        &["the message needs ", " of 48 slots", "/retry", "--eviction-policy", "--max-seq-len"],
+        &["context is full (", " of 48 tokens)", "/retry", "--eviction-policy", "--session FILE"],
     );
     // Whoever reads JSON lines is told there.
-    let lines = run_with(&[&args[..], &["--format", "jsonl"]].concat(), &format!("{FOX}And then?\n")).out;
+    let lines = antigravity([&args[..], &["--format", "jsonl"]].concat())
+        .stdin(&format!("{FOX}And then?\n"))
+        .run()
+        .out;
     let last: Value = serde_json::from_str(lines.lines().last().expect("lines")).expect("JSON");
     assert_eq!((&last["t"], &last["slots"]), (&"unanswered".into(), &48.into()), "{last}");
     assert!(last["needed"].as_u64() > Some(48), "{last}");
     // What another message was asked after is forgotten.
-    let said = run_with(&args, &format!("{FOX}And then?\n/reset\nHi\n/retry\n"));
+    let said = antigravity(&args).stdin(&format!("{FOX}And then?\n/reset\nHi\n/retry\n")).run();
     let answers: Vec<&str> = said.out.lines().collect();
     assert_eq!((answers.len(), answers[2]), (4, answers[3]));
 }
@@ -116,19 +117,22 @@ fn a_message_that_did_not_fit_is_asked_again() {
 fn lines_that_are_no_command() {
     let plain = chat(&["--temp", "0"], &format!("{FOX}Go on.\n"));
     let args = ["chat", "--format", "jsonl", "-n", "30", "--temp", "0"];
-    let said = run_with(&args, &format!("{FOX}/undo 1\n/save\n/usr/bin is what?\nGo on.\n /usr/bin\n"));
+    let said = antigravity(&args)
+        .stdin(&format!("{FOX}/undo 1\n/save\n/usr/bin is what?\nGo on.\n /usr/bin\n"))
+        .run();
     let lines: Vec<&str> = said.err.lines().collect();
     assert_eq!((said.code, lines.len()), (Some(0), 3), "{}", said.err);
-    mentions(lines[0], &["/undo: ", "/help"]);
+    mentions(lines[0], &["/undo takes no argument", "/help"]);
     mentions(lines[1], &["/save FILE"]);
-    mentions(lines[2], &["/usr/bin: no such command", "/help", "blank"]);
+    mentions(lines[2], &["Unknown command /usr/bin.", "/help", "space"]);
     let said = answers(&said);
     assert_eq!((said.len(), essence(&said[1])), (3, essence(&plain[1])));
 }
 
 #[test]
 fn ctrl_c_between_two_answers_ends_a_piped_chat() {
-    let mut chat = command(&["chat", "--temp", "0", "-n", "300", "--ignore-eos", "--format", "jsonl"]);
+    let mut chat =
+        antigravity(["chat", "--temp", "0", "-n", "300", "--ignore-eos", "--format", "jsonl"]).into_std();
     let chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut chat = chat.spawn().expect("the binary starts");
     let (mut input, output) = (chat.stdin.take().expect("piped"), chat.stdout.take().expect("piped"));
@@ -158,7 +162,7 @@ fn settings_and_the_system_message_change_on_the_way() {
     let system = chat(&["--temp", "0"], &format!("Hi\n/system Be brief.\n{FOX}"));
     assert_eq!(essence(&system[1]), essence(&brief[0]));
 
-    let said = run_with(&["chat"], "/set temperatur 1\n/set top-k -3\n/set trace x\n/set\n");
+    let said = antigravity(["chat"]).stdin("/set temperatur 1\n/set top-k -3\n/set trace x\n/set\n").run();
     let lines: Vec<&str> = said.err.lines().collect();
     assert_eq!((said.code, lines.len()), (Some(0), 4), "{}", said.err);
     mentions(lines[0], &["/set: ", "did you mean --temperature?"]);

@@ -1,6 +1,6 @@
 //! Where writing fails and what a signal ends: nothing dies, nothing is lost, nothing is left.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -21,7 +21,8 @@ fn signal(child: &Child, name: &str) {
 
 /// `ulimit`'s letter and value, then the program.
 fn limited(limit: &str, args: &[&str]) -> Command {
-    let words: Vec<String> = command(args).get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> =
+        antigravity(args).into_std().get_args().map(|a| a.to_string_lossy().into_owned()).collect();
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(binary()).args(words);
     shell.env_remove("HOME").stdin(Stdio::null());
@@ -29,7 +30,7 @@ fn limited(limit: &str, args: &[&str]) -> Command {
 }
 
 /// What lies in a directory.
-fn names(temp: &Temp) -> Vec<String> {
+fn names(temp: &TestDir) -> Vec<String> {
     let entries = std::fs::read_dir(&temp.0).expect("the folder");
     let mut names: Vec<String> =
         entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
@@ -39,9 +40,9 @@ fn names(temp: &Temp) -> Vec<String> {
 
 #[test]
 fn stderr_that_cannot_be_written_changes_nothing() {
-    let reference = greedy(&[]);
+    let reference = greedy().text();
     let ends = |args: &[&str]| {
-        let output = command(args).stderr(full()).output().expect("the binary starts");
+        let output = antigravity(args).into_std().stderr(full()).output().expect("the binary starts");
         (output.status.code(), String::from_utf8(output.stdout).expect("UTF-8"))
     };
     let args = ["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-v"];
@@ -55,7 +56,7 @@ fn stderr_that_cannot_be_written_changes_nothing() {
 #[test]
 fn stdout_that_cannot_be_written_is_an_error_in_one_line() {
     for args in [&["--help"][..], &["--version"], &["generate", "--help"], &["plan"], &["inspect"]] {
-        let said = said(command(args).stdout(full()).output().expect("the binary starts"));
+        let said = run_command(antigravity(args).into_std().stdout(full()));
         assert_eq!(said.code, Some(1), "{args:?}: {}", said.err);
         assert_eq!(said.err, "error: cannot write to stdout: No space left on device (os error 28)\n");
     }
@@ -66,12 +67,12 @@ fn a_pipe_that_does_not_wait_is_waited_for() {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let flags = rustix::fs::fcntl_getfl(&writer).expect("flags");
     rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).expect("set");
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("text", "Once upon a time. ".repeat(12_000));
     let args = ["tokenize", "-f", &file];
-    let expected = text(&args);
+    let expected = antigravity(&args).text();
     assert!(expected.len() > 1 << 16, "more than a pipe holds");
-    let mut child = command(&args).stdout(writer).spawn().expect("the binary starts");
+    let mut child = antigravity(&args).into_std().stdout(writer).spawn().expect("the binary starts");
     std::thread::sleep(Duration::from_millis(300));
     let mut found = String::new();
     reader.read_to_string(&mut found).expect("read");
@@ -82,9 +83,9 @@ fn a_pipe_that_does_not_wait_is_waited_for() {
 #[test]
 fn a_session_is_saved_whatever_ends_the_text() {
     for signals in [None, Some(("-TERM", 15)), Some(("-HUP", 1))] {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let state = temp.path("state");
-        let mut run = command(&[&ENDLESS[..], &["--temp", "0", "--session", &state]].concat());
+        let mut run = antigravity([&ENDLESS[..], &["--temp", "0", "--session", &state]].concat()).into_std();
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         let mut shown = vec![0; 40];
@@ -101,8 +102,10 @@ fn a_session_is_saved_whatever_ends_the_text() {
         assert_eq!((status.code(), status.signal()), expected);
         assert_eq!(names(&temp), ["state"]);
         // It goes on after what was shown, as if it had not stopped.
-        let rest = text(&["generate", "--temp", "0", "--ignore-eos", "-n", "20", "--session", &state]);
-        let whole = text(&["generate", "-p", "Once", "--temp", "0", "--ignore-eos", "-n", "900"]);
+        let rest =
+            antigravity(["generate", "--temp", "0", "--ignore-eos", "-n", "20", "--session", &state]).text();
+        let whole =
+            antigravity(["generate", "-p", "Once", "--temp", "0", "--ignore-eos", "-n", "900"]).text();
         let (shown, whole) = (String::from_utf8(shown).expect("UTF-8"), whole.trim_end());
         assert!(whole.starts_with(&shown));
         let after = rest.trim_end();
@@ -113,10 +116,10 @@ fn a_session_is_saved_whatever_ends_the_text() {
 #[test]
 fn a_chat_is_saved_when_its_terminal_or_reader_goes() {
     for name in [None, Some("-TERM")] {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let state = temp.path("state");
         let args = ["chat", "--ignore-eos", "-n", "-1", "-p", "Hello", "--session", &state];
-        let mut run = command(&args);
+        let mut run = antigravity(&args).into_std();
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         out.read_exact(&mut [0; 40]).expect("some text");
@@ -126,17 +129,18 @@ fn a_chat_is_saved_when_its_terminal_or_reader_goes() {
         drop(out);
         let status = child.wait().expect("it ends");
         assert_eq!(status.code(), if name.is_some() { None } else { Some(0) });
-        let saved = run_with(&["chat", "--session", &state], "/stats\n");
+        let saved = antigravity(["chat", "--session", &state]).stdin("/stats\n").run();
         mentions(&saved.err, &["messages: 1, tokens: "]);
     }
 }
 
 #[test]
 fn a_reader_that_stopped_reading_does_not_keep_a_session_from_being_saved() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let state = temp.path("state");
     let mut run =
-        command(&[&ENDLESS[..], &["-c", "2048", "--format", "jsonl", "--session", &state]].concat());
+        antigravity([&ENDLESS[..], &["-c", "2048", "--format", "jsonl", "--session", &state]].concat())
+            .into_std();
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut [0; 40]).expect("some text");
@@ -151,33 +155,33 @@ fn a_reader_that_stopped_reading_does_not_keep_a_session_from_being_saved() {
 
 #[test]
 fn a_file_limit_is_an_error_and_keeps_the_old_file() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let tokens = temp.write("tokens.json", format!("{:?}", [5; 40]));
     let out = temp.write("logits", "old");
     let args = ["logits", "--tokens", &tokens, "--out", &out];
     // In blocks of 512 bytes.
-    let said = said(limited("-f 64", &args).output().expect("it starts"));
+    let said = run_command(limited("-f 64", &args));
     assert_eq!(said.code, Some(1), "{}", said.err);
     mentions(&said.err, &["error: ", "logits: cannot write: File too large"]);
     assert_eq!(std::fs::read_to_string(&out).expect("the old file"), "old");
     assert_eq!(names(&temp), ["logits", "tokens.json"]);
-    assert_eq!(run(&args).code, Some(0));
+    assert_eq!(antigravity(&args).run().code, Some(0));
     assert!(std::fs::metadata(&out).expect("the new file").len() > 1000);
 }
 
 #[test]
 fn what_cannot_be_written_is_said_before_anything_is_generated() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let tokens = temp.write("tokens.json", "[5]");
     std::os::unix::fs::symlink(temp.file("nowhere"), temp.file("dangling")).expect("a link");
     let dangling = temp.path("dangling");
-    let line = fails(&["generate", "-p", "x", "--session", &dangling], 2);
+    let line = antigravity(["generate", "-p", "x", "--session", &dangling]).fails(2);
     mentions(&line, &["--session", "dangling", "leads nowhere"]);
     for command in [&["generate", "-p", "x"][..], &["chat", "-st", "-p", "x"]] {
-        let line = fails(&[command, &["--trace", "/no/such/folder/trace"]].concat(), 1);
+        let line = antigravity([command, &["--trace", "/no/such/folder/trace"]].concat()).fails(1);
         mentions(&line, &["/no/such/folder/trace: cannot write the trace: "]);
     }
-    let line = fails(&["logits", "--tokens", &tokens, "--out", "/no/such/folder/logits"], 1);
+    let line = antigravity(["logits", "--tokens", &tokens, "--out", "/no/such/folder/logits"]).fails(1);
     mentions(&line, &["/no/such/folder/logits: cannot write: "]);
     assert_eq!(names(&temp), ["dangling", "tokens.json"]);
 }
@@ -187,7 +191,8 @@ fn a_text_that_a_signal_ends_has_the_code_of_the_signal() {
     for (signals, code) in
         [(&["-INT"][..], Some(130)), (&["-INT", "-INT"], Some(130)), (&["-TERM"], None), (&["-HUP"], None)]
     {
-        let mut child = command(&ENDLESS).stdout(Stdio::piped()).spawn().expect("the binary starts");
+        let mut child =
+            antigravity(ENDLESS).into_std().stdout(Stdio::piped()).spawn().expect("the binary starts");
         let mut out = child.stdout.take().expect("piped");
         out.read_exact(&mut [0]).expect("some text");
         signals.iter().for_each(|name| signal(&child, name));
@@ -199,9 +204,9 @@ fn a_text_that_a_signal_ends_has_the_code_of_the_signal() {
 #[test]
 fn a_pack_that_is_ended_leaves_nothing() {
     for name in ["-INT", "-TERM", "-HUP"] {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let out = temp.path("packed");
-        let mut run = command(&["pack", "-q", "-t", "1", "--out", &out]);
+        let mut run = antigravity(["pack", "-q", "-t", "1", "--out", &out]).into_std();
         let mut child = run.stderr(Stdio::null()).spawn().expect("the binary starts");
         while names(&temp).is_empty() && child.try_wait().expect("a child").is_none() {
             std::thread::yield_now();
@@ -212,17 +217,16 @@ fn a_pack_that_is_ended_leaves_nothing() {
         assert!(left.is_empty() || left == ["packed"], "{name}: {left:?}");
     }
     // A disk that is full.
-    let temp = Temp::new();
-    let said =
-        said(limited("-f 64", &["pack", "-q", "--out", &temp.path("packed")]).output().expect("it starts"));
+    let temp = TestDir::new();
+    let said = run_command(limited("-f 64", &["pack", "-q", "--out", &temp.path("packed")]));
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(names(&temp).is_empty());
 }
 
 /// Runs where the process may have one thread. Limits do not hold for root, so root becomes nobody.
-fn alone(args: &[&str]) -> Said {
+fn alone(args: &[&str]) -> RunOutput {
     use std::os::unix::process::CommandExt;
-    let mut run = command(args);
+    let mut run = antigravity(args).into_std();
     if rustix::process::getuid().is_root() {
         run.uid(65534).gid(65534);
     }
@@ -232,13 +236,13 @@ fn alone(args: &[&str]) -> Said {
     };
     // SAFETY: the closure makes one system call, and takes no memory or lock.
     unsafe { run.pre_exec(limit) };
-    said(run.output().expect("the binary starts"))
+    run_command(run)
 }
 
 #[test]
 fn where_no_thread_can_be_made_one_does_the_work_with_the_same_bits() {
     let args = ["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-t", "4"];
-    let (reference, one) = (run(&args), alone(&args));
+    let (reference, one) = (antigravity(&args).run(), alone(&args));
     assert_eq!((one.code, one.out), (Some(0), reference.out), "{}", one.err);
     mentions(&one.err, &["1 threads"]);
     let chat = alone(&["chat", "-st", "-n", "2", "-p", "Hi"]);
@@ -248,17 +252,17 @@ fn where_no_thread_can_be_made_one_does_the_work_with_the_same_bits() {
 }
 
 /// Ten megabytes of words.
-fn endless_prompt(temp: &Temp) -> String {
+fn endless_prompt(temp: &TestDir) -> String {
     temp.write("prompt", "The dog ran to the park and saw a red ball. ".repeat(10_000_000 / 44))
 }
 
 #[test]
 fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = endless_prompt(&temp);
     for args in [&["generate", "-f", &file][..], &["generate", "-f", &file, "--session", &temp.path("state")]]
     {
-        let line = fails(args, 2);
+        let line = antigravity(args).fails(2);
         mentions(
             &line,
             &["the prompt needs at least ", " positions but the context has 2048; raise --max-seq-len"],
@@ -269,14 +273,14 @@ fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
 
 #[test]
 fn ctrl_c_ends_tokenising() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let args = ["generate", "-q", "-n", "1", "--eviction-policy", "sliding", "-f", &endless_prompt(&temp)];
-    let mut run = command(&args);
+    let mut run = antigravity(&args).into_std();
     let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     // It has loaded by then, and has not tokenised all.
     std::thread::sleep(Duration::from_millis(2500));
     signal(&child, "-INT");
-    let said = said(child.wait_with_output().expect("it ends"));
+    let said = RunOutput::new(child.wait_with_output().expect("it ends"));
     // Nothing of it was computed yet.
     assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(130), "", ""));
 }

@@ -1,23 +1,23 @@
 //! One line on stderr, nothing on stdout, and the exit code of the class.
 
-use crate::bed::hostile;
-use crate::bed::program::*;
+use crate::support::command::*;
+use crate::support::hostile;
 
 #[test]
 fn unknown_flags_are_named() {
-    mentions(&fails(&["generate", "--foo"], 2), &["--foo"]);
-    mentions(&fails(&["generate", "--temperatur", "1"], 2), &["--temperatur"]);
-    mentions(&fails(&["dance"], 2), &["dance"]);
-    mentions(&fails::<&str>(&[], 2), &["command", "--help"]);
-    mentions(&fails(&["logits"], 2), &["--tokens", "--out"]);
-    mentions(&fails(&["generate", "-n"], 2), &["--num-tokens"]);
+    antigravity(["generate", "--foo"]).fails_with(2, &["--foo"]);
+    antigravity(["generate", "--temperatur", "1"]).fails_with(2, &["--temperatur"]);
+    antigravity(["dance"]).fails_with(2, &["dance"]);
+    antigravity([""; 0]).fails_with(2, &["command", "--help"]);
+    antigravity(["logits"]).fails_with(2, &["--tokens", "--out"]);
+    antigravity(["generate", "-n"]).fails_with(2, &["--num-tokens"]);
 }
 
 #[test]
 #[cfg(not(feature = "grammar"))]
 fn grammars_need_their_feature() {
     for flag in ["--grammar", "--json-schema"] {
-        mentions(&fails(&["generate", "-p", "x", flag, "{}"], 2), &[flag, "--features grammar"]);
+        antigravity(["generate", "-p", "x", flag, "{}"]).fails_with(2, &[flag, "--features grammar"]);
     }
 }
 
@@ -58,21 +58,25 @@ fn numbers_out_of_range_are_named() {
     ];
     for (flag, values) in bad {
         for value in *values {
-            let line = fails(&["generate", "-p", "x", &format!("{flag}={value}")], 2);
+            let line = antigravity(["generate", "-p", "x", &format!("{flag}={value}")]).fails(2);
             assert!(line.to_lowercase().contains(value), "{flag} {value}: {line}");
         }
     }
-    mentions(&fails(&["generate", "-p", "x", "--temperature", "-1"], 2), &["--temperature -1"]);
-    mentions(&fails(&["generate", "-p", "x", "--stop", ""], 2), &["--stop"]);
-    mentions(&fails(&["generate", "-p", "x", "--dry-sequence-breaker", ""], 2), &["--dry-sequence-breaker"]);
-    mentions(&fails(&["generate", "-p", "x", "--logit-bias", "5+inf"], 2), &["--logit-bias", "5", "-inf"]);
-    mentions(&fails(&["generate", "-p", "x", "--logit-bias", "5-nan"], 2), &["--logit-bias", "5", "NaN"]);
+    antigravity(["generate", "-p", "x", "--temperature", "-1"]).fails_with(2, &["--temperature -1"]);
+    antigravity(["generate", "-p", "x", "--stop", ""]).fails_with(2, &["--stop"]);
+    antigravity(["generate", "-p", "x", "--dry-sequence-breaker", ""])
+        .fails_with(2, &["--dry-sequence-breaker"]);
+    antigravity(["generate", "-p", "x", "--logit-bias", "5+inf"])
+        .fails_with(2, &["--logit-bias", "5", "-inf"]);
+    antigravity(["generate", "-p", "x", "--logit-bias", "5-nan"])
+        .fails_with(2, &["--logit-bias", "5", "NaN"]);
     let last = (antigravity::dims::VOCAB - 1).to_string();
-    mentions(&fails(&["generate", "-p", "x", "--logit-bias", "99999999+1"], 2), &["99999999", &last]);
-    mentions(&fails(&["generate", "-p", "x", "--logprobs", "3"], 2), &["--logprobs 3", "--format jsonl"]);
-    mentions(&fails(&["chat", "--logprobs", "3"], 2), &["--logprobs 3", "--format jsonl"]);
-    mentions(&fails(&["chat", "--num-tokens", "-2"], 2), &["--num-tokens -2"]);
-    mentions(&fails(&["chat", "--stop", ""], 2), &["--stop"]);
+    antigravity(["generate", "-p", "x", "--logit-bias", "99999999+1"]).fails_with(2, &["99999999", &last]);
+    antigravity(["generate", "-p", "x", "--logprobs", "3"])
+        .fails_with(2, &["--logprobs 3", "--format jsonl"]);
+    antigravity(["chat", "--logprobs", "3"]).fails_with(2, &["--logprobs 3", "--format jsonl"]);
+    antigravity(["chat", "--num-tokens", "-2"]).fails_with(2, &["--num-tokens -2"]);
+    antigravity(["chat", "--stop", ""]).fails_with(2, &["--stop"]);
 }
 
 #[test]
@@ -81,10 +85,7 @@ fn devices_and_evictions_that_cannot_be_had_are_refused() {
         [&["generate", "-p", "x"], flags].concat()
     }
     let without_opencl = |flags: &[&str]| {
-        let mut command = command(&generate(flags));
-        said(
-            command.env("ANTIGRAVITY_OPENCL_LIB", "/no/such/library.so").output().expect("the binary starts"),
-        )
+        antigravity(&generate(flags)).env("ANTIGRAVITY_OPENCL_LIB", "/no/such/library.so").run()
     };
     let refused = without_opencl(&["--backend", "hybrid"]);
     assert_eq!((refused.code, refused.out.as_str()), (Some(5), ""), "{}", refused.err);
@@ -92,48 +93,49 @@ fn devices_and_evictions_that_cannot_be_had_are_refused() {
     let auto = without_opencl(&["--backend", "auto", "-n", "2"]);
     assert_eq!(auto.code, Some(0), "{}", auto.err);
     mentions(&auto.err, &["auto", "using the CPU"]);
-    mentions(&fails(&generate(&["--switch-threshold", "soon"]), 2), &["--switch-threshold soon", "512"]);
+    antigravity(&generate(&["--switch-threshold", "soon"]))
+        .fails_with(2, &["--switch-threshold soon", "512"]);
     let by_itself = ["--switch-threshold", "auto", "--switch-back", "9"];
-    mentions(&fails(&generate(&by_itself), 2), &["--switch-threshold auto", "--switch-back"]);
-    mentions(&fails(&generate(&["--eviction-policy", "lru"]), 2), &["lru", "sliding"]);
+    antigravity(&generate(&by_itself)).fails_with(2, &["--switch-threshold auto", "--switch-back"]);
+    antigravity(&generate(&["--eviction-policy", "lru"])).fails_with(2, &["lru", "sliding"]);
     let small = ["--eviction-policy", "h2o", "--eviction-window", "5", "--protected-prefix", "4"];
-    mentions(&fails(&generate(&small), 2), &["--eviction-window 5", "6"]);
+    antigravity(&generate(&small)).fails_with(2, &["--eviction-window 5", "6"]);
     let full = ["--eviction-policy", "sliding", "-c", "16", "--protected-prefix", "14"];
-    mentions(&fails(&generate(&full), 2), &["--max-seq-len 16", "--protected-prefix 14"]);
+    antigravity(&generate(&full)).fails_with(2, &["--max-seq-len 16", "--protected-prefix 14"]);
 }
 
 #[test]
 fn prompts_that_cannot_be_used_are_refused() {
     let long = "once upon a time ".repeat(20);
-    mentions(&fails(&["generate", "-c", "16", "-p", &long], 2), &["16", "--max-seq-len"]);
-    mentions(&fails(&["chat", "-st", "-c", "16", "-p", &long], 2), &["16", "--max-seq-len"]);
+    antigravity(["generate", "-c", "16", "-p", &long]).fails_with(2, &["16", "--max-seq-len"]);
+    antigravity(["chat", "-st", "-c", "16", "-p", &long]).fails_with(2, &["16", "--max-seq-len"]);
     // The first token is a prompt.
-    assert_eq!(run(&["generate", "-p", "", "-n", "2"]).code, Some(0));
-    mentions(&fails(&["generate", "-f", "/no/such/file"], 2), &["/no/such/file"]);
-    mentions(&fails(&["generate", "-f", "/"], 2), &["--prompt-file /", "directory"]);
-    let temp = Temp::new();
+    assert_eq!(antigravity(["generate", "-p", "", "-n", "2"]).run().code, Some(0));
+    antigravity(["generate", "-f", "/no/such/file"]).fails_with(2, &["/no/such/file"]);
+    antigravity(["generate", "-f", "/"]).fails_with(2, &["--prompt-file /", "directory"]);
+    let temp = TestDir::new();
     let latin = temp.write("latin.txt", b"caf\xe9");
-    mentions(&fails(&["generate", "-f", &latin], 2), &["latin.txt", "byte 3", "UTF-8"]);
-    fails(&["generate", "-p", "a", "-f", &latin], 2);
+    antigravity(["generate", "-f", &latin]).fails_with(2, &["latin.txt", "byte 3", "UTF-8"]);
+    antigravity(["generate", "-p", "a", "-f", &latin]).fails(2);
 }
 
 #[test]
 fn paths_without_a_model_are_named() {
-    mentions(&fails(&["generate", "-p", "x", "-m", "/no/such/dir"], 3), &["/no/such/dir"]);
-    let temp = Temp::new();
-    mentions(&fails(&["generate", "-p", "x", "-m", &temp.path("")], 3), &[&temp.path("")]);
+    antigravity(["generate", "-p", "x", "-m", "/no/such/dir"]).fails_with(3, &["/no/such/dir"]);
+    let temp = TestDir::new();
+    antigravity(["generate", "-p", "x", "-m", &temp.path("")]).fails_with(3, &[&temp.path("")]);
     let garbage = temp.write("model.safetensors", [0xff; 100]);
-    mentions(&fails(&["generate", "-p", "x", "-m", &garbage], 3), &["model.safetensors"]);
+    antigravity(["generate", "-p", "x", "-m", &garbage]).fails_with(3, &["model.safetensors"]);
     let short = temp.write("short.safetensors", "");
-    mentions(&fails(&["generate", "-p", "x", "-m", &short], 3), &["short.safetensors"]);
-    mentions(&fails(&["pack", "-m", "/no/such/dir"], 3), &["/no/such/dir"]);
+    antigravity(["generate", "-p", "x", "-m", &short]).fails_with(3, &["short.safetensors"]);
+    antigravity(["pack", "-m", "/no/such/dir"]).fails_with(3, &["/no/such/dir"]);
 }
 
 #[test]
 fn what_is_no_model_is_said_to_be_none() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("");
-    let refused = |path: &str| fails(&["generate", "-p", "x", "-m", path], 3);
+    let refused = |path: &str| antigravity(["generate", "-p", "x", "-m", path]).fails(3);
     for name in ["config.json", "tokenizer.json"] {
         let line = refused(&format!("{dir}/{name}"));
         mentions(&line, &[name, "is no weights file", "give the model's directory"]);
@@ -148,14 +150,14 @@ fn what_is_no_model_is_said_to_be_none() {
 
 #[test]
 fn a_folder_that_cannot_be_searched_says_so() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     // The folder itself can be named, but what is in it has names that are too long.
     let mut long = temp.path("");
     while long.len() < 4085 {
         long.push_str("./");
     }
     for command in ["generate", "inspect"] {
-        let line = fails(&[command, "-m", &long], 3);
+        let line = antigravity([command, "-m", &long]).fails(3);
         mentions(&line, &["model.safetensors: cannot be read", "too long", "check the permissions"]);
         assert!(!line.contains("neither"), "{line}");
     }
@@ -163,7 +165,7 @@ fn a_folder_that_cannot_be_searched_says_so() {
 
 #[test]
 fn no_text_of_a_file_gets_onto_the_terminal_as_it_is() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let hostile = hostile::short();
     // A path, an index, and the names and values of a file that is sound.
     let folder = temp.file(hostile);
@@ -182,7 +184,7 @@ fn no_text_of_a_file_gets_onto_the_terminal_as_it_is() {
     let (folder, file) = (folder.to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
     for path in [folder, file] {
         for command in ["generate", "plan", "inspect", "tokenize", "pack", "doctor"] {
-            let said = run(&[command, "-m", path]);
+            let said = antigravity([command, "-m", path]).run();
             for line in said.err.lines().chain(said.out.lines()) {
                 let place = format!("{command} {path:?}");
                 assert!(
@@ -194,47 +196,47 @@ fn no_text_of_a_file_gets_onto_the_terminal_as_it_is() {
             }
         }
     }
-    let json = text(&["inspect", file, "--format", "json"]);
+    let json = antigravity(["inspect", file, "--format", "json"]).text();
     assert!(json.lines().all(hostile::is_tame), "{json:?}");
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(report["metadata"][hostile], hostile::text());
     let prompts = temp.write("prompts", serde_json::json!({hostile::text(): hostile}).to_string());
-    hostile::assert_line("a prompt", &fails(&["generate", "--prompts", &prompts], 2));
+    hostile::assert_line("a prompt", &antigravity(["generate", "--prompts", &prompts]).fails(2));
 }
 
 #[test]
 fn a_config_of_another_model_says_how_to_rebuild() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("config.json");
     let config = std::fs::read_to_string(model().join("config.json")).expect("a config");
     let layers = format!("\"num_hidden_layers\": {}", antigravity::dims::LAYERS);
     assert!(config.contains(&layers));
     temp.write("config.json", config.replace(&layers, "\"num_hidden_layers\": 7"));
-    let line = fails(&["generate", "-p", "x", "-m", &dir], 3);
+    let line = antigravity(["generate", "-p", "x", "-m", &dir]).fails(3);
     mentions(&line, &["config.json", "num_hidden_layers", "7", "6", "rebuild: ANTIGRAVITY_MODEL="]);
     for broken in ["", "{", "[]", "{\"model_type\": 3}"] {
         temp.write("config.json", broken);
-        mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["config.json"]);
+        antigravity(["generate", "-p", "x", "-m", &dir]).fails_with(3, &["config.json"]);
     }
 }
 
 #[test]
 fn a_broken_tokenizer_is_named() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("tokenizer.json");
-    mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["tokenizer.json", "missing"]);
+    antigravity(["generate", "-p", "x", "-m", &dir]).fails_with(3, &["tokenizer.json", "missing"]);
     for broken in ["", "{", "{\"model\": {\"type\": \"BPE\"}}"] {
         temp.write("tokenizer.json", broken);
-        mentions(&fails(&["generate", "-p", "x", "-m", &dir], 3), &["tokenizer.json"]);
+        antigravity(["generate", "-p", "x", "-m", &dir]).fails_with(3, &["tokenizer.json"]);
     }
     std::fs::copy(model().join("tokenizer.json"), temp.0.join("tokenizer.json")).expect("a copy");
     temp.write("tokenizer_config.json", "{\"chat_template\": 3}");
-    mentions(&fails(&["chat", "-p", "x", "-m", &dir], 3), &["tokenizer_config.json", "chat_template"]);
+    antigravity(["chat", "-p", "x", "-m", &dir]).fails_with(3, &["tokenizer_config.json", "chat_template"]);
 }
 
 #[test]
 fn a_broken_chat_template_is_named_with_its_line() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("");
     let forever =
         "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = b %}{% endfor %}{% endfor %}";
@@ -248,27 +250,28 @@ fn a_broken_chat_template_is_named_with_its_line() {
         ("{{ '<|im_' ~ 'end|>' }}", ["chat_template.jinja", "control token <|im_end|> together"]),
     ] {
         temp.write("chat_template.jinja", source);
-        mentions(&fails(&["chat", "-q", "-p", "x", "-m", &dir], 3), &words);
+        antigravity(["chat", "-q", "-p", "x", "-m", &dir]).fails_with(3, &words);
     }
     temp.write("chat_template.jinja", "{{ raise_exception('never') }}");
-    mentions(&fails(&["chat", "-q", "-p", "x", "-m", &dir], 2), &["chat_template.jinja", "refuses", "never"]);
+    antigravity(["chat", "-q", "-p", "x", "-m", &dir])
+        .fails_with(2, &["chat_template.jinja", "refuses", "never"]);
 }
 
 #[test]
 fn broken_token_files_are_refused() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let out = temp.path("logits");
     for broken in ["", "[]", "[-1]", "[1.5]", "[99999999]", "{}"] {
         let file = temp.write("tokens.json", broken);
-        fails(&["logits", "--tokens", &file, "--out", &out], 2);
-        fails(&["eval", "--tokens", &file], 2);
+        antigravity(["logits", "--tokens", &file, "--out", &out]).fails(2);
+        antigravity(["eval", "--tokens", &file]).fails(2);
     }
     let file = temp.write("tokens.json", "[0,5,6]");
-    mentions(&fails(&["logits", "--tokens", &file, "--out", "/no/such/out"], 1), &["/no/such/out"]);
-    fails(&["eval"], 2);
-    mentions(&fails(&["eval", "--tokens", &file, "--chunk", "1"], 2), &["--chunk 1"]);
-    mentions(&fails(&["eval", "--tokens", &file, "--limit", "0"], 2), &["--limit 0"]);
+    antigravity(["logits", "--tokens", &file, "--out", "/no/such/out"]).fails_with(1, &["/no/such/out"]);
+    antigravity(["eval"]).fails(2);
+    antigravity(["eval", "--tokens", &file, "--chunk", "1"]).fails_with(2, &["--chunk 1"]);
+    antigravity(["eval", "--tokens", &file, "--limit", "0"]).fails_with(2, &["--limit 0"]);
     for against in ["kv", "kv=q3", "speed=1", "weights=q8", ""] {
-        mentions(&fails(&["eval", "--tokens", &file, "--against", against], 2), &["--against"]);
+        antigravity(["eval", "--tokens", &file, "--against", against]).fails_with(2, &["--against"]);
     }
 }

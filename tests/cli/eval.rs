@@ -1,6 +1,6 @@
 //! Perplexities, rows of settings side by side, eviction of what is predicted, and recall of facts.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use numeric::kv::{KvType, KvTypes};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// The lines of JSON that `eval` prints.
 #[track_caller]
 fn eval(args: &[&str]) -> Vec<Value> {
-    let said = text(&[&["eval", "-q", "--format", "jsonl"], args].concat());
+    let said = antigravity([&["eval", "-q", "--format", "jsonl"], args].concat()).text();
     said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
@@ -18,14 +18,14 @@ fn golden(name: &str) -> Value {
 }
 
 /// A file with the first held-out tokens.
-fn tokens(temp: &Temp, count: usize) -> String {
+fn tokens(temp: &TestDir, count: usize) -> String {
     let golden = golden("eval_tokens.json");
     let ids = &golden["tokens"].as_array().expect("ids")[..count];
     temp.write("tokens.json", Value::from(ids).to_string())
 }
 
 /// A file with the first questions about facts so far back, and those questions.
-fn questions(temp: &Temp, distance: u64, count: usize) -> (String, Vec<Value>) {
+fn questions(temp: &TestDir, distance: u64, count: usize) -> (String, Vec<Value>) {
     let golden = golden("recall.json");
     let items = golden["items"].as_array().expect("questions").iter();
     let items: Vec<Value> = items.filter(|i| i["distance"] == distance).take(count).cloned().collect();
@@ -39,7 +39,7 @@ fn slot_bytes(k: KvType, v: KvType) -> u64 {
 
 #[test]
 fn rows_are_what_they_are_alone() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = tokens(&temp, 300);
     let given = ["--tokens", &file, "--chunk", "150", "--against", "kv=f32"];
     let rows = ["--settings", "kv=q4", "--settings", "k=q8,v=q4", "--settings", "kv=f32"];
@@ -52,13 +52,14 @@ fn rows_are_what_they_are_alone() {
     let same = &rows[2]["against"];
     assert_eq!((&same["kl_divergence"], &same["same_top"]), (&0.0.into(), &1.0.into()));
     assert_eq!(rows[2]["perplexity"], same["perplexity"]);
-    let said = run(&[&["eval"][..], &given, &["--settings", "kv=f16", "--settings", "kv=q8"]].concat());
+    let said =
+        antigravity([&["eval"][..], &given, &["--settings", "kv=f16", "--settings", "kv=q8"]].concat()).run();
     assert_eq!((said.code, said.out.lines().count()), (Some(0), 4), "{}{}", said.out, said.err);
 }
 
 #[test]
 fn recall_is_that_of_the_reference() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let (file, items) = questions(&temp, 300, 8);
     let found = eval(&["--recall", &file, "--weight-type", "f32", "--kv-type", "f32"]);
     let correct = items.iter().filter(|i| i["correct_f32"] == true).count();
@@ -80,7 +81,7 @@ fn recall_is_that_of_the_reference() {
 
 #[test]
 fn a_policy_holds_its_window() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = tokens(&temp, 256);
     let given = ["--tokens", &file, "--chunk", "128", "--against", "kv=q4"];
     let sliding = ["--settings", "policy=sliding,window=50%", "--settings", "policy=sliding,window=256"];
@@ -115,7 +116,7 @@ fn a_policy_holds_its_window() {
 
 #[test]
 fn what_cannot_be_asked_is_refused() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let broken = [
         ("", "EOF"),
         ("{}", "missing field `items`"),
@@ -132,22 +133,23 @@ fn what_cannot_be_asked_is_refused() {
     ];
     for (text, words) in broken {
         let file = temp.write("recall.json", text);
-        mentions(&fails(&["eval", "--recall", &file], 2), &["--recall ", "recall.json: ", words]);
+        antigravity(["eval", "--recall", &file]).fails_with(2, &["--recall ", "recall.json: ", words]);
     }
-    mentions(&fails(&["eval", "--recall", "/no/such/file"], 2), &["--recall /no/such/file"]);
+    antigravity(["eval", "--recall", "/no/such/file"]).fails_with(2, &["--recall /no/such/file"]);
     let (file, _) = questions(&temp, 300, 1);
     for settings in ["window=half", "policy=lru", "prefix=x", "backend=abacus", "kv"] {
-        let line = fails(&["eval", "--recall", &file, "--settings", settings], 2);
+        let line = antigravity(["eval", "--recall", &file, "--settings", settings]).fails(2);
         mentions(&line, &[&format!("--settings {settings}: ")]);
     }
-    let narrow = fails(&["eval", "--recall", &file, "--settings", "policy=h2o,window=1%,prefix=8"], 2);
+    let narrow =
+        antigravity(["eval", "--recall", &file, "--settings", "policy=h2o,window=1%,prefix=8"]).fails(2);
     mentions(&narrow, &["policy h2o 1% prefix 8", "use a number from 10"]);
 }
 
 #[test]
 fn perplexity_does_not_depend_on_where_tokens_come_from() {
     let file = model().join("golden/eval_tokens.json");
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let plain = tokens(&temp, 1024);
     let eval = |args: &[&str]| eval(args).pop().expect("a line");
     let path = file.to_str().expect("UTF-8");
@@ -168,13 +170,13 @@ fn perplexity_does_not_depend_on_where_tokens_come_from() {
 
 #[test]
 fn a_text_has_a_perplexity() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("text.txt", "Once upon a time there was a cat. ".repeat(20));
-    let said = run(&["eval", "-f", &file, "--chunk", "64"]);
+    let said = antigravity(["eval", "-f", &file, "--chunk", "64"]).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     mentions(&said.out, &["perplexity", "nats/token", "kv q4, weights q4_0"]);
     assert_eq!(said.out.lines().count(), 2);
-    mentions(&said.err, &["chunks of 64 tokens"]);
-    let said = run(&["eval", "-f", &file, "--against", "kv=f16"]);
+    mentions(&said.err, &["chunks of up to 64 tokens"]);
+    let said = antigravity(["eval", "-f", &file, "--against", "kv=f16"]).run();
     mentions(&said.out, &["kv f16, weights q4_0", "KL divergence", "same top token"]);
 }

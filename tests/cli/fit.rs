@@ -1,11 +1,10 @@
 //! What the machine allows: memory that is too little, and cores that are chosen.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 
 /// Runs where so much memory is available.
-fn with_memory(mib: &str, args: &[&str]) -> Said {
-    let output = command(args).env("ANTIGRAVITY_MEMORY_MIB", mib).output();
-    said(output.expect("the binary starts"))
+fn with_memory(mib: &str, args: &[&str]) -> RunOutput {
+    antigravity(args).env("ANTIGRAVITY_MEMORY_MIB", mib).run()
 }
 
 /// The number after `words` in a line.
@@ -18,7 +17,7 @@ fn number_after(line: &str, words: &str) -> usize {
 
 #[test]
 fn the_largest_context_fits_and_one_more_does_not() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let tokens = temp.write("tokens.json", "[0, 55, 1667]");
     // How each command asks for slots, and how the remedy names them.
     let commands: &[(&[&str], &str, &str)] = &[
@@ -54,7 +53,7 @@ fn used_and_planned(more: &[&str]) -> [(u64, u64); 2] {
     use std::process::Stdio;
     let long = "The dog ran to the park and saw a red ball. ".repeat(100);
     let args = [&["chat", "--format", "jsonl", "--ignore-eos", "-n", "-1", "-p", &long], more].concat();
-    let mut run = command(&args);
+    let mut run = antigravity(&args).into_std();
     run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = run.spawn().expect("the binary starts");
     let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -78,7 +77,7 @@ fn used_and_planned(more: &[&str]) -> [(u64, u64); 2] {
     }
     drop(child.stdin.take());
     child.wait().expect("it ends");
-    let plan = text(&[&["plan", "--format", "json"], more].concat());
+    let plan = antigravity([&["plan", "--format", "json"], more].concat()).text();
     let plan: serde_json::Value = serde_json::from_str(&plan).expect("JSON");
     let planned = plan["peak_bytes"].as_u64().expect("a number");
     let items = plan["items"].as_array().expect("items");
@@ -101,7 +100,7 @@ fn a_run_takes_what_is_planned_and_not_much_less() {
 #[test]
 fn the_limits_of_the_process_are_known() {
     let args = ["generate", "-n", "3", "-p", "Once", "-t", "2", "--temp", "0"];
-    let reference = text(&args);
+    let reference = antigravity(&args).text();
     // KiB, from what the program itself needs to plenty.
     let address = (90_000..700_000).step_by(61_000).map(|kib| format!("-v {kib}"));
     let data = (12_000..130_000).step_by(9_000).map(|kib| format!("-d {kib}"));
@@ -109,7 +108,7 @@ fn the_limits_of_the_process_are_known() {
     for limit in address.chain(data) {
         let mut run = std::process::Command::new("sh");
         run.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]).arg(binary()).args(args);
-        let said = said(run.env_remove("HOME").output().expect("it starts"));
+        let said = run_command(run.env_remove("HOME"));
         match said.code {
             Some(0) => assert_eq!(said.text(), reference, "{limit}: {}", said.err),
             Some(4) => {
@@ -152,19 +151,19 @@ fn chosen_cores_are_checked_and_kept_to() {
         ("0", ["0", "names no core"]),
         ("1023-1023", ["--cpu-mask 1023-1023", "1023; this process may use"]),
     ] {
-        mentions(&fails(&["generate", "-p", "x", "-C", mask], 2), &words);
-        mentions(&fails(&["bench", "-C", mask], 2), &words);
+        antigravity(["generate", "-p", "x", "-C", mask]).fails_with(2, &words);
+        antigravity(["bench", "-C", mask]).fails_with(2, &words);
     }
     let Some(&core) = numeric::topology::allowed_cores().first() else { return };
-    let reference = greedy(&[]);
+    let reference = greedy().text();
     for mask in [format!("{core}-{core}"), format!("0x{:x}", 1u128 << core.min(127))] {
         let mut args = vec!["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "-C", &mask];
-        let said = run(&args);
+        let said = antigravity(&args).run();
         assert_eq!((said.code, said.text()), (Some(0), reference.as_str()), "{}", said.err);
         // A thread for each core of the mask, unless told otherwise.
         mentions(&said.err, &["1 threads"]);
         args.extend(["-t", "2"]);
-        mentions(&run(&args).err, &["2 threads"]);
+        mentions(&antigravity(&args).run().err, &["2 threads"]);
     }
 }
 
@@ -178,8 +177,12 @@ fn no_thread_leaves_the_mask() {
     let Some(&core) = cores.last() else { return };
     let mask = format!("{core}-{core}");
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once", "-t", "3", "-C", &mask];
-    let mut child =
-        command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
+    let mut child = antigravity(&args)
+        .into_std()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut [0]).expect("some text");
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).expect("its threads");

@@ -1,6 +1,6 @@
 //! Texts that follow a JSON schema or a grammar, through the real binary.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::Value;
 
 const SCHEMA: &str = r#"{
@@ -31,7 +31,8 @@ fn assert_fits_schema(text: &str) {
 /// What it says until it ends by itself.
 #[track_caller]
 fn whole(args: &[&str]) -> String {
-    let said = run(&[&["generate", "-n", "-1", "-p", "Once upon a time there was"], args].concat());
+    let said =
+        antigravity([&["generate", "-n", "-1", "-p", "Once upon a time there was"], args].concat()).run();
     assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
     mentions(&said.err, &["stop: eos"]);
     said.text().into()
@@ -39,7 +40,7 @@ fn whole(args: &[&str]) -> String {
 
 #[test]
 fn json_fits_its_schema_under_a_grammar() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("schema.json", SCHEMA);
     let mut texts = Vec::new();
     for seed in ["1", "2", "3", "4"] {
@@ -55,7 +56,7 @@ fn json_fits_its_schema_under_a_grammar() {
 
 #[test]
 fn text_is_of_the_grammar() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let regular = temp.write(
         "regular.gbnf",
         "root ::= \"The \" animal \" has \" [1-9] [0-9]{0,2} \" \" (\"legs\" | \"tails\")? \".\" # end\n\
@@ -76,8 +77,20 @@ fn text_is_of_the_grammar() {
         "root ::= list\nlist ::= \"[\" (item (\",\" item){0,2})? \"]\"\nitem ::= [0-9] | list\n",
     );
     for seed in ["1", "2", "3", "4"] {
-        let said =
-            run(&["generate", "-n", "60", "-p", "Once", "--grammar", &nested, "--seed", seed, "--temp", "2"]);
+        let said = antigravity([
+            "generate",
+            "-n",
+            "60",
+            "-p",
+            "Once",
+            "--grammar",
+            &nested,
+            "--seed",
+            seed,
+            "--temp",
+            "2",
+        ])
+        .run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         if said.err.contains("stop: eos") {
             let value: Value =
@@ -94,7 +107,9 @@ fn text_is_of_the_grammar() {
 
 #[test]
 fn every_answer_of_a_chat_follows_the_grammar() {
-    let said = run_with(&["chat", "--seed", "4", "--json-schema", SCHEMA], "Who are you?\nGo on.\n/retry\n");
+    let said = antigravity(["chat", "--seed", "4", "--json-schema", SCHEMA])
+        .stdin("Who are you?\nGo on.\n/retry\n")
+        .run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(said.out.lines().count(), 3);
     said.out.lines().for_each(assert_fits_schema);
@@ -102,16 +117,17 @@ fn every_answer_of_a_chat_follows_the_grammar() {
 
 #[test]
 fn errors_in_a_grammar_have_a_place() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("bad.gbnf", "root ::= word+\nword ::= [a-z\n");
-    let with = |flag: &str, value: &str| fails(&["generate", "-p", "x", flag, value], 2);
+    let with = |flag: &str, value: &str| antigravity(["generate", "-p", "x", flag, value]).fails(2);
     mentions(&with("--grammar", &file), &["--grammar", "bad.gbnf", "line 2 column 10"]);
     mentions(&with("--grammar", &temp.path("none")), &["--grammar", "none"]);
     mentions(&with("--json-schema", &temp.path("none")), &["--json-schema", "none"]);
     mentions(&with("--json-schema", "{\"type\": }"), &["--json-schema", "line 1 column 10"]);
     mentions(&with("--json-schema", "{\"type\": \"strin\"}"), &["--json-schema", "strin"]);
     let file = temp.write("good.gbnf", "root ::= [a-z]+");
-    let more = |args: &[&str]| fails(&[&["generate", "-p", "x", "--grammar", &file], args].concat(), 2);
+    let more =
+        |args: &[&str]| antigravity([&["generate", "-p", "x", "--grammar", &file], args].concat()).fails(2);
     mentions(&more(&["--ignore-eos"]), &["--grammar", "--ignore-eos"]);
     mentions(&more(&["--session", &temp.path("state")]), &["--grammar", "--session"]);
     mentions(&more(&["--json-schema", "{}"]), &["--grammar", "--json-schema"]);
@@ -124,6 +140,7 @@ fn errors_in_a_grammar_have_a_place() {
     mentions(&with("--json-schema", &schema), &["--json-schema", "more than 64 references"]);
     mentions(&with("--json-schema", "{\"$ref\":\"#\"}"), &["--json-schema", "leads back to itself"]);
     // Nothing is left where the only token that the grammar wants next is ruled out.
-    let said = run(&["generate", "-p", "x", "--json-schema", "{\"const\": 7}", "--logit-bias", "0+1"]);
+    let said =
+        antigravity(["generate", "-p", "x", "--json-schema", "{\"const\": 7}", "--logit-bias", "0+1"]).run();
     assert_eq!((said.code, said.text()), (Some(0), "7"), "{}", said.err);
 }

@@ -1,6 +1,6 @@
 //! The command line as people type it who know llama.cpp, or who mistype.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 
 #[allow(dead_code, reason = "main is what xtask runs")]
 #[path = "../../xtask/completions.rs"]
@@ -10,21 +10,24 @@ const ONCE: [&str; 6] = ["-p", "Once upon a time", "-n", "12", "--temp", "0"];
 
 #[test]
 fn flags_without_a_command_mean_generate() {
-    assert_eq!(run(&ONCE).text(), greedy(&[]));
-    let talks = run(&["-cnv", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]);
-    assert_eq!(talks.out, text(&["chat", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]));
-    assert_eq!(run(&["-sys", "Be brief.", "-st", "-p", "Hi", "-n", "2"]).code, Some(0));
-    mentions(&fails(&["generate", "-cnv", "-p", "x"], 2), &["-cnv", "antigravity chat"]);
-    mentions(&fails(&["generate", "--system", "x"], 2), &["--system", "antigravity chat"]);
-    mentions(&fails(&["chat", "-no-cnv"], 2), &["-no-cnv", "antigravity generate"]);
+    assert_eq!(antigravity(&ONCE).run().text(), greedy().text());
+    let talks = antigravity(["-cnv", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]).run();
+    assert_eq!(
+        talks.out,
+        antigravity(["chat", "-st", "-p", "Who are you?", "-n", "9", "--temp", "0"]).text()
+    );
+    assert_eq!(antigravity(["-sys", "Be brief.", "-st", "-p", "Hi", "-n", "2"]).run().code, Some(0));
+    antigravity(["generate", "-cnv", "-p", "x"]).fails_with(2, &["-cnv", "antigravity chat"]);
+    antigravity(["generate", "--system", "x"]).fails_with(2, &["--system", "antigravity chat"]);
+    antigravity(["chat", "-no-cnv"]).fails_with(2, &["-no-cnv", "antigravity generate"]);
 }
 
 #[test]
 fn help_and_version_are_commands() {
-    assert_eq!(text(&["help"]), text(&["--help"]));
-    assert_eq!(text(&["help", "plan"]), text(&["plan", "--help"]));
-    assert_eq!(text(&["version"]), text(&["--version"]));
-    mentions(&fails(&["help", "dance"], 2), &["dance"]);
+    assert_eq!(antigravity(["help"]).text(), antigravity(["--help"]).text());
+    assert_eq!(antigravity(["help", "plan"]).text(), antigravity(["plan", "--help"]).text());
+    assert_eq!(antigravity(["version"]).text(), antigravity(["--version"]).text());
+    antigravity(["help", "dance"]).fails_with(2, &["dance"]);
 }
 
 #[test]
@@ -40,24 +43,26 @@ fn what_is_mistyped_gets_the_likeliest_name_and_where_help_is() {
         (&["generate", "--backend", "openc"], ["openc", "did you mean opencl?", "hybrid"]),
         (&["dance"], ["unrecognized", "dance", "see antigravity --help"]),
     ] {
-        mentions(&fails(args, 2), &words);
+        antigravity(args).fails_with(2, &words);
     }
 }
 
 #[test]
 fn negative_numbers_are_values() {
-    let said = run(&["-p", "The cat", "-n", "4", "--seed", "-1", "--top-k", "-1"]);
+    let said = antigravity(["-p", "The cat", "-n", "4", "--seed", "-1", "--top-k", "-1"]).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     mentions(&said.err, &["seed: "]);
-    let with =
-        |k| text(&["generate", "-p", "The cat", "-n", "24", "--seed", "7", "--temp", "1.2", "--top-k", k]);
+    let with = |k| {
+        antigravity(["generate", "-p", "The cat", "-n", "24", "--seed", "7", "--temp", "1.2", "--top-k", k])
+            .text()
+    };
     assert_eq!(with("-1"), with("0"));
-    mentions(&fails(&["-p", "x", "-n", "-5"], 2), &["--num-tokens -5"]);
+    antigravity(["-p", "x", "-n", "-5"]).fails_with(2, &["--num-tokens -5"]);
 }
 
 #[test]
 fn spellings_of_llama_cpp_are_followed_or_named() {
-    let reference = greedy(&[]);
+    let reference = greedy().text();
     for same in [
         &["-ngl", "0"][..],
         &["-fa"],
@@ -70,14 +75,17 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
     ] {
         let n: &[&str] = if same[0] == "--n_predict" { &[] } else { &["-n", "12"] };
         let args = [&["-p", "Once upon a time", "--temp", "0"], n, same].concat();
-        let said = run(&args);
+        let said = antigravity(&args).run();
         assert_eq!((said.code, said.text()), (Some(0), reference.as_str()), "{args:?}: {}", said.err);
     }
-    let lines = run(&[&ONCE[..], &["--json"]].concat()).out;
+    let lines = antigravity([&ONCE[..], &["--json"]].concat()).run().out;
     assert!(lines.lines().all(|line| line.starts_with('{')) && lines.lines().count() > 12, "{lines}");
-    assert!(text(&["plan", "--json"]).starts_with('{'));
+    assert!(antigravity(["plan", "--json"]).text().starts_with('{'));
     let escaped = ["generate", "-n", "4", "--temp", "0", "-e", "-p", "a\\nb\\\\\\q"];
-    assert_eq!(text(&escaped), text(&["generate", "-n", "4", "--temp", "0", "-p", "a\nb\\\\q"]));
+    assert_eq!(
+        antigravity(&escaped).text(),
+        antigravity(["generate", "-n", "4", "--temp", "0", "-p", "a\nb\\\\q"]).text()
+    );
     for (args, words) in [
         (&["-ngl", "2"][..], ["-ngl 2", "--backend opencl --gpu-attn"]),
         (&["-fa", "off"], ["-fa", "leave it out"]),
@@ -86,16 +94,16 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
         (&["-hf", "no-such/model"], ["no-such/model", "hf download no-such/model"]),
     ] {
         let code = if args[0] == "-hf" { 3 } else { 2 };
-        mentions(&fails(&[&ONCE[..], args].concat(), code), &words);
+        antigravity([&ONCE[..], args].concat()).fails_with(code, &words);
     }
 }
 
 #[test]
 fn a_value_that_looks_like_a_flag_stays_a_value() {
     for value in ["-st", "-ngl", "--json", "-cnv", "--repeat_penalty"] {
-        let said = run(&["-n", "3", "--temp", "0", "-p", value]);
+        let said = antigravity(["-n", "3", "--temp", "0", "-p", value]).run();
         assert_eq!(said.code, Some(0), "{value}: {}", said.err);
-        assert_eq!(said.out, run_with(&["-n", "3", "--temp", "0", "-f", "-"], value).out);
+        assert_eq!(said.out, antigravity(["-n", "3", "--temp", "0", "-f", "-"]).stdin(value).run().out);
     }
 }
 
@@ -112,22 +120,23 @@ fn a_flag_without_effect_is_told() {
         (&["-c", "4096"], ["--max-seq-len 4096", "trained for 2048 tokens"]),
         (&["-t", &many], [&named, "cores"]),
     ] {
-        let said = run(&[&ONCE[..], flags].concat());
+        let said = antigravity([&ONCE[..], flags].concat()).run();
         let first = said.err.lines().next().unwrap_or("");
         assert_eq!(said.code, Some(0), "{}", said.err);
         mentions(first, &["warning: ", words[0], words[1]]);
         assert_eq!(said.err.lines().filter(|line| line.starts_with("warning")).count(), 1, "{}", said.err);
     }
-    assert_eq!(run(&[&ONCE[..], &["--gpu-attn", "-q"]].concat()).err, "");
+    assert_eq!(antigravity([&ONCE[..], &["--gpu-attn", "-q"]].concat()).run().err, "");
     // An error is one line.
-    fails(&[&ONCE[..], &["--gpu-attn", "--top-p", "9"]].concat(), 2);
-    assert!(!run(&ONCE).err.contains("warning"));
+    antigravity([&ONCE[..], &["--gpu-attn", "--top-p", "9"]].concat()).fails(2);
+    assert!(!antigravity(&ONCE).run().err.contains("warning"));
 }
 
 #[test]
 fn control_tokens_in_a_prompt_are_text_where_that_is_asked_for() {
     let tokens = |more: &[&str]| {
-        let said = text(&[&["generate", "-n", "1", "--temp", "0", "--format", "jsonl"], more].concat());
+        let said =
+            antigravity([&["generate", "-n", "1", "--temp", "0", "--format", "jsonl"], more].concat()).text();
         let stats = said.lines().last().expect("stats").to_owned();
         serde_json::from_str::<serde_json::Value>(&stats).expect("JSON")["prompt_tokens"]
             .as_u64()
@@ -137,28 +146,31 @@ fn control_tokens_in_a_prompt_are_text_where_that_is_asked_for() {
     let (read, plain) = (tokens(&["-p", prompt]), tokens(&["-p", prompt, "--no-specials"]));
     assert!(read == 4 && plain > 6, "{read} {plain}");
     assert_eq!(tokens(&["-p", "ab"]), tokens(&["-p", "ab", "--no-specials"]));
-    mentions(&text(&["generate", "--help"]), &["control tokens such as <|im_end|>", "--no-specials"]);
+    mentions(
+        &antigravity(["generate", "--help"]).text(),
+        &["control tokens such as <|im_end|>", "--no-specials"],
+    );
 }
 
 #[test]
 fn the_plan_counts_batches() {
     let need = |more: &[&str]| {
         let plan: serde_json::Value =
-            serde_json::from_str(&text(&[&["plan", "--json"], more].concat())).expect("JSON");
+            serde_json::from_str(&antigravity([&["plan", "--json"], more].concat()).text()).expect("JSON");
         plan["need_bytes"].as_u64().expect("a number")
     };
     assert!(need(&["--batch", "4"]) > need(&["-p", "x", "-n", "9"]));
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", "\"a\"\n\"b\"\n");
     assert_eq!(need(&["--prompts", &file]), need(&["--batch", "2"]));
 }
 
 #[test]
 fn help_comes_in_groups_with_examples_first() {
-    let top = text(&["--help"]);
+    let top = antigravity(["--help"]).text();
     let commands = top.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
     for command in commands.filter_map(|l| l.split_whitespace().next()) {
-        let help = text(&[command, "--help"]);
+        let help = antigravity([command, "--help"]).text();
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{command}: {help}");
         if !["help", "version"].contains(&command) {
             let lines: Vec<&str> = help.lines().collect();
@@ -170,7 +182,7 @@ fn help_comes_in_groups_with_examples_first() {
         }
     }
     for command in ["generate", "chat"] {
-        let help = text(&[command, "--help"]);
+        let help = antigravity([command, "--help"]).text();
         for group in ["Prompt", "Output", "Sampling", "Model", "Device", "Cache"] {
             assert_eq!(
                 help.lines().filter(|l| *l == format!("{group}:")).count(),
@@ -185,7 +197,7 @@ fn help_comes_in_groups_with_examples_first() {
 
 #[test]
 fn a_model_in_the_cache_of_hugging_face_has_a_name() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let folder = temp.0.join("hub/models--some--story");
     let snapshot = folder.join("snapshots/0123");
     std::fs::create_dir_all(&snapshot).expect("a folder");
@@ -195,11 +207,8 @@ fn a_model_in_the_cache_of_hugging_face_has_a_name() {
     for entry in std::fs::read_dir(model()).expect("the model").flatten() {
         std::os::unix::fs::symlink(entry.path(), snapshot.join(entry.file_name())).expect("a link");
     }
-    let reference = greedy(&[]);
-    let from = |name: &str| {
-        let mut command = command(&[&ONCE[..], &["-hf", name]].concat());
-        said(command.env("HF_HOME", &temp.0).output().expect("the binary starts"))
-    };
+    let reference = greedy().text();
+    let from = |name: &str| antigravity([&ONCE[..], &["-hf", name]].concat()).env("HF_HOME", &temp.0).run();
     assert_eq!(from("some/story").text(), reference);
     assert_eq!(from(folder.to_str().expect("UTF-8")).text(), reference);
     let missing = from("some/poem");
@@ -209,7 +218,7 @@ fn a_model_in_the_cache_of_hugging_face_has_a_name() {
 
 #[test]
 fn completions_and_the_manual_know_every_command_and_flag() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     completions::write(&temp.0).expect("written");
     let read = |name: &str| std::fs::read_to_string(temp.0.join(name)).expect(name);
     for name in ["antigravity.bash", "antigravity.fish", "_antigravity"] {
@@ -223,14 +232,14 @@ fn completions_and_the_manual_know_every_command_and_flag() {
 fn a_small_stack_is_enough() {
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "ulimit -s 128; exec \"$@\"", "sh"]).arg(binary()).arg("generate").args(ONCE);
-    assert_eq!(said(shell.output().expect("a shell")).text(), greedy(&[]));
+    assert_eq!(run_command(shell).text(), greedy().text());
 }
 
 /// Windows' editors begin a text file with a byte order mark.
 #[test]
 fn a_byte_order_mark_is_no_part_of_a_text() {
     const MARK: &str = "\u{feff}";
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let template = temp.write(
         "plain.jinja",
         "{% if tools %}{{ tools[0].function.name }}{% endif %}{{ messages[0].content }}",
@@ -258,17 +267,17 @@ fn a_byte_order_mark_is_no_part_of_a_text() {
     for (content, args) in cases {
         let [plain, marked] = ["", MARK].map(|mark| {
             let file = temp.write("text", format!("{mark}{content}"));
-            let said = run(&[&args[..], &[&file]].concat());
+            let said = antigravity([&args[..], &[&file]].concat()).run();
             assert_eq!(said.code, Some(0), "{args:?}: {}", said.err);
             said.out
         });
         assert_eq!(plain, marked, "{args:?}");
     }
-    let cat = text(&["tokenize", "-p", "the cat"]);
-    assert_eq!(run_with(&["tokenize"], &format!("{MARK}the cat")).out, cat);
+    let cat = antigravity(["tokenize", "-p", "the cat"]).text();
+    assert_eq!(antigravity(["tokenize"]).stdin(&format!("{MARK}the cat")).run().out, cat);
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let content = std::fs::read_to_string(model().join(name)).expect("bundled");
         temp.write(name, format!("{MARK}{content}"));
     }
-    assert_eq!(text(&["tokenize", "-m", &temp.0.display().to_string(), "-p", "the cat"]), cat);
+    assert_eq!(antigravity(["tokenize", "-m", &temp.0.display().to_string(), "-p", "the cat"]).text(), cat);
 }

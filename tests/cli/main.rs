@@ -3,8 +3,8 @@
 #![cfg(all(unix, feature = "chat", feature = "tools"))]
 
 /// Shared by all four binaries.
-#[path = "../bed/bed.rs"]
-mod bed;
+#[path = "../support/support.rs"]
+mod support;
 
 /// `bench` leaves out a number, or its tables and JSON disagree.
 mod bench;

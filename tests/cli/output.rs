@@ -1,8 +1,8 @@
 //! What a successful run prints where, and what must not change it.
 
-use crate::bed::place;
-use crate::bed::program::*;
-use crate::bed::temp::Temp;
+use crate::support::command::*;
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 use std::io::Read;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn number(text: &str, decimals: usize) -> f64 {
 
 #[test]
 fn text_on_stdout_and_times_first_on_stderr() {
-    let said = run(&["generate", "-p", "Once upon a time", "-n", "8", "--seed", "1"]);
+    let said = antigravity(["generate", "-p", "Once upon a time", "-n", "8", "--seed", "1"]).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(!said.out.is_empty() && !said.out.contains("TTFT"), "{:?}", said.out);
     let mut lines = said.err.lines();
@@ -31,7 +31,7 @@ fn text_on_stdout_and_times_first_on_stderr() {
     assert_eq!(lines.next(), Some("stop: length"));
     mentions(lines.next().unwrap_or(""), &["prompt: 5 tokens (", " tokens/sec), generated: 8 tokens"]);
     assert!(said.out.ends_with('\n') && !said.text().ends_with('\n'), "{:?}", said.out);
-    assert_eq!(run(&["generate", "-q", "-p", "a", "-n", "1"]).err, "");
+    assert_eq!(antigravity(["generate", "-q", "-p", "a", "-n", "1"]).run().err, "");
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn same_seed_same_text() {
     let with = |more: &[&str]| {
         let mut args = vec!["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"];
         args.extend(more);
-        text(&args)
+        antigravity(&args).text()
     };
     let reference = with(&["--seed", "7"]);
     assert_eq!(reference, with(&["--seed", "7", "--threads", "1"]));
@@ -47,44 +47,48 @@ fn same_seed_same_text() {
     assert_eq!(reference, with(&["--seed", "7", "--prefill-chunk", "1"]));
     assert_ne!(reference, with(&["--seed", "8"]));
     // A seed that was drawn is said, and repeats the run.
-    let said = run(&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"]);
+    let said = antigravity(["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"]).run();
     let seed = said.err.lines().find_map(|l| l.strip_prefix("seed: ")).expect("a seed");
     assert_eq!(said.text(), with(&["--seed", seed]));
 }
 
 #[test]
 fn a_prompt_is_the_same_from_flag_file_and_pipe() {
-    let reference = greedy(&[]);
-    let temp = Temp::new();
+    let reference = greedy().text();
+    let temp = TestDir::new();
     let file = temp.write("prompt.txt", "Once upon a time\n");
     let args = ["generate", "--temp", "0", "-n", "12"];
-    assert_eq!(reference, text(&[&args[..], &["-f", &file]].concat()));
-    assert_eq!(reference, run_with(&args, "Once upon a time\n").text());
-    assert_eq!(reference, run_with(&[&args[..], &["-f", "-"]].concat(), "Once upon a time\r\n").text());
-    let hello = text(&["generate", "--temp", "0", "-n", "12", "-p", "Hello, world! I am a"]);
-    assert_eq!(hello, text(&args));
+    assert_eq!(reference, antigravity([&args[..], &["-f", &file]].concat()).text());
+    assert_eq!(reference, antigravity(&args).stdin("Once upon a time\n").run().text());
+    assert_eq!(
+        reference,
+        antigravity([&args[..], &["-f", "-"]].concat()).stdin("Once upon a time\r\n").run().text()
+    );
+    let hello = antigravity(["generate", "--temp", "0", "-n", "12", "-p", "Hello, world! I am a"]).text();
+    assert_eq!(hello, antigravity(&args).text());
 }
 
 #[test]
 fn stop_strings_are_held_back() {
-    let whole = greedy(&[]);
+    let whole = greedy().text();
     // A stop string of several tokens, from the middle of the text.
     let middle = whole.len() / 3;
     let stop = &whole[middle..middle + 9];
     let at = whole.find(stop).expect("it is from the text");
-    assert_eq!(greedy(&["--stop", stop]), &whole[..at]);
-    assert_eq!(greedy(&["-r", "not in it", "-r", stop]), &whole[..at]);
-    let said = run(&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "--stop", stop]);
+    assert_eq!(greedy().args(["--stop", stop]).text(), &whole[..at]);
+    assert_eq!(greedy().args(["-r", "not in it", "-r", stop]).text(), &whole[..at]);
+    let said =
+        antigravity(["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12", "--stop", stop]).run();
     mentions(&said.err, &["stop: stop"]);
     // What could have become one is shown in the end.
     let almost = format!("{}~", &whole[whole.len() - 3..]);
-    assert_eq!(greedy(&["--stop", &almost]), whole);
+    assert_eq!(greedy().args(["--stop", &almost]).text(), whole);
 }
 
 #[test]
 fn json_lines_hold_the_same_text() {
-    let whole = greedy(&[]);
-    let lines = greedy(&["--format", "jsonl"]);
+    let whole = greedy().text();
+    let lines = greedy().args(["--format", "jsonl"]).text();
     let lines: Vec<serde_json::Value> =
         lines.lines().map(|l| serde_json::from_str(l).expect("a JSON object")).collect();
     let (stats, tokens) = lines.split_last().expect("some lines");
@@ -102,7 +106,7 @@ fn json_lines_hold_the_same_text() {
 
 /// The lines of the tokens, of greedy text without a penalty.
 fn token_lines(more: &[&str]) -> Vec<serde_json::Value> {
-    let lines = greedy(&[&["--format", "jsonl", "--repeat-penalty", "1"], more].concat());
+    let lines = greedy().args([&["--format", "jsonl", "--repeat-penalty", "1"], more].concat()).text();
     let lines = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("a JSON object"));
     lines.filter(|l| l["t"] == "token" && l["id"].is_u64()).collect()
 }
@@ -150,7 +154,10 @@ fn biased_tokens_come_always_or_never() {
 #[test]
 fn other_samplers_are_off_until_asked_for() {
     let with = |more: &[&str]| {
-        text(&[&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2", "--seed", "7"], more].concat())
+        antigravity(
+            [&["generate", "-p", "The cat", "-n", "24", "--temp", "1.2", "--seed", "7"], more].concat(),
+        )
+        .text()
     };
     let reference = with(&[]);
     let off = ["--typical", "1", "--xtc-threshold", "0.2", "--dry-base", "2", "--dry-allowed-length", "1"];
@@ -175,11 +182,11 @@ fn other_samplers_are_off_until_asked_for() {
 
 #[test]
 fn text_ends_for_the_reason_that_is_said() {
-    assert_eq!(text(&["generate", "-n", "0", "-p", "Once"]), "");
+    assert_eq!(antigravity(["generate", "-n", "0", "-p", "Once"]).text(), "");
     let ends = |args: &[&str]| {
         let mut all = vec!["generate", "--temp", "0", "-n", "-1", "-p", "Once upon a time"];
         all.extend(args);
-        let said = run(&all);
+        let said = antigravity(&all).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         said.err.lines().nth(2).unwrap_or("").to_string()
     };
@@ -191,13 +198,17 @@ fn text_ends_for_the_reason_that_is_said() {
 #[test]
 fn a_reader_that_leaves_is_no_error() {
     let args = ["generate", "-n", "-1", "--ignore-eos", "-p", "Once"];
-    let mut child =
-        command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut child = antigravity(&args)
+        .into_std()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     let mut byte = [0];
     let mut out = child.stdout.take().expect("piped");
     out.read_exact(&mut byte).expect("some text");
     drop(out);
-    let said = said(child.wait_with_output().expect("it ends"));
+    let said = RunOutput::new(child.wait_with_output().expect("it ends"));
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
 }
 
@@ -208,8 +219,8 @@ fn an_interrupt_keeps_the_text() {
 
 #[test]
 fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
-    let Some(program) = place::draft_program() else { return };
-    let temp = Temp::new();
+    let Some(program) = paths::draft_program() else { return };
+    let temp = TestDir::new();
     let script = format!("echo $$ > \"$0.pid\"\nexec \"{}\" \"$@\"", program.display());
     let own = temp.script("draft", &script).display().to_string();
     let args = ["--draft-model", &own, "--draft-when", "always"];
@@ -226,15 +237,19 @@ fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
 
 /// Runs it until the first text, interrupts it, and gives what it said.
 fn interrupted(args: &[&str]) -> String {
-    let mut child =
-        command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut child = antigravity(args)
+        .into_std()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     let mut out = child.stdout.take().expect("piped");
     let mut text = vec![0];
     out.read_exact(&mut text).expect("some text");
     let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
     assert!(kill.expect("a kill program").success());
     out.read_to_end(&mut text).expect("the rest");
-    let said = said(child.wait_with_output().expect("it ends"));
+    let said = RunOutput::new(child.wait_with_output().expect("it ends"));
     assert_eq!(said.code, Some(130), "{}", said.err);
     assert!(String::from_utf8(text).is_ok_and(|t| !t.is_empty()));
     mentions(&said.err, &["TTFT: ", "stop: interrupt"]);
@@ -244,18 +259,18 @@ fn interrupted(args: &[&str]) -> String {
 #[test]
 fn help_lists_every_command_and_version_names_the_model() {
     use antigravity::dims::{DIM, LAYERS, MODEL, VOCAB};
-    let version = text(&["--version"]);
+    let version = antigravity(["--version"]).text();
     let dims = [format!("{LAYERS} layers"), format!("dim {DIM}"), format!("vocab {VOCAB}")];
     mentions(&version, &[MODEL, &dims[0], &dims[1], &dims[2]]);
     assert_eq!(version.lines().count(), 1);
-    let help = text(&["--help"]);
+    let help = antigravity(["--help"]).text();
     let commands = help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
     let commands: Vec<&str> = commands.filter_map(|l| l.split_whitespace().next()).collect();
     for command in ["generate", "chat", "eval", "logits", "pack"] {
         assert!(commands.contains(&command), "{commands:?}");
     }
     for command in commands {
-        mentions(&text(&[command, "--help"]), &["Usage: antigravity", command]);
+        mentions(&antigravity([command, "--help"]).text(), &["Usage: antigravity", command]);
     }
 }
 
@@ -266,19 +281,19 @@ fn evictions_are_said_where_they_were_asked_for() {
     fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
         [BASE, &["--eviction-policy", "sliding"], more].concat()
     }
-    let full = run(BASE);
+    let full = antigravity(BASE).run();
     assert!(full.err.contains("stop: context"), "{}", full.err);
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let trace = temp.path("trace.json");
-    let said = run(&with(&["-v", "--trace", &trace]));
+    let said = antigravity(&with(&["-v", "--trace", &trace])).run();
     assert!(said.code == Some(0) && said.err.contains("stop: length"), "{}", said.err);
     assert!(said.err.contains("evicted 8 slots, 56 left"), "{}", said.err);
-    assert!(!run(&with(&[])).err.contains("evicted 8 slots"));
+    assert!(!antigravity(&with(&[])).run().err.contains("evicted 8 slots"));
     let marks = std::fs::read_to_string(&trace).expect("a trace");
     let marks: serde_json::Value = serde_json::from_str(&marks).expect("JSON");
     let instants = marks["traceEvents"].as_array().expect("events").iter().filter(|e| e["ph"] == "i");
     assert!(instants.filter(|e| e["name"].as_str().is_some_and(|n| n.starts_with("evict"))).count() > 10);
-    let lines = text(&with(&["--format", "jsonl"]));
+    let lines = antigravity(&with(&["--format", "jsonl"])).text();
     let events = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).expect("JSON"));
     let evictions: Vec<_> = events.filter(|e| e["t"] == "evict").collect();
     assert!(evictions.len() > 10 && evictions.iter().all(|e| e["removed"] == 8 && e["slots"] == 56));
@@ -289,10 +304,13 @@ fn evictions_are_said_where_they_were_asked_for() {
 
 #[test]
 fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
-    mentions(&text(&["generate", "--help"]), &["--protected-prefix", "default: 4 with sliding and"]);
+    mentions(
+        &antigravity(["generate", "--help"]).text(),
+        &["--protected-prefix", "default: 4 with sliding and"],
+    );
     let evict = |policy: &str, more: &[&str]| {
         let args = ["generate", "-p", "a", "-n", "1", "--eviction-policy", policy];
-        run(&[&args[..], more].concat())
+        antigravity([&args[..], more].concat()).run()
     };
     for policy in ["sliding", "snapkv"] {
         mentions(
@@ -313,7 +331,7 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
 fn four_first_tokens_stay_where_no_number_is_given() {
     let greedy = ["generate", "-p", "Once upon a time", "--temp", "0", "--ignore-eos", "-n", "80", "-q"];
     let evict = |policy: &str, more: &[&str]| {
-        text(&[&greedy[..], &["-c", "32", "--eviction-policy", policy], more].concat())
+        antigravity([&greedy[..], &["-c", "32", "--eviction-policy", policy], more].concat()).text()
     };
     for policy in ["sliding", "snapkv"] {
         let [zero, four] = ["0", "4"].map(|n| evict(policy, &["--protected-prefix", n]));

@@ -1,6 +1,6 @@
 //! `generate --prompts`: a JSON line for each prompt, as it is complete.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 const LINES: &str = "\"Once upon a time\"\n\n{\"prompt\":\"The cat\",\"max_tokens\":4,\"seed\":9}\n\
@@ -12,16 +12,16 @@ fn answers(text: &str) -> Vec<Value> {
 
 #[test]
 fn each_line_is_what_its_prompt_alone_gives() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", LINES);
     let args = ["generate", "--prompts", &file, "-n", "12", "--seed", "3"];
-    let said = run(&[&args[..], &["--batch", "3"]].concat());
+    let said = antigravity([&args[..], &["--batch", "3"]].concat()).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     mentions(&said.err, &["prompts: 4, generated: "]);
     let mut found = answers(&said.out);
     assert_eq!(found[0]["index"], 1, "the shortest is complete first: {}", said.out);
     found.sort_by_key(|a| a["index"].as_u64());
-    let alone = |args: &[&str]| text(&[&["generate"], args].concat());
+    let alone = |args: &[&str]| antigravity([&["generate"], args].concat()).text();
     let expected = [
         alone(&["-p", "Once upon a time", "-n", "12", "--seed", "3"]),
         alone(&["-p", "The cat", "-n", "4", "--seed", "9"]),
@@ -35,9 +35,12 @@ fn each_line_is_what_its_prompt_alone_gives() {
     assert_eq!((&found[0]["tokens"], &found[0]["stop"]), (&json!(12), &json!("length")));
     assert_eq!(found[2]["stop"], "stop");
     // From stdin, and one after another.
-    let in_turn = run_with(&["generate", "--prompts", "-", "-n", "12", "--seed", "3", "--batch", "1"], LINES);
+    let in_turn = antigravity(["generate", "--prompts", "-", "-n", "12", "--seed", "3", "--batch", "1"])
+        .stdin(LINES)
+        .run();
     assert_eq!(answers(&in_turn.out), found);
-    let evicting = run(&[&args[..], &["--eviction-policy", "sliding", "--eviction-window", "64"]].concat());
+    let evicting =
+        antigravity([&args[..], &["--eviction-policy", "sliding", "--eviction-window", "64"]].concat()).run();
     let mut evicting = answers(&evicting.out);
     evicting.sort_by_key(|a| a["index"].as_u64());
     assert_eq!(evicting, found);
@@ -45,11 +48,12 @@ fn each_line_is_what_its_prompt_alone_gives() {
 
 #[test]
 fn logprobs_are_those_of_each_prompt_alone() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", "{\"prompt\":\"Tom\",\"logprobs\":2}\n\"Lily\"\n");
     let args = ["generate", "-n", "3", "--seed", "3"];
     let alone = |prompt, n| {
-        let lines = text(&[&args[..], &["-p", prompt, "--format", "jsonl", "--logprobs", n]].concat());
+        let lines =
+            antigravity([&args[..], &["-p", prompt, "--format", "jsonl", "--logprobs", n]].concat()).text();
         answers(&lines)
             .iter()
             .filter(|l| l["t"] == "token")
@@ -58,8 +62,9 @@ fn logprobs_are_those_of_each_prompt_alone() {
     };
     for batch in ["1", "2"] {
         let of = |more: &[&str]| {
-            let mut found =
-                answers(&text(&[&args[..], &["--prompts", &file, "--batch", batch], more].concat()));
+            let mut found = answers(
+                &antigravity([&args[..], &["--prompts", &file, "--batch", batch], more].concat()).text(),
+            );
             found.sort_by_key(|a| a["index"].as_u64());
             found
         };
@@ -72,25 +77,26 @@ fn logprobs_are_those_of_each_prompt_alone() {
 
 #[test]
 fn what_is_wrong_with_a_line_is_one_line() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     for (text, words) in [
         ("\"a\"\n{\"prompt\":\"b\",\"max\":3}\n", &["line 2", "unknown field `max`", "prompt"][..]),
         ("\"a\"\n{\"prompt\":\"b\",\"top_p\":-1}\n", &["line 2", "top-p"]),
         ("\"a\"\n7\n", &["line 2", "neither a JSON string nor a JSON object"]),
     ] {
         let file = temp.write("bad.jsonl", text);
-        mentions(&fails(&["generate", "--prompts", &file], 2), &[&["--prompts", &file][..], words].concat());
+        antigravity(["generate", "--prompts", &file])
+            .fails_with(2, &[&["--prompts", &file][..], words].concat());
     }
     let long = temp.write("long.jsonl", format!("\"a\"\n\"{}\"\n", "b c d ".repeat(500)));
-    let line = fails(&["generate", "--prompts", &long, "-c", "64"], 2);
+    let line = antigravity(["generate", "--prompts", &long, "-c", "64"]).fails(2);
     mentions(&line, &["prompt 1 ", "--max-seq-len"]);
     let bytes = temp.write("bytes.jsonl", b"\"\xff\"\n");
-    mentions(&fails(&["generate", "--prompts", &bytes], 2), &["is not UTF-8"]);
-    mentions(&fails(&["generate", "--prompts", "/nowhere/p.jsonl"], 2), &["--prompts /nowhere/p.jsonl"]);
-    mentions(&fails(&["generate", "--prompts", &long, "--batch", "0"], 2), &["--batch 0"]);
-    mentions(&fails(&["generate", "--prompts", &long, "-p", "x"], 2), &["--prompt"]);
+    antigravity(["generate", "--prompts", &bytes]).fails_with(2, &["is not UTF-8"]);
+    antigravity(["generate", "--prompts", "/nowhere/p.jsonl"]).fails_with(2, &["--prompts /nowhere/p.jsonl"]);
+    antigravity(["generate", "--prompts", &long, "--batch", "0"]).fails_with(2, &["--batch 0"]);
+    antigravity(["generate", "--prompts", &long, "-p", "x"]).fails_with(2, &["--prompt"]);
     let empty = temp.write("empty.jsonl", "\n");
-    assert_eq!(text(&["generate", "--prompts", &empty]), "");
+    assert_eq!(antigravity(["generate", "--prompts", &empty]).text(), "");
 }
 
 #[test]
@@ -98,10 +104,10 @@ fn drafts_are_counted_where_prompts_are_decoded_together() {
     let input = "\"one two three one two three one two\"\n\"b\"\n";
     let run = |more: &[&str]| {
         let args = ["generate", "--prompts", "-", "-n", "20", "--seed", "1"];
-        run_with(&[&args[..], more].concat(), input)
+        antigravity([&args[..], more].concat()).stdin(input).run()
     };
     let (plain, drafted) = (run(&[]), run(&["--draft", "8"]));
-    let sorted = |said: &Said| {
+    let sorted = |said: &RunOutput| {
         let mut lines: Vec<String> = said.out.lines().map(str::to_owned).collect();
         lines.sort();
         lines
@@ -117,13 +123,19 @@ fn drafts_are_counted_where_prompts_are_decoded_together() {
 #[cfg(feature = "grammar")]
 #[test]
 fn a_grammar_that_nothing_ends_is_named_before_anything_runs() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", "\"a\"\n{\"prompt\":\"b\",\"ignore_eos\":true}\n");
     for batch in ["1", "2"] {
-        let line = fails(
-            &["generate", "--prompts", &file, "--json-schema", "{\"type\":\"null\"}", "--batch", batch],
-            2,
-        );
+        let line = antigravity([
+            "generate",
+            "--prompts",
+            &file,
+            "--json-schema",
+            "{\"type\":\"null\"}",
+            "--batch",
+            batch,
+        ])
+        .fails(2);
         mentions(&line, &["--prompts", "prompt 1 (from 0)", "--ignore-eos"]);
     }
 }
@@ -131,13 +143,14 @@ fn a_grammar_that_nothing_ends_is_named_before_anything_runs() {
 #[cfg(feature = "grammar")]
 #[test]
 fn a_prompt_that_fails_ends_alone() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("prompts.jsonl", "\"a\"\n\"b\"\n");
     let bias: Vec<String> = (0..4).map(|id| format!("--logit-bias={id}-inf")).collect();
     let grammar = temp.write("end.gbnf", "root ::= \"a\"");
     let args = ["generate", "--prompts", &file, "--grammar", &grammar, "--temp", "0"];
     // After its only letter it must end, and nothing can end it.
-    let said = run(&args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>());
+    let said =
+        antigravity(&args.iter().copied().chain(bias.iter().map(String::as_str)).collect::<Vec<_>>()).run();
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{}", said.err);
     mentions(
         &said.err,

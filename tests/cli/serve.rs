@@ -15,7 +15,7 @@ mod shapes;
 mod silence;
 mod slow;
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use client::{Server, Wait};
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ fn a_stream_has_these_events_and_no_others() {
     let usage = json!({
         "completion_tokens": 2, "prompt_tokens": 18, "prompt_tokens_details": {"cached_tokens": 0}, "total_tokens": 20,
     });
-    let said = text(&[
+    let said = antigravity([
         "chat",
         "-st",
         "-p",
@@ -67,7 +67,8 @@ fn a_stream_has_these_events_and_no_others() {
         "--repeat-penalty",
         "1.1",
         "-q",
-    ]);
+    ])
+    .text();
     let found = events(&reply.body);
     let pieces: Vec<Value> = found[1..3].iter().map(|e| e["choices"][0]["delta"].clone()).collect();
     let whole: String = pieces.iter().map(|p| p["content"].as_str().expect("a text")).collect();
@@ -98,7 +99,7 @@ fn several_texts_of_a_request_are_those_of_seeds_that_follow_each_other() {
     let body = json!({"prompt": ["Tom", "Lily"], "n": 2, "seed": 5, "max_tokens": 9});
     let reply = server.post("/v1/completions", &body).json();
     let found: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
-    let alone = |p, seed| json!(text(&["generate", "-p", p, "-n", "9", "--seed", seed]));
+    let alone = |p, seed| json!(antigravity(["generate", "-p", p, "-n", "9", "--seed", seed]).text());
     assert_eq!(found, [alone("Tom", "5"), alone("Tom", "6"), alone("Lily", "5"), alone("Lily", "6")]);
     assert_eq!(reply["usage"]["completion_tokens"], 36);
     // Ids in place of a text.
@@ -205,7 +206,7 @@ fn paths_with_more_slashes_any_seed_and_the_whole_context_as_a_window_are_taken(
         body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         server.post("/v1/completions", &body).json()["choices"][0]["text"].clone()
     };
-    let generated = text(&[
+    let generated = antigravity([
         "generate",
         "-p",
         "Once upon a time",
@@ -215,7 +216,8 @@ fn paths_with_more_slashes_any_seed_and_the_whole_context_as_a_window_are_taken(
         "1.5",
         "--seed",
         "18446744073709551614",
-    ]);
+    ])
+    .text();
     assert_eq!(said(json!({"seed": u64::MAX - 1})), generated.trim_end_matches('\n'));
     assert_eq!(said(json!({"seed": -2})), said(json!({"seed": u64::MAX - 1})));
     assert_ne!(said(json!({"seed": u64::MAX})), said(json!({"seed": i64::MAX})));
@@ -228,8 +230,7 @@ fn paths_with_more_slashes_any_seed_and_the_whole_context_as_a_window_are_taken(
 fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     let plan = |memory: &str, more: &[&str]| {
         let args = [&["plan", "--format", "json", "--cache-mib", "8"], more].concat();
-        let said =
-            said(command(&args).env("ANTIGRAVITY_MEMORY_MIB", memory).output().expect("the binary starts"));
+        let said = antigravity(&args).env("ANTIGRAVITY_MEMORY_MIB", memory).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         serde_json::from_str::<Value>(&said.out).expect("JSON")
     };
@@ -245,7 +246,7 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     assert_eq!(bytes(&whole, "need_bytes") - bytes(&whole, "empty_bytes"), rows);
     assert!(rows > 8 << 20 && whole["shared_rows_bytes"].is_null(), "{whole}");
     // The server says the same two sums.
-    let mut server = command(&["serve", "--port", "0", "--slots", "3", "--cache-mib", "8"]);
+    let mut server = antigravity(["serve", "--port", "0", "--slots", "3", "--cache-mib", "8"]).into_std();
     let mut server = server.stderr(std::process::Stdio::piped()).spawn().expect("the binary starts");
     let mut line = String::new();
     let mut said = std::io::BufReader::new(server.stderr.take().expect("piped"));
@@ -264,8 +265,8 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     let tight = plan("300", &["--slots", "64", "-c", "8192"]);
     assert!(bytes(&tight, "shared_rows_bytes") > 0 && bytes(&tight, "need_bytes") <= 300 << 20, "{tight}");
     assert!(bytes(&tight, "empty_bytes") < 100 << 20, "{tight}");
-    mentions(&text(&["plan", "--slots", "2"]), &["need, no slot filled", "need, all filled"]);
-    mentions(&fails(&["plan", "--slots", "0"], 2), &["--slots 0"]);
+    mentions(&antigravity(["plan", "--slots", "2"]).text(), &["need, no slot filled", "need, all filled"]);
+    antigravity(["plan", "--slots", "0"]).fails_with(2, &["--slots 0"]);
 }
 
 #[test]
@@ -297,7 +298,7 @@ fn a_signal_ends_it_when_what_runs_has_ended_and_nothing_new_is_taken() {
     assert_eq!(running["usage"]["completion_tokens"], 400);
     assert_eq!(
         waiting["choices"][0]["text"],
-        text(&["generate", "-p", "Once upon a time", "-n", "8", "--temp", "0"])
+        antigravity(["generate", "-p", "Once upon a time", "-n", "8", "--temp", "0"]).text()
     );
     assert_eq!(server.end(), Some(0));
     // Who cannot wait asks twice.

@@ -6,7 +6,7 @@ mod cuts;
 mod killed;
 mod refused;
 
-use crate::bed::place;
+use crate::support::paths;
 use antigravity::{Engine, EngineOptions};
 use numeric::kv::KvTypes;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The bundled model with a cache of `slots` slots.
 fn engine(kv_types: KvTypes, slots: usize) -> Engine {
     let options =
-        EngineOptions { kv_types, max_seq_len: slots, threads: 2, ..EngineOptions::new(place::model()) };
+        EngineOptions { kv_types, max_seq_len: slots, threads: 2, ..EngineOptions::new(paths::model()) };
     Engine::load(options).expect("the bundled model")
 }
 

@@ -1,16 +1,16 @@
 //! Files that are written and read again: sessions, packed models, logits, calibrations.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use numeric::simd::Isa;
 
 #[test]
 fn a_continued_session_is_one_run() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let others = ["--seed", "3", "--xtc-probability", "0.5", "--dry-multiplier", "0.8", "--typical", "0.9"];
     for sampler in [&["--temp", "0"][..], &["--temp", "1.1", "--seed", "3"], &others] {
         let file = temp.path(&format!("state{}", sampler.len()));
         let run = |prompt: &[&str], n: &str, session: &[&str]| {
-            text(&[&["generate", "-n", n], sampler, prompt, session].concat())
+            antigravity([&["generate", "-n", n], sampler, prompt, session].concat()).text()
         };
         let prompt = ["-p", "Once upon a time"];
         let whole = run(&prompt, "20", &[]);
@@ -22,38 +22,42 @@ fn a_continued_session_is_one_run() {
 
 #[test]
 fn sessions_that_do_not_fit_are_refused() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
-    greedy(&["--session", &file]);
+    greedy().args(["--session", &file]).text();
     let args = ["generate", "-p", "x", "--session", &file];
     let with = |flag, value| [&args[..], &[flag, value]].concat();
-    mentions(&fails(&with("--kv-type", "f16"), 2), &["--session", "--kv-type q4"]);
-    mentions(&fails(&with("-c", "8"), 2), &["--session", "--max-seq-len"]);
+    antigravity(&with("--kv-type", "f16")).fails_with(2, &["--session", "--kv-type q4"]);
+    antigravity(&with("-c", "8")).fails_with(2, &["--session", "--max-seq-len"]);
     let mut bytes = std::fs::read(&file).expect("the session");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     temp.write("state", &bytes);
-    mentions(&fails(&args, 3), &["state", "damaged"]);
+    antigravity(&args).fails_with(3, &["state", "damaged"]);
     temp.write("state", "short");
-    mentions(&fails(&args, 3), &["state"]);
+    antigravity(&args).fails_with(3, &["state"]);
 }
 
 #[test]
 fn packed_models_say_the_same() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("model.safetensors");
     let packed = temp.path("model.packed.safetensors");
     let source = model();
     let source = source.to_str().expect("UTF-8");
-    assert_eq!(text(&["pack", "-m", source, "-o", &packed]), "");
-    let reference = greedy(&[]);
-    assert_eq!(reference, greedy(&["-m", &dir]));
-    assert_eq!(reference, greedy(&["-m", &packed]));
+    assert_eq!(antigravity(["pack", "-m", source, "-o", &packed]).text(), "");
+    let reference = greedy().text();
+    assert_eq!(reference, greedy().args(["-m", &dir]).text());
+    assert_eq!(reference, greedy().args(["-m", &packed]).text());
     // The packed file holds the calibration that the program computes for the other.
     let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
     let logits = |model: &str| {
         let out = temp.path("logits");
-        assert_eq!(text(&["logits", "--kv-type", "q4", "--tokens", &tokens, "--out", &out, "-m", model]), "");
+        assert_eq!(
+            antigravity(["logits", "--kv-type", "q4", "--tokens", &tokens, "--out", &out, "-m", model])
+                .text(),
+            ""
+        );
         std::fs::read(&out).expect("the logits")
     };
     let reference = logits(source);
@@ -68,21 +72,21 @@ fn packed_models_say_the_same() {
         assert!(logits(&temp.write("older.packed.safetensors", &bytes)) == reference, "{older}");
     }
     let args = ["generate", "-p", "x", "-m", &packed, "--weight-type", "f32"];
-    mentions(&fails(&args, 2), &["--weight-type f32", "packed"]);
+    antigravity(&args).fails_with(2, &["--weight-type f32", "packed"]);
     let bytes = std::fs::read(&packed).expect("the packed file");
     temp.write("model.packed.safetensors", &bytes[..bytes.len() / 2]);
-    fails(&["generate", "-p", "x", "-m", &packed], 3);
-    fails(&["pack", "-q", "-m", source, "-o", &temp.path("")], 2);
+    antigravity(["generate", "-p", "x", "-m", &packed]).fails(3);
+    antigravity(["pack", "-q", "-m", source, "-o", &temp.path("")]).fails(2);
 }
 
 #[test]
 fn logits_have_the_same_bits_on_every_instruction_set() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");
     let logits = |isa: &str| {
         let out = temp.path("logits");
         let args = ["logits", "--tokens", &tokens, "--out", &out];
-        let said = said(command(&args).env("ANTIGRAVITY_SIMD", isa).output().expect("the binary starts"));
+        let said = antigravity(&args).env("ANTIGRAVITY_SIMD", isa).run();
         assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "", ""));
         std::fs::read(&out).expect("the logits")
     };
@@ -92,17 +96,17 @@ fn logits_have_the_same_bits_on_every_instruction_set() {
         assert!(logits(isa.family()) == reference, "{}", isa.name());
     }
     let args = ["generate", "-p", "x"];
-    let said = said(command(&args).env("ANTIGRAVITY_SIMD", "mmx").output().expect("the binary starts"));
+    let said = antigravity(&args).env("ANTIGRAVITY_SIMD", "mmx").run();
     assert_eq!(said.code, Some(2));
     mentions(&said.err, &["error: ANTIGRAVITY_SIMD=mmx", "scalar"]);
 }
 
 #[test]
 fn a_calibration_is_kept_and_what_is_damaged_is_computed_again() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let said = |args: &[&str], state: &str| {
         let args = [&["generate", "--temp", "0", "-p", "Once upon a time", "-n", "12"], args].concat();
-        let said = said(command(&args).env("XDG_STATE_HOME", state).output().expect("the binary starts"));
+        let said = antigravity(&args).env("XDG_STATE_HOME", state).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         (said.text().to_string(), said.err)
     };

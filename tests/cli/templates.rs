@@ -1,6 +1,6 @@
 //! Templates that are given, tools and what models call, and thoughts.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 /// As Qwen's: thoughts, tools, calls and results.
@@ -20,7 +20,7 @@ const THOUGHT: &str = "<think>\nhm\n</think>\n\nYes.";
 /// What makes the bundled model say its token 1, once.
 const SAYS: [&str; 7] = ["--temp", "0", "-n", "1", "--logit-bias", "1+10000", "--ignore-eos"];
 
-impl Temp {
+impl TestDir {
     /// The bundled model with that template, whose token 1 is this text.
     pub fn model_that_says(&self, text: &str) -> String {
         let dir = self.model_without("tokenizer.json");
@@ -40,7 +40,7 @@ impl Temp {
     }
 }
 
-fn lines(said: &Said) -> Vec<Value> {
+fn lines(said: &RunOutput) -> Vec<Value> {
     assert_eq!(said.code, Some(0), "{}", said.err);
     said.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
@@ -52,19 +52,21 @@ fn all(lines: &[Value], kind: &str, field: &str) -> String {
 
 #[test]
 fn a_call_is_a_line_of_json_and_its_result_goes_on() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_that_says(CALL);
     let tools = temp.path("tools.json");
     let args = [&["chat", "-m", &dir, "--tools", &tools], &SAYS[..]].concat();
     let input = "What time is it?\n/tool then noon\n/tool now\n/tool now noon\n/undo\n/tool call_0 noon\n";
-    let said = run_with(&args, input);
+    let said = antigravity(&args).stdin(input).run();
     let line = "{\"name\": \"now\", \"arguments\": {\"zone\": \"UTC\", \"at\": 1}}\n";
     assert_eq!((said.code, said.out), (Some(0), line.repeat(3)), "{}", said.err);
     assert_eq!(
         said.err,
         "/tool: then was not called; called: now\n/tool: give a name and a text: /tool NAME TEXT\n"
     );
-    let said = run_with(&[&args[..], &["--format", "jsonl"]].concat(), "What time is it?\n/tool now noon\n");
+    let said = antigravity([&args[..], &["--format", "jsonl"]].concat())
+        .stdin("What time is it?\n/tool now noon\n")
+        .run();
     let lines = lines(&said);
     let calls: Vec<&Value> = lines.iter().filter(|l| l["t"] == "tool_call").collect();
     let call = |id: &str| json!({"t": "tool_call", "id": id, "name": "now", "arguments": "{\"zone\": \"UTC\", \"at\": 1}"});
@@ -74,52 +76,50 @@ fn a_call_is_a_line_of_json_and_its_result_goes_on() {
     let computed: Vec<u64> = lines.iter().filter_map(|l| l["prompt_tokens"].as_u64()).collect();
     assert!(computed[0] > 50 && computed[1] < 25, "{computed:?}");
     // Nobody gave it a tool: text.
-    let said =
-        run_with(&[&["chat", "-m", &dir, "-q"], &SAYS[..]].concat(), "What time is it?\n/tool now noon\n");
+    let said = antigravity([&["chat", "-m", &dir, "-q"], &SAYS[..]].concat())
+        .stdin("What time is it?\n/tool now noon\n")
+        .run();
     assert_eq!(said.out, format!("{CALL}\n"));
     assert_eq!(said.err, "/tool: the last answer called no function\n");
 }
 
 #[test]
 fn a_conversation_keeps_its_tools() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_that_says(CALL);
     let (tools, state, other) = (temp.path("tools.json"), temp.path("state"), temp.path("other"));
     let args = [&["chat", "-m", &dir, "-q"], &SAYS[..]].concat();
     let session = [&args[..], &["--session", &state]].concat();
-    let first = run_with(
-        &[&session[..], &["--tools", &tools]].concat(),
-        &format!("What time is it?\n/save {other}\n"),
-    );
+    let first = antigravity([&session[..], &["--tools", &tools]].concat())
+        .stdin(&format!("What time is it?\n/save {other}\n"))
+        .run();
     assert_eq!((first.code, first.err.as_str()), (Some(0), ""));
-    let next = run_with(&session, "/tool now noon\n");
+    let next = antigravity(&session).stdin("/tool now noon\n").run();
     assert_eq!((next.out, next.err.as_str()), (first.out.clone(), ""));
-    let loaded = run_with(&args, &format!("/load {other}\n/tool now noon\n/reset\nAgain?\n"));
+    let loaded = antigravity(&args).stdin(&format!("/load {other}\n/tool now noon\n/reset\nAgain?\n")).run();
     assert_eq!((loaded.out, loaded.err.as_str()), (first.out.repeat(2), ""));
     let others = temp.write("others.json", TOOLS.replace("now", "then"));
-    mentions(
-        &fails(&[&session[..], &["--tools", &others, "-p", "x"]].concat(), 2),
-        &["--session", "other --tools"],
-    );
+    antigravity([&session[..], &["--tools", &others, "-p", "x"]].concat())
+        .fails_with(2, &["--session", "other --tools"]);
     // A text may still come in place of the result, or after some.
-    let text = run_with(&session, "Never mind.\n");
+    let text = antigravity(&session).stdin("Never mind.\n").run();
     assert_eq!((text.code, text.out), (Some(0), first.out));
 }
 
 #[test]
 fn thoughts_are_apart_from_the_answer() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_that_says(THOUGHT);
     let args = [&["chat", "-m", &dir, "-p", "Hi"], &SAYS[..]].concat();
     for (think, err) in
         [(&[][..], ""), (&["--think", "show"], "hm\n"), (&["--think", "hide"], ""), (&["--think", "off"], "")]
     {
-        let said = run_with(&[&args[..], think].concat(), "");
+        let said = antigravity([&args[..], think].concat()).stdin("").run();
         assert_eq!((said.code, said.out.as_str(), said.err.as_str()), (Some(0), "Yes.\n", err), "{think:?}");
     }
     let json = [&args[..], &["--format", "jsonl", "--logprobs", "1"]].concat();
     let computed = |lines: &[Value]| lines.iter().find_map(|l| l["prompt_tokens"].as_u64()).expect("stats");
-    let shown = lines(&run_with(&json, ""));
+    let shown = lines(&antigravity(&json).stdin("").run());
     assert_eq!(
         (all(&shown, "thinking", "text"), all(&shown, "token", "text")),
         ("hm\n".into(), "Yes.".into())
@@ -127,12 +127,12 @@ fn thoughts_are_apart_from_the_answer() {
     // The token belongs to the first of its two lines.
     assert_eq!((&shown[0]["id"], &shown[1]["id"]), (&1.into(), &Value::Null));
     assert!(shown[0]["logprobs"].is_object() && shown[1]["logprobs"].is_null(), "{shown:?}");
-    let off = lines(&run_with(&[&json[..], &["--think", "off"]].concat(), ""));
+    let off = lines(&antigravity([&json[..], &["--think", "off"]].concat()).stdin("").run());
     assert_eq!((all(&off, "thinking", "text"), all(&off, "token", "text")), (String::new(), "Yes.".into()));
     assert!(computed(&off) > computed(&shown), "the template is told");
     let arg = ["--template-arg", "enable_thinking=true", "--think", "off"];
     assert_eq!(
-        computed(&lines(&run_with(&[&json[..], &arg].concat(), ""))),
+        computed(&lines(&antigravity([&json[..], &arg].concat()).stdin("").run())),
         computed(&shown),
         "what is said counts"
     );
@@ -140,7 +140,7 @@ fn thoughts_are_apart_from_the_answer() {
 
 #[test]
 fn thoughts_end_with_their_budget_and_the_answer_follows() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_that_says("unused");
     let args = [
         "chat",
@@ -160,28 +160,31 @@ fn thoughts_end_with_their_budget_and_the_answer_follows() {
     let ids = |lines: &[Value], kind: &str| -> Vec<u64> {
         lines.iter().filter(|l| l["t"] == kind).filter_map(|l| l["id"].as_u64()).collect()
     };
-    let free = lines(&run_with(&json, ""));
+    let free = lines(&antigravity(&json).stdin("").run());
     assert_eq!((ids(&free, "thinking").len(), ids(&free, "token").len()), (30, 0));
     for budget in [0, 5] {
-        let said = lines(&run_with(&[&json[..], &["--think-budget", &budget.to_string()]].concat(), ""));
+        let said = lines(
+            &antigravity([&json[..], &["--think-budget", &budget.to_string()]].concat()).stdin("").run(),
+        );
         let (thoughts, answer) = (ids(&said, "thinking"), ids(&said, "token"));
         assert_eq!(thoughts[..budget], ids(&free, "thinking")[..budget]);
         // What ends them is a few tokens, of thirty in all.
         assert!(answer.len() >= 10 && thoughts.len() + answer.len() == 30, "{thoughts:?} {answer:?}");
         let text = all(&said, "token", "text");
         assert!(!text.trim().is_empty() && !text.contains("think"), "{text:?}");
-        let plain = run_with(&[&args[..], &["--think-budget", &budget.to_string()]].concat(), "");
+        let plain =
+            antigravity([&args[..], &["--think-budget", &budget.to_string()]].concat()).stdin("").run();
         assert_eq!(plain.out, format!("{text}\n"));
     }
-    assert_eq!(run_with(&args, "").out, "\n", "thoughts that never end are no answer");
+    assert_eq!(antigravity(&args).stdin("").run().out, "\n", "thoughts that never end are no answer");
 }
 
 #[test]
 fn another_template_takes_the_place_of_the_models() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let ask = ["chat", "-st", "-p", "Hi", "--temp", "0", "-n", "12"];
-    let with = |template: &str| text(&[&ask[..], &["--chat-template", template]].concat());
-    let own = text(&ask);
+    let with = |template: &str| antigravity([&ask[..], &["--chat-template", template]].concat()).text();
+    let own = antigravity(&ask).text();
     assert_eq!(with("chatml"), own);
     let source = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                   {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -191,31 +194,31 @@ fn another_template_takes_the_place_of_the_models() {
     // It helps where the model's own is broken.
     let dir = temp.model_without("");
     temp.write("chat_template.jinja", "{{ broken");
-    assert_eq!(text(&[&ask[..], &["-m", &dir, "--chat-template", "chatml"]].concat()), own);
+    assert_eq!(antigravity([&ask[..], &["-m", &dir, "--chat-template", "chatml"]].concat()).text(), own);
     // What a template does not read is told.
-    let said =
-        run(&[&ask[..], &["--template-arg", "mood=good", "--think", "hide", "--think-budget", "3"]].concat());
+    let said = antigravity(
+        [&ask[..], &["--template-arg", "mood=good", "--think", "hide", "--think-budget", "3"]].concat(),
+    )
+    .run();
     mentions(
         &said.err,
         &["warning: --template-arg mood: no effect", "warning: --think: ", "warning: --think-budget: "],
     );
-    let quiet = run(&[&ask[..], &["-q", "--think", "hide"]].concat());
+    let quiet = antigravity([&ask[..], &["-q", "--think", "hide"]].concat()).run();
     assert_eq!(quiet.err, "");
     for (template, words) in [
         ("nosuch.jinja", &["--chat-template nosuch.jinja", "no such file", "chatml"][..]),
         (&temp.path(""), &["--chat-template", "directory"]),
     ] {
-        mentions(&fails(&[&ask[..], &["--chat-template", template]].concat(), 2), words);
+        antigravity([&ask[..], &["--chat-template", template]].concat()).fails_with(2, words);
     }
-    mentions(
-        &fails(&[&ask[..], &["--chat-template", "{{ a"]].concat(), 3),
-        &["--chat-template, line 1", "syntax"],
-    );
+    antigravity([&ask[..], &["--chat-template", "{{ a"]].concat())
+        .fails_with(3, &["--chat-template, line 1", "syntax"]);
 }
 
 #[test]
 fn what_is_wrong_with_tools_or_values_is_one_line() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_that_says("unused");
     for (json, words) in [
         ("", &["is not valid JSON"][..]),
@@ -224,19 +227,17 @@ fn what_is_wrong_with_tools_or_values_is_one_line() {
         (r#"[{"type": "function", "function": {"name": "\u001b[2J"}}]"#, &["tool 1: field `function.name`"]),
     ] {
         let file = temp.write("wrong.json", json);
-        let line = fails(&["chat", "-m", &dir, "-p", "x", "--tools", &file], 2);
+        let line = antigravity(["chat", "-m", &dir, "-p", "x", "--tools", &file]).fails(2);
         mentions(&line, &[&["--tools", "wrong.json"], words].concat());
     }
-    mentions(&fails(&["chat", "-p", "x", "--tools", "nosuch"], 2), &["--tools nosuch"]);
+    antigravity(["chat", "-p", "x", "--tools", "nosuch"]).fails_with(2, &["--tools nosuch"]);
     let tools = temp.path("tools.json");
-    mentions(
-        &fails(&["chat", "-p", "x", "--tools", &tools], 2),
-        &["--tools", "no place for tools", "--chat-template"],
-    );
+    antigravity(["chat", "-p", "x", "--tools", &tools])
+        .fails_with(2, &["--tools", "no place for tools", "--chat-template"]);
     for (value, words) in
         [("a", "use NAME=VALUE"), ("a-b=1", "no name of a variable"), ("messages=[]", "another name")]
     {
-        mentions(&fails(&["chat", "-p", "x", "--template-arg", value], 2), &["--template-arg", words]);
+        antigravity(["chat", "-p", "x", "--template-arg", value]).fails_with(2, &["--template-arg", words]);
     }
-    mentions(&fails(&["chat", "--chat-template-kwargs", "{}"], 2), &["--template-arg NAME=VALUE"]);
+    antigravity(["chat", "--chat-template-kwargs", "{}"]).fails_with(2, &["--template-arg NAME=VALUE"]);
 }

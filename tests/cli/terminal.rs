@@ -1,6 +1,6 @@
 //! A chat at a terminal: line editing, what Ctrl-C does, and what a closed window does.
 
-use crate::bed::program::*;
+use crate::support::command::*;
 use rustix::pty;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
@@ -23,12 +23,12 @@ impl Terminal {
 
     /// A terminal with so many columns; 0 are not told.
     fn of(args: &[&str], columns: u16) -> Self {
-        Self::started(command(args), columns)
+        Self::started(antigravity(args).into_std(), columns)
     }
 
     /// A window of a terminal, with which its program ends.
     fn window(args: &[&str]) -> Self {
-        let mut command = command(args);
+        let mut command = antigravity(args).into_std();
         // SAFETY: calls that a child may make before it becomes another program.
         unsafe {
             command.pre_exec(|| match libc::setsid() >= 0 && libc::ioctl(0, libc::TIOCSCTTY, 0) == 0 {
@@ -105,8 +105,8 @@ impl Terminal {
     fn interrupts_the_prompt(&mut self) -> String {
         self.shows("prompt token 0/");
         self.interrupt();
-        self.shows("stop: interrupt; ");
-        let then = self.shows("Ctrl-C again leaves");
+        self.shows("Stopped. ");
+        let then = self.shows("Ctrl-C again to quit");
         self.prompts();
         then
     }
@@ -131,7 +131,7 @@ fn ctrl_c_stops_an_answer_and_then_leaves() {
     chat.shows("\"t\":\"token\"");
     chat.interrupt();
     chat.shows("\"stop\":\"interrupt\"");
-    chat.shows("stop: interrupt");
+    chat.shows("Stopped. ");
     chat.prompts();
     // The next message goes on after it.
     chat.types("/stats\r");
@@ -163,7 +163,7 @@ fn lines_are_edited_and_come_back() {
     chat.prompts();
     // At the prompt the first Ctrl-C drops the line, another one leaves.
     chat.types("/exit\x03");
-    chat.shows("Ctrl-C again leaves");
+    chat.shows("Ctrl-C again to quit");
     chat.prompts();
     chat.types("\x03");
     assert_eq!(chat.child.wait().expect("it ends").code(), Some(130));
@@ -183,7 +183,7 @@ fn a_message_that_is_interrupted_before_its_answer_is_asked_again() {
     let long = STORY.repeat(40);
     let mut chat = Terminal::chat(&[&IN_ONE_PASS[..], &["--temp", "0", "-n", "5", "-p", &long]].concat());
     let then = chat.interrupts_the_prompt();
-    assert!(then.contains("taken back") && then.contains("/retry asks it"), "{then}");
+    assert!(then.contains("withdrawn") && then.contains("/retry sends it again"), "{then}");
     assert_eq!(chat.size().0, "0");
     chat.types("/retry\r");
     chat.prompts();
@@ -192,7 +192,7 @@ fn a_message_that_is_interrupted_before_its_answer_is_asked_again() {
 
 #[test]
 fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let evicting =
         ["-c", "512", "--eviction-policy", "sliding", "--eviction-window", "64", "--session", &file];
@@ -207,16 +207,16 @@ fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
         // All of it is computed again, as its slots were evicted.
         chat.types("/retry\r");
         let then = chat.interrupts_the_prompt();
-        assert!(then.contains("the answer before it stays"), "{then}");
+        assert!(then.contains("The answer before it stays"), "{then}");
         assert_eq!(chat.size(), before);
     }
-    let saved = run_with(&[&["chat"], &evicting[..]].concat(), "/stats\n");
+    let saved = antigravity([&["chat"], &evicting[..]].concat()).stdin("/stats\n").run();
     mentions(&saved.err, &["messages: 1, ", &format!("tokens: {}\n", before.1)]);
 }
 
 #[test]
 fn a_message_that_the_template_refuses_does_not_end_the_chat() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("");
     temp.write(
         "chat_template.jinja",
@@ -229,12 +229,12 @@ fn a_message_that_the_template_refuses_does_not_end_the_chat() {
     for (message, questions) in [("A dog", "1"), ("A cat", "1"), ("/retry", "1"), ("A fox", "2")] {
         chat.types(&format!("{message}\r"));
         if ["A cat", "/retry"].contains(&message) {
-            chat.shows("no cats; the message was taken back");
+            chat.shows("no cats. The message was withdrawn");
         }
         chat.prompts();
         assert_eq!(chat.size().0, questions, "{message}");
     }
-    let piped = run_with(&[&["chat"], &args[..]].concat(), "A dog\nA cat\nA fox\n");
+    let piped = antigravity([&["chat"], &args[..]].concat()).stdin("A dog\nA cat\nA fox\n").run();
     assert_eq!(piped.code, Some(0), "{}", piped.err);
     mentions(&piped.err, &["no cats"]);
     assert!(piped.out.lines().filter(|l| !l.is_empty()).count() >= 2, "the next is answered: {}", piped.out);
@@ -279,7 +279,7 @@ fn the_prompt_is_shown_dimmed_before_the_text() {
 
 #[test]
 fn thoughts_are_dimmed() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_that_says("<think>\nhm\n</think>\n\nYes.");
     let args = [
         "chat",
@@ -300,7 +300,7 @@ fn thoughts_are_dimmed() {
     terminal.shows("\x1b[2mhm\r\n\x1b[0m\r\nYes.\r\n");
     terminal.shows("TTFT: ");
     // Where nothing can be dimmed, they are in tags.
-    let mut plain = command(&args);
+    let mut plain = antigravity(&args).into_std();
     plain.env("NO_COLOR", "1");
     let mut terminal = Terminal::started(plain, 0);
     let before = terminal.shows("<think>\r\nhm\r\n</think>\r\n\r\nYes.\r\n");
@@ -350,7 +350,7 @@ fn what_is_typed_during_an_answer_waits_for_the_prompt() {
 #[test]
 fn words_of_an_answer_are_not_cut_at_the_right_edge() {
     let args = ["chat", "--temp", "0", "-n", "120", "--ignore-eos", "-st", "-p", "Tell me a story"];
-    let plain = text(&args);
+    let plain = antigravity(&args).text();
     let mut chat = Terminal::of(&args, 24);
     chat.shows("\x1b[K");
     let shown = chat.shows("TTFT: ");
@@ -377,7 +377,7 @@ fn words_of_an_answer_are_not_cut_at_the_right_edge() {
 
 #[test]
 fn a_terminal_that_is_closed_in_mid_answer_loses_nothing() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     for round in 0..20 {
         let file = temp.path(&format!("state-{round}"));
         let (command, begun): (&[&str], _) = match round % 4 {
@@ -405,7 +405,8 @@ fn a_terminal_that_is_closed_in_mid_answer_loses_nothing() {
         let saved = std::fs::read(&file).unwrap_or_else(|e| panic!("{args:?}: {status}: {e}"));
         assert!(saved.starts_with(b"AGSAVED"));
     }
-    let chat = run_with(&["chat", "-c", "8192", "--session", &temp.path("state-0")], "/stats\n");
+    let chat =
+        antigravity(["chat", "-c", "8192", "--session", &temp.path("state-0")]).stdin("/stats\n").run();
     mentions(&chat.err, &["messages: 1, "]);
-    greedy(&["-c", "8192", "--session", &temp.path("state-2")]);
+    greedy().args(["-c", "8192", "--session", &temp.path("state-2")]).text();
 }

@@ -1,11 +1,11 @@
 //! `tokenize`: ids on stdout and text back again, for any model's vocabulary.
 
-use crate::bed::gguf::writer;
-use crate::bed::program::*;
+use crate::support::command::*;
+use crate::support::gguf::writer;
 use serde_json::{Value, json};
 
 fn gguf(name: &str) -> String {
-    let file = crate::bed::place::root().join("tests/fixtures/gguf").join(name);
+    let file = crate::support::paths::root().join("tests/fixtures/gguf").join(name);
     file.to_str().expect("UTF-8").to_string()
 }
 
@@ -19,32 +19,34 @@ fn ids(line: &str) -> Vec<u32> {
 #[test]
 fn text_becomes_ids_and_ids_text() {
     let story = " Once upon\n\na time, né <|im_end|> 한국어\n";
-    let said = run(&["tokenize", "-p", story]);
+    let said = antigravity(["tokenize", "-p", story]).run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     let with = ids(&said.out);
     assert_eq!(with[0], 0, "the begin-of-text token");
-    assert_eq!(text(&["tokenize", "--no-special", "-p", story]), said.out.replacen("0 ", "", 1));
+    assert_eq!(antigravity(["tokenize", "--no-special", "-p", story]).text(), said.out.replacen("0 ", "", 1));
     assert!(with.contains(&3), "the end-of-turn token");
     let line = said.out.trim_end();
-    assert_eq!(text(&["tokenize", "--decode", line]), format!("<|begin_of_text|>{story}"));
-    let shown = text(&["tokenize", "--no-special", "--decode", &format!("[{}]", line.replace(' ', ", "))]);
+    assert_eq!(antigravity(["tokenize", "--decode", line]).text(), format!("<|begin_of_text|>{story}"));
+    let shown =
+        antigravity(["tokenize", "--no-special", "--decode", &format!("[{}]", line.replace(' ', ", "))])
+            .text();
     assert_eq!(shown, story.replace("<|im_end|>", ""));
 
     // The text is taken exactly, wherever it comes from.
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("text", story);
     for args in [&["tokenize", "-f", &file][..], &["tokenize", "--prompt-file", &file]] {
-        assert_eq!(text(args), said.out);
+        assert_eq!(antigravity(args).text(), said.out);
     }
-    assert_eq!(run_with(&["tokenize"], story).out, said.out);
-    assert_eq!(run_with(&["tokenize", "--file", "-"], story).out, said.out);
-    assert_eq!(text(&["tokenize", "--no-special", "-p", ""]), "\n");
-    assert_eq!(text(&["tokenize", "--decode", ""]), "");
+    assert_eq!(antigravity(["tokenize"]).stdin(story).run().out, said.out);
+    assert_eq!(antigravity(["tokenize", "--file", "-"]).stdin(story).run().out, said.out);
+    assert_eq!(antigravity(["tokenize", "--no-special", "-p", ""]).text(), "\n");
+    assert_eq!(antigravity(["tokenize", "--decode", ""]).text(), "");
 }
 
 #[test]
 fn json_has_the_pieces() {
-    let line = text(&["tokenize", "-p", "the cat é", "--format", "json"]);
+    let line = antigravity(["tokenize", "-p", "the cat é", "--format", "json"]).text();
     assert_eq!(line.lines().count(), 1, "{line:?}");
     let found: Value = serde_json::from_str(&line).expect("JSON");
     let ids = found["ids"].as_array().expect("ids");
@@ -52,7 +54,7 @@ fn json_has_the_pieces() {
         found["pieces"].as_array().expect("pieces").iter().map(|p| p.as_str().expect("a text")).collect();
     assert_eq!((ids.len(), pieces[0]), (pieces.len(), "<|begin_of_text|>"));
     assert!(pieces[1..].concat().starts_with("the cat"), "{pieces:?}");
-    let line = text(&["tokenize", "--decode", "3,1", "--format", "json"]);
+    let line = antigravity(["tokenize", "--decode", "3,1", "--format", "json"]).text();
     let found: Value = serde_json::from_str(&line).expect("JSON");
     assert_eq!(found["ids"], json!([3, 1]));
     assert_eq!(found["text"], json!("<|im_end|><|end_of_text|>"));
@@ -62,49 +64,53 @@ fn json_has_the_pieces() {
 #[test]
 fn the_vocabulary_of_any_model() {
     let file = gguf("m1-llama32-bf16.Q4_0.gguf");
-    let dir = crate::bed::place::root().join("tests/fixtures/models/m1-llama32-bf16");
+    let dir = crate::support::paths::root().join("tests/fixtures/models/m1-llama32-bf16");
     let dir = dir.to_str().expect("UTF-8");
-    let ours = text(&["tokenize", "-p", "the  rain in Spain"]);
-    let reference = text(&["tokenize", "-p", "the  rain in Spain", "-m", dir]);
+    let ours = antigravity(["tokenize", "-p", "the  rain in Spain"]).text();
+    let reference = antigravity(["tokenize", "-p", "the  rain in Spain", "-m", dir]).text();
     assert_ne!(ours, reference);
     for flag in ["--vocab", "--model-path", "--model", "-m"] {
-        assert_eq!(text(&["tokenize", "-p", "the  rain in Spain", flag, &file]), reference, "{flag}");
+        assert_eq!(
+            antigravity(["tokenize", "-p", "the  rain in Spain", flag, &file]).text(),
+            reference,
+            "{flag}"
+        );
     }
-    let decoded = text(&["tokenize", "--vocab", &file, "--no-special", "--decode", reference.trim_end()]);
+    let decoded =
+        antigravity(["tokenize", "--vocab", &file, "--no-special", "--decode", reference.trim_end()]).text();
     assert_eq!(decoded, "the  rain in Spain");
 
     // A tokenizer.json is enough, and may be named itself.
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let json = std::fs::read(format!("{dir}/tokenizer.json")).expect("a fixture");
     let json = temp.write("tokenizer.json", json);
     for path in [temp.0.to_str().expect("UTF-8"), &json] {
-        assert_eq!(text(&["tokenize", "-p", "the  rain in Spain", "--vocab", path]), reference);
+        assert_eq!(antigravity(["tokenize", "-p", "the  rain in Spain", "--vocab", path]).text(), reference);
     }
 }
 
 #[test]
 fn what_cannot_be_tokenized_is_told() {
     for decode in ["4096", "1 x", "-1", "1.5", "99999999999999999999"] {
-        mentions(&fails(&["tokenize", "--decode", decode], 2), &["--decode", "ids from 0 to 4095"]);
+        antigravity(["tokenize", "--decode", decode]).fails_with(2, &["--decode", "ids from 0 to 4095"]);
     }
-    fails(&["tokenize", "--decode", "1", "-p", "x"], 2);
-    fails(&["tokenize", "-f", "x", "-p", "x"], 2);
-    fails(&["tokenize", "-p", "x", "--format", "xml"], 2);
-    mentions(&fails(&["tokenize", "-f", "/nowhere"], 2), &["--file /nowhere"]);
-    let temp = Temp::new();
+    antigravity(["tokenize", "--decode", "1", "-p", "x"]).fails(2);
+    antigravity(["tokenize", "-f", "x", "-p", "x"]).fails(2);
+    antigravity(["tokenize", "-p", "x", "--format", "xml"]).fails(2);
+    antigravity(["tokenize", "-f", "/nowhere"]).fails_with(2, &["--file /nowhere"]);
+    let temp = TestDir::new();
     let broken = temp.write("latin1", b"ab\xe9");
-    mentions(&fails(&["tokenize", "-f", &broken], 2), &["latin1", "byte 2 is not UTF-8"]);
+    antigravity(["tokenize", "-f", &broken]).fails_with(2, &["latin1", "byte 2 is not UTF-8"]);
 
-    mentions(&fails(&["tokenize", "-p", "x", "-m", "/nowhere"], 3), &["/nowhere: No such file"]);
-    mentions(&fails(&["tokenize", "-p", "x", "--vocab", "/nowhere.gguf"], 3), &["/nowhere.gguf"]);
+    antigravity(["tokenize", "-p", "x", "-m", "/nowhere"]).fails_with(3, &["/nowhere: No such file"]);
+    antigravity(["tokenize", "-p", "x", "--vocab", "/nowhere.gguf"]).fails_with(3, &["/nowhere.gguf"]);
     let part = gguf("m4-qwen2-bf16.F16.part.gguf");
-    mentions(
-        &fails(&["tokenize", "-p", "x", "--vocab", &part], 3),
-        &["part.gguf", "tokenizer.ggml.model\" is missing"],
-    );
+    antigravity(["tokenize", "-p", "x", "--vocab", &part])
+        .fails_with(3, &["part.gguf", "tokenizer.ggml.model\" is missing"]);
     let whole = std::fs::read(gguf("m4-qwen2-bf16.Q8_0.gguf")).expect("a fixture");
     let cut = temp.write("cut.gguf", &whole[..3000]);
-    mentions(&fails(&["tokenize", "-p", "x", "--vocab", &cut], 3), &["cut.gguf", "past the end of the file"]);
+    antigravity(["tokenize", "-p", "x", "--vocab", &cut])
+        .fails_with(3, &["cut.gguf", "past the end of the file"]);
     let pre = b"qwen2";
     let at =
         whole.windows(22).position(|w| w.starts_with(b"tokenizer.ggml.pre")).expect("the key") + 18 + 4 + 8;
@@ -112,10 +118,8 @@ fn what_cannot_be_tokenized_is_told() {
     let mut other = whole.clone();
     other[at..at + 5].copy_from_slice(b"qwen9");
     let other = temp.write("other.gguf", other);
-    mentions(
-        &fails(&["tokenize", "-p", "x", "--vocab", &other], 3),
-        &["other.gguf", "\"tokenizer.ggml.pre\" is \"qwen9\"", "\"qwen2\""],
-    );
+    antigravity(["tokenize", "-p", "x", "--vocab", &other])
+        .fails_with(3, &["other.gguf", "\"tokenizer.ggml.pre\" is \"qwen9\"", "\"qwen2\""]);
 }
 
 #[test]
@@ -134,8 +138,9 @@ fn a_wrong_type_of_a_control_token_is_said_in_one_line() {
     ] {
         parts = parts.pair(writer::pair(key, kind, value));
     }
-    let temp = Temp::new();
-    let said = run(&["tokenize", "-m", &temp.write("wrong.gguf", parts.bytes()), "-p", "a<|im_end|>a"]);
+    let temp = TestDir::new();
+    let said =
+        antigravity(["tokenize", "-m", &temp.write("wrong.gguf", parts.bytes()), "-p", "a<|im_end|>a"]).run();
     assert_eq!((said.code, said.out.as_str()), (Some(0), "2 1 2\n"));
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
     mentions(&said.err, &["warning:", "token_type", "<|im_end|>"]);

@@ -3,12 +3,9 @@
 
 It passes for a Linux board with a 64-bit Arm CPU: `uname -m` says so, programs are started by an emulator
 that the shell's environment names, and everything is kept under --root, which is the shell's TMPDIR.
-Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT LIST SEND RECV),
-tcp (a port of the device is the same port of this machine).
+Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT SEND).
 
-Faults to order: storage that is full after some bytes (--capacity), a `df` that says so (--df-free-kb), a
-device that vanishes in the middle of a push (--vanish-after), storage that damages what it is given
-(--damage), a slow cable (--push-rate), shells whose stream ends without an exit code (--cut-shells).
+A fault to order: shells whose stream ends without an exit code (--cut-shells).
 """
 import argparse
 import fcntl
@@ -22,7 +19,6 @@ import struct
 import subprocess
 import termios
 import threading
-import time
 
 CNXN, OPEN, OKAY, WRTE, CLSE = (int.from_bytes(x, "little") for x in (b"CNXN", b"OPEN", b"OKAY", b"WRTE", b"CLSE"))
 MAXDATA = 256 * 1024
@@ -131,7 +127,7 @@ class Connection:
 
     def serve(self, stream, name):
         kind, _, argument = name.partition(":")
-        service = {"shell": shell, "exec": shell, "sync": sync, "tcp": tcp}.get(kind.split(",")[0])
+        service = {"shell": shell, "exec": shell, "sync": sync}.get(kind.split(",")[0])
         if not service:
             self.send(CLSE, 0, stream.remote)
             self.streams.pop(stream.local, None)
@@ -220,25 +216,7 @@ def shell(device, stream, command, asked):
         packet(EXIT, bytes([128 - code if code < 0 else code & 255]))
 
 
-def tcp(_device, stream, port, _asked):
-    """A connection to a port of the device."""
-    sock = socket.create_connection(("127.0.0.1", int(port)))
-
-    def feed():
-        try:
-            while data := stream.recv():
-                sock.sendall(data)
-            sock.shutdown(socket.SHUT_RDWR)  # a stream has no half that is closed
-        except OSError:
-            pass
-
-    threading.Thread(target=feed, daemon=True).start()
-    with sock:
-        while data := sock.recv(65536):
-            stream.write(data)
-
-
-def sync(device, stream, _argument, _asked):
+def sync(_device, stream, _argument, _asked):
     """File transfer."""
     while True:
         kind, size = struct.unpack("<4sI", stream.read(8))
@@ -252,39 +230,17 @@ def sync(device, stream, _argument, _asked):
             except OSError:
                 facts = (0, 0, 0)
             stream.write(struct.pack("<4s3I", b"STAT", *facts))
-        elif kind == b"LIST":
-            stream.write(listing(path) + struct.pack("<4s4I", b"DONE", 0, 0, 0, 0))
         elif kind == b"SEND":
             path, _, mode = path.rpartition(",")
-            error = receive(device, stream, path, int(mode))
+            error = receive(stream, path, int(mode))
             answer = struct.pack("<4sI", b"FAIL", len(error)) + error.encode() if error else b"OKAY\0\0\0\0"
             stream.write(answer)
-        elif kind == b"RECV":
-            try:
-                with open(path, "rb") as file:
-                    while data := file.read(65536):
-                        stream.write(struct.pack("<4sI", b"DATA", len(data)) + data)
-                stream.write(b"DONE\0\0\0\0")
-            except OSError as e:
-                stream.write(struct.pack("<4sI", b"FAIL", len(str(e))) + str(e).encode())
         else:
             stream.write(struct.pack("<4sI", b"FAIL", 15) + b"unknown request")
             return
 
 
-def listing(path):
-    entries = b""
-    try:
-        for name in os.listdir(path):
-            found, encoded = os.lstat(os.path.join(path, name)), name.encode()
-            facts = (found.st_mode, found.st_size & 0xFFFFFFFF, int(found.st_mtime), len(encoded))
-            entries += struct.pack("<4s4I", b"DENT", *facts) + encoded
-    except OSError:
-        pass
-    return entries
-
-
-def receive(device, stream, path, mode):
+def receive(stream, path, mode):
     """Takes one pushed file; returns what went wrong."""
     error, file = None, None
     try:
@@ -299,7 +255,7 @@ def receive(device, stream, path, mode):
         data = stream.read(size)
         if not error:
             try:
-                file.write(device.store(data))
+                file.write(data)
             except OSError as e:
                 error = "write failed: " + os.strerror(e.errno)
     if file:
@@ -314,16 +270,10 @@ class Device:
     """What all connections share."""
 
     def __init__(self, options):
-        self.options, self.root, self.stored = options, os.path.abspath(options.root), 0
+        self.options, self.root = options, os.path.abspath(options.root)
         programs = os.path.join(self.root, "bin")
         os.makedirs(programs, exist_ok=True)
         self.program(programs, "uname", 'case $1 in -m) echo aarch64;; *) echo Linux;; esac')
-        df = ["echo Filesystem 1K-blocks Used Available Use% Mounted on"]
-        if options.df_free_kb is not None:
-            df.append(f"echo /dev/block/dm-9 1000 1000 {options.df_free_kb} 99% /data")
-        else:
-            df = ['exec /bin/df "$@"']
-        self.program(programs, "df", "\n".join(df))
         self.environment = {
             "PATH": programs + ":/usr/bin:/bin",
             "TMPDIR": self.root,
@@ -340,17 +290,6 @@ class Device:
             file.write("#!/bin/sh\n" + script + "\n")
         os.chmod(path, 0o755)
 
-    def store(self, data):
-        """What gets to the storage of the data pushed."""
-        self.stored += len(data)
-        if self.options.push_rate:
-            time.sleep(len(data) / self.options.push_rate)
-        if self.options.vanish_after is not None and self.stored > self.options.vanish_after:
-            os._exit(0)
-        if self.options.capacity is not None and self.stored > self.options.capacity:
-            raise OSError(28, "")
-        return data[:-1] + bytes([data[-1] ^ 1]) if self.options.damage and data else data
-
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -358,11 +297,6 @@ def main():
     parser.add_argument("--port", type=int, default=0, help="0: any; stay off 5555 to 5585, which adb scans")
     parser.add_argument("--emulator", default=shutil.which("qemu-aarch64-static") or "")
     parser.add_argument("--cpu", default="max,sve=off")
-    parser.add_argument("--capacity", type=int, metavar="BYTES")
-    parser.add_argument("--df-free-kb", type=int, metavar="KB")
-    parser.add_argument("--vanish-after", type=int, metavar="BYTES")
-    parser.add_argument("--push-rate", type=int, metavar="BYTES/S")
-    parser.add_argument("--damage", action="store_true")
     parser.add_argument("--cut-shells", metavar="TEXT", help="those whose command holds TEXT")
     options = parser.parse_args()
     device = Device(options)

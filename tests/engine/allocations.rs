@@ -1,9 +1,9 @@
 //! Decode does not allocate, nor does observing attention or evicting: a counting allocator watches every thread of a
 //! process of its own.
 
-use crate::bed::alone::Alone;
-use crate::bed::child::alone;
-use crate::bed::place;
+use crate::support::cpu_sequence::CpuSequence;
+use crate::support::paths;
+use crate::support::process::run_alone;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, Logits, Run};
 use antigravity::run::eviction::{Budget, Chooser, Policy};
@@ -39,13 +39,13 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn decoding_a_token_allocates_nothing() {
-    alone("allocations::decoding_a_token_allocates_nothing", decode_counting);
+    run_alone("allocations::decoding_a_token_allocates_nothing", decode_counting);
 }
 
 fn decode_counting() {
     for (kv, threads) in [(KvType::Q4, 2), (KvType::F32, 1), (KvType::Q8, 3)] {
         let options =
-            EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(place::model()) };
+            EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(paths::model()) };
         let engine = Engine::load(options).unwrap();
         let mut session = engine.session().unwrap();
         // Long enough that attention is spread over chunks, one token short of the next one.
@@ -145,7 +145,7 @@ fn every_sampler() -> SamplerOptions {
 
 /// Passes that allocated while attention was observed and slots were evicted.
 fn observed_passes(engine: &Engine) -> usize {
-    let mut alone = Alone::new(Arc::clone(engine.weights()), options(engine));
+    let mut alone = CpuSequence::new(Arc::clone(engine.weights()), options(engine));
     alone.observe(usize::MAX);
     let tokens: Vec<u32> = (0..64).map(|i| 5 + i % dims::VOCAB as u32).collect();
     let mut logits = vec![0.0; dims::VOCAB];

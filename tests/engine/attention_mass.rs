@@ -1,9 +1,9 @@
 //! The cache as eviction uses it: the attention that slots receive, the same bits however it is computed, and rows and
 //! mass that move.
 
-use crate::bed::alone::Alone;
-use crate::bed::place;
-use crate::bed::random::{Random, ids};
+use crate::support::cpu_sequence::CpuSequence;
+use crate::support::paths;
+use crate::support::random::{Random, ids};
 use antigravity::dims::{GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::cpu::CpuOptions;
 use antigravity::model::cpu::attention::for_others;
@@ -156,22 +156,22 @@ fn mass_is_what_it_is_defined_to_be_on_every_instruction_set() {
 
 fn weights() -> &'static Arc<Weights> {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
-    ENGINE.get_or_init(|| Engine::load(EngineOptions::new(place::model())).unwrap()).weights()
+    ENGINE.get_or_init(|| Engine::load(EngineOptions::new(paths::model())).unwrap()).weights()
 }
 
 const CAPACITY: usize = 400;
 
-fn alone(kv: KvType, threads: usize, isa: Isa) -> Alone {
+fn alone(kv: KvType, threads: usize, isa: Isa) -> CpuSequence {
     let kv_types = KvTypes::both(kv);
     let options = CpuOptions { threads, isa, kv_types, slots: CAPACITY, max_tokens: 256 };
-    Alone::new(Arc::clone(weights()), options)
+    CpuSequence::new(Arc::clone(weights()), options)
 }
 
 fn fastest() -> Isa {
     Isa::detect().unwrap()
 }
 
-fn feed(alone: &mut Alone, ids: &[u32], chunk: usize) {
+fn feed(alone: &mut CpuSequence, ids: &[u32], chunk: usize) {
     ids.chunks(chunk).for_each(|ids| alone.forward(ids, Logits::None));
 }
 

@@ -1,7 +1,7 @@
 //! Prompts that are completed together: the same bits as each alone, in the order in which they are complete.
 
-use crate::bed::alone::Alone;
-use crate::bed::place;
+use crate::support::cpu_sequence::CpuSequence;
+use crate::support::paths;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, KvRows, Logits, Run};
 use antigravity::model::trace::Trace;
@@ -20,7 +20,7 @@ fn options(batch: usize, threads: usize) -> EngineOptions {
         threads,
         max_seq_len: 256,
         prefill_chunk: 48,
-        ..EngineOptions::new(place::model())
+        ..EngineOptions::new(paths::model())
     }
 }
 
@@ -180,7 +180,7 @@ fn logits_of_any_mixture_of_runs_are_those_of_each_alone() {
         let mut together = CpuDevice::new(weights(), options).unwrap();
         let mut caches: Vec<_> = (0..5).map(|_| together.new_cache(160).unwrap()).collect();
         let mut singles: Vec<_> =
-            (0..5).map(|_| Alone::new(weights(), CpuOptions { threads: 2, ..options })).collect();
+            (0..5).map(|_| CpuSequence::new(weights(), CpuOptions { threads: 2, ..options })).collect();
         let mut lengths = [0usize, 1, 30, 118, 126];
         for (sequence, &n) in lengths.iter().enumerate() {
             let prompt: Vec<u32> = (0..n).map(|i| token(sequence, i)).collect();
@@ -249,7 +249,7 @@ fn logits_are_the_same_whichever_others_are_read() {
         let weights = || Arc::clone(engine.weights());
         let mut together = CpuDevice::new(weights(), options).unwrap();
         let mut caches: Vec<_> = (0..5).map(|_| together.new_cache(256).unwrap()).collect();
-        let mut whole: Vec<_> = (0..5).map(|_| Alone::new(weights(), options)).collect();
+        let mut whole: Vec<_> = (0..5).map(|_| CpuSequence::new(weights(), options)).collect();
         // Sequence 4 is observed.
         whole[4].observe(6);
         caches[4].write_mass(0, &[]).unwrap();
@@ -309,7 +309,7 @@ fn a_trace_has_the_same_residuals_whatever_is_read() {
     };
     let tokens: Vec<u32> = (0..23).map(|i| (i * 89 % dims::VOCAB) as u32).collect();
     let trace_of = |read: usize| {
-        let mut alone = Alone::new(Arc::clone(engine.weights()), options);
+        let mut alone = CpuSequence::new(Arc::clone(engine.weights()), options);
         alone.device.set_trace(Some(Trace::default()));
         let mut rows = vec![0.0; [0, 1, tokens.len()][read] * dims::VOCAB];
         let logits = match read {

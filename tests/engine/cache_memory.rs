@@ -1,7 +1,7 @@
 //! What the cache no longer needs is the system's again. A process of its own, whose memory nobody else touches.
 
-use crate::bed::child::alone;
-use crate::bed::place;
+use crate::support::paths;
+use crate::support::process::run_alone;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Cache, Device, KvRows};
@@ -19,7 +19,7 @@ fn resident() -> usize {
 
 #[test]
 fn evicted_slots_give_their_memory_back() {
-    alone("cache_memory::evicted_slots_give_their_memory_back", fill_and_evict);
+    run_alone("cache_memory::evicted_slots_give_their_memory_back", fill_and_evict);
 }
 
 fn fill_and_evict() {
@@ -28,7 +28,7 @@ fn fill_and_evict() {
     // 64 MiB, of which an eighth stays.
     let slots = (64 << 20) / slot;
     let kept = slots / 8;
-    let engine = Engine::load(EngineOptions::new(place::model())).unwrap();
+    let engine = Engine::load(EngineOptions::new(paths::model())).unwrap();
     let options =
         CpuOptions { threads: 1, isa: Isa::detect().unwrap(), kv_types: types, slots, max_tokens: 1 };
     let mut device = CpuDevice::new(Arc::clone(engine.weights()), options).unwrap();

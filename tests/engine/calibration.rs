@@ -1,6 +1,6 @@
 //! A q4 cache stores keys less the model's means and scaled, and loses less for it.
 
-use crate::bed::place;
+use crate::support::paths;
 use antigravity::dims::{HEAD_DIM, KV_DIM, LAYERS};
 use antigravity::model::weights::{Calibration, WeightType};
 use antigravity::{Engine, EngineOptions};
@@ -15,7 +15,7 @@ fn options(k: KvType) -> EngineOptions {
         // Without their activations' rounding, which a small difference may tip.
         weight_type: WeightType::F32,
         threads: 2,
-        ..EngineOptions::new(place::model())
+        ..EngineOptions::new(paths::model())
     }
 }
 

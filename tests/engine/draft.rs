@@ -1,6 +1,6 @@
 //! Drafts change no token: greedy or drawn, with penalties, over stop strings, beside eviction.
 
-use crate::bed::place;
+use crate::support::paths;
 use antigravity::model::trace::digest;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{Drafts, StopReason};
@@ -60,7 +60,7 @@ fn samplers() -> Vec<SamplerOptions> {
 
 #[test]
 fn drafts_change_no_token_whoever_chooses_them() {
-    let base = EngineOptions { threads: 2, max_seq_len: 160, ..EngineOptions::new(place::model()) };
+    let base = EngineOptions { threads: 2, max_seq_len: 160, ..EngineOptions::new(paths::model()) };
     let engine = Engine::load(base.clone()).unwrap();
     let sliding = Eviction { policy: Policy::Sliding, window: 60, prefix: Some(4), memory_threshold: 0 };
     let mut accepted = 0;
@@ -96,7 +96,7 @@ fn drafts_change_no_token_whoever_chooses_them() {
 /// A policy that looks at attention, and none to draft from.
 #[test]
 fn drafts_are_off_where_they_would_be_seen() {
-    let base = EngineOptions { threads: 1, draft: 4, ..EngineOptions::new(place::model()) };
+    let base = EngineOptions { threads: 1, draft: 4, ..EngineOptions::new(paths::model()) };
     let engine = Engine::load(base.clone()).unwrap();
     for policy in [Policy::SnapKv, Policy::H2o] {
         let eviction = Eviction { policy, window: 64, prefix: Some(0), memory_threshold: 0 };

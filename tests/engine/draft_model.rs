@@ -1,8 +1,8 @@
 //! Drafts of another program: the same tokens with every sampler, alone and together, whatever that program says.
 
-use crate::bed::place;
-use crate::bed::temp::Temp;
 use crate::golden;
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 use antigravity::model::trace::digest;
 use antigravity::run::draft_model::{DraftModel, DraftProgram, DraftWhen};
 use antigravity::run::eviction::{Eviction, Policy};
@@ -25,7 +25,7 @@ const PROMPTS: [&str; 6] = [
 ];
 
 fn base() -> EngineOptions {
-    EngineOptions { threads: 2, max_seq_len: 400, ..EngineOptions::new(place::model()) }
+    EngineOptions { threads: 2, max_seq_len: 400, ..EngineOptions::new(paths::model()) }
 }
 
 /// With drafts of up to `draft` tokens by a program in every pass, and what it is said to the user.
@@ -101,7 +101,7 @@ fn samplers() -> Vec<SamplerOptions> {
 
 #[test]
 fn a_model_that_drafts_changes_no_token() {
-    let Some(program) = place::draft_program() else { return };
+    let Some(program) = paths::draft_program() else { return };
     let sliding = Eviction { policy: Policy::Sliding, window: 60, prefix: Some(4), memory_threshold: 0 };
     for (eviction, tokens) in [(Eviction::NEVER, 80), (sliding, 160)] {
         let plain = Engine::load(EngineOptions { eviction, max_seq_len: 96, ..base() }).unwrap();
@@ -128,7 +128,7 @@ fn a_model_that_drafts_changes_no_token() {
 /// What repeats itself is guessed from the text, all else by the model.
 #[test]
 fn text_and_model_guess_by_turns() {
-    let Some(program) = place::draft_program() else { return };
+    let Some(program) = paths::draft_program() else { return };
     let plain = Engine::load(base()).unwrap();
     // One word again and again: until it has stood there eight times, only the model can know.
     let word = *plain.encode(" the").unwrap().last().unwrap();
@@ -144,7 +144,7 @@ fn text_and_model_guess_by_turns() {
 
 #[test]
 fn golden_texts_are_drafted_to_the_same_bits() {
-    let Some(program) = place::draft_program() else { return };
+    let Some(program) = paths::draft_program() else { return };
     for (file, case) in golden::cases() {
         let (o, _) = with(program.clone(), 8, EngineOptions { threads: 2, ..golden::options_of(&case) });
         let (found, expected) = (golden::run_on(&loaded(o), &case), &case["expected"]);
@@ -157,7 +157,7 @@ fn golden_texts_are_drafted_to_the_same_bits() {
 /// What models/story-draft/README.md says.
 #[test]
 fn stories_are_guessed_well() {
-    let Some(program) = place::draft_program() else { return };
+    let Some(program) = paths::draft_program() else { return };
     let (o, _) = with(program, 8, base());
     let engine = loaded(o);
     let drawn = SamplerOptions { seed: 5, ..Default::default() };
@@ -204,7 +204,7 @@ fn prompts_together_are_drafted_and_each_is_as_alone() {
         let base = EngineOptions { batch, prefill_chunk: 30, ..base() };
         let (found, drafts) = answers(EngineOptions { draft: 5, ..base.clone() });
         assert!(found == expected && drafts.is_some(), "{batch} together, from the text");
-        let Some(program) = place::draft_program() else { continue };
+        let Some(program) = paths::draft_program() else { continue };
         let (o, said) = with(program, 5, base);
         let (found, drafts) = answers(o);
         assert_eq!(found, expected, "{batch} together");
@@ -215,7 +215,7 @@ fn prompts_together_are_drafted_and_each_is_as_alone() {
 
 #[test]
 fn a_draft_that_is_killed_in_a_text_costs_no_token() {
-    let Some(program) = place::draft_program() else { return };
+    let Some(program) = paths::draft_program() else { return };
     let options = options(SamplerOptions { seed: 4, ..Default::default() }, 120);
     let (expected, _) = tell(&Engine::load(base()).unwrap(), PROMPTS[0], &options);
     let (o, said) = with(program, 4, base());
@@ -241,7 +241,7 @@ fn a_draft_that_is_killed_in_a_text_costs_no_token() {
 
 #[test]
 fn a_program_that_lies_is_left_out_after_one_line() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let plain = Engine::load(base()).unwrap();
     let options = options(SamplerOptions { seed: 6, ..Default::default() }, 24);
     let (expected, _) = tell(&plain, PROMPTS[1], &options);
@@ -289,7 +289,7 @@ fn a_program_that_lies_is_left_out_after_one_line() {
 
 #[test]
 fn a_program_that_hangs_costs_a_moment() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let plain = Engine::load(base()).unwrap();
     let options = options(greedy(), 60);
     let (expected, _) = tell(&plain, PROMPTS[2], &options);
@@ -315,7 +315,7 @@ fn a_program_that_hangs_costs_a_moment() {
 /// Wrong guesses and late answers are no lies.
 #[test]
 fn a_program_that_guesses_wrong_changes_no_token() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let plain = Engine::load(base()).unwrap();
     let digest = plain.tokenizer().pieces().digest();
     let hello = json!({"antigravity_draft": 1, "tokenizer": digest, "sequences": 1});
@@ -340,7 +340,7 @@ fn a_program_that_guesses_wrong_changes_no_token() {
 /// What takes far longer than the tokens that it might save is hardly waited for, also by several texts.
 #[test]
 fn a_slow_program_holds_three_texts_up_only_a_little() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let items: Vec<BatchItem> = PROMPTS[..3]
         .iter()
         .map(|prompt| BatchItem { prompt: prompt.to_string(), options: options(greedy(), 80) })
@@ -372,7 +372,7 @@ fn a_slow_program_holds_three_texts_up_only_a_little() {
 /// More sequences than the program has caches for, in turn.
 #[test]
 fn sequences_take_turns_in_the_caches_of_the_program() {
-    let Some(program) = place::draft_program() else { return };
+    let Some(program) = paths::draft_program() else { return };
     let (o, said) = with(program, 4, base());
     let (drafting, plain) = (loaded(o), Engine::load(base()).unwrap());
     let each = |engine: &Engine| {

@@ -2,8 +2,8 @@
 
 pub mod reference;
 
-use crate::bed::child::alone;
-use crate::bed::place;
+use crate::support::paths;
+use crate::support::process::run_alone;
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{CancelToken, Event, Session};
@@ -22,7 +22,7 @@ fn options(policy: Policy, slots: usize, window: usize) -> EngineOptions {
         threads: 2,
         max_seq_len: slots,
         eviction: Eviction { policy, window, prefix: Some(4), memory_threshold: 0 },
-        ..EngineOptions::new(place::model())
+        ..EngineOptions::new(paths::model())
     }
 }
 
@@ -44,7 +44,7 @@ fn positions_count_on_where_slots_do_not() {
     let ids = story(&engine, all);
     let mut session = engine.session().unwrap();
     session.prefill(&ids[..20], &CancelToken::default()).unwrap();
-    let model = Reference::load(&place::model().join("model.safetensors"));
+    let model = Reference::load(&paths::model().join("model.safetensors"));
     // What each token sees: the first four, and the last ones that an eighth of the slots leaves.
     let mut held: Vec<usize> = Vec::new();
     let mut visible = Vec::new();
@@ -133,7 +133,7 @@ fn perplexity(engine: &Engine, tokens: &[u32]) -> f64 {
 
 #[test]
 fn six_thousand_tokens_in_a_thousand_slots() {
-    alone("eviction::six_thousand_tokens_in_a_thousand_slots", generate_far_beyond_the_slots);
+    run_alone("eviction::six_thousand_tokens_in_a_thousand_slots", generate_far_beyond_the_slots);
 }
 
 fn generate_far_beyond_the_slots() {

@@ -1,13 +1,13 @@
 //! GGUF files of the baked model in every format: the same numbers as from the checkpoint where the values are the
 //! same, near ones where activations are quantised, the same bits from a packed file; wrong files are refused.
 
-use crate::bed::alone::Alone;
-use crate::bed::gguf::encoder::encode;
-use crate::bed::gguf::file::{File, Tensor};
-use crate::bed::gguf::writer::{U32, pair};
-use crate::bed::random::ids;
-use crate::bed::temp::Temp;
-use crate::bed::{place, program};
+use crate::support::cpu_sequence::CpuSequence;
+use crate::support::gguf::encoder::encode;
+use crate::support::gguf::file::{File, Tensor};
+use crate::support::gguf::writer::{U32, pair};
+use crate::support::random::ids;
+use crate::support::test_dir::TestDir;
+use crate::support::{command, paths};
 use antigravity::Error;
 use antigravity::dims::*;
 use antigravity::model::cpu::CpuOptions;
@@ -32,7 +32,7 @@ const EMBED: &str = "model.embed_tokens.weight";
 
 /// The baked model's checkpoint; `None`, said aloud, where only its config is here.
 fn checkpoint() -> Option<Source> {
-    let found = Source::open(&place::model()).ok().filter(|s| packed_file::layout_version(s).is_none());
+    let found = Source::open(&paths::model()).ok().filter(|s| packed_file::layout_version(s).is_none());
     if found.is_none() {
         eprintln!("SKIPPED: no checkpoint of {MODEL}");
     }
@@ -61,7 +61,7 @@ fn logits(weights: Weights) -> Vec<Vec<f32>> {
         slots: TOKENS,
         max_tokens: TOKENS,
     };
-    let mut cpu = Alone::new(Arc::new(weights), options);
+    let mut cpu = CpuSequence::new(Arc::new(weights), options);
     let one = |id| {
         let mut logits = vec![0.0; VOCAB];
         cpu.forward(&[id], Logits::Last(&mut logits));
@@ -85,8 +85,8 @@ fn error(found: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
 fn elements_give_the_checkpoints_bits() {
     let Some(source) = checkpoint() else { return };
     let stored = source.require(EMBED).unwrap().dtype.block().unwrap();
-    let want = logits(load(&place::model(), WeightType::F32, 2).unwrap());
-    let dir = Temp::new();
+    let want = logits(load(&paths::model(), WeightType::F32, 2).unwrap());
+    let dir = TestDir::new();
     for block in [BlockType::F32, stored] {
         let path = dir.file("model.gguf");
         File::of(&source, |_| block).write(&path);
@@ -101,7 +101,7 @@ fn elements_give_the_checkpoints_bits() {
 fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
     let Some(source) = checkpoint() else { return };
     for block in formats() {
-        let dir = Temp::new();
+        let dir = TestDir::new();
         let path = dir.file("some.model.gguf");
         File::of(&source, |_| block).write(&path);
         let exact = logits(load(&path, WeightType::F32, 2).unwrap());
@@ -174,11 +174,11 @@ fn stored_q4_0_is_taken_bit_for_bit() {
     if table().iter().any(|s| s.name.ends_with("proj.weight") && !s.quantises()) {
         return;
     }
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let path = dir.file("model.gguf");
     let stored = source.require(EMBED).unwrap().dtype.block().unwrap();
     File::of(&source, |name| if name == EMBED { stored } else { BlockType::Q4_0 }).write(&path);
-    let want = load(&place::model(), WeightType::Q4_0, 2).unwrap();
+    let want = load(&paths::model(), WeightType::Q4_0, 2).unwrap();
     let found = load(&path, WeightType::Q4_0, 2).unwrap();
     let quants = |w: &Weights| match (&w.layers[0].wq, &w.layers[LAYERS - 1].wk) {
         (Matrix::Quantised(q), Matrix::Quantised(k)) => {
@@ -199,7 +199,7 @@ fn mixed_formats_stay_as_they_are() {
     if formats().count() < BlockType::ALL.len() {
         return;
     }
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let path = dir.file("model.gguf");
     let choose = |name: &str| match name {
         EMBED => BlockType::Q6_K,
@@ -219,7 +219,7 @@ fn mixed_formats_stay_as_they_are() {
 #[test]
 fn a_directory_stands_for_its_only_gguf_file() {
     let Some(source) = checkpoint() else { return };
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let file = File::of(&source, |_| BlockType::BF16);
     file.write(&dir.file("one.gguf"));
     let path = ModelPath::new(&dir.0).unwrap();
@@ -234,7 +234,7 @@ fn a_directory_stands_for_its_only_gguf_file() {
 #[test]
 fn a_stale_packed_file_is_left_alone() {
     let Some(source) = checkpoint() else { return };
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let path = dir.file("model.gguf");
     let mut file = File::of(&source, |_| BlockType::BF16);
     file.write(&path);
@@ -254,7 +254,7 @@ fn a_stale_packed_file_is_left_alone() {
 /// Loading fails in one line that holds all of `words`, with every type of weights; so does the program, with exit
 /// code 3.
 fn refused(file: &File, what: &str, words: &[&str]) {
-    let dir = Temp::new();
+    let dir = TestDir::new();
     let path = dir.file("model.gguf");
     file.write(&path);
     let check = |e: &str| {
@@ -268,7 +268,7 @@ fn refused(file: &File, what: &str, words: &[&str]) {
             Ok(_) => panic!("{what}: {weight_type} is loaded"),
         }
     }
-    let mut program = Command::new(program::binary());
+    let mut program = Command::new(command::binary());
     program.args(["generate", "-q", "-n", "1", "-p", "x", "-m"]).arg(&path);
     let output = program.output().expect("the program starts");
     assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "{what}");

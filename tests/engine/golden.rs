@@ -3,8 +3,8 @@
 //!
 //! `cargo xtask golden --bless` rewrites the expectations from the scalar kernels.
 
-use crate::bed::place;
-use crate::bed::random::Random;
+use crate::support::paths;
+use crate::support::random::Random;
 use antigravity::model::trace::digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 use numeric::kv::KvTypes;
@@ -42,7 +42,7 @@ pub fn options_of(case: &Value) -> EngineOptions {
     EngineOptions {
         weight_type: field(case, "weights").parse().unwrap(),
         kv_types: KvTypes { k: kv("k"), v: kv("v") },
-        ..EngineOptions::new(place::model())
+        ..EngineOptions::new(paths::model())
     }
 }
 
@@ -86,7 +86,7 @@ pub fn run_on(engine: &Engine, case: &Value) -> Run {
 }
 
 pub fn cases() -> Vec<(PathBuf, Value)> {
-    let dir = place::root().join("tests/golden").join(dims::MODEL);
+    let dir = paths::root().join("tests/golden").join(dims::MODEL);
     let mut files: Vec<PathBuf> = match std::fs::read_dir(&dir) {
         Ok(entries) => entries.map(|e| e.unwrap().path()).collect(),
         Err(_) => {

@@ -3,7 +3,7 @@
 
 mod attention;
 
-use crate::bed::random::Random;
+use crate::support::random::Random;
 use files::blocks::{BLOCK, BlockQ4};
 use numeric::kv::{self, KvType};
 use numeric::quant::activations::{ActBlock, ActTile};

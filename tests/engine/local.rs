@@ -1,8 +1,8 @@
 //! Layers that see a window keep the rows of the latest positions alone. Each test holds for any model, and says something
 //! of those with such layers only.
 
-use crate::bed::place;
 use crate::eviction::reference::Reference;
+use crate::support::paths;
 use antigravity::dims::{self, LAYERS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
 use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
@@ -20,7 +20,7 @@ const SMALL: usize = 3;
 
 fn options(chunk: usize) -> EngineOptions {
     let eviction = Eviction { memory_threshold: 0, ..Eviction::NEVER };
-    let options = EngineOptions::new(place::model());
+    let options = EngineOptions::new(paths::model());
     EngineOptions { threads: 2, max_seq_len: SLOTS, prefill_chunk: chunk, eviction, ..options }
 }
 
@@ -193,7 +193,7 @@ fn eviction_leaves_local_layers_alone() {
         global.push(held.clone());
         local.push(((t + 1).saturating_sub(WINDOW)..=t).collect::<Vec<_>>());
     }
-    let model = Reference::load(&place::model().join("model.safetensors"));
+    let model = Reference::load(&paths::model().join("model.safetensors"));
     let far = |visible: [&[Vec<usize>]; 2]| {
         let expected = model.logits_of(visible, &ids);
         let diff = |(e, &f): (&f64, &f32)| (e - f64::from(f)).powi(2);

@@ -2,8 +2,8 @@
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 /// Shared by all four binaries.
-#[path = "../bed/bed.rs"]
-mod bed;
+#[path = "../support/support.rs"]
+mod support;
 
 /// Decoding a token allocates memory.
 mod allocations;

@@ -1,6 +1,6 @@
 //! `past_key_values`: a cache that goes out and in again is the same, of every type and after evictions.
 
-use crate::bed::place;
+use crate::support::paths;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use antigravity::model::device::KvRows;
 use antigravity::run::eviction::{Eviction, Policy};
@@ -14,7 +14,7 @@ fn options(kind: KvType, policy: Policy) -> EngineOptions {
         max_seq_len: 64,
         eviction: Eviction { policy, window: 32, prefix: Some(4), memory_threshold: 0 },
         threads: 2,
-        ..EngineOptions::new(place::model())
+        ..EngineOptions::new(paths::model())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a row of q4 stores, beside its definition worked out one number at a time.
 
-use crate::bed::random::Random;
+use crate::support::random::Random;
 use half::f16;
 use numeric::kv::KvType;
 use numeric::simd::{Isa, kv_row};

@@ -3,8 +3,8 @@
 //! `checksums.json` has SHA-256 sums of the values as little-endian f32, which ggml's own decoders gave. Files named
 //! `.part.gguf` hold a few tensors of their model, and no vocabulary.
 
-use crate::bed::gguf::writer::{ARRAY, F32, Parts, STRING, U32, U64, array, info, pair, text};
-use crate::bed::place;
+use crate::support::gguf::writer::{ARRAY, F32, Parts, STRING, U32, U64, array, info, pair, text};
+use crate::support::paths;
 use files::blocks::BlockType;
 use files::source::gguf::Gguf;
 use files::source::gguf::header::Header;
@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
-    place::root().join("tests/fixtures/gguf")
+    paths::root().join("tests/fixtures/gguf")
 }
 
 fn json(path: &Path) -> Value {

@@ -2,8 +2,8 @@
 //! checkpoint's, under other names and, in Llama, with the rows of q and k in another order; what would be computed
 //! wrongly is refused.
 
-use crate::bed::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
-use crate::bed::place;
+use crate::support::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
+use crate::support::paths;
 use files::config::{Arch, ConfigError, LayerKind, ModelConfig, RopeScaling};
 use files::source::Source;
 use files::source::gguf::header::Header;
@@ -12,11 +12,11 @@ use files::source::gguf::{Gguf, model};
 use std::fs;
 
 fn gguf(file: &str) -> Gguf {
-    Gguf::open(&place::root().join("tests/fixtures/gguf").join(file)).unwrap()
+    Gguf::open(&paths::root().join("tests/fixtures/gguf").join(file)).unwrap()
 }
 
 fn config_json(model: &str) -> ModelConfig {
-    let path = place::root().join("tests/fixtures/models").join(model).join("config.json");
+    let path = paths::root().join("tests/fixtures/models").join(model).join("config.json");
     ModelConfig::parse(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -76,7 +76,7 @@ fn error(values: &[f32], others: &[f32]) -> f64 {
 
 /// Holds every tensor of a checkpoint against a GGUF file of the same weights.
 fn compare(model: &str, file: &str, most: f64) {
-    let checkpoint = Source::open(&place::root().join("tests/fixtures/models").join(model)).unwrap();
+    let checkpoint = Source::open(&paths::root().join("tests/fixtures/models").join(model)).unwrap();
     let (gguf, config) = (gguf(file), config_json(model));
     let mut names: Vec<String> = gguf.tensors().map(|t| t.name.clone()).filter(|n| n != ROPE_FREQS).collect();
     let mut moved = 0;

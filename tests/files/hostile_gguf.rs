@@ -1,11 +1,11 @@
 //! Damaged and malicious GGUF files are refused with one clear line, without a panic and without memory that the
 //! file does not justify.
 
-use crate::bed::gguf::writer::{
+use crate::support::gguf::writer::{
     ARRAY, BOOL, F32, I32, Parts, STRING, U8, U32, U64, array, claiming, info, pair, text,
 };
-use crate::bed::place;
-use crate::bed::temp::Temp;
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 use antigravity::Error;
 use files::blocks::BlockType;
 use files::source::gguf::Gguf;
@@ -255,7 +255,7 @@ fn wrong_tensors_are_refused() {
 
 /// A file with every kind of part.
 fn sample() -> Vec<u8> {
-    fs::read(place::root().join("tests/fixtures/gguf/m4k-qwen2-h256.Q5_K.part.gguf")).unwrap()
+    fs::read(paths::root().join("tests/fixtures/gguf/m4k-qwen2-h256.Q5_K.part.gguf")).unwrap()
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_file_cut_anywhere_is_refused() {
     }
     parse(&file[..end]).unwrap();
     // One with a vocabulary, whose arrays make most of the header.
-    let file = fs::read(place::root().join("tests/fixtures/gguf/m4-qwen2-bf16.Q5_0.gguf")).unwrap();
+    let file = fs::read(paths::root().join("tests/fixtures/gguf/m4-qwen2-bf16.Q5_0.gguf")).unwrap();
     let len = parse(&file).unwrap().len;
     for len in 0..len {
         assert!(parse(&file[..len]).is_err(), "{len} bytes");
@@ -326,7 +326,7 @@ fn no_change_of_a_tensors_type_or_dimensions_goes_unnoticed() {
 
 #[test]
 fn opening_names_the_file_in_one_line() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let path = temp.file("hostile.gguf");
     let refused = |bytes: &[u8], what: &str| {
         fs::write(&path, bytes).unwrap();

@@ -1,7 +1,7 @@
 //! Models that are well-formed files but wrong: one clear error each, no panic.
 
-use crate::bed::place;
-use crate::bed::temp::Temp;
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 use antigravity::model::weights::{Checkpoint, LoadOptions, WeightType, pack};
 use antigravity::{Engine, EngineOptions, Error, GenerateOptions, dims};
 use files::packed_file::PACKED_NAME;
@@ -10,15 +10,15 @@ use serde_json::{Map, Value, json};
 use std::fs;
 
 /// A copy of the bundled model that is removed at the end.
-pub struct Model(pub Temp);
+pub struct Model(pub TestDir);
 
 impl Model {
     pub fn copy() -> Self {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         for file in
             ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS]
         {
-            fs::copy(place::model().join(file), temp.file(file)).unwrap();
+            fs::copy(paths::model().join(file), temp.file(file)).unwrap();
         }
         Self(temp)
     }
@@ -277,7 +277,7 @@ fn packed_files_that_are_wrong_are_refused() {
 
 #[test]
 fn configs_that_are_wrong_are_refused() {
-    let config = fs::read_to_string(place::model().join("config.json")).unwrap();
+    let config = fs::read_to_string(paths::model().join("config.json")).unwrap();
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     let cases: Vec<(&str, String, &[&str])> = vec![
         (

@@ -1,8 +1,8 @@
 //! Damaged and malicious safetensors files are refused with one clear line; odd but valid ones open.
 
-use crate::bed::place;
-use crate::bed::random::Random;
-use crate::bed::temp::Temp;
+use crate::support::paths;
+use crate::support::random::Random;
+use crate::support::test_dir::TestDir;
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -192,15 +192,15 @@ fn damaged_files_are_refused() {
     ];
     assert!(cases.len() > 80);
     for (case, bytes, what) in cases {
-        let dir = Temp::new().with(FILE, bytes);
+        let dir = TestDir::new().with(FILE, bytes);
         assert_refused(case, &dir.0, FILE, what);
         assert_refused(case, &dir.0.join(FILE), FILE, what);
     }
 }
 
 /// A directory with an index of this text and shards `1` and `2`, of tensors `a` and `b`.
-fn sharded(index: impl AsRef<[u8]>) -> Temp {
-    Temp::new().with(INDEX, index).with("1", shard("a")).with("2", shard("b"))
+fn sharded(index: impl AsRef<[u8]>) -> TestDir {
+    TestDir::new().with(INDEX, index).with("1", shard("a")).with("2", shard("b"))
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn damaged_indexes_are_refused() {
 
 #[test]
 fn what_is_no_regular_file_is_refused() {
-    let dir = Temp::new();
+    let dir = TestDir::new();
     assert_refused("no model", &dir.0, dir.0.to_str().unwrap(), FILE);
     assert_refused("no such path", &dir.0.join("x"), "x", "No such file");
     let path = dir.0.join(FILE);
@@ -304,7 +304,7 @@ fn what_is_no_regular_file_is_refused() {
 
 #[test]
 fn odd_but_valid_files_open() {
-    let dir = Temp::new().with(FILE, file(AB, 24));
+    let dir = TestDir::new().with(FILE, file(AB, 24));
     let source = Source::open(&dir.0).unwrap();
     let names: Vec<_> = source.tensors().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
@@ -342,7 +342,7 @@ fn odd_but_valid_files_open() {
     ];
     for (case, bytes, count) in odd {
         let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap().len();
-        let dir = Temp::new().with("m", &bytes);
+        let dir = TestDir::new().with("m", &bytes);
         let source = Source::open(&dir.0.join("m")).unwrap_or_else(|e| panic!("{case}: {e}"));
         assert_eq!((source.tensors().count(), theirs), (count, count), "{case}");
     }
@@ -350,7 +350,7 @@ fn odd_but_valid_files_open() {
 
 #[test]
 fn the_bundled_model_opens() {
-    let source = Source::open(&place::root().join("models/story")).unwrap();
+    let source = Source::open(&paths::root().join("models/story")).unwrap();
     let embed = source.require("model.embed_tokens.weight").unwrap();
     assert_eq!((embed.dtype, &embed.shape[..]), (Dtype::BF16, &[4096, 256][..]));
     assert_eq!(source.metadata()["format"], "pt");
@@ -359,7 +359,7 @@ fn the_bundled_model_opens() {
 #[test]
 fn other_dtypes_are_listed_and_refused_when_asked_for() {
     let json = r#"{"i":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"q":{"dtype":"F4","shape":[2,1],"data_offsets":[16,17]}}"#;
-    let dir = Temp::new().with(FILE, file(json, 17));
+    let dir = TestDir::new().with(FILE, file(json, 17));
     let source = Source::open(&dir.0).unwrap();
     assert_eq!(source.tensors().count(), 0);
     let others: Vec<_> = source.unreadable().map(|t| (&*t.name, &*t.dtype, t.bytes)).collect();
@@ -375,8 +375,8 @@ fn other_dtypes_are_listed_and_refused_when_asked_for() {
 fn shards_open_through_links() {
     // As the Hugging Face cache has it: links from a snapshot to files elsewhere.
     let index = r#"{"metadata":{"total_size":2},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}"#;
-    let blobs = Temp::new().with("x", index).with("y", shard("a")).with("z", shard("b"));
-    let snapshot = Temp::new();
+    let blobs = TestDir::new().with("x", index).with("y", shard("a")).with("z", shard("b"));
+    let snapshot = TestDir::new();
     for (link, blob) in [(INDEX, "x"), ("1.safetensors", "y"), ("2.safetensors", "z")] {
         symlink(Path::new("..").join(blobs.0.file_name().unwrap()).join(blob), snapshot.0.join(link))
             .unwrap();
@@ -392,7 +392,7 @@ fn shards_open_through_links() {
 #[test]
 fn fingerprints_tell_models_apart() {
     let print = |bytes: &[u8]| {
-        let dir = Temp::new().with(FILE, bytes);
+        let dir = TestDir::new().with(FILE, bytes);
         let print = Source::open(&dir.0).unwrap().fingerprint();
         assert_eq!(print, Source::open(&dir.0.join(FILE)).unwrap().fingerprint());
         print
@@ -449,7 +449,7 @@ fn mutations_never_panic() {
             true
         }
     };
-    let (dir, mut opened) = (Temp::new(), 0);
+    let (dir, mut opened) = (TestDir::new(), 0);
     let path = dir.0.join(FILE);
     for round in 0..4000 {
         // Mostly the header: most of what can go wrong is there.

@@ -1,11 +1,11 @@
 //! Whatever text a file holds: an error about it is one line of at most 400 bytes, in which that text is escaped and
 //! shortened. Every text of every format is replaced in turn.
 
-use crate::bed::gguf::writer::{ARRAY, Parts, STRING, U32, array, info, pair, text};
-use crate::bed::hostile::{self, assert_line, variants};
-use crate::bed::place;
-use crate::bed::temp::Temp;
 use crate::hostile_model::{Model, WEIGHTS};
+use crate::support::gguf::writer::{ARRAY, Parts, STRING, U32, array, info, pair, text};
+use crate::support::hostile::{self, assert_line, variants};
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 use crate::tokenizer::made::Made;
 use antigravity::model::weights::{ModelPath, WeightType};
 use antigravity::{Result, dims};
@@ -19,7 +19,7 @@ use text::chat::{Context, Ending, Message, Moment, Role, Template};
 use text::tokenizer::Tokenizer;
 
 fn fixture() -> PathBuf {
-    place::root().join("tests/fixtures/models/m1-llama32-bf16")
+    paths::root().join("tests/fixtures/models/m1-llama32-bf16")
 }
 
 /// Puts the variants of a JSON file into `dir` in turn, and checks the errors of `open`: there are at least so many.
@@ -49,7 +49,7 @@ fn configs() {
 
 #[test]
 fn tokenizers_and_their_settings() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "config.json"] {
         fs::copy(fixture().join(file), temp.file(file)).unwrap();
     }
@@ -83,7 +83,7 @@ fn chat_templates() {
         format!("{{{{ '{hostile}'.{}() }}}}", "y".repeat(5000)),
         format!("{{{{ {}() }}}}", "y".repeat(5000)),
     ] {
-        let temp = Temp::new().with("chat_template.jinja", &source);
+        let temp = TestDir::new().with("chat_template.jinja", &source);
         let rendered =
             Template::load(&temp.0).and_then(|t| t.render(&[Message::new(Role::User, "q")], &context));
         assert_line(&source[..20], &rendered.expect_err(&source[..20]).to_string());
@@ -92,7 +92,7 @@ fn chat_templates() {
 
 #[test]
 fn headers_and_indexes_of_safetensors() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let write = |file: &str, header: &Value| {
         let header = header.to_string();
         temp.write(file, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat());
@@ -147,7 +147,7 @@ fn packed_files() {
 
 #[test]
 fn keys_values_and_tensors_of_gguf() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let path = temp.file("hostile.gguf");
     let refused = |parts: Parts| {
         fs::write(&path, parts.bytes()).unwrap();

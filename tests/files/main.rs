@@ -2,8 +2,8 @@
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 /// Shared by all four binaries.
-#[path = "../bed/bed.rs"]
-mod bed;
+#[path = "../support/support.rs"]
+mod support;
 
 /// A GGUF tensor decodes to other values than ggml's decoders give, or an odd but valid header is refused.
 mod gguf;

@@ -1,7 +1,7 @@
 //! A real model's file: strings become the ids that its own tokenizer gives, conversations what its own template
 //! makes of them. The expected values are those of transformers.
 
-use crate::bed::place;
+use crate::support::paths;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ fn model() -> String {
 }
 
 fn expected(name: &str) -> Vec<Value> {
-    let file = place::root().join("tests/fixtures/real").join(model()).join(name);
+    let file = paths::root().join("tests/fixtures/real").join(model()).join(name);
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 

@@ -1,8 +1,8 @@
 //! A mapped model file that shrinks while in use ends the process with a line and exit code 3.
 //! Each case runs in a child process, which it ends.
 
-use crate::bed::child;
-use crate::bed::temp::Temp;
+use crate::support::process;
+use crate::support::test_dir::TestDir;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -15,21 +15,21 @@ const FILE: &str = "ANTIGRAVITY_SIGBUS_FILE";
 
 /// Runs `case` in a child, on a file of 64 KiB.
 fn ended(case: &str) -> (Output, PathBuf) {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let path = temp.file(case);
     let header = br#"{"x":{"dtype":"U8","shape":[65536],"data_offsets":[0,65536]}}"#;
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header);
     bytes.resize(bytes.len() + 65536, 1);
     fs::write(&path, bytes).unwrap();
-    let output = child::child("sigbus::in_child", case).env(FILE, &path).output().unwrap();
+    let output = process::child("sigbus::in_child", case).env(FILE, &path).output().unwrap();
     (output, path)
 }
 
 /// Not a test of its own: the body of the children.
 #[test]
 fn in_child() {
-    let (Some(case), Some(file)) = (child::job(), std::env::var_os(FILE)) else { return };
+    let (Some(case), Some(file)) = (process::job(), std::env::var_os(FILE)) else { return };
     let path = Path::new(&file);
     let truncate = || File::options().write(true).open(path).unwrap().set_len(0).unwrap();
     match case.as_str() {

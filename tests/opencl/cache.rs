@@ -1,9 +1,9 @@
 //! What is kept on disk comes back, and nothing that may lie there is ever an error.
 
-use crate::bed::child::{child, job};
-use crate::bed::program::binary;
-use crate::bed::temp::Temp;
 use crate::device::{device_with, said};
+use crate::support::command::binary;
+use crate::support::process::{child, job};
+use crate::support::test_dir::TestDir;
 use antigravity::opencl::{Access, Cache, Device, Kind, Place, Program, Source, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -46,7 +46,7 @@ pub fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
 
 #[test]
 fn a_program_comes_back_with_what_was_noted() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.0.join("made/here");
     let Some(device) = device_with(Cache::at(&dir)) else { return };
     let program = Program::build(&device, &source("-DVALUE=1")).unwrap();
@@ -72,7 +72,7 @@ fn a_program_comes_back_with_what_was_noted() {
 
 #[test]
 fn damaged_and_foreign_files_are_built_anew() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.0.join("cache");
     let Some(first) = from_cache(&dir, 1) else { return };
     assert!(!first);
@@ -96,7 +96,7 @@ fn damaged_and_foreign_files_are_built_anew() {
 
 #[test]
 fn a_directory_that_cannot_be_used_is_no_error() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.0.join("file");
     fs::write(&file, "").unwrap();
     for unusable in [file.clone(), file.join("below"), "/proc/nothing/here".into()] {
@@ -135,7 +135,7 @@ fn a_directory_that_cannot_be_used_is_no_error() {
 
 #[test]
 fn an_entry_that_others_may_have_written_is_not_loaded() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.0.join("cache");
     if from_cache(&dir, 1).is_none() {
         return;
@@ -169,14 +169,12 @@ fn one_line_says_that_programs_cannot_be_kept() {
     if device_with(Cache::off()).is_none() {
         return;
     }
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let says = |dir: &str| {
         let mut run = Command::new(binary());
         run.args(["generate", "-b", "opencl", "--gpu-attn", "--wait-for-gpu"]);
         run.args(["-p", "x", "-n", "1", "-c", "64", "-q"]);
         run.env("ANTIGRAVITY_OPENCL_CPU", "1").env("ANTIGRAVITY_OPENCL_CACHE", dir);
-        // As users have it.
-        run.env_remove("ANTIGRAVITY_OPENCL_BINARIES");
         let out = run.output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         said(&out.stderr)
@@ -206,7 +204,7 @@ fn child_uses_the_cache() {
 
 #[test]
 fn processes_at_once_share_the_cache() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.0.join("cache");
     let start = |own: &str| {
         let mut command = child("cache::child_uses_the_cache", dir.to_str().unwrap());
@@ -237,7 +235,7 @@ fn marker_of_loading(device: &Device, dir: &Path) -> PathBuf {
 
 #[test]
 fn binaries_that_a_driver_crashes_on_are_compiled_anew() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.0.join("cache");
     let Some(device) = device_with(Cache::at(&dir)) else { return };
     Program::build(&device, &source("-DVALUE=1")).unwrap();
@@ -253,7 +251,7 @@ fn binaries_that_a_driver_crashes_on_are_compiled_anew() {
 
 #[test]
 fn a_program_that_crashed_the_driver_is_not_tried_again() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.0.join("cache");
     let Some(device) = device_with(Cache::at(&dir)) else { return };
     Program::build_variant(&device, &source("-DVALUE=1")).unwrap();

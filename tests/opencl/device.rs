@@ -1,10 +1,11 @@
 //! The device that tests run on, or a loud skip; whether it is exact; the program that writes there; the rows of a
 //! session.
 
-use crate::bed::program::binary;
+use crate::support::command::binary;
 use antigravity::dims::LAYERS;
 use antigravity::model::device::KvRows;
 use antigravity::run::session::{CancelToken, Session};
+use opencl_runtime::device::facts_of;
 use opencl_runtime::{Cache, Device, DeviceType, Facts};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,18 +13,14 @@ use std::process::{Command, Stdio};
 use std::sync::Once;
 use text::sampler::argmax;
 
-/// Set to 1, compiled programs are kept for the tests of this run, as drivers need that do not keep them.
-const BINARIES: &str = "ANTIGRAVITY_OPENCL_BINARIES";
-
 /// The first device, a CPU if need be. Without OpenCL the test says so and passes, or fails where `CI` is set.
 #[track_caller]
 pub fn device() -> Option<Device> {
     own_caches();
-    device_with(if std::env::var_os(BINARIES).is_some_and(|v| v == "1") {
-        Cache::of_user()
-    } else {
-        Cache::off()
-    })
+    // Of oclgrind nothing is kept, and PoCL keeps what it compiles.
+    let compiles_slowly = facts_of(Some("0"))
+        .is_some_and(|facts| !facts.keeps_programs() && !facts.platform.to_lowercase().contains("oclgrind"));
+    device_with(if compiles_slowly { Cache::of_user() } else { Cache::off() })
 }
 
 #[track_caller]
@@ -67,8 +64,7 @@ fn own_caches() {
             std::env::set_var("POCL_CACHE_DIR", pocl);
             std::env::set_var("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
             // A test's device waits while PoCL's threads compile for other tests' devices.
-            let others =
-                [("ANTIGRAVITY_OPENCL_VARIANT", "tile"), ("ANTIGRAVITY_OPENCL_LIMIT", "60"), (BINARIES, "0")];
+            let others = [("ANTIGRAVITY_OPENCL_VARIANT", "tile"), ("ANTIGRAVITY_OPENCL_LIMIT", "60")];
             for (name, value) in others.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
                 std::env::set_var(name, value);
             }

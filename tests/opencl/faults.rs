@@ -2,9 +2,9 @@
 //!
 //! The driver is the real one behind a library that fails where it is told to (`faults/shim.rs`).
 
-use crate::bed::place::root;
-use crate::bed::temp::Temp;
 use crate::device::{cache_dir, device, generate, said, skip};
+use crate::support::paths::root;
+use crate::support::test_dir::TestDir;
 use std::io::Read;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ pub fn shim() -> Option<&'static str> {
     static SHIM: OnceLock<Option<String>> = OnceLock::new();
     device()?;
     let compile = || {
-        let dir = Box::leak(Box::new(Temp::new()));
+        let dir = Box::leak(Box::new(TestDir::new()));
         let (source, library) = (root().join("tests/opencl/faults/shim.rs"), dir.path("libOpenCL_shim.so"));
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-o", &library]);
@@ -128,13 +128,13 @@ fn auto_always_ends_on_the_cpu() {
     }
     goes_on(&OPENCL, "");
     for fault in FAULTS {
-        auto(&Temp::new(), fault);
+        auto(&TestDir::new(), fault);
     }
 }
 
 /// The program with a cache of its own: there it finds no verdict of a self-test, and no speeds that would keep `auto`
 /// from the device.
-fn with_cache(own: &Temp, flags: &[&str], fault: &str) -> Command {
+fn with_cache(own: &TestDir, flags: &[&str], fault: &str) -> Command {
     let mut command = command(flags, fault);
     command.env("ANTIGRAVITY_OPENCL_CACHE", &own.0);
     command
@@ -142,7 +142,7 @@ fn with_cache(own: &Temp, flags: &[&str], fault: &str) -> Command {
 
 /// Runs `auto` so, expects the CPU's text; what was said.
 #[track_caller]
-fn auto(own: &Temp, fault: &str) -> String {
+fn auto(own: &TestDir, fault: &str) -> String {
     let out = with_cache(own, &["-b", "auto", "--wait-for-gpu"], fault).output().unwrap();
     let said = said(&out.stderr);
     assert!(out.status.success() && out.stdout == expected(), "{fault}: {said}");
@@ -154,7 +154,7 @@ fn auto_opens_no_device_that_was_slower_before() {
     if shim().is_none() {
         return;
     }
-    let (own, fault) = (Temp::new(), "clCreateContext:1:-6");
+    let (own, fault) = (TestDir::new(), "clCreateContext:1:-6");
     assert!(auto(&own, fault).contains("using the CPU"));
     assert!(auto(&own, "").contains("auto: the CPU for all"));
     let said = auto(&own, fault);
@@ -186,7 +186,7 @@ fn a_program_that_does_not_compile_is_one_line() {
     if shim().is_none() {
         return;
     }
-    let own = Temp::new();
+    let own = TestDir::new();
     let build = |fault: &str| {
         let out = with_cache(&own, &OPENCL, fault).output().unwrap();
         assert!(out.status.success() && out.stdout == expected(), "{fault}");
@@ -217,7 +217,7 @@ fn a_device_that_hangs_is_left() {
     ] {
         is_left(command(flags, fault), fault);
     }
-    let (own, fault) = (Temp::new(), "clFinish:1:hang");
+    let (own, fault) = (TestDir::new(), "clFinish:1:hang");
     is_left(with_cache(&own, &["-b", "auto", "--wait-for-gpu"], fault), fault);
 }
 
@@ -230,7 +230,7 @@ fn the_first_launch_of_a_kernel_may_take_longer() {
     goes_on(&OPENCL, "");
     // The self-test is made, as nothing is known of this device. Several sequences have kernels of their own; they come
     // after many tokens, two single ones and a few.
-    let own = Temp::new();
+    let own = TestDir::new();
     let mut command = with_cache(&own, &OPENCL, "clEnqueueReadBuffer:5:slow:once");
     let out = command.env("ANTIGRAVITY_OPENCL_LIMIT", "1").output().unwrap();
     assert!(out.status.success() && out.stdout == expected());

@@ -1,9 +1,9 @@
 //! A start at which kernels are still to be compiled: the CPU begins, and its text goes on on the device.
 
-use crate::bed::temp::Temp;
 use crate::cache::files;
 use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
-use antigravity::opencl::ways::VARIANT_VARIABLE;
+use crate::support::test_dir::TestDir;
+use antigravity::opencl::variants::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
 use antigravity::run::session::{Event, Notice, Session};
 use antigravity::{Engine, EngineOptions, dims};
@@ -114,14 +114,14 @@ fn auto_begins_at_once_too() {
 const GPU: [&str; 3] = ["-b", "opencl", "--gpu-attn"];
 
 /// Writes `n` tokens, with kernels compiled and timed in a cache of its own.
-fn timed(cache: &Temp, n: &str, flags: &[&str]) -> Command {
+fn timed(cache: &TestDir, n: &str, flags: &[&str]) -> Command {
     let mut command = generate(&cache.0, n);
     command.args(flags).env(VARIANT_VARIABLE, "");
     command
 }
 
 /// What a driver is suspected of.
-fn markers(cache: &Temp) -> usize {
+fn markers(cache: &TestDir) -> usize {
     files(&cache.0, "trying").len()
 }
 
@@ -130,7 +130,7 @@ fn a_text_that_ends_before_the_device_is_ready_ends_the_program() {
     if device().is_none() {
         return;
     }
-    let cache = Temp::new();
+    let cache = TestDir::new();
     let run = |n: &str, flags: &[&str]| {
         let Output { status, stdout, stderr } = timed(&cache, n, flags).output().unwrap();
         let said = said(&stderr);
@@ -160,7 +160,7 @@ fn a_signal_while_kernels_are_tried_is_no_crash() {
     }
     // While they are waited for, and while the CPU writes.
     for flags in [&["--wait-for-gpu"][..], &["--eviction-policy", "sliding"]] {
-        let cache = Temp::new();
+        let cache = TestDir::new();
         let flags = [&GPU[..], &["--eviction-window", "100", "--ignore-eos"], flags].concat();
         let mut run = timed(&cache, "-1", &flags);
         let mut child = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -1,16 +1,16 @@
 //! GGUF files of the baked model, of formats mixed as files mix them: the same bits of logits and rows of the cache on
 //! an OpenCL device as on the CPU.
 
-use crate::bed::gguf::file::File;
-use crate::bed::random::ids;
-use crate::bed::temp::Temp;
 use crate::device::{self, is_exact_with};
+use crate::support::gguf::file::File;
+use crate::support::random::ids;
+use crate::support::test_dir::TestDir;
 use antigravity::dims::{self, FFN_DIM, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{self as seam, KvRows, Logits, Run};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::selftest::TOLERANCE;
-use antigravity::opencl::{Device, Matrices, Model, OpenClDevice, OpenClOptions, Place, Variants};
+use antigravity::opencl::{Device, KernelSet, Matrices, Model, OpenClDevice, OpenClOptions, Place};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
@@ -58,12 +58,12 @@ fn layer(name: &str) -> Option<usize> {
 }
 
 /// A file of the baked model; `None`, said aloud, where its rows are no whole blocks of 256.
-fn written(mixture: Mixture) -> Option<(Temp, PathBuf)> {
+fn written(mixture: Mixture) -> Option<(TestDir, PathBuf)> {
     if [dims::DIM, Q_DIM, FFN_DIM].iter().any(|cols| !cols.is_multiple_of(256)) {
         device::skip("this model's rows are no whole blocks of 256");
         return None;
     }
-    let (dir, checkpoint) = (Temp::new(), Source::open(Path::new(dims::MODEL_DIR)).unwrap());
+    let (dir, checkpoint) = (TestDir::new(), Source::open(Path::new(dims::MODEL_DIR)).unwrap());
     let path = dir.file("model.gguf");
     File::of(&checkpoint, mixture).write(&path);
     Some((dir, path))
@@ -86,7 +86,7 @@ fn cpu(weights: &Arc<Weights>) -> CpuDevice {
 
 fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevice {
     let model = Arc::new(Model::new(device, Arc::clone(weights), matrices));
-    let (rows, variants) = (Place::Device, Variants::Fastest);
+    let (rows, kernels) = (Place::Device, KernelSet::Tuned);
     let (kv_types, slots, max_tokens) = (types(), 100, PROMPT);
     let options = OpenClOptions {
         kv_types,
@@ -97,7 +97,7 @@ fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevi
         attention: None,
         rows,
         evicts: true,
-        variants,
+        kernels,
     };
     OpenClDevice::new(model, options).unwrap()
 }

@@ -1,9 +1,10 @@
 //! Sequences on the CPU and an OpenCL device in turn: the CPU's bits, whatever moves and whatever fails.
 
-use crate::bed::place;
-use crate::bed::program::binary;
 use crate::device;
 use crate::device::{cache_dir, is_exact, rows, said};
+use crate::faults::shim;
+use crate::support::command::binary;
+use crate::support::paths;
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
@@ -251,7 +252,7 @@ fn drafts_go_on_where_the_text_moves() {
         return;
     }
     let mut all = vec![vec!["--draft".to_string(), "6".into()]];
-    if let Some(program) = place::draft_program() {
+    if let Some(program) = paths::draft_program() {
         let model = ["--draft-when", "always", "--draft-model", program.to_str().unwrap()];
         all.push(model.map(str::to_owned).into());
     }
@@ -268,15 +269,15 @@ fn drafts_go_on_where_the_text_moves() {
 
 #[test]
 fn a_device_lost_changes_nothing() {
-    if !is_exact() {
+    if !is_exact() || shim().is_none() {
         return;
     }
     const OPENCL: [&str; 6] = ["--backend", "opencl", "--cl-device", "0", "--gpu-attn", "--wait-for-gpu"];
     let evicting =
         |policy| ["--eviction-policy", policy, "--eviction-window", "24", "--memory-threshold-mb", "0"];
     let (h2o, snapkv) = (evicting("h2o"), evicting("snapkv"));
-    // The first passes are those of the self-test, unless its verdict is known.
-    for (pass, settings, device) in [
+    // The first reads are those of the self-test, unless its verdict is known.
+    for (read, settings, device) in [
         ("1", &[][..], &HYBRID[..]),
         ("12", &[], &HYBRID),
         ("12", &[], &[&HYBRID[..], &["--zero-copy"]].concat()),
@@ -288,10 +289,27 @@ fn a_device_lost_changes_nothing() {
     ] {
         let expected = program(&[settings, &["-q"]].concat(), &[]).stdout;
         let flags = [settings, device, &["-q"]].concat();
-        let out = program(&flags, &[("ANTIGRAVITY_OPENCL_LOSE", pass)]);
+        let fault = format!("clEnqueueReadBuffer:{read}:-5");
+        let out = program(&flags, &[("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()), ("SHIM_FAULT", &fault)]);
         let said = said(&out.stderr);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert_eq!(text(&out.stdout), text(&expected), "{flags:?}: {said}");
         assert!(said.lines().count() == 1 && said.contains("CPU"), "{flags:?}: {said}");
+    }
+}
+
+/// The driver maps copies, which turn to nonsense when they are unmapped.
+#[test]
+fn nothing_is_read_or_written_through_a_stale_view() {
+    if !is_exact() || shim().is_none() {
+        return;
+    }
+    let evicting = ["--eviction-policy", "h2o", "--eviction-window", "24", "--memory-threshold-mb", "0"];
+    for settings in [&[][..], &evicting] {
+        let expected = program(&[settings, &["-q"]].concat(), &[]).stdout;
+        let flags = [settings, &HYBRID, &["--switch-back", "40", "--zero-copy", "-q"]].concat();
+        let out = program(&flags, &[("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()), ("SHIM_COPIES", "1")]);
+        assert_eq!(said(&out.stderr), "", "{flags:?}");
+        assert_eq!(out.stdout, expected, "{flags:?}");
     }
 }

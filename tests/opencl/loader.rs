@@ -1,9 +1,9 @@
 //! Finding a library and choosing a device: what works, and what is said where it does not.
 
-use crate::bed::child::{child, ended, job};
-use crate::bed::program::binary;
-use crate::bed::temp::Temp;
 use crate::device::{device, skip};
+use crate::support::command::binary;
+use crate::support::process::{child, ended, job};
+use crate::support::test_dir::TestDir;
 use antigravity::opencl::{Access, Cache, Device, DeviceType, Kind, Place, Program, Source};
 use opencl_runtime::device::{choose, devices};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn child_opens_a_device() {
 
 /// What a child says that was given these settings.
 fn opened(select: &str, settings: &[(&str, &str)]) -> String {
-    let pocl = Temp::new();
+    let pocl = TestDir::new();
     let mut command = child("loader::child_opens_a_device", select);
     for variable in ["ANTIGRAVITY_OPENCL_LIB", "ANTIGRAVITY_OPENCL_CPU", "OCL_ICD_VENDORS"] {
         command.env_remove(variable);
@@ -115,7 +115,7 @@ fn a_library_without_the_symbols_is_named() {
 #[test]
 fn a_loader_without_platforms_is_passed_over() {
     let Some(loader) = library("libOpenCL.so.1", LIBS) else { return };
-    let empty = Temp::new();
+    let empty = TestDir::new();
     let vendors = ("OCL_ICD_VENDORS", empty.0.to_str().unwrap());
     let said = opened("any", &[("ANTIGRAVITY_OPENCL_LIB", loader.to_str().unwrap()), vendors]);
     holds(&said, &["FAILURE Absent", "no driver is registered with it"]);
@@ -182,13 +182,4 @@ fn a_cpu_is_taken_only_when_asked_for() {
         holds(&doctor(&[], &["--cl-device", "0"]), &["takes device 0"]);
     }
     holds(&opened("any", &[("ANTIGRAVITY_OPENCL_CPU", "1")]), &["RAN [5, 6, 7, 8]"]);
-}
-
-#[test]
-fn the_largest_buffer_can_be_lowered() {
-    if device().is_none() {
-        return;
-    }
-    let said = doctor(&[("ANTIGRAVITY_OPENCL_MAX_ALLOC", "1048576")], &[]);
-    holds(&said, &["buffers up to 1.0 MiB"]);
 }

@@ -3,11 +3,11 @@
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 #![cfg(unix)]
 
-/// Shared by all four binaries.
-#[path = "../bed/bed.rs"]
-mod bed;
 /// Shared by the modules below: the device, or a loud skip.
 mod device;
+/// Shared by all four binaries.
+#[path = "../support/support.rs"]
+mod support;
 
 /// A program kept on disk is stale, or what lies there becomes an error.
 mod cache;

@@ -2,9 +2,9 @@
 //!
 //! It is slow: what takes long has a test of its own, so that they run side by side, and shapes are small there.
 
-use crate::bed::child::{child, ended, job};
 use crate::device;
 use crate::kernels::{GRIND, products};
+use crate::support::process::{child, ended, job};
 use std::path::Path;
 
 /// Runs tests of this binary on oclgrind; what it said. `None` where it is not installed.

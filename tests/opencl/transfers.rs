@@ -1,10 +1,10 @@
 //! What crosses between CPU and device: it is what is new, whatever is there already.
 
-use crate::bed::random::ids;
 use crate::device::is_exact_with;
 use crate::shared::{
     CAPACITY, alone, cpu, evict, forward, gpu, gpu_with_host, mass_of, model, observed, rows_of,
 };
+use crate::support::random::ids;
 use antigravity::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::device::{Device, KvRows};
 use antigravity::opencl::{self, Model, Place};

@@ -1,9 +1,9 @@
 //! A way of computing products gives other bits, is chosen though it is wrong, or is tried again and again.
 
-use crate::bed::temp::Temp;
 use crate::device::{cache_dir, device, generate, is_exact_with, said};
 use crate::faults::shim;
-use antigravity::opencl::ways::{VARIANT_VARIABLE, Way};
+use crate::support::test_dir::TestDir;
+use antigravity::opencl::variants::{VARIANT_VARIABLE, VARIANTS};
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
@@ -33,29 +33,13 @@ fn goes_on(command: &mut Command) -> String {
     said
 }
 
-/// Each part of a name, not each name.
-const VARIANTS: [&str; 9] = [
-    "tile-small",
-    "tile-image",
-    "tile-dot",
-    "rows",
-    "rows-four-image",
-    "rows-dot-subgroups",
-    "rows-small-subgroups",
-    "floats-small",
-    "floats-four",
-];
-
 #[test]
 fn every_variant_changes_nothing() {
     let Some(device) = device() else { return };
     let facts = device.facts();
-    let ways = VARIANTS.map(|name| name.parse::<Way>().unwrap());
-    let ways = ways.into_iter().filter(|way| is_exact_with(facts) && way.missing(facts).is_none());
-    let recorded = ["tile-recorded", "rows-recorded"].into_iter().filter(|_| facts.records);
-    for name in ways.map(|way| way.to_string()).chain(recorded.map(String::from)) {
+    for variant in VARIANTS.iter().filter(|v| is_exact_with(facts) && v.missing_feature(facts).is_none()) {
         let mut command = on_device(cache_dir().to_str().unwrap());
-        assert_eq!(goes_on(command.env(VARIANT_VARIABLE, &name)), "", "{name}");
+        assert_eq!(goes_on(command.env(VARIANT_VARIABLE, variant.name)), "", "{}", variant.name);
     }
 }
 
@@ -64,12 +48,12 @@ fn an_unknown_variant_is_one_line() {
     if device().is_none() {
         return;
     }
-    for (name, code) in [("fast", 2), ("tile-four", 2), ("rows--dot", 2)] {
+    for (name, code) in [("fast", 2), ("tile-four", 2), ("rows-dot-", 2)] {
         let mut command = on_device(cache_dir().to_str().unwrap());
         let out = command.env(VARIANT_VARIABLE, name).output().unwrap();
         let said = said(&out.stderr);
         assert!(out.status.code() == Some(code) && said.lines().count() == 1, "{name}: {said}");
-        assert!(said.contains(name) && said.contains("tile, rows or floats"), "{said}");
+        assert!(said.contains(name) && said.contains("there are tile, floats"), "{said}");
     }
 }
 
@@ -86,26 +70,22 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     if !is_timed() {
         return;
     }
-    let records = device().is_some_and(|device| device.facts().records);
-    let wrong = ("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:floats", "gemm:floats is left out: it computes wrong");
-    let in_shim = [
+    if shim().is_none() {
+        return;
+    }
+    let faults = [
+        ("SHIM_WRONG", "gemm,-DBY_FLOATS,-DEACH=1", "gemm:floats is left out: it computes wrong"),
         // The plain kernel and what prepares its input come first.
-        ("clBuildProgram:4:-11:once", "is left out: "),
-        ("clFinalizeCommandBufferKHR:1:-6", "recorded is left out: clFinalizeCommandBufferKHR"),
-        // As if it had been done.
-        ("clEnqueueCommandBufferKHR:1:0", "recorded is left out: it computes wrong results"),
+        ("SHIM_FAULT", "clBuildProgram:4:-11:once", "is left out: "),
     ];
-    let there = |fault: &str| shim().is_some() && (records || !fault.contains("CommandBuffer"));
-    let in_shim = in_shim.into_iter().filter(|(fault, _)| there(fault));
-    let faults = in_shim.map(|(fault, expected)| ("SHIM_FAULT", fault, expected));
-    for (variable, fault, expected) in [wrong].into_iter().chain(faults) {
-        let own = Temp::new();
+    for (variable, fault, expected) in faults {
+        let own = TestDir::new();
         let run = |fault: &str| {
             let mut command = on_device(&own.0.to_string_lossy());
-            if variable == "SHIM_FAULT" && !fault.is_empty() {
-                command.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap());
+            if !fault.is_empty() {
+                command.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()).env(variable, fault);
             }
-            goes_on(command.env(variable, fault))
+            goes_on(&mut command)
         };
         let said = run(fault);
         let lines: Vec<&str> = said.lines().collect();
@@ -115,49 +95,40 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     }
 }
 
-/// Where it is wrong with one step alone, that one has another, whether that shows while it is timed or later.
+/// Where it is wrong with a step that it is not timed with, all steps have the baseline.
 #[test]
-fn a_variant_that_is_wrong_with_one_step_is_left_out_there() {
+fn a_variant_that_is_wrong_with_one_step_is_not_used() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if !is_timed() {
+    if !is_timed() || shim().is_none() {
         return;
     }
-    let own = Temp::new();
-    let run = |fault: &str| {
+    let own = TestDir::new();
+    let run = || {
         let mut command = on_device(&own.0.to_string_lossy());
-        goes_on(command.env("ANTIGRAVITY_OPENCL_CORRUPT", fault))
+        command.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()).env(VARIANT_VARIABLE, "floats");
+        goes_on(command.env("SHIM_WRONG", "gemm,-DBY_FLOATS,-DSTEP_DOWN"))
     };
-    assert_eq!(run("").lines().count(), 1, "it is timed");
-    let said = run("gemm:*:down");
-    // Ways that are the plain one's there have no fault.
-    for line in said.lines() {
-        assert!(line.contains(":down is left out: it computes wrong results"), "{said}");
+    for _ in 0..2 {
+        let said = run();
+        let expected = said.contains("computes wrong results") && said.contains("using plainer kernels");
+        assert!(said.lines().count() == 1 && expected, "{said}");
     }
-    assert_eq!(run(""), "", "what was left out stays so, or nothing was");
-    let said = {
-        let other = Temp::new();
-        let mut command = on_device(&other.0.to_string_lossy());
-        goes_on(command.env("ANTIGRAVITY_OPENCL_CORRUPT", "gemm:*:down"))
-    };
-    let mut lines = said.lines();
-    assert!(lines.next().is_some_and(|line| line.contains("timing kernels")), "{said}");
-    assert!(lines.all(|line| line.contains(":down is left out: it computes wrong results")), "{said}");
 }
 
-/// Kernels for few tokens at once are left out alone.
+/// Kernels for few tokens at once that are wrong are followed by the baseline.
 #[test]
 fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
     let Some(device) = device() else { return };
-    if !is_exact_with(device.facts()) {
+    if !is_exact_with(device.facts()) || shim().is_none() {
         return;
     }
-    for fault in ["gemm:few", "attend_one:several"] {
-        let prompts = Temp::new();
+    for fault in ["gemm,-DFEW", "attend_one,-DSEVERAL"] {
+        let prompts = TestDir::new();
         let file = prompts.0.join("prompts.jsonl");
         let line = "{\"prompt\": \"Once upon a time\", \"max_tokens\": 12, \"temperature\": 0}\n";
         std::fs::write(&file, line.repeat(3)).unwrap();
         let run = |flags: &[&str], fault: &str| {
-            let mut command = Command::new(crate::bed::program::binary());
+            let mut command = Command::new(crate::support::command::binary());
             command.args([
                 "generate",
                 "--prompts",
@@ -169,7 +140,8 @@ fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
                 "-q",
             ]);
             command.args(flags).env("ANTIGRAVITY_OPENCL_CACHE", &prompts.0).env(VARIANT_VARIABLE, "tile");
-            let out = command.env("ANTIGRAVITY_OPENCL_CORRUPT", fault).output().unwrap();
+            command.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap());
+            let out = command.env("SHIM_WRONG", fault).output().unwrap();
             assert!(out.status.success());
             let mut lines: Vec<String> =
                 String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
@@ -181,7 +153,7 @@ fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
         let (found, said) = run(&device, fault);
         assert_eq!(found, expected, "{fault}");
         assert!(said.lines().count() == 1 && said.contains("using plainer kernels"), "{fault}: {said}");
-        assert_eq!(run(&device, "").1, "");
+        assert_eq!(run(&device, fault).1, said, "the verdict is kept");
     }
 }
 
@@ -192,8 +164,8 @@ fn a_form_is_tried_however_slow_the_compiler_is() {
     if !is_timed() || shim().is_none() {
         return;
     }
-    let own = Temp::new();
-    let mut doctor = Command::new(crate::bed::program::binary());
+    let own = TestDir::new();
+    let mut doctor = Command::new(crate::support::command::binary());
     doctor
         .args(["doctor", "--tune", "--cl-device", "0"])
         .env("ANTIGRAVITY_OPENCL_CACHE", &own.0)
@@ -216,7 +188,7 @@ fn a_variant_that_hangs_is_left_out_from_then_on() {
     if device.facts().compute_capability.is_some() || shim().is_none() {
         return;
     }
-    let (own, before) = (Temp::new(), Temp::new());
+    let (own, before) = (TestDir::new(), TestDir::new());
     // A driver that compiles at the first launch takes as long as one that hangs; PoCL keeps what it has compiled.
     goes_on(&mut on_device(&before.0.to_string_lossy()));
     let mut hanging = on_device(&own.0.to_string_lossy());

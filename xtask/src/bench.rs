@@ -1,165 +1,134 @@
 //! `cargo xtask bench`: `antigravity bench` on a device, with cold and warm starts, clocks and temperatures.
 
-mod count;
 mod peer;
 mod report;
 mod serve;
 mod start;
 
-use crate::args::{Args, Flag, Flags};
 use crate::deploy;
 use crate::device::files::Item;
-use crate::device::local::Local;
-use crate::device::shell::{self, Ears, Input, Program};
-use crate::device::{self, Device};
+use crate::device::shell::{self, Input, Program, ProgramOutput};
+use crate::device::{Device, DeviceArgs, DeviceKind};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{self, Reading, layout};
-use crate::{build, run, sh};
-use files::atomic_file;
+use crate::{build, command, json as json_file, run};
+use clap::Args;
 use peer::Peer;
 use serde_json::{Value, json};
-use start::Start;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// All flags, those of `serve` among them.
-pub const FLAGS: Flags = &[device::FLAGS, build::MODEL, RUNS_AND_FILE, COOLING, count::FLAGS, serve::FLAGS];
-/// Without `serve`.
-const OWN: Flags = &[device::FLAGS, build::MODEL, RUNS_AND_FILE, COOLING, count::FLAGS];
-const RUNS_AND_FILE: &[Flag] = &[
-    Flag::valued("--runs", "N", "how many times all is measured [3, of serve 1]"),
-    Flag::valued("--json", "FILE", "write all results there"),
-];
-const COOLING: &[Flag] =
-    &[Flag::valued("--cool-down", "S", "longest time to cool down between runs, in seconds")];
-/// Runs, without `--runs`.
-const RUNS: u64 = 3;
-/// Seconds that cooling may take, without `--cool-down`.
-const COOL_DOWN: u64 = 120;
 /// The text there whose tokens are measured: real ones.
 const PROMPT: &str = "prompt.txt";
-/// As warm as at the start, in degrees.
+/// Degrees above the temperature at the start that count as cool.
 const NEAR: f64 = 3.0;
-/// Between looks at a device that cools down.
+/// Time between looks at a device that cools down.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Between looks at clocks and temperatures: seldom enough that looking costs nothing.
+/// Time between looks at clocks and temperatures: seldom enough that looking costs nothing.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Everything that one run found.
-struct Run {
-    /// Seconds spent on cooling before it.
-    waited: f64,
-    before: Reading,
-    after: Reading,
-    plan: Plan,
-    samples: Vec<Sample>,
-    /// `None` where the page cache keeps the model.
-    cold: Option<Start>,
-    warm: Start,
-    /// What `antigravity bench -o json` printed.
-    bench: Value,
+#[derive(Args)]
+pub struct BenchArgs {
+    /// serve: measure the server under load
+    #[arg(value_parser = ["serve"])]
+    mode: Option<String>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    model: build::ModelArgs,
+    /// How many times all is measured [default: 3, of serve 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: Option<u64>,
+    /// Write all results there
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Longest time to cool down between runs, in seconds [default: 120]
+    #[arg(long, value_name = "S", conflicts_with = "mode", value_parser = clap::value_parser!(u64).range(..=86_400))]
+    cool_down: Option<u64>,
+    #[command(flatten)]
+    load: serve::LoadArgs,
+    /// Flags of `bench`, or of the server
+    #[arg(last = true, value_name = "FLAG")]
+    words: Vec<String>,
 }
 
-impl Run {
-    /// Its part of the record.
-    fn json(self) -> Value {
-        let mut sampled = self.plan.json();
-        sampled["samples"] = self.samples.iter().map(Sample::json).collect();
-        json!({
-            "waited_s": self.waited, "start": self.before.json(), "end": self.after.json(),
-            "hottest": sampler::hottest([&self.before, &self.after], &self.samples),
-            "cold_start": self.cold.as_ref().map(Start::json), "warm_start": self.warm.json(),
-            "cores_used": cores_used(&self.samples), "bench": self.bench, "sampled": sampled,
-        })
-    }
-}
-
-/// What the flags say.
-struct Options {
-    runs: u64,
-    /// `None` is the default.
-    cool_down: Option<Duration>,
-    flags: Vec<String>,
-}
-
-pub fn run(words: &[String]) -> Result<()> {
-    let (ours, theirs) = run::split(words);
-    if let Some(at) = ours.iter().position(|word| word == "serve") {
-        return serve::run(&[&ours[..at], &ours[at + 1..]].concat(), theirs);
-    }
-    let args = Args::parse(ours, OWN)?;
-    args.no_rest_but("flags of `bench` come after --")?;
-    if count::asked(&args, theirs)? {
-        return count::run(&args);
-    }
-    let options = options(&args, theirs)?;
-    let model = build::chosen_model(&args)?;
-    let peer = Peer::of_environment(&model)?;
-    let device = device_beside(peer.is_some().then_some("PEER"), &args)?;
-    let mut record = measure(&*device, &model, &options)?;
-    print!("{}", report::tables(&record));
-    if let Some(peer) = peer {
-        let dir = deploy::directory(&*device, &model);
-        let rows = record["runs"][0]["bench"]["rows"].as_array().cloned().unwrap_or_default();
-        let plan = Plan::of(&sensors::read(&*device)?, INTERVAL);
-        let ours = |flags: &[String]| bench(&*device, &dir, &plan, flags).map(|(found, _)| found);
-        record["peer"] = peer::beside(&peer, &rows, options.runs, &options.flags, ours)?;
-        print!("\n{}", peer::table(&record["peer"]));
-    }
-    if let Some(file) = args.value("--json") {
-        let text = format!("{record:#}\n");
-        atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))?;
-        eprintln!("results: {file}");
+pub fn run(args: &BenchArgs) -> Result<()> {
+    let record = if args.mode.is_some() { serve::run(args)? } else { measure_model(args)? };
+    if let Some(file) = &args.json {
+        json_file::write(file, &record)?;
+        eprintln!("results: {}", file.display());
     }
     Ok(())
 }
 
-/// The device that the flags name; for a program of this machine that is measured too, this machine.
-fn device_beside(other: Option<&str>, args: &Args) -> Result<Box<dyn Device>> {
-    match (other, args.value("--device")) {
-        (None, _) | (Some(_), Some("local")) => device::select(args),
-        (Some(_), None) => Ok(Box::new(Local::open())),
-        (Some(other), Some(device)) => Err(Error::Usage(format!(
-            "--device {device}: {other} names a program of this machine; use local"
-        ))),
+fn measure_model(args: &BenchArgs) -> Result<Value> {
+    let (runs, flags) = (args.runs.unwrap_or(3), bench_flags(&args.words)?);
+    let model = args.model.dir()?;
+    let peer = Peer::of_environment(&model)?;
+    let device = match (&peer, args.device.device) {
+        (None, _) | (Some(_), Some(DeviceKind::Local)) => args.device.open()?,
+        (Some(_), None) => DeviceArgs::of_kind(DeviceKind::Local).open()?,
+        (Some(_), Some(_)) => {
+            return Err(Error::Usage("PEER names a program of this machine; use --device local".into()));
+        }
+    };
+    let mut record = measure(&*device, &model, (runs, args.cool_down.map(Duration::from_secs)), &flags)?;
+    print!("{}", report::tables(&record));
+    if let Some(peer) = peer {
+        let dir = deploy::directory(&*device, &model);
+        let rows = record["runs"][0]["bench"]["rows"].as_array().cloned().unwrap_or_default();
+        let plan = Plan::new(&sensors::read(&*device)?, INTERVAL);
+        let ours = |flags: &[String]| bench(&*device, &dir, &plan, flags).map(|(found, _)| found);
+        record["peer"] = peer::measure_beside(&peer, (&rows, runs), &flags, ours)?;
+        print!("\n{}", peer::table(&record["peer"]));
     }
+    Ok(record)
 }
 
-fn options(args: &Args, theirs: &[String]) -> Result<Options> {
-    let runs = args.number("--runs", 1..=1000)?.unwrap_or(RUNS);
-    let cool_down = args.number("--cool-down", 0..=86_400)?.map(Duration::from_secs);
-    let flags = theirs.strip_prefix(&["bench".to_string()]).unwrap_or(theirs).to_vec();
+fn bench_flags(words: &[String]) -> Result<Vec<String>> {
+    let flags = words.strip_prefix(&["bench".to_string()]).unwrap_or(words).to_vec();
     let output = |w: &&String| w.starts_with("-o") || w.starts_with("--output");
-    if let Some(word) = flags.iter().find(output) {
-        return Err(Error::Usage(format!("{word}: this task reads the output itself; use --json FILE")));
+    match flags.iter().find(output) {
+        Some(word) => {
+            Err(Error::Usage(format!("{word}: this task reads the output itself; use --json FILE")))
+        }
+        None => Ok(flags),
     }
-    Ok(Options { runs, cool_down, flags })
 }
 
-/// The record: all runs, and what they were made on.
-fn measure(device: &dyn Device, model: &Path, options: &Options) -> Result<Value> {
-    let dir = deploy::deploy(device, model, &[Item::new(sh::root().join("README.md"), PROMPT)])?;
+/// The record: all runs, and the device that made them.
+fn measure(
+    device: &dyn Device,
+    model: &Path,
+    (count, cool_down): (u64, Option<Duration>),
+    flags: &[String],
+) -> Result<Value> {
+    let dir = deploy::deploy(device, model, &[Item::new(command::root().join("README.md"), PROMPT)])?;
     let first = sensors::read(device)?;
-    let mut notes = unreadable(&first, options);
+    let mut notes = describe_unreadable(&first);
     let mut runs = Vec::new();
-    for i in 0..options.runs {
+    for i in 0..count {
         let look = || sensors::read(device).map(|r| r.hottest());
-        let waited = if i == 0 { 0.0 } else { cool(first.hottest(), options.cool_down, PAUSE, look)? };
-        eprintln!("{}: run {} of {}", device.name(), i + 1, options.runs);
+        let waited = if i == 0 { 0.0 } else { wait_until_cool(first.hottest(), cool_down, PAUSE, look)? };
+        eprintln!("{}: run {} of {count}", device.name(), i + 1);
         let before = sensors::read(device)?;
         // In turn, so that neither is always the one on the warmer machine.
-        let before_cold = if i % 2 == 1 { Some(start::warm(device, &dir)?) } else { None };
-        let cold = start::cold(device, &dir)?;
-        let warm = before_cold.map_or_else(|| start::warm(device, &dir), Ok)?;
-        if let Some(note) = cold.note.filter(|n| !notes.contains(n)) {
-            notes.push(note);
-        }
-        let plan = Plan::of(&before, INTERVAL);
-        let (bench, samples) = bench(device, &dir, &plan, &options.flags)?;
+        let before_cold = if i % 2 == 1 { Some(start::measure_warm(device, &dir)?) } else { None };
+        let cold = start::measure_cold(device, &dir)?;
+        let warm = before_cold.map_or_else(|| start::measure_warm(device, &dir), Ok)?;
+        notes.extend(cold.note.filter(|note| !notes.contains(note)));
+        let plan = Plan::new(&before, INTERVAL);
+        let (bench, samples) = bench(device, &dir, &plan, flags)?;
         let after = sensors::read(device)?;
-        let cold = cold.start;
-        runs.push(Run { waited, before, after, plan, samples, cold, warm, bench }.json());
+        let mut sampled = plan.json();
+        sampled["samples"] = json!(samples);
+        runs.push(json!({
+            "waited_s": waited, "start": before.json(), "end": after.json(),
+            "hottest": sampler::hottest([&before, &after], &samples),
+            "cold_start": cold.start, "warm_start": warm,
+            "cores_used": cores_used(&samples), "bench": bench, "sampled": sampled,
+        }));
     }
     let layout = Some(layout(&first.clusters())).filter(|text| !text.is_empty());
     Ok(json!({
@@ -168,28 +137,22 @@ fn measure(device: &dyn Device, model: &Path, options: &Options) -> Result<Value
     }))
 }
 
-/// What cannot be told about this device, once and in words.
-fn unreadable(reading: &Reading, options: &Options) -> Vec<String> {
-    let mut notes = Vec::new();
-    if reading.hottest().is_none() {
-        let pause = match options.cool_down {
-            Some(time) => format!("runs are {} s apart", time.as_secs()),
-            None => "runs follow each other at once (--cool-down SECONDS puts a pause between them)".into(),
-        };
-        notes.push(format!("No temperature can be read there; {pause}."));
-    }
-    if reading.cores.iter().all(|c| c.khz.is_none()) {
-        notes.push("No clock can be read there.".into());
-    }
-    if reading.throttling().is_none() {
-        notes.push("Nothing there says whether the clocks are throttled.".into());
-    }
-    notes
+/// In a sentence each, what cannot be read on this device.
+fn describe_unreadable(reading: &Reading) -> Vec<String> {
+    let known = [
+        (
+            reading.hottest().is_some(),
+            "No temperature can be read there; --cool-down SECONDS puts a pause between runs.",
+        ),
+        (reading.cores.iter().any(|c| c.khz.is_some()), "No clock can be read there."),
+        (reading.throttling().is_some(), "Nothing there says whether the clocks are throttled."),
+    ];
+    known.into_iter().filter(|(known, _)| !known).map(|(_, note)| note.into()).collect()
 }
 
 /// Waits until the device is about as warm as at the start, looking every `pause`; returns the seconds waited.
 /// Where there is no temperature, it waits as long as `limit` says, else not at all.
-fn cool(
+fn wait_until_cool(
     start: Option<f64>,
     limit: Option<Duration>,
     pause: Duration,
@@ -200,7 +163,7 @@ fn cool(
         std::thread::sleep(limit.unwrap_or_default());
         return Ok(began.elapsed().as_secs_f64());
     };
-    let limit = limit.unwrap_or(Duration::from_secs(COOL_DOWN));
+    let limit = limit.unwrap_or(Duration::from_secs(120));
     while let Some(now) = look()?.filter(|now| *now > start + NEAR) {
         let left = limit.saturating_sub(began.elapsed());
         if left.is_zero() {
@@ -222,21 +185,21 @@ fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Resul
     }
     let program = run::program(device, dir, args);
     let mut text = Vec::new();
-    let (code, samples) = sampled(device, &program, plan, &mut |piece| {
+    let (code, samples) = run_sampled(device, &program, plan, &mut |piece| {
         text.extend_from_slice(piece);
         Ok(())
     })?;
-    run::finished(device, code)?;
+    run::check_exit(device, code)?;
     let value: Value = serde_json::from_slice(&text).unwrap_or_default();
     if !value["rows"].is_array() {
-        let end = sh::one_line(&sh::last_lines(&String::from_utf8_lossy(&text), 1));
+        let end = command::last_line(&String::from_utf8_lossy(&text)).unwrap_or_default();
         return Err(Error::Failed(format!("{}: these are no results of `bench`: {end}", device.name())));
     }
     Ok((value, samples))
 }
 
 /// Runs a program that reads nothing, and samples the device until it ends.
-pub fn sampled(
+pub fn run_sampled(
     device: &dyn Device,
     program: &Program,
     plan: &Plan,
@@ -245,8 +208,9 @@ pub fn sampled(
     std::thread::scope(|scope| {
         let mut sampler = None;
         let mut started = |pid| sampler = Some(scope.spawn(move || plan.run(device, pid)));
-        let code = shell::stream_to(device, program, Input::Nothing, Ears { text, started: &mut started })?;
-        // It ends with the program. What it could not bring is missing from the tables, no more.
+        let output = ProgramOutput { text, started: &mut started };
+        let code = shell::stream_to(device, program, Input::Nothing, output)?;
+        // It ends with the program. Samples that it could not bring are missing from the tables, no more.
         let samples = sampler.and_then(|s| s.join().ok()?.ok()).unwrap_or_default();
         Ok((code, samples))
     })
@@ -255,39 +219,20 @@ pub fn sampled(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sensors::Temperature;
-
-    fn parsed(words: &str, theirs: &[&str]) -> Result<Options> {
-        let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-        let theirs: Vec<String> = theirs.iter().map(|w| w.to_string()).collect();
-        options(&Args::parse(&words, OWN)?, &theirs)
-    }
 
     #[test]
     fn flags_are_read() {
-        let o = parsed("--runs 2 --cool-down=5", &["bench", "-p", "16"]).unwrap();
+        let parse = crate::parse_args::<BenchArgs>;
+        let args = parse("--runs 2 --cool-down=5 -- bench -p 16").unwrap();
         assert_eq!(
-            (o.runs, o.cool_down, o.flags),
-            (2, Some(Duration::from_secs(5)), vec!["-p".into(), "16".into()])
+            (args.runs, args.cool_down, bench_flags(&args.words).unwrap().len()),
+            (Some(2), Some(5), 2)
         );
-        assert_eq!(parsed("", &[]).unwrap().runs, RUNS);
-        for words in ["--runs 0", "--runs x", "--runs -1", "--cool-down 1e9", "--runs 1001"] {
-            assert_eq!(parsed(words, &[]).err().map(|e| e.exit_code()), Some(2), "{words}");
+        assert!(parse("--device local serve --clients 1,8 -- -t 1").unwrap().mode.is_some());
+        for line in ["--runs 0", "--runs -1", "--cool-down 1e9", "--seconds 3", "serve --cool-down 1", "x"] {
+            assert_eq!(parse(line).err().map(|e| e.exit_code()), Some(2), "{line}");
         }
-        for word in ["-o", "-ojson", "--output=md"] {
-            assert!(parsed("", &[word]).err().unwrap().to_string().contains("--json"), "{word}");
-        }
-    }
-
-    #[test]
-    fn a_program_of_this_machine_is_measured_here() {
-        let device = |words: &str| {
-            let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-            device_beside(Some("PEER"), &Args::parse(&words, OWN)?)
-        };
-        assert_eq!(device("").unwrap().name(), "this machine");
-        assert_eq!(device("--device local").unwrap().name(), "this machine");
-        assert_eq!(device("--device qemu").err().map(|e| e.exit_code()), Some(2));
+        assert!(bench_flags(&["-ojson".into()]).unwrap_err().to_string().contains("--json"));
     }
 
     #[test]
@@ -298,23 +243,13 @@ mod tests {
                 count += 1;
                 Ok(given.next().copied())
             };
-            cool(Some(40.0), Some(Duration::from_secs(limit)), Duration::ZERO, look).unwrap();
+            wait_until_cool(Some(40.0), Some(Duration::from_secs(limit)), Duration::ZERO, look).unwrap();
             count
         };
-        assert_eq!(looks(&[42.9], 60), 1);
         assert_eq!(looks(&[60.0, 50.0, 43.0, 99.0], 60), 3);
         // Out of time at once, and a sensor that stops to answer.
         assert_eq!(looks(&[60.0, 50.0, 43.0], 0), 1);
         assert_eq!(looks(&[60.0], 60), 2);
-        assert!(cool(None, None, PAUSE, || panic!("nothing to look at")).unwrap() < 60.0);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_said_once() {
-        let o = parsed("", &[]).unwrap();
-        assert_eq!(unreadable(&Reading::default(), &o).len(), 3);
-        let warm = Temperature { name: "cpu".into(), celsius: 40.0, zone: Some(0) };
-        let known = Reading { temperatures: vec![warm], thermal_status: Some(0), ..Reading::default() };
-        assert_eq!(unreadable(&known, &o), ["No clock can be read there."]);
+        assert!(wait_until_cool(None, None, PAUSE, || panic!("nothing to look at")).unwrap() < 60.0);
     }
 }

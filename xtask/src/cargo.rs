@@ -2,11 +2,19 @@
 
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, is_static, target_dir};
-use crate::{android, sh, toolchain};
+use crate::{android, command, toolchain};
+use clap::Args;
 use std::env::consts::ARCH;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+
+#[derive(Args)]
+pub struct CargoArgs {
+    /// Cargo's own words, --target among them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    pub words: Vec<String>,
+}
 
 /// Lets a cargo command build for a target, adding Rust's standard library where it is missing. Returns what
 /// is worth saying about the linking.
@@ -16,13 +24,15 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<O
         return android::prepare(cargo, ndk).map(Some);
     }
     if is_static(target) {
-        // Stripped by the linker: `strip` of a profile does not hold for packages that have settings of their own there.
-        let libraries = format!("-Lnative={}", within_libc()?.display());
+        let libraries = format!("-Lnative={}", make_empty_libraries()?.display());
         // A profile's `strip` does not reach a package that has settings of its own there.
         let flags = ["-Clinker-flavor=ld".into(), "-Clink-arg=--strip-all".into(), libraries];
         toolchain::link_with(cargo, target, &toolchain::lld()?, &flags);
     }
-    if target == "aarch64-unknown-linux-gnu" && ARCH != "aarch64" && !sh::on_path("aarch64-linux-gnu-gcc") {
+    if target == "aarch64-unknown-linux-gnu"
+        && ARCH != "aarch64"
+        && !command::is_on_path("aarch64-linux-gnu-gcc")
+    {
         let install = "sudo apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
         return Err(Error::Failed(format!(
             "{target} links with aarch64-linux-gnu-gcc, which is missing: {install}"
@@ -31,28 +41,28 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::Ndk) -> Result<O
     Ok(None)
 }
 
-/// `cargo xtask cargo`: hands the words on to cargo, prepared for the target among them.
-pub fn run(words: &[String]) -> Result<()> {
-    let target = target_of(words).ok_or_else(|| {
+/// Hands the words on to cargo, prepared for the target among them.
+pub fn run(args: &CargoArgs) -> Result<()> {
+    let target = find_target(&args.words).ok_or_else(|| {
         Error::Usage("give a cargo command and --target, e.g. test --target aarch64-linux-android".into())
     })?;
-    let mut cargo = sh::cargo(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut cargo = command::cargo(&args.words.iter().map(String::as_str).collect::<Vec<_>>());
     if let Some(note) = prepare(&mut cargo, target, android::Ndk::IfFound)? {
         eprintln!("{target}: {note}");
     }
-    sh::run(&mut cargo)
+    command::run(&mut cargo)
 }
 
-/// The target that cargo is told to build for; what follows `--` is not for cargo.
-fn target_of(words: &[String]) -> Option<&str> {
+/// The target that cargo is told to build for; words after `--` are not for cargo.
+fn find_target(words: &[String]) -> Option<&str> {
     let ours = words.split(|word| word == "--").next()?;
     let inline = ours.iter().find_map(|word| word.strip_prefix("--target="));
     let apart = || Some(ours.get(ours.iter().position(|word| word == "--target")? + 1)?.as_str());
     inline.or_else(apart)
 }
 
-/// Crates ask for parts of the C library by name that musl has in one piece: a folder of empty ones.
-fn within_libc() -> Result<PathBuf> {
+/// A folder of empty libraries: crates ask by name for parts of the C library that musl has in one piece.
+fn make_empty_libraries() -> Result<PathBuf> {
     let dir = target_dir().join("musl-stubs");
     fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
     for name in ["dl", "m", "pthread", "rt", "util"] {
@@ -72,10 +82,10 @@ mod tests {
     fn the_target_is_found_among_the_words() {
         let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
         for line in ["test --target t --lib", "test --target=t", "test --target t -- --target x"] {
-            assert_eq!(target_of(&words(line)), Some("t"), "{line}");
+            assert_eq!(find_target(&words(line)), Some("t"), "{line}");
         }
         for line in ["test", "test --target", "test -- --target t"] {
-            assert_eq!(target_of(&words(line)), None, "{line}");
+            assert_eq!(find_target(&words(line)), None, "{line}");
         }
     }
 }

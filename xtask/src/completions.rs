@@ -1,20 +1,23 @@
 //! `cargo xtask completions`: completions for shells and the manual, from the flags that the program has.
 
-use crate::args::{Args, Flag, Flags};
 use crate::error::Result;
-use crate::{sh, targets};
+use crate::{command, targets};
+use clap::Args;
 use std::path::PathBuf;
 
-pub const FLAGS: Flags = &[&[Flag::valued("--out", "DIR", "where to write [target/completions]")]];
+#[derive(Args)]
+pub struct CompletionsArgs {
+    /// The folder to write [default: target/completions]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    args.no_rest()?;
-    let dir = args.value("--out").map_or_else(|| targets::target_dir().join("completions"), PathBuf::from);
+pub fn run(args: &CompletionsArgs) -> Result<()> {
+    let dir = args.out.clone().unwrap_or_else(|| targets::target_dir().join("completions"));
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     let mut write =
-        sh::cargo(&["run", "--quiet", "--package", "antigravity", "--example", "completions", "--"]);
-    sh::run(write.arg(&dir))?;
+        command::cargo(&["run", "--quiet", "--package", "antigravity", "--example", "completions", "--"]);
+    command::run(write.arg(&dir))?;
     let dir = dir.display();
     println!("bash: source {dir}/antigravity.bash");
     println!("fish: source {dir}/antigravity.fish");

@@ -1,10 +1,10 @@
 //! `cargo xtask deploy`: the program, the packed model and the tokenizer, on a device; or one file that is all of them.
 
-use crate::args::{Args, Flag, Flags};
 use crate::device::files::{Item, existing, install};
-use crate::device::{self, Device, shell};
+use crate::device::{Device, DeviceArgs, shell};
 use crate::error::{Error, Result};
-use crate::{build, fetch, sh};
+use crate::{build, command, fetch};
+use clap::Args;
 use files::folder::TEXT_FILES;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,56 +12,56 @@ use std::process::Command;
 
 /// The program's name there.
 pub const PROGRAM: &str = "antigravity";
-/// What `antigravity pack` writes.
+/// The file that `antigravity pack` writes.
 const PACKED: &str = "model.packed.safetensors";
-pub const FLAGS: Flags = &[
-    device::FLAGS,
-    build::MODEL,
-    &[Flag::switch(
-        "--bundle",
-        "push one file: the program with packed model, tokenizer and template inside",
-    )],
-];
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    args.no_rest()?;
-    let device = device::select(&args)?;
-    let model = build::chosen_model(&args)?;
-    let dir =
-        if args.has("--bundle") { deploy_bundle(&*device, &model) } else { deploy(&*device, &model, &[]) }?;
+#[derive(Args)]
+pub struct DeployArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    model: build::ModelArgs,
+    /// Push one file: the program with packed model, tokenizer and template inside
+    #[arg(long)]
+    bundle: bool,
+}
+
+pub fn run(args: &DeployArgs) -> Result<()> {
+    let device = args.device.open()?;
+    let model = args.model.dir()?;
+    let dir = if args.bundle { deploy_bundle(&*device, &model) } else { deploy(&*device, &model, &[]) }?;
     println!("{dir}");
     Ok(())
 }
 
 /// Builds, packs and brings everything there, and `more`; returns the directory.
 pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
-    let program = program(device, model)?;
+    let program = build_program(device, model)?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
     items.extend(existing(model, TEXT_FILES));
     items.extend(more.iter().cloned());
     // Last, so that the program changes after all that it reads.
     items.push(Item::new(program, PROGRAM));
-    bring(device, model, &items)
+    install_all(device, model, &items)
 }
 
 /// Brings one file there, under the program's name, and removes what [`deploy`] may have brought for it to read;
 /// returns the directory.
 fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
-    let program = program(device, model)?;
+    let program = build_program(device, model)?;
     let dir = build::target_dir().join("device/bundle").join(device.target()).join(name(model));
-    let stamp = stamp(model, &program)?;
-    let bundle =
-        made(&dir.join(PROGRAM), &stamp, |out| build::bundle(device.target(), model, &program, out))?;
-    let dir = bring(device, model, &[Item::new(bundle, PROGRAM)])?;
+    let bundle = make_once(&dir.join(PROGRAM), &build_id(model, &program)?, |out| {
+        build::bundle(device.target(), model, &program, out)
+    })?;
+    let dir = install_all(device, model, &[Item::new(bundle, PROGRAM)])?;
     let names = [&[PACKED], TEXT_FILES].concat().join(" ");
     shell::capture(device, &format!("cd {} && rm -f {names}", shell::quote(&dir)))?.ok(device)?;
     Ok(dir)
 }
 
 /// The program for a device and a model that has weights.
-fn program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
+fn build_program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
     match fetch::remedy(model) {
         Some(remedy) => Err(Error::at(model, format!("has no weights; {remedy}"))),
         None => build::for_target(device.target(), Some(model)),
@@ -69,7 +69,7 @@ fn program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
 }
 
 /// Makes the directory of the model there hold these files; returns it.
-fn bring(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
+fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
     let dir = directory(device, model);
     match install(device, &dir, items)? {
         0 => eprintln!("{}: {dir} is up to date", device.name()),
@@ -78,20 +78,20 @@ fn bring(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
     Ok(dir)
 }
 
-/// Where a model is deployed.
+/// The directory there that a model is deployed in.
 pub fn directory(device: &dyn Device, model: &Path) -> String {
     format!("{}/{}", device.home(), name(model))
 }
 
 /// A text of which a file name can be made.
-pub fn plain(text: &str) -> String {
+pub fn to_file_name(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     text.chars().map(plain).collect()
 }
 
 /// The model's name, as a directory name without surprises.
 pub fn name(model: &Path) -> String {
-    let name = plain(&model.file_name().unwrap_or_default().to_string_lossy());
+    let name = to_file_name(&model.file_name().unwrap_or_default().to_string_lossy());
     if name.trim_matches('.').is_empty() { "model".into() } else { name }
 }
 
@@ -103,24 +103,24 @@ fn pack(model: &Path) -> Result<PathBuf> {
     }
     let program = build::for_host(Some(model))?;
     let packed = build::target_dir().join("device/packed").join(name(model)).join(PACKED);
-    made(&packed, &stamp(model, &program)?, |out| {
+    make_once(&packed, &build_id(model, &program)?, |out| {
         let mut pack = Command::new(&program);
-        sh::run(pack.args(["pack", "--model-path"]).arg(model).arg("--out").arg(out))
+        command::run(pack.args(["pack", "--model-path"]).arg(model).arg("--out").arg(out))
     })
 }
 
-/// The file `out`, made unless it was made from what `stamp` says.
-fn made(out: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    let stamp_file = out.with_file_name("made-from");
+/// Makes the file `out` unless it was made from what `build_id` says.
+fn make_once(out: &Path, build_id: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let id_file = out.with_file_name("build-id");
     let dir = out.parent().expect("a file in a folder");
     fs::create_dir_all(dir).map_err(|e| Error::at(dir, e))?;
-    if out.is_file() && fs::read_to_string(&stamp_file).is_ok_and(|text| text == stamp) {
+    if out.is_file() && fs::read_to_string(&id_file).is_ok_and(|text| text == build_id) {
         return Ok(out.into());
     }
-    // Gone before the work begins: a stamp only ever stands beside the file that it is about.
-    let _ = fs::remove_file(&stamp_file);
+    // Gone before the work begins: an id only ever stands beside the file that it is about.
+    let _ = fs::remove_file(&id_file);
     make(out)?;
-    fs::write(&stamp_file, stamp).map_err(|e| Error::at(&stamp_file, e))?;
+    fs::write(&id_file, build_id).map_err(|e| Error::at(&id_file, e))?;
     Ok(out.into())
 }
 
@@ -129,8 +129,8 @@ fn is_gguf(model: &Path) -> bool {
     model.is_file() && model.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// Changes when the checkpoint or the program that packs it does.
-fn stamp(model: &Path, program: &Path) -> Result<String> {
+/// Sizes and times of the checkpoint's files and of the program that packs it.
+fn build_id(model: &Path, program: &Path) -> Result<String> {
     let facts = |path: &Path| -> Result<String> {
         let meta = fs::metadata(path).map_err(|e| Error::at(path, e))?;
         let time = meta.modified().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
@@ -155,9 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_names_hold_no_surprises() {
+    fn names_hold_no_surprises_and_changed_checkpoints_have_other_ids() {
         for (model, expected) in [
-            ("/m/story", "story"),
             ("/m/Llama 3.2 (1B)", "Llama_3.2__1B_"),
             ("/m/$(reboot);'", "__reboot___"),
             ("/m/..", "model"),
@@ -165,20 +164,14 @@ mod tests {
         ] {
             assert_eq!(name(Path::new(model)), expected, "{model}");
         }
-    }
-
-    #[test]
-    fn a_changed_checkpoint_is_packed_again() {
-        let dir = std::env::temp_dir().join(format!("xtask-stamp-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("xtask-build-id-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let program = std::env::current_exe().unwrap();
-        for weights in ["model.safetensors", "model.gguf"] {
-            fs::write(dir.join(weights), "a").unwrap();
-            let before = stamp(&dir, &program).unwrap();
-            assert_eq!(stamp(&dir, &program).unwrap(), before);
-            fs::write(dir.join(weights), "ab").unwrap();
-            assert_ne!(stamp(&dir, &program).unwrap(), before, "{weights}");
-        }
+        fs::write(dir.join("model.gguf"), "a").unwrap();
+        let before = build_id(&dir, &program).unwrap();
+        assert_eq!(build_id(&dir, &program).unwrap(), before);
+        fs::write(dir.join("model.gguf"), "ab").unwrap();
+        assert_ne!(build_id(&dir, &program).unwrap(), before);
         fs::remove_dir_all(&dir).unwrap();
     }
 }

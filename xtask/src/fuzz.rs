@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: the fuzz targets of `tests/fuzz`, with seeds made from the fixtures.
 
-use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, command};
+use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,26 @@ const TARGETS: [&str; 5] = ["gguf", "safetensors", "packed", "session", "templat
 /// Longest input; longer ones make mutations slow and find no more.
 const LONGEST: usize = 200_000;
 
-pub const FLAGS: Flags = &[&[Flag::valued("--seconds", "S", "how long each target runs [300]")]];
+#[derive(Args)]
+pub struct FuzzArgs {
+    /// How long each target runs
+    #[arg(long, value_name = "S", default_value_t = 300)]
+    seconds: u32,
+    /// The targets to run [default: all]
+    #[arg(value_name = "TARGET", value_parser = TARGETS)]
+    targets: Vec<String>,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    let seconds = args.number("--seconds", 0..=u32::MAX.into())?.unwrap_or(300);
-    let chosen: Vec<&str> = match args.rest.as_slice() {
+pub fn run(args: &FuzzArgs) -> Result<()> {
+    let chosen: Vec<&str> = match args.targets.as_slice() {
         [] => TARGETS.to_vec(),
         names => names.iter().map(String::as_str).collect(),
     };
-    if let Some(unknown) = chosen.iter().find(|name| !TARGETS.contains(name)) {
-        return Err(Error::Usage(format!("fuzz {unknown}: the targets are {}", TARGETS.join(", "))));
-    }
-    if !sh::on_path("cargo-fuzz") {
+    if !command::is_on_path("cargo-fuzz") {
         let need = "cargo-fuzz is missing: cargo install cargo-fuzz; rustup toolchain install nightly";
         return Err(Error::Usage(need.into()));
     }
-    let corpus = sh::root().join("tests/fuzz/corpus");
+    let corpus = command::root().join("tests/fuzz/corpus");
     for name in &chosen {
         let dir = corpus.join(name);
         fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
@@ -35,12 +38,12 @@ pub fn run(words: &[String]) -> Result<()> {
     for name in chosen {
         let mut command = std::process::Command::new("cargo");
         // Without these two, cargo is the one of this very run and not the nightly one.
-        command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN").current_dir(sh::root());
+        command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN").current_dir(command::root());
         command.args(["+nightly", "fuzz", "run", "--fuzz-dir", "tests/fuzz", "--target-dir"]);
         command.arg(build::target_dir().join("fuzz")).args([name, "--"]);
         command.args(["-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1"]);
-        command.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={LONGEST}"));
-        sh::run(&mut command)?;
+        command.arg(format!("-max_total_time={}", args.seconds)).arg(format!("-max_len={LONGEST}"));
+        command::run(&mut command)?;
     }
     Ok(())
 }
@@ -83,13 +86,13 @@ fn seed(target: &str, dir: &Path) -> Result<()> {
 
 /// Runs the program with the bundled model; `file` is its last argument.
 fn program(words: &[&str], file: &Path) -> Result<()> {
-    let mut command = sh::cargo(&["run", "-q", "--release", "-p", "antigravity", "--"]);
-    sh::stdout(command.args(words).arg(file)).map(drop)
+    let mut command = command::cargo(&["run", "-q", "--release", "-p", "antigravity", "--"]);
+    command::stdout(command.args(words).arg(file)).map(drop)
 }
 
-/// `put` for each file with this extension below some of the project's directories.
+/// Calls `put` for each file with this extension below some of the project's directories.
 fn each(dirs: &[&str], extension: &str, put: impl Fn(&Path) -> Result<()>) -> Result<()> {
-    let mut left: Vec<PathBuf> = dirs.iter().map(|dir| sh::root().join(dir)).collect();
+    let mut left: Vec<PathBuf> = dirs.iter().map(|dir| command::root().join(dir)).collect();
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(&dir).map_err(|e| Error::at(&dir, e))? {
             let path = entry.map_err(|e| Error::at(&dir, e))?.path();
@@ -105,7 +108,7 @@ fn each(dirs: &[&str], extension: &str, put: impl Fn(&Path) -> Result<()>) -> Re
 
 /// Writes a seed named after the file it comes from.
 fn put(dir: &Path, from: &Path, parts: &[&[u8]]) -> Result<()> {
-    let name = from.strip_prefix(sh::root()).unwrap_or(from).to_string_lossy().replace('/', "_");
+    let name = from.strip_prefix(command::root()).unwrap_or(from).to_string_lossy().replace('/', "_");
     let path = dir.join(name);
     fs::write(&path, parts.concat()).map_err(|e| Error::at(&path, e))
 }

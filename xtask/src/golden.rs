@@ -4,30 +4,33 @@ pub mod case;
 pub mod comparison;
 mod remote;
 
-use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
-use crate::{build, device, sh};
+use crate::{build, command, device};
+use clap::Args;
 
-pub const FLAGS: Flags = &[
-    device::FLAGS,
-    build::MODEL,
-    &[Flag::switch("--bless", "write the golden files anew, from what this machine computes")],
-];
+#[derive(Args)]
+pub struct GoldenArgs {
+    #[command(flatten)]
+    device: device::DeviceArgs,
+    #[command(flatten)]
+    model: build::ModelArgs,
+    /// Write the golden files anew, from what this machine computes
+    #[arg(long)]
+    bless: bool,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    args.no_rest()?;
-    let elsewhere = ["--device", "--serial", "--target", "--model"].iter().any(|f| args.value(f).is_some());
-    if elsewhere && args.has("--bless") {
+pub fn run(args: &GoldenArgs) -> Result<()> {
+    let elsewhere = !args.device.is_empty() || args.model.model.is_some();
+    if elsewhere && args.bless {
         return Err(Error::Usage("--bless writes what this machine computes; leave --device out".into()));
     }
     if elsewhere {
-        return remote::run(&args);
+        return remote::run(args);
     }
     let mut test =
-        sh::cargo(&["test", "--release", "--package", "antigravity", "--test", "engine", "golden::"]);
-    if args.has("--bless") {
+        command::cargo(&["test", "--release", "--package", "antigravity", "--test", "engine", "golden::"]);
+    if args.bless {
         test.env("ANTIGRAVITY_BLESS", "1");
     }
-    sh::run(&mut test)
+    command::run(&mut test)
 }

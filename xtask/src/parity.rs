@@ -1,17 +1,18 @@
 //! `cargo xtask parity`: the engine's logits and text against the reference results of transformers,
 //! one build for each model.
 
-mod biased;
 pub mod compare;
 pub mod engine;
+pub mod execution_paths;
 mod gguf;
+mod key_bias;
 mod opencl;
 pub mod reference;
-mod ways;
 
-use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::tally::Tally;
+use crate::{build, command};
+use clap::Args;
 use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
 use engine::{Engine, Variant};
 use reference::{Case, Reference, TextCase};
@@ -33,47 +34,20 @@ const FAMILIES: [&str; 5] = [
     "m14-granite-bf16",
 ];
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[])?;
-    let tally = check(&args.rest)?;
+#[derive(Args)]
+pub struct ParityArgs {
+    /// The models to check [default: all that have reference results]
+    #[arg(value_name = "MODEL")]
+    models: Vec<String>,
+}
+
+pub fn run(args: &ParityArgs) -> Result<()> {
+    let tally = check(&args.models)?;
     println!("parity: {} passed, {} failed", tally.passed, tally.failed);
     if tally.failed > 0 {
         return Err(Error::Failed(format!("parity: {} checks failed", tally.failed)));
     }
     Ok(())
-}
-
-/// How many checks held.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
-pub struct Tally {
-    pub passed: u64,
-    pub failed: u64,
-}
-
-impl Tally {
-    /// Counts a check; says on stderr what was wrong.
-    fn count(&mut self, model: &str, outcome: Result<()>) {
-        match outcome {
-            Ok(()) => self.passed += 1,
-            Err(e) => {
-                self.failed += 1;
-                eprintln!("parity: {model}: {e}");
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Tally {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.passed, self.passed + self.failed)
-    }
-}
-
-impl std::ops::AddAssign for Tally {
-    fn add_assign(&mut self, other: Tally) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-    }
 }
 
 /// Checks the named models, or all that have reference results, and prints a table.
@@ -88,22 +62,22 @@ pub fn check(names: &[String]) -> Result<Tally> {
     std::thread::scope(|scope| {
         let (send, built) = std::sync::mpsc::sync_channel(0);
         let dirs = &dirs;
-        scope.spawn(move || dirs.iter().all(|dir| send.send(Built::new(dir)).is_ok()));
+        scope.spawn(move || dirs.iter().all(|dir| send.send(ModelCheck::new(dir)).is_ok()));
         for (dir, built) in dirs.iter().zip(built) {
             let mut tally = Tally::default();
-            match built.and_then(Built::check) {
+            match built.and_then(ModelCheck::check) {
                 Ok(row) => {
                     tally = row.total();
                     rows.push(row);
                 }
                 // A model that cannot be read or built must not hide the others.
-                Err(e) => tally.count(&dir.display().to_string(), Err(e)),
+                Err(e) => tally.count_quietly(&dir.display().to_string(), Err(e)),
             }
             total += tally;
         }
     });
     println!(
-        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | ways | GGUF | largest relative error | q4_0 rms error |"
+        "| model | logits | greedy | text | same bits | q4_0 | OpenCL | paths | GGUF | largest relative error | q4_0 rms error |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(|row| println!("{row}"));
@@ -112,35 +86,41 @@ pub fn check(names: &[String]) -> Result<Tally> {
 
 /// The digests of the families that have a forward pass of their own kind, computed on 64-bit Arm: built for `target`,
 /// run by `emulator`.
-pub fn of_families(target: &str, emulator: &'static str) -> Result<Tally> {
+pub fn check_families(target: &str, emulator: &'static str) -> Result<Tally> {
     let mut tally = Tally::default();
     for name in FAMILIES {
         let dir = build::model_dir(name)?;
         let reference = Reference::load(&dir)?;
         let place = format!("{name}-{target}");
-        let engine = Engine::of_program(&build::checked_for(target, &dir)?, &dir, &place)?.emulated(emulator);
-        let variant = Variant { flags: QUANTISED, ..Variant::default() };
-        let run = engine.logits(&longest(&reference).ids, reference.vocab, variant);
-        tally.count(&place, run.and_then(|bytes| ways::golden(&reference.name, &bytes)));
+        let engine =
+            Engine::with_copy(&build::unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
+        let run = engine.logits(&reference.longest_case().ids, reference.vocab, Variant::with(QUANTISED));
+        tally.count_quietly(
+            &place,
+            run.and_then(|bytes| execution_paths::check_golden(&reference.name, &bytes)),
+        );
     }
     Ok(tally)
 }
 
 fn all_models() -> Result<Vec<PathBuf>> {
-    let fixtures = sh::root().join("tests/fixtures/models");
+    let fixtures = command::root().join("tests/fixtures/models");
     let entries = fs::read_dir(&fixtures).map_err(|e| Error::at(&fixtures, e))?;
     let mut dirs: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     dirs.sort();
-    dirs.push(sh::root().join("models/story"));
+    dirs.push(command::root().join("models/story"));
     dirs.retain(|dir| Reference::exists(dir));
-    // One build from the first file of each model: those with a checkpoint too, where both builds run the same files.
+    // One build from the first file of each model, unless the program of its checkpoint is the same and runs the files.
     let mut models = BTreeSet::new();
-    let first = |file: gguf::File| models.insert(file.model).then_some(file.path);
-    dirs.extend(gguf::files()?.into_iter().filter_map(first));
+    for file in gguf::files()? {
+        if models.insert(file.model.clone()) && file.needs_own_build()? {
+            dirs.push(file.path);
+        }
+    }
     Ok(dirs)
 }
 
-/// One model's results; each tally is a column of the table.
+/// Results of one model; each tally is a column of the table.
 #[derive(Default)]
 struct Row {
     model: String,
@@ -150,7 +130,7 @@ struct Row {
     bits: Tally,
     quantised: Tally,
     opencl: Tally,
-    ways: Tally,
+    paths: Tally,
     gguf: Tally,
     largest: f32,
     quantised_rms: f64,
@@ -159,48 +139,48 @@ struct Row {
 impl Row {
     fn total(&self) -> Tally {
         let mut total = Tally::default();
-        let Row { logits, greedy, text, bits, quantised, opencl, ways, gguf, .. } = *self;
-        let parts = [logits, greedy, text, bits, quantised, opencl, ways, gguf];
-        parts.into_iter().for_each(|t| total += t);
+        let Row { logits, greedy, text, bits, quantised, opencl, paths, gguf, .. } = self;
+        let parts = [logits, greedy, text, bits, quantised, opencl, paths, gguf];
+        parts.into_iter().for_each(|t| total += t.clone());
         total
     }
 }
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Row { model, logits, greedy, text, bits, quantised, opencl, ways, gguf, largest, quantised_rms } =
+        let Row { model, logits, greedy, text, bits, quantised, opencl, paths, gguf, largest, quantised_rms } =
             self;
         write!(
             f,
-            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {ways} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
+            "| {model} | {logits} | {greedy} | {text} | {bits} | {quantised} | {opencl} | {paths} | {gguf} | {largest:.1e} | {quantised_rms:.1e} |"
         )
     }
 }
 
 /// A model's program, ready to be checked.
-struct Built {
+struct ModelCheck {
     engine: Engine,
     /// `None` for a GGUF file, of which the program is built too.
     reference: Option<Reference>,
     name: String,
-    /// What the comparison of its cache with that of transformers led to, where there is one.
+    /// The comparison of its cache with that of transformers, where there is one.
     past: Option<Result<()>>,
 }
 
-impl Built {
-    fn new(dir: &Path) -> Result<Built> {
+impl ModelCheck {
+    fn new(dir: &Path) -> Result<ModelCheck> {
         let reference = if dir.is_file() { None } else { Some(Reference::load(dir)?) };
         let file = dir.file_name().unwrap_or_default().to_string_lossy();
         let stem = file.split('.').next().unwrap_or_default();
         let name = reference.as_ref().map_or(stem, |r| &r.name).to_string();
         let place = if reference.is_some() { name.clone() } else { format!("{name}-gguf") };
         let engine = Engine::build(dir, &place)?;
-        let past = dir.join("past_key_values.json").is_file().then(|| build::compare_past(dir));
-        Ok(Built { engine, reference, name, past })
+        let past = dir.join("past_key_values.json").is_file().then(|| build::compare_past_key_values(dir));
+        Ok(ModelCheck { engine, reference, name, past })
     }
 
     fn check(self) -> Result<Row> {
-        let Built { engine, reference, name, past } = self;
+        let ModelCheck { engine, reference, name, past } = self;
         let Some(reference) = reference else {
             let gguf = gguf::check(&engine, &name)?;
             return Ok(Row { model: format!("{name} (GGUF)"), gguf, ..Row::default() });
@@ -210,21 +190,21 @@ impl Built {
             check_case(&engine, &reference, case, &mut row);
         }
         for text in &reference.texts {
-            row.text.count(&reference.name, check_text(&engine, text, reference.scale()));
+            row.text.count_quietly(&reference.name, check_text(&engine, text, reference.scale()));
             if text.stop.is_some_and(|stop| stop > 0) {
-                row.text.count(&reference.name, check_stop(&engine, text, reference.scale()));
+                row.text.count_quietly(&reference.name, check_stop(&engine, text, reference.scale()));
             }
         }
         if reference.eos.is_some() {
-            row.greedy.count(&reference.name, check_eos(&engine, &reference));
+            row.greedy.count_quietly(&reference.name, check_eos(&engine, &reference));
         }
         if let Some(past) = past {
-            row.logits.count(&reference.name, past);
+            row.logits.count_quietly(&reference.name, past);
         }
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);
-        row.quantised += biased::check(&engine, &reference, longest(&reference));
-        row.ways = ways::check(&engine, &reference);
+        row.quantised += key_bias::check(&engine, &reference, reference.longest_case());
+        row.paths = execution_paths::check(&engine, &reference);
         row.opencl = opencl::check(&engine, &reference);
         row.gguf = gguf::check(&engine, &reference.name)?;
         Ok(row)
@@ -235,51 +215,53 @@ impl Built {
 /// bits as without it.
 fn check_case(engine: &Engine, reference: &Reference, case: &Case, row: &mut Row) {
     let (model, vocab) = (&reference.name, reference.vocab);
-    let variant = Variant { flags: FLOAT, ..Variant::default() };
+    let variant = Variant::with(FLOAT);
     let alone = engine.logits(&case.ids, vocab, variant);
     // The last greedy id is not fed: nothing was computed from it.
     let fed = case.greedy_ids.len().saturating_sub(1);
     let longer_ids = [&case.ids[..], &case.greedy_ids[..fed]].concat();
     let longer = engine.logits(&longer_ids, vocab, variant);
 
-    row.bits.count(
+    row.bits.count_quietly(
         model,
         match (&alone, &longer) {
-            (Ok(alone), Ok(longer)) => same_bits(alone, &longer[..alone.len()], vocab, "in a longer prompt"),
+            (Ok(alone), Ok(longer)) => {
+                check_same_bits(alone, &longer[..alone.len()], vocab, "in a longer prompt")
+            }
             // Reported below.
             _ => Err(Error::Failed(format!("{}: no two runs to compare", case.name))),
         },
     );
-    row.logits.count(
+    row.logits.count_quietly(
         model,
         alone.and_then(|bytes| {
             let found = reference::to_floats(&bytes);
             let found = &found[found.len() - case.logits.len()..];
-            let outcome = within(&case.name, found, &case.logits, vocab);
+            let outcome = check_within(&case.name, found, &case.logits, vocab);
             row.largest = row.largest.max(outcome.0);
             outcome.1
         }),
     );
-    row.greedy.count(
+    row.greedy.count_quietly(
         model,
         longer.and_then(|bytes| {
             let found = reference::to_floats(&bytes);
             let found = &found[(case.ids.len() - 1) * vocab..];
             let scale = max_abs(case.greedy_logits.as_deref().unwrap_or(&case.logits)).max(1.0);
-            steps(
+            check_steps(
                 &case.name,
                 &wrong_steps(found, &case.greedy_ids, &case.margins, DECIDABLE * f64::from(scale)),
             )?;
             let Some(expected) = &case.greedy_logits else { return Ok(()) };
-            let outcome = within(&format!("{} greedy", case.name), found, expected, vocab);
+            let outcome = check_within(&format!("{} greedy", case.name), found, expected, vocab);
             row.largest = row.largest.max(outcome.0);
             outcome.1
         }),
     );
 }
 
-/// The relative error, and whether it is allowed.
-fn within(name: &str, found: &[f32], expected: &[f32], vocab: usize) -> (f32, Result<()>) {
+/// Computes the relative error, and whether it is allowed.
+fn check_within(name: &str, found: &[f32], expected: &[f32], vocab: usize) -> (f32, Result<()>) {
     let difference = largest_difference(found, expected, vocab);
     let outcome = if difference.is_within(TOLERANCE) {
         Ok(())
@@ -289,7 +271,7 @@ fn within(name: &str, found: &[f32], expected: &[f32], vocab: usize) -> (f32, Re
     (difference.relative, outcome)
 }
 
-pub fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
+pub fn check_steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
     match wrong.first() {
         None => Ok(()),
         Some((step, found, id)) => Err(Error::Failed(format!(
@@ -299,7 +281,7 @@ pub fn steps(name: &str, wrong: &[(usize, u32, u32)]) -> Result<()> {
     }
 }
 
-fn same_bits(a: &[u8], b: &[u8], vocab: usize, what: &str) -> Result<()> {
+fn check_same_bits(a: &[u8], b: &[u8], vocab: usize, what: &str) -> Result<()> {
     match a.iter().zip(b).position(|(a, b)| a != b) {
         None if a.len() == b.len() => Ok(()),
         None => Err(Error::Failed(format!("{} bytes instead of {} {what}", b.len(), a.len()))),
@@ -311,22 +293,22 @@ fn same_bits(a: &[u8], b: &[u8], vocab: usize, what: &str) -> Result<()> {
     }
 }
 
-/// How many tokens of a text's continuation are sure: up to the first step too close to call, and up
+/// Counts the tokens of a text's continuation that are sure: up to the first step too close to call, and up
 /// to the first stop token (whether its own text is shown is not the reference's to say).
-fn sure_tokens(case: &TextCase, scale: f32) -> usize {
+fn count_sure_tokens(case: &TextCase, scale: f32) -> usize {
     let threshold = DECIDABLE * f64::from(scale.max(1.0));
     let decidable = case.margins.iter().take_while(|m| **m > threshold).count();
     decidable.min(case.stop.unwrap_or(usize::MAX))
 }
 
-/// What the program says behind the text, computed in f32.
-fn continued(engine: &Engine, case: &TextCase, count: usize, flags: &[&str]) -> Result<Vec<u8>> {
+/// The program's continuation of the text, computed in f32.
+fn continue_text(engine: &Engine, case: &TextCase, count: usize, flags: &[&str]) -> Result<Vec<u8>> {
     engine.generate(&case.text, &[&["--num-tokens", &count.to_string()], FLOAT, flags].concat())
 }
 
 fn check_text(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
-    let count = sure_tokens(case, scale);
-    let printed = continued(engine, case, count, &["--ignore-eos"])?;
+    let count = count_sure_tokens(case, scale);
+    let printed = continue_text(engine, case, count, &["--ignore-eos"])?;
     let whole = count == case.margins.len();
     let equal =
         if whole { is_text(&printed, &case.greedy_text) } else { is_beginning(&printed, &case.greedy_text) };
@@ -343,11 +325,11 @@ fn check_text(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
 /// A generation that honours stop tokens prints what comes before the first, and no more.
 fn check_stop(engine: &Engine, case: &TextCase, scale: f32) -> Result<()> {
     let stop = case.stop.unwrap_or(0);
-    if sure_tokens(case, scale) < stop {
+    if count_sure_tokens(case, scale) < stop {
         return Ok(());
     }
-    let before = continued(engine, case, stop, &["--ignore-eos"])?;
-    let stopped = continued(engine, case, case.margins.len(), &[])?;
+    let before = continue_text(engine, case, stop, &["--ignore-eos"])?;
+    let stopped = continue_text(engine, case, case.margins.len(), &[])?;
     if before == stopped {
         return Ok(());
     }
@@ -359,24 +341,17 @@ fn check_eos(engine: &Engine, reference: &Reference) -> Result<()> {
     let Some(case) = &reference.eos else { return Ok(()) };
     let fed = case.greedy_ids.len().saturating_sub(1);
     let ids = [&case.ids[..], &case.greedy_ids[..fed]].concat();
-    let bytes = engine.logits(&ids, reference.vocab, Variant { flags: FLOAT, ..Variant::default() })?;
+    let bytes = engine.logits(&ids, reference.vocab, Variant::with(FLOAT))?;
     let found = reference::to_floats(&bytes);
     let found = &found[(case.ids.len() - 1) * reference.vocab..];
     let margins = vec![case.min_margin; case.greedy_ids.len()];
     let threshold = DECIDABLE * f64::from(reference.scale().max(1.0));
-    steps("eos prompt", &wrong_steps(found, &case.greedy_ids, &margins, threshold))
-}
-
-/// The longest prompt whose logits are known at every position.
-fn longest(reference: &Reference) -> &Case {
-    let whole = |c: &&Case| c.logits.len() == c.ids.len() * reference.vocab;
-    let case = reference.cases.iter().filter(whole).max_by_key(|c| c.ids.len());
-    case.unwrap_or(&reference.cases[0])
+    check_steps("eos prompt", &wrong_steps(found, &case.greedy_ids, &margins, threshold))
 }
 
 /// One and two threads, and scalar code, give the same bytes: with float and with quantised weights.
 fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
-    let case = longest(reference);
+    let case = reference.longest_case();
     for (weights, flags) in [("f32", FLOAT), ("q4_0", QUANTISED)] {
         let run = |threads, scalar| {
             let flags = [flags, &["--threads", threads]].concat();
@@ -388,11 +363,11 @@ fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
         {
             let outcome = match &one {
                 Ok(one) => run(threads, scalar).and_then(|other| {
-                    same_bits(one, &other, reference.vocab, &format!("{what}, {weights} weights"))
+                    check_same_bits(one, &other, reference.vocab, &format!("{what}, {weights} weights"))
                 }),
                 Err(e) => Err(Error::Failed(e.to_string())),
             };
-            row.bits.count(&reference.name, outcome);
+            row.bits.count_quietly(&reference.name, outcome);
         }
     }
 }
@@ -400,13 +375,13 @@ fn check_bits(engine: &Engine, reference: &Reference, row: &mut Row) {
 /// Quantised weights and the default KV type: no reference is near enough to compare with, so the logits must be finite
 /// and those of the day before, and the table shows how far they are from the unquantised model's.
 fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
-    let case = longest(reference);
-    let run = engine.logits(&case.ids, reference.vocab, Variant { flags: QUANTISED, ..Variant::default() });
+    let case = reference.longest_case();
+    let run = engine.logits(&case.ids, reference.vocab, Variant::with(QUANTISED));
     let outcome = run.and_then(|bytes| {
         let found = reference::to_floats(&bytes);
         row.quantised_rms = compare::rms_difference(&found[found.len() - case.logits.len()..], &case.logits);
         match found.iter().position(|x| !x.is_finite()) {
-            None => ways::golden(&reference.name, &bytes),
+            None => execution_paths::check_golden(&reference.name, &bytes),
             Some(at) => Err(Error::Failed(format!(
                 "{}: q4_0: row {} id {} is {}",
                 case.name,
@@ -416,7 +391,7 @@ fn check_quantised(engine: &Engine, reference: &Reference, row: &mut Row) {
             ))),
         }
     });
-    row.quantised.count(&reference.name, outcome);
+    row.quantised.count_quietly(&reference.name, outcome);
 }
 
 #[cfg(test)]
@@ -424,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_sure_up_to_a_close_step_or_a_stop() {
+    fn text_is_sure_up_to_a_close_step_or_a_stop_and_other_bits_are_located() {
         let mut case = TextCase {
             name: "t".into(),
             text: "t".into(),
@@ -432,29 +407,26 @@ mod tests {
             margins: vec![1.0, 1.0, 1e-5, 1.0],
             stop: None,
         };
-        assert_eq!(sure_tokens(&case, 10.0), 2);
+        assert_eq!(count_sure_tokens(&case, 10.0), 2);
         case.stop = Some(1);
-        assert_eq!(sure_tokens(&case, 10.0), 1);
-        case.margins[2] = 1.0;
-        case.stop = None;
-        assert_eq!(sure_tokens(&case, 10.0), 4);
-    }
-
-    #[test]
-    fn other_bits_are_located() {
+        assert_eq!(count_sure_tokens(&case, 10.0), 1);
         let (a, mut b) = ([0u8; 24], [0u8; 24]);
-        assert!(same_bits(&a, &b, 3, "here").is_ok());
+        assert!(
+            check_same_bits(&a, &b, 3, "here").is_ok() && check_same_bits(&a, &b[..12], 3, "here").is_err()
+        );
         b[21] = 1;
-        let e = same_bits(&a, &b, 3, "here").unwrap_err().to_string();
+        let e = check_same_bits(&a, &b, 3, "here").unwrap_err().to_string();
         assert_eq!(e, "other bits here, first in row 1 id 2");
-        assert!(same_bits(&a, &b[..12], 3, "here").is_err());
     }
 
     #[test]
     fn every_model_with_results_is_found() {
         let names = all_models().unwrap();
-        // Those with a checkpoint, and those built from a GGUF file.
-        assert_eq!(names.len(), 17 + 11);
-        assert!(!names.iter().any(|n| n.ends_with("m6-gpt2-f32")));
+        // Those with a checkpoint, and those whose GGUF file says something else than that or has none.
+        assert_eq!(
+            (names.iter().filter(|n| n.is_dir()).count(), names.iter().filter(|n| n.is_file()).count()),
+            (17, 4)
+        );
+        assert!(gguf::files().unwrap().iter().all(|file| file.path.is_file()));
     }
 }

@@ -1,15 +1,15 @@
-//! `cargo xtask quality`: what the KV cache's types and eviction policies cost, measured on the bundled model, or on a
+//! `cargo xtask quality`: the cost of the KV cache's types and eviction policies, measured on the bundled model, or on a
 //! real one, and written as Markdown. The engine's bits are the same on every machine, and so is every byte of this.
 
 mod real;
 mod result;
 mod table;
 
-use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, command};
+use clap::Args;
 use files::atomic_file;
-use result::Measured;
+use result::Measurement;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,7 +74,7 @@ impl Spec {
     }
 }
 
-/// What the others are held against.
+/// The row that the others are held against.
 const FULL: Spec = Spec::new(Policy::None, ("f32", "f32"));
 
 /// Every policy with every type.
@@ -88,41 +88,41 @@ fn quick() -> Vec<Spec> {
     all().into_iter().filter(|&row| row == FULL || row.kv == ("q4", "q4")).collect()
 }
 
-pub const FLAGS: Flags = &[&[
-    Flag::valued(
-        "--model",
-        "M",
-        "story, or smollm2-135m, whose tables are written into models/story/README.md",
-    ),
-    Flag::valued("--out", "FILE", "write the tables there instead"),
-    Flag::valued("--program", "FILE", "measure this program [one as tests have it]"),
-    Flag::switch("--quick", "only what promises are about"),
-]];
+#[derive(Args)]
+pub struct QualityArgs {
+    /// story, or smollm2-135m, whose tables are written into models/story/README.md
+    #[arg(long, value_name = "M", default_value = "story")]
+    model: String,
+    /// Write the tables there instead
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Measure this program [default: one as tests have it]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Only what promises are about
+    #[arg(long)]
+    quick: bool,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    args.no_rest()?;
-    let name = args.value("--model").unwrap_or("story");
-    let (model, is_story) = (build::model_dir(name)?, name == "story");
+pub fn run(args: &QualityArgs) -> Result<()> {
+    let (model, is_story) = (build::model_dir(&args.model)?, args.model == "story");
     if !is_story {
         real::check(&model)?;
-        if args.has("--quick") {
+        if args.quick {
             return Err(Error::Usage("--quick: only for the story model, whose promises are tested".into()));
         }
     }
-    let program = match args.value("--program") {
-        Some(program) => PathBuf::from(program),
+    let program = match &args.program {
+        Some(program) => program.clone(),
         None => build::tested(&model)?,
     };
     if !is_story {
-        return real::run(&model, &program, args.value("--out").map(Path::new));
+        return real::run(&model, &program, args.out.as_deref());
     }
-    let rows = if args.has("--quick") { quick() } else { all() };
+    let rows = if args.quick { quick() } else { all() };
     let text = table::markdown(&rows, &measure(&program, &rows)?);
-    match args.value("--out") {
-        Some(file) => {
-            atomic_file::write(Path::new(file), text.as_bytes()).map_err(|e| Error::at(Path::new(file), e))
-        }
+    match &args.out {
+        Some(file) => atomic_file::write(file, text.as_bytes()).map_err(|e| Error::at(file, e)),
         None => {
             print!("{text}");
             Ok(())
@@ -138,7 +138,7 @@ fn without_settings(command: &mut Command) {
 }
 
 /// One result for each row; the first is [`FULL`].
-fn measure(program: &Path, rows: &[Spec]) -> Result<Vec<Measured>> {
+fn measure(program: &Path, rows: &[Spec]) -> Result<Vec<Measurement>> {
     let mut command = Command::new(program);
     without_settings(&mut command);
     let model = build::model_dir("story")?;
@@ -149,28 +149,28 @@ fn measure(program: &Path, rows: &[Spec]) -> Result<Vec<Measured>> {
     for row in rows.iter().filter(|&&row| row != FULL) {
         command.arg("--settings").arg(row.settings());
     }
-    eprintln!("$ {}", sh::show(&command));
-    let lines = sh::stdout(&mut command)?;
+    eprintln!("$ {}", command::show(&command));
+    let lines = command::stdout(&mut command)?;
     result::parse(&String::from_utf8_lossy(&lines), rows.len())
 }
 
 /// How far a four-bit cache's perplexity may be from that of a single-precision one.
 const Q4_CHANGE: f64 = 0.01;
-/// What SnapKV must keep of the recall of a full cache, and sliding does not.
+/// The share of a full cache's recall that SnapKV keeps, and sliding does not.
 const KEPT: f64 = 0.9;
 
-/// Where the table is written down.
+/// The page with the table.
 const README: &str = "models/story/README.md";
 
-/// Measures the rows of `--quick` and returns what was promised of them, each with whether it holds: the promises of the
-/// cache, and that the table in the story model's README is what this machine measures.
+/// Measures the rows of `--quick` and returns promises, each with whether it holds: those of the cache, and that the
+/// table in the story model's README is what this machine measures.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick();
     let found = measure(&build::tested(&build::model_dir("story")?)?, &rows)?;
     print!("{}", table::markdown(&rows, &found));
-    let readme = sh::root().join(README);
+    let readme = command::root().join(README);
     let readme = fs::read_to_string(&readme).map_err(|e| Error::at(&readme, e))?;
-    let mut promises = held(&rows, &found)?;
+    let mut promises = check_promises(&rows, &found)?;
     for line in table::lines(&rows, &found) {
         let holds = readme.lines().any(|l| l == line);
         promises.push((format!("{README} has what `cargo xtask quality` measures: {line}"), holds));
@@ -179,14 +179,15 @@ pub fn promises() -> Result<Vec<(String, bool)>> {
 }
 
 /// The promises of the cache.
-fn held(rows: &[Spec], found: &[Measured]) -> Result<Vec<(String, bool)>> {
+fn check_promises(rows: &[Spec], found: &[Measurement]) -> Result<Vec<(String, bool)>> {
     let of = |policy: &str, kv: &str| {
         let row = rows.iter().position(|r| r.policy.name() == policy && r.kv == (kv, kv));
         row.map(|i| &found[i]).ok_or_else(|| Error::Failed(format!("no row for {policy} with {kv}")))
     };
     let (full, q4) = (of("none", "f32")?, of("none", "q4")?);
     let change = (q4.perplexity / full.perplexity - 1.0).abs();
-    let share = |policy| Ok::<f64, Error>(of(policy, "q4")?.all.kept as f64 / full.all.kept as f64);
+    let share =
+        |policy| Ok::<f64, Error>(of(policy, "q4")?.recall.all.kept as f64 / full.recall.all.kept as f64);
     let (snapkv, sliding) = (share("snapkv")?, share("sliding")?);
     Ok(vec![
         (format!("perplexity with q4 within 1.0 % of f32: {:.3} %", 100.0 * change), change <= Q4_CHANGE),
@@ -198,7 +199,7 @@ fn held(rows: &[Spec], found: &[Measured]) -> Result<Vec<(String, bool)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use result::Score;
+    use result::{Recall, Score};
 
     #[test]
     fn every_policy_is_measured_with_every_type() {
@@ -213,10 +214,10 @@ mod tests {
     fn promises_can_be_broken() {
         let group = quick();
         let with = |perplexities: [f64; 2], kept: [usize; 3]| {
-            let row = |perplexity, kept| Measured {
+            let row = |perplexity, kept| Measurement {
                 perplexity,
-                all: Score { kept, full: 47 },
-                ..Measured::default()
+                recall: Recall { all: Score { kept, full: 47 }, ..Recall::default() },
+                ..Measurement::default()
             };
             let rows = vec![
                 row(perplexities[0], 46),
@@ -225,7 +226,7 @@ mod tests {
                 row(1.5, kept[1]),
                 row(1.5, kept[2]),
             ];
-            held(&group, &rows).unwrap().iter().map(|(_, holds)| *holds).collect::<Vec<_>>()
+            check_promises(&group, &rows).unwrap().iter().map(|(_, holds)| *holds).collect::<Vec<_>>()
         };
         assert_eq!(with([1.5, 1.514], [3, 42, 0]), [true, true, true]);
         assert_eq!(with([1.5, 1.516], [42, 41, 47]), [false, false, false]);

@@ -2,49 +2,51 @@
 
 pub mod serve;
 
-use crate::args::{Args, Flags};
 use crate::build;
 use crate::deploy::{PROGRAM, directory};
 use crate::device::shell::{self, Input, Program};
-use crate::device::{self, Device};
+use crate::device::{Device, DeviceArgs};
 use crate::error::{Error, Result};
+use clap::Args;
 use std::io::IsTerminal;
 
-/// Without arguments: a story.
 const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
 
-pub const FLAGS: Flags = &[device::FLAGS, build::MODEL, serve::FLAGS];
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    model: build::ModelArgs,
+    #[command(flatten)]
+    serve: serve::ServeArgs,
+    /// The program's command and its flags
+    #[arg(last = true, value_name = "COMMAND")]
+    pub words: Vec<String>,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let (ours, theirs) = split(words);
-    let args = Args::parse(ours, FLAGS)?;
-    args.no_rest_but("the program's own come after --")?;
-    let theirs: Vec<String> =
-        if theirs.is_empty() { STORY.iter().map(|w| w.to_string()).collect() } else { theirs.to_vec() };
-    let serves = serve::asked(&args, &theirs)?;
-    let device = device::select(&args)?;
-    let dir = directory(&*device, &build::chosen_model(&args)?);
+pub fn run(args: &RunArgs) -> Result<()> {
+    let mut words = args.words.clone();
+    if words.is_empty() {
+        words = STORY.iter().map(|w| w.to_string()).collect();
+    }
+    let serves = words[0] == "serve";
+    args.serve.check(serves)?;
+    let device = args.device.open()?;
+    let dir = directory(&*device, &args.model.dir()?);
     check_deployed(&*device, &dir)?;
     if serves {
-        return serve::run(&*device, &dir, &args, theirs);
+        return serve::run(&*device, &dir, &args.serve, words);
     }
-    let talks = theirs.first().is_some_and(|command| ["chat", "-cnv", "-i"].contains(&command.as_str()));
-    let program = program(&*device, &dir, theirs);
+    let talks = ["chat", "-cnv", "-i"].contains(&words[0].as_str());
+    let program = program(&*device, &dir, words);
     let at_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let code = if talks && at_terminal {
         shell::talk(&*device, &program)?
     } else {
         shell::stream(&*device, &program, Input::for_program(talks))?
     };
-    finished(&*device, code)
-}
-
-/// The words before the first `--` and those after it.
-pub fn split(words: &[String]) -> (&[String], &[String]) {
-    match words.iter().position(|w| w == "--") {
-        Some(at) => (&words[..at], &words[at + 1..]),
-        None => (words, &[]),
-    }
+    check_exit(&*device, code)
 }
 
 /// The program that is deployed in a directory.
@@ -53,9 +55,9 @@ pub fn program(device: &dyn Device, dir: &str, args: Vec<String>) -> Program {
     Program { dir: dir.into(), environment, path: format!("./{PROGRAM}"), args }
 }
 
-/// What the program finds in its environment.
+/// The program's environment.
 pub fn environment(device: &dyn Device, dir: &str) -> Vec<(&'static str, String)> {
-    // What the program notes of its runs stays with the deployment.
+    // Notes that the program takes of its runs stay with the deployment.
     let mut set = vec![("ANTIGRAVITY_MODEL", dir.into()), ("XDG_STATE_HOME", dir.into())];
     if device.target().ends_with("android") {
         // Where vendors keep OpenCL; programs of the shell user do not search there by themselves.
@@ -75,7 +77,7 @@ fn check_deployed(device: &dyn Device, dir: &str) -> Result<()> {
 }
 
 /// A program's exit code as a result.
-pub fn finished(device: &dyn Device, code: u32) -> Result<()> {
+pub fn check_exit(device: &dyn Device, code: u32) -> Result<()> {
     if let Some(signal) = shell::signal_in(code) {
         eprintln!("error: {}: {signal}", device.name());
     }

@@ -1,35 +1,43 @@
 //! `cargo xtask runner`: runs one of cargo's test binaries on a device, with the files that the tests read.
 //! `.cargo/config.toml` names it as the runner of the Android target.
 
-use crate::args::Args;
 use crate::deploy::PROGRAM;
-use crate::device;
 use crate::device::files::{Item, existing, install};
 use crate::device::shell::{self, Input, Program, quote};
+use crate::device::{DeviceArgs, DeviceKind};
 use crate::error::{Error, Result};
-use crate::{build, run, sh};
+use crate::{build, command, run};
+use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What tests read, relative to the project.
+/// Folders that tests read, relative to the project.
 const DATA: &[&str] = &["models/story", "tests/fixtures", "tests/golden"];
 const ARCHIVE: &str = "data.tar";
 /// Unpacks the archive of hash `$h` unless that is done already.
 const UNPACK: &str =
     "{ [ \"$(cat unpacked 2>/dev/null)\" = \"$h\" ] || { tar -xf data.tar && echo \"$h\" >unpacked; }; }";
 
-pub fn run(words: &[String]) -> Result<()> {
-    let Some((binary, theirs)) = words.split_first() else {
-        return Err(Error::Usage("name a test binary".into()));
-    };
+#[derive(Args)]
+pub struct RunnerArgs {
+    /// The test binary
+    program: PathBuf,
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
+    words: Vec<String>,
+}
+
+pub fn run(args: &RunnerArgs) -> Result<()> {
     let kind = std::env::var("ANTIGRAVITY_DEVICE").unwrap_or_else(|_| "adb".into());
-    let device = device::select(&Args::parse(&["--device".into(), kind], &[device::FLAGS])?)?;
+    let kind = DeviceKind::from_str(&kind, true)
+        .map_err(|_| Error::Usage(format!("ANTIGRAVITY_DEVICE={kind}: use adb, qemu or local")))?;
+    let device = DeviceArgs::of_kind(kind).open()?;
     let (dir, home) = (format!("{}/tests", device.home()), device.home());
-    let binary = Path::new(binary);
+    let binary = args.program.as_path();
     let name = binary.file_name().and_then(|n| n.to_str());
     let name = name.ok_or_else(|| Error::Usage(format!("{}: not a program", binary.display())))?;
     let archive = archive()?;
-    install(&*device, &dir, &[Item::new(archive, ARCHIVE), Item::new(binary, &short(name))])?;
+    install(&*device, &dir, &[Item::new(archive, ARCHIVE), Item::new(binary, &strip_hash(name))])?;
     let unpack = format!("cd {} && h=$(sha256sum {ARCHIVE}) && {UNPACK}", quote(&dir));
     shell::capture(&*device, &unpack)?.ok(&*device)?;
     // Tests start the program itself, which cargo has built beside them. It finds the model where it lies.
@@ -42,13 +50,14 @@ pub fn run(words: &[String]) -> Result<()> {
     environment.push(("CARGO_BIN_EXE_antigravity", format!("{model}/{PROGRAM}")));
     let passed_on = ["ANTIGRAVITY_SIMD", "RUST_BACKTRACE"].into_iter();
     environment.extend(passed_on.filter_map(|name| Some((name, std::env::var(name).ok()?))));
-    let program = Program { dir, environment, path: format!("./{}", short(name)), args: theirs.into() };
+    let program =
+        Program { dir, environment, path: format!("./{}", strip_hash(name)), args: args.words.clone() };
     eprintln!("{}: {name} in {home}/tests", device.name());
-    run::finished(&*device, shell::stream(&*device, &program, Input::Nothing)?)
+    run::check_exit(&*device, shell::stream(&*device, &program, Input::Nothing)?)
 }
 
 /// A test binary's name without cargo's hash, so that a new build replaces the old one.
-fn short(name: &str) -> String {
+fn strip_hash(name: &str) -> String {
     let stem = name.rsplit_once('-').filter(|(_, hash)| hash.len() == 16);
     format!("test-{}", stem.map_or(name, |(stem, _)| stem))
 }
@@ -60,8 +69,8 @@ fn archive() -> Result<PathBuf> {
     let (archive, fresh) = (dir.join(ARCHIVE), dir.join(format!("{ARCHIVE}.{}", std::process::id())));
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--format=ustar"]);
-    let tar = tar.arg("-cf").arg(&fresh).arg("-C").arg(sh::root()).args(DATA);
-    sh::stdout(tar)?;
+    let tar = tar.arg("-cf").arg(&fresh).arg("-C").arg(command::root()).args(DATA);
+    command::stdout(tar)?;
     std::fs::rename(&fresh, &archive).map_err(|e| Error::at(&archive, e))?;
     Ok(archive)
 }
@@ -72,7 +81,7 @@ mod tests {
 
     #[test]
     fn names_lose_cargos_hash() {
-        assert_eq!(short("golden-0123456789abcdef"), "test-golden");
-        assert_eq!(short("my-test"), "test-my-test");
+        assert_eq!(strip_hash("golden-0123456789abcdef"), "test-golden");
+        assert_eq!(strip_hash("my-test"), "test-my-test");
     }
 }

@@ -8,10 +8,9 @@ mod gguf;
 mod shapes;
 mod tokenizer;
 
-use crate::args::{Args, Flag, Flags};
 use crate::error::{Error, Result};
-use crate::json::{self, Node};
-use crate::{build, size};
+use crate::{build, json, size};
+use clap::Args;
 use files::blocks::BlockType;
 use files::config::ModelConfig;
 use shapes::{Fill, Tensor};
@@ -19,31 +18,34 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tokenizer::TokenConfig;
 
 /// Values in one unit of work: 4 MiB of bf16.
 const CHUNK: usize = 1 << 21;
 const STD: f32 = 0.02;
 
-pub const FLAGS: Flags = &[&[
-    Flag::valued("--out", "DIR", "where to write [target/synth/MODEL]"),
-    Flag::valued("--seed", "N", "another model of the same shapes [1]"),
-    Flag::valued("--gguf", "TYPES", "write a GGUF file with these block types, e.g. q4_k"),
-]];
+#[derive(Args)]
+pub struct SynthArgs {
+    /// The model whose shapes it has, e.g. llama3.2-1b
+    model: String,
+    /// The folder to write [default: target/synth/MODEL]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Another model of the same shapes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Write a GGUF file with these block types, e.g. q4_k
+    #[arg(long, value_name = "TYPES")]
+    gguf: Option<String>,
+}
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, FLAGS)?;
-    let [name] = args.rest.as_slice() else {
-        return Err(Error::Usage(
-            "synth needs one model, for example `cargo xtask synth llama3.2-1b`".into(),
-        ));
-    };
-    let seed = args.number("--seed", 0..=u64::MAX)?.unwrap_or(1);
-    let model = build::model_dir(name)?;
-    let out = match args.value("--out") {
-        Some(dir) => dir.into(),
+pub fn run(args: &SynthArgs) -> Result<()> {
+    let model = build::model_dir(&args.model)?;
+    let out = match &args.out {
+        Some(dir) => dir.clone(),
         None => {
             let name = model.file_name().unwrap_or_default().to_string_lossy();
-            let mix = args.value("--gguf").map_or(String::new(), |mix| format!("-{mix}"));
+            let mix = args.gguf.as_ref().map_or(String::new(), |mix| format!("-{mix}"));
             build::target_dir().join("synth").join(format!("{name}{mix}"))
         }
     };
@@ -51,28 +53,24 @@ pub fn run(words: &[String]) -> Result<()> {
         return Err(Error::Usage(format!("--out {}: is the model itself", out.display())));
     }
 
-    println!("{}", write(&model, args.value("--gguf"), &out, seed)?.display());
+    println!("{}", write(&model, args.gguf.as_deref(), &out, args.seed)?.display());
     Ok(())
-}
-
-/// What `--gguf` takes.
-pub fn mixes() -> Vec<&'static str> {
-    gguf::MIXES.map(|(name, ..)| name).to_vec()
 }
 
 /// Writes a model of the shapes that the `config.json` in `model` gives: a GGUF file in the formats of `mix`, or a BF16
 /// checkpoint. Returns what `--model` would name.
 pub fn write(model: &Path, mix: Option<&str>, out: &Path, seed: u64) -> Result<PathBuf> {
     let source = model.join("config.json");
-    let config = json::read(&source)?;
-    let config = Node { file: &source, value: &config };
-    let shape = ModelConfig::parse(&config.value.to_string()).map_err(|e| Error::at(&source, e))?;
+    let config: serde_json::Value = json::read(&source)?;
+    let shape = ModelConfig::parse(&config.to_string()).map_err(|e| Error::at(&source, e))?;
+    let tokens: TokenConfig = json::read(&source)?;
     fs::create_dir_all(out).map_err(|e| Error::at(out, e))?;
     let start = std::time::Instant::now();
     let (file, plan) = match mix {
-        Some(mix) => (out.join("model.gguf"), gguf::plan(config, &shape, mix)?),
+        Some(mix) => (out.join("model.gguf"), gguf::plan(&tokens, &shape, mix)?),
         None => {
-            write_texts(out, config)?;
+            json::write(&out.join("config.json"), &config)?;
+            write_texts(out, &tokens)?;
             (out.join("model.safetensors"), safetensors(&shapes::tensors(&shape)))
         }
     };
@@ -82,16 +80,11 @@ pub fn write(model: &Path, mix: Option<&str>, out: &Path, seed: u64) -> Result<P
     Ok(if mix.is_some() { file } else { out.into() })
 }
 
-/// What stands beside the weights of a checkpoint.
-fn write_texts(out: &Path, config: Node<'_>) -> Result<()> {
-    write_json(&out.join("config.json"), config.value)?;
-    write_json(&out.join("generation_config.json"), &tokenizer::generation_config(config))?;
-    write_json(&out.join("tokenizer_config.json"), &tokenizer::tokenizer_config(config)?)?;
-    write_json(&out.join("tokenizer.json"), &tokenizer::tokenizer(config)?)
-}
-
-fn write_json(file: &Path, value: &serde_json::Value) -> Result<()> {
-    fs::write(file, format!("{value:#}\n")).map_err(|e| Error::at(file, e))
+/// Writes the files beside the weights of a checkpoint.
+fn write_texts(out: &Path, config: &TokenConfig) -> Result<()> {
+    json::write(&out.join("generation_config.json"), &tokenizer::generation_config(config))?;
+    json::write(&out.join("tokenizer_config.json"), &tokenizer::tokenizer_config(config)?)?;
+    json::write(&out.join("tokenizer.json"), &tokenizer::tokenizer(config)?)
 }
 
 /// The beginning of a safetensors file: length, JSON padded with spaces to a multiple of 8, and the
@@ -130,7 +123,7 @@ struct Part {
     offset: u64,
 }
 
-/// What data are.
+/// The values of a tensor.
 #[derive(Clone)]
 enum Content {
     Bf16(Fill),

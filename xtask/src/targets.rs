@@ -1,6 +1,6 @@
-//! What the program is built for: targets and features, what Android asks of a program, where cargo puts results.
+//! Targets and features that programs are built for, Android's demands on a program, and cargo's folder.
 
-use crate::sh;
+use crate::command;
 use std::path::PathBuf;
 
 pub const ANDROID: &str = "aarch64-linux-android";
@@ -11,16 +11,19 @@ pub const ANDROID_PAGE: u64 = 16384;
 /// The program of Android that loads others.
 pub const ANDROID_LOADER: &str = "/system/bin/linker64";
 
-/// What the program is made for. Other targets are tried as they are, unchecked.
+/// Linux on 64-bit Arm, static, so that an emulator needs no other files: all tests that run Arm's programs run these.
+pub const ARM_LINUX: &str = "aarch64-unknown-linux-musl";
+
+/// Targets that the program is made for. Other targets are tried as they are, unchecked.
 pub const TARGETS: &[&str] = &[
     ANDROID,
     "aarch64-unknown-linux-gnu",
-    "aarch64-unknown-linux-musl",
+    ARM_LINUX,
     "x86_64-unknown-linux-gnu",
     "x86_64-unknown-linux-musl",
 ];
 
-/// Which of the program's features are built.
+/// Features of the program that are built.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Features {
     /// All that users get.
@@ -30,7 +33,7 @@ pub enum Features {
 }
 
 impl Features {
-    /// As cargo is told, and as reports say it.
+    /// Words for cargo and for reports.
     pub fn words(self) -> &'static str {
         match self {
             Features::Default => "with default features",
@@ -44,24 +47,13 @@ pub fn host() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }
 
-/// Whether programs for a target hold all they need.
+/// Programs for the target hold all they need.
 pub fn is_static(target: &str) -> bool {
     target.ends_with("-linux-musl")
 }
 
-/// Where cargo puts its results.
+/// Cargo's folder of results.
 pub fn target_dir() -> PathBuf {
     let dir = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    sh::root().join(dir)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn static_targets() {
-        assert!(is_static("aarch64-unknown-linux-musl") && is_static("x86_64-unknown-linux-musl"));
-        assert!(!is_static("aarch64-unknown-linux-gnu") && !is_static(ANDROID));
-    }
+    command::root().join(dir)
 }

@@ -1,7 +1,8 @@
-//! `cargo xtask test`: what every change must keep, part after part, and one line that sums it up; with `all`,
-//! everything that must hold.
+//! `cargo xtask test`: what every change must keep, part after part; with `all`, everything that must hold. The end is a
+//! table of parts and builds with their seconds, and one line that sums it up.
 
 pub mod arm;
+mod cargo_test;
 mod clients;
 mod deps;
 mod device;
@@ -13,13 +14,21 @@ mod same;
 mod targets;
 mod templates;
 
-use crate::args::Args;
 use crate::error::{Error, Result};
-use crate::{build, parity, quality, sh, tidy};
-use report::{Reader, Report, Tally};
-use std::time::Instant;
+use crate::{build, command, parity, quality, tidy};
+use cargo_test::{CargoTest, run_beside};
+use clap::Args;
+use report::{Report, Tally};
+use std::time::{Duration, Instant};
 
-/// What a part hands back: how many tests passed, failed and were skipped.
+#[derive(Args)]
+pub struct TestArgs {
+    /// Parts to run, `all`, or `list` for their names [default: what every change needs]
+    #[arg(value_name = "PART")]
+    parts: Vec<String>,
+}
+
+/// Tests of a part that passed, failed and were skipped.
 type Outcome = Result<Tally>;
 
 /// When a part runs that nobody named.
@@ -42,14 +51,14 @@ use When::{All, Always};
 #[rustfmt::skip]
 const PARTS: &[Part] = &[
     Part { name: "fmt", when: Always, about: "formatting", run: fmt },
-    Part { name: "tidy", when: Always, about: "rules of the source files", run: || tidy::run(&[]).map(|()| Tally::ONE) },
+    Part { name: "tidy", when: Always, about: "rules of the source files", run: || tidy::run().map(|()| Tally::ONE) },
     Part { name: "deps", when: Always, about: "dependencies: no C, licences that deny.toml allows, and each named in README.md", run: deps::run },
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
-    Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_test },
+    Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_tests },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
-    Part { name: "local", when: Always, about: "layers that see a window keep its rows: a small Gemma 3, and the plan of the 1B one", run: local },
+    Part { name: "local", when: Always, about: "layers that see a window keep its rows: a small Gemma 3, and the plan of the 1B one", run: sliding_window_layers },
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
-    Part { name: "assertions", when: All, about: "the tests of the CPU with Rust's checks of pointers", run: with_assertions },
+    Part { name: "assertions", when: All, about: "the tests of the CPU with Rust's checks of pointers", run: with_pointer_checks },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
     Part { name: "clients", when: All, about: "the server beside real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
@@ -58,97 +67,109 @@ const PARTS: &[Part] = &[
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
     Part { name: "runtimes", when: All, about: "OpenCL devices of other runtimes: Intel's for CPUs, and rusticl where the distribution has it", run: runtimes::run },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
-    Part { name: "device", when: All, about: "deploy, run, golden, bench and profile through adb, and what may go wrong", run: device::run },
+    Part { name: "device", when: All, about: "deploy, run, chat and golden through adb, and a connection that breaks", run: device::run },
     Part { name: "static", when: All, about: "Arm's static binary tells the story, whatever size pages have", run: targets::on_arm },
     Part { name: "same", when: All, about: "two builds in two folders are the same bytes, and work", run: same::run },
     Part { name: "size", when: All, about: "sizes of the release binaries, whole and least; Android loads its own", run: targets::sizes },
 ];
 
-pub fn run(words: &[String]) -> Result<()> {
-    let args = Args::parse(words, &[])?;
-    if args.rest == ["list"] {
+pub fn run(args: &TestArgs) -> Result<()> {
+    if args.parts == ["list"] {
         for Part { name, about, when, .. } in PARTS {
             let note = if *when == All { " (with `all`, or by its name)" } else { "" };
             println!("  {name:<10} {about}{note}");
         }
         return Ok(());
     }
-    let all = args.rest == ["all"];
-    if let Some(word) = args.rest.iter().find(|w| !all && PARTS.iter().all(|p| p.name != *w)) {
+    let all = args.parts == ["all"];
+    if let Some(word) = args.parts.iter().find(|w| !all && PARTS.iter().all(|p| p.name != *w)) {
         return Err(Error::Usage(format!("no part `{word}`; `cargo xtask test list` lists them")));
     }
     let mut report = Report::new(std::env::var("CI").is_ok_and(|v| v == "true"));
-    let wanted = |part: &&Part| {
-        all || (args.rest.is_empty() && part.when == Always) || args.rest.iter().any(|w| w == part.name)
+    let is_wanted = |part: &&Part| {
+        all || (args.parts.is_empty() && part.when == Always) || args.parts.iter().any(|w| w == part.name)
     };
+    let mut beside = None;
     if all {
         targets::build_early();
     }
-    let mut times = Vec::new();
-    for part in PARTS.iter().filter(wanted) {
+    for part in PARTS.iter().filter(is_wanted) {
+        if all && part.when == All && beside.is_none() {
+            beside = Some(OtherProcess::start());
+        }
+        if all && ON_ONE_CORE.contains(&part.name) {
+            continue;
+        }
         eprintln!("\n== {}: {}", part.name, part.about);
         let began = Instant::now();
-        report.add(part.name, (part.run)());
-        let time = format!("{} {:.0} s", part.name, began.elapsed().as_secs_f64());
-        eprintln!("{time}");
-        times.push(time);
+        report.add(part.name, (part.run)(), began.elapsed());
     }
-    eprintln!("\n{}\n{}", times.join(", "), report.failures());
+    if let Some(beside) = beside {
+        report.add(&ON_ONE_CORE.join(", "), beside.join(), Duration::ZERO);
+    }
+    eprintln!("\n{}\n{}", report.times(&command::build_times()), report.failures());
     println!("{}", report.closing_line());
     if report.failed() { Err(Error::Failed("tests failed".into())) } else { Ok(()) }
 }
 
+/// Parts that work on one core for minutes: with `all`, another process of this tool runs them beside the others.
+const ON_ONE_CORE: [&str; 3] = ["long", "oclgrind", "runtimes"];
+
+/// The process of the parts [`ON_ONE_CORE`].
+struct OtherProcess(std::thread::JoinHandle<Outcome>);
+
+impl OtherProcess {
+    fn start() -> OtherProcess {
+        OtherProcess(std::thread::spawn(|| {
+            let itself =
+                std::env::current_exe().map_err(|e| Error::Failed(format!("cannot start myself: {e}")))?;
+            let mut tests = std::process::Command::new(itself);
+            let out = command::output(tests.arg("test").args(ON_ONE_CORE))?;
+            let (stdout, stderr) =
+                (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+            eprint!("\n== {}, beside the others\n{stderr}", ON_ONE_CORE.join(", "));
+            print!("{stdout}");
+            let messages = stderr.rsplit_once("failed parts:\n").map_or("", |(_, failures)| failures);
+            let messages = messages.lines().map(String::from).collect();
+            let tally = stdout.lines().next_back().and_then(report::parse_closing_line);
+            let tally = tally.ok_or_else(|| {
+                Error::Failed(format!("`{}` ended with {}", command::show(&tests), out.status))
+            })?;
+            Ok(Tally { messages, ..tally })
+        }))
+    }
+
+    fn join(self) -> Outcome {
+        self.0.join().expect("invariant: nothing in it panics")
+    }
+}
+
 /// `cargo …` for the bundled model, whatever model the user's shell is set to.
 fn cargo(words: &[&str]) -> std::process::Command {
-    let mut command = sh::cargo(words);
-    command.env("ANTIGRAVITY_MODEL", "story").env("ANTIGRAVITY_DRAFT", build::draft());
+    let mut command = command::cargo(words);
+    command.env("ANTIGRAVITY_MODEL", "story").env("ANTIGRAVITY_DRAFT", build::draft_program());
     command
 }
 
-/// Runs `cargo test …`, summing up its result lines.
-fn counted(command: &mut std::process::Command) -> Outcome {
-    let mut reader = Reader::default();
-    let ended = sh::stream(command, |line| reader.line(line));
-    Ok(reader.ended(ended))
-}
-
-/// Shows what `cargo test …` printed and sums up its result lines.
-fn counted_output(out: &std::process::Output) -> Tally {
-    eprint!("{}", String::from_utf8_lossy(&out.stderr));
-    let mut reader = Reader::default();
-    for line in String::from_utf8_lossy(&out.stdout).lines() {
-        println!("{line}");
-        reader.line(line);
-    }
-    let ended = Error::Failed(format!("`cargo test` ended with {}", out.status));
-    reader.ended(if out.status.success() { Ok(()) } else { Err(ended) })
-}
-
-/// Runs `cargo test …`, which works on one core, beside others; its output comes after theirs.
-fn beside(tests: &mut std::process::Command, others: impl FnOnce() -> Outcome) -> Outcome {
-    std::thread::scope(|scope| {
-        let tests = scope.spawn(|| sh::output(tests));
-        let mut tally = others()?;
-        tally += counted_output(&tests.join().expect("invariant: nothing in it panics")?);
-        Ok(tally)
-    })
-}
-
 fn fmt() -> Outcome {
-    sh::run(&mut cargo(&["fmt", "--all", "--check"])).map(|()| Tally::ONE)
+    command::run(&mut cargo(&["fmt", "--all", "--check"])).map(|()| Tally::ONE)
 }
 
 fn clippy() -> Outcome {
     let deny = ["--", "--deny", "warnings"];
     let whole = ["clippy", "--workspace", "--all-targets"];
-    let least = ["clippy", "--package", "antigravity", "--all-targets", "--no-default-features"];
-    sh::run(cargo(&whole).args(deny))?;
-    sh::run(cargo(&least).args(deny)).map(|()| Tally::ONE)
-}
-
-/// Every crate's tests.
-fn all_tests() -> std::process::Command {
-    cargo(&["test", "--workspace", "--no-fail-fast"])
+    // With this tool, whose dependencies have the features of the whole workspace and are checked already.
+    let least = [
+        "clippy",
+        "--package",
+        "antigravity",
+        "--package",
+        "xtask",
+        "--all-targets",
+        "--no-default-features",
+    ];
+    command::build(cargo(&whole).args(deny))?;
+    command::build(cargo(&least).args(deny)).map(|()| Tally::ONE)
 }
 
 /// Tests for which a device's compiler works for minutes: for every type of the cache and every format, once.
@@ -163,17 +184,14 @@ const EVERY_KERNEL: [&str; 7] = [
 ];
 
 /// The tests of a device wait for its compiler, which works on one core, so the others run beside them.
-fn cargo_test() -> Outcome {
-    build::build_draft()?;
-    sh::run(all_tests().arg("--no-run"))?;
-    let skipped = EVERY_KERNEL.iter().flat_map(|name| ["--skip", name]);
-    let mut device = all_tests();
-    device.args(["--test", "opencl", "--", "--skip", "oclgrind::"]).args(skipped);
-    beside(&mut device, || {
+fn cargo_tests() -> Outcome {
+    build::build_draft_program()?;
+    CargoTest::new(&[]).build()?;
+    let device = CargoTest::new(&["--test", "opencl"]).skip(&["oclgrind::"]).skip(&EVERY_KERNEL);
+    run_beside(&device, || {
         let others = ["--lib", "--bins", "--test", "cli", "--test", "engine", "--test", "files"];
-        let elsewhere = [LONG_CHAT].iter().chain(&real::STRINGS).flat_map(|name| ["--skip", name]);
-        let mut tally = counted(all_tests().args(others).arg("--").args(elsewhere))?;
-        tally += counted(all_tests().arg("--doc"))?;
+        let mut tally = CargoTest::new(&others).skip(&[LONG_CHAT]).skip(&real::STRINGS).run()?;
+        tally += CargoTest::new(&["--doc"]).run()?;
         Ok(tally)
     })
 }
@@ -181,13 +199,12 @@ fn cargo_test() -> Outcome {
 /// The test of a chat that nobody wants to wait for every day.
 const LONG_CHAT: &str = "chat::twenty_thousand";
 
-/// What works on one core for minutes, side by side.
+/// Tests that work on one core for minutes, side by side.
 fn long() -> Outcome {
-    sh::run(all_tests().arg("--no-run"))?;
-    let mut chat = all_tests();
-    chat.args(["--test", "cli", "--", "--ignored", "--nocapture", LONG_CHAT]);
-    let kernels = || counted(all_tests().args(["--test", "opencl", "--", "--exact"]).args(EVERY_KERNEL));
-    let tally = beside(&mut chat, kernels)?;
+    CargoTest::new(&[]).build()?;
+    let chat = CargoTest::new(&["--test", "cli"]).only(&["--ignored", "--nocapture", LONG_CHAT]);
+    let kernels = CargoTest::new(&["--test", "opencl"]).only(&["--exact"]).only(&EVERY_KERNEL);
+    let tally = run_beside(&chat, || kernels.run())?;
     // A name that no test has any more must not go unnoticed.
     let (ran, named) = (tally.passed + tally.failed + tally.skipped, EVERY_KERNEL.len() as u64 + 1);
     if ran != named {
@@ -197,20 +214,19 @@ fn long() -> Outcome {
 }
 
 fn oclgrind() -> Outcome {
-    counted(all_tests().args(["--test", "opencl", "oclgrind::"]))
+    CargoTest::new(&["--test", "opencl"]).only(&["oclgrind::"]).run()
 }
 
 fn parity_with_reference() -> Outcome {
-    let parity::Tally { passed, failed } = parity::check(&[])?;
-    Ok(Tally { passed, failed, ..Tally::default() })
+    parity::check(&[])
 }
 
-/// The tests of local layers, built for models that have them.
-fn local() -> Outcome {
+/// The tests of layers that see a window, built for models that have them.
+fn sliding_window_layers() -> Outcome {
     let mut tally = Tally::default();
     for (model, filter) in [("m9-gemma3-270m-bf16", "local::"), ("gemma3-1b", "local::a_long_context")] {
-        let mut run = build::unoptimised_tests(all_tests(), &build::model_dir(model)?);
-        tally += counted(run.args(["--test", "engine", filter]))?;
+        let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
+        tally += tests.only(&[filter]).run()?;
     }
     Ok(tally)
 }
@@ -228,45 +244,34 @@ fn quality_of_the_cache() -> Outcome {
 const WITHOUT_KERNELS_OF_THEIR_OWN: [&str; 3] = ["allocations::", "draft", "eviction::six_thousand_tokens"];
 
 /// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
-fn with_assertions() -> Outcome {
-    let mut tally = counted(asserting(&mut cargo(&["test", "--package", "antigravity-numeric", "--lib"])))?;
-    let mut engine = all_tests();
-    engine.args(["--test", "engine"]);
-    asserting(&mut engine)
-        .arg("--")
-        .args(WITHOUT_KERNELS_OF_THEIR_OWN.iter().flat_map(|name| ["--skip", name]));
-    tally += counted(&mut engine)?;
+fn with_pointer_checks() -> Outcome {
+    let numeric = CargoTest::of_package("antigravity-numeric", &["--lib"]).with_pointer_checks();
+    let engine = CargoTest::new(&["--test", "engine"]).with_pointer_checks();
+    let mut tally = numeric.run()?;
+    tally += engine.skip(&WITHOUT_KERNELS_OF_THEIR_OWN).run()?;
     Ok(tally)
-}
-
-/// Turns on what the `dev` profile leaves out where a pass is computed.
-fn asserting(command: &mut std::process::Command) -> &mut std::process::Command {
-    for package in ["antigravity", "antigravity-numeric"] {
-        command.args(["--config", &format!("profile.dev.package.{package}.debug-assertions=true")]);
-    }
-    command
 }
 
 /// A model of another architecture does not build.
 fn another_architecture() -> Outcome {
-    let mut build = build::unoptimised(&build::model_dir("m19-lfm2-bf16")?);
-    eprintln!("$ {}", sh::show(&build));
-    let out = sh::output(&mut build)?;
+    let mut build = build::unoptimised_command(&build::model_dir("m19-lfm2-bf16")?);
+    eprintln!("$ {}", command::show(&build));
+    let out = command::output(&mut build)?;
     let stderr = String::from_utf8_lossy(&out.stderr);
-    match refusal_line(out.status.success(), &stderr) {
+    match find_refusal(out.status.success(), &stderr) {
         Ok(line) => {
             eprintln!("refused, as it should be: {line}");
             Ok(Tally::ONE)
         }
         Err(problem) => {
-            let stderr = sh::last_lines(&stderr, 20);
-            Err(Error::Failed(format!("`{}` {problem}:\n{stderr}", sh::show(&build))))
+            let stderr = command::last_lines(&stderr, 20);
+            Err(Error::Failed(format!("`{}` {problem}:\n{stderr}", command::show(&build))))
         }
     }
 }
 
 /// The one line that says why a build was refused.
-fn refusal_line(success: bool, stderr: &str) -> std::result::Result<&str, &'static str> {
+fn find_refusal(success: bool, stderr: &str) -> std::result::Result<&str, &'static str> {
     if success {
         return Err("should have been refused");
     }
@@ -288,21 +293,10 @@ mod tests {
     #[test]
     fn a_refusal_is_one_line() {
         let good = "   Compiling x\nerror: x@0.1.0: field `model_type` is \"lfm2\"; supported: \"llama\"\nerror: build script logged errors";
-        assert!(refusal_line(false, good).unwrap().starts_with("error: x@"));
-        assert!(refusal_line(true, good).is_err());
-        assert!(refusal_line(false, "error: no").is_err());
-        assert!(refusal_line(false, &format!("{good}\n{good}")).is_err());
-        assert!(refusal_line(false, &format!("thread 'main' panicked\n{good}")).is_err());
-    }
-
-    #[test]
-    fn part_names_are_unique() {
-        for (i, a) in PARTS.iter().enumerate() {
-            assert!(
-                a.name != "list" && a.name != "all" && PARTS[..i].iter().all(|b| a.name != b.name),
-                "{}",
-                a.name
-            );
-        }
+        assert!(find_refusal(false, good).unwrap().starts_with("error: x@"));
+        assert!(find_refusal(true, good).is_err());
+        assert!(find_refusal(false, "error: no").is_err());
+        assert!(find_refusal(false, &format!("{good}\n{good}")).is_err());
+        assert!(find_refusal(false, &format!("thread 'main' panicked\n{good}")).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! What building for a target needs of the machine: Rust's standard library for it, a linker, and a way to add flags.
 
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use crate::targets::TARGETS;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,13 +44,13 @@ fn user_flags(encoded: Option<&str>, plain: Option<&str>) -> Vec<String> {
 
 pub fn rustc() -> Command {
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    rustc.current_dir(sh::root());
+    rustc.current_dir(command::root());
     rustc
 }
 
 /// Where Rust's standard library for a target is, or would be.
 pub fn libdir(target: &str) -> Result<PathBuf> {
-    let out = sh::stdout(rustc().args(["--print", "target-libdir", "--target", target]))?;
+    let out = command::stdout(rustc().args(["--print", "target-libdir", "--target", target]))?;
     Ok(String::from_utf8_lossy(&out).trim().into())
 }
 
@@ -68,15 +68,16 @@ pub fn ensure_std(target: &str) -> Result<()> {
     let add = format!("rustup target add {target}");
     let lacking =
         |e: &str| Error::Failed(format!("Rust's standard library for {target} is missing{e}: {add}"));
-    if !sh::on_path("rustup") {
+    if !command::is_on_path("rustup") {
         return Err(lacking(" and there is no rustup; with Rust of rustup.rs"));
     }
-    sh::run(Command::new("rustup").args(["target", "add", target])).map_err(|_| lacking("; add it by hand"))
+    command::run(Command::new("rustup").args(["target", "add", target]))
+        .map_err(|_| lacking("; add it by hand"))
 }
 
 /// LLVM's linker under a name by which it takes the usual arguments: rustup's, or the newest in `PATH`.
 pub fn lld() -> Result<PathBuf> {
-    let own = sh::stdout(rustc().args(["--print", "target-libdir"]))?;
+    let own = command::stdout(rustc().args(["--print", "target-libdir"]))?;
     let own = Path::new(String::from_utf8_lossy(&own).trim()).join("../bin/gcc-ld/ld.lld");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut others: Vec<(u32, PathBuf)> = Vec::new();
@@ -89,7 +90,7 @@ pub fn lld() -> Result<PathBuf> {
     others.sort();
     let own = fs::canonicalize(own).ok();
     let mut candidates = own.into_iter().chain(others.into_iter().rev().map(|(_, path)| path));
-    let works = |lld: &PathBuf| sh::stdout(Command::new(lld).arg("--version")).is_ok();
+    let works = |lld: &PathBuf| command::stdout(Command::new(lld).arg("--version")).is_ok();
     candidates
         .find(works)
         .ok_or_else(|| Error::Failed(format!("LLVM's linker ld.lld is missing: {LLD_REMEDY}")))

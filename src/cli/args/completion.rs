@@ -1,16 +1,49 @@
-//! Flags that say what to generate and when to stop: the one way to [`GenerateOptions`].
+//! A generation: its length, its end, its output. Resolves to [`GenerateOptions`].
 
-use super::output::{Format, OutputArgs};
+#[cfg(feature = "chat")]
+use super::clap_error::one_line;
+use super::flag_warnings::FlagWarnings;
+use super::model::ModelArgs;
+use super::prompt::{PromptArgs, PromptsArgs};
 use super::sampling::SamplerArgs;
-use crate::cli::terminal::prompt_progress;
+use crate::cli::terminal::{Verbosity, prompt_progress};
 use crate::run::options::{GenerateOptions, Progress};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use files::atomic_file::Unfinished;
 use files::{Error, Result};
+use std::path::PathBuf;
+use text::sampler::Logprobs;
 
-/// What to generate: shared by `generate` and `chat`.
+/// All flags of `generate`, which `plan` takes too.
+#[derive(Args, Clone)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub warnings: FlagWarnings,
+    #[command(flatten, next_help_heading = "Prompt")]
+    pub prompt: PromptArgs,
+    #[command(flatten, next_help_heading = "Prompt")]
+    pub prompts: PromptsArgs,
+    /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
+    /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
+    #[arg(long, value_name = "FILE", help_heading = "Prompt")]
+    pub session: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Output")]
+    pub completion: CompletionArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+impl GenerateArgs {
+    /// Checks the flags of the generation and resolves them.
+    pub fn options(&self, format: Format) -> Result<GenerateOptions> {
+        Ok(GenerateOptions { specials: self.prompt.specials(), ..self.completion.resolve(format)? })
+    }
+}
+
+/// A generation: shared by `generate` and `chat`.
 #[derive(Args, Clone)]
 pub struct CompletionArgs {
-    /// Most tokens to generate; -1 goes on until the text ends or the cache is full
+    /// Maximum number of tokens to generate; -1 goes on until the text ends or the cache is full
     #[arg(short, long, visible_aliases = ["predict", "n-predict"], default_value = "20", value_name = "N")]
     pub num_tokens: i64,
     /// Stop before this text; may be repeated
@@ -77,13 +110,13 @@ impl CompletionArgs {
         command
             .try_get_matches_from([flag])
             .and_then(|matches| set.update_from_arg_matches(&matches))
-            .map_err(|e| Error::Usage(super::one_line(&e, Some("chat"))))?;
+            .map_err(|e| Error::Usage(one_line(&e, Some("chat"))))?;
         let num_tokens = set.num_tokens.unwrap_or(self.num_tokens);
         Ok(Self { num_tokens, sampler: set.sampler, ..self.clone() })
     }
 }
 
-/// The options that are changed most, as flags.
+/// The options that `/set` shows, as flags.
 #[cfg(feature = "chat")]
 pub fn show_settings(options: &GenerateOptions) -> String {
     let s = &options.sampler;
@@ -101,5 +134,71 @@ pub fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
         n => usize::try_from(n)
             .map(Some)
             .map_err(|_| Error::Usage(format!("--num-tokens {n}: use a number from 0, or -1 for no limit"))),
+    }
+}
+
+/// Format of results.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Text,
+    #[value(alias = "json")]
+    Jsonl,
+}
+
+/// `--quiet`, where there is no `--verbose`.
+#[derive(Args, Clone)]
+pub struct QuietArgs {
+    /// Print nothing on stderr but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl QuietArgs {
+    pub fn verbosity(&self) -> Verbosity {
+        if self.quiet { Verbosity::Quiet } else { Verbosity::Normal }
+    }
+}
+
+/// Output of a generation.
+#[derive(Args, Clone)]
+pub struct OutputArgs {
+    /// Plain text, or one JSON object a line
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: Format,
+    /// Add to each token's JSON line its natural log probability and those of the N most probable tokens, before any
+    /// sampling
+    #[arg(long, value_name = "N")]
+    pub logprobs: Option<usize>,
+    /// Write a Chrome/Perfetto trace of the run
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    quiet: QuietArgs,
+    /// Print more on stderr
+    #[arg(short, long, conflicts_with = "quiet")]
+    verbose: bool,
+}
+
+impl OutputArgs {
+    /// Verbosity on stderr.
+    pub fn verbosity(&self) -> Verbosity {
+        if self.verbose { Verbosity::Verbose } else { self.quiet.verbosity() }
+    }
+
+    /// Refuses a `--trace` that cannot be written, before anything is generated.
+    pub fn check_trace(&self) -> Result<()> {
+        let Some(file) = &self.trace else { return Ok(()) };
+        let refused = |e| Error::io(file, format!("cannot write the trace: {e}"));
+        Unfinished::create(file).map(drop).map_err(refused)
+    }
+
+    /// Checks `--logprobs`, which needs an output of JSON lines.
+    pub fn logprobs(&self, format: Format) -> Result<Option<usize>> {
+        let Some(n) = self.logprobs else { return Ok(None) };
+        Logprobs::check(n)?;
+        if format != Format::Jsonl {
+            return Err(Error::Usage(format!("--logprobs {n} requires --format jsonl")));
+        }
+        Ok(Some(n))
     }
 }

@@ -1,10 +1,13 @@
-//! Flags that say which device runs what.
+//! The device and the cores that run the model.
 
+use super::within;
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
 use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
+use numeric::pool;
+use numeric::topology::{self, CpuMask};
 
-/// Which device runs the model.
+/// Value of `--backend`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendName {
     Cpu,
@@ -14,7 +17,7 @@ pub enum BackendName {
 }
 
 impl BackendName {
-    /// For the engine.
+    /// The engine's name for it.
     pub fn kind(self) -> BackendKind {
         match self {
             BackendName::Cpu => BackendKind::Cpu,
@@ -25,14 +28,14 @@ impl BackendName {
     }
 }
 
-/// Where prompts run in a hybrid session.
+/// Value of `--prefill-on`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SideName {
     Cpu,
     Gpu,
 }
 
-/// Where the model runs, and when it moves.
+/// The device that runs the model, and when a hybrid session switches.
 #[derive(Args, Clone)]
 pub struct DeviceArgs {
     /// Where the model runs: on the CPU, on an OpenCL device, on both in turn, or where it was measured to be faster
@@ -62,7 +65,7 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Checks the flags and sets the options that they stand for.
+    /// Checks the flags and sets their options.
     pub fn apply(&self, options: &mut EngineOptions) -> Result<()> {
         let threshold = self.switch_threshold.as_str();
         let measured = threshold == "auto";
@@ -89,5 +92,53 @@ impl DeviceArgs {
         options.gpu_attn = self.gpu_attn;
         options.zero_copy = self.zero_copy;
         Ok(())
+    }
+}
+
+/// Upper limit of `--threads`.
+pub const MAX_THREADS: usize = 1024;
+
+/// The cores that threads run on.
+#[derive(Args, Clone)]
+pub struct MaskArgs {
+    /// Cores to run on: a hexadecimal mask (f0) or a list (4-7 or 4,5,7) [default: performance cores]
+    #[arg(short = 'C', long, value_name = "MASK")]
+    pub cpu_mask: Option<CpuMask>,
+}
+
+impl MaskArgs {
+    /// Pins this thread, and all that it starts, to the cores of the mask. Returns how many these are, which is the default
+    /// number of threads; `None` without a mask. It comes before OpenCL is opened: a driver's threads stay where they start.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for cores that this process may not use.
+    pub fn pin(&self) -> Result<Option<usize>> {
+        let Some(mask) = &self.cpu_mask else { return Ok(None) };
+        mask.check(&topology::allowed_cores())?;
+        pool::keep_to(mask.cores())
+            .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: the system refuses it: {e}")))?;
+        Ok(Some(mask.cores().len()))
+    }
+}
+
+/// The number of threads and their cores.
+#[derive(Args, Clone)]
+pub struct ThreadArgs {
+    /// CPU threads [default: one for each core to run on]
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub mask: MaskArgs,
+}
+
+impl ThreadArgs {
+    /// The number of threads; 0 leaves it to the engine.
+    pub fn resolve(&self) -> Result<usize> {
+        let cores = self.mask.pin()?;
+        match self.threads {
+            Some(n) => within("--threads", n, MAX_THREADS),
+            None => Ok(cores.unwrap_or(0)),
+        }
     }
 }

@@ -1,28 +1,28 @@
-//! Flags that say which model runs, on what and with which cache: the one way to [`EngineOptions`].
+//! The model, its device and its cache. Resolves to [`EngineOptions`].
 
-use super::cores::ThreadArgs;
-use super::device::DeviceArgs;
-use super::draft::DraftFlags;
-use super::eviction::EvictionArgs;
-use super::number::within;
-use crate::cli::flags::named;
+use super::device::{DeviceArgs, ThreadArgs};
+use super::within;
+use crate::cli::flags::name_flags;
 use crate::dims;
 use crate::model::weights::WeightType;
+use crate::run::draft_model::protocol::MOST;
+use crate::run::draft_model::{DraftProgram, DraftWhen};
+use crate::run::eviction::{Eviction, Policy};
 use crate::run::options::EngineOptions;
 use crate::run::session::Notice;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use files::error::{LINE, one_line};
 use files::{Result, bundle, hub, say};
 use numeric::kv::{KvType, KvTypes};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-/// Where the model is.
+/// Path of the model.
 #[derive(Args, Clone)]
 pub struct PathArgs {
     /// Model directory, .safetensors file, .gguf file, packed file or bundle; or ORG/NAME, as `hf download` has put it
     /// into its cache [default: the model in this program's own file, else the baked model's directory]
-    #[arg(short = 'm', long, visible_alias = "model", alias = "hf-repo", value_name = "PATH")]
+    #[arg(short = 'm', long, visible_alias = "model", aliases = ["hf-repo", "hf", "hfr"], value_name = "PATH")]
     pub model_path: Option<PathBuf>,
 }
 
@@ -68,7 +68,7 @@ fn baked_or_beside(baked: PathBuf, beside: &Path) -> PathBuf {
     if shipped || (!baked.exists() && holds_model()) { beside.into() } else { baked }
 }
 
-/// Where the model is, and what its weights become.
+/// Path of the model, and the type of its weights.
 #[derive(Args, Clone)]
 pub struct WeightArgs {
     #[command(flatten)]
@@ -79,14 +79,14 @@ pub struct WeightArgs {
     pub weight_type: WeightType,
 }
 
-/// How the model is loaded and where it runs: shared by all commands that run it.
+/// Loading and device of the model: shared by all commands that run it.
 #[derive(Args, Clone)]
 pub struct LoadArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
-    /// Most tokens of one prefill pass [default: 256, or up to 1024 on a large GPU with memory of its own that computes
+    /// Maximum number of tokens per prefill pass [default: 256, or up to 1024 on a large GPU with memory of its own that computes
     /// attention too]
-    #[arg(long, alias = "ubatch-size", value_name = "N")]
+    #[arg(long, aliases = ["ubatch-size", "ub"], value_name = "N")]
     pub prefill_chunk: Option<usize>,
     #[command(flatten, next_help_heading = "Device")]
     pub device: DeviceArgs,
@@ -98,7 +98,7 @@ impl LoadArgs {
         let mut options = EngineOptions {
             weight_type: self.weights.weight_type,
             // Under --quiet too: a lost device or a flag without effect explains what follows.
-            notice: Notice::new(|line| say!("{}", one_line(&named(line), LINE))),
+            notice: Notice::new(|line| say!("{}", one_line(&name_flags(line), LINE))),
             ..EngineOptions::new(self.weights.model.path()?)
         };
         self.device.apply(&mut options)?;
@@ -110,7 +110,7 @@ impl LoadArgs {
     }
 }
 
-/// Which model, on what, with which cache: shared by all commands that run one sequence at a time.
+/// Model, device and cache: shared by all commands that generate.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
     #[command(flatten, next_help_heading = "Model")]
@@ -121,25 +121,89 @@ pub struct ModelArgs {
     pub cache: CacheArgs,
 }
 
-/// The cache, and what is computed ahead into it.
+/// When the model of `--draft-model` proposes tokens.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DraftWhenName {
+    Pays,
+    Always,
+}
+
+/// The KV cache, its eviction, and drafts.
 #[derive(Args, Clone)]
 pub struct CacheArgs {
-    /// Slots of the KV cache: the longest text, prompt included
+    /// Context size in tokens, prompt included
     #[arg(short = 'c', long, visible_alias = "ctx-size", default_value_t = 2048, value_name = "N")]
     pub max_seq_len: usize,
     /// Element type of the KV cache: f32, f16, q8 or q4
     #[arg(long, default_value = "q4", value_name = "TYPE")]
-    pub kv_type: KvType,
+    kv_type: KvType,
     /// Element type of the keys alone; -ctk for short
     #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE")]
-    pub cache_type_k: Option<KvType>,
+    cache_type_k: Option<KvType>,
     /// Element type of the values alone; -ctv for short
     #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE")]
-    pub cache_type_v: Option<KvType>,
-    #[command(flatten)]
-    pub eviction: EvictionArgs,
-    #[command(flatten)]
-    pub draft: DraftFlags,
+    cache_type_v: Option<KvType>,
+    /// What to do when the cache is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o keep the
+    /// tokens that attention looks at
+    #[arg(long, default_value = "none", value_name = "POLICY")]
+    eviction_policy: Policy,
+    /// Slots that an eviction keeps
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    eviction_window: usize,
+    /// First tokens that are never evicted [default: 4 with sliding and snapkv, until the text outgrows the context that
+    /// the model was trained for, else 0; in a chat at least the system message]
+    #[arg(long, visible_alias = "keep", value_name = "N")]
+    protected_prefix: Option<usize>,
+    /// Also evict when less than this much of the system's memory is available
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    memory_threshold_mb: u64,
+    /// Guess up to N tokens ahead, from the text so far or by --draft-model, and check them in one pass: the same text,
+    /// faster where guesses are right; 0 is off [default: 0, or 8 with --draft-model]
+    #[arg(long, value_name = "N")]
+    draft: Option<usize>,
+    /// Let another antigravity program guess, built for a smaller model with the same tokenizer; -md for short
+    #[arg(long, aliases = ["model-draft", "md"], value_name = "PROGRAM")]
+    draft_model: Option<PathBuf>,
+    /// When it guesses: as far ahead and as long as the text comes faster by the times so far, or always N tokens
+    #[arg(long, value_enum, default_value = "pays", value_name = "WHEN")]
+    draft_when: DraftWhenName,
+}
+
+/// Length of drafts where only `--draft-model` is given.
+const DRAFT_OF_MODEL: usize = 8;
+
+impl CacheArgs {
+    /// The eviction; its numbers are checked only if there is one.
+    fn eviction(&self) -> Result<Eviction> {
+        let eviction = Eviction {
+            policy: self.eviction_policy,
+            window: self.eviction_window,
+            prefix: self.protected_prefix,
+            memory_threshold: self.memory_threshold_mb.saturating_mul(1 << 20),
+        };
+        if eviction.policy != Policy::None {
+            eviction.check()?;
+        }
+        Ok(eviction)
+    }
+
+    /// Maximum length of drafts.
+    fn draft_length(&self) -> Result<usize> {
+        match (self.draft, &self.draft_model) {
+            (Some(0), _) | (None, None) => Ok(0),
+            (Some(n), _) => within("--draft", n, MOST),
+            (None, Some(_)) => Ok(DRAFT_OF_MODEL),
+        }
+    }
+
+    /// The program that proposes tokens.
+    fn draft_program(&self) -> Option<DraftProgram> {
+        let when = match self.draft_when {
+            DraftWhenName::Pays => DraftWhen::Pays,
+            DraftWhenName::Always => DraftWhen::Always,
+        };
+        self.draft_model.clone().map(|program| DraftProgram { program, when })
+    }
 }
 
 impl ModelArgs {
@@ -151,21 +215,21 @@ impl ModelArgs {
                 k: cache.cache_type_k.unwrap_or(cache.kv_type),
                 v: cache.cache_type_v.unwrap_or(cache.kv_type),
             },
-            eviction: cache.eviction.resolve()?,
+            eviction: cache.eviction()?,
             max_seq_len: within("--max-seq-len", cache.max_seq_len, 1 << 24)?,
             threads: self.cores.resolve()?,
-            draft: cache.draft.length()?,
-            draft_model: cache.draft.program(),
+            draft: cache.draft_length()?,
+            draft_model: cache.draft_program(),
             ..self.load.resolve()?
         })
     }
 
-    /// The same for a text that somebody waits for.
+    /// Resolves the flags for one interactive text, which may begin on the CPU while kernels compile.
     pub fn resolve_for_one(&self) -> Result<EngineOptions> {
         Ok(EngineOptions { wait_for_gpu: self.load.device.wait_for_gpu, ..self.resolve()? })
     }
 
-    /// The path that was given.
+    /// The path of `--model-path`.
     #[cfg(feature = "tools")]
     pub fn given_path(&self) -> Option<&Path> {
         self.load.weights.model.model_path.as_deref()

@@ -1,4 +1,4 @@
-//! Prompts: the flags that give them, and texts from files and stdin.
+//! Prompts, and texts from files and stdin.
 
 use clap::Args;
 use files::{Error, Result, text_file};
@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use text::tokenizer::Specials;
 
-/// Longest text that is read.
+/// Maximum bytes of a text.
 const TEXT_LIMIT: u64 = 64 << 20;
 
 /// One prompt.
@@ -21,13 +21,12 @@ pub struct PromptArgs {
     pub prompt_file: Option<PathBuf>,
     #[command(flatten)]
     escape: EscapeArgs,
-    /// Take prompts as mere text: what spells a control token is no control token. For programs that pass on what a user
-    /// wrote
+    /// Treat control tokens in the prompt as plain text. For programs that pass on what a user wrote
     #[arg(long)]
     no_specials: bool,
 }
 
-/// How prompts are typed.
+/// Escapes in prompts.
 #[derive(Args, Clone)]
 pub struct EscapeArgs {
     /// Read \n, \t, \r, \" and \\ in --prompt as line feed, tabulator and so on
@@ -36,7 +35,7 @@ pub struct EscapeArgs {
 }
 
 impl EscapeArgs {
-    /// A text from the command line, as it was meant.
+    /// The text of a flag, without its escapes if there shall be none.
     pub fn text(&self, typed: &str) -> String {
         if !self.escape {
             return typed.to_owned();
@@ -74,7 +73,7 @@ pub struct PromptsArgs {
 }
 
 impl PromptArgs {
-    /// What becomes of control tokens that a prompt spells.
+    /// Treatment of control tokens in a prompt.
     pub fn specials(&self) -> Specials {
         if self.no_specials { Specials::Text } else { Specials::Tokens }
     }
@@ -90,7 +89,7 @@ impl PromptArgs {
     }
 }
 
-/// [`read_text`] without the line feed that ends a text file.
+/// Reads a text without the line feed at its end, see [`read_text`].
 pub fn text_of(flag: &str, file: &Path) -> Result<String> {
     let mut text = read_text(flag, file)?;
     if text.ends_with('\n') {
@@ -102,7 +101,7 @@ pub fn text_of(flag: &str, file: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The text of the file that a flag names; `-` is stdin.
+/// Reads the file that a flag names; `-` is stdin.
 pub fn read_text(flag: &str, file: &Path) -> Result<String> {
     let stdin = file.as_os_str() == "-";
     let name = if stdin { "stdin".into() } else { file.display().to_string() };

@@ -1,12 +1,14 @@
-//! Flags that say how tokens are chosen.
+//! The choice of tokens: sampler and grammar.
 
-use super::grammar::GrammarArgs;
 use crate::dims::VOCAB;
 use clap::Args;
 use files::{Error, Result, say};
+use std::path::PathBuf;
 use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
+#[cfg(feature = "grammar")]
+use {std::path::Path, text::sampler::Grammar};
 
-/// How tokens are chosen.
+/// The sampler, and the grammar of the text.
 #[derive(Args, Clone)]
 pub struct SamplerArgs {
     /// Randomness: higher is more varied; 0 always takes the most probable token [default: 0.8; the
@@ -41,7 +43,7 @@ pub struct SamplerArgs {
     #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub frequency_penalty: f32,
     /// Add to the logit of a token: 29+1.5, 29-2, or 29-inf to rule it out; may be repeated
-    #[arg(long, value_name = "ID(+|-)VALUE", value_parser = bias)]
+    #[arg(long, short_alias = 'l', value_name = "ID(+|-)VALUE", value_parser = bias)]
     pub logit_bias: Vec<(u32, f32)>,
     #[command(flatten)]
     pub dry: DryArgs,
@@ -78,6 +80,17 @@ pub struct DryArgs {
     /// asterisk]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,
+}
+
+/// The grammar of the text.
+#[derive(Args, Clone)]
+pub struct GrammarArgs {
+    /// Generate only JSON that fits this schema, given as a file or as text
+    #[arg(long, short_alias = 'j', value_name = "FILE|JSON", conflicts_with = "grammar", hide = !cfg!(feature = "grammar"))]
+    pub json_schema: Option<String>,
+    /// Generate only text that fits the rule root of this GBNF file
+    #[arg(long, value_name = "FILE", hide = !cfg!(feature = "grammar"))]
+    pub grammar: Option<PathBuf>,
 }
 
 /// A token id and what is added to its logit.
@@ -177,4 +190,47 @@ impl DryArgs {
             breakers,
         })
     }
+}
+
+impl GrammarArgs {
+    /// An error if a grammar is given.
+    pub fn refuse(&self, why: &str) -> Result<()> {
+        let flag = match (&self.json_schema, &self.grammar) {
+            (None, None) => return Ok(()),
+            (Some(_), _) => "--json-schema",
+            _ => "--grammar",
+        };
+        Err(Error::Usage(format!("{flag}: {why}")))
+    }
+
+    /// Reads and checks the grammar.
+    #[cfg(feature = "grammar")]
+    fn resolve(&self) -> Result<Option<Grammar>> {
+        let grammar = match (&self.json_schema, &self.grammar) {
+            (Some(text), _) if text.trim_start().starts_with('{') => {
+                Grammar::json_schema("--json-schema", text)?
+            }
+            (Some(file), _) => {
+                let (place, text) = read_grammar("--json-schema", Path::new(file))?;
+                Grammar::json_schema(&place, &text)?
+            }
+            (None, Some(file)) => {
+                let (place, text) = read_grammar("--grammar", file)?;
+                Grammar::gbnf(&place, &text)?
+            }
+            (None, None) => return Ok(None),
+        };
+        grammar.checked().map(Some)
+    }
+}
+
+/// Reads a file of at most 1 MiB; also returns its flag and path, for errors.
+#[cfg(feature = "grammar")]
+fn read_grammar(flag: &str, file: &Path) -> Result<(String, String)> {
+    const LIMIT: u64 = 1 << 20;
+    let place = format!("{flag} {}", file.display());
+    let opened = std::fs::File::open(file).map_err(|e| e.to_string());
+    let read = opened.and_then(|f| files::text_file::read(f, LIMIT));
+    let text = read.map_err(|why| Error::Usage(format!("{place}: {why}")))?;
+    Ok((place, text))
 }

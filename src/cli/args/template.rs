@@ -1,13 +1,13 @@
-//! Flags on the form of a conversation: its template, its tools, and the thoughts of its answers.
+//! The form of a conversation: its template, its tools, and the thoughts of its answers.
 
 use super::prompt::read_text;
 use clap::{Args, ValueEnum};
 use files::error::unquoted;
 use files::{Error, Result};
 use std::path::{Path, PathBuf};
-use text::chat::{Template, TemplateSource, Tools, Variables};
+use text::chat::{OutputFormat, Template, TemplateKwargs, TemplateSource, Tools};
 
-/// What becomes of thoughts.
+/// Value of `--think`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Think {
     Show,
@@ -37,7 +37,7 @@ pub struct TemplateArgs {
     /// line of JSON; /tool NAME TEXT answers it
     #[arg(long, value_name = "FILE")]
     pub tools: Option<PathBuf>,
-    /// What becomes of a reasoning model's thoughts: show them (dimmed at a terminal, apart in JSON lines, else on stderr),
+    /// How to show a reasoning model's thoughts: show them (dimmed at a terminal, apart in JSON lines, else on stderr),
     /// hide them, or off: the model is told not to think, by enable_thinking=false [default: show at a terminal and in JSON
     /// lines, else hide]
     #[arg(long, value_enum, value_name = "show|hide|off", hide_possible_values = true)]
@@ -67,14 +67,14 @@ impl ChosenTemplate {
         source.instead(&format!("{FLAG} {}", file.display()), &read_text(FLAG, file)?)
     }
 
-    /// Whether one is given.
+    /// True if one is given.
     pub fn is_given(&self) -> bool {
         self.chat_template.is_some()
     }
 
-    /// Variables that it gets.
-    pub fn variables(&self) -> Result<Variables> {
-        let mut variables = Variables::default();
+    /// TemplateKwargs that it gets.
+    pub fn variables(&self) -> Result<TemplateKwargs> {
+        let mut variables = TemplateKwargs::default();
         for given in &self.template_arg {
             let wrong = |why: String| Error::Usage(format!("--template-arg {}: {why}", unquoted(given)));
             let (name, value) = given.split_once('=').ok_or_else(|| wrong("use NAME=VALUE".into()))?;
@@ -85,8 +85,8 @@ impl ChosenTemplate {
 }
 
 impl TemplateArgs {
-    /// What the template gets besides the messages.
-    pub fn variables(&self) -> Result<Variables> {
+    /// TemplateKwargs and tools that the template gets besides the messages.
+    pub fn variables(&self) -> Result<TemplateKwargs> {
         let mut variables = self.chosen.variables()?;
         const THINKING: &str = "enable_thinking";
         if self.think == Some(Think::Off) && !variables.has(THINKING) {
@@ -99,8 +99,9 @@ impl TemplateArgs {
         Ok(variables)
     }
 
-    /// Flags without effect on answers that have no thoughts, or with a template that does not ask for a variable.
-    pub fn idle(&self, template: &Template, thinks: bool) -> Vec<String> {
+    /// Warnings about flags without effect: on answers that have no thoughts, or with a template that does not ask for a
+    /// variable.
+    pub fn unused_flags(&self, template: &Template, form: OutputFormat) -> Vec<String> {
         let reads = |name: &str| matches!(template, Template::Jinja(jinja) if jinja.mentions(name));
         let names = self.chosen.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
         let unread = names.filter(|name| !reads(name));
@@ -110,7 +111,7 @@ impl TemplateArgs {
             })
             .collect();
         let given = [("--think", self.think.is_some()), ("--think-budget", self.think_budget.is_some())];
-        let idle = given.iter().filter(|(_, given)| *given && !thinks);
+        let idle = given.iter().filter(|(_, given)| *given && !form.thinks());
         lines.extend(
             idle.map(|(flag, _)| {
                 format!("warning: {flag}: no effect; this model's answers have no thoughts")

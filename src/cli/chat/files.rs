@@ -1,4 +1,4 @@
-//! Conversations in files: `--session`, `/save` and `/load`.
+//! Saved conversations: `--session`, `/save` and `/load`.
 
 use super::Chat;
 use crate::run::saved::{self, Content, State};
@@ -11,7 +11,7 @@ impl Chat<'_> {
     /// Continues the conversation in `file`, if it exists.
     pub fn resume(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
-        let saved = self.fitting(file, &state)?;
+        let saved = self.check_saved(file, &state)?;
         let system = self.conversation.system();
         if !saved.ids.is_empty() && system.is_some() && system != saved.system.as_deref() {
             return Err(Error::Usage(format!(
@@ -29,7 +29,7 @@ impl Chat<'_> {
         if self.input.is_interactive() && !self.is_quiet() {
             say!("going on after {} tokens; /reset begins anew", saved.ids.len());
         }
-        self.become_saved(saved, &state);
+        self.adopt(saved, &state);
         Ok(())
     }
 
@@ -37,20 +37,20 @@ impl Chat<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
+    /// Errors of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
     pub fn load(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));
         };
-        let saved = self.fitting(file, &state)?;
-        self.become_saved(saved, &state);
+        let saved = self.check_saved(file, &state)?;
+        self.adopt(saved, &state);
         self.unanswered = None;
         self.last = None;
         Ok(())
     }
 
     /// The conversation of a saved state, if it is one and has this model's chat template.
-    fn fitting(&self, file: &Path, state: &State) -> Result<ConversationState> {
+    fn check_saved(&self, file: &Path, state: &State) -> Result<ConversationState> {
         let Content::Chat(saved) = &state.content else {
             return Err(Error::Usage(format!(
                 "--session {}: holds a text, not a conversation; go on with it in generate, or give another file",
@@ -67,7 +67,7 @@ impl Chat<'_> {
         Ok(saved.clone())
     }
 
-    fn become_saved(&mut self, mut saved: ConversationState, state: &State) {
+    fn adopt(&mut self, mut saved: ConversationState, state: &State) {
         if saved.ids.is_empty() {
             saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
             saved.tools = self.conversation.variables().tools.clone().or(saved.tools);
@@ -79,7 +79,7 @@ impl Chat<'_> {
         self.results.clear();
         self.conversation.resume(saved);
         let (form, options) = self.form_of_answers();
-        self.conversation.set_form(form);
+        self.conversation.set_output_format(form);
         self.options.shown_tokens = options;
     }
 

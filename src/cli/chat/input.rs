@@ -1,10 +1,12 @@
 //! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
 
+#[cfg(feature = "line-editor")]
+use crate::cli::terminal_mode::{self, EchoGuard};
 use files::text_file::without_mark;
 use files::{Error, Result, say, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
-/// What was typed at the prompt.
+/// One message or event of the input.
 pub enum Typed {
     Line(String),
     /// A text in triple quotes, which is never a command.
@@ -16,7 +18,7 @@ pub enum Typed {
     Interrupt,
 }
 
-/// Where lines come from.
+/// Source of the lines.
 pub enum Input {
     /// A file or a pipe.
     Piped,
@@ -27,12 +29,12 @@ pub enum Input {
 }
 
 const PROMPT: &str = "> ";
-/// Where a message goes on.
+/// Prompt of a message's further lines.
 const MORE: &str = ". ";
 /// Before and after a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Longest message.
+/// Maximum bytes of a message.
 const LINE_LIMIT: u64 = 16 << 20;
 
 impl Input {
@@ -44,7 +46,7 @@ impl Input {
         // The editor writes to stdout; unless that is the terminal, it is for answers only.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
-            crate::cli::mode::remember();
+            terminal_mode::save();
             let config = rustyline::Config::builder().auto_add_history(true).build();
             if let Ok(editor) = rustyline::DefaultEditor::with_config(config) {
                 return Input::Editor(Box::new(editor));
@@ -53,57 +55,71 @@ impl Input {
         Input::Terminal
     }
 
-    /// Whether somebody types.
+    /// True if a user types at a terminal.
     pub fn is_interactive(&self) -> bool {
         !matches!(self, Input::Piped)
     }
 
-    /// The next message: a line, the lines that a backslash joins, or those in triple quotes.
-    pub fn message(&mut self) -> Result<Typed> {
-        let first = match self.line(PROMPT)? {
+    /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
+    pub fn read_message(&mut self) -> Result<Typed> {
+        let mut text = match self.read_line(PROMPT)? {
             Typed::Line(line) => line,
             other => return Ok(other),
         };
-        let (quoted, mut text) = match first.trim_start().strip_prefix(QUOTES) {
-            Some(rest) => (true, rest.to_owned()),
-            None => (false, first),
+        let Some(quoted) = text.trim_start().strip_prefix(QUOTES) else {
+            while text.ends_with('\\') {
+                text.pop();
+                text.push('\n');
+                match self.append_line(&mut text)? {
+                    None => {}
+                    Some(Typed::End) => break,
+                    Some(other) => return Ok(other),
+                }
+            }
+            return Ok(Typed::Line(text));
         };
-        while let Some(goes_on) = goes_on(&text, quoted) {
-            text.truncate(goes_on);
+        text = quoted.to_owned();
+        while !text.trim_end().ends_with(QUOTES) {
             // The line with the quotes need not hold anything else.
-            if !text.is_empty() || !quoted {
+            if !text.is_empty() {
                 text.push('\n');
             }
-            match self.line(MORE)? {
-                Typed::Line(line) => text += &line,
-                Typed::End => break,
-                other => return Ok(other),
+            match self.append_line(&mut text)? {
+                None => {}
+                Some(Typed::End) => break,
+                Some(other) => return Ok(other),
             }
-            if text.len() as u64 > LINE_LIMIT {
-                return Err(Error::Usage("message from stdin: longer than 16 MiB".into()));
-            }
-        }
-        if !quoted {
-            return Ok(Typed::Line(text));
         }
         let text = text.trim_end();
         let text = text.strip_suffix(QUOTES).unwrap_or(text);
         Ok(Typed::Quoted(text.strip_suffix('\n').unwrap_or(text).into()))
     }
 
-    /// Keeps what is typed from being shown, until the result is dropped.
+    /// Adds the next line of a message to `text`. Returns anything else that was typed.
+    fn append_line(&mut self, text: &mut String) -> Result<Option<Typed>> {
+        match self.read_line(MORE)? {
+            Typed::Line(line) => *text += &line,
+            other => return Ok(Some(other)),
+        }
+        if text.len() as u64 > LINE_LIMIT {
+            return Err(Error::Usage("message from stdin: longer than 16 MiB".into()));
+        }
+        Ok(None)
+    }
+
+    /// Disables the echo of what is typed while an answer is printed, until the result is dropped.
     #[cfg(feature = "line-editor")]
-    pub fn hush(&self) -> Option<crate::cli::mode::Hushed> {
-        matches!(self, Input::Editor(_)).then(crate::cli::mode::Hushed::new)
+    pub fn disable_echo(&self) -> Option<EchoGuard> {
+        matches!(self, Input::Editor(_)).then(EchoGuard::disable_echo)
     }
 
     /// The next line, without its end.
-    fn line(&mut self, prompt: &str) -> Result<Typed> {
+    fn read_line(&mut self, prompt: &str) -> Result<Typed> {
         match self {
-            Input::Piped => line().map(|line| line.map_or(Typed::End, Typed::Line)),
+            Input::Piped => next_line().map(|line| line.map_or(Typed::End, Typed::Line)),
             Input::Terminal => {
                 stderr::write(format_args!("{prompt}"));
-                let line = line()?;
+                let line = next_line()?;
                 if line.is_none() {
                     say!("");
                 }
@@ -120,18 +136,8 @@ impl Input {
     }
 }
 
-/// Where the message so far goes on in the next line; `None` if it is complete.
-fn goes_on(text: &str, quoted: bool) -> Option<usize> {
-    if quoted {
-        let complete = text.trim_end().ends_with(QUOTES);
-        (!complete).then_some(text.len())
-    } else {
-        text.ends_with('\\').then(|| text.len() - 1)
-    }
-}
-
 /// The next line of stdin, if there is one.
-fn line() -> Result<Option<String>> {
+fn next_line() -> Result<Option<String>> {
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

@@ -1,7 +1,7 @@
 //! The activations of a pass, as the matrices read them.
 
 use super::matmul::Input;
-use crate::model::weights::Reads;
+use crate::weights::Reads;
 use files::blocks::BLOCK;
 use files::{Error, Result};
 use numeric::pool::Pool;

@@ -1,13 +1,13 @@
 //! The CPU's key/value cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
+use crate::device::{Cache, Extent, HostLayer, HostRows, KvRows, Ring, pieces};
 use crate::dims::{BEFORE, GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
-use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows, Ring, pieces};
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
 use numeric::kv::{KvTypes, check_capacity, check_kept};
 use std::ops::Range;
 
-const _: () = assert!(numeric::simd::attend::CHUNK == crate::model::device::CHUNK);
+const _: () = assert!(numeric::simd::attend::CHUNK == crate::device::CHUNK);
 
 /// Unused memory is given back to the system from this many bytes on.
 const WORTH_RELEASING: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! Matrix products over column tiles: the kernel that a weight format needs, and the order of the loops.
 
 use crate::dims::{GATED, MLP, MLP_BIAS};
-use crate::model::weights::Matrix;
+use crate::weights::Matrix;
 use files::blocks::BLOCK;
 use files::config::Mlp;
 use numeric::pool::Tile;

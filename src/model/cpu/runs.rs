@@ -1,7 +1,7 @@
 //! The runs of a pass as its steps see them: one list of tokens, each with the cache rows of its own sequence.
 
+use crate::device::{Extent, HostRows, Logits, Run};
 use crate::dims::{LAYERS, VOCAB, is_local};
-use crate::model::device::{Extent, HostRows, Logits, Run};
 use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 

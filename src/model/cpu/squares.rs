@@ -3,7 +3,7 @@
 use super::CpuDevice;
 use super::steps::Scratch;
 use crate::dims::*;
-use crate::model::weights::Weights;
+use crate::weights::Weights;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 

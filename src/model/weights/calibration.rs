@@ -1,7 +1,7 @@
 //! Calibration: what keys and queries go through before they are rotated, where a cache's type of keys is.
 
 use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS};
-use crate::model::trace::digest;
+use crate::trace::digest;
 use numeric::kv::rotate;
 
 /// Mean keys, and scales of keys and queries: `[layer][kv_head][mean | scale | inverse][HEAD_DIM]`, all finite.

@@ -2,18 +2,15 @@
 //!
 //! A buffer in host-visible memory is the CPU's while it is mapped and the device's otherwise. A [`Mapped`]
 //! borrows its buffer, so the CPU cannot keep a slice beyond the unmapping, and launches refuse a buffer
-//! that is mapped. On phones a stale pointer reads old bytes; on most other machines it happens to work. So
-//! where debug assertions are on, or `ANTIGRAVITY_OPENCL_SHADOW=1`, the CPU sees a private copy that turns
-//! to 0xAA when it is unmapped.
+//! that is mapped. On phones a stale pointer reads old bytes; on most other machines it happens to work, so
+//! tests have a driver that maps copies, which turn to 0xAA when they are unmapped.
 
 mod held;
 mod lent;
-mod shadow;
 mod staged;
 mod view;
 
 pub use lent::{Lender, Lent};
-pub use shadow::{POISON, SHADOW_VARIABLE};
 pub use staged::{Landing, Staged};
 pub use view::{MapFor, Mapped, SharedView};
 
@@ -23,7 +20,6 @@ use super::failure::{Failure, Kind, Result};
 use super::ffi::{self, MemId};
 pub use super::waiter::Pieces;
 use super::waiter::{Address, Call};
-use shadow::Shadow;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::{NonNull, null, null_mut};
@@ -82,7 +78,6 @@ pub(super) struct Memory {
     state: AtomicU8,
     /// Set when frozen.
     frozen: OnceLock<Address>,
-    shadow: Option<Shadow>,
     /// What this is a part of, and where in it.
     whole: Option<(Buffer, usize)>,
 }
@@ -122,11 +117,9 @@ impl Device {
         if place.is_on(&shared.facts) {
             shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
         }
-        let shadow = (host_visible && shadow::wanted()).then(|| Shadow::new(len));
         let state = AtomicU8::new(UNMAPPED);
         let frozen = OnceLock::new();
-        let memory =
-            Memory { shared: shared.clone(), id, len, access, place, state, frozen, shadow, whole: None };
+        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, whole: None };
         Ok(Buffer { memory: Arc::new(memory) })
     }
 
@@ -244,7 +237,7 @@ impl Buffer {
     pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
         let m = &self.memory;
         m.assert_holds(&range);
-        assert!(!range.is_empty() && m.shadow.is_none(), "parts have bytes and are the device's alone");
+        assert!(!range.is_empty(), "parts have bytes");
         let api = m.shared.api()?;
         let Some(create) = api.clCreateSubBuffer else {
             return Err(Failure::new(
@@ -266,7 +259,6 @@ impl Buffer {
             place: m.place,
             state: AtomicU8::new(UNMAPPED),
             frozen: OnceLock::new(),
-            shadow: None,
             whole: Some((self.clone(), range.start)),
         };
         Ok(Buffer { memory: Arc::new(memory) })
@@ -310,7 +302,6 @@ impl Buffer {
             place: m.place,
             state: AtomicU8::new(UNMAPPED),
             frozen: OnceLock::new(),
-            shadow: None,
             whole: Some((self.clone(), 0)),
         };
         Ok(Buffer { memory: Arc::new(memory) })

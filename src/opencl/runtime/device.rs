@@ -2,22 +2,17 @@
 
 use super::facts::{DeviceType, Facts, LocalMemory};
 use super::failure::{Failure, Kind, Result, check};
-use super::ffi::{
-    self, Api, CommandBuffers, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId, function,
-};
+use super::ffi::{self, Api, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId, function};
 use super::load::{self, Library};
 use super::program_cache::Cache;
 use super::waiter::{Call, Waiter};
-use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Set to 1, CPU-type devices are taken like others; for tests.
+/// Set to 1, CPU-type devices are taken like others.
 pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
-/// Lowers the largest size of one buffer to this many bytes; for tests.
-pub const MAX_ALLOC_VARIABLE: &str = "ANTIGRAVITY_OPENCL_MAX_ALLOC";
 
 /// A device of a platform, not opened.
 #[derive(Clone)]
@@ -104,8 +99,6 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
 #[derive(Clone)]
 pub struct Device {
     pub(super) shared: Arc<Shared>,
-    /// What launches are added to, where they are not queued: a [`Recording`](crate::program::Recording).
-    pub(super) recording: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 pub(super) struct Shared {
@@ -130,8 +123,6 @@ pub(super) struct Shared {
     pub lost: OnceLock<Failure>,
     /// For [`Place::OnHost`](super::Place::OnHost).
     pub create_on_host: Option<CreateBufferNv>,
-    /// For recordings.
-    pub command_buffers: Option<CommandBuffers>,
 }
 
 /// Programs built and the time that took.
@@ -150,7 +141,7 @@ impl Device {
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = devices()?;
         let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
-        let facts = Facts { max_alloc: lowered(facts.max_alloc), ..facts.clone() };
+        let facts = facts.clone();
         if facts.max_alloc == 0 || facts.max_work_group == 0 {
             return Err(Failure::new(
                 Kind::Lost,
@@ -172,8 +163,6 @@ impl Device {
         let on_host = facts.writes_to_host();
         // SAFETY: by cl_nv_create_buffer of this type.
         let create_on_host = on_host.then(|| unsafe { function(extension(c"clCreateBufferNV")) }).flatten();
-        // SAFETY: the addresses are those of the functions of these names.
-        let command_buffers = facts.records.then(|| unsafe { CommandBuffers::bind(extension) }).flatten();
         let shared = Shared {
             library,
             id,
@@ -191,9 +180,8 @@ impl Device {
             builds_no_more,
             lost,
             create_on_host,
-            command_buffers,
         };
-        Ok(Self { shared: Arc::new(shared), recording: None })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// From now on a call may take this long, after which the device counts as lost. A `stop` that is set ends long
@@ -213,11 +201,6 @@ impl Device {
         self.shared.lost.get().is_some()
     }
 
-    /// Loses the device; for tests.
-    pub fn lose(&self, why: &str) -> Failure {
-        self.shared.lose(Failure::new(Kind::Lost, why))
-    }
-
     /// What it says of itself.
     pub fn facts(&self) -> &Facts {
         &self.shared.facts
@@ -228,7 +211,7 @@ impl Device {
         &self.shared.library.name
     }
 
-    /// Kernels launched or recorded so far, and recordings launched.
+    /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
     }
@@ -378,14 +361,6 @@ pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Stri
     String::from_utf8_lossy(&value[..end]).trim().into()
 }
 
-/// `max_alloc`, or less where [`MAX_ALLOC_VARIABLE`] says so.
-fn lowered(max_alloc: u64) -> u64 {
-    std::env::var(MAX_ALLOC_VARIABLE)
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .map_or(max_alloc, |most| max_alloc.min(most))
-}
-
 fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     let of_device = |name: u32| {
         // SAFETY: the functions above pass memory of the size they say.
@@ -423,7 +398,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         driver: text(of_device(ffi::DRIVER_VERSION)),
         platform: text(of_platform(ffi::PLATFORM_NAME)),
         platform_version: text(of_platform(ffi::PLATFORM_VERSION)),
-        max_alloc: lowered(long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE)),
+        max_alloc: long(ffi::DEVICE_MAX_MEM_ALLOC_SIZE),
         global_memory: long(ffi::DEVICE_GLOBAL_MEM_SIZE),
         local_memory: long(ffi::DEVICE_LOCAL_MEM_SIZE),
         local_memory_is: if own { LocalMemory::Own } else { LocalMemory::Global },
@@ -433,10 +408,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         unified_memory: word(ffi::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         base_align: (word(ffi::DEVICE_MEM_BASE_ADDR_ALIGN) / 8) as usize,
         correct_divide: long(ffi::DEVICE_SINGLE_FP_CONFIG) & ffi::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
-        // Kernels for it are left out of binaries for phones.
-        compute_capability: if nvidia && !cfg!(target_os = "android") { capability() } else { None },
-        records: extensions.split_ascii_whitespace().any(|e| e == "cl_khr_command_buffer")
-            && long(ffi::DEVICE_COMMAND_BUFFER_REQUIRED_QUEUE_PROPERTIES_KHR) == 0,
+        compute_capability: if nvidia { capability() } else { None },
         image_texels: match api.clCreateImage {
             Some(_) if word(ffi::DEVICE_IMAGE_SUPPORT) != 0 => size(ffi::DEVICE_IMAGE_MAX_BUFFER_SIZE),
             _ => 0,

@@ -57,7 +57,7 @@ pub struct Facts {
     pub platform_version: String,
     /// Separated by blanks; see [`Facts::has`].
     pub extensions: String,
-    /// Largest buffer; `ANTIGRAVITY_OPENCL_MAX_ALLOC` lowers it.
+    /// Largest buffer.
     pub max_alloc: u64,
     pub global_memory: u64,
     pub local_memory: u64,
@@ -76,8 +76,6 @@ pub struct Facts {
     pub compute_capability: Option<(u32, u32)>,
     /// Texels of the largest image of a buffer; 0 where there are none.
     pub image_texels: usize,
-    /// Launches on a queue like ours can be recorded.
-    pub records: bool,
 }
 
 impl Facts {
@@ -107,7 +105,6 @@ impl Facts {
             correct_divide: false,
             compute_capability: None,
             image_texels: 0,
-            records: false,
         }
     }
 
@@ -124,6 +121,12 @@ impl Facts {
     /// Whether kernels write to the host's memory where they are asked to: see [`Place::OnHost`](super::Place::OnHost).
     pub fn writes_to_host(&self) -> bool {
         self.has("cl_nv_create_buffer")
+    }
+
+    /// True for PoCL, which keeps what it compiles itself. Asked for a binary it compiles all kernels once more, for groups of
+    /// any size: a first start then takes three times as long, and a later one no less.
+    pub fn keeps_programs(&self) -> bool {
+        self.platform == "Portable Computing Language"
     }
 
     /// After how many launches it is told to begin: without that some drivers of phones do nothing until somebody waits,

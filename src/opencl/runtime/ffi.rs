@@ -24,7 +24,7 @@ macro_rules! handles {
     )*};
 }
 
-handles! { PlatformId DeviceId ContextId QueueId MemId ProgramId KernelId EventId CommandBufferId }
+handles! { PlatformId DeviceId ContextId QueueId MemId ProgramId KernelId EventId }
 
 type ContextCallback = Option<unsafe extern "system" fn(*const c_char, *const c_void, usize, *mut c_void)>;
 type BuildCallback = Option<unsafe extern "system" fn(ProgramId, *mut c_void)>;
@@ -137,56 +137,6 @@ pub type CreateBufferNv =
 pub const MEM_LOCATION_HOST_NV: u64 = 1;
 pub const MEM_PINNED_NV: u64 = 2;
 
-/// Of cl_khr_command_buffer, whose versions 0.9.0 (PoCL 3.1) to 1.0 (Intel's runtime) declare these alike.
-pub type CreateCommandBuffer =
-    unsafe extern "system" fn(u32, *const QueueId, *const u64, *mut i32) -> CommandBufferId;
-pub type CommandNDRangeKernel = unsafe extern "system" fn(
-    CommandBufferId,
-    QueueId,
-    *const u64,
-    KernelId,
-    u32,
-    *const usize,
-    *const usize,
-    *const usize,
-    u32,
-    *const u32,
-    *mut u32,
-    *mut *mut c_void,
-) -> i32;
-pub type OfCommandBuffer = unsafe extern "system" fn(CommandBufferId) -> i32;
-pub type EnqueueCommandBuffer =
-    unsafe extern "system" fn(u32, *mut QueueId, CommandBufferId, u32, *const EventId, *mut EventId) -> i32;
-
-/// Functions of cl_khr_command_buffer.
-#[derive(Clone, Copy)]
-pub struct CommandBuffers {
-    pub create: CreateCommandBuffer,
-    pub launch: CommandNDRangeKernel,
-    pub finalize: OfCommandBuffer,
-    pub enqueue: EnqueueCommandBuffer,
-    pub release: OfCommandBuffer,
-}
-
-impl CommandBuffers {
-    /// `None` where one is missing.
-    ///
-    /// # Safety
-    /// What `address` gives must be the function of that name or null, valid for the rest of the process.
-    pub unsafe fn bind(address: impl Fn(&'static CStr) -> *mut c_void) -> Option<Self> {
-        // SAFETY: by this function's contract of these types.
-        unsafe {
-            Some(Self {
-                create: function(address(c"clCreateCommandBufferKHR"))?,
-                launch: function(address(c"clCommandNDRangeKernelKHR"))?,
-                finalize: function(address(c"clFinalizeCommandBufferKHR"))?,
-                enqueue: function(address(c"clEnqueueCommandBufferKHR"))?,
-                release: function(address(c"clReleaseCommandBufferKHR"))?,
-            })
-        }
-    }
-}
-
 /// The function at an address; null becomes `None`.
 ///
 /// # Safety
@@ -246,8 +196,6 @@ pub const DEVICE_OPENCL_C_VERSION: u32 = 0x103D;
 pub const DEVICE_IMAGE_MAX_BUFFER_SIZE: u32 = 0x1040;
 pub const DEVICE_COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 pub const DEVICE_COMPUTE_CAPABILITY_MINOR_NV: u32 = 0x4001;
-/// Of cl_khr_command_buffer: what a queue must be, to be recorded for.
-pub const DEVICE_COMMAND_BUFFER_REQUIRED_QUEUE_PROPERTIES_KHR: u32 = 0x12AA;
 /// Value of `DEVICE_LOCAL_MEM_TYPE` when it is memory of its own and not a part of global memory.
 pub const LOCAL: u32 = 1;
 

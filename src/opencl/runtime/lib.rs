@@ -27,5 +27,5 @@ pub use calls::end;
 pub use device::{Builds, Device};
 pub use facts::{DeviceType, Facts};
 pub use failure::{Failure, Kind};
-pub use program::{Kernel, Program, Recording, Source};
+pub use program::{Kernel, Program, Source};
 pub use program_cache::{Cache, Verdict};

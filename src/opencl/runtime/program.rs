@@ -3,10 +3,6 @@
 //! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
 //! stays within its buffers. oclgrind can, and the tests ask it.
 
-mod recording;
-
-pub use recording::Recording;
-
 use super::buffer::{Buffer, Memory};
 use super::device::{Builds, Device, Shared, number, text};
 use super::failure::{Failure, Kind, Result, check};
@@ -312,14 +308,6 @@ impl Kernel {
         self.max_work_group
     }
 
-    /// The buffers among the arguments.
-    fn buffers(&self) -> impl Iterator<Item = &Arc<Memory>> {
-        self.args.iter().filter_map(|arg| match arg {
-            Arg::Buffer(memory) => Some(memory),
-            _ => None,
-        })
-    }
-
     /// Sets argument `index` to a buffer.
     pub fn arg_buffer(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
         assert!(
@@ -395,7 +383,7 @@ impl Drop for Kernel {
 }
 
 impl Device {
-    /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes), or adds that to a recording.
+    /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes).
     ///
     /// # Panics
     /// When the sizes have not one to three dimensions or are not whole groups, when the CPU has a view on a
@@ -418,10 +406,6 @@ impl Device {
         }
         let sizes = if local.is_empty() { std::ptr::null() } else { local.as_ptr() };
         let shared = &self.shared;
-        if let Some(recording) = Recording::of(self) {
-            // SAFETY: both arrays have `global.len()` entries.
-            return unsafe { recording.add(kernel, global.len(), global.as_ptr(), sizes) };
-        }
         // SAFETY: both arrays have `global.len()` entries; the kernel and its buffers are alive.
         let code = unsafe {
             let api = shared.api()?;

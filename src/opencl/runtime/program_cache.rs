@@ -27,9 +27,6 @@ pub use trial::{Attempt, Marker, withdraw_trials};
 
 /// The directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
-/// Set to 0, what was found out about programs is kept, not their binaries; for tests. Asked for one, PoCL, which keeps
-/// what it compiles, compiles all kernels once more, for groups of any size.
-pub const BINARIES_VARIABLE: &str = "ANTIGRAVITY_OPENCL_BINARIES";
 /// First bytes of a file; the digit is the version of the format and of what the notes mean.
 const MAGIC: &[u8; 8] = b"agclprg1";
 /// All files together; the oldest go first.
@@ -61,9 +58,9 @@ impl Cache {
     pub fn of_user() -> Self {
         match std::env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()) {
             Some(off) if off == "off" => Self::nowhere(Nowhere::Off(format!("off by {CACHE_VARIABLE}"))),
-            Some(dir) => Self::of_user_at(PathBuf::from(dir)),
+            Some(dir) => Self::at(dir),
             None => match default_dir() {
-                Some(dir) => Self::of_user_at(dir),
+                Some(dir) => Self::at(dir),
                 None => {
                     let why =
                         format!("no home directory for compiled programs; {CACHE_VARIABLE} names another");
@@ -78,9 +75,9 @@ impl Cache {
         Self { dir: Ok(dir.into()), binaries: true }
     }
 
-    fn of_user_at(dir: PathBuf) -> Self {
-        let notes_only = std::env::var_os(BINARIES_VARIABLE).is_some_and(|v| v == "0");
-        Self { binaries: !notes_only, ..Self::at(dir) }
+    /// Keeps what is found out about programs, not their binaries.
+    pub fn without_binaries(self) -> Self {
+        Self { binaries: false, ..self }
     }
 
     fn nowhere(why: Nowhere) -> Self {

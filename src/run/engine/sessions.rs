@@ -121,7 +121,7 @@ impl Engine {
         self.with_drafts(self.session_factory(&o)?.session()?, &o, self.draft_length(&o))
     }
 
-    /// Empty sequences on the same devices, whose tokens are computed together: see [`crate::session::compute`].
+    /// Empty sequences on the same devices, whose tokens are computed together: see [`crate::session::forward`].
     ///
     /// # Errors
     ///
@@ -193,11 +193,13 @@ impl Engine {
         DeviceCache::new(shared(self.factory.opencl(model, o)?), o.max_seq_len).map(Some)
     }
 
-    /// Times the ways of computing products on the OpenCL device, whatever was found out before, and keeps the fastest;
+    /// Times the variants of kernels on the OpenCL device, whatever was found out before, and keeps the fastest;
     /// `None` where there is no device.
-    pub fn tune(&self) -> Result<Option<opencl::tune::Tuned>> {
+    pub fn tune(&self) -> Result<Option<opencl::tune::Tuning>> {
         let timed = |model: &Arc<opencl::Model>| {
-            opencl::tune::timed(model, &opencl::Cache::of_user(), &|line| self.options.notice.say(line))
+            opencl::tune::time_variants(model, &opencl::Cache::of_user(), &|line| {
+                self.options.notice.say(line)
+            })
         };
         self.device.as_ref().map(timed).transpose()
     }
@@ -211,7 +213,7 @@ fn choose_fastest(
 ) -> Result<Devices> {
     let o = EngineOptions { gpu_attn: true, ..options.clone() };
     opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-    let on = (model.device().facts(), model.ways()?);
+    let on = (model.device().facts(), model.variants()?);
     let speeds = placement::of_both(
         &placement::key(options, &factory.weights.fingerprint, factory.isa, on),
         || DeviceCache::new(shared(factory.cpu(&placement::measured_options(&o))?), placement::SLOTS),

@@ -154,13 +154,13 @@ impl<'a> TokenDecoder<'a> {
         self.at_cut = AtCut::Keep;
         if let Some(pending) = pending {
             self.text.resume(&pending.bytes);
-            self.stops.hold(&pending.stop);
+            self.stops.restore(&pending.stop);
         }
     }
 
     /// The text that is held back.
     pub fn pending_text(&self) -> PendingText {
-        PendingText { bytes: self.text.state(), stop: self.stops.held().into() }
+        PendingText { bytes: self.text.state(), stop: self.stops.pending().into() }
     }
 
     /// Tells how much of the prompt is done.
@@ -243,7 +243,7 @@ impl<'a> TokenDecoder<'a> {
     /// Which of [`GenerateOptions::stop`] has ended the text.
     #[cfg(feature = "serve")]
     pub fn stop_string(&self) -> Option<usize> {
-        self.stops.found()
+        self.stops.matched()
     }
 
     /// The text that was held back, once the text is over.

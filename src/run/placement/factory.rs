@@ -3,7 +3,7 @@
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, SharedDevice};
 use crate::model::weights::Weights;
-use crate::opencl::{self, OpenClDevice, OpenClOptions, Place, Variants, Verdict, selftest};
+use crate::opencl::{self, KernelSet, OpenClDevice, OpenClOptions, Place, Verdict, selftest};
 use crate::run::eviction::Policy;
 use crate::run::options::EngineOptions;
 use files::{Error, Result};
@@ -34,22 +34,9 @@ impl DeviceFactory {
 
     fn select_opencl_device(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-        let order = [Variants::OneLaunch, Variants::Fastest, Variants::Baseline];
-        let in_one = o.gpu_attn && opencl::in_one_launch(model.device());
-        // Kernels for few tokens at once are done without before all others are.
-        let all = (o.sequences(), 1 + o.draft);
-        let few = [Some(all).filter(|&few| few != (1, 1)), Some((1, 1))];
-        let order = order.into_iter().skip(usize::from(!in_one));
-        let order = order.flat_map(|v| few.into_iter().flatten().map(move |few| (v, few)));
-        let batch = in_one && all.0 > 1 && opencl::batch_in_one_launch(model.device());
         let mut why = None;
-        for (variants, few) in batch.then_some((Variants::OneBatch, all)).into_iter().chain(order) {
-            let mut tried = self.try_variant(model, o, (variants, few));
-            let say = |line: &str| o.notice.say(line);
-            if matches!(tried, Ok(None)) && opencl::tune::recheck(model, &opencl::Cache::of_user(), &say)? {
-                tried = self.try_variant(model, o, (variants, few));
-            }
-            why = Some(match tried {
+        for kernels in KernelSet::ALL {
+            why = Some(match self.try_kernels(model, o, kernels) {
                 Ok(Some(device)) => {
                     if let Some(why) = why.filter(|_| model.is_news()) {
                         o.notice.say(&format!("{why}; using plainer kernels"));
@@ -67,13 +54,12 @@ impl DeviceFactory {
         Err(why.expect("invariant: there are baseline kernels to be tried"))
     }
 
-    /// The device with these kernels, for so many sequences that decode so many tokens each at once; `None` where they do
-    /// not compute what the CPU does.
-    fn try_variant(
+    /// The device with these kernels; `None` where they do not compute what the CPU does.
+    fn try_kernels(
         &self,
         model: &Arc<opencl::Model>,
         o: &EngineOptions,
-        (variants, (sequences, drafted)): (Variants, (usize, usize)),
+        kernels: KernelSet,
     ) -> Result<Option<OpenClDevice>> {
         let attention = match o.gpu_attn {
             true => None,
@@ -83,35 +69,30 @@ impl DeviceFactory {
             kv_types: o.kv_types,
             slots: o.max_seq_len,
             max_tokens: chunk(o),
-            sequences,
-            drafted,
+            sequences: o.sequences(),
+            drafted: 1 + o.draft,
             attention,
             rows: match o.zero_copy && model.device().facts().unified_memory {
                 true => Place::HostVisible,
                 false => opencl::own_place(model.device()),
             },
             evicts: o.eviction.policy != Policy::None,
-            variants,
+            kernels,
         };
         let mut device = OpenClDevice::new(Arc::clone(model), options)?;
-        let passed = self.verdict(&mut device, variants, o)? == Verdict::Passed;
-        if !(passed && self.observes_right(&mut device, o)?) {
-            return Ok(None);
-        }
-        if o.eviction.policy != Policy::None && !selftest::keeps_right(&mut device)? {
-            device.evict_through_host();
-            o.notice.say("OpenCL: kernel keep is left out: it computes wrong results");
-        }
-        Ok(Some(device))
+        let passed =
+            self.verdict(&mut device, o)? == Verdict::Passed && self.observes_right(&mut device, o)?;
+        let evicts = o.eviction.policy != Policy::None;
+        Ok((passed && (!evicts || selftest::compaction_matches(&mut device)?)).then_some(device))
     }
 
     /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
-    fn verdict(&self, device: &mut OpenClDevice, variants: Variants, o: &EngineOptions) -> Result<Verdict> {
+    fn verdict(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<Verdict> {
         if let Some(verdict) = device.verdict() {
             return Ok(verdict);
         }
         // What only its speed speaks for has no other bits.
-        let most = if variants.one_launch() { 0.0 } else { selftest::TOLERANCE };
+        let most = if device.must_be_exact() { 0.0 } else { selftest::TOLERANCE };
         let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
             d if d <= most => Verdict::Passed,
             _ => Verdict::Failed,

@@ -3,7 +3,7 @@
 use super::{DeviceCache, MeasuredSchedule, Speed};
 use crate::dims::{LEARNED_POSITIONS, VOCAB};
 use crate::model::device::{Cache, Logits, Run, locked};
-use crate::opencl::{self, facts::Facts, ways::Ways};
+use crate::opencl::{self, facts::Facts, variants::VariantPair};
 use crate::run::options::{EngineOptions, Side};
 use files::Result;
 use numeric::simd::Isa;
@@ -30,7 +30,7 @@ pub fn beside(o: &EngineOptions) -> EngineOptions {
 }
 
 /// Names everything that speeds depend on.
-pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Facts, Ways)) -> String {
+pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Facts, VariantPair)) -> String {
     let device = facts.identity();
     format!(
         "speeds {} {} {} weights {} kv {} threads {} {} on {device:?} {} {:?}",

@@ -1,138 +1,93 @@
-//! The formats of conversations for models without a template of their own.
+//! Chat templates for models without one of their own, in Jinja as those of models.
 
-use super::{Context, Ending, Message, Role, Segment, Segments, Template, Tools, is_blank};
-
-/// The conversation in parts.
-pub(super) fn render(template: &Template, messages: &[Message], context: &Context<'_>) -> Vec<Segment> {
-    let mut out = Segments::default();
-    match template {
-        Template::ChatMl { bos } => {
-            if let Some(token) = context.bos.filter(|_| *bos) {
-                out.control(token);
-            }
-            let mut turn = |role: &str, content: &str| {
-                out.control("<|im_start|>");
-                out.text(&[role, "\n", content]);
-                out.control("<|im_end|>");
-                out.text(&["\n"]);
-            };
-            messages.iter().for_each(|m| turn(m.role.name(), &m.content));
-            if context.ending == Ending::Prompt {
-                out.control("<|im_start|>");
-                out.text(&["assistant\n"]);
-            }
-        }
-        Template::Llama3 => {
-            context.bos.into_iter().for_each(|token| out.control(token));
-            llama3(&mut out, messages, context.ending);
-        }
-        Template::Gemma => {
-            context.bos.into_iter().for_each(|token| out.control(token));
-            gemma(&mut out, messages, context.ending);
-        }
-        Template::Phi3 => phi(&mut out, messages, "\n", context.ending),
-        Template::Phi4 => {
-            let tools = context.variables.and_then(|v| v.tools.as_ref());
-            let rest = match (messages.split_first(), tools) {
-                (_, None) => messages,
-                (Some((first, rest)), Some(tools)) if first.role == Role::System => {
-                    phi4_tools(&mut out, &first.content, tools);
-                    rest
-                }
-                (_, Some(tools)) => {
-                    phi4_tools(&mut out, "", tools);
-                    messages
-                }
-            };
-            phi(&mut out, rest, "", context.ending);
-        }
-        Template::Granite => granite(&mut out, messages, context.ending),
-        Template::Plain | Template::Jinja(_) => {
-            context.bos.into_iter().for_each(|token| out.control(token));
-            messages.iter().for_each(|m| out.text(&[&m.content, "\n"]));
-        }
-    }
-    out.0
+/// A built-in chat template.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BuiltIn {
+    pub(super) name: &'static str,
+    pub(super) source: &'static str,
+    /// The control tokens that it writes besides the begin-of-text token.
+    pub(super) controls: &'static [&'static str],
+    /// The token that ends an answer.
+    pub(super) end: Option<&'static str>,
 }
 
-fn llama3(out: &mut Segments, messages: &[Message], ending: Ending) {
-    let head = |out: &mut Segments, role: &str| {
-        out.control("<|start_header_id|>");
-        out.text(&[role]);
-        out.control("<|end_header_id|>");
-        out.text(&["\n\n"]);
-    };
-    for message in messages {
-        head(out, message.role.name());
-        out.text(&[trim(&message.content)]);
-        out.control("<|eot_id|>");
-    }
-    if ending == Ending::Prompt {
-        head(out, "assistant");
-    }
-}
+/// `<|im_start|>role\ncontent<|im_end|>\n` (Qwen and many others).
+pub(super) static CHATML: BuiltIn = BuiltIn {
+    name: "chatml",
+    source: "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+             {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    controls: &["<|im_start|>", "<|im_end|>"],
+    end: Some("<|im_end|>"),
+};
 
-fn gemma(out: &mut Segments, messages: &[Message], ending: Ending) {
-    let (mut system, rest) = match messages.split_first() {
-        Some((first, rest)) if first.role == Role::System => (first.content.as_str(), rest),
-        _ => ("", messages),
-    };
-    for message in rest {
-        out.control("<start_of_turn>");
-        let role = if message.role == Role::Assistant { "model" } else { message.role.name() };
-        let between = if system.is_empty() { "" } else { "\n\n" };
-        out.text(&[role, "\n", std::mem::take(&mut system), between, trim(&message.content)]);
-        out.control("<end_of_turn>");
-        out.text(&["\n"]);
-    }
-    if ending == Ending::Prompt {
-        out.control("<start_of_turn>");
-        out.text(&["model\n"]);
-    }
-}
+/// [`CHATML`] after the begin-of-text token.
+pub(super) static CHATML_AFTER_BOS: BuiltIn = BuiltIn {
+    source: "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+             {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    ..CHATML
+};
 
-/// `feed` follows a role and a message.
-fn phi(out: &mut Segments, messages: &[Message], feed: &str, ending: Ending) {
-    for message in messages {
-        out.control(&format!("<|{}|>", message.role.name()));
-        out.text(&[feed, &message.content]);
-        out.control("<|end|>");
-        out.text(&[feed]);
-    }
-    if ending == Ending::Prompt {
-        out.control("<|assistant|>");
-        out.text(&[feed]);
-    }
-}
+pub(super) static LLAMA3: BuiltIn = BuiltIn {
+    name: "llama3",
+    source: "{{ bos_token }}{% for m in messages %}\
+             <|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endfor %}\
+             {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    controls: &["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    end: Some("<|eot_id|>"),
+};
 
-/// A system message with tools.
-fn phi4_tools(out: &mut Segments, system: &str, tools: &Tools) {
-    out.control("<|system|>");
-    out.text(&[system]);
-    out.control("<|tool|>");
-    out.text(&[tools.json()]);
-    out.control("<|/tool|>");
-    out.control("<|end|>");
-}
+/// The system message begins the first question.
+pub(super) static GEMMA: BuiltIn = BuiltIn {
+    name: "gemma",
+    source: "{{ bos_token }}{% set before = namespace(text='') %}{% for m in messages %}\
+             {% if loop.first and m.role == 'system' %}{% set before.text = m.content %}{% else %}\
+             <start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n\
+             {{ before.text ~ '\n\n' if before.text }}{{ m.content | trim }}<end_of_turn>\n\
+             {% set before.text = '' %}{% endif %}{% endfor %}\
+             {% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+    controls: &["<start_of_turn>", "<end_of_turn>"],
+    end: Some("<end_of_turn>"),
+};
 
-fn granite(out: &mut Segments, messages: &[Message], ending: Ending) {
-    let head = |out: &mut Segments, role: &str| {
-        out.control("<|start_of_role|>");
-        out.text(&[role]);
-        out.control("<|end_of_role|>");
-    };
-    for message in messages {
-        head(out, message.role.name());
-        out.text(&[&message.content]);
-        out.control("<|end_of_text|>");
-        out.text(&["\n"]);
-    }
-    if ending == Ending::Prompt {
-        head(out, "assistant");
-    }
-}
+pub(super) static PHI3: BuiltIn = BuiltIn {
+    name: "phi3",
+    source: "{% set roles = {'system': '<|system|>', 'user': '<|user|>', 'assistant': '<|assistant|>', 'tool': '<|tool|>'} %}\
+             {% for m in messages %}{{ roles[m.role] }}\n{{ m.content }}<|end|>\n{% endfor %}\
+             {% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    controls: &["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"],
+    end: Some("<|end|>"),
+};
 
-/// Jinja's `trim`.
-fn trim(text: &str) -> &str {
-    text.trim_matches(is_blank)
-}
+/// Phi-4-mini's: tools are a text in the system message.
+pub(super) static PHI4: BuiltIn = BuiltIn {
+    name: "phi4",
+    source: "{% set roles = {'system': '<|system|>', 'user': '<|user|>', 'assistant': '<|assistant|>', 'tool': '<|tool|>'} %}\
+             {% set system = messages and messages[0].role == 'system' %}\
+             {% if tools_json %}\
+             <|system|>{{ messages[0].content if system }}<|tool|>{{ tools_json }}<|/tool|><|end|>{% endif %}\
+             {% for m in messages %}{% if not (loop.first and system and tools_json) %}\
+             {{ roles[m.role] }}{{ m.content }}<|end|>{% endif %}{% endfor %}\
+             {% if add_generation_prompt %}<|assistant|>{% endif %}",
+    controls: &["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|/tool|>", "<|end|>"],
+    end: Some("<|end|>"),
+};
+
+pub(super) static GRANITE: BuiltIn = BuiltIn {
+    name: "granite",
+    source: "{% for m in messages %}\
+             <|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}\
+             {% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}",
+    controls: &["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"],
+    end: Some("<|end_of_text|>"),
+};
+
+/// A base model: paragraphs.
+pub(super) static PLAIN: BuiltIn = BuiltIn {
+    name: "plain",
+    source: "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}",
+    controls: &[],
+    end: None,
+};
+
+/// Templates that a user may ask for by name.
+pub(super) static NAMED: [&BuiltIn; 6] = [&CHATML, &LLAMA3, &GEMMA, &PHI3, &PHI4, &GRANITE];

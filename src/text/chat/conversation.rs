@@ -1,11 +1,11 @@
 //! A conversation as token ids. Wherever the template allows, new turns only append, so that a cache stays valid.
 
 use super::{
-    Context, Ending, Form, Message, Moment, Part, Reader, Role, Segment, Template, ToolCall, Tools,
-    Variables, encode_segments,
+    Context, Ending, Message, Moment, OutputFormat, OutputParser, Part, Role, Segment, Template,
+    TemplateKwargs, ToolCall, Tools, encode_segments,
 };
+use crate::Result;
 use crate::tokenizer::Tokenizer;
-use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Turns as ids: questions as the template renders them, answers exactly as they were generated.
@@ -13,57 +13,27 @@ use serde::{Deserialize, Serialize};
 /// Encoding an answer again from its text may give other ids than those generated, and the cache would have to be
 /// computed again from there. So a question is rendered with what was said before it; if the result begins with that,
 /// only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the thinking of
-/// earlier answers), the whole conversation is rendered, all ids are new, and a cache keeps the common prefix.
-///
-/// The turn before a question is enough to find what follows it. That this gives the same as the whole conversation is
-/// checked for the first few questions ([`Rendered`]); from then on a turn costs the same however many there were.
+/// earlier answers), all ids are new, and a cache keeps the common prefix.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: Template,
     system: Option<String>,
-    variables: Variables,
-    /// How answers are read.
-    form: Form,
+    variables: TemplateKwargs,
+    /// The format in which answers are read.
+    output_format: OutputFormat,
     now: Moment,
     /// Questions and answers.
     messages: Vec<Message>,
     ids: Vec<u32>,
     /// `ids` before each question.
     before: Vec<Before>,
-    rendered: Rendered,
 }
 
-/// How much of a conversation is rendered to find what follows an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rendered {
-    /// All of it, and the last turn alone, which gave the same for so many questions.
-    Both(u32),
-    /// The last turn, which always gave the same.
-    LastTurn,
-    /// All of it, since the last turn alone gave something else.
-    All,
-}
-
-impl Rendered {
-    /// So many questions tell what a template does: none has patterns of more turns.
-    const ENOUGH: u32 = 6;
-
-    /// After another question, for which the last turn gave the same as all or not.
-    fn next(self, same: bool) -> Self {
-        match self {
-            Rendered::Both(_) if !same => Rendered::All,
-            Rendered::Both(Self::ENOUGH) => Rendered::LastTurn,
-            Rendered::Both(n) => Rendered::Both(n + 1),
-            settled => settled,
-        }
-    }
-}
-
-/// How to restore the ids before a question.
+/// The ids before a question, as the change to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Before {
-    /// How many of the leading ids were there already.
+    /// Number of the leading ids that were there already.
     pub kept: usize,
     /// The ids that followed them, if the question changed them.
     pub rest: Vec<u32>,
@@ -103,24 +73,23 @@ impl Conversation {
         Self {
             template,
             system,
-            variables: Variables::default(),
-            form: Form::default(),
+            variables: TemplateKwargs::default(),
+            output_format: OutputFormat::default(),
             now: Moment::now(),
             messages: Vec::new(),
             ids: Vec::new(),
             before: Vec::new(),
-            rendered: Rendered::Both(0),
         }
     }
 
-    /// The same with tools and values for the template, and with answers that are read in this form.
-    pub fn with(self, variables: Variables, form: Form) -> Self {
-        Self { variables, form, ..self }
+    /// The conversation with tools and values for the template, and with answers that are read in this format.
+    pub fn with(self, variables: TemplateKwargs, output_format: OutputFormat) -> Self {
+        Self { variables, output_format, ..self }
     }
 
     /// An empty conversation with another system message, and all else the same.
     pub fn anew(&self, system: Option<String>) -> Self {
-        Self::new(self.template.clone(), system).with(self.variables.clone(), self.form)
+        Self::new(self.template.clone(), system).with(self.variables.clone(), self.output_format)
     }
 
     /// The state to save, for [`Conversation::resume`].
@@ -150,18 +119,18 @@ impl Conversation {
     }
 
     /// Its tools, and the values for its template.
-    pub fn variables(&self) -> &Variables {
+    pub fn variables(&self) -> &TemplateKwargs {
         &self.variables
     }
 
-    /// How its answers are read.
-    pub fn form(&self) -> Form {
-        self.form
+    /// The format in which its answers are read.
+    pub fn output_format(&self) -> OutputFormat {
+        self.output_format
     }
 
-    /// Reads the answers to come in another form.
-    pub fn set_form(&mut self, form: Form) {
-        self.form = form;
+    /// Reads the answers to come in another format.
+    pub fn set_output_format(&mut self, output_format: OutputFormat) {
+        self.output_format = output_format;
     }
 
     /// The functions that the last answer calls, if nothing has followed it.
@@ -169,12 +138,12 @@ impl Conversation {
         self.messages.last().map_or(&[], |last| &last.tool_calls)
     }
 
-    /// What reads the answer that comes next.
-    pub fn reader(&self, tokenizer: &Tokenizer) -> Reader {
+    /// A parser of the answer that comes next.
+    pub fn output_parser(&self, tokenizer: &Tokenizer) -> OutputParser {
         const END: usize = 16;
         let end = &self.ids[self.ids.len().saturating_sub(END)..];
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        Reader::new(self.form, &tokenizer.decode_with_special(end)).with_calls_from(calls)
+        OutputParser::new(self.output_format, &tokenizer.decode_with_special(end)).with_calls_from(calls)
     }
 
     /// The format of its turns.
@@ -208,7 +177,7 @@ impl Conversation {
         question: &[Message],
         stop: &dyn Fn() -> bool,
     ) -> Result<()> {
-        let before = match self.following(tokenizer, question)? {
+        let before = match self.render_question(tokenizer, question)? {
             Some(more) => {
                 let ids = encode_segments(tokenizer, more, stop)?;
                 let kept = self.ids.len();
@@ -216,7 +185,7 @@ impl Conversation {
                 Before { kept, rest: Vec::new() }
             }
             None => {
-                let whole = self.render(tokenizer, &self.with_question(0, question))?;
+                let whole = self.render(tokenizer, &[&self.messages, question].concat())?;
                 let ids = encode_segments(tokenizer, whole, stop)?;
                 let kept = self.ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
                 let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
@@ -228,7 +197,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// How many ids come before the first message of every conversation with this system message.
+    /// Number of ids before the first message of every conversation with this system message.
     ///
     /// # Errors
     /// See [`Template::encode`].
@@ -244,42 +213,15 @@ impl Conversation {
         Ok(one.iter().zip(&other).take_while(|(a, b)| a == b).count())
     }
 
-    /// The messages from `first` on, and a question.
-    fn with_question(&self, first: usize, question: &[Message]) -> Vec<Message> {
-        [&self.messages[first..], question].concat()
-    }
-
-    /// What follows the last answer when the question is asked; `None` where the template changes what was said before.
-    fn following(&mut self, tokenizer: &Tokenizer, question: &[Message]) -> Result<Option<Vec<Segment>>> {
-        // With all calls since, and their results.
-        let Some(turn) = self.messages.iter().rposition(|m| m.role == Role::User) else { return Ok(None) };
-        let last = self.following_from(turn, tokenizer, question);
-        if turn == 0 || (self.rendered == Rendered::LastTurn && last.is_ok()) {
-            return last;
-        }
-        match self.following_from(0, tokenizer, question) {
-            // A template has limits; that of a saved conversation may have been reached before.
-            Err(Error::Model(_)) if self.rendered != Rendered::All && last.is_ok() => last,
-            all => {
-                self.rendered = self.rendered.next(all == last);
-                all
-            }
-        }
-    }
-
-    /// The same, with only the messages from `first` on.
-    fn following_from(
-        &self,
-        first: usize,
-        tokenizer: &Tokenizer,
-        question: &[Message],
-    ) -> Result<Option<Vec<Segment>>> {
-        let Some((answer, asked)) = self.messages[first..].split_last() else { return Ok(None) };
+    /// Renders what follows the last answer when a question is asked; `None` where the template changes what was said
+    /// before.
+    fn render_question(&self, tokenizer: &Tokenizer, question: &[Message]) -> Result<Option<Vec<Segment>>> {
+        let Some((answer, asked)) = self.messages.split_last() else { return Ok(None) };
         if answer.role != Role::Assistant {
             return Ok(None);
         }
-        let whole = self.render(tokenizer, &self.with_question(first, question))?;
-        Ok(after(&whole, &self.render(tokenizer, asked)?, answer.written()))
+        let whole = self.render(tokenizer, &[&self.messages, question].concat())?;
+        Ok(text_after(&whole, &self.render(tokenizer, asked)?, answer.written()))
     }
 
     /// `messages` and the start of an answer.
@@ -290,7 +232,7 @@ impl Conversation {
         self.template.render(&all, &context)
     }
 
-    /// What its template is rendered with.
+    /// The context that its template is rendered with.
     pub fn context<'a>(&'a self, tokenizer: &'a Tokenizer) -> Context<'a> {
         let (bos, variables) = (tokenizer.bos_token(), Some(&self.variables));
         Context { bos, now: self.now, ending: Ending::Prompt, variables }
@@ -298,9 +240,9 @@ impl Conversation {
 
     /// Appends the generated ids of an answer, without the token that ended it.
     pub fn answer(&mut self, tokenizer: &Tokenizer, ids: &[u32]) {
-        let written = self.form.decode(tokenizer, ids);
-        let mut reader = self.reader(tokenizer);
-        let parts: Vec<Part> = reader.push(&written).into_iter().chain(reader.finish()).collect();
+        let written = self.output_format.decode(tokenizer, ids);
+        let mut parser = self.output_parser(tokenizer);
+        let parts: Vec<Part> = parser.push(&written).into_iter().chain(parser.finish()).collect();
         self.messages.push(self.message(written, parts));
         self.ids.extend_from_slice(ids);
     }
@@ -314,15 +256,16 @@ impl Conversation {
                 Part::Text(text) | Part::Cut { written: text, .. } => message.content += &text,
                 Part::Thinking(text) => reasoning += &text,
                 Part::Call(call) => message.tool_calls.push(call),
-                Part::Begun { .. } | Part::Arguments(_) => {}
+                Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => {}
             }
         }
-        if !message.tool_calls.is_empty() && self.form.reads_calls {
+        if !message.tool_calls.is_empty() && self.output_format.reads_calls {
             message.content.truncate(message.content.trim_end().len());
-        } else if reasoning.is_empty() || !self.form.reads_reasoning {
+        } else if reasoning.is_empty() || !self.output_format.reads_reasoning {
             message.content = written.clone();
         }
-        message.reasoning = (!reasoning.is_empty() && self.form.reads_reasoning).then_some(reasoning);
+        message.reasoning =
+            (!reasoning.is_empty() && self.output_format.reads_reasoning).then_some(reasoning);
         message.written = (message.content != written).then_some(written);
         message
     }
@@ -358,7 +301,7 @@ impl Conversation {
         let (before, after) = starts.split_at(fitting.min(starts.len()));
         let first = after.iter().copied().find(alone).or(before.iter().copied().rfind(alone));
         let Some(first) = first.filter(|&first| first > 0) else { return Ok(()) };
-        let mut rest = Self { now: self.now, rendered: self.rendered, ..self.anew(self.system.clone()) };
+        let mut rest = Self { now: self.now, ..self.anew(self.system.clone()) };
         for turn in
             self.messages[first..].chunk_by(|a, b| (a.role == Role::Assistant) == (b.role == Role::Assistant))
         {
@@ -367,7 +310,7 @@ impl Conversation {
                 continue;
             }
             for answer in turn {
-                let parts = self.form.segments(tokenizer, answer.written());
+                let parts = self.output_format.segments(tokenizer, answer.written());
                 rest.ids.extend(encode_segments(tokenizer, parts, &|| false)?);
                 rest.messages.push(answer.clone());
             }
@@ -394,9 +337,9 @@ impl Conversation {
     }
 }
 
-/// What follows an answer in the rendered conversation `whole`, if that begins with `head` and the answer; else
+/// The text that follows an answer in the rendered conversation `whole`, if that begins with `head` and the answer; else
 /// `None`. A template may strip the answer.
-fn after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segment>> {
+fn text_after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segment>> {
     let (last, same) = head.split_last()?;
     let mut rest = whole.strip_prefix(same)?.to_vec();
     match (rest.first_mut()?, last) {
@@ -405,14 +348,14 @@ fn after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segmen
         (first, last) if first == last => drop(rest.remove(0)),
         _ => return None,
     }
-    let forms = [answer, answer.trim_end(), answer.trim()];
-    let mut rest = forms.iter().find_map(|form| without(&rest, form))?;
+    let spellings = [answer, answer.trim_end(), answer.trim()];
+    let mut rest = spellings.iter().find_map(|answer| strip_text(&rest, answer))?;
     rest.retain(|segment| !matches!(segment, Segment::Text(text) if text.is_empty()));
     Some(rest)
 }
 
-/// `parts` without the text that they begin with; markers in it may be control tokens.
-fn without(parts: &[Segment], mut text: &str) -> Option<Vec<Segment>> {
+/// Removes the text that `parts` begin with; markers in it may be control tokens.
+fn strip_text(parts: &[Segment], mut text: &str) -> Option<Vec<Segment>> {
     let mut rest = parts.to_vec();
     while !text.is_empty() {
         match rest.first_mut()? {

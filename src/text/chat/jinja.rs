@@ -6,21 +6,18 @@
 //! that forms where a message and the template's text meet. A template that builds control tokens from parts is refused
 //! when it is loaded.
 
-mod arguments;
 mod environment;
-mod filters;
+mod interpreter;
 mod json;
-mod limits;
-mod objects;
-mod program;
 mod python;
+mod repr;
 mod source;
 #[cfg(test)]
 mod tests;
 mod value;
-mod written;
 
-use super::{Context, Ending, Message, Role, Segment, Segments, Tools, Variables};
+use super::builtin::BuiltIn;
+use super::{Context, Ending, Message, Role, Segment, Segments, TemplateKwargs, Tools};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use files::containment::{self, Subject};
@@ -28,7 +25,6 @@ use files::error::unquoted;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
-use value::Reads;
 
 /// Longest source; most have up to 30 KB, some with many tools and languages several hundred.
 pub(super) const MAX_SOURCE: u64 = 1 << 20;
@@ -55,7 +51,6 @@ pub struct Jinja {
     controls: Vec<String>,
     /// The control token that it writes after an answer.
     end: Option<String>,
-    reads: Reads,
     /// Another one for conversations with tools.
     with_tools: Option<Box<Jinja>>,
 }
@@ -81,14 +76,27 @@ impl Jinja {
         let source =
             if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source };
         let place = place.into();
-        let (controls, end, reads) = (Vec::new(), None, Reads::Messages);
-        let mut template = Self { place, source, variables, controls, end, reads, with_tools: None };
+        let (controls, end) = (Vec::new(), None);
+        let template = Self { place, source, variables, controls, end, with_tools: None };
         if template.source.len() as u64 > MAX_SOURCE {
             return Err(template.fault(None, &format!("has more than {MAX_SOURCE} bytes")));
         }
         let text = template.prepare(&[])?;
-        template.reads = template.contained(move || program::check(&text))?;
+        template.contained(move || interpreter::check(&text))?;
         Ok(template)
+    }
+
+    /// A built-in template, which may write these control tokens and the begin-of-text token.
+    pub(super) fn built_in(template: &BuiltIn, bos: Option<&str>) -> Self {
+        let controls = template.controls.iter().copied().chain(bos).map(str::to_owned).collect();
+        Self {
+            place: template.name.into(),
+            source: template.source.into(),
+            variables: Vec::new(),
+            controls,
+            end: template.end.map(str::to_owned),
+            with_tools: None,
+        }
     }
 
     /// This template, and another one for conversations with tools.
@@ -96,7 +104,7 @@ impl Jinja {
         Self { with_tools: with_tools.map(Box::new), ..self }
     }
 
-    /// Whether the template's text has this part, or that for conversations with tools.
+    /// True if the template's text has this part, or that for conversations with tools.
     pub fn mentions(&self, part: &str) -> bool {
         self.source.contains(part) || self.with_tools.as_ref().is_some_and(|other| other.mentions(part))
     }
@@ -123,13 +131,13 @@ impl Jinja {
     pub fn for_tokenizer(mut self, tokenizer: &Tokenizer) -> Result<Self> {
         const TOOLS: &str =
             r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
-        let tools = Tools::parse(TOOLS).map(Variables::of_tools).map_err(Error::Model)?;
+        let tools = Tools::parse(TOOLS).map(TemplateKwargs::of_tools).map_err(Error::Model)?;
         let other = self.with_tools.take().map(|other| other.fitted(tokenizer, Some(&tools)));
         Ok(self.fitted(tokenizer, None)?.and_with_tools(other.transpose()?))
     }
 
     /// This one alone, which is tried with `variables`.
-    fn fitted(mut self, tokenizer: &Tokenizer, variables: Option<&Variables>) -> Result<Self> {
+    fn fitted(mut self, tokenizer: &Tokenizer, variables: Option<&TemplateKwargs>) -> Result<Self> {
         let special = tokenizer.special_tokens();
         let bos = tokenizer.bos_token();
         let wanted = |token: &String| {
@@ -148,7 +156,12 @@ impl Jinja {
     }
 
     /// Renders small conversations, to find the token that ends an answer and control tokens built from parts.
-    fn probe(&mut self, special: &[String], bos: Option<&str>, variables: Option<&Variables>) -> Result<()> {
+    fn probe(
+        &mut self,
+        special: &[String],
+        bos: Option<&str>,
+        variables: Option<&TemplateKwargs>,
+    ) -> Result<()> {
         const ANSWER: &str = "kestrel";
         let all = [
             Message::new(Role::System, "s"),
@@ -195,7 +208,7 @@ impl Jinja {
         if let Some(other) = self.with_tools.as_ref().filter(|_| has_tools) {
             return other.render(messages, context);
         }
-        let given = value::all(messages, context.variables, self.reads);
+        let given = value::all(messages, context.variables);
         let base = self.free_block(&given)?;
         let marks: Vec<(&str, char)> = (base..)
             .zip(&self.controls)
@@ -206,7 +219,7 @@ impl Jinja {
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
         let now = context.now;
         let rendered = self.contained(move || {
-            program::run(&environment::environment(fuel, now), &text, Value::from_pairs(values))
+            interpreter::run(&environment::environment(fuel, now), &text, Value::from_pairs(values))
         })?;
         Ok(self.split(&rendered, base))
     }

@@ -31,7 +31,7 @@ impl Role {
 pub struct Message {
     pub role: Role,
     pub content: String,
-    /// What the model thought before it answered, where that is not in `content`.
+    /// The model's thoughts before it answered, where they are not in `content`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
     /// The functions that an answer calls.
@@ -70,7 +70,7 @@ impl ToolCall {
 }
 
 impl Message {
-    /// What `role` says.
+    /// A message of `role`.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self {
             role,

@@ -4,7 +4,7 @@
 use super::options::DryOptions;
 use super::penalties::last;
 use crate::tokenizer::Pieces;
-use crate::tokenizer::automaton::{Automaton, State};
+use crate::tokenizer::automaton::{Automaton, MatchState};
 use std::sync::Arc;
 
 /// Tokens of a history that there is room for at once.
@@ -33,7 +33,7 @@ impl Dry {
         self.breakers.pieces = Some(pieces);
     }
 
-    /// Where the last `n` tokens of `recent` also occur earlier, with `n` at least the allowed length, subtracts
+    /// Penalises repetitions: where the last `n` tokens of `recent` also occur earlier, `n` at least the allowed length, subtracts
     /// `multiplier * base^(n - allowed)` from the logit of the token that came next. If several `n` lead to one token,
     /// the largest counts. A repetition may overlap what it repeats. `lengths` is scratch, `[vocab]`, all zero before
     /// and after. Takes time in proportion to the history.
@@ -75,15 +75,13 @@ impl Dry {
 /// The length at which the penalty stops growing, or is already the largest number.
 fn longest(o: &DryOptions) -> usize {
     let growth = libm::log(o.base.into());
-    let steps = match growth > 0.0 {
-        true => libm::ceil(libm::log(f64::from(f32::MAX) / f64::from(o.multiplier)) / growth),
-        false => 0.0,
-    };
+    let doublings = libm::log(f64::from(f32::MAX) / f64::from(o.multiplier)) / growth;
+    let steps = if growth > 0.0 { libm::ceil(doublings) } else { 0.0 };
     // A cast saturates.
     o.allowed_length.saturating_add(steps as usize)
 }
 
-/// How long the end of a history repeats what stands earlier in it.
+/// The lengths of repetitions at the end of a history.
 #[derive(Debug, Clone)]
 struct Repeats {
     /// Scratch: how many of the last tokens also end so many tokens before the end, as far as was asked for.
@@ -119,7 +117,7 @@ impl Repeats {
 #[derive(Debug, Clone)]
 struct Breakers {
     automaton: Automaton,
-    /// How many bytes before a token may belong to a breaker that ends in it.
+    /// Number of bytes before a token that may belong to a breaker that ends in it.
     reach: usize,
     /// The texts of the tokens; without them there are no breakers.
     pieces: Option<Arc<Pieces>>,
@@ -132,13 +130,13 @@ impl Breakers {
         Self { automaton, reach, pieces: None }
     }
 
-    /// Whether the token is a control token or its text contains a breaker.
+    /// True if the token is a control token or its text contains a breaker.
     fn are_in(&self, id: u32) -> bool {
         let Some(pieces) = &self.pieces else { return false };
         pieces.is_special(id) || self.automaton.is_in(pieces.bytes(id))
     }
 
-    /// How many tokens follow the last one that is a control token or in which a breaker ends, at most `most`.
+    /// Number of tokens after the last one that is a control token or in which a breaker ends, at most `most`.
     fn unbroken(&self, recent: &[u32], most: usize) -> usize {
         let Some(pieces) = &self.pieces else { return most.min(recent.len()) };
         let from = recent.len().saturating_sub(most);
@@ -148,15 +146,15 @@ impl Breakers {
             first -= 1;
             before += pieces.bytes(recent[first]).len();
         }
-        let (mut state, mut whole) = (State::default(), from);
+        let (mut state, mut whole) = (MatchState::default(), from);
         for (at, &id) in recent.iter().enumerate().skip(first) {
             let mut broken = pieces.is_special(id);
             if broken {
-                state = State::default();
+                state = MatchState::default();
             } else {
                 for &byte in pieces.bytes(id) {
                     state = self.automaton.next(state, byte);
-                    broken |= self.automaton.found(state).is_some();
+                    broken |= self.automaton.longest_match(state).is_some();
                 }
             }
             if broken && at >= from {

@@ -12,18 +12,18 @@ mod vocabulary;
 
 use crate::tokenizer::Pieces;
 use crate::{Error, Result};
-use limits::{MAX_BYTES, MAX_PATTERN, contained, one_line};
+use limits::{MAX_BYTES, MAX_PATTERN, compile_contained, one_line};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory, regex_to_lark};
 use serde_json::json;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use vocabulary::Vocabulary;
+use vocabulary::GrammarVocabulary;
 
 /// A grammar. It is compiled for the tokens of a model where a text of it begins, or by [`Grammar::checked`] for bytes.
 #[derive(Clone)]
 pub struct Grammar {
-    /// Where it came from, for messages.
+    /// Its origin, for messages.
     place: Arc<str>,
     form: Form,
     /// Control tokens that have a text for it.
@@ -69,7 +69,7 @@ impl Grammar {
     /// `Usage` with line and column if it is not JSON.
     pub fn json_schema(place: &str, text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
-        too_long(text).map_err(wrong)?;
+        check_length(text).map_err(wrong)?;
         let mut schema: serde_json::Value =
             serde_json::from_str(text).map_err(|e| wrong(format!("is not JSON: {e}")))?;
         if !schema.is_object() && !schema.is_boolean() {
@@ -95,7 +95,7 @@ impl Grammar {
         Self::of(place, Form::Schema(schemas.into(), Some(text.into())))
     }
 
-    /// The same where these control tokens stand for their text.
+    /// The grammar where these control tokens stand for their text.
     pub(crate) fn showing(self, shown: Vec<u32>) -> Self {
         Self { shown: shown.into(), ..self }
     }
@@ -106,7 +106,7 @@ impl Grammar {
     ///
     /// `Usage` with line and column.
     pub fn gbnf(place: &str, text: &str) -> Result<Self> {
-        let lark = too_long(text).and_then(|()| gbnf::to_lark(text));
+        let lark = check_length(text).and_then(|()| gbnf::to_lark(text));
         let lark = lark.map_err(|e| Error::Usage(format!("{place}: {e}")))?;
         Ok(Self::of(place, Form::Lark(lark.into())))
     }
@@ -144,7 +144,7 @@ impl Grammar {
         }
         let all: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
         let lark = format!("start: {}\n", all.join(" | "));
-        too_long(&lark).map_err(|why| Error::Usage(format!("{place}: {why}")))?;
+        check_length(&lark).map_err(|why| Error::Usage(format!("{place}: {why}")))?;
         Ok(Self::of(place, Form::Lark(lark.into())))
     }
 
@@ -152,7 +152,7 @@ impl Grammar {
         Self { place: place.into(), form, shown: Arc::default(), ready: Arc::default() }
     }
 
-    /// Where it came from, as messages say.
+    /// Its origin, as messages say.
     pub fn place(&self) -> &str {
         &self.place
     }
@@ -164,7 +164,7 @@ impl Grammar {
     /// `Usage`: with the keyword if it is not a schema or not supported, and where it takes too long.
     pub fn checked(self) -> Result<Self> {
         let form = self.form.clone();
-        contained(&self.place, move || form.matcher(&vocabulary::of_bytes()?))?;
+        compile_contained(&self.place, move || form.compile(&vocabulary::of_bytes()?))?;
         Ok(self)
     }
 
@@ -185,10 +185,14 @@ impl Grammar {
         let start = match ready.take() {
             Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
             _ => {
-                let of =
-                    Vocabulary { pieces: Arc::clone(pieces), shown: Arc::clone(&self.shown), end, vocab };
+                let of = GrammarVocabulary {
+                    pieces: Arc::clone(pieces),
+                    shown: Arc::clone(&self.shown),
+                    end,
+                    vocab,
+                };
                 let form = self.form.clone();
-                contained(&self.place, move || form.matcher(&*of.factory()?))?
+                compile_contained(&self.place, move || form.compile(&*of.factory()?))?
             }
         };
         let matcher = start.deep_clone();
@@ -200,16 +204,16 @@ impl Grammar {
 /// Groups in each other in a regular expression.
 const MAX_GROUPS: u32 = 128;
 
-fn too_long(text: &str) -> std::result::Result<(), String> {
-    match text.len() > MAX_BYTES {
-        true => Err(format!("is longer than {} MiB; use a smaller grammar", MAX_BYTES >> 20)),
-        false => Ok(()),
+fn check_length(text: &str) -> std::result::Result<(), String> {
+    if text.len() > MAX_BYTES {
+        return Err(format!("is longer than {} MiB; use a smaller grammar", MAX_BYTES >> 20));
     }
+    Ok(())
 }
 
 impl Form {
     /// Compiles it; runs on a thread of its own.
-    fn matcher(&self, factory: &ParserFactory) -> std::result::Result<Matcher, String> {
+    fn compile(&self, factory: &ParserFactory) -> std::result::Result<Matcher, String> {
         let grammar = match self {
             Form::Schema(schemas, text) => {
                 schemas.iter().try_for_each(schema::check)?;

@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// How to choose tokens. The defaults are the specification's; stages it does not have are off.
+/// Options of the choice of tokens. The defaults are the specification's; stages it does not have are off.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerOptions {
@@ -11,7 +11,7 @@ pub struct SamplerOptions {
     pub temperature: f32,
     /// Top-p: the cumulative probability after which the tail is cut.
     pub top_p: f32,
-    /// How many of the most probable tokens stay; 0 keeps all.
+    /// Number of the most probable tokens that stay; 0 keeps all.
     pub top_k: usize,
     /// Smallest probability that stays, relative to the largest; 0 is off.
     pub min_p: f32,
@@ -47,9 +47,9 @@ pub struct DryOptions {
     pub multiplier: f32,
     /// The factor by which it grows with every further token.
     pub base: f32,
-    /// How many tokens may be repeated before the next one is penalised.
+    /// Number of tokens that may be repeated before the next one is penalised.
     pub allowed_length: usize,
-    /// How many of the last tokens are searched; `None` searches all.
+    /// Number of the last tokens that are searched; `None` searches all.
     pub window: Option<usize>,
     /// Texts that a repetition never reaches across.
     pub breakers: Vec<String>,
@@ -104,66 +104,67 @@ impl Default for XtcOptions {
 }
 
 impl DryOptions {
-    /// Whether it can penalise anything.
+    /// True if it can penalise anything.
     pub(super) fn is_on(&self) -> bool {
         self.multiplier != 0.0 && self.window != Some(0)
     }
 }
 
 impl XtcOptions {
-    /// Whether it can exclude anything.
+    /// True if it can exclude anything.
     pub(super) fn is_on(&self) -> bool {
         self.probability > 0.0 && self.threshold <= 0.5
     }
 }
 
-/// Accepts a value that `fits`, else names the field and its range.
-fn check(field: &str, value: f32, fits: impl Fn(f32) -> bool, range: &str) -> Result<()> {
-    match fits(value) {
-        true => Ok(()),
-        false => Err(Error::Usage(format!("{field} {value}: use a number {range}"))),
+/// A field, its value, whether that fits, and the range that would.
+type Check = (&'static str, f32, bool, &'static str);
+
+/// Refuses the first value that does not fit.
+fn check_all(options: &str, checks: &[Check]) -> Result<()> {
+    match checks.iter().find(|check| !check.2) {
+        Some((field, x, _, range)) => {
+            Err(Error::Usage(format!("`{options}::{field}` {x}: use a number {range}")))
+        }
+        None => Ok(()),
     }
 }
 
 impl SamplerOptions {
     /// Refuses values out of range, naming the field.
     pub fn validate(&self) -> Result<()> {
-        check(
-            "`SamplerOptions::temperature`",
-            self.temperature,
-            |t| t.is_finite() && t >= 0.0,
-            "from 0 (greedy) up, usually below 2",
-        )?;
         let unit = |x: f32| (0.0..=1.0).contains(&x);
-        check("`SamplerOptions::top_p`", self.top_p, unit, "from 0 to 1 (1 is off)")?;
-        check("`SamplerOptions::min_p`", self.min_p, unit, "from 0 (off) to 1")?;
-        check(
-            "`SamplerOptions::typical_p`",
-            self.typical_p,
-            |p| unit(p) && p > 0.0,
-            "above 0, up to 1 (off)",
+        let (t, p, typical, penalty) =
+            (self.temperature, self.top_p, self.typical_p, self.repetition_penalty);
+        let (presence, frequency) = (self.presence_penalty, self.frequency_penalty);
+        let finite = "that is finite (0 is off), usually 0 to 2";
+        let above = "above 0 (1 is off), usually 1 to 1.5";
+        check_all(
+            "SamplerOptions",
+            &[
+                ("temperature", t, t.is_finite() && t >= 0.0, "from 0 (greedy) up, usually below 2"),
+                ("top_p", p, unit(p), "from 0 to 1 (1 is off)"),
+                ("min_p", self.min_p, unit(self.min_p), "from 0 (off) to 1"),
+                ("typical_p", typical, unit(typical) && typical > 0.0, "above 0, up to 1 (off)"),
+                ("repetition_penalty", penalty, penalty.is_finite() && penalty > 0.0, above),
+                ("presence_penalty", presence, presence.is_finite(), finite),
+                ("frequency_penalty", frequency, frequency.is_finite(), finite),
+            ],
         )?;
-        let range = "above 0 (1 is off), usually 1 to 1.5";
-        check(
-            "`SamplerOptions::repetition_penalty`",
-            self.repetition_penalty,
-            |r| r.is_finite() && r > 0.0,
-            range,
+        if let Some((id, x)) = self.logit_bias.iter().find(|(_, x)| !x.is_finite() && *x != f32::NEG_INFINITY)
+        {
+            return Err(Error::Usage(format!(
+                "`SamplerOptions::logit_bias` for token {id}: {x}: use a number that is finite, or -inf to rule it out"
+            )));
+        }
+        let XtcOptions { probability, threshold } = self.xtc;
+        check_all(
+            "XtcOptions",
+            &[
+                ("probability", probability, unit(probability), "from 0 (off) to 1"),
+                ("threshold", threshold, unit(threshold), "from 0 to 1 (above 0.5 is off)"),
+            ],
         )?;
-        for (field, x) in [
-            ("`SamplerOptions::presence_penalty`", self.presence_penalty),
-            ("`SamplerOptions::frequency_penalty`", self.frequency_penalty),
-        ] {
-            check(field, x, f32::is_finite, "that is finite (0 is off), usually 0 to 2")?;
-        }
-        for &(id, x) in &self.logit_bias {
-            let field = format!("`SamplerOptions::logit_bias` for token {id}:");
-            let fits = |x: f32| x.is_finite() || x == f32::NEG_INFINITY;
-            check(&field, x, fits, "that is finite, or -inf to rule it out")?;
-        }
-        let xtc = self.xtc;
-        check("`XtcOptions::probability`", xtc.probability, unit, "from 0 (off) to 1")?;
-        check("`XtcOptions::threshold`", xtc.threshold, unit, "from 0 to 1 (above 0.5 is off)")?;
         self.dry.validate()
     }
 
@@ -183,8 +184,13 @@ impl SamplerOptions {
 impl DryOptions {
     fn validate(&self) -> Result<()> {
         let (m, b) = (self.multiplier, self.base);
-        check("`DryOptions::multiplier`", m, |m| m.is_finite() && m >= 0.0, "from 0 (off) up, usually 0.8")?;
-        check("`DryOptions::base`", b, |b| b.is_finite() && b >= 1.0, "from 1 up, usually 1.75")?;
+        check_all(
+            "DryOptions",
+            &[
+                ("multiplier", m, m.is_finite() && m >= 0.0, "from 0 (off) up, usually 0.8"),
+                ("base", b, b.is_finite() && b >= 1.0, "from 1 up, usually 1.75"),
+            ],
+        )?;
         if self.allowed_length == 0 {
             return Err(Error::Usage(
                 "`DryOptions::allowed_length` 0: use a number from 1, usually 2".into(),

@@ -10,7 +10,7 @@ fn by_rank(a: &Ranked, b: &Ranked) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// How many candidates to collect when looking for `count` of `vocab` tokens.
+/// Number of candidates to collect when looking for `count` of `vocab` tokens.
 fn room(count: usize, vocab: usize) -> usize {
     count.saturating_mul(2).max(1024).min(vocab)
 }
@@ -65,7 +65,7 @@ impl Ranking {
     }
 }
 
-/// Whether any value is above the threshold; NaN is not.
+/// True if any value is above the threshold; NaN is not.
 fn any_above(values: &[f32], threshold: f32) -> bool {
     widely(
         #[inline(always)]

@@ -1,7 +1,7 @@
 //! Sampling options that a model's own files recommend for conversations.
 
 use super::SamplerOptions;
-use crate::tokenizer::files::{Settings, read_settings, settings_of, shown};
+use crate::tokenizer::files::{SettingsSource, read_settings, settings_of, shown};
 use crate::{Error, Result};
 use files::source::gguf::Gguf;
 use std::path::Path;
@@ -39,8 +39,8 @@ impl SamplerOptions {
     /// `Model` for a value that is no number or out of range; the message names file and field.
     pub fn recommended_at(path: &Path) -> Result<Self> {
         match settings_of(path)? {
-            Settings::Gguf(gguf) => Self::recommended_by(&gguf),
-            Settings::Files(folder) => {
+            SettingsSource::Gguf(gguf) => Self::recommended_by(&gguf),
+            SettingsSource::Files(folder) => {
                 let fields = read_settings(&folder, CONFIG)?.unwrap_or_default();
                 let value = |(name, _, _): &Field| match fields.get(*name) {
                     None | Some(serde_json::Value::Null) => Ok(None),

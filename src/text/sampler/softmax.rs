@@ -19,7 +19,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     (first + within.unwrap_or(0)) as u32
 }
 
-/// Whether no logit is NaN or infinite.
+/// True if no logit is NaN or infinite.
 pub fn all_finite(logits: &[f32]) -> bool {
     // Without an early exit, which would cost more than it saves: this way it vectorises.
     widely(

@@ -22,9 +22,9 @@ struct Node {
     found: Option<(u32, u32)>,
 }
 
-/// Where a search is.
+/// The state of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct State(u32);
+pub(crate) struct MatchState(u32);
 
 /// Finds all of some texts in one pass.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Automaton {
         all
     }
 
-    /// Whether nothing is looked for.
+    /// True if nothing is looked for.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() == 1
     }
@@ -94,26 +94,26 @@ impl Automaton {
     }
 
     /// The state behind another byte.
-    pub fn next(&self, State(node): State, byte: u8) -> State {
-        State(self.step(node, byte))
+    pub fn next(&self, MatchState(node): MatchState, byte: u8) -> MatchState {
+        MatchState(self.step(node, byte))
     }
 
     /// Bytes before a state that could still become a text that is looked for.
-    pub fn open(&self, State(node): State) -> usize {
+    pub fn open(&self, MatchState(node): MatchState) -> usize {
         self.nodes[node as usize].depth as usize
     }
 
     /// The length and number of the longest text that ends in a state.
-    pub fn found(&self, State(node): State) -> Option<(usize, usize)> {
+    pub fn longest_match(&self, MatchState(node): MatchState) -> Option<(usize, usize)> {
         self.nodes[node as usize].found.map(|(length, number)| (length as usize, number as usize))
     }
 
-    /// Whether one of the texts is in these bytes.
+    /// True if one of the texts is in these bytes.
     pub fn is_in(&self, bytes: &[u8]) -> bool {
-        let mut state = State::default();
+        let mut state = MatchState::default();
         bytes.iter().any(|&byte| {
             state = self.next(state, byte);
-            self.found(state).is_some()
+            self.longest_match(state).is_some()
         })
     }
 }

@@ -20,8 +20,8 @@ pub const TOKENIZER: &str = "tokenizer.json";
 /// serde_json itself gives up at 128; no real file of ours goes beyond 12.
 const MAX_NESTING: usize = 64;
 
-/// Where a model's tokenizer and chat template are.
-pub enum Settings {
+/// The source of a model's tokenizer and chat template.
+pub enum SettingsSource {
     /// In the metadata of a GGUF file.
     Gguf(Gguf),
     /// In files.
@@ -30,17 +30,17 @@ pub enum Settings {
 
 /// The settings of the model at `path`: a directory, a GGUF file, a packed file made from one, a bundle, or another file
 /// of a model's directory.
-pub fn settings_of(path: &Path) -> Result<Settings> {
+pub fn settings_of(path: &Path) -> Result<SettingsSource> {
     if path.is_dir() {
         let packed = path.join(PACKED_NAME);
         let alone = packed.is_file() && !path.join(TOKENIZER).exists();
         let within = if alone { within(&packed)? } else { None };
-        return Ok(within.map_or_else(|| in_dir(path), Settings::Gguf));
+        return Ok(within.map_or_else(|| in_dir(path), SettingsSource::Gguf));
     }
     if let Some(bundle) = Bundle::open(path)? {
         let own = bundle.len_of(TOKENIZER).is_some();
         let within = if own { None } else { packed_file::gguf(&bundle.packed()?)? };
-        return Ok(within.map_or_else(|| Settings::Files(Folder::Bundle(bundle)), Settings::Gguf));
+        return Ok(within.map_or_else(|| SettingsSource::Files(Folder::Bundle(bundle)), SettingsSource::Gguf));
     }
     let named = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
     // Regular files only: reading others could block for ever.
@@ -50,13 +50,13 @@ pub fn settings_of(path: &Path) -> Result<Settings> {
         read.is_ok() && &magic == b"GGUF"
     };
     if named("gguf") || (path.is_file() && begins()) {
-        return Gguf::open(path).map(Settings::Gguf);
+        return Gguf::open(path).map(SettingsSource::Gguf);
     }
     if path.is_file()
         && named("safetensors")
         && let Some(gguf) = within(path)?
     {
-        return Ok(Settings::Gguf(gguf));
+        return Ok(SettingsSource::Gguf(gguf));
     }
     Ok(in_dir(match path.parent().filter(|_| path.is_file()) {
         Some(dir) if dir.as_os_str().is_empty() => Path::new("."),
@@ -65,8 +65,8 @@ pub fn settings_of(path: &Path) -> Result<Settings> {
     }))
 }
 
-fn in_dir(dir: &Path) -> Settings {
-    Settings::Files(Folder::Dir(dir.into()))
+fn in_dir(dir: &Path) -> SettingsSource {
+    SettingsSource::Files(Folder::Dir(dir.into()))
 }
 
 /// The metadata of the GGUF file that the packed file at `path` was made from.
@@ -90,10 +90,10 @@ pub fn read_settings(folder: &Folder, name: &str) -> Result<Option<Map<String, V
 
 /// Refuses brackets that are nested too deep, without recursion.
 pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
-    match marks(json).any(|mark| mark.depth > MAX_NESTING) {
-        false => Ok(()),
-        true => Err(format!("is nested more than {MAX_NESTING} levels deep")),
+    if marks(json).any(|mark| mark.depth > MAX_NESTING) {
+        return Err(format!("is nested more than {MAX_NESTING} levels deep"));
     }
+    Ok(())
 }
 
 /// A value for a message, cut to a readable length.
@@ -140,10 +140,10 @@ mod tests {
         for of_gguf in
             [file("m.GGUF", &gguf), file("blob", &gguf), packed("model.packed.safetensors", &dir, &gguf)]
         {
-            assert!(matches!(settings_of(&of_gguf), Ok(Settings::Gguf(_))), "{}", of_gguf.display());
+            assert!(matches!(settings_of(&of_gguf), Ok(SettingsSource::Gguf(_))), "{}", of_gguf.display());
         }
-        assert!(matches!(settings_of(&dir), Ok(Settings::Gguf(_))), "in the packed file");
-        let in_dir = |path: &Path, dir: &Path| matches!(settings_of(path), Ok(Settings::Files(Folder::Dir(d))) if d == dir);
+        assert!(matches!(settings_of(&dir), Ok(SettingsSource::Gguf(_))), "in the packed file");
+        let in_dir = |path: &Path, dir: &Path| matches!(settings_of(path), Ok(SettingsSource::Files(Folder::Dir(d))) if d == dir);
         file(TOKENIZER, b"{}");
         assert!(in_dir(&dir, &dir) && in_dir(&file("blob", b"no such file"), &dir));
         assert!(in_dir(&dir.join("x.gguf"), &dir.join("x.gguf")));

@@ -1,4 +1,4 @@
-//! The tokenizer that the metadata of a GGUF file describe (`tokenizer.ggml.*`), as the same checked parts that a
+//! The tokenizer that the metadata of a GGUF file describe (`tokenizer.ggml.*`), as the same parts that a
 //! `tokenizer.json` gives: what encodes is the same.
 //!
 //! There are two kinds, `gpt2` (BPE with merges, byte-level but for a few) and `llama` (SentencePiece with scores). The file only names
@@ -10,13 +10,14 @@ mod merges;
 mod split;
 mod vocabulary;
 
-use super::check::{self, Added, Checked};
 use super::files::shown;
-use super::parts::{self, DecoderKind};
+use super::pipeline::DecoderKind;
+use super::spec::{AddedEntry, TokenizerSpec, beyond};
 use files::source::gguf::metadata::Metadata;
 use serde_json::{Value, json};
+use tokenizers::AddedToken;
 use tokenizers::models::bpe::Merges;
-use vocabulary::{Kind, Vocabulary};
+use vocabulary::{GgufVocabulary, Kind};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
@@ -25,26 +26,26 @@ const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 
-/// What SentencePiece writes for a blank.
+/// SentencePiece's sign for a blank.
 const BLANK: &str = "▁";
 
 type Check<T> = Result<T, String>;
 
 /// A tokenizer's parts, and which tokens begin and end a text.
 pub(super) struct Described {
-    pub checked: Checked,
+    pub spec: TokenizerSpec,
     pub bos: Option<u32>,
     pub eos: Vec<u32>,
 }
 
-/// What differs between the two kinds of tokenizers.
+/// The differences between the two kinds of tokenizers.
 struct Steps {
     normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
     decoder: DecoderKind,
     merges: Merges,
     ignore_merges: bool,
-    /// Where the file does not say.
+    /// The default where the file does not say.
     add_bos: bool,
 }
 
@@ -52,19 +53,18 @@ struct Steps {
 pub(super) fn read(metadata: &Metadata, limit: usize) -> Check<Described> {
     let model = metadata.text(MODEL)?;
     let mut vocabulary = match model {
-        Some("gpt2" | "llama" | "gemma4" | "whitespace") => Vocabulary::read(metadata)?,
+        Some("gpt2" | "llama" | "gemma4" | "whitespace") => GgufVocabulary::read(metadata)?,
         other => return Err(unsupported(MODEL, other, "\"gpt2\", \"llama\", \"gemma4\", \"whitespace\"")),
     };
     control::mend_kinds(metadata, &mut vocabulary)?;
     if let Some((id, token)) = vocabulary.last().filter(|(id, _)| *id as usize >= limit) {
-        return Err(check::beyond(token, id, limit));
+        return Err(beyond(token, id, limit));
     }
     let steps = match model {
         Some("llama") => sentence_piece(metadata, &vocabulary)?,
         Some("gemma4") => with_merges(metadata, &vocabulary, Some("gemma4"))?,
         _ => with_merges(metadata, &vocabulary, metadata.text(PRE)?)?,
     };
-    parts::normalizer(steps.normalizer.as_ref())?;
     let ids = Ids::read(metadata, &vocabulary)?;
     describe(metadata, &vocabulary, steps, &ids)
 }
@@ -75,7 +75,7 @@ fn unsupported(key: &str, value: Option<&str>, supported: &str) -> String {
 }
 
 /// Byte-level BPE, or BPE of text, by the name of how it is cut into words.
-fn with_merges(metadata: &Metadata, vocabulary: &Vocabulary<'_>, name: Option<&str>) -> Check<Steps> {
+fn with_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, name: Option<&str>) -> Check<Steps> {
     let split = name.and_then(|name| split::named(name, BLANK));
     let split = split.ok_or_else(|| unsupported(PRE, name, split::NAMES))?;
     if split.text {
@@ -90,13 +90,13 @@ fn with_merges(metadata: &Metadata, vocabulary: &Vocabulary<'_>, name: Option<&s
         decoder: if split.text { pieces() } else { DecoderKind::ByteLevel },
         normalizer: split.normalizer,
         pre_tokenizer: Some(split.pre_tokenizer),
-        merges: merges::given(metadata, vocabulary)?,
+        merges: merges::read_merges(metadata)?,
         ignore_merges: split.ignore_merges,
         add_bos: split.add_bos,
     })
 }
 
-fn sentence_piece(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Steps> {
+fn sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Steps> {
     let add_space = metadata.truth(ADD_SPACE)?.unwrap_or(true);
     let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": BLANK});
     let prepend = json!({"type": "Prepend", "prepend": BLANK});
@@ -109,7 +109,7 @@ fn sentence_piece(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Ste
             byte_fallback: true,
             strip: add_space.then_some((' ', 1)),
         },
-        merges: merges::derived(metadata, vocabulary)?,
+        merges: merges::derive_merges(metadata, vocabulary)?,
         ignore_merges: false,
         add_bos: true,
     })
@@ -125,7 +125,7 @@ struct Ids {
 }
 
 impl Ids {
-    fn read(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Self> {
+    fn read(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Self> {
         let id = |name: &str| {
             let key = format!("tokenizer.ggml.{name}_token_id");
             let Some(n) = metadata.integer(&key)? else { return Ok(None) };
@@ -152,7 +152,7 @@ impl Ids {
     }
 
     /// Every id that ends a text, each once.
-    fn eos(&self, vocabulary: &Vocabulary<'_>) -> Vec<u32> {
+    fn eos(&self, vocabulary: &GgufVocabulary<'_>) -> Vec<u32> {
         let known = control::ends(vocabulary);
         // Padding only ever comes after the end.
         let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
@@ -166,7 +166,12 @@ impl Ids {
     }
 }
 
-fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids: &Ids) -> Check<Described> {
+fn describe(
+    metadata: &Metadata,
+    vocabulary: &GgufVocabulary<'_>,
+    steps: Steps,
+    ids: &Ids,
+) -> Check<Described> {
     let sentence_piece = steps.decoder != DecoderKind::ByteLevel;
     let around = |key: &str, default: bool, id: Option<u32>, name: &str| match metadata.truth(key)? {
         Some(true) if id.is_none() => Err(format!(
@@ -178,7 +183,7 @@ fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids:
     let prefix = around(ADD_BOS, steps.add_bos, ids.bos, "bos")?;
     let suffix = around(ADD_EOS, false, ids.ends[0], "eos")?;
     let count = vocabulary.last().map_or(0, |(id, _)| id + 1);
-    let checked = Checked {
+    let spec = TokenizerSpec {
         tokens: (0..count).map(|id| vocabulary.text(id).map(str::to_owned)).collect(),
         // With the added tokens: the library itself numbers those that its vocabulary lacks.
         vocab: vocabulary.iter().map(|(id, text)| (text.to_owned(), id)).collect(),
@@ -187,45 +192,32 @@ fn describe(metadata: &Metadata, vocabulary: &Vocabulary<'_>, steps: Steps, ids:
         fuse_unk: sentence_piece,
         byte_fallback: sentence_piece,
         ignore_merges: steps.ignore_merges,
-        added: added(metadata, vocabulary, ids)?,
+        added: added_tokens(metadata, vocabulary, ids),
         normalizer: steps.normalizer,
         pre_tokenizer: steps.pre_tokenizer,
         decoder: steps.decoder,
         prefix,
         suffix,
     };
-    Ok(Described { checked, bos: ids.bos, eos: ids.eos(vocabulary) })
+    Ok(Described { spec, bos: ids.bos, eos: ids.eos(vocabulary) })
 }
 
 /// The tokens that are matched in a text before anything else. Those that begin or end a text are special whatever
 /// their type.
-fn added(metadata: &Metadata, vocabulary: &Vocabulary<'_>, ids: &Ids) -> Check<Vec<Added>> {
+fn added_tokens(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, ids: &Ids) -> Vec<AddedEntry> {
     let strips = control::strips_blanks(metadata);
     let mut added = vec![];
-    let mut bytes = 0;
     for (id, text) in vocabulary.iter() {
         let kind = vocabulary.kind(id);
         let named = ids.ends.into_iter().chain([ids.bos]).flatten().any(|other| other == id);
         let special = named || matches!(kind, Kind::Control | Kind::Unknown);
         if special || kind == Kind::UserDefined {
-            bytes += text.len();
-            added.push(Added {
+            let rstrip = special && strips && !control::KEEP_BLANKS.contains(&text);
+            added.push(AddedEntry {
                 id,
-                content: text.to_owned(),
-                single_word: false,
-                lstrip: false,
-                rstrip: special && strips && !control::KEEP_BLANKS.contains(&text),
-                normalized: false,
-                special,
+                token: AddedToken::from(text, special).rstrip(rstrip).normalized(false),
             });
         }
     }
-    // The library builds a searcher for all of them at once.
-    match bytes > check::MAX_ADDED {
-        true => Err(format!(
-            "metadata \"{TOKENS}\" holds {bytes} bytes of control and user-defined tokens; supported: up to {}",
-            check::MAX_ADDED
-        )),
-        false => Ok(added),
-    }
+    added
 }

@@ -6,9 +6,9 @@ use crate::{Error, Result};
 use files::folder::Folder;
 use serde_json::{Map, Value};
 
-/// What the settings files say.
+/// The tokens at the ends of a text.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Settings {
+pub(super) struct BoundaryTokens {
     /// `bos_token` of tokenizer_config.json: `None` if missing, `Some(None)` if explicitly none.
     pub bos: Option<Option<u32>>,
     /// `add_bos_token`
@@ -18,8 +18,8 @@ pub(super) struct Settings {
 }
 
 /// Reads the settings files in `folder`, all of them optional, for a tokenizer with ids below `limit`.
-pub(super) fn load(folder: &Folder, limit: usize, tokenizer: &Tokenizer) -> Result<Settings> {
-    let mut settings = Settings::default();
+pub(super) fn load(folder: &Folder, limit: usize, tokenizer: &Tokenizer) -> Result<BoundaryTokens> {
+    let mut settings = BoundaryTokens::default();
     for name in ["generation_config.json", "config.json"] {
         if let Some(map) = read_settings(folder, name)? {
             eos_ids(&map, limit, &mut settings.eos).map_err(|why| Error::model(&folder.path(name), why))?;
@@ -59,7 +59,7 @@ fn eos_ids(map: &Map<String, Value>, limit: usize, eos: &mut Vec<u32>) -> std::r
 fn tokenizer_config(
     map: &Map<String, Value>,
     tokenizer: &Tokenizer,
-    settings: &mut Settings,
+    settings: &mut BoundaryTokens,
 ) -> std::result::Result<(), String> {
     let lookup = |token: &str| tokenizer.token_to_id(token);
     if let Some(field) = map.get("bos_token") {

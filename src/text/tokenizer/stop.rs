@@ -1,10 +1,10 @@
 //! Stop strings in streamed text: what could still become one is held back.
 
-use super::automaton::{Automaton, State};
+use super::automaton::{Automaton, MatchState};
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// What a piece of text let through.
+/// The result of a scan of a piece of text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Text that is certain not to be part of a stop string.
@@ -20,15 +20,15 @@ pub struct Scan {
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     automaton: Arc<Automaton>,
-    /// Behind the first `scanned` bytes of `held`.
-    state: State,
+    /// Behind the first `scanned` bytes of `pending`.
+    state: MatchState,
     scanned: usize,
     /// Shorter than the longest stop string.
-    held: String,
-    /// The first match in `held`: where it begins, and of which stop string it is.
+    pending: String,
+    /// The first match in `pending`: where it begins, and of which stop string it is.
     first: Option<(usize, usize)>,
     /// The stop string that was found.
-    found: Option<usize>,
+    matched: Option<usize>,
 }
 
 impl StopStrings {
@@ -40,19 +40,19 @@ impl StopStrings {
             ));
         }
         let automaton = Arc::new(Automaton::new(stops.iter().map(|stop| stop.as_ref().as_bytes())));
-        let (state, held) = (State::default(), String::new());
-        Ok(Self { automaton, state, scanned: 0, held, first: None, found: None })
+        let (state, pending) = (MatchState::default(), String::new());
+        Ok(Self { automaton, state, scanned: 0, pending, first: None, matched: None })
     }
 
     /// Takes the next piece of text.
     pub fn push(&mut self, piece: &str) -> Scan {
-        if self.found.is_some() {
+        if self.matched.is_some() {
             return Scan { text: String::new(), stopped: true };
         }
-        if self.automaton.is_empty() && self.held.is_empty() {
+        if self.automaton.is_empty() && self.pending.is_empty() {
             return Scan { text: piece.into(), stopped: false };
         }
-        self.held.push_str(piece);
+        self.pending.push_str(piece);
         if let Some(first) = self.scan() {
             return self.stop(first);
         }
@@ -60,54 +60,54 @@ impl StopStrings {
         let kept = self.first.map_or(open, |(start, _)| start.min(open));
         self.first = self.first.map(|(start, number)| (start - kept, number));
         self.scanned -= kept;
-        let rest = self.held.split_off(kept);
-        Scan { text: std::mem::replace(&mut self.held, rest), stopped: false }
+        let rest = self.pending.split_off(kept);
+        Scan { text: std::mem::replace(&mut self.pending, rest), stopped: false }
     }
 
-    /// The text has ended: lets the held text go.
+    /// The text has ended: returns the pending text.
     pub fn finish(&mut self) -> Scan {
         match self.scan().or(self.first) {
             Some(first) => self.stop(first),
-            None => Scan { text: self.let_go(), stopped: self.found.is_some() },
+            None => Scan { text: self.take_pending(), stopped: self.matched.is_some() },
         }
     }
 
-    /// The held text, which is held no longer.
-    fn let_go(&mut self) -> String {
-        (self.state, self.scanned, self.first) = (State::default(), 0, None);
-        std::mem::take(&mut self.held)
+    /// Takes the pending text.
+    fn take_pending(&mut self) -> String {
+        (self.state, self.scanned, self.first) = (MatchState::default(), 0, None);
+        std::mem::take(&mut self.pending)
     }
 
-    /// Which of the stop strings ended the text: its number, once it has.
-    pub fn found(&self) -> Option<usize> {
-        self.found
+    /// The number of the stop string that ended the text, once one has.
+    pub fn matched(&self) -> Option<usize> {
+        self.matched
     }
 
     /// Text that is held back.
-    pub fn held(&self) -> &str {
-        &self.held
+    pub fn pending(&self) -> &str {
+        &self.pending
     }
 
     /// Begins with text that another scan, perhaps for other stop strings, held back.
-    pub fn hold(&mut self, text: &str) {
-        self.let_go();
-        self.held = text.into();
+    pub fn restore(&mut self, text: &str) {
+        self.take_pending();
+        self.pending = text.into();
     }
 
-    fn stop(&mut self, (start, found): (usize, usize)) -> Scan {
-        let mut text = self.let_go();
+    fn stop(&mut self, (start, number): (usize, usize)) -> Scan {
+        let mut text = self.take_pending();
         text.truncate(start);
-        self.found = Some(found);
+        self.matched = Some(number);
         Scan { text, stopped: true }
     }
 
-    /// Looks through what is new of the held text: the first match, once no earlier one can come. Of those that begin at
+    /// Looks through what is new of the pending text: the first match, once no earlier one can come. Of those that begin at
     /// one place the shortest counts, as it was complete first.
     fn scan(&mut self) -> Option<(usize, usize)> {
-        for &byte in &self.held.as_bytes()[self.scanned..] {
+        for &byte in &self.pending.as_bytes()[self.scanned..] {
             self.state = self.automaton.next(self.state, byte);
             self.scanned += 1;
-            if let Some((length, number)) = self.automaton.found(self.state) {
+            if let Some((length, number)) = self.automaton.longest_match(self.state) {
                 let start = self.scanned - length;
                 if self.first.is_none_or(|(first, _)| start < first) {
                     self.first = Some((start, number));
@@ -155,9 +155,9 @@ mod tests {
         {
             for pieces in [&["ab", "c", "d"][..], &["abcd"]] {
                 let mut scanner = StopStrings::new(stops).expect("no empty stop string");
-                assert!(scanner.found().is_none());
+                assert!(scanner.matched().is_none());
                 pieces.iter().for_each(|piece| drop(scanner.push(piece)));
-                assert_eq!(scanner.found(), Some(found), "{stops:?}");
+                assert_eq!(scanner.matched(), Some(found), "{stops:?}");
             }
         }
     }
@@ -212,7 +212,7 @@ mod tests {
         let mut scanner = StopStrings::new(&stops).expect("no empty stop string");
         let began = std::time::Instant::now();
         let shown: usize = (0..100_000).map(|_| scanner.push("aa").text.len()).sum();
-        assert_eq!((shown, scanner.held().len()), (160_000, 40_000));
+        assert_eq!((shown, scanner.pending().len()), (160_000, 40_000));
         assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
         assert_eq!(scanner.clone().push("15").text, "");
         assert_eq!(scanner.push("x").text.len(), 40_001);
@@ -225,7 +225,7 @@ mod tests {
             let mut first = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
             let before = first.push(&text[..cut]);
             let mut second = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
-            second.hold(first.held());
+            second.restore(first.pending());
             let after = second.push(&text[cut..]);
             // Once it has stopped nobody goes on.
             let shown = if before.stopped { before.text } else { before.text + &after.text };
@@ -233,8 +233,8 @@ mod tests {
             // Without stop strings, or with others, all of it comes.
             for stops in [&[][..], &["x"]] {
                 let mut other = StopStrings::new(stops).expect("no empty stop string");
-                other.hold(first.held());
-                assert_eq!(other.push("y").text, format!("{}y", first.held()));
+                other.restore(first.pending());
+                assert_eq!(other.push("y").text, format!("{}y", first.pending()));
             }
         }
     }

@@ -3,7 +3,7 @@
 //! The two decoders of the supported families are implemented here, so that every token of a stream costs the same and
 //! the pieces add up to exactly the text of all ids.
 
-use super::parts::DecoderKind;
+use super::pipeline::DecoderKind;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -27,7 +27,7 @@ enum Flag {
     Special,
 }
 
-/// Whether the text of special tokens is shown.
+/// The treatment of special tokens in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Special {
     Skip,
@@ -108,7 +108,7 @@ impl Pieces {
         Some((&self.bytes[start..end], self.flags[id]))
     }
 
-    /// Whether `id` is a control token, which is not shown as text.
+    /// True if `id` is a control token, which is not shown as text.
     pub fn is_special(&self, id: u32) -> bool {
         self.flags.get(id as usize) == Some(&Flag::Special)
     }
@@ -134,7 +134,7 @@ impl Pieces {
         TextStream { pieces: self, special, shown: vec![], pending: vec![], strip: self.strip() }
     }
 
-    /// What is removed from the start of a text.
+    /// The characters that are removed from the start of a text.
     fn strip(&self) -> Option<(char, usize)> {
         match self.kind {
             DecoderKind::ByteLevel => None,
@@ -174,12 +174,12 @@ pub struct TextStream<'a> {
 pub struct TextState {
     /// Bytes that do not form a character yet.
     pending: Vec<u8>,
-    /// How many characters may still be stripped from the start; `None` once the text has begun.
+    /// Number of characters that may still be stripped from the start; `None` once the text has begun.
     strip: Option<usize>,
 }
 
 impl TextStream<'_> {
-    /// The same with the text of these special tokens.
+    /// The stream with the text of these special tokens.
     pub fn showing(self, shown: Vec<u32>) -> Self {
         Self { shown, ..self }
     }

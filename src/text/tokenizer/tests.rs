@@ -358,7 +358,7 @@ fn a_long_text_has_the_ids_that_it_has_at_once_and_at_least_as_many_as_is_said()
     let story = Tokenizer::open(&story_dir(), 1 << 20).expect("a tokenizer");
     assert!(story.least_tokens(&"a".repeat(1 << 20)) > 10_000);
     let parts = ["word ".repeat(60_000), "a".repeat(60_000)].map(|text| story.longest_part(&text));
-    assert_eq!((parts[0] <= 2 * cut::PART, parts[1]), (true, 60_000));
+    assert_eq!((parts[0] <= 2 * split::CHUNK_BYTES, parts[1]), (true, 60_000));
     let stopped = story.encode_until(&"word ".repeat(20_000), Specials::Tokens, AddSpecial::No, &|| true);
     assert_eq!(stopped, Err(Error::Interrupted));
 }

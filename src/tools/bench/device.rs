@@ -1,4 +1,4 @@
-//! What only an OpenCL device has: launches, the host's time for a token, the time to build programs.
+//! Figures of an OpenCL device: launches, the host's time for a token, the time to build programs.
 
 use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl::Device;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Tokens that are measured, after one that is not.
 const TOKENS: usize = 16;
 
-/// What the device does for a token, and what its programs took to build.
+/// Launches and host time of a token, and the time to build programs.
 #[derive(Serialize)]
 pub struct OnDevice {
     name: String,

@@ -1,9 +1,8 @@
-//! Runs the rows: one sequence a group, filled to its depth once and rewound before every run. All rows are warmed up
-//! before the first is timed.
+//! Measures the rows. Those that share caches have one set of sequences, filled to their depth once and rewound before
+//! every run. All rows are warmed up before the first is timed.
 
-use super::ceiling::Reader;
-use super::rows::{Group, Row, Test};
-use super::spread::Timed;
+use super::limits::Reader;
+use super::rows::Row;
 use crate::cli::terminal::{Progress, Verbosity};
 use crate::dims::VOCAB;
 use crate::model::trace::Trace;
@@ -16,22 +15,31 @@ use std::time::{Duration, Instant};
 /// Tokens of a warm-up decode; a prefill is warmed up whole.
 const WARM_UP: usize = 8;
 
-/// The sequences, ready to measure on.
+/// The sequences of all rows, ready to measure on.
 pub struct Bench<'a> {
-    groups: Vec<(Group, Vec<Session>)>,
+    groups: Vec<(Row, Vec<Session>)>,
     cancel: &'a CancelToken,
     tokens: Tokens,
 }
 
-/// The tokens of a text, again and again; without one, any mixture.
+/// The tokens of a text, again and again; without one, pseudo-random ones.
 struct Tokens(Vec<u32>);
 
+/// The repetitions of a row, in order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Samples {
+    /// Tokens per second.
+    pub speeds: Vec<f64>,
+    /// Bytes per second that the machine read at the time of each: the mean of right before and right after. Empty for
+    /// rows that are not compared with them.
+    pub reads: Vec<f64>,
+}
+
 impl<'a> Bench<'a> {
-    /// Makes a sequence for each group and fills it to its depth. `text` is what is measured with; where it is empty, any
-    /// mixture of tokens.
+    /// Makes the sequences of each group of rows and fills them to their depth, with the tokens of `text` if it has any.
     pub fn new(
         engine: &Engine,
-        groups: &[Group],
+        groups: &[Row],
         options: &[EngineOptions],
         cancel: &'a CancelToken,
         text: Vec<u32>,
@@ -60,12 +68,7 @@ impl<'a> Bench<'a> {
         let progress = Progress::new("warm-up", Verbosity::Normal);
         for (i, row) in rows.iter().enumerate() {
             progress.show(i, rows.len());
-            let test = match row.test {
-                Test::Decode(n) => Test::Decode(n.min(WARM_UP)),
-                Test::Together(n, batch) => Test::Together(n.min(WARM_UP), batch),
-                prefill => prefill,
-            };
-            self.once(row, test)?;
+            self.run_once(&Row { n_gen: row.n_gen.min(WARM_UP), ..*row })?;
         }
         progress.show(rows.len(), rows.len());
         Ok(())
@@ -77,41 +80,42 @@ impl<'a> Bench<'a> {
         rows: &[Row],
         repetitions: usize,
         mut reader: Option<&mut Reader>,
-    ) -> Result<Vec<Timed>> {
+    ) -> Result<Vec<Samples>> {
         let progress = Progress::new("run", Verbosity::Normal);
         let all = rows.len() * repetitions;
-        let mut timed = vec![Timed::default(); rows.len()];
+        let mut samples = vec![Samples::default(); rows.len()];
         for round in 0..repetitions {
-            for (i, (row, timed)) in rows.iter().zip(&mut timed).enumerate() {
+            for (i, (row, samples)) in rows.iter().zip(&mut samples).enumerate() {
                 progress.show(round * rows.len() + i, all);
-                let paired = matches!(row.test, Test::Decode(_));
+                let paired = row.decodes() && row.batch == 1;
                 let mut read = || Some(reader.as_deref_mut().filter(|_| paired)?.rate(row.threads));
                 let before = read();
-                let time = self.once(row, row.test)?;
-                timed.reads.extend(before.zip(read()).map(|(before, after)| (before + after) / 2.0));
-                timed.speeds.push(row.test.tokens() as f64 / time.as_secs_f64().max(1e-9));
+                let time = self.run_once(row)?;
+                samples.reads.extend(before.zip(read()).map(|(before, after)| (before + after) / 2.0));
+                let tokens = row.tokens() * row.batch;
+                samples.speeds.push(tokens as f64 / time.as_secs_f64().max(1e-9));
             }
         }
         progress.show(all, all);
-        Ok(timed)
+        Ok(samples)
     }
 
-    /// Times one run of `test` from the state that `row` starts from.
-    fn once(&mut self, row: &Row, test: Test) -> Result<Duration> {
+    /// Times one run of a row, or of a shorter one that shares its caches.
+    fn run_once(&mut self, row: &Row) -> Result<Duration> {
         let cancel = self.cancel;
-        let tokens = self.tokens.take(row.depth, test.tokens() / row.batch());
-        let sessions = self.sessions(row)?;
+        let tokens = self.tokens.take(row.depth, row.tokens());
+        let sessions = self.rewound_sessions(row)?;
         let start = Instant::now();
-        match (&mut sessions[..], test) {
-            ([session], Test::Prefill(_)) => session.prefill(&tokens, cancel)?,
-            (sessions, _) => {
+        match &mut sessions[..] {
+            [session] if !row.decodes() => session.prefill(&tokens, cancel)?,
+            sessions => {
                 for &token in &tokens {
                     if cancel.is_cancelled() {
                         return Err(Error::Interrupted);
                     }
                     match &mut *sessions {
                         [session] => session.decode(token)?,
-                        sessions => step(sessions, token)?,
+                        sessions => decode_together(sessions, token)?,
                     }
                 }
             }
@@ -120,35 +124,30 @@ impl<'a> Bench<'a> {
     }
 
     /// The row's sequences, at their depth.
-    fn sessions(&mut self, row: &Row) -> Result<&mut Vec<Session>> {
-        let group = self.groups.iter_mut().find(|(g, _)| g.has(row));
+    fn rewound_sessions(&mut self, row: &Row) -> Result<&mut Vec<Session>> {
+        let group = self.groups.iter_mut().find(|(group, _)| group.shares_caches(row));
         let (group, sessions) = group.expect("invariant: groups are made of the rows");
         sessions.iter_mut().try_for_each(|session| session.rewind(group.depth))?;
         Ok(sessions)
     }
 
-    /// Starts or ends a trace.
-    fn set_trace(&mut self, row: &Row, trace: Option<Trace>) -> Result<Option<Trace>> {
-        Ok(self.sessions(row)?[0].set_trace(trace))
-    }
-
-    /// Traces one step of the first row that decodes, else the whole prompt of the first row; says which.
+    /// Traces one step of the first row that decodes, else the whole prompt of the first row; also returns a title.
     pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Trace)> {
-        let row = rows.iter().find(|r| !matches!(r.test, Test::Prefill(_))).unwrap_or(&rows[0]);
-        let (what, test) = match row.test {
-            Test::Decode(_) => ("one token of ", Test::Decode(1)),
-            Test::Together(_, batch) => ("one token of each sequence of ", Test::Together(1, batch)),
-            prefill => ("", prefill),
+        let row = rows.iter().find(|row| row.decodes()).unwrap_or(&rows[0]);
+        let what = match (row.decodes(), row.batch) {
+            (false, _) => "",
+            (true, 1) => "one token of ",
+            (true, _) => "one token of each sequence of ",
         };
-        self.set_trace(row, Some(Trace::default()))?;
-        self.once(row, test)?;
-        let trace = self.set_trace(row, None)?.expect("invariant: just begun");
+        self.rewound_sessions(row)?[0].set_trace(Some(Trace::default()));
+        self.run_once(&Row { n_gen: row.n_gen.min(1), ..*row })?;
+        let trace = self.rewound_sessions(row)?[0].set_trace(None).expect("invariant: just begun");
         Ok((format!("trace: {what}{}, threads {}, KV {}", row.name(), row.threads, row.kv_types), trace))
     }
 }
 
-/// One token more in each of some sequences, not the same one.
-fn step(sessions: &mut [Session], token: u32) -> Result<()> {
+/// Decodes one token more in each sequence, not the same one.
+fn decode_together(sessions: &mut [Session], token: u32) -> Result<()> {
     for (i, session) in sessions.iter_mut().enumerate() {
         session.stage_token((token + i as u32) % VOCAB as u32)?;
     }
@@ -156,7 +155,7 @@ fn step(sessions: &mut [Session], token: u32) -> Result<()> {
 }
 
 impl Tokens {
-    /// Those of some positions, the same in every run.
+    /// The tokens of some positions, the same in every run.
     fn take(&self, from: usize, n: usize) -> Vec<u32> {
         let mixed = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let token = |at| match self.0.len() {

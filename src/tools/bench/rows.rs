@@ -1,46 +1,26 @@
-//! What is measured: rows made of the lists on the command line, and the groups that share a cache.
+//! Rows of the table: every combination of the lists on the command line.
 
-use crate::cli::args::{MOST_THREADS, within};
+use crate::cli::args::{MAX_THREADS, within};
 use crate::run::options::EngineOptions;
+use clap::Args;
 use files::{Error, Result};
-use numeric::kv::KvTypes;
+use numeric::kv::{KvType, KvTypes};
 
-/// The lists as given.
-pub struct Lists {
-    pub prompts: Vec<usize>,
-    pub gens: Vec<usize>,
-    /// Sequences that generate together.
-    pub batches: Vec<usize>,
-    pub depths: Vec<usize>,
-    pub kv_types: Vec<KvTypes>,
-    pub threads: Vec<usize>,
-}
+/// Maximum tokens of a row's sequence, as for `--max-seq-len`.
+const MAX_SLOTS: usize = 1 << 24;
+const MAX_ROWS: usize = 1000;
+const MAX_SEQUENCES: usize = 256;
 
-/// What a row times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Test {
-    /// This many tokens at once.
-    Prefill(usize),
-    /// This many tokens, one by one.
-    Decode(usize),
-    /// This many tokens of each of this many sequences, which decode together.
-    Together(usize, usize),
-}
-
-impl Test {
-    /// Tokens per repetition.
-    pub fn tokens(self) -> usize {
-        match self {
-            Test::Prefill(n) | Test::Decode(n) => n,
-            Test::Together(n, batch) => n * batch,
-        }
-    }
-}
-
-/// One row of the table.
+/// One measurement: a prompt, or some decoded tokens. The other number of tokens is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
-    pub test: Test,
+    /// Tokens that are computed at once.
+    pub n_prompt: usize,
+    /// Tokens that each sequence decodes one by one.
+    pub n_gen: usize,
+    /// Sequences that decode together.
+    pub batch: usize,
+    /// Slots that are filled before.
     pub depth: usize,
     pub kv_types: KvTypes,
     pub threads: usize,
@@ -49,121 +29,116 @@ pub struct Row {
 impl Row {
     /// `pp512`, `tg128`, `tg128 x8`, `tg128 @ d1024`.
     pub fn name(&self) -> String {
-        let name = match self.test {
-            Test::Prefill(n) => format!("pp{n}"),
-            Test::Decode(n) => format!("tg{n}"),
-            Test::Together(n, batch) => format!("tg{n} x{batch}"),
-        };
-        if self.depth == 0 { name } else { format!("{name} @ d{}", self.depth) }
+        let test = if self.decodes() { format!("tg{}", self.n_gen) } else { format!("pp{}", self.n_prompt) };
+        let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
+        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        test + &batch + &depth
     }
 
-    /// The cache it starts from.
-    fn group(&self) -> Group {
-        Group {
-            depth: self.depth,
-            kv_types: self.kv_types,
-            threads: self.threads,
-            batch: self.batch(),
-            slots: self.slots(),
-        }
+    pub fn decodes(&self) -> bool {
+        self.n_gen > 0
     }
 
-    /// Sequences at once.
-    pub fn batch(&self) -> usize {
-        match self.test {
-            Test::Together(_, batch) => batch,
-            _ => 1,
-        }
+    /// Tokens of one sequence.
+    pub fn tokens(&self) -> usize {
+        self.n_prompt + self.n_gen
     }
 
     /// Slots that each sequence needs.
     fn slots(&self) -> usize {
-        self.depth + self.test.tokens() / self.batch()
-    }
-}
-
-/// Rows that start from the same state and so can use the same cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group {
-    pub depth: usize,
-    pub kv_types: KvTypes,
-    pub threads: usize,
-    /// Sequences.
-    pub batch: usize,
-    /// Slots of its longest row.
-    pub slots: usize,
-}
-
-impl Group {
-    /// True for a row of this group.
-    pub fn has(&self, row: &Row) -> bool {
-        (row.depth, row.kv_types, row.threads, row.batch())
-            == (self.depth, self.kv_types, self.threads, self.batch)
+        self.depth.saturating_add(self.tokens())
     }
 
-    /// The model's options with the group's own.
+    /// True if both start from the same caches.
+    pub fn shares_caches(&self, other: &Row) -> bool {
+        let caches = |row: &Row| (row.depth, row.kv_types, row.threads, row.batch);
+        caches(self) == caches(other)
+    }
+
+    /// The model's options with the row's own.
     pub fn options(&self, base: &EngineOptions) -> EngineOptions {
         EngineOptions {
             kv_types: self.kv_types,
             threads: self.threads,
-            max_seq_len: self.slots,
+            max_seq_len: self.slots(),
             batch: self.batch,
             ..base.clone()
         }
     }
 }
 
-/// The groups of some rows, in the order of the rows.
-pub fn groups(rows: &[Row]) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+/// The longest row of each group that shares caches, in the order of the rows.
+pub fn longest_of_groups(rows: &[Row]) -> Vec<Row> {
+    let mut groups: Vec<Row> = Vec::new();
     for row in rows {
-        match groups.iter_mut().find(|g| g.has(row)) {
-            Some(group) => group.slots = group.slots.max(row.slots()),
-            None => groups.push(row.group()),
+        match groups.iter_mut().find(|group| group.shares_caches(row)) {
+            Some(group) if group.slots() < row.slots() => *group = *row,
+            Some(_) => {}
+            None => groups.push(*row),
         }
     }
     groups
 }
 
-/// Longest sequence of a row, as for `--max-seq-len`.
-const MOST_SLOTS: usize = 1 << 24;
-const MOST_ROWS: usize = 1000;
-const MOST_SEQUENCES: usize = 256;
+/// Lists on the command line, of which every combination is a row.
+#[derive(Args, Clone)]
+pub struct Lists {
+    /// Lengths of prompts to prefill; 0 is none
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "LIST")]
+    n_prompt: Vec<usize>,
+    /// Numbers of tokens to decode; 0 is none
+    #[arg(short, long, value_delimiter = ',', default_value = "128", value_name = "LIST")]
+    n_gen: Vec<usize>,
+    /// Numbers of sequences that decode -n tokens each, together; tokens/s counts all of them
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "LIST")]
+    batch: Vec<usize>,
+    /// Numbers of cache slots that are filled before each run
+    #[arg(
+        short,
+        long,
+        visible_alias = "n-depth",
+        value_delimiter = ',',
+        default_value = "0",
+        value_name = "LIST"
+    )]
+    depth: Vec<usize>,
+    /// Element types of the KV cache: f32, f16, q8 or q4
+    #[arg(long, value_delimiter = ',', default_value = "q4", value_name = "LIST")]
+    kv_type: Vec<KvType>,
+    /// Numbers of CPU threads [default: one for each core to run on]
+    #[arg(short, long, value_delimiter = ',', value_name = "LIST")]
+    threads: Vec<usize>,
+}
 
 impl Lists {
     /// Every combination once: threads, then cache types, then depths; prompts before generations.
-    pub fn rows(&self) -> Result<Vec<Row>> {
-        self.threads.iter().try_for_each(|&n| within("--threads", n, MOST_THREADS).map(drop))?;
-        self.batches.iter().try_for_each(|&n| within("--batch", n, MOST_SEQUENCES).map(drop))?;
-        let decode = |n: usize, batch: usize| match batch {
-            1 => Test::Decode(n),
-            _ => Test::Together(n.min(MOST_SLOTS), batch),
-        };
-        let tests: Vec<Test> = (self.prompts.iter().map(|&n| Test::Prefill(n)))
-            .chain(self.gens.iter().flat_map(|&n| self.batches.iter().map(move |&batch| decode(n, batch))))
-            .filter(|t| t.tokens() > 0)
-            .collect();
+    pub fn rows(&self, default_threads: usize) -> Result<Vec<Row>> {
+        let threads = if self.threads.is_empty() { &[default_threads][..] } else { &self.threads };
+        threads.iter().try_for_each(|&n| within("--threads", n, MAX_THREADS).map(drop))?;
+        self.batch.iter().try_for_each(|&n| within("--batch", n, MAX_SEQUENCES).map(drop))?;
+        let prompts = self.n_prompt.iter().map(|&n| (n, 0, 1));
+        let gens = self.n_gen.iter().flat_map(|&n| self.batch.iter().map(move |&batch| (0, n, batch)));
+        let tests: Vec<_> = prompts.chain(gens).filter(|(prompt, tokens, _)| prompt + tokens > 0).collect();
+        let caches = threads.iter().flat_map(|&threads| {
+            let types = self.kv_type.iter();
+            types.flat_map(move |&kv_type| self.depth.iter().map(move |&depth| (threads, kv_type, depth)))
+        });
         let mut rows: Vec<Row> = Vec::new();
-        for &threads in &self.threads {
-            for &kv_types in &self.kv_types {
-                for &depth in &self.depths {
-                    for &test in &tests {
-                        let row = Row { test, depth, kv_types, threads };
-                        if depth.saturating_add(test.tokens()) > MOST_SLOTS {
-                            return Err(Error::Usage(format!(
-                                "-p, -n and --depth: {depth} and {} tokens are more than {MOST_SLOTS}",
-                                test.tokens()
-                            )));
-                        }
-                        if !rows.contains(&row) {
-                            rows.push(row);
-                        }
-                        if rows.len() > MOST_ROWS {
-                            return Err(Error::Usage(format!(
-                                "the lists make more than {MOST_ROWS} rows; shorten them"
-                            )));
-                        }
-                    }
+        for (threads, kv_type, depth) in caches {
+            for &(n_prompt, n_gen, batch) in &tests {
+                let row = Row { n_prompt, n_gen, batch, depth, kv_types: KvTypes::both(kv_type), threads };
+                if row.slots() > MAX_SLOTS {
+                    return Err(Error::Usage(format!(
+                        "-p, -n and --depth: {depth} and {} tokens are more than {MAX_SLOTS}",
+                        row.tokens()
+                    )));
+                }
+                if !rows.contains(&row) {
+                    rows.push(row);
+                }
+                if rows.len() > MAX_ROWS {
+                    let message = format!("the lists make more than {MAX_ROWS} rows; shorten them");
+                    return Err(Error::Usage(message));
                 }
             }
         }
@@ -177,72 +152,61 @@ impl Lists {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use numeric::kv::KvType;
 
-    pub fn row(test: Test, depth: usize) -> Row {
-        Row { test, depth, kv_types: KvTypes::both(KvType::Q4), threads: 2 }
+    /// A prompt without depth, of two threads.
+    pub fn prompt(n_prompt: usize) -> Row {
+        let kv_types = KvTypes::both(KvType::Q4);
+        Row { n_prompt, n_gen: 0, batch: 1, depth: 0, kv_types, threads: 2 }
+    }
+
+    pub fn decode(n_gen: usize, depth: usize) -> Row {
+        Row { n_prompt: 0, n_gen, depth, ..prompt(0) }
     }
 
     fn lists() -> Lists {
-        Lists {
-            prompts: vec![512],
-            gens: vec![128],
-            batches: vec![1],
-            depths: vec![0],
-            kv_types: vec![KvTypes::both(KvType::Q4)],
-            threads: vec![2],
-        }
+        let (n_prompt, n_gen, threads) = (vec![512], vec![128], vec![2]);
+        Lists { n_prompt, n_gen, batch: vec![1], depth: vec![0], kv_type: vec![KvType::Q4], threads }
     }
 
     #[test]
-    fn names() {
-        assert_eq!(row(Test::Prefill(512), 0).name(), "pp512");
-        assert_eq!(row(Test::Decode(128), 0).name(), "tg128");
-        assert_eq!(row(Test::Decode(128), 1024).name(), "tg128 @ d1024");
-        assert_eq!(row(Test::Together(128, 8), 16).name(), "tg128 x8 @ d16");
-    }
-
-    #[test]
-    fn every_combination_once_in_a_steady_order() {
-        let l = Lists { prompts: vec![16, 0, 16], depths: vec![0, 8], threads: vec![1, 2], ..lists() };
-        let rows = l.rows().expect("valid lists");
+    fn every_combination_comes_once_in_a_steady_order() {
+        let l = Lists { n_prompt: vec![16, 0, 16], depth: vec![0, 8], threads: vec![1, 2], ..lists() };
+        let rows = l.rows(1).expect("valid lists");
         let names: Vec<String> = rows.iter().map(|r| format!("{} t{}", r.name(), r.threads)).collect();
         let one = ["pp16", "tg128", "pp16 @ d8", "tg128 @ d8"];
         let all: Vec<String> = [1, 2].iter().flat_map(|t| one.map(|n| format!("{n} t{t}"))).collect();
         assert_eq!(names, all);
-        let groups = groups(&rows);
-        assert_eq!(groups.len(), 4);
-        assert_eq!(groups.iter().map(|g| g.slots).collect::<Vec<_>>(), [128, 136, 128, 136]);
-        assert!(rows.iter().all(|r| groups.iter().filter(|g| g.has(r)).count() == 1));
+        let groups = longest_of_groups(&rows);
+        assert_eq!(groups.iter().map(Row::slots).collect::<Vec<_>>(), [128, 136, 128, 136]);
+        assert!(rows.iter().all(|r| groups.iter().filter(|g| g.shares_caches(r)).count() == 1));
     }
 
     #[test]
     fn sequences_that_decode_together_have_caches_of_their_own() {
-        let l = Lists { gens: vec![16], batches: vec![1, 8], depths: vec![4], ..lists() };
-        let rows = l.rows().expect("valid lists");
-        assert_eq!(
-            rows.iter().map(Row::name).collect::<Vec<_>>(),
-            ["pp512 @ d4", "tg16 @ d4", "tg16 x8 @ d4"]
-        );
-        assert_eq!(rows[2].test.tokens(), 128);
-        let found: Vec<_> = groups(&rows).iter().map(|g| (g.batch, g.slots)).collect();
+        let l = Lists { n_gen: vec![16], batch: vec![1, 8], depth: vec![4], ..lists() };
+        let rows = l.rows(1).expect("valid lists");
+        let names: Vec<String> = rows.iter().map(Row::name).collect();
+        assert_eq!(names, ["pp512 @ d4", "tg16 @ d4", "tg16 x8 @ d4"]);
+        let found: Vec<_> = longest_of_groups(&rows).iter().map(|g| (g.batch, g.slots())).collect();
         assert_eq!(found, [(1, 516), (8, 20)]);
     }
 
     #[test]
     fn impossible_lists_are_refused() {
-        let refused = |l: Lists| matches!(l.rows(), Err(Error::Usage(_)));
-        assert!(refused(Lists { prompts: vec![0], gens: vec![0], ..lists() }));
-        assert!(refused(Lists { prompts: vec![usize::MAX], ..lists() }));
-        assert!(refused(Lists { depths: vec![usize::MAX], ..lists() }));
-        assert!(refused(Lists { threads: vec![0], ..lists() }));
-        assert!(
-            refused(Lists { batches: vec![0], ..lists() })
-                && refused(Lists { batches: vec![257], ..lists() })
-        );
-        assert!(refused(Lists { gens: vec![usize::MAX], batches: vec![2], ..lists() }));
-        assert!(refused(Lists { threads: vec![1025], ..lists() }));
-        assert!(refused(Lists { gens: (1..2000).collect(), ..lists() }));
-        assert!(!refused(Lists { prompts: vec![], ..lists() }));
+        let refused = |l: Lists| matches!(l.rows(1), Err(Error::Usage(_)));
+        for l in [
+            Lists { n_prompt: vec![0], n_gen: vec![0], ..lists() },
+            Lists { n_prompt: vec![usize::MAX], ..lists() },
+            Lists { depth: vec![usize::MAX], ..lists() },
+            Lists { threads: vec![0], ..lists() },
+            Lists { threads: vec![1025], ..lists() },
+            Lists { batch: vec![0], ..lists() },
+            Lists { batch: vec![257], ..lists() },
+            Lists { n_gen: vec![usize::MAX], batch: vec![2], ..lists() },
+            Lists { n_gen: (1..2000).collect(), ..lists() },
+        ] {
+            assert!(refused(l));
+        }
+        assert!(!refused(Lists { n_prompt: vec![], ..lists() }));
     }
 }

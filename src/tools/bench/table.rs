@@ -1,7 +1,8 @@
-//! The results as Markdown and as CSV, made from the JSON record.
+//! The results as Markdown and as CSV. Cells of rows are made from their JSON.
 
+use super::result::BenchResult;
 use crate::run::plan::mib;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A column: its title in Markdown; its key in JSON, which is also its title in CSV; and how to write a number.
 struct Column {
@@ -32,13 +33,13 @@ fn thousandths(x: f64) -> String {
     format!("{x:.3}")
 }
 
-/// What a row is.
+/// Identity of a row.
 const ROW: [Column; 3] = [
     column("test", "test", short),
     column("threads", "threads", |n| n.to_string()),
     column("KV", "kv_type", short),
 ];
-/// How fast it is.
+/// Speed of a row.
 const SPEED: [Column; 8] = [
     column("tokens/s", "tokens_per_second", short),
     column("min", "min", short),
@@ -49,8 +50,7 @@ const SPEED: [Column; 8] = [
     column("% of peak", "peak_percent", tenths),
     column("x decode", "times_decode", short),
 ];
-const RATIO: Column = column("x earlier", "ratio", thousandths);
-/// How time grows with depth, which has a table of its own in Markdown.
+/// Growth of the time with depth, which has a table of its own in Markdown.
 const GROWTH: [Column; 3] = [
     column("ms/token", "ms_per_token", thousandths),
     column("predicted", "predicted_ms_per_token", thousandths),
@@ -65,67 +65,56 @@ impl Column {
     }
 }
 
-fn rows(result: &Value) -> &[Value] {
-    result["rows"].as_array().map_or(&[], Vec::as_slice)
-}
-
-/// The column of ratios, if there are any.
-fn ratio(result: &Value) -> Option<&'static Column> {
-    rows(result).iter().any(|row| row["ratio"].is_f64()).then_some(&RATIO)
-}
-
 /// Read bandwidth and integer peak with this many threads.
-fn ceilings(result: &Value, threads: &Value) -> [Option<String>; 2] {
-    [("read_bandwidth", "gb_per_s"), ("integer_peak", "gops")].map(|(list, key)| {
-        let found = result[list].as_array()?.iter().find(|c| c["threads"] == *threads)?;
-        found[key].as_f64().map(short)
-    })
+fn limits(result: &BenchResult, threads: usize) -> [Option<String>; 2] {
+    [result.limits.read_gb_per_s(threads), result.limits.peak_gops(threads)].map(|limit| limit.map(short))
 }
 
 /// Tables of the rows, of their growth with depth if there is any, and of the whole run.
-pub fn markdown(result: &Value) -> String {
-    let mut text = lines(ROW.iter().chain(&SPEED).chain(ratio(result)), rows(result).iter());
-    let mut deep = rows(result).iter().filter(|row| row["ms_per_token"].is_f64()).peekable();
-    if deep.peek().is_some() {
-        text += &format!("\n{}", lines(ROW.iter().chain(&GROWTH), deep));
+pub fn markdown(result: &BenchResult) -> String {
+    let rows: Vec<Value> = result.rows.iter().map(|row| json!(row)).collect();
+    let (deep, all): (Vec<&Value>, Vec<&Value>) =
+        (rows.iter().filter(|row| row["ms_per_token"].is_f64()).collect(), rows.iter().collect());
+    let mut text = row_table(ROW.iter().chain(&SPEED).collect(), &all);
+    if !deep.is_empty() {
+        text += &format!("\n{}", row_table(ROW.iter().chain(&GROWTH).collect(), &deep));
     }
-    format!("{text}\n{}", whole(result))
+    format!("{text}\n{}", run_table(result))
 }
 
 /// A Markdown line for each row.
-fn lines<'a>(
-    columns: impl Iterator<Item = &'static Column>,
-    rows: impl Iterator<Item = &'a Value>,
-) -> String {
-    let columns: Vec<&Column> = columns.collect();
+fn row_table(columns: Vec<&Column>, rows: &[&Value]) -> String {
     let titles: Vec<String> = columns.iter().map(|c| c.title.to_string()).collect();
-    let cells = |row: &Value| columns.iter().map(|c| c.cell(row).unwrap_or_else(|| "–".into())).collect();
-    pipes(&titles, &rows.map(cells).collect::<Vec<_>>())
+    let cells = |row: &&Value| columns.iter().map(|c| c.cell(row)).collect();
+    pipes(&titles, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 /// A table of one line for the run.
-fn whole(result: &Value) -> String {
-    let e = &result["environment"];
-    let text = |value: &Value| value.as_str().unwrap_or("–").to_string();
-    let mut whole = vec![
-        ("model".to_string(), Some(text(&e["model"]))),
-        ("weights".into(), Some(text(&e["weight_type"]))),
-        ("load ms".into(), result["load_ms"].as_f64().map(tenths)),
-        ("peak resident".into(), result["peak_rss_bytes"].as_u64().map(mib)),
-    ];
-    for threads in e["threads"].as_array().into_iter().flatten() {
-        let with = format!("{threads} thread{}", if *threads == 1 { "" } else { "s" });
-        let [read, peak] = ceilings(result, threads);
-        whole.push((format!("read GB/s, {with}"), read));
-        whole.push((format!("integer peak GOPS, {with}"), peak));
+fn run_table(result: &BenchResult) -> String {
+    let e = &result.environment;
+    let (mut titles, mut cells): (Vec<String>, _) = (
+        ["model", "weights", "load ms", "peak resident"].map(String::from).into(),
+        vec![
+            Some(e.model.clone()),
+            Some(e.weight_type.clone()),
+            Some(tenths(result.load_ms)),
+            result.peak_rss_bytes.map(mib),
+        ],
+    );
+    for &threads in &e.threads {
+        let with = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
+        titles.extend(["read GB/s", "integer peak GOPS"].map(|title| format!("{title}, {with}")));
+        cells.extend(limits(result, threads));
     }
-    let cells = whole.into_iter().map(|(title, cell)| (title, cell.unwrap_or_else(|| "–".into())));
-    let (titles, values): (Vec<String>, Vec<String>) = cells.unzip();
-    pipes(&titles, &[values])
+    pipes(&titles, &[cells])
 }
 
 /// A Markdown table that is also legible as it is; the first column is left-aligned.
-fn pipes(titles: &[String], rows: &[Vec<String>]) -> String {
+fn pipes(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
+    let shown = |row: &Vec<Option<String>>| {
+        row.iter().map(|cell| cell.clone().unwrap_or_else(|| "–".into())).collect::<Vec<String>>()
+    };
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let width = |c: usize| {
         let cells = rows.iter().map(|r| &r[c]).chain([&titles[c]]);
         cells.map(|s| s.chars().count()).max().unwrap_or(0).max(3)
@@ -145,35 +134,32 @@ fn pipes(titles: &[String], rows: &[Vec<String>]) -> String {
 }
 
 /// One line a row. No cell holds a comma or a quote except the model's name.
-pub fn csv(result: &Value) -> String {
-    let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(ratio(result)).chain(&GROWTH).collect();
+pub fn csv(result: &BenchResult) -> String {
+    let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(&GROWTH).collect();
     let titles: Vec<&str> = columns.iter().map(|c| c.key).collect();
     let titles = titles.join(",");
     let mut text = format!("model,weight_type,{titles},read_gb_per_s,peak_gops,load_ms,peak_rss_bytes\n");
-    let e = &result["environment"];
-    let model = e["model"].as_str().unwrap_or_default().replace('"', "\"\"");
-    let before = format!("\"{model}\",{}", e["weight_type"].as_str().unwrap_or_default());
-    let load = result["load_ms"].as_f64().map(thousandths);
-    let peak = result["peak_rss_bytes"].as_u64().map(|bytes| bytes.to_string());
-    for row in rows(result) {
-        let cells = columns.iter().map(|c| c.cell(row)).chain(ceilings(result, &row["threads"]));
-        let cells: Vec<String> =
-            cells.chain([load.clone(), peak.clone()]).map(Option::unwrap_or_default).collect();
-        text += &format!("{before},{}\n", cells.join(","));
+    let e = &result.environment;
+    let before = format!("\"{}\",{}", e.model.replace('"', "\"\""), e.weight_type);
+    let (load, peak) = (thousandths(result.load_ms), result.peak_rss_bytes.map(|bytes| bytes.to_string()));
+    for row in &result.rows {
+        let json = json!(row);
+        let cells = columns.iter().map(|c| c.cell(&json)).chain(limits(result, row.threads));
+        let cells = cells.chain([Some(load.clone()), peak.clone()]).map(Option::unwrap_or_default);
+        text += &format!("{before},{}\n", cells.collect::<Vec<_>>().join(","));
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::ceiling::Ceilings;
+    use super::super::limits::Limits;
     use super::super::result::tests::result;
     use super::*;
 
     #[test]
     fn markdown_lines_have_the_same_columns() {
-        let mut result = result();
-        let text = markdown(&result.json());
+        let text = markdown(&result());
         let tables: Vec<&str> = text.split("\n\n").collect();
         let [rows, growth, whole] = tables[..] else { panic!("three tables: {text}") };
         for table in tables {
@@ -186,16 +172,13 @@ mod tests {
             growth.lines().count() == 3 && growth.lines().nth(2).is_some_and(|l| l.contains("| tg3 @ d8 "))
         );
         assert!(whole.contains("read GB/s, 2 threads") && whole.contains("integer peak GOPS, 2 threads"));
-        assert!(!rows.contains("x earlier"));
-        result.rows[0].ratio = Some(1.25);
-        assert!(markdown(&result.json()).contains("x earlier") && markdown(&result.json()).contains("1.250"));
     }
 
     #[test]
     fn csv_lines_have_the_same_fields() {
         let mut result = result();
         result.environment.model = "a \"b\"".into();
-        let text = csv(&result.json());
+        let text = csv(&result);
         let commas: Vec<usize> = text.lines().map(|l| l.matches(',').count()).collect();
         assert_eq!(commas, [19; 4]);
         assert!(text.lines().nth(1).is_some_and(|l| l.starts_with("\"a \"\"b\"\"\",q4_0,pp4,2,q4,50.00,")));
@@ -205,9 +188,9 @@ mod tests {
     fn what_was_not_measured_is_a_dash() {
         let mut result = result();
         result.environment.threads = vec![1];
-        result.ceilings = Ceilings::default();
+        result.limits = Limits::default();
         result.rows.truncate(1);
-        let text = markdown(&result.json());
+        let text = markdown(&result);
         assert_eq!(text.split("\n\n").count(), 2, "{text}");
         let last = text.lines().last().unwrap_or("");
         assert!(text.contains("read GB/s, 1 thread |") && last.ends_with("– |"), "{text}");

@@ -1,12 +1,13 @@
-//! What `doctor` says about OpenCL: libraries tried, devices, the one to take, and what to do.
+//! OpenCL in `doctor`: libraries tried, devices, the one to take, and what to do.
 
-use crate::opencl::ways::Tokens;
+use crate::opencl::tune::{STEP, Timing};
+use crate::opencl::variants::Tokens;
 use crate::opencl::{Cache, Facts};
 use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::plan::mib;
 use crate::run::session::Notice;
-use crate::tools::report::{Side, columns};
+use crate::tools::columns::{Side, columns};
 use files::error::one_line;
 use files::{Result, say};
 use opencl_runtime::device::{Found, choose, devices};
@@ -44,7 +45,7 @@ pub fn facts(select: Option<&str>) -> Vec<(String, String)> {
     lines
 }
 
-/// What each variant takes for the products of one token and of many, timed now; the fastest are used from then on.
+/// Times each variant for the products of one token and of many; the fastest are used from then on.
 pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
     let options = EngineOptions {
         backend: BackendKind::OpenCl,
@@ -53,25 +54,16 @@ pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
         ..EngineOptions::new(model)
     };
     let Some(tuned) = Engine::load(options)?.tune()? else { return Ok(String::new()) };
-    let line = |timed: &crate::opencl::tune::Timed| {
-        let (tokens, kernel) = match timed.tokens {
+    let line = |timing: &Timing| {
+        let (tokens, kernel) = match timing.tokens {
             Tokens::One => ("one token", "gemv"),
             Tokens::Many => ("many tokens", "gemm"),
         };
-        let chosen = tuned.ways.get(timed.tokens, timed.step) == timed.way;
-        row([tokens, timed.step.names().0, &format!("{kernel}:{}", timed.way)], timed.took, chosen)
-    };
-    let of_recording = |(took, recorded): (&Duration, bool)| {
-        let chosen = tuned.ways.recorded == recorded;
-        row(
-            ["one token", "qkv, down, gate_up", if recorded { "recorded" } else { "launched" }],
-            *took,
-            chosen,
-        )
+        let chosen = tuned.fastest.get(timing.tokens) == timing.variant;
+        row([tokens, STEP.names().0, &format!("{kernel}:{}", timing.variant.name)], timing.took, chosen)
     };
     let sides = [Side::Left, Side::Left, Side::Left, Side::Right, Side::Left];
-    let recording = tuned.recording.iter().flat_map(|both| both.iter().zip([false, true]));
-    let rows = tuned.table.iter().map(line).chain(recording.map(of_recording));
+    let rows = tuned.timings.iter().map(line);
     Ok(columns(&sides, &rows.collect::<Vec<_>>()))
 }
 

@@ -21,7 +21,7 @@ pub fn key(o: &EngineOptions) -> Key {
 pub struct Models(Vec<(EngineOptions, OpenModel)>);
 
 impl Models {
-    /// Those of all settings. `flags` is the model as opened with the flags.
+    /// Opens the models of all settings. `flags` is the model as opened with the flags.
     pub fn open<'s>(flags: OpenModel, settings: impl Iterator<Item = &'s Settings>) -> Result<Self> {
         let path = flags.path.clone();
         let mut flags = Some(flags);
@@ -38,7 +38,7 @@ impl Models {
         Ok(Self(models))
     }
 
-    /// What these settings take, with this many slots.
+    /// The memory plan of these settings, with this many slots.
     pub fn plan(&self, settings: &Settings, slots: usize) -> Result<Plan> {
         let o = settings.options();
         let found = self.0.iter().find(|(first, _)| key(first) == key(o));

@@ -1,4 +1,4 @@
-//! What `eval` predicts: a text, token ids, questions about facts.
+//! Input of `eval`: a text, token ids, questions about facts.
 
 use crate::cli::args::read_text;
 use crate::dims::VOCAB;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::path::Path;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-/// What to predict.
+/// Text or tokens to predict.
 pub enum Input {
     Text(String),
     Tokens(TokenFile),
@@ -81,12 +81,12 @@ pub struct Question {
     pub prompt: String,
     /// The ids that a right answer begins with.
     pub answer_ids: Vec<u32>,
-    /// Whether the model answers it in single precision with the whole cache.
+    /// True if the model answers it in single precision with the whole cache.
     pub correct_f32: bool,
 }
 
 /// A question with the token ids of its prompt.
-pub struct Asked {
+pub struct EncodedQuestion {
     pub question: Question,
     pub prompt: Vec<u32>,
 }

@@ -1,22 +1,22 @@
-//! How well settings predict a text, and how far their distributions are from the reference's.
+//! Perplexity of a text, and the distance of the distributions from the reference's.
 
 use super::settings::Settings;
 use crate::cli::terminal::Progress;
 use crate::dims::VOCAB;
 use crate::run::session::{ROWS, Session};
-use crate::tools::report::{Side, columns};
+use crate::tools::columns::{Side, columns};
 use files::{Error, Result};
 use serde_json::{Value, json};
 use text::sampler::argmax;
 
 /// Settings, their session and its results.
-pub struct Row<'s> {
+pub struct Predictor<'s> {
     settings: &'s Settings,
     session: Session,
     totals: Totals,
 }
 
-impl<'s> Row<'s> {
+impl<'s> Predictor<'s> {
     pub fn new(settings: &'s Settings, session: Session) -> Self {
         Self { settings, session, totals: Totals::default() }
     }
@@ -33,8 +33,8 @@ impl<'s> Row<'s> {
 
 /// Predicts the chunks, each from an empty cache, with all rows and with the one they are compared with, if any.
 pub fn measure<'s>(
-    rows: &mut [Row<'s>],
-    mut base: Option<&mut Row<'s>>,
+    rows: &mut [Predictor<'s>],
+    mut base: Option<&mut Predictor<'s>>,
     chunks: &[Vec<u32>],
     progress: &Progress,
 ) -> Result<()> {
@@ -48,13 +48,13 @@ pub fn measure<'s>(
             if let Some(base) = &mut base {
                 base.session.logits_of_all(part, |i, row| {
                     base_rows.extend_from_slice(row);
-                    next(i).into_iter().for_each(|next| base.totals.prediction(row, None, next));
+                    next(i).into_iter().for_each(|next| base.totals.add(row, None, next));
                 })?;
             }
-            for Row { session, totals, .. } in rows.iter_mut() {
+            for Predictor { session, totals, .. } in rows.iter_mut() {
                 session.logits_of_all(part, |i, row| {
                     let base = (!base_rows.is_empty()).then(|| &base_rows[i * VOCAB..][..VOCAB]);
-                    next(i).into_iter().for_each(|next| totals.prediction(row, base, next));
+                    next(i).into_iter().for_each(|next| totals.add(row, base, next));
                 })?;
             }
         }
@@ -83,7 +83,7 @@ impl Totals {
         Ok(())
     }
 
-    fn prediction(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
+    fn add(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
         let total = log_sum_exp(row);
         self.predictions += 1;
         // The session refuses an id beyond the vocabulary when its turn comes.
@@ -112,7 +112,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 }
 
 /// The table; the row that the others are compared with comes first.
-pub fn text(rows: &[Row<'_>], base: Option<&Row<'_>>) -> String {
+pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
     let mut head = vec!["perplexity", "nats/token", "tokens"];
     if base.is_some() {
         head.extend(["change", "KL divergence", "same top token"]);
@@ -144,7 +144,7 @@ pub fn text(rows: &[Row<'_>], base: Option<&Row<'_>>) -> String {
 }
 
 /// One line of JSON for a row.
-pub fn json(row: &Row<'_>, base: Option<&Row<'_>>, chunk: usize) -> Value {
+pub fn json(row: &Predictor<'_>, base: Option<&Predictor<'_>>, chunk: usize) -> Value {
     let t = &row.totals;
     let mut line = json!({
         "t": "eval", "settings": row.settings.to_string(), "chunk": chunk, "tokens": t.predictions,

@@ -1,24 +1,24 @@
-//! Whether facts stated early in a prompt are still there for a question at its end.
+//! Recall of facts that are stated early in a prompt, by a question at its end.
 
 use super::engines::Engines;
-use super::input::{Asked, Question};
+use super::input::{EncodedQuestion, Question};
 use super::settings::Settings;
 use crate::cli::terminal::Progress;
 use crate::model::device::read_bytes;
 use crate::run::session::{CancelToken, Session};
-use crate::tools::report::{Side, columns};
+use crate::tools::columns::{Side, columns};
 use files::Result;
 use serde_json::{Value, json};
 use text::sampler::argmax;
 
-/// How many questions were answered.
+/// Numbers of questions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Score {
     asked: usize,
     correct: usize,
     /// Questions that the model answers in single precision with the whole cache.
     full: usize,
-    /// How many of these were answered.
+    /// Of these, the answered ones.
     kept: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct Recall<'s> {
 }
 
 /// The most slots that a question needs.
-pub fn longest(questions: &[Asked]) -> usize {
+pub fn longest(questions: &[EncodedQuestion]) -> usize {
     questions.iter().map(|q| q.prompt.len() + q.question.answer_ids.len()).max().unwrap_or(0)
 }
 
@@ -57,12 +57,12 @@ pub fn longest(questions: &[Asked]) -> usize {
 pub fn measure<'s>(
     settings: &'s Settings,
     engines: &Engines,
-    questions: &[Asked],
+    questions: &[EncodedQuestion],
     progress: &Progress,
 ) -> Result<Recall<'s>> {
     let mut recall =
         Recall { settings, groups: Vec::new(), all: Score::default(), slots: 0, bytes: 0, share: 0.0 };
-    for (i, Asked { question, prompt }) in questions.iter().enumerate() {
+    for (i, EncodedQuestion { question, prompt }) in questions.iter().enumerate() {
         progress.show(i, questions.len());
         let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
         let mut session = engines.session(&options)?;
@@ -71,40 +71,33 @@ pub fn measure<'s>(
         recall.slots += slots;
         recall.bytes += read_bytes(settings.options().kv_types, slots as f64) as usize;
         recall.share += slots as f64 / prompt.len() as f64;
-        recall.add(question, answer(&mut session, &question.answer_ids)?);
+        recall.add(question, count_correct(&mut session, &question.answer_ids)?);
     }
     progress.show(questions.len(), questions.len());
     Ok(recall)
 }
 
-/// How a question was answered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    Right,
-    Wrong,
-}
-
-/// Right if the greedy continuation begins with these ids.
-fn answer(session: &mut Session, ids: &[u32]) -> Result<Answer> {
+/// Returns 1 if the greedy continuation begins with these ids, else 0.
+fn count_correct(session: &mut Session, ids: &[u32]) -> Result<usize> {
     for (i, &id) in ids.iter().enumerate() {
         if i > 0 {
             session.decode(ids[i - 1])?;
         }
         if argmax(session.logits()) != id {
-            return Ok(Answer::Wrong);
+            return Ok(0);
         }
     }
-    Ok(Answer::Right)
+    Ok(1)
 }
 
 impl Recall<'_> {
-    fn add(&mut self, q: &Question, answer: Answer) {
+    fn add(&mut self, q: &Question, correct: usize) {
         let place = self.groups.iter().position(|(form, d, _)| (form, *d) == (&q.form, q.distance));
         let place = place.unwrap_or_else(|| {
             self.groups.push((q.form.clone(), q.distance, Score::default()));
             self.groups.len() - 1
         });
-        let (correct, full) = (usize::from(answer == Answer::Right), usize::from(q.correct_f32));
+        let full = usize::from(q.correct_f32);
         let one = Score { asked: 1, correct, full, kept: correct * full };
         self.groups[place].2.add(one);
         self.all.add(one);

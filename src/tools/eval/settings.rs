@@ -7,7 +7,7 @@ use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;
 
-/// How many slots an eviction keeps.
+/// Slots that an eviction keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Window {
     Slots(usize),
@@ -54,7 +54,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of the ordinary flags. Low memory evicts nothing, or results would not be reproducible.
+    /// Settings of the ordinary flags. Low memory evicts nothing, or results would not be reproducible.
     pub fn of_flags(mut options: EngineOptions) -> Self {
         options.eviction.memory_threshold = 0;
         let window = Window::Slots(options.eviction.window);
@@ -97,7 +97,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The options that say how the model is loaded and what a row of the cache is.
+    /// The options of the model and of a row of the cache.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }

@@ -1,7 +1,7 @@
 //! What agents send: tools of many kinds, histories of other servers, turns that a template refuses.
 
 use super::client::Server;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 /// Refuses what some published templates refuse: system messages behind the first one, turns that do not alternate.
@@ -69,7 +69,7 @@ fn turns_that_a_template_refuses_are_merged_and_others_are_left_as_they_are() {
     let messages = json!([says("system", "A"), says("user", "Q"), says("user", "R"), says("system", "B")]);
     assert_eq!(rendered(&plain, &messages, json!({})), "[system]A[user]Q[user]R[system]B[assistant]");
     drop(plain);
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write(
         "refuses.jinja",
         "{% if messages[0].content != 's' %}{{ raise_exception('Never.') }}{% endif %}",

@@ -1,7 +1,7 @@
 //! Calls of functions: whole and in streams of all three APIs, and asked for.
 
 use super::client::Server;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 const ASK: &str = "What time is it?";
@@ -15,7 +15,7 @@ fn data(stream: &str) -> Vec<Value> {
 
 #[test]
 fn a_call_that_comes_at_once_has_its_name_first_in_a_stream() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let call = r#"<tool_call>{"arguments": {"zone": "UTC"}, "name": "now"}</tool_call>"#;
     let server = Server::start(&["-m", &temp.model_that_says(call)]);
     let tool = json!({"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}});
@@ -40,7 +40,7 @@ fn a_call_that_comes_at_once_has_its_name_first_in_a_stream() {
 
 #[test]
 fn a_call_that_is_cut_is_said_once_and_the_same_whole_and_streamed() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let open = r#"<tool_call>{"name": "now", "arguments": {"n": 1, "zone": "U"#;
     let server = Server::start(&["-m", &temp.model_that_says(open)]);
     let parameters = json!({"type": "object"});
@@ -101,7 +101,7 @@ fn a_call_that_is_cut_is_said_once_and_the_same_whole_and_streamed() {
 
 #[test]
 fn an_answer_has_one_call_where_a_request_wants_no_more() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let call = r#"<tool_call>{"arguments": {}, "name": "now"}</tool_call>"#;
     let server = Server::start(&["-m", &temp.model_that_says(call)]);
     let body = |field: &str, value: Value| {
@@ -199,7 +199,7 @@ mod asked_for {
 
     #[test]
     fn an_answer_is_the_call_that_is_asked_for_and_a_stream_has_it_piece_by_piece() {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let server = Server::start(&["-m", &temp.model_that_says("<tool_call>"), "--seed", "7"]);
         for (path, body, choices) in apis() {
             for (i, choice) in choices.into_iter().enumerate() {
@@ -237,7 +237,7 @@ mod asked_for {
 
     #[test]
     fn what_cannot_be_called_is_refused() {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let server = Server::start(&["-m", &temp.model_that_says("<tool_call>")]);
         let (path, good, _) = apis().into_iter().next().expect("three");
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
@@ -264,7 +264,7 @@ mod asked_for {
 #[cfg(not(feature = "grammar"))]
 #[test]
 fn a_program_without_grammars_says_what_to_do_where_a_call_is_asked_for() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let server = Server::start(&["-m", &temp.model_that_says("<tool_call>")]);
     let tool = json!({"type": "function", "function": {"name": "now"}});
     let body =

@@ -1,6 +1,6 @@
 //! A server of the tests' own, and a plain client.
 
-use crate::bed::program::command;
+use crate::support::command::antigravity;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -121,13 +121,13 @@ impl Server {
     /// Does something before the server says that it is ready.
     #[track_caller]
     pub fn begin(port: &str, args: &[&str], meanwhile: impl FnOnce()) -> Self {
-        Self::run(command(&[&["serve", "--port", port, "-q"], args].concat()), meanwhile)
+        Self::run(antigravity([&["serve", "--port", port, "-q"], args].concat()).into_std(), meanwhile)
     }
 
     /// Under a limit of `ulimit`, such as `-v 2000000`.
     #[track_caller]
     pub fn limited(limit: &str, args: &[&str]) -> Self {
-        let plain = command(&[&["serve", "--port", "0", "-q"], args].concat());
+        let plain = antigravity([&["serve", "--port", "0", "-q"], args].concat()).into_std();
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]);
         shell.arg(plain.get_program()).args(plain.get_args()).env_remove("HOME").stdin(Stdio::null());

@@ -2,9 +2,9 @@
 
 use super::client::{Reply, Server};
 use super::short;
+use crate::support::random::Random;
 #[cfg(feature = "grammar")]
-use crate::bed::program::Temp;
-use crate::bed::random::Random;
+use crate::support::test_dir::TestDir;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -232,7 +232,7 @@ impl Drop for Over<'_> {
 #[test]
 fn grammars_that_take_long_or_go_deep_hold_up_nobody() {
     use std::time::{Duration, Instant};
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let call = r#"<tool_call>{"arguments": {}, "name": "f"}</tool_call>"#;
     let server = Server::start(&["-m", &temp.model_that_says(call), "--slots", "4"]);
     let expected = server.post("/v1/completions", &short()).json()["choices"].clone();

@@ -1,8 +1,8 @@
 //! An answer is what `generate` gives, whatever runs beside it.
 
 use super::client::Server;
-use crate::bed::program::*;
-use crate::bed::random::Random;
+use crate::support::command::*;
+use crate::support::random::Random;
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
@@ -69,10 +69,10 @@ fn body(line: &Value) -> Value {
 
 /// What `generate` gives: texts, and log-probabilities in bits.
 fn expected(requests: &[Value]) -> Vec<(String, Vec<String>)> {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let lines: String = requests.iter().map(|request| format!("{request}\n")).collect();
     let file = temp.write("prompts.jsonl", &lines);
-    let said = text(&["generate", "--prompts", &file, "--batch", "1", "-q"]);
+    let said = antigravity(["generate", "--prompts", &file, "--batch", "1", "-q"]).text();
     let of = |line: &str| {
         let line: Value = serde_json::from_str(line).expect("JSON");
         let logprobs = line["logprobs"].as_array().expect("logprobs").iter();
@@ -175,7 +175,7 @@ fn evictions_and_other_caches_change_nothing_either() {
             request
         })
         .collect();
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let lines: String = requests.iter().map(|request| format!("{request}\n")).collect();
     let file = temp.write("prompts.jsonl", &lines);
     for args in [
@@ -183,7 +183,8 @@ fn evictions_and_other_caches_change_nothing_either() {
         &["-c", "96", "--eviction-policy", "sliding", "--eviction-window", "48", "--kv-type", "f16"],
         &["-c", "256", "--kv-type", "q8"],
     ] {
-        let said = text(&[&["generate", "--prompts", &file, "--batch", "1", "-q"], args].concat());
+        let said =
+            antigravity([&["generate", "--prompts", &file, "--batch", "1", "-q"], args].concat()).text();
         let server = Server::start(&[&["--slots", "5"], args].concat());
         let ask = |(request, line): (&Value, &str)| {
             let expected: Value = serde_json::from_str(line).expect("JSON");

@@ -3,7 +3,7 @@
 
 use super::client::{Reply, Server};
 use super::short;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -415,7 +415,8 @@ fn unfinished(server: &Server) -> Vec<String> {
 fn no_request_ends_the_server_leaves_its_plan_or_holds_up_others() {
     let flags = ["--slots", "5", "-c", "4096"];
     let plan: Value =
-        serde_json::from_str(&text(&[&["plan", "--format", "json"][..], &flags].concat())).expect("JSON");
+        serde_json::from_str(&antigravity([&["plan", "--format", "json"][..], &flags].concat()).text())
+            .expect("JSON");
     let flags = [&flags[..], &["--patience", "20"]].concat();
     let server = Server::limited(LIMIT, &flags);
     let (idle, waits) = (Server::start(&["--slots", "1"]), Waits::default());

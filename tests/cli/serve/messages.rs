@@ -1,7 +1,7 @@
 //! The shapes of `/v1/messages` and `/v1/responses`.
 
 use super::client::Server;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 /// Names and data of the events of a stream.
@@ -24,7 +24,7 @@ fn names(events: &[(String, Value)]) -> Vec<&str> {
 
 /// What a chat says.
 fn said() -> String {
-    let said = text(&[
+    let said = antigravity([
         "chat",
         "-st",
         "--system",
@@ -38,7 +38,8 @@ fn said() -> String {
         "--repeat-penalty",
         "1.1",
         "-q",
-    ]);
+    ])
+    .text();
     said.trim_end_matches('\n').to_owned()
 }
 

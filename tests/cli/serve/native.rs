@@ -1,7 +1,7 @@
 //! `/completion`, in llama.cpp's own shape.
 
 use super::client::Server;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 /// The events of a stream.
@@ -21,7 +21,7 @@ fn a_completion_in_llama_cpps_shape_is_the_same_text_whole_and_streamed() {
     let biased = || server.post("/tokenize", &json!({"content": " the"})).json()["tokens"][0].to_string();
     let bias = format!("{}-inf", biased());
     let args = ["generate", "-p", "Once upon a time", "-n", "9", "--seed", "3", "--logit-bias", &bias];
-    assert_eq!(whole["content"], text(&args));
+    assert_eq!(whole["content"], antigravity(&args).text());
     for (field, value) in [
         ("index", json!(0)),
         ("stop", json!(true)),
@@ -137,7 +137,7 @@ fn a_template_and_its_variables_are_those_that_the_server_was_started_with() {
     assert_eq!(render(json!({})), "Hi|dry>");
     assert_eq!(render(json!({"chat_template_kwargs": {"tone": "kind"}})), "Hi|kind>");
     assert_eq!(render(json!({"add_generation_prompt": false})), "Hi|dry");
-    mentions(&fails(&["serve", "--template-arg", "tone"], 2), &["--template-arg tone", "NAME=VALUE"]);
+    antigravity(["serve", "--template-arg", "tone"]).fails_with(2, &["--template-arg tone", "NAME=VALUE"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::client::{Server, Wait};
 use super::short;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::{Value, json};
 
 /// Fields of a request, with values that they may not have.
@@ -216,7 +216,7 @@ fn a_prompt_that_is_too_long_is_refused_with_both_numbers() {
 
 #[test]
 fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.write("keys", "\u{feff}first\n\n second \n");
     let server = Server::start(&["--api-key-file", &file, "--api-key", "third"]);
     for path in ["/v1/models", "/props", "/v1/models/story"] {
@@ -254,7 +254,7 @@ fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
         (&["serve", "--queue", "0"], "--queue 0"),
         (&["serve", "--host", "256.1.1.1"], "--host 256.1.1.1"),
     ] {
-        mentions(&fails(args, 2), &[words]);
+        antigravity(args).fails_with(2, &[words]);
     }
 }
 

@@ -13,7 +13,7 @@ const STRICT: &str = r#"{% for m in messages %}{% set before = messages[loop.ind
 
 /// Sends an agent's requests as they are, to a template that takes what it sends and to one that refuses much.
 fn answers(agent: &str) {
-    let root = crate::bed::place::root();
+    let root = crate::support::paths::root();
     let file =
         std::fs::read_to_string(root.join(format!("tests/fixtures/requests/{agent}.json"))).expect("a file");
     let requests: Vec<Value> = serde_json::from_str(&file).expect("JSON");

@@ -2,7 +2,7 @@
 
 use super::client::{Server, Wait};
 use super::short;
-use crate::bed::program::*;
+use crate::support::command::*;
 use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -87,7 +87,7 @@ fn a_stream_that_nobody_reads_is_given_up_and_one_that_is_read_slowly_goes_on() 
 
 #[test]
 fn while_the_model_is_loaded_requests_are_told_to_come_again() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let dir = temp.model_without("generation_config.json");
     let file = temp.path("generation_config.json");
     assert!(Command::new("mkfifo").arg(&file).status().expect("mkfifo runs").success());

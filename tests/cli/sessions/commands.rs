@@ -1,7 +1,7 @@
 //! `generate --session` through the real binary.
 
 use super::Lines;
-use crate::bed::program::*;
+use crate::support::command::*;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -11,12 +11,12 @@ const PROMPT: &str =
     "Once upon a time there was a girl who lived in a house by the sea with her cat. One day she";
 
 fn lines(args: &[&str]) -> Lines {
-    Lines::parse(&text(&[&["generate", "--format", "jsonl", "-q"], args].concat()))
+    Lines::parse(&antigravity([&["generate", "--format", "jsonl", "-q"], args].concat()).text())
 }
 
 #[test]
 fn every_kv_type_goes_on_bit_for_bit() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let types =
         [&["--kv-type", "f32"][..], &["--kv-type", "f16"], &["--kv-type", "q8"], &["--kv-type", "q4"]];
     for (i, kv) in types.into_iter().chain([&["-ctk", "q8", "-ctv", "f16"][..]]).enumerate() {
@@ -35,7 +35,7 @@ fn every_kv_type_goes_on_bit_for_bit() {
 /// Slots are evicted every five tokens, so that the cuts fall before, at and after an eviction.
 #[test]
 fn evicted_sessions_go_on_bit_for_bit() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     for policy in ["sliding", "snapkv", "h2o"] {
         let window = ["-c", "64", "--eviction-window", "40", "--protected-prefix", "4"];
         let evict = [&window[..], &["--eviction-policy", policy, "--seed", "3", "--ignore-eos"]].concat();
@@ -58,7 +58,7 @@ fn evicted_sessions_go_on_bit_for_bit() {
 
 #[test]
 fn what_the_session_holds_of_a_prompt_is_not_computed_again() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let run =
         |prompt: &str, more: &[&str]| lines(&[&["--temp", "0", "-n", "8", "-p", prompt], more].concat());
@@ -88,7 +88,7 @@ fn what_the_session_holds_of_a_prompt_is_not_computed_again() {
 
 #[test]
 fn random_numbers_go_on_unless_another_seed_is_chosen() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let run = |name: &str, more: &[&str]| {
         let file = temp.path(name);
         lines(&[&["-n", "12", "--temp", "1.2", "--ignore-eos", "--session", &file], more].concat())
@@ -106,11 +106,16 @@ fn random_numbers_go_on_unless_another_seed_is_chosen() {
 
 #[test]
 fn an_interrupted_text_goes_on() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let args = ["generate", "-q", "--format", "jsonl", "--seed", "5", "--ignore-eos", "-p", PROMPT];
     let long = [&args[..], &["-n", "1900", "--session", &file]].concat();
-    let mut child = command(&long).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut child = antigravity(&long)
+        .into_std()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
     let mut said = String::new();
     (0..5).for_each(|_| assert!(out.read_line(&mut said).expect("a line") > 0));
@@ -122,12 +127,12 @@ fn an_interrupted_text_goes_on() {
     assert!((5..1900).contains(&first.ids.len()), "{}", first.ids.len());
     let both = first.then(lines(&["--seed", "5", "--ignore-eos", "-n", "10", "--session", &file]));
     let n = both.ids.len().to_string();
-    assert_eq!(both.ids, Lines::parse(&text(&[&args[..], &["-n", &n]].concat())).ids);
+    assert_eq!(both.ids, Lines::parse(&antigravity([&args[..], &["-n", &n]].concat()).text()).ids);
 }
 
 #[test]
 fn more_room_goes_on_where_the_context_ended() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let args = ["--temp", "0", "--ignore-eos", "-p", PROMPT];
     let whole = lines(&[&args[..], &["-n", "50"]].concat());
@@ -140,19 +145,19 @@ fn more_room_goes_on_where_the_context_ended() {
 
 #[test]
 fn places_that_cannot_be_written_are_refused_at_once() {
-    let temp = Temp::new();
-    let refused = |file: &str, code| fails(&["generate", "-p", "x", "--session", file], code);
+    let temp = TestDir::new();
+    let refused = |file: &str, code| antigravity(["generate", "-p", "x", "--session", file]).fails(code);
     mentions(&refused(&temp.path("no/such/state"), 2), &["--session", "no/such/state", "another place"]);
     mentions(&refused("", 2), &["--session"]);
     mentions(&refused(&temp.path(""), 3), &["not a regular file"]);
     // A link stays one, and what nobody else may read stays so.
     let (file, link) = (temp.path("state"), temp.path("link"));
-    greedy(&["--session", &file]);
+    greedy().args(["--session", &file]).text();
     std::os::unix::fs::symlink("state", &link).expect("a link");
     let mode = || std::fs::metadata(&file).expect("the session").permissions().mode() & 0o777;
     assert_eq!(mode(), 0o600);
     std::fs::set_permissions(&file, Permissions::from_mode(0o640)).expect("a mode");
-    greedy(&["--session", &link]);
+    greedy().args(["--session", &link]).text();
     assert_eq!(mode(), 0o640);
     assert!(std::fs::symlink_metadata(&link).expect("the link").is_symlink());
 }

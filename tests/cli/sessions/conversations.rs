@@ -1,7 +1,7 @@
 //! `chat --session` through the real binary.
 
 use super::Lines;
-use crate::bed::program::*;
+use crate::support::command::*;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
@@ -9,14 +9,14 @@ const CHAT: [&str; 8] = ["chat", "--format", "jsonl", "-n", "40", "--seed", "4",
 const FOX: &str = "Tell me a story about a fox.\n";
 
 fn chat(more: &[&str], input: &str) -> Lines {
-    let said = run_with(&[&CHAT[..], more].concat(), input);
+    let said = antigravity([&CHAT[..], more].concat()).stdin(input).run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     Lines::parse(&said.out)
 }
 
 #[test]
 fn a_restarted_chat_goes_on_as_if_never_left() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let session = ["--session", file.as_str()];
     let system = [&session[..], &["--system", "You are a fox."]].concat();
@@ -27,9 +27,9 @@ fn a_restarted_chat_goes_on_as_if_never_left() {
         assert_eq!(parts.stat(name), whole.stat(name), "{name}");
     }
     let other = ["chat", "--session", &file, "--system", "You are a cat."];
-    mentions(&fails(&other, 2), &["--session", "--system", "another file"]);
+    antigravity(&other).fails_with(2, &["--session", "--system", "another file"]);
     let args = ["generate", "-p", "x", "--session", &file];
-    mentions(&fails(&args, 2), &["--session", "conversation", "chat"]);
+    antigravity(&args).fails_with(2, &["--session", "conversation", "chat"]);
     // Forgotten is forgotten, and another system message may come.
     let cat = ["--session", &file, "--system", "You are a cat."];
     chat(&session, "/reset\n");
@@ -39,7 +39,7 @@ fn a_restarted_chat_goes_on_as_if_never_left() {
 
 #[test]
 fn a_conversation_longer_than_its_cache_goes_on() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     for policy in ["sliding", "snapkv", "h2o"] {
         let file = temp.path(policy);
         let evict = ["--eviction-policy", policy, "-c", "96", "--eviction-window", "64"];
@@ -56,7 +56,7 @@ fn a_conversation_longer_than_its_cache_goes_on() {
 
 #[test]
 fn a_conversation_that_was_saved_and_loaded_goes_on() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("a file");
     let whole = chat(&[], &format!("{FOX}Go on.\n"));
     let script = format!("{FOX}/save {file}\n/reset\nWho are you?\n/load {file}\nGo on.\n");
@@ -76,9 +76,9 @@ fn a_conversation_that_was_saved_and_loaded_goes_on() {
 
 #[test]
 fn what_cannot_be_loaded_changes_nothing() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let (text, damaged) = (temp.path("text"), temp.path("damaged"));
-    greedy(&["--session", &text]);
+    greedy().args(["--session", &text]).text();
     chat(&[], &format!("{FOX}/save {damaged}\n"));
     let mut bytes = std::fs::read(&damaged).expect("a session");
     *bytes.last_mut().expect("bytes") ^= 1;
@@ -86,7 +86,7 @@ fn what_cannot_be_loaded_changes_nothing() {
     let whole = chat(&[], &format!("{FOX}Go on.\n"));
     let missing = temp.path("missing");
     for (file, words) in [(&text, "generate"), (&damaged, "is damaged"), (&missing, "no such file")] {
-        let said = run_with(&CHAT, &format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n"));
+        let said = antigravity(&CHAT).stdin(&format!("{FOX}/load {file}\n/save {missing}/x\nGo on.\n")).run();
         assert_eq!(said.code, Some(0), "{}", said.err);
         let lines: Vec<&str> = said.err.lines().collect();
         assert_eq!(lines.len(), 2, "{}", said.err);
@@ -100,11 +100,15 @@ fn what_cannot_be_loaded_changes_nothing() {
 
 #[test]
 fn an_interrupted_answer_stays_as_far_as_it_came() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let args = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--temp", "0", "--session", &file];
-    let mut child =
-        command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut child = antigravity(&args)
+        .into_std()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(FOX.as_bytes()).expect("it reads");
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
@@ -122,28 +126,32 @@ fn an_interrupted_answer_stays_as_far_as_it_came() {
     let file = temp.path("other");
     let count = cut.ids.len().to_string();
     let short = [&args[..args.len() - 1], &[&file, "-n", &count]].concat();
-    assert_eq!(Lines::parse(&run_with(&short, FOX).out).ids, cut.ids);
+    assert_eq!(Lines::parse(&antigravity(&short).stdin(FOX).run().out).ids, cut.ids);
     assert_eq!(after.ids, go_on(&file).ids);
     assert!(after.computed() < 25, "{}", after.computed());
 }
 
 #[test]
 fn a_text_is_no_conversation() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
-    greedy(&["--session", &file]);
-    mentions(&fails(&["chat", "--session", &file], 2), &["--session", "generate"]);
+    greedy().args(["--session", &file]).text();
+    antigravity(["chat", "--session", &file]).fails_with(2, &["--session", "generate"]);
 }
 
 #[test]
 fn a_kill_loses_the_running_answer_only() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let file = temp.path("state");
     let session = ["--session", file.as_str()];
     let first = chat(&session, FOX);
     let endless = ["chat", "--format", "jsonl", "-q", "--ignore-eos", "--seed", "4", "--session", &file];
-    let mut child =
-        command(&endless).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut child = antigravity(&endless)
+        .into_std()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(b"Go on.\n").expect("it reads");
     let mut out = BufReader::new(child.stdout.take().expect("piped"));

@@ -1,8 +1,8 @@
 //! A text that is saved and loaded at any token is the text that was never cut.
 
 use super::engine;
-use crate::bed::place;
-use crate::bed::program::Temp;
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 use antigravity::model::trace::digest;
 use antigravity::run::generate::stream::ResumePoint;
 use antigravity::run::saved::{self, Content, State};
@@ -63,7 +63,7 @@ fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (
 
 /// The whole text, and the cuts at which bytes and stop strings were held back.
 fn cut_everywhere(engine: &Engine, stop: &[String]) -> (Run, usize, usize) {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let options = options(stop);
     let (whole, _) = go_on(engine, &temp.0.join("whole"), TOKENS, &options);
     let (mut bytes, mut stops) = (0, 0);
@@ -104,10 +104,10 @@ fn cuts_in_characters_and_stop_strings_do_not_show() {
 
 #[test]
 fn a_cancelled_prompt_goes_on() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let kv_types = KvTypes { k: KvType::F16, v: KvType::Q8 };
     let model =
-        EngineOptions { kv_types, prefill_chunk: 2, threads: 2, ..EngineOptions::new(place::model()) };
+        EngineOptions { kv_types, prefill_chunk: 2, threads: 2, ..EngineOptions::new(paths::model()) };
     let engine = Engine::load(model).unwrap();
     let mut options = options(&[]);
     let (whole, _) = go_on(&engine, &temp.0.join("whole"), 20, &options);
@@ -131,7 +131,7 @@ fn a_cancelled_prompt_goes_on() {
 /// `version6` before windows had rows of their own.
 #[test]
 fn sessions_of_older_programs_go_on() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let engine = engine(KvTypes::both(KvType::Q4), 64);
     let options = GenerateOptions {
         sampler: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
@@ -139,7 +139,7 @@ fn sessions_of_older_programs_go_on() {
     };
     for old in ["version4", "version5", "version6"] {
         let file = temp.file(old);
-        std::fs::copy(place::root().join("tests/fixtures/sessions").join(old), &file).unwrap();
+        std::fs::copy(paths::root().join("tests/fixtures/sessions").join(old), &file).unwrap();
         let (run, _) = go_on(&engine, &file, 12, &options);
         assert_eq!(run.text, " town of Longside. He was known to be clumsy.", "{old}");
         // It was saved with the others' keys, and goes on from there.

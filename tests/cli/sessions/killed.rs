@@ -1,7 +1,7 @@
 //! SIGKILL while a session is saved: the file is the old one or the new one, and what is left over goes.
 
 use super::engine;
-use crate::bed::program::{Temp, command};
+use crate::support::command::{TestDir, antigravity};
 use antigravity::Engine;
 use antigravity::run::generate::stream::ResumePoint;
 use antigravity::run::saved::{self, Content, State};
@@ -58,7 +58,7 @@ fn saving(file: &Path) -> Child {
     }
     let context = CONTEXT.to_string();
     let args = ["generate", "-q", "-n", "1", "--ignore-eos", "--kv-type", "f32", "-c", &context, "--session"];
-    let mut run = command(&args);
+    let mut run = antigravity(&args).into_std();
     let mut child = run.arg(file).stdout(Stdio::null()).spawn().expect("the binary starts");
     let begun =
         || unfinished(folder).and_then(|file| fs::metadata(file).ok()).is_some_and(|meta| meta.len() > 0);
@@ -74,7 +74,7 @@ fn saving(file: &Path) -> Child {
 
 #[test]
 fn a_killed_save_leaves_the_old_file_or_the_new_one() {
-    let temp = Temp::new();
+    let temp = TestDir::new();
     let engine = engine(KvTypes::both(KvType::F32), CONTEXT);
     let file = temp.0.join("state");
     long_session(&file, &engine);

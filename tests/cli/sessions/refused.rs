@@ -1,9 +1,9 @@
 //! Files that are no session of this run, by accident or on purpose: one error each, no panic, an empty session.
 
 use super::engine;
-use crate::bed::hostile;
-use crate::bed::place;
-use crate::bed::program::{Temp, fails, greedy, mentions, text};
+use crate::support::command::{TestDir, antigravity, greedy, mentions};
+use crate::support::hostile;
+use crate::support::paths;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::saved;
 use antigravity::{Engine, EngineOptions, Error, GenerateOptions, dims};
@@ -16,7 +16,7 @@ use text::sampler::Rng;
 const PREFIX: usize = 16;
 
 struct Bed {
-    temp: Temp,
+    temp: TestDir,
     engine: Engine,
     /// A good file.
     good: Vec<u8>,
@@ -31,8 +31,8 @@ fn header(bytes: &[u8]) -> usize {
 
 impl Bed {
     fn new() -> Self {
-        let temp = Temp::new();
-        greedy(&["--session", &temp.path("state")]);
+        let temp = TestDir::new();
+        greedy().args(["--session", &temp.path("state")]).text();
         let good = std::fs::read(temp.path("state")).expect("the session");
         Self { temp, engine: engine(KvTypes::both(KvType::Q4), 64), header: header(&good), good }
     }
@@ -208,7 +208,7 @@ fn the_program_says_so_in_one_line() {
     let file = bed.temp.path("state");
     let refused = |bytes: &[u8], code, more: &[&str]| {
         bed.temp.write("state", bytes);
-        fails(&[&["generate", "-p", "x", "--session", &file], more].concat(), code)
+        antigravity([&["generate", "-p", "x", "--session", &file], more].concat()).fails(code)
     };
     mentions(&refused(&bed.good, 2, &["-ctv", "f16"]), &["--session", "--kv-type q4"]);
     mentions(&refused(&bed.good, 2, &["--weight-type", "f32"]), &["--session", "--weight-type q4_0"]);
@@ -224,15 +224,15 @@ fn strange_held_back_text_is_only_text() {
     let unshown = json!({"bytes": {"pending": vec![255; 3000], "strip": u64::MAX}, "stop": "é".repeat(3000)});
     let bytes = bed.forged(|h| h["state"]["content"]["text"]["unshown"] = unshown);
     let file = bed.temp.write("state", bytes);
-    let said = text(&["generate", "--temp", "0", "--session", &file, "-r", "éy"]);
+    let said = antigravity(["generate", "--temp", "0", "--session", &file, "-r", "éy"]).text();
     assert!(said.starts_with(&"é".repeat(2999)), "{said}");
 }
 
 /// Layouts that contradict nothing but that no eviction leaves: whatever comes of them, it is no panic.
 #[test]
 fn strange_layouts_go_on_or_fail() {
-    let temp = Temp::new();
-    greedy(&["--session", &temp.path("state"), "-c", "64"]);
+    let temp = TestDir::new();
+    greedy().args(["--session", &temp.path("state"), "-c", "64"]).text();
     let good = std::fs::read(temp.path("state")).expect("the session");
     let mut rng = Rng::new(5);
     let mut pick = |n: usize| (rng.next_u64() % n as u64) as usize;
@@ -240,9 +240,9 @@ fn strange_layouts_go_on_or_fail() {
     for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let eviction = Eviction { policy, window: 20, prefix: Some(3), memory_threshold: 0 };
         let model =
-            EngineOptions { max_seq_len: 24, threads: 1, eviction, ..EngineOptions::new(place::model()) };
+            EngineOptions { max_seq_len: 24, threads: 1, eviction, ..EngineOptions::new(paths::model()) };
         let engine = Engine::load(model).expect("the bundled model");
-        let bed = Bed { temp: Temp::new(), engine, header: header(&good), good: good.clone() };
+        let bed = Bed { temp: TestDir::new(), engine, header: header(&good), good: good.clone() };
         for _ in 0..150 {
             let (tokens, slots) = (10 + pick(30), 1 + pick(24));
             let cuts: Vec<Value> =

@@ -1,7 +1,7 @@
 //! Attention: all sets give the scalar bits, which are those of its definition.
 
 use super::{bits, same_bits};
-use crate::bed::random::Random;
+use crate::support::random::Random;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::attend::{ALL, CHUNK, KvChunk, Partial, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};

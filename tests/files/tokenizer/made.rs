@@ -1,7 +1,7 @@
 //! Small GGUF files with nothing but a tokenizer, each with something changed.
 
-use crate::bed::gguf::writer::{ARRAY, BOOL, F32, I32, Parts, STRING, U32, array, pair, text};
-use crate::bed::temp::Temp;
+use crate::support::gguf::writer::{ARRAY, BOOL, F32, I32, Parts, STRING, U32, array, pair, text};
+use crate::support::test_dir::TestDir;
 use antigravity::{Error, Result};
 use text::tokenizer::Tokenizer;
 
@@ -101,7 +101,7 @@ impl Made {
 
     /// Opens it, for a model with so many tokens.
     pub fn open(&self, limit: usize) -> Result<Tokenizer> {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         Tokenizer::open(temp.write("made.gguf", self.bytes()).as_ref(), limit)
     }
 

@@ -1,7 +1,7 @@
 //! SentencePiece's algorithm, written out, against what the merges derived from scores give.
 
 use super::made::{CONTROL, Made};
-use crate::bed::random::Random;
+use crate::support::random::Random;
 use std::collections::HashMap;
 use text::tokenizer::AddSpecial;
 

@@ -4,9 +4,9 @@
 //! out: they are the GGUF files', token for token.
 
 use super::made::{Made, USER};
-use crate::bed::place;
-use crate::bed::random::Random;
-use crate::bed::temp::Temp;
+use crate::support::paths;
+use crate::support::random::Random;
+use crate::support::test_dir::TestDir;
 use files::source::gguf::Gguf;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -30,15 +30,15 @@ fn unpacked(file: &Path) -> Vec<u8> {
 
 /// A family's vocabulary, unpacked, and its tokenizer.json beside it.
 struct Family {
-    temp: Temp,
+    temp: TestDir,
     cases: Value,
 }
 
 impl Family {
     fn unpack(name: &str) -> Self {
-        let dir = place::root().join("tests/fixtures/tokenizers").join(name);
+        let dir = paths::root().join("tests/fixtures/tokenizers").join(name);
         let bytes = unpacked(&dir.join("vocabulary.gguf.gz"));
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let gguf = Gguf::open(temp.write("vocabulary.gguf", bytes).as_ref()).unwrap();
         let json = fill(read(&dir.join("tokenizer.json")), &gguf);
         temp.write("tokenizer.json", json.to_string());
@@ -155,7 +155,7 @@ fn agree(one: &Tokenizer, other: &Tokenizer) {
 
 #[test]
 fn small_models_have_the_tokenizers_of_their_directories() {
-    let fixtures = place::root().join("tests/fixtures");
+    let fixtures = paths::root().join("tests/fixtures");
     for (file, model) in [
         ("m1-llama32-bf16.Q4_0", "m1-llama32-bf16"),
         ("m4-qwen2-bf16.Q8_0", "m4-qwen2-bf16"),
@@ -233,9 +233,9 @@ fn words_are_cut_as_the_name_says() {
 /// Small vocabularies, each under its family's name, with the ids of Hugging Face's library.
 #[test]
 fn names_cut_words_as_the_published_files_do() {
-    let dir = place::root().join("tests/fixtures/tokenizers/splits");
+    let dir = paths::root().join("tests/fixtures/tokenizers/splits");
     for name in ["exaone4", "granite", "hunyuan-dense", "lfm2", "minicpm5", "tekken", "qwen35-small"] {
-        let temp = Temp::new();
+        let temp = TestDir::new();
         let file = temp.write("vocabulary.gguf", unpacked(&dir.join(format!("{name}.gguf.gz"))));
         let family: Value = serde_json::from_slice(&unpacked(&dir.join(format!("{name}.json.gz")))).unwrap();
         let size = family["vocab_size"].as_u64().unwrap() as usize;
@@ -365,7 +365,7 @@ fn ids_of_tokens_that_are_not_there_are_none() {
 
 #[test]
 fn blanks_after_control_tokens_of_phi3_are_left_out() {
-    let dir = place::root().join("tests/fixtures/tokenizers/phi3-rstrip");
+    let dir = paths::root().join("tests/fixtures/tokenizers/phi3-rstrip");
     for file in ["tokenizer.json", "phi3-rstrip.gguf"] {
         let tokenizer = Tokenizer::open(&dir.join(file), 266).unwrap();
         let ids = tokenizer.encode("<|user|>\nHi<|end|>\n<|user|>", AddSpecial::No).unwrap();

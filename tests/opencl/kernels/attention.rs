@@ -2,8 +2,8 @@
 //! of it.
 
 use super::{Dims, EPS, SMALL, buffer, floats, kernel, read, same, state};
-use crate::bed::random::Random;
 use crate::device;
+use crate::support::random::Random;
 use antigravity::opencl::{Buffer, Device};
 use numeric::kv::{self, KvType, KvTypes};
 use numeric::simd::attend::{ALL, CHUNK, KvChunk, Partial, attend, merge};

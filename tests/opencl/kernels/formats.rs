@@ -2,9 +2,9 @@
 
 use super::products::{GEMM, GEMM_FEW, GEMM_ROWS, GEMV, GEMV_ROWS, quantised, words};
 use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
-use crate::bed::random::Random;
 use crate::device;
-use antigravity::opencl::ways::{Form, Way};
+use crate::support::random::Random;
+use antigravity::opencl::variants::{Feature, Form, Tokens, VARIANTS, Variant};
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::BLOCK;
 use numeric::quant::activations::ActBlock;
@@ -98,50 +98,50 @@ impl Matrix {
 /// shorter than the others.
 const SHORT_PASSES: [usize; 2] = [4, 3];
 
-/// Reads weights through an image where a way does.
-fn plane(quants: &Buffer, way: Way, words: usize) -> Buffer {
-    if way.image { quants.image(words).unwrap() } else { quants.clone() }
+/// Reads weights through an image where a variant does.
+fn plane(quants: &Buffer, variant: &Variant, words: usize) -> Buffer {
+    if variant.needs(Feature::Images) { quants.image(words).unwrap() } else { quants.clone() }
 }
 
 /// One token by whole rows, onto the residual.
-fn one_by_rows(device: &Device, m: &Matrix, way: Way) {
+fn one_by_rows(device: &Device, m: &Matrix, variant: &Variant) {
     let (Dims { dim, head_dim, .. }, r) = (SMALL, &mut Random(9));
     let (x, acts) = (r.floats(dim + head_dim), quantised(&r.floats(m.cols)));
     let [quants, scales] = m.buffers(device);
     let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
     let (input, d) = (buffer(device, &words(&acts)), acts.iter().map(|a| a.d).collect::<Vec<_>>());
     let options =
-        m.options("STEP_DOWN") + " -DTILE_GROUPS=2 -DBY_ROWS -DEACH=1" + &way.options(device.facts());
+        m.options("STEP_DOWN") + " -DTILE_GROUPS=2 -DBY_ROWS -DEACH=1" + &variant.options(device.facts());
     let d = floats(device, &d);
-    let args = [&plane(&quants, way, 1), &scales, &s, &input, &d, &d, &d];
+    let args = [&plane(&quants, variant, 1), &scales, &s, &input, &d, &d, &d];
     let mut k = kernel(device, ("gemv", GEMV_ROWS), &SMALL.options(16, &options), &args);
     k.arg_ints(7, &[0, m.groups() as i32]).unwrap();
     device.launch(&k, &[16 * m.groups().div_ceil(2)], &[16]).unwrap();
     let expected: Vec<f32> = m.times(&acts).iter().zip(&x).map(|(y, x)| x + y).collect();
-    same(&format!("{:?}, one token, {way}", m.format), &read(&s)[16..16 + m.rows], &expected);
+    same(&format!("{:?}, one token, {}", m.format, variant.name), &read(&s)[16..16 + m.rows], &expected);
 }
 
 /// So many tokens by whole rows.
-fn many_by_rows(device: &Device, m: &Matrix, n: usize, way: Way) {
-    let (each, r) = (if way.four { 4 } else { 1 }, &mut Random(10));
+fn many_by_rows(device: &Device, m: &Matrix, n: usize, variant: &Variant) {
+    let (each, r) = (variant.rows, &mut Random(10));
     let dims = Dims { vocab: m.rows.max(SMALL.vocab), ..SMALL };
     let acts: Vec<Vec<ActBlock>> = (0..n).map(|_| quantised(&r.floats(m.cols))).collect();
     let [quants, scales] = m.buffers(device);
     let all = acts.concat();
-    let input = match way.form {
+    let input = match variant.form {
         Form::Floats => floats(device, &all.iter().flat_map(|a| a.q.map(f32::from)).collect::<Vec<_>>()),
         _ => buffer(device, &words(&all)),
     };
     let d = floats(device, &all.iter().map(|a| a.d).collect::<Vec<_>>());
     let out = floats(device, &vec![0.0; n * dims.vocab]);
-    let args = [&plane(&quants, way, each), &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
+    let args = [&plane(&quants, variant, each), &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
     let options = m.options("STEP_HEAD")
-        + &format!(" -DEACH={each} -DTOKENS=4 -DTURNS=4{}", way.options(device.facts()));
+        + &format!(" -DEACH={each} -DTOKENS=4 -DTURNS=4{}", variant.options(device.facts()));
     let mut k = kernel(device, ("gemm", GEMM_ROWS), &dims.options(32, &options), &args);
     k.arg_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
     device.launch(&k, &[m.rows.div_ceil(32 * each) * 16, n.div_ceil(16) * 2], &[16, 2]).unwrap();
     for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
-        same(&format!("{:?}, {n} tokens, {way}", m.format), &found[..m.rows], &m.times(acts));
+        same(&format!("{:?}, {n} tokens, {}", m.format, variant.name), &found[..m.rows], &m.times(acts));
     }
 }
 
@@ -170,20 +170,25 @@ fn few(device: &Device, m: &Matrix, n: usize, [slices, tokens]: [usize; 2]) {
     }
 }
 
-/// The ways by whole rows that differ in more than their shape.
-fn ways(device: &Device) -> impl Iterator<Item = Way> {
-    let wanted = |way: &Way| way.form == Form::Rows || (way.form == Form::Floats && !way.image);
-    Way::of(device.facts()).into_iter().filter(move |way| wanted(way) && !way.small)
+/// The variants by whole rows that the device has.
+fn by_rows(device: &Device) -> impl Iterator<Item = &'static Variant> {
+    VARIANTS.iter().filter(|variant| variant.by_rows() && variant.missing_feature(device.facts()).is_none())
+}
+
+/// One token where the variant is for one, and many.
+fn any_by_rows(device: &Device, m: &Matrix, variant: &Variant) {
+    if variant.for_tokens.contains(&Tokens::One) {
+        one_by_rows(device, m, variant);
+    }
+    many_by_rows(device, m, 21, variant);
 }
 
 #[test]
 fn whole_rows_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
     for format in [Format::Q4_0, Format::Q6_K] {
-        for way in ["rows", "floats"].map(|name| name.parse().unwrap()) {
-            let m = Matrix::new(format, 256);
-            one_by_rows(&device, &m, way);
-            many_by_rows(&device, &m, 21, way);
+        for name in ["rows", "floats"] {
+            any_by_rows(&device, &Matrix::new(format, 256), Variant::named(name).unwrap());
         }
     }
 }
@@ -193,11 +198,8 @@ fn variants_of_formats_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
     for format in [Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {
         let m = Matrix::new(format, 512);
-        for way in ways(&device) {
-            if !way.four {
-                one_by_rows(&device, &m, way);
-            }
-            many_by_rows(&device, &m, 21, way);
+        for variant in by_rows(&device) {
+            any_by_rows(&device, &m, variant);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `gemv`, `gemm` and `activations` against plain loops.
 
 use super::{Dims, EPS, GRIND, SMALL, buffer, bytes_of, floats, kernel, read, same, state};
-use crate::bed::random::Random;
 use crate::device;
+use crate::support::random::Random;
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::{BLOCK, BlockQ4};
 use half::{bf16, f16};

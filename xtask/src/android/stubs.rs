@@ -4,7 +4,7 @@
 use super::bionic::{LATER, LIBRARIES, Library};
 use crate::error::{Error, Result};
 use crate::targets::{ANDROID, ANDROID_API, target_dir};
-use crate::{sh, toolchain};
+use crate::{command, toolchain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,7 @@ pub fn make(lld: &Path) -> Result<PathBuf> {
         let object = compile(&dir, stem, &library_source(library))?;
         let mut link = Command::new(lld);
         link.args(["-shared", "-soname", library.name, "-o"]).arg(dir.join(library.name)).arg(object);
-        sh::stdout(&mut link)?;
+        command::stdout(&mut link)?;
     }
     // Rust's standard library names liblog without using it.
     write(&dir.join("liblog.a"), toolchain::EMPTY_ARCHIVE)?;
@@ -40,7 +40,7 @@ pub fn make(lld: &Path) -> Result<PathBuf> {
 
 /// All that decides what the files hold.
 fn made_of() -> Result<String> {
-    let compiler = sh::stdout(toolchain::rustc().arg("-vV"))?;
+    let compiler = command::stdout(toolchain::rustc().arg("-vV"))?;
     let libraries = LIBRARIES.iter().map(library_source).collect::<String>();
     Ok(format!("{}{}{libraries}", String::from_utf8_lossy(&compiler), start_source()))
 }
@@ -56,7 +56,7 @@ fn compile(dir: &Path, name: &str, source: &str) -> Result<PathBuf> {
     let mut rustc = toolchain::rustc();
     rustc.args(["--edition", "2024", "--crate-type", "lib", "--target", ANDROID, "--crate-name", "stub"]);
     rustc.args(["--emit", "obj", "-o"]).arg(&object).arg(&file);
-    sh::stdout(&mut rustc)?;
+    command::stdout(&mut rustc)?;
     Ok(object)
 }
 

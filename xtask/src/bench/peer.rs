@@ -1,20 +1,24 @@
-//! llama.cpp beside the program: each row of `antigravity bench` and the same one of `llama-bench`, in turn.
+//! Another program beside ours: each row of `antigravity bench` and the same one of llama.cpp's `llama-bench`, or of
+//! another version of this program, in turn.
 
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use crate::table::{Spread, UNKNOWN, cells, markdown, short};
 use files::source::gguf::{is_gguf, only_gguf};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// `llama-bench`, and the file that both programs run.
+/// The other program, and the file that it runs.
 pub struct Peer {
     program: PathBuf,
-    gguf: PathBuf,
+    model: PathBuf,
+    is_ours: bool,
 }
 
-/// A row of ours that it measures as well.
+/// A row of ours that the peer measures as well.
+#[derive(Deserialize)]
 struct Row {
     test: String,
     n_prompt: u64,
@@ -32,64 +36,52 @@ impl Peer {
     }
 
     fn new(program: PathBuf, model: &Path) -> Result<Peer> {
+        let is_ours =
+            program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("antigravity"));
+        if is_ours || is_gguf(model) {
+            return Ok(Peer { program, model: model.into(), is_ours });
+        }
+        let only = only_gguf(model).map_err(|e| Error::Failed(e.to_string()))?;
         let no_file = || {
             let model = model.display();
             Error::Usage(format!(
                 "PEER: llama-bench reads GGUF files, and {model} has none; give --model another"
             ))
         };
-        let only = || only_gguf(model).map_err(|e| Error::Failed(e.to_string()));
-        let gguf = if is_gguf(model) { Some(model.into()) } else { only()? };
-        Ok(Peer { program, gguf: gguf.ok_or_else(no_file)? })
+        Ok(Peer { program, model: only.ok_or_else(no_file)?, is_ours })
     }
 
-    /// What it prints of one row.
-    fn measure(&self, row: &Row, repetitions: Option<&str>) -> Result<Value> {
+    /// Tokens per second of one row, and what the program calls its build.
+    fn measure(&self, row: &Row, rest: &[String]) -> Result<(f64, Value)> {
         let mut bench = Command::new(&self.program);
-        bench.args(["-o", "json", "-ngl", "0", "-m"]).arg(&self.gguf);
-        bench.args([
-            "-p",
-            &row.n_prompt.to_string(),
-            "-n",
-            &row.n_gen.to_string(),
-            "-t",
-            &row.threads.to_string(),
-        ]);
-        if row.depth > 0 {
-            bench.args(["-d", &row.depth.to_string()]);
+        if self.is_ours {
+            bench.args(["bench", "--output", "json", "-m"]).arg(&self.model).args(row.flags()).args(rest);
+        } else {
+            bench.args(["-o", "json", "-ngl", "0", "-m"]).arg(&self.model).args(row.llama_bench_flags());
+            // Of our other flags it has the number of repetitions.
+            let repetitions =
+                rest.iter().position(|word| word == "-r").map(|at| &rest[at..rest.len().min(at + 2)]);
+            bench.args(repetitions.unwrap_or_default());
         }
-        bench.args(repetitions.into_iter().flat_map(|n| ["-r", n]));
-        let out = sh::output(&mut bench)?;
+        let out = command::output(&mut bench)?;
         let printed: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
-        if out.status.success() && speed(&printed[0]).is_some() {
-            return Ok(printed[0].clone());
+        let (speed, build) = match self.is_ours {
+            true => (&printed["rows"][0]["tokens_per_second"], &printed["version"]),
+            false => (&printed[0]["avg_ts"], &printed[0]["build_commit"]),
+        };
+        if let Some(speed) = speed.as_f64().filter(|speed| out.status.success() && *speed > 0.0) {
+            return Ok((speed, build.clone()));
         }
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        let why = sh::one_line(
-            said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no `avg_ts` in its JSON"),
-        );
-        let program = self.program.display();
+        let why = command::last_line(&String::from_utf8_lossy(&out.stderr));
+        let (program, why) = (self.program.display(), why.unwrap_or("no speed in its JSON".into()));
         Err(Error::Failed(format!("PEER={program} ended with {} and gave no result: {why}", out.status)))
     }
 }
 
-fn speed(result: &Value) -> Option<f64> {
-    result["avg_ts"].as_f64().filter(|speed| *speed > 0.0)
-}
-
 impl Row {
     /// `None` for several sequences together, which `llama-bench` does not have.
-    fn of(row: &Value) -> Option<Row> {
-        let number = |key: &str| row[key].as_u64();
-        let row = Row {
-            test: row["test"].as_str()?.into(),
-            n_prompt: number("n_prompt")?,
-            n_gen: number("n_gen")?,
-            depth: number("depth")?,
-            threads: number("threads")?,
-            kv_type: row["kv_type"].as_str()?.into(),
-        };
-        (!row.test.contains(" x")).then_some(row)
+    fn parse(row: &Value) -> Option<Row> {
+        serde_json::from_value(row.clone()).ok().filter(|row: &Row| !row.test.contains(" x"))
     }
 
     /// Flags of `antigravity bench` for this row alone.
@@ -98,37 +90,40 @@ impl Row {
         let numbers = numbers.into_iter().flat_map(|(flag, n)| [flag.to_string(), n.to_string()]);
         numbers.chain(["--kv-type".into(), self.kv_type.clone()]).collect()
     }
+
+    fn llama_bench_flags(&self) -> Vec<String> {
+        let depth = Some(("-d", self.depth)).filter(|(_, depth)| *depth > 0);
+        let numbers = [("-p", self.n_prompt), ("-n", self.n_gen), ("-t", self.threads)];
+        numbers.into_iter().chain(depth).flat_map(|(flag, n)| [flag.to_string(), n.to_string()]).collect()
+    }
 }
 
-/// Measures the rows of a run of ours again, each beside the peer's, `runs` times. `ours` runs `antigravity bench` with
-/// these flags.
-pub fn beside(
+/// Measures the rows of a run of ours again, each beside the peer's, so many times. `ours` runs `antigravity bench`
+/// with these flags.
+pub fn measure_beside(
     peer: &Peer,
-    rows: &[Value],
-    runs: u64,
+    (rows, runs): (&[Value], u64),
     flags: &[String],
     mut ours: impl FnMut(&[String]) -> Result<Value>,
 ) -> Result<Value> {
-    let (rest, repetitions) = without_lists(flags);
-    let rows: Vec<Row> = rows.iter().filter_map(Row::of).collect();
+    let rest = remove_lists(flags);
+    let rows: Vec<Row> = rows.iter().filter_map(Row::parse).collect();
     let mut speeds = vec![(Vec::new(), Vec::new()); rows.len()];
     let mut build = Value::Null;
     for i in 0..runs {
         for (row, (mine, theirs)) in rows.iter().zip(&mut speeds) {
             eprintln!("{} beside {}: run {} of {runs}", row.test, peer.program.display(), i + 1);
-            let mut first = |peer_first: bool| -> Result<()> {
-                if peer_first == (i % 2 == 1) {
-                    let found = peer.measure(row, repetitions.as_deref())?;
-                    theirs.extend(speed(&found));
-                    build = found["build_commit"].clone();
+            // Each is first in every other run.
+            for peers_turn in [i % 2 == 1, i % 2 == 0] {
+                if peers_turn {
+                    let (speed, of) = peer.measure(row, &rest)?;
+                    theirs.push(speed);
+                    build = of;
                 } else {
                     let found = ours(&[row.flags(), rest.clone()].concat())?;
                     mine.extend(found["rows"][0]["tokens_per_second"].as_f64());
                 }
-                Ok(())
-            };
-            first(true)?;
-            first(false)?;
+            }
         }
     }
     let line = |(row, (mine, theirs)): (&Row, &(Vec<f64>, Vec<f64>))| {
@@ -141,7 +136,7 @@ pub fn beside(
 }
 
 /// Flags whose lists make the rows.
-const LISTS: [&str; 13] = [
+const LISTS: [&str; 11] = [
     "-p",
     "--n-prompt",
     "-n",
@@ -153,16 +148,15 @@ const LISTS: [&str; 13] = [
     "--threads",
     "--kv-type",
     "--batch",
-    "-r",
-    "--repetitions",
 ];
+const REPETITIONS: [&str; 2] = ["-r", "--repetitions"];
 
-/// The other flags, and the number of repetitions.
-fn without_lists(flags: &[String]) -> (Vec<String>, Option<String>) {
+/// The other flags; the number of repetitions is the last of them.
+fn remove_lists(flags: &[String]) -> Vec<String> {
     let (mut rest, mut repetitions) = (Vec::new(), None);
     let mut words = flags.iter();
     while let Some(word) = words.next() {
-        let name = LISTS.iter().find(|name| {
+        let name = LISTS.iter().chain(&REPETITIONS).find(|name| {
             let more = word.strip_prefix(**name);
             more.is_some_and(|more| more.is_empty() || more.starts_with('=') || !name.starts_with("--"))
         });
@@ -172,33 +166,30 @@ fn without_lists(flags: &[String]) -> (Vec<String>, Option<String>) {
         };
         let inline = word[name.len()..].trim_start_matches('=');
         let value = if inline.is_empty() { words.next().cloned() } else { Some(inline.into()) };
-        if ["-r", "--repetitions"].contains(name) {
-            repetitions = value;
-        }
+        repetitions = if REPETITIONS.contains(name) { value } else { repetitions };
     }
-    // Ours needs it again; it makes no row.
-    rest.extend(repetitions.iter().flat_map(|n| ["-r".to_string(), n.clone()]));
-    (rest, repetitions)
+    rest.extend(repetitions.into_iter().flat_map(|n| ["-r".to_string(), n]));
+    rest
 }
 
-/// The table of a record that [`beside`] made.
+/// The table of a record that [`measure_beside`] made.
 pub fn table(record: &Value) -> String {
     let rows = record["rows"].as_array().map_or(&[][..], Vec::as_slice);
-    let text = |value: &Value| value.as_str().map_or_else(|| UNKNOWN.to_string(), sh::one_line);
+    let text = |value: &Value| value.as_str().map_or_else(|| UNKNOWN.to_string(), command::one_line);
     let median = |speeds: &Value| {
         let speeds = speeds.as_array().into_iter().flatten().filter_map(Value::as_f64);
         short(Spread::of(speeds).map(|s| s.median))
     };
     let line = |row: &Value| {
-        let threads = row["threads"].as_u64().unwrap_or(0).to_string();
-        let mut cells = vec![text(&row["test"]), threads, text(&row["kv_type"])];
+        let mut cells = vec![text(&row["test"]), row["threads"].to_string(), text(&row["kv_type"])];
         cells.extend(["ours", "theirs"].map(|key| median(&row[key])));
         cells.extend(["ratio", "min", "max"].map(|key| short(row[key].as_f64())));
         cells
     };
-    let titles = ["test", "threads", "KV", "tokens/s", "llama.cpp", "ratio", "min", "max"];
+    let titles = ["test", "threads", "KV", "tokens/s", "peer", "ratio", "min", "max"];
     let (program, build) = (text(&record["program"]), text(&record["build"]));
-    let head = format!("In turn with {program} (build {build}), whose cache is of its own default type\n\n");
+    let head =
+        format!("In turn with {program} (build {build}); llama.cpp's cache is of its own default type\n\n");
     head + &markdown(cells(titles), rows.iter().map(line))
 }
 
@@ -217,7 +208,7 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         let program = dir.join("llama-bench");
         fs::write(dir.join("m.gguf"), "").unwrap();
-        sh::write_script(&program, &format!("echo \"theirs $*\" >> {}/log\n{script}", dir.display()));
+        command::write_script(&program, &format!("echo \"theirs $*\" >> {}/log\n{script}", dir.display()));
         let peer = Peer::new(program, &dir).unwrap();
         (dir, peer)
     }
@@ -225,10 +216,11 @@ mod tests {
     #[test]
     fn rows_of_both_programs_alternate_and_ratios_are_theirs_of_one_turn() {
         let (dir, peer) = stand_in("rows", "echo '[{\"avg_ts\": 50.0, \"build_commit\": \"abc123\"}]'");
-        let row = |test: &str, n_prompt: u64, n_gen: u64, depth: u64| json!({"test": test, "n_prompt": n_prompt, "n_gen": n_gen, "depth": depth, "threads": 2, "kv_type": "q4"});
-        let rows = [row("pp512", 512, 0, 0), row("tg32 @ d64", 0, 32, 64), row("tg32 x8", 0, 32, 0)];
+        let row = |test: &str, n_gen: u64, depth: u64| json!({"test": test, "n_prompt": 0, "n_gen": n_gen, "depth": depth, "threads": 2, "kv_type": "q4"});
+        let rows = [row("tg32 @ d64", 32, 64), row("tg32 x8", 32, 0)];
         let mut speed = 100.0;
-        let record = beside(&peer, &rows, 2, &words("-p 512 -n32 -d 0,64 -r 3 --backend cpu"), |flags| {
+        let flags = words("-p 512 -n32 -d 0,64 -r 3 --backend cpu");
+        let record = measure_beside(&peer, (&rows, 2), &flags, |flags| {
             let log = dir.join("log");
             let before = fs::read_to_string(&log).unwrap_or_default();
             fs::write(&log, format!("{before}ours {}\n", flags.join(" "))).unwrap();
@@ -236,59 +228,28 @@ mod tests {
             Ok(json!({"rows": [{"tokens_per_second": speed}]}))
         });
         let record = record.unwrap();
-        let gguf = dir.join("m.gguf");
-        let theirs = |more: &str| format!("theirs -o json -ngl 0 -m {} {more} -r 3", gguf.display());
-        let ours = |more: &str| format!("ours {more} --kv-type q4 --backend cpu -r 3");
-        let (pp, tg) = ("-p 512 -n 0 -d 0 -t 2", "-p 0 -n 32 -d 64 -t 2");
-        let (their_pp, their_tg) = ("-p 512 -n 0 -t 2", "-p 0 -n 32 -t 2 -d 64");
+        let theirs =
+            format!("theirs -o json -ngl 0 -m {} -p 0 -n 32 -t 2 -d 64 -r 3", dir.join("m.gguf").display());
+        let ours = "ours -p 0 -n 32 -d 64 -t 2 --kv-type q4 --backend cpu -r 3";
         let log = fs::read_to_string(dir.join("log")).unwrap();
-        let expected = [
-            ours(pp),
-            theirs(their_pp),
-            ours(tg),
-            theirs(their_tg),
-            theirs(their_pp),
-            ours(pp),
-            theirs(their_tg),
-            ours(tg),
-        ];
-        assert_eq!(log.lines().collect::<Vec<_>>(), expected);
-        assert_eq!(record["rows"][0]["ours"], json!([150.0, 250.0]));
-        assert_eq!((&record["rows"][1]["ratio"], &record["build"]), (&json!(5.0), &json!("abc123")));
-        let text = table(&record);
-        let cells = |line: &str| line.split('|').map(|c| c.trim().to_string()).collect::<Vec<_>>();
-        assert_eq!(
-            cells(text.lines().nth(4).unwrap())[1..9],
-            ["pp512", "2", "q4", "200.0", "50.00", "4.00", "3.00", "5.00"]
-        );
-        assert_eq!(text.lines().count(), 6, "{text}");
+        assert_eq!(log.lines().collect::<Vec<_>>(), [ours, &theirs, &theirs, ours]);
+        assert_eq!((&record["rows"][0]["ratio"], &record["build"]), (&json!(3.5), &json!("abc123")));
+        assert!(table(&record).contains(" 175.0 | 50.00 |  3.50 | 3.00 | 4.00 |"), "{}", table(&record));
         fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
-    fn a_peer_that_fails_is_named_in_a_line() {
-        for (name, script, why) in [
-            ("fails", "echo 'error: no such model' >&2; exit 1", "error: no such model"),
-            ("silent", "echo '{}'", "no `avg_ts` in its JSON"),
-        ] {
-            let (dir, peer) = stand_in(name, script);
-            let row =
-                json!({"test": "pp8", "n_prompt": 8, "n_gen": 0, "depth": 0, "threads": 1, "kv_type": "q4"});
-            let ours = |_: &[String]| Ok(json!({"rows": [{"tokens_per_second": 1.0}]}));
-            let said = beside(&peer, &[row], 1, &[], ours).unwrap_err().to_string();
-            assert!(said.contains("PEER=") && said.contains(why) && said.lines().count() == 1, "{said}");
-            fs::remove_dir_all(dir).unwrap();
-        }
-        let story = sh::root().join("models/story");
-        let said = Peer::new("llama-bench".into(), &story).err().unwrap();
+    fn a_peer_that_fails_is_named_in_a_line_and_lists_are_taken_out() {
+        let (dir, peer) = stand_in("fails", "echo 'error: no such model' >&2; exit 1");
+        let row =
+            json!({"test": "pp8", "n_prompt": 8, "n_gen": 0, "depth": 0, "threads": 1, "kv_type": "q4"});
+        let ours = |_: &[String]| Ok(json!({"rows": [{"tokens_per_second": 1.0}]}));
+        let said = measure_beside(&peer, (&[row], 1), &[], ours).unwrap_err().to_string();
+        assert!(said.contains("PEER=") && said.ends_with("error: no such model"), "{said}");
+        fs::remove_dir_all(dir).unwrap();
+        let said = Peer::new("llama-bench".into(), &command::root().join("models/story")).err().unwrap();
         assert!(said.exit_code() == 2 && said.to_string().contains("GGUF"), "{said}");
-    }
-
-    #[test]
-    fn lists_are_taken_out_of_the_flags() {
-        let (rest, repetitions) =
-            without_lists(&words("-p 1,2 --n-gen=4 -t2 --pin 1 -r=7 --kv-type q8 -f x"));
-        assert_eq!((rest, repetitions), (words("--pin 1 -f x -r 7"), Some("7".into())));
-        assert_eq!(without_lists(&words("--prompt-file x")), (words("--prompt-file x"), None));
+        let rest = remove_lists(&words("-p 1,2 --n-gen=4 -t2 --pin 1 -r=7 --kv-type q8 --prompt-file x"));
+        assert_eq!(rest, words("--pin 1 --prompt-file x -r 7"));
     }
 }

@@ -1,4 +1,4 @@
-//! What is made of a benchmark's record: the speeds of all runs, and the tables.
+//! The tables of a benchmark's record, and the speeds of all its runs.
 
 use crate::sensors::ranges;
 use crate::table::{Spread, UNKNOWN, cells, fixed, markdown, short};
@@ -138,81 +138,36 @@ fn cores(runs: &[Value]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Run;
-    use crate::bench::start::Start;
-    use crate::sensors::sampler::{Plan, Sample};
-    use crate::sensors::{Core, Reading, Temperature};
-    use std::time::Duration;
-
-    fn reading(celsius: f64) -> Reading {
-        let core = |number| Core { number, capacity: Some(1024), khz: Some(1_500_000), ..Core::default() };
-        let temperatures = vec![Temperature { name: "cpu|x".into(), celsius, zone: Some(0) }];
-        Reading { cores: vec![core(0), core(1)], temperatures, thermal_status: Some(0), ..Reading::default() }
-    }
-
-    fn run(speed: f64, cold: Option<f64>) -> Value {
-        let start = |ms| Start { first_token: Some(ms), load: 1.0, ttft: 2.0 };
-        let sample =
-            Sample { khz: vec![Some(2_000_000), None], celsius: vec![Some(61.5)], ..Sample::default() };
-        let row = json!({"test": "tg8", "threads": 2, "kv_type": "q4", "tokens_per_second": speed});
-        Run {
-            waited: 0.0,
-            before: reading(40.0),
-            after: reading(50.0),
-            plan: Plan::of(&reading(40.0), Duration::from_secs(1)),
-            samples: vec![sample],
-            cold: cold.map(start),
-            warm: start(20.0),
-            bench: json!({"rows": [row]}),
-        }
-        .json()
-    }
-
-    fn record(runs: Vec<Value>) -> Value {
-        json!({"schema": 1, "device": "d", "target": "t", "model": "m", "rows": rows(&runs),
-               "notes": ["A note."], "runs": runs})
-    }
 
     #[test]
-    fn tables_are_whole() {
-        let text = tables(&record(vec![run(10.0, Some(80.0)), run(12.0, None)]));
-        let all: Vec<&str> = text.split("\n\n").filter(|t| t.starts_with('|')).collect();
-        assert_eq!(all.len(), 4, "{text}");
-        for table in &all {
-            let table = table.lines().filter(|l| l.starts_with('|'));
-            let pipes: Vec<usize> = table.map(|l| l.matches('|').count()).collect();
-            assert!(pipes.iter().all(|p| *p == pipes[0]), "{text}");
-        }
-        let cells = |line: &str| line.split('|').map(|c| c.trim().to_string()).collect::<Vec<_>>();
-        let row = cells(all[0].lines().nth(2).unwrap());
-        assert_eq!(row[1..9], ["tg8", "2", "q4", "11.00", "10.00", "12.00", "10.00", "12.00"]);
-        let cold = cells(all[1].lines().nth(2).unwrap());
-        assert_eq!(cold[1..6], ["cold", "80.00", "80.00", "80.00", "1.00"]);
-        let state = cells(all[2].lines().nth(2).unwrap());
-        assert_eq!(state[1..8], ["1", "0", "40.0", "61.5", "50.0", "none", "none"]);
-        let core = cells(all[3].lines().nth(2).unwrap());
-        assert_eq!(core[1..7], ["0", "1024", "–", "1.50", "2.00", "1.50"]);
-        assert!(text.ends_with("A note.\n"), "{text}");
-    }
-
-    #[test]
-    fn a_device_that_tells_nothing_gets_dashes() {
-        let mut one = run(10.0, None);
-        (one["start"], one["end"]) = (Reading::default().json(), Reading::default().json());
-        one["sampled"] = json!({"samples": []});
-        let text = tables(&record(vec![one]));
-        assert!(text.contains("| cold  |              – |"), "{text}");
-        assert!(!text.contains("capacity") && text.contains("Cores: –."), "{text}");
-    }
-
-    #[test]
-    fn the_record_has_rows_and_runs() {
-        let record = record(vec![run(10.0, Some(80.0)), run(12.0, None)]);
-        assert_eq!(record["rows"][0]["tokens_per_second"], 11.0);
-        assert_eq!(record["rows"][0]["runs"], json!([10.0, 12.0]));
-        assert_eq!(record["runs"][0]["cold_start"]["first_token_ms"], 80.0);
-        assert!(record["runs"][1]["cold_start"].is_null());
-        assert_eq!(record["runs"][0]["sampled"]["samples"][0]["khz"], json!([2_000_000, null]));
-        assert_eq!(record["runs"][0]["start"]["temperatures"][0]["name"], "cpu|x");
+    fn tables_are_whole_and_dashes_stand_for_what_is_not_known() {
+        let row =
+            |speed: f64| json!([{"test": "tg8", "threads": 2, "kv_type": "q4", "tokens_per_second": speed}]);
+        let core = json!([{"cpu": 0, "capacity": 1024, "max_khz": null, "khz": 1_500_000}]);
+        let run = |speed: f64, cold: Value| {
+            json!({"waited_s": 0.0, "hottest": 61.5, "cores_used": [0], "bench": {"rows": row(speed)},
+                   "start": {"cores": core, "hottest": 40.0, "throttling": "none"},
+                   "end": {"cores": core, "hottest": 50.0, "throttling": "none"},
+                   "sampled": {"samples": [{"khz": [2_000_000]}]},
+                   "cold_start": cold, "warm_start": {"first_token_ms": 20.0, "load_ms": 1.0, "ttft_ms": 2.0}})
+        };
+        let cold = json!({"first_token_ms": 80.0, "load_ms": 1.0, "ttft_ms": 2.0});
+        let runs = vec![run(10.0, cold), run(12.0, Value::Null)];
+        let record = json!({"device": "d", "target": "t", "model": "m", "rows": rows(&runs), "notes": ["A note."], "runs": runs});
+        assert_eq!(
+            (&record["rows"][0]["tokens_per_second"], &record["rows"][0]["runs"]),
+            (&json!(11.0), &json!([10.0, 12.0]))
+        );
+        let text = tables(&record);
+        let tables: Vec<Vec<&str>> =
+            text.split("\n\n").filter(|t| t.starts_with('|')).map(|t| t.lines().collect()).collect();
+        assert_eq!(tables.len(), 4, "{text}");
+        let cells =
+            |table: usize| tables[table][2].split('|').map(|c| c.trim().to_string()).collect::<Vec<_>>();
+        assert_eq!(cells(0)[1..9], ["tg8", "2", "q4", "11.00", "10.00", "12.00", "10.00", "12.00"]);
+        assert_eq!(cells(1)[1..6], ["cold", "80.00", "80.00", "80.00", "1.00"]);
+        assert_eq!(cells(2)[1..8], ["1", "0", "40.0", "61.5", "50.0", "none", "none"]);
+        assert_eq!(cells(3)[1..7], ["0", "1024", "–", "1.50", "2.00", "1.50"]);
+        assert!(text.contains("Cores: –.") && text.ends_with("A note.\n"), "{text}");
     }
 }

@@ -4,23 +4,27 @@ use crate::deploy::PROGRAM;
 use crate::device::Device;
 use crate::device::shell::{self, quote};
 use crate::error::{Error, Result};
-use crate::{run, sh};
-use serde_json::{Value, json};
+use crate::{command, run};
+use serde::Serialize;
+use serde_json::Value;
 
 /// One start, in milliseconds.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Start {
     /// From the start of the process to the first token; `None` where the shell's clock counts seconds only.
+    #[serde(rename = "first_token_ms")]
     pub first_token: Option<f64>,
     /// Of that, by the program's own clock: loading, and prompt to token.
+    #[serde(rename = "load_ms")]
     pub load: f64,
+    #[serde(rename = "ttft_ms")]
     pub ttft: f64,
 }
 
 /// A start after the model's files were dropped from the page cache.
 pub struct Cold {
     pub start: Option<Start>,
-    /// What did not go as it should, in a sentence.
+    /// A sentence about a start that was not cold for certain.
     pub note: Option<String>,
 }
 
@@ -33,37 +37,30 @@ const UNSEEN: &str =
     "The model's files were dropped from the page cache; whether they are gone, the system does not say.";
 
 /// One token of a short prompt.
-const GENERATE: &[&str] = &[
-    "generate",
-    "--prompt",
-    "Once upon a time",
-    "--num-tokens",
-    "1",
-    "--temperature",
-    "0",
-    "--ignore-eos",
-    "--format",
-    "jsonl",
-    "--quiet",
-];
+const GENERATE: &str = "generate --num-tokens 1 --temperature 0 --ignore-eos --format jsonl --quiet";
 
-pub fn warm(device: &dyn Device, dir: &str) -> Result<Start> {
+pub fn measure_warm(device: &dyn Device, dir: &str) -> Result<Start> {
     let set = run::environment(device, dir).into_iter().map(|(n, v)| quote(&format!("{n}={v}")));
     let set = set.collect::<Vec<_>>().join(" ");
-    let words = GENERATE.iter().map(|w| quote(w)).collect::<Vec<_>>().join(" ");
+    let words =
+        GENERATE.split(' ').chain(["--prompt", "Once upon a time"]).map(quote).collect::<Vec<_>>().join(" ");
     let dir = quote(dir);
     let script = format!("cd {dir} && set -- {set} $ANTIGRAVITY_EMULATOR ./{PROGRAM} {words}\n{TIMED}");
     let answer = shell::capture(device, &script)?;
     parse(&answer.stdout).ok_or_else(|| {
-        let why = answer.stderr.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it printed no times");
-        Error::Failed(format!("{}: `generate` did not start: {}", device.name(), sh::one_line(why)))
+        let why = command::last_line(&answer.stderr).unwrap_or("it printed no times".into());
+        Error::Failed(format!("{}: `generate` did not start: {why}", device.name()))
     })
 }
 
-pub fn cold(device: &dyn Device, dir: &str) -> Result<Cold> {
+pub fn measure_cold(device: &dyn Device, dir: &str) -> Result<Cold> {
     let program = run::program(device, dir, ["bench", "--drop-cache"].map(String::from).into());
-    let said = shell::capture_program(device, &program)?.stdout;
-    let note = match serde_json::from_str::<Value>(&said).unwrap_or_default()["dropped"] {
+    let answer = shell::capture_program(device, &program)?;
+    if answer.code != 0 {
+        let note = "No start was a cold one: this program cannot drop the model's files from the page cache.";
+        return Ok(Cold { start: None, note: Some(note.into()) });
+    }
+    let note = match serde_json::from_str::<Value>(&answer.stdout).unwrap_or_default()["dropped"] {
         Value::Bool(true) => None,
         // A start from who knows which pages is no cold one.
         Value::Bool(false) => {
@@ -72,10 +69,10 @@ pub fn cold(device: &dyn Device, dir: &str) -> Result<Cold> {
         }
         _ => Some(UNSEEN.into()),
     };
-    Ok(Cold { start: Some(warm(device, dir)?), note })
+    Ok(Cold { start: Some(measure_warm(device, dir)?), note })
 }
 
-/// Reads what [`TIMED`] printed.
+/// Reads the output of [`TIMED`].
 fn parse(text: &str) -> Option<Start> {
     // Some shells write the fraction with the comma of the user's language.
     let time = |key: &str| {
@@ -94,12 +91,6 @@ fn parse(text: &str) -> Option<Start> {
     })
 }
 
-impl Start {
-    pub fn json(&self) -> Value {
-        json!({"first_token_ms": self.first_token, "load_ms": self.load, "ttft_ms": self.ttft})
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,19 +106,12 @@ mod tests {
     }
 
     #[test]
-    fn clocks_without_fractions_give_no_time() {
-        for (a, b) in
-            [("1.%N", "2.%N"), ("1.N", "2.5"), ("", ""), ("2.5", "1.5"), ("1.", "2."), ("-1.5", "2.0")]
-        {
+    fn clocks_without_fractions_give_no_time_and_no_last_line_no_start() {
+        for (a, b) in [("1.%N", "2.%N"), ("1.N", "2.5"), ("", ""), ("2.5", "1.5"), ("-1.5", "2.0")] {
             let start = parse(&format!("began {a}\nfirst {b}\n{STATS}")).unwrap();
             assert_eq!(start.first_token, None, "{a} {b}");
         }
-    }
-
-    #[test]
-    fn a_start_without_its_last_line_is_none() {
-        for text in ["", "began 1.0\nfirst 2.0\n", "{\"t\":\"stats\"}\n", "{\"t\":\"token\"}\n", "\u{1b}[2J"]
-        {
+        for text in ["began 1.0\nfirst 2.0\n", "{\"t\":\"stats\"}\n", "\u{1b}[2J"] {
             assert_eq!(parse(text), None, "{text:?}");
         }
     }

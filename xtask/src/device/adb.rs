@@ -1,8 +1,8 @@
 //! Phones, and anything else that runs an adb daemon, through the `adb` program.
 
 use super::{Device, Forward, shell};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,12 +28,12 @@ struct Facts {
 impl Adb {
     /// The device with this serial number, or the only one.
     pub fn open(serial: Option<&str>) -> Result<Adb> {
-        if !sh::on_path("adb") {
+        if !command::is_on_path("adb") {
             return Err(Error::Device(MISSING.into()));
         }
         // Starting adb's server says so on stdout; done apart, it does not get into the list.
-        let _ = sh::output(Command::new("adb").arg("start-server"));
-        let out = sh::output(Command::new("adb").arg("devices"))?;
+        let _ = command::output(Command::new("adb").arg("start-server"));
+        let out = command::output(Command::new("adb").arg("devices"))?;
         if !out.status.success() {
             let why = last_line(&out.stderr);
             return Err(Error::Device(format!("`adb devices` fails ({why}); try: adb kill-server")));
@@ -104,7 +104,7 @@ impl Device for Adb {
     fn forward(&self, here: u16, there: u16) -> Result<Forward> {
         let local = format!("tcp:{here}");
         let mut adb = self.command();
-        let out = sh::output(adb.args(["forward", &local, &format!("tcp:{there}")]))?;
+        let out = command::output(adb.args(["forward", &local, &format!("tcp:{there}")]))?;
         if !out.status.success() {
             let why = last_line(&[out.stdout, out.stderr].concat());
             let remedy = "give --port another one, before --";
@@ -121,7 +121,7 @@ fn last_line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().map(str::trim).rfind(|l| !l.is_empty()).unwrap_or("no reason given");
     let line = line.trim_start_matches("adb: ").trim_start_matches("error: ");
-    sh::one_line(line)
+    command::one_line(line)
 }
 
 /// Serial numbers and states in the output of `adb devices`.

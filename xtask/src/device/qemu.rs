@@ -2,7 +2,7 @@
 
 use super::local::{Local, home};
 use crate::error::{Error, Result};
-use crate::{sh, toolchain};
+use crate::{command, toolchain};
 
 pub const EMULATOR: &str = "qemu-aarch64-static";
 /// Emulated unless `QEMU_CPU` says otherwise. Vectors of scalable length make emulation slower.
@@ -15,7 +15,7 @@ pub fn open(target: Option<&str>) -> Result<Local> {
     if let Some(other) = target.filter(|t| !TARGETS.contains(t)) {
         return Err(Error::Usage(format!("--target {other}: use {}", TARGETS.join(" or "))));
     }
-    if !sh::on_path(EMULATOR) {
+    if !command::is_on_path(EMULATOR) {
         return Err(Error::Device(format!("{EMULATOR} is missing: sudo apt-get install qemu-user-static")));
     }
     let installed = || TARGETS.iter().copied().find(|t| toolchain::has_std(t));

@@ -2,8 +2,8 @@
 
 use super::Device;
 use super::marker::{Mark, Marks, nonce};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write};
@@ -33,8 +33,7 @@ impl Answer {
         if self.code == 0 {
             return Ok(self.stdout);
         }
-        let why = self.stderr.lines().rfind(|l| !l.trim().is_empty());
-        let why = why.map_or(format!("exit code {}", self.code), sh::one_line);
+        let why = command::last_line(&self.stderr).unwrap_or(format!("exit code {}", self.code));
         Err(Error::Device(format!("{}: {why}", device.name())))
     }
 }
@@ -134,8 +133,7 @@ fn captured(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answ
 
 /// A stream that ended before its script did.
 fn lost(device: &dyn Device, stderr: &str) -> Error {
-    let why = stderr.lines().rfind(|l| !l.trim().is_empty()).map(|l| format!(" ({})", sh::one_line(l)));
-    let why = why.unwrap_or_default();
+    let why = command::last_line(stderr).map_or(String::new(), |line| format!(" ({line})"));
     Error::Device(format!("{}: the connection broke{why}; check the cable, then do it again", device.name()))
 }
 
@@ -155,11 +153,11 @@ pub fn capture_program(device: &dyn Device, program: &Program) -> Result<Answer>
 /// Runs a program with this process's streams until it ends. Ctrl-C reaches it; a second one ends it.
 /// Its exit code is the result, 128 and the signal's number where a signal ended it.
 pub fn stream(device: &dyn Device, program: &Program, stdin: Input) -> Result<u32> {
-    stream_to(device, program, stdin, Ears { text: &mut put, started: &mut |_| {} })
+    stream_to(device, program, stdin, ProgramOutput { text: &mut put, started: &mut |_| {} })
 }
 
-/// Who hears of a program in [`stream_to`].
-pub struct Ears<'a> {
+/// Receivers of a program's output in [`stream_to`].
+pub struct ProgramOutput<'a> {
     /// Gets its stdout, piece by piece; an error means that nobody reads it any more, which ends it.
     pub text: &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>,
     /// Gets its process id there.
@@ -167,10 +165,15 @@ pub struct Ears<'a> {
 }
 
 /// [`stream`] with stdout going elsewhere.
-pub fn stream_to(device: &dyn Device, program: &Program, stdin: Input, ears: Ears<'_>) -> Result<u32> {
+pub fn stream_to(
+    device: &dyn Device,
+    program: &Program,
+    stdin: Input,
+    output: ProgramOutput<'_>,
+) -> Result<u32> {
     let exit_by_signal = exit_by_signal()?;
     exit_by_signal.store(false, Ordering::SeqCst);
-    let ended = stream_caught(device, program, stdin, ears);
+    let ended = stream_caught(device, program, stdin, output);
     exit_by_signal.store(true, Ordering::SeqCst);
     ended
 }
@@ -190,7 +193,12 @@ fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn stream_caught(device: &dyn Device, program: &Program, stdin: Input, ears: Ears<'_>) -> Result<u32> {
+fn stream_caught(
+    device: &dyn Device,
+    program: &Program,
+    stdin: Input,
+    output: ProgramOutput<'_>,
+) -> Result<u32> {
     let nonce = nonce();
     let mut command = device.shell(&with_end(&program.script(&nonce, stdin)?, &nonce));
     // A process group of its own: Ctrl-C in a terminal must not cut the connection.
@@ -208,7 +216,7 @@ fn stream_caught(device: &dyn Device, program: &Program, stdin: Input, ears: Ear
         let signals = signals.map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
         let handle = signals.handle();
         let watcher = scope.spawn(move || watch(device, state, signals, connection));
-        let ended = copy_out(&mut child, (&nonce, state), ears, || kill(device, state, "KILL"));
+        let ended = copy_out(&mut child, (&nonce, state), output, || kill(device, state, "KILL"));
         state.ended.store(true, Ordering::SeqCst);
         handle.close();
         let _ = watcher.join();
@@ -256,10 +264,10 @@ struct State {
 fn copy_out(
     child: &mut Child,
     (nonce, state): (&str, &State),
-    ears: Ears<'_>,
+    output: ProgramOutput<'_>,
     stop: impl Fn(),
 ) -> Option<u32> {
-    let (mut stdout, put) = (child.stdout.take().expect("stdout is piped"), ears.text);
+    let (mut stdout, put) = (child.stdout.take().expect("stdout is piped"), output.text);
     let mut filter = Marks::new(nonce);
     let (mut piece, mut text, mut marks) = (vec![0; 64 << 10], Vec::new(), Vec::new());
     while let Some(n) = stdout.read(&mut piece).ok().filter(|&n| n > 0) {
@@ -269,7 +277,7 @@ fn copy_out(
             match mark {
                 Mark::Pid(pid) => {
                     state.pid.store(pid, Ordering::SeqCst);
-                    (ears.started)(pid);
+                    (output.started)(pid);
                 }
                 Mark::Exit(code) => {
                     let _ = put(&text);

@@ -1,4 +1,4 @@
-//! What must hold for a program of each target, so that no machine it is for refuses to load it.
+//! The conditions for a program of each target, so that no machine it is for refuses to load it.
 
 use super::Elf;
 use crate::android::bionic;
@@ -8,8 +8,8 @@ use object::elf::{
     EM_X86_64, ET_DYN, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
 };
 
-/// All that is wrong with a program as one for `target`, a sentence each.
-pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
+/// Finds all that is wrong with a program as one for `target`, a sentence each.
+pub fn find_problems(target: &str, elf: &Elf) -> Vec<String> {
     let mut found = Vec::new();
     let machine = if target.starts_with("aarch64") { EM_AARCH64 } else { EM_X86_64 };
     if elf.machine != machine {
@@ -18,10 +18,10 @@ pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
     if elf.has_symbols {
         found.push("is not stripped".into());
     }
-    memory(elf, &mut found);
+    check_memory(elf, &mut found);
     if target == ANDROID {
-        loaded_by_bionic(elf, &mut found);
-        of_bionic_only(elf, &mut found);
+        check_loading_by_bionic(elf, &mut found);
+        check_symbols_of_bionic(elf, &mut found);
     }
     if is_static(target) {
         if let Some(loader) = &elf.interpreter {
@@ -37,8 +37,8 @@ pub fn problems(target: &str, elf: &Elf) -> Vec<String> {
     found
 }
 
-/// No memory may be both written and run, and the loader may only change what is written anyway.
-fn memory(elf: &Elf, found: &mut Vec<String>) {
+/// Checks that no memory is both written and run, and that the loader changes none that is not written.
+fn check_memory(elf: &Elf, found: &mut Vec<String>) {
     let loaded = || elf.segments.iter().filter(|s| s.kind == PT_LOAD);
     if loaded().next().is_none() {
         found.push("has nothing to load".into());
@@ -52,16 +52,9 @@ fn memory(elf: &Elf, found: &mut Vec<String>) {
     if elf.tag(DT_TEXTREL).is_some() || elf.tag(DT_FLAGS).is_some_and(|flags| flags & DF_TEXTREL.0 != 0) {
         found.push("has text relocations".into());
     }
-    let writable = |address: u64| {
-        let inside = |s: &super::Segment| address.checked_sub(s.address).is_some_and(|d| d < s.memory_size);
-        loaded().any(|s| s.flags.contains(PF_W) && inside(s))
-    };
-    if let Some(address) = elf.relocated.iter().find(|a| !writable(**a)) {
-        found.push(format!("has a relocation at {address:#x}, which is not writable"));
-    }
 }
 
-fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
+fn check_loading_by_bionic(elf: &Elf, found: &mut Vec<String>) {
     if elf.kind != ET_DYN || elf.tag(DT_FLAGS_1).unwrap_or(0) & DF_1_PIE.0 == 0 {
         found.push("is not a position independent program".into());
     }
@@ -91,8 +84,8 @@ fn loaded_by_bionic(elf: &Elf, found: &mut Vec<String>) {
     }
 }
 
-/// Nothing but bionic's public symbols, and those newer than the API level only if they may be missing.
-fn of_bionic_only(elf: &Elf, found: &mut Vec<String>) {
+/// Checks that only bionic's public symbols are needed, and those newer than the API level only if they may be missing.
+fn check_symbols_of_bionic(elf: &Elf, found: &mut Vec<String>) {
     let known = || bionic::LIBRARIES.iter().map(|l| l.name);
     for library in elf.needed.iter().filter(|n| known().all(|k| k != n.as_str())) {
         found.push(format!(
@@ -125,7 +118,7 @@ mod tests {
     use object::elf::{FileType, PF_R, ProgramFlags};
 
     fn load(address: u64, flags: ProgramFlags) -> Segment {
-        Segment { kind: PT_LOAD, flags, offset: address, address, memory_size: 0x1000, align: 0x4000 }
+        Segment { kind: PT_LOAD, flags, offset: address, address, align: 0x4000 }
     }
 
     fn good() -> Elf {
@@ -143,69 +136,45 @@ mod tests {
             dynamic: vec![(DT_FLAGS_1, DF_1_PIE.0)],
             needed: vec!["libdl.so".into(), "libc.so".into()],
             imports: vec![import("malloc", false), import("getrandom", true)],
-            relocated: vec![0x8000, 0x8ff8],
             has_symbols: false,
         }
     }
 
-    /// The one problem that a change makes.
-    fn problem(change: impl Fn(&mut Elf)) -> String {
-        let mut elf = good();
-        change(&mut elf);
-        let found = problems(ANDROID, &elf);
-        assert_eq!(found.len(), 1, "{found:?}");
-        found[0].clone()
-    }
-
     #[test]
-    fn a_good_program_has_no_problem() {
-        assert_eq!(problems(ANDROID, &good()), [""; 0]);
-    }
-
-    #[test]
-    fn what_bionic_cannot_load_is_found() {
-        assert!(problem(|e| e.machine = EM_X86_64).contains("machine 62"));
-        assert!(problem(|e| e.kind = FileType(2)).contains("position independent"));
-        assert!(problem(|e| e.dynamic.clear()).contains("position independent"));
-        assert!(problem(|e| e.interpreter = None).contains("loaded by nothing"));
-        assert!(problem(|e| e.interpreter = Some("/lib/ld.so".into())).contains("/lib/ld.so"));
-        assert!(problem(|e| e.segments[0].align = 0x1000).contains("aligned to 4096"));
-        assert!(problem(|e| e.segments[0].align = 0x5000).contains("aligned to 20480"));
-        assert!(problem(|e| e.segments[1].offset += 0x1000).contains("no page of the file fits"));
-        assert!(
-            problem(|e| e.segments.push(Segment { kind: PT_TLS, ..load(0, PF_R) })).contains("thread local")
-        );
-        assert!(problem(|e| e.dynamic.push((DT_RELR, 0))).contains("packed relocations"));
-        assert!(problem(|e| e.dynamic.push((DT_RUNPATH, 1))).contains("folders"));
-        assert!(problem(|e| e.has_symbols = true).contains("not stripped"));
-    }
-
-    #[test]
-    fn unsafe_memory_is_found() {
-        assert!(problem(|e| e.segments[2].flags |= PF_X).contains("written and run"));
-        assert!(problem(|e| e.segments[3].flags |= PF_X).contains("stack"));
-        assert!(problem(|e| e.segments.truncate(3)).contains("stack"));
-        assert!(problem(|e| e.dynamic.push((DT_TEXTREL, 0))).contains("text relocations"));
-        assert!(problem(|e| e.dynamic.push((DT_FLAGS, DF_TEXTREL.0))).contains("text relocations"));
-        assert!(problem(|e| e.relocated.push(0x4010)).contains("0x4010"));
-        assert!(problem(|e| e.relocated.push(0x9000)).contains("0x9000"));
-    }
-
-    #[test]
-    fn what_phones_lack_is_found() {
+    fn a_program_that_its_machine_would_refuse_is_found() {
+        assert_eq!(find_problems(ANDROID, &good()), [""; 0]);
         let import = |name: &str| Import { name: name.into(), weak: false };
-        assert!(problem(|e| e.imports.push(import("__errno_location"))).contains("does not list"));
-        assert!(problem(|e| e.imports.push(import("getrandom"))).contains("API level 28"));
-        assert!(problem(|e| e.needed.push("libOpenCL.so".into())).contains("libOpenCL.so"));
-        assert!(problem(|e| e.needed.truncate(1)).contains("does not need libc.so"));
-    }
-
-    #[test]
-    fn static_programs_need_nothing() {
-        let target = "aarch64-unknown-linux-musl";
+        let tls = Segment { kind: PT_TLS, ..load(0, PF_R) };
+        type Change<'a> = &'a dyn Fn(&mut Elf);
+        let cases: [(Change<'_>, &str); 18] = [
+            (&|e| e.machine = EM_X86_64, "machine 62"),
+            (&|e| e.kind = FileType(2), "position independent"),
+            (&|e| e.dynamic.clear(), "position independent"),
+            (&|e| e.interpreter = None, "loaded by nothing"),
+            (&|e| e.segments[0].align = 0x1000, "aligned to 4096"),
+            (&|e| e.segments[0].align = 0x5000, "aligned to 20480"),
+            (&|e| e.segments[1].offset += 0x1000, "no page of the file fits"),
+            (&|e| e.segments.push(tls.clone()), "thread local"),
+            (&|e| e.dynamic.push((DT_RELR, 0)), "packed relocations"),
+            (&|e| e.dynamic.push((DT_RUNPATH, 1)), "folders"),
+            (&|e| e.has_symbols = true, "not stripped"),
+            (&|e| e.segments[2].flags |= PF_X, "written and run"),
+            (&|e| e.segments.truncate(3), "stack"),
+            (&|e| e.dynamic.push((DT_TEXTREL, 0)), "text relocations"),
+            (&|e| e.imports.push(import("__errno_location")), "does not list"),
+            (&|e| e.imports.push(import("getrandom")), "API level 28"),
+            (&|e| e.needed.push("libOpenCL.so".into()), "libOpenCL.so"),
+            (&|e| e.needed.truncate(1), "does not need libc.so"),
+        ];
+        for (change, words) in cases {
+            let mut elf = good();
+            change(&mut elf);
+            let found = find_problems(ANDROID, &elf);
+            assert!(found.len() == 1 && found[0].contains(words), "{words}: {found:?}");
+        }
         let mut elf = Elf { interpreter: None, needed: vec![], ..good() };
         elf.imports[0].weak = true;
-        assert_eq!(problems(target, &elf), [""; 0]);
-        assert_eq!(problems(target, &good()).len(), 3);
+        assert_eq!(find_problems("aarch64-unknown-linux-musl", &elf), [""; 0]);
+        assert_eq!(find_problems("aarch64-unknown-linux-musl", &good()).len(), 3);
     }
 }

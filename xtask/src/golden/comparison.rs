@@ -1,4 +1,4 @@
-//! Golden results and what they are held against: a table, and where two runs part.
+//! Results beside golden ones: a table, and the place where two runs part.
 
 use crate::table::{cells, fixed, markdown};
 
@@ -9,7 +9,7 @@ pub struct Outcome {
     pub digest: String,
 }
 
-/// What a case came to, there and here.
+/// Results of a case, there and here.
 pub struct Row {
     pub name: String,
     pub there: Outcome,
@@ -42,8 +42,8 @@ pub fn table(rows: &[Row]) -> String {
     markdown(cells(titles), rows.iter().map(line))
 }
 
-/// In words, what differs first in a row that has not passed.
-pub fn difference(row: &Row) -> String {
+/// Describes the first difference of a row that has not passed.
+pub fn describe_difference(row: &Row) -> String {
     let (found, place) = if row.there == row.expected { (&row.here, "here") } else { (&row.there, "there") };
     let expected = &row.expected;
     if let Some(i) = found.ids.iter().zip(&expected.ids).position(|(a, b)| a != b) {
@@ -59,8 +59,8 @@ pub fn difference(row: &Row) -> String {
 }
 
 /// The first layer in which two outputs of `logits --trace-hash` differ.
-pub fn first_layer(there: &str, here: &str) -> String {
-    let (there, here) = (traced(there), traced(here));
+pub fn find_first_layer(there: &str, here: &str) -> String {
+    let (there, here) = (parse_trace(there), parse_trace(here));
     if here.is_empty() || there.len() != here.len() {
         return format!("{} layers were traced there, {} here", there.len(), here.len());
     }
@@ -71,7 +71,7 @@ pub fn first_layer(there: &str, here: &str) -> String {
 }
 
 /// `(position, layer, digest)` of the lines `position 3 layer 0 residual 0123…`.
-fn traced(text: &str) -> Vec<(u64, u64, &str)> {
+fn parse_trace(text: &str) -> Vec<(u64, u64, &str)> {
     let fields = |line| -> Option<(u64, u64, &str)> {
         let words: Vec<&str> = str::split_whitespace(line).collect();
         match words[..] {
@@ -97,30 +97,25 @@ mod tests {
     #[test]
     fn differences_are_named() {
         assert!(row(&[1, 2, 3], "aa").passed());
-        assert_eq!(difference(&row(&[1, 7, 9], "bb")), "token 1 is 7 there, expected 2");
-        assert_eq!(difference(&row(&[1, 2], "bb")), "2 tokens there, expected 3");
-        assert!(difference(&row(&[1, 2, 3], "bb")).contains("logits is bb there, expected aa"));
+        assert_eq!(describe_difference(&row(&[1, 7, 9], "bb")), "token 1 is 7 there, expected 2");
+        assert_eq!(describe_difference(&row(&[1, 2], "bb")), "2 tokens there, expected 3");
+        assert!(describe_difference(&row(&[1, 2, 3], "bb")).contains("logits is bb there, expected aa"));
         let mut here = row(&[1, 2, 3], "aa");
         here.here.ids[2] = 9;
         assert!(!here.passed());
-        assert_eq!(difference(&here), "token 2 is 9 here, expected 3");
+        assert_eq!(describe_difference(&here), "token 2 is 9 here, expected 3");
+        let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
+        assert_eq!((text.lines().count(), text.matches("DIFFERS").count()), (4, 2));
     }
 
     #[test]
     fn the_first_differing_layer_is_named() {
         let here = "position 0 layer 0 residual aa\nposition 0 layer 1 residual bb\nposition 1 layer 0 residual cc\n";
         let there = here.replace("bb", "b0").replace("cc", "c0");
-        assert_eq!(first_layer(&there, here), "first differing layer: 1, at position 0");
-        assert!(first_layer(here, here).starts_with("no layer differs"));
-        assert!(first_layer("", here).starts_with("0 layers were traced there"));
-        assert!(first_layer("", "").starts_with("0 layers"));
-        assert!(first_layer("position x layer 0 residual aa\n", here).starts_with("0 layers"));
-    }
-
-    #[test]
-    fn a_table_has_a_line_a_case() {
-        let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
-        assert_eq!(text.lines().count(), 4);
-        assert_eq!(text.matches("DIFFERS").count(), 2);
+        assert_eq!(find_first_layer(&there, here), "first differing layer: 1, at position 0");
+        assert!(find_first_layer(here, here).starts_with("no layer differs"));
+        assert!(find_first_layer("", here).starts_with("0 layers were traced there"));
+        assert!(find_first_layer("", "").starts_with("0 layers"));
+        assert!(find_first_layer("position x layer 0 residual aa\n", here).starts_with("0 layers"));
     }
 }

@@ -1,15 +1,15 @@
-//! The golden set on a device, through the deployed program itself: what it generates there is compared
-//! with the golden files and with what this machine generates; where it differs, the layer is found.
+//! The golden set on a device, through the deployed program itself: its texts are compared with the golden files and
+//! with those of this machine; where they differ, the layer is found.
 
-use super::case::{Case, cases, outcome};
+use super::GoldenArgs;
+use super::case::{Case, cases, parse_outcome};
 use super::comparison::{self, Row};
-use crate::args::Args;
 use crate::deploy;
+use crate::device::Device;
 use crate::device::files::{Item, install};
 use crate::device::shell;
-use crate::device::{self, Device};
 use crate::error::{Error, Result};
-use crate::{build, run, sh};
+use crate::{build, command, run};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -27,9 +27,9 @@ struct Both<'a> {
     program: PathBuf,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let device = device::select(args)?;
-    let model = build::chosen_model(args)?;
+pub fn run(args: &GoldenArgs) -> Result<()> {
+    let device = args.device.open()?;
+    let model = args.model.dir()?;
     let cases = cases(&model)?;
     let mut more = Vec::new();
     if cases.iter().any(|c| c.exact_weights) {
@@ -42,15 +42,15 @@ pub fn run(args: &Args) -> Result<()> {
     let mut differences = Vec::new();
     for case in &cases {
         let began = Instant::now();
-        let there = outcome(&case.name, &both.there(case, &case.generate, "generate")?.stdout)?;
+        let there = parse_outcome(&case.name, &both.there(case, &case.generate, "generate")?.stdout)?;
         let seconds = began.elapsed().as_secs_f64();
-        let here = outcome(&case.name, &both.here(case, &case.generate, "generate")?.stdout)?;
+        let here = parse_outcome(&case.name, &both.here(case, &case.generate, "generate")?.stdout)?;
         let row = Row { name: case.name.clone(), there, here, expected: case.expected.clone(), seconds };
         eprintln!("{}: {} {}", device.name(), case.name, if row.passed() { "equal" } else { "DIFFERS" });
         if !row.passed() {
             let layer =
                 both.first_difference(case).unwrap_or_else(|e| format!("its layer is not known: {e}"));
-            differences.push(format!("{}: {}; {layer}", case.name, comparison::difference(&row)));
+            differences.push(format!("{}: {}; {layer}", case.name, comparison::describe_difference(&row)));
         }
         rows.push(row);
     }
@@ -83,10 +83,14 @@ impl Both<'_> {
     fn here(&self, case: &Case, flags: &[String], command: &str) -> Result<Output> {
         let mut program = Command::new(&self.program);
         program.arg(command).args(&case.settings).args(flags).arg("--model-path").arg(&self.model);
-        let out = sh::output(program.env_remove("ANTIGRAVITY_MODEL"))?;
+        let out = command::output(program.env_remove("ANTIGRAVITY_MODEL"))?;
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         if !out.status.success() {
-            return Err(Error::Failed(format!("`{}`: {}", sh::show(&program), sh::last_lines(&stderr, 1))));
+            return Err(Error::Failed(format!(
+                "`{}`: {}",
+                command::show(&program),
+                command::last_lines(&stderr, 1)
+            )));
         }
         Ok(Output { stdout: String::from_utf8_lossy(&out.stdout).into_owned(), stderr })
     }
@@ -102,11 +106,11 @@ impl Both<'_> {
         };
         let there = self.there(case, &flags(TOKENS), "logits")?.stderr;
         let here = self.here(case, &flags(&file.to_string_lossy()), "logits")?.stderr;
-        Ok(comparison::first_layer(&there, &here))
+        Ok(comparison::find_first_layer(&there, &here))
     }
 }
 
-/// What a program printed.
+/// A program's output.
 struct Output {
     stdout: String,
     stderr: String,

@@ -1,7 +1,7 @@
 //! Runs the program built for one model.
 
 use crate::error::{Error, Result};
-use crate::{build, sh};
+use crate::{build, command};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use std::process::Command;
 /// The program built for one model, and a place for its files.
 pub struct Engine {
     program: PathBuf,
-    /// What runs the program, which is of another kind of CPU than this machine's.
+    /// Runs the program, which is of another kind of CPU than this machine's.
     emulator: Option<&'static str>,
     model: PathBuf,
     files: PathBuf,
 }
 
-/// How a run differs from the plain one.
+/// Settings of a run.
 #[derive(Default, Clone, Copy)]
 pub struct Variant<'a> {
     pub flags: &'a [&'a str],
@@ -25,9 +25,15 @@ pub struct Variant<'a> {
     pub opencl: Option<&'a str>,
 }
 
+impl<'a> Variant<'a> {
+    pub fn with(flags: &'a [&'a str]) -> Variant<'a> {
+        Variant { flags, ..Variant::default() }
+    }
+}
+
 impl Engine {
     pub fn build(model: &Path, name: &str) -> Result<Engine> {
-        Engine::of_program(&build::checked(model)?, model, name)
+        Engine::with_copy(&build::unoptimised(model)?, model, name)
     }
 
     /// A program of 64-bit Arm, which this emulator of programs runs.
@@ -36,7 +42,7 @@ impl Engine {
     }
 
     /// With a copy of a program that was built for a model.
-    pub fn of_program(built: &Path, model: &Path, name: &str) -> Result<Engine> {
+    pub fn with_copy(built: &Path, model: &Path, name: &str) -> Result<Engine> {
         let files = build::target_dir().join("parity").join(name);
         fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
         // The next model's build takes the place of this one's.
@@ -46,7 +52,7 @@ impl Engine {
     }
 
     /// The same program with another file of its model.
-    pub fn of(&self, model: &Path) -> Engine {
+    pub fn with_model(&self, model: &Path) -> Engine {
         let Engine { program, files, .. } = self;
         Engine {
             program: program.clone(),
@@ -56,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// Whether its model is a directory, not a file.
+    /// Finds out whether its model is a directory, not a file.
     pub fn has_checkpoint(&self) -> bool {
         self.model.is_dir()
     }
@@ -92,23 +98,22 @@ impl Engine {
         }
         match variant.opencl {
             Some(kernels) => {
-                // PoCL compiles in half the time what it does not optimise, and in half the time what nobody wants the
-                // binaries of; `tests/opencl` has it optimise all.
+                // PoCL compiles in half the time what it does not optimise; `tests/opencl` has it optimise all.
                 command
                     .env("ANTIGRAVITY_OPENCL_VARIANT", kernels)
-                    .env("ANTIGRAVITY_OPENCL_BINARIES", "0")
                     .env("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable");
-                silent(command.env("ANTIGRAVITY_OPENCL_CACHE", self.files.join("opencl")))?;
+                run_silently(command.env("ANTIGRAVITY_OPENCL_CACHE", self.files.join("opencl")))?;
             }
-            None => drop(sh::stdout(&mut command)?),
+            None => drop(command::stdout(&mut command)?),
         }
         let bytes = fs::read(&out).map_err(|e| {
-            let text = format!("`{}` did not write it: {e}", sh::show(&command));
+            let text = format!("`{}` did not write it: {e}", command::show(&command));
             Error::at(&out, text)
         })?;
         let wanted = 4 * ids.len() * vocab;
         if bytes.len() != wanted {
-            let text = format!("`{}` wrote {} bytes instead of {wanted}", sh::show(&command), bytes.len());
+            let text =
+                format!("`{}` wrote {} bytes instead of {wanted}", command::show(&command), bytes.len());
             return Err(Error::Failed(text));
         }
         Ok(bytes)
@@ -126,37 +131,38 @@ impl Engine {
     /// The ids of the text in a file, with the tokens that the model puts around a text.
     pub fn tokenize(&self, text: &Path) -> Result<Vec<u32>> {
         let printed =
-            sh::stdout(self.command("tokenize").arg("--file").arg(text).args(["--format", "json"]))?;
+            command::stdout(self.command("tokenize").arg("--file").arg(text).args(["--format", "json"]))?;
         let value: Value = serde_json::from_slice(&printed).unwrap_or_default();
         serde_json::from_value(value["ids"].clone()).map_err(|e| Error::at(text, format!("token ids: {e}")))
     }
 
-    /// What `generate` prints with these flags, greedily.
+    /// The output of `generate` with these flags, greedily.
     pub fn generate(&self, text: &str, flags: &[&str]) -> Result<Vec<u8>> {
-        sh::stdout(self.greedy().args(["--prompt", text]).args(flags))
+        command::stdout(self.greedy().args(["--prompt", text]).args(flags))
     }
 
-    /// The same without its end: a session keeps the beginning of a character, others print that it is one.
-    pub fn told(&self, text: &str, flags: &[&str]) -> Result<String> {
+    /// [`Engine::generate`] without its end: a session keeps the beginning of a character, others print that it is one.
+    pub fn generate_text(&self, text: &str, flags: &[&str]) -> Result<String> {
         Ok(whole_characters(&String::from_utf8_lossy(&self.generate(text, flags)?)).into())
     }
 
-    /// What `generate` tells of each prompt, one beside the other.
-    pub fn batch(&self, prompts: &[&str], flags: &[&str]) -> Result<Vec<String>> {
+    /// The output of `generate` for each prompt, one beside the other.
+    pub fn generate_batch(&self, prompts: &[&str], flags: &[&str]) -> Result<Vec<String>> {
         let file = self.file("prompts.jsonl");
         let lines: Vec<String> = prompts.iter().map(|prompt| json!(prompt).to_string()).collect();
         fs::write(&file, lines.join("\n")).map_err(|e| Error::at(&file, e))?;
         let mut run = self.greedy();
         run.args(["--batch", &prompts.len().to_string(), "--prompts"]).arg(&file).args(flags);
-        let mut told = vec![None; prompts.len()];
-        for line in String::from_utf8_lossy(&sh::stdout(&mut run)?).lines() {
+        let mut texts = vec![None; prompts.len()];
+        for line in String::from_utf8_lossy(&command::stdout(&mut run)?).lines() {
             let answer: Value =
                 serde_json::from_str(line).map_err(|e| Error::Failed(format!("{line}: {e}")))?;
             let index = answer["index"].as_u64().unwrap_or(u64::MAX) as usize;
-            let which = told.get_mut(index).ok_or_else(|| Error::Failed(format!("{line}: which prompt?")))?;
+            let which =
+                texts.get_mut(index).ok_or_else(|| Error::Failed(format!("{line}: which prompt?")))?;
             *which = answer["text"].as_str().map(|text| whole_characters(text).to_string());
         }
-        told.into_iter().collect::<Option<_>>().ok_or_else(|| Error::Failed("a prompt has no answer".into()))
+        texts.into_iter().collect::<Option<_>>().ok_or_else(|| Error::Failed("a prompt has no answer".into()))
     }
 
     fn greedy(&self) -> Command {
@@ -173,13 +179,13 @@ fn whole_characters(text: &str) -> &str {
 
 /// Runs a command that has nothing to say, but which head it uses where a file has two. PoCL's compiler counts its
 /// warnings on stderr where its cache is empty.
-fn silent(command: &mut Command) -> Result<()> {
-    let out = sh::output(command)?;
+fn run_silently(command: &mut Command) -> Result<()> {
+    let out = command::output(command)?;
     let said = String::from_utf8_lossy(&out.stderr);
     let quiet =
         said.lines().all(|line| line.ends_with(" generated.") || line.ends_with("using lm_head.weight"));
     if out.status.success() && quiet {
         return Ok(());
     }
-    Err(Error::Failed(format!("`{}`: {}: {said}", sh::show(command), out.status)))
+    Err(Error::Failed(format!("`{}`: {}: {said}", command::show(command), out.status)))
 }

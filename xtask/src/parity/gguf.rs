@@ -1,15 +1,20 @@
 //! GGUF files against reference results on their decoded weights: `tests/fixtures/gguf/logits.json`.
 //!
 //! With `--weight-type f32` the logits are held to [`TOLERANCE`](super::compare::TOLERANCE). As they are stored, blocks
-//! are multiplied with activations of eight bits: what other engines measure for that on these lively little models
-//! bounds the difference, and decides which greedy steps are sure.
+//! are multiplied with activations of eight bits: the difference that other engines have on these lively little models
+//! bounds that of ours, and decides which greedy steps are sure.
 
 use super::compare::{max_abs, wrong_steps};
 use super::engine::{Engine, Variant};
-use super::{FLOAT, Tally, reference, same_bits, steps, within};
+use super::{FLOAT, check_same_bits, check_steps, check_within, reference};
 use crate::error::{Error, Result};
-use crate::json::{self, Node};
-use crate::sh;
+use crate::tally::Tally;
+use crate::{command, json};
+use files::config::ModelConfig;
+use files::source::gguf::Gguf;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 
 const NATIVE: &[&str] = &["--kv-type", "f32"];
@@ -17,39 +22,77 @@ const NATIVE: &[&str] = &["--kv-type", "f32"];
 const NATIVE_MAX: f32 = 0.8;
 const NATIVE_RMS: f64 = 0.15;
 
-/// One file and what is known of it.
-pub struct File {
+/// The reference results of one file.
+#[derive(Deserialize)]
+pub struct GgufFile {
     pub model: String,
+    #[serde(skip)]
     pub path: PathBuf,
-    vocab: usize,
+    vocab_size: usize,
     ids: Vec<u32>,
-    logits: Vec<f32>,
-    prompt: Vec<u32>,
+    logits: String,
+    greedy: Greedy,
+}
+
+#[derive(Deserialize)]
+struct Greedy {
+    ids: Vec<u32>,
     greedy_ids: Vec<u32>,
-    margins: Vec<f64>,
+    top2_margin: Vec<f64>,
 }
 
 /// All files that have reference results.
-pub fn files() -> Result<Vec<File>> {
-    let dir = sh::root().join("tests/fixtures/gguf");
-    let list = dir.join("logits.json");
-    let value = json::read(&list)?;
-    let Some(entries) = value.as_object() else { return Err(Error::at(&list, "is not an object")) };
-    let one = |(name, value): (&String, &serde_json::Value)| {
-        let node = Node { file: &list, value };
-        let (vocab, ids, greedy) = (node.size("vocab_size")?, node.ids("ids")?, node.get("greedy")?);
-        Ok(File {
-            model: node.text("model")?.into(),
-            path: dir.join(name),
-            logits: reference::floats(&dir.join(node.text("logits")?), ids.len() * vocab)?,
-            vocab,
-            ids,
-            prompt: greedy.ids("ids")?,
-            greedy_ids: greedy.ids("greedy_ids")?,
-            margins: greedy.floats("top2_margin")?,
-        })
-    };
-    entries.iter().map(one).collect()
+pub fn files() -> Result<Vec<GgufFile>> {
+    let dir = command::root().join("tests/fixtures/gguf");
+    let entries: BTreeMap<String, GgufFile> = json::read(&dir.join("logits.json"))?;
+    Ok(entries.into_iter().map(|(name, file)| GgufFile { path: dir.join(name), ..file }).collect())
+}
+
+impl GgufFile {
+    /// Finds out whether the program that is built for it differs from that for the checkpoint of its model: a build
+    /// knows the config and nothing else.
+    pub fn needs_own_build(&self) -> Result<bool> {
+        let file = command::root().join("tests/fixtures/models").join(&self.model).join("config.json");
+        let Ok(text) = fs::read_to_string(&file) else { return Ok(true) };
+        let of_checkpoint = ModelConfig::parse(&text).map_err(|e| Error::at(&file, e))?;
+        let of_file = Gguf::open(&self.path).and_then(|gguf| gguf.config());
+        Ok(of_file.map_err(|e| Error::Failed(e.to_string()))? != of_checkpoint)
+    }
+
+    fn logits(&self, engine: &Engine, ids: &[u32], flags: &[&str]) -> Result<Vec<f32>> {
+        engine.logits(ids, self.vocab_size, Variant::with(flags)).map(|bytes| reference::to_floats(&bytes))
+    }
+
+    fn check_exact(&self, engine: &Engine, name: &str) -> Result<()> {
+        let file = self.path.with_file_name(&self.logits);
+        let expected = reference::read_floats(&file, self.ids.len() * self.vocab_size)?;
+        check_within(name, &self.logits(engine, &self.ids, FLOAT)?, &expected, self.vocab_size).1
+    }
+
+    /// The logits are the checkpoint's where the values are.
+    fn check_checkpoint(&self, checkpoint: &Engine, engine: &Engine) -> Result<()> {
+        let logits = |engine: &Engine| engine.logits(&self.ids, self.vocab_size, Variant::with(FLOAT));
+        let what = "from a GGUF file instead of the checkpoint";
+        check_same_bits(&logits(checkpoint)?, &logits(engine)?, self.vocab_size, what)
+    }
+
+    fn check_native(&self, engine: &Engine, name: &str) -> Result<()> {
+        let file = self.path.with_file_name(&self.logits);
+        let expected = reference::read_floats(&file, self.ids.len() * self.vocab_size)?;
+        let found = self.logits(engine, &self.ids, NATIVE)?;
+        let off: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| a - b).collect();
+        let sum: f64 = off.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let (most, rms) = (max_abs(&off), (sum / off.len().max(1) as f64).sqrt());
+        // Not the other way round, so that what is no number is refused.
+        if !(most <= NATIVE_MAX && rms <= NATIVE_RMS && off.iter().all(|x| x.is_finite())) {
+            return Err(Error::Failed(format!("{name}: native: differs by up to {most}, rms {rms}")));
+        }
+        let Greedy { ids, greedy_ids, top2_margin } = &self.greedy;
+        let fed = greedy_ids.len().saturating_sub(1);
+        let found = self.logits(engine, &[&ids[..], &greedy_ids[..fed]].concat(), NATIVE)?;
+        let found = &found[(ids.len() - 1) * self.vocab_size..];
+        check_steps(name, &wrong_steps(found, greedy_ids, top2_margin, 2.0 * f64::from(NATIVE_MAX)))
+    }
 }
 
 /// Checks the files of one model with the program built for it.
@@ -57,60 +100,13 @@ pub fn check(engine: &Engine, model: &str) -> Result<Tally> {
     let mut tally = Tally::default();
     for file in files()?.iter().filter(|f| f.model == model) {
         let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let of_file = engine.of(&file.path);
-        tally.count(&name, exact(&of_file, file, &name));
-        tally.count(&name, native(&of_file, file, &name));
+        let of_file = engine.with_model(&file.path);
+        tally.count_quietly(&name, file.check_exact(&of_file, &name));
+        tally.count_quietly(&name, file.check_native(&of_file, &name));
         // The checkpoints that have such files are in BF16.
         if engine.has_checkpoint() && [".F32.gguf", ".BF16.gguf"].iter().any(|end| name.ends_with(end)) {
-            tally.count(&name, same_as_checkpoint(engine, &of_file, file));
+            tally.count_quietly(&name, file.check_checkpoint(engine, &of_file));
         }
     }
     Ok(tally)
-}
-
-fn logits(engine: &Engine, file: &File, ids: &[u32], flags: &[&str]) -> Result<Vec<f32>> {
-    let bytes = engine.logits(ids, file.vocab, Variant { flags, ..Variant::default() })?;
-    Ok(reference::to_floats(&bytes))
-}
-
-fn exact(engine: &Engine, file: &File, name: &str) -> Result<()> {
-    within(name, &logits(engine, file, &file.ids, FLOAT)?, &file.logits, file.vocab).1
-}
-
-/// Where the values are the same, so are the logits.
-fn same_as_checkpoint(checkpoint: &Engine, of_file: &Engine, file: &File) -> Result<()> {
-    let variant = Variant { flags: FLOAT, ..Variant::default() };
-    let [a, b] = [checkpoint, of_file].map(|engine| engine.logits(&file.ids, file.vocab, variant));
-    same_bits(&a?, &b?, file.vocab, "from a GGUF file instead of the checkpoint")
-}
-
-fn native(engine: &Engine, file: &File, name: &str) -> Result<()> {
-    let found = logits(engine, file, &file.ids, NATIVE)?;
-    let off: Vec<f32> = found.iter().zip(&file.logits).map(|(a, b)| a - b).collect();
-    let sum: f64 = off.iter().map(|x| f64::from(*x).powi(2)).sum();
-    let (most, rms) = (max_abs(&off), (sum / off.len().max(1) as f64).sqrt());
-    // Not the other way round, so that what is no number is refused.
-    if !(most <= NATIVE_MAX && rms <= NATIVE_RMS && off.iter().all(|x| x.is_finite())) {
-        let text = format!("{name}: native: differs by up to {most}, rms {rms}");
-        return Err(Error::Failed(text));
-    }
-    let fed = file.greedy_ids.len().saturating_sub(1);
-    let ids = [&file.prompt[..], &file.greedy_ids[..fed]].concat();
-    let found = logits(engine, file, &ids, NATIVE)?;
-    let found = &found[(file.prompt.len() - 1) * file.vocab..];
-    steps(name, &wrong_steps(found, &file.greedy_ids, &file.margins, 2.0 * f64::from(NATIVE_MAX)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_files_and_their_results_are_there() {
-        let files = files().unwrap();
-        assert!(files.iter().all(|f| f.path.is_file() && f.margins.len() == f.greedy_ids.len()));
-        for model in ["m1-llama32-bf16", "m1k-llama32-h256", "m4-qwen2-bf16", "m4k-qwen2-h256"] {
-            assert!(files.iter().any(|f| f.model == model), "{model}");
-        }
-    }
 }

@@ -2,18 +2,19 @@
 
 use super::engine::{Engine, Variant};
 use super::reference::Reference;
-use super::{FLOAT, Tally, longest, same_bits};
+use super::{FLOAT, check_same_bits};
 use crate::error::Error;
+use crate::tally::Tally;
 
-/// Ways through the kernels: many tokens at once and one by one; attention on the other side, too.
-const WAYS: &[&[&str]] = &[&["--gpu-attn"], &["--gpu-attn", "--prefill-chunk", "1"]];
-const MORE_WAYS: &[&[&str]] = &[&[], &["--prefill-chunk", "1"], &["--gpu-attn", "--zero-copy"]];
+/// Paths through the kernels: many tokens at once and one by one; attention on the other side, too.
+const PATHS: &[&[&str]] = &[&["--gpu-attn"], &["--gpu-attn", "--prefill-chunk", "1"]];
+const MORE_PATHS: &[&[&str]] = &[&[], &["--prefill-chunk", "1"], &["--gpu-attn", "--zero-copy"]];
 /// Kernels of those and of these: nothing is timed to choose them.
 const KERNELS: [&str; 2] = ["floats-four", "tile"];
 /// Weights and caches that each model is checked with.
 const SETTINGS: &[&[&str]] = &[&["--kv-type", "q4"]];
 const MORE_SETTINGS: &[&[&str]] = &[FLOAT, &["--kv-type", "f32"], &["--kv-type", "q8"]];
-/// Models that are checked in all ways, with all settings; a device's compiler works for a minute for each. They have
+/// Models that are checked on all paths, with all settings; a device's compiler works for a minute for each. They have
 /// biases, other norms and no gate, and two kinds of layers.
 const THOROUGH: [&str; 3] = ["m4-qwen2-bf16", "m8-gpt2-bare-f32", "m9-gemma3-270m-bf16"];
 const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
@@ -21,17 +22,17 @@ const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0", "--wait-for
 /// Logits with both kinds of weights and several types of cache, against the CPU's. Without OpenCL nothing is checked,
 /// which is said, and is a failure where `CI` is set.
 pub fn check(engine: &Engine, reference: &Reference) -> Tally {
-    let (mut tally, case) = (Tally::default(), longest(reference));
+    let (mut tally, case) = (Tally::default(), reference.longest_case());
     let thorough = THOROUGH.contains(&reference.name.as_str());
-    let (more_settings, more_ways) = if thorough { (MORE_SETTINGS, MORE_WAYS) } else { (&[][..], &[][..]) };
+    let (more_settings, more_paths) = if thorough { (MORE_SETTINGS, MORE_PATHS) } else { (&[][..], &[][..]) };
     for settings in SETTINGS.iter().chain(more_settings) {
-        let cpu = Variant { flags: settings, ..Variant::default() };
+        let cpu = Variant::with(settings);
         let expected = engine.logits(&case.ids, reference.vocab, cpu);
-        for (i, way) in WAYS.iter().chain(more_ways).enumerate() {
-            let flags = [settings, DEVICE, *way].concat();
+        for (i, path) in PATHS.iter().chain(more_paths).enumerate() {
+            let flags = [settings, DEVICE, *path].concat();
             let device = Variant {
                 flags: &flags,
-                opencl: Some(KERNELS[usize::from(i >= WAYS.len())]),
+                opencl: Some(KERNELS[usize::from(i >= PATHS.len())]),
                 ..Variant::default()
             };
             let found = engine.logits(&case.ids, reference.vocab, device);
@@ -43,12 +44,12 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
                     return tally;
                 }
                 (Ok(expected), Ok(found)) => {
-                    same_bits(expected, &found, reference.vocab, &format!("with {}", flags.join(" ")))
+                    check_same_bits(expected, &found, reference.vocab, &format!("with {}", flags.join(" ")))
                 }
                 (Err(e), _) => Err(Error::Failed(e.to_string())),
                 (_, Err(e)) => Err(e),
             };
-            tally.count(&reference.name, outcome);
+            tally.count_quietly(&reference.name, outcome);
         }
     }
     tally

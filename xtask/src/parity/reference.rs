@@ -2,7 +2,8 @@
 //! `golden/prompts.json` of the bundled model.
 
 use crate::error::{Error, Result};
-use crate::json::{self, Node};
+use crate::json;
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// Everything known about one model.
@@ -40,36 +41,97 @@ pub struct TextCase {
 }
 
 /// Token ids whose greedy continuation ends with an end-of-sequence id.
+#[derive(Deserialize)]
 pub struct EosCase {
     pub ids: Vec<u32>,
+    #[serde(rename = "greedy_ids_to_eos")]
     pub greedy_ids: Vec<u32>,
     pub min_margin: f64,
 }
 
+/// `expected.json`.
+#[derive(Deserialize)]
+struct Fixture {
+    vocab_size: usize,
+    eos_token_ids: Vec<u32>,
+    prompts: Vec<FixturePrompt>,
+    text_prompts: Vec<FixtureText>,
+    eos_prompt: Option<EosCase>,
+}
+
+#[derive(Deserialize)]
+struct FixturePrompt {
+    name: String,
+    ids: Vec<u32>,
+    logits: LogitsFile,
+    greedy: FixtureGreedy,
+}
+
+#[derive(Deserialize)]
+struct LogitsFile {
+    file: String,
+}
+
+#[derive(Deserialize)]
+struct FixtureGreedy {
+    ids: Vec<u32>,
+    top2_margin: Vec<f64>,
+    logits: LogitsFile,
+}
+
+#[derive(Deserialize)]
+struct FixtureText {
+    text: String,
+    greedy_ids: Vec<u32>,
+    greedy_text: String,
+    min_margin: f64,
+}
+
+/// An entry of `golden/prompts.json`: both ids and text; logits of all positions or the last.
+#[derive(Deserialize)]
+struct GoldenPrompt {
+    name: String,
+    text: String,
+    token_ids: Vec<u32>,
+    logits_file: String,
+    /// Rows, vocabulary.
+    logits_shape: [usize; 2],
+    greedy_ids: Vec<u32>,
+    greedy_text: String,
+    first_stop: Option<usize>,
+    margins: Vec<f64>,
+}
+
 impl Reference {
-    /// Whether a model's directory has reference results.
+    /// Finds out whether a model's directory has reference results.
     pub fn exists(dir: &Path) -> bool {
         dir.join("expected.json").is_file() || dir.join("golden/prompts.json").is_file()
     }
 
     pub fn load(dir: &Path) -> Result<Reference> {
         let fixture = dir.join("expected.json");
-        let mut reference = if fixture.is_file() {
-            let value = json::read(&fixture)?;
-            from_fixture(Node { file: &fixture, value: &value })?
-        } else {
-            let golden = dir.join("golden/prompts.json");
-            let value = json::read(&golden)?;
-            from_golden(Node { file: &golden, value: &value })?
+        let reference = if fixture.is_file() { from_fixture(dir, &fixture) } else { from_golden(dir) }?;
+        let is_whole = |c: &Case| {
+            let rows = c.logits.len() / reference.vocab.max(1);
+            !c.ids.is_empty() && (1..=c.ids.len()).contains(&rows) && c.margins.len() == c.greedy_ids.len()
         };
-        reference.name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        reference.dir = dir.into();
-        Ok(reference)
+        if reference.vocab == 0 || reference.cases.is_empty() {
+            return Err(Error::at(dir, "its reference results have no prompts"));
+        }
+        match reference.cases.iter().find(|c| !is_whole(c)) {
+            Some(case) => Err(Error::at(dir, format!("prompt `{}`: lengths do not agree", case.name))),
+            None => Ok(reference),
+        }
     }
 
-    /// Whether there are no positions beyond those that the model has learned, as in GPT-2.
+    fn new(dir: &Path, vocab: usize) -> Reference {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Reference { name, dir: dir.into(), vocab, cases: Vec::new(), texts: Vec::new(), eos: None }
+    }
+
+    /// Finds out whether there are no positions beyond those that the model has learned, as in GPT-2.
     pub fn has_learned_positions(&self) -> bool {
-        let config = json::read(&self.dir.join("config.json"));
+        let config = json::read::<serde_json::Value>(&self.dir.join("config.json"));
         config.is_ok_and(|config| config["model_type"] == "gpt2")
     }
 
@@ -77,98 +139,70 @@ impl Reference {
     pub fn scale(&self) -> f32 {
         self.cases.iter().flat_map(|c| &c.logits).fold(0.0, |m, x| m.max(x.abs()))
     }
+
+    /// The longest prompt whose logits are known at every position.
+    pub fn longest_case(&self) -> &Case {
+        let is_whole = |c: &&Case| c.logits.len() == c.ids.len() * self.vocab;
+        let case = self.cases.iter().filter(is_whole).max_by_key(|c| c.ids.len());
+        case.unwrap_or(&self.cases[0])
+    }
 }
 
-/// `expected.json`; its conventions are described by the fields' names and by [`Case`].
-fn from_fixture(top: Node<'_>) -> Result<Reference> {
-    let vocab = top.size("vocab_size")?;
-    let dir = top.file.parent().unwrap_or(Path::new("."));
-    let eos_ids = top.ids("eos_token_ids")?;
-    let mut cases = Vec::new();
-    for prompt in top.get("prompts")?.list()? {
-        let ids = prompt.ids("ids")?;
-        let greedy = prompt.get("greedy")?;
-        let greedy_ids = greedy.ids("ids")?;
-        let table = |node: Node<'_>, rows| floats(&dir.join(node.get("logits")?.text("file")?), rows * vocab);
-        cases.push(Case {
-            name: prompt.text("name")?.into(),
-            logits: table(prompt, ids.len())?,
-            greedy_logits: Some(table(greedy, greedy_ids.len())?),
-            margins: greedy.floats("top2_margin")?,
-            greedy_ids,
+fn from_fixture(dir: &Path, file: &Path) -> Result<Reference> {
+    let fixture: Fixture = json::read(file)?;
+    let vocab = fixture.vocab_size;
+    let mut reference = Reference { eos: fixture.eos_prompt, ..Reference::new(dir, vocab) };
+    for FixturePrompt { name, ids, logits, greedy } in fixture.prompts {
+        reference.cases.push(Case {
+            name,
+            logits: read_floats(&dir.join(logits.file), ids.len() * vocab)?,
+            greedy_logits: Some(read_floats(&dir.join(greedy.logits.file), greedy.ids.len() * vocab)?),
+            margins: greedy.top2_margin,
+            greedy_ids: greedy.ids,
             ids,
         });
     }
-    let mut texts = Vec::new();
-    for (i, prompt) in top.get("text_prompts")?.list()?.enumerate() {
-        let greedy_ids = prompt.ids("greedy_ids")?;
-        texts.push(TextCase {
+    for (i, FixtureText { text, greedy_ids, greedy_text, min_margin }) in
+        fixture.text_prompts.into_iter().enumerate()
+    {
+        reference.texts.push(TextCase {
             name: format!("text {}", i + 1),
-            text: prompt.text("text")?.into(),
-            greedy_text: prompt.text("greedy_text")?.into(),
-            margins: vec![prompt.float("min_margin")?; greedy_ids.len()],
-            stop: greedy_ids.iter().position(|id| eos_ids.contains(id)),
+            text,
+            greedy_text,
+            margins: vec![min_margin; greedy_ids.len()],
+            stop: greedy_ids.iter().position(|id| fixture.eos_token_ids.contains(id)),
         });
     }
-    let eos = match top.find("eos_prompt") {
-        None => None,
-        Some(eos) => Some(EosCase {
-            ids: eos.ids("ids")?,
-            greedy_ids: eos.ids("greedy_ids_to_eos")?,
-            min_margin: eos.float("min_margin")?,
-        }),
-    };
-    checked(Reference { name: String::new(), dir: PathBuf::new(), vocab, cases, texts, eos }, top.file)
+    Ok(reference)
 }
 
-/// `golden/prompts.json`: one list, each entry both ids and text; logits of all positions or the last.
-fn from_golden(top: Node<'_>) -> Result<Reference> {
-    let dir = top.file.parent().unwrap_or(Path::new("."));
-    let (mut vocab, mut cases, mut texts) = (0, Vec::new(), Vec::new());
-    for prompt in top.list()? {
-        let shape = prompt.ids("logits_shape")?;
-        let &[rows, columns] = shape.as_slice() else {
-            return Err(Error::at(top.file, "field `logits_shape` is not [rows, vocab]"));
-        };
-        vocab = columns as usize;
-        let name = prompt.text("name")?;
-        let margins = prompt.floats("margins")?;
-        texts.push(TextCase {
-            name: name.into(),
-            text: prompt.text("text")?.into(),
-            greedy_text: prompt.text("greedy_text")?.into(),
-            margins: margins.clone(),
-            stop: prompt.find("first_stop").and_then(|n| n.value.as_u64()).map(|n| n as usize),
+fn from_golden(dir: &Path) -> Result<Reference> {
+    let dir_of_files = dir.join("golden");
+    let prompts: Vec<GoldenPrompt> = json::read(&dir_of_files.join("prompts.json"))?;
+    let mut reference = Reference::new(dir, prompts.first().map_or(0, |prompt| prompt.logits_shape[1]));
+    for prompt in prompts {
+        reference.texts.push(TextCase {
+            name: prompt.name.clone(),
+            text: prompt.text,
+            greedy_text: prompt.greedy_text,
+            margins: prompt.margins.clone(),
+            stop: prompt.first_stop,
         });
-        cases.push(Case {
-            name: name.into(),
-            ids: prompt.ids("token_ids")?,
-            logits: floats(&dir.join(prompt.text("logits_file")?), rows as usize * vocab)?,
-            greedy_ids: prompt.ids("greedy_ids")?,
-            margins,
+        let [rows, columns] = prompt.logits_shape;
+        reference.cases.push(Case {
+            name: prompt.name,
+            ids: prompt.token_ids,
+            logits: read_floats(&dir_of_files.join(prompt.logits_file), rows * columns)?,
+            greedy_ids: prompt.greedy_ids,
+            margins: prompt.margins,
             greedy_logits: None,
         });
     }
-    checked(Reference { name: String::new(), dir: PathBuf::new(), vocab, cases, texts, eos: None }, top.file)
+    Ok(reference)
 }
 
-/// What the checks rely on.
-fn checked(reference: Reference, file: &Path) -> Result<Reference> {
-    let whole = |c: &Case| {
-        let rows = c.logits.len() / reference.vocab.max(1);
-        !c.ids.is_empty() && (1..=c.ids.len()).contains(&rows) && c.margins.len() == c.greedy_ids.len()
-    };
-    if reference.vocab == 0 || reference.cases.is_empty() {
-        return Err(Error::at(file, "no prompts"));
-    }
-    match reference.cases.iter().find(|c| !whole(c)) {
-        Some(case) => Err(Error::at(file, format!("prompt `{}`: lengths do not agree", case.name))),
-        None => Ok(reference),
-    }
-}
-
-/// A file of exactly `count` little-endian f32.
-pub fn floats(file: &Path, count: usize) -> Result<Vec<f32>> {
+/// Reads a file of exactly `count` little-endian f32.
+pub fn read_floats(file: &Path, count: usize) -> Result<Vec<f32>> {
     let bytes = std::fs::read(file).map_err(|e| Error::at(file, e))?;
     if bytes.len() != 4 * count {
         return Err(Error::at(file, format!("{} bytes instead of {}", bytes.len(), 4 * count)));
@@ -177,7 +211,7 @@ pub fn floats(file: &Path, count: usize) -> Result<Vec<f32>> {
 }
 
 pub fn to_floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One profile: what the program traced and what the device sampled, on one clock, and its JSON.
+//! One profile: the program's trace and the device's samples on one clock, and its JSON.
 
 use super::trace::{Pass, Trace};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
@@ -132,7 +132,7 @@ impl Profile {
     }
 
     /// Decoding: milliseconds a token of each step.
-    pub fn steps(&self) -> Vec<f64> {
+    fn step_milliseconds(&self) -> Vec<f64> {
         self.step_seconds(self.trace.split().1).into_iter().map(|s| s * 1e3).collect()
     }
 
@@ -146,7 +146,7 @@ impl Profile {
         sampler::hottest([before, after], samples)
     }
 
-    /// In a sentence each, what could not be read.
+    /// Describes in a sentence each the values that could not be read.
     pub fn notes(&self) -> Vec<&'static str> {
         let any = |of: fn(&Sample) -> bool| self.recording.samples.iter().any(of);
         let known = [
@@ -176,7 +176,7 @@ impl Profile {
         let Recording { device, target, model, time, args, before, after, plan, samples } = &self.recording;
         let clusters = before.clusters();
         let sample = |s: &Sample| {
-            let mut value = s.json();
+            let mut value = json!(s);
             value["t"] = json!(round(s.uptime - self.zero));
             value
         };
@@ -194,7 +194,7 @@ impl Profile {
                 "first_fifth": self.rate(0.0, 0.2).map(round), "last_fifth": self.rate(0.8, 1.0).map(round),
             },
             "steps": self.trace.steps,
-            "step_ms_per_token": self.steps().into_iter().map(round).collect::<Vec<_>>(),
+            "step_ms_per_token": self.step_milliseconds().into_iter().map(round).collect::<Vec<_>>(),
             "bins": self.bins(120).iter().map(Bin::json).collect::<Vec<_>>(),
             "marks": self.trace.marks.iter().map(|m| json!({"t": round(m.at), "kind": m.kind, "text": m.text}))
                 .collect::<Vec<_>>(),

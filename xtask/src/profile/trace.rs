@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Names of steps that are told apart; the rest is `other`.
 const STEPS: usize = 11;
 
-/// How the names of instants begin that are marks: another backend goes on, the cache gave slots up.
+/// Beginnings of the names of instants that are marks: another backend goes on, the cache gave slots up.
 const KINDS: [&str; 2] = ["switch", "evict"];
 
 /// One forward pass. Times are seconds on the trace's clock until [`Trace::shift`] moves them.
@@ -35,7 +35,7 @@ pub struct Mark {
     pub text: String,
 }
 
-/// What the program recorded.
+/// The program's recording.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     /// The uptime at which its clock began.
@@ -45,7 +45,7 @@ pub struct Trace {
     pub marks: Vec<Mark>,
     /// Why the text ended.
     pub stop: Option<String>,
-    /// As written, without what is no event.
+    /// The events as written.
     pub events: Vec<Value>,
 }
 
@@ -66,8 +66,8 @@ impl Trace {
                 Some("X") => trace.span(event),
                 Some("i" | "I" | "R") => {
                     let stop = event["name"].as_str().and_then(|name| name.strip_prefix("stop: "));
-                    trace.stop = stop.map(|why| plain(why, 40)).or(trace.stop);
-                    trace.marks.extend(mark(event));
+                    trace.stop = stop.map(|why| sanitize(why, 40)).or(trace.stop);
+                    trace.marks.extend(parse_mark(event));
                 }
                 _ => {}
             }
@@ -108,7 +108,7 @@ impl Trace {
         let name = if self.steps.len() < STEPS { name } else { "other" };
         let known = self.steps.iter().position(|s| s == name);
         known.unwrap_or_else(|| {
-            self.steps.push(plain(name, 24));
+            self.steps.push(sanitize(name, 24));
             self.steps.len() - 1
         })
     }
@@ -146,18 +146,18 @@ pub fn micros(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
-fn mark(event: &Value) -> Option<Mark> {
+fn parse_mark(event: &Value) -> Option<Mark> {
     let name = event["name"].as_str()?;
     let kind = KINDS.into_iter().find(|kind| name.starts_with(kind))?;
     let args = event["args"].as_object().into_iter().flatten();
     let value = |v: &Value| v.as_str().map_or_else(|| v.to_string(), String::from);
     let args = args.map(|(k, v)| format!("{k} {}", value(v))).collect::<Vec<_>>().join(", ");
     let text = if args.is_empty() { name.to_string() } else { format!("{name}: {args}") };
-    Some(Mark { at: seconds(event, "ts"), kind, text: plain(&text, 120) })
+    Some(Mark { at: seconds(event, "ts"), kind, text: sanitize(&text, 120) })
 }
 
 /// The first characters of a text, without those that steer a terminal.
-fn plain(text: &str, most: usize) -> String {
+fn sanitize(text: &str, most: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(most).collect()
 }
 

@@ -1,17 +1,16 @@
-//! `cargo xtask quality --model NAME`: the same for a real model, on real text, as tables in the page that has the story
-//! model's.
+//! `cargo xtask quality --model NAME`: a real model on real text, as tables in the page that has the story model's.
 
 use super::README;
-use super::result::{self, Measured, Score};
-use super::table::signed;
+use super::result::{self, Measurement, Score};
+use super::table::format_signed;
 use crate::error::{Error, Result};
-use crate::{fetch, sh};
+use crate::{command, fetch};
 use files::atomic_file;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Types of the weights and of the cache; the first is what the others are held against.
+/// Types of the weights and of the cache; the first is the one that the others are held against.
 const TYPES: [(&str, &str, &str); 7] = [
     ("native", "f32", "weights=native,kv=f32"),
     ("native", "f16", "weights=native,kv=f16"),
@@ -53,10 +52,10 @@ const DISTANCES: [usize; 2] = [400, 1300];
 pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let tables = [types(model, program)?, evictions(model, program)?].join("\n");
     let Some(file) = out else {
-        let page = sh::root().join(README);
+        let page = command::root().join(README);
         let name = model.file_name().unwrap_or_default().to_string_lossy();
         let old = fs::read_to_string(&page).map_err(|e| Error::at(&page, e))?;
-        let new = replaced(&old, &name, &tables).ok_or_else(|| {
+        let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
             Error::Failed(format!("{README}: has no place for tables of {name}: {} and {END}", begin(&name)))
         })?;
         atomic_file::write(&page, new.as_bytes()).map_err(|e| Error::at(&page, e))?;
@@ -66,7 +65,7 @@ pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     atomic_file::write(file, tables.as_bytes()).map_err(|e| Error::at(file, e))
 }
 
-/// Refuses a model whose weights, or what to ask it, are not there.
+/// Refuses a model whose weights or questions are not there.
 pub fn check(model: &Path) -> Result<()> {
     if let Some(file) = ["text.txt", "recall.json"].iter().find(|file| !golden(model, file).is_file()) {
         let file = golden(model, file);
@@ -92,15 +91,15 @@ fn begin(name: &str) -> String {
 }
 
 /// The page with other tables of this model; `None` where it has no place for them.
-fn replaced(page: &str, name: &str, tables: &str) -> Option<String> {
+fn replace_tables(page: &str, name: &str, tables: &str) -> Option<String> {
     let begin = begin(name);
     let (before, rest) = page.split_once(&begin)?;
     let (_, after) = rest.split_once(END)?;
     Some(format!("{before}{begin}\n\n{tables}\n{END}{after}"))
 }
 
-/// What `eval` prints of the rows, the first of which the others are held against.
-fn eval(model: &Path, program: &Path, (more, rows): (&[&str], &[String])) -> Result<String> {
+/// Runs `eval` on the rows, the first of which the others are held against.
+fn run_eval(model: &Path, program: &Path, (more, rows): (&[&str], &[String])) -> Result<String> {
     let mut command = Command::new(program);
     super::without_settings(&mut command);
     command.args(["eval", "-q", "--format", "jsonl", "-m"]).arg(model);
@@ -108,20 +107,20 @@ fn eval(model: &Path, program: &Path, (more, rows): (&[&str], &[String])) -> Res
     for (i, row) in rows.iter().enumerate() {
         command.arg(if i == 0 { "--against" } else { "--settings" }).arg(row);
     }
-    eprintln!("$ {}", sh::show(&command));
-    Ok(String::from_utf8_lossy(&sh::stdout(&mut command)?).into_owned())
+    eprintln!("$ {}", command::show(&command));
+    Ok(String::from_utf8_lossy(&command::stdout(&mut command)?).into_owned())
 }
 
 fn types(model: &Path, program: &Path) -> Result<String> {
     let rows = TYPES.map(|(_, _, settings)| settings.to_string());
-    let lines = eval(model, program, (&["--chunk", "512"], &rows))?;
-    Ok(types_table(&result::predictions(&lines, rows.len())?))
+    let lines = run_eval(model, program, (&["--chunk", "512"], &rows))?;
+    Ok(types_table(&result::parse_predictions(&lines, rows.len())?))
 }
 
-fn types_table(found: &[Measured]) -> String {
+fn types_table(found: &[Measurement]) -> String {
     let head = "| weights | KV cache | perplexity | change | KL, nats | same top token |\n\
                 |---|---|---:|---:|---:|---:|\n";
-    let line = |((weights, kv, _), row): (&(&str, &str, &str), &Measured)| {
+    let line = |((weights, kv, _), row): (&(&str, &str, &str), &Measurement)| {
         format!("| {weights} | {kv} | {} |\n", cells(row).join(" | "))
     };
     TYPES.iter().zip(found).map(line).fold(head.to_string(), |text, line| text + &line)
@@ -131,11 +130,11 @@ fn evictions(model: &Path, program: &Path) -> Result<String> {
     let rows: Vec<String> = [WHOLE.into()].into_iter().chain(EVICTING.map(Evicting::settings)).collect();
     let recall = golden(model, "recall.json").display().to_string();
     let more = ["--chunk", "2048", "--limit", "3", "--recall", &recall];
-    let lines = eval(model, program, (&more, &rows))?;
+    let lines = run_eval(model, program, (&more, &rows))?;
     Ok(evictions_table(&result::parse(&lines, rows.len())?))
 }
 
-fn evictions_table(found: &[Measured]) -> String {
+fn evictions_table(found: &[Measurement]) -> String {
     let mut text =
         "| policy | window | protected prefix | perplexity | change | KL, nats | same top token | \
                     recall 400 | 1,300 |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
@@ -145,7 +144,7 @@ fn evictions_table(found: &[Measured]) -> String {
         .map(|Evicting(policy, window, prefix)| [policy.to_string(), window.to_string(), prefix.to_string()]);
     for (name, row) in [whole].iter().chain(&names).zip(found) {
         let of = |Score { kept, full }| format!("{kept}/{full}");
-        let recalled = DISTANCES.map(|distance| of(row.of(|_, d| d == distance)));
+        let recalled = DISTANCES.map(|distance| of(row.recall.of(|group| group.distance == distance)));
         let line = [&name[..], &cells(row), &recalled].concat().join(" | ");
         text += &format!("| {line} |\n");
     }
@@ -153,12 +152,12 @@ fn evictions_table(found: &[Measured]) -> String {
 }
 
 /// Perplexity, and how far it is from the first row's.
-fn cells(row: &Measured) -> [String; 4] {
+fn cells(row: &Measurement) -> [String; 4] {
     let perplexity = format!("{:.3}", row.perplexity);
     match row.against {
         None => [perplexity, "–".into(), "–".into(), "–".into()],
         Some((change, kl, top)) => {
-            [perplexity, signed(100.0 * change), format!("{kl:.4}"), format!("{:.2} %", 100.0 * top)]
+            [perplexity, format_signed(100.0 * change), format!("{kl:.4}"), format!("{:.2} %", 100.0 * top)]
         }
     }
 }
@@ -172,54 +171,21 @@ mod tests {
     fn tables_take_the_place_of_those_of_their_model() {
         let page = "a\n<!-- quality of one -->\nold\n<!-- end of quality -->\nb\n<!-- quality of two -->\nold\n\
                     <!-- end of quality -->\nc\n";
-        let new = replaced(page, "two", "| new |\n").unwrap();
+        let new = replace_tables(page, "two", "| new |\n").unwrap();
         assert_eq!(
             new,
             "a\n<!-- quality of one -->\nold\n<!-- end of quality -->\nb\n<!-- quality of two -->\n\n| new |\n\n\
              <!-- end of quality -->\nc\n"
         );
-        assert_eq!(replaced(&new, "two", "| new |\n").as_ref(), Some(&new), "again is the same");
-        assert_eq!(replaced(page, "three", ""), None);
-        // The real page has a place.
-        let page = fs::read_to_string(sh::root().join(README)).unwrap();
-        assert!(replaced(&page, "smollm2-135m", "").is_some());
-    }
-
-    #[test]
-    fn a_line_has_a_cell_for_every_column() {
-        let first = Measured { perplexity: 20.0, ..Measured::default() };
-        let groups = vec![("plain".into(), 400, Score { kept: 3, full: 4 })];
-        let other = Measured { perplexity: 21.0, against: Some((0.05, 0.25, 0.5)), groups, ..first.clone() };
-        let rows = |n| [vec![first.clone()], vec![other.clone(); n - 1]].concat();
+        assert_eq!(replace_tables(&new, "two", "| new |\n").as_ref(), Some(&new), "again is the same");
+        assert_eq!(replace_tables(page, "three", ""), None);
+        let rows = |n| vec![Measurement::default(); n];
         let (types, evictions) =
             (types_table(&rows(TYPES.len())), evictions_table(&rows(1 + EVICTING.len())));
         for (table, lines, cells) in [(&types, TYPES.len() + 2, 6), (&evictions, EVICTING.len() + 3, 9)] {
             assert_eq!(table.lines().count(), lines, "{table}");
             assert!(table.lines().all(|line| line.matches('|').count() == cells + 1), "{table}");
         }
-        assert_eq!(types.lines().nth(2), Some("| native | f32 | 20.000 | – | – | – |"));
-        assert_eq!(types.lines().nth(3), Some("| native | f16 | 21.000 | +5.000 % | 0.2500 | 50.00 % |"));
-        let snapkv = "| snapkv | 256 | 4 | 21.000 | +5.000 % | 0.2500 | 50.00 % | 3/4 | 0/0 |";
-        assert_eq!(evictions.lines().nth(4), Some(snapkv));
-    }
-
-    #[test]
-    fn questions_are_about_facts_as_far_back_as_the_table_says() {
-        let model = model_dir("smollm2-135m").unwrap();
-        let recall = crate::json::read(&golden(&model, "recall.json")).unwrap();
-        let items = recall["items"].as_array().unwrap();
-        for distance in DISTANCES {
-            assert_eq!(items.iter().filter(|i| i["distance"] == distance).count(), items.len() / 2);
-        }
-        for item in items {
-            let prompt = item["prompt"].as_str().unwrap();
-            let (_, question) = prompt.rsplit_once("\n\n").unwrap();
-            assert_eq!(prompt.matches(question).count(), 2, "the fact and the question: {question}");
-        }
-    }
-
-    #[test]
-    fn a_model_without_a_text_is_refused() {
         let e = check(&model_dir("qwen2.5-0.5b").unwrap()).unwrap_err();
         assert!(e.exit_code() == 2 && e.to_string().contains("text.txt: is missing"), "{e}");
     }

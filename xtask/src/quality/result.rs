@@ -1,13 +1,11 @@
-//! What `eval --format jsonl` printed, row by row.
+//! The output of `eval --format jsonl`, row by row.
 
 use crate::error::{Error, Result};
-use crate::json::Node;
-use serde_json::Value;
-use std::path::Path;
+use serde::Deserialize;
 
 /// Of the questions that the model answers in single precision with all of the cache (`full`), how many this cache
 /// still answers.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 pub struct Score {
     pub kept: usize,
     pub full: usize,
@@ -22,95 +20,119 @@ impl std::ops::AddAssign for Score {
 
 /// One row's numbers.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Measured {
+pub struct Measurement {
     pub perplexity: f64,
     /// From the first row, which has none itself: change of the perplexity, KL divergence in nats, share of equal top
     /// tokens.
     pub against: Option<(f64, f64, f64)>,
-    /// Slots kept after a prompt, by its tokens, and their bytes; means over the questions.
-    pub slots: f64,
-    pub bytes: f64,
-    pub all: Score,
-    /// By form (`plain`, `chat`) and tokens between fact and question.
-    pub groups: Vec<(String, usize, Score)>,
+    pub recall: Recall,
 }
 
-impl Measured {
-    /// The score of the groups of this form, or of this distance.
-    pub fn of(&self, wanted: impl Fn(&str, usize) -> bool) -> Score {
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct Recall {
+    pub settings: String,
+    /// Slots kept after a prompt, by its tokens, and their bytes; means over the questions.
+    #[serde(rename = "slots_of_prompt")]
+    pub slots: f64,
+    pub bytes: f64,
+    #[serde(flatten)]
+    pub all: Score,
+    pub groups: Vec<Group>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Group {
+    /// `plain` or `chat`.
+    pub form: String,
+    /// Tokens between fact and question.
+    pub distance: usize,
+    #[serde(flatten)]
+    pub score: Score,
+}
+
+impl Recall {
+    /// The score of some groups.
+    pub fn of(&self, is_wanted: impl Fn(&Group) -> bool) -> Score {
         let mut sum = Score::default();
-        self.groups.iter().filter(|(form, distance, _)| wanted(form, *distance)).for_each(|g| sum += g.2);
+        self.groups.iter().filter(|group| is_wanted(group)).for_each(|group| sum += group.score);
         sum
     }
 }
 
-/// What the errors call the program's output.
-const FILE: &str = "eval";
-
-fn lines(text: &str) -> Result<Vec<Value>> {
-    text.lines().map(|line| serde_json::from_str(line).map_err(|e| Error::at(Path::new(FILE), e))).collect()
+#[derive(Deserialize)]
+#[serde(tag = "t", rename_all = "lowercase")]
+enum Line {
+    Eval(Eval),
+    Recall(Recall),
+    #[serde(other)]
+    Other,
 }
 
-fn of_kind<'a>(lines: &'a [Value], kind: &str) -> Vec<Node<'a>> {
-    let nodes = lines.iter().map(|value| Node { file: Path::new(FILE), value });
-    nodes.filter(|n| n.value["t"] == kind).collect()
+#[derive(Deserialize)]
+struct Eval {
+    settings: String,
+    perplexity: f64,
+    against: Against,
 }
 
-/// Reads the lines for `rows` rows without questions, the first of which is what the others were held against.
-pub fn predictions(text: &str, rows: usize) -> Result<Vec<Measured>> {
-    let lines = lines(text)?;
-    let predicted = of_kind(&lines, "eval");
-    if rows < 2 || predicted.len() != rows - 1 {
-        return Err(Error::at(Path::new(FILE), format!("{} lines for {rows} rows", predicted.len())));
-    }
-    (0..rows).map(|i| prediction(&predicted, i).map(|(_, measured)| measured)).collect()
+#[derive(Deserialize)]
+struct Against {
+    settings: String,
+    perplexity: f64,
+    kl_divergence: f64,
+    same_top: f64,
 }
 
-/// Row `i` of predictions, and its line.
-fn prediction<'a>(predicted: &[Node<'a>], i: usize) -> Result<(Node<'a>, Measured)> {
-    let (row, against) = match i {
-        0 => (predicted[0].get("against")?, None),
-        i => {
-            let (row, b) = (predicted[i - 1], predicted[i - 1].get("against")?);
-            let change = row.float("perplexity")? / b.float("perplexity")? - 1.0;
-            (row, Some((change, b.float("kl_divergence")?, b.float("same_top")?)))
-        }
-    };
-    Ok((row, Measured { perplexity: row.float("perplexity")?, against, ..Measured::default() }))
+fn failed(why: String) -> Error {
+    Error::Failed(format!("eval: {why}"))
 }
 
-/// Reads the lines for `rows` rows, the first of which is what the others were held against.
-pub fn parse(text: &str, rows: usize) -> Result<Vec<Measured>> {
-    let file = Path::new(FILE);
-    let lines = lines(text)?;
-    let (predicted, recalled) = (of_kind(&lines, "eval"), of_kind(&lines, "recall"));
-    if rows < 2 || predicted.len() != rows - 1 || recalled.len() != rows {
-        let found = format!("{} and {} lines for {rows} rows", predicted.len(), recalled.len());
-        return Err(Error::at(file, found));
+/// Reads the lines for `rows` rows without questions, the first of which the others were held against.
+pub fn parse_predictions(text: &str, rows: usize) -> Result<Vec<Measurement>> {
+    Ok(parse_rows(text, rows)?.0.into_iter().map(|(_, measurement)| measurement).collect())
+}
+
+/// Reads the lines for `rows` rows with questions.
+pub fn parse(text: &str, rows: usize) -> Result<Vec<Measurement>> {
+    let (predicted, recalled) = parse_rows(text, rows)?;
+    if recalled.len() != rows {
+        return Err(failed(format!("{} and {} lines for {rows} rows", rows - 1, recalled.len())));
     }
     let mut found = Vec::new();
-    for (i, recall) in recalled.into_iter().enumerate() {
-        let (row, Measured { perplexity, against, .. }) = prediction(&predicted, i)?;
-        if row.text("settings")? != recall.text("settings")? {
-            let (a, b) = (row.text("settings")?, recall.text("settings")?);
-            return Err(Error::at(file, format!("row {i} is {a} in one table and {b} in the other")));
+    for (i, ((settings, measurement), recall)) in predicted.into_iter().zip(recalled).enumerate() {
+        if settings != recall.settings {
+            let b = recall.settings;
+            return Err(failed(format!("row {i} is {settings} in one table and {b} in the other")));
         }
-        found.push(Measured { perplexity, against, ..recalled_by(recall)? });
+        found.push(Measurement { recall, ..measurement });
     }
     Ok(found)
 }
 
-fn recalled_by(recall: Node<'_>) -> Result<Measured> {
-    let score = |n: Node<'_>| Ok::<Score, Error>(Score { kept: n.size("kept")?, full: n.size("full")? });
-    let groups = recall.get("groups")?.list()?;
-    let groups = groups.map(|g| Ok((g.text("form")?.to_string(), g.size("distance")?, score(g)?)));
-    Ok(Measured {
-        slots: recall.float("slots_of_prompt")?,
-        bytes: recall.float("bytes")?,
-        all: score(recall)?,
-        groups: groups.collect::<Result<_>>()?,
-        ..Measured::default()
-    })
+/// Rows with their settings, and the lines of questions.
+type Rows = (Vec<(String, Measurement)>, Vec<Recall>);
+
+fn parse_rows(text: &str, rows: usize) -> Result<Rows> {
+    let (mut predicted, mut recalled): (Vec<Eval>, Vec<Recall>) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        match serde_json::from_str(line).map_err(|e| failed(e.to_string()))? {
+            Line::Eval(eval) => predicted.push(eval),
+            Line::Recall(recall) => recalled.push(recall),
+            Line::Other => {}
+        }
+    }
+    if rows < 2 || predicted.len() != rows - 1 {
+        return Err(failed(format!("{} and {} lines for {rows} rows", predicted.len(), recalled.len())));
+    }
+    let first = &predicted[0].against;
+    let first =
+        (first.settings.clone(), Measurement { perplexity: first.perplexity, ..Measurement::default() });
+    let others = predicted.into_iter().map(|Eval { settings, perplexity, against }| {
+        let change = perplexity / against.perplexity - 1.0;
+        let against = Some((change, against.kl_divergence, against.same_top));
+        (settings, Measurement { perplexity, against, ..Measurement::default() })
+    });
+    Ok(([first].into_iter().chain(others).collect(), recalled))
 }
 
 #[cfg(test)]
@@ -127,27 +149,17 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_put_together() {
+    fn rows_are_put_together_and_lines_that_do_not_belong_together_are_refused() {
         let other = BASE.replace("\"a\"", "\"b\"").replace("\"kept\":3", "\"kept\":2");
         let found = parse(&lines(&[EVAL, BASE, &other]), 2).unwrap();
         assert_eq!((found[0].perplexity, found[0].against), (2.0, None));
         assert_eq!((found[1].perplexity, found[1].against), (3.0, Some((0.5, 0.25, 0.5))));
-        assert_eq!(found[1].all, Score { kept: 2, full: 3 });
-        assert_eq!(found[0].of(|form, _| form == "plain"), Score { kept: 2, full: 2 });
-        assert_eq!(found[0].of(|_, distance| distance == 300), Score { kept: 3, full: 3 });
-    }
-
-    #[test]
-    fn predictions_need_no_questions() {
-        let found = predictions(&lines(&[EVAL]), 2).unwrap();
-        assert_eq!((found[0].perplexity, found[1].against), (2.0, Some((0.5, 0.25, 0.5))));
-        assert!(predictions(&lines(&[EVAL]), 3).unwrap_err().to_string().contains("1 lines for 3 rows"));
-    }
-
-    #[test]
-    fn lines_that_do_not_belong_together_are_refused() {
+        assert_eq!(found[1].recall.all, Score { kept: 2, full: 3 });
+        assert_eq!(found[0].recall.of(|group| group.form == "plain"), Score { kept: 2, full: 2 });
+        assert_eq!(parse_predictions(&lines(&[EVAL]), 2).unwrap()[1].against, Some((0.5, 0.25, 0.5)));
         for (parts, words) in [
             (vec![EVAL, BASE], "1 and 1 lines for 2 rows"),
+            (vec![BASE, BASE], "0 and 2 lines for 2 rows"),
             (vec![EVAL, BASE, BASE], "row 1 is b in one table and a in the other"),
             (vec![EVAL, BASE, "{"], "EOF"),
         ] {

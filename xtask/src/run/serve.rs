@@ -1,71 +1,74 @@
 //! The server on a device: the port here that leads to it, its address, and a page that opens it.
 
-use super::{finished, program};
-use crate::args::{Args, Flag};
+use super::{check_exit, program};
+use crate::command;
 use crate::device::Device;
 use crate::device::shell::{self, Input};
 use crate::error::{Error, Result};
-use crate::sh;
+use clap::Args;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub const FLAGS: &[Flag] = &[
-    Flag::valued(
-        "--port",
-        "N",
-        "of `-- serve` on a phone: the port here that leads to it [the server's own]",
-    ),
-    Flag::switch("--open", "of `-- serve`: open its page ($BROWSER, xdg-open, open)"),
-];
+#[derive(Args)]
+pub struct ServeArgs {
+    /// Of `-- serve` on a phone: the port here that leads to it [default: the server's own]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Of `-- serve`: open its page ($BROWSER, xdg-open, open)
+    #[arg(long)]
+    open: bool,
+}
+
 /// The server's port, where its flags name none.
 const PORT: u16 = 8080;
-/// Between looks whether it is there, and how long a look may take.
+/// Time between polls, and a poll's time-out.
 const PAUSE: Duration = Duration::from_millis(100);
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether the words start the server; what only it takes means nothing otherwise.
-pub fn asked(args: &Args, theirs: &[String]) -> Result<bool> {
-    let asked = theirs.first().is_some_and(|word| word == "serve");
-    let flag = args.value("--port").map(|_| "--port").or_else(|| args.has("--open").then_some("--open"));
-    match flag {
-        Some(flag) if !asked => {
-            Err(Error::Usage(format!("{flag}: belongs to `-- serve`, which is not there")))
+impl ServeArgs {
+    /// Refuses flags that mean nothing where no server is started.
+    pub fn check(&self, serves: bool) -> Result<()> {
+        let flag = self.port.map(|_| "--port").or_else(|| self.open.then_some("--open"));
+        match flag {
+            Some(flag) if !serves => {
+                Err(Error::Usage(format!("{flag}: belongs to `-- serve`, which is not there")))
+            }
+            _ => Ok(()),
         }
-        _ => Ok(asked),
     }
 }
 
-/// Runs the server that is deployed in `dir` until it ends, and says on stdout where it is, once it answers.
-pub fn run(device: &dyn Device, dir: &str, args: &Args, mut theirs: Vec<String>) -> Result<()> {
-    let there = port(&mut theirs)?;
-    let here = args.number("--port", 1..=65_535)?.and_then(|n| u16::try_from(n).ok()).unwrap_or(there);
+/// Runs the server that is deployed in `dir` until it ends, and prints its address once it answers.
+pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<String>) -> Result<()> {
+    let there = resolve_port(&mut words)?;
+    let here = args.port.unwrap_or(there);
     let _forward = device.forward(here, there)?;
-    let program = program(device, dir, theirs);
-    let over = AtomicBool::new(false);
+    let program = program(device, dir, words);
+    let ended = AtomicBool::new(false);
     let code = std::thread::scope(|scope| {
-        scope.spawn(|| announce(here, args.has("--open"), &over));
+        scope.spawn(|| announce(here, args.open, &ended));
         // It ends with this process, whatever ends that: its stdin is a lifeline.
         let code = shell::stream(device, &program, Input::Nothing);
-        over.store(true, Ordering::SeqCst);
+        ended.store(true, Ordering::SeqCst);
         code
     })?;
-    finished(device, code)
+    check_exit(device, code)
 }
 
 /// The port that the server's flags name. 0, which is any, becomes one that is free here: it has to be known before.
-fn port(theirs: &mut [String]) -> Result<u16> {
-    let Some(at) = theirs.iter().rposition(|word| word == "--port" || word.starts_with("--port=")) else {
+fn resolve_port(words: &mut [String]) -> Result<u16> {
+    let Some(at) = words.iter().rposition(|word| word == "--port" || word.starts_with("--port=")) else {
         return Ok(PORT);
     };
-    let (word, prefix) = if theirs[at] == "--port" { (at + 1, "") } else { (at, "--port=") };
-    let number = theirs.get(word).and_then(|text| text.strip_prefix(prefix)?.parse().ok());
+    let (word, prefix) = if words[at] == "--port" { (at + 1, "") } else { (at, "--port=") };
+    let number = words.get(word).and_then(|text| text.strip_prefix(prefix)?.parse().ok());
     match number {
         Some(0) => {
             let free = free_port()?;
-            theirs[word] = format!("{prefix}{free}");
+            words[word] = format!("{prefix}{free}");
             Ok(free)
         }
         Some(port) => Ok(port),
@@ -79,14 +82,14 @@ pub fn free_port() -> Result<u16> {
     free.map(|address| address.port()).map_err(|e| Error::Failed(format!("no free port: {e}")))
 }
 
-/// Waits until the server answers, then says where, and opens its page. A server that ended is not waited for.
-fn announce(port: u16, open: bool, over: &AtomicBool) {
-    while !over.load(Ordering::SeqCst) {
-        if healthy(port).is_some() {
+/// Waits until the server answers, then prints its address and opens its page.
+fn announce(port: u16, open: bool, ended: &AtomicBool) {
+    while !ended.load(Ordering::SeqCst) {
+        if check_health(port).is_some() {
             let address = format!("http://127.0.0.1:{port}/");
             println!("{address}");
             if open {
-                show(&address);
+                open_page(&address);
             }
             return;
         }
@@ -94,10 +97,10 @@ fn announce(port: u16, open: bool, over: &AtomicBool) {
     }
 }
 
-/// Whether a server answers that it is ready.
-fn healthy(port: u16) -> Option<()> {
+/// `Some` if a server answers that it is ready.
+fn check_health(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     stream.write_all(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").ok()?;
     let mut reply = Vec::new();
     stream.take(1 << 16).read_to_end(&mut reply).ok()?;
@@ -105,16 +108,16 @@ fn healthy(port: u16) -> Option<()> {
 }
 
 /// Opens a page in the user's browser, which is not waited for.
-fn show(address: &str) {
+fn open_page(address: &str) {
     let chosen = std::env::var("BROWSER").ok().filter(|name| !name.is_empty());
-    let known = ["xdg-open", "open"].into_iter().find(|name| sh::on_path(name)).map(String::from);
+    let known = ["xdg-open", "open"].into_iter().find(|name| command::is_on_path(name)).map(String::from);
     let Some(browser) = chosen.or(known) else {
         eprintln!("no program opens pages here: set BROWSER, or open {address} yourself");
         return;
     };
-    let mut command = Command::new(&browser);
-    command.arg(address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if let Err(e) = command.spawn() {
+    let mut open = Command::new(&browser);
+    open.arg(address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if let Err(e) = open.spawn() {
         eprintln!("{browser} cannot be run: {e}; open {address} yourself");
     }
 }
@@ -123,40 +126,23 @@ fn show(address: &str) {
 mod tests {
     use super::*;
 
-    fn words(line: &str) -> Vec<String> {
-        line.split_whitespace().map(String::from).collect()
-    }
-
     #[test]
     fn the_port_is_known_before_the_server_runs() {
-        for (line, expected) in [
-            ("serve", PORT),
-            ("serve --port 99", 99),
-            ("serve --port=98 -q", 98),
-            ("serve --port 1 --port 2", 2),
-        ] {
-            let mut line = words(line);
-            let before = line.clone();
-            assert_eq!(port(&mut line).unwrap(), expected);
-            assert_eq!(line, before);
+        let resolved = |line: &str| {
+            let mut words: Vec<String> = line.split_whitespace().map(String::from).collect();
+            resolve_port(&mut words).map(|port| (port, words.join(" ")))
+        };
+        for (line, port) in [("serve", PORT), ("serve --port=98 -q", 98), ("serve --port 1 --port 2", 2)] {
+            assert_eq!(resolved(line).unwrap(), (port, line.into()));
         }
         for line in ["serve --port 0 -q", "serve --port=0"] {
-            let mut line = words(line);
-            let free = port(&mut line).unwrap();
-            assert!(free > 0 && line.join(" ").contains(&free.to_string()), "{line:?}");
+            let (free, words) = resolved(line).unwrap();
+            assert!(free > 0 && words.contains(&free.to_string()), "{words}");
         }
         for line in ["serve --port", "serve --port x", "serve --port=70000"] {
-            assert_eq!(port(&mut words(line)).unwrap_err().exit_code(), 2, "{line}");
+            assert_eq!(resolved(line).unwrap_err().exit_code(), 2, "{line}");
         }
-    }
-
-    #[test]
-    fn flags_of_the_server_belong_to_it() {
-        let args = |line: &str| Args::parse(&words(line), &[FLAGS]).unwrap();
-        for line in ["--open", "--port 9"] {
-            assert!(asked(&args(line), &words("serve -q")).unwrap());
-            assert_eq!(asked(&args(line), &words("chat")).unwrap_err().exit_code(), 2);
-        }
-        assert!(!asked(&args(""), &words("generate serve")).unwrap() && !asked(&args(""), &[]).unwrap());
+        let args: ServeArgs = crate::parse_args("--open").unwrap();
+        assert!(args.check(true).is_ok() && args.check(false).is_err());
     }
 }

@@ -1,9 +1,9 @@
 //! Android's services: `dumpsys thermalservice` and `dumpsys battery`, whose text differs from version to
 //! version.
 
-use super::reading::{Battery, Temperature, tame};
+use super::reading::{Battery, Temperature, sanitize_name};
 
-/// What the thermal service says.
+/// Output of the thermal service.
 #[derive(Debug, Default, PartialEq)]
 pub struct Thermal {
     pub status: Option<u64>,
@@ -11,13 +11,13 @@ pub struct Thermal {
 }
 
 /// Temperatures are listed once as cached and once as the hardware gives them now; the last of a name counts.
-pub fn thermal(lines: &[&str]) -> Thermal {
+pub fn parse_thermal(lines: &[&str]) -> Thermal {
     let mut found = Thermal::default();
     for line in lines {
         if let Some(status) = line.trim().strip_prefix("Thermal Status:") {
             found.status = status.trim().parse().ok().filter(|s| *s <= 6);
         }
-        if let Some(warm) = temperature(line) {
+        if let Some(warm) = parse_temperature(line) {
             match found.temperatures.iter_mut().find(|t| t.name == warm.name) {
                 Some(old) => *old = warm,
                 None => found.temperatures.push(warm),
@@ -28,17 +28,17 @@ pub fn thermal(lines: &[&str]) -> Thermal {
 }
 
 /// `Temperature{mValue=38.4, mType=0, mName=CPU0, mStatus=0}`
-pub fn temperature(line: &str) -> Option<Temperature> {
+pub fn parse_temperature(line: &str) -> Option<Temperature> {
     let inner = line.trim().strip_prefix("Temperature{")?.split('}').next()?;
     let field = |name: &str| inner.split(", ").find_map(|f| f.strip_prefix(name)?.strip_prefix('='));
     let celsius: f64 = field("mValue")?.parse().ok()?;
-    let name = tame(field("mName")?);
+    let name = sanitize_name(field("mName")?);
     let real = celsius > -40.0 && celsius < 150.0 && celsius != 0.0 && !name.is_empty();
     real.then_some(Temperature { name, celsius, zone: None })
 }
 
-/// Fills in what the files did not tell: `level: 83`, `temperature: 315` (tenths of a degree).
-pub fn battery(lines: &[&str], battery: &mut Battery) {
+/// Fills the gaps that the files left: `level: 83`, `temperature: 315` (tenths of a degree).
+pub fn add_battery(lines: &[&str], battery: &mut Battery) {
     let number = |key: &str| {
         let value = |l: &&str| l.trim().strip_prefix(key)?.strip_prefix(':')?.trim().parse::<i64>().ok();
         lines.iter().find_map(value)
@@ -61,42 +61,20 @@ mod tests {
         Current cooling devices from HAL:\n\tCoolingDevice{mValue=0, mType=2, mName=cpu}\n";
 
     #[test]
-    fn the_thermal_service_is_read() {
-        let found = thermal(&THERMAL.lines().collect::<Vec<_>>());
-        assert_eq!(found.status, Some(2));
+    fn androids_services_are_read_and_nonsense_is_left_out() {
+        let found = parse_thermal(&THERMAL.lines().collect::<Vec<_>>());
         let warm: Vec<(&str, f64)> = found.temperatures.iter().map(|t| (&*t.name, t.celsius)).collect();
-        assert_eq!(warm, [("skin", 36.25), ("CPU0", 44.5)]);
-    }
-
-    #[test]
-    fn hostile_services_are_left_out() {
+        assert_eq!((found.status, &warm[..]), (Some(2), &[("skin", 36.25), ("CPU0", 44.5)][..]));
         for line in [
             "Thermal Status: 7",
-            "Thermal Status: -1",
             "Temperature{",
-            "Temperature{}",
             "Temperature{mValue=1e9, mName=a}",
-            "Temperature{mValue=40.0, mName=}",
             "Temperature{mName=a, mValue=}",
         ] {
-            assert_eq!(thermal(&[line]), Thermal::default(), "{line}");
+            assert_eq!(parse_thermal(&[line]), Thermal::default(), "{line}");
         }
-        let named = temperature("Temperature{mValue=40.0, mName=<b>\u{1b}x, mType=1}").unwrap();
-        assert_eq!(named.name, "<b>x");
-    }
-
-    #[test]
-    fn the_battery_service_fills_gaps_only() {
-        let lines: Vec<&str> =
-            "Current Battery Service state:\n  AC powered: false\n  level: 83\n  scale: 100\n  \
-            temperature: 287\n  voltage: 4123\n"
-                .lines()
-                .collect();
-        let mut found = Battery::default();
-        battery(&lines, &mut found);
-        assert_eq!((found.percent, found.celsius, found.microamps), (Some(83.0), Some(28.7), None));
-        let mut known = Battery { percent: Some(50.0), ..Battery::default() };
-        battery(&["level: 83", "temperature: 99999"], &mut known);
-        assert_eq!((known.percent, known.celsius), (Some(50.0), None));
+        let mut battery = Battery { percent: Some(50.0), ..Battery::default() };
+        add_battery(&["  level: 83", "  temperature: 287"], &mut battery);
+        assert_eq!((battery.percent, battery.celsius), (Some(50.0), Some(28.7)));
     }
 }

@@ -1,10 +1,12 @@
-//! What a device says of itself at one moment, and what follows from it.
+//! The state of a device at one moment, and conclusions from it.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// One core.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Core {
+    #[serde(rename = "cpu")]
     pub number: u32,
     /// Relative speed, 1024 that of the fastest.
     pub capacity: Option<u64>,
@@ -16,7 +18,7 @@ pub struct Core {
 }
 
 /// One temperature.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Temperature {
     pub name: String,
     pub celsius: f64,
@@ -25,20 +27,22 @@ pub struct Temperature {
 }
 
 /// A means of cooling, e.g. a limit on a core's clock.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cooling {
     pub kind: String,
     pub state: u64,
+    #[serde(rename = "of")]
     pub most: u64,
 }
 
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Battery {
     pub percent: Option<f64>,
     pub celsius: Option<f64>,
     /// As the device counts it: the sign for charging differs from maker to maker.
     pub microamps: Option<f64>,
     /// The current can be read from a file, that is, often.
+    #[serde(skip)]
     pub by_file: bool,
 }
 
@@ -82,7 +86,7 @@ impl Reading {
         found
     }
 
-    /// What tells how warm the chip and the case are: at most eight of the temperatures, those of cores first.
+    /// The temperatures of the chip and the case: at most eight, those of cores first.
     pub fn watched(&self) -> Vec<Temperature> {
         const KINDS: [(&[&str], usize); 4] = [
             (&["cpu", "x86_pkg", "core", "big", "mid", "little", "soc", "apc", "tsens", "acpitz"], 3),
@@ -110,7 +114,7 @@ impl Reading {
         self.watched().iter().map(|t| t.celsius).max_by(f64::total_cmp)
     }
 
-    /// In a few words, what holds the cores back; `None` where nothing is known about it.
+    /// The limits on the cores in a few words; `None` where nothing is known about them.
     pub fn throttling(&self) -> Option<String> {
         const STATUS: [&str; 7] =
             ["none", "light", "moderate", "severe", "critical", "emergency", "shutdown"];
@@ -135,22 +139,11 @@ impl Reading {
     }
 
     pub fn json(&self) -> Value {
-        let core = |c: &Core| {
-            json!({"cpu": c.number, "capacity": c.capacity, "max_khz": c.max_khz,
-                   "allowed_khz": c.allowed_khz, "khz": c.khz})
-        };
-        let warm = |t: &Temperature| json!({"name": t.name, "celsius": t.celsius, "zone": t.zone});
         json!({
-            "uptime_s": self.uptime,
-            "cores": self.cores.iter().map(core).collect::<Vec<_>>(),
-            "temperatures": self.temperatures.iter().map(warm).collect::<Vec<_>>(),
-            "cooling": self.cooling.iter().map(|c| json!({"kind": c.kind, "state": c.state, "of": c.most}))
-                .collect::<Vec<_>>(),
-            "hottest": self.hottest(), "thermal_status": self.thermal_status,
-            "throttling": self.throttling(),
-            "memory_total_bytes": self.total, "memory_available_bytes": self.available,
-            "battery": {"percent": self.battery.percent, "celsius": self.battery.celsius,
-                        "microamps": self.battery.microamps},
+            "uptime_s": self.uptime, "cores": self.cores, "temperatures": self.temperatures,
+            "cooling": self.cooling, "hottest": self.hottest(), "thermal_status": self.thermal_status,
+            "throttling": self.throttling(), "memory_total_bytes": self.total,
+            "memory_available_bytes": self.available, "battery": self.battery,
         })
     }
 }
@@ -186,7 +179,7 @@ pub fn layout(clusters: &[Cluster]) -> String {
 }
 
 /// A name in one line that is not long and cannot steer a terminal.
-pub fn tame(name: &str) -> String {
+pub fn sanitize_name(name: &str) -> String {
     name.trim().chars().filter(|c| !c.is_control()).take(40).collect()
 }
 
@@ -194,33 +187,23 @@ pub fn tame(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn warm(name: &str, celsius: f64) -> Temperature {
-        Temperature { name: name.into(), celsius, zone: Some(0) }
-    }
-
     #[test]
-    fn cores_of_a_kind_are_together() {
+    fn cores_of_a_kind_are_together_and_the_temperatures_that_matter_are_watched() {
         let core = |number, capacity| Core { number, capacity, ..Core::default() };
         let cores = vec![core(7, Some(1024)), core(0, Some(300)), core(1, Some(300)), core(2, None)];
-        let clusters = Reading { cores, ..Reading::default() }.clusters();
-        let names: Vec<String> = clusters.iter().map(Cluster::name).collect();
-        assert_eq!(names, ["cpu 2", "cpu 0-1", "cpu 7"]);
-        assert_eq!(layout(&clusters), "cpu 2 + cpu 0-1 (capacity 300) + cpu 7 (capacity 1024)");
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
-        assert_eq!(ranges(&[u32::MAX]), "4294967295");
-    }
-
-    #[test]
-    fn the_temperatures_that_matter_are_watched() {
         let names = ["pmic", "CPU-0-0", "cpu-1", "cpu-2", "cpu-3", "skin-therm", "gpuss", "battery", "modem"];
-        let temperatures = names.iter().enumerate().map(|(i, n)| warm(n, 30.0 + i as f64)).collect();
-        let reading = Reading { temperatures, ..Reading::default() };
+        let warm = |(i, name): (usize, &&str)| Temperature {
+            name: name.to_string(),
+            celsius: 30.0 + i as f64,
+            zone: Some(0),
+        };
+        let temperatures = names.iter().enumerate().map(warm).collect();
+        let reading = Reading { cores, temperatures, ..Reading::default() };
+        assert_eq!(layout(&reading.clusters()), "cpu 2 + cpu 0-1 (capacity 300) + cpu 7 (capacity 1024)");
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
         let watched: Vec<String> = reading.watched().into_iter().map(|t| t.name).collect();
         assert_eq!(watched, ["cpu-3", "cpu-2", "cpu-1", "skin-therm", "gpuss", "battery"]);
-        assert_eq!(reading.hottest(), Some(37.0));
-        let odd = Reading { temperatures: vec![warm("", 20.0), warm("x", 25.0)], ..Reading::default() };
-        assert_eq!(odd.watched().len(), 2);
-        assert_eq!(Reading::default().hottest(), None);
+        assert_eq!((reading.hottest(), Reading::default().hottest()), (Some(37.0), None));
     }
 
     #[test]
@@ -234,7 +217,6 @@ mod tests {
         ];
         let core = Core { number: 4, max_khz: Some(3000), allowed_khz: Some(2000), ..Core::default() };
         let hot = Reading { thermal_status: Some(2), cooling, cores: vec![core], ..Reading::default() };
-        let said = hot.throttling().unwrap();
-        assert_eq!(said, "moderate, thermal-cpufreq-0 3/10, clock limited on cpu 4");
+        assert_eq!(hot.throttling().unwrap(), "moderate, thermal-cpufreq-0 3/10, clock limited on cpu 4");
     }
 }

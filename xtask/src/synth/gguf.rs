@@ -1,9 +1,9 @@
 //! A synthetic model as a GGUF file: random blocks of a format, with scales that make weights of the usual size.
 
 use super::shapes::{self, Fill};
-use super::{Content, Part, Plan, tokenizer};
+use super::tokenizer::{self, TokenConfig};
+use super::{Content, Part, Plan};
 use crate::error::{Error, Result};
-use crate::json::Node;
 use files::blocks::BlockType;
 use files::config::{Arch, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, stored};
@@ -24,7 +24,7 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
 /// A file of these tensors, all matrices in the formats of `mix`.
-pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<Plan> {
+pub(super) fn plan(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Result<Plan> {
     let Some((_, most, better)) = MIXES.iter().find(|(name, ..)| *name == mix) else {
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
@@ -52,7 +52,7 @@ pub(super) fn plan(config: Node<'_>, model: &ModelConfig, mix: &str) -> Result<P
         let cols = tensor.shape.last().copied().unwrap_or(0);
         if !cols.is_multiple_of(block.values()) {
             let text = format!("{} has rows of {cols}, which are no whole blocks of {block:?}", tensor.name);
-            return Err(Error::at(config.file, text));
+            return Err(Error::Failed(text));
         }
         let name = stored(model.arch, &tensor.name).unwrap_or_else(|| tensor.name.clone());
         infos.push((name, tensor.shape, block, Some(tensor.fill)));
@@ -88,7 +88,7 @@ impl Writer {
     }
 
     /// Dimensions and tokenizer.
-    fn model(&mut self, config: Node<'_>, m: &ModelConfig) -> Result<()> {
+    fn model(&mut self, config: &TokenConfig, m: &ModelConfig) -> Result<()> {
         let arch = m.arch.gguf_name();
         self.pair("general.architecture", STRING, &text(arch));
         self.pair("general.name", STRING, &text("synthetic"));
@@ -115,7 +115,7 @@ impl Writer {
         for (key, x) in floats {
             self.pair(&format!("{arch}.{key}"), F32, &(x as f32).to_le_bytes());
         }
-        let tokenizer = tokenizer::listed(config)?;
+        let tokenizer = tokenizer::list_tokens(config)?;
         let pre = if arch == "llama" { "llama-bpe" } else { "qwen2" };
         self.pair("tokenizer.ggml.model", STRING, &text("gpt2"));
         self.pair("tokenizer.ggml.pre", STRING, &text(pre));

@@ -2,7 +2,7 @@
 //! byte; ids that no text encodes to decode to made-up words.
 
 use crate::error::{Error, Result};
-use crate::json::Node;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -23,26 +23,50 @@ const KNOWN: &[(usize, &[(u32, &str)])] = &[
     (49_152, &[(0, "<|endoftext|>"), (1, "<|im_start|>"), (2, "<|im_end|>")]),
 ];
 
+/// The fields of `config.json` that a tokenizer depends on.
+#[derive(Deserialize)]
+pub struct TokenConfig {
+    vocab_size: usize,
+    model_type: String,
+    bos_token_id: Option<TokenIds>,
+    eos_token_id: Option<TokenIds>,
+    pad_token_id: Option<TokenIds>,
+}
+
+#[derive(Clone, Deserialize, Serialize)]
+#[serde(untagged)]
+enum TokenIds {
+    One(u32),
+    Several(Vec<u32>),
+}
+
+fn list_ids(ids: &Option<TokenIds>) -> Vec<u32> {
+    match ids {
+        None => Vec::new(),
+        Some(TokenIds::One(id)) => vec![*id],
+        Some(TokenIds::Several(ids)) => ids.clone(),
+    }
+}
+
 /// `generation_config.json`: the ids that begin and end a text.
-pub fn generation_config(config: Node<'_>) -> Value {
-    let id = |field: &str| config.find(field).map_or(Value::Null, |n| n.value.clone());
-    json!({"bos_token_id": id("bos_token_id"), "eos_token_id": id("eos_token_id")})
+pub fn generation_config(config: &TokenConfig) -> Value {
+    json!({"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id})
 }
 
 /// `tokenizer_config.json`.
-pub fn tokenizer_config(config: Node<'_>) -> Result<Value> {
+pub fn tokenizer_config(config: &TokenConfig) -> Result<Value> {
     let special = special_tokens(config)?;
-    let name = |field: &str| Ok(ids(config, field)?.first().map(|id| special[id].clone()));
+    let name = |ids: &Option<TokenIds>| list_ids(ids).first().map(|id| special[id].clone());
     Ok(json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": name("bos_token_id")?,
-        "eos_token": name("eos_token_id")?,
+        "bos_token": name(&config.bos_token_id),
+        "eos_token": name(&config.eos_token_id),
         "clean_up_tokenization_spaces": false,
     }))
 }
 
-/// The same as a list, for a GGUF file.
-pub struct Listed {
+/// A vocabulary as a list, for a GGUF file.
+pub struct TokenList {
     /// By id: the token, and whether it is special.
     pub tokens: Vec<(String, bool)>,
     pub bos: Option<u32>,
@@ -50,18 +74,18 @@ pub struct Listed {
 }
 
 /// The tokens in order of their ids.
-pub fn listed(config: Node<'_>) -> Result<Listed> {
+pub fn list_tokens(config: &TokenConfig) -> Result<TokenList> {
     let special = special_tokens(config)?;
     let tokens: Vec<(String, bool)> = vocabulary(config, &special)?
         .into_iter()
         .map(|(id, token)| (token, special.contains_key(&id)))
         .collect();
-    let first = |field: &str| Ok::<_, Error>(ids(config, field)?.first().copied());
-    Ok(Listed { tokens, bos: first("bos_token_id")?, eos: first("eos_token_id")? })
+    let first = |ids: &Option<TokenIds>| list_ids(ids).first().copied();
+    Ok(TokenList { tokens, bos: first(&config.bos_token_id), eos: first(&config.eos_token_id) })
 }
 
 /// `tokenizer.json`.
-pub fn tokenizer(config: Node<'_>) -> Result<Value> {
+pub fn tokenizer(config: &TokenConfig) -> Result<Value> {
     let special = special_tokens(config)?;
     let vocab: Map<String, Value> =
         vocabulary(config, &special)?.into_iter().map(|(id, token)| (token, id.into())).collect();
@@ -81,7 +105,7 @@ pub fn tokenizer(config: Node<'_>) -> Result<Value> {
         "added_tokens": added,
         "normalizer": null,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-        "post_processor": post_processor(config, &special)?,
+        "post_processor": post_processor(config, &special),
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -92,14 +116,14 @@ pub fn tokenizer(config: Node<'_>) -> Result<Value> {
 }
 
 /// Every id's token.
-fn vocabulary(config: Node<'_>, special: &BTreeMap<u32, String>) -> Result<BTreeMap<u32, String>> {
-    let vocab_size = config.size("vocab_size")?;
+fn vocabulary(config: &TokenConfig, special: &BTreeMap<u32, String>) -> Result<BTreeMap<u32, String>> {
+    let vocab_size = config.vocab_size;
     if vocab_size < 256 + special.len() {
         let text = format!(
             "field `vocab_size` is {vocab_size}; 256 bytes and {} special tokens need more",
             special.len()
         );
-        return Err(Error::at(config.file, text));
+        return Err(Error::Failed(text));
     }
     let mut bytes = (0..=255).map(byte_char);
     let mut vocab = BTreeMap::new();
@@ -114,54 +138,41 @@ fn vocabulary(config: Node<'_>, special: &BTreeMap<u32, String>) -> Result<BTree
 }
 
 /// Llama 3 puts its first token in front of every text; Qwen and SmolLM2 do not.
-fn post_processor(config: Node<'_>, special: &BTreeMap<u32, String>) -> Result<Value> {
-    let bos = ids(config, "bos_token_id")?.first().copied();
-    let llama = config.text("model_type")? == "llama";
+fn post_processor(config: &TokenConfig, special: &BTreeMap<u32, String>) -> Value {
+    let bos = list_ids(&config.bos_token_id).first().copied();
+    let llama = config.model_type == "llama";
     let Some(bos) = bos.filter(|id| llama && special[id] != "<|im_start|>") else {
-        return Ok(
-            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}),
-        );
+        return json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true});
     };
     let name = &special[&bos];
     let begin = json!({"SpecialToken": {"id": name, "type_id": 0}});
     let text = |which: &str, type_id: u32| json!({"Sequence": {"id": which, "type_id": type_id}});
     let mut tokens = Map::new();
     tokens.insert(name.clone(), json!({"id": name, "ids": [bos], "tokens": [name]}));
-    Ok(json!({
+    json!({
         "type": "TemplateProcessing",
         "single": [begin, text("A", 0)],
         "pair": [begin, text("A", 0), begin, text("B", 1)],
         "special_tokens": tokens,
-    }))
+    })
 }
 
 /// The ids that the config or the family gives a meaning, and their names.
-fn special_tokens(config: Node<'_>) -> Result<BTreeMap<u32, String>> {
-    let vocab = config.size("vocab_size")?;
+fn special_tokens(config: &TokenConfig) -> Result<BTreeMap<u32, String>> {
+    let vocab = config.vocab_size;
     let known = KNOWN.iter().filter(|(size, _)| *size == vocab).flat_map(|(_, tokens)| *tokens);
     let mut special: BTreeMap<u32, String> = known.map(|&(id, name)| (id, name.to_string())).collect();
-    for field in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-        for id in ids(config, field)? {
+    let named = [("bos", &config.bos_token_id), ("eos", &config.eos_token_id), ("pad", &config.pad_token_id)];
+    for (name, ids) in named {
+        for id in list_ids(ids) {
             if id as usize >= vocab {
-                return Err(Error::at(
-                    config.file,
-                    format!("field `{field}`: {id} is not below vocab_size ({vocab})"),
-                ));
+                let why = format!("field `{name}_token_id`: {id} is not below vocab_size ({vocab})");
+                return Err(Error::Failed(why));
             }
-            let name = field.trim_end_matches("_token_id");
             special.entry(id).or_insert_with(|| format!("<|{name}_{id}|>"));
         }
     }
     Ok(special)
-}
-
-/// A field that is an id, a list of ids, or absent.
-fn ids(config: Node<'_>, field: &str) -> Result<Vec<u32>> {
-    match config.find(field) {
-        None => Ok(Vec::new()),
-        Some(node) if node.value.is_array() => config.ids(field),
-        Some(_) => Ok(vec![config.size(field)? as u32]),
-    }
 }
 
 /// GPT-2's printable character for a byte: itself where it is printable Latin-1, else U+0100 and on.
@@ -191,26 +202,20 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn byte_characters_are_gpt2s() {
-        assert_eq!([b'A', b' ', b'\n', 0, 0x7f, 0xad].map(byte_char), ['A', 'Ġ', 'Ċ', 'Ā', 'ġ', 'Ń']);
-        assert_eq!((0..=255).map(byte_char).collect::<BTreeSet<_>>().len(), 256);
-    }
-
-    #[test]
     fn every_id_has_one_token_and_special_ones_keep_their_ids() {
+        assert_eq!([b'A', b' ', b'\n', 0, 0x7f, 0xad].map(byte_char), ['A', 'Ġ', 'Ċ', 'Ā', 'ġ', 'Ń']);
         for (name, id, token) in [
             ("llama3.2-1b", 128_009, "<|eot_id|>"),
             ("qwen2.5-0.5b", 151_645, "<|im_end|>"),
             ("smollm2-135m", 2, "<|im_end|>"),
             ("m7-qwen3-bf16", 337, "<|eos_337|>"),
         ] {
-            let file = build::model_dir(name).unwrap().join("config.json");
-            let value = json::read(&file).unwrap();
-            let config = Node { file: &file, value: &value };
-            let made = tokenizer(config).unwrap();
+            let config: TokenConfig =
+                json::read(&build::model_dir(name).unwrap().join("config.json")).unwrap();
+            let made = tokenizer(&config).unwrap();
             let vocab = made["model"]["vocab"].as_object().unwrap();
             let ids: BTreeSet<u64> = vocab.values().map(|v| v.as_u64().unwrap()).collect();
-            assert_eq!((vocab.len(), ids.len()), (config.size("vocab_size").unwrap(), vocab.len()), "{name}");
+            assert_eq!((vocab.len(), ids.len()), (config.vocab_size, vocab.len()), "{name}");
             assert_eq!(vocab[token], id, "{name}");
             assert!((0..=255).all(|b| vocab.contains_key(&byte_char(b).to_string())), "{name}");
             assert!(made["added_tokens"].as_array().unwrap().iter().any(|t| t["content"] == token), "{name}");

@@ -1,17 +1,14 @@
 //! The part of the tests that runs on 64-bit Arm, under emulation.
 
+use super::Outcome;
+use super::cargo_test::{CargoTest, run_beside};
 use super::report::{Tally, skip};
-use super::{Outcome, asserting, beside, cargo, counted};
-use crate::android::Ndk;
 use crate::device::qemu::EMULATOR;
-use crate::error::Result;
-use crate::{parity, sh, toolchain};
-use std::process::Command;
+use crate::targets::ARM_LINUX;
+use crate::{command, parity, toolchain};
 
-/// Static, so that an emulator needs no other files: what all parts run that run Arm's programs.
-pub const TARGET: &str = "aarch64-unknown-linux-musl";
 /// Cores without dot products, with them, with matrix products as well, and the sets that each must cover.
-pub const CPUS: &[(&str, &str)] = &[
+pub const CPUS: [(&str, &str); 3] = [
     ("cortex-a53", "scalar neon"),
     ("cortex-a76", "scalar neon neon-dotprod"),
     ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
@@ -36,43 +33,30 @@ pub fn run() -> Outcome {
     if let Some((what, remedy)) = missing() {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
-    sh::run(tests()?.args(["--lib", "--test", "engine", "--no-run"]))?;
+    let tests = |targets: &[&str]| CargoTest::new(targets).for_target(ARM_LINUX).with_pointer_checks();
+    tests(&["--lib", "--test", "engine"]).build()?;
     // Emulated floating point is slow: the other integration tests only run on this machine's CPU. One of these takes
     // long, on one core.
-    let mut golden = tests()?;
-    golden.args(["--test", "engine", "golden::"]);
-    beside(&mut golden, || {
-        let elsewhere = ELSEWHERE.iter().flat_map(|name| ["--skip", name]);
-        let mut tally = counted(tests()?.args(["--lib", "--"]).args(elsewhere))?;
+    run_beside(&tests(&["--test", "engine"]).only(&["golden::"]), || {
+        let mut tally = tests(&["--lib"]).skip(&ELSEWHERE).run()?;
         for (cpu, sets) in CPUS {
-            let mut kernels = tests()?;
-            kernels.args(["--test", "engine", "kernels::"]).env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets);
-            tally += counted(&mut kernels)?;
+            let kernels = tests(&["--test", "engine"]).only(&["kernels::"]);
+            tally += kernels.env("QEMU_CPU", cpu).env("EXPECTED_SETS", sets).run()?;
         }
-        let parity::Tally { passed, failed } = parity::of_families(TARGET, EMULATOR)?;
-        tally += Tally { passed, failed, ..Tally::default() };
+        tally += parity::check_families(ARM_LINUX, EMULATOR)?;
         Ok(tally)
     })
 }
 
-/// `cargo test` for 64-bit Arm, with Rust's checks of pointers.
-pub fn tests() -> Result<Command> {
-    let mut command =
-        cargo(&["test", "--workspace", "--exclude", "xtask", "--target", TARGET, "--no-fail-fast"]);
-    crate::cargo::prepare(&mut command, TARGET, Ndk::Never)?;
-    asserting(&mut command);
-    Ok(command)
-}
-
 /// The first thing that is not installed, and the command that installs it.
 pub fn missing() -> Option<(&'static str, &'static str)> {
-    if !toolchain::has_std(TARGET) {
+    if !toolchain::has_std(ARM_LINUX) {
         return Some(("Rust's standard library for Arm", "rustup target add aarch64-unknown-linux-musl"));
     }
     if toolchain::lld().is_err() {
         return Some(("LLVM's linker", toolchain::LLD_REMEDY));
     }
-    if !sh::on_path(EMULATOR) {
+    if !command::is_on_path(EMULATOR) {
         return Some((EMULATOR, "sudo apt-get install qemu-user-static"));
     }
     None

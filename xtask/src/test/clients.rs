@@ -1,11 +1,11 @@
 //! The server beside real clients: Python packages in an environment of their own, its page in Chromium, and coding
 //! agents from npm.
 
-use super::python::said_by;
+use super::python::count_promises;
 use super::report::skip;
 use super::{Outcome, python};
 use crate::error::{Error, Result};
-use crate::{build, fetch, sh};
+use crate::{build, command, fetch};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -23,15 +23,17 @@ pub fn run() -> Outcome {
     let program = build::tested(&build::model_dir("story")?)?;
     let python = python::with_packages("clients", &PACKAGES, &["openai", "anthropic", "litellm"]);
     let mut tally = match python {
-        Ok(python) => {
-            said_by("a client", Command::new(python).arg(sh::root().join("tests/clients.py")).arg(&program))?
-        }
+        Ok(python) => count_promises(
+            "a client",
+            Command::new(python).arg(command::root().join("tests/clients.py")).arg(&program),
+        )?,
         Err(e) => skip(&format!("clients of the server: {e}"), python::REMEDY),
     };
-    tally += match ["chromedriver", "python3"].into_iter().find(|program| !sh::on_path(program)) {
-        None => {
-            said_by("a client", Command::new("python3").arg(sh::root().join("tests/page.py")).arg(&program))?
-        }
+    tally += match ["chromedriver", "python3"].into_iter().find(|program| !command::is_on_path(program)) {
+        None => count_promises(
+            "a client",
+            Command::new("python3").arg(command::root().join("tests/page.py")).arg(&program),
+        )?,
         Some(missing) => skip(
             &format!("the page of the server: {missing} is missing"),
             "sudo apt-get install chromium chromium-driver python3",
@@ -53,17 +55,17 @@ fn agents() -> Outcome {
         }
     };
     let program = build::tested(&build::model_dir(AGENTS_MODEL)?)?;
-    let script = sh::root().join("tests/agents.py");
-    said_by("an agent", Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
+    let script = command::root().join("tests/agents.py");
+    count_promises("an agent", Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
 }
 
 /// The folder of the agents' packages, and of Node.js where this machine's is too old for them; the first time they are
 /// fetched.
 fn node_modules() -> Result<PathBuf> {
-    if let Some(missing) = ["npm", "node"].into_iter().find(|program| !sh::on_path(program)) {
+    if let Some(missing) = ["npm", "node"].into_iter().find(|program| !command::is_on_path(program)) {
         return Err(Error::Failed(format!("{missing} is missing")));
     }
-    let dir = sh::root().join("target/agents");
+    let dir = command::root().join("target/agents");
     // What is installed is of these versions.
     let (versions, wanted) = (dir.join("versions"), AGENTS.join(" "));
     let modules = dir.join("node_modules");
@@ -77,14 +79,14 @@ fn node_modules() -> Result<PathBuf> {
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--prefix"])
         .arg(&dir);
-    sh::run(npm.args(AGENTS).args(newer_node()?))?;
+    command::run(npm.args(AGENTS).args(newer_node()?))?;
     std::fs::write(&versions, wanted).map_err(|e| Error::at(&versions, e))?;
     Ok(modules)
 }
 
 /// The package of a newer Node.js, where this machine's is too old.
 fn newer_node() -> Result<Option<String>> {
-    let version = sh::stdout(Command::new("node").arg("--version"))?;
+    let version = command::stdout(Command::new("node").arg("--version"))?;
     let version = String::from_utf8_lossy(&version).trim().to_owned();
     let major = version.strip_prefix('v').and_then(|v| v.split('.').next()?.parse().ok());
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "x64" };

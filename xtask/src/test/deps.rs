@@ -3,8 +3,8 @@
 
 use super::report::Tally;
 use super::{Outcome, cargo};
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use crate::targets::TARGETS;
 use std::collections::BTreeSet;
 use std::fs;
@@ -63,8 +63,8 @@ fn tree(targets: &[&str]) -> Result<Vec<Crate>> {
     let words = ["tree", "--package", "antigravity", "--edges", "normal,build", "--prefix", "none"];
     let mut tree = cargo(&words);
     tree.args(["--format", "{p}|{l}"]).args(targets.iter().flat_map(|target| ["--target", target]));
-    eprintln!("$ {}", sh::show(&tree));
-    let lines = sh::stdout(&mut tree)?;
+    eprintln!("$ {}", command::show(&tree));
+    let lines = command::stdout(&mut tree)?;
     let lines = String::from_utf8_lossy(&lines);
     let mut lines: Vec<&str> = lines.lines().map(|l| l.trim_end_matches(" (*)")).collect();
     lines.sort();
@@ -111,7 +111,7 @@ fn named(readme: &str) -> BTreeSet<String> {
 }
 
 fn read(file: &str) -> Result<String> {
-    let path = sh::root().join(file);
+    let path = command::root().join(file);
     fs::read_to_string(&path).map_err(|e| Error::at(&path, e))
 }
 

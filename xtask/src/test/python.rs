@@ -2,8 +2,8 @@
 
 use super::Outcome;
 use super::report::Tally;
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,13 +12,13 @@ pub const REMEDY: &str = "sudo apt-get install python3 python3-venv, and a netwo
 
 /// Python with some packages, whose modules are named; the first time they are fetched to `target/NAME`.
 pub fn with_packages(name: &str, packages: &[&str], modules: &[&str]) -> Result<PathBuf> {
-    let dir = sh::root().join("target").join(name);
+    let dir = command::root().join("target").join(name);
     let python = dir.join("bin/python3");
     if has_modules(&python, modules) {
         return Ok(python);
     }
-    sh::run(Command::new("python3").args(["-m", "venv"]).arg(&dir))?;
-    sh::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+    command::run(Command::new("python3").args(["-m", "venv"]).arg(&dir))?;
+    command::run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
     Ok(python)
 }
 
@@ -28,16 +28,16 @@ fn has_modules(python: &Path, modules: &[&str]) -> bool {
     found.is_ok_and(|out| out.status.success())
 }
 
-/// The promises that a script prints, `ok NAME` or `not ok NAME: why`; `of` is what makes them.
-pub fn said_by(of: &str, script: &mut Command) -> Outcome {
+/// Counts the promises that a script prints, `ok NAME` or `not ok NAME: why`; `of` names whose they are.
+pub fn count_promises(of: &str, script: &mut Command) -> Outcome {
     let mut tally = Tally::default();
-    sh::stream(script, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
+    command::stream(script, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
         (Some(promise), _) => tally.count(promise, Ok(())),
         (_, Some(broken)) => tally.count(of, Err(Error::Failed(broken.into()))),
         _ => {}
     })?;
     match tally.passed + tally.failed {
-        0 => Err(Error::Failed(format!("`{}` has said nothing", sh::show(script)))),
+        0 => Err(Error::Failed(format!("`{}` has said nothing", command::show(script)))),
         _ => Ok(tally),
     }
 }

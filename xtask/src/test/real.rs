@@ -1,12 +1,13 @@
 //! The part of the tests that runs real models: their logits, texts and perplexity are those of transformers, and one has
 //! one text on every instruction set, on Arm, on an OpenCL device, in batches, sessions and conversations.
 
+mod golden;
 mod questions;
 mod reference;
-mod same;
 
+use super::Outcome;
+use super::cargo_test::CargoTest;
 use super::report::{Tally, skip};
-use super::{Outcome, all_tests, counted};
 use crate::parity::engine::Engine;
 use crate::{build, fetch};
 use std::path::Path;
@@ -42,17 +43,13 @@ pub fn run() -> Outcome {
 
 impl Real {
     fn check(&self, file: &Path) -> Outcome {
-        let mut strings = all_tests();
-        strings
-            .args(["--test", "files", "--", "--ignored"])
-            .args(self.strings)
-            .env("ANTIGRAVITY_REAL_MODEL", file);
-        let mut tally = counted(&mut strings)?;
+        let strings = CargoTest::new(&["--test", "files"]).only(&["--ignored"]).only(self.strings);
+        let mut tally = strings.env("ANTIGRAVITY_REAL_MODEL", file).run()?;
         let model = build::model_dir(self.name)?;
-        let engine = Engine::of_program(&build::tested(&model)?, &model, self.name)?.of(file);
+        let engine = Engine::with_copy(&build::tested(&model)?, &model, self.name)?.with_model(file);
         reference::check(self, &engine, &mut tally)?;
         if self.name == SMOLLM.name {
-            same::check(&engine, &mut tally)?;
+            golden::check(&engine, &mut tally)?;
             questions::check(&engine, &mut tally)?;
         }
         Ok(tally)

@@ -1,18 +1,18 @@
 //! The part of the tests that runs some of those of OpenCL devices on other runtimes than PoCL: their compilers are others,
-//! and they have subgroups, integer dot products and recordings of launches.
+//! and they have subgroups and integer dot products.
 
+use super::Outcome;
+use super::cargo_test::CargoTest;
 use super::report::{Tally, skip};
-use super::{Outcome, all_tests, counted};
 use crate::error::Error;
-use crate::{build, fetch, sh};
+use crate::{build, fetch};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// On Intel's runtime: every variant of kernels, recordings, batches, and moves with every cache and every eviction.
-const ON_INTEL: [&str; 5] = [
+/// On Intel's runtime: every variant of kernels, batches, and moves with every cache and every eviction.
+const ON_INTEL: [&str; 4] = [
     "hybrid::",
     "model::text_is_the_same",
-    "shared::a_recorded_token_has_the_bits_of_one_that_is_not",
     "shared::a_token_of_each_of_many_sequences_is_computed_as_alone",
     "variants::every_variant_changes_nothing",
 ];
@@ -22,23 +22,23 @@ const ON_RUSTICL: [&str; 2] = ["model::text_is_the_same", "variants::every_varia
 const RUSTICL: &str = "/etc/OpenCL/vendors/rusticl.icd";
 
 pub fn run() -> Outcome {
-    build::build_draft()?;
-    sh::run(all_tests().args(["--test", "opencl", "--no-run"]))?;
+    build::build_draft_program()?;
     let mut tally = match intel() {
-        Some(libraries) => on("Intel", &libraries.join("libintelocl.so"), &ON_INTEL)?,
+        Some(libraries) => run_on("Intel", &libraries.join("libintelocl.so"), &ON_INTEL)?,
         None => without_intel(),
     };
-    match has_rusticl() {
-        true => tally += on("rusticl", Path::new("libRusticlOpenCL.so.1"), &ON_RUSTICL)?,
+    if has_rusticl() {
+        tally += run_on("rusticl", Path::new("libRusticlOpenCL.so.1"), &ON_RUSTICL)?;
+    } else {
         // Nobody can install what a distribution does not have.
-        false => eprintln!(
+        eprintln!(
             "NOT TRIED: rusticl; Debian's mesa-opencl-icd has it, one that runs these kernels from 13 on"
-        ),
+        );
     }
     Ok(tally)
 }
 
-/// Whether there is a rusticl that can be used: that of Debian 12 gives kernels groups of 32 items.
+/// Finds a rusticl that can be used: that of Debian 12 gives kernels groups of 32 items.
 fn has_rusticl() -> bool {
     let old = fs::read_to_string("/etc/debian_version").is_ok_and(|version| version.starts_with("12."));
     Path::new(RUSTICL).exists() && !old
@@ -57,23 +57,21 @@ pub fn without_intel() -> Tally {
 }
 
 /// Runs tests on the device of the platform with this name, which is in a library of its own.
-fn on(platform: &str, library: &Path, tests: &[&str]) -> Outcome {
-    // What the loader reads to find it, and nothing else.
+fn run_on(platform: &str, library: &Path, tests: &[&str]) -> Outcome {
+    // The loader finds it here, and nothing else.
     let entries = build::target_dir().join("runtimes").join(platform);
     let entry = entries.join("own.icd");
     let written =
         fs::create_dir_all(&entries).and_then(|()| fs::write(&entry, format!("{}\n", library.display())));
     written.map_err(|e| Error::at(&entry, e))?;
-    let mut run = all_tests();
-    run.args(["--test", "opencl", "--"]).args(tests);
-    run.env("OCL_ICD_VENDORS", entries).env("RUSTICL_ENABLE", "llvmpipe").env("EXPECTED_PLATFORM", platform);
+    let mut run = CargoTest::new(&["--test", "opencl"]).only(tests).env("OCL_ICD_VENDORS", entries);
+    run = run.env("RUSTICL_ENABLE", "llvmpipe").env("EXPECTED_PLATFORM", platform);
     if let Some(libraries) = library.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        run.env("LD_LIBRARY_PATH", libraries);
+        run = run.env("LD_LIBRARY_PATH", libraries);
     }
-    // They do not keep what they compile, as PoCL does.
-    let tally = counted(run.env("ANTIGRAVITY_OPENCL_BINARIES", "1"))?;
-    match (tally.passed + tally.failed + tally.skipped) < tests.len() as u64 {
-        true => Err(Error::Failed(format!("a name of {tests:?} is no test's"))),
-        false => Ok(tally),
+    let tally = run.run()?;
+    if (tally.passed + tally.failed + tally.skipped) < tests.len() as u64 {
+        return Err(Error::Failed(format!("a name of {tests:?} is no test's")));
     }
+    Ok(tally)
 }

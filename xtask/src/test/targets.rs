@@ -3,17 +3,17 @@
 use super::report::{Tally, skip};
 use super::{Outcome, arm};
 use crate::error::{Error, Result};
-use crate::targets::{ANDROID, Features};
-use crate::{android, build, sh, size};
-use serde_json::Value;
+use crate::golden::case::read_case;
+use crate::targets::{ANDROID, ARM_LINUX, Features};
+use crate::{android, build, command, size};
 use std::env::consts::ARCH;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The case under `tests/golden` that is told again.
+/// The case that is run again.
 const STORY: &str = "tests/golden/story/once.json";
 
-/// Begins to build what [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight minutes.
+/// Begins the builds that [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight minutes.
 /// Cargo's lock keeps `sizes` from building beside it. What fails here fails there again, and is told there.
 pub fn build_early() {
     let builds: [fn() -> Result<()>; 2] = [
@@ -57,8 +57,8 @@ fn android() -> Outcome {
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
         // With a model inside it is still what Android loads.
         let bundle = binary.with_file_name("story");
-        build::bundle_by(&maker, &story, &binary, &bundle)?;
-        build::fit_for(ANDROID, bundle)?;
+        build::bundle_with(&maker, &story, &binary, &bundle)?;
+        build::check_fit(ANDROID, bundle)?;
         tally += Tally::ONE;
     }
     Ok(tally)
@@ -84,7 +84,7 @@ fn here() -> Outcome {
     let binary = for_here()?;
     let bytes = size::check(&binary, &host, Features::Default)?;
     eprintln!("{}: {}", binary.display(), size::megabytes(bytes));
-    told_by(command(&binary, ARCH), &build::model_dir("story")?)?;
+    check_story(command(&binary, ARCH), &build::model_dir("story")?)?;
     Ok(Tally::ONE)
 }
 
@@ -94,8 +94,8 @@ pub fn on_arm() -> Outcome {
         return Ok(skip(&format!("{what} is missing"), &format!("install it with: {remedy}")));
     }
     let story = build::model_dir("story")?;
-    let binary = build::tested_for(arm::TARGET, &story)?;
-    told_by(command(&binary, "aarch64"), &story)?;
+    let binary = build::tested_for(ARM_LINUX, &story)?;
+    check_story(command(&binary, "aarch64"), &story)?;
     if emulator("aarch64").is_some() {
         PAGES.iter().try_for_each(|&page| with_pages(&binary, "aarch64", page))?;
     }
@@ -117,14 +117,14 @@ fn with_pages(binary: &Path, architecture: &str, page: u32) -> Result<()> {
         run.env("QEMU_PAGESIZE", page.to_string());
         run
     };
-    let report = sh::stdout(paged().arg("doctor"))?;
+    let report = command::stdout(paged().arg("doctor"))?;
     let report = String::from_utf8_lossy(&report).into_owned();
     let line = report.lines().find(|line| line.starts_with("page size")).unwrap_or_default();
     if !line.ends_with(&format!(" {} KiB", page >> 10)) {
         return Err(Error::at(binary, format!("{line:?} where pages have {page} bytes")));
     }
     eprintln!("{line}");
-    told_by(paged(), &build::model_dir("story")?)
+    check_story(paged(), &build::model_dir("story")?)
 }
 
 /// The program, in an emulator if it is another processor's.
@@ -140,56 +140,9 @@ fn command(binary: &Path, architecture: &str) -> Command {
 }
 
 /// Runs the program on the golden case.
-pub fn told_by(mut run: Command, story: &Path) -> Result<()> {
-    let file = sh::root().join(STORY);
-    let text = std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
-    let case: Value = serde_json::from_str(&text).map_err(|e| Error::at(&file, e))?;
-    let field = |pointer: &str| match case.pointer(pointer) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Number(number)) => Ok(number.to_string()),
-        _ => Err(Error::at(&file, format!("has no {pointer}"))),
-    };
-    run.args(["generate", "--quiet", "--temperature", "0", "--repetition-penalty", "1"]);
-    let flags = [
-        ("--prompt", "/prompt"),
-        ("--num-tokens", "/tokens"),
-        ("--weight-type", "/weights"),
-        ("--cache-type-k", "/k"),
-        ("--cache-type-v", "/v"),
-    ];
-    for (flag, pointer) in flags {
-        run.arg(flag).arg(field(pointer)?);
-    }
-    run.arg("--model").arg(story);
-    eprintln!("$ {}", sh::show(&run));
-    told(&sh::show(&run), &sh::stdout(&mut run)?, &field("/expected/text")?)
-}
-
-fn told(by: &str, stdout: &[u8], expected: &str) -> Result<()> {
-    let text = String::from_utf8_lossy(stdout);
-    if text.trim_end_matches('\n') != expected {
-        return Err(Error::Failed(format!(
-            "`{by}` told another story than {STORY}:\n    {text}\n    {expected}"
-        )));
-    }
-    eprintln!("as in {STORY}: {expected}");
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_foreign_programs_are_emulated() {
-        assert_eq!(emulator(ARCH), None);
-        assert_eq!(emulator("aarch65").as_deref(), Some("qemu-aarch65-static"));
-    }
-
-    #[test]
-    fn another_story_is_a_failure() {
-        let check = |text: &str| told("x", text.as_bytes(), "once");
-        assert!(check("once").is_ok() && check("once\n").is_ok());
-        assert!(check("twice").is_err() && check("").is_err());
-    }
+pub fn check_story(mut run: Command, story: &Path) -> Result<()> {
+    let case = read_case(&command::root().join(STORY))?;
+    run.arg("generate").args(&case.settings).args(&case.generate).arg("--model").arg(story);
+    eprintln!("$ {}", command::show(&run));
+    case.check_output(&command::stdout(&mut run)?)
 }

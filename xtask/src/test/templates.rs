@@ -3,7 +3,7 @@
 use super::report::skip;
 use super::{Outcome, cargo, python};
 use crate::error::{Error, Result};
-use crate::sh;
+use crate::{build, command};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,22 +17,23 @@ pub fn run() -> Outcome {
         Ok(fetched) => fetched,
         Err(e) => return Ok(skip(&format!("chat templates beside jinja2: {e}"), python::REMEDY)),
     };
-    sh::run(&mut cargo(&["build", "--package", "antigravity-text", "--example", "render_templates"]))?;
-    let renderer = sh::root().join("target/debug/examples/render_templates");
+    // Of the whole workspace, whose tests have built it already: alone the package has other features.
+    command::build(&mut cargo(&["build", "--workspace", "--example", "render_templates"]))?;
+    let renderer = build::target_dir().join("debug/examples/render_templates");
     let mut script = Command::new(python);
-    script.arg(sh::root().join("tests/templates.py")).arg(renderer).arg(archive);
-    python::said_by("a template", &mut script)
+    script.arg(command::root().join("tests/templates.py")).arg(renderer).arg(archive);
+    python::count_promises("a template", &mut script)
 }
 
 /// The archive; the first time it is fetched.
 fn sources(python: &Path) -> Result<PathBuf> {
-    let dir = sh::root().join("target/templates/sources");
+    let dir = command::root().join("target/templates/sources");
     if let Some(archive) = archive_in(&dir) {
         return Ok(archive);
     }
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", SOURCES, SOURCES, "--dest"]);
-    sh::run(pip.arg(&dir))?;
+    command::run(pip.arg(&dir))?;
     archive_in(&dir).ok_or_else(|| Error::Failed(format!("pip has fetched no archive of {SOURCES}")))
 }
 

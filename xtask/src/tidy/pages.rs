@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn a_path_that_is_gone_is_found() {
         let text = "`src/lib.rs` and `src/gone.rs`\n`src/cli/NAME.rs`, `kernels/*.cl`, `lib.rs`\n";
-        let found = missing(&crate::sh::root(), "README.md", text);
+        let found = missing(&crate::command::root(), "README.md", text);
         assert_eq!(found, ["README.md: names src/gone.rs, which is not there"]);
     }
 }

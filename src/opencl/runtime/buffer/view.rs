@@ -43,12 +43,8 @@ impl Buffer {
                 return Err(failure);
             }
         };
-        let view = match &m.shadow {
-            Some(shadow) => shadow.load(start, &range, purpose),
-            None => start,
-        };
-        let (start, view) = (Address(start), Address(view));
-        Ok(Mapped { buffer: self, start, view, range, purpose, mapped: true, borrowed: PhantomData })
+        let start = Address(start);
+        Ok(Mapped { buffer: self, start, len: range.len(), purpose, mapped: true, borrowed: PhantomData })
     }
 
     /// Gives the CPU a host-visible, read-only buffer for reading, for good: kernels go on reading it, and
@@ -72,10 +68,9 @@ impl Buffer {
 /// The CPU's view on a part of a buffer.
 pub struct Mapped<'a> {
     buffer: Buffer,
-    /// Where the driver put it, and what the CPU sees: the same, or the shadow.
+    /// Address of the bytes for the CPU.
     start: Address,
-    view: Address,
-    range: Range<usize>,
+    len: usize,
     purpose: MapFor,
     /// Until it is given back.
     mapped: bool,
@@ -89,9 +84,9 @@ impl Mapped<'_> {
     /// When the view is for reading only.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(self.purpose != MapFor::Reading, "a view for reading is written");
-        // SAFETY: mapped for `range.len()` bytes until `self` goes; `self` is borrowed mutably and the
+        // SAFETY: mapped for `len` bytes until `self` goes; `self` is borrowed mutably and the
         // device leaves the buffer alone (launches and writes assert it).
-        unsafe { std::slice::from_raw_parts_mut(self.view.0.as_ptr(), self.range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), self.len) }
     }
 
     /// Gives the bytes back to the device, which then sees what was written.
@@ -102,9 +97,6 @@ impl Mapped<'_> {
     fn give_back(&mut self) -> Result<()> {
         self.mapped = false;
         let m = &self.buffer.memory;
-        if let Some(shadow) = &m.shadow {
-            shadow.store(self.start.0, &self.range, self.purpose);
-        }
         let result = m.unmap(self.start.0);
         m.state.store(UNMAPPED, Ordering::Relaxed);
         result
@@ -115,8 +107,8 @@ impl Deref for Mapped<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: mapped for `range.len()` bytes until `self` goes.
-        unsafe { std::slice::from_raw_parts(self.view.0.as_ptr(), self.range.len()) }
+        // SAFETY: mapped for `len` bytes until `self` goes.
+        unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), self.len) }
     }
 }
 

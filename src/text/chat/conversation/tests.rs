@@ -20,16 +20,16 @@ fn what_follows_an_answer() {
     };
     let rest = Some(vec![control(">"), text("\nuser")]);
     for (said, kept) in [("a b", "a b"), (" a\n", "a"), (" a\n", " a"), ("", ""), ("\n", ""), ("a ", "a ")] {
-        assert_eq!(after(&whole(kept), &head, said), rest, "{said:?}");
+        assert_eq!(text_after(&whole(kept), &head, said), rest, "{said:?}");
     }
-    assert_eq!(after(&whole("a"), &head, "<think>x</think>a"), None);
-    assert_eq!(after(&whole("a")[1..], &head, "a"), None);
-    assert_eq!(after(&head, &whole("a"), "a"), None);
+    assert_eq!(text_after(&whole("a"), &head, "<think>x</think>a"), None);
+    assert_eq!(text_after(&whole("a")[1..], &head, "a"), None);
+    assert_eq!(text_after(&head, &whole("a"), "a"), None);
     // Plain paragraphs: all of it is one part.
-    assert_eq!(after(&[text("q\na\nr\n")], &[text("q\n")], "a"), Some(vec![text("\nr\n")]));
+    assert_eq!(text_after(&[text("q\na\nr\n")], &[text("q\n")], "a"), Some(vec![text("\nr\n")]));
     // The head ends with a control token.
     assert_eq!(
-        after(&[control("<"), text("a"), control(">")], &[control("<")], "a"),
+        text_after(&[control("<"), text("a"), control(">")], &[control("<")], "a"),
         Some(vec![control(">")])
     );
 }
@@ -59,49 +59,6 @@ fn talk(conversation: &mut Conversation, tokenizer: &Tokenizer, turns: std::ops:
         let answer = tokenizer.encode_plain(&format!("It is number {turn}.")).expect("ids");
         conversation.answer(tokenizer, &answer);
     }
-}
-
-#[test]
-fn a_question_has_the_same_ids_however_much_is_rendered() {
-    let tokenizer = story();
-    let whole = |name: &str| {
-        let file = crate::project().join("tests/fixtures/chat").join(format!("{name}-instruct.jinja"));
-        let source = std::fs::read_to_string(file).expect("a fixture");
-        Template::Jinja(Jinja::new(name, source, vec![]).expect("compiles"))
-    };
-    for (template, settled) in [
-        (whole("llama3.2"), Rendered::LastTurn),
-        (whole("qwen2.5"), Rendered::LastTurn),
-        (Template::ChatMl { bos: true }, Rendered::LastTurn),
-        (Template::Plain, Rendered::LastTurn),
-        (template("", ""), Rendered::LastTurn),
-        // What follows an answer depends on what was before.
-        (template("", "{{ loop.index if m.role == 'user' else '' }}"), Rendered::All),
-        (template("", "{{ messages[1].content if m.role == 'user' else '' }}"), Rendered::All),
-        // No question begins with what was said before it.
-        (template("", "{{ loop.index }}"), Rendered::LastTurn),
-        (template("{{ messages|length }}", ""), Rendered::LastTurn),
-    ] {
-        let system = Some("Be brief.".to_owned());
-        let mut short = Conversation::new(template.clone(), system.clone());
-        let mut all = Conversation { rendered: Rendered::All, ..Conversation::new(template, system) };
-        all.now = short.now;
-        for turn in 0..12 {
-            talk(&mut short, &tokenizer, turn..turn + 1);
-            talk(&mut all, &tokenizer, turn..turn + 1);
-            assert_eq!(short.ids, all.ids, "{} turn {turn}", short.template.name());
-        }
-        assert_eq!(short.rendered, settled, "{}", short.template.name());
-    }
-}
-
-#[test]
-fn a_turn_does_not_render_what_was_long_before() {
-    let refuses = "{% if messages|length > 20 %}{{ raise_exception('too long') }}{% endif %}";
-    let tokenizer = story();
-    let mut conversation = Conversation::new(template(refuses, ""), None);
-    talk(&mut conversation, &tokenizer, 0..60);
-    assert_eq!((conversation.questions(), conversation.rendered), (60, Rendered::LastTurn));
 }
 
 #[test]
@@ -167,9 +124,9 @@ const CALL: &str = "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\": \"now\", \"
 /// A conversation in which `now` was called.
 fn called(tokenizer: &Tokenizer) -> Conversation {
     let tools = Tools::parse(r#"[{"function": {"name": "now"}}]"#).expect("tools");
-    let variables = Variables::of_tools(tools);
+    let variables = TemplateKwargs::of_tools(tools);
     let template = with_tools();
-    let form = Form::of(&template, tokenizer);
+    let form = OutputFormat::of(&template, tokenizer);
     let mut chat = Conversation::new(template, None).with(variables, form);
     chat.ask(tokenizer, "What time is it?").expect("renders");
     chat.answer(tokenizer, &tokenizer.encode_plain(CALL).expect("ids"));
@@ -198,7 +155,8 @@ fn a_call_and_its_result_append_to_the_conversation() {
     chat.answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
     // Saved and restored, it is the same, tools included.
     let json = serde_json::to_string(&chat.state()).expect("JSON");
-    let mut again = Conversation::new(with_tools(), None).with(Variables::default(), chat.form());
+    let mut again =
+        Conversation::new(with_tools(), None).with(TemplateKwargs::default(), chat.output_format());
     again.resume(serde_json::from_str(&json).expect("a state"));
     for chat in [&mut chat, &mut again] {
         chat.ask(&tokenizer, "Thanks").expect("renders");
@@ -236,14 +194,14 @@ fn results_stay_with_their_calls_when_the_oldest_turns_go() {
 #[test]
 fn thoughts_that_the_prompt_ends_are_none_of_the_answer() {
     let tokenizer = story();
-    let mut variables = Variables::default();
+    let mut variables = TemplateKwargs::default();
     variables.set("enable_thinking", "false").expect("a name");
-    let form = Form::of(&with_tools(), &tokenizer);
+    let form = OutputFormat::of(&with_tools(), &tokenizer);
     assert!(form.thinks());
     let mut chat = Conversation::new(with_tools(), None).with(variables, form.without_tools());
     chat.ask(&tokenizer, "Hi").expect("renders");
     assert!(tokenizer.decode_with_special(chat.ids()).ends_with("assistant\n<think>\n\n</think>\n\n"));
-    assert!(!chat.reader(&tokenizer).is_thinking());
+    assert!(!chat.output_parser(&tokenizer).is_thinking());
     chat.answer(
         &tokenizer,
         &tokenizer.encode_plain(CALL.split("\n\n").nth(1).expect("a call")).expect("ids"),
@@ -251,7 +209,10 @@ fn thoughts_that_the_prompt_ends_are_none_of_the_answer() {
     // Nobody gave it a tool, so that is text.
     assert!(chat.calls().is_empty() && chat.messages[1].content.starts_with("<tool_call>"));
     let empty = chat.anew(Some("s".into()));
-    assert_eq!((empty.questions(), empty.variables(), empty.form()), (0, chat.variables(), chat.form()));
+    assert_eq!(
+        (empty.questions(), empty.variables(), empty.output_format()),
+        (0, chat.variables(), chat.output_format())
+    );
 }
 
 #[test]
@@ -267,7 +228,7 @@ fn what_follows_an_answer_with_control_tokens() {
         text("x"),
     ];
     let rest = Some(vec![control(">"), text("x")]);
-    assert_eq!(after(&whole, &head, "<call>{}</call>"), rest);
-    assert_eq!(after(&whole, &head, "<call>{ }</call>"), None);
-    assert_eq!(after(&whole, &head, "<call>{}</call>>x and more"), None);
+    assert_eq!(text_after(&whole, &head, "<call>{}</call>"), rest);
+    assert_eq!(text_after(&whole, &head, "<call>{ }</call>"), None);
+    assert_eq!(text_after(&whole, &head, "<call>{}</call>>x and more"), None);
 }

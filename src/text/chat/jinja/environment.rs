@@ -1,44 +1,49 @@
-//! The filters and functions that chat templates get: Jinja's, and those of transformers.
+//! The filters, tests and functions that chat templates get: Jinja's, as Python has them, and those of transformers.
 
-use super::limits::{checked, checked_inside, failed, is_namespace, pay_for};
-use super::value::LongInteger;
-use super::{Refusal, filters, objects, program, python, written};
+use super::interpreter::{
+    add, add_operators, check_nested, check_value, consume_fuel, failed, integer, is_namespace, size,
+};
+use super::{Refusal, json, python, repr};
 use crate::chat::Moment;
-use minijinja::value::{Kwargs, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, State, Value, escape_formatter};
+use minijinja::formatting::FormatStyle;
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 
 /// Macros in macros and blocks in blocks; real templates have a handful.
 const MAX_RECURSION: usize = 100;
 /// Bytes of fuel for a directive of a date.
-const DIRECTIVE: usize = 64;
+const DIRECTIVE_BYTES: usize = 64;
+/// Bytes of fuel for an item of a list.
+const ITEM_BYTES: usize = 64;
+/// Not in Jinja, or without use in a prompt.
+const REMOVED_FILTERS: [&str; 7] = ["batch", "chain", "groupby", "lines", "pprint", "slice", "zip"];
 
 /// An interpreter with so much `fuel`, at `now`.
 pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(fuel));
     environment.set_recursion_limit(MAX_RECURSION);
-    environment.set_unknown_method_callback(python::method);
+    environment.set_unknown_method_callback(python::call_method);
     environment.set_formatter(|out, state, value| {
         if value.as_str().is_some() || value.is_undefined() {
             return escape_formatter(out, state, value);
         }
-        let value = checked(value.clone())?;
-        out.write_str(&written::text(&value)).map_err(|_| failed("is not written"))
+        let value = check_value(value.clone())?;
+        out.write_str(&repr::text(&value)).map_err(|_| failed("is not written"))
     });
-    // Not in Jinja, or without use in a prompt.
-    for name in ["chain", "lines", "pprint", "zip"] {
+    for name in REMOVED_FILTERS {
         environment.remove_filter(name);
     }
     environment.remove_global("debug");
-    program::add_operators(&mut environment);
-    filters::add(&mut environment);
-    tests(&mut environment);
-    functions(&mut environment, now);
+    add_operators(&mut environment);
+    add_filters(&mut environment);
+    add_tests(&mut environment);
+    add_functions(&mut environment, now);
     environment
 }
 
-/// Tests that Python answers otherwise.
-fn tests(environment: &mut Environment<'_>) {
+/// Adds the tests that Python answers otherwise than the interpreter.
+fn add_tests(environment: &mut Environment<'_>) {
     let is_map = |value: &Value| value.kind() == ValueKind::Map && !is_namespace(value);
     environment.add_test("mapping", move |value: Value| is_map(&value));
     environment.add_test("iterable", move |value: Value| match value.kind() {
@@ -47,24 +52,22 @@ fn tests(environment: &mut Environment<'_>) {
             matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Iterable)
         }
     });
+    environment.add_test("callable", |value: Value| value.kind() == ValueKind::Plain);
     // The interpreter has views where Python has lists.
     environment.add_test("sequence", move |value: Value| match value.kind() {
         ValueKind::Map => is_map(&value),
         ValueKind::Iterable => value.len().is_some(),
         kind => matches!(kind, ValueKind::Undefined | ValueKind::String | ValueKind::Seq),
     });
-    environment.add_test("callable", |value: Value| {
-        value.kind() == ValueKind::Plain && value.downcast_object_ref::<LongInteger>().is_none()
-    });
 }
 
-fn functions(environment: &mut Environment<'_>, now: Moment) {
+fn add_functions(environment: &mut Environment<'_>, now: Moment) {
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
-        let message = checked(message)?.to_string();
+        let message = check_value(message)?.to_string();
         Err(failed(message.clone()).with_source(Refusal(message)))
     });
     environment.add_function("namespace", |values: Option<ValueOrKwargs>| -> Result<Value, Error> {
-        values.iter().try_for_each(|values| checked_inside(Value::clone(values)).map(drop))?;
+        values.iter().try_for_each(|values| check_nested(Value::clone(values)).map(drop))?;
         minijinja::functions::namespace(values)
     });
     environment.add_function("dict", |values: Option<Value>, more: Kwargs| {
@@ -76,12 +79,174 @@ fn functions(environment: &mut Environment<'_>, now: Moment) {
             }
             other => other,
         };
-        checked(minijinja::functions::dict(values, more)?)
+        check_value(minijinja::functions::dict(values, more)?)
     });
-    environment.add_function("joiner", objects::joiner);
-    environment.add_function("cycler", objects::cycler);
-    environment.add_function("strftime_now", move |state: &State<'_, '_>, form: &str| {
-        pay_for(state, form.len().saturating_mul(DIRECTIVE))?;
-        now.format(form).map_err(|directive| failed(format!("strftime_now does not know {directive}")))
+    environment.add_function("strftime_now", move |state: &State<'_, '_>, format: &str| {
+        consume_fuel(state, format.len().saturating_mul(DIRECTIVE_BYTES))?;
+        now.format(format).map_err(|directive| failed(format!("strftime_now does not know {directive}")))
     });
+}
+
+/// Adds Jinja's filters where the interpreter has none, or others than Python's.
+fn add_filters(environment: &mut Environment<'_>) {
+    environment.add_filter("trim", |state: &State<'_, '_>, value: Value, chars: Option<&str>| {
+        python::strip(state, &to_text(state, &value)?, "strip", chars).map(Value::from)
+    });
+    environment.add_filter("split", |state: &State<'_, '_>, value: &str, args: Rest<Value>| {
+        python::split(state, value, "split", &args)
+    });
+    environment.add_filter(
+        "tojson",
+        |state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>| -> Result<Value, Error> {
+            json::dump(state, &check_value(value)?, &args.into_values())
+        },
+    );
+    environment
+        .add_filter("string", |state: &State<'_, '_>, value: Value| to_text(state, &value).map(Value::from));
+    environment.add_filter("format", |state: &State<'_, '_>, value: &str, args: Rest<ValueOrKwargs>| {
+        python::format(state, value, &args.into_values(), FormatStyle::Printf)
+    });
+    // A prompt is no HTML.
+    environment.add_filter("safe", |value: Value| value);
+    for name in ["e", "escape"] {
+        environment.add_filter(name, |state: &State<'_, '_>, value: Value| -> Result<Value, Error> {
+            // A sign becomes six.
+            consume_fuel(state, size(&value)?.saturating_mul(6))?;
+            let signs = [("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ("\"", "&#34;")];
+            let text = repr::text(&value).into_owned();
+            Ok(Value::from(signs.iter().fold(text, |text, (sign, name)| text.replace(sign, name))))
+        });
+    }
+    for name in ["d", "default"] {
+        environment.add_filter(name, default);
+    }
+    environment.add_filter("float", |value: Value, default: Option<Value>| {
+        to_float(&value).map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from)
+    });
+    environment.add_filter("indent", indent);
+    environment.add_filter("int", int);
+    environment.add_filter("join", join);
+    environment.add_filter("sum", sum);
+}
+
+/// The arguments of a filter or method, each given by position or by name.
+pub(super) fn named_args<const N: usize>(
+    args: &[Value],
+    names: [&str; N],
+) -> Result<[Option<Value>; N], Error> {
+    let (positional, kwargs) = match args.split_last() {
+        Some((last, others)) if last.is_kwargs() => (others, Kwargs::try_from(last.clone())?),
+        _ => (args, std::iter::empty::<(String, Value)>().collect()),
+    };
+    if positional.len() > N {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut found = [const { None }; N];
+    for (at, name) in names.into_iter().enumerate() {
+        found[at] = match positional.get(at) {
+            Some(value) => Some(value.clone()),
+            None => kwargs.get::<Option<Value>>(name)?,
+        };
+    }
+    kwargs.assert_all_used()?;
+    Ok(found)
+}
+
+/// True if an argument is neither `none` nor undefined.
+pub(super) fn is_given(value: &Value) -> bool {
+    !value.is_none() && !value.is_undefined()
+}
+
+/// The text of a value, which is paid for.
+fn to_text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
+    consume_fuel(state, size(value)?)?;
+    Ok(repr::text(value).into_owned())
+}
+
+/// One attribute of all items, if one is named.
+fn map_attribute(state: &mut State<'_, '_>, value: Value, attribute: Option<Value>) -> Result<Value, Error> {
+    match attribute.filter(is_given) {
+        Some(attribute) => {
+            let attribute: Kwargs = [("attribute", attribute)].into_iter().collect();
+            state.apply_filter("map", &[value, attribute.into()])
+        }
+        None if value.is_none() => Err(failed("joins or adds up a value that is none")),
+        None => Ok(value),
+    }
+}
+
+fn default(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [other, boolean] = named_args(&args.into_values(), ["default_value", "boolean"])?;
+    let is_missing = value.is_undefined() || boolean.is_some_and(|b| b.is_true() && !value.is_true());
+    Ok(if is_missing { other.unwrap_or_else(|| Value::from("")) } else { value })
+}
+
+fn to_float(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => text.trim().parse().ok(),
+        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        None => f64::try_from(value.clone()).ok(),
+    }
+}
+
+fn int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [default] = named_args(&args.into_values(), ["default"])?;
+    let default = default.filter(is_given).unwrap_or(Value::from(0));
+    let whole = |float: f64| Some(float as i128).filter(|_| float.is_finite());
+    let number = match value.as_str() {
+        Some(text) => text.trim().parse().ok().or_else(|| whole(to_float(&value)?)),
+        None if value.is_integer() => return Ok(value),
+        None => to_float(&value).and_then(whole),
+    };
+    Ok(number.map_or(default, integer))
+}
+
+/// A text whose lines begin with blanks, or with a text; the first line and empty ones do not, unless asked for.
+fn indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [width, first, blank] = named_args(&args.into_values(), ["width", "first", "blank"])?;
+    let width = width.filter(is_given).unwrap_or(Value::from(4));
+    let [first, blank] = [first, blank].map(|flag| flag.is_some_and(|flag| flag.is_true()));
+    let text = to_text(state, &value)?;
+    let width = match width.as_str() {
+        Some(width) => width.to_owned(),
+        None => {
+            let width = usize::try_from(width)?;
+            consume_fuel(state, width)?;
+            " ".repeat(width)
+        }
+    };
+    consume_fuel(state, width.len().saturating_mul(text.lines().count() + 1))?;
+    let mut out = if first { width.clone() } else { String::new() };
+    for (at, line) in text.split('\n').enumerate() {
+        if at > 0 {
+            out.push('\n');
+            out.push_str(if blank || !line.is_empty() { &width } else { "" });
+        }
+        out.push_str(line);
+    }
+    Ok(Value::from(out))
+}
+
+fn join(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [between, attribute] = named_args(&args.into_values(), ["d", "attribute"])?;
+    let between = between.filter(is_given);
+    let between = between.map_or(Ok(String::new()), |between| to_text(state, &between))?;
+    let mut out = String::new();
+    for (at, item) in map_attribute(state, value, attribute)?.try_iter()?.enumerate() {
+        consume_fuel(state, ITEM_BYTES + between.len() + size(&item)?)?;
+        if at > 0 {
+            out.push_str(&between);
+        }
+        out.push_str(&repr::text(&item));
+    }
+    Ok(Value::from(out))
+}
+
+fn sum(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let [attribute, start] = named_args(&args.into_values(), ["attribute", "start"])?;
+    let start = start.filter(is_given).unwrap_or(Value::from(0));
+    map_attribute(state, value, attribute)?.try_iter()?.try_fold(start, |sum, item| {
+        consume_fuel(state, ITEM_BYTES + size(&sum)?)?;
+        add(state, sum, item)
+    })
 }

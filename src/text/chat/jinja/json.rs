@@ -1,17 +1,16 @@
 //! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
 
 use super::Refusal;
-use super::arguments::{flag, named};
-use super::limits::{failed, pay_for};
-use super::value::LongInteger;
-use super::written;
-use minijinja::value::{Kwargs, ValueKind, from_args};
+use super::environment::{is_given, named_args};
+use super::interpreter::{consume_fuel, failed};
+use super::repr;
+use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
 /// Longest indentation and separator.
 const MAX_BETWEEN: usize = 64;
 
-/// How JSON is written.
+/// The style of JSON.
 struct Style {
     /// Blanks of a level; `None` for one line.
     indent: Option<String>,
@@ -27,18 +26,16 @@ pub(super) fn dump(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Resu
     let style = Style::of(args)?;
     let mut out = String::new();
     style.write(state, value, 0, &mut out)?;
-    pay_for(state, out.len())?;
+    consume_fuel(state, out.len())?;
     Ok(Value::from(out))
 }
 
 impl Style {
     fn of(args: &[Value]) -> Result<Self, Error> {
-        type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
-        let (ascii, indent, separators, sorted, kwargs): Options = from_args(args)?;
-        let (ascii, sorted) = (flag(ascii, &kwargs, "ensure_ascii")?, flag(sorted, &kwargs, "sort_keys")?);
-        let indent = named(indent, &kwargs, "indent")?;
-        let separators = named(separators, &kwargs, "separators")?;
-        kwargs.assert_all_used()?;
+        let [ascii, indent, separators, sorted] =
+            named_args(args, ["ensure_ascii", "indent", "separators", "sort_keys"])?;
+        let [ascii, sorted] = [ascii, sorted].map(|flag| flag.is_some_and(|flag| flag.is_true()));
+        let (indent, separators) = (indent.filter(is_given), separators.filter(is_given));
         let indent = match indent {
             Some(text) if text.as_str().is_some() => Some(text.to_string()),
             Some(number) => {
@@ -82,7 +79,10 @@ impl Style {
             }
             self.write_line(state, depth + 1, out)?;
             if open == '{' {
-                self.write_key(item, out)?;
+                let quote = if item.as_str().is_some() { "" } else { "\"" };
+                out.push_str(quote);
+                self.write_scalar(item, out)?;
+                out.push_str(quote);
                 out.push_str(&self.separators[1]);
                 self.write(state, &value.get_item(item)?, depth + 1, out)?;
             } else {
@@ -98,7 +98,7 @@ impl Style {
 
     fn write_line(&self, state: &State<'_, '_>, depth: usize, out: &mut String) -> Result<(), Error> {
         if let Some(indent) = &self.indent {
-            pay_for(state, indent.len() * depth)?;
+            consume_fuel(state, indent.len() * depth)?;
             out.push('\n');
             out.extend(std::iter::repeat_n(indent.as_str(), depth));
         }
@@ -109,9 +109,10 @@ impl Style {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::Number => {
+                out.push_str(&repr::number(value).replace("inf", "Infinity").replace("nan", "NaN"));
+            }
             ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
-            _ if value.downcast_object_ref::<LongInteger>().is_some() => out.push_str(&value.to_string()),
             // What a request leaves out.
             ValueKind::Undefined => {
                 let why = "tojson of a value that is undefined";
@@ -120,19 +121,6 @@ impl Style {
             kind => return Err(failed(format!("tojson of a value that is {kind}"))),
         }
         Ok(())
-    }
-
-    fn write_key(&self, key: &Value, out: &mut String) -> Result<(), Error> {
-        match key.kind() {
-            ValueKind::String => self.write_scalar(key, out),
-            ValueKind::None | ValueKind::Bool | ValueKind::Number => {
-                out.push('"');
-                self.write_scalar(key, out)?;
-                out.push('"');
-                Ok(())
-            }
-            kind => Err(failed(format!("tojson of a key that is {kind}"))),
-        }
     }
 
     fn write_text(&self, text: &str, out: &mut String) {
@@ -150,14 +138,5 @@ impl Style {
                     .for_each(|unit| out.push_str(&format!("\\u{unit:04x}"))),
             }
         }
-    }
-}
-
-fn number(value: &Value) -> String {
-    match written::number(value).as_str() {
-        "inf" => "Infinity".into(),
-        "-inf" => "-Infinity".into(),
-        "nan" => "NaN".into(),
-        digits => digits.into(),
     }
 }

@@ -6,22 +6,17 @@
 //! as it is, whatever the template does to it. Nothing here adds or removes a line.
 
 use minijinja::Error;
-use minijinja::machinery::{Span, Token, tokenize};
+use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use std::ops::Range;
 
 /// The filter that checks what a variable stores.
-pub(super) const STORED: &str = "check_stored";
+pub(super) const CHECK_FILTER: &str = "check_value";
 /// The filter that checks what a namespace stores.
-pub(super) const STORED_IN_NAMESPACE: &str = "check_stored_in_namespace";
-
-/// The function that makes `varargs` of a macro's arguments.
-pub(super) const EXTRA: &str = "extra_arguments_";
-/// Arguments beyond those that a macro names, at most.
-const MAX_EXTRA: usize = 16;
+pub(super) const CHECK_IN_NAMESPACE: &str = "check_in_namespace";
 
 /// A variable that is 1.
-pub(super) const ONE: &str = "one_";
+pub(super) const CONST_ONE: &str = "one_";
 
 /// Control tokens and the characters that stand for them.
 pub(super) struct Marks<'a> {
@@ -52,7 +47,7 @@ impl<'a> Marks<'a> {
     }
 }
 
-/// How the templates of chat models are written.
+/// The syntax of chat templates.
 pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
@@ -66,81 +61,53 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
         out.push_str(text);
         copied = range.end;
     };
-    let mut tag = Tag::default();
-    let tokens: Vec<_> = tokenize(source, false, syntax()?).map_while(Result::ok).collect();
-    for (at, (token, span)) in tokens.iter().enumerate() {
+    let mut place = SourcePlace::Other;
+    for (token, span) in tokenize(source, false, syntax()?).map_while(Result::ok) {
         let range = span.start_offset as usize..span.end_offset as usize;
-        match token {
-            Token::TemplateData(_) | Token::Str(_) | Token::String(_) => {
+        place = match (token, place) {
+            (Token::TemplateData(_) | Token::Str(_) | Token::String(_), place) => {
                 replace(range.clone(), &marks.put(&source[range]));
+                place
             }
-            Token::BlockStart => tag = Tag { statement: Some(0), ..Tag::default() },
-            // The compiler multiplies constants and does not pay for it: a variable between them keeps it from that.
-            Token::Mul => replace(range, &format!("* {ONE} *")),
+            (Token::BlockStart, _) => SourcePlace::TagStart,
             // Tells a trainer which part to learn; without meaning here.
-            Token::Ident("generation" | "endgeneration") if tag.statement == Some(0) => {
+            (Token::Ident("generation" | "endgeneration"), SourcePlace::TagStart) => {
                 replace(range, "set generation_ = 0");
+                SourcePlace::Other
             }
-            Token::Ident("set") if tag.statement == Some(0) => tag.set = true,
-            Token::Ident("macro") if tag.statement == Some(0) => {
-                tag.extra_at = end_of_arguments(&tokens[at..]).map(|n| at + n);
-            }
-            Token::ParenClose if tag.extra_at == Some(at) => {
-                let comma = if matches!(tokens[at - 1].0, Token::ParenOpen) { "" } else { ", " };
-                let names = extra_names().map(|name| format!("{name}=none_")).collect::<Vec<_>>().join(", ");
-                replace(range.start..range.start, &format!("{comma}{names}"));
-            }
-            Token::Dot if tag.set && tag.stored.is_none() => tag.namespace = true,
-            Token::Assign if tag.set && tag.stored.is_none() => {
-                let check = if tag.namespace { STORED_IN_NAMESPACE } else { STORED };
-                tag.stored = Some(check);
+            (Token::Ident("set"), SourcePlace::TagStart) => SourcePlace::SetTarget(CHECK_FILTER),
+            (Token::Dot, SourcePlace::SetTarget(_)) => SourcePlace::SetTarget(CHECK_IN_NAMESPACE),
+            (Token::Assign, SourcePlace::SetTarget(filter)) => {
                 replace(range, "=(");
+                SourcePlace::SetValue(filter)
             }
-            Token::BlockEnd => {
-                let ended = std::mem::take(&mut tag);
-                if let Some(check) = ended.stored {
-                    replace(range.start..range.start, &format!(")|{check} "));
-                }
-                if ended.extra_at.is_some() {
-                    let names = extra_names().collect::<Vec<_>>().join(", ");
-                    replace(range.start..range.start, &format!("%}}{{% set varargs = {EXTRA}({names}) "));
-                }
+            (Token::BlockEnd, SourcePlace::SetValue(filter)) => {
+                replace(range.start..range.start, &format!(")|{filter} "));
+                SourcePlace::Other
             }
-            _ => {}
-        }
-        tag.statement = tag.statement.map(|n| if matches!(token, Token::BlockStart) { n } else { n + 1 });
+            // Constant folding bypasses fuel: a variable between constants prevents it.
+            (Token::Mul, place) => {
+                replace(range, &format!("* {CONST_ONE} *"));
+                place
+            }
+            (Token::BlockEnd, _) | (_, SourcePlace::TagStart) => SourcePlace::Other,
+            (_, place) => place,
+        };
     }
     out.push_str(&source[copied..]);
     Ok(out)
 }
 
-/// Where the arguments of a macro end, if it asks for `varargs`; `tokens` begin with its name.
-///
-/// The interpreter has no `varargs`: such a macro gets some arguments more, and makes them of those that are given.
-fn end_of_arguments(tokens: &[(Token<'_>, Span)]) -> Option<usize> {
-    let end = tokens.iter().position(|(token, _)| matches!(token, Token::BlockEnd))?;
-    let mut body = tokens[end..].iter().take_while(|(token, _)| !matches!(token, Token::Ident("endmacro")));
-    let asks = body.any(|(token, _)| matches!(token, Token::Ident("varargs")));
-    tokens[..end].iter().rposition(|(token, _)| asks && matches!(token, Token::ParenClose))
-}
-
-fn extra_names() -> impl Iterator<Item = String> {
-    (0..MAX_EXTRA).map(|n| format!("extra_{n}_"))
-}
-
-/// What has been seen of a `{% … %}`.
-#[derive(Default)]
-struct Tag {
-    /// How many words and signs there were; `None` outside of a tag.
-    statement: Option<usize>,
-    /// The token that ends the arguments of a macro with `varargs`.
-    extra_at: Option<usize>,
-    /// It begins with `set`.
-    set: bool,
-    /// What it sets has a dot, so it is in a namespace.
-    namespace: bool,
-    /// The filter for what is stored, once that has begun.
-    stored: Option<&'static str>,
+/// The place of a token.
+#[derive(Clone, Copy)]
+enum SourcePlace {
+    /// At the first word of a `{% … %}`.
+    TagStart,
+    /// In the name that is set, with the filter for what it stores; a namespace's has a dot.
+    SetTarget(&'static str),
+    /// In the value that is stored.
+    SetValue(&'static str),
+    Other,
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What templates may do, and what happens when they do more.
 
 use super::*;
-use crate::chat::{Moment, ToolCall, Tools, Variables, join};
+use crate::chat::{Moment, TemplateKwargs, ToolCall, Tools, join};
 use files::say;
 
 fn context() -> Context<'static> {
@@ -23,82 +23,6 @@ fn fault(source: &str) -> String {
     match render(source, "hi") {
         Err(Error::Model(message)) => message,
         other => panic!("{source}: {other:?}"),
-    }
-}
-
-/// What Python's Jinja2, set up as transformers does, makes of the same.
-#[test]
-fn expressions_are_those_of_transformers() {
-    for (source, text) in [
-        // Blanks.
-        ("{% if true %}\n  x\n{% endif %}\ny\n", "  x\ny"),
-        ("  {% set a = 1 %}\n{{ a }}\n\n", "1\n"),
-        ("{%- for m in messages -%}\n  [{{- m.role -}}]\n{% endfor %}", "[user]\n"),
-        // Variables.
-        ("{{ bos_token + eos_token }}{{ tools is none }}{{ nothing is defined }}", "<s></s>TrueFalse"),
-        ("{{ add_generation_prompt }}{{ messages|length }}{{ nothing|length }}", "True10"),
-        // Methods.
-        ("{{ ' a b '.strip() ~ '|' ~ 'xax'.strip('x') ~ '|' ~ ' a'.lstrip() ~ 'a '.rstrip() }}", "a b|a|aa"),
-        ("{{ 'a,b,c'.split(',')[-1] }}{{ 'a b  c'.split()|length }}{{ 'a,b,c'.split(',', 1)[1] }}", "c3b,c"),
-        ("{{ 'a,b,c'.rsplit(',', 1)[0] }}{{ 'k=v'.partition('=')[2] }}", "a,bv"),
-        ("{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith(('x', 'c')) }}{{ 'abc'.find('c') }}", "TrueTrue2"),
-        (
-            "{{ 'aBc'.upper() }}{{ 'aBc'.lower() }}{{ 'aBc d'.title() }}{{ 'aBc'.capitalize() }}",
-            "ABCabcAbc DAbc",
-        ),
-        (
-            "{{ 'banana'.replace('an', 'x') }}{{ 'banana'.replace('a', '', 1) }}{{ '-'.join(['a', 'b']) }}",
-            "bxxabnanaa-b",
-        ),
-        ("{{ messages[0].get('content') }}{{ messages[0].get('x', 'y') }}", "hiy"),
-        ("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "b1a2"),
-        ("{{ {'a': 1}.keys()|list }}{{ {'a': 1}.values()|list }}", "['a'][1]"),
-        // Filters.
-        ("{{ [1, 'a', none, true, {'b': [1.5]}]|tojson }}", "[1, \"a\", null, true, {\"b\": [1.5]}]"),
-        ("{{ {'a': ['<é\"\n>']}|tojson(indent=2) }}", "{\n  \"a\": [\n    \"<é\\\"\\n>\"\n  ]\n}"),
-        (
-            "{{ ' x ' | trim }}{{ ['a', 'b']|join(', ') }}{{ nothing|default('d') }}{{ [3, 1]|sort|first }}",
-            "xa, bd1",
-        ),
-        (
-            "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}\
-             {{ messages|map(attribute='content')|join }}",
-            "1hi",
-        ),
-        ("{{ [1, 2, 3][::-1] }}{{ 'abc'[1:] }}{{ [1, 2] + [3] }}", "[3, 2, 1]bc[1, 2, 3]"),
-        ("{{ [1, 2][1:] is sequence }}{{ nothing[1:] }}{{ 'é2'[::-1] }}", "True[]2é"),
-        ("{{ [1, 2, 3][1:][-1] }}{{ ([1] + [2])[-1] }}{{ messages[:][0].role }}", "32user"),
-        ("{{ 2 * 3 * 1.5 }}{{ 3 * -1 }}{{ 'ab' * 2 }}{{ 2 ** 3 }}", "9.0-3abab8"),
-        (
-            "{{ 'a-b'.removeprefix('a') }}{{ 'a-b'.removesuffix('b') }}{{ 'a=b=c'.rpartition('=')[0] }}",
-            "-ba-a=b",
-        ),
-        ("{{ 'a' * 0 }}{{ {'a': 1, 'b': [2, 3]} }}{{ (1, 2) + (3,) }}", "{'a': 1, 'b': [2, 3]}(1, 2, 3)"),
-        (
-            "{{ 'a' in 'ab' and 'c' not in 'ab' and 'a' is in ['a'] and 'b' is not in 'a' }}\
-             {{ ['a', 'b']|select('in', 'a')|list }}{{ 'ab' is startingwith 'a' and 'ab' is endingwith('b') }}",
-            "True['a']True",
-        ),
-        // Statements.
-        (
-            "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% if i == 3 %}{% break %}\
-             {% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
-            "3",
-        ),
-        ("{% macro m(a, b='x') %}{{ a ~ b }}{% endmacro %}{{ m(1) }}{{ m(1, b=2) }}", "1x12"),
-        (
-            "{% for x in [1, 2] %}{{ loop.index0 }}{{ loop.last }}{% endfor %}{{ 7 // 2 * 2 - 1 }}\
-             {{ 'x' if false else 'y' }}",
-            "0False1True5y",
-        ),
-        ("{% set c %}a{{ 'b' }}{% endset %}{{ c ~ c }}{% generation %}g{% endgeneration %}", "ababg"),
-        ("{{ strftime_now('%d %b %Y') }}{% if strftime_now is defined %}!{% endif %}", "26 Jul 2024!"),
-        (
-            "{{ messages[0].content is string and messages[0] is mapping and 'content' in messages[0] }}",
-            "True",
-        ),
-    ] {
-        assert_eq!(render(source, "hi").as_deref(), Ok(text), "{source}");
     }
 }
 
@@ -130,10 +54,10 @@ fn sources_have_any_line_ends() {
 /// In tools, arguments and variables.
 #[test]
 fn json_keeps_its_order_and_its_numbers() {
-    let json = r#"{"b": 1e-5, "a": [1E16, 12345678901234567890123, 123456789012345678901234567890123456789012345, -0], "c": {"z": 1.0, "y": null}}"#;
-    let same = r#"{"b": 1e-05, "a": [1e+16, 12345678901234567890123, 123456789012345678901234567890123456789012345, 0], "c": {"z": 1.0, "y": null}}"#;
+    let json = r#"{"b": 1e-5, "a": [1E16, 12345678901234567890123, -0], "c": {"z": 1.0, "y": null}}"#;
+    let same = r#"{"b": 1e-05, "a": [1e+16, 12345678901234567890123, 0], "c": {"z": 1.0, "y": null}}"#;
     let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {json}}}}}]"#);
-    let mut variables = Variables::of_tools(Tools::parse(&tool).expect("tools"));
+    let mut variables = TemplateKwargs::of_tools(Tools::parse(&tool).expect("tools"));
     variables.set("own", json).expect("set");
     let mut answer = Message::new(Role::Assistant, "");
     answer.tool_calls = vec![ToolCall { id: "1".into(), name: "f".into(), arguments: json.into() }];
@@ -174,81 +98,29 @@ fn mistakes_name_the_file_and_the_line() {
 }
 
 #[test]
-fn steps_size_and_depth_have_limits() {
-    let forever =
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = 1 %}{% endfor %}{% endfor %}";
-    let doubling = |step: &str| {
-        format!("{{% set ns = namespace(x='0123456789') %}}{{% for i in range(60) %}}{step}{{% endfor %}}")
-    };
-    let long = "x y".repeat(10_000);
+fn limits_are_named() {
+    let nested =
+        |step: &str, times: usize| format!("{{% set x = 1 %}}{}{{{{ x == y }}}}", step.repeat(times));
+    let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = 1 %}{% endfor %}{% endfor %}";
     for (source, part) in [
-        (forever.into(), "takes too many steps"),
-        (doubling("{% set ns.x = ns.x ~ ns.x %}"), "takes too many steps"),
-        (doubling("{% set ns.x = ns.x + ns.x %}"), "takes too many steps"),
-        (doubling("{% set ns.x = [ns.x, ns.x]|join %}"), "takes too many steps"),
-        (
-            doubling("{% set ns.is = (ns.is or ns.x) %}{% set ns.is = ns.is + ns.is %}"),
-            "takes too many steps",
-        ),
-        (doubling("{% set ns.x = ns.x.replace('0', ns.x) %}"), "takes too many steps"),
-        (doubling("{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}"), "takes too many steps"),
-        (doubling("{% set ns.x = ns.x|tojson|tojson %}"), "takes too many steps"),
-        (doubling("{% set x = ns ~ ns %}{% set ns.x = x %}"), "a namespace into a namespace"),
-        (doubling("{% set ns.x = [ns.x] %}"), "nested more than 32"),
-        (doubling("{% set ns.x = [{'a': ns}] %}"), "a namespace into a namespace"),
-        (format!("{{% for i in range(9999) %}}{long}{{% endfor %}}"), "takes too many steps"),
+        (loops.to_owned(), "takes too many steps"),
+        (nested("{% set x = [x] %}", 5000), "nested more than 32"),
+        (nested("{% set x = [x, x] %}", 30), "a list of more than 20000 values"),
+        (nested("{% set x = namespace(a=x) %}", 2), "a namespace into a namespace or a list"),
         ("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".into(), "recursion limit"),
-        (format!("{{{{ {}1{} }}}}", "(".repeat(190), ")".repeat(190)), "maximum recursion limits"),
         (format!("{{{{ {}1{} }}}}", "[".repeat(50_000), "]".repeat(50_000)), "maximum recursion limits"),
-        ("x".repeat(1_100_000), "has more than 1048576 bytes"),
     ] {
-        match render(&source, "hi") {
-            Err(Error::Model(message)) if message.contains(part) => {}
-            other => panic!("{source:.150}: {other:?}"),
-        }
+        let message = fault(&source);
+        assert!(message.contains(part), "{message}");
     }
+    let three = render("{% set m = messages[0].content %}{{ [m, m, m] }}", &"x".repeat(3 << 20));
+    assert!(matches!(&three, Err(Error::Model(m)) if m.contains("a list with more than 8 MiB of text")));
     // Long conversations are no loops without end.
     let chat: Vec<_> =
         (0..2000).map(|i| Message::new(Role::User, format!("{i} {}", "words ".repeat(50)))).collect();
     let source = "{% for m in messages %}{{ '<' + m.role + '>' + m.content | trim + '\n' }}{% endfor %}";
     let text = Jinja::new("t", source, vec![]).and_then(|t| t.render(&chat, &context())).expect("renders");
     assert_eq!(join(&text).lines().count(), 2000);
-}
-
-/// One step neither makes nor compares much without counting it.
-#[test]
-fn what_a_step_takes_is_counted() {
-    let grown = "{% set ns = namespace(x='0123456789') %}{% for i in range(19) %}\
-                 {% set ns.x = ns.x ~ ns.x %}{% endfor %}{% set x = ns.x %}";
-    let often = |what: &str| format!("{{% for i in range(60) %}}{{{{ ({what})|length }}}}{{% endfor %}}");
-    let test = |what: &str| often(&format!("'y' if {what} else 'n'"));
-    let mut bad = vec![];
-    let too_much = "takes too many steps";
-    for (source, part) in [
-        (format!("{{% set l = [{}] %}}", "x[1:], ".repeat(60)), too_much),
-        (test("[x, x, x] in 'a'"), too_much),
-        (test("x not in 'a'"), too_much),
-        (test("x in [1, x]"), too_much),
-        (test("x is in [1, x]"), too_much),
-        (test("[x] is not in 'a'"), too_much),
-        (test("[x, x] is startingwith 'a'"), too_much),
-        (often("[1]|select('in', [x])|list"), too_much),
-        (often("[x, x, x]|sort"), too_much),
-        (often("[x, x, x]|unique"), too_much),
-        (often("[x, x, x]|max"), too_much),
-        (often("[x]|indent"), too_much),
-        (often("x|trim(x)"), too_much),
-        (often("x.lstrip(x)"), too_much),
-        ("{{ [n, n, n, n]|map('default', x)|list|length }}".into(), too_much),
-    ] {
-        match render(&format!("{grown}{source}"), "hi") {
-            Err(Error::Model(message)) if message.contains(part) => {}
-            other => bad.push(format!("{source}: {other:?}")),
-        }
-    }
-    assert!(bad.is_empty(), "{bad:#?}");
-    let three = render("{% set m = messages[0].content %}{{ [m, m, m] }}", &"x".repeat(3 << 20));
-    assert!(matches!(&three, Err(Error::Model(m)) if m.contains("a list with more than 8 MiB of text")));
 }
 
 #[test]
@@ -268,29 +140,6 @@ fn a_panic_of_the_interpreter_is_a_model_error() {
     let message = "dir/chat_template.jinja: makes the interpreter fail: lost; use the template published with the model";
     let panics = || -> std::result::Result<(), minijinja::Error> { panic!("lost\nmore") };
     assert_eq!(template.contained(panics), Err(Error::Model(message.into())));
-}
-
-#[test]
-fn lists_that_take_long_to_compare_are_refused() {
-    let nest = |step: &str, times: usize| format!("{{% set x = 1 %}}{}{{{{ x == y }}}}", step.repeat(times));
-    for (source, part) in [
-        (nest("{% set x = [x] %}", 5000), "nested more than 32"),
-        (nest("{% set x = [x, x] %}", 30), "a list of more than 20000 values"),
-        (nest("{% set x = x, x %}", 30), "a list of more than 20000 values"),
-        (nest("{% set x = dict(a=x, b=x) %}", 30), "a list of more than 20000 values"),
-        (
-            nest("{% for x in [[x, x]] %}", 30) + &"{% endfor %}".repeat(30),
-            "a list of more than 20000 values",
-        ),
-        (nest("{% set x = namespace(a=x) %}", 2), "a namespace into a namespace"),
-        ("{% set n = namespace() %}{% set n.n = n %}{{ n }}".into(), "a namespace into a namespace"),
-        ("{% set n = namespace() %}{% set l = [n] %}".into(), "or a list"),
-        ("{% set n = namespace() %}{% set n.c = cycler(n) %}".into(), "or a list"),
-        (format!("{{{{ [1]{} }}}}", "|batch(1)".repeat(40)), "nested more than 32"),
-    ] {
-        let message = fault(&source);
-        assert!(message.contains(part), "{message}");
-    }
 }
 
 fn with_tokens(source: &str) -> Result<Jinja> {
@@ -380,6 +229,11 @@ fn hostile() -> Vec<String> {
         "{% set ns.x = namespace(a=ns) %}",
         "{% set ns.x = ns.x.replace('0', ns.x) %}",
         "{% set ns.x = ns.x.join([ns.x, ns.x]) %}",
+        "{% set ns.x = [ns.x, ns.x]|join %}",
+        "{% set ns.is = (ns.is or ns.x) %}{% set ns.is = ns.is + ns.is %}",
+        "{% set ns.x = ns.x|tojson|tojson %}",
+        "{% set x = ns ~ ns %}{% set ns.x = x %}",
+        "{% set ns.x = [{'a': ns}] %}",
         "{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = x %}",
     ]
     .map(repeat)
@@ -404,6 +258,29 @@ fn hostile() -> Vec<String> {
         ["'-'.join(x) * 9", "x|join(x)", "x|indent(99999999)", "x.strip(x)", "x|tojson|tojson|tojson|tojson"]
             .map(grown),
     );
+    let often = |what: &str| {
+        format!(
+            "{{% set ns = namespace(x='0123456789') %}}{{% for i in range(19) %}}{{% set ns.x = ns.x ~ ns.x %}}\
+             {{% endfor %}}{{% set x = ns.x %}}{{% for i in range(60) %}}{{{{ ({what})|length }}}}{{% endfor %}}"
+        )
+    };
+    all.extend(
+        [
+            "'y' if [x, x, x] in 'a' else 'n'",
+            "'y' if x not in 'a' else 'n'",
+            "'y' if x in [1, x] else 'n'",
+            "'y' if [x] is not in 'a' else 'n'",
+            "'y' if [x, x] is startingwith 'a' else 'n'",
+            "[1]|select('in', [x])|list",
+            "[x, x, x]|sort",
+            "[x, x, x]|unique",
+            "[x, x, x]|max",
+            "[x]|indent",
+            "x|trim(x)",
+            "x.lstrip(x)",
+        ]
+        .map(often),
+    );
     all.extend(["{{ x == [x] }}", "{{ x }}", "{{ {x: 1} }}", "{{ x ~ 'a' }}", "{{ x|upper }}"].map(shared));
     all.extend(["x + x", "[x + x]", "[x, x]", "[[x, x]]"].map(nested));
     all.extend(
@@ -413,22 +290,15 @@ fn hostile() -> Vec<String> {
             "{{ [1] * 99999999 ~ '' }}",
             "{{ (1, 2) * 49999999 }}",
             "{{ range(10**9) }}",
-            "{{ 'x'.ljust(10**9) }}",
-            "{{ 'x'.center(10**9) }}",
             "{{ '{:>999999999}'.format(1) }}",
             "{{ '%999999999d'|format(1) }}",
             "{{ '%*d' % (999999999, 1) }}",
             "{{ '{:{}}'.format(1, 999999999) }}",
-            "{{ 'x'.zfill(10**9) }}",
-            "{{ ('\t' * 999).expandtabs(10**9) }}",
-            "{{ 'x'|center(10**9) }}",
             "{{ 'a\nb'|indent('x' * 99999999) }}",
-            "{{ [1]|slice(999999999) }}",
             "{{ ['a']|tojson(separators=('x' * 999, 'x')) }}",
             "{{ strftime_now('%j' * 99999999) }}",
             "{{ 'a\nb'|indent(999999999) }}",
             "{{ [1]|tojson(indent=999999999) }}",
-            "{{ [1]|batch(999999999, 1) }}",
             "{{ 2 ** 9999 }}",
             "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = 1 %}{% endfor %}{% endfor %}",
             "{% macro m(x) %}{{ m(x + x) }}{% endmacro %}{{ m([1]) }}",

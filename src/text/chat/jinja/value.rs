@@ -1,35 +1,12 @@
 //! Messages and JSON as values of the interpreter. The fields of objects keep their order: a model was trained on it.
 
-use crate::chat::{Message, Role, Variables};
+use crate::chat::{Message, TemplateKwargs};
 use minijinja::Value;
-use minijinja::value::{Object, ObjectRepr, ValueKind};
+use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
-use std::sync::Arc;
-
-/// The variables that a template reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reads {
-    Messages,
-    /// `tools` too.
-    Tools,
-}
-
-/// An integer of more than 128 bits: its digits.
-#[derive(Debug)]
-pub(super) struct LongInteger(String);
-
-impl Object for LongInteger {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// The fields of an object, in its order.
 struct Fields<'a>(Vec<(String, &'a RawValue)>);
@@ -91,16 +68,12 @@ fn number(json: &str) -> Value {
     }
     match json.parse::<i128>() {
         Ok(number) => Value::from(number),
-        Err(_) if json.contains(['.', 'e', 'E']) => {
-            json.parse::<f64>().map_or_else(|_| Value::from(json), Value::from)
-        }
-        Err(_) => Value::from_object(LongInteger(json.into())),
+        Err(_) => json.parse::<f64>().map_or_else(|_| Value::from(json), Value::from),
     }
 }
 
-/// A message, with the fields that transformers gives it. A template may ask which there are. A system message may
-/// have `tools`.
-fn message(m: &Message, tools: Option<&str>) -> Value {
+/// A message, with the fields that transformers gives it. A template may ask which there are.
+fn message(m: &Message) -> Value {
     let mut fields = vec![("role", Value::from(m.role.name())), ("content", Value::from(m.content.as_str()))];
     if let Some(reasoning) = &m.reasoning {
         fields.push(("reasoning_content", Value::from(reasoning.as_str())));
@@ -119,18 +92,18 @@ fn message(m: &Message, tools: Option<&str>) -> Value {
     for (name, value) in [("tool_call_id", &m.tool_call_id), ("name", &m.name)] {
         fields.extend(value.as_deref().map(|value| (name, Value::from(value))));
     }
-    fields.extend(tools.filter(|_| m.role == Role::System).map(|tools| ("tools", Value::from(tools))));
     Value::from_pairs(fields)
 }
 
-/// `messages`, `tools` and a caller's own variables. A template that `reads` no `tools` finds them in system messages,
-/// as a text: Phi 4 mini's does.
-pub(super) fn all(messages: &[Message], variables: Option<&Variables>, reads: Reads) -> Vec<(String, Value)> {
+/// `messages`, `tools` as a list and as a text, and a caller's own variables.
+pub(super) fn all(messages: &[Message], variables: Option<&TemplateKwargs>) -> Vec<(String, Value)> {
     let tools = variables.and_then(|v| v.tools.as_ref()).map(|tools| tools.json());
-    let of_system = tools.filter(|_| reads == Reads::Messages);
-    let list: Vec<Value> = messages.iter().map(|m| message(m, of_system)).collect();
-    let mut values =
-        vec![("messages".into(), Value::from(list)), ("tools".into(), tools.map_or(Value::from(()), json))];
+    let list: Vec<Value> = messages.iter().map(message).collect();
+    let mut values = vec![
+        ("messages".into(), Value::from(list)),
+        ("tools".into(), tools.map_or(Value::from(()), json)),
+        ("tools_json".into(), tools.map_or(Value::from(()), Value::from)),
+    ];
     let own = variables.map_or(&[][..], |v| v.own());
     values.extend(own.iter().map(|(name, value)| (name.clone(), json(value))));
     values

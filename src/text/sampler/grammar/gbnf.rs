@@ -10,152 +10,71 @@ use super::limits::{MAX_LEVELS, MAX_PATTERN};
 use parser::{Expr, Parser, Rule};
 use std::fmt::Write;
 
-/// The same grammar for `llguidance`.
+/// Translates a grammar for `llguidance`.
 ///
 /// # Errors
 ///
 /// What is wrong, after its line and column.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let mut parser = Parser::new(text);
-    let root = parser.grammar().map_err(|(at, what)| {
+    let root = parser.parse_grammar().map_err(|(at, what)| {
         let before = &text[..at];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         format!("line {line} column {column}: {what}")
     })?;
-    let rules = parser.rules;
-    let terminal = terminals(&rules, root)?;
-    let name = |rule: usize| format!("{}{rule}", if terminal[rule] { "T" } else { "r" });
+    let is_regular = find_regular(&parser.rules)?;
+    let name = |rule: usize| format!("{}{rule}", if is_regular[rule] { "T" } else { "r" });
     let mut lark = format!("start: {}\n", name(root));
-    for (i, rule) in rules.iter().enumerate() {
-        if let Some(body) = &rule.body {
-            let _ = write!(lark, "{}: ", name(i));
-            let from = lark.len();
-            emit(body, &name, &mut lark);
-            if terminal[i] && lark.len() - from > MAX_PATTERN {
-                return Err(format!(
-                    "a rule becomes a pattern of more than {MAX_PATTERN} bytes; use a shorter one"
-                ));
-            }
-            lark.push('\n');
+    for (i, rule) in parser.rules.iter().enumerate() {
+        let body = rule.body.as_ref().map_or("", |body| &body.lark);
+        if is_regular[i] && body.len() > MAX_PATTERN {
+            return Err(format!(
+                "a rule becomes a pattern of more than {MAX_PATTERN} bytes; use a shorter one"
+            ));
         }
+        let _ = write!(lark, "{}: ", name(i));
+        for (at, part) in body.split('@').enumerate() {
+            // Every second part is the number of a rule.
+            let rule = part.parse().ok().filter(|_| at % 2 == 1).map(name);
+            lark.push_str(rule.as_deref().unwrap_or(part));
+        }
+        lark.push('\n');
     }
     Ok(lark)
 }
 
-/// A rule on the way from another one.
-struct Step {
-    rule: usize,
-    /// Rules that it names, each with the groups that it stands in, and how many of them were looked at.
-    names: Vec<(usize, usize)>,
-    next: usize,
-    /// Rules and groups above it.
-    levels: usize,
-}
-
-/// Which rules lead to no rule that leads back to itself: such a rule is a terminal. Goes from rule to rule as the
-/// compiler does, so it says how deep that will be.
-fn terminals(rules: &[Rule], root: usize) -> Result<Vec<bool>, String> {
-    /// No number yet.
-    const NEW: usize = usize::MAX;
-    // Tarjan's strongly connected components, without recursion.
-    let (mut number, mut low, mut count) = (vec![NEW; rules.len()], vec![NEW; rules.len()], 0);
-    let (mut terminal, mut open) = (vec![true; rules.len()], Vec::new());
-    let mut is_open = vec![false; rules.len()];
-    for first in std::iter::once(root).chain(0..rules.len()) {
-        let begin = |rule: usize, levels: usize| Step { rule, names: named(&rules[rule]), next: 0, levels };
-        let mut way = if number[first] == NEW { vec![begin(first, 0)] } else { Vec::new() };
-        while let Some(step) = way.last_mut() {
-            let rule = step.rule;
-            if step.next == 0 && number[rule] == NEW {
-                (number[rule], low[rule], count) = (count, count, count + 1);
-                open.push(rule);
-                is_open[rule] = true;
+/// Finds the regular rules, which lead to no rule that leads back to itself. Refuses rules that lead too deep: the
+/// compiler goes from one to the next by recursion.
+fn find_regular(rules: &[Rule]) -> Result<Vec<bool>, String> {
+    let names = |rule: &Rule| rule.body.iter().flat_map(|body: &Expr| body.names.clone()).collect::<Vec<_>>();
+    let names: Vec<Vec<(usize, usize)>> = rules.iter().map(names).collect();
+    let mut named_by = vec![Vec::new(); rules.len()];
+    for (rule, names) in names.iter().enumerate() {
+        names.iter().for_each(|&(_, to)| named_by[to].push(rule));
+    }
+    // A rule is regular once all rules that it names are.
+    let mut open: Vec<usize> = names.iter().map(Vec::len).collect();
+    let mut ready: Vec<usize> = (0..rules.len()).filter(|&rule| open[rule] == 0).collect();
+    let mut levels: Vec<Option<usize>> = vec![None; rules.len()];
+    while let Some(rule) = ready.pop() {
+        let below = names[rule].iter().map(|&(groups, to)| groups + 1 + levels[to].unwrap_or(0));
+        levels[rule] = Some(below.max().unwrap_or(0));
+        for &by in &named_by[rule] {
+            open[by] -= 1;
+            if open[by] == 0 {
+                ready.push(by);
             }
-            if let Some(&(groups, to)) = step.names.get(step.next) {
-                if number[to] == NEW {
-                    let levels = step.levels + groups + 1;
-                    if levels > MAX_LEVELS {
-                        return Err(format!(
-                            "rules and groups lead more than {MAX_LEVELS} levels deep; use fewer"
-                        ));
-                    }
-                    way.push(begin(to, levels));
-                    continue;
-                }
-                step.next += 1;
-                if is_open[to] {
-                    // It leads back: all rules between are of one circle.
-                    low[rule] = low[rule].min(low[to]);
-                    terminal[rule] = false;
-                }
-                terminal[rule] &= terminal[to];
-                continue;
-            }
-            if low[rule] == number[rule] {
-                let from = open.iter().rposition(|&r| r == rule).unwrap_or(0);
-                for of in open.split_off(from) {
-                    is_open[of] = false;
-                    terminal[of] &= terminal[rule];
-                }
-            }
-            way.pop();
         }
     }
-    Ok(terminal)
-}
-
-/// The rules that a rule names, each with the groups that it stands in.
-fn named(rule: &Rule) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    let mut left: Vec<(usize, &Expr)> = rule.body.iter().map(|body| (0, body)).collect();
-    while let Some((groups, expr)) = left.pop() {
-        match expr {
-            Expr::Regex(_) => {}
-            Expr::Rule(rule) => found.push((groups, *rule)),
-            Expr::Sequence(parts) | Expr::Choice(parts) => {
-                left.extend(parts.iter().rev().map(|part| (groups + 1, part)));
-            }
-            Expr::Repeat(part, ..) => left.push((groups + 1, part)),
-        }
+    // A way through the others may take all of them.
+    let deepest = levels.iter().flatten().max().copied().unwrap_or(0);
+    let others = names.iter().zip(&levels).filter(|(_, level)| level.is_none());
+    let others: usize = others.map(|(names, _)| 1 + names.iter().map(|name| name.0).max().unwrap_or(0)).sum();
+    if deepest > MAX_LEVELS || others > 2 * MAX_LEVELS {
+        return Err(format!("rules and groups lead more than {MAX_LEVELS} levels deep; use fewer"));
     }
-    found
-}
-
-fn emit(expr: &Expr, name: &impl Fn(usize) -> String, out: &mut String) {
-    let joined = |parts: &[Expr], between: &str, out: &mut String| {
-        out.push('(');
-        for (i, part) in parts.iter().enumerate() {
-            out.push_str(if i == 0 { "" } else { between });
-            emit(part, name, out);
-        }
-        out.push(')');
-    };
-    match expr {
-        Expr::Regex(regex) => {
-            let _ = write!(out, "/{regex}/");
-        }
-        Expr::Rule(rule) => out.push_str(&name(*rule)),
-        // Nothing at all.
-        Expr::Sequence(parts) if parts.is_empty() => out.push_str("\"\""),
-        Expr::Sequence(parts) => joined(parts, " ", out),
-        Expr::Choice(parts) => joined(parts, " | ", out),
-        Expr::Repeat(part, least, most) => {
-            // The compiler takes only some thirty groups in each other.
-            let is_group = matches!(&**part, Expr::Choice(_))
-                || matches!(&**part, Expr::Sequence(all) if !all.is_empty());
-            out.push_str(if is_group { "" } else { "(" });
-            emit(part, name, out);
-            out.push_str(if is_group { "" } else { ")" });
-            let _ = match (least, most) {
-                (0, None) => write!(out, "*"),
-                (1, None) => write!(out, "+"),
-                (0, Some(1)) => write!(out, "?"),
-                (least, None) => write!(out, "{{{least},}}"),
-                (least, Some(most)) => write!(out, "{{{least},{most}}}"),
-            };
-        }
-    }
+    Ok(levels.iter().map(Option::is_some).collect())
 }
 
 #[cfg(test)]
@@ -192,11 +111,17 @@ mod tests {
         let began = std::time::Instant::now();
         let said = to_lark(&chain(20_000)).expect_err("deep");
         assert!(said.contains("levels deep"), "{said}");
-        // As many that are no chain.
-        let names = (0..20_000).map(|i| format!("r{i} ")).collect::<String>();
-        let flat = (0..20_000).map(|i| format!("r{i} ::= \"a\" | root\n")).collect::<String>();
-        let lark = to_lark(&format!("root ::= {names}\n{flat}")).expect("converts");
+        // Many that are no chain.
+        let flat = |n: usize, more: &str| {
+            let names = (0..n).map(|i| format!("r{i} ")).collect::<String>();
+            let rules = (0..n).map(|i| format!("r{i} ::= \"a\"{more}\n")).collect::<String>();
+            to_lark(&format!("root ::= {names}\n{rules}"))
+        };
+        let lark = flat(2_000, "").expect("converts");
+        assert!(lark.starts_with("start: T0\n") && !lark.contains("\nr"), "none leads back");
+        let lark = flat(1_000, " | root").expect("converts");
         assert!(lark.starts_with("start: r0\n") && !lark.contains('T'), "each leads back");
+        assert!(flat(20_000, " | root").expect_err("each leads back").contains("levels deep"));
         assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
     }
 

@@ -19,35 +19,35 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Grammars that are compiled at the same time: one that is given up goes on until it has used up its fuel.
 const MOST_AT_ONCE: usize = 8;
 
-/// Places for what is compiled at the same time.
-pub(super) struct Places {
+/// Slots for grammars that are compiled at the same time.
+pub(super) struct CompileSlots {
     free: Mutex<usize>,
     left: Condvar,
 }
 
-static PLACES: Places = Places::new(MOST_AT_ONCE);
+static SLOTS: CompileSlots = CompileSlots::new(MOST_AT_ONCE);
 
-/// One of them, until it is dropped.
-pub(super) struct Place(&'static Places);
+/// A taken slot, until it is dropped.
+pub(super) struct CompileSlot(&'static CompileSlots);
 
-impl Places {
+impl CompileSlots {
     pub const fn new(free: usize) -> Self {
         Self { free: Mutex::new(free), left: Condvar::new() }
     }
 
-    /// Waits for a place, for so long.
-    pub fn take(&'static self, patience: Duration) -> Result<Place> {
+    /// Waits for a slot, at most for `patience`.
+    pub fn take(&'static self, patience: Duration) -> Result<CompileSlot> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.left.wait_timeout_while(free, patience, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *free = free.checked_sub(1).ok_or_else(|| {
             Error::Memory("as many grammars are being compiled as may be; try again later".into())
         })?;
-        Ok(Place(self))
+        Ok(CompileSlot(self))
     }
 }
 
-impl Drop for Place {
+impl Drop for CompileSlot {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.left.notify_one();
@@ -72,11 +72,11 @@ pub(super) fn parser_limits() -> ParserLimits {
 /// # Errors
 ///
 /// `Usage` where that fails or takes too long, `Memory` where too many are compiled already.
-pub(super) fn contained<T: Send + 'static>(
+pub(super) fn compile_contained<T: Send + 'static>(
     place: &str,
     compile: impl FnOnce() -> std::result::Result<T, String> + Send + 'static,
 ) -> Result<T> {
-    let place_taken = PLACES.take(TIME_LIMIT)?;
+    let slot = SLOTS.take(TIME_LIMIT)?;
     let subject = Subject {
         place: place.to_owned(),
         panicked: "this grammar cannot be compiled",
@@ -84,7 +84,7 @@ pub(super) fn contained<T: Send + 'static>(
         remedy: "use a simpler one",
     };
     let compiled = guarded_within(TIME_LIMIT, &subject, move || {
-        let _place = place_taken;
+        let _slot = slot;
         Ok(compile())
     });
     match compiled {
@@ -95,7 +95,7 @@ pub(super) fn contained<T: Send + 'static>(
     }
 }
 
-/// What a message of the compiler says, in one line: its first one, and where that only begins it, its last one.
+/// Shortens a message of the compiler to one line: its first one, and where that only begins it, its last one.
 pub(super) fn one_line(text: &str) -> String {
     const MOST: usize = 400;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());

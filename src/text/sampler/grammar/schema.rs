@@ -64,26 +64,26 @@ pub(super) fn bound_numbers(of: &mut Value) {
 /// Refuses a schema that would take the compiler too deep or too long; says why.
 pub(super) fn check(schema: &Value) -> Result<()> {
     let mut left = MAX_VALUES;
-    count(schema, &mut left)?;
+    count_values(schema, &mut left)?;
     let mut walk = Walk { root: schema, known: HashMap::new() };
-    let size = walk.schema(schema, At::default())?;
+    let size = walk.measure(schema, At::default())?;
     let all = walk.known.values().flatten().fold(size.parts, |sum, of| sum.saturating_add(of.parts));
-    match all > MAX_PARTS {
-        true => Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives")),
-        false => walk.ends(),
+    if all > MAX_PARTS {
+        return Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives"));
     }
+    walk.check_circles()
 }
 
-fn count(value: &Value, left: &mut usize) -> Result<()> {
+fn count_values(value: &Value, left: &mut usize) -> Result<()> {
     *left = left.checked_sub(1).ok_or(format!("has more than {MAX_VALUES} values; use a smaller one"))?;
     match value {
-        Value::Array(all) => all.iter().try_for_each(|value| count(value, left)),
-        Value::Object(all) => all.values().try_for_each(|value| count(value, left)),
+        Value::Array(all) => all.iter().try_for_each(|value| count_values(value, left)),
+        Value::Object(all) => all.values().try_for_each(|value| count_values(value, left)),
         _ => Ok(()),
     }
 }
 
-/// Where the walk is: levels and references above.
+/// The place of the walk: levels and references above.
 #[derive(Clone, Copy, Default)]
 struct At {
     levels: usize,
@@ -109,7 +109,7 @@ impl Size {
         Self { parts, options, reference: None, any: false }
     }
 
-    /// What fits both: each alternative of one with each of the other.
+    /// The size of what fits both: each alternative of one with each of the other.
     fn and(self, other: Self) -> Self {
         if self.any {
             return other;
@@ -128,26 +128,26 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn schema(&mut self, of: &'a Value, at: At) -> Result<Size> {
+    fn measure(&mut self, of: &'a Value, at: At) -> Result<Size> {
         let Value::Object(fields) = of else { return Ok(Size::ANY) };
         if at.levels == MAX_LEVELS {
             return Err(format!("leads more than {MAX_LEVELS} levels deep; use a flatter one"));
         }
-        types(fields)?;
+        check_types(fields)?;
         let at = At { levels: at.levels + 1, ..at };
         let mut size = Size::ANY;
         for (keyword, value) in fields {
             size = match (keyword.as_str(), value) {
                 ("$ref", Value::String(to)) => {
-                    let to = self.reference(to, at)?;
+                    let to = self.measure_reference(to, at)?;
                     size.and(to)
                 }
                 ("allOf", Value::Array(all)) => {
-                    let add = |size: Size, of| Ok::<_, String>(size.and(self.schema(of, at)?));
+                    let add = |size: Size, of| Ok::<_, String>(size.and(self.measure(of, at)?));
                     all.iter().try_fold(size, add)?
                 }
                 ("anyOf" | "oneOf", Value::Array(all)) => {
-                    let sizes = all.iter().map(|of| self.schema(of, at)).collect::<Result<Vec<_>>>()?;
+                    let sizes = all.iter().map(|of| self.measure(of, at)).collect::<Result<Vec<_>>>()?;
                     let sum = |of: fn(&Size) -> usize| sizes.iter().map(of).fold(0, usize::saturating_add);
                     // All pairs are looked at.
                     let pairs = if keyword == "oneOf" { all.len() * all.len() / 64 } else { 0 };
@@ -157,47 +157,47 @@ impl<'a> Walk<'a> {
                 _ => size,
             };
         }
-        let inner = self.inner(fields, at)?;
+        let inner = self.measure_inner(fields, at)?;
         Ok(if inner > 0 { size.and(Size::of(inner, 1)) } else { size })
     }
 
     /// Parts for what is inside of an object or an array.
-    fn inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
+    fn measure_inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
         let mut parts = 0usize;
         let mut add = |size: Size| parts = parts.saturating_add(size.parts);
         for keyword in ONE {
             if let Some(of @ Value::Object(_)) = fields.get(keyword) {
-                add(self.schema(of, at)?);
+                add(self.measure(of, at)?);
             }
         }
         for keyword in LISTS {
             for of in fields.get(keyword).and_then(Value::as_array).into_iter().flatten() {
-                add(self.schema(of, at)?);
+                add(self.measure(of, at)?);
             }
         }
         for keyword in NAMED {
             for of in fields.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::values) {
-                add(self.schema(of, at)?);
+                add(self.measure(of, at)?);
             }
         }
         Ok(parts)
     }
 
-    fn reference(&mut self, to: &'a str, at: At) -> Result<Size> {
+    fn measure_reference(&mut self, to: &'a str, at: At) -> Result<Size> {
         if !self.known.contains_key(to) {
             if at.references == MAX_REFERENCES {
                 return Err(format!("`$ref` leads through more than {MAX_REFERENCES} references; use fewer"));
             }
             self.known.insert(to, None);
             let target = self.target(to)?;
-            let size = self.schema(target, At { references: at.references + 1, ..at })?;
+            let size = self.measure(target, At { references: at.references + 1, ..at })?;
             self.known.insert(to, Some(size));
         }
         let parts = self.known.get(to).copied().flatten().map_or(1, |size| size.parts);
         Ok(Size { reference: Some(parts), ..Size::of(1, 1) })
     }
 
-    /// What a reference leads to, found as the compiler finds it.
+    /// The target of a reference, found as the compiler finds it.
     fn target(&self, to: &str) -> Result<&'a Value> {
         let path = match to {
             "#" | "#/" => return Ok(self.root),
@@ -214,7 +214,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Refuses references that lead back to themselves without a step into an object or an array.
-    fn ends(&self) -> Result<()> {
+    fn check_circles(&self) -> Result<()> {
         let names: Vec<&str> = std::iter::once("#").chain(self.known.keys().copied()).collect();
         let mut leads: HashMap<&str, Vec<&str>> = HashMap::new();
         for &name in &names {
@@ -265,55 +265,51 @@ fn has_few_digits(number: f64) -> bool {
     whole.is_some_and(|digits| number.abs() * 10f64.powi(digits) <= most)
 }
 
+/// A kind of value: its name, and the test for it.
+type Kind = (&'static str, fn(&Value) -> bool);
+
+/// The kind of a keyword's value.
+fn kind_of(keyword: &str) -> Option<Kind> {
+    fn is_names(value: &Value) -> bool {
+        value.as_array().is_some_and(|all| all.iter().all(Value::is_string))
+    }
+    Some(match keyword {
+        _ if COUNTS.contains(&keyword) => ("whole number from 0", Value::is_u64),
+        _ if NUMBERS.contains(&keyword) => ("number", Value::is_number),
+        _ if keyword.starts_with("exclusiveM") => ("number", |value| value.is_number() || value.is_boolean()),
+        _ if NAMED.contains(&keyword) => ("object", Value::is_object),
+        _ if IN_PLACE.contains(&keyword) => ("array", Value::is_array),
+        "prefixItems" | "enum" => ("array", Value::is_array),
+        "$ref" | "pattern" | "format" => ("string", Value::is_string),
+        "required" => ("array of strings", is_names),
+        _ => return None,
+    })
+}
+
 /// Refuses keywords of a wrong type, and long lists: the compiler cuts a wrong value's text anywhere to show it.
-fn types(fields: &Map<String, Value>) -> Result<()> {
-    let wrong = |keyword: &str, want: &str| Err(format!("`{keyword}` is no {want}"));
+fn check_types(fields: &Map<String, Value>) -> Result<()> {
     for (keyword, value) in fields {
         let name = keyword.as_str();
-        match value {
-            Value::String(text) if name == "pattern" && text.len() > MAX_PATTERN => {
-                return Err(format!("`pattern` has more than {MAX_PATTERN} bytes; use a shorter one"));
-            }
-            Value::Object(all) if name == "properties" && all.len() > MAX_PROPERTIES => {
-                return Err(format!("`properties` has more than {MAX_PROPERTIES}; use fewer"));
-            }
-            Value::Object(all) if name == "patternProperties" && all.len() > MAX_PATTERNS => {
-                return Err(format!("`patternProperties` has more than {MAX_PATTERNS}; use fewer"));
-            }
-            Value::Array(all) if name == "required" && all.len() > MAX_PROPERTIES => {
-                return Err(format!("`required` has more than {MAX_PROPERTIES}; use fewer"));
-            }
-            _ => {}
+        let (length, most) = match (name, value) {
+            ("pattern", Value::String(text)) => (text.len(), MAX_PATTERN),
+            ("properties", Value::Object(all)) => (all.len(), MAX_PROPERTIES),
+            ("patternProperties", Value::Object(all)) => (all.len(), MAX_PATTERNS),
+            ("required", Value::Array(all)) => (all.len(), MAX_PROPERTIES),
+            _ => (0, 0),
+        };
+        if length > most {
+            let unit = if name == "pattern" { " bytes" } else { "" };
+            return Err(format!("`{name}` has more than {most}{unit}; use fewer"));
         }
-        if COUNTS.contains(&name) && !value.is_u64() {
-            return wrong(name, "whole number from 0");
+        if let Some((kind, _)) = kind_of(name).filter(|(_, is)| !is(value)) {
+            return Err(format!("`{name}` is no {kind}"));
         }
-        if NUMBERS.contains(&name) && !value.is_number() {
-            return wrong(name, "number");
-        }
-        if (name.ends_with("inimum") || name.ends_with("aximum"))
-            && value.as_f64().is_some_and(|n| n.abs() > MAX_BOUND)
-        {
+        let is_bound = name.ends_with("inimum") || name.ends_with("aximum");
+        if is_bound && value.as_f64().is_some_and(|n| n.abs() > MAX_BOUND) {
             return Err(format!("`{name}` {value} is out of range; use a number up to {MAX_BOUND}"));
         }
         if name == "multipleOf" && !value.as_f64().is_some_and(has_few_digits) {
             return Err(format!("`multipleOf` has more than {MAX_DIGITS} digits; use fewer"));
-        }
-        if name.starts_with("exclusiveM") && !value.is_number() && !value.is_boolean() {
-            return wrong(name, "number");
-        }
-        if ["$ref", "pattern", "format"].contains(&name) && !value.is_string() {
-            return wrong(name, "string");
-        }
-        if NAMED.contains(&name) && !value.is_object() {
-            return wrong(name, "object");
-        }
-        let names = || value.as_array().is_some_and(|all| all.iter().all(Value::is_string));
-        if name == "required" && !names() {
-            return wrong(name, "array of strings");
-        }
-        if (name == "prefixItems" || name == "enum" || IN_PLACE.contains(&name)) && !value.is_array() {
-            return wrong(name, "array");
         }
     }
     Ok(())

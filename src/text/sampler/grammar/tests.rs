@@ -1,6 +1,6 @@
 //! Grammars that somebody wrote to do harm: each is refused in one line, or is compiled in bounded time.
 
-use super::limits::Places;
+use super::limits::CompileSlots;
 use super::*;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -195,10 +195,13 @@ fn schemas_that_do_harm_end_in_bounded_time() {
 fn grammars_that_do_harm_end_in_bounded_time() {
     let chain: String = (0..400).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
     let circle = chain.clone() + "r400 ::= \"b\" | root\nroot ::= r0\n";
+    let links: String = (0..900).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();
+    let long_circle = links + "r900 ::= \"b\" | root\nroot ::= r0\n";
     let groups = |n: usize| format!("root ::= {}\"a\"{}\n", "(\"b\" ".repeat(n), ")?".repeat(n));
     for (name, want, text) in [
         ("400 rules", Ends, chain + "r400 ::= \"b\"\nroot ::= r0\n"),
         ("400 rules in a circle", Ends, circle),
+        ("900 rules in a circle", Ends, long_circle),
         ("groups", Works, groups(20)),
         ("many groups", Ends, groups(60)),
         ("itself", Refused("no text fits it"), "root ::= root\n".into()),
@@ -238,15 +241,15 @@ fn grammars_that_do_harm_end_in_bounded_time() {
 
 #[test]
 fn no_more_than_some_are_compiled_at_once_and_a_panic_is_an_error() {
-    static PLACES: Places = Places::new(2);
-    let taken = [(); 2].map(|()| PLACES.take(Duration::ZERO).expect("a place"));
-    assert!(matches!(PLACES.take(Duration::from_millis(5)), Err(Error::Memory(_))));
+    static SLOTS: CompileSlots = CompileSlots::new(2);
+    let taken = [(); 2].map(|()| SLOTS.take(Duration::ZERO).expect("a place"));
+    assert!(matches!(SLOTS.take(Duration::from_millis(5)), Err(Error::Memory(_))));
     std::thread::scope(|scope| {
-        let take = || PLACES.take(Duration::from_secs(60)).map(drop);
+        let take = || SLOTS.take(Duration::from_secs(60)).map(drop);
         let waits = std::thread::Builder::new().spawn_scoped(scope, take).expect("a thread");
         drop(taken);
         assert_eq!(waits.join().expect("no panic"), Ok(()));
     });
-    let panicked = contained("it", || -> std::result::Result<(), String> { panic!("é") });
+    let panicked = compile_contained("it", || -> std::result::Result<(), String> { panic!("é") });
     assert!(matches!(panicked, Err(Error::Usage(why)) if why.contains("cannot be compiled: é")));
 }

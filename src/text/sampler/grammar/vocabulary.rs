@@ -6,13 +6,13 @@ use llguidance::ParserFactory;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Vocabularies that are kept: a model's with and without the control tokens of calls.
-const KEPT: usize = 4;
+/// Vocabularies in the cache: a model's with and without the control tokens of calls.
+const MAX_CACHED: usize = 4;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// What makes a vocabulary.
-pub(super) struct Vocabulary {
+/// The key of a vocabulary.
+pub(super) struct GrammarVocabulary {
     pub pieces: Arc<Pieces>,
     /// Control tokens that have a text for it. The others have none, so no grammar can ask for them.
     pub shown: Arc<[u32]>,
@@ -21,8 +21,8 @@ pub(super) struct Vocabulary {
     pub vocab: usize,
 }
 
-/// One that was made.
-struct Kept {
+/// A factory and the key that it was made for.
+struct CachedFactory {
     pieces: Weak<Pieces>,
     shown: Arc<[u32]>,
     end: u32,
@@ -31,27 +31,33 @@ struct Kept {
 }
 
 /// The last ones, for as long as their tokens are there.
-static MADE: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static CACHE: Mutex<Vec<CachedFactory>> = Mutex::new(Vec::new());
 
-impl Vocabulary {
-    fn is(&self, kept: &Kept) -> bool {
+impl GrammarVocabulary {
+    fn matches(&self, kept: &CachedFactory) -> bool {
         std::ptr::eq(kept.pieces.as_ptr(), Arc::as_ptr(&self.pieces))
             && (&kept.shown, kept.end, kept.vocab) == (&self.shown, self.end, self.vocab)
     }
 
-    /// What compiles grammars for it.
+    /// Returns the factory that compiles grammars for it.
     pub fn factory(&self) -> Result<Arc<ParserFactory>> {
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
         made.retain(|kept| kept.pieces.strong_count() > 0);
-        if let Some(kept) = made.iter().find(|kept| self.is(kept)) {
+        if let Some(kept) = made.iter().find(|kept| self.matches(kept)) {
             return Ok(Arc::clone(&kept.factory));
         }
         let factory = Arc::new(factory(&self.tokens())?);
-        if made.len() == KEPT {
+        if made.len() == MAX_CACHED {
             made.remove(0);
         }
         let (pieces, shown) = (Arc::downgrade(&self.pieces), Arc::clone(&self.shown));
-        made.push(Kept { pieces, shown, end: self.end, vocab: self.vocab, factory: Arc::clone(&factory) });
+        made.push(CachedFactory {
+            pieces,
+            shown,
+            end: self.end,
+            vocab: self.vocab,
+            factory: Arc::clone(&factory),
+        });
         Ok(factory)
     }
 
@@ -64,7 +70,7 @@ impl Vocabulary {
     }
 }
 
-/// What compiles grammars for bytes.
+/// A factory that compiles grammars for bytes.
 pub(super) fn of_bytes() -> Result<ParserFactory> {
     factory(&ApproximateTokEnv::single_byte_env())
 }

@@ -2,7 +2,7 @@
 //! which blanks are left out. Names are llama.cpp's (`src/llama-vocab.cpp`).
 
 use super::merges::MERGES;
-use super::vocabulary::{Kind, Vocabulary};
+use super::vocabulary::{GgufVocabulary, Kind};
 use super::{Check, MODEL};
 use files::say;
 use files::source::gguf::metadata::Metadata;
@@ -68,7 +68,7 @@ pub(super) const KEEP_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Makes control tokens of known ones that the file calls ordinary text, and says so. One that merges lead to is text:
 /// Qwen's vocabularies have the word `</s>`.
-pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut Vocabulary<'_>) -> Check<()> {
+pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut GgufVocabulary<'_>) -> Check<()> {
     let merges = metadata.strings(MERGES)?;
     let merged = |name: &str| {
         let is = |line: &str| line.split_once(' ').is_some_and(|(a, b)| name.strip_prefix(a) == Some(b));
@@ -95,14 +95,14 @@ pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut Vocabulary<'_>) -
 }
 
 /// The ids of those that end a text. Where others end a message, `<|end|>` only ends a part of it.
-pub(super) fn ends(vocabulary: &Vocabulary<'_>) -> impl Iterator<Item = u32> {
+pub(super) fn ends(vocabulary: &GgufVocabulary<'_>) -> impl Iterator<Item = u32> {
     let control = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) == Kind::Control);
     let both = |one: &str, other: &str| control(one).is_some() && control(other).is_some();
     let part = both("<|return|>", "<|call|>") || both("<|flush|>", "<|calls|>");
     ENDS.into_iter().filter(move |name| !(part && *name == "<|end|>")).filter_map(control)
 }
 
-/// Whether blanks after control tokens are left out, which no key says: in Phi-3 with its SentencePiece vocabulary.
+/// True if blanks after control tokens are left out, which no key says: in Phi-3 with its SentencePiece vocabulary.
 pub(super) fn strips_blanks(metadata: &Metadata) -> bool {
     let is = |key: &str, value: &str| metadata.get(key).and_then(|v| v.as_str()) == Some(value);
     is("general.architecture", "phi3") && is(MODEL, "llama")

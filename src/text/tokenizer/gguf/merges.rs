@@ -1,6 +1,6 @@
 //! The merges of a GGUF file's tokenizer: listed in the file, or derived from SentencePiece's scores.
 
-use super::vocabulary::{Kind, Vocabulary};
+use super::vocabulary::{GgufVocabulary, Kind};
 use super::{Check, TOKENS};
 use crate::tokenizer::files::shown;
 use files::source::gguf::metadata::Metadata;
@@ -16,28 +16,16 @@ const MAX_PIECE: usize = 256;
 /// Merges that scores give; a vocabulary of 256,000 has half a million.
 const MAX_DERIVED: usize = 1 << 20;
 
-/// The merges of a byte-level vocabulary, `"a b"` each.
-pub(super) fn given(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Merges> {
-    let Some(lines) = metadata.strings(MERGES)? else {
-        return Err(format!("metadata \"{MERGES}\" is missing; supported: an array of strings"));
+/// The merges of a byte-level vocabulary, `"a b"` each. The library checks that they are of its tokens.
+pub(super) fn read_merges(metadata: &Metadata) -> Check<Merges> {
+    let lines = metadata.strings(MERGES)?;
+    let lines =
+        lines.ok_or_else(|| format!("metadata \"{MERGES}\" is missing; supported: an array of strings"))?;
+    let pair = |(i, line): (usize, &str)| match line.split_once(' ') {
+        Some((a, b)) => Ok((a.to_owned(), b.to_owned())),
+        None => Err(format!("metadata \"{MERGES}\": element {i} is {}, not two tokens", shown(&line.into()))),
     };
-    let mut merges = Vec::with_capacity(lines.len());
-    let mut whole = String::new();
-    for (i, line) in lines.iter().enumerate() {
-        let refused = |why: String| {
-            let line = shown(&line.into());
-            format!("metadata \"{MERGES}\": element {i} is {line}, {why}")
-        };
-        let parts = line.split_once(' ').filter(|(a, b)| !a.is_empty() && !b.is_empty() && !b.contains(' '));
-        let (a, b) = parts.ok_or_else(|| refused("not two tokens with a blank between them".into()))?;
-        whole.clear();
-        whole.extend([a, b]);
-        if let Some(missing) = [a, b, &whole].into_iter().find(|token| vocabulary.id(token).is_none()) {
-            return Err(refused(format!("but {} is no token of \"{TOKENS}\"", shown(&missing.into()))));
-        }
-        merges.push((a.to_owned(), b.to_owned()));
-    }
-    Ok(merges)
+    lines.iter().enumerate().map(pair).collect()
 }
 
 /// The merges that do what SentencePiece does with scores: of all neighbours that are a piece together, join those
@@ -47,7 +35,7 @@ pub(super) fn given(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<M
 /// order: where two of them overlap, in symbols x y z with xy = yz, the left one comes first, and then x is a period
 /// of the piece. (In a run of one character all cuts are at periods. There greedy merging leaves the longer symbols
 /// on the left, so that the longer left part comes first.) Pieces of the same score are ordered by id.
-pub(super) fn derived(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Merges> {
+pub(super) fn derive_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Merges> {
     check_covering(vocabulary)?;
     let scores = scores(metadata, vocabulary)?;
     let merged = |id: u32| matches!(vocabulary.kind(id), Kind::Text | Kind::UserDefined);
@@ -80,29 +68,29 @@ pub(super) fn derived(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check
     Ok(found.into_iter().map(parts).collect())
 }
 
-/// Whether the text after `at` bytes repeats its beginning.
+/// True if the text after `at` bytes repeats its beginning.
 fn is_period(text: &str, at: usize) -> bool {
     text.as_bytes().starts_with(&text.as_bytes()[at..])
 }
 
 /// Checks that every character can be encoded.
-pub(super) fn check_covering(vocabulary: &Vocabulary<'_>) -> Check<()> {
+pub(super) fn check_covering(vocabulary: &GgufVocabulary<'_>) -> Check<()> {
     let byte = |b: u8| {
         let id = vocabulary.id(&format!("<0x{b:02X}>"));
         id.is_some_and(|id| vocabulary.kind(id) == Kind::Byte)
     };
     let unknown = vocabulary.iter().any(|(id, _)| vocabulary.kind(id) == Kind::Unknown);
-    match unknown || (0..=u8::MAX).all(byte) {
-        true => Ok(()),
-        false => Err(format!(
-            "metadata \"{TOKENS}\" lacks an unknown token (type 2) and some of the bytes <0x00> to <0xFF> (type 6); \
-             supported: either"
-        )),
+    if unknown || (0..=u8::MAX).all(byte) {
+        return Ok(());
     }
+    Err(format!(
+        "metadata \"{TOKENS}\" lacks an unknown token (type 2) and some of the bytes <0x00> to <0xFF> (type 6); \
+         supported: either"
+    ))
 }
 
 /// The score of every token.
-fn scores(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Check<Vec<f32>> {
+fn scores(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Vec<f32>> {
     let count = vocabulary.len();
     let array = match metadata.get(SCORES) {
         Some(Value::Array(array)) if array.len() == count => array,

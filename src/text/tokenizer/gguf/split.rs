@@ -54,7 +54,7 @@ const THREES: &str = r"\d{1,3}(?=(?:\d{3})*(?!\d))";
 const THREE_DIGITS: &str = r"[0-9][0-9][0-9]";
 const LINES: &str = r"[^\n]+|\n+";
 
-/// What else than patterns a name stands for.
+/// A property of a name besides its patterns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Trait {
     /// Text is normalised to NFC.
@@ -166,7 +166,7 @@ const RULES: &[Rule] = &[
     (&["whitespace"], &[r"\S+"], &[Plain]),
 ];
 
-/// What a name stands for.
+/// The steps of a name.
 pub(super) struct Split {
     pub normalizer: Option<Value>,
     pub pre_tokenizer: Value,
@@ -176,7 +176,7 @@ pub(super) struct Split {
     pub text: bool,
 }
 
-/// What `name` stands for, if that is known. In the texts of tokens `blank` stands for a blank where they are escaped.
+/// Returns the steps of `name`, if that is known. In the texts of tokens `blank` stands for a blank where they are escaped.
 pub(super) fn named(name: &str, blank: &str) -> Option<Split> {
     let &(_, patterns, traits) = RULES.iter().find(|(names, ..)| names.contains(&name))?;
     let has = |one| traits.contains(&one);

@@ -10,7 +10,7 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 /// All tokens together; the largest vocabularies have 2 MB.
 const MAX_TEXT: usize = 16 << 20;
 
-/// What a token is for.
+/// The purpose of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
@@ -41,13 +41,13 @@ impl Kind {
 }
 
 /// Tokens by id and ids by token, unused ones left out.
-pub(super) struct Vocabulary<'a> {
+pub(super) struct GgufVocabulary<'a> {
     tokens: &'a Strings,
     kinds: Vec<Kind>, // of each id
     ids: HashMap<&'a str, u32>,
 }
 
-impl<'a> Vocabulary<'a> {
+impl<'a> GgufVocabulary<'a> {
     pub fn read(metadata: &'a Metadata) -> Check<Self> {
         let tokens = metadata.strings(TOKENS)?.filter(|tokens| !tokens.is_empty());
         let tokens = tokens.ok_or_else(|| {
@@ -57,7 +57,7 @@ impl<'a> Vocabulary<'a> {
         if bytes > MAX_TEXT {
             return Err(format!("metadata \"{TOKENS}\" holds {bytes} bytes; supported: up to {MAX_TEXT}"));
         }
-        let kinds = kinds(metadata, tokens)?;
+        let kinds = read_kinds(metadata, tokens)?;
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, (text, kind)) in tokens.iter().zip(&kinds).enumerate() {
             if *kind == Kind::Byte && byte(text).is_none() {
@@ -77,10 +77,10 @@ impl<'a> Vocabulary<'a> {
                 ));
             }
         }
-        match ids.is_empty() {
-            true => Err(format!("metadata \"{TYPES}\" leaves no token in use; supported: at least one")),
-            false => Ok(Self { tokens, kinds, ids }),
+        if ids.is_empty() {
+            return Err(format!("metadata \"{TYPES}\" leaves no token in use; supported: at least one"));
         }
+        Ok(Self { tokens, kinds, ids })
     }
 
     /// The number of tokens, unused ones included.
@@ -118,7 +118,7 @@ impl<'a> Vocabulary<'a> {
 }
 
 /// The kind of every token: of type 1 without the key.
-fn kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
+fn read_kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
     let found = match metadata.get(TYPES) {
         None => vec![Kind::Text; tokens.len()],
         Some(Value::Array(types)) if types.len() == tokens.len() && types.integers32().is_some() => {

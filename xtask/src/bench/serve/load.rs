@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// Characters of the text whose length in tokens is asked first, for a token of the prompts that will come.
 const PROBE: u64 = 4;
 
-/// What clients ask for.
-pub struct Plan<'a> {
-    /// What prompts are cut from.
+/// Requests of many clients.
+pub struct Load<'a> {
+    /// The text that prompts are cut from.
     pub text: &'a str,
     pub seconds: u64,
     /// Tokens of a prompt, about.
@@ -24,87 +24,87 @@ pub struct Plan<'a> {
 
 /// One request; times are seconds since the start.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Asked {
+pub struct RequestTiming {
     pub client: usize,
-    pub at: f64,
-    /// When each piece of text came.
+    pub sent: f64,
+    /// Arrival of each piece of text.
     pub pieces: Vec<f64>,
-    /// What the server says of their number.
+    /// Tokens of the answer and of the prompt, as the server says.
     pub tokens: Option<u64>,
     pub prompt: Option<u64>,
-    pub failed: Option<String>,
+    pub error: Option<String>,
 }
 
-/// All that was asked of one server at once.
+/// All requests that one server got under a load.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct LoadResult {
     pub clients: usize,
-    pub asked: Vec<Asked>,
-    pub long: Option<Asked>,
-    /// When the load was quiet until: the arrival of the long prompt, or the end.
+    pub requests: Vec<RequestTiming>,
+    pub long: Option<RequestTiming>,
+    /// End of the quiet part: the arrival of the long prompt, or the end.
     pub quiet: f64,
 }
 
-/// How many characters of the text this server's model takes for a token. The server has answered then.
-pub fn characters_a_token(server: &Server, plan: &Plan<'_>) -> Result<f64> {
-    let prompt =
-        cut(plan.text, 0, usize::try_from(plan.prompt.clamp(32, 1024) * PROBE).unwrap_or(usize::MAX));
-    let chars = prompt.chars().count();
-    let probe = Request { server, prompt, tokens: 1, client: 0 };
-    let asked = probe.ask(Instant::now());
-    match (asked.failed, asked.prompt) {
-        (Some(why), _) => Err(Error::Failed(why)),
-        (None, Some(tokens)) if tokens > 0 => Ok(chars as f64 / tokens as f64),
-        // Common for English.
-        (None, _) => Ok(4.0),
-    }
-}
-
-/// Puts the load of so many clients on a server. `turn` makes the prompts others than those of another turn.
-pub fn put(server: &Server, plan: &Plan<'_>, clients: usize, (turn, chars): (usize, f64)) -> Found {
-    let began = Instant::now();
-    let over = &AtomicBool::new(false);
-    let characters = |tokens: u64| (tokens as f64 * chars) as usize;
-    let mut found = Found { clients, quiet: plan.seconds as f64, ..Found::default() };
-    std::thread::scope(|scope| {
-        let client = |client: usize| {
-            scope.spawn(move || {
-                let mut all = Vec::new();
-                while !over.load(Ordering::SeqCst) {
-                    let nth = all.len();
-                    // No prompt begins like another, so that nothing of it is kept from an earlier one.
-                    let start = format!("{turn}.{client}.{nth}: ");
-                    let prompt = start
-                        + &cut(plan.text, (client * 31 + nth * 7 + turn) * 211, characters(plan.prompt));
-                    all.push(Request { server, prompt, tokens: plan.generate, client }.ask(began));
-                    if all.last().is_some_and(|asked| asked.failed.is_some()) {
-                        std::thread::sleep(Duration::from_millis(100));
-                    }
-                }
-                all
-            })
-        };
-        let clients: Vec<_> = (0..clients).map(client).collect();
-        let whole = Duration::from_secs(plan.seconds);
-        if plan.long > 0 {
-            std::thread::sleep(whole / 2);
-            found.quiet = began.elapsed().as_secs_f64();
-            let prompt = format!("{turn}.long: ") + &cut(plan.text, turn * 17, characters(plan.long));
-            // It may take longer than the load was to last; the others go on until it is answered.
-            found.long = Some(Request { server, prompt, tokens: 1, client: usize::MAX }.ask(began));
+impl Load<'_> {
+    /// How many characters of the text this server's model takes for a token. The server has answered then.
+    pub fn characters_per_token(&self, server: &Server) -> Result<f64> {
+        let prompt = self.excerpt(0, (self.prompt.clamp(32, 1024) * PROBE) as usize);
+        let characters = prompt.chars().count();
+        let probe = Request { server, prompt, tokens: 1, client: 0 }.send(Instant::now());
+        match (probe.error, probe.prompt) {
+            (Some(why), _) => Err(Error::Failed(why)),
+            (None, Some(tokens)) if tokens > 0 => Ok(characters as f64 / tokens as f64),
+            // Common for English.
+            (None, _) => Ok(4.0),
         }
-        std::thread::sleep(whole.saturating_sub(began.elapsed()));
-        over.store(true, Ordering::SeqCst);
-        found.asked =
-            clients.into_iter().flat_map(|c| c.join().expect("invariant: a client does not panic")).collect();
-    });
-    found
-}
+    }
 
-/// So many characters of a text that goes round, from a place in it.
-fn cut(text: &str, from: usize, characters: usize) -> String {
-    let length = text.chars().count().max(1);
-    text.chars().cycle().skip(from % length).take(characters).collect()
+    /// Puts the load of so many clients on a server. `turn` makes the prompts others than those of another turn.
+    pub fn put(&self, server: &Server, clients: usize, (turn, per_token): (usize, f64)) -> LoadResult {
+        let began = Instant::now();
+        let ended = &AtomicBool::new(false);
+        let characters = |tokens: u64| (tokens as f64 * per_token) as usize;
+        let mut result = LoadResult { clients, quiet: self.seconds as f64, ..LoadResult::default() };
+        std::thread::scope(|scope| {
+            let client = |client: usize| {
+                scope.spawn(move || {
+                    let mut all: Vec<RequestTiming> = Vec::new();
+                    while !ended.load(Ordering::SeqCst) {
+                        let nth = all.len();
+                        // No prompt begins like another, so that nothing of it is kept from an earlier one.
+                        let from = (client * 31 + nth * 7 + turn) * 211;
+                        let prompt = self.excerpt(from, characters(self.prompt));
+                        let prompt = format!("{turn}.{client}.{nth}: {prompt}");
+                        all.push(Request { server, prompt, tokens: self.generate, client }.send(began));
+                        if all[nth].error.is_some() {
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
+                    }
+                    all
+                })
+            };
+            let clients: Vec<_> = (0..clients).map(client).collect();
+            let whole = Duration::from_secs(self.seconds);
+            if self.long > 0 {
+                std::thread::sleep(whole / 2);
+                result.quiet = began.elapsed().as_secs_f64();
+                let prompt = format!("{turn}.long: {}", self.excerpt(turn * 17, characters(self.long)));
+                // It may take longer than the load was to last; the others go on until it is answered.
+                result.long = Some(Request { server, prompt, tokens: 1, client: usize::MAX }.send(began));
+            }
+            std::thread::sleep(whole.saturating_sub(began.elapsed()));
+            ended.store(true, Ordering::SeqCst);
+            let joined = clients.into_iter().map(|c| c.join().expect("invariant: a client does not panic"));
+            result.requests = joined.flatten().collect();
+        });
+        result
+    }
+
+    /// So many characters of the text, which goes round, from a place in it.
+    fn excerpt(&self, from: usize, characters: usize) -> String {
+        let length = self.text.chars().count().max(1);
+        self.text.chars().cycle().skip(from % length).take(characters).collect()
+    }
 }
 
 struct Request<'a> {
@@ -115,34 +115,22 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn ask(self, began: Instant) -> Asked {
+    fn send(self, began: Instant) -> RequestTiming {
         let now = || began.elapsed().as_secs_f64();
         // `ignore_eos` is no field of OpenAI's, but most servers know it.
         let body = json!({
             "model": "any", "prompt": self.prompt, "max_tokens": self.tokens, "temperature": 0, "stream": true,
             "stream_options": {"include_usage": true}, "ignore_eos": true,
         });
-        let mut asked = Asked { client: self.client, at: now(), ..Asked::default() };
-        let answered = self.server.ask("/completions", &body, &mut |event| {
+        let mut timing = RequestTiming { client: self.client, sent: now(), ..RequestTiming::default() };
+        let answered = self.server.post("/completions", &body, &mut |event| {
             if event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
-                asked.pieces.push(now());
+                timing.pieces.push(now());
             }
-            asked.tokens = event["usage"]["completion_tokens"].as_u64().or(asked.tokens);
-            asked.prompt = event["usage"]["prompt_tokens"].as_u64().or(asked.prompt);
+            timing.tokens = event["usage"]["completion_tokens"].as_u64().or(timing.tokens);
+            timing.prompt = event["usage"]["prompt_tokens"].as_u64().or(timing.prompt);
         });
-        asked.failed = answered.err().map(|e| e.to_string());
-        asked
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_go_round() {
-        assert_eq!(cut("aébc", 1, 6), "ébcaéb");
-        assert_eq!(cut("ab", 5, 3), "bab");
-        assert_eq!(cut("", 5, 3), "");
+        timing.error = answered.err().map(|e| e.to_string());
+        timing
     }
 }

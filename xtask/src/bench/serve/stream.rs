@@ -1,37 +1,36 @@
 //! A request to a server of OpenAI's shapes, and the events of its answer as they come: HTTP/1.1 without TLS.
 
+use crate::command;
 use crate::error::{Error, Result};
-use crate::sh;
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How long a server may say nothing.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Time that a server may say nothing.
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest refusal that is read.
 const REFUSAL: u64 = 1 << 16;
 
-/// Where a server answers.
+/// A server's address.
 #[derive(Clone)]
 pub struct Server {
-    /// As messages call it.
+    /// Its name in messages.
     pub name: String,
     /// Host and port.
     authority: String,
-    /// What its paths begin with.
+    /// The beginning of its paths.
     prefix: String,
     key: Option<String>,
 }
 
 impl Server {
     /// The server at `http://HOST:PORT`, whose paths begin with `/v1` where the address has none.
-    pub fn at(url: &str) -> Result<Server> {
+    pub fn parse(url: &str) -> std::result::Result<Server, String> {
         let rest = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
         let rest = rest.filter(|rest| !rest.is_empty() && !rest.contains(char::is_whitespace));
-        let wrong = || Error::Usage(format!("{url}: give http://HOST:PORT, without TLS"));
-        let (authority, prefix) =
-            rest.ok_or_else(wrong)?.split_once('/').unwrap_or((rest.unwrap_or(""), "v1"));
+        let rest = rest.ok_or_else(|| format!("{url}: give http://HOST:PORT, without TLS"))?;
+        let (authority, prefix) = rest.split_once('/').unwrap_or((rest, "v1"));
         let port = if authority.rsplit(']').next().is_some_and(|end| end.contains(':')) { "" } else { ":80" };
         let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
         Ok(Server {
@@ -42,26 +41,26 @@ impl Server {
         })
     }
 
-    /// The same, called otherwise.
+    /// Gives it another name in messages.
     pub fn named(self, name: &str) -> Server {
         Server { name: name.into(), ..self }
     }
 
-    /// Asks at a path and hands on each event of the answer; what the server refuses is an error with its words.
-    pub fn ask(&self, path: &str, body: &Value, event: &mut dyn FnMut(&Value)) -> Result<()> {
+    /// Posts to a path and hands on each event of the answer; a refusal is an error with the server's words.
+    pub fn post(&self, path: &str, body: &Value, event: &mut dyn FnMut(&Value)) -> Result<()> {
         let lost = |e: io::Error| Error::Failed(format!("{}: {e}", self.name));
         let mut stream = TcpStream::connect(&self.authority).map_err(lost)?;
-        stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE))).map_err(lost)?;
+        stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(TIMEOUT))).map_err(lost)?;
         stream.write_all(&self.request(path, &body.to_string())).map_err(lost)?;
         let mut reader = BufReader::new(stream);
-        let (status, framing) = head(&mut reader).map_err(lost)?;
+        let (status, framing) = read_head(&mut reader).map_err(lost)?;
         let body: Box<dyn Read> = match framing {
             Framing::Chunks => Box::new(Chunks { inner: reader, left: 0, over: false }),
             Framing::Length(n) => Box::new(reader.take(n)),
             Framing::ToTheEnd => Box::new(reader),
         };
         if status != 200 {
-            return Err(Error::Failed(format!("{}: {status}: {}", self.name, reason(body))));
+            return Err(Error::Failed(format!("{}: {status}: {}", self.name, read_reason(body))));
         }
         for line in BufReader::new(body).lines() {
             let line = line.map_err(lost)?;
@@ -72,7 +71,11 @@ impl Server {
                     .map_err(|e| Error::Failed(format!("{}: an event: {e}", self.name)))?,
             };
             if let Some(error) = value.get("error").filter(|e| !e.is_null()) {
-                return Err(Error::Failed(format!("{}: {}", self.name, sh::one_line(&error.to_string()))));
+                return Err(Error::Failed(format!(
+                    "{}: {}",
+                    self.name,
+                    command::one_line(&error.to_string())
+                )));
             }
             event(&value);
         }
@@ -89,7 +92,7 @@ impl Server {
     }
 }
 
-/// How one knows where a body ends.
+/// The end of a body.
 enum Framing {
     Chunks,
     Length(u64),
@@ -97,12 +100,12 @@ enum Framing {
 }
 
 /// Reads the status and the headers.
-fn head(reader: &mut impl BufRead) -> io::Result<(u16, Framing)> {
+fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Framing)> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("not HTTP: {what}"));
     let mut line = String::new();
     reader.read_line(&mut line)?;
     let status = line.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
-    let status = status.ok_or_else(|| bad(&sh::one_line(&line)))?;
+    let status = status.ok_or_else(|| bad(&command::one_line(&line)))?;
     let mut framing = Framing::ToTheEnd;
     loop {
         line.clear();
@@ -161,13 +164,13 @@ impl<R: BufRead> Read for Chunks<R> {
     }
 }
 
-/// Why a server refuses: the message in its JSON, or what it says.
-fn reason(body: impl Read) -> String {
+/// The message of a refusal: that in its JSON, or the whole text.
+fn read_reason(body: impl Read) -> String {
     let mut text = Vec::new();
     let _ = body.take(REFUSAL).read_to_end(&mut text);
     let json: Value = serde_json::from_slice(&text).unwrap_or_default();
     let message = json["error"]["message"].as_str().map(String::from);
-    sh::one_line(&message.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned()))
+    command::one_line(&message.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned()))
 }
 
 #[cfg(test)]
@@ -176,88 +179,55 @@ mod tests {
     use serde_json::json;
     use std::net::TcpListener;
 
-    /// A server that gives one answer, in pieces; returns its address, and what it is asked.
-    fn answers(pieces: &'static [&'static str]) -> (String, std::thread::JoinHandle<String>) {
+    /// The events that a server's answer has, which comes in these pieces.
+    fn events(pieces: &'static [&'static str]) -> Result<Vec<Value>> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let asked = std::thread::spawn(move || {
+        let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let (mut asked, mut piece) = (Vec::new(), [0; 4096]);
             while !asked.ends_with(b"}") {
                 let n = stream.read(&mut piece).unwrap();
                 asked.extend_from_slice(&piece[..n]);
             }
+            assert!(asked.starts_with(b"POST /v1/completions HTTP/1.1\r\n"));
             for piece in pieces {
                 stream.write_all(piece.as_bytes()).unwrap();
                 std::thread::sleep(Duration::from_millis(5));
             }
-            String::from_utf8(asked).unwrap()
         });
-        (url, asked)
-    }
-
-    fn events(pieces: &'static [&'static str]) -> Result<Vec<Value>> {
-        let (url, asked) = answers(pieces);
         let mut found = Vec::new();
-        let result = Server::at(&url)?.ask("/completions", &json!({"a": 1}), &mut |e| found.push(e.clone()));
-        let asked = asked.join().unwrap();
-        assert!(
-            asked.starts_with("POST /v1/completions HTTP/1.1\r\n") && asked.ends_with("{\"a\":1}"),
-            "{asked}"
-        );
+        let server_at = Server::parse(&url).unwrap();
+        let result = server_at.post("/completions", &json!({"a": 1}), &mut |e| found.push(e.clone()));
+        server.join().unwrap();
         result.map(|()| found)
     }
 
     #[test]
-    fn events_are_read_however_they_are_sent() {
+    fn events_are_read_however_they_are_sent_and_errors_are_a_line() {
         let expected = [json!({"x": 1}), json!({"x": 2})];
-        let ok = "HTTP/1.1 200 OK\r\n";
-        assert!(!ok.is_empty());
-        assert_eq!(
-            events(&[
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-                "5\r\ndata:",
-                "\r\n9\r\n {\"x\":1}\n\r\n1\r\n\n\r\n",
-                "19\r\n: x\n\ndata: {\"x\":2}\n\ndata:\r\n8\r\n [DONE]\n\r\n0\r\n\r\n",
-            ])
-            .unwrap(),
-            expected
-        );
-        let plain = &["HTTP/1.0 200 OK\r\n\r\ndata: {\"x\":1}\r\n\r\n", "data: {\"x\":2}\n\n"];
+        let chunks: &[&str] = &[
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "5\r\ndata:",
+            "\r\n9\r\n {\"x\":1}\n\r\n1\r\n\n\r\n",
+            "19\r\n: x\n\ndata: {\"x\":2}\n\ndata:\r\n8\r\n [DONE]\n\r\n0\r\n\r\n",
+        ];
+        assert_eq!(events(chunks).unwrap(), expected);
+        let plain: &[&str] = &["HTTP/1.0 200 OK\r\n\r\ndata: {\"x\":1}\r\n\r\n", "data: {\"x\":2}\n\n"];
         assert_eq!(events(plain).unwrap(), expected);
-        let length = &["HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\ndata:{\"x\":1}\n\nrest"];
-        assert_eq!(events(length).unwrap(), expected[..1]);
-    }
-
-    #[test]
-    fn what_goes_wrong_is_said_in_a_line() {
         for (pieces, why) in [
             (&["HTTP/1.1 429 No\r\n\r\n{\"error\":{\"message\":\"too many\"}}"][..], "429: too many"),
             (&["HTTP/1.1 500 No\r\nContent-Length: 4\r\n\r\noh\nno"], "500: oh"),
             (&["HTTP/1.1 200 OK\r\n\r\ndata: {\"error\":{\"message\":\"full\"}}\n\n"], "full"),
             (&["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nda"], "broke"),
-            (&["HTTP/1.1 200 OK\r\n\r\ndata: {\"x\n\n"], "an event"),
             (&["SSH-2.0\r\n\r\n"], "not HTTP"),
         ] {
             let said = events(pieces).unwrap_err().to_string();
             assert!(said.contains(why) && said.lines().count() == 1, "{why}: {said}");
         }
-        assert!(Server::at("http://127.0.0.1:1").unwrap().ask("/x", &json!({}), &mut |_| {}).is_err());
-    }
-
-    #[test]
-    fn addresses_are_read() {
-        let of = |url: &str| Server::at(url).map(|s| format!("{} {}", s.authority, s.prefix));
-        for (url, expected) in [
-            ("http://a:8080", "a:8080 /v1"),
-            ("http://a:8080/", "a:8080 /v1"),
-            ("http://a/v1", "a:80 /v1"),
-            ("http://[::1]:80/openai/v1/", "[::1]:80 /openai/v1"),
-        ] {
-            assert_eq!(of(url).unwrap(), expected, "{url}");
-        }
-        for url in ["a:8080", "https://a", "http://", "http://a b"] {
-            assert_eq!(of(url).unwrap_err().exit_code(), 2, "{url}");
-        }
+        let parsed = |url: &str| Server::parse(url).map(|s| format!("{} {}", s.authority, s.prefix)).ok();
+        assert_eq!(parsed("http://a:8080/").as_deref(), Some("a:8080 /v1"));
+        assert_eq!(parsed("http://[::1]:80/openai/v1/").as_deref(), Some("[::1]:80 /openai/v1"));
+        assert!(["a:8080", "https://a", "http://", "http://a b"].iter().all(|url| parsed(url).is_none()));
     }
 }

@@ -23,7 +23,7 @@ pub fn phone() -> Profile {
     let mut after = before.clone();
     after.thermal_status = Some(2);
     after.temperatures[0].celsius = 61.0;
-    let plan = Plan::of(&before, Duration::from_millis(200));
+    let plan = Plan::new(&before, Duration::from_millis(200));
     let plan = Plan { stop_after: Some(Duration::from_secs(30)), ..plan };
     let sample = |i: usize| {
         let warmth = 1.0 - (-(i as f64) / 40.0).exp();
@@ -102,7 +102,7 @@ pub fn nothing() -> Profile {
 fn recording(samples: Vec<Sample>) -> Recording {
     let [device, target, model, time] = ["d", "t", "m", "x"].map(String::from);
     let (before, after) = (Reading::default(), Reading::default());
-    let plan = Plan::of(&before, Duration::from_millis(200));
+    let plan = Plan::new(&before, Duration::from_millis(200));
     Recording { device, target, model, time, args: Vec::new(), before, after, plan, samples }
 }
 
@@ -139,7 +139,7 @@ fn rates_follow_the_tokens() {
     let (first, last) = (p.rate(0.0, 0.2).unwrap(), p.rate(0.8, 1.0).unwrap());
     assert!((18.0..20.0).contains(&first) && (12.0..13.0).contains(&last), "{first} {last}");
     assert_eq!(p.json()["prompt"]["tokens"], 40);
-    let all: f64 = p.steps().iter().sum();
+    let all: f64 = p.step_milliseconds().iter().sum();
     assert!((all - 1e3 / p.rate(0.0, 1.0).unwrap()).abs() < 0.01, "{all}");
 }
 
@@ -188,7 +188,13 @@ fn passes_without_steps_count_as_those_with() {
         pass.detailed = false;
         pass.steps.fill(0.0);
     }
-    assert!(whole.steps().iter().zip(thinned.steps()).all(|(a, b)| (a - b).abs() < 0.1 * a + 1e-3));
+    assert!(
+        whole
+            .step_milliseconds()
+            .iter()
+            .zip(thinned.step_milliseconds())
+            .all(|(a, b)| (a - b).abs() < 0.1 * a + 1e-3)
+    );
     let (whole, thinned) = (whole.bins(20), thinned.bins(20));
     assert!(
         whole

@@ -3,9 +3,9 @@
 //!
 //! A seed makes each answer the same on every machine. Beside them stands what llama.cpp's defaults give here.
 
+use crate::command;
 use crate::error::{Error, Result};
 use crate::parity::engine::Engine;
-use crate::sh;
 use crate::test::report::Tally;
 
 /// A question, its seed, the most tokens of its answer, and texts that a right answer has, blanks left out.
@@ -57,7 +57,7 @@ fn ask(engine: &Engine, (question, seed, tokens, _): &Question, more: &[&str]) -
     let mut chat = engine.command("chat");
     chat.args(["--single-turn", "--quiet", "--seed", seed, "--num-tokens", tokens, "--prompt", question])
         .args(more);
-    Ok(String::from_utf8_lossy(&sh::stdout(&mut chat)?).into_owned())
+    Ok(String::from_utf8_lossy(&command::stdout(&mut chat)?).into_owned())
 }
 
 fn is_right((_, _, _, words): &Question, answer: &str) -> bool {

@@ -2,13 +2,14 @@
 //! the weights of the same file.
 
 use super::Real;
+use crate::command;
 use crate::error::{Error, Result};
-use crate::json::{self, Node};
+use crate::json;
 use crate::parity::compare::{TOLERANCE, max_abs, wrong_steps};
 use crate::parity::engine::{Engine, Variant};
-use crate::parity::{DECIDABLE, FLOAT, reference, steps};
-use crate::sh;
+use crate::parity::{DECIDABLE, FLOAT, check_steps, reference};
 use crate::test::report::Tally;
+use serde::Deserialize;
 use std::path::PathBuf;
 
 /// Windows of the text whose perplexity is compared; a window takes a few seconds.
@@ -19,45 +20,73 @@ const NATS: f64 = 1e-5;
 /// The text whose perplexity is compared.
 const TEXT: &str = "models/smollm2-135m/golden/text.txt";
 
+/// `logits.json`: logits of ids that were drawn at random, and of the greatest ones.
+#[derive(Deserialize)]
+struct LogitsReference {
+    at: Vec<u32>,
+    prompts: Vec<PromptReference>,
+}
+
+#[derive(Deserialize)]
+struct PromptReference {
+    prompt: String,
+    ids: Vec<u32>,
+    positions: Vec<PositionReference>,
+}
+
+#[derive(Deserialize)]
+struct PositionReference {
+    at: Vec<f64>,
+    top: Vec<(u32, f64)>,
+}
+
+/// An entry of `greedy.json`.
+#[derive(Deserialize)]
+struct GreedyReference {
+    greedy: Vec<u32>,
+    margin: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct PerplexityReference {
+    window: usize,
+    nats: Vec<f64>,
+}
+
 fn file(model: &Real, name: &str) -> PathBuf {
-    sh::root().join("tests/fixtures/real").join(model.name).join(name)
+    command::root().join("tests/fixtures/real").join(model.name).join(name)
 }
 
 pub(super) fn check(model: &Real, engine: &Engine, tally: &mut Tally) -> Result<()> {
-    let (logits, greedy) = (file(model, "logits.json"), file(model, "greedy.json"));
-    let (positions, texts) = (json::read(&logits)?, json::read(&greedy)?);
-    let positions = Node { file: &logits, value: &positions };
-    let at = positions.ids("at")?;
-    let prompts = positions.get("prompts")?;
-    let texts = Node { file: &greedy, value: &texts };
-    for (prompt, text) in prompts.list()?.zip(texts.list()?).take(model.prompts) {
-        let (what, ids) = (prompt.text("prompt")?, prompt.ids("ids")?);
-        let continued = text.ids("greedy")?;
+    let LogitsReference { at, prompts } = json::read(&file(model, "logits.json"))?;
+    let texts: Vec<GreedyReference> = json::read(&file(model, "greedy.json"))?;
+    for (prompt, text) in prompts.iter().zip(texts).take(model.prompts) {
+        let (what, ids, continued) = (&prompt.prompt, &prompt.ids, text.greedy);
         // The last one is not fed: nothing was computed from it.
         let fed = [&ids[..], &continued[..continued.len() - 1]].concat();
-        let bytes = engine.logits(&fed, model.vocabulary, Variant { flags: FLOAT, ..Variant::default() })?;
+        let bytes = engine.logits(&fed, model.vocabulary, Variant::with(FLOAT))?;
         let found = reference::to_floats(&bytes);
         tally.count(
             &format!("logits of {what:?}"),
-            logits_agree(found.chunks_exact(model.vocabulary), prompt, &at),
+            check_logits(found.chunks_exact(model.vocabulary), prompt, &at),
         );
         let found = &found[(ids.len() - 1) * model.vocabulary..];
         let threshold = DECIDABLE * f64::from(max_abs(found));
-        let wrong = wrong_steps(found, &continued, &text.floats("margin")?, threshold);
-        tally.count(&format!("greedy text after {what:?}"), steps(what, &wrong));
+        let wrong = wrong_steps(found, &continued, &text.margin, threshold);
+        tally.count(&format!("greedy text after {what:?}"), check_steps(what, &wrong));
     }
-    perplexity(model, engine, tally)
+    check_perplexity(model, engine, tally)
 }
 
 /// The eight greatest logits of each position, and those of ids that were drawn at random.
-fn logits_agree<'a>(found: impl Iterator<Item = &'a [f32]>, prompt: Node<'_>, at: &[u32]) -> Result<()> {
-    for (position, row) in prompt.get("positions")?.list()?.zip(found) {
-        let mut expected: Vec<(u32, f64)> = at.iter().copied().zip(position.floats("at")?).collect();
-        for pair in position.get("top")?.list()? {
-            let pair: (u32, f64) = serde_json::from_value(pair.value.clone())
-                .map_err(|e| Error::at(pair.file, format!("`top`: {e}")))?;
-            expected.push(pair);
-        }
+fn check_logits<'a>(
+    found: impl Iterator<Item = &'a [f32]>,
+    prompt: &PromptReference,
+    at: &[u32],
+) -> Result<()> {
+    for (position, row) in prompt.positions.iter().zip(found) {
+        let drawn = at.iter().copied().zip(position.at.iter().copied());
+        let expected: Vec<(u32, f64)> = drawn.chain(position.top.iter().copied()).collect();
         let scale = expected.iter().fold(1.0, |most: f64, (_, logit)| most.max(logit.abs()));
         for (id, logit) in expected {
             let found = f64::from(row[id as usize]);
@@ -71,14 +100,11 @@ fn logits_agree<'a>(found: impl Iterator<Item = &'a [f32]>, prompt: Node<'_>, at
 }
 
 /// Of the second half of each window.
-fn perplexity(model: &Real, engine: &Engine, tally: &mut Tally) -> Result<()> {
-    let file = file(model, "perplexity.json");
-    let value = json::read(&file)?;
-    let node = Node { file: &file, value: &value };
-    let (window, expected) = (node.size("window")?, node.floats("nats")?);
-    let ids = engine.tokenize(&sh::root().join(TEXT))?;
+fn check_perplexity(model: &Real, engine: &Engine, tally: &mut Tally) -> Result<()> {
+    let PerplexityReference { window, nats: expected } = json::read(&file(model, "perplexity.json"))?;
+    let ids = engine.tokenize(&command::root().join(TEXT))?;
     for (i, (ids, expected)) in ids.chunks_exact(window).zip(expected).take(WINDOWS).enumerate() {
-        let bytes = engine.logits(ids, model.vocabulary, Variant { flags: FLOAT, ..Variant::default() })?;
+        let bytes = engine.logits(ids, model.vocabulary, Variant::with(FLOAT))?;
         let found = reference::to_floats(&bytes);
         let rows: Vec<&[f32]> = found.chunks_exact(model.vocabulary).collect();
         let half = window / 2;
@@ -93,7 +119,7 @@ fn perplexity(model: &Real, engine: &Engine, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Nats by which a token was not expected.
+/// The surprise of a token, in nats.
 fn surprise(logits: &[f32], id: u32) -> f64 {
     let most = f64::from(logits.iter().copied().fold(f32::MIN, f32::max));
     let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).sum();

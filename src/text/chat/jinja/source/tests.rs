@@ -5,7 +5,7 @@ use super::*;
 fn prepared(source: &str) -> String {
     let marks = Marks::new([("<|a|>", 'Ⓐ'), ("<|a|>b", 'Ⓑ'), ("[0]", 'Ⓞ')].into_iter());
     let text = prepare(source, &marks).expect("sound");
-    text.replace(STORED_IN_NAMESPACE, "N").replace(STORED, "S")
+    text.replace(CHECK_IN_NAMESPACE, "N").replace(CHECK_FILTER, "S")
 }
 
 #[test]

@@ -3,21 +3,56 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Expr {
-    /// A regular expression for a text or for one character.
-    Regex(String),
-    /// The number of a rule.
-    Rule(usize),
-    Sequence(Vec<Expr>),
-    Choice(Vec<Expr>),
-    /// Least and most repetitions.
-    Repeat(Box<Expr>, u32, Option<u32>),
+/// A part of a rule, in the syntax of `llguidance`.
+pub(super) struct Expr {
+    /// Its text, in which `@7@` stands for the rule number 7: all other signs of a grammar are escaped.
+    pub lark: String,
+    /// The rules that it names, each with the groups around the name.
+    pub names: Vec<(usize, usize)>,
+    /// Set where the text stands in brackets.
+    is_group: bool,
+}
+
+impl Expr {
+    fn of_regex(regex: &str) -> Self {
+        Self { lark: format!("/{regex}/"), names: Vec::new(), is_group: false }
+    }
+
+    fn of_rule(rule: usize) -> Self {
+        Self { lark: format!("@{rule}@"), names: vec![(0, rule)], is_group: false }
+    }
+
+    fn join(mut parts: Vec<Self>, between: &str) -> Self {
+        if parts.len() == 1 {
+            return parts.remove(0);
+        }
+        if parts.is_empty() {
+            return Self { lark: "\"\"".into(), names: Vec::new(), is_group: false };
+        }
+        let texts: Vec<&str> = parts.iter().map(|part| part.lark.as_str()).collect();
+        let lark = format!("({})", texts.join(between));
+        let names = parts.iter().flat_map(|part| &part.names).map(|&(groups, rule)| (groups + 1, rule));
+        Self { lark, names: names.collect(), is_group: true }
+    }
+
+    fn repeat(self, least: u32, most: Option<u32>) -> Self {
+        let times = match (least, most) {
+            (0, None) => "*".into(),
+            (1, None) => "+".into(),
+            (0, Some(1)) => "?".into(),
+            (least, None) => format!("{{{least},}}"),
+            (least, Some(most)) => format!("{{{least},{most}}}"),
+        };
+        // The compiler takes only some thirty groups in each other.
+        let lark = if self.is_group { self.lark + &times } else { format!("({}){times}", self.lark) };
+        let names = self.names.into_iter().map(|(groups, rule)| (groups + 1, rule)).collect();
+        Self { lark, names, is_group: false }
+    }
 }
 
 pub(super) struct Rule {
     pub name: String,
-    /// Where it is first named, for the error if it is never defined.
+    /// The place where it is first named, for the error if it is never defined.
     pub at: usize,
     pub body: Option<Expr>,
 }
@@ -36,7 +71,7 @@ fn push_escaped(c: char, out: &mut String) {
     }
 }
 
-/// Where something is wrong, and what.
+/// The place of a mistake, and its description.
 pub(super) type Wrong = (usize, String);
 
 pub(super) struct Parser<'a> {
@@ -47,7 +82,7 @@ pub(super) struct Parser<'a> {
     numbers: HashMap<&'a str, usize>,
 }
 
-/// Whether the end of a line ends the rule.
+/// The meaning of the end of a line: it ends the rule, or goes on.
 #[derive(Clone, Copy, PartialEq)]
 enum Lines {
     End,
@@ -80,7 +115,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Blanks and comments.
-    fn skip(&mut self, lines: Lines) {
+    fn skip_blanks(&mut self, lines: Lines) {
         while let Some(c) = self.peek() {
             match c {
                 '#' => self.at += self.text[self.at..].find('\n').unwrap_or(self.text.len() - self.at),
@@ -92,25 +127,25 @@ impl<'a> Parser<'a> {
     }
 
     /// All rules; returns the number of `root`.
-    pub fn grammar(&mut self) -> Result<usize, Wrong> {
-        self.skip(Lines::GoOn);
+    pub fn parse_grammar(&mut self) -> Result<usize, Wrong> {
+        self.skip_blanks(Lines::GoOn);
         while self.peek().is_some() {
             let at = self.at;
-            let rule = self.name()?;
+            let rule = self.parse_name()?;
             if self.rules[rule].body.is_some() {
                 return Err((at, format!("the rule {} is there twice", self.rules[rule].name)));
             }
-            self.skip(Lines::GoOn);
+            self.skip_blanks(Lines::GoOn);
             if !self.takes("::=") {
                 return self.wrong("::= is missing after the name of a rule");
             }
-            self.skip(Lines::GoOn);
-            let body = self.choice(0)?;
+            self.skip_blanks(Lines::GoOn);
+            let body = self.parse_choice(0)?;
             self.rules[rule].body = Some(body);
             if !matches!(self.peek(), None | Some('\n' | '\r')) {
                 return self.wrong("the rule should end here; a | or a line break is missing");
             }
-            self.skip(Lines::GoOn);
+            self.skip_blanks(Lines::GoOn);
         }
         if let Some(rule) = self.rules.iter().find(|r| r.body.is_none()) {
             return Err((rule.at, format!("there is no rule {}", rule.name)));
@@ -122,7 +157,7 @@ impl<'a> Parser<'a> {
     }
 
     /// The number of a rule by its name.
-    fn name(&mut self) -> Result<usize, Wrong> {
+    fn parse_name(&mut self) -> Result<usize, Wrong> {
         let rest = &self.text[self.at..];
         let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(rest.len());
         if length == 0 {
@@ -138,63 +173,63 @@ impl<'a> Parser<'a> {
         Ok(rule)
     }
 
-    fn choice(&mut self, depth: usize) -> Result<Expr, Wrong> {
+    fn parse_choice(&mut self, depth: usize) -> Result<Expr, Wrong> {
         if depth > MAX_DEPTH {
             return self.wrong(format!("more than {MAX_DEPTH} groups in each other"));
         }
         let lines = if depth == 0 { Lines::End } else { Lines::GoOn };
-        let mut parts = vec![self.sequence(depth, lines)?];
+        let mut parts = vec![self.parse_sequence(depth, lines)?];
         while self.takes("|") {
-            self.skip(Lines::GoOn);
-            parts.push(self.sequence(depth, lines)?);
+            self.skip_blanks(Lines::GoOn);
+            parts.push(self.parse_sequence(depth, lines)?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Choice(parts) })
+        Ok(Expr::join(parts, " | "))
     }
 
-    fn sequence(&mut self, depth: usize, lines: Lines) -> Result<Expr, Wrong> {
+    fn parse_sequence(&mut self, depth: usize, lines: Lines) -> Result<Expr, Wrong> {
         let mut parts = Vec::new();
         while let Some(c) = self.peek() {
             let part = match c {
-                '"' => self.literal()?,
-                '[' => self.class()?,
+                '"' => self.parse_literal()?,
+                '[' => self.parse_class()?,
                 '.' => {
                     self.at += 1;
-                    Expr::Regex("(?s:.)".into())
+                    Expr::of_regex("(?s:.)")
                 }
                 '(' => {
                     self.at += 1;
-                    self.skip(Lines::GoOn);
-                    let group = self.choice(depth + 1)?;
+                    self.skip_blanks(Lines::GoOn);
+                    let group = self.parse_choice(depth + 1)?;
                     if !self.takes(")") {
                         return self.wrong("a ) is missing");
                     }
                     group
                 }
-                c if c.is_ascii_alphanumeric() => Expr::Rule(self.name()?),
+                c if c.is_ascii_alphanumeric() => Expr::of_rule(self.parse_name()?),
                 _ => break,
             };
-            self.skip(lines);
-            let part = self.repeated(part)?;
-            self.skip(lines);
+            self.skip_blanks(lines);
+            let part = self.parse_repetition(part)?;
+            self.skip_blanks(lines);
             parts.push(part);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
+        Ok(Expr::join(parts, " "))
     }
 
     /// An item with its repetition signs.
-    fn repeated(&mut self, part: Expr) -> Result<Expr, Wrong> {
+    fn parse_repetition(&mut self, part: Expr) -> Result<Expr, Wrong> {
         let (least, most) = match self.peek() {
             Some('*') => (0, None),
             Some('+') => (1, None),
             Some('?') => (0, Some(1)),
-            Some('{') => return self.counted(part),
+            Some('{') => return self.parse_count(part),
             _ => return Ok(part),
         };
         self.at += 1;
-        Ok(Expr::Repeat(Box::new(part), least, most))
+        Ok(part.repeat(least, most))
     }
 
-    fn counted(&mut self, part: Expr) -> Result<Expr, Wrong> {
+    fn parse_count(&mut self, part: Expr) -> Result<Expr, Wrong> {
         let at = self.at;
         let inner = self.text[at..].strip_prefix('{').and_then(|rest| rest.split_once('}')).map(|x| x.0);
         let number = |text: &str| text.trim().parse().ok().filter(|&n: &u32| n <= MAX_REPEAT);
@@ -206,13 +241,13 @@ impl<'a> Parser<'a> {
         match (inner, range) {
             (Some(inner), Some((least, most))) if most.is_none_or(|most| least <= most) => {
                 self.at += inner.len() + 2;
-                Ok(Expr::Repeat(Box::new(part), least, most))
+                Ok(part.repeat(least, most))
             }
             _ => self.wrong(format!("{{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT} is expected")),
         }
     }
 
-    fn literal(&mut self) -> Result<Expr, Wrong> {
+    fn parse_literal(&mut self) -> Result<Expr, Wrong> {
         let start = self.at;
         self.at += 1;
         let mut regex = String::new();
@@ -220,14 +255,14 @@ impl<'a> Parser<'a> {
             match self.peek() {
                 None | Some('\n') => return Err((start, "the text that begins here has no end".into())),
                 Some('"') => break,
-                Some(_) => push_escaped(self.character()?, &mut regex),
+                Some(_) => push_escaped(self.parse_character()?, &mut regex),
             }
         }
         self.at += 1;
-        Ok(if regex.is_empty() { Expr::Sequence(Vec::new()) } else { Expr::Regex(regex) })
+        Ok(if regex.is_empty() { Expr::join(Vec::new(), "") } else { Expr::of_regex(&regex) })
     }
 
-    fn class(&mut self) -> Result<Expr, Wrong> {
+    fn parse_class(&mut self) -> Result<Expr, Wrong> {
         let start = self.at;
         self.at += 1;
         let mut regex = String::from(if self.takes("^") { "[^" } else { "[" });
@@ -240,11 +275,11 @@ impl<'a> Parser<'a> {
                 Some(']') => break,
                 Some(_) => {}
             }
-            let (at, first) = (self.at, self.character()?);
+            let (at, first) = (self.at, self.parse_character()?);
             push_escaped(first, &mut regex);
             if self.peek() == Some('-') && !self.text[self.at..].starts_with("-]") {
                 self.at += 1;
-                let last = self.character()?;
+                let last = self.parse_character()?;
                 if last < first {
                     return Err((at, format!("the range {first}-{last} is upside down")));
                 }
@@ -257,11 +292,11 @@ impl<'a> Parser<'a> {
         }
         self.at += 1;
         regex.push(']');
-        Ok(Expr::Regex(regex))
+        Ok(Expr::of_regex(&regex))
     }
 
     /// One character, plain or escaped with a backslash.
-    fn character(&mut self) -> Result<char, Wrong> {
+    fn parse_character(&mut self) -> Result<char, Wrong> {
         let start = self.at;
         let Some(c) = self.take() else { return self.wrong("a character is missing") };
         if c != '\\' {

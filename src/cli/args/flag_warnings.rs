@@ -1,0 +1,182 @@
+//! Warnings about flags that have no effect in this run, or an unlikely one.
+
+use super::device::BackendName;
+use crate::dims::MAX_POSITION;
+use crate::run::eviction::{Eviction, Policy, slack};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use files::say;
+use numeric::topology;
+
+/// Flags without effect, the condition for that, and the reason.
+struct Unused {
+    flags: &'static [&'static str],
+    applies: fn(&ArgMatches) -> bool,
+    why: &'static str,
+}
+
+const UNUSED: &[Unused] = &[
+    Unused {
+        flags: &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
+        applies: |m| backend(m) == Some(BackendName::Cpu),
+        why: "no effect on the CPU; add --backend opencl",
+    },
+    Unused {
+        flags: &["switch-threshold", "switch-back", "prefill-on"],
+        applies: |m| backend(m).is_some_and(|b| b != BackendName::Hybrid),
+        why: "no effect without --backend hybrid",
+    },
+    Unused {
+        flags: &["gpu-attn"],
+        applies: |m| backend(m) == Some(BackendName::Hybrid),
+        why: "no effect with --backend hybrid, whose GPU always attends",
+    },
+    Unused {
+        flags: &["eviction-window", "protected-prefix", "memory-threshold-mb"],
+        applies: |m| value(m, "eviction_policy") == Some(Policy::None),
+        why: "no effect without an --eviction-policy",
+    },
+    Unused {
+        flags: &["seed", "top-k", "top-p", "min-p", "typical", "xtc-probability"],
+        applies: |m| value(m, "temperature") == Some(0f32),
+        why: "no effect at --temperature 0",
+    },
+    Unused {
+        flags: &["xtc-threshold"],
+        applies: |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
+        why: "no effect without --xtc-probability",
+    },
+    Unused {
+        flags: &["dry-base", "dry-allowed-length", "dry-penalty-last-n", "dry-sequence-breaker"],
+        applies: |m| value(m, "dry_multiplier") == Some(0f32),
+        why: "no effect without --dry-multiplier",
+    },
+    Unused {
+        flags: &["repetition-window"],
+        applies: |m| {
+            value(m, "repetition_penalty") == Some(1f32)
+                && ["presence_penalty", "frequency_penalty"].iter().all(|id| value(m, id) == Some(0f32))
+        },
+        why: "no effect without a penalty",
+    },
+    Unused {
+        flags: &["kv-type"],
+        applies: |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
+        why: "no effect beside --cache-type-k and --cache-type-v",
+    },
+    Unused {
+        flags: &["draft-model"],
+        applies: |m| value(m, "draft") == Some(0usize),
+        why: "no effect at --draft 0",
+    },
+    Unused {
+        flags: &["draft-when"],
+        applies: |m| !is_given(m, "draft-model"),
+        why: "no effect without a --draft-model",
+    },
+    Unused {
+        flags: &["draft", "draft-model"],
+        applies: |m| has_flag(m, "trace_hash"),
+        why: "no effect, as all tokens are given",
+    },
+];
+
+/// Warnings about the flags of a command, collected as they are parsed. They are printed once nothing is wrong with the
+/// flags: an error is one line.
+#[derive(Clone, Default)]
+pub struct FlagWarnings(Vec<String>);
+
+impl FlagWarnings {
+    /// Adds one about a flag.
+    pub fn add(&mut self, flag: &str, why: &str) {
+        self.0.push(format!("warning: {flag}: {why}"));
+    }
+
+    /// Prints them, a line each.
+    pub fn print(&self) {
+        self.0.iter().for_each(|line| say!("{line}"));
+    }
+}
+
+/// It has no flags of its own and looks at all that its command has, so it is the command's first field: clap takes the
+/// values of a field out of the matches.
+impl Args for FlagWarnings {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
+
+impl FromArgMatches for FlagWarnings {
+    fn from_arg_matches(m: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(if value(m, "quiet") == Some(true) { Vec::new() } else { unused_flags(m) }))
+    }
+
+    fn update_from_arg_matches(&mut self, m: &ArgMatches) -> Result<(), clap::Error> {
+        Self::from_arg_matches(m).map(|new| *self = new)
+    }
+}
+
+/// A line for each flag that has no effect or an unlikely one.
+fn unused_flags(m: &ArgMatches) -> Vec<String> {
+    let unused = UNUSED.iter().filter(|unused| (unused.applies)(m));
+    let given = unused.flat_map(|unused| {
+        unused.flags.iter().filter(|flag| is_given(m, flag)).map(|flag| (flag, unused.why))
+    });
+    let mut lines: Vec<String> = given.map(|(flag, why)| format!("warning: --{flag}: {why}")).collect();
+    if let Some(n) =
+        value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
+    {
+        lines.push(format!(
+            "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; a longer text is likely to \
+             make no sense"
+        ));
+    }
+    lines.extend(protected_tokens(m));
+    let cores = topology::allowed_cores().len();
+    if let Some(n) = value::<usize>(m, "threads").filter(|&n| cores > 0 && n > cores) {
+        lines.push(format!(
+            "warning: --threads {n} exceeds the {cores} available cores; expect it to be slower"
+        ));
+    }
+    lines
+}
+
+/// A line about first tokens that are protected by default.
+fn protected_tokens(m: &ArgMatches) -> Option<String> {
+    let (policy, window) = (value::<Policy>(m, "eviction_policy")?, value::<usize>(m, "eviction_window")?);
+    let slots = value::<usize>(m, "max_seq_len")?;
+    let eviction = Eviction { policy, window, ..Eviction::NEVER };
+    let first = eviction.prefix_of(window.min(slots.saturating_sub(slack(slots))));
+    if first == 0 || is_given(m, "protected-prefix") {
+        return None;
+    }
+    let chat = if has_flag(m, "single_turn") { ", and with them the system message" } else { "" };
+    let name = policy.name();
+    Some(format!(
+        "--eviction-policy {name}: the first {first} tokens stay{chat}; --protected-prefix sets another number, or 0"
+    ))
+}
+
+fn backend(m: &ArgMatches) -> Option<BackendName> {
+    value(m, "backend")
+}
+
+/// True if the command has such a flag.
+fn has_flag(m: &ArgMatches, id: &str) -> bool {
+    m.try_contains_id(id).is_ok()
+}
+
+/// The value of an argument that the command has.
+fn value<T: Copy + Send + Sync + 'static>(m: &ArgMatches, id: &str) -> Option<T> {
+    m.try_get_one(id).ok().flatten().copied()
+}
+
+/// True for a flag that was typed.
+fn is_given(m: &ArgMatches, flag: &str) -> bool {
+    let id = flag.replace('-', "_");
+    m.try_contains_id(&id).unwrap_or(false) && m.value_source(&id) == Some(ValueSource::CommandLine)
+}

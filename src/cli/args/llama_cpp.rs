@@ -1,0 +1,248 @@
+//! llama.cpp's command line: no command, and flags of several letters after one dash. Flags that mean the same are
+//! aliases of ours; others are translated, or refused with what to use. Values stay as they are.
+
+use crate::dims::LAYERS;
+use clap::Command;
+use files::{Error, Result};
+use std::ffi::OsString;
+use std::iter::Peekable;
+
+/// Meaning of a flag of llama.cpp that is no alias of ours.
+#[derive(Clone, Copy)]
+enum Meaning {
+    /// Asks for what is always done here.
+    Ignored,
+    Mode(Mode),
+    Json,
+    FlashAttention,
+    GpuLayers,
+    /// Cannot be followed; what to use.
+    Unsupported(&'static str),
+}
+
+/// Command that a command line without one asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Completion,
+    Conversation,
+}
+
+use Meaning::{FlashAttention, GpuLayers, Ignored, Json, Unsupported};
+
+const FLAGS: &[(&[&str], Meaning)] = &[
+    (&["--jinja", "--no-context-shift", "--no-escape", "--no-warmup"], Ignored),
+    (&["-cnv", "--conversation", "-i", "--interactive"], Meaning::Mode(Mode::Conversation)),
+    (&["-no-cnv", "--no-conversation"], Meaning::Mode(Mode::Completion)),
+    (&["--json"], Json),
+    (&["-fa", "--flash-attn"], FlashAttention),
+    (&["-ngl", "--n-gpu-layers", "--gpu-layers"], GpuLayers),
+    (&["--chat-template-kwargs"], Unsupported("--template-arg NAME=VALUE, once for each")),
+    (&["-tb", "--threads-batch"], Unsupported("--threads is for prompts too")),
+    (&["-dev", "--device", "-mg", "--main-gpu"], Unsupported("--cl-device chooses the OpenCL device")),
+    (
+        &["-sm", "--split-mode", "-ts", "--tensor-split"],
+        Unsupported("one device runs the model; --cl-device chooses it"),
+    ),
+    (&["-sysf", "--system-prompt-file"], Unsupported("use --system \"$(cat FILE)\"")),
+    (
+        &["-mli", "--multiline-input"],
+        Unsupported("in chat, a message goes on after \\ at the line's end, and within \"\"\""),
+    ),
+    (&["-hff", "--hf-file"], Unsupported("give the file to --model-path")),
+    (&["-mu", "--model-url"], Unsupported("download the file, then give it to --model-path")),
+    (&["-jf", "--json-schema-file"], Unsupported("--json-schema takes a file too")),
+    (&["-nkvo", "--no-kv-offload"], Unsupported("leave --gpu-attn out: the CPU then attends")),
+    (
+        &["--mmap", "--no-mmap", "--mlock"],
+        Unsupported("leave it out; `antigravity pack` writes a file that is mapped"),
+    ),
+    (&["--context-shift"], Unsupported("use --eviction-policy sliding")),
+    (&["--mirostat"], Unsupported("use --top-p, --min-p or --typical")),
+    (
+        &["--samplers", "--sampling-seq"],
+        Unsupported("the order of the samplers is fixed; switch off those you do not want"),
+    ),
+    (
+        &["--no-display-prompt"],
+        Unsupported("the prompt is shown at a terminal only, on stderr; --quiet leaves it out"),
+    ),
+];
+
+/// Commands whose flags may be llama.cpp's.
+const COMMANDS: [&str; 5] = ["generate", "chat", "plan", "bench", "eval"];
+
+/// The arguments of the process as `cli` reads them.
+///
+/// # Errors
+///
+/// `Usage` for a flag of llama.cpp that cannot be followed.
+pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
+    let is_info = |w: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|flag| w == flag);
+    if words.get(1).is_some_and(|w| w == "help") && words.get(2).is_some_and(is_info) {
+        words.remove(1);
+    }
+    let named = match words.get(1) {
+        None => return Ok(words),
+        Some(first) if is_info(first) => return Ok(words),
+        Some(first) => !first.to_string_lossy().starts_with('-'),
+    };
+    let rest = words.split_off(if named { 2 } else { 1 });
+    let given = named.then(|| words[1].to_string_lossy().into_owned());
+    let Some(command) = cli.find_subcommand(given.as_deref().unwrap_or("generate")) else {
+        return Ok([words, rest].concat());
+    };
+    let mut translation = Translation { command, chat: cli.find_subcommand("chat"), mode: None };
+    let rest = translation.translate_words(rest)?;
+    match (given.as_deref(), translation.mode) {
+        (None, Some((Mode::Conversation, _))) => words.push("chat".into()),
+        (None, _) => words.push("generate".into()),
+        (Some("generate"), Some((Mode::Conversation, flag))) => {
+            return Err(Error::Usage(format!("{flag}: generate completes a text; use antigravity chat")));
+        }
+        (Some("chat"), Some((Mode::Completion, flag))) => {
+            return Err(Error::Usage(format!("{flag}: chat is a conversation; use antigravity generate")));
+        }
+        _ => {}
+    }
+    words.extend(rest);
+    Ok(words)
+}
+
+/// One pass over the words after the command.
+struct Translation<'a> {
+    command: &'a Command,
+    /// Has flags that `generate` lacks.
+    chat: Option<&'a Command>,
+    /// The mode that a flag asked for, with the flag.
+    mode: Option<(Mode, String)>,
+}
+
+type Words = Peekable<std::vec::IntoIter<OsString>>;
+
+impl Translation<'_> {
+    fn translate_words(&mut self, words: Vec<OsString>) -> Result<Vec<OsString>> {
+        let (mut words, mut ours): (Words, _) = (words.into_iter().peekable(), Vec::new());
+        while let Some(word) = words.next() {
+            match word.to_str() {
+                Some("--") => {
+                    ours.push(word);
+                    ours.extend(words.by_ref());
+                }
+                Some(flag) if flag.starts_with('-') => {
+                    let flag = flag.to_owned();
+                    ours.extend(self.translate_flag(&flag, &mut words)?);
+                }
+                _ => ours.push(word),
+            }
+        }
+        Ok(ours)
+    }
+
+    /// Our words for a flag and, if it takes one, its value.
+    fn translate_flag(&mut self, flag: &str, words: &mut Words) -> Result<Vec<OsString>> {
+        let (name, inline) = match flag.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value)),
+            _ => (flag, None),
+        };
+        let meaning = FLAGS.iter().find(|(names, _)| names.contains(&name));
+        let Some((_, meaning)) = meaning.filter(|_| COMMANDS.contains(&self.command.get_name())) else {
+            let alias = self.alias(flag);
+            if self.mode.is_none() && self.is_of_chat_only(alias.as_deref().unwrap_or(name)) {
+                self.mode = Some((Mode::Conversation, name.into()));
+            }
+            return Ok(self.with_value(alias.as_deref().unwrap_or(flag), words));
+        };
+        match *meaning {
+            Ignored => Ok(Vec::new()),
+            Meaning::Mode(mode) => {
+                self.mode = Some((mode, name.into()));
+                Ok(Vec::new())
+            }
+            Json if find_arg(self.command, "--format").is_some() => Ok(vec!["--format=json".into()]),
+            Json => Ok(vec!["--output=json".into()]),
+            FlashAttention => {
+                let is_value = |v: &OsString| ["on", "off", "auto", "0", "1"].iter().any(|known| v == known);
+                match inline.map(OsString::from).or_else(|| words.next_if(is_value)) {
+                    Some(v) if v == "off" || v == "0" => Err(Error::Usage(format!(
+                        "{name}: attention is always computed this way; leave it out"
+                    ))),
+                    _ => Ok(Vec::new()),
+                }
+            }
+            GpuLayers => {
+                let value = inline.map(OsString::from).or_else(|| words.next());
+                backend_for_layers(name, value.map(|v| v.to_string_lossy().into_owned()))
+            }
+            Unsupported(instead) => Err(Error::Usage(format!("{name}: not known here; {instead}"))),
+        }
+    }
+
+    /// `--md` for `-md`: up to three letters after one dash that are an alias of ours, which clap would read as `-m d`.
+    fn alias(&self, flag: &str) -> Option<String> {
+        let letters = flag.strip_prefix('-').filter(|rest| (2..=3).contains(&rest.len()))?;
+        let long = format!("-{flag}");
+        let is_alias = |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&letters));
+        let arg = find_arg(self.command, &long).or_else(|| find_arg(self.chat?, &long));
+        arg.is_some_and(is_alias).then_some(long)
+    }
+
+    /// True for a flag that `generate` was given but only `chat` has.
+    fn is_of_chat_only(&self, flag: &str) -> bool {
+        self.command.get_name() == "generate"
+            && find_arg(self.command, flag).is_none()
+            && self.chat.is_some_and(|chat| find_arg(chat, flag).is_some())
+    }
+
+    /// The flag with the word after it if that is its value, whatever it looks like.
+    fn with_value(&self, flag: &str, words: &mut Words) -> Vec<OsString> {
+        let found = find_arg(self.command, flag).or_else(|| find_arg(self.chat?, flag));
+        let value = if found.is_some_and(takes_next) { words.next() } else { None };
+        std::iter::once(flag.into()).chain(value).collect()
+    }
+}
+
+/// The backend of `-ngl N`: all layers, or none.
+fn backend_for_layers(flag: &str, value: Option<String>) -> Result<Vec<OsString>> {
+    let value =
+        value.ok_or_else(|| Error::Usage(format!("{flag}: give a number of layers, or use --backend")))?;
+    match (value.as_str(), value.parse::<usize>()) {
+        ("0", _) => Ok(vec!["--backend=cpu".into()]),
+        ("auto", _) => Ok(vec!["--backend=auto".into()]),
+        ("all" | "-1", _) => Ok(vec!["--backend=opencl".into(), "--gpu-attn".into()]),
+        (_, Ok(n)) if n >= LAYERS => Ok(vec!["--backend=opencl".into(), "--gpu-attn".into()]),
+        _ => Err(Error::Usage(format!(
+            "{flag} {value}: a device runs all {LAYERS} layers or none; use --backend opencl --gpu-attn, or --backend \
+             hybrid"
+        ))),
+    }
+}
+
+/// The argument that a word names: `--long`, `-x`, or the last of several letters.
+fn find_arg<'a>(command: &'a Command, word: &str) -> Option<&'a clap::Arg> {
+    if let Some(long) = word.strip_prefix("--") {
+        let named = |arg: &&clap::Arg| {
+            arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|all| all.contains(&long))
+        };
+        return command.get_arguments().find(named);
+    }
+    let mut letters = word.strip_prefix('-')?.chars().peekable();
+    while let Some(letter) = letters.next() {
+        let named = |arg: &&clap::Arg| {
+            arg.get_short() == Some(letter)
+                || arg.get_all_short_aliases().is_some_and(|all| all.contains(&letter))
+        };
+        let arg = command.get_arguments().find(named)?;
+        if letters.peek().is_none() {
+            return Some(arg);
+        } else if takes_next(arg) {
+            // The other letters are its value.
+            return None;
+        }
+    }
+    None
+}
+
+/// True if the value of an argument may be the next word, and must be given.
+fn takes_next(arg: &clap::Arg) -> bool {
+    arg.get_action().takes_values() && arg.get_num_args().is_none_or(|range| range.min_values() > 0)
+}

@@ -1,0 +1,164 @@
+//! One generation: its session, its text as it comes, and its report.
+
+use super::args::{Format, OutputArgs};
+use super::jsonl_events;
+use super::terminal::put;
+use crate::model::trace::{Trace, digest};
+use crate::run::engine::Engine;
+use crate::run::generate::stream::{Timing, TokenStream};
+use crate::run::session::{Drafts, Session, StopReason};
+use files::{Error, Result, say};
+use serde_json::{Value, json};
+use std::time::Duration;
+use text::sampler::{Logprob, TokenLogprobs};
+use text::tokenizer::Tokenizer;
+
+/// Opens an empty session whose events are shown and whose run is traced, as the flags say.
+pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
+    let mut session = engine.session()?;
+    jsonl_events::watch(&mut session, output);
+    if output.trace.is_some() {
+        session.set_trace(Some(Trace::default()));
+    }
+    Ok(session)
+}
+
+/// Writes the trace, and why the last text ended if one did, where `--trace` says.
+pub fn write_trace(session: &mut Session, output: &OutputArgs, reason: Option<StopReason>) -> Result<()> {
+    let (Some(file), Some(mut trace)) = (&output.trace, session.set_trace(None)) else { return Ok(()) };
+    if let Some(reason) = reason {
+        trace.mark(&format!("stop: {}", reason.name()));
+    }
+    trace.write_chrome(file)
+}
+
+/// Prints the pieces as they come; `each` is called with every piece. Returns why stdout could not be written: the text
+/// then ends as by an interrupt, and can be saved.
+pub fn show(
+    stream: &mut TokenStream<'_>,
+    format: Format,
+    mut each: impl FnMut(&str),
+) -> Result<Option<Error>> {
+    let mut lost = None;
+    while let Some(piece) = stream.next() {
+        let piece = piece?;
+        if lost.is_none() {
+            lost = match format {
+                Format::Text => put(&piece).err(),
+                Format::Jsonl => put(&token_line(Some(stream), "token", &piece)).err(),
+            };
+            if lost.is_some() {
+                stream.cancel();
+            }
+        }
+        each(&piece);
+    }
+    Ok(lost)
+}
+
+/// The line of `--format jsonl` for one piece: of the stream's last token, or of none.
+pub fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> String {
+    let mut line = json!({"t": kind, "id": stream.and_then(TokenStream::last_token), "text": piece});
+    if let Some((logprobs, stream)) = stream.and_then(|stream| Some((stream.logprobs()?, stream))) {
+        line["logprobs"] = logprobs_json(stream.tokenizer(), logprobs);
+    }
+    format!("{line}\n")
+}
+
+/// The log probabilities of one token and of the most probable ones. The text of a token that is part of a character
+/// has U+FFFD; the logarithm of zero is null.
+pub fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
+    let entry =
+        |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().text(p.id), "logprob": p.logprob});
+    json!({"chosen": entry(&of.chosen), "top": of.top.iter().map(entry).collect::<Vec<_>>()})
+}
+
+/// Times and stop reason of one generation.
+#[derive(Clone, Copy)]
+pub struct Report {
+    pub timing: Timing,
+    pub reason: StopReason,
+    pub loading: Duration,
+    pub seed: u64,
+}
+
+impl Report {
+    /// Of a stream that has ended.
+    pub fn new(stream: &TokenStream<'_>, loading: Duration, seed: u64) -> Self {
+        let reason = stream.stop_reason().unwrap_or(StopReason::Interrupt);
+        Self { timing: stream.timing(), reason, loading, seed }
+    }
+
+    /// Average milliseconds between tokens, and tokens per second.
+    fn pace(&self) -> (f64, f64) {
+        let tbt = self.timing.tbt().unwrap_or(Duration::ZERO);
+        (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
+    }
+
+    /// Tokens of the prompt that were computed in a second, up to the first token.
+    fn prompt_pace(&self) -> f64 {
+        self.timing.prompt_tokens as f64 / self.timing.ttft.as_secs_f64().max(1e-9)
+    }
+
+    /// The last line of `--format jsonl`; `logits` is the digest of the last logits, as in the golden files.
+    pub fn json(&self, session: &Session) -> String {
+        let (timing, (tbt, speed)) = (&self.timing, self.pace());
+        let mut line = json!({
+            "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
+            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_pace(),
+            "tokens": timing.tokens, "load_ms": ms(self.loading), "stop": self.reason.name(), "seed": self.seed,
+            "logits": format!("{:016x}", digest(session.logits())),
+        });
+        if let Some(drafts) = session.drafts() {
+            line["draft"] = drafts_json(drafts);
+        }
+        format!("{line}\n")
+    }
+
+    /// The lines on stderr, the first two in the specification's format.
+    pub fn say(&self, session: &Session) {
+        let (timing, (tbt, speed)) = (&self.timing, self.pace());
+        say!("TTFT: {:.2} ms", ms(timing.ttft));
+        say!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
+        say!("stop: {}", self.reason.name());
+        say!(
+            "prompt: {} tokens ({:.1} tokens/sec), generated: {} tokens, load: {:.2} ms, {}",
+            timing.prompt_tokens,
+            self.prompt_pace(),
+            timing.tokens,
+            ms(self.loading),
+            session.device_name()
+        );
+        session.drafts().into_iter().for_each(say_drafts);
+    }
+}
+
+/// Statistics of drafts. Each accepted token saved a pass: `tokens` and `accepted` give the tokens per pass.
+fn drafts_json(drafts: Drafts) -> Value {
+    let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
+    let mut json = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
+    if model_drafted > 0 {
+        json["model_drafted"] = model_drafted.into();
+        json["model_accepted"] = model_accepted.into();
+    }
+    json
+}
+
+/// Prints the statistics of drafts on stderr.
+pub fn say_drafts(drafts: Drafts) {
+    let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
+    let percent = |some: usize, all: usize| 100.0 * some as f64 / all.max(1) as f64;
+    let each = (passes + accepted) as f64 / passes.max(1) as f64;
+    let model = match model_drafted {
+        0 => String::new(),
+        n => format!("; the model's {model_accepted} of {n} ({:.1} %)", percent(model_accepted, n)),
+    };
+    say!(
+        "draft: {accepted} of {drafted} tokens accepted ({:.1} %), {each:.2} tokens in each of {passes} passes{model}",
+        percent(accepted, drafted)
+    );
+}
+
+fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}

@@ -1,0 +1,52 @@
+//! The terminal's mode: without echo while an answer is printed, and restored when a signal ends the program.
+
+use rustix::process::getpgrp;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use std::io::{stdin, stdout};
+use std::sync::OnceLock;
+
+static BEFORE: OnceLock<Termios> = OnceLock::new();
+
+/// Switches bracketed paste off; the line editor switches it on.
+const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
+
+/// Saves the mode of stdin, before there is an editor.
+pub fn save() {
+    if let Ok(mode) = tcgetattr(stdin()) {
+        BEFORE.get_or_init(|| mode);
+    }
+}
+
+/// Keeps the terminal from echoing what is typed, which waits for the next prompt. Ctrl-C works. Dropping it restores
+/// the mode.
+pub struct EchoGuard(Option<Termios>);
+
+impl EchoGuard {
+    pub fn disable_echo() -> Self {
+        let before = tcgetattr(stdin()).ok();
+        if let Some(mut mode) = before.clone() {
+            mode.local_modes.remove(LocalModes::ECHO);
+            let _ = tcsetattr(stdin(), OptionalActions::Now, &mode);
+        }
+        Self(before)
+    }
+}
+
+impl Drop for EchoGuard {
+    fn drop(&mut self) {
+        if let Some(mode) = &self.0 {
+            let _ = tcsetattr(stdin(), OptionalActions::Now, mode);
+        }
+    }
+}
+
+/// Restores the mode, unless another process has the terminal now: setting it would then stop this one.
+pub fn restore() {
+    let Some(mode) = BEFORE.get() else { return };
+    if tcgetpgrp(stdin()).is_ok_and(|foreground| foreground != getpgrp()) {
+        return;
+    }
+    // Without waiting for a terminal that has gone or for a lock on stdout.
+    let _ = tcsetattr(stdin(), OptionalActions::Now, mode);
+    let _ = rustix::io::write(stdout(), NO_BRACKETED_PASTE);
+}

@@ -1,7 +1,0 @@
-//! The model: its weights, the seam between a session and a device, and the forward pass on the CPU.
-
-pub mod cpu;
-pub mod device;
-pub mod rope;
-pub mod trace;
-pub mod weights;

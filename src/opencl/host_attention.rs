@@ -1,0 +1,83 @@
+//! Attention on the host in a pass of the device.
+
+use super::cache::OpenClCache;
+use super::defines::QKV;
+use super::run_span::RunSpan;
+use super::scratch::Scratch;
+use crate::dims::*;
+use crate::model::device::{Attention, AttentionJob};
+use numeric::kv::KvTypes;
+use opencl_runtime::buffer::{Buffer, Landing, bytes_of, bytes_of_mut};
+use opencl_runtime::failure::Result;
+
+/// Attention on the host, and what it reads and writes.
+pub struct HostAttention {
+    /// The function that computes it.
+    compute: Attention,
+    /// `[token][QKV]`
+    qkv: Vec<f32>,
+    /// `[token][Q_DIM]`
+    att: Vec<f32>,
+    /// New rows of keys or of values: `[kv_head][token][row bytes]`
+    rows: Vec<u8>,
+}
+
+impl HostAttention {
+    /// For passes of at most `tokens`.
+    pub fn new(compute: Attention, types: KvTypes, tokens: usize) -> Self {
+        let row = types.k.row_bytes(HEAD_DIM).max(types.v.row_bytes(HEAD_DIM));
+        let (qkv, att) = (vec![0.0; tokens * QKV], vec![0.0; tokens * Q_DIM]);
+        Self { compute, qkv, att, rows: vec![0; tokens * KV_HEADS * row] }
+    }
+
+    /// Brings a run's new rows to those that the host has.
+    pub fn read_rows(
+        &mut self,
+        (scratch, mut readback): (&Scratch, Option<&mut Landing>),
+        (layer, span): (usize, RunSpan),
+        cache: &mut OpenClCache,
+    ) -> Result<()> {
+        for (plane, from) in [&scratch.acts, &scratch.gate_up].into_iter().enumerate() {
+            let rows = &mut self.rows[..KV_HEADS * span.tokens * cache.rows.row(plane)];
+            read(&mut readback, from, 0, rows)?;
+            cache.rows.write_plane((layer, plane), span.before..span.filled(), rows)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the attention of a run.
+    pub fn attend(
+        &mut self,
+        (scratch, mut readback): (&Scratch, Option<&mut Landing>),
+        (layer, span): (usize, RunSpan),
+        cache: &mut OpenClCache,
+    ) -> Result<()> {
+        let RunSpan { first, tokens, before, rows: capacity, observed, .. } = span;
+        let (qkv, att) = (&mut self.qkv[..tokens * QKV], &mut self.att[..tokens * Q_DIM]);
+        read(&mut readback, &scratch.qkv, 4 * first * QKV, bytes_of_mut(qkv))?;
+        let types = cache.rows.types();
+        let [k, v] = cache.rows.of_host(layer).expect("invariant: the host has what it attends to");
+        (self.compute)(AttentionJob {
+            tokens,
+            before,
+            window: window(layer),
+            queries: qkv,
+            stride: QKV,
+            k,
+            v,
+            capacity,
+            types,
+            att,
+            mass: cache.mass.as_mut().and_then(|m| m.for_host(layer, span.filled(), observed)),
+        });
+        scratch.att.write(4 * first * Q_DIM, bytes_of(att))
+    }
+}
+
+/// Waits for what is queued and reads, through page-locked memory where the device has memory of its own.
+fn read(readback: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+    match readback {
+        Some(readback) => readback.read(from, offset, bytes),
+        None => from.read(offset, bytes),
+    }
+}

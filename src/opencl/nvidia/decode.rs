@@ -1,0 +1,163 @@
+//! One token through the whole model in one launch: see `kernels/nvidia/decode.cl`.
+
+use super::super::defines::{CHUNK, KV_PAD, Q_PAD, QKV};
+use super::super::kernels::{COMMON, KV};
+use super::super::kv::DeviceKv;
+use super::super::scratch::Scratch;
+use super::layout::{WeightLayout, find_cache};
+use super::{ATTEND, DECODE, HEADER};
+use crate::dims::*;
+use numeric::kv::KvTypes;
+use numeric::quant::format::GROUP_ROWS;
+use opencl_runtime::buffer::{Access, Buffer, Place};
+use opencl_runtime::device::Device;
+use opencl_runtime::facts::Facts;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program::{Kernel, Program, Source};
+
+/// Items of a group.
+const ITEMS: usize = 512;
+/// Warps of a group.
+const WARPS: usize = ITEMS / 32;
+/// Rows of a unit, as the packed layout groups them.
+const UNIT: usize = GROUP_ROWS;
+/// Slots in which groups exchange a unit's rows and a block of activations, and 32-bit words of one.
+const SLOTS: [usize; 2] = [6, 3];
+const SLOT: usize = 4;
+/// Words of local memory in which sums of blocks wait, or rows of the cache.
+const PARTS: usize = 8704;
+/// Steps of a layer whose results are exchanged.
+const STEPS: usize = 5;
+/// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, steps so far, strides of keys and values.
+const H_CAPACITY: usize = 2;
+/// The argument that says where logits go.
+const LOGITS: usize = 8;
+
+/// True where the kernel is for this device and this model's shape.
+pub fn fits(facts: &Facts) -> bool {
+    let widths = [DIM, Q_DIM, FFN_DIM];
+    let widest = DIM.max(Q_DIM).max(FFN_DIM);
+    let attention = (GROUP + 2) * HEAD_DIM + GROUP * CHUNK;
+    let local = PARTS + (widest / 4).max(attention) + widest / 32 + 1024;
+    PLAIN
+        && facts.writes_to_host()
+        && facts.compute_capability.is_some_and(|cc| cc >= (8, 0))
+        && widths.iter().all(|w| w % 64 == 0 && units(*w) > 0)
+        && head_units().is_some()
+        && units(DIM) >= 4
+        && DIM + 256 <= PARTS
+        && HEAD_DIM.is_power_of_two()
+        && (32..=256).contains(&HEAD_DIM)
+        && (Q_PAD, KV_PAD) == (Q_DIM, KV_DIM)
+        && facts.max_work_group >= ITEMS
+        && 4 * local as u64 <= facts.local_memory
+}
+
+/// Units of so many columns whose sums have room in local memory, in sixteen bits each.
+fn units(cols: usize) -> usize {
+    PARTS / (UNIT * (cols / 32 + 2))
+}
+
+/// Units of the head in a round, which all warps share evenly.
+fn head_units() -> Option<usize> {
+    (1..=units(DIM).min(ITEMS / UNIT)).rev().find(|n| (n * (DIM / 64)).is_multiple_of(WARPS))
+}
+
+/// The kernel and what only it needs.
+pub struct Decode {
+    program: Program,
+    layout: WeightLayout,
+    work: Buffer,
+    sync: Buffer,
+    /// Chunks of a head's attention that `work` has room for.
+    chunks: usize,
+    groups: usize,
+    /// Steps so far, modulo 2^32.
+    steps: u32,
+}
+
+/// The kernel, bound to one cache, and to all but the logits.
+pub struct BoundDecode {
+    kernel: Kernel,
+    /// Capacity, and from one layer's keys (values) to the next's in 64 bytes.
+    capacity: u32,
+    strides: [u32; 2],
+}
+
+impl Decode {
+    /// The kernel, for caches of such rows and attention over `slots` slots.
+    pub fn new(device: &Device, layout: WeightLayout, types: KvTypes, slots: usize) -> Result<Self> {
+        let facts = device.facts();
+        let defines = layout.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
+        let defines = defines.with("HEAD_AT_ONCE", head_units().unwrap_or(1));
+        let text = [COMMON, KV, HEADER, ATTEND, DECODE].concat();
+        let source = Source { name: "decode", text: &text, options: defines.as_str() };
+        let program = Program::build_variant(device, &source)?;
+        let (chunks, sync) = (chunks(slots), zeroed(device, 1)?);
+        let (work, groups) = (zeroed(device, work_words(chunks))?, facts.compute_units as usize);
+        Ok(Self { program, layout, work, sync, chunks, groups, steps: 0 })
+    }
+
+    /// The kernel's program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
+    pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
+        let chunks = chunks(slots);
+        if chunks > self.chunks {
+            self.work = zeroed(device, work_words(chunks))?;
+            self.chunks = chunks;
+        }
+        Ok(())
+    }
+
+    /// The kernel for one cache; `None` where its rows are no parts of one buffer.
+    pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
+        let Some((k, v, strides)) = find_cache(rows) else { return Ok(None) };
+        let mut kernel = self.program.kernel("decode")?;
+        let WeightLayout { matrices, floats, calibration, .. } = &self.layout;
+        let state = scratch.state.buffer();
+        let calibration = calibration.as_ref().unwrap_or(&scratch.none);
+        let buffers = [matrices, floats, calibration, &k, &v, state, &self.work, &self.sync];
+        for (i, buffer) in buffers.into_iter().enumerate() {
+            kernel.arg_buffer(i, buffer)?;
+        }
+        Ok(Some(BoundDecode { kernel, capacity: rows.slots() as u32, strides }))
+    }
+
+    /// Tells the kernel of the cache, and how many steps there were so far.
+    pub fn set_header(&self, scratch: &mut Scratch, bound: &BoundDecode) {
+        let [k_stride, v_stride] = bound.strides;
+        scratch.set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.steps, k_stride, v_stride]);
+    }
+
+    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`Decode::set_header`], and
+    /// says where its logits go.
+    pub fn run(&mut self, device: &Device, bound: &mut BoundDecode, logits: &Buffer) -> Result<()> {
+        self.steps = self.steps.wrapping_add((LAYERS * STEPS) as u32);
+        bound.kernel.arg_again(LOGITS, logits)?;
+        device.launch(&bound.kernel, &[self.groups * ITEMS], &[ITEMS])
+    }
+}
+
+/// Chunks of attention over `slots` slots.
+fn chunks(slots: usize) -> usize {
+    slots.div_ceil(CHUNK)
+}
+
+/// A buffer of zeros.
+pub fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
+    let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
+    buffer.fill(0..buffer.len(), 0)?;
+    Ok(buffer)
+}
+
+/// Words of the kernel's `work`, as its `W_` constants have them.
+fn work_words(chunks: usize) -> usize {
+    let [of_rows, of_block] = SLOTS;
+    let rows = (QKV + 2 * DIM) / UNIT * of_rows;
+    let blocks = (Q_DIM + FFN_DIM) / 32 * of_block;
+    (rows + blocks + HEADS * chunks * (HEAD_DIM + 2).div_ceil(3)) * SLOT
+}

@@ -1,0 +1,122 @@
+//! A token of each of several sequences through the whole model in one launch: see `kernels/nvidia/decode_batch.cl`.
+
+use super::super::batched_attention::{ROWS, RunTable};
+use super::super::defines::{CHUNK, LayerView};
+use super::super::kernels::{ATTEND_ONE, COMMON, KV};
+use super::super::kv::DeviceKv;
+use super::super::scratch::Scratch;
+use super::super::shapes::SEVERAL;
+use super::decode::{self, zeroed};
+use super::layout::{WeightLayout, find_cache};
+use super::{DECODE_BATCH, HEADER, SUBGROUP_BARRIER};
+use crate::dims::*;
+use numeric::kv::KvTypes;
+use opencl_runtime::buffer::Buffer;
+use opencl_runtime::device::Device;
+use opencl_runtime::facts::Facts;
+use opencl_runtime::failure::Result;
+use opencl_runtime::program::{Kernel, Program, Source};
+
+/// Items of a group, and of a team, which attends.
+const ITEMS: usize = 512;
+const TEAM: usize = 128;
+/// How often groups meet.
+const MEETINGS: usize = 8 * LAYERS + 1;
+/// Arguments of what attention leaves: its parts, their largest scores and sums.
+const PARTS: [usize; 2] = [5, 6];
+/// Buffers before those of the sequences' rows, and before those of their logits.
+const BEFORE_ROWS: usize = 9;
+const BEFORE_LOGITS: usize = BEFORE_ROWS + ROWS;
+/// Where `Batch` has the strides of each sequence's rows, after the runs, and then tokens and meetings so far.
+const STRIDES: usize = RunTable::INTS;
+const TOKENS: usize = STRIDES + 2 * SEVERAL;
+
+/// Bytes of local memory in which weights and activations arrive.
+const POOL: usize = 46_080;
+
+/// True where the kernel is for this device and this model's shape.
+pub fn fits(facts: &Facts) -> bool {
+    let team = (GROUP + 2) * (HEAD_DIM + 16) + GROUP * CHUNK + GROUP + 1 + 36 * HEAD_DIM / 32;
+    let local = POOL.max(4 * (ITEMS / TEAM * team).max(DIM + 528));
+    decode::fits(facts) && HEAD_DIM <= TEAM && local as u64 <= facts.local_memory
+}
+
+/// The kernel and what only it needs.
+pub struct DecodeBatch {
+    program: Program,
+    /// Bound to all but the rows of caches and the logits.
+    kernel: Kernel,
+    /// How often groups have met, modulo 2^32.
+    met: u32,
+    groups: usize,
+}
+
+impl DecodeBatch {
+    /// Builds the kernel, for a device that it [`fits`].
+    pub fn new(device: &Device, layout: &WeightLayout, types: KvTypes, scratch: &Scratch) -> Result<Self> {
+        let facts = device.facts();
+        let groups = facts.compute_units as usize;
+        let defines = layout.defines(facts, types).with("ITEMS", ITEMS).with("TEAM", TEAM);
+        let defines = defines.with("POOL", POOL).with("SEVERAL", SEVERAL).of_view(LayerView::of(0));
+        let text =
+            [SUBGROUP_BARRIER, COMMON, KV, ATTEND_ONE, SUBGROUP_BARRIER, HEADER, DECODE_BATCH].concat();
+        let source = Source { name: "decode_batch", text: &text, options: defines.as_str() };
+        let program = Program::build_variant(device, &source)?;
+        // Activations of the widest step but `down`, then those of `down`: of a block eight words and a scale.
+        let acts = zeroed(device, (DIM.max(Q_DIM) + FFN_DIM) / 32 * SEVERAL * 9)?;
+        // How often groups have met, and whether one was given up.
+        let sync = zeroed(device, 2)?;
+        let mut kernel = program.kernel("decode_batch")?;
+        let WeightLayout { matrices, floats, calibration, .. } = layout;
+        let Scratch { state, qkv, partials, ml, none, .. } = scratch;
+        let (calibration, state) = (calibration.as_ref().unwrap_or(none), state.buffer());
+        let buffers = [matrices, floats, calibration, state, qkv, partials, ml, &acts, &sync];
+        for (i, buffer) in buffers.into_iter().enumerate() {
+            kernel.arg_buffer(i, buffer)?;
+        }
+        Ok(Self { program, kernel, met: 0, groups })
+    }
+
+    /// The kernel's program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Binds what attention leaves anew, after [`Scratch::reserve`] has made room for longer caches.
+    pub fn reserve(&mut self, scratch: &Scratch) -> Result<()> {
+        let [partials, ml] = PARTS;
+        self.kernel.arg_again(partials, &scratch.partials)?.arg_again(ml, &scratch.ml)?;
+        Ok(())
+    }
+
+    /// Queues a token of each of some sequences, at most [`SEVERAL`], whose embeddings and angles are there: with the rows
+    /// of their caches, the filled slots of each and where its logits go. `false` where rows are no parts of one buffer.
+    pub fn run<'a>(
+        &mut self,
+        device: &Device,
+        scratch: &Scratch,
+        sequences: impl Iterator<Item = (&'a DeviceKv, usize, Result<Buffer>)>,
+    ) -> Result<bool> {
+        let (mut runs, mut table) = (RunTable::new(), [0; TOKENS + 4]);
+        for (rows, filled, logits) in sequences {
+            let Some((k, v, strides)) = find_cache(rows) else { return Ok(false) };
+            let at = runs.len;
+            runs.add([at as i32, 1, filled as i32, rows.slots() as i32], filled / CHUNK + 1);
+            table[STRIDES + 2 * at..][..2].copy_from_slice(&strides.map(|s| s as i32));
+            self.kernel.arg_again(BEFORE_ROWS + 2 * at, &k)?.arg_again(BEFORE_ROWS + 2 * at + 1, &v)?;
+            self.kernel.arg_again(BEFORE_LOGITS + at, &logits?)?;
+        }
+        table[..STRIDES].copy_from_slice(runs.table());
+        table[TOKENS..][..2].copy_from_slice(&[runs.len as i32, self.met as i32]);
+        let all = BEFORE_ROWS..BEFORE_LOGITS + SEVERAL;
+        for argument in (BEFORE_ROWS + 2 * runs.len..BEFORE_LOGITS).chain(BEFORE_LOGITS + runs.len..all.end) {
+            self.kernel.arg_again(argument, &scratch.none)?;
+        }
+        self.kernel.arg_ints(all.end, &table)?;
+        self.met = self.met.wrapping_add((MEETINGS * self.groups) as u32);
+        device.launch(&self.kernel, &[self.groups * ITEMS], &[ITEMS])?;
+        // What is a sequence's goes when it does.
+        self.kernel.let_go(all);
+        Ok(true)
+    }
+}

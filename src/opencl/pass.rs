@@ -1,0 +1,395 @@
+//! One forward pass: the CPU's steps in the CPU's order, each a launch or a few, a part of one, or the host's.
+//!
+//! A pass of one token has launches that cover several steps (`kernels/gemv.cl`); a pass of more has a launch or two a
+//! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run, but
+//! for runs of a token each, which attend in one launch ([`super::batched_attention`]). On NVIDIA a pass of one token, or
+//! of a token of each of several sequences, is one launch ([`super::nvidia`]).
+
+use super::cache::OpenClCache;
+use super::host_attention::HostAttention;
+use super::launches::Launches;
+use super::logits::{output_rows, output_tokens, outputs_of, scatter};
+use super::nvidia::PersistentKernels;
+use super::run_span::RunSpan;
+use super::scratch::Scratch;
+use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
+use super::weights::Model;
+use crate::dims::*;
+use crate::model::device::{CancelToken, Run};
+use crate::model::rope::Frequencies;
+use crate::model::trace::Steps;
+use files::Error;
+use opencl_runtime::buffer::{Landing, bytes_of_mut};
+use opencl_runtime::device::Device;
+use opencl_runtime::failure::Result;
+use std::ops::Range;
+
+/// One forward pass under way.
+pub struct Pass<'a> {
+    pub model: &'a Model,
+    pub launches: &'a mut Launches,
+    /// Kernels that compute all of this pass in one launch.
+    pub persistent: Option<&'a mut PersistentKernels>,
+    pub scratch: &'a mut Scratch,
+    pub readback: Option<&'a mut Landing>,
+    pub host: Option<&'a mut HostAttention>,
+    pub cancel: Option<&'a CancelToken>,
+    pub frequencies: &'a Frequencies,
+    /// Tokens, of all runs together.
+    pub n: usize,
+    /// Number of tokens that go on after keys and values of the last layer, where not all do: those of which somebody
+    /// reads logits. They are the first ones from there on.
+    pub narrowed: Option<usize>,
+    pub steps: Steps<'a>,
+    /// True where steps are timed, for which the host must wait for each.
+    pub timed: bool,
+}
+
+impl Pass<'_> {
+    /// All steps of all layers on the tokens of `runs`, and the logits that are wanted.
+    pub fn run(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
+        self.embed(runs)?; // rows of the embedding, angles of RoPE
+        if self.run_persistent(runs)? {
+            return Ok(()); // fused: all that follows
+        }
+        for layer in 0..LAYERS {
+            self.check_cancel()?;
+            self.norm(layer)?; // RMS norm before attention
+            self.qkv(layer, runs)?; // queries, keys and values
+            self.rope(layer, runs)?; // keys get their position and join the cache
+            self.attend(layer, runs)?; // each query over all slots up to its own, and what each slot received of it
+            self.narrow(layer, runs)?; // what follows is only for tokens whose logits are wanted
+            if self.n == 0 {
+                break;
+            }
+            self.out(layer, runs)?; // attention's output joins the residual
+            self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
+            self.gate_up(layer)?; // silu(gate) * up
+            self.down(layer)?; // back to the residual's width, and joins it
+            self.trace_residual(layer, runs)?;
+            self.begin_device(layer)?;
+        }
+        Ok(self.head(runs)?) // final RMS norm, one logit per vocabulary entry
+    }
+
+    fn device(&self) -> &Device {
+        &self.model.device
+    }
+
+    /// True where the kernels for one token compute a layer's steps.
+    fn is_single(&self) -> bool {
+        self.n == 1 && self.launches.has_one()
+    }
+
+    /// True where this layer goes on with fewer tokens than it began with.
+    fn narrows(&self, layer: usize) -> bool {
+        self.narrowed.is_some() && layer == LAYERS - 1
+    }
+
+    /// Ends a step; where steps are timed, waits for it.
+    fn end_step(&mut self, step: &'static str, layer: usize) -> Result<()> {
+        if self.timed {
+            self.device().finish()?;
+            self.steps.done(step, layer);
+        }
+        Ok(())
+    }
+
+    /// Computes a step for each run.
+    fn each_run(
+        &mut self,
+        layer: usize,
+        runs: &mut [Run<'_>],
+        step: fn(&mut Self, usize, RunSpan, &mut OpenClCache) -> Result<()>,
+    ) -> Result<()> {
+        let mut first = 0;
+        for run in runs {
+            let mut span = RunSpan::of(run, first, layer);
+            if self.narrows(layer) {
+                span.attending = output_rows(run);
+            }
+            first += span.tokens;
+            step(self, layer, span, OpenClCache::of(run.cache))?;
+        }
+        Ok(())
+    }
+
+    fn embed(&mut self, runs: &[Run<'_>]) -> Result<()> {
+        self.scratch.embed(&self.model.weights, runs, self.frequencies)?;
+        self.end_step("embed", 0)
+    }
+
+    /// The whole pass in one launch; `false` where the device or the caches are not of that kind.
+    fn run_persistent(&mut self, runs: &mut [Run<'_>]) -> Result<bool> {
+        match &mut self.persistent {
+            Some(persistent) => persistent.run(&self.model.device, self.scratch, runs),
+            None => Ok(false),
+        }
+    }
+
+    /// Ends the pass where it is cancelled.
+    fn check_cancel(&self) -> std::result::Result<(), Error> {
+        if let Some(cancel) = self.cancel {
+            // Launches are only queued: those of all layers would run whatever happens.
+            self.device().finish()?;
+            if cancel.is_cancelled() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Of one token a part of `qkv`.
+    fn norm(&mut self, layer: usize) -> Result<()> {
+        if self.is_single() {
+            return Ok(());
+        }
+        self.launches.many[layer].norm.run(self.device(), [self.n, 1])?;
+        self.end_step("norm", layer)
+    }
+
+    fn qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
+        let device = &self.model.device;
+        if self.narrows(layer) {
+            return self.narrowed_qkv(layer, runs);
+        }
+        if self.is_single() {
+            self.launches.one[layer].qkv.one(device)?; // fused: norm, qkv
+        } else {
+            self.launches.many[layer].qkv.many(device, self.n)?;
+        }
+        self.end_step("qkv", layer)
+    }
+
+    /// Keys and values of all tokens, queries of those whose logits are wanted.
+    fn narrowed_qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
+        let (device, qkv) = (&self.model.device, &mut self.launches.many[layer].qkv);
+        qkv.groups_from(device, self.n, Q_DIM / 16)?;
+        let mut some = 0..0; // neighbours together
+        for token in output_tokens(runs) {
+            if token != some.end {
+                qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)?;
+                some = token..token;
+            }
+            some.end += 1;
+        }
+        qkv.groups_before(device, self.n, Q_DIM.div_ceil(16), some)
+    }
+
+    fn rope(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
+        self.each_run(layer, runs, Self::rope_of_run)
+    }
+
+    /// Of a single token a part of `attend`, where that is the device's.
+    fn rope_of_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
+        let bound = cache.layer(layer);
+        if self.joins_batch(span) || bound.is_single(span.tokens) {
+            return Ok(());
+        }
+        let rope = bound.rope.as_mut().expect("invariant: bound for many tokens and for the host");
+        let (device, groups) = (&self.model.device, [HEADS + 2 * KV_HEADS, span.tokens]);
+        let Some(host) = &mut self.host else { return rope.with(&span.as_run())?.run(device, groups) };
+        // Rows of these tokens alone.
+        rope.with(&RunSpan { before: 0, rows: span.tokens, ..span }.as_run())?.run(device, groups)?;
+        host.read_rows((self.scratch, self.readback.as_deref_mut()), (layer, span), cache)?;
+        // Timed by itself where the host computes attention, otherwise as part of it.
+        self.end_step("rope", layer)
+    }
+
+    fn attend(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
+        self.each_run(layer, runs, Self::attend_of_run)?;
+        let Some(batched) = &mut self.launches.batched else { return Ok(()) };
+        batched.run(&self.model.device, layer)?;
+        self.end_step("attend", layer)
+    }
+
+    fn attend_of_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
+        if self.joins_batch(span) {
+            return self.join_batch(layer, span, cache);
+        }
+        let (attending, merges) = (span.of_attending(), self.out_merges(span));
+        let device = &self.model.device;
+        if let Some(host) = self.host.as_mut().filter(|_| attending.tokens > 0) {
+            host.attend((self.scratch, self.readback.as_deref_mut()), (layer, attending), cache)?;
+        } else if let Some(one) = cache.layer(layer).attend_one.as_mut().filter(|_| span.tokens == 1) {
+            let chunks = span.chunks();
+            one.with(&span.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
+            if !merges {
+                let merge = self.launches.merge.as_mut().expect("invariant: there is one with `attend_one`");
+                merge.with(&[span.first as i32, chunks as i32])?.run(device, [HEADS, 1])?;
+            }
+        } else if self.host.is_none() && attending.tokens > 0 {
+            let attend = cache.layer(layer).attend.as_mut().expect("invariant: bound for many tokens");
+            let tiles = (attending.tokens * GROUP).div_ceil(self.launches.queries);
+            let attend = attend.with(&attending.as_run())?.and(&[span.observed as i32])?;
+            attend.run(device, [tiles, KV_HEADS])?;
+        }
+        self.end_step("attend", layer)?;
+        self.observe(layer, span, cache)
+    }
+
+    /// True where attention of a run is computed with that of others.
+    fn joins_batch(&self, span: RunSpan) -> bool {
+        self.launches.batched.is_some() && self.n > 1 && span.is_plain_token
+    }
+
+    fn join_batch(&mut self, layer: usize, span: RunSpan, cache: &OpenClCache) -> Result<()> {
+        let batched = self.launches.batched.as_mut().expect("the caller has looked");
+        let rows = cache.rows.layer(layer).expect("invariant: attention is the device's");
+        batched.add(layer, span.as_run(), span.chunks(), rows)?;
+        if batched.is_full() { batched.run(&self.model.device, layer) } else { Ok(()) }
+    }
+
+    /// Adds the attention that was just computed to the mass of the slots; the host's attention has done so itself.
+    fn observe(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
+        if span.observed == 0 || self.host.is_some() {
+            return Ok(());
+        }
+        let massed = cache.mass.as_ref().map_or(0, |mass| mass.filled());
+        let bound = cache.layer(layer);
+        let launch = if bound.is_single(span.tokens) { &mut bound.observe_one } else { &mut bound.observe };
+        let launch = launch.as_mut().expect("invariant: bound with the mass");
+        let launch = launch.with(&span.as_run())?.and(&[span.observed as i32, massed as i32])?;
+        launch.run(&self.model.device, [span.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
+        self.end_step("observe", layer)
+    }
+
+    /// Brings the tokens that go on to the front.
+    fn narrow(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
+        let Some(kept) = self.narrowed.filter(|_| layer == LAYERS - 1) else { return Ok(()) };
+        output_tokens(runs).enumerate().try_for_each(|(to, from)| self.scratch.move_token(from, to))?;
+        self.n = kept;
+        Ok(())
+    }
+
+    /// True where `out` merges the chunks of attention.
+    fn out_merges(&self, span: RunSpan) -> bool {
+        let on_device = self.is_single() && self.narrowed.is_none() && self.host.is_none();
+        on_device && span.chunks() <= FUSED_CHUNKS
+    }
+
+    fn out(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
+        let span = RunSpan::of(&mut runs[0], 0, layer);
+        let (merges, device) = (self.out_merges(span), &self.model.device);
+        if merges {
+            self.launches.one[layer].out.one_over(device, span.filled())?; // fused: the end of attend, out
+        } else if self.is_single() {
+            self.launches.one[layer].out_merged.one(device)?;
+        } else {
+            let l = &mut self.launches.many[layer];
+            l.att.run(device, [self.n, 1])?;
+            l.out.many(device, self.n)?;
+        }
+        self.post_norm(layer, 0)?;
+        self.end_step("out", layer)
+    }
+
+    /// Of one token a part of `gate_up`.
+    fn ffn_norm(&mut self, layer: usize) -> Result<()> {
+        if self.is_single() {
+            return Ok(());
+        }
+        self.launches.many[layer].ffn_norm.run(self.device(), [self.n, 1])?;
+        self.end_step("norm", layer)
+    }
+
+    fn gate_up(&mut self, layer: usize) -> Result<()> {
+        let device = &self.model.device;
+        if self.is_single() {
+            self.launches.one[layer].gate_up.one(device)?; // fused: norm, gate_up
+        } else {
+            let l = &mut self.launches.many[layer];
+            l.gate_up.many(device, self.n)?;
+            l.silu.run(device, [self.n, 1])?;
+        }
+        self.end_step("gate_up", layer)
+    }
+
+    fn down(&mut self, layer: usize) -> Result<()> {
+        let device = &self.model.device;
+        if self.is_single() {
+            self.launches.one[layer].down.one(device)?;
+        } else {
+            self.launches.many[layer].down.many(device, self.n)?;
+        }
+        self.post_norm(layer, 1)?;
+        self.end_step("down", layer)
+    }
+
+    /// Where the model norms what joins the residual: that of attention (0) or of the feed-forward layer (1).
+    fn post_norm(&self, layer: usize, which: usize) -> Result<()> {
+        let norms = self.launches.post_norms.get(layer);
+        norms.map_or(Ok(()), |norms| norms[which].run(self.device(), [self.n, 1]))
+    }
+
+    /// Notes the residual of the last token.
+    fn trace_residual(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
+        if self.timed {
+            let pos = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
+            let mut x = [0.0; DIM];
+            self.scratch.residual(self.n - 1, &mut x)?;
+            self.steps.residual(pos, layer, &x);
+        }
+        Ok(())
+    }
+
+    /// Lets the device begin on the first layer while the rest is queued.
+    fn begin_device(&self, layer: usize) -> Result<()> {
+        if layer == 0 { self.device().begin() } else { Ok(()) }
+    }
+
+    /// Logits of the tokens for which they are wanted.
+    fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+        match output_tokens(runs).count() {
+            // The host does not wait here, so the device has to be told to begin.
+            0 => return self.device().flush(),
+            1 => {
+                self.launches.head.one(&self.model.device)?; // fused: norm, head
+                self.read_logits(0..1, runs)?;
+            }
+            count => {
+                for first in (0..count).step_by(self.scratch.logit_rows) {
+                    let rows = first..count.min(first + self.scratch.logit_rows);
+                    match self.narrowed {
+                        Some(_) => self.final_norm(rows.clone())?,
+                        None => self.final_norm(output_tokens(runs).skip(first).take(rows.len()))?,
+                    }
+                    self.launches.heads.many(&self.model.device, rows.len())?;
+                    self.read_logits(rows, runs)?;
+                }
+            }
+        }
+        self.end_step("head", LAYERS)
+    }
+
+    /// The final norm of some tokens, those that follow each other in one launch.
+    fn final_norm(&mut self, tokens: impl Iterator<Item = usize>) -> Result<()> {
+        let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
+        let (mut tokens, mut to) = (tokens.peekable(), 0);
+        while let Some(first) = tokens.next() {
+            let mut n = 1;
+            while tokens.next_if_eq(&(first + n)).is_some() {
+                n += 1;
+            }
+            norm.with(&[first as i32, to as i32])?.run(&self.model.device, [n, 1])?;
+            to += n;
+        }
+        Ok(())
+    }
+
+    /// Waits for the logits that the last launch computes, these of all that are wanted, and brings them where they
+    /// belong.
+    fn read_logits(&mut self, rows: Range<usize>, runs: &mut [Run<'_>]) -> Result<()> {
+        let logits = &self.scratch.logits;
+        match &mut self.readback {
+            Some(readback) => {
+                // A read costs as much as half a megabyte.
+                scatter(readback.fetch(logits, 0..4 * rows.len() * VOCAB)?, (rows, 0), runs);
+                Ok(())
+            }
+            None => outputs_of(&rows, 0, runs).try_for_each(|(first, out)| {
+                logits.read(4 * (first - rows.start) * VOCAB, bytes_of_mut(out))
+            }),
+        }
+    }
+}

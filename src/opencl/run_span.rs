@@ -1,0 +1,62 @@
+//! The tokens of a run in a pass and in one layer of their cache.
+
+use super::cache::OpenClCache;
+use super::defines::CHUNK;
+use crate::dims::{is_local, window};
+use crate::model::device::Run;
+
+/// The tokens of a run in a pass and in one layer of their cache.
+#[derive(Clone, Copy)]
+pub struct RunSpan {
+    /// Its first token in the pass.
+    pub first: usize,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Filled slots before them, or positions in a local layer.
+    pub before: usize,
+    /// Rows of a head.
+    pub rows: usize,
+    /// Number of the tokens, the last ones, that this layer observes.
+    pub observed: usize,
+    /// Chunks before the first of which the first token sees anything.
+    pub skipped: usize,
+    /// Number of the tokens, the last ones, that attend.
+    pub attending: usize,
+    /// True for a single token that no layer observes.
+    pub is_plain_token: bool,
+}
+
+impl RunSpan {
+    /// Those of a run whose first token is this one of the pass.
+    pub fn of(run: &mut Run<'_>, first: usize, layer: usize) -> Self {
+        let (tokens, pos, is_plain_token) =
+            (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observe == 0);
+        let cache = OpenClCache::of(run.cache);
+        let (before, observed) =
+            if is_local(layer) { (pos, 0) } else { (cache.len(), run.observe.min(tokens)) };
+        let skipped = window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / CHUNK);
+        let rows = cache.rows.rows(layer);
+        Self { first, tokens, before, rows, observed, skipped, attending: tokens, is_plain_token }
+    }
+
+    /// The part of those tokens alone that attend, after keys and values of all have joined the cache.
+    pub fn of_attending(self) -> Self {
+        let left = self.tokens - self.attending;
+        Self { first: self.first + left, tokens: self.attending, before: self.before + left, ..self }
+    }
+
+    /// `Run` of `kernels/common.cl`.
+    pub fn as_run(self) -> [i32; 4] {
+        [self.first, self.tokens, self.before, self.rows].map(|n| n as i32)
+    }
+
+    /// Slots that are filled after the pass.
+    pub fn filled(self) -> usize {
+        self.before + self.tokens
+    }
+
+    /// Chunks that its only token sees anything of.
+    pub fn chunks(self) -> usize {
+        self.filled().div_ceil(CHUNK) - self.skipped
+    }
+}

@@ -1,0 +1,241 @@
+//! The variants of kernels that multiply with quantised matrices. Integer sums are exact in any order and floats are added
+//! in the CPU's, so all have the same bits, and speed alone decides: [`super::tune`] times them.
+
+use files::{Error, Result};
+use opencl_runtime::facts::{Dot, Facts};
+use std::fmt;
+use std::str::FromStr;
+
+/// Set to the name of a variant, all products are computed by it where they can be, and nothing is timed.
+pub const VARIANT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_VARIANT";
+
+/// Part of a product that an item computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// Parts of a tile that work-groups put together in local memory.
+    Tile,
+    /// Whole rows, in registers.
+    Rows,
+    /// Whole rows with integers held as floats.
+    Floats,
+}
+
+/// Something that not every device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Feature {
+    /// One instruction for four products.
+    Dot,
+    /// Activations are exchanged in subgroups.
+    Subgroups,
+    /// Weights are read through an image.
+    Images,
+}
+
+impl Feature {
+    /// True for a device that has it.
+    fn is_had_by(self, facts: &Facts) -> bool {
+        match self {
+            Feature::Dot => facts.dot().is_some(),
+            Feature::Subgroups => facts.subgroups(),
+            Feature::Images => facts.image_texels > 0,
+        }
+    }
+
+    /// Its name in messages.
+    fn name(self) -> &'static str {
+        match self {
+            Feature::Dot => "integer dot products",
+            Feature::Subgroups => "subgroups",
+            Feature::Images => "images of buffers",
+        }
+    }
+}
+
+/// Number of tokens that a product is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "they say it")]
+pub enum Tokens {
+    One,
+    Many,
+}
+
+/// One variant.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Its name for users, and on disk.
+    pub name: &'static str,
+    /// Part of a product that an item computes.
+    pub form: Form,
+    /// Rows of an item, where there are many tokens and it has whole rows.
+    pub rows: usize,
+    /// Tokens of an item, where there are many and it has whole rows.
+    pub tokens: usize,
+    /// Features that a device must have.
+    pub needs: &'static [Feature],
+    /// Numbers of tokens that it is for.
+    pub for_tokens: &'static [Tokens],
+}
+
+const BOTH: &[Tokens] = &[Tokens::One, Tokens::Many];
+const MANY: &[Tokens] = &[Tokens::Many];
+
+/// All variants: the baseline, which every device has, then the others in the order in which they are timed. Those that
+/// were by far the fastest where this was measured are first: many tokens as floats, one token by rows, each in a sixth of
+/// the baseline's time (Intel's runtime on Zen 4).
+#[rustfmt::skip]
+pub const VARIANTS: [Variant; 8] = [
+    Variant { name: "tile", form: Form::Tile, rows: 1, tokens: 1, needs: &[], for_tokens: BOTH },
+    Variant { name: "floats", form: Form::Floats, rows: 1, tokens: 4, needs: &[], for_tokens: MANY },
+    Variant { name: "floats-four", form: Form::Floats, rows: 4, tokens: 8, needs: &[], for_tokens: MANY },
+    Variant { name: "rows", form: Form::Rows, rows: 1, tokens: 8, needs: &[], for_tokens: BOTH },
+    Variant { name: "rows-dot", form: Form::Rows, rows: 1, tokens: 8, needs: &[Feature::Dot], for_tokens: BOTH },
+    Variant { name: "rows-dot-image", form: Form::Rows, rows: 4, tokens: 8, needs: &[Feature::Dot, Feature::Images], for_tokens: BOTH },
+    Variant { name: "rows-dot-subgroups", form: Form::Rows, rows: 1, tokens: 8, needs: &[Feature::Dot, Feature::Subgroups], for_tokens: BOTH },
+    Variant { name: "tile-dot", form: Form::Tile, rows: 1, tokens: 1, needs: &[Feature::Dot], for_tokens: BOTH },
+];
+
+/// The variant that every device has.
+pub const BASELINE: &Variant = &VARIANTS[0];
+
+impl Variant {
+    /// The variant of this name.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where there is none.
+    pub fn named(name: &str) -> Result<&'static Self> {
+        VARIANTS.iter().find(|variant| variant.name == name).ok_or_else(|| {
+            let names = VARIANTS.each_ref().map(|variant| variant.name).join(", ");
+            Error::Usage(format!(
+                "no variant of kernels is named {}; there are {names}",
+                files::error::quoted(name)
+            ))
+        })
+    }
+
+    /// The first feature that it needs and a device lacks.
+    pub fn missing_feature(&self, facts: &Facts) -> Option<&'static str> {
+        self.needs.iter().find(|feature| !feature.is_had_by(facts)).map(|feature| feature.name())
+    }
+
+    /// True where it needs a feature.
+    pub fn needs(&self, feature: Feature) -> bool {
+        self.needs.contains(&feature)
+    }
+
+    /// True where an item has whole rows.
+    pub fn by_rows(&self) -> bool {
+        self.form != Form::Tile
+    }
+
+    /// The compiler's options for it.
+    pub fn options(&self, facts: &Facts) -> String {
+        let mut options = String::new();
+        let dot = facts.dot().filter(|_| self.needs(Feature::Dot));
+        // Older languages do not know these functions.
+        if dot.is_some_and(|dot| dot != Dot::Arm) || self.needs(Feature::Subgroups) {
+            options += facts.newest_language();
+        }
+        options += match dot {
+            Some(Dot::Khr) => " -DDOT_KHR",
+            Some(Dot::Arm) => " -DDOT_ARM",
+            Some(Dot::Qcom) => " -DDOT_QCOM",
+            None => "",
+        };
+        for (there, flag) in [
+            (self.form == Form::Floats, " -DBY_FLOATS"),
+            (self.needs(Feature::Subgroups), " -DSUBGROUPS"),
+            (self.needs(Feature::Images), " -DW_IMAGE"),
+        ] {
+            options += if there { flag } else { "" };
+        }
+        options
+    }
+}
+
+/// The variant of products of one token, and that of products of many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they say it")]
+pub struct VariantPair {
+    pub one: &'static Variant,
+    pub many: &'static Variant,
+}
+
+impl VariantPair {
+    /// The baseline for all.
+    pub const BASELINE: Self = Self { one: BASELINE, many: BASELINE };
+
+    /// A variant for the numbers of tokens that it is for, else the baseline.
+    pub fn of(variant: &'static Variant) -> Self {
+        let either = |tokens| if variant.for_tokens.contains(&tokens) { variant } else { BASELINE };
+        Self { one: either(Tokens::One), many: either(Tokens::Many) }
+    }
+
+    /// The pair that [`VARIANT_VARIABLE`] asks for.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where there is no such variant, `Device` where the device lacks what it needs.
+    pub fn forced(facts: &Facts) -> Result<Option<Self>> {
+        let Some(name) = std::env::var(VARIANT_VARIABLE).ok().filter(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
+        let variant = Variant::named(&name)?;
+        match variant.missing_feature(facts) {
+            Some(what) => {
+                Err(Error::Device(format!("OpenCL: {} has no {what}; {VARIANT_VARIABLE}={name}", facts.name)))
+            }
+            None => Ok(Some(Self::of(variant))),
+        }
+    }
+
+    /// The variant for a number of tokens.
+    pub fn get(&self, tokens: Tokens) -> &'static Variant {
+        match tokens {
+            Tokens::One => self.one,
+            Tokens::Many => self.many,
+        }
+    }
+
+    /// Changes the variant for a number of tokens.
+    pub fn set(&mut self, tokens: Tokens, variant: &'static Variant) {
+        match tokens {
+            Tokens::One => self.one = variant,
+            Tokens::Many => self.many = variant,
+        }
+    }
+}
+
+impl fmt::Display for VariantPair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.one.name, self.many.name)
+    }
+}
+
+impl FromStr for VariantPair {
+    type Err = Error;
+
+    fn from_str(names: &str) -> Result<Self> {
+        let (one, many) = names.split_once(' ').unwrap_or((names, ""));
+        Ok(Self { one: Variant::named(one)?, many: Variant::named(many)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        for variant in &VARIANTS {
+            assert_eq!(Variant::named(variant.name).unwrap(), variant);
+        }
+        for name in ["", "tiles", "rows-four", "rows-"] {
+            let e = Variant::named(name).unwrap_err().to_string();
+            assert!(e.contains("no variant") && e.contains("rows-dot") && !e.contains('\n'), "{e}");
+        }
+        let pair = VariantPair { one: &VARIANTS[3], many: &VARIANTS[1] };
+        assert_eq!(pair.to_string().parse::<VariantPair>().unwrap(), pair);
+        assert!("rows".parse::<VariantPair>().is_err());
+    }
+}

@@ -1,0 +1,252 @@
+//! OpenAI's `/v1/completions`.
+
+use super::openai::{ResponseHead, finite_logprob};
+use crate::run::eviction::Policy;
+use crate::serve::body::{RequestBody, read_object};
+use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage};
+use crate::serve::error::{ApiError, ApiResult};
+use crate::serve::json_writer::{JsonWriter, write_json};
+use crate::serve::params::{LogprobCount, RequestParams};
+use crate::serve::prepare::{Prepared, PromptForms, read_prompts, start_completion};
+use crate::serve::state::LoadedModel;
+use crate::serve::unsupported::RequestKind;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use text::chat::Part;
+use text::sampler::{Logprob, TokenLogprobs};
+use text::tokenizer::{Pieces, Tokenizer};
+
+/// Fields of a request that no other has.
+#[derive(Deserialize)]
+struct CompletionFields {
+    logprobs: Option<LogprobCount>,
+    echo: Option<bool>,
+}
+
+/// `POST /v1/completions`.
+pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+    let body = request.parse()?;
+    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Completion))?;
+    let fields: CompletionFields = read_object(&body, "")?;
+    params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::count);
+    params.apply_constraint()?;
+    let prompts = read_prompts(&body, model, &params, PromptForms::None)?;
+    let mut echoes = Vec::new();
+    if fields.echo == Some(true) {
+        params.prompt_logprobs = params.options.logprobs;
+        let evicts = model.engine.options().eviction.policy != Policy::None;
+        if params.prompt_logprobs.is_some() && evicts {
+            let why = "needs a server without --evict to say how probable the prompt is";
+            return Err(ApiError::for_field("echo", why));
+        }
+        let each = |(i, ids)| PromptEcho::new(&body["prompt"], i, ids, model.engine.tokenizer());
+        echoes = prompts.iter().map(|ids| &ids[..]).enumerate().map(each).collect();
+    }
+    let dialect = Box::new(CompletionDialect {
+        head: ResponseHead::new("cmpl-", ["text_completion"; 2], model, &params),
+        texts: (0..prompts.len() * params.n).map(|_| TextState::default()).collect(),
+        echoes,
+        n: params.n,
+        has_prompt_logprobs: params.prompt_logprobs.is_some(),
+    });
+    start_completion(model, prompts, params, (dialect, request.share))
+}
+
+/// A prompt that an answer repeats.
+struct PromptEcho {
+    text: String,
+    /// Its first token, which has no log-probability.
+    first: Option<u32>,
+    /// Characters of that token, where it begins each text and is no part of the prompt that was given.
+    hidden: usize,
+}
+
+impl PromptEcho {
+    fn new(given: &Value, index: usize, ids: &[u32], tokenizer: &Tokenizer) -> Self {
+        let own = given.as_str().or_else(|| given.get(index)?.as_str());
+        let text = own.map_or_else(|| tokenizer.decode_with_special(ids), str::to_owned);
+        let first = ids.first().map(|&id| tokenizer.pieces().text(id));
+        let hidden =
+            first.filter(|first| !text.starts_with(&**first)).map_or(0, |first| first.chars().count());
+        Self { text, first: ids.first().copied(), hidden }
+    }
+}
+
+/// Writes one column of the log-probabilities.
+type Column = fn(&TokenLogprobs, &Pieces) -> Value;
+
+/// Columns beside the offsets.
+const COLUMNS: [(&str, Column); 3] = [
+    ("tokens", |row, pieces| pieces.text(row.chosen.id).into()),
+    ("token_logprobs", chosen),
+    ("top_logprobs", top),
+];
+
+fn chosen(row: &TokenLogprobs, _: &Pieces) -> Value {
+    if row.chosen.logprob.is_nan() { Value::Null } else { finite_logprob(row.chosen.logprob).into() }
+}
+
+/// The most probable tokens by their texts. Several may have one text, of which the last counts.
+fn top(row: &TokenLogprobs, pieces: &Pieces) -> Value {
+    if row.chosen.logprob.is_nan() {
+        return Value::Null;
+    }
+    let entry = |of: &Logprob| (pieces.text(of.id).into_owned(), finite_logprob(of.logprob).into());
+    Value::Object(row.top.iter().map(entry).collect())
+}
+
+fn characters(row: &TokenLogprobs, pieces: &Pieces) -> usize {
+    pieces.text(row.chosen.id).chars().count()
+}
+
+/// How far a text is.
+#[derive(Default)]
+struct TextState {
+    /// Rows of the prompt's tokens, from the second on.
+    prompt: Vec<TokenLogprobs>,
+    /// Characters so far.
+    characters: usize,
+    /// Whether the prompt was repeated.
+    echoed: bool,
+}
+
+/// Answers of `/v1/completions`.
+struct CompletionDialect {
+    head: ResponseHead,
+    texts: Vec<TextState>,
+    /// Of each prompt, where they are repeated.
+    echoes: Vec<PromptEcho>,
+    /// Texts for each prompt.
+    n: usize,
+    has_prompt_logprobs: bool,
+}
+
+/// A part of a text.
+fn choice_json(index: usize, text: &str, finish_reason: Option<&str>) -> Value {
+    json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish_reason})
+}
+
+/// The text of some parts, as completions are read in no form.
+pub fn join_parts(parts: &[Part]) -> String {
+    let text = |part: &'_ Part| match part {
+        Part::Text(text) | Part::Thinking(text) => text.clone(),
+        Part::ToolCallStart { .. } | Part::ToolCallDelta(_) | Part::Call(_) | Part::Cut { .. } => {
+            String::new()
+        }
+    };
+    parts.iter().map(text).collect()
+}
+
+impl CompletionDialect {
+    fn pieces(&self) -> &Arc<Pieces> {
+        self.head.model.engine.tokenizer().pieces()
+    }
+
+    /// The log-probabilities of some tokens of a part, of which the first begins after so many characters.
+    fn logprobs(&self, rows: &[TokenLogprobs], (start, hidden): (usize, usize)) -> Value {
+        let mut table = Map::new();
+        for (name, cell) in COLUMNS {
+            table.insert(name.into(), rows.iter().map(|row| cell(row, self.pieces())).collect());
+        }
+        let mut end = start;
+        let offsets = rows.iter().map(|row| {
+            let offset = end.saturating_sub(hidden);
+            end += characters(row, self.pieces());
+            offset
+        });
+        table.insert("text_offset".into(), offsets.collect());
+        table.into()
+    }
+
+    /// Writes the log-probabilities of all tokens of a text.
+    fn write_logprobs(&self, rows: Vec<TokenLogprobs>, hidden: usize, out: &mut JsonWriter) {
+        let rows = Arc::new(rows);
+        out.object(|out| {
+            for (name, cell) in COLUMNS {
+                let (rows, pieces) = (Arc::clone(&rows), Arc::clone(self.pieces()));
+                out.key(name);
+                out.list(rows.len(), move |i, to| write_json(&cell(&rows[i], &pieces), to));
+            }
+            let (pieces, mut end) = (Arc::clone(self.pieces()), 0_usize);
+            out.key("text_offset");
+            out.list(rows.len(), move |i, to| {
+                write_json(&end.saturating_sub(hidden), to);
+                end += characters(&rows[i], &pieces);
+            });
+        });
+    }
+
+    /// Takes the prompt of a text and its rows, where it is repeated and was not yet.
+    fn take_echo(&mut self, choice: usize) -> Option<(String, Vec<TokenLogprobs>, usize)> {
+        let (echo, text) = (self.echoes.get(choice / self.n)?, &mut self.texts[choice]);
+        if std::mem::replace(&mut text.echoed, true) {
+            return None;
+        }
+        let unknown = |id| TokenLogprobs { chosen: Logprob { id, logprob: f64::NAN }, top: Vec::new() };
+        let mut rows = Vec::from_iter(echo.first.map(unknown));
+        rows.append(&mut text.prompt);
+        let pieces = self.head.model.engine.tokenizer().pieces();
+        text.characters = rows.iter().map(|row| characters(row, pieces)).sum::<usize>() - echo.hidden;
+        Some((echo.text.clone(), rows, echo.hidden))
+    }
+
+    /// Repeats the prompt in a stream, where that is still to be done.
+    fn write_echo(&mut self, choice: usize, out: &mut String) {
+        let Some((text, rows, hidden)) = self.take_echo(choice) else { return };
+        let mut chunk = choice_json(choice, &text, None);
+        if self.has_prompt_logprobs {
+            chunk["logprobs"] = self.logprobs(&rows, (0, hidden));
+        }
+        self.head.write_chunk(chunk, None, out);
+    }
+}
+
+impl Dialect for CompletionDialect {
+    fn on_prompt_logprobs(&mut self, choice: usize, tokens: Vec<TokenLogprobs>) {
+        self.texts[choice].prompt.extend(tokens);
+    }
+
+    fn on_token(&mut self, choice: usize, token: &TokenOutput, out: &mut String) {
+        self.write_echo(choice, out);
+        let mut chunk = choice_json(choice, &join_parts(&token.parts), None);
+        if let Some(row) = &token.logprobs {
+            chunk["logprobs"] = self.logprobs(std::slice::from_ref(row), (self.texts[choice].characters, 0));
+            self.texts[choice].characters += characters(row, self.pieces());
+        }
+        self.head.write_chunk(chunk, None, out);
+    }
+
+    fn on_prompt_progress(&mut self, choice: usize, progress: &PromptProgress, out: &mut String) {
+        self.head.write_progress(choice_json(choice, "", None), progress, out);
+    }
+
+    fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String) {
+        self.write_echo(index, out);
+        let last = choice_json(index, "", Some(choice.finish_reason()));
+        self.head.write_chunk(last, self.head.timings(choice.usage()), out);
+    }
+
+    fn on_end(&mut self, usage: Usage, out: &mut String) {
+        self.head.write_end(usage, out);
+    }
+
+    fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
+        let echoes: Vec<_> = (0..choices.len()).map(|i| self.take_echo(i).unwrap_or_default()).collect();
+        let write_choices = |out: &mut JsonWriter| {
+            for (index, (choice, (prompt, mut rows, hidden))) in choices.iter_mut().zip(echoes).enumerate() {
+                let has_logprobs = self.has_prompt_logprobs || !choice.logprobs.is_empty();
+                rows.append(&mut choice.logprobs);
+                let object = choice_json(index, &(prompt + &choice.text), Some(choice.finish_reason()));
+                out.object_with(&object, "logprobs", |out| {
+                    if has_logprobs {
+                        self.write_logprobs(rows, hidden, out);
+                    } else {
+                        out.value(&Value::Null);
+                    }
+                });
+            }
+        };
+        self.head.write_whole(usage, out, write_choices);
+    }
+}

@@ -1,0 +1,316 @@
+//! Anthropic's `/v1/messages`.
+
+use super::chat::take_messages;
+use crate::run::session::StopReason;
+use crate::serve::body::{RequestBody, read_object, require};
+use crate::serve::conversation::{
+    ChatRequest, Turn, arguments_of_call, called_function, text_of_content, text_of_part, turns_of,
+};
+use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_event};
+use crate::serve::error::{ApiError, ApiResult};
+use crate::serve::json_writer::JsonWriter;
+use crate::serve::params::RequestParams;
+use crate::serve::prepare::{Prepared, start_chat};
+use crate::serve::state::{LoadedModel, random_id};
+use crate::serve::tools::convert_anthropic_tool;
+use crate::serve::unsupported::RequestKind;
+use files::error::quoted;
+use files::nesting::marks;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use text::chat::{Ending, Message, Part, Role, ToolCall};
+
+/// The line that Claude Code puts first, which differs from one conversation to the next: with it no two prompts would
+/// begin alike.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+#[derive(Deserialize)]
+struct AnthropicMessage {
+    role: String,
+    content: Option<Value>,
+}
+
+/// A block of a message that is more than text.
+#[derive(Deserialize)]
+struct Block {
+    #[serde(rename = "type")]
+    kind: String,
+    id: Option<String>,
+    name: Option<String>,
+    input: Option<Value>,
+    tool_use_id: Option<String>,
+    content: Option<Value>,
+}
+
+/// Takes the system message out of a body.
+fn take_system(body: &mut Value) -> ApiResult<String> {
+    let mut system = body["system"].take();
+    let first = match &mut system {
+        Value::Array(all) => all.first_mut().and_then(|first| first.get_mut("text")),
+        one => Some(one),
+    };
+    if let Some(Value::String(text)) = first
+        && text.starts_with(BILLING)
+    {
+        let rest = text.split_once('\n').map_or("", |(_, rest)| rest.trim_start_matches('\n'));
+        *text = rest.to_owned();
+    }
+    text_of_content(Some(system), "system", Turn::Earlier)
+}
+
+/// Reads system message, messages and tools of a request. A last message of the assistant is continued.
+fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
+    let system = take_system(body)?;
+    let mut messages = Vec::new();
+    if !system.is_empty() {
+        messages.push(Message::new(Role::System, system));
+    }
+    let all: Vec<AnthropicMessage> = take_messages(body)?;
+    let role = |(i, message): (usize, &AnthropicMessage)| match message.role.as_str() {
+        "user" => Ok(Role::User),
+        "assistant" => Ok(Role::Assistant),
+        "system" => Ok(Role::System),
+        other => {
+            let why = format!("is {}; use user or assistant", quoted(other));
+            Err(ApiError::for_field(format!("messages[{i}].role"), why))
+        }
+    };
+    let roles = all.iter().enumerate().map(role).collect::<ApiResult<Vec<_>>>()?;
+    // Results of tools are no question.
+    let is_result = |block: &Value| block["type"] == "tool_result";
+    let has_results = |message: &AnthropicMessage| {
+        let blocks = message.content.as_ref().and_then(Value::as_array);
+        blocks.is_some_and(|blocks| !blocks.is_empty() && blocks.iter().all(is_result))
+    };
+    let speakers = all.iter().zip(&roles);
+    let speakers = speakers.map(|(message, role)| if has_results(message) { Role::Tool } else { *role });
+    let turns = turns_of(&speakers.collect::<Vec<_>>());
+    for (i, (message, (role, turn))) in all.into_iter().zip(roles.into_iter().zip(turns)).enumerate() {
+        let place = format!("messages[{i}].content");
+        match message.content {
+            Some(Value::Array(blocks)) => read_blocks((role, turn), &place, &blocks, &mut messages)?,
+            other => messages.push(Message::new(role, text_of_content(other, &place, turn)?)),
+        }
+    }
+    let chat = ChatRequest::new(messages, body, convert_anthropic_tool)?;
+    let is_open = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
+    let ending = if chat.messages.last().is_some_and(is_open) { Ending::Continue } else { Ending::Prompt };
+    Ok(ChatRequest { ending, ..chat })
+}
+
+/// Reads the messages that the blocks of one are: results of tools stand before what else is said.
+fn read_blocks(
+    (role, turn): (Role, Turn),
+    place: &str,
+    blocks: &[Value],
+    messages: &mut Vec<Message>,
+) -> ApiResult<()> {
+    let mut message = Message::new(role, "");
+    for (i, value) in blocks.iter().enumerate() {
+        let place = format!("{place}[{i}]");
+        let block: Block = read_object(value, &place)?;
+        match block.kind.as_str() {
+            "thinking" => {
+                let thought = value["thinking"].as_str().unwrap_or_default();
+                message.reasoning.get_or_insert_default().push_str(thought);
+            }
+            "tool_use" => {
+                let id = require(block.id, format!("{place}.id"))?;
+                let name = require(block.name, format!("{place}.name"))?;
+                let arguments = arguments_of_call(block.input.as_ref());
+                message.tool_calls.push(ToolCall { id, name, arguments });
+            }
+            "tool_result" => {
+                let text = text_of_content(block.content, &format!("{place}.content"), Turn::Earlier)?;
+                let id = require(block.tool_use_id, format!("{place}.tool_use_id"))?;
+                let name = called_function(messages, &id);
+                messages.push(Message { tool_call_id: Some(id), name, ..Message::new(Role::Tool, text) });
+            }
+            _ => message.content += &text_of_part(value, &place, turn)?,
+        }
+    }
+    if !message.content.is_empty() || !message.tool_calls.is_empty() || blocks.is_empty() {
+        messages.push(message);
+    }
+    Ok(())
+}
+
+/// `POST /v1/messages`.
+pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+    let mut body = request.parse()?;
+    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+    params.n = 1;
+    let chat = read_chat(&mut body)?;
+    let dialect = |params: &RequestParams, prompt| {
+        Box::new(MessagesDialect::new(model, &params.options.stop, prompt)) as Box<dyn Dialect>
+    };
+    start_chat(model, &chat, params, (dialect, request.share))
+}
+
+/// `POST /v1/messages/count_tokens`.
+pub fn count_tokens(model: &Arc<LoadedModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
+    let prompt = read_chat(&mut request.parse()?)?.to_prompt(model)?;
+    Ok(JsonWriter::of(&json!({"input_tokens": prompt.ids.len()})))
+}
+
+/// Answers of `/v1/messages`.
+struct MessagesDialect {
+    id: String,
+    model: String,
+    stops: Vec<String>,
+    prompt: usize,
+    /// The block that is open, and how many there were before it.
+    open: Option<&'static str>,
+    blocks: usize,
+    /// `stop_reason` and `stop_sequence`, once they are known.
+    stop: [Option<String>; 2],
+}
+
+impl MessagesDialect {
+    fn new(model: &LoadedModel, stops: &[String], prompt: usize) -> Self {
+        let (id, model, stops) = (random_id("msg_"), model.name.clone(), stops.to_vec());
+        Self { id, model, stops, prompt, open: None, blocks: 0, stop: [None, None] }
+    }
+
+    fn message(&self, usage: Value) -> Value {
+        let [reason, sequence] = &self.stop;
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": [],
+            "stop_reason": reason, "stop_sequence": sequence, "usage": usage,
+        })
+    }
+
+    /// Ends the block that is open.
+    fn end_block(&mut self, out: &mut String) {
+        if self.open.take().is_some() {
+            write_named_event("content_block_stop", json!({"index": self.blocks}), out);
+            self.blocks += 1;
+        }
+    }
+
+    /// Goes on in a block of this kind.
+    fn enter_block(&mut self, kind: &'static str, block: Value, out: &mut String) {
+        if self.open != Some(kind) || kind == "tool_use" {
+            self.end_block(out);
+            let start = json!({"index": self.blocks, "content_block": block});
+            write_named_event("content_block_start", start, out);
+            self.open = Some(kind);
+        }
+    }
+
+    fn write_delta(&self, delta: Value, out: &mut String) {
+        write_named_event("content_block_delta", json!({"index": self.blocks, "delta": delta}), out);
+    }
+
+    /// Notes why a text has ended, and the stop string that has ended it.
+    fn set_stop(&mut self, choice: &Choice) {
+        let reason = match choice.ending.map(|ending| ending.reason) {
+            _ if choice.finish_reason() == "tool_calls" => "tool_use",
+            Some(StopReason::Stop) => "stop_sequence",
+            Some(StopReason::Eos) => "end_turn",
+            _ => "max_tokens",
+        };
+        let sequence = choice.stop_string(&self.stops).filter(|_| reason == "stop_sequence");
+        self.stop = [Some(reason.to_owned()), sequence.map(str::to_owned)];
+    }
+}
+
+fn usage_json(of: Usage) -> Value {
+    json!({
+        "input_tokens": of.prompt - of.cached, "cache_read_input_tokens": of.cached, "cache_creation_input_tokens": 0,
+        "output_tokens": of.tokens,
+    })
+}
+
+/// The arguments of a call. Of some that break off it is what is whole of them, as clients read a stream.
+fn call_input(call: &ToolCall) -> Value {
+    let read = |text: &str| serde_json::from_str(text).ok().filter(Value::is_object);
+    read(&call.arguments).or_else(|| read(&close_json(&call.arguments))).unwrap_or_else(|| json!({}))
+}
+
+/// JSON that breaks off, up to the last value that is whole, and ended there.
+fn close_json(json: &str) -> String {
+    let (mut open, mut end) = (Vec::new(), 0);
+    for mark in marks(json.as_bytes()).filter(|mark| mark.byte != b':') {
+        match mark.byte {
+            b'{' => open.push('}'),
+            b'[' => open.push(']'),
+            b'}' | b']' => drop(open.pop()),
+            _ => {}
+        }
+        end = mark.at + usize::from(mark.byte != b',');
+    }
+    json[..end].chars().chain(open.into_iter().rev()).collect()
+}
+
+impl Dialect for MessagesDialect {
+    fn on_start(&mut self, out: &mut String) {
+        let usage = usage_json(Usage { prompt: self.prompt, ..Usage::default() });
+        write_named_event("message_start", json!({"message": self.message(usage)}), out);
+    }
+
+    fn on_token(&mut self, _: usize, token: &TokenOutput, out: &mut String) {
+        for part in &token.parts {
+            match part {
+                Part::Text(text) => {
+                    self.enter_block("text", json!({"type": "text", "text": ""}), out);
+                    self.write_delta(json!({"type": "text_delta", "text": text}), out);
+                }
+                Part::Thinking(thought) => {
+                    let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+                    self.enter_block("thinking", block, out);
+                    self.write_delta(json!({"type": "thinking_delta", "thinking": thought}), out);
+                }
+                Part::ToolCallStart { id, name } => {
+                    let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                    self.enter_block("tool_use", block, out);
+                }
+                Part::ToolCallDelta(more) => {
+                    self.write_delta(json!({"type": "input_json_delta", "partial_json": more}), out);
+                }
+                Part::Call(_) | Part::Cut { .. } => {}
+            }
+        }
+    }
+
+    fn on_choice_end(&mut self, _: usize, choice: &Choice, out: &mut String) {
+        self.end_block(out);
+        self.set_stop(choice);
+    }
+
+    fn on_end(&mut self, usage: Usage, out: &mut String) {
+        let [reason, sequence] = &self.stop;
+        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+        write_named_event("message_delta", json!({"delta": delta, "usage": usage_json(usage)}), out);
+        write_named_event("message_stop", json!({}), out);
+    }
+
+    fn on_error(&mut self, error: &ApiError, out: &mut String) {
+        write_named_event("error", error.to_anthropic(), out);
+    }
+
+    fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
+        let Some(choice) = choices.first_mut() else { return out.value(&Value::Null) };
+        self.set_stop(choice);
+        let (thoughts, text) = (std::mem::take(&mut choice.thoughts), std::mem::take(&mut choice.text));
+        out.object_with(&self.message(usage_json(usage)), "content", |out| {
+            out.array(|out| {
+                if !thoughts.is_empty() {
+                    out.value(&json!({"type": "thinking", "thinking": thoughts, "signature": ""}));
+                }
+                if !text.is_empty() || choice.calls.is_empty() {
+                    out.value(&json!({"type": "text", "text": text}));
+                }
+                for call in &choice.calls {
+                    let input = call_input(call);
+                    out.value(&json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
+                }
+            });
+        });
+    }
+
+    fn keep_alive(&self) -> &'static str {
+        "event: ping\ndata: {\"type\": \"ping\"}\n\n"
+    }
+}

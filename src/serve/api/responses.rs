@@ -1,0 +1,431 @@
+//! OpenAI's `/v1/responses`, as far as it needs no memory of earlier requests.
+
+use super::openai::MessageRole;
+use crate::serve::body::{Object, RequestBody, kind_of, read_object, read_owned, require};
+use crate::serve::conversation::{
+    ChatRequest, Turn, arguments_of_call, called_function, left_out, text_of_content, turns_of,
+};
+use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_event};
+use crate::serve::error::{ApiError, ApiResult};
+use crate::serve::json_writer::JsonWriter;
+use crate::serve::models::short_number;
+use crate::serve::params::{LogprobCount, RequestParams};
+use crate::serve::prepare::{Prepared, start_chat};
+use crate::serve::state::{LoadedModel, random_id, unix_time};
+use crate::serve::tools::convert_responses_tool;
+use crate::serve::unsupported::RequestKind;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use text::chat::{Message, Part, Role, ToolCall};
+
+/// Fields of a request beside its input.
+#[derive(Deserialize)]
+struct ResponsesFields {
+    instructions: Option<String>,
+    top_logprobs: Option<LogprobCount>,
+    #[serde(rename = "text")]
+    _text: Option<Map<String, Value>>,
+    previous_response_id: Option<Value>,
+    conversation: Option<Value>,
+    prompt: Option<Value>,
+}
+
+/// An item of the input: a message, a call, its result, or a thought.
+#[derive(Deserialize)]
+struct InputItem {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    role: Option<MessageRole>,
+    id: Option<String>,
+    call_id: Option<String>,
+    name: Option<String>,
+    content: Option<Value>,
+    summary: Option<Value>,
+    output: Option<Value>,
+    input: Option<Value>,
+    arguments: Option<Value>,
+    operation: Option<Value>,
+    action: Option<Value>,
+}
+
+/// An error of a field that names what was stored, as nothing is.
+fn refuse_stored(field: impl Into<String>) -> ApiError {
+    let why =
+        "names what was stored, and nothing is kept here; use `store: false` and send all items in `input`";
+    ApiError::for_field(field, why)
+}
+
+/// Reads instructions, input and tools of a request.
+fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
+    let fields: ResponsesFields = read_object(body, "")?;
+    let stored = [
+        ("previous_response_id", fields.previous_response_id),
+        ("conversation", fields.conversation),
+        ("prompt", fields.prompt),
+    ];
+    if let Some((field, _)) = stored.into_iter().find(|(_, value)| value.is_some()) {
+        return Err(refuse_stored(field));
+    }
+    if fields.top_logprobs.is_some_and(|n| n.0 > 0) {
+        let why = "is not followed here; use /v1/chat/completions";
+        return Err(ApiError::for_field("top_logprobs", why));
+    }
+    let mut messages = Vec::from_iter(fields.instructions.map(|text| Message::new(Role::System, text)));
+    match body["input"].take() {
+        Value::Null => return Err(ApiError::for_field("input", "is missing; give a string")),
+        Value::String(text) => messages.push(Message::new(Role::User, text)),
+        items @ Value::Array(_) => {
+            let items: Vec<Object<InputItem>> = read_owned(items, "input")?;
+            let role = |item: &Object<InputItem>| item.0.role.map_or(Role::Assistant, |role| role.0);
+            let turns = turns_of(&items.iter().map(role).collect::<Vec<_>>());
+            for (i, (Object(item), turn)) in items.into_iter().zip(turns).enumerate() {
+                item.add_to(&mut messages, &format!("input[{i}]"), turn)?;
+            }
+        }
+        other => {
+            let why = format!("is {}; use a string or an array", kind_of(&other));
+            return Err(ApiError::for_field("input", why));
+        }
+    }
+    messages.retain(|m| m.role != Role::Assistant || !m.content.is_empty() || !m.tool_calls.is_empty());
+    if messages.is_empty() {
+        return Err(ApiError::for_field("input", "is empty; give a message"));
+    }
+    ChatRequest::new(messages, body, convert_responses_tool)
+}
+
+impl InputItem {
+    /// Adds it to the messages before it.
+    fn add_to(self, messages: &mut Vec<Message>, place: &str, turn: Turn) -> ApiResult<()> {
+        let is_stored = self.kind.is_none() && self.role.is_none() && self.id.is_some();
+        let id = self.call_id.or(self.id).unwrap_or_default();
+        match self.kind.as_deref().unwrap_or("message") {
+            "item_reference" => return Err(refuse_stored(format!("{place}.type"))),
+            _ if is_stored => return Err(refuse_stored(format!("{place}.id"))),
+            "message" => {
+                let MessageRole(role) = require(self.role, format!("{place}.role"))?;
+                let text = text_of_content(self.content, &format!("{place}.content"), turn)?;
+                match messages.last_mut().filter(|last| role == Role::Assistant && is_thought(last)) {
+                    Some(thought) => thought.content = text,
+                    None => messages.push(Message::new(role, text)),
+                }
+            }
+            "reasoning" => {
+                let is_filled = |of: &Value| of.as_array().is_some_and(|of| !of.is_empty());
+                let parts = self.content.filter(is_filled).or(self.summary.filter(is_filled));
+                let thought = text_of_content(parts, &format!("{place}.content"), Turn::Earlier)?;
+                if !thought.is_empty() {
+                    open_answer(messages).reasoning.get_or_insert_default().push_str(&thought);
+                }
+            }
+            kind if kind.ends_with("_output") && self.output.is_some() => {
+                let text = text_of_content(self.output, &format!("{place}.output"), Turn::Earlier)?;
+                let name = called_function(messages, &id);
+                messages.push(Message { tool_call_id: Some(id), name, ..Message::new(Role::Tool, text) });
+            }
+            "function_call" | "custom_tool_call" | "mcp_call" => {
+                let name = require(self.name, format!("{place}.name"))?;
+                let arguments = arguments_of_call(self.input.as_ref().or(self.arguments.as_ref()));
+                let call = ToolCall { id, name, arguments };
+                open_answer(messages).tool_calls.push(call.clone());
+                // A call that a server has answered.
+                if let Some(output) = self.output {
+                    let output = text_of_content(Some(output), &format!("{place}.output"), Turn::Earlier)?;
+                    messages.push(Message::result(&call, output));
+                }
+            }
+            kind @ ("local_shell_call" | "shell_call" | "computer_call" | "apply_patch_call") => {
+                let name = kind.trim_end_matches("_call").to_owned();
+                let arguments = arguments_of_call(self.operation.as_ref().or(self.action.as_ref()));
+                open_answer(messages).tool_calls.push(ToolCall { id, name, arguments });
+            }
+            kind => {
+                let note = left_out(kind.strip_suffix("_generation_call").unwrap_or(kind));
+                let content = &mut open_answer(messages).content;
+                *content = [content.as_str(), if content.is_empty() { "" } else { "\n" }, &note].concat();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an answer was only thought about so far.
+fn is_thought(message: &Message) -> bool {
+    message.reasoning.is_some() && message.content.is_empty() && message.tool_calls.is_empty()
+}
+
+/// The answer that the next item belongs to.
+fn open_answer(messages: &mut Vec<Message>) -> &mut Message {
+    if messages.last().is_none_or(|last| last.role != Role::Assistant) {
+        messages.push(Message::new(Role::Assistant, ""));
+    }
+    let last = messages.len() - 1;
+    &mut messages[last]
+}
+
+/// `POST /v1/responses`.
+pub fn prepare(model: &Arc<LoadedModel>, mut request: RequestBody) -> ApiResult<Prepared> {
+    let mut body = request.parse()?;
+    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+    params.n = 1;
+    let chat = read_chat(&mut body)?;
+    let dialect =
+        |params: &RequestParams, _| Box::new(ResponsesDialect::new(model, params, &body)) as Box<dyn Dialect>;
+    start_chat(model, &chat, params, (dialect, request.share))
+}
+
+/// Kind of an item of the output.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ItemKind {
+    Text,
+    Thinking,
+    Call,
+}
+
+impl ItemKind {
+    /// Start of the names of its events.
+    fn event(self) -> &'static str {
+        match self {
+            ItemKind::Text => "response.output_text",
+            ItemKind::Thinking => "response.reasoning_text",
+            ItemKind::Call => "response.function_call_arguments",
+        }
+    }
+
+    /// A part of its content.
+    fn part(self, text: &str) -> Value {
+        match self {
+            ItemKind::Text => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+            _ => json!({"type": "reasoning_text", "text": text}),
+        }
+    }
+}
+
+/// An item of the output.
+struct OutputItem {
+    kind: ItemKind,
+    id: String,
+    /// The text, the thought, or the arguments of the call.
+    text: String,
+    /// Id and name of the call.
+    call: [String; 2],
+    status: &'static str,
+}
+
+impl OutputItem {
+    fn new(kind: ItemKind) -> Self {
+        let prefix = match kind {
+            ItemKind::Text => "msg_",
+            ItemKind::Thinking => "rs_",
+            ItemKind::Call => "fc_",
+        };
+        let (id, call) = (random_id(prefix), [String::new(), String::new()]);
+        Self { kind, id, text: String::new(), call, status: "in_progress" }
+    }
+
+    fn of_call(id: &str, name: &str) -> Self {
+        Self { call: [id.to_owned(), name.to_owned()], ..Self::new(ItemKind::Call) }
+    }
+
+    /// The item as it is when it begins, or when it has ended.
+    fn to_json(&self) -> Value {
+        let Self { kind, id, text, call: [call_id, name], status } = self;
+        let content = if *status == "in_progress" { json!([]) } else { json!([kind.part(text)]) };
+        match kind {
+            ItemKind::Call => json!({
+                "type": "function_call", "id": id, "call_id": call_id, "name": name, "status": status, "arguments": text,
+            }),
+            ItemKind::Thinking => {
+                json!({"type": "reasoning", "id": id, "summary": [], "content": content, "status": status})
+            }
+            ItemKind::Text => {
+                json!({"type": "message", "id": id, "role": "assistant", "status": status, "content": content})
+            }
+        }
+    }
+}
+
+/// Answers of `/v1/responses`.
+struct ResponsesDialect {
+    /// The parts of the answer that stay the same.
+    base: Value,
+    /// Items so far; the last one may be open.
+    items: Vec<OutputItem>,
+    is_open: bool,
+    /// Events so far.
+    events: usize,
+    status: &'static str,
+}
+
+impl ResponsesDialect {
+    /// An answer to a request with this body, which it says again.
+    fn new(model: &LoadedModel, params: &RequestParams, body: &Value) -> Self {
+        let o = &params.options;
+        let [temperature, top_p] = [o.sampler.temperature, o.sampler.top_p].map(short_number);
+        let mut base = json!({
+            "id": random_id("resp_"), "object": "response", "created_at": unix_time(), "model": model.name, "error": null,
+            "incomplete_details": null, "previous_response_id": null, "temperature": temperature, "top_p": top_p,
+            "max_output_tokens": o.max_tokens, "usage": null, "background": false, "system_fingerprint": model.fingerprint,
+        });
+        let asked = json!({
+            "instructions": null, "max_tool_calls": null, "metadata": {}, "parallel_tool_calls": true,
+            "prompt_cache_key": null, "reasoning": {"effort": null, "summary": null}, "safety_identifier": null,
+            "service_tier": "default", "store": false, "text": {"format": {"type": "text"}}, "tool_choice": "auto",
+            "tools": [], "top_logprobs": 0, "truncation": "disabled", "user": null,
+        });
+        for (field, default) in asked.as_object().into_iter().flatten() {
+            base[field] = body.get(field).filter(|value| !value.is_null()).unwrap_or(default).clone();
+        }
+        Self { base, items: Vec::new(), is_open: false, events: 0, status: "in_progress" }
+    }
+
+    fn write(&mut self, name: &str, mut data: Value, out: &mut String) {
+        data["sequence_number"] = self.events.into();
+        self.events += 1;
+        write_named_event(name, data, out);
+    }
+
+    /// Writes an event of the last item.
+    fn write_of_item(&mut self, name: &str, mut data: Value, out: &mut String) {
+        data["output_index"] = (self.items.len() - 1).into();
+        if let (None, Some(item)) = (data.get("item"), self.items.last()) {
+            data["item_id"] = item.id.as_str().into();
+        }
+        self.write(name, data, out);
+    }
+
+    fn response(&self, usage: Option<Usage>) -> Value {
+        let mut response = self.base.clone();
+        response["status"] = self.status.into();
+        response["output"] = self.items.iter().map(OutputItem::to_json).collect();
+        if self.status == "incomplete" {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        if let Some(Usage { prompt, cached, tokens, .. }) = usage {
+            response["usage"] = json!({
+                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}, "output_tokens": tokens,
+                "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + tokens,
+            });
+        }
+        response
+    }
+
+    fn set_status(&mut self, choice: &Choice) {
+        self.status = if choice.finish_reason() == "length" { "incomplete" } else { "completed" };
+    }
+
+    /// Goes on in an item of this kind.
+    fn enter_item(&mut self, item: OutputItem, out: &mut String) {
+        let kind = item.kind;
+        let goes_on = self.items.last().is_some_and(|last| last.kind == kind && kind != ItemKind::Call);
+        if self.is_open && goes_on {
+            return;
+        }
+        self.end_item("completed", out);
+        let added = json!({"item": item.to_json()});
+        self.items.push(item);
+        self.is_open = true;
+        self.write_of_item("response.output_item.added", added, out);
+        if kind != ItemKind::Call {
+            let part = json!({"content_index": 0, "part": kind.part("")});
+            self.write_of_item("response.content_part.added", part, out);
+        }
+    }
+
+    /// Adds to the item that is open.
+    fn write_delta(&mut self, delta: &str, out: &mut String) {
+        let Some(item) = self.items.last_mut() else { return };
+        item.text += delta;
+        let kind = item.kind;
+        let data = match kind {
+            ItemKind::Text => json!({"content_index": 0, "delta": delta, "logprobs": []}),
+            ItemKind::Thinking => json!({"content_index": 0, "delta": delta}),
+            ItemKind::Call => json!({"delta": delta}),
+        };
+        self.write_of_item(&format!("{}.delta", kind.event()), data, out);
+    }
+
+    /// Ends the item that is open.
+    fn end_item(&mut self, status: &'static str, out: &mut String) {
+        let Some(item) = self.items.last_mut().filter(|_| std::mem::take(&mut self.is_open)) else { return };
+        item.status = status;
+        let (kind, text, whole) = (item.kind, item.text.as_str(), json!({"item": item.to_json()}));
+        let done = match kind {
+            ItemKind::Text => json!({"content_index": 0, "text": text, "logprobs": []}),
+            ItemKind::Thinking => json!({"content_index": 0, "text": text}),
+            ItemKind::Call => json!({"name": item.call[1], "arguments": text}),
+        };
+        let part = json!({"content_index": 0, "part": kind.part(text)});
+        self.write_of_item(&format!("{}.done", kind.event()), done, out);
+        if kind != ItemKind::Call {
+            self.write_of_item("response.content_part.done", part, out);
+        }
+        self.write_of_item("response.output_item.done", whole, out);
+    }
+}
+
+impl Dialect for ResponsesDialect {
+    fn on_start(&mut self, out: &mut String) {
+        for name in ["response.created", "response.in_progress"] {
+            self.write(name, json!({"response": self.response(None)}), out);
+        }
+    }
+
+    fn on_token(&mut self, _: usize, token: &TokenOutput, out: &mut String) {
+        for part in &token.parts {
+            match part {
+                Part::Text(text) => {
+                    self.enter_item(OutputItem::new(ItemKind::Text), out);
+                    self.write_delta(text, out);
+                }
+                Part::Thinking(thought) => {
+                    self.enter_item(OutputItem::new(ItemKind::Thinking), out);
+                    self.write_delta(thought, out);
+                }
+                Part::ToolCallStart { id, name } => self.enter_item(OutputItem::of_call(id, name), out),
+                Part::ToolCallDelta(more) => self.write_delta(more, out),
+                Part::Call(_) | Part::Cut { .. } => {}
+            }
+        }
+    }
+
+    fn on_choice_end(&mut self, _: usize, choice: &Choice, out: &mut String) {
+        if self.items.is_empty() {
+            self.enter_item(OutputItem::new(ItemKind::Text), out);
+        }
+        self.set_status(choice);
+        self.end_item(self.status, out);
+    }
+
+    fn on_end(&mut self, usage: Usage, out: &mut String) {
+        let response = json!({"response": self.response(Some(usage))});
+        self.write(&format!("response.{}", self.status), response, out);
+    }
+
+    fn on_error(&mut self, error: &ApiError, out: &mut String) {
+        let error = json!({"code": "server_error", "message": error.message, "param": null});
+        self.write("error", error, out);
+    }
+
+    fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
+        let Some(choice) = choices.first_mut() else { return out.value(&Value::Null) };
+        self.set_status(choice);
+        let mut add = |item: OutputItem, text: String| {
+            self.items.push(OutputItem { text, status: "completed", ..item });
+        };
+        if !choice.thoughts.is_empty() {
+            add(OutputItem::new(ItemKind::Thinking), std::mem::take(&mut choice.thoughts));
+        }
+        if !choice.text.is_empty() || choice.calls.is_empty() {
+            add(OutputItem::new(ItemKind::Text), std::mem::take(&mut choice.text));
+        }
+        for call in choice.calls.drain(..) {
+            add(OutputItem::of_call(&call.id, &call.name), call.arguments);
+        }
+        if let Some(last) = self.items.last_mut() {
+            last.status = self.status;
+        }
+        out.value(&self.response(Some(usage)));
+    }
+}

@@ -1,0 +1,186 @@
+//! Dialects: forms in which APIs tell what a request has brought.
+
+use super::error::ApiError;
+use super::json_writer::JsonWriter;
+use super::params::ResponseMode;
+use crate::run::generate::scheduler::Ending;
+use crate::run::session::{Drafts, StopReason};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use text::chat::{Part, ToolCall};
+use text::sampler::TokenLogprobs;
+
+/// Writes the answer to one request, in the form of an API: as events of a stream, or at once.
+pub trait Dialect: Send {
+    /// Takes log-probabilities of the next tokens of a text's prompt, which come before its first token.
+    fn on_prompt_logprobs(&mut self, _choice: usize, _tokens: Vec<TokenLogprobs>) {}
+    /// Writes the first events of a stream.
+    fn on_start(&mut self, _out: &mut String) {}
+    fn on_prompt_progress(&mut self, _choice: usize, _progress: &PromptProgress, _out: &mut String) {}
+    fn on_token(&mut self, choice: usize, token: &TokenOutput, out: &mut String);
+    fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String);
+    /// Writes the last events, when all texts have ended.
+    fn on_end(&mut self, _usage: Usage, _out: &mut String) {}
+    /// Writes what went wrong in the middle of a stream.
+    fn on_error(&mut self, error: &ApiError, out: &mut String) {
+        write_event(&error.to_openai(), out);
+    }
+    /// Writes the whole answer. Texts and log-probabilities may be taken out of its choices.
+    fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter);
+    /// Text of a stream that has nothing to say for a while.
+    fn keep_alive(&self) -> &'static str {
+        ": waiting\n\n"
+    }
+}
+
+/// Writes an event without a name.
+pub fn write_event(data: &Value, out: &mut String) {
+    *out += &format!("data: {data}\n\n");
+}
+
+/// Writes an event with a name, which is also the `type` of its data.
+pub fn write_named_event(name: &str, mut data: Value, out: &mut String) {
+    data["type"] = name.into();
+    *out += &format!("event: {name}\ndata: {data}\n\n");
+}
+
+/// Output of a token, with the tokens before it that brought nothing.
+pub struct TokenOutput {
+    pub parts: Vec<Part>,
+    pub tokens: Vec<u32>,
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// One text of a request.
+#[derive(Default)]
+pub struct Choice {
+    pub text: String,
+    pub thoughts: String,
+    pub calls: Vec<ToolCall>,
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Its end, once it has come.
+    pub ending: Option<Ending>,
+}
+
+impl Choice {
+    /// Adds the output of a token; only a whole answer tells tokens and log-probabilities at its end.
+    pub fn add(&mut self, token: &TokenOutput, mode: ResponseMode) {
+        for part in &token.parts {
+            match part {
+                Part::Text(text) => self.text += text,
+                Part::Thinking(thought) => self.thoughts += thought,
+                Part::Call(call) | Part::Cut { call, .. } => self.calls.push(call.clone()),
+                Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => {}
+            }
+        }
+        if mode == ResponseMode::Whole {
+            self.tokens.extend(&token.tokens);
+            self.logprobs.extend(token.logprobs.clone());
+        }
+    }
+
+    /// OpenAI's word for why it has ended.
+    pub fn finish_reason(&self) -> &'static str {
+        match self.ending.map(|ending| ending.reason) {
+            Some(StopReason::Eos | StopReason::Stop) if !self.calls.is_empty() => "tool_calls",
+            Some(StopReason::Eos | StopReason::Stop) => "stop",
+            _ => "length",
+        }
+    }
+
+    /// The stop string that has ended it, of these.
+    pub fn stop_string<'a>(&self, stops: &'a [String]) -> Option<&'a str> {
+        let ending = self.ending.filter(|ending| ending.reason == StopReason::Stop)?;
+        stops.get(ending.stop?).map(String::as_str)
+    }
+
+    /// Its tokens and times alone.
+    pub fn usage(&self) -> Usage {
+        Usage::sum([(0, self)], 1)
+    }
+}
+
+/// Tokens of a request, and the time that they took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt: usize,
+    pub cached: usize,
+    pub tokens: usize,
+    /// Texts that have tokens,
+    pub texts: usize,
+    /// the time to their first tokens,
+    pub first: Duration,
+    /// and from there to the last ones.
+    pub between: Duration,
+    pub drafts: Drafts,
+}
+
+impl Usage {
+    /// Sum over texts with their numbers; each prompt has `n`.
+    pub fn sum<'a>(choices: impl IntoIterator<Item = (usize, &'a Choice)>, n: usize) -> Self {
+        let mut usage = Self::default();
+        for (i, ending) in choices.into_iter().filter_map(|(i, c)| Some((i, c.ending?))) {
+            usage.tokens += ending.tokens;
+            usage.texts += usize::from(ending.tokens > 0);
+            usage.first += ending.first;
+            usage.between += ending.between;
+            usage.drafts = usage.drafts + ending.drafts;
+            if i % n.max(1) == 0 {
+                usage.prompt += ending.prompt;
+                usage.cached += ending.cached;
+            }
+        }
+        usage
+    }
+
+    /// Usage as OpenAI's API has it.
+    pub fn to_json(self) -> Value {
+        let Self { prompt, cached, tokens, .. } = self;
+        json!({
+            "prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        })
+    }
+
+    /// Times as llama.cpp's server has them. First tokens come with their prompts, so they take no time of their own.
+    pub fn timings(self) -> Value {
+        let each = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
+        let pace = |n: usize, ms: f64| if ms > 0.0 { 1e3 / ms * n as f64 } else { 0.0 };
+        let [first, between] = [self.first, self.between].map(|took| took.as_secs_f64() * 1e3);
+        let (computed, later) = (self.prompt - self.cached, self.tokens - self.texts);
+        let mut timings = json!({
+            "cache_n": self.cached, "prompt_n": computed, "prompt_ms": first,
+            "prompt_per_token_ms": each(first, computed), "prompt_per_second": pace(computed, first),
+            "predicted_n": self.tokens, "predicted_ms": between,
+            "predicted_per_token_ms": each(between, later), "predicted_per_second": pace(later, between),
+        });
+        if self.drafts.drafted > 0 {
+            timings["draft_n"] = self.drafts.drafted.into();
+            timings["draft_n_accepted"] = self.drafts.accepted.into();
+        }
+        timings
+    }
+}
+
+/// Tokens of a prompt that are read so far.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptProgress {
+    /// Tokens that were copied,
+    pub cached: usize,
+    /// all that are read,
+    pub done: usize,
+    /// and all.
+    pub total: usize,
+    pub began: Instant,
+    pub reported: Instant,
+}
+
+impl PromptProgress {
+    /// Progress as llama.cpp's server has it.
+    pub fn to_json(self) -> Value {
+        let Self { cached, done, total, began, .. } = self;
+        let took = began.elapsed().as_millis() as u64;
+        json!({"total": total, "cache": cached, "processed": done, "time_ms": took})
+    }
+}

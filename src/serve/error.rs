@@ -1,0 +1,207 @@
+//! Errors of requests, in the words of the APIs.
+
+use crate::cli::flags::name_flags;
+use crate::run::generate::scheduler::SubmitError;
+use files::{Error, say};
+use serde_json::{Value, json};
+use std::fmt::Display;
+use text::chat::Template;
+
+pub type ApiResult<T> = Result<T, ApiError>;
+
+/// An error of a request.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ApiError {
+    /// Status of HTTP.
+    pub status: u16,
+    pub message: String,
+    /// Field that is wrong.
+    pub param: Option<String>,
+    /// Tokens of a prompt that is too long, and tokens that a slot holds.
+    pub sizes: Option<(usize, usize)>,
+    /// Method that the path takes.
+    pub allow: Option<&'static str>,
+}
+
+impl ApiError {
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), ..Self::default() }
+    }
+
+    /// A field that cannot be followed.
+    pub fn for_field(name: impl Into<String>, why: impl Display) -> Self {
+        let name = name.into();
+        Self::new(400, format!("{name}: {why}")).in_field(name)
+    }
+
+    /// The error as one of a field.
+    pub fn in_field(self, name: impl Into<String>) -> Self {
+        Self { param: Some(name.into()), ..self }
+    }
+
+    /// A prompt of so many tokens, or more, for a slot of so many. Clients know it by these words of llama.cpp's.
+    pub fn prompt_too_long(field: &str, need: usize, have: usize) -> Self {
+        let why = format!(
+            "{need} tokens or more: this exceeds the available context size of {have} tokens; shorten it"
+        );
+        Self { sizes: Some((need, have)), ..Self::for_field(field, why) }
+    }
+
+    /// An error of a prompt or of options, which the client has given.
+    pub fn from_request(e: &Error) -> Self {
+        match e {
+            Error::Usage(text) | Error::Other(text) => {
+                let (message, param) = with_request_names(text);
+                Self { param, ..Self::new(400, for_clients(&message)) }
+            }
+            other => Self::from_engine(other),
+        }
+    }
+
+    /// An error of a chat template that does not take what a field holds.
+    pub fn from_template(field: &str, template: &Template, e: &Error) -> Self {
+        let (Error::Usage(why) | Error::Model(why), Template::Jinja(jinja)) = (e, template) else {
+            return Self::from_request(e).in_field(field);
+        };
+        Self::new(400, for_clients(&why.replacen(jinja.place(), "the chat template", 1))).in_field(field)
+    }
+
+    /// An error of the engine, of which the log says more than the answer.
+    pub fn from_engine(e: &Error) -> Self {
+        let error = match e {
+            Error::Interrupted => {
+                return Self::new(503, "the server is shutting down; try again elsewhere");
+            }
+            Error::Memory(_) => Self::new(503, "the server has too little memory now; try again later"),
+            Error::Usage(_) => return Self::from_request(e),
+            _ => Self::new(500, "the server failed at this; its own messages say why"),
+        };
+        say!("error: {}", name_flags(&e.to_string()));
+        error
+    }
+
+    fn error_type(&self) -> &'static str {
+        match self.status {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            501 => "not_supported_error",
+            429 => "rate_limit_error",
+            503 => "unavailable_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn error_code(&self) -> Option<&'static str> {
+        match self.status {
+            401 => Some("invalid_api_key"),
+            404 => Some("not_found"),
+            429 => Some("rate_limit_exceeded"),
+            _ => self.sizes.map(|_| "context_length_exceeded"),
+        }
+    }
+
+    /// The error as OpenAI's API has it; a prompt that is too long as llama.cpp's server says it.
+    pub fn to_openai(&self) -> Value {
+        let Self { message, param, sizes, .. } = self;
+        let mut error =
+            json!({"message": message, "type": self.error_type(), "param": param, "code": self.error_code()});
+        if let Some((prompt, slots)) = sizes {
+            error["type"] = "exceed_context_size_error".into();
+            (error["n_prompt_tokens"], error["n_ctx"]) = ((*prompt).into(), (*slots).into());
+        }
+        json!({"error": error})
+    }
+
+    /// The error as Anthropic's API has it.
+    pub fn to_anthropic(&self) -> Value {
+        let kind = match self.status {
+            500.. if self.status != 503 => "api_error",
+            503 => "overloaded_error",
+            _ => self.error_type(),
+        };
+        // Claude Code makes its conversation shorter when it reads this.
+        let too_long = |(need, have)| format!("prompt is too long: {need} tokens > {have} maximum");
+        let message = self.sizes.map_or_else(|| self.message.clone(), too_long);
+        json!({"type": "error", "error": {"type": kind, "message": message}})
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(e: SubmitError) -> Self {
+        match e {
+            SubmitError::Full => Self::new(429, "as many requests wait as may; try again later"),
+            SubmitError::Closed => Self::from_engine(&Error::Interrupted),
+        }
+    }
+}
+
+/// A message without the clauses that are for who runs the server: what would be flags there.
+fn for_clients(message: &str) -> String {
+    let is_for_server = |clause: &&str| name_flags(clause) != **clause || clause.contains("with the model");
+    let clauses: Vec<_> = message.split("; ").filter(|clause| !is_for_server(clause)).collect();
+    match clauses[..] {
+        [] => "this cannot be done here".into(),
+        _ => clauses.join("; "),
+    }
+}
+
+/// A message of the library with fields of the request in place of its own, and the first of these.
+fn with_request_names(text: &str) -> (String, Option<String>) {
+    const OWN: [(&str, &str); 4] = [
+        ("repetition_penalty", "repeat_penalty"),
+        ("repetition_window", "repeat_last_n"),
+        ("logprobs", "top_logprobs"),
+        ("dry_breakers", "dry_sequence_breakers"),
+    ];
+    const KINDS: [(&str, &str); 4] = [("Sampler", ""), ("Generate", ""), ("Dry", "dry_"), ("Xtc", "xtc_")];
+    let (mut message, mut param) = (text.to_owned(), None);
+    for (kind, prefix) in KINDS {
+        let of = format!("`{kind}Options::");
+        while let Some(at) = message.find(&of) {
+            let Some(len) = message[at + of.len()..].find('`') else { break };
+            let field = format!("{prefix}{}", &message[at + of.len()..][..len]);
+            let name = OWN.iter().find(|(own, _)| *own == field).map_or(field.as_str(), |(_, name)| name);
+            param.get_or_insert(name.to_owned());
+            message.replace_range(at..at + of.len() + len + 1, name);
+        }
+    }
+    (message, param)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use text::chat::Jinja;
+
+    #[test]
+    fn fields_of_the_library_become_those_of_the_request() {
+        let e = Error::Usage("`SamplerOptions::repetition_penalty` 0: use a number above 0".into());
+        let error = ApiError::from_request(&e);
+        assert_eq!(error.message, "repeat_penalty 0: use a number above 0");
+        assert_eq!((error.status, error.param.as_deref()), (400, Some("repeat_penalty")));
+        let e = Error::Usage("too long; raise `EngineOptions::max_seq_len`".into());
+        assert_eq!(ApiError::from_request(&e).message, "too long");
+        let e = Error::Model("/a/b.gguf, `KvTypes::k`: wrong".into());
+        assert!(!ApiError::from_request(&e).message.contains("b.gguf"));
+        let jinja = Jinja::new("/a/chat_template.jinja", "{{ x }}", vec![]).expect("compiles");
+        let e = Error::Model(
+            "/a/chat_template.jinja, line 3: no x; use the template published with the model".into(),
+        );
+        let error = ApiError::from_template("messages", &Template::Jinja(jinja), &e);
+        assert_eq!((error.status, error.message.as_str()), (400, "the chat template, line 3: no x"));
+        let long = ApiError::prompt_too_long("prompt", 70, 64);
+        let said = long.to_anthropic();
+        assert_eq!(said["error"]["message"], "prompt is too long: 70 tokens > 64 maximum");
+        assert_eq!(said["error"]["type"], "invalid_request_error");
+        assert!(!long.message.contains("--"), "{}", long.message);
+        let e = Error::Usage("the grammar cannot go on: too complex".into());
+        assert_eq!(
+            (ApiError::from_engine(&e).status, ApiError::from_engine(&Error::Other("x".into())).status),
+            (400, 500)
+        );
+        assert_eq!(ApiError::from(SubmitError::Full).to_openai()["error"]["type"], "rate_limit_error");
+        assert_eq!(ApiError::new(500, "x").to_anthropic()["error"]["type"], "api_error");
+    }
+}

@@ -1,0 +1,101 @@
+//! Fields of other servers that change a text or what is said of it, and that this one does not follow: each is refused,
+//! unless its value is one that changes nothing. What only hints, such as `service_tier` or `thinking`, is not here.
+
+use super::error::{ApiError, ApiResult};
+use serde_json::{Map, Value, json};
+use std::sync::LazyLock;
+
+/// Kind of a request, as far as its parameters are read differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestKind {
+    /// Goes on until the model ends it.
+    Chat,
+    Completion,
+    /// Goes on too, and biases may name texts.
+    LlamaCppCompletion,
+}
+
+/// Paths of fields of every kind of request, each with the values that change nothing: OpenAI's, vLLM's, llama.cpp's,
+/// and those of SGLang, OpenRouter and text-generation-webui.
+static FIELDS: LazyLock<Map<String, Value>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("unsupported.json")).unwrap_or_default());
+
+/// llama.cpp's order of stages, which may be named. Ours is the specification's.
+const SAMPLERS: [&str; 9] =
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
+
+/// Fields that some kinds of requests follow, with the values that change nothing for the others.
+fn fields_of_kind(kind: RequestKind) -> Value {
+    match kind {
+        RequestKind::Chat => json!({"add_special_tokens": [false], "echo": [false]}),
+        RequestKind::Completion => json!({"add_special_tokens": [true]}),
+        RequestKind::LlamaCppCompletion => json!({"add_special_tokens": [true], "echo": [false]}),
+    }
+}
+
+/// Refuses fields that would not be followed.
+pub fn check_fields(body: &Value, kind: RequestKind) -> ApiResult<()> {
+    let of_kind = fields_of_kind(kind);
+    for (field, neutral) in FIELDS.iter().chain(of_kind.as_object().into_iter().flatten()) {
+        let Some(value) = body.pointer(&format!("/{}", field.replace('.', "/"))) else { continue };
+        let neutral = neutral.as_array().map_or(&[][..], Vec::as_slice);
+        // 0.0 is 0.
+        let is_same = |of: &Value| value == of || value.is_number() && value.as_f64() == of.as_f64();
+        if value.is_null() || neutral.iter().any(is_same) {
+            continue;
+        }
+        let values: Vec<_> = neutral.iter().map(Value::to_string).collect();
+        let or_use = if values.is_empty() { "" } else { &format!(", or use {}", values.join(" or ")) };
+        let why = format!("is not followed by this server; leave it out{or_use}");
+        return Err(ApiError::for_field(field, why));
+    }
+    Ok(())
+}
+
+/// Refuses another order of the sampler's stages.
+pub fn check_samplers(samplers: &[String]) -> ApiResult<()> {
+    let own = SAMPLERS.iter().filter(|name| samplers.iter().any(|of| of == *name));
+    if samplers.iter().eq(own) && samplers.iter().any(|name| name == "temperature") {
+        return Ok(());
+    }
+    let why = "the order of the stages cannot be changed here; leave it out, and turn stages off by their own fields";
+    Err(ApiError::for_field("samplers", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_nothing_is_taken_and_the_rest_is_refused_by_its_name() {
+        for (body, refused) in [
+            (json!({"mirostat": 0.0, "suffix": "", "lora": [], "echo": false, "audio": null}), None),
+            (
+                json!({"reasoning_effort": "low", "service_tier": "auto", "thinking": {"type": "enabled"}}),
+                None,
+            ),
+            (json!({"mirostat": 2}), Some("mirostat")),
+            (json!({"audio": {"voice": "x"}}), Some("audio")),
+            (json!({"echo": true}), Some("echo")),
+            (json!({"top_n_sigma": 1.5}), Some("top_n_sigma")),
+            (json!({"suffix": "x"}), Some("suffix")),
+            (
+                json!({"structured_outputs": {"structural_tag": "x"}}),
+                Some("structured_outputs.structural_tag"),
+            ),
+        ] {
+            let said = check_fields(&body, RequestKind::Chat).err();
+            assert_eq!(said.as_ref().and_then(|e| e.param.as_deref()), refused, "{body}: {said:?}");
+        }
+        for (samplers, taken) in [
+            (&SAMPLERS[..], true),
+            (&["top_k", "temperature"], true),
+            (&["temperature", "top_k"], false),
+            (&["top_k"], false),
+        ] {
+            let samplers: Vec<_> = samplers.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(check_samplers(&samplers).is_ok(), taken, "{samplers:?}");
+        }
+        assert!(FIELDS.len() > 40 && FIELDS.values().all(Value::is_array));
+    }
+}

@@ -1,0 +1,390 @@
+//! Parses an answer as it is generated into thoughts, text, and calls of functions.
+
+use super::ToolCall;
+use super::output_format::{LLAMA, Markers, OutputFormat};
+use super::tool_calls;
+use files::nesting::Nesting;
+
+/// A piece of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// Text of the answer.
+    Text(String),
+    /// A thought before it.
+    Thinking(String),
+    /// The start of a call of a function.
+    ToolCallStart { id: String, name: String },
+    /// The next piece of the arguments of the call that has begun.
+    ToolCallDelta(String),
+    /// All of a call whose parts were handed out; the name may be unknown, and the arguments need not follow the tool's
+    /// schema.
+    Call(ToolCall),
+    /// A call that breaks off behind its name: its arguments as far as they were handed out, and all of it as the model
+    /// wrote it. What breaks off before is handed out as text.
+    Cut { call: ToolCall, written: String },
+}
+
+/// The progress of the scan through a call that has not ended: each byte is looked at once, however many pieces it comes
+/// in.
+#[derive(Debug, Clone, Default)]
+struct ScanState {
+    /// Bytes of the pending text that were scanned.
+    at: usize,
+    nesting: Nesting,
+    /// Number of objects that have begun: the call itself, then its arguments.
+    objects: usize,
+    /// The call's name, and the place where its arguments begin.
+    begun: Option<(String, usize)>,
+    /// Brackets that are open around its arguments.
+    around: usize,
+    /// The end of its arguments.
+    arguments: Option<usize>,
+    /// The end of the first object.
+    object: Option<usize>,
+}
+
+/// A call that is not complete yet.
+#[derive(Debug, Clone)]
+struct OpenCall {
+    id: String,
+    name: String,
+    /// The start of its arguments in the pending text.
+    from: usize,
+    /// Bytes of them that were handed out.
+    sent: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// At the beginning, or after a call: blanks at most.
+    Start,
+    Thinking,
+    Text,
+    /// After the opening marker of a call.
+    Call(Markers),
+}
+
+/// Parses the text of one answer piece by piece. Only text that may still become a marker or a call is held back; what only
+/// begins like a call is text, up to the name and the object of arguments.
+///
+/// ```
+/// use text::chat::{OutputFormat, OutputParser, Part};
+/// let mut parser = OutputParser::new(OutputFormat::default(), "");
+/// assert_eq!(parser.push("Hello"), [Part::Text("Hello".into())]);
+/// assert_eq!(parser.finish(), []);
+/// ```
+#[derive(Debug, Clone)]
+pub struct OutputParser {
+    format: OutputFormat,
+    state: State,
+    /// Text that is not handed out yet.
+    held: String,
+    /// Set after a marker: line feeds that come next are dropped.
+    skip_newlines: bool,
+    /// The number of the next call, and of the first one.
+    calls: usize,
+    first: usize,
+    open: Option<OpenCall>,
+    scan: ScanState,
+}
+
+impl OutputParser {
+    /// A parser of the answer to `prompt`, of which the end is enough: thoughts may begin there.
+    pub fn new(format: OutputFormat, prompt: &str) -> Self {
+        let thinks = format.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
+        let state = if thinks { State::Thinking } else { State::Start };
+        Self {
+            format,
+            state,
+            held: String::new(),
+            skip_newlines: thinks,
+            calls: 0,
+            first: 0,
+            open: None,
+            scan: ScanState::default(),
+        }
+    }
+
+    /// Numbers the calls from `first` on, where the conversation has had others.
+    pub fn with_calls_from(self, first: usize) -> Self {
+        Self { calls: first, first, ..self }
+    }
+
+    /// True if the next token is a thought, as far as is known.
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thinking
+    }
+
+    /// Takes a piece of text; returns what it completes.
+    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+        if self.format.thinking.is_none() && self.format.calls.is_none() {
+            return Vec::from_iter((!piece.is_empty()).then(|| Part::Text(piece.into())));
+        }
+        self.held.push_str(piece);
+        let mut parts = Vec::new();
+        while self.step(&mut parts) {}
+        parts
+    }
+
+    /// Returns the rest, once the answer has ended.
+    pub fn finish(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        match self.state {
+            State::Call(markers) => match tool_calls::parse_all(&self.held) {
+                Some(found) => self.push_calls(found, &mut parts),
+                None => self.break_up(markers.open, &mut parts),
+            },
+            State::Start if self.open.is_some() => self.end_cut_call("", &mut parts),
+            State::Start if self.has_called() && self.held.chars().all(tool_calls::is_between) => {}
+            _ => self.push_text(&self.held, &mut parts),
+        }
+        self.held.clear();
+        parts
+    }
+
+    /// Ends the pending text behind a marker where not all of it are calls: those that are whole, and one that breaks off.
+    fn break_up(&mut self, mut marker: &str, parts: &mut Vec<Part>) {
+        let (found, at) = tool_calls::parse_leading(&self.held);
+        if !found.is_empty() {
+            self.push_calls(found, parts);
+            self.held.drain(..at);
+            self.scan_call(0, None);
+            marker = "";
+        }
+        if self.open.is_none() && self.scan.begun.is_none() && self.scan.object.is_none() {
+            self.scan.begun = tool_calls::parse_name(&self.held).map(|name| (name, self.held.len()));
+        }
+        self.end_cut_call(marker, parts);
+    }
+
+    /// Ends a pending call that breaks off; without a name it is text.
+    fn end_cut_call(&mut self, marker: &str, parts: &mut Vec<Part>) {
+        self.emit_call_progress(parts);
+        let written = [marker, &self.held].concat();
+        match self.open.take() {
+            Some(OpenCall { id, name, from, sent }) => {
+                let arguments = self.held[from..from + sent].to_owned();
+                parts.push(Part::Cut { call: ToolCall { id, name, arguments }, written });
+            }
+            None => self.push_text(&written, parts),
+        }
+    }
+
+    /// Hands out one more part; true if there may be another.
+    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        if self.skip_newlines {
+            let text = self.held.trim_start_matches(['\n', '\r']).len();
+            self.held.drain(..self.held.len() - text);
+            self.skip_newlines = self.held.is_empty();
+        }
+        if self.held.is_empty() {
+            return false;
+        }
+        match self.state {
+            State::Start => self.parse_start(parts),
+            State::Thinking => {
+                let close = self.format.thinking.and_then(|t| t.close);
+                self.emit_up_to_marker(close.as_slice(), parts).is_some_and(|_| self.enter(State::Start))
+            }
+            State::Text => {
+                let Some(markers) = self.format.calls else { return self.emit_text(self.held.len(), parts) };
+                self.emit_up_to_marker(&[markers.open], parts)
+                    .is_some_and(|_| self.enter(State::Call(markers)))
+            }
+            State::Call(markers) => {
+                let close = markers.close.unwrap_or_default();
+                let Some(at) = self.scan_call(0, markers.close) else {
+                    self.emit_call_progress(parts);
+                    return false;
+                };
+                let rest = self.held.split_off(at + close.len());
+                self.held.truncate(at);
+                let next = match tool_calls::parse_all(&self.held) {
+                    Some(found) => {
+                        self.push_calls(found, parts);
+                        State::Start
+                    }
+                    None if self.has_begun() => {
+                        self.break_up(markers.open, parts);
+                        State::Start
+                    }
+                    None => {
+                        self.push_text(&[markers.open, &self.held, close].concat(), parts);
+                        State::Text
+                    }
+                };
+                self.held = rest;
+                self.skip_newlines = next == State::Start;
+                (self.state, self.scan) = (next, ScanState::default());
+                true
+            }
+        }
+    }
+
+    /// Parses the beginning, or what follows a call: thoughts or a call may begin.
+    fn parse_start(&mut self, parts: &mut Vec<Part>) -> bool {
+        // After calls, what stands between two of them.
+        let blank = |c: char| if self.has_called() { tool_calls::is_between(c) } else { c.is_whitespace() };
+        let start = self.held.len() - self.held.trim_start_matches(blank).len();
+        let text = &self.held[start..];
+        let opening = self.format.thinking.iter().chain(&self.format.calls).map(|m| m.open);
+        for open in opening {
+            if let Some(rest) = text.strip_prefix(open) {
+                self.held = rest.to_owned();
+                let thinks = self.format.thinking.is_some_and(|t| t.open == open);
+                let state = self.format.calls.filter(|_| !thinks).map_or(State::Thinking, State::Call);
+                return self.enter(state);
+            }
+            if open.starts_with(text) {
+                return false;
+            }
+        }
+        if self.format.calls.is_some_and(|m| m == LLAMA) && tool_calls::may_be_call(text) {
+            self.scan_call(start, None);
+            let Some(end) = self.scan.object else {
+                self.emit_call_progress(parts);
+                return false;
+            };
+            if let Some(call) = tool_calls::parse_call(&self.held[start..end]) {
+                self.held.drain(..end);
+                self.push_calls(vec![call], parts);
+                return true;
+            }
+            if self.has_begun() {
+                let rest = self.held.split_off(end);
+                self.end_cut_call("", parts);
+                (self.held, self.scan) = (rest, ScanState::default());
+                return true;
+            }
+        }
+        (self.state, self.scan) = (State::Text, ScanState::default());
+        true
+    }
+
+    /// True if the name of the pending call is known, and an object of arguments begins behind it.
+    fn has_begun(&self) -> bool {
+        self.open.is_some() || self.scan.begun.is_some()
+    }
+
+    /// Scans the new bytes of a call that begins at `start` of the pending text. Returns the place of the marker that ends
+    /// it, which is not in one of its strings.
+    fn scan_call(&mut self, start: usize, close: Option<&str>) -> Option<usize> {
+        let (bytes, scan) = (self.held.as_bytes(), &mut self.scan);
+        scan.at = scan.at.max(start);
+        while let Some(&byte) = bytes.get(scan.at) {
+            if let Some(close) = close.filter(|_| !scan.nesting.is_in_string()) {
+                let rest = &bytes[scan.at..];
+                if rest.starts_with(close.as_bytes()) {
+                    return Some(scan.at);
+                }
+                if close.as_bytes().starts_with(rest) {
+                    return None;
+                }
+            }
+            scan.at += 1;
+            match scan.nesting.pass(byte) {
+                Some(depth) if byte == b'{' => {
+                    scan.objects += 1;
+                    // The second object is that of the arguments, or nothing is known before the end.
+                    if scan.objects == 2 {
+                        let begun = tool_calls::parse_start(&self.held[start..scan.at]);
+                        scan.begun = begun.map(|(name, at)| (name, start + at));
+                        scan.around = depth - 1;
+                    }
+                }
+                Some(depth) => {
+                    if depth == scan.around && scan.objects > 1 {
+                        scan.arguments.get_or_insert(scan.at);
+                    }
+                    if depth == 0 {
+                        scan.object.get_or_insert(scan.at);
+                    }
+                }
+                None => {}
+            }
+        }
+        None
+    }
+
+    /// Hands out the scanned part of a call.
+    fn emit_call_progress(&mut self, parts: &mut Vec<Part>) {
+        if let Some((name, from)) = self.scan.begun.take() {
+            let id = self.next_id();
+            parts.push(Part::ToolCallStart { id: id.clone(), name: name.clone() });
+            self.open = Some(OpenCall { id, name, from, sent: 0 });
+        }
+        let Some(open) = &mut self.open else { return };
+        let end = self.scan.arguments.unwrap_or(self.scan.at).max(open.from);
+        let arguments = &self.held[open.from..end];
+        if arguments.len() > open.sent {
+            parts.push(Part::ToolCallDelta(arguments[open.sent..].into()));
+            open.sent = arguments.len();
+        }
+    }
+
+    fn next_id(&mut self) -> String {
+        self.calls += 1;
+        format!("call_{}", self.calls - 1)
+    }
+
+    fn has_called(&self) -> bool {
+        self.calls > self.first
+    }
+
+    fn enter(&mut self, state: State) -> bool {
+        (self.state, self.skip_newlines, self.scan) = (state, true, ScanState::default());
+        true
+    }
+
+    /// Hands out the text before the first of the markers, and drops that; or all that cannot be the beginning of one.
+    fn emit_up_to_marker(&mut self, markers: &[&str], parts: &mut Vec<Part>) -> Option<()> {
+        let found = markers.iter().filter_map(|m| Some((self.held.find(m)?, m.len()))).min();
+        if let Some((at, len)) = found {
+            self.emit_text(at, parts);
+            self.held.drain(..len);
+            return Some(());
+        }
+        let begins = |from: &usize| markers.iter().any(|m| m.starts_with(&self.held[*from..]));
+        let longest = markers.iter().map(|m| m.len()).max().unwrap_or(0);
+        let from = (self.held.len().saturating_sub(longest)..self.held.len())
+            .filter(|&from| self.held.is_char_boundary(from))
+            .find(begins);
+        self.emit_text(from.unwrap_or(self.held.len()), parts);
+        None
+    }
+
+    /// Hands out `len` bytes of the pending text.
+    fn emit_text(&mut self, len: usize, parts: &mut Vec<Part>) -> bool {
+        let text: String = self.held.drain(..len).collect();
+        self.push_text(&text, parts);
+        false
+    }
+
+    fn push_text(&self, text: &str, parts: &mut Vec<Part>) {
+        let thinks = self.is_thinking();
+        match parts.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Part::Thinking(before)) if thinks => before.push_str(text),
+            Some(Part::Text(before)) if !thinks => before.push_str(text),
+            _ => parts.push(if thinks { Part::Thinking(text.into()) } else { Part::Text(text.into()) }),
+        }
+    }
+
+    fn push_calls(&mut self, found: Vec<tool_calls::Call>, parts: &mut Vec<Part>) {
+        self.scan = ScanState::default();
+        for (name, arguments) in found {
+            let open = self.open.take().unwrap_or_else(|| {
+                let id = self.next_id();
+                parts.push(Part::ToolCallStart { id: id.clone(), name: name.clone() });
+                OpenCall { id, name: name.clone(), from: 0, sent: 0 }
+            });
+            if open.sent < arguments.len() {
+                parts.push(Part::ToolCallDelta(arguments[open.sent..].into()));
+            }
+            parts.push(Part::Call(ToolCall { id: open.id, name, arguments }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! The format of a model's conversations.
+
+use super::builtin::{self, BuiltIn};
+use super::{
+    Context, Ending, Jinja, Message, Moment, OPEN_END, Role, Segment, TemplateSource, Tools, encode_segments,
+    join, up_to_open_end,
+};
+use crate::tokenizer::{AddSpecial, Tokenizer};
+use crate::{Error, Result};
+use std::path::Path;
+
+/// The format of a model's conversations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Template {
+    /// The model's own.
+    Jinja(Jinja),
+    BuiltIn(&'static BuiltIn),
+}
+
+impl Template {
+    /// Paragraphs, for a base model.
+    pub const PLAIN: Self = Self::BuiltIn(&builtin::PLAIN);
+
+    /// Loads the template of the model at `path`, as [`TemplateSource::of_path`] finds it.
+    ///
+    /// # Errors
+    /// Those of [`TemplateSource::load`].
+    pub fn load(path: &Path) -> Result<Self> {
+        TemplateSource::of_path(path).load()
+    }
+
+    /// Fits the template to this tokenizer: the model's own template learns the control tokens. A chat model without
+    /// one gets the built-in one that goes with its control tokens, such as `<|im_end|>` at the end of answers.
+    ///
+    /// # Errors
+    /// [`Error::Model`](crate::Error::Model) for a template that does not work with the tokenizer.
+    pub fn for_tokenizer(self, tokenizer: &Tokenizer) -> Result<Self> {
+        match self {
+            Template::Jinja(template) => match template.clone().for_tokenizer(tokenizer) {
+                Ok(fitted) => Ok(Template::Jinja(fitted)),
+                // Phi-4-mini's puts control tokens together from parts.
+                Err(why) => {
+                    let built_in = Self::select_built_in(tokenizer)?;
+                    built_in.renders_like(&Template::Jinja(template)).then_some(built_in).ok_or(why)
+                }
+            },
+            Self::PLAIN => Self::select_built_in(tokenizer),
+            Template::BuiltIn(template) if *template == builtin::CHATML => {
+                let first = tokenizer.encode("", AddSpecial::Yes)?.first().copied();
+                let adds_bos = first.is_some() && first == tokenizer.bos_id();
+                Ok(Template::BuiltIn(if adds_bos { &builtin::CHATML_AFTER_BOS } else { &builtin::CHATML }))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// True if the template, which is a built-in one, gives the text that another one gives.
+    fn renders_like(&self, other: &Self) -> bool {
+        let messages = [Role::System, Role::User, Role::Assistant, Role::User]
+            .map(|role| Message::new(role, format!("to {}", role.name())));
+        let same =
+            |messages| matches!((self.format(messages), other.format(messages)), (Ok(a), Ok(b)) if a == b);
+        *self != Self::PLAIN && same(&messages) && same(&messages[1..])
+    }
+
+    /// The built-in template that goes with the control tokens of a vocabulary.
+    fn select_built_in(tokenizer: &Tokenizer) -> Result<Self> {
+        let has = |token: &str| tokenizer.token_to_id(token).is_some();
+        let ends =
+            |token: &str| tokenizer.token_to_id(token).is_some_and(|id| tokenizer.eos_ids().contains(&id));
+        if ends("<|im_end|>") && has("<|im_start|>") {
+            return Self::BuiltIn(&builtin::CHATML).for_tokenizer(tokenizer);
+        }
+        Ok(Self::BuiltIn(if ends("<|eot_id|>") && has("<|start_header_id|>") && has("<|end_header_id|>") {
+            &builtin::LLAMA3
+        } else if ends("<end_of_turn>") && has("<start_of_turn>") {
+            // The base models have these tokens too.
+            &builtin::GEMMA
+        } else if has("<|user|>") && has("<|assistant|>") && has("<|end|>") {
+            if has("<s>") { &builtin::PHI3 } else { &builtin::PHI4 }
+        } else if has("<|start_of_role|>") && has("<|end_of_role|>") && ends("<|end_of_text|>") {
+            &builtin::GRANITE
+        } else {
+            &builtin::PLAIN
+        }))
+    }
+
+    /// The built-in template of this name, as [`Template::name`] says it.
+    pub fn named(name: &str) -> Option<Self> {
+        builtin::NAMED.into_iter().find(|template| template.name == name).map(Self::BuiltIn)
+    }
+
+    /// True if the template shows the tools of a conversation.
+    ///
+    /// # Errors
+    /// See [`Template::render`].
+    pub fn takes_tools(&self, context: &Context<'_>, system: Option<&str>) -> Result<bool> {
+        let system = system.map(|text| Message::new(Role::System, text));
+        let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, "?")]).collect();
+        let without = Context { variables: None, ..context.clone() };
+        let names = context.variables.and_then(|v| v.tools.as_ref()).map_or(&[][..], Tools::names);
+        let (with, without) = (self.render(&messages, context)?, self.render(&messages, &without)?);
+        Ok(with != without && names.iter().all(|name| join(&with).contains(name)))
+    }
+
+    /// The conversation in parts.
+    ///
+    /// # Errors
+    /// See [`Jinja::render`]. [`Error::Usage`] where the last message is to be continued and is not shown.
+    pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+        match messages.split_last() {
+            Some((last, others)) if context.ending == Ending::Continue => {
+                let content = [last.content.as_str(), OPEN_END].concat();
+                let marked = [others, &[Message { content, ..last.clone() }]].concat();
+                let segments = self.render_whole(&marked, context)?;
+                up_to_open_end(segments).ok_or_else(|| {
+                    Error::Usage("the chat template leaves out the last message, so it cannot go on".into())
+                })
+            }
+            _ => self.render_whole(messages, context),
+        }
+    }
+
+    fn render_whole(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+        match self {
+            Template::Jinja(template) => template.render(messages, context),
+            Template::BuiltIn(template) => Jinja::built_in(template, context.bos).render(messages, context),
+        }
+    }
+
+    /// The prompt for a question, as one text: the specification's `FormatSimple`. An empty `system` is none.
+    ///
+    /// ```
+    /// use text::chat::Template;
+    /// let template = Template::named("chatml").expect("is built in");
+    /// let prompt = template.format_simple("You are helpful.", "Write hello world in Go")?;
+    /// assert_eq!(
+    ///     prompt,
+    ///     "<|im_start|>system\nYou are helpful.<|im_end|>\n\
+    ///      <|im_start|>user\nWrite hello world in Go<|im_end|>\n<|im_start|>assistant\n"
+    /// );
+    /// # Ok::<(), files::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Template::render`].
+    pub fn format_simple(&self, system: &str, user: &str) -> Result<String> {
+        let system = Some(system).filter(|s| !s.is_empty()).map(|s| Message::new(Role::System, s));
+        let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, user)]).collect();
+        self.format(&messages)
+    }
+
+    /// The prompt for the next answer, as one text: the specification's `Format`.
+    ///
+    /// The begin-of-text token is left out; encoding the text with [`AddSpecial::Yes`] adds it. In one text, a control
+    /// token in a message looks like any other: use [`Template::encode`] to keep them apart.
+    ///
+    /// ```
+    /// use text::chat::{Jinja, Message, Role, Template};
+    /// let source = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}\
+    ///               {% if add_generation_prompt %}[assistant]{% endif %}";
+    /// let template = Template::Jinja(Jinja::new("example", source, vec![])?);
+    /// let prompt = template.format(&[
+    ///     Message::new(Role::User, "What is 2+2? "),
+    ///     Message::new(Role::Assistant, "4"),
+    ///     Message::new(Role::User, "And 3+3?"),
+    /// ])?;
+    /// assert_eq!(prompt, "[user] What is 2+2?\n[assistant] 4\n[user] And 3+3?\n[assistant]");
+    /// # Ok::<(), files::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Template::render`].
+    pub fn format(&self, messages: &[Message]) -> Result<String> {
+        let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt, variables: None };
+        Ok(join(&self.render(messages, &context)?))
+    }
+
+    /// The conversation as ids. The template itself decides about the begin-of-text token.
+    ///
+    /// # Errors
+    /// See [`Template::render`] and [`Tokenizer::encode`].
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        now: Moment,
+        ending: Ending,
+    ) -> Result<Vec<u32>> {
+        let context = Context { bos: tokenizer.bos_token(), now, ending, variables: None };
+        self.encode_in(tokenizer, messages, &context)
+    }
+
+    /// [`Template::encode`] with all that a template may need.
+    ///
+    /// # Errors
+    /// See [`Template::encode`].
+    pub fn encode_in(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        context: &Context<'_>,
+    ) -> Result<Vec<u32>> {
+        encode_segments(tokenizer, self.render(messages, context)?, &|| false)
+    }
+
+    /// The tokens that end an answer; those that the tokenizer lacks are left out.
+    pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let end = match self {
+            Template::Jinja(template) => template.end(),
+            Template::BuiltIn(template) => template.end,
+        };
+        // Llama ends a message that calls a tool, but not the turn, with this one.
+        let other = end.filter(|end| *end == "<|eot_id|>").map(|_| "<|eom_id|>");
+        end.into_iter().chain(other).filter_map(|name| tokenizer.token_to_id(name)).collect()
+    }
+
+    /// A short name, the same for the same template.
+    pub fn name(&self) -> String {
+        match self {
+            Template::Jinja(template) => format!("jinja-{:08x}", template.digest()),
+            Template::BuiltIn(template) => template.name.into(),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Arguments of a template besides messages: tools, and values of a caller's own.
+
+use crate::tokenizer::files::shown;
+use files::error::{quoted, unquoted};
+use files::nesting::marks;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::HashSet;
+
+/// Longest JSON of tools, of a call or of a value, in bytes.
+pub(super) const MAX_JSON: usize = 1 << 20;
+/// Brackets in brackets, and values in all. A template may not handle more.
+const MAX_NESTING: usize = 24;
+const MAX_VALUES: usize = 10_000;
+/// Values of a caller's own: each is compared with the others.
+const MAX_VARIABLES: usize = 256;
+/// Names that [`TemplateKwargs::set`] may not replace.
+const RESERVED: [&str; 5] = ["messages", "tools", "tools_json", "add_generation_prompt", "bos_token"];
+
+/// Arguments of a conversation's template.
+///
+/// ```
+/// use text::chat::{Tools, TemplateKwargs};
+/// let mut args = TemplateKwargs::default();
+/// args.set("enable_thinking", "false")?;
+/// args.tools = Some(Tools::parse(r#"[{"type": "function", "function": {"name": "now"}}]"#)?);
+/// assert_eq!(args.set("messages", "[]").unwrap_err(), "`messages` is set by the conversation; use another name");
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TemplateKwargs {
+    /// The functions that the model may call.
+    pub tools: Option<Tools>,
+    /// Names, and values as JSON.
+    own: Vec<(String, String)>,
+}
+
+impl TemplateKwargs {
+    /// Only these tools.
+    pub fn of_tools(tools: Tools) -> Self {
+        Self { tools: Some(tools), own: Vec::new() }
+    }
+
+    /// Sets a variable: to what `value` is as JSON, or to the text that it is.
+    ///
+    /// # Errors
+    /// What is wrong with the name or the value, and the remedy.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let word = |c: char| c == '_' || c.is_ascii_alphanumeric();
+        if name.is_empty() || !name.chars().all(word) || name.starts_with(|c: char| c.is_ascii_digit()) {
+            let name = quoted(name);
+            return Err(format!("{name} is no name of a variable; use letters, digits and _"));
+        }
+        if RESERVED.contains(&name) {
+            return Err(format!("`{name}` is set by the conversation; use another name"));
+        }
+        if value.len() > MAX_JSON {
+            return Err(format!("`{name}` has more than {MAX_JSON} bytes; use a shorter value"));
+        }
+        let json = match serde_json::from_str::<serde::de::IgnoredAny>(value) {
+            Ok(_) => value.to_owned(),
+            Err(_) => Value::from(value).to_string(),
+        };
+        check_json(&json).map_err(|why| format!("`{name}` {why}"))?;
+        self.own.retain(|(other, _)| other != name);
+        if self.own.len() >= MAX_VARIABLES {
+            return Err(format!("`{name}` is one of more than {MAX_VARIABLES} variables; use fewer"));
+        }
+        self.own.push((name.into(), json));
+        Ok(())
+    }
+
+    /// Adds the values of `others` that these lack; their tools are left out.
+    pub fn or(mut self, others: &Self) -> Self {
+        let more: Vec<_> = others.own.iter().filter(|(name, _)| !self.has(name)).cloned().collect();
+        self.own.extend(more);
+        self
+    }
+
+    /// True if [`TemplateKwargs::set`] has set it.
+    pub fn has(&self, name: &str) -> bool {
+        self.own.iter().any(|(own, _)| own == name)
+    }
+
+    /// Names and values as JSON.
+    pub(super) fn own(&self) -> &[(String, String)] {
+        &self.own
+    }
+}
+
+/// Functions that a model may call: a JSON array as OpenAI's API takes it, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Tools {
+    json: String,
+    names: Vec<String>,
+}
+
+impl From<Tools> for String {
+    fn from(tools: Tools) -> Self {
+        tools.json
+    }
+}
+
+impl TryFrom<String> for Tools {
+    type Error = String;
+
+    fn try_from(json: String) -> Result<Self, String> {
+        Self::parse(&json)
+    }
+}
+
+impl Tools {
+    /// Reads `[{"type": "function", "function": {"name": …, "description": …, "parameters": …}}, …]`.
+    ///
+    /// # Errors
+    /// What is wrong, where, and the remedy.
+    pub fn parse(json: &str) -> Result<Self, String> {
+        check_json(json)?;
+        let all: Value = serde_json::from_str(json).map_err(|e| format!("is not valid JSON ({e})"))?;
+        let Value::Array(list) = &all else {
+            return Err(format!("is {}; use a JSON array of tools", shown(&all)));
+        };
+        let (mut names, mut seen): (Vec<String>, _) = (Vec::new(), HashSet::new());
+        for (i, tool) in list.iter().enumerate() {
+            let name = check_tool(tool).map_err(|why| format!("tool {}: {why}", i + 1))?;
+            if !seen.insert(name) {
+                return Err(format!("tool {}: a second {}; give each its own name", i + 1, quoted(name)));
+            }
+            names.push(name.into());
+        }
+        if names.is_empty() {
+            return Err("has no tools; give one, or leave it out".into());
+        }
+        Ok(Self { json: json.trim().into(), names })
+    }
+
+    /// As it was read.
+    pub fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// The functions.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+}
+
+/// A field of a tool: its place, the test for its value, and the value that it should have.
+type Field = (&'static str, fn(&Value) -> bool, &'static str);
+
+const FIELDS: [Field; 6] = [
+    ("", Value::is_object, "an object"),
+    ("/type", |kind| kind == "function", "\"function\""),
+    ("/function", Value::is_object, "an object"),
+    (
+        "/function/name",
+        |name| name.as_str().is_some_and(is_function_name),
+        "1 to 128 letters, digits, dots, _ and -",
+    ),
+    ("/function/description", Value::is_string, "a text"),
+    ("/function/parameters", Value::is_object, "a JSON schema, which is an object"),
+];
+
+/// Checks the fields of a tool; returns its name.
+fn check_tool(tool: &Value) -> Result<&str, String> {
+    for (place, fits, wanted) in FIELDS {
+        let name = place.trim_start_matches('/').replace('/', ".");
+        match tool.pointer(place) {
+            Some(value) if !fits(value) => {
+                let name = if name.is_empty() { name } else { format!("field `{name}` ") };
+                return Err(format!("{name}is {}; use {wanted}", shown(value)));
+            }
+            None if ["function", "function.name"].contains(&name.as_str()) => {
+                return Err(format!("field `{name}` is missing"));
+            }
+            _ => {}
+        }
+    }
+    let known = ["name", "description", "parameters", "strict"];
+    let mut fields = tool["function"].as_object().into_iter().flat_map(|fields| fields.keys());
+    match fields.find(|field| !known.contains(&field.as_str())) {
+        Some(other) => {
+            Err(format!("unknown field `function.{}`; known: {}", unquoted(other), known.join(", ")))
+        }
+        None => Ok(tool["function"]["name"].as_str().unwrap_or_default()),
+    }
+}
+
+/// True if a function may have this name.
+pub(super) fn is_function_name(text: &str) -> bool {
+    let may = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    (1..=128).contains(&text.len()) && text.chars().all(may)
+}
+
+/// Refuses JSON, which need not be valid, that a template may not handle.
+pub(super) fn check_json(json: &str) -> Result<(), String> {
+    if json.len() > MAX_JSON {
+        return Err(format!("has more than {MAX_JSON} bytes; use less"));
+    }
+    let mut values = 1usize;
+    for mark in marks(json.as_bytes()) {
+        values += usize::from(!b"]}".contains(&mark.byte));
+        if mark.depth > MAX_NESTING {
+            return Err(format!("is nested more than {MAX_NESTING} levels deep; use less"));
+        }
+    }
+    if values > MAX_VALUES {
+        return Err(format!("holds more than {MAX_VALUES} values; use less"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_checked() {
+        let good = r#" [{"type": "function", "function": {"name": "get_weather", "description": "d",
+                       "parameters": {"type": "object", "properties": {}}}}, {"function": {"name": "a.b-c"}}] "#;
+        let tools = Tools::parse(good).expect("tools");
+        assert_eq!(
+            (tools.names(), tools.json()),
+            (&["get_weather".to_string(), "a.b-c".into()][..], good.trim())
+        );
+        let again: Tools =
+            serde_json::from_str(&serde_json::to_string(&tools).expect("JSON")).expect("the same");
+        assert_eq!(again, tools);
+        let many = format!("[{}]", vec![r#"{"function":{"name":"x"}}"#; 4000].join(","));
+        for (json, part) in [
+            ("", "is not valid JSON"),
+            ("[", "is not valid JSON"),
+            ("{}", "use a JSON array of tools"),
+            ("[]", "has no tools"),
+            ("[5]", "tool 1: is 5; use an object"),
+            (r#"[{"type": "retrieval"}]"#, "field `type` is \"retrieval\"; use \"function\""),
+            (r#"[{"type": "function"}]"#, "field `function` is missing"),
+            (r#"[{"function": "x"}]"#, "field `function` is \"x\"; use an object"),
+            (r#"[{"function": {}}]"#, "field `function.name` is missing"),
+            (r#"[{"function": {"name": "a b"}}]"#, "use 1 to 128 letters"),
+            (r#"[{"function": {"name": "a"}}, {"function": {"name": "a"}}]"#, "tool 2: a second \"a\""),
+            (r#"[{"function": {"name": "a", "description": 1}}]"#, "`function.description` is 1; use a text"),
+            (r#"[{"function": {"name": "a", "parameters": []}}]"#, "`function.parameters` is []"),
+            (r#"[{"function": {"name": "a", "parms": {}}}]"#, "unknown field `function.parms`"),
+            (&"[".repeat(100_000), "nested more than 24 levels"),
+            (&many, "more than 10000 values"),
+            (&"x".repeat(MAX_JSON + 1), "more than 1048576 bytes"),
+        ] {
+            let said = Tools::parse(json).expect_err(part);
+            assert!(said.contains(part) && !said.contains('\n') && said.len() < 300, "{said}");
+        }
+    }
+
+    #[test]
+    fn values_are_json_or_texts() {
+        let mut args = TemplateKwargs::default();
+        for (name, value, json) in [
+            ("enable_thinking", "false", "false"),
+            ("n", "[1, {\"b\": 2}]", "[1, {\"b\": 2}]"),
+            ("date_string", "26 Jul 2024", "\"26 Jul 2024\""),
+            ("empty", "", "\"\""),
+            ("quoted", "\"a\"", "\"a\""),
+        ] {
+            assert_eq!(args.set(name, value), Ok(()));
+            assert_eq!(args.own().last(), Some(&(name.to_string(), json.to_string())));
+        }
+        args.set("n", "2").expect("replaced");
+        assert_eq!((args.own().len(), args.has("n"), args.has("m")), (5, true, false));
+        for (name, value) in [("", "1"), ("1a", "1"), ("a-b", "1"), ("tools", "[]"), ("a", &"[".repeat(30))] {
+            let said = args.set(name, value).map_err(|e| e.len() < 200);
+            // Open brackets are a text, and texts are not nested.
+            assert_eq!(said, if name == "a" { Ok(()) } else { Err(true) }, "{name}");
+        }
+        let mut many = TemplateKwargs::default();
+        let set = (0..=MAX_VARIABLES).map(|i| many.set(&format!("v{i}"), "1")).collect::<Vec<_>>();
+        assert!(set[..MAX_VARIABLES].iter().all(Result::is_ok) && set[MAX_VARIABLES].is_err());
+        assert_eq!(many.set("v0", "2"), Ok(()), "replaced");
+        let deep = format!("{}{}", "[".repeat(30), "]".repeat(30));
+        assert!(args.set("a", &deep).is_err_and(|e| e.contains("24 levels")));
+    }
+}

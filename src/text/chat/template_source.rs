@@ -1,0 +1,191 @@
+//! The place of a model's template, and its parts.
+
+use super::{Jinja, Template, jinja};
+use crate::tokenizer::files::{SettingsSource, read_settings, settings_of};
+use crate::{Error, Result};
+use files::folder::Folder;
+use files::source::gguf::Gguf;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// The place of a model's template, not yet read from files nor checked: that is for those who hold conversations.
+#[derive(Debug)]
+pub struct TemplateSource(Origin);
+
+#[derive(Debug)]
+enum Origin {
+    Path(PathBuf),
+    Known(Parts),
+    Refused(Error),
+}
+
+/// The template of conversations with tools, where a model has it.
+const WITH_TOOLS: &str = "tool_use";
+/// Templates that models may have besides the default one.
+const NAMES: [&str; 2] = [WITH_TOOLS, "rag"];
+
+/// A template's place, for messages, and its text.
+type Source = (String, String);
+
+/// The parts of a [`Jinja`].
+#[derive(Debug, Clone, Default)]
+struct Parts {
+    /// The default one; `None` where there is none.
+    pub default: Option<Source>,
+    /// The others, by name.
+    pub named: Vec<(String, Source)>,
+    pub variables: Vec<(String, String)>,
+}
+
+/// The keys of the metadata of a GGUF file.
+const TEMPLATE: &str = "tokenizer.chat_template";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+/// The special tokens that templates ask for by name, `bos_token` excepted, and the keys of their ids.
+const TOKEN_KEYS: [(&str, &str); 3] = [
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+];
+
+impl TemplateSource {
+    /// That of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a directory, that of
+    /// another file, or a bundle, `chat_template.jinja` with those of `additional_chat_templates`, or `chat_template` in
+    /// `tokenizer_config.json` as one text or as a list of named ones.
+    pub fn of_path(path: &Path) -> Self {
+        Self(Origin::Path(path.into()))
+    }
+
+    /// That of a GGUF file, whose header is not needed afterwards.
+    pub fn of_gguf(gguf: &Gguf) -> Self {
+        Self(read_metadata(gguf).map_or_else(Origin::Refused, Origin::Known))
+    }
+
+    /// Reads and checks the template; [`Template::PLAIN`] where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
+    pub fn load(&self) -> Result<Template> {
+        let parts = self.parts()?;
+        let Some(default) = &parts.default else { return Ok(Template::PLAIN) };
+        let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
+        let with_tools = parts.named.iter().find(|(name, _)| name == WITH_TOOLS);
+        let with_tools = with_tools.map(|(_, source)| made(source)).transpose()?;
+        Ok(Template::Jinja(made(default)?.and_with_tools(with_tools)))
+    }
+
+    /// The model's template of this name, for all conversations; `None` if it has none, or [`TemplateSource::load`]
+    /// finds no more than one.
+    ///
+    /// # Errors
+    /// As of [`TemplateSource::load`].
+    pub fn named(&self, name: &str) -> Result<Option<Template>> {
+        let parts = self.parts()?;
+        let default = parts.default.as_ref().filter(|_| name == "default" && !parts.named.is_empty());
+        let named = parts.named.iter().find(|(other, _)| other == name).map(|(_, source)| source);
+        let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
+        named.or(default).map(|source| made(source).map(Template::Jinja)).transpose()
+    }
+
+    /// Another template in place of the model's: `source`, from `place`. It gets the model's special tokens.
+    ///
+    /// # Errors
+    /// As of [`TemplateSource::load`].
+    pub fn instead(&self, place: &str, source: &str) -> Result<Template> {
+        Jinja::new(place, source, self.parts()?.variables.clone()).map(Template::Jinja)
+    }
+
+    fn parts(&self) -> Result<Cow<'_, Parts>> {
+        match &self.0 {
+            Origin::Path(path) => match settings_of(path)? {
+                SettingsSource::Gguf(gguf) => {
+                    Self::of_gguf(&gguf).parts().map(|parts| Cow::Owned(parts.into_owned()))
+                }
+                SettingsSource::Files(folder) => read_files(&folder).map(Cow::Owned),
+            },
+            Origin::Known(parts) => Ok(Cow::Borrowed(parts)),
+            Origin::Refused(why) => Err(why.clone()),
+        }
+    }
+}
+
+/// Reads what a directory or a bundle has.
+fn read_files(folder: &Folder) -> Result<Parts> {
+    const CONFIG: &str = "tokenizer_config.json";
+    const OWN: &str = "chat_template.jinja";
+    let mut settings = read_settings(folder, CONFIG)?.unwrap_or_default();
+    let variables = special_tokens(&settings);
+    let config = folder.path(CONFIG);
+    if let Some(default) = read_source(folder, OWN)? {
+        let mut named = Vec::new();
+        for name in NAMES {
+            let source = read_source(folder, &format!("additional_chat_templates/{name}.jinja"))?;
+            named.extend(source.map(|source| (name.to_owned(), source)));
+        }
+        return Ok(Parts { default: Some(default), named, variables });
+    }
+    let templates = match settings.remove("chat_template") {
+        None | Some(Value::Null) => Ok(vec![]),
+        Some(Value::String(text)) => Ok(vec![("default".to_owned(), text)]),
+        Some(Value::Array(list)) => list.iter().map(name_and_text).collect::<Option<_>>().ok_or(()),
+        Some(_) => Err(()),
+    };
+    let templates: Vec<(String, String)> = templates.map_err(|()| {
+        let what = "field `chat_template` is neither a text nor a list of {name, template}";
+        Error::model(&config, format!("{what}; use the file published with the model"))
+    })?;
+    let place = format!("{}: field `chat_template`", config.display());
+    let placed = |(name, source): (String, String)| (name, (place.clone(), source));
+    let (default, named): (Vec<_>, Vec<_>) =
+        templates.into_iter().map(placed).partition(|(name, _)| name == "default");
+    Ok(Parts { default: default.into_iter().next().map(|(_, source)| source), named, variables })
+}
+
+fn read_source(folder: &Folder, name: &str) -> Result<Option<Source>> {
+    let Some(bytes) = folder.read(name, jinja::MAX_SOURCE)? else { return Ok(None) };
+    let path = folder.path(name);
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
+    Ok(Some((path.display().to_string(), text)))
+}
+
+/// Of a template in a list of `{name, template}`.
+fn name_and_text(entry: &Value) -> Option<(String, String)> {
+    let text = |field: &str| entry.get(field)?.as_str().map(str::to_owned);
+    Some((text("name")?, text("template")?))
+}
+
+/// The special tokens that templates ask for by name, `bos_token` excepted: a text, or an object with `content`.
+fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
+    let text = |name: &&str| {
+        let field = settings.get(*name)?;
+        field
+            .as_str()
+            .or_else(|| field.get("content")?.as_str())
+            .map(|text| (name.to_string(), text.to_owned()))
+    };
+    ["eos_token", "pad_token", "unk_token"].iter().filter_map(text).collect()
+}
+
+/// The texts of the templates, and their variables.
+fn read_metadata(gguf: &Gguf) -> Result<Parts> {
+    let refused = |why: String| Error::model(gguf.path(), why);
+    let metadata = gguf.metadata();
+    let source = metadata.text(TEMPLATE).map_err(refused)?;
+    let tokens = metadata.strings(TOKENS).map_err(refused)?;
+    let mut variables = vec![];
+    for (name, key) in TOKEN_KEYS {
+        let id = metadata.integer(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
+        if let Some(text) = tokens.zip(id).and_then(|(tokens, id)| tokens.get(id)) {
+            variables.push((name.to_owned(), text.to_owned()));
+        }
+    }
+    let placed = |key: &str, source: &str| (format!("{}: {key}", gguf.path().display()), source.to_owned());
+    let mut named = vec![];
+    for name in NAMES {
+        let key = format!("{TEMPLATE}.{name}");
+        let source = metadata.text(&key).map_err(refused)?;
+        named.extend(source.map(|source| (name.to_owned(), placed(&key, source))));
+    }
+    Ok(Parts { default: source.map(|source| placed(TEMPLATE, source)), named, variables })
+}

@@ -1,0 +1,130 @@
+//! Calls of functions as models write them: JSON objects with a name and arguments.
+
+use super::template_kwargs::{check_json, is_function_name};
+use files::nesting::marks;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A function's name, and its arguments: a JSON object as text.
+pub(super) type Call = (String, String);
+
+/// `{"name": …, "arguments": {…}}`; Llama's arguments are `parameters`.
+#[derive(Deserialize)]
+struct Written<'a> {
+    #[serde(alias = "function")]
+    name: String,
+    #[serde(borrow, alias = "parameters")]
+    arguments: Option<&'a RawValue>,
+}
+
+impl Written<'_> {
+    fn call(self) -> Option<Call> {
+        let arguments = match self.arguments.map(RawValue::get) {
+            None | Some("null") => "{}".to_owned(),
+            // An object in a text.
+            Some(text) if text.starts_with('"') => {
+                let inner: String = serde_json::from_str(text).ok()?;
+                serde_json::from_str::<&RawValue>(&inner).ok()?.get().to_owned()
+            }
+            Some(json) => json.to_owned(),
+        };
+        let sound =
+            is_function_name(&self.name) && arguments.starts_with('{') && check_json(&arguments).is_ok();
+        sound.then_some((self.name, arguments))
+    }
+}
+
+/// The calls in `text`, which holds nothing else: an object, several with blanks, commas or semicolons between them, or
+/// a list. `None` if it is anything else.
+pub(super) fn parse_all(text: &str) -> Option<Vec<Call>> {
+    let text = text.trim();
+    let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    let (mut calls, mut rest) = (Vec::new(), inner.trim());
+    while !rest.is_empty() {
+        let end = find_object_end(rest)?;
+        calls.push(parse_call(&rest[..end])?);
+        rest = rest[end..].trim_start_matches(is_between);
+    }
+    Some(calls).filter(|calls| !calls.is_empty())
+}
+
+/// The whole calls that `text` begins with, and the start of what follows them.
+pub(super) fn parse_leading(text: &str) -> (Vec<Call>, usize) {
+    let start = text.trim_start();
+    let (mut calls, mut rest) = (Vec::new(), start.strip_prefix('[').unwrap_or(start).trim_start());
+    while let Some((call, end)) = find_object_end(rest).and_then(|end| Some((parse_call(&rest[..end])?, end)))
+    {
+        calls.push(call);
+        rest = rest[end..].trim_start_matches(is_between);
+    }
+    (calls, text.len() - rest.len())
+}
+
+/// The call that `object` is.
+pub(super) fn parse_call(object: &str) -> Option<Call> {
+    serde_json::from_str::<Written>(object).ok()?.call()
+}
+
+/// The name of the call that `text` begins with, and the start of its arguments, as soon as both are there: an object,
+/// alone or first in a list, whose arguments are an object, too.
+pub(super) fn parse_start(text: &str) -> Option<(String, usize)> {
+    let mut name = None;
+    let at = read_head(text, &mut name)?;
+    Some((name.filter(|name| is_function_name(name))?, at))
+}
+
+/// The name of the call that `text` begins with, as soon as that is there.
+pub(super) fn parse_name(text: &str) -> Option<String> {
+    let mut name = None;
+    read_head(text, &mut name);
+    name.filter(|name| is_function_name(name))
+}
+
+/// Reads a call up to its arguments; returns where they begin.
+fn read_head(text: &str, name: &mut Option<String>) -> Option<usize> {
+    let after = |rest: &'_ str, c: char| rest.trim_start().strip_prefix(c).map(str::len);
+    let tail = |n: usize| &text[text.len() - n..];
+    let list = after(text, '[').unwrap_or(text.len());
+    let mut rest = tail(after(tail(list), '{')?);
+    loop {
+        let (field, n) = parse_string(rest)?;
+        rest = tail(after(&rest[n..], ':')?).trim_start();
+        if matches!(field.as_str(), "arguments" | "parameters") {
+            return rest.starts_with('{').then_some(text.len() - rest.len());
+        }
+        let (value, n) = parse_string(rest)?;
+        match field.as_str() {
+            "name" | "function" if name.is_none() => *name = Some(value),
+            "type" => {}
+            _ => return None,
+        }
+        rest = tail(after(&rest[n..], ',')?).trim_start();
+    }
+}
+
+/// The JSON string that `text` begins with, and where it ends.
+fn parse_string(text: &str) -> Option<(String, usize)> {
+    let mut strings = serde_json::Deserializer::from_str(text).into_iter::<String>();
+    let string = strings.next()?.ok()?;
+    Some((string, strings.byte_offset()))
+}
+
+/// True if a character may stand between two calls.
+pub(super) fn is_between(c: char) -> bool {
+    c.is_whitespace() || c == ';' || c == ','
+}
+
+/// The end of the JSON object that `text` begins with; `None` if it does not end, or there is none.
+pub(super) fn find_object_end(text: &str) -> Option<usize> {
+    let begins = text.starts_with('{');
+    begins.then(|| marks(text.as_bytes()).find(|mark| mark.depth == 0))?.map(|end| end.at + 1)
+}
+
+/// True if an object that begins like `text` may be a call: its first field says so.
+pub(super) fn may_be_call(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix('{') else { return text.is_empty() };
+    let rest = rest.trim_start();
+    ["\"name\"", "\"type\"", "\"function\"", "\"parameters\"", "\"arguments\""]
+        .iter()
+        .any(|field| field.starts_with(rest) || rest.starts_with(field))
+}

@@ -1,0 +1,60 @@
+//! Two ways to cut the ranked tokens: locally typical sampling and XTC.
+
+use super::rank::Ranked;
+use std::ops::Range;
+
+/// `ln p` with the same bits on every machine.
+fn ln(p: f32) -> f64 {
+    f64::from(libm::logf(p))
+}
+
+/// The entropy of a distribution in nats: the expected surprise, `-ln p`, of a token.
+pub(super) fn entropy(probs: &[f32]) -> f64 {
+    -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * ln(p)).sum::<f64>()
+}
+
+/// The cut of locally typical sampling: tokens whose surprise is near the expected surprise (Meister, Pimentel, Wiher
+/// and Cotterell, "Locally Typical Sampling", arXiv 2202.00666).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Typical {
+    /// Of the whole distribution.
+    pub entropy: f64,
+    /// The least sum of the probabilities kept.
+    pub mass: f64,
+}
+
+impl Typical {
+    /// The shortest run of `best` (most probable first) that holds the tokens with the smallest
+    /// `|-ln p - entropy|`, as many as it takes to reach the mass. Of equally typical tokens, the more probable go
+    /// first, then those nearer in rank. `None` where that depends on tokens that rank behind the last, of which
+    /// `behind` says how many there are.
+    pub fn range(self, best: &[Ranked], behind: usize) -> Option<Range<usize>> {
+        // Deviations fall towards this place and rise behind it.
+        let middle = best.partition_point(|r| ln(r.1) > -self.entropy);
+        let deviation = |r: &Ranked| (self.entropy + ln(r.1)).abs();
+        let (mut start, mut end) = (middle, middle);
+        let mut sum = 0.0f64;
+        while sum < self.mass {
+            let up = start.checked_sub(1).map(|i| &best[i]);
+            let upwards = match (up, best.get(end)) {
+                (_, None) if behind > 0 => return None,
+                (None, None) => break,
+                (Some(up), Some(down)) => deviation(up) <= deviation(down),
+                (up, _) => up.is_some(),
+            };
+            let taken = if upwards { start - 1 } else { end };
+            (start, end) = (start.min(taken), end.max(taken + 1));
+            sum += f64::from(best[taken].1);
+        }
+        Some(start..end)
+    }
+}
+
+/// XTC, "exclude top choices": sometimes the most obvious tokens are left out (p-e-w, pull request 6335 of
+/// text-generation-webui).
+///
+/// Number of `best` (most probable first) that are excluded: of those at least as probable as `threshold`, all but the
+/// last. Tokens without a probability are no choices.
+pub(super) fn xtc_excluded(best: &[Ranked], threshold: f32) -> usize {
+    best.partition_point(|r| r.1 >= threshold && r.1 > 0.0).saturating_sub(1)
+}

@@ -1,0 +1,88 @@
+//! The parts of a tokenizer, read from any kind of file, and the library's tokenizer that is built of them.
+
+use super::files::shown;
+use super::pipeline::DecoderKind;
+use files::error::unquoted;
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Library};
+
+/// All added tokens together; Llama 3's have 8 KB. The library builds a searcher for all of them at once.
+const MAX_ADDED: usize = 1 << 20;
+
+/// The parts of a tokenizer.
+#[derive(Debug)]
+pub(super) struct TokenizerSpec {
+    /// `[id]`, of model and added tokens.
+    pub tokens: Vec<Option<String>>,
+    pub vocab: Vocab,
+    pub merges: Merges,
+    pub unk: Option<(String, u32)>,
+    pub fuse_unk: bool,
+    pub byte_fallback: bool,
+    pub ignore_merges: bool,
+    pub added: Vec<AddedEntry>,
+    pub normalizer: Option<Value>,
+    pub pre_tokenizer: Option<Value>,
+    pub decoder: DecoderKind,
+    /// Added before a text when special tokens are asked for.
+    pub prefix: Vec<u32>,
+    /// Added after it.
+    pub suffix: Vec<u32>,
+}
+
+/// One entry of `added_tokens`.
+#[derive(Debug, Deserialize)]
+pub(super) struct AddedEntry {
+    pub id: u32,
+    #[serde(flatten)]
+    pub token: AddedToken,
+}
+
+impl TokenizerSpec {
+    /// Builds the library's tokenizer. It gets no decoder, post-processor, truncation or padding: those are ours, or not
+    /// wanted.
+    pub fn build(self) -> Result<Library, String> {
+        if self.added.iter().map(|a| a.token.content.len()).sum::<usize>() > MAX_ADDED {
+            return Err(format!("has more than {MAX_ADDED} bytes of control and user-defined tokens"));
+        }
+        let mut model = BPE::builder()
+            .vocab_and_merges(self.vocab, self.merges)
+            .fuse_unk(self.fuse_unk)
+            .byte_fallback(self.byte_fallback)
+            .ignore_merges(self.ignore_merges);
+        if let Some((unk, _)) = self.unk {
+            model = model.unk_token(unk);
+        }
+        let failed = |field: &str, why: &dyn ToString| format!("`{field}`: {}", unquoted(&why.to_string()));
+        let mut library = Library::new(model.build().map_err(|e| failed("merges", &e))?);
+        let normalizer = self.normalizer.map(serde_json::from_value::<NormalizerWrapper>).transpose();
+        library.with_normalizer(normalizer.map_err(|e| failed("normalizer", &e))?);
+        let pre_tokenizer = self.pre_tokenizer.map(serde_json::from_value::<PreTokenizerWrapper>).transpose();
+        library.with_pre_tokenizer(pre_tokenizer.map_err(|e| failed("pre_tokenizer", &e))?);
+        library.add_tokens(&self.added.iter().map(|a| a.token.clone()).collect::<Vec<_>>());
+        // The library numbers added tokens itself, on from the size of the vocabulary; it leaves out those that are empty
+        // or there already.
+        match self.added.iter().find(|a| library.token_to_id(&a.token.content) != Some(a.id)) {
+            None => Ok(library),
+            Some(AddedEntry { id, token }) => Err(format!(
+                "field `added_tokens` gives id {id} to {}; supported: texts that are not empty, each once, with the id \
+                 that the vocabulary has for them or the next one after its {} tokens",
+                shown(&token.content.as_str().into()),
+                library.get_vocab_size(false)
+            )),
+        }
+    }
+}
+
+/// The message for a token with an id of `limit` or more.
+pub(super) fn beyond(token: &str, id: u32, limit: usize) -> String {
+    format!(
+        "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to {}); use that \
+         model's tokenizer, or rebuild for this model: ANTIGRAVITY_MODEL=<its directory or GGUF file> \
+         cargo build --release",
+        shown(&Value::from(token)),
+        limit.saturating_sub(1),
+    )
+}

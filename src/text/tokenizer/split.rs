@@ -1,0 +1,79 @@
+//! Where a long text may be cut: the library takes about 130 bytes of memory for each byte that it encodes at once.
+
+use super::Pieces;
+use super::spec::TokenizerSpec;
+use serde_json::Value;
+use std::collections::HashSet;
+
+/// Bytes that are encoded at once, if the text can be cut.
+pub(super) const CHUNK_BYTES: usize = 16 << 10;
+/// Bytes around a cut in which the ids are compared.
+const AROUND: usize = 256;
+/// Places that are tried before the rest of a text is encoded at once.
+const TRIES: usize = 16;
+
+/// Finds the place to cut a text that is longer than two chunks. There, `encode` must give the same ids for what is left and right
+/// as for both together: steps of a tokenizer look no further.
+pub(super) fn find_split<E>(
+    text: &str,
+    encode: impl Fn(&str) -> Result<Vec<u32>, E>,
+) -> Result<Option<usize>, E> {
+    if text.len() <= 2 * CHUNK_BYTES {
+        return Ok(None);
+    }
+    let boundary = |at: usize| (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    for at in (CHUNK_BYTES..2 * CHUNK_BYTES).filter(|&at| is_candidate(text.as_bytes(), at)).take(TRIES) {
+        let (from, to) = (boundary(at - AROUND), boundary(at + AROUND));
+        let (mut apart, right) = (encode(&text[from..at])?, encode(&text[at..to])?);
+        apart.extend(right);
+        if apart == encode(&text[from..to])? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+/// Bytes of a text that are surely encoded at once, as there is no place to cut it.
+pub(super) fn longest_chunk(text: &str) -> usize {
+    let (mut rest, mut longest) = (text.as_bytes(), 0);
+    while rest.len() > 2 * CHUNK_BYTES {
+        let Some(at) = (CHUNK_BYTES..2 * CHUNK_BYTES).find(|&at| is_candidate(rest, at)) else { break };
+        longest = longest.max(at);
+        rest = &rest[at..];
+    }
+    longest.max(rest.len())
+}
+
+/// Between two words, before the blank, or where a line begins.
+fn is_candidate(text: &[u8], at: usize) -> bool {
+    let word = |b: u8| b.is_ascii_alphanumeric();
+    match text[at - 2..at + 2] {
+        [_, a, b' ', b] if word(a) && word(b) => true,
+        [a, b'\n', b, _] => a.is_ascii_graphic() && word(b),
+        _ => false,
+    }
+}
+
+/// The most bytes of text that become one token; `None` if a token may stand for any number.
+pub(super) fn longest_token(spec: &TokenizerSpec, pieces: &Pieces) -> Option<usize> {
+    let tokens = || (0..spec.tokens.len()).map(|id| pieces.bytes(id as u32));
+    let alone: HashSet<u8> =
+        tokens().filter_map(|bytes| <[u8; 1]>::try_from(bytes).ok()).map(|[b]| b).collect();
+    let unknown = spec.unk.is_some() && !spec.fuse_unk;
+    let strips = spec.added.iter().any(|a| a.token.lstrip || a.token.rstrip);
+    let shrinks = [&spec.normalizer, &spec.pre_tokenizer].into_iter().flatten().any(shrinks);
+    if strips || shrinks || !(alone.len() == 256 || unknown) {
+        return None;
+    }
+    // A token for what is unknown stands for a character.
+    tokens().map(<[u8]>::len).max().map(|most| most.max(4))
+}
+
+/// True if a step, or one within it, may leave out text.
+fn shrinks(step: &Value) -> bool {
+    let within = |list: &str| step[list].as_array().is_some_and(|steps| steps.iter().any(shrinks));
+    let length = |text: &Value| text.as_str().map_or(0, str::len);
+    let from = &step["pattern"]["String"];
+    let replaced = step["type"] == "Replace" && (from.is_null() || length(&step["content"]) < length(from));
+    replaced || step["behavior"] == "Removed" || within("normalizers") || within("pretokenizers")
+}

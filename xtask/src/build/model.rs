@@ -1,0 +1,108 @@
+//! Models by name: their folders, and the builds that they have.
+
+use crate::command::root;
+use crate::error::{Error, Result};
+use clap::Args;
+use files::hub;
+use files::source::gguf::only_gguf;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The model that a task is about.
+#[derive(Clone, Default, Args)]
+pub struct ModelArgs {
+    /// A name under models/, a directory or a .gguf file [default: story]
+    #[arg(long, value_name = "M")]
+    pub model: Option<String>,
+}
+
+impl ModelArgs {
+    /// The folder or file of the model that the flags, else the environment, name.
+    pub fn dir(&self) -> Result<PathBuf> {
+        let default = || std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
+        model_dir(&self.model.clone().unwrap_or_else(default))
+    }
+}
+
+/// A model's name, without the ending of a file.
+pub(super) fn model_name(model: &Path) -> &OsStr {
+    let gguf = model.extension().is_some_and(|e| e == "gguf");
+    if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default()
+}
+
+/// A bundled model by its name: the same build as without xtask, not another one.
+pub fn bundled_name(model: &Path) -> &Path {
+    model.strip_prefix(root().join("models")).unwrap_or(model)
+}
+
+pub(super) fn is_story(model: &Path) -> bool {
+    model == root().join("models/story")
+}
+
+/// The absolute directory (or `.gguf` file) of a model: a name under `models/` or `tests/fixtures/models/`, a path, or
+/// `org/name` of the Hugging Face cache.
+pub fn model_dir(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_dir().unwrap_or_else(|_| root());
+    let given = hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
+    let places = [
+        root().join("models").join(name),
+        root().join("tests/fixtures/models").join(name),
+        hub::snapshot(&here.join(given)),
+    ];
+    let usable = |path: &PathBuf| {
+        let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
+        let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());
+        if whole { Some(path.clone()) } else { only() }
+    };
+    let found = places.iter().find_map(usable).ok_or_else(|| {
+        let mut bundled: Vec<String> = names_in("models").map(|e| e.to_string_lossy().into_owned()).collect();
+        bundled.sort();
+        Error::Usage(format!(
+            "no model `{name}`: neither a directory with a config.json nor one of {}",
+            bundled.join(", ")
+        ))
+    })?;
+    fs::canonicalize(&found).map_err(|e| Error::at(&found, e))
+}
+
+fn names_in(dir: &str) -> impl Iterator<Item = std::ffi::OsString> {
+    fs::read_dir(root().join(dir)).into_iter().flatten().flatten().map(|entry| entry.file_name())
+}
+
+/// The place of a model among those that come with the project; others share the first.
+pub(super) fn build_number(model: &Path) -> usize {
+    let dirs = ["models", "tests/fixtures/models", "tests/fixtures/gguf"];
+    let in_dir = |dir| names_in(dir).map(move |name| root().join(dir).join(name));
+    let mut all: Vec<PathBuf> = dirs
+        .into_iter()
+        .flat_map(in_dir)
+        .filter(|path| path.is_dir() || path.extension().is_some_and(|e| e == "gguf"))
+        .collect();
+    all.sort();
+    all.iter().position(|path| path == model).map_or(0, |at| at + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_found_by_name_and_path_and_have_builds_of_their_own() {
+        let story = model_dir("story").unwrap();
+        assert!(story.is_absolute() && story.ends_with("models/story"));
+        assert_eq!(model_dir(story.to_str().unwrap()).unwrap(), story);
+        let gguf = std::env::temp_dir().join(format!("xtask-only-gguf-{}", std::process::id()));
+        fs::create_dir_all(&gguf).unwrap();
+        fs::write(gguf.join("x.gguf"), "").unwrap();
+        let only = fs::canonicalize(gguf.join("x.gguf")).unwrap();
+        assert_eq!(model_dir(gguf.to_str().unwrap()).unwrap(), only);
+        fs::remove_dir_all(&gguf).unwrap();
+        let e = model_dir("no-such-model").unwrap_err().to_string();
+        assert!(e.contains("no-such-model") && e.contains("story"), "{e}");
+        let numbers =
+            ["story", "m1-llama32-bf16", "m7-qwen3-bf16"].map(|m| build_number(&model_dir(m).unwrap()));
+        assert!(numbers.windows(2).all(|w| w[0] != w[1]) && !numbers.contains(&0), "{numbers:?}");
+        assert_eq!(build_number(Path::new("/another")), 0);
+    }
+}

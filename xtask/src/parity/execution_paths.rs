@@ -1,0 +1,117 @@
+//! One text of a model on every path that computes it; and the digest that its logits have had from the first day on.
+
+use super::QUANTISED;
+use super::engine::Engine;
+use super::reference::Reference;
+use crate::error::{Error, Result};
+use crate::fetch::hex;
+use crate::tally::Tally;
+use crate::{command, json};
+use files::folder::TEXT_FILES;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs;
+
+const TOKENS: [&str; 3] = ["--ignore-eos", "--num-tokens", "24"];
+
+/// Counts a check for each path, where the model has a text.
+pub fn check(engine: &Engine, reference: &Reference) -> Tally {
+    let (mut tally, name) = (Tally::default(), &reference.name);
+    let Some(text) = reference.texts.first() else { return tally };
+    let prompt = &text.text;
+    tally += check_prompt(engine, name, prompt, QUANTISED);
+    let plain = generate(engine, prompt, QUANTISED, &TOKENS);
+    tally.count_quietly(name, check_equal("packed", &plain, generate_packed(engine, reference, prompt)));
+    if reference.has_learned_positions() {
+        return tally;
+    }
+    let long = format!("{prompt} ").repeat(12);
+    for policy in ["sliding", "snapkv", "h2o"] {
+        let chunks = |chunk| {
+            let evicting = ["--max-seq-len", "48", "--eviction-policy", policy, "--eviction-window", "32"];
+            let more = ["--prefill-chunk", chunk, "--ignore-eos", "--num-tokens", "40"];
+            generate(engine, &long, QUANTISED, &[&evicting[..], &more].concat())
+        };
+        let what = format!("with {policy} in other chunks");
+        tally.count_quietly(name, check_equal(&what, &chunks("48"), chunks("7")));
+    }
+    tally
+}
+
+/// Counts a check for each path that any model has, with some settings.
+pub fn check_prompt(engine: &Engine, name: &str, prompt: &str, settings: &[&str]) -> Tally {
+    let mut tally = Tally::default();
+    let with = |flags: &[&str]| generate(engine, prompt, settings, &[&TOKENS, flags].concat());
+    let plain = with(&[]);
+    let paths = [
+        ("in small chunks", with(&["--prefill-chunk", "3", "--threads", "2"])),
+        ("with drafts", with(&["--draft", "4"])),
+        ("in a batch", generate_in_batch(engine, prompt, settings)),
+        ("over a session", generate_over_session(engine, prompt, settings)),
+    ];
+    for (what, found) in paths {
+        tally.count_quietly(name, check_equal(what, &plain, found));
+    }
+    tally
+}
+
+fn check_equal(what: &str, plain: &Result<String>, found: Result<String>) -> Result<()> {
+    let plain = plain.as_ref().map_err(|e| Error::Failed(e.to_string()))?;
+    let found = found?;
+    if &found == plain {
+        return Ok(());
+    }
+    Err(Error::Failed(format!("{what}: {found:?} instead of {plain:?}")))
+}
+
+fn generate(engine: &Engine, prompt: &str, settings: &[&str], more: &[&str]) -> Result<String> {
+    engine.generate_text(prompt, &[settings, more].concat())
+}
+
+fn generate_packed(engine: &Engine, reference: &Reference, prompt: &str) -> Result<String> {
+    let dir = engine.file("packed");
+    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    for name in TEXT_FILES.iter().filter(|name| reference.dir.join(name).exists()) {
+        fs::copy(reference.dir.join(name), dir.join(name)).map_err(|e| Error::at(&dir.join(name), e))?;
+    }
+    let mut pack = engine.command("pack");
+    pack.args(["--quiet", "--out"]).arg(dir.join("model.packed.safetensors")).args(QUANTISED);
+    command::stdout(&mut pack)?;
+    generate(&engine.with_model(&dir), prompt, QUANTISED, &TOKENS)
+}
+
+/// Generates it between two others.
+fn generate_in_batch(engine: &Engine, prompt: &str, settings: &[&str]) -> Result<String> {
+    let beside = prompt.split_at(prompt.char_indices().nth(3).map_or(prompt.len(), |(at, _)| at)).0;
+    let prompts = [beside, prompt, &prompt.repeat(2)];
+    let texts = engine.generate_batch(&prompts, &[settings, &TOKENS].concat())?;
+    Ok(texts[1].clone())
+}
+
+/// Generates it from a session saved behind the prompt: a text of a toy may end within a character.
+fn generate_over_session(engine: &Engine, prompt: &str, settings: &[&str]) -> Result<String> {
+    let file = engine.file("text.session");
+    let _ = fs::remove_file(&file);
+    let session = ["--session", &file.to_string_lossy()];
+    generate(engine, prompt, settings, &[&session[..], &["--num-tokens", "0"]].concat())?;
+    generate(engine, prompt, settings, &[&session[..], &TOKENS].concat())
+}
+
+/// The digests by model.
+const GOLDEN: &str = "tests/golden/parity.json";
+
+/// Checks that these logits, with quantised weights and cache, are bit for bit those that were written down; with
+/// `ANTIGRAVITY_BLESS` they are from now on.
+pub fn check_golden(model: &str, logits: &[u8]) -> Result<()> {
+    let file = command::root().join(GOLDEN);
+    let digest = &hex(Sha256::new_with_prefix(logits))[..16];
+    let mut digests: Value = json::read(&file)?;
+    if std::env::var_os("ANTIGRAVITY_BLESS").is_some() {
+        digests[model] = digest.into();
+        json::write(&file, &digests)?;
+    }
+    if digests[model] == digest {
+        return Ok(());
+    }
+    Err(Error::Failed(format!("the digest of its q4_0 logits is {digest}, in {GOLDEN} {}", digests[model])))
+}

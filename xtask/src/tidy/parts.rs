@@ -1,0 +1,84 @@
+//! Parts of the package name only those below them. Other crates are members, whose manifests hold that.
+
+use super::Source;
+use super::code::code_lines;
+
+/// Folders of `src` with their files, the lowest first: a part names itself and those before it.
+const PARTS: [&str; 6] = ["opencl", "run", "cli", "serve", "tools", "commands"];
+/// What else a place may not name: devices do not know each other, and nothing above them knows a memory layout.
+const APART: [(&str, &str); 8] = [
+    ("src/opencl", "crate::model::cpu"),
+    ("src/run", "numeric::quant"),
+    ("src/run", "files::blocks"),
+    ("src/cli", "numeric::quant"),
+    ("src/cli", "files::blocks"),
+    ("src/serve", "numeric::"),
+    ("src/tools", "numeric::quant"),
+    ("src/tools", "files::blocks"),
+];
+
+pub fn problems(files: &[Source]) -> Vec<String> {
+    let is_code =
+        |name: &str| name.ends_with(".rs") && !name.ends_with("tests.rs") && !name.contains("/tests/");
+    let rust = files.iter().filter(|(name, _)| name.starts_with("src/") && is_code(name));
+    rust.flat_map(|(name, text)| {
+        let lines = code_lines(text);
+        lines.into_iter().filter_map(|(number, line)| {
+            let named = upward(name, line).or_else(|| apart(name, line))?;
+            Some(format!("{name}:{number}: names {named}, which is not below it: see PARTS in xtask/src/tidy/parts.rs"))
+        }).collect::<Vec<_>>()
+    }).collect()
+}
+
+/// The place of the part that a file is in.
+fn part_of(file: &str) -> Option<usize> {
+    PARTS.iter().position(|part| is_in(file, &format!("src/{part}")))
+}
+
+fn is_in(file: &str, place: &str) -> bool {
+    file.strip_prefix(place).is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
+}
+
+/// A part above the file's own that the line names.
+fn upward<'a>(file: &str, line: &'a str) -> Option<&'a str> {
+    let own = part_of(file)?;
+    let words = line.split("crate::").skip(1).flat_map(|rest| match rest.strip_prefix('{') {
+        Some(group) => group.split(", ").collect(),
+        None => vec![rest],
+    });
+    let names = words.map(|word| word.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(""));
+    names.into_iter().find(|name| PARTS.iter().position(|part| part == name).is_some_and(|part| part > own))
+}
+
+fn apart(file: &str, line: &str) -> Option<&'static str> {
+    let of_file = APART.iter().filter(|(place, _)| is_in(file, place));
+    of_file.map(|(_, other)| *other).find(|other| line.contains(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_name_what_is_below_them() {
+        let check = |name: &str, line: &str| problems(&[(name.into(), format!("//! A.\n{line}\n"))]).len();
+        for (name, line) in [
+            ("src/cli/generate.rs", "use crate::run::engine;"),
+            ("src/run.rs", "use crate::{dims, opencl};"),
+            ("src/opencl/kv.rs", "use crate::model::device::Device;"),
+            ("src/run/plan.rs", "// crate::cli"),
+            ("src/lib.rs", "use crate::cli;"),
+            ("src/model/cpu.rs", "use numeric::quant::Q4;"),
+        ] {
+            assert_eq!(check(name, line), 0, "{name} {line}");
+        }
+        for (name, line) in [
+            ("src/run/engine.rs", "use crate::cli::args;"),
+            ("src/model/weights.rs", "fn f() { crate::{dims, opencl}::g() }"),
+            ("src/opencl/kv.rs", "use crate::model::cpu::kv;"),
+            ("src/run/plan.rs", "use numeric::quant::format;"),
+        ] {
+            assert_eq!(check(name, line), 1, "{name} {line}");
+        }
+    }
+}
