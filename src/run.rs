@@ -1,13 +1,14 @@
-//! Running a model: options, the memory plan, sessions, the engine, what is saved.
+//! Running a model: options, the memory plan, sessions, the generation loop, the engine, saved sessions.
 
 pub mod calibration;
 pub mod draft_model;
 pub mod engine;
 pub mod eviction;
+pub mod generate;
 pub mod options;
 pub mod past;
+pub mod placement;
 pub mod plan;
 pub mod saved;
 pub mod session;
-pub mod speeds;
 pub mod system;

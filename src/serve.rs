@@ -34,8 +34,8 @@ use crate::cli::args::{ChosenTemplate, FlagWarnings, ModelArgs, QuietArgs, Sampl
 use crate::cli::load;
 use crate::cli::signal;
 use crate::cli::terminal::Verbosity;
-use crate::run::engine::scheduler::{Limits, Moment, Scheduler};
 use crate::run::engine::template_source;
+use crate::run::generate::scheduler::{Limits, Scheduler, SchedulerEvent};
 use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::{Opened, mib};
 use crate::run::session::CancelToken;
@@ -202,12 +202,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let stop = CancelToken::default();
     signal::connect(&stop);
     signal::will_drain();
-    let ran = model.scheduler.run(&model.engine, &stop, &|moment| match moment {
-        Moment::Ready => {
+    let ran = model.scheduler.run(&model.engine, &stop, &|event| match event {
+        SchedulerEvent::Ready => {
             state.set_model(Arc::clone(&model));
             say_ready(args, &format!("http://{address}"), &planned);
         }
-        Moment::Draining => state.start_draining(),
+        SchedulerEvent::Draining => state.start_draining(),
     });
     state.end_connections();
     let _ = connections.join();

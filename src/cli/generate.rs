@@ -6,7 +6,8 @@ use super::load::{self, LoadedEngine};
 use super::prompts;
 use super::signal;
 use super::terminal::{Verbosity, end_line, put, show_prompt};
-use crate::run::engine::{Engine, Pause, TokenStream};
+use crate::run::engine::Engine;
+use crate::run::generate::stream::{ResumePoint, TokenStream};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::Opened;
 use crate::run::saved::{self, Content, State};
@@ -124,10 +125,10 @@ fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Er
 }
 
 /// The point at which the text of a session ended.
-fn paused(args: &GenerateArgs, state: Option<State>) -> Result<Pause> {
+fn paused(args: &GenerateArgs, state: Option<State>) -> Result<ResumePoint> {
     let file = args.session.as_deref().unwrap_or(Path::new(""));
     match state.map(|state| state.content) {
-        None => Ok(Pause::default()),
+        None => Ok(ResumePoint::default()),
         Some(Content::Text(pause)) => Ok(pause),
         Some(Content::Chat(_)) => Err(Error::Usage(format!(
             "--session {}: holds a conversation; go on with it in chat, or give another file",
@@ -162,9 +163,9 @@ impl PromptText<'_> {
 fn sequence(
     engine: &Engine,
     session: &Session,
-    pause: Pause,
+    pause: ResumePoint,
     prompt: Option<PromptText<'_>>,
-) -> Result<(Vec<u32>, Pause)> {
+) -> Result<(Vec<u32>, ResumePoint)> {
     let (tokenizer, held) = (engine.tokenizer(), [session.tokens(), &pause.tokens].concat());
     let tokens = match prompt {
         None if held.is_empty() => engine.encode(DEFAULT_PROMPT)?,
@@ -187,7 +188,7 @@ fn sequence(
             "the prompt is empty and this model adds no first token; give a --prompt".into(),
         ));
     }
-    Ok((tokens, Pause::default()))
+    Ok((tokens, ResumePoint::default()))
 }
 
 /// Prints model, weights, cache and threads on stderr.

@@ -1,8 +1,7 @@
 //! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it, and wait for
-//! a session to be saved. No signal leaves a marker, an unfinished file or a changed terminal behind.
+//! a session to be saved. No signal leaves an unfinished file or a changed terminal behind.
 
 use crate::run::session::CancelToken;
-use crate::run::system::marker;
 use files::{Error, Result, atomic_file, say};
 use opencl_runtime::calling::under_way;
 use opencl_runtime::program_cache::withdraw_trials;
@@ -114,7 +113,6 @@ fn end_if_stuck() {
 
 /// Ends the program as the signal does by default.
 fn end_by_signal(signal: i32) -> ! {
-    marker::remove();
     atomic_file::remove_unfinished();
     withdraw_trials();
     #[cfg(feature = "line-editor")]

@@ -14,8 +14,6 @@ use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 
 use crate::{Error, Result};
 
-pub use sigbus::remove_if_lost;
-
 /// Owned memory of this size or more is aligned to huge pages, and backed by them where the system can.
 const HUGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;

@@ -24,7 +24,7 @@ use crate::model::device::{Device, KvRows, Logits, Run};
 use crate::model::rope::Frequencies;
 use crate::model::weights::{Calibration, Weights};
 use crate::run::options::EngineOptions;
-use crate::run::system::marker;
+use crate::run::system;
 use files::Result;
 use kept::Kept;
 use numeric::kv::{KvType, KvTypes};
@@ -59,7 +59,7 @@ pub fn tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
 /// As of [`tokens`] and [`compute`].
 pub fn of(weights: &Arc<Weights>, tokenizer: &Tokenizer, options: &EngineOptions) -> Result<Calibration> {
     let tokens = tokens(tokenizer)?;
-    let kept = marker::directory().map(|dir| Kept::new(&dir, weights, &tokens));
+    let kept = system::state_directory().map(|dir| Kept::new(&dir, weights, &tokens));
     if let Some(calibration) = kept.as_ref().and_then(Kept::read) {
         return Ok(calibration);
     }

@@ -1,16 +1,6 @@
 //! The library's front door: load a model, generate text.
 
-mod backends;
-mod batch;
-mod maker;
-mod meanwhile;
-#[cfg(feature = "serve")]
-mod prefixes;
-#[cfg(feature = "serve")]
-pub mod scheduler;
-mod stream;
-mod texts;
-mod writer;
+mod sessions;
 
 use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
@@ -18,30 +8,21 @@ use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::{DraftModel, Setting};
 use crate::run::eviction::Policy;
-use crate::run::options::{BackendKind, EngineOptions, GenerateOptions};
+use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler};
 use crate::run::plan::{Opened, Plan};
-use crate::run::session::{CancelToken, Session};
-use crate::run::speeds;
+use crate::run::session::CancelToken;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::simd::Isa;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 use text::chat::{Context, Ending, Message, Moment, Template, TemplateKwargs, TemplateSource};
 #[cfg(feature = "chat")]
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
-use backends::{Runs, instead_of, upload};
-pub use batch::{Batch, BatchAnswer, BatchItem};
-use maker::Maker;
-use meanwhile::Workers;
-use stream::Held;
-pub use stream::{Pause, Timing, TokenStream};
-pub use texts::Piece;
-pub use writer::Unshown;
-use writer::Writer;
+use sessions::{upload, use_cpu_instead};
 
 /// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
 ///
@@ -67,7 +48,7 @@ use writer::Writer;
 /// ```
 pub struct Engine {
     options: EngineOptions,
-    maker: Maker,
+    factory: DeviceFactory,
     tokenizer: Tokenizer,
     template_source: TemplateSource,
     /// Sampling options that the model recommends for conversations.
@@ -78,9 +59,9 @@ pub struct Engine {
     /// The weights on an OpenCL device, when one runs the model.
     device: Option<Arc<opencl::Model>>,
     /// Settled at the first sequence, where that may begin before.
-    runs: OnceLock<Runs>,
+    devices: OnceLock<Devices>,
     /// What makes the device ready while the CPU computes, where memory is enough for a cache of both.
-    workers: Option<Arc<Workers>>,
+    compiler: Option<Arc<KernelCompiler>>,
     /// The program that drafts.
     draft: Option<DraftModel>,
 }
@@ -118,7 +99,7 @@ impl Engine {
             kind => match upload(&options, &mut weights) {
                 Ok(found) => Some(found),
                 Err(e) if kind == BackendKind::Auto => {
-                    instead_of(&options, e)?;
+                    use_cpu_instead(&options, e)?;
                     None
                 }
                 Err(e) => return Err(e),
@@ -127,22 +108,22 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
-        let (template, runs, maker) = (OnceLock::new(), OnceLock::new(), Maker { weights, isa });
-        let workers = device
+        let (template, devices, factory) = (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa });
+        let compiler = device
             .as_ref()
             .filter(|_| both_fit)
-            .map(|model| Workers::new(model.device().clone(), options.notice.clone()));
+            .map(|model| KernelCompiler::new(model.device().clone(), options.notice.clone()));
         let mut engine = Self {
             options,
-            maker,
+            factory,
             tokenizer,
             template_source,
             #[cfg(feature = "chat")]
             recommended_sampling,
             template,
             device,
-            runs,
-            workers,
+            devices,
+            compiler,
             draft,
         };
         engine.ready_keys(&engine.options)?;
@@ -155,7 +136,7 @@ impl Engine {
 
     /// Sees to the calibration, where a cache with these options needs it.
     fn ready_keys(&self, o: &EngineOptions) -> Result<()> {
-        let weights = &self.maker.weights;
+        let weights = &self.factory.weights;
         if o.kv_types.k.rotated() && weights.calibration().is_none() {
             weights.set_calibration(calibration::of(weights, &self.tokenizer, &self.options)?);
         }
@@ -179,12 +160,12 @@ impl Engine {
 
     /// The weights.
     pub fn weights(&self) -> &Arc<Weights> {
-        &self.maker.weights
+        &self.factory.weights
     }
 
     /// The CPU's instruction set.
     pub(crate) fn isa(&self) -> Isa {
-        self.maker.isa
+        self.factory.isa
     }
 
     /// The options in force, defaults resolved.
@@ -330,52 +311,6 @@ impl Engine {
         let context = Context { bos, now, ending: Ending::Prompt, variables: Some(variables) };
         self.template()?.encode_in(&self.tokenizer, messages, &context)
     }
-
-    /// Completes a prompt. What was generated until [`GenerateOptions::cancel`] is a result, not an error.
-    pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<String> {
-        self.generate_stream(prompt, options)?.collect()
-    }
-
-    /// Completes a prompt in a sequence of its own, piece by piece: the pieces come as their tokens do, and are whole
-    /// characters.
-    ///
-    /// ```
-    /// use antigravity::session::{CancelToken, StopReason};
-    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
-    ///
-    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
-    /// let cancel = CancelToken::default();
-    /// let options = GenerateOptions { max_tokens: None, cancel: cancel.clone(), ..Default::default() };
-    /// let mut stream = engine.generate_stream("Once upon a time", &options)?;
-    /// let mut pieces = 0;
-    /// while let Some(piece) = stream.next() {
-    ///     piece?;
-    ///     pieces += 1;
-    ///     if pieces == 3 {
-    ///         // Any thread may ask.
-    ///         cancel.cancel();
-    ///     }
-    /// }
-    /// assert_eq!(stream.stop_reason(), Some(StopReason::Interrupt));
-    /// assert_eq!(stream.timing().tokens, 4);
-    /// # Ok::<(), antigravity::Error>(())
-    /// ```
-    pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
-        let start = Instant::now();
-        let session = Held::Own(Box::new(self.session()?));
-        let tokens = self.encode_until(prompt, options.specials, &CancelToken::default())?;
-        TokenStream::begin(session, Writer::new(self, options)?, &tokens, start)
-    }
-
-    /// Completes `prompt` in `session`, reusing what it already holds of it.
-    pub fn stream<'a>(
-        &'a self,
-        session: &'a mut Session,
-        prompt: &[u32],
-        options: &GenerateOptions,
-    ) -> Result<TokenStream<'a>> {
-        TokenStream::begin(Held::Lent(session), Writer::new(self, options)?, prompt, Instant::now())
-    }
 }
 
 /// Whether a device is made ready while the CPU computes: memory suffices for both.
@@ -384,7 +319,7 @@ fn fits_beside(model: &OpenModel, o: &EngineOptions) -> bool {
         BackendKind::OpenCl => fits(model, o, BackendKind::Hybrid),
         // The CPU computes in the device's cache where they share memory.
         BackendKind::Hybrid => !o.zero_copy,
-        BackendKind::Auto => !o.zero_copy && fits(model, &speeds::beside(o), BackendKind::Hybrid),
+        BackendKind::Auto => !o.zero_copy && fits(model, &placement::beside(o), BackendKind::Hybrid),
         BackendKind::Cpu => false,
     }
 }

@@ -4,7 +4,7 @@ use crate::model::weights::WeightType;
 use crate::opencl::facts_of;
 use crate::run::draft_model::DraftProgram;
 use crate::run::eviction::Eviction;
-use crate::run::session::{CancelToken, Fixed, Notice};
+use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::path::PathBuf;
@@ -46,6 +46,92 @@ impl Default for Progress {
 impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Progress(a function)")
+    }
+}
+
+/// A function that is called with one line that the user should see. By default the line is lost.
+#[derive(Clone)]
+pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Notice {
+    /// Calls `function`, from any thread.
+    pub fn new(function: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(function))
+    }
+
+    /// Says a line.
+    pub fn say(&self, line: &str) {
+        (self.0)(line)
+    }
+}
+
+impl Default for Notice {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl std::fmt::Debug for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Notice(a function)")
+    }
+}
+
+/// One of the two devices of a hybrid session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The CPU.
+    Cpu,
+    /// The OpenCL device.
+    Gpu,
+}
+
+impl Side {
+    /// Both.
+    pub const ALL: [Side; 2] = [Side::Cpu, Side::Gpu];
+
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Side::Cpu => Side::Gpu,
+            Side::Gpu => Side::Cpu,
+        }
+    }
+
+    /// The word in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Cpu => "CPU",
+            Side::Gpu => "GPU",
+        }
+    }
+}
+
+/// Prompts on one device, tokens by their position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FixedSchedule {
+    /// Where prompts run.
+    pub prefill: Side,
+    /// Positions at which decoding moves to the GPU; before the first it is the CPU's.
+    pub to_gpu: Vec<usize>,
+    /// Positions at which it moves back.
+    pub to_cpu: Vec<usize>,
+}
+
+impl FixedSchedule {
+    /// The specification's schedule: all on the CPU until position 512, then decoding on the GPU.
+    pub fn specified() -> Self {
+        Self { prefill: Side::Cpu, to_gpu: vec![512], to_cpu: Vec::new() }
+    }
+
+    /// The device that decodes the token at a position: as the last border at or before it says.
+    pub fn side_at(&self, position: usize) -> Side {
+        let last = |borders: &[usize]| borders.iter().copied().filter(|&b| b <= position).max();
+        match (last(&self.to_gpu), last(&self.to_cpu)) {
+            (Some(gpu), Some(cpu)) if gpu > cpu => Side::Gpu,
+            (Some(_), None) => Side::Gpu,
+            _ => Side::Cpu,
+        }
     }
 }
 
@@ -114,7 +200,7 @@ pub struct EngineOptions {
     /// still to be compiled; else its sequence begins on the CPU.
     pub wait_for_gpu: bool,
     /// Hybrid: which device runs what.
-    pub hybrid: Fixed,
+    pub hybrid: FixedSchedule,
     /// When slots of the cache are evicted, and which.
     pub eviction: Eviction,
     /// Called with one line when a device cannot be used and the CPU takes its place.
@@ -141,10 +227,15 @@ impl EngineOptions {
             gpu_attn: false,
             zero_copy: false,
             wait_for_gpu: true,
-            hybrid: Fixed::specified(),
+            hybrid: FixedSchedule::specified(),
             eviction: Eviction::NEVER,
             notice: Notice::default(),
         }
+    }
+
+    /// How many sequences [`Engine::generate_batch`](crate::Engine::generate_batch) computes together with these options.
+    pub fn sequences(&self) -> usize {
+        self.batch.max(1)
     }
 
     /// The most tokens of one forward pass where nobody says: [`PREFILL_CHUNK`], and on a large GPU that has memory of its
@@ -200,7 +291,7 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Control tokens whose text belongs to the text, e.g. those of [`OutputFormat::shown`](text::chat::OutputFormat::shown).
     pub shown_tokens: Vec<u32>,
-    /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::engine::TokenStream::logprobs).
+    /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).
     pub logprobs: Option<usize>,
     /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
     pub cancel: CancelToken,

@@ -23,7 +23,6 @@ use crate::run::calibration;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::session::ROWS;
-use crate::run::system::marker::Planned;
 use crate::run::system::{self, Memory};
 use files::folder::Folder;
 use files::{Result, containment};
@@ -368,11 +367,6 @@ impl Plan {
         let own = self.need_for(slots).saturating_sub(add(self.weights.mapped, self.program));
         let data = add(own, add(self.stacks(), SMALL));
         (data, add(data, mul(self.options.threads as u64 + 2 + self.server_threads(), HEAP)))
-    }
-
-    /// What the marker of the run says.
-    pub fn planned(&self) -> Planned {
-        Planned { need: self.need(), peak: self.peak() }
     }
 
     /// The longest context that fits in `memory`; `None` when not even the model does. At most 2^24.

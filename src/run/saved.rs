@@ -14,14 +14,13 @@
 //! Rows move between cache and file layer by layer. A file appears whole or not at all. It is not trusted: its size must
 //! be the one that follows from the header before memory is allocated for it.
 
-mod checksummed;
-
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB};
 use crate::model::device::KvRows;
 use crate::model::weights::{Channels, Less};
-use crate::run::engine::{Engine, Pause};
+use crate::run::engine::Engine;
+use crate::run::generate::stream::ResumePoint;
 use crate::run::session::{Sequence, Session};
-use checksummed::Checksummed;
+use crc32fast::Hasher;
 use files::atomic_file::Unfinished;
 use files::error::unquoted;
 use files::{Error, Result};
@@ -29,7 +28,7 @@ use numeric::kv::{KvType, KvTypes};
 use numeric::simd::kv_row;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use text::chat::ConversationState;
@@ -67,7 +66,7 @@ pub struct State {
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Content {
     /// One text, and where it was cut.
-    Text(Pause),
+    Text(ResumePoint),
     /// A conversation.
     Chat(ConversationState),
 }
@@ -326,5 +325,80 @@ impl Header {
         };
         let recent = all(tokens.len().checked_sub(*oldest)?, LOCAL_LAYERS, 0)?;
         all(*slots, GLOBAL_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM)
+    }
+}
+
+/// A file and the checksum of the bytes written or read so far.
+struct Checksummed<F> {
+    file: F,
+    hasher: Hasher,
+}
+
+impl<F> Checksummed<F> {
+    fn new(file: F) -> Self {
+        Self { file, hasher: Hasher::new() }
+    }
+
+    fn checksum(&self) -> [u8; 4] {
+        self.hasher.clone().finalize().to_le_bytes()
+    }
+}
+
+impl<F: Write> Checksummed<F> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hasher.update(bytes);
+        self.file.write_all(bytes)
+    }
+
+    /// Writes the checksum of everything before.
+    fn put_checksum(&mut self) -> io::Result<()> {
+        self.put(&self.checksum())
+    }
+}
+
+impl<F: Read> Checksummed<F> {
+    /// Fills `bytes`.
+    fn take(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact(bytes)?;
+        self.hasher.update(bytes);
+        Ok(())
+    }
+
+    /// Reads a checksum, and compares it with that of everything before.
+    fn checksum_fits(&mut self) -> io::Result<bool> {
+        let (expected, mut found) = (self.checksum(), [0; 4]);
+        self.take(&mut found)?;
+        Ok(found == expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let mut stored = Vec::new();
+        let mut out = Checksummed::new(&mut stored);
+        out.put(b"123456789").expect("memory");
+        out.put_checksum().expect("memory");
+        out.put(b"more").expect("memory");
+        out.put_checksum().expect("memory");
+        // The check value of CRC-32 (IEEE 802.3).
+        assert_eq!(stored[9..13], 0xcbf4_3926u32.to_le_bytes());
+        let fits = |stored: &[u8]| -> io::Result<(bool, bool)> {
+            let mut input = Checksummed::new(stored);
+            input.take(&mut [0; 9])?;
+            let first = input.checksum_fits()?;
+            input.take(&mut [0; 4])?;
+            Ok((first, input.checksum_fits()?))
+        };
+        assert_eq!(fits(&stored).expect("whole"), (true, true));
+        for bit in 0..stored.len() * 8 {
+            let mut other = stored.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(fits(&other).expect("whole"), (true, true));
+        }
+        assert!((0..stored.len()).all(|n| fits(&stored[..n]).is_err()));
     }
 }

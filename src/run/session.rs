@@ -1,84 +1,33 @@
-//! One sequence of tokens: prefill, decode, rewind, eviction, moves from device to device, and why a generation ended.
+//! One sequence of tokens on one device: prompts, single tokens with their drafts, what becomes of a full cache.
 
-mod devices;
 mod draft;
 mod event;
-mod evict;
-mod history;
-mod moves;
+mod evictor;
 mod pass;
-mod recent;
-mod room;
-mod schedule;
+mod rows;
 mod sequence;
 
-pub use devices::{Seat, Standby};
+pub use super::options::{FixedSchedule, Notice, Side};
+pub use super::placement::Switch;
 pub use draft::Drafts;
-pub use event::{Event, EvictionResult, Observer, StopReason, Switch, Why};
-pub use evict::MemoryProbe;
+pub use event::{Event, EvictionResult, Observer, StopReason, Why};
 pub(crate) use pass::Few;
-pub use pass::{Stage, compute};
-pub use schedule::{Fixed, Measured, SHORT_PROMPT, Schedule, Side, Speed};
+pub use pass::{Stage, forward};
 pub use sequence::{Cut, Sequence};
 
 use crate::dims::{LAYERS, VOCAB};
-use crate::model::device::{Extent, KvRows, Logits, Row, SharedDevice, locked};
+use crate::model::device::{Extent, KvRows, Logits, Row, Run, SharedDevice, locked};
 use crate::model::trace::Trace;
+use crate::run::draft_model::DraftModel;
 use crate::run::eviction::{Eviction, Policy};
-use devices::{At, Devices};
+use crate::run::placement::{DeviceCache, Placement, RunPosition, Work};
 use draft::Drafter;
-use evict::{Evictor, Input};
+use evictor::{Evictor, Input};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
-use pass::Staged;
-use std::sync::Arc;
-use std::time::Instant;
-use text::sampler::all_finite;
-
-/// A function that is called with one line that the user should see. By default the line is lost.
-#[derive(Clone)]
-pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
-
-impl Notice {
-    /// Calls `function`, from any thread.
-    pub fn new(function: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(function))
-    }
-
-    /// Says a line.
-    pub fn say(&self, line: &str) {
-        (self.0)(line)
-    }
-}
-
-impl Default for Notice {
-    fn default() -> Self {
-        Self::new(|_| {})
-    }
-}
-
-impl std::fmt::Debug for Notice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Notice(a function)")
-    }
-}
-
-/// Makes another device and cache for a sequence whose device is lost.
-pub type Spare = Box<dyn FnOnce() -> Result<Seat> + Send>;
-
-/// Gives a device that is getting ready once it is, or says why it never will be; `None` until then.
-pub type Awaited = Box<dyn FnMut() -> Option<Result<Arrived>> + Send>;
-
-/// What a device that was awaited is for.
-pub enum Arrived {
-    /// Nothing: the CPU goes on.
-    Unneeded,
-    /// All from now on.
-    ForAll(SharedDevice),
-    /// What this says.
-    Beside(SharedDevice, Schedule),
-}
+use pass::{LogitsWanted, PendingPass};
+use text::sampler::{Rng, SamplerOptions, all_finite};
 
 /// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
@@ -113,7 +62,10 @@ pub(crate) const MEASURED: usize = 16;
 /// # Ok::<(), antigravity::Error>(())
 /// ```
 pub struct Session {
-    devices: Devices,
+    /// The device that computes it, and its rows there.
+    here: DeviceCache,
+    /// Other devices to move to, or to go on on when this one is lost.
+    placement: Option<Box<Placement>>,
     /// All of them, evicted ones included: their number is the RoPE position of the next one.
     tokens: Vec<u32>,
     /// Of the last token computed with logits.
@@ -128,24 +80,23 @@ pub struct Session {
     dense: usize,
     /// Computes tokens ahead that are likely to be chosen.
     drafter: Option<Drafter>,
-    /// What the next pass computes.
-    staged: Staged,
+    /// Tokens of the next pass.
+    pending: PendingPass,
     observer: Option<Observer>,
     /// Ends what is being computed.
-    stop: Option<CancelToken>,
-    /// Tokens whose rows went with a device, and were not computed again because somebody asked to stop.
-    forgone: Vec<u32>,
+    cancel: Option<CancelToken>,
 }
 
 impl Session {
     /// An empty sequence on a device, with an empty cache there.
-    pub fn new(seat: Seat) -> Self {
+    pub fn new(here: DeviceCache) -> Self {
         // Room for all ids at once, so that no token grows the list.
-        let tokens = Vec::with_capacity(seat.cache.extent().slots);
+        let tokens = Vec::with_capacity(here.extent().slots);
         let logits: Row = Box::new(vec![0.0; VOCAB]);
-        let logits = locked(&seat.device).row(&logits).unwrap_or(logits);
+        let logits = locked(&here.device()).row(&logits).unwrap_or(logits);
         Self {
-            devices: Devices::new(seat),
+            here,
+            placement: None,
             tokens,
             logits,
             evictor: None,
@@ -153,33 +104,18 @@ impl Session {
             prefix: 0,
             dense: 0,
             drafter: None,
-            staged: Staged::default(),
+            pending: PendingPass::default(),
             observer: None,
-            stop: None,
-            forgone: Vec::new(),
+            cancel: None,
         }
     }
 
-    /// Goes on in another place when the device is lost, after one line to `notice`.
-    pub fn with_spare(mut self, spare: Spare, notice: Notice) -> Self {
-        self.devices.set_spare(spare, notice);
-        self
+    /// Moves to other devices as `placement` says.
+    pub fn with_placement(self, placement: Placement) -> Self {
+        Self { placement: Some(Box::new(placement)), ..self }
     }
 
-    /// Makes it a hybrid session. Its device so far must be the CPU; `standby` is the other one, whose cache has the same
-    /// element types and number of slots.
-    pub fn with_standby(mut self, standby: Standby) -> Self {
-        self.devices.set_standby(standby);
-        self
-    }
-
-    /// Begins on the device it has, and goes on on the awaited one, or on both, once that is ready.
-    pub fn with_awaited(mut self, awaited: Awaited) -> Self {
-        self.devices.set_awaited(awaited);
-        self
-    }
-
-    /// Evicts slots as `eviction` says instead of ending when they run out; comes after [`Session::with_standby`].
+    /// Evicts slots as `eviction` says instead of ending when they run out.
     ///
     /// # Errors
     ///
@@ -187,23 +123,55 @@ impl Session {
     pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
         if eviction.policy != Policy::None {
             self.evictor = Some(Evictor::new(eviction, self.extent().slots)?);
-            self.make_evictable()?;
+            self.prepare_eviction()?;
         }
         Ok(self)
     }
 
-    /// The first `tokens` tokens, such as a system message, are never evicted, unless [`Eviction::prefix`] says how many
-    /// are; they take half of the window at most.
+    /// Protects the first `tokens` tokens, such as a system message, from eviction, unless [`Eviction::prefix`] says how
+    /// many are; they take half of the window at most.
     pub fn protect(&mut self, tokens: usize) {
         if let Some(evictor) = &mut self.evictor {
             evictor.protect(tokens);
         }
     }
 
-    /// Asks `probe` whether memory is low, instead of the system.
-    pub fn with_memory_probe(mut self, probe: MemoryProbe) -> Self {
-        self.evictor = self.evictor.map(|e| e.with_probe(probe));
+    /// Drafts up to `most` tokens at a time from now on, which changes no token and no logits on a backend that computes
+    /// the same bits for one token and for several, as the CPU's does.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` where the eviction policy looks at attention, which drafted tokens would give too; `Memory`.
+    pub fn with_drafts(mut self, most: usize) -> Result<Self> {
+        if self.observes() {
+            return Err(Error::Usage(format!(
+                "`EngineOptions::draft` {most}: not with an `Eviction::policy` that looks at attention; use sliding or none"
+            )));
+        }
+        self.drafter = (most > 0).then(|| Drafter::new(most)).transpose()?;
+        Ok(self)
+    }
+
+    /// Lets a smaller model draft too; comes after [`Session::with_drafts`].
+    pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_model(model);
+        }
         self
+    }
+
+    /// Says how tokens are chosen from now on, so that a draft model can choose in the same way.
+    pub(crate) fn set_sampler(&mut self, sampler: &SamplerOptions) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_sampler(sampler);
+        }
+    }
+
+    /// Says which random numbers come next.
+    pub(crate) fn set_rng(&mut self, random: &Rng) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_rng(random);
+        }
     }
 
     /// Tells `observer` of evictions and moves from now on.
@@ -212,100 +180,210 @@ impl Session {
     }
 
     fn tell(&mut self, mark: &str, event: Event) {
-        self.devices.mark(mark);
+        self.here.mark(mark);
         if let Some(observer) = &mut self.observer {
             observer(&event);
         }
     }
 
-    /// Appends `tokens`, at most as many as a pass takes; on another device if this one is lost.
-    fn append(&mut self, tokens: &[u32], known: usize, mut out: Logits<'_>) -> Result<()> {
-        let again = match &mut out {
-            Logits::None => Logits::None,
-            Logits::Last(logits) => Logits::Last(logits),
-            Logits::All(logits) => Logits::All(logits),
-        };
-        match self.forward(tokens, known, again) {
-            Err(e @ (Error::Device(_) | Error::Memory(_))) => {
-                self.flee(e)?;
-                self.forward(tokens, known, out)?;
-            }
-            result => result?,
-        }
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
+    /// Makes it the sequence of `prompt`, with the logits of its last token: keeps the longest common prefix (or what is
+    /// left of it after evictions) and computes the rest. Ends with `Interrupted` soon after `cancel` is cancelled, also
+    /// in the middle of a pass; what was computed before stays.
+    pub fn sync(&mut self, prompt: &[u32], cancel: &CancelToken) -> Result<()> {
+        let held = self.reuse(prompt)?;
+        self.prefill(&prompt[held..], cancel)
     }
 
-    fn forward(&mut self, tokens: &[u32], known: usize, out: Logits<'_>) -> Result<()> {
-        let device = self.devices.device();
-        let run = self.devices.run(tokens, At { pos: self.tokens.len(), known }, out);
-        locked(&device).forward(&mut [run], self.stop.as_ref())
-    }
-
-    /// Does something that ends with `Interrupted` soon after `cancel` is cancelled.
-    fn until<T>(
-        &mut self,
-        cancel: Option<&CancelToken>,
-        computes: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
-        let outer = std::mem::replace(&mut self.stop, cancel.cloned());
-        let done = computes(self);
-        self.stop = outer;
-        done
-    }
-
-    /// Where a device was lost and computing its tokens again was [cancelled](CancelToken): the tokens that this
-    /// sequence had and has no more.
-    pub fn take_forgone(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.forgone)
-    }
-
-    /// Appends tokens and computes the logits of the last, in chunks of the backend's size. Ends with `Interrupted`
-    /// soon after `cancel` is cancelled, also in the middle of a chunk; the chunks before it stay.
+    /// Appends tokens and computes the logits of the last. Ends with `Interrupted` as [`Session::sync`] does.
     pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
-        self.prefill_with(tokens, cancel, |_, _| {})
-    }
-
-    /// [`Session::prefill`] that tells `progress` before each chunk the tokens done and all tokens, and at the
-    /// end that all are done.
-    pub fn prefill_with(
-        &mut self,
-        tokens: &[u32],
-        cancel: &CancelToken,
-        progress: impl Fn(usize, usize),
-    ) -> Result<()> {
-        self.until(Some(cancel), |session| session.begin_prompt(tokens))?;
+        self.with_cancel(Some(cancel), |session| session.place_prompt(tokens))?;
         let mut left = tokens;
         while !left.is_empty() {
-            progress(tokens.len() - left.len(), tokens.len());
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
             let n = self.stage_prompt(left, left.len())?;
-            compute(&mut [self], Some(cancel))?;
+            forward(&mut [self], Some(cancel))?;
             left = &left[n..];
         }
-        progress(tokens.len(), tokens.len());
         self.end_prompt()
     }
 
-    /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`].
-    pub fn decode(&mut self, token: u32) -> Result<()> {
-        self.decode_unless(token, None)
+    /// Begins a prompt that is computed in parts, of which it keeps the longest common prefix: how many tokens those are,
+    /// never the last.
+    pub fn begin_prompt(&mut self, prompt: &[u32]) -> Result<usize> {
+        let held = self.reuse(prompt)?;
+        self.place_prompt(&prompt[held..])?;
+        Ok(held)
     }
 
-    /// [`Session::decode`] that ends with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
-    pub fn decode_unless(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
-        if self.until(cancel, |session| session.stage(token))? == Stage::Computed {
-            return self.check_logits();
-        }
-        let began = Instant::now();
-        let drafted = self.staged.tokens.len() > 1;
-        compute(&mut [self], cancel)?;
-        if !drafted {
-            self.devices.took(began.elapsed());
+    /// Checks the tokens of a prompt and brings the sequence to the device that computes them.
+    fn place_prompt(&mut self, tokens: &[u32]) -> Result<()> {
+        self.check(tokens)?;
+        self.discard_drafts();
+        self.place(Work::Prompt(tokens.len()))
+    }
+
+    /// Stages as many of `tokens`, the next of a prompt of which `left` tokens are left, as there is room for: how many.
+    /// The logits of the prompt's last token are wanted.
+    pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
+        self.place(Work::PromptPart)?;
+        let n = self.make_room(tokens.len(), Input::Prompt(left))?;
+        self.pending.tokens.clear();
+        self.pending.tokens.extend_from_slice(&tokens[..n]);
+        self.pending.known = self.tokens.len() + left;
+        self.pending.logits = if n == left { LogitsWanted::Last } else { LogitsWanted::Nothing };
+        Ok(n)
+    }
+
+    /// Ends a prompt whose tokens are all computed.
+    pub fn end_prompt(&mut self) -> Result<()> {
+        self.evict_after_prompt()?;
+        self.check_logits()
+    }
+
+    /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`]. Ends
+    /// with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
+    pub fn step(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
+        if self.with_cancel(cancel, |session| session.stage_token(token))? == Stage::Staged {
+            forward(&mut [self], cancel)?;
         }
         self.check_logits()
+    }
+
+    /// [`Session::step`] that nobody cancels.
+    pub fn decode(&mut self, token: u32) -> Result<()> {
+        self.step(token, None)
+    }
+
+    /// Stages the next token and perhaps a draft after it, unless a draft has computed it already.
+    pub fn stage_token(&mut self, token: u32) -> Result<Stage> {
+        self.check(&[token])?;
+        if self.accept_drafted(token) {
+            return Ok(Stage::Computed);
+        }
+        self.place(Work::Token)?;
+        self.make_room(1, Input::Open)?;
+        self.propose(token);
+        Ok(Stage::Staged)
+    }
+
+    /// Accepts `token` from the draft, if it is the one that comes next there; else the draft is over.
+    fn accept_drafted(&mut self, token: u32) -> bool {
+        let (slots, Some(drafter)) = (self.slots(), &mut self.drafter) else { return false };
+        // A token that slots are evicted for comes after that.
+        let stays = |e: &mut Evictor| {
+            e.watch_memory(slots, 1);
+            e.why(slots, Input::Open).is_none()
+        };
+        if drafter.expects(token) && self.evictor.as_mut().is_none_or(stays) {
+            self.logits.copy_from_slice(drafter.accept());
+            self.tokens.push(token);
+            return true;
+        }
+        drafter.learn();
+        self.discard_drafts();
+        false
+    }
+
+    /// Stages `token`, and a draft after it if there is one.
+    fn propose(&mut self, token: u32) {
+        // No slot is to be evicted for the sake of a draft.
+        let room = match &self.evictor {
+            Some(evictor) => evictor.ahead(self.here.filled(), Input::Open),
+            None => self.here.room(),
+        };
+        let room = room.min(self.here.max_tokens()).saturating_sub(1);
+        let pending = &mut self.pending;
+        pending.tokens.clear();
+        pending.tokens.push(token);
+        self.tokens.push(token);
+        let drafted =
+            self.drafter.as_mut().is_some_and(|d| d.propose(&self.tokens, room, &mut pending.tokens));
+        self.tokens.pop();
+        pending.logits = if drafted { LogitsWanted::Draft } else { LogitsWanted::Next };
+    }
+
+    /// Tokens that are staged for the next pass.
+    pub fn staged(&self) -> usize {
+        self.pending.tokens.len()
+    }
+
+    /// Whether any are.
+    pub fn is_staged(&self) -> bool {
+        self.staged() > 0
+    }
+
+    /// The staged tokens, as a run of a pass.
+    fn run(&mut self) -> Run<'_> {
+        let tokens = &self.pending.tokens[..];
+        let logits = match (self.pending.logits, &mut self.drafter) {
+            (LogitsWanted::Last | LogitsWanted::Next, _) => Logits::Last(&mut self.logits),
+            (LogitsWanted::Draft, Some(drafter)) => Logits::All(drafter.rows(tokens.len())),
+            _ => Logits::None,
+        };
+        let at = RunPosition { pos: self.tokens.len(), known: self.pending.known };
+        self.here.run(tokens, at, logits)
+    }
+
+    /// Takes the staged tokens, which are computed, into the sequence; those of a draft are ahead of it.
+    fn commit(&mut self) {
+        let pending = &mut self.pending;
+        match (pending.logits, &mut self.drafter) {
+            (LogitsWanted::Draft, Some(drafter)) => {
+                self.tokens.push(pending.tokens[0]);
+                self.logits.copy_from_slice(drafter.commit(&mut pending.tokens));
+            }
+            _ => self.tokens.extend_from_slice(&pending.tokens),
+        }
+        pending.tokens.clear();
+    }
+
+    /// Computes what is staged, if anything is, on the CPU if the device is lost.
+    fn forward_alone(&mut self, cancel: Option<&CancelToken>) -> Result<()> {
+        if !self.is_staged() {
+            return Ok(());
+        }
+        let computed = self.with_cancel(cancel, |session| {
+            session.with_fallback(|session| {
+                let device = session.device();
+                let cancel = session.cancel.clone();
+                locked(&device).forward(&mut [session.run()], cancel.as_ref())
+            })
+        });
+        match computed {
+            Ok(()) => self.commit(),
+            Err(_) => self.pending.tokens.clear(),
+        }
+        computed
+    }
+
+    /// Appends `tokens`, at most as many as a pass takes; on the CPU if the device is lost.
+    fn append(&mut self, tokens: &[u32], known: usize, mut out: Logits<'_>) -> Result<()> {
+        self.with_fallback(|session| {
+            let out = match &mut out {
+                Logits::None => Logits::None,
+                Logits::Last(logits) => Logits::Last(logits),
+                Logits::All(logits) => Logits::All(logits),
+            };
+            let device = session.device();
+            let run = session.here.run(tokens, RunPosition { pos: session.tokens.len(), known }, out);
+            locked(&device).forward(&mut [run], session.cancel.as_ref())
+        })?;
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Does something that ends with `Interrupted` soon after `cancel` is cancelled.
+    fn with_cancel<T>(
+        &mut self,
+        cancel: Option<&CancelToken>,
+        task: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let outer = std::mem::replace(&mut self.cancel, cancel.cloned());
+        let done = task(self);
+        self.cancel = outer;
+        done
     }
 
     /// Appends tokens and hands the logits of every one to `each(index, logits)`.
@@ -321,8 +399,8 @@ impl Session {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         self.check(tokens)?;
-        self.settle();
-        let mut rows = vec![0.0f32; self.devices.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
+        self.discard_drafts();
+        let mut rows = vec![0.0f32; self.here.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
         let mut done = 0;
         while done < tokens.len() {
             let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
@@ -349,13 +427,13 @@ impl Session {
     /// Fails unless this many slots are free.
     fn check_room(&self, tokens: usize) -> Result<()> {
         let (need, have) = (self.slots() + tokens, self.extent().slots);
-        match need > have {
-            true => Err(Error::Usage(format!(
-                "the prompt needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt \
-                 or give an `Eviction::policy`"
-            ))),
-            false => Ok(()),
+        if need <= have {
+            return Ok(());
         }
+        Err(Error::Usage(format!(
+            "the prompt needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt \
+             or give an `Eviction::policy`"
+        )))
     }
 
     /// Refuses logits that are NaN or infinite, with `Model` and the cause: a key or value that is too large for the
@@ -389,7 +467,7 @@ impl Session {
 
     /// Most tokens of a pass.
     pub fn max_tokens(&self) -> usize {
-        self.devices.max_tokens()
+        self.here.max_tokens()
     }
 
     /// Logits of the last token: `[VOCAB]`.
@@ -414,18 +492,36 @@ impl Session {
 
     /// Slots in use.
     pub fn slots(&self) -> usize {
-        self.devices.len() - self.ahead()
+        self.here.filled() - self.ahead()
     }
 
     /// Whether no token can be appended.
     pub fn is_full(&self) -> bool {
-        self.evictor.is_none() && self.devices.room() + self.ahead() == 0
+        self.evictor.is_none() && self.here.room() + self.ahead() == 0
+    }
+
+    /// Counts of drafted tokens so far, where there are drafts.
+    pub fn drafts(&self) -> Option<Drafts> {
+        self.drafter.as_ref().map(|d| d.counts)
+    }
+
+    /// Tokens that are computed and not of the sequence.
+    fn ahead(&self) -> usize {
+        self.drafter.as_ref().map_or(0, Drafter::ahead)
+    }
+
+    /// Gives up what is computed ahead, so that the cache holds the sequence and nothing else.
+    pub(crate) fn discard_drafts(&mut self) {
+        let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
+        if ahead > 0 {
+            self.here.truncate(self.here.filled() - ahead, self.tokens.len());
+        }
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.settle();
-        self.devices.set_len(0, 0);
+        self.discard_drafts();
+        self.here.truncate(0, 0);
         self.tokens.clear();
         self.cuts.clear();
         (self.prefix, self.dense) = (0, 0);
@@ -436,31 +532,36 @@ impl Session {
 
     /// Changes the number of slots; filled ones stay.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
-        self.settle();
+        self.discard_drafts();
         if let Some(evictor) = &mut self.evictor {
             evictor.resize(slots)?;
         }
-        self.devices.resize(slots)
+        self.here.resize(slots)
     }
 
     /// The shape of the cache. Slots of drafted tokens count as filled.
     pub fn extent(&self) -> Extent {
-        self.devices.extent()
+        self.here.extent()
+    }
+
+    /// The device that computes the next pass.
+    pub fn device(&self) -> SharedDevice {
+        self.here.device()
     }
 
     /// The device that runs now, for reports.
     pub fn device_name(&self) -> String {
-        locked(&self.devices.device()).name()
+        self.here.name()
     }
 
     /// Whether there are two devices.
     pub fn is_hybrid(&self) -> bool {
-        self.devices.are_two()
+        self.placement.as_ref().is_some_and(|placement| placement.is_hybrid())
     }
 
     /// Starts or ends a trace; see [`crate::model::device::Device::set_trace`].
     pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
-        self.devices.set_trace(trace)
+        self.here.set_trace(trace)
     }
 }
 

@@ -4,18 +4,23 @@
 //! are), so every answer is optional. The parsers are pure functions of the text.
 
 pub mod cgroup;
-pub mod marker;
-mod pressure;
-mod text_file;
-
-pub use pressure::memory_is_low;
-pub use text_file::read;
 
 use files::{Error, Result};
 use rustix::process::{Resource, getrlimit};
+use std::fs;
+use std::path::PathBuf;
 
 /// Replaces the system's available memory in every plan.
 const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
+
+/// Memory counts as low on Android if all tasks waited for it in this share of the last ten seconds, in percent. (The
+/// low-memory killer starts at 7: 70 ms in a second.) On other systems the file may cover other containers too.
+const STALLED: f64 = 5.0;
+
+/// The text of a system file; `None` if it cannot be read.
+pub fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
 
 /// The bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
 pub fn kb_field(text: &str, key: &str) -> Option<u64> {
@@ -59,6 +64,16 @@ pub fn kernel() -> String {
 /// The peak resident memory of this process so far (`VmHWM`), in bytes.
 pub fn peak_rss() -> Option<u64> {
     kb_field(&read("/proc/self/status")?, "VmHWM")
+}
+
+/// The folder of the user's state, on a phone the one beside the program; `None` if there is none.
+pub fn state_directory() -> Option<PathBuf> {
+    if cfg!(target_os = "android") {
+        return Some(std::env::current_exe().ok()?.parent()?.into());
+    }
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = path("XDG_STATE_HOME").or_else(|| Some(path("HOME")?.join(".local/state")));
+    state.map(|dir| dir.join("antigravity"))
 }
 
 /// Memory of the machine and of the container, in bytes.
@@ -162,6 +177,23 @@ impl Memory {
     }
 }
 
+/// Whether the system (or the container) has less than `threshold` bytes available, or spends its time waiting for
+/// memory. Unknown counts as enough.
+pub fn memory_is_low(threshold: u64) -> bool {
+    let memory = Memory::to_plan_with().unwrap_or_default();
+    memory.usable().is_some_and(|bytes| bytes < threshold)
+        || cfg!(target_os = "android")
+            && read("/proc/pressure/memory")
+                .and_then(|t| full_avg10(&t))
+                .is_some_and(|percent| percent >= STALLED)
+}
+
+/// `full avg10` of a pressure file: <https://docs.kernel.org/accounting/psi.html>.
+fn full_avg10(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|l| l.strip_prefix("full "))?;
+    line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,5 +247,19 @@ mod tests {
         assert_eq!(m(Some(5), None).usable(), Some(5));
         assert_eq!(m(None, Some(3)).usable(), Some(3));
         assert_eq!(m(None, None).usable(), None);
+    }
+
+    #[test]
+    fn pressure_is_read_from_the_full_line() {
+        let text = "some avg10=9.00 avg60=1.00 avg300=0.10 total=1\nfull avg10=5.25 avg60=0.00 avg300=0.00 total=2\n";
+        assert_eq!(full_avg10(text), Some(5.25));
+        for text in ["", "some avg10=9.00", "full avg60=1.0", "full avg10=x"] {
+            assert_eq!(full_avg10(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_is_low_below_the_threshold() {
+        assert!(memory_is_low(u64::MAX) || Memory::now().usable().is_none());
     }
 }

@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::json_writer::JsonWriter;
 use super::params::ResponseMode;
-use crate::run::engine::scheduler::Ending;
+use crate::run::generate::scheduler::Ending;
 use crate::run::session::{Drafts, StopReason};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Errors of requests, in the words of the APIs.
 
 use crate::cli::flags::name_flags;
-use crate::run::engine::scheduler::Refused;
+use crate::run::generate::scheduler::SubmitError;
 use files::{Error, say};
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -128,11 +128,11 @@ impl ApiError {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Full => Self::new(429, "as many requests wait as may; try again later"),
-            Refused::Closed => Self::from_engine(&Error::Interrupted),
+impl From<SubmitError> for ApiError {
+    fn from(e: SubmitError) -> Self {
+        match e {
+            SubmitError::Full => Self::new(429, "as many requests wait as may; try again later"),
+            SubmitError::Closed => Self::from_engine(&Error::Interrupted),
         }
     }
 }
@@ -201,7 +201,7 @@ mod tests {
             (ApiError::from_engine(&e).status, ApiError::from_engine(&Error::Other("x".into())).status),
             (400, 500)
         );
-        assert_eq!(ApiError::from(Refused::Full).to_openai()["error"]["type"], "rate_limit_error");
+        assert_eq!(ApiError::from(SubmitError::Full).to_openai()["error"]["type"], "rate_limit_error");
         assert_eq!(ApiError::new(500, "x").to_anthropic()["error"]["type"], "api_error");
     }
 }

@@ -1,21 +1,21 @@
 //! `GET /metrics`: Prometheus's text.
 
 use super::state::ServerModel;
-use crate::run::engine::scheduler::{BOUNDS, Histogram, Numbers};
+use crate::run::generate::scheduler::{BOUNDS, Histogram, SchedulerStats};
 use std::fmt::Write;
 
 /// Name, description, and value of a metric.
-type Metric<T> = (&'static str, &'static str, fn(&Numbers) -> T);
+type Metric<T> = (&'static str, &'static str, fn(&SchedulerStats) -> T);
 
 /// Name, description, and distribution of a time.
-type TimeMetric = (&'static str, &'static str, fn(&Numbers) -> &Histogram);
+type TimeMetric = (&'static str, &'static str, fn(&SchedulerStats) -> &Histogram);
 
 /// Metrics in vLLM's names, which routers read. They are labelled with the model's name.
 const GAUGES: [Metric<f64>; 5] = [
     ("vllm:num_requests_running", "Requests that run", |n| n.running() as f64),
     ("vllm:num_requests_waiting", "Requests that wait for a slot", |n| n.waiting as f64),
-    ("vllm:kv_cache_usage_perc", "Part of all rows that is filled, 1 is all", Numbers::filled),
-    ("vllm:gpu_cache_usage_perc", "Part of all rows that is filled, 1 is all", Numbers::filled),
+    ("vllm:kv_cache_usage_perc", "Part of all rows that is filled, 1 is all", SchedulerStats::filled),
+    ("vllm:gpu_cache_usage_perc", "Part of all rows that is filled, 1 is all", SchedulerStats::filled),
     ("antigravity:prefix_cache_bytes", "Rows kept of texts that have ended", |n| n.kept as f64),
 ];
 const COUNTERS: [Metric<u64>; 7] = [
@@ -61,7 +61,7 @@ const LLAMA_CPP_METRICS: [Metric<f64>; 16] = [
     ("spec_decode_num_accepted_tokens_total", "Drafted tokens that were chosen", |n| {
         n.drafts.accepted as f64
     }),
-    ("kv_cache_usage_ratio", "Part of all rows that is filled", Numbers::filled),
+    ("kv_cache_usage_ratio", "Part of all rows that is filled", SchedulerStats::filled),
 ];
 
 /// Events per second of what a histogram has timed.
@@ -71,7 +71,7 @@ fn per_second(count: u64, of: &Histogram) -> f64 {
 
 /// All metrics.
 pub fn render_metrics(model: &ServerModel) -> String {
-    let numbers = model.scheduler.numbers();
+    let numbers = model.scheduler.stats();
     let name = model.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let mut page = Page { label: format!("model_name=\"{name}\""), text: String::new() };
     for (name, help, value) in GAUGES {

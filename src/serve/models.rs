@@ -3,7 +3,7 @@
 use super::error::{ApiError, ApiResult};
 use super::state::{ServerModel, ServerState, SlotsEndpoint};
 use crate::dims::{LAYERS, MAX_POSITION, VOCAB};
-use crate::run::engine::scheduler::SlotNumbers;
+use crate::run::generate::scheduler::SlotStats;
 use crate::run::options::GenerateOptions;
 use serde_json::{Value, json};
 use text::chat::Template;
@@ -83,11 +83,11 @@ pub fn describe_slots(state: &ServerState) -> ApiResult<Value> {
     if state.slots_endpoint == SlotsEndpoint::Hidden {
         return Err(ApiError::new(501, "this server does not tell what its slots do"));
     }
-    let one = |(id, slot): (usize, &SlotNumbers)| {
+    let one = |(id, slot): (usize, &SlotStats)| {
         json!({
             "id": id, "n_ctx": slot.slots, "is_processing": slot.prompt > 0, "n_prompt_tokens": slot.prompt,
             "n_decoded": slot.generated, "n_filled": slot.filled,
         })
     };
-    Ok(state.loaded_model()?.scheduler.numbers().slots.iter().enumerate().map(one).collect())
+    Ok(state.loaded_model()?.scheduler.stats().slots.iter().enumerate().map(one).collect())
 }

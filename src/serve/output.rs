@@ -7,7 +7,7 @@ use super::memory::MemoryShare;
 use super::params::{RequestParams, ResponseMode};
 use super::state::ServerModel;
 use crate::dims::VOCAB;
-use crate::run::engine::scheduler::{Event, Job};
+use crate::run::generate::scheduler::{Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::plan::BACKLOG;
 use crate::run::session::CancelToken;

@@ -6,7 +6,7 @@ use super::constraint::{Constraint, read_constraint};
 use super::error::{ApiError, ApiResult};
 use super::state::{ServerModel, random_number};
 use super::unsupported::{self, RequestKind};
-use crate::run::engine::scheduler::{Realm, Reuse};
+use crate::run::generate::scheduler::{Realm, Reuse};
 use crate::run::options::GenerateOptions;
 use crate::run::session::CancelToken;
 use serde::Deserialize;

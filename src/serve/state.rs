@@ -4,7 +4,7 @@ use super::access::Access;
 use super::error::{ApiError, ApiResult};
 use super::memory::MemoryBudget;
 use crate::run::engine::Engine;
-use crate::run::engine::scheduler::Scheduler;
+use crate::run::generate::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::request_threads;
 use files::Error;

@@ -16,9 +16,9 @@ mod table;
 
 use super::columns::{Align, columns};
 use crate::cli::args::{FlagWarnings, LoadArgs, MaskArgs, text_of, within};
-use crate::cli::load::{self, ProcessSettings};
+use crate::cli::load;
 use crate::cli::signal;
-use crate::cli::terminal::{Verbosity, put};
+use crate::cli::terminal::put;
 use crate::model::trace::Trace;
 use crate::model::weights::ModelPath;
 use crate::run::engine::Engine;
@@ -26,7 +26,6 @@ use crate::run::options::EngineOptions;
 use crate::run::plan::{self, Context, Opened, Plan};
 use crate::run::session::CancelToken;
 use crate::run::system;
-use crate::run::system::marker::{Marker, Planned};
 use clap::{Args, ValueEnum};
 use device::OnDevice;
 use files::{Error, Result, say, stderr};
@@ -112,7 +111,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let model = ModelPath::new(&base.model)?.open(base.weight_type)?;
     let plans = options.iter().map(|o| Plan::of(&model, o)).collect::<Result<Vec<_>>>()?;
     let took = began.elapsed();
-    let _marker = prepare(&plans, args)?;
+    prepare(&plans, args)?;
     // The longest context, because loading checks the memory for it.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
@@ -169,17 +168,9 @@ fn model_peak(peak: Option<u64>, reader: Option<&Reader>) -> Option<u64> {
 }
 
 /// Refuses what does not fit in memory, because all groups keep their caches at once, and prepares the process.
-fn prepare(plans: &[Plan], args: &BenchArgs) -> Result<Marker> {
-    let need =
-        plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
-    let threads = plans.iter().map(|p| p.options.threads).max().unwrap_or(1);
-    let process = ProcessSettings {
-        threads,
-        context: Context::Row,
-        verbosity: Verbosity::Normal,
-        warnings: &args.warnings,
-    };
-    load::prepare(&plans[0], Planned { need, peak: need.max(plans[0].peak()) }, &process)
+fn prepare(plans: &[Plan], args: &BenchArgs) -> Result<()> {
+    plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
+    load::prepare(plans.iter().map(|p| p.options.threads).max().unwrap_or(1), &args.warnings)
 }
 
 /// A table of the time that each step took.

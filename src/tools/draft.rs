@@ -31,8 +31,7 @@ pub struct DraftArgs {
     sequences: usize,
 }
 
-/// Loads the model, says hello, and answers until its input ends. It leaves no marker and writes no file: whoever has
-/// started it may kill it.
+/// Loads the model, says hello, and answers until its input ends. It writes no file: whoever has started it may kill it.
 pub fn run(args: &DraftArgs) -> Result<()> {
     let options = EngineOptions {
         // A cache of 16-bit floats is small enough, and nearest to what the model was trained with.
@@ -116,8 +115,7 @@ impl DraftSequence {
         } else if all + most <= slots {
             self.from = 0;
         }
-        let rest = self.session.reuse(&self.tokens[self.from..])?;
-        self.session.prefill(rest, &CancelToken::default())?;
+        self.session.sync(&self.tokens[self.from..], &CancelToken::default())?;
         // Of the tokens so far, in this model's eyes.
         let mut whole = 1.0;
         for n in 1..=most {

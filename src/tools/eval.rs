@@ -7,12 +7,11 @@ mod recall;
 mod settings;
 
 use crate::cli::args::{FlagWarnings, Format, ModelArgs, QuietArgs};
-use crate::cli::load::{self, ProcessSettings};
+use crate::cli::load;
 use crate::cli::terminal::{ProgressLine, Verbosity, put};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
 use crate::run::plan::{self, Context, Plan, mib};
-use crate::run::system::marker::{Marker, Planned};
 use clap::Args;
 use engines::{Engines, Models, key};
 use files::{Error, Result, say};
@@ -75,7 +74,7 @@ struct Evaluation {
 pub fn run(args: &EvalArgs) -> Result<()> {
     let (work, models) = Evaluation::resolve(args)?;
     let began = Instant::now();
-    let _marker = prepare(args, &work, &models)?;
+    prepare(args, &work, &models)?;
     let engines = Engines::load(models, work.chunk.max(recall::longest(&work.questions)))?;
     let chunks = evaluate_text(args, &work, &engines)?;
     evaluate_recall(args, &work, &engines)?;
@@ -181,16 +180,15 @@ impl Evaluation {
 }
 
 /// Refuses what does not fit in memory, and prepares the process.
-fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<Marker> {
-    let mut need = 0;
-    let mut first = None;
+fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<()> {
+    let mut threads = 1;
     if work.input.is_some() {
         // All at once. Each session holds a block of logits; those compared with are held beside it.
         let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
         let plans = work.plans(models, work.chunk)?.into_iter().enumerate();
         let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
-        need = need_at_once(&plans)?;
-        first = plans.into_iter().next();
+        need_at_once(&plans)?;
+        threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
     if !work.questions.is_empty() {
         // One after another, while all models are loaded.
@@ -198,17 +196,10 @@ fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<Marker
         let plans = work.plans(models, longest)?;
         let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
         let what = format!("for prompts of {longest} tokens");
-        need = need.max(check_memory(&plans, sum_by_engine(&plans, most)?, &what)?);
-        first = first.or(plans.into_iter().next());
+        check_memory(&plans, sum_by_engine(&plans, most)?, &what)?;
+        threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
-    let Some(first) = first else { return Ok(Marker::none()) };
-    let process = ProcessSettings {
-        threads: first.options.threads,
-        context: Context::Chunk,
-        verbosity: args.quiet.verbosity(),
-        warnings: &args.warnings,
-    };
-    load::prepare(&first, Planned { need, peak: need.max(first.peak()) }, &process)
+    load::prepare(threads, &args.warnings)
 }
 
 /// Memory of sequences that all exist at once.

@@ -186,6 +186,21 @@ fn what_cannot_be_written_is_said_before_anything_is_generated() {
 }
 
 #[test]
+fn a_text_that_a_signal_ends_has_the_code_of_the_signal() {
+    for (signals, code) in
+        [(&["-INT"][..], Some(130)), (&["-INT", "-INT"], Some(130)), (&["-TERM"], None), (&["-HUP"], None)]
+    {
+        let mut child =
+            antigravity(ENDLESS).into_std().stdout(Stdio::piped()).spawn().expect("the binary starts");
+        let mut out = child.stdout.take().expect("piped");
+        out.read_exact(&mut [0]).expect("some text");
+        signals.iter().for_each(|name| signal(&child, name));
+        let _ = out.read_to_end(&mut Vec::new());
+        assert_eq!(child.wait().expect("it ends").code(), code, "{signals:?}");
+    }
+}
+
+#[test]
 fn a_pack_that_is_ended_leaves_nothing() {
     for name in ["-INT", "-TERM", "-HUP"] {
         let temp = TestDir::new();

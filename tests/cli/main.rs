@@ -28,8 +28,6 @@ mod fit;
 mod grammar;
 /// A habit from llama.cpp is misread, a typing mistake gets no hint, or a flag is passed over in silence.
 mod habits;
-/// After a kill the next start does not suggest less, or suggests it where nobody should be bothered.
-mod killed;
 /// `generate` puts something else on stdout than text, or a flag does not change it as it says.
 mod output;
 /// Prompts of a file get other answers than each alone.

@@ -7,7 +7,7 @@ use crate::support::process::run_alone;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, Logits, Run};
 use antigravity::run::eviction::{Budget, Chooser, Policy};
-use antigravity::run::session::{CancelToken, compute};
+use antigravity::run::session::{CancelToken, forward};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -113,10 +113,10 @@ fn sequences_together(engine: &Engine) -> usize {
     for token in 5..30 {
         let before = COUNT.load(Ordering::Relaxed);
         for session in &mut sessions {
-            session.stage(token).unwrap();
+            session.stage_token(token).unwrap();
         }
         let [a, b, c] = &mut sessions[..] else { panic!("three") };
-        compute(&mut [a, b, c], None).unwrap();
+        forward(&mut [a, b, c], None).unwrap();
         allocating += usize::from(COUNT.load(Ordering::Relaxed) != before);
     }
     // Each thread allocates when it starts, which it may do late.

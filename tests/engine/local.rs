@@ -8,7 +8,7 @@ use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
 use antigravity::plan::Plan;
 use antigravity::run::eviction::{Eviction, Policy};
-use antigravity::session::{CancelToken, Session, compute};
+use antigravity::session::{CancelToken, Session, forward};
 use antigravity::{Engine, EngineOptions};
 use numeric::kv::{KvType, KvTypes};
 
@@ -96,10 +96,10 @@ fn a_rewind_further_than_the_ring_computes_the_text_again() {
     for (n, near) in [(ALL - 4, true), (100, false)] {
         let mut session = engine.session().unwrap();
         session.prefill(&ids, &go()).unwrap();
-        let left = session.reuse(&ids[..n]).unwrap().to_vec();
+        let held = session.reuse(&ids[..n]).unwrap();
         let kept = if near || LOCAL_LAYERS == 0 { n - 1 } else { 0 };
-        assert_eq!((left.len(), session.slots()), (n - kept, kept));
-        session.prefill(&left, &go()).unwrap();
+        assert_eq!((held, session.slots()), (kept, kept));
+        session.sync(&ids[..n], &go()).unwrap();
         assert_eq!(decoded(&mut session, &ids[n..n + 2]), fresh(n)[..2], "{n}");
     }
 }
@@ -162,9 +162,9 @@ fn sequences_of_a_pass_have_rings_of_their_own() {
     }
     for step in 0..50 {
         for (session, n) in together.iter_mut().zip(lengths) {
-            session.stage(ids[n + step]).unwrap();
+            session.stage_token(ids[n + step]).unwrap();
         }
-        compute(&mut together.iter_mut().collect::<Vec<_>>(), None).unwrap();
+        forward(&mut together.iter_mut().collect::<Vec<_>>(), None).unwrap();
     }
     for (session, n) in together.iter().zip(lengths) {
         let mut alone = engine.session().unwrap();

@@ -8,7 +8,7 @@ use crate::support::paths;
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
-use antigravity::run::session::{CancelToken, Event, Fixed, Notice, Session, Side};
+use antigravity::run::session::{CancelToken, Event, FixedSchedule, Notice, Session, Side};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use serde_json::Value;
@@ -30,8 +30,8 @@ fn options(kv: KvType) -> EngineOptions {
 
 /// Both devices; nothing moves by itself.
 fn hybrid(o: &EngineOptions) -> Engine {
-    let by_hand = Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] };
-    let by_hand = if o.hybrid == Fixed::specified() { by_hand } else { o.hybrid.clone() };
+    let by_hand = FixedSchedule { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] };
+    let by_hand = if o.hybrid == FixedSchedule::specified() { by_hand } else { o.hybrid.clone() };
     Engine::load(EngineOptions { backend: BackendKind::Hybrid, hybrid: by_hand, ..o.clone() }).unwrap()
 }
 
@@ -118,7 +118,7 @@ fn only_rows_that_the_other_lacks_are_copied() {
     if !is_exact() {
         return;
     }
-    let fixed = Fixed { prefill: Side::Cpu, to_gpu: vec![50, 90], to_cpu: vec![70] };
+    let fixed = FixedSchedule { prefill: Side::Cpu, to_gpu: vec![50, 90], to_cpu: vec![70] };
     let engine = hybrid(&EngineOptions { hybrid: fixed, ..options(KvType::Q8) });
     let mut session = engine.session().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));

@@ -141,11 +141,12 @@ fn the_plan_counts_what_observes() {
             let eviction = Eviction { policy: Policy::H2o, ..Eviction::NEVER };
             let base = EngineOptions { eviction, ..options(KvTypes::both(KvType::Q4)) };
             let engine = on_device(&base, gpu_attn);
-            let mut seat = engine.device_seat(engine.options()).unwrap().unwrap();
-            seat.cache.write_mass(0, &[]).unwrap();
-            let run = Run { observe: 1, ..Run::new(&mut *seat.cache, &[1], 0, Logits::None) };
-            locked(&seat.device).forward(&mut [run], None).unwrap();
-            (0..dims::KV_HEADS).for_each(|head| seat.cache.keep(0, head, &[0]).unwrap());
+            let mut cache = engine.device_cache(engine.options()).unwrap().unwrap();
+            cache.cache().write_mass(0, &[]).unwrap();
+            let device = cache.device();
+            let run = Run { observe: 1, ..Run::new(cache.cache(), &[1], 0, Logits::None) };
+            locked(&device).forward(&mut [run], None).unwrap();
+            (0..dims::KV_HEADS).for_each(|head| cache.cache().keep(0, head, &[0]).unwrap());
             let plan = Plan::new(engine.options()).unwrap();
             let allocated = engine.device().unwrap().allocated();
             assert_eq!(plan.on_device(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.items());

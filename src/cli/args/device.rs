@@ -1,8 +1,7 @@
 //! The device and the cores that run the model.
 
 use super::within;
-use crate::run::options::{BackendKind, EngineOptions};
-use crate::run::session::{Fixed, Side};
+use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
 use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
 use numeric::pool;
@@ -84,7 +83,7 @@ impl DeviceArgs {
             })?,
         };
         let prefill = if self.prefill_on == Some(SideName::Gpu) { Side::Gpu } else { Side::Cpu };
-        options.hybrid = Fixed { prefill, to_gpu, to_cpu: self.switch_back.clone() };
+        options.hybrid = FixedSchedule { prefill, to_gpu, to_cpu: self.switch_back.clone() };
         options.backend = match self.backend {
             BackendName::Hybrid if measured => BackendKind::Auto,
             name => name.kind(),

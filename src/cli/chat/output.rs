@@ -5,7 +5,7 @@ use crate::cli::args::{Format, Think};
 use crate::cli::generation_report::{Report, token_line};
 use crate::cli::terminal::{has_color, put};
 use crate::cli::wrap::Wrap;
-use crate::run::engine::TokenStream;
+use crate::run::generate::stream::TokenStream;
 use crate::run::session::StopReason;
 use files::error::is_harmless;
 use files::{Error, Result, stderr};

@@ -7,11 +7,9 @@
 //! async-signal-safe functions.
 
 use crate::error::one_line;
-use std::ffi::{CString, c_char};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 /// The most files that can be mapped at once.
 pub const MAX_FILES: usize = 256;
@@ -56,16 +54,6 @@ static TABLE: [Slot; MAX_FILES] = [const {
 
 /// The former action of SIGBUS; set by the thread that installs the handler.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
-
-/// Path of a file to remove before the process ends; null, or a string that is never freed.
-static REMOVED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Names a file to remove if a mapped file is lost and the process ends. Only the last one named counts.
-pub fn remove_if_lost(file: &Path) {
-    if let Ok(file) = CString::new(file.as_os_str().as_bytes()) {
-        REMOVED.store(file.into_raw(), Ordering::Release);
-    }
-}
 
 /// Keeps one mapped file in the table until dropped.
 pub struct Watch(&'static Slot);
@@ -143,13 +131,9 @@ fn leave(slot: &Slot) -> ! {
         *to = from;
         len += 1;
     }
-    let removed = REMOVED.load(Ordering::Acquire);
-    // SAFETY: `line` holds `len` bytes; `removed` is null or a string that ends in a zero and is never freed; write,
-    // unlink and _exit are async-signal-safe. If stderr is gone, the exit code still tells.
+    // SAFETY: `line` holds `len` bytes; write and _exit are async-signal-safe. If stderr is gone, the exit code still
+    // tells.
     unsafe {
-        if !removed.is_null() {
-            libc::unlink(removed);
-        }
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), len);
         libc::_exit(EXIT_CODE)
     }

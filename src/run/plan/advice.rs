@@ -1,6 +1,6 @@
-//! What to change when a plan does not fit, or when a run of it was killed: fields and their values.
+//! Advice where a plan does not fit: fields and their values.
 
-use super::{DeviceMemory, Form, Plan, longest_where, mib};
+use super::{DeviceMemory, Plan, longest_where, mib};
 use crate::model::weights::WeightType;
 use crate::run::system::Process;
 use files::{Error, Result};
@@ -139,31 +139,6 @@ impl Plan {
         smaller.options.kv_types = KvTypes::both(KvType::Q4);
         let changed = smaller.options.kv_types != self.options.kv_types;
         (smaller, if changed { "`EngineOptions::kv_types` q4".into() } else { String::new() })
-    }
-
-    /// What to try after the system has killed a run of this plan: the flags, and what is planned with them.
-    pub fn smaller(&self, context: Context) -> String {
-        let (mut plan, mut flags) = self.with_smaller_cache();
-        let slots = plan.options.max_seq_len;
-        if context != Context::Row && slots > SMALL_CHUNK {
-            plan.options.max_seq_len = slots / 2;
-            flags = joined(&flags, &context.asked(slots / 2));
-        }
-        if plan.options.prefill_chunk.min(plan.options.max_seq_len) > SMALL_CHUNK {
-            plan.options.prefill_chunk = SMALL_CHUNK;
-            flags = joined(&flags, &format!("`EngineOptions::prefill_chunk` {SMALL_CHUNK}"));
-        }
-        let mut advice = match flags.is_empty() {
-            true => "close other programs or use a smaller model".into(),
-            false => format!("try {flags} (planned: {})", mib(plan.need())),
-        };
-        if context == Context::Row {
-            advice += ", fewer or shorter rows";
-        }
-        if self.form == Form::Checkpoint {
-            advice += "; after antigravity pack the system can take the weights' memory back instead";
-        }
-        advice
     }
 }
 

@@ -5,7 +5,7 @@ use crate::dims::{LEARNED_POSITIONS, MAX_POSITION, TIED};
 use crate::model::weights::{ModelPath, OpenModel};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
-use crate::run::speeds::is_known_to_be_the_cpu;
+use crate::run::placement::is_known_to_be_the_cpu;
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 

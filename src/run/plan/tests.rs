@@ -164,28 +164,6 @@ fn plans_beside_each_other_count_together() {
 }
 
 #[test]
-fn a_smaller_plan_is_smaller() {
-    let mut p = plan(2048);
-    p.options.kv_types = KvTypes::both(KvType::F16);
-    let advice = p.smaller(Context::MaxSeqLen);
-    let mut followed = plan(1024);
-    followed.options.prefill_chunk = 32;
-    let planned = mib(followed.need());
-    assert!(followed.need() < p.need());
-    assert_eq!(
-        advice,
-        format!(
-            "try `EngineOptions::kv_types` q4 `EngineOptions::max_seq_len` 1024 `EngineOptions::prefill_chunk` 32 (planned: {planned})"
-        )
-    );
-    let mut least = plan(16);
-    least.options.prefill_chunk = 16;
-    assert_eq!(least.smaller(Context::Chunk), "close other programs or use a smaller model");
-    least.form = Form::Checkpoint;
-    assert!(least.smaller(Context::Row).contains("antigravity pack"));
-}
-
-#[test]
 fn an_unknown_machine_is_not_refused() {
     let p = Plan { memory: Memory::default(), ..plan(usize::MAX) };
     assert_eq!(p.check(), Ok(()));

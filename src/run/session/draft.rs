@@ -4,14 +4,9 @@
 //! sees nothing of it: each is chosen from the same logits as without, and as long as the draft has it, its logits are
 //! there already.
 
-mod pace;
-
-use super::Session;
-use super::evict::{Evictor, Input};
 use crate::dims::VOCAB;
 use crate::run::draft_model::{DraftModel, PassTime, Question};
 use files::{Error, Result};
-use pace::Pace;
 use std::ops::{Add, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,20 +63,20 @@ impl Add for Drafts {
 pub(super) struct Drafter {
     /// Most tokens of a draft.
     most: usize,
-    pace: Pace,
+    pace: DraftPace,
     /// A smaller model that drafts.
-    model: Option<Asker>,
+    model: Option<DraftClient>,
     /// The tokens of the last pass that drafted: one of the sequence, then the draft.
     pass: Vec<u32>,
     /// How many of them are of the sequence.
     taken: usize,
     /// Who was asked for it.
     source: Source,
-    /// How long it took, where that says anything.
+    /// The time that it took, where that says anything.
     time: Option<PassTime>,
     /// Logits of each: `[token][VOCAB]`.
     rows: Vec<f32>,
-    drafts: Drafts,
+    pub counts: Drafts,
 }
 
 /// Who drafts.
@@ -93,17 +88,17 @@ enum Source {
 }
 
 /// A sequence's part of a draft model.
-struct Asker {
+struct DraftClient {
     model: DraftModel,
     /// The number of this sequence.
     owner: u64,
     sampler: Arc<SamplerOptions>,
     random: Option<Rng>,
-    /// How long the last draft took.
+    /// The time that the last draft took.
     asked: Duration,
 }
 
-impl Asker {
+impl DraftClient {
     /// Appends to `pass` what the model drafts after `tokens`, at most `room` of them, if it is to be asked.
     fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
         let began = Instant::now();
@@ -128,9 +123,50 @@ impl Drafter {
             ))
         })?;
         rows.resize(len, 0.0);
-        let pass = Vec::with_capacity(most + 1);
-        let (pace, drafts) = (Pace::new(most), Drafts::default());
-        Ok(Self { most, pace, model: None, pass, taken: 0, source: Source::Nobody, time: None, rows, drafts })
+        Ok(Self {
+            most,
+            pace: DraftPace::new(most),
+            model: None,
+            pass: Vec::with_capacity(most + 1),
+            taken: 0,
+            source: Source::Nobody,
+            time: None,
+            rows,
+            counts: Drafts::default(),
+        })
+    }
+
+    /// Lets a smaller model draft too.
+    pub fn set_model(&mut self, model: &DraftModel) {
+        let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
+        self.model = Some(DraftClient {
+            model: model.clone(),
+            owner: model.owner(),
+            sampler: Arc::new(greedy),
+            random: None,
+            asked: Duration::ZERO,
+        });
+    }
+
+    /// Tells the draft model how tokens are chosen from now on.
+    pub fn set_sampler(&mut self, sampler: &SamplerOptions) {
+        let Some(client) = &mut self.model else { return };
+        client.random = None;
+        if *client.sampler != *sampler {
+            client.sampler = Arc::new(sampler.clone());
+        }
+    }
+
+    /// Tells the draft model which random numbers come next.
+    pub fn set_rng(&mut self, random: &Rng) {
+        if let Some(client) = &mut self.model {
+            client.random = Some(random.clone());
+        }
+    }
+
+    /// Whether a model drafts.
+    pub fn has_model(&self) -> bool {
+        self.model.is_some()
     }
 
     /// Tokens that are computed and not of the sequence.
@@ -146,66 +182,131 @@ impl Drafter {
         ahead
     }
 
-    /// Where the logits of a pass of `tokens` go: `[token][VOCAB]`.
-    pub fn rows(&mut self, tokens: usize) -> &mut [f32] {
-        &mut self.rows[..tokens * VOCAB]
+    /// Whether `token` comes next in the draft.
+    pub fn expects(&self, token: u32) -> bool {
+        self.pass.get(self.taken) == Some(&token)
     }
 
-    /// Learns from the last pass.
-    fn learn(&mut self) {
-        let (accepted, drafted) = (self.taken.saturating_sub(1), self.pass.len().saturating_sub(1));
-        match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
-            (Source::Text, ..) => self.pace.drafted(accepted, drafted),
-            (Source::Model, time, Some(asker)) => asker.model.drafted(accepted, drafted, time),
-            (Source::Nobody, Some(time), Some(asker)) => asker.model.plain(time),
-            _ => {}
-        }
+    /// Accepts the next token of the draft: the logits after it.
+    pub fn accept(&mut self) -> &[f32] {
+        self.counts.accepted += 1;
+        self.counts.model_accepted += usize::from(self.source == Source::Model);
+        self.taken += 1;
+        &self.rows[(self.taken - 1) * VOCAB..][..VOCAB]
     }
 
-    /// Begins a pass of the last token of `tokens` and at most `room` drafted ones; whether there are any.
-    fn begin(&mut self, tokens: &[u32], room: usize) -> bool {
+    /// Proposes a pass of the last of `tokens` and at most `room` drafted ones, into `pass`: whether there are any. Until
+    /// it is computed, nothing is ahead.
+    pub fn propose(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> bool {
         self.pass.clear();
         self.taken = 0;
         let room = room.min(self.most);
         let length = self.pace.length().min(room);
-        self.pass.extend(tokens.last());
+        pass.clear();
+        pass.extend(tokens.last());
         let repeats = |grams: RangeInclusive<usize>, pass: &mut Vec<u32>| {
-            length > 0 && grams.rev().any(|n| look_up(tokens, n, length, pass))
+            length > 0 && grams.rev().any(|n| ngram_lookup(tokens, n, length, pass))
         };
         self.source = match &mut self.model {
-            Some(_) if repeats(LONG_GRAM, &mut self.pass) => Source::Text,
-            Some(asker) if room > 0 => asker.ask(tokens, room, &mut self.pass),
+            Some(_) if repeats(LONG_GRAM, pass) => Source::Text,
+            Some(client) if room > 0 => client.ask(tokens, room, pass),
             _ => Source::Nobody,
         };
-        if self.source == Source::Nobody && repeats(GRAM, &mut self.pass) {
+        if self.source == Source::Nobody && repeats(GRAM, pass) {
             self.source = Source::Text;
         }
-        let found = self.pass.len() > 1;
-        if !found {
-            self.pass.clear();
+        pass.len() > 1
+    }
+
+    /// Memory for the logits of a pass of `tokens`: `[token][VOCAB]`.
+    pub fn rows(&mut self, tokens: usize) -> &mut [f32] {
+        &mut self.rows[..tokens * VOCAB]
+    }
+
+    /// Takes a computed pass, whose first token is the sequence's and the others are ahead: the logits after the first.
+    pub fn commit(&mut self, pass: &mut Vec<u32>) -> &[f32] {
+        std::mem::swap(&mut self.pass, pass);
+        let drafted = self.pass.len() - 1;
+        self.taken = 1;
+        self.counts.passes += 1;
+        self.counts.drafted += drafted;
+        self.counts.model_drafted += if self.source == Source::Model { drafted } else { 0 };
+        &self.rows[..VOCAB]
+    }
+
+    /// Learns from the last pass.
+    pub fn learn(&mut self) {
+        let (accepted, drafted) = (self.taken.saturating_sub(1), self.pass.len().saturating_sub(1));
+        match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
+            (Source::Text, ..) => self.pace.drafted(accepted, drafted),
+            (Source::Model, time, Some(client)) => client.model.drafted(accepted, drafted, time),
+            (Source::Nobody, Some(time), Some(client)) => client.model.plain(time),
+            _ => {}
         }
-        found
     }
 
-    /// Whether a model drafts.
-    pub fn has_model(&self) -> bool {
-        self.model.is_some()
-    }
-
-    /// The pass took so long, and asking for this text. Where `others` had drafted tokens, it says nothing of one without.
-    pub fn took(&mut self, others: usize, time: PassTime) {
+    /// Records the time of the pass, asking for this text included. Where `others` had drafted tokens, it says nothing of
+    /// one without.
+    pub fn record_time(&mut self, others: usize, time: PassTime) {
         self.time = (others == 0 || self.source == Source::Model).then_some(time);
     }
 
-    /// How long the last draft took; then it counts no more.
+    /// The time that the last draft took; then it counts no more.
     pub fn take_asked(&mut self) -> Duration {
-        self.model.as_mut().map_or(Duration::ZERO, |asker| std::mem::take(&mut asker.asked))
+        self.model.as_mut().map_or(Duration::ZERO, |client| std::mem::take(&mut client.asked))
+    }
+}
+
+/// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
+/// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
+const LONGEST_PAUSE: usize = 63;
+
+/// The length of drafts, and the pauses between them: twice as long after one that was chosen as a whole, as long as what was
+/// chosen after others, and pauses of growing length while nothing is.
+#[derive(Debug)]
+struct DraftPace {
+    most: usize,
+    length: usize,
+    /// The last pause.
+    pause: usize,
+    /// Tokens that are left of it.
+    left: usize,
+}
+
+impl DraftPace {
+    fn new(most: usize) -> Self {
+        Self { most, length: most.min(2), pause: 0, left: 0 }
+    }
+
+    /// Tokens of the next draft.
+    fn length(&mut self) -> usize {
+        if self.left > 0 {
+            self.left -= 1;
+            return 0;
+        }
+        self.length
+    }
+
+    /// So many tokens of a draft were chosen.
+    fn drafted(&mut self, accepted: usize, drafted: usize) {
+        match accepted {
+            0 => {
+                self.pause = (2 * self.pause + 1).min(LONGEST_PAUSE);
+                self.left = self.pause;
+                self.length = 1;
+            }
+            n => {
+                // One token alone may have been luck.
+                self.pause = if n > 1 { 0 } else { self.pause / 2 };
+                self.length = if n == drafted { 2 * n } else { n }.min(self.most);
+            }
+        }
     }
 }
 
 /// Appends to `draft` the `length` tokens that followed the last `n` of `tokens` where they stood last before: whether
 /// they did. What goes beyond the end of the text goes on with the draft itself, which repeats.
-fn look_up(tokens: &[u32], n: usize, length: usize, draft: &mut Vec<u32>) -> bool {
+fn ngram_lookup(tokens: &[u32], n: usize, length: usize, draft: &mut Vec<u32>) -> bool {
     let Some(end) = tokens.len().checked_sub(n) else { return false };
     let gram = &tokens[end..];
     let Some(at) = (0..end).rev().find(|&at| tokens[at..at + n] == *gram) else { return false };
@@ -213,125 +314,6 @@ fn look_up(tokens: &[u32], n: usize, length: usize, draft: &mut Vec<u32>) -> boo
     let next = |i: usize| tokens[at + n + i % period];
     draft.extend((0..length).map(next));
     true
-}
-
-impl Session {
-    /// Drafts up to `most` tokens at a time from now on, which changes no token and no logits on a backend that computes
-    /// the same bits for one token and for several, as the CPU's does.
-    ///
-    /// # Errors
-    ///
-    /// `Usage` where the eviction policy looks at attention, which drafted tokens would give too; `Memory`.
-    pub fn with_drafts(mut self, most: usize) -> Result<Self> {
-        if self.observes() {
-            return Err(Error::Usage(format!(
-                "`EngineOptions::draft` {most}: not with an `Eviction::policy` that looks at attention; use sliding or none"
-            )));
-        }
-        self.drafter = (most > 0).then(|| Drafter::new(most)).transpose()?;
-        Ok(self)
-    }
-
-    /// Lets a smaller model draft too; comes after [`Session::with_drafts`].
-    pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
-        if let Some(drafter) = &mut self.drafter {
-            let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
-            drafter.model = Some(Asker {
-                model: model.clone(),
-                owner: model.owner(),
-                sampler: Arc::new(greedy),
-                random: None,
-                asked: Duration::ZERO,
-            });
-        }
-        self
-    }
-
-    /// Says how tokens are chosen from now on, so that a draft model can choose in the same way.
-    pub(crate) fn chosen_by(&mut self, sampler: &SamplerOptions) {
-        if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
-            asker.random = None;
-            if *asker.sampler != *sampler {
-                asker.sampler = Arc::new(sampler.clone());
-            }
-        }
-    }
-
-    /// Says which random numbers come next.
-    pub(crate) fn drawn_from(&mut self, random: &Rng) {
-        if let Some(asker) = self.drafter.as_mut().and_then(|d| d.model.as_mut()) {
-            asker.random = Some(random.clone());
-        }
-    }
-
-    /// How drafts went so far, where there are any.
-    pub fn drafts(&self) -> Option<Drafts> {
-        self.drafter.as_ref().map(|d| d.drafts)
-    }
-
-    /// Tokens that are computed and not of the sequence.
-    pub(super) fn ahead(&self) -> usize {
-        self.drafter.as_ref().map_or(0, Drafter::ahead)
-    }
-
-    /// Gives up what is computed ahead, so that the backend holds the sequence and nothing else.
-    pub(crate) fn settle(&mut self) {
-        let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
-        if ahead > 0 {
-            self.devices.set_len(self.devices.len() - ahead, self.tokens.len());
-        }
-    }
-
-    /// Takes `token` from the draft, if it is the one that comes next there; else the draft is over.
-    pub(super) fn take_drafted(&mut self, token: u32) -> bool {
-        let (slots, Some(d)) = (self.slots(), &mut self.drafter) else { return false };
-        // A token that slots are evicted for comes after that.
-        let stays = |e: &mut Evictor| {
-            e.watch_memory(slots, 1);
-            e.why(slots, Input::Open).is_none()
-        };
-        if d.pass.get(d.taken) == Some(&token) && self.evictor.as_mut().is_none_or(stays) {
-            self.logits.copy_from_slice(&d.rows[d.taken * VOCAB..][..VOCAB]);
-            self.tokens.push(token);
-            d.taken += 1;
-            d.drafts.accepted += 1;
-            d.drafts.model_accepted += usize::from(d.source == Source::Model);
-            return true;
-        }
-        d.learn();
-        self.settle();
-        false
-    }
-
-    /// Stages `token` and a draft after it, if there is one: whether there is.
-    pub(super) fn draft(&mut self, token: u32) -> bool {
-        // No slot is to be evicted for the sake of a draft.
-        let room = match &self.evictor {
-            Some(evictor) => evictor.ahead(self.devices.len(), Input::Open),
-            None => self.devices.room(),
-        };
-        let room = room.min(self.devices.max_tokens()).saturating_sub(1);
-        let Some(d) = &mut self.drafter else { return false };
-        self.tokens.push(token);
-        let found = d.begin(&self.tokens, room);
-        self.tokens.pop();
-        // Until it is computed, nothing is ahead.
-        std::mem::swap(&mut d.pass, &mut self.staged.tokens);
-        d.pass.clear();
-        found
-    }
-
-    /// The draft that was staged is computed: its first token joins the sequence, the others are ahead.
-    pub(super) fn take_draft(&mut self) {
-        let Some(d) = &mut self.drafter else { return };
-        std::mem::swap(&mut d.pass, &mut self.staged.tokens);
-        self.tokens.push(d.pass[0]);
-        self.logits.copy_from_slice(&d.rows[..VOCAB]);
-        d.taken = 1;
-        d.drafts.passes += 1;
-        d.drafts.drafted += d.pass.len() - 1;
-        d.drafts.model_drafted += if d.source == Source::Model { d.pass.len() - 1 } else { 0 };
-    }
 }
 
 #[cfg(test)]
@@ -364,7 +346,7 @@ mod tests {
                     }
                 }
                 let mut draft = vec![];
-                let there = look_up(&tokens, n, 9, &mut draft);
+                let there = ngram_lookup(&tokens, n, 9, &mut draft);
                 assert_eq!(
                     (there, draft),
                     (expected.is_some(), expected.unwrap_or_default()),
@@ -379,15 +361,43 @@ mod tests {
     #[test]
     fn longer_matches_come_first_and_room_is_kept() {
         let mut d = Drafter::new(4).unwrap();
+        let mut pass = Vec::new();
         d.pace.length = 4;
         // After 1 2 3 came 4, after 2 3 later 9.
         let tokens = [1, 2, 3, 4, 5, 8, 2, 3, 9, 1, 2, 3];
-        assert!(d.begin(&tokens, 9));
-        assert_eq!(d.pass, [3, 4, 5, 8, 2]);
-        assert!(d.begin(&tokens, 1));
-        assert_eq!(d.pass, [3, 4]);
-        assert!(!d.begin(&tokens, 0) && d.pass.is_empty());
-        assert!(!d.begin(&[1, 2, 3, 4], 9) && d.pass.is_empty());
-        assert!(!d.begin(&[1], 9) && !d.begin(&[], 9));
+        assert!(d.propose(&tokens, 9, &mut pass));
+        assert_eq!(pass, [3, 4, 5, 8, 2]);
+        assert!(d.propose(&tokens, 1, &mut pass));
+        assert_eq!(pass, [3, 4]);
+        assert!(!d.propose(&tokens, 0, &mut pass) && d.ahead() == 0);
+        assert!(!d.propose(&[1, 2, 3, 4], 9, &mut pass) && pass == [4]);
+        assert!(!d.propose(&[1], 9, &mut pass) && !d.propose(&[], 9, &mut pass));
+    }
+
+    #[test]
+    fn drafts_grow_shrink_and_pause() {
+        let mut pace = DraftPace::new(10);
+        let lengths: Vec<usize> = (0..5)
+            .map(|_| {
+                let n = pace.length();
+                pace.drafted(n, n);
+                n
+            })
+            .collect();
+        assert_eq!(lengths, [2, 4, 8, 10, 10]);
+        pace.drafted(3, 10);
+        assert_eq!(pace.length(), 3);
+        // In vain from now on: one token, after pauses that double.
+        let mut tries = vec![];
+        for token in 0..400 {
+            if let n @ 1.. = pace.length() {
+                pace.drafted(0, n);
+                tries.push((token, n));
+            }
+        }
+        let at: Vec<usize> = tries.iter().map(|t| t.0).collect();
+        assert_eq!(at[..7], [0, 2, 6, 14, 30, 62, 126]);
+        assert!(at.windows(2).skip(6).all(|w| w[1] - w[0] == LONGEST_PAUSE + 1), "{at:?}");
+        assert!(tries[1..].iter().all(|t| t.1 == 1));
     }
 }

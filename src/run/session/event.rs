@@ -1,5 +1,6 @@
-//! What happens to a sequence besides tokens: evictions, moves from device to device, the end.
+//! Events of a sequence besides its tokens: evictions, moves from device to device, the end.
 
+use crate::run::placement::Switch;
 use std::time::Duration;
 
 /// Something a user may want to know of, told when it has happened.
@@ -49,25 +50,6 @@ impl Why {
             Why::Memory => "memory low",
         }
     }
-}
-
-/// One move to another device.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Switch {
-    /// Position of the next token.
-    pub position: usize,
-    /// The device left.
-    pub from: String,
-    /// The device that goes on.
-    pub to: String,
-    /// Slots that were copied: those that the new device lacked, none where both share their memory.
-    pub slots: usize,
-    /// Bytes of their rows.
-    pub bytes: u64,
-    /// How long it took.
-    pub took: Duration,
-    /// Why now.
-    pub why: String,
 }
 
 /// Why a generation ended.

@@ -1,9 +1,6 @@
-//! What a sequence is besides its rows, to be saved and restored.
+//! Tokens and layout of a sequence, which are saved and restored with its rows.
 
-use super::Session;
-use super::evict::Evictor;
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
-use crate::model::device::KvRows;
+use crate::dims::{GLOBAL_LAYERS, KV_HEADS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -81,7 +78,7 @@ impl Sequence {
     }
 
     /// The position of each slot, ascending, of the layers that see all: `[layer * KV_HEADS + kv_head][slot]`.
-    fn positions_of_slots(&self) -> Result<Vec<Vec<u32>>> {
+    pub(super) fn positions_of_slots(&self) -> Result<Vec<Vec<u32>>> {
         let (all, slots, heads) = (self.tokens.len(), self.slots, GLOBAL_LAYERS * KV_HEADS);
         let latest = |n: usize| (all - n) as u32..all as u32;
         if self.cuts.is_empty() {
@@ -105,7 +102,7 @@ impl Sequence {
     }
 
     /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
-    fn check(&self, capacity: usize) -> Result<()> {
+    pub(super) fn check(&self, capacity: usize) -> Result<()> {
         match (self.is_sound(), self.slots <= capacity) {
             (true, true) => Ok(()),
             (false, _) => Err(Error::Model("the saved sequence contradicts itself".into())),
@@ -114,113 +111,5 @@ impl Sequence {
                 self.slots
             ))),
         }
-    }
-}
-
-impl Session {
-    /// Tokens and layout, which with the rows and the mass of all layers are the whole sequence.
-    pub fn sequence(&self) -> Sequence {
-        Sequence {
-            tokens: self.tokens.clone(),
-            slots: self.slots(),
-            cuts: self.cuts.clone(),
-            prefix: self.prefix,
-            dense: self.dense,
-            since: self.since(),
-            positions: self.evictor.as_ref().map_or(Vec::new(), |e| e.positions().to_vec()),
-            oldest: self.devices.oldest(),
-        }
-    }
-
-    /// Whether it knows the positions of slots that each head chose for itself.
-    pub fn tracks_positions(&self) -> bool {
-        self.observes()
-    }
-
-    /// The positions of each layer's rows: `[kv_head][slot]`, ascending in a head.
-    ///
-    /// # Errors
-    ///
-    /// `Usage` where they are not known any more.
-    pub fn positions(&self) -> Result<Vec<Vec<u32>>> {
-        let sequence = self.sequence();
-        let heads = sequence.positions_of_slots()?;
-        let mut global = heads.chunks_exact(KV_HEADS).map(<[Vec<u32>]>::concat);
-        let local: Vec<u32> = (sequence.oldest as u32..sequence.tokens.len() as u32).collect();
-        let of = |layer| if is_local(layer) { Some(local.repeat(KV_HEADS)) } else { global.next() };
-        Ok((0..LAYERS).map_while(of).collect())
-    }
-
-    /// The filled rows of a layer: see [`Sequence::rows`].
-    pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = if is_local(layer) { self.devices.oldest()..self.tokens.len() } else { 0..self.slots() };
-        self.devices.cache().read(layer, slots, rows)
-    }
-
-    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed, and of local
-    /// layers.
-    pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
-        mass.clear();
-        if self.since().is_some() && !is_local(layer) { self.devices.read_mass(layer, mass) } else { Ok(()) }
-    }
-
-    fn since(&self) -> Option<usize> {
-        self.evictor.as_ref().and_then(Evictor::since)
-    }
-
-    /// Becomes a saved sequence. `each` fills in the rows and the mass of a layer, which come with the right lengths.
-    ///
-    /// # Errors
-    ///
-    /// What `each` returns, after which the session is empty; `Model` for a sequence that cannot be one, `Usage` for
-    /// one that is too long for this context.
-    pub fn restore(
-        &mut self,
-        sequence: Sequence,
-        mut each: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
-    ) -> Result<()> {
-        sequence.check(self.devices.extent().slots)?;
-        self.clear();
-        if !sequence.cuts.is_empty() {
-            self.devices.outlast()?;
-        }
-        self.devices.set_len(sequence.slots, 0);
-        let filled = self.fill(&sequence, &mut each);
-        if filled.is_err() {
-            self.clear();
-        }
-        filled?;
-        self.devices.restored(sequence.oldest..sequence.tokens.len());
-        self.tokens.extend_from_slice(&sequence.tokens);
-        if let Some(evictor) = &mut self.evictor {
-            evictor.reset(sequence.since);
-            let kept = sequence.cuts.last().map_or(0, |c| c.kept.min(sequence.slots));
-            evictor.set_positions(sequence.positions, (kept, sequence.slots, sequence.tokens.len()));
-        }
-        (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
-        Ok(())
-    }
-
-    /// Fills all rows.
-    fn fill(
-        &mut self,
-        sequence: &Sequence,
-        each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
-    ) -> Result<()> {
-        let types = self.devices.extent().types;
-        let (mut rows, mut mass) = (KvRows::default(), Vec::new());
-        for layer in 0..LAYERS {
-            let all = sequence.rows(layer);
-            rows.resize(types, all.len(), HEAD_DIM);
-            let massed = sequence.since.is_some() && !is_local(layer);
-            mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
-            each(layer, &mut rows, &mut mass)?;
-            self.devices.cache().write(layer, all, &rows)?;
-            // A policy that does not look at attention has no place for it.
-            if !is_local(layer) && self.evictor.as_ref().is_some_and(Evictor::observes) {
-                self.devices.write_mass(layer, &mass)?;
-            }
-        }
-        Ok(())
     }
 }

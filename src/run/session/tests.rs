@@ -24,7 +24,7 @@ fn tokens(n: usize) -> Vec<u32> {
 
 /// One device.
 fn alone(capacity: usize, eviction: Eviction) -> Session {
-    Session::new(Fake::new("one", 16).seat(capacity)).with_eviction(eviction).unwrap()
+    Session::new(Fake::new("one", 16).with_slots(capacity)).with_eviction(eviction).unwrap()
 }
 
 /// All rows: for each layer and head, tokens and positions.
@@ -139,7 +139,7 @@ fn an_opening_stays_unless_a_number_is_given() {
 fn what_stays_does_not_depend_on_the_size_of_chunks() {
     for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let after = |chunk: usize| {
-            let mut session = Session::new(Fake::new("one", chunk).seat(100))
+            let mut session = Session::new(Fake::new("one", chunk).with_slots(100))
                 .with_eviction(eviction(policy, 60, 3))
                 .unwrap();
             feed(&mut session, 500, 700);
@@ -177,7 +177,8 @@ fn a_prompt_that_fits_the_window_is_not_cut() {
 fn low_memory_halves_the_cache_and_the_window_returns_when_there_is_enough() {
     static LOW: AtomicBool = AtomicBool::new(true);
     let wanted = Eviction { memory_threshold: 1, ..eviction(Policy::Sliding, 1000, 0) };
-    let mut session = alone(2000, wanted).with_memory_probe(|_| LOW.load(Ordering::Relaxed));
+    let mut session = alone(2000, wanted);
+    session.evictor.as_mut().unwrap().probe = |_| LOW.load(Ordering::Relaxed);
     let seen = events(&mut session);
     feed(&mut session, 600, 1200);
     assert!(session.slots() < 200, "{}", session.slots());
@@ -238,15 +239,15 @@ fn a_prompt_that_goes_on_is_not_computed_again() {
     let mut session = alone(400, eviction(Policy::Sliding, 60, 3));
     let longer = tokens(210);
     feed(&mut session, 200, 200);
-    assert_eq!(session.reuse(&longer).unwrap(), &longer[200..]);
+    assert_eq!(session.reuse(&longer).unwrap(), 200);
     session.prefill(&longer[200..], &CancelToken::default()).unwrap();
     assert_eq!(session.position(), 210);
     // The same again needs the last token's logits only.
-    assert_eq!(session.reuse(&longer).unwrap(), &longer[209..]);
+    assert_eq!(session.reuse(&longer).unwrap(), 209);
     // One that parts where slots were evicted goes on from the protected prefix.
     let mut other = longer.clone();
     other[100] ^= 1;
-    assert_eq!(session.reuse(&other).unwrap(), &other[3..]);
+    assert_eq!(session.reuse(&other).unwrap(), 3);
     assert_eq!(session.position(), 3);
 }
 
@@ -276,7 +277,7 @@ fn a_saved_sequence_goes_on_as_if_never_left() {
 #[test]
 fn a_cache_too_small_for_the_prefix_is_refused() {
     let new = |capacity, window, prefix| {
-        Session::new(Fake::new("one", 16).seat(capacity))
+        Session::new(Fake::new("one", 16).with_slots(capacity))
             .with_eviction(eviction(Policy::Sliding, window, prefix))
             .is_ok()
     };
@@ -335,7 +336,7 @@ fn drafts_change_nothing_but_the_passes() {
 fn what_is_computed_ahead_is_given_up_for_anything_else() {
     let clear = |s: &mut Session| s.clear();
     let rewind = |s: &mut Session| s.rewind(30).unwrap();
-    let reuse = |s: &mut Session| assert_eq!(s.reuse(&tokens(4)).unwrap().len(), 1);
+    let reuse = |s: &mut Session| assert_eq!(s.reuse(&tokens(4)).unwrap(), 3);
     let prefill = |s: &mut Session| s.prefill(&tokens(40)[30..], &CancelToken::default()).unwrap();
     let resize = |s: &mut Session| s.resize(150).unwrap();
     type Change<'a> = &'a dyn Fn(&mut Session);
@@ -370,8 +371,8 @@ fn what_is_computed_ahead_is_given_up_for_anything_else() {
 
 #[test]
 fn sequences_of_one_device_are_computed_together_as_each_alone() {
-    let device = Fake::new("one", 16).seat(200).device;
-    let session = || Session::new(Seat::new(Arc::clone(&device), 200).unwrap());
+    let device = Fake::new("one", 16).with_slots(200).device();
+    let session = || Session::new(DeviceCache::new(Arc::clone(&device), 200).unwrap());
     let (mut a, mut b, mut c) = (session(), session(), session());
     let (mut alone_a, mut alone_b) = (alone(200, Eviction::NEVER), alone(200, Eviction::NEVER));
     feed(&mut a, 20, 30);
@@ -381,9 +382,12 @@ fn sequences_of_one_device_are_computed_together_as_each_alone() {
     // A token of two, and a part of a prompt.
     let prompt = tokens(40);
     c.begin_prompt(&prompt).unwrap();
-    assert_eq!((a.stage(token(30)).unwrap(), b.stage(token(9)).unwrap()), (Stage::Staged, Stage::Staged));
+    assert_eq!(
+        (a.stage_token(token(30)).unwrap(), b.stage_token(token(9)).unwrap()),
+        (Stage::Staged, Stage::Staged)
+    );
     assert_eq!(c.stage_prompt(&prompt[..14], 40).unwrap(), 14);
-    compute(&mut [&mut a, &mut b, &mut c], None).unwrap();
+    forward(&mut [&mut a, &mut b, &mut c], None).unwrap();
     assert_eq!((c.position(), a.is_staged()), (14, false));
     for (session, alone) in [(&mut a, &mut alone_a), (&mut b, &mut alone_b)] {
         assert!(session.logits() == alone.logits());

@@ -3,7 +3,7 @@
 //! Any ancestor of the group may have a limit, so all are read. In a container, `/proc/self/cgroup` may have the host's
 //! path, which does not exist inside. The mount's root, which is among the ancestors, then has our limit.
 
-use super::text_file::read;
+use super::read;
 
 /// A memory limit and what is left of it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,22 +73,8 @@ pub fn memory() -> Option<MemoryLimit> {
 }
 
 /// The number in a line `key 123`.
-pub(super) fn count(text: &str, key: &str) -> Option<u64> {
+fn count(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
-/// How many processes of the group, or of the nearest ancestor that counts, were killed for want of memory.
-pub(super) fn kills() -> Option<u64> {
-    let groups = read("/proc/self/cgroup")?;
-    let places = [
-        ("", "/sys/fs/cgroup", "memory.events"),
-        ("", "/sys/fs/cgroup/unified", "memory.events"),
-        ("memory", "/sys/fs/cgroup/memory", "memory.oom_control"),
-    ];
-    places.iter().find_map(|(controller, root, file)| {
-        let path = group_path(&groups, controller).unwrap_or("/");
-        ancestors(path).iter().find_map(|group| count(&read(&format!("{root}{group}/{file}"))?, "oom_kill"))
-    })
 }
 
 /// The number of cores' worth of time in version 2's `cpu.max` (`200000 100000`, or `max 100000`).
@@ -150,13 +136,6 @@ mod tests {
         assert_eq!(level("max\n", "800", v2), None);
         assert_eq!(level("9223372036854771712", "800", v2), None);
         assert_eq!(level("", "", ""), None);
-    }
-
-    #[test]
-    fn kills_are_counted_in_both_versions() {
-        assert_eq!(count("low 0\noom 3\noom_kill 2\noom_group_kill 0\n", "oom_kill"), Some(2));
-        assert_eq!(count("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", "oom_kill"), Some(7));
-        assert_eq!(count("oom_kill_disable 0\n", "oom_kill"), None);
     }
 
     #[test]

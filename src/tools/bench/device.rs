@@ -4,7 +4,6 @@ use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl::Device;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
-use crate::run::session::Seat;
 use files::Result;
 use opencl_runtime::device::Builds;
 use serde::Serialize;
@@ -32,17 +31,17 @@ impl OnDevice {
     /// logits. `None` if the engine has no device.
     pub fn measure(engine: &Engine, device: &Device, options: &EngineOptions) -> Result<Option<Self>> {
         let tokens = TOKENS.min(options.max_seq_len - 1);
-        let Some(seat) = engine.device_seat(options)? else { return Ok(None) };
-        let Seat { device: runs, mut cache } = seat;
+        let Some(mut cache) = engine.device_cache(options)? else { return Ok(None) };
+        let runs = cache.device();
         let mut runs = locked(&runs);
         let mut one =
             |cache: &mut dyn Cache, pos| runs.forward(&mut [Run::new(cache, &[0], pos, Logits::None)], None);
         let Builds { compiled, compiling, loaded, loading } = device.builds();
-        one(&mut *cache, 0)?;
+        one(cache.cache(), 0)?;
         device.finish()?;
         let before = device.launches();
         let start = Instant::now();
-        (1..=tokens).try_for_each(|pos| one(&mut *cache, pos))?;
+        (1..=tokens).try_for_each(|pos| one(cache.cache(), pos))?;
         let host = start.elapsed();
         device.finish()?;
         let (each, ms) = (tokens.max(1) as f64, |d: Duration| d.as_secs_f64() * 1e3);

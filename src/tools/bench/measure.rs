@@ -8,7 +8,7 @@ use crate::dims::VOCAB;
 use crate::model::trace::Trace;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
-use crate::run::session::{CancelToken, Session, compute};
+use crate::run::session::{CancelToken, Session, forward};
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -149,9 +149,9 @@ impl<'a> Bench<'a> {
 /// Decodes one token more in each sequence, not the same one.
 fn decode_together(sessions: &mut [Session], token: u32) -> Result<()> {
     for (i, session) in sessions.iter_mut().enumerate() {
-        session.stage((token + i as u32) % VOCAB as u32)?;
+        session.stage_token((token + i as u32) % VOCAB as u32)?;
     }
-    compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None)
+    forward(&mut sessions.iter_mut().collect::<Vec<_>>(), None)
 }
 
 impl BenchTokens {

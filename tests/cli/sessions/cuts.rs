@@ -4,7 +4,7 @@ use super::engine;
 use crate::support::paths;
 use crate::support::test_dir::TestDir;
 use antigravity::model::trace::digest;
-use antigravity::run::engine::Pause;
+use antigravity::run::generate::stream::ResumePoint;
 use antigravity::run::saved::{self, Content, State};
 use antigravity::run::session::StopReason;
 use antigravity::{Engine, EngineOptions, GenerateOptions, Progress};
@@ -31,9 +31,9 @@ fn options(stop: &[String]) -> GenerateOptions {
 }
 
 /// `n` tokens more of the session in `file`, which begins if there is none.
-fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (Run, Pause) {
+fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (Run, ResumePoint) {
     let mut session = engine.session().unwrap();
-    let (mut rng, mut pause) = (None, Pause::default());
+    let (mut rng, mut pause) = (None, ResumePoint::default());
     let mut tokens = engine.encode(PROMPT).unwrap();
     if let Some(state) = saved::load(file, &mut session, engine).unwrap() {
         rng = Some(state.rng);

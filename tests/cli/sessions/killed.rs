@@ -2,9 +2,10 @@
 
 use super::engine;
 use crate::support::command::{TestDir, antigravity};
+use antigravity::Engine;
+use antigravity::run::generate::stream::ResumePoint;
 use antigravity::run::saved::{self, Content, State};
 use antigravity::run::session::Sequence;
-use antigravity::{Engine, engine::Pause};
 use numeric::kv::{KvType, KvTypes};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ fn long_session(file: &Path, engine: &Engine) {
         oldest: 0,
     };
     session.restore(sequence, |_, _, _| Ok(())).expect("restored");
-    let state = State { seed: 1, rng: Rng::new(1), content: Content::Text(Pause::default()) };
+    let state = State { seed: 1, rng: Rng::new(1), content: Content::Text(ResumePoint::default()) };
     saved::save(file, &mut session, engine, state).expect("saved");
 }
 

@@ -1,13 +1,24 @@
 //! Sequences on two devices: what moves, and what happens when one is lost or gets ready late.
 
 use super::*;
+use crate::run::placement::{Devices, PendingDevice, Schedule};
 
 /// Two, the second of which is lost after `lives` calls. Nothing moves by itself.
 fn both(capacity: usize, eviction: Eviction, lives: &Arc<AtomicUsize>) -> Session {
-    let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] });
-    let Seat { device, cache } = Fake::new("gpu", 16).mortal(lives).seat(capacity);
-    let standby = Standby { device, cache: Some(cache), schedule };
-    Session::new(Fake::new("cpu", 16).seat(capacity)).with_standby(standby).with_eviction(eviction).unwrap()
+    let gpu = Fake::new("gpu", 16).mortal(lives).with_slots(capacity);
+    let session = hybrid(Fake::new("cpu", 16).with_slots(capacity), gpu, vec![usize::MAX]);
+    session.with_eviction(eviction).unwrap()
+}
+
+/// Both, with decoding on the second one from these positions on.
+fn hybrid(cpu: DeviceCache, gpu: DeviceCache, to_gpu: Vec<usize>) -> Session {
+    let schedule = Schedule::Fixed(FixedSchedule { prefill: Side::Cpu, to_gpu, to_cpu: vec![] });
+    Session::new(cpu).with_placement(Placement::new(Notice::default()).with_second(gpu, schedule))
+}
+
+/// What goes on on this device when its own is lost.
+fn spare(cpu: impl FnOnce() -> Result<DeviceCache> + Send + 'static) -> Placement {
+    Placement::new(Notice::default()).with_cpu(Box::new(cpu))
 }
 
 fn immortal() -> Arc<AtomicUsize> {
@@ -49,19 +60,15 @@ fn moves_copy_what_the_other_lacks_and_change_nothing() {
 fn logits_arrive_in_memory_of_the_device_that_computes_them() {
     let (lent, lives) = (fake::Addresses::default(), immortal());
     let is_lent = |session: &Session| lent.lock().unwrap().contains(&session.logits().as_ptr().addr());
-    let gpu = || Fake::new("gpu", 16).lending(&lent).mortal(&lives).seat(100);
+    let gpu = || Fake::new("gpu", 16).lending(&lent).mortal(&lives).with_slots(100);
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 40, 50);
 
-    let mut session =
-        Session::new(gpu()).with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default());
+    let mut session = Session::new(gpu()).with_placement(spare(|| Ok(Fake::new("cpu", 16).with_slots(100))));
     feed(&mut session, 40, 50);
     assert!(is_lent(&session) && session.logits() == plain.logits());
 
-    let Seat { device, cache } = gpu();
-    let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] });
-    let standby = Standby { device, cache: Some(cache), schedule };
-    let mut two = Session::new(Fake::new("cpu", 16).seat(100)).with_standby(standby);
+    let mut two = hybrid(Fake::new("cpu", 16).with_slots(100), gpu(), vec![usize::MAX]);
     feed(&mut two, 40, 50);
     assert!(!is_lent(&two));
     for _ in 0..3 {
@@ -79,10 +86,10 @@ fn logits_arrive_in_memory_of_the_device_that_computes_them() {
 
 #[test]
 fn positions_move_decoding_there_and_back() {
-    let schedule = Schedule::Fixed(Fixed { prefill: Side::Gpu, to_gpu: vec![60], to_cpu: vec![80] });
-    let Seat { device, cache } = Fake::new("gpu", 16).seat(200);
-    let standby = Standby { device, cache: Some(cache), schedule };
-    let mut session = Session::new(Fake::new("cpu", 16).seat(200)).with_standby(standby);
+    let schedule = Schedule::Fixed(FixedSchedule { prefill: Side::Gpu, to_gpu: vec![60], to_cpu: vec![80] });
+    let placement =
+        Placement::new(Notice::default()).with_second(Fake::new("gpu", 16).with_slots(200), schedule);
+    let mut session = Session::new(Fake::new("cpu", 16).with_slots(200)).with_placement(placement);
     let seen = events(&mut session);
     feed(&mut session, 40, 100);
     let moves: Vec<(usize, String)> = seen
@@ -131,11 +138,11 @@ fn a_prompt_whose_device_is_lost_still_stops_when_asked() {
     let cancel = CancelToken::default();
     let asked = cancel.clone();
     let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(1)));
-    let spare = move || {
+    let cpu = move || {
         asked.cancel();
-        Ok(Fake::new("cpu", 16).seat(100))
+        Ok(Fake::new("cpu", 16).with_slots(100))
     };
-    let mut session = Session::new(lost.seat(100)).with_spare(Box::new(spare), Notice::default());
+    let mut session = Session::new(lost.with_slots(100)).with_placement(spare(cpu));
     assert!(matches!(session.prefill(&tokens(40), &cancel), Err(Error::Interrupted)));
     assert_eq!((session.position(), session.slots(), session.device_name().as_str()), (0, 0, "cpu"));
 }
@@ -145,40 +152,36 @@ fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() 
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 40, 61);
     // Both caches of a hybrid session have the first 20 tokens; without one that stands by, all is computed again.
-    for hybrid in [false, true] {
+    for is_hybrid in [false, true] {
         let cancel = CancelToken::default();
         let (lives, asked) = (Arc::new(AtomicUsize::new(usize::MAX)), cancel.clone());
         let gpu = Fake::new("gpu", 16).mortal(&lives);
-        let mut session = if hybrid {
-            let Seat { device, cache } = gpu.seat(100);
-            let schedule = Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![20], to_cpu: vec![] });
-            let cpu = Fake::new("cpu", 16).asking(&asked, 4).seat(100);
-            Session::new(cpu).with_standby(Standby { device, cache: Some(cache), schedule })
+        let mut session = if is_hybrid {
+            let cpu = Fake::new("cpu", 16).asking(&asked, 4).with_slots(100);
+            hybrid(cpu, gpu.with_slots(100), vec![20])
         } else {
-            let spare = move || Ok(Fake::new("cpu", 16).asking(&asked, 2).seat(100));
-            Session::new(gpu.seat(100)).with_spare(Box::new(spare), Notice::default())
+            let cpu = move || Ok(Fake::new("cpu", 16).asking(&asked, 2).with_slots(100));
+            Session::new(gpu.with_slots(100)).with_placement(spare(cpu))
         };
         session.prefill(&tokens(20), &CancelToken::default()).unwrap();
         (20..60).for_each(|i| session.decode(token(i)).unwrap());
         lives.store(0, Ordering::Relaxed);
-        assert_eq!(session.decode_unless(token(60), Some(&cancel)), Err(Error::Interrupted));
+        assert_eq!(session.step(token(60), Some(&cancel)), Err(Error::Interrupted));
         // Asked for in the second pass that computes them again, which the third one heeds.
-        let forgone = session.take_forgone();
-        assert!(!forgone.is_empty() && session.position() < 60, "{}", session.position());
-        assert_eq!([session.tokens(), &forgone].concat(), tokens(60));
-        let rest = [&forgone[..], &[token(60)]].concat();
-        session.prefill(&rest, &CancelToken::default()).unwrap();
+        let left = session.position();
+        assert!(left < 60 && session.tokens() == tokens(left), "{left}");
+        session.sync(&tokens(61), &CancelToken::default()).unwrap();
         assert!(session.logits() == plain.logits());
         assert_eq!(rows(&mut session), rows(&mut plain));
     }
 }
 
-/// What arrives when it has been asked for `after` times.
-fn ready(after: usize, arrived: Result<Arrived>) -> Awaited {
-    let (mut arrived, mut asked) = (Some(arrived), 0);
+/// A device that is ready when it has been asked for `after` times.
+fn ready(after: usize, device: Result<(SharedDevice, Devices)>) -> PendingDevice {
+    let (mut device, mut asked) = (Some(device), 0);
     Box::new(move || {
         asked += 1;
-        (asked > after).then(|| arrived.take().expect("asked once it was given"))
+        (asked > after).then(|| device.take().expect("asked once it was given"))
     })
 }
 
@@ -189,10 +192,10 @@ fn a_device_that_gets_ready_computes_what_is_left() {
         let mut plain = alone(100, Eviction::NEVER);
         feed(&mut plain, 40, 60);
         let lives = immortal();
-        let gpu = Fake::new("gpu", 16).mortal(&lives).seat(100).device;
-        let mut session = Session::new(Fake::new("cpu", 16).seat(100))
-            .with_spare(Box::new(|| Ok(Fake::new("cpu", 16).seat(100))), Notice::default())
-            .with_awaited(ready(after, Ok(Arrived::ForAll(gpu))));
+        let gpu = Fake::new("gpu", 16).mortal(&lives).with_slots(100).device();
+        let placement = spare(|| Ok(Fake::new("cpu", 16).with_slots(100)));
+        let mut session = Session::new(Fake::new("cpu", 16).with_slots(100))
+            .with_placement(placement.with_pending(ready(after, Ok((gpu, Devices::Gpu)))));
         let seen = events(&mut session);
         feed(&mut session, 40, 60);
         let moved: Vec<_> = seen
@@ -231,9 +234,11 @@ fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
         let mut plain = alone(256, eviction);
         feed(&mut plain, 40, 200);
         let schedule =
-            Schedule::Fixed(Fixed { prefill: Side::Cpu, to_gpu: vec![50, 150], to_cpu: vec![100] });
-        let mut session = Session::new(Fake::new("cpu", 16).seat(256))
-            .with_awaited(ready(30, Ok(Arrived::Beside(Fake::new("gpu", 16).seat(256).device, schedule))))
+            Schedule::Fixed(FixedSchedule { prefill: Side::Cpu, to_gpu: vec![50, 150], to_cpu: vec![100] });
+        let gpu = Fake::new("gpu", 16).with_slots(256).device();
+        let pending = ready(30, Ok((gpu, Devices::Both(schedule))));
+        let mut session = Session::new(Fake::new("cpu", 16).with_slots(256))
+            .with_placement(Placement::new(Notice::default()).with_pending(pending))
             .with_eviction(eviction)
             .unwrap();
         // Ready after the first turn has begun.
@@ -251,19 +256,19 @@ fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
 fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 40, 60);
-    let mortal = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(0))).seat(100).device;
+    let mortal = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(0))).with_slots(100).device();
     for (made, expected) in [
         (Err(Error::Device("no compiler".into())), 1),
         (Err(Error::Memory("full".into())), 1),
-        (Ok(Arrived::ForAll(mortal)), 1),
-        (Ok(Arrived::Unneeded), 0),
+        (Ok((Arc::clone(&mortal), Devices::Gpu)), 1),
+        (Ok((mortal, Devices::Cpu)), 0),
     ] {
         let said = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&said);
         let notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
-        let mut session = Session::new(Fake::new("cpu", 16).seat(100))
-            .with_spare(Box::new(|| panic!("nothing is lost")), notice)
-            .with_awaited(ready(5, made));
+        let placement = Placement::new(notice).with_cpu(Box::new(|| panic!("nothing is lost")));
+        let mut session = Session::new(Fake::new("cpu", 16).with_slots(100))
+            .with_placement(placement.with_pending(ready(5, made)));
         feed(&mut session, 40, 60);
         assert_eq!(session.device_name(), "cpu");
         assert!(session.logits() == plain.logits());
@@ -276,19 +281,19 @@ fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
 
 #[test]
 fn a_device_lost_by_several_sequences_leaves_all_on_one_cpu() {
-    let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(3))).seat(100).device;
-    let cpu = Fake::new("cpu", 16).seat(100).device;
+    let lost = Fake::new("gpu", 16).mortal(&Arc::new(AtomicUsize::new(3))).with_slots(100).device();
+    let cpu = Fake::new("cpu", 16).with_slots(100).device();
     let mut sessions = [0; 2].map(|_| {
         let cpu = Arc::clone(&cpu);
-        let session = Session::new(Seat::new(Arc::clone(&lost), 100).unwrap());
-        session.with_spare(Box::new(move || Seat::new(cpu, 100)), Notice::default())
+        let session = Session::new(DeviceCache::new(Arc::clone(&lost), 100).unwrap());
+        session.with_placement(spare(move || DeviceCache::new(cpu, 100)))
     });
     let mut plain = alone(100, Eviction::NEVER);
     feed(&mut plain, 5, 8);
     sessions.iter_mut().for_each(|s| feed(s, 5, 5));
     for i in 5..8 {
-        sessions.iter_mut().for_each(|s| assert_eq!(s.stage(token(i)).unwrap(), Stage::Staged));
-        compute(&mut sessions.iter_mut().collect::<Vec<_>>(), None).unwrap();
+        sessions.iter_mut().for_each(|s| assert_eq!(s.stage_token(token(i)).unwrap(), Stage::Staged));
+        forward(&mut sessions.iter_mut().collect::<Vec<_>>(), None).unwrap();
     }
     for session in &mut sessions {
         assert!(session.logits() == plain.logits() && session.device_name() == "cpu");

@@ -3,7 +3,7 @@
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
 use crate::model::device::{Cache, CancelToken, Device, Extent, HostRows, KvRows, Logits, Row, Run};
 use crate::model::trace::Trace;
-use crate::run::session::Seat;
+use crate::run::placement::DeviceCache;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::any::Any;
@@ -81,9 +81,9 @@ impl Fake {
         self
     }
 
-    /// It with a cache.
-    pub fn seat(self, slots: usize) -> Seat {
-        Seat::new(Arc::new(Mutex::new(self)), slots).expect("a fake has room")
+    /// The device with a cache.
+    pub fn with_slots(self, slots: usize) -> DeviceCache {
+        DeviceCache::new(Arc::new(Mutex::new(self)), slots).expect("a fake has room")
     }
 }
 

@@ -1,10 +1,10 @@
-//! How fast each device computes prompts and decodes: measured once, then remembered.
+//! The speeds of each device for prompts and for decoding: measured once, then remembered.
 
+use super::{DeviceCache, MeasuredSchedule, Speed};
 use crate::dims::{LEARNED_POSITIONS, VOCAB};
 use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl::{self, facts::Facts, variants::VariantPair};
-use crate::run::options::EngineOptions;
-use crate::run::session::{Measured, Seat, Side, Speed};
+use crate::run::options::{EngineOptions, Side};
 use files::Result;
 use numeric::simd::Isa;
 use std::time::Instant;
@@ -20,7 +20,7 @@ const TOKENS: usize = 3;
 pub const SLOTS: usize = DEEP + 2 * PROMPT;
 
 /// The options for devices that are only timed.
-pub fn options(o: &EngineOptions) -> EngineOptions {
+pub fn measured_options(o: &EngineOptions) -> EngineOptions {
     EngineOptions { max_seq_len: SLOTS, prefill_chunk: o.prefill_chunk.max(PROMPT), ..o.clone() }
 }
 
@@ -60,8 +60,8 @@ fn remembered(key: &str) -> Option<[Speed; 2]> {
 /// Those remembered, else measured.
 pub fn of_both(
     key: &str,
-    cpu: impl FnOnce() -> Result<Seat>,
-    gpu: impl FnOnce() -> Result<Seat>,
+    cpu: impl FnOnce() -> Result<DeviceCache>,
+    gpu: impl FnOnce() -> Result<DeviceCache>,
 ) -> Result<[Speed; 2]> {
     if let Some(speeds) = remembered(key) {
         return Ok(speeds);
@@ -75,8 +75,9 @@ pub fn of_both(
 }
 
 /// Times a device. What it computes does not matter.
-fn measure(seat: Seat) -> Result<Speed> {
-    let Seat { device, mut cache } = seat;
+fn measure(mut cache: DeviceCache) -> Result<Speed> {
+    let device = cache.device();
+    let cache = cache.cache();
     let mut device = locked(&device);
     let mut logits = vec![0.0; VOCAB];
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|id| id % VOCAB as u32).collect();
@@ -85,10 +86,10 @@ fn measure(seat: Seat) -> Result<Speed> {
     let mut pass = |cache: &mut dyn Cache, tokens: &[u32], pos: usize| {
         device.forward(&mut [Run::new(cache, tokens, pos, Logits::Last(&mut logits))], None)
     };
-    pass(&mut *cache, &prompt[..n], 0)?;
+    pass(cache, &prompt[..n], 0)?;
     cache.set_len(0);
     let began = Instant::now();
-    pass(&mut *cache, &prompt[..n], 0)?;
+    pass(cache, &prompt[..n], 0)?;
     let prefill = began.elapsed().as_secs_f64() / n as f64;
     let mut token = |slots: usize| -> Result<f64> {
         cache.set_len(slots);
@@ -97,7 +98,7 @@ fn measure(seat: Seat) -> Result<Speed> {
             let began = Instant::now();
             // A model whose positions are learned may not have its own.
             let pos = if LEARNED_POSITIONS { i } else { slots + i };
-            pass(&mut *cache, &prompt[..1], pos)?;
+            pass(cache, &prompt[..1], pos)?;
             best = best.min(began.elapsed().as_secs_f64());
         }
         Ok(best)
@@ -114,15 +115,15 @@ pub fn is_known_to_be_the_cpu(o: &EngineOptions, fingerprint: &str) -> bool {
         let isa = o.isa.map_or_else(Isa::detect, Ok).ok()?;
         let facts = opencl::facts_of(o.cl_device.as_deref())?;
         let speeds = known(o, fingerprint, isa, facts)?;
-        let only = Measured::new(speeds).only(o.max_seq_len).filter(|&side| side == Side::Cpu)?;
-        say_why(o, Some(only), speeds);
+        let only = MeasuredSchedule::new(speeds).only(o.max_seq_len).filter(|&side| side == Side::Cpu)?;
+        say_choice(o, Some(only), speeds);
         Some(())
     };
     is_cpu().is_some()
 }
 
 /// Says that `auto` chooses `only` one device, or both, and why.
-pub fn say_why(o: &EngineOptions, only: Option<Side>, [cpu, gpu]: [Speed; 2]) {
+pub fn say_choice(o: &EngineOptions, only: Option<Side>, [cpu, gpu]: [Speed; 2]) {
     let choice = match only {
         Some(Side::Cpu) => "the CPU for all",
         Some(Side::Gpu) => "the GPU for all",

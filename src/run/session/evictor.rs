@@ -1,4 +1,4 @@
-//! When slots are evicted, how many stay, and whose attention has to be observed for that.
+//! The evictor of a sequence: when slots go, how many stay, and which tokens' attention is observed for that.
 
 use super::event::Why;
 use crate::dims::{BEFORE, GLOBAL_LAYERS, KV_HEADS, MAX_POSITION};
@@ -17,7 +17,7 @@ const LEAST: usize = 64;
 const REACH: usize = MAX_POSITION / 8 * 7;
 
 /// Tells whether the system is short of memory, when its available bytes are below a threshold.
-pub type MemoryProbe = fn(threshold: u64) -> bool;
+pub(super) type MemoryProbe = fn(threshold: u64) -> bool;
 
 /// The eviction of one sequence.
 pub(super) struct Evictor {
@@ -25,7 +25,7 @@ pub(super) struct Evictor {
     capacity: usize,
     /// The slots that stay now: the window, or fewer while memory is low.
     keep: usize,
-    probe: MemoryProbe,
+    pub probe: MemoryProbe,
     /// Tokens until memory is looked at again.
     countdown: usize,
     /// The number of filled slots at which slots are evicted for want of memory, once that is known.
@@ -64,12 +64,6 @@ impl Evictor {
         };
         evictor.resize(capacity)?;
         Ok(evictor)
-    }
-
-    /// The same, with another function that tells whether memory is low.
-    pub fn with_probe(mut self, probe: MemoryProbe) -> Self {
-        self.probe = probe;
-        self
     }
 
     /// Another number of slots.

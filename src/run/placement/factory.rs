@@ -10,14 +10,14 @@ use files::{Error, Result};
 use numeric::simd::Isa;
 use std::sync::{Arc, Mutex};
 
-/// What devices are made of. Where rows of the cache are rotated, the weights have their calibration.
+/// Makes devices of some weights. Where rows of the cache are rotated, the weights have their calibration.
 #[derive(Clone)]
-pub(super) struct Maker {
+pub struct DeviceFactory {
     pub weights: Arc<Weights>,
     pub isa: Isa,
 }
 
-impl Maker {
+impl DeviceFactory {
     /// The CPU as a device.
     pub fn cpu(&self, o: &EngineOptions) -> Result<CpuDevice> {
         CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))
@@ -25,18 +25,18 @@ impl Maker {
 
     /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
     pub fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
-        let device = self.tried(model, o)?;
+        let device = self.select_opencl_device(model, o)?;
         if !was_made(model, o) {
             opencl::Cache::of_user().remember(&made(model, o), "");
         }
         Ok(device)
     }
 
-    fn tried(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
+    fn select_opencl_device(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
         let mut why = None;
         for kernels in KernelSet::ALL {
-            why = Some(match self.fitting(model, o, kernels) {
+            why = Some(match self.try_kernels(model, o, kernels) {
                 Ok(Some(device)) => {
                     if let Some(why) = why.filter(|_| model.is_news()) {
                         o.notice.say(&format!("{why}; using plainer kernels"));
@@ -55,7 +55,7 @@ impl Maker {
     }
 
     /// The device with these kernels; `None` where they do not compute what the CPU does.
-    fn fitting(
+    fn try_kernels(
         &self,
         model: &Arc<opencl::Model>,
         o: &EngineOptions,
@@ -128,7 +128,7 @@ impl Maker {
 }
 
 /// Whether the device was made before as it would be now, so that its programs are in the cache.
-pub(super) fn was_made(model: &opencl::Model, o: &EngineOptions) -> bool {
+pub fn was_made(model: &opencl::Model, o: &EngineOptions) -> bool {
     opencl::Cache::of_user().recall(&made(model, o)).is_some()
 }
 
@@ -145,10 +145,10 @@ fn made(model: &opencl::Model, o: &EngineOptions) -> String {
 }
 
 /// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
-pub(super) fn chunk(o: &EngineOptions) -> usize {
+pub fn chunk(o: &EngineOptions) -> usize {
     o.prefill_chunk.clamp(1, o.max_seq_len.max(1)).max(o.sequences())
 }
 
-pub(super) fn shared<D: Device + 'static>(device: D) -> SharedDevice {
+pub fn shared<D: Device + 'static>(device: D) -> SharedDevice {
     Arc::new(Mutex::new(device))
 }

@@ -5,7 +5,7 @@
 //! Tried before: one number, what a token adds on average. It never found out that larger parts are cheaper, a single
 //! slow pass without prompts made the next part many times too large, and where even one token is too much, as late in
 //! a long prompt of a small model, every pass took three to seven times as long. With the pass after a part as the quiet
-//! one, which is up to two fifths longer, texts went at a third of their pace.
+//! one, which is up to two fifths longer, texts went at a third of their budget.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const CREDIT: f64 = 0.3;
 
 /// Times of passes, in seconds.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct PrefillBudget {
     /// Most tokens of prompts in a pass.
     chunk: usize,
     /// A pass of tokens alone, and how many these were.
@@ -50,13 +50,13 @@ fn mix(before: f64, now: f64) -> f64 {
     before + WEIGHT * (now.clamp(before / STRAY, before * STRAY) - before)
 }
 
-impl Pace {
+impl PrefillBudget {
     pub fn new(chunk: usize) -> Self {
         Self { chunk: chunk.max(1), quiet: None, adds: [None; SIZES.len()], debt: 0.0, since: 0, rests: 0 }
     }
 
     /// Most tokens of prompts beside so many others; 0 for a pass without.
-    pub fn most(&self, decoding: usize) -> usize {
+    pub fn tokens_beside(&self, decoding: usize) -> usize {
         let (quiet, measured) = match self.quiet {
             _ if decoding == 0 => return self.chunk,
             None => return 0,
@@ -116,7 +116,7 @@ impl Pace {
     }
 
     /// A pass with so many tokens of texts and of prompts took so long.
-    pub fn took(&mut self, decoding: usize, prompts: usize, time: Duration) {
+    pub fn record_pass(&mut self, decoding: usize, prompts: usize, time: Duration) {
         let time = time.as_secs_f64();
         match (decoding, prompts, self.quiet) {
             (0, ..) => self.debt = 0.0,
@@ -129,27 +129,27 @@ impl Pace {
                 }
                 let quiet = self.quiet.map_or(time, |(quiet, _)| quiet);
                 // Somebody else had the machine where it took much longer: that is no debt of prompts.
-                self.owe((time - (1.0 + MORE) * quiet).min(quiet));
+                self.add_debt((time - (1.0 + MORE) * quiet).min(quiet));
             }
             (_, n, Some((quiet, _))) => {
                 (self.since, self.rests) = (self.since + 1, 0);
-                let adds = self.learn(n, (time - quiet).max(0.01 * quiet));
+                let adds = self.record_part(n, (time - quiet).max(0.01 * quiet));
                 let paid = if n == 1 { MOST } else { MORE };
-                self.owe(adds - paid * quiet);
+                self.add_debt(adds - paid * quiet);
             }
             (_, _, None) => {}
         }
     }
 
     /// A pass took so much more than it may, or less: little of that is saved for later ones.
-    fn owe(&mut self, more: f64) {
+    fn add_debt(&mut self, more: f64) {
         let saved = CREDIT * self.quiet.map_or(0.0, |(quiet, _)| quiet);
         self.debt = (self.debt + more).max(-saved);
     }
 
     /// A part of so many tokens has added so much; what such a part is held to add from now on. What has become dearer
     /// for it has for others. A size that was never seen, or once when somebody else had the machine, begins anew.
-    fn learn(&mut self, prompts: usize, adds: f64) -> f64 {
+    fn record_part(&mut self, prompts: usize, adds: f64) -> f64 {
         let i = SIZES.iter().rposition(|&n| n <= prompts).unwrap_or(0);
         let whole = prompts as f64 / SIZES[i] as f64;
         let latest = adds / whole;
@@ -172,12 +172,16 @@ mod tests {
 
     /// Passes beside three texts, where parts of prompts add what `adds` says to a quiet one, for so many tokens of
     /// prompts: how long each took, and how many of them had a part.
-    fn passes(pace: &mut Pace, mut tokens: usize, adds: impl Fn(usize) -> f64) -> (Vec<f64>, usize) {
+    fn passes(
+        budget: &mut PrefillBudget,
+        mut tokens: usize,
+        adds: impl Fn(usize) -> f64,
+    ) -> (Vec<f64>, usize) {
         let (mut times, mut parts) = (Vec::new(), 0);
         while tokens > 0 {
-            let n = pace.most(3).min(tokens);
+            let n = budget.tokens_beside(3).min(tokens);
             let time = 10e-3 + if n > 0 { adds(n) } else { 0.0 };
-            pace.took(3, n, Duration::from_secs_f64(time));
+            budget.record_pass(3, n, Duration::from_secs_f64(time));
             times.push(time);
             tokens -= n;
             parts += usize::from(n > 0);
@@ -192,38 +196,42 @@ mod tests {
 
     #[test]
     fn a_long_prompt_leaves_passes_below_twice_the_quiet_time() {
-        let mut pace = Pace::new(256);
-        assert_eq!((pace.most(0), pace.most(1)), (256, 0), "nobody waits; nothing is known");
+        let mut budget = PrefillBudget::new(256);
+        assert_eq!(
+            (budget.tokens_beside(0), budget.tokens_beside(1)),
+            (256, 0),
+            "nobody waits; nothing is known"
+        );
         // The first token of a part adds 2 ms, each further one 0.4.
-        let (times, parts) = passes(&mut pace, 4000, |n| 2e-3 + 0.4e-3 * (n - 1) as f64);
+        let (times, parts) = passes(&mut budget, 4000, |n| 2e-3 + 0.4e-3 * (n - 1) as f64);
         assert!(times.iter().filter(|&&time| time > 20e-3).count() <= 1, "one try: {times:?}");
         assert!(4000 / parts >= 9, "{parts}");
-        assert_eq!(pace.most(0), 256);
+        assert_eq!(budget.tokens_beside(0), 256);
     }
 
     #[test]
     fn tokens_that_become_dearer_come_in_smaller_parts_and_then_not_in_every_pass() {
-        let mut pace = Pace::new(256);
-        let cheap = passes(&mut pace, 2000, |n| 0.2e-3 * n as f64);
-        let dear = passes(&mut pace, 500, |n| 3e-3 * n as f64);
+        let mut budget = PrefillBudget::new(256);
+        let cheap = passes(&mut budget, 2000, |n| 0.2e-3 * n as f64);
+        let dear = passes(&mut budget, 500, |n| 3e-3 * n as f64);
         assert!(cheap.1 < 100, "{}", cheap.1);
         assert!(mean(&dear.0[20..]) < 20e-3 && dear.0[20..].iter().all(|&time| time < 30e-3), "{dear:?}");
         // Even one is too much: its time is paid off in passes without.
-        let (times, _) = passes(&mut pace, 200, |n| 25e-3 * n as f64);
+        let (times, _) = passes(&mut budget, 200, |n| 25e-3 * n as f64);
         assert!(mean(&times[20..]) < 20e-3, "{}", mean(&times[20..]));
         assert!(times.iter().filter(|&&time| time > 10e-3).count() * 2 < times.len());
         // And back.
-        assert!(passes(&mut pace, 4000, |n| 0.2e-3 * n as f64).1 < 250);
+        assert!(passes(&mut budget, 4000, |n| 0.2e-3 * n as f64).1 < 250);
     }
 
     /// With their whole time as a debt, prompts were never read on a machine that others use too.
     #[test]
     fn passes_that_others_hold_up_do_not_keep_prompts_out() {
-        let (mut pace, mut tokens, mut passes) = (Pace::new(256), 0, 0);
+        let (mut budget, mut tokens, mut passes) = (PrefillBudget::new(256), 0, 0);
         while tokens < 500 {
-            let n = pace.most(3);
+            let n = budget.tokens_beside(3);
             let others = if passes % 3 == 2 { 0.3 } else { 0.0 };
-            pace.took(3, n, Duration::from_secs_f64(4e-3 + 0.2e-3 * n as f64 + others));
+            budget.record_pass(3, n, Duration::from_secs_f64(4e-3 + 0.2e-3 * n as f64 + others));
             (tokens, passes) = (tokens + n, passes + 1);
             assert!(passes < 2000, "{tokens} tokens in {passes} passes");
         }
@@ -231,19 +239,20 @@ mod tests {
 
     #[test]
     fn larger_parts_are_tried_where_most_of_the_time_is_that_of_the_first_token() {
-        let (times, parts) = passes(&mut Pace::new(256), 2000, |n| 5.5e-3 + 0.01e-3 * (n - 1) as f64);
+        let (times, parts) =
+            passes(&mut PrefillBudget::new(256), 2000, |n| 5.5e-3 + 0.01e-3 * (n - 1) as f64);
         assert!(parts < 150, "{parts}");
         assert!(mean(&times) < 17e-3, "{}", mean(&times));
     }
 
     #[test]
     fn a_pass_after_a_part_is_no_quiet_one() {
-        let mut pace = Pace::new(256);
+        let mut budget = PrefillBudget::new(256);
         let (mut all, mut count, mut tokens, mut after) = (0.0, 0, 0, false);
         while tokens < 500 {
-            let n = pace.most(3);
+            let n = budget.tokens_beside(3);
             let time = 10e-3 + if n > 0 { 25e-3 * n as f64 } else { f64::from(u8::from(after)) * 4e-3 };
-            pace.took(3, n, Duration::from_secs_f64(time));
+            budget.record_pass(3, n, Duration::from_secs_f64(time));
             (all, count, tokens, after) = (all + time, count + 1, tokens + n, n > 0);
         }
         assert!(all / f64::from(count) < 19e-3, "{}", all / f64::from(count));
@@ -251,19 +260,19 @@ mod tests {
 
     #[test]
     fn tokens_that_cost_nothing_fill_the_chunk_and_one_stray_time_changes_little() {
-        let mut pace = Pace::new(64);
-        passes(&mut pace, 2000, |_| 0.0);
-        assert_eq!(pace.most(3), 64);
-        let mut pace = Pace::new(64);
-        passes(&mut pace, 2000, |n| 1e-3 * n as f64);
-        let before = pace.most(3);
-        pace.took(3, 0, Duration::from_secs(1));
-        assert!(pace.most(3) <= 2 * before, "{before}");
+        let mut budget = PrefillBudget::new(64);
+        passes(&mut budget, 2000, |_| 0.0);
+        assert_eq!(budget.tokens_beside(3), 64);
+        let mut budget = PrefillBudget::new(64);
+        passes(&mut budget, 2000, |n| 1e-3 * n as f64);
+        let before = budget.tokens_beside(3);
+        budget.record_pass(3, 0, Duration::from_secs(1));
+        assert!(budget.tokens_beside(3) <= 2 * before, "{before}");
         // Nor does a first part that took long, as the weights had to be read first.
-        let mut pace = Pace::new(64);
-        pace.took(3, 0, Duration::from_millis(10));
-        pace.took(3, FIRST, Duration::from_secs(1));
-        let (_, parts) = passes(&mut pace, 2000, |n| 0.5e-3 * n as f64);
+        let mut budget = PrefillBudget::new(64);
+        budget.record_pass(3, 0, Duration::from_millis(10));
+        budget.record_pass(3, FIRST, Duration::from_secs(1));
+        let (_, parts) = passes(&mut budget, 2000, |n| 0.5e-3 * n as f64);
         assert!(parts < 300, "{parts}");
     }
 }

@@ -1,10 +1,9 @@
 //! An OpenCL device that a thread of its own makes ready while the CPU computes.
 
-use super::maker::{Maker, shared};
+use super::{DeviceFactory, shared};
 use crate::model::device::SharedDevice;
 use crate::opencl;
-use crate::run::options::EngineOptions;
-use crate::run::session::Notice;
+use crate::run::options::{EngineOptions, Notice};
 use files::{Error, Result};
 use std::mem::take;
 use std::sync::mpsc::{TryRecvError, channel};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_millis(300);
 
 /// The threads. When nobody needs their devices any more, each ends with the program that it compiles, which is kept.
-pub(super) struct Workers {
+pub struct KernelCompiler {
     device: opencl::Device,
     notice: Notice,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -24,7 +23,7 @@ pub(super) struct Workers {
     turn: Arc<Mutex<()>>,
 }
 
-impl Workers {
+impl KernelCompiler {
     pub fn new(device: opencl::Device, notice: Notice) -> Arc<Self> {
         Arc::new(Self { device, notice, threads: Mutex::default(), turn: Arc::default() })
     }
@@ -36,7 +35,7 @@ impl Workers {
     /// `Device`: there can be no more threads.
     pub fn make(
         self: &Arc<Self>,
-        maker: Maker,
+        factory: DeviceFactory,
         model: Arc<opencl::Model>,
         o: EngineOptions,
     ) -> Result<impl FnMut() -> Option<Result<SharedDevice>> + Send + use<>> {
@@ -45,7 +44,7 @@ impl Workers {
         let work = move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             // The sequence may have ended.
-            let _ = send.send(maker.opencl(&model, &o).map(shared));
+            let _ = send.send(factory.opencl(&model, &o).map(shared));
         };
         let thread = thread::Builder::new().name("opencl".into()).spawn(work);
         let thread = thread.map_err(|e| Error::Device(format!("OpenCL: no thread to compile in: {e}")))?;
@@ -63,7 +62,7 @@ impl Workers {
     }
 }
 
-impl Drop for Workers {
+impl Drop for KernelCompiler {
     fn drop(&mut self) {
         let threads = take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
         let unfinished = || threads.iter().any(|thread| !thread.is_finished());

@@ -20,7 +20,7 @@ pub struct Realm {
 }
 
 /// The rows of one sequence.
-struct Kept {
+struct CachedPrefix {
     /// Whose they are.
     realm: Realm,
     tokens: Vec<u32>,
@@ -39,9 +39,9 @@ fn is_long(prompt: usize) -> bool {
     ROPE.long.is_some_and(|long| prompt > long.beyond)
 }
 
-impl Kept {
+impl CachedPrefix {
     /// How many of the first tokens of a prompt its rows can stand for; never the last, whose logits are wanted.
-    fn common(&self, prompt: &[u32]) -> usize {
+    fn shared_tokens(&self, prompt: &[u32]) -> usize {
         if self.long != is_long(prompt.len()) {
             return 0;
         }
@@ -52,7 +52,7 @@ impl Kept {
     }
 
     /// The first `n` tokens as a sequence.
-    fn first(&self, n: usize) -> Sequence {
+    fn sequence_of_first(&self, n: usize) -> Sequence {
         Sequence {
             tokens: self.tokens[..n].to_vec(),
             slots: n,
@@ -66,7 +66,7 @@ impl Kept {
     }
 
     /// Copies the rows of the first `n` tokens of a layer.
-    fn copy(&self, (layer, types): (usize, KvTypes), n: usize, to: &mut KvRows) {
+    fn copy_rows(&self, (layer, types): (usize, KvTypes), n: usize, to: &mut KvRows) {
         let first = if is_local(layer) { self.oldest } else { 0 };
         let (all, some) = (self.tokens.len() - first, n.saturating_sub(first));
         let from = &self.rows[layer];
@@ -82,12 +82,12 @@ impl Kept {
 }
 
 /// The sequences that are kept, the one used last at the end.
-pub(super) struct Prefixes {
+pub(super) struct PrefixCache {
     most: u64,
-    all: Vec<Kept>,
+    all: Vec<CachedPrefix>,
 }
 
-impl Prefixes {
+impl PrefixCache {
     /// At most so many bytes of rows.
     pub fn new(most: u64) -> Self {
         Self { most, all: Vec::new() }
@@ -103,14 +103,14 @@ impl Prefixes {
     /// # Errors
     ///
     /// What writing a device's rows returns; then the session is empty.
-    pub fn begin(&mut self, session: &mut Session, prompt: &[u32], realm: &Realm) -> Result<usize> {
+    pub fn restore(&mut self, session: &mut Session, prompt: &[u32], realm: &Realm) -> Result<usize> {
         let own = self.all.iter().enumerate().filter(|(_, kept)| kept.realm == *realm);
-        let best = own.map(|(i, kept)| (kept.common(prompt), i)).max();
+        let best = own.map(|(i, kept)| (kept.shared_tokens(prompt), i)).max();
         let Some((n, i)) = best.filter(|&(n, _)| n > 0) else { return Ok(0) };
         let kept = self.all.remove(i);
         let types = session.extent().types;
-        let restored = session.restore(kept.first(n), |layer, rows, _| {
-            kept.copy((layer, types), n, rows);
+        let restored = session.restore(kept.sequence_of_first(n), |layer, rows, _| {
+            kept.copy_rows((layer, types), n, rows);
             Ok(())
         });
         self.all.push(kept);
@@ -122,14 +122,14 @@ impl Prefixes {
     /// # Errors
     ///
     /// What reading a device's rows returns.
-    pub fn keep(&mut self, session: &mut Session, prompt: usize, realm: &Realm) -> Result<()> {
-        session.settle();
+    pub fn store(&mut self, session: &mut Session, prompt: usize, realm: &Realm) -> Result<()> {
+        session.discard_drafts();
         let tokens = session.tokens();
         let long = is_long(prompt);
         if self.most == 0 || tokens.len() < WORTH || session.has_evicted() {
             return Ok(());
         }
-        let is_alike = |kept: &Kept| kept.long == long && kept.realm == *realm;
+        let is_alike = |kept: &CachedPrefix| kept.long == long && kept.realm == *realm;
         // What begins another one needs no place of its own.
         if self.all.iter().any(|kept| is_alike(kept) && kept.tokens.starts_with(tokens)) {
             return Ok(());
@@ -150,7 +150,7 @@ impl Prefixes {
             session.read_rows(layer, &mut of_layer)?;
             rows.push(of_layer);
         }
-        self.all.push(Kept { realm: realm.clone(), tokens, long, oldest, rows, bytes });
+        self.all.push(CachedPrefix { realm: realm.clone(), tokens, long, oldest, rows, bytes });
         Ok(())
     }
 }

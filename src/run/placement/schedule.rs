@@ -1,83 +1,22 @@
-//! Which of two devices runs what: by position, as the user says, or by measured speed.
+//! The schedule of a hybrid sequence: which of two devices computes what, by position, as the user says, or by measured
+//! speed.
 
+use crate::run::options::{FixedSchedule, Side};
 use std::time::Duration;
-
-/// One of the two devices of a hybrid session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The CPU.
-    Cpu,
-    /// The OpenCL device.
-    Gpu,
-}
-
-impl Side {
-    /// Both.
-    pub const ALL: [Side; 2] = [Side::Cpu, Side::Gpu];
-
-    /// The other one.
-    pub fn other(self) -> Self {
-        match self {
-            Side::Cpu => Side::Gpu,
-            Side::Gpu => Side::Cpu,
-        }
-    }
-
-    /// The word in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Side::Cpu => "CPU",
-            Side::Gpu => "GPU",
-        }
-    }
-}
 
 /// A prompt of fewer tokens stays on the device that decodes: going there and back would cost more than it gains.
 pub const SHORT_PROMPT: usize = 32;
 
-/// Which device runs what.
+/// The devices of a sequence's tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Schedule {
     /// By the user's choice.
-    Fixed(Fixed),
+    Fixed(FixedSchedule),
     /// By measured speed.
-    Measured(Measured),
+    Measured(MeasuredSchedule),
 }
 
-/// Prompts on one device, tokens by their position.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fixed {
-    /// Where prompts run.
-    pub prefill: Side,
-    /// Positions at which decoding moves to the GPU; before the first it is the CPU's.
-    pub to_gpu: Vec<usize>,
-    /// Positions at which it moves back.
-    pub to_cpu: Vec<usize>,
-}
-
-impl Fixed {
-    /// The specification's: all on the CPU until position 512, then decoding on the GPU.
-    pub fn specified() -> Self {
-        Self { prefill: Side::Cpu, to_gpu: vec![512], to_cpu: Vec::new() }
-    }
-
-    /// All on the GPU.
-    pub fn gpu() -> Self {
-        Self { prefill: Side::Gpu, to_gpu: vec![0], to_cpu: Vec::new() }
-    }
-
-    /// Where the token at a position is decoded: as the last border at or before it says.
-    fn decode(&self, position: usize) -> Side {
-        let last = |borders: &[usize]| borders.iter().copied().filter(|&b| b <= position).max();
-        match (last(&self.to_gpu), last(&self.to_cpu)) {
-            (Some(gpu), Some(cpu)) if gpu > cpu => Side::Gpu,
-            (Some(_), None) => Side::Gpu,
-            _ => Side::Cpu,
-        }
-    }
-}
-
-/// What a device was measured to do.
+/// The measured speed of a device.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Speed {
     /// Seconds for one token of a prompt.
@@ -97,7 +36,7 @@ impl Speed {
 
 /// The speeds of both devices, corrected while tokens are decoded: a device that throttles becomes slower.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
+pub struct MeasuredSchedule {
     /// Of the CPU, of the GPU.
     speeds: [Speed; 2],
     /// Recent times of tokens, relative to what was measured at first.
@@ -115,7 +54,7 @@ const CLOSE: f64 = 1.03;
 /// Tokens between two moves of decoding, at least.
 const REST: usize = 64;
 
-impl Measured {
+impl MeasuredSchedule {
     /// Of the CPU and of the GPU.
     pub fn new(speeds: [Speed; 2]) -> Self {
         // Nothing holds a sequence where it begins.
@@ -141,7 +80,7 @@ impl Measured {
     }
 
     /// Records how long a token took.
-    fn took(&mut self, side: Side, slots: usize, took: Duration) {
+    fn record_time(&mut self, side: Side, slots: usize, took: Duration) {
         let ratio =
             (took.as_secs_f64() / self.speeds[side as usize].token(slots).max(1e-9)).clamp(0.25, 16.0);
         self.factors[side as usize] += (ratio - self.factors[side as usize]) / 16.0;
@@ -151,7 +90,7 @@ impl Measured {
     }
 }
 
-/// Where to go and why.
+/// A move that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// The device.
@@ -161,7 +100,12 @@ pub struct Move {
 }
 
 impl Schedule {
-    /// Where a prompt of `tokens` should be computed, if not where the sequence is.
+    /// All on the GPU.
+    pub fn gpu() -> Self {
+        Schedule::Fixed(FixedSchedule { prefill: Side::Gpu, to_gpu: vec![0], to_cpu: Vec::new() })
+    }
+
+    /// The move before a prompt of `tokens` tokens, if one is due.
     pub fn for_prefill(&mut self, now: Side, tokens: usize) -> Option<Move> {
         if tokens < SHORT_PROMPT {
             return None;
@@ -179,11 +123,11 @@ impl Schedule {
         }
     }
 
-    /// Where the token at `position` should be decoded, over `slots` slots, if not where the sequence is.
+    /// The move before the token at `position` is decoded over `slots` slots, if one is due.
     pub fn for_decode(&mut self, now: Side, position: usize, slots: usize) -> Option<Move> {
         match self {
             Schedule::Fixed(f) => {
-                let to = f.decode(position);
+                let to = f.side_at(position);
                 (to != now).then(|| Move { to, why: format!("position {position}") })
             }
             Schedule::Measured(m) => {
@@ -200,9 +144,9 @@ impl Schedule {
     }
 
     /// Records how long a decoded token took.
-    pub fn took(&mut self, side: Side, slots: usize, took: Duration) {
+    pub fn record_time(&mut self, side: Side, slots: usize, took: Duration) {
         if let Schedule::Measured(m) = self {
-            m.took(side, slots, took);
+            m.record_time(side, slots, took);
         }
     }
 }
@@ -217,10 +161,10 @@ mod tests {
 
     #[test]
     fn positions_decide_where_tokens_are_decoded() {
-        let fixed = Fixed { prefill: Side::Cpu, to_gpu: vec![10, 30], to_cpu: vec![20, 40] };
-        let sides: String = (0..50).map(|p| &fixed.decode(p).name()[..1]).collect();
+        let fixed = FixedSchedule { prefill: Side::Cpu, to_gpu: vec![10, 30], to_cpu: vec![20, 40] };
+        let sides: String = (0..50).map(|p| &fixed.side_at(p).name()[..1]).collect();
         assert_eq!(sides, ["C", "G", "C", "G", "C"].map(|s| s.repeat(10)).concat());
-        let mut schedule = Schedule::Fixed(Fixed::specified());
+        let mut schedule = Schedule::Fixed(FixedSchedule::specified());
         assert_eq!(schedule.for_decode(Side::Cpu, 511, 511), None);
         assert_eq!(schedule.for_decode(Side::Cpu, 512, 9).map(|m| m.to), Some(Side::Gpu));
         assert_eq!(schedule.for_decode(Side::Gpu, 512, 9), None);
@@ -228,8 +172,8 @@ mod tests {
         assert_eq!(schedule.for_prefill(Side::Gpu, SHORT_PROMPT - 1), None);
     }
 
-    fn speeds(cpu: [f64; 3], gpu: [f64; 3]) -> Measured {
-        Measured::new([cpu, gpu].map(|[prefill, decode, slot]| Speed { prefill, decode, slot }))
+    fn speeds(cpu: [f64; 3], gpu: [f64; 3]) -> MeasuredSchedule {
+        MeasuredSchedule::new([cpu, gpu].map(|[prefill, decode, slot]| Speed { prefill, decode, slot }))
     }
 
     #[test]
@@ -248,7 +192,7 @@ mod tests {
             let took = m.speeds[side as usize].token(slots);
             // Noise of a tenth either way.
             let noise = 1.0 + 0.1 * ((slots % 7) as f64 - 3.0) / 3.0;
-            schedule.took(side, slots, Duration::from_secs_f64(took * noise));
+            schedule.record_time(side, slots, Duration::from_secs_f64(took * noise));
         }
         assert_eq!((moves.len(), side), (1, Side::Gpu), "{moves:?}");
         assert!((1050..1300).contains(&moves[0]), "{moves:?}");
@@ -258,7 +202,7 @@ mod tests {
     fn a_device_that_throttles_is_left() {
         let mut schedule = Schedule::Measured(speeds([1e-3, 1e-2, 0.0], [1e-3, 1.1e-2, 0.0]));
         let moved = (0..200).find(|_| {
-            schedule.took(Side::Cpu, 10, Duration::from_millis(30));
+            schedule.record_time(Side::Cpu, 10, Duration::from_millis(30));
             schedule.for_decode(Side::Cpu, 10, 10).is_some()
         });
         assert!(moved.is_some_and(|n| (2..40).contains(&n)), "{moved:?}");
@@ -276,7 +220,7 @@ mod tests {
             let hot = side == Side::Gpu;
             heat += if hot { 0.02 * (1.0 - heat) } else { -0.002 * heat };
             let took = if hot { 1e-2 * (1.0 + (most - 1.0) * heat) } else { 1.1e-2 };
-            schedule.took(side, position, Duration::from_secs_f64(took));
+            schedule.record_time(side, position, Duration::from_secs_f64(took));
             all += took;
         }
         (all, moves)

@@ -1,12 +1,50 @@
-//! What a scheduler has done and does, as numbers.
+//! Numbers of what a scheduler has done and does.
 
-use super::Ending;
-use crate::run::session::Drafts;
+use crate::run::session::{Drafts, StopReason};
 use std::time::Duration;
 
 /// Upper ends of a histogram's buckets, in seconds.
 pub const BOUNDS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// How a text has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ending {
+    pub reason: StopReason,
+    /// Tokens of the prompt,
+    pub prompt: usize,
+    /// those of them whose rows were copied,
+    pub cached: usize,
+    /// and tokens that were generated, a final end-of-sequence token included.
+    pub tokens: usize,
+    /// The number of the stop string that has ended it, where one has.
+    pub stop: Option<usize>,
+    /// The slot that it ran in.
+    pub slot: usize,
+    /// From the beginning, waiting not included, to the first token,
+    pub first: Duration,
+    /// and from there to the last one.
+    pub between: Duration,
+    /// What was drafted for it.
+    pub drafts: Drafts,
+}
+
+impl Ending {
+    /// The ending of a text that begins.
+    pub(super) fn none_yet(prompt: usize, slot: usize) -> Self {
+        Self {
+            reason: StopReason::Length,
+            prompt,
+            cached: 0,
+            tokens: 0,
+            stop: None,
+            slot,
+            first: Duration::ZERO,
+            between: Duration::ZERO,
+            drafts: Drafts::default(),
+        }
+    }
+}
 
 /// How often something took how long.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,9 +68,9 @@ impl Histogram {
     }
 }
 
-/// What a slot does.
+/// The state of a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SlotNumbers {
+pub struct SlotStats {
     /// Rows of a head that there is room for,
     pub slots: usize,
     /// and those that are filled.
@@ -43,10 +81,10 @@ pub struct SlotNumbers {
     pub generated: usize,
 }
 
-/// What was done since the start, and what is being done.
+/// Counts since the start, and the state of each slot.
 #[derive(Debug, Clone, Default)]
-pub struct Numbers {
-    pub slots: Vec<SlotNumbers>,
+pub struct SchedulerStats {
+    pub slots: Vec<SlotStats>,
     /// Requests that wait for a slot.
     pub waiting: usize,
     /// Bytes of rows that are kept of texts that have ended.
@@ -75,7 +113,7 @@ pub struct Numbers {
     pub whole: Histogram,
 }
 
-impl Numbers {
+impl SchedulerStats {
     /// Texts that run.
     pub fn running(&self) -> usize {
         self.slots.iter().filter(|slot| slot.prompt > 0).count()
@@ -87,20 +125,20 @@ impl Numbers {
         self.slots.iter().map(|slot| slot.filled).sum::<usize>() as f64 / all.max(1) as f64
     }
 
-    pub(super) fn begun(&mut self, ending: &Ending, slot: usize) {
+    pub(super) fn record_begin(&mut self, ending: &Ending, slot: usize) {
         self.prompt_tokens += ending.prompt as u64;
         self.cached_tokens += ending.cached as u64;
         (self.slots[slot].prompt, self.slots[slot].filled) = (ending.prompt, ending.cached);
     }
 
     /// A pass was made.
-    pub(super) fn passed(&mut self) {
+    pub(super) fn record_pass(&mut self) {
         self.passes += 1;
         self.busy += self.running() as u64;
     }
 
     /// A token came so long after the arrival of its text, of which it is the first, or after the one before.
-    pub(super) fn token(&mut self, arrived: Duration, before: Option<Duration>) {
+    pub(super) fn record_token(&mut self, arrived: Duration, before: Option<Duration>) {
         self.generated_tokens += 1;
         match before {
             None => self.first.add(arrived),
@@ -108,9 +146,9 @@ impl Numbers {
         }
     }
 
-    pub(super) fn ended(&mut self, ending: &Ending, took: Duration) {
+    pub(super) fn record_end(&mut self, ending: &Ending, took: Duration) {
         let slot = &mut self.slots[ending.slot];
-        *slot = SlotNumbers { slots: slot.slots, ..SlotNumbers::default() };
+        *slot = SlotStats { slots: slot.slots, ..SlotStats::default() };
         self.ended += 1;
         self.drafts = self.drafts + ending.drafts;
         self.longest = self.longest.max(ending.prompt + ending.tokens);

@@ -1,11 +1,11 @@
 //! Several prompts at once: their tokens are computed together, so that weights are read once a step.
 
-use super::Engine;
-use super::texts::{Piece, Text, Texts, is_own};
-use super::writer::{TextParams, Writer};
+use super::batch::{Batch, BatchEvent, Generation, Piece, SessionRef, is_request_error};
+use super::decoder::{DecoderParams, TokenDecoder};
+use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
-use crate::run::options::{EngineOptions, GenerateOptions};
-use crate::run::session::{Drafts, Session, StopReason};
+use crate::run::options::GenerateOptions;
+use crate::run::session::{Drafts, StopReason};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use text::sampler::TokenLogprobs;
@@ -35,25 +35,15 @@ pub struct BatchAnswer {
 }
 
 impl BatchAnswer {
-    /// Nothing yet.
+    /// The answer to a prompt that begins.
     fn new(index: usize) -> Self {
         Self { index, text: String::new(), tokens: 0, logprobs: Vec::new(), stop: StopReason::Length }
     }
 
-    /// Adds what is new.
-    fn take(&mut self, pieces: &mut Vec<Piece>) {
-        for piece in pieces.drain(..) {
-            self.text += &piece.text;
-            self.tokens += usize::from(piece.token.is_some());
-            self.logprobs.extend(piece.logprobs);
-        }
-    }
-}
-
-impl EngineOptions {
-    /// How many sequences [`Engine::generate_batch`] computes together with these options.
-    pub fn sequences(&self) -> usize {
-        self.batch.max(1)
+    fn push(&mut self, piece: Piece) {
+        self.text += &piece.text;
+        self.tokens += usize::from(piece.token.is_some());
+        self.logprobs.extend(piece.logprobs);
     }
 }
 
@@ -82,29 +72,37 @@ impl Engine {
     /// `Usage` for a prompt that is empty or too long or whose options cannot be followed, with its index, before
     /// anything is computed; `Memory`. What goes wrong with one prompt later comes in place of its answer, with its
     /// index, and the others go on; what goes wrong with the device ends all.
-    pub fn generate_batch<'a>(&'a self, items: &'a [BatchItem]) -> Result<Batch<'a>> {
+    pub fn generate_batch<'a>(&'a self, items: &'a [BatchItem]) -> Result<BatchAnswers<'a>> {
         let mut waiting = VecDeque::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
-            waiting.push_back((index, self.prompt_of(item).map_err(|e| named(index, e))?));
+            waiting.push_back((index, self.prompt_of(item).map_err(|e| with_index(index, e))?));
         }
-        let sequences = self.options.sequences().min(items.len());
+        let sequences = self.options().sequences().min(items.len());
         let free = match sequences {
             0 => Vec::new(),
             1 => vec![self.session()?],
-            n => self.sessions_of(&self.options, n)?,
+            n => self.sessions_of(self.options(), n)?,
         };
-        Ok(Batch { engine: self, items, waiting, complete: VecDeque::new(), free, texts: Texts::new(self) })
+        Ok(BatchAnswers {
+            engine: self,
+            items,
+            waiting,
+            complete: VecDeque::new(),
+            free: free.into_iter().map(|session| SessionRef::Own(Box::new(session))).collect(),
+            answers: (0..items.len()).map(BatchAnswer::new).collect(),
+            batch: self.batch(),
+        })
     }
 
     /// The ids of a prompt that can be completed.
     fn prompt_of(&self, item: &BatchItem) -> Result<Vec<u32>> {
         // Whatever is wrong with the options is said now, not when the turn comes.
-        Writer::check(self, &item.options)?;
+        TokenDecoder::check(self.tokenizer(), &item.options)?;
         let tokens = self.encode_until(&item.prompt, item.options.specials, &item.options.cancel)?;
-        let (need, have) = (tokens.len(), self.options.max_seq_len);
+        let (need, have) = (tokens.len(), self.options().max_seq_len);
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),
-            n if n > have && self.options.eviction.policy == Policy::None => Err(Error::Usage(format!(
+            n if n > have && self.options().eviction.policy == Policy::None => Err(Error::Usage(format!(
                 "needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len` or shorten it"
             ))),
             _ => Ok(tokens),
@@ -113,7 +111,7 @@ impl Engine {
 }
 
 /// The error with the index of its prompt.
-fn named(index: usize, e: Error) -> Error {
+fn with_index(index: usize, e: Error) -> Error {
     let named = |why| format!("prompt {index} (from 0): {why}");
     match e {
         Error::Usage(why) => Error::Usage(named(why)),
@@ -124,7 +122,7 @@ fn named(index: usize, e: Error) -> Error {
 }
 
 /// The answers to some prompts, as they are complete.
-pub struct Batch<'a> {
+pub struct BatchAnswers<'a> {
     engine: &'a Engine,
     items: &'a [BatchItem],
     /// Index and ids of the prompts to come.
@@ -132,82 +130,85 @@ pub struct Batch<'a> {
     /// Answers, or errors in place of answers, that were not fetched yet.
     complete: VecDeque<Result<BatchAnswer>>,
     /// Sequences that are free.
-    free: Vec<Session>,
-    /// The texts under way.
-    texts: Texts<'a, BatchAnswer>,
+    free: Vec<SessionRef<'a>>,
+    /// The answers so far, by index.
+    answers: Vec<BatchAnswer>,
+    /// The texts under way, numbered by index.
+    batch: Batch<'a>,
 }
 
-impl<'a> Batch<'a> {
+impl BatchAnswers<'_> {
     /// The next answer, or what came in its place; outside of it, what ends all.
-    fn answer(&mut self) -> Result<Option<Result<BatchAnswer>>> {
+    fn next_answer(&mut self) -> Result<Option<Result<BatchAnswer>>> {
         loop {
             if let Some(answer) = self.complete.pop_front() {
                 return Ok(Some(answer));
             }
-            while let Some(session) = self.free.pop() {
-                let Some((index, tokens)) = self.waiting.pop_front() else {
-                    self.free.push(session);
-                    break;
-                };
-                self.begin(session, index, tokens)?;
+            while !self.free.is_empty() && !self.waiting.is_empty() {
+                self.begin_next()?;
             }
-            if self.texts.all.is_empty() && self.complete.is_empty() {
+            if self.batch.generations().is_empty() && self.complete.is_empty() {
                 return Ok(None);
             }
             self.step()?;
         }
     }
 
-    /// Begins the text of a prompt in a free sequence.
-    fn begin(&mut self, mut session: Session, index: usize, tokens: Vec<u32>) -> Result<()> {
+    /// Begins the text of the next prompt in a free sequence.
+    fn begin_next(&mut self) -> Result<()> {
+        let (Some(mut session), Some((index, tokens))) = (self.free.pop(), self.waiting.pop_front()) else {
+            return Ok(());
+        };
         session.clear();
-        let answer = BatchAnswer::new(index);
-        let params = TextParams::new(&self.items[index].options)?;
-        match Text::begin(self.engine, session, tokens, params, answer) {
-            Ok(text) => self.texts.all.push(text),
-            Err(failed) => {
-                let (e, session, _) = *failed;
-                if !is_own(&e) {
-                    return Err(e);
-                }
-                self.complete.push_back(Err(named(index, e)));
+        let decoder =
+            TokenDecoder::new(self.engine.tokenizer(), DecoderParams::new(&self.items[index].options)?);
+        match decoder.and_then(|decoder| session.begin_prompt(&tokens).map(|_| decoder)) {
+            Ok(decoder) => self.batch.push(Generation::new(index, session, decoder, tokens)),
+            Err(e) if is_request_error(&e) => {
+                self.complete.push_back(Err(with_index(index, e)));
                 self.free.push(session);
             }
+            Err(e) => return Err(e),
         }
         Ok(())
     }
 
-    /// One pass. Answers that are complete, or errors in place of them, go to [`Batch::complete`].
+    /// One pass. Answers that are complete, or errors in place of them, go to [`BatchAnswers::complete`].
     fn step(&mut self) -> Result<()> {
-        let cancel = self.texts.first_cancel();
-        self.texts.step(usize::MAX, cancel.as_ref())?;
-        let ended = self.texts.ended.iter_mut().map(|(text, _)| text);
-        self.texts.all.iter_mut().chain(ended).for_each(|text| text.owner.take(&mut text.pieces));
-        for (text, how) in self.texts.ended.drain(..) {
-            let index = text.owner.index;
-            self.complete.push_back(match how {
-                Ok(stop) => Ok(BatchAnswer { stop, ..text.owner }),
-                Err(e) => Err(named(index, e)),
-            });
-            self.free.push(text.session);
+        let cancel = self.batch.generations().first().map(|g| g.decoder.cancel().clone());
+        for (index, event) in self.batch.step(cancel.as_ref())? {
+            let complete = match event {
+                BatchEvent::Prompt(_) => continue,
+                BatchEvent::Piece(piece) => {
+                    self.answers[index].push(piece);
+                    continue;
+                }
+                BatchEvent::Ended(stop) => {
+                    let answer = std::mem::replace(&mut self.answers[index], BatchAnswer::new(index));
+                    Ok(BatchAnswer { stop, ..answer })
+                }
+                BatchEvent::Failed(e) => Err(with_index(index, e)),
+            };
+            self.complete.push_back(complete);
+            self.free.extend(self.batch.remove(index).map(|generation| generation.session));
         }
         Ok(())
     }
 
     /// How drafts went so far, where there are any.
     pub fn drafts(&self) -> Option<Drafts> {
-        let sessions = self.texts.all.iter().map(|text| &text.session).chain(&self.free);
-        sessions.filter_map(Session::drafts).reduce(|a, b| a + b)
+        let running = self.batch.generations().iter().map(|generation| &generation.session);
+        running.chain(&self.free).filter_map(|session| session.drafts()).reduce(|a, b| a + b)
     }
 }
 
-impl Iterator for Batch<'_> {
+impl Iterator for BatchAnswers<'_> {
     type Item = Result<BatchAnswer>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.answer().unwrap_or_else(|e| {
+        self.next_answer().unwrap_or_else(|e| {
             self.waiting.clear();
-            self.texts.all.clear();
+            self.batch.clear();
             Some(Err(e))
         })
     }

@@ -1,0 +1,81 @@
+//! The generation loop and what steps it: streams, lists of prompts, a server's scheduler.
+
+pub mod batch;
+pub mod decoder;
+#[cfg(feature = "serve")]
+mod prefill_budget;
+#[cfg(feature = "serve")]
+mod prefix_cache;
+pub mod prompts;
+#[cfg(feature = "serve")]
+pub mod scheduler;
+#[cfg(feature = "serve")]
+mod stats;
+pub mod stream;
+
+use crate::run::engine::Engine;
+use crate::run::options::GenerateOptions;
+use crate::run::session::{CancelToken, Session};
+use batch::{Batch, SessionRef};
+use decoder::{DecoderParams, TokenDecoder};
+use files::Result;
+use std::time::Instant;
+use stream::TokenStream;
+
+impl Engine {
+    /// Completes a prompt. What was generated until [`GenerateOptions::cancel`] is a result, not an error.
+    pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<String> {
+        self.generate_stream(prompt, options)?.collect()
+    }
+
+    /// Completes a prompt in a sequence of its own, piece by piece: the pieces come as their tokens do, and are whole
+    /// characters.
+    ///
+    /// ```
+    /// use antigravity::session::{CancelToken, StopReason};
+    /// use antigravity::{Engine, EngineOptions, GenerateOptions};
+    ///
+    /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
+    /// let cancel = CancelToken::default();
+    /// let options = GenerateOptions { max_tokens: None, cancel: cancel.clone(), ..Default::default() };
+    /// let mut stream = engine.generate_stream("Once upon a time", &options)?;
+    /// let mut pieces = 0;
+    /// while let Some(piece) = stream.next() {
+    ///     piece?;
+    ///     pieces += 1;
+    ///     if pieces == 3 {
+    ///         // Any thread may ask.
+    ///         cancel.cancel();
+    ///     }
+    /// }
+    /// assert_eq!(stream.stop_reason(), Some(StopReason::Interrupt));
+    /// assert_eq!(stream.timing().tokens, 3);
+    /// # Ok::<(), antigravity::Error>(())
+    /// ```
+    pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
+        let start = Instant::now();
+        let session = SessionRef::Own(Box::new(self.session()?));
+        let tokens = self.encode_until(prompt, options.specials, &CancelToken::default())?;
+        TokenStream::begin(session, self.decoder(options)?, &tokens, start)
+    }
+
+    /// Completes `prompt` in `session`, reusing what it already holds of it.
+    pub fn stream<'a>(
+        &'a self,
+        session: &'a mut Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<TokenStream<'a>> {
+        TokenStream::begin(SessionRef::Borrowed(session), self.decoder(options)?, prompt, Instant::now())
+    }
+
+    fn decoder(&self, options: &GenerateOptions) -> Result<TokenDecoder<'_>> {
+        TokenDecoder::new(self.tokenizer(), DecoderParams::new(options)?)
+    }
+
+    /// An empty batch for as many generations as the options say.
+    pub(crate) fn batch<'a>(&self) -> Batch<'a> {
+        let o = self.options();
+        Batch::new(if self.device().is_some() { o.threads.min(o.sequences()) } else { 1 })
+    }
+}

@@ -1,0 +1,341 @@
+//! One device with the KV cache of one sequence there, and which rows of it are the sequence's.
+
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, WINDOW, global_layers, is_local};
+use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
+use crate::model::trace::Trace;
+use files::Result;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Slots that are copied at a time: a few hundred KiB of rows.
+const SLOTS: usize = 64;
+
+/// The positions whose rows a cache has in its local layers: those of the latest, as far back as their rings reach, and
+/// enough for the next token.
+#[derive(Debug, Clone, Copy, Default)]
+struct WindowRows {
+    from: usize,
+    end: usize,
+}
+
+impl WindowRows {
+    /// Adds the rows of these positions, in a ring of so many.
+    fn extend(&mut self, positions: Range<usize>, ring: usize) {
+        self.from = self.from.max(positions.end.saturating_sub(ring));
+        self.end = positions.end;
+    }
+
+    /// Whether a token at this position finds all rows that it sees.
+    fn reaches(self, pos: usize) -> bool {
+        LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
+    }
+
+    /// Keeps the rows before this position; none, where they do not suffice.
+    fn truncate(&mut self, pos: usize) {
+        let end = self.end.min(pos);
+        *self = if end > 0 && self.reaches(end) { Self { end, ..*self } } else { Self::default() };
+    }
+}
+
+/// Slots and tokens at the beginning of a sequence.
+#[derive(Debug, Clone, Copy)]
+struct Beginning {
+    slots: usize,
+    tokens: usize,
+}
+
+impl Beginning {
+    const ALL: Self = Self { slots: usize::MAX, tokens: usize::MAX };
+}
+
+/// Positions of the tokens of a run.
+#[derive(Clone, Copy)]
+pub struct RunPosition {
+    /// Of the first one.
+    pub pos: usize,
+    /// Tokens of the sequence that are known; see [`Run::known`].
+    pub known: usize,
+}
+
+/// A device, and the KV cache of one sequence there.
+pub struct DeviceCache {
+    pub(super) device: SharedDevice,
+    pub(super) cache: Box<dyn Cache>,
+    window: WindowRows,
+    max_tokens: usize,
+    /// What another cache that had all rows once still has.
+    unchanged: Beginning,
+    /// Whether there is room for more positions than slots.
+    outlasts: bool,
+    /// Tokens of each pass that are observed.
+    observed: usize,
+    /// Whether the mass is that of this sequence.
+    mass_is_valid: bool,
+}
+
+impl DeviceCache {
+    /// An empty cache of `slots` slots on a device.
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub fn new(device: SharedDevice, slots: usize) -> Result<Self> {
+        let cache = locked(&device).new_cache(slots)?;
+        Ok(Self::with_cache(device, cache))
+    }
+
+    /// An empty cache that this device can compute with.
+    pub fn with_cache(device: SharedDevice, cache: Box<dyn Cache>) -> Self {
+        let max_tokens = locked(&device).max_tokens();
+        Self {
+            device,
+            cache,
+            window: WindowRows::default(),
+            max_tokens,
+            unchanged: Beginning::ALL,
+            outlasts: false,
+            observed: 0,
+            mass_is_valid: false,
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> SharedDevice {
+        Arc::clone(&self.device)
+    }
+
+    /// Whether it is this device.
+    pub fn is_on(&self, device: &SharedDevice) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    /// The device's name, for reports.
+    pub fn name(&self) -> String {
+        locked(&self.device).name()
+    }
+
+    /// The cache.
+    pub fn cache(&mut self) -> &mut dyn Cache {
+        &mut *self.cache
+    }
+
+    /// The shape of the cache.
+    pub fn extent(&self) -> Extent {
+        self.cache.extent()
+    }
+
+    /// Slots in use.
+    pub fn filled(&self) -> usize {
+        self.extent().len
+    }
+
+    /// Free slots.
+    pub fn room(&self) -> usize {
+        let Extent { slots, len, .. } = self.extent();
+        slots - len
+    }
+
+    /// Most tokens of a pass.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    /// Another device computes with the cache from now on.
+    pub(super) fn swap_device(&mut self, device: &mut SharedDevice) {
+        std::mem::swap(&mut self.device, device);
+        self.max_tokens = locked(&self.device).max_tokens();
+    }
+
+    /// Tokens that join the sequence in the next pass.
+    pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: RunPosition, logits: Logits<'a>) -> Run<'a> {
+        let RunPosition { pos, known } = at;
+        let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
+        self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
+        Run { cache: &mut *self.cache, tokens, pos, known, logits, observe }
+    }
+
+    /// Rewinds to `slots` slots and `tokens` tokens.
+    pub fn truncate(&mut self, slots: usize, tokens: usize) {
+        self.cache.set_len(slots);
+        self.window.truncate(tokens);
+        let Beginning { slots: same, tokens: same_tokens } = self.unchanged;
+        self.unchanged = Beginning { slots: same.min(slots), tokens: same_tokens.min(tokens) };
+    }
+
+    /// Ends an eviction: `kept` slots are in use, the first `same` of which are where they were.
+    pub fn compact(&mut self, kept: usize, same: usize) {
+        self.cache.set_len(kept);
+        self.unchanged.slots = self.unchanged.slots.min(same);
+    }
+
+    /// Whether a sequence cut to `tokens` tokens can go on with the rows that local layers still have.
+    pub fn reaches(&self, tokens: usize) -> bool {
+        self.window.reaches(tokens)
+    }
+
+    /// The first position whose rows local layers have.
+    pub fn oldest(&self) -> usize {
+        if LOCAL_LAYERS != 0 { self.window.from } else { 0 }
+    }
+
+    /// Says that local layers were given the rows of these positions, all that there are.
+    pub fn set_window(&mut self, positions: Range<usize>) {
+        self.window = WindowRows { from: positions.start, end: positions.end };
+        self.window.extend(positions, self.extent().ring);
+    }
+
+    /// Makes room for more positions than there are slots.
+    pub fn outlast(&mut self) -> Result<()> {
+        self.outlasts = true;
+        self.cache.outlast()
+    }
+
+    /// Changes the number of slots.
+    pub fn resize(&mut self, slots: usize) -> Result<()> {
+        self.cache.resize(slots)
+    }
+
+    /// Keeps the rows that are still those of `other`, which had all of them at the last switch, and becomes as large.
+    pub(super) fn keep_common(&mut self, other: &DeviceCache) -> Result<()> {
+        self.cache.set_len(self.filled().min(other.unchanged.slots));
+        self.window.truncate(other.unchanged.tokens);
+        if self.extent().slots != other.extent().slots {
+            self.resize(other.extent().slots)?;
+        }
+        if other.outlasts { self.outlast() } else { Ok(()) }
+    }
+
+    /// Copies from `other` the rows that it lacks of a sequence of so many tokens: how many slots and bytes.
+    pub(super) fn catch_up(&mut self, other: &mut DeviceCache, tokens: usize) -> Result<(usize, u64)> {
+        self.keep_common(other)?;
+        let (len, ring) = (other.filled(), self.extent().ring);
+        let (from, there) = (other.window.from, self.window);
+        let first = if there.end < from { from } else { there.end };
+        let first = first.max(tokens.saturating_sub(ring));
+        // Where this fails, the rows that it has written over are gone.
+        self.window.from = there.from.max(tokens.saturating_sub(ring));
+        let slots = self.filled()..len;
+        let copied = slots.len();
+        let bytes = copy_rows(&mut *other.cache, &mut *self.cache, [slots, first..tokens])?;
+        let from = if first > there.end { first } else { there.from };
+        self.window = WindowRows { from, end: first };
+        self.window.extend(first..tokens, ring);
+        if other.mass_is_valid {
+            copy_mass(&mut *other.cache, &mut *self.cache)?;
+        }
+        (self.mass_is_valid, self.observed) = (other.mass_is_valid, other.observed);
+        (self.unchanged, other.unchanged) = (Beginning::ALL, Beginning::ALL);
+        Ok((copied, bytes))
+    }
+
+    /// Makes room for the mass, so that no pass has to.
+    pub fn make_mass(&mut self) -> Result<()> {
+        let Some(layer) = global_layers().next() else { return Ok(()) };
+        let mut mass = vec![0.0; KV_HEADS * self.filled()];
+        self.cache.read_mass(layer, &mut mass)?;
+        self.cache.write_mass(layer, &mass)
+    }
+
+    /// Observes the last `tokens` tokens of the passes to come. The mass observed before counts on.
+    pub fn observe(&mut self, tokens: usize) {
+        self.mass_is_valid |= tokens > 0;
+        self.observed = tokens;
+    }
+
+    /// Tokens of a pass that are observed.
+    pub fn observed(&self) -> usize {
+        self.observed
+    }
+
+    /// Forgets the mass.
+    pub fn zero_mass(&mut self) -> Result<()> {
+        self.mass_is_valid = false;
+        let zeros = vec![0.0; KV_HEADS * self.filled()];
+        global_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
+    }
+
+    /// The mass of one layer that sees all, `[kv_head][slot]`; empty where nothing was observed.
+    pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
+        mass.clear();
+        if self.mass_is_valid {
+            mass.resize(KV_HEADS * self.filled(), 0.0);
+            self.cache.read_mass(layer, mass)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the mass of one layer in, if there is any.
+    pub fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
+        if mass.is_empty() {
+            return Ok(());
+        }
+        self.mass_is_valid = true;
+        self.cache.write_mass(layer, mass)
+    }
+
+    /// Starts or ends the device's trace.
+    pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
+        locked(&self.device).set_trace(trace)
+    }
+
+    /// Puts a mark into the trace, where there is one.
+    pub fn mark(&mut self, name: &str) {
+        let mut device = locked(&self.device);
+        if let Some(mut trace) = device.set_trace(None) {
+            trace.mark(name);
+            device.set_trace(Some(trace));
+        }
+    }
+}
+
+/// Copies the rows that `to` lacks, these slots, and positions of local layers, and makes it as long as `from`; how many
+/// bytes.
+fn copy_rows(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2]) -> Result<u64> {
+    let Extent { types, len, .. } = from.extent();
+    let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
+    let mut bytes = 0;
+    for layer in 0..LAYERS {
+        let Range { start, end } = lacking[usize::from(is_local(layer))];
+        for start in (start..end).step_by(SLOTS) {
+            let slots = start..end.min(start + SLOTS);
+            from.read(layer, slots.clone(), &mut rows)?;
+            to.write(layer, slots, &rows)?;
+            bytes += (rows.k.len() + rows.v.len()) as u64;
+        }
+    }
+    to.set_len(len);
+    Ok(bytes)
+}
+
+/// Copies the mass of all filled slots, as many in both.
+fn copy_mass(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<()> {
+    let mut mass = vec![0.0; KV_HEADS * from.extent().len];
+    global_layers().try_for_each(|layer| {
+        from.read_mass(layer, &mut mass)?;
+        to.write_mass(layer, &mass)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_reach_back_as_far_as_the_ring_does() {
+        let mut rows = WindowRows::default();
+        rows.extend(0..WINDOW + 90, WINDOW + 100);
+        assert!((0..=WINDOW + 90).all(|pos| rows.reaches(pos)));
+        rows.extend(WINDOW + 90..WINDOW + 150, WINDOW + 100);
+        if LOCAL_LAYERS != 0 {
+            assert_eq!(rows.from, 50);
+            assert!(!rows.reaches(WINDOW + 48) && rows.reaches(WINDOW + 49) && !rows.reaches(WINDOW + 151));
+            let mut cut = rows;
+            cut.truncate(WINDOW + 48);
+            assert_eq!((cut.from, cut.end), (0, 0), "too few rows are none");
+        }
+        rows.truncate(WINDOW + 60);
+        assert!(rows.reaches(WINDOW + 60) && rows.end == WINDOW + 60);
+        rows.truncate(0);
+        assert_eq!((rows.from, rows.end), (0, 0));
+    }
+}
