@@ -213,6 +213,7 @@ impl Session {
     /// never the last.
     pub fn begin_prompt(&mut self, prompt: &[u32]) -> Result<usize> {
         let held = self.reuse(prompt)?;
+        self.pending.known = prompt.len();
         self.place_prompt(&prompt[held..])?;
         Ok(held)
     }
