@@ -107,10 +107,12 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Measures the tokens of its prompt, where that is wanted, and tells of progress from the first one on.
+    /// Measures the tokens of its prompt, where that is wanted, and tells of progress from the first one on, also where one
+    /// token is left.
     #[cfg(feature = "serve")]
     pub fn with_prompt_logprobs(self, logprobs: Option<Logprobs>) -> Self {
-        Self { prompt_logprobs: logprobs, uncounted: 0, ..self }
+        let prompt = self.tokens.len();
+        Self { prompt_logprobs: logprobs, uncounted: 0, prompt, ..self }
     }
 
     /// Why it ended, once it has.

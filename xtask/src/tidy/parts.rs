@@ -68,13 +68,12 @@ mod tests {
             ("src/opencl/kv.rs", "use crate::model::device::Device;"),
             ("src/run/plan.rs", "// crate::cli"),
             ("src/lib.rs", "use crate::cli;"),
-            ("src/model/cpu.rs", "use numeric::quant::Q4;"),
         ] {
             assert_eq!(check(name, line), 0, "{name} {line}");
         }
         for (name, line) in [
             ("src/run/engine.rs", "use crate::cli::args;"),
-            ("src/model/weights.rs", "fn f() { crate::{dims, opencl}::g() }"),
+            ("src/opencl/weights.rs", "fn f() { crate::{dims, run}::g() }"),
             ("src/opencl/kv.rs", "use crate::model::cpu::kv;"),
             ("src/run/plan.rs", "use numeric::quant::format;"),
         ] {
