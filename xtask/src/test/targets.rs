@@ -71,7 +71,7 @@ fn for_android(features: Features) -> Result<PathBuf> {
 }
 
 fn for_here() -> Result<PathBuf> {
-    build::for_host(Some(&build::model_dir("story")?))
+    build::for_target(&build::host(), Some(&build::model_dir("story")?))
 }
 
 /// This machine's own program tells the story.
