@@ -75,7 +75,7 @@ Examples:
         before_help = "\
 Examples:
   antigravity bundle --out story
-  antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/release/antigravity",
+  antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/dist/antigravity",
         after_help = "\
 The file runs from any directory and reads no other; every command takes its model unless --model-path names another. \
 At each start its table and text files are checked by CRC-32, the model by a hash of its header and of samples of its \
