@@ -96,7 +96,7 @@ pub enum Input {
 pub enum KernelSet {
     /// The fastest that the device has.
     Tuned,
-    /// Those that every device runs.
+    /// The variants that every device runs.
     Baseline,
 }
 

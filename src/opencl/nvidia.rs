@@ -1,4 +1,4 @@
-//! What only NVIDIA's GPUs run: whole passes in one launch each, for a token of one sequence ([`decode`]) or of each of
+//! Persistent kernels, which only NVIDIA's GPUs run: whole passes in one launch each, for a token of one sequence ([`decode`]) or of each of
 //! several ([`decode_batch`]), and products of many tokens on tensor cores ([`gemm`]).
 //!
 //! This is the one door: the rest of [`crate::opencl`] names nothing below it. Builds for other platforms than x86-64 Linux

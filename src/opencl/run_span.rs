@@ -27,7 +27,7 @@ pub struct RunSpan {
 }
 
 impl RunSpan {
-    /// Those of a run whose first token is this one of the pass.
+    /// The tokens of a run whose first one is this token of the pass.
     pub fn of(run: &mut Run<'_>, first: usize, layer: usize) -> Self {
         let (tokens, pos, is_plain_token) =
             (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observe == 0);

@@ -192,7 +192,7 @@ impl Shapes {
         self.tensor_cores.filter(|cores| variant == BASELINE && cores.takes(storage))
     }
 
-    /// Those that multiply few tokens, where they do.
+    /// The kernels that multiply few tokens, where a device has them.
     pub fn few_on_tensor_cores(&self, step: Step, storage: Storage) -> Option<TensorCores> {
         self.tensor_cores.filter(|cores| cores.takes_few(step, storage))
     }

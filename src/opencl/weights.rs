@@ -93,7 +93,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Those of [`VariantPair::forced`].
+    /// The variants of [`VariantPair::forced`].
     pub fn variants(&self) -> files::Result<VariantPair> {
         let forced = VariantPair::forced(self.device.facts())?;
         Ok(forced.or(*self.chosen()).unwrap_or(VariantPair::BASELINE))

@@ -1,4 +1,4 @@
-//! What spans two devices: which one computes a sequence next, copying its rows there, a device whose kernels still
+//! Devices of a sequence where there are two: which one computes a sequence next, copying its rows there, a device whose kernels still
 //! compile, and going on on the CPU when a device is lost. A session has one device; only this copies rows from one to
 //! another.
 
@@ -80,7 +80,7 @@ pub struct Switch {
     pub slots: usize,
     /// Bytes of their rows.
     pub bytes: u64,
-    /// How long it took.
+    /// Duration of the move.
     pub took: Duration,
     /// Why now.
     pub why: String,
@@ -124,7 +124,7 @@ impl Placement {
         Self { pending: Some(pending), ..self }
     }
 
-    /// Whether there are two devices.
+    /// True if there are two devices.
     pub fn is_hybrid(&self) -> bool {
         self.second.is_some()
     }

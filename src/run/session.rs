@@ -310,7 +310,7 @@ impl Session {
         self.pending.tokens.len()
     }
 
-    /// Whether any are.
+    /// True if any are.
     pub fn is_staged(&self) -> bool {
         self.staged() > 0
     }
@@ -555,7 +555,7 @@ impl Session {
         self.here.name()
     }
 
-    /// Whether there are two devices.
+    /// True if there are two devices.
     pub fn is_hybrid(&self) -> bool {
         self.placement.as_ref().is_some_and(|placement| placement.is_hybrid())
     }

@@ -177,7 +177,7 @@ impl Memory {
     }
 }
 
-/// Whether the system (or the container) has less than `threshold` bytes available, or spends its time waiting for
+/// True if the system (or the container) has less than `threshold` bytes available, or spends its time waiting for
 /// memory. Unknown counts as enough.
 pub fn memory_is_low(threshold: u64) -> bool {
     let memory = Memory::to_plan_with().unwrap_or_default();

@@ -87,7 +87,7 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// OutputFormat in which an answer is sent.
+/// Form in which an answer is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseMode {
     Whole,
@@ -102,7 +102,7 @@ pub enum ResponseMode {
 pub struct RequestParams {
     pub options: GenerateOptions,
     pub reuse: Reuse,
-    /// OutputFormat of the texts, until it is in the options as a grammar.
+    /// Constraint on the texts, until it is in the options as a grammar.
     pub constraint: Option<Constraint>,
     /// Set where a stream reports how far the prompt is read.
     pub progress: bool,

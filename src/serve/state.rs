@@ -51,7 +51,7 @@ pub struct ServerModel {
     pub seeded: bool,
     /// The model's name in answers.
     pub name: String,
-    /// TemplateKwargs of a chat's template where a request does not say otherwise.
+    /// Variables of a chat's template where a request does not say otherwise.
     pub variables: TemplateKwargs,
     /// Names the weights, the program and what else decides about an answer.
     pub fingerprint: String,

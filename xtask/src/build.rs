@@ -241,9 +241,7 @@ fn checked_on_arm(mut cargo: Command, target: &str) -> Command {
 
 /// Cargo's flags for what the `dev` profile leaves out where a pass is computed.
 pub fn pointer_checks() -> Vec<String> {
-    let packages = ["antigravity-model", "antigravity-numeric"];
-    let flags = packages.map(|package| format!("profile.dev.package.{package}.debug-assertions=true"));
-    flags.into_iter().flat_map(|flag| ["--config".into(), flag]).collect()
+    dev_profile_flags(["antigravity-model", "antigravity-numeric"], "debug-assertions=true")
 }
 
 /// Runs the example of the package that compares a model's cache with that of transformers.
@@ -256,17 +254,23 @@ pub fn compare_past_key_values(model: &Path) -> Result<()> {
 
 pub fn unoptimised_command(model: &Path) -> Command {
     let mut cargo = debug_build(model);
-    cargo.args(NOT_OPTIMISED);
+    cargo.args(not_optimised());
     cargo
 }
 
+/// Packages that are compiled again for each model.
+const MODEL_PACKAGES: [&str; 2] = ["antigravity", "antigravity-model"];
+
+/// Cargo's flags that give packages a setting in the `dev` profile.
+fn dev_profile_flags(packages: [&str; 2], setting: &str) -> Vec<String> {
+    let flags = packages.map(|package| format!("profile.dev.package.{package}.{setting}"));
+    flags.into_iter().flat_map(|flag| ["--config".into(), flag]).collect()
+}
+
 /// Cargo's flags for a model that is built in a fifth of the time.
-pub const NOT_OPTIMISED: [&str; 4] = [
-    "--config",
-    "profile.dev.package.antigravity.opt-level=0",
-    "--config",
-    "profile.dev.package.antigravity-model.opt-level=0",
-];
+pub fn not_optimised() -> Vec<String> {
+    dev_profile_flags(MODEL_PACKAGES, "opt-level=0")
+}
 
 fn debug_build(model: &Path) -> Command {
     let mut cargo = command::cargo(&["build", "--package", "antigravity"]);
@@ -282,9 +286,7 @@ pub fn model_flags(model: &Path) -> Vec<String> {
         return Vec::new();
     }
     let units = 16 + build_number(model);
-    let packages = ["antigravity", "antigravity-model"];
-    let flags = packages.map(|package| format!("profile.dev.package.{package}.codegen-units={units}"));
-    flags.into_iter().flat_map(|flag| ["--config".into(), flag]).collect()
+    dev_profile_flags(MODEL_PACKAGES, &format!("codegen-units={units}"))
 }
 
 /// The program that the last debug build made, for a target or for this machine.

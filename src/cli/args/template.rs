@@ -72,7 +72,7 @@ impl ChosenTemplate {
         self.chat_template.is_some()
     }
 
-    /// TemplateKwargs that it gets.
+    /// Variables that it gets.
     pub fn variables(&self) -> Result<TemplateKwargs> {
         let mut variables = TemplateKwargs::default();
         for given in &self.template_arg {
@@ -85,7 +85,7 @@ impl ChosenTemplate {
 }
 
 impl TemplateArgs {
-    /// TemplateKwargs and tools that the template gets besides the messages.
+    /// Variables and tools that the template gets besides the messages.
     pub fn variables(&self) -> Result<TemplateKwargs> {
         let mut variables = self.chosen.variables()?;
         const THINKING: &str = "enable_thinking";

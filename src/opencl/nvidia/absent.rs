@@ -1,4 +1,4 @@
-//! What `nvidia.rs` is in builds without it: no device has persistent kernels or tensor cores that are used.
+//! Stands for `nvidia.rs` in builds without it: no device has persistent kernels or tensor cores that are used.
 
 use super::cache::OpenClCache;
 use super::defines::Defines;

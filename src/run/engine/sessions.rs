@@ -23,7 +23,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What runs: for `auto` what is found by measuring both.
+    /// The devices that compute: for `auto` those found by measuring both.
     fn devices(&self) -> Result<&Devices> {
         if let Some(devices) = self.devices.get() {
             return Ok(devices);
@@ -53,7 +53,7 @@ impl Engine {
         }
     }
 
-    /// Whether a sequence would begin on the CPU.
+    /// True if a sequence would begin on the CPU.
     pub(super) fn begins_early(&self) -> bool {
         !self.options.wait_for_gpu && self.must_compile()
     }
@@ -87,7 +87,7 @@ impl Engine {
         self.with_drafts(session, o, self.draft_length(o))
     }
 
-    /// Whether the device's kernels are still to be compiled or, for `auto`, to be timed, and the CPU can compute
+    /// True if the device's kernels are still to be compiled or, for `auto`, to be timed, and the CPU can compute
     /// meanwhile.
     pub fn must_compile(&self) -> bool {
         let model = self.device.as_ref().filter(|_| self.compiler.is_some());
@@ -96,7 +96,7 @@ impl Engine {
         })
     }
 
-    /// Whether nothing is to be timed to settle what runs.
+    /// True if nothing is to be timed to settle what runs.
     fn has_speeds(&self, model: &opencl::Model) -> bool {
         let (o, facts) = (&self.options, model.device().facts());
         o.backend != BackendKind::Auto
@@ -205,7 +205,7 @@ impl Engine {
     }
 }
 
-/// What `auto` chooses, and says why.
+/// Chooses the device of `auto`, and says why.
 fn choose_fastest(
     factory: &DeviceFactory,
     model: &Arc<opencl::Model>,
@@ -249,7 +249,7 @@ enum DeviceSet {
     Gpu(SharedDevice),
     Both {
         device: SharedDevice,
-        /// Whether the device's cache serves the CPU too.
+        /// True if the device's cache serves the CPU too.
         one_cache: bool,
         schedule: Schedule,
     },

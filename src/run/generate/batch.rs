@@ -70,7 +70,7 @@ pub struct Generation<'a> {
     tokens: Vec<u32>,
     /// The first tokens, which are computed as a prompt.
     prompt: usize,
-    /// Whether a part of the prompt was computed since its last end.
+    /// True once a part of the prompt was computed since its last end.
     is_prompt_open: bool,
     /// Tokens of the prompt that progress does not count.
     uncounted: usize,
@@ -130,7 +130,7 @@ impl<'a> Generation<'a> {
         self.session.tokens().len().min(self.tokens.len())
     }
 
-    /// Whether tokens are computed as a prompt next: a part of the prompt, or what a lost device had.
+    /// True if tokens are computed as a prompt next: a part of the prompt, or what a lost device had.
     fn is_prompt(&self) -> bool {
         self.computed() < self.prompt || self.uncomputed().len() > 1
     }
@@ -285,12 +285,12 @@ struct Sampling<'t, 'a> {
     sampled: &'t mut Option<Result<u32>>,
 }
 
-/// Whether an error is that of one prompt, not of the device.
+/// True for an error of one prompt, not of the device.
 pub fn is_request_error(e: &Error) -> bool {
     matches!(e, Error::Usage(_) | Error::Model(_) | Error::Other(_))
 }
 
-/// How many drafted tokens that were chosen a text has in a step.
+/// Drafted tokens that a text accepts in a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Accepting {
     /// One, so that whoever reads the text can go on otherwise after each token.
@@ -374,7 +374,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     ///
-    /// What goes wrong with the device, which ends all.
+    /// Errors of the device, which end all.
     pub fn step(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
         let mut events = self.compute(cancel)?;
         self.sample();
@@ -388,7 +388,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`Batch::step`].
+    /// See [`Batch::step`].
     pub fn compute(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
         let mut events = Events::new();
         self.stage(&mut events)?;

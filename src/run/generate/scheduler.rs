@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use text::sampler::{Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 
-/// How often somebody who waits for requests looks whether it is to end.
+/// Time between two looks, while nothing runs, at whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 /// The longest time that a clock is sure to count.
 const LONGEST: Duration = Duration::from_secs(1 << 30);
@@ -29,18 +29,18 @@ const BEGUN_AT_ONCE: usize = 8;
 /// Memory of a sequence that has ended goes back to the system from this many bytes on.
 const WORTH_RELEASING: u64 = 1 << 20;
 
-/// What a [`Scheduler`] may take. How many sequences there are is [`EngineOptions::batch`].
+/// Limits of a [`Scheduler`]. The number of sequences is [`EngineOptions::batch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Requests that wait, at most.
     pub queue: usize,
     /// Bytes for the rows of all sequences, where not all of them can be full: requests wait, in order.
     pub rows: Option<u64>,
-    /// How long requests may go on after the end was asked for.
+    /// Time that requests have after the end was asked for.
     pub drain: Duration,
 }
 
-/// Whether rows of earlier sequences may be copied, and those of this one kept.
+/// Copying of rows of earlier sequences, and keeping of this one's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reuse {
     /// With texts of this realm.
@@ -52,7 +52,7 @@ pub enum Reuse {
 pub struct Job {
     /// Ids of the prompt, for which [`Engine::check_job`] has spoken.
     pub prompt: Arc<[u32]>,
-    /// What to generate; its [`CancelToken`] frees the slot within a pass.
+    /// Options of the text; their [`CancelToken`] frees the slot within a pass.
     pub options: Arc<GenerateOptions>,
     /// Takes the place of the seed in the options.
     pub seed: u64,
@@ -65,7 +65,7 @@ pub struct Job {
     pub tell: Box<dyn FnMut(Event) + Send>,
 }
 
-/// What comes of a [`Job`].
+/// Something that came of a [`Job`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// So many tokens of the prompt are read, where somebody wants to know.

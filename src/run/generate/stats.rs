@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const BOUNDS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// How a text has ended.
+/// The end of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
     pub reason: StopReason,
@@ -25,7 +25,7 @@ pub struct Ending {
     pub first: Duration,
     /// and from there to the last one.
     pub between: Duration,
-    /// What was drafted for it.
+    /// Drafts for it.
     pub drafts: Drafts,
 }
 

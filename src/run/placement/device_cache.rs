@@ -25,7 +25,7 @@ impl WindowRows {
         self.end = positions.end;
     }
 
-    /// Whether a token at this position finds all rows that it sees.
+    /// True if a token at this position finds all rows that it sees.
     fn reaches(self, pos: usize) -> bool {
         LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
     }
@@ -63,13 +63,13 @@ pub struct DeviceCache {
     pub(super) cache: Box<dyn Cache>,
     window: WindowRows,
     max_tokens: usize,
-    /// What another cache that had all rows once still has.
+    /// The beginning of the sequence that is as it was at the last switch, so that the other device still has its rows.
     unchanged: Beginning,
-    /// Whether there is room for more positions than slots.
+    /// True if there is room for more positions than slots.
     outlasts: bool,
     /// Tokens of each pass that are observed.
     observed: usize,
-    /// Whether the mass is that of this sequence.
+    /// True if the mass is that of this sequence.
     mass_is_valid: bool,
 }
 
@@ -104,7 +104,7 @@ impl DeviceCache {
         Arc::clone(&self.device)
     }
 
-    /// Whether it is this device.
+    /// True if it is this device.
     pub fn is_on(&self, device: &SharedDevice) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
@@ -168,7 +168,7 @@ impl DeviceCache {
         self.unchanged.slots = self.unchanged.slots.min(same);
     }
 
-    /// Whether a sequence cut to `tokens` tokens can go on with the rows that local layers still have.
+    /// True if a sequence cut to `tokens` tokens can go on with the rows that local layers still have.
     pub fn reaches(&self, tokens: usize) -> bool {
         self.window.reaches(tokens)
     }

@@ -164,7 +164,7 @@ impl Drafter {
         }
     }
 
-    /// Whether a model drafts.
+    /// True if a model drafts.
     pub fn has_model(&self) -> bool {
         self.model.is_some()
     }
@@ -182,7 +182,7 @@ impl Drafter {
         ahead
     }
 
-    /// Whether `token` comes next in the draft.
+    /// True if `token` comes next in the draft.
     pub fn expects(&self, token: u32) -> bool {
         self.pass.get(self.taken) == Some(&token)
     }

@@ -26,7 +26,7 @@ pub struct EvictionResult {
     pub position: usize,
     /// Why now.
     pub why: Why,
-    /// How long it took.
+    /// Duration of the move.
     pub took: Duration,
 }
 

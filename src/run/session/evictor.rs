@@ -106,7 +106,7 @@ impl Evictor {
         REACH.saturating_sub(self.limit() - self.target())
     }
 
-    /// Whether the policy looks at attention.
+    /// True if the policy looks at attention.
     pub fn observes(&self) -> bool {
         matches!(self.settings.policy, Policy::SnapKv | Policy::H2o)
     }

@@ -96,9 +96,9 @@ fn one_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>,
     })
 }
 
-/// What is staged of some sequences, for those that learn from the times of passes: drafts, and schedules of two devices.
+/// Staged tokens of some sequences, for the parts that learn from the times of passes: drafts, and schedules of two devices.
 struct PassTiming {
-    /// Whether it is one token of one sequence.
+    /// True for one token of one sequence.
     is_token_alone: bool,
     /// Drafted tokens of each; `None` for what is no next token.
     drafted: Vec<Option<usize>>,

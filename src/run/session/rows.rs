@@ -49,7 +49,7 @@ impl Session {
         Ok(most)
     }
 
-    /// Whether the policy looks at attention.
+    /// True if the policy looks at attention.
     pub(super) fn observes(&self) -> bool {
         self.evictor.as_ref().is_some_and(Evictor::observes)
     }
@@ -297,7 +297,7 @@ impl Session {
         }
     }
 
-    /// Whether it knows the positions of slots that each head chose for itself.
+    /// True if it knows the positions of slots that each head chose for itself.
     pub fn tracks_positions(&self) -> bool {
         self.observes()
     }

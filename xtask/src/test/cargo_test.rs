@@ -47,7 +47,7 @@ impl CargoTest {
     /// Tests of a model's program, not optimised.
     pub fn for_model(mut self, model: &Path) -> CargoTest {
         self.args.extend(build::model_flags(model));
-        self.args.extend(owned(build::NOT_OPTIMISED));
+        self.args.extend(build::not_optimised());
         self.env("ANTIGRAVITY_MODEL", build::bundled_name(model))
     }
 

@@ -16,7 +16,7 @@ fn hybrid(cpu: DeviceCache, gpu: DeviceCache, to_gpu: Vec<usize>) -> Session {
     Session::new(cpu).with_placement(Placement::new(Notice::default()).with_second(gpu, schedule))
 }
 
-/// What goes on on this device when its own is lost.
+/// A placement that goes on on the CPU when its device is lost.
 fn spare(cpu: impl FnOnce() -> Result<DeviceCache> + Send + 'static) -> Placement {
     Placement::new(Notice::default()).with_cpu(Box::new(cpu))
 }
