@@ -25,7 +25,7 @@ pub use llama_cpp::translate_args;
 #[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
 pub use model::ModelArgs;
 #[cfg(feature = "tools")]
-pub use model::{LoadArgs, PathArgs, WeightArgs};
+pub use model::{LoadArgs, MAX_SEQ_LEN, PathArgs, WeightArgs};
 #[cfg(feature = "chat")]
 pub use prompt::EscapeArgs;
 pub use prompt::text_of;

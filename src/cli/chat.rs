@@ -103,10 +103,9 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         unanswered: None,
         last: None,
     };
-    let (form, shown) = chat.form_of_answers();
-    chat.conversation.set_output_format(form);
-    chat.options.shown_tokens = shown;
+    chat.set_form_of_answers();
     if !chat.is_quiet() {
+        let form = chat.conversation.output_format();
         args.template.unused_flags(chat.conversation.template(), form).iter().for_each(|line| say!("{line}"));
     }
     if let Some(file) = &args.session {
@@ -224,9 +223,21 @@ impl Chat<'_> {
 
     /// A message, after the results that are there.
     fn question(&mut self, text: String) -> Question {
-        let mut messages = std::mem::take(&mut self.results);
-        messages.push(Message::new(Role::User, text));
+        self.results.push(Message::new(Role::User, text));
+        self.question_of_results()
+    }
+
+    /// The results that are there, as a question.
+    fn question_of_results(&mut self) -> Question {
+        let messages = std::mem::take(&mut self.results);
         Question { messages, random: self.random.clone(), answered: None }
+    }
+
+    /// Sets the form in which answers are read, as template, tools and grammar ask for it.
+    fn set_form_of_answers(&mut self) {
+        let (form, shown) = self.form_of_answers();
+        self.conversation.set_output_format(form);
+        self.options.shown_tokens = shown;
     }
 
     /// The form in which answers are read, and the control tokens that belong to their text. A grammar leaves no other

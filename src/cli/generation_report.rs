@@ -159,6 +159,7 @@ pub fn say_drafts(drafts: Drafts) {
     );
 }
 
-fn ms(d: Duration) -> f64 {
+/// Milliseconds.
+pub fn ms(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }

@@ -1,6 +1,7 @@
 //! Shows evictions and moves between devices: a line on stderr with `-v`, a JSON line with `--format jsonl`.
 
 use super::args::{Format, OutputArgs};
+use super::generation_report::ms;
 use super::terminal::{Verbosity, put};
 use crate::run::session::{Event, Session};
 use files::say;
@@ -28,7 +29,7 @@ fn line(event: &Event) -> String {
             e.slots,
             e.position,
             e.why.name(),
-            1e3 * e.took.as_secs_f64()
+            ms(e.took)
         ),
         Event::Switched(s) => format!(
             "switched from {} to {} at position {} ({}), {} slots, {} bytes copied, {:.2} ms",
@@ -38,7 +39,7 @@ fn line(event: &Event) -> String {
             s.why,
             s.slots,
             s.bytes,
-            1e3 * s.took.as_secs_f64()
+            ms(s.took)
         ),
     }
 }
@@ -47,11 +48,11 @@ fn json(event: &Event) -> Value {
     match event {
         Event::Evicted(e) => json!({
             "t": "evict", "removed": e.removed, "slots": e.slots, "position": e.position, "why": e.why.name(),
-            "ms": 1e3 * e.took.as_secs_f64(),
+            "ms": ms(e.took),
         }),
         Event::Switched(s) => json!({
             "t": "switch", "from": s.from, "to": s.to, "position": s.position, "why": s.why, "slots": s.slots,
-            "bytes": s.bytes, "ms": 1e3 * s.took.as_secs_f64(),
+            "bytes": s.bytes, "ms": ms(s.took),
         }),
     }
 }

@@ -101,13 +101,13 @@ fn parse_items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>>
                 .and_then(|line| line.into_item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
         };
-        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, one_line(&name_flags_in(e)))))
+        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, without_line_number(&name_flags_in(e)))))
     };
     lines.map(item).collect()
 }
 
 /// An error without serde_json's line number, which is always 1 here.
-fn one_line(e: &Error) -> String {
+fn without_line_number(e: &Error) -> String {
     e.to_string().replace(" at line 1 column ", ", at column ")
 }
 

@@ -37,7 +37,7 @@ pub struct OpenClCache {
     keep: Option<Keep>,
 }
 
-/// DeviceKv and mass in the CPU's hands.
+/// Rows and mass in the CPU's hands.
 struct OnHost {
     /// By layer.
     rows: Vec<MappedLayer>,

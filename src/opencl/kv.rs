@@ -1,4 +1,4 @@
-//! DeviceKv of one sequence: of each layer one plane of keys and one of values, in the order and bytes of the CPU's
+//! Rows of one sequence: of each layer one plane of keys and one of values, in the order and bytes of the CPU's
 //! (`[kv_head][slot][row bytes]`); buffers of the device, or memory of the host where that computes attention.
 
 use crate::dims::*;
@@ -36,14 +36,14 @@ pub enum KvLocation {
     Host,
 }
 
-/// DeviceKv by layer.
+/// Rows by layer.
 enum Layers {
     Device(Vec<LayerRows>),
     /// Keys and values.
     Host(Vec<[Vec<u8>; 2]>),
 }
 
-/// DeviceKv of all layers.
+/// Rows of all layers.
 pub struct DeviceKv {
     types: KvTypes,
     slots: usize,
@@ -53,7 +53,7 @@ pub struct DeviceKv {
 }
 
 impl DeviceKv {
-    /// DeviceKv of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
+    /// Rows of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
     /// never written.
     pub fn new(
         device: &Device,
@@ -85,7 +85,7 @@ impl DeviceKv {
         self.slots
     }
 
-    /// DeviceKv of a head of a layer.
+    /// Rows of a head of a layer.
     pub fn rows(&self, layer: usize) -> usize {
         rows_of(layer, self.slots, self.ring)
     }
@@ -285,7 +285,7 @@ pub fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
     }
 }
 
-/// DeviceKv of a head of a layer.
+/// Rows of a head of a layer.
 fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
     if is_local(layer) { ring.rows(slots) } else { slots }
 }

@@ -160,6 +160,11 @@ fn explain_type_error(message: &str) -> (&str, String) {
     ("", format!("is {found}; use {expected}"))
 }
 
+/// The value at a path such as `text.format`.
+pub fn find<'a>(body: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(body, |value, part| value.get(part))
+}
+
 /// Kind of a value, for messages.
 pub fn kind_of(value: &Value) -> &'static str {
     match value {

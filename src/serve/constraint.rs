@@ -1,6 +1,6 @@
-//! ConstraintForm that the text of an answer must have, in whichever field a request says so.
+//! The form that the text of an answer must have, in whichever field a request says so.
 
-use super::body::{Object, Strings, kind_of, read, read_object};
+use super::body::{Object, Strings, find, kind_of, read, read_object};
 use super::error::{ApiError, ApiResult};
 use crate::run::options::GenerateOptions;
 use files::error::quoted;
@@ -117,7 +117,7 @@ fn read_choice(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> 
 pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
     let mut found = Vec::new();
     for (field, read_form) in FIELDS {
-        let value = body.pointer(&format!("/{}", field.replace('.', "/"))).filter(|value| !value.is_null());
+        let value = find(body, field).filter(|value| !value.is_null());
         let form = value.map_or(Ok(None), |value| read_form(value, field))?;
         found.extend(form.map(|form| Constraint { field: field.into(), form }));
     }

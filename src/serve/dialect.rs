@@ -34,7 +34,7 @@ pub trait Dialect: Send {
 }
 
 /// Writes an event without a name.
-pub fn write_event(data: &Value, out: &mut String) {
+pub fn write_event(data: impl std::fmt::Display, out: &mut String) {
     *out += &format!("data: {data}\n\n");
 }
 

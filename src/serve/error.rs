@@ -117,8 +117,8 @@ impl ApiError {
     /// The error as Anthropic's API has it.
     pub fn to_anthropic(&self) -> Value {
         let kind = match self.status {
-            500.. if self.status != 503 => "api_error",
             503 => "overloaded_error",
+            500.. => "api_error",
             _ => self.error_type(),
         };
         // Claude Code makes its conversation shorter when it reads this.

@@ -103,7 +103,7 @@ mod tests {
     fn shares_end_with_the_budget_and_small_ones_have_room_of_their_own() {
         const MIB: u64 = 1 << 20;
         let budget = MemoryBudget::new(16 * MIB);
-        let status = |share: &mut MemoryShare, more: u64| share.grow(more).map_err(|refusal| refusal.status);
+        let status = |share: &mut MemoryShare, more: u64| share.grow(more).map_err(|e| e.status);
         let [mut large, mut other, mut small] = [budget.share(), budget.share(), budget.share()];
         assert_eq!(status(&mut large, 13 * MIB), Err(413));
         assert_eq!(status(&mut large, 8 * MIB), Ok(()));

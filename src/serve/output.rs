@@ -20,7 +20,7 @@ use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Events of a stream that are usually unread, at most. The plan knows of as many as may be.
+/// Events of a stream that are usually unread, at most. [`BACKLOG`] is how many may be, which the plan counts.
 const UNREAD: usize = 256;
 /// Bytes of a text, whatever it says.
 const TEXT_BYTES: usize = 2 << 10;

@@ -107,9 +107,14 @@ fn normalize_path(path: &str) -> String {
     if plain.is_empty() { "/".into() } else { plain }
 }
 
+/// A [normal path](normalize_path) without `/v1`.
+fn without_version(path: &str) -> &str {
+    path.strip_prefix("/v1").filter(|rest| rest.starts_with('/')).unwrap_or(path)
+}
+
 /// Finds the route of a [normal path](normalize_path).
 fn find_route(path: &str) -> ApiResult<&'static Route> {
-    let plain = path.strip_prefix("/v1").filter(|rest| rest.starts_with('/')).unwrap_or(path);
+    let plain = without_version(path);
     let is_asked_for = |(pattern, ..): &&Route| match pattern.strip_suffix('*') {
         Some(start) => plain.starts_with(start),
         None => plain == *pattern,
@@ -134,7 +139,7 @@ pub async fn answer(
         discard_body(&head.headers, unread);
     }
     let mut response = answered.unwrap_or_else(|error| {
-        let is_anthropic = path.starts_with("/v1/messages") || path.starts_with("/messages");
+        let is_anthropic = without_version(&path).starts_with("/messages");
         let json = if is_anthropic { error.to_anthropic() } else { error.to_openai() };
         response::error_response(&error, &json)
     });

@@ -1,6 +1,7 @@
 //! Fields of other servers that change a text or what is said of it, and that this one does not follow: each is refused,
 //! unless its value is one that changes nothing. What only hints, such as `service_tier` or `thinking`, is not here.
 
+use super::body::find;
 use super::error::{ApiError, ApiResult};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -37,7 +38,7 @@ fn fields_of_kind(kind: RequestKind) -> Value {
 pub fn check_fields(body: &Value, kind: RequestKind) -> ApiResult<()> {
     let of_kind = fields_of_kind(kind);
     for (field, neutral) in FIELDS.iter().chain(of_kind.as_object().into_iter().flatten()) {
-        let Some(value) = body.pointer(&format!("/{}", field.replace('.', "/"))) else { continue };
+        let Some(value) = find(body, field) else { continue };
         let neutral = neutral.as_array().map_or(&[][..], Vec::as_slice);
         // 0.0 is 0.
         let is_same = |of: &Value| value == of || value.is_number() && value.as_f64() == of.as_f64();

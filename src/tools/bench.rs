@@ -85,7 +85,7 @@ impl BenchArgs {
     }
 
     /// Reads the tokens of `--prompt-file`.
-    fn read_text(&self, engine: &Engine) -> Result<Vec<u32>> {
+    fn read_tokens(&self, engine: &Engine) -> Result<Vec<u32>> {
         let Some(file) = &self.prompt_file else { return Ok(Vec::new()) };
         match text_of("--prompt-file", file)? {
             text if text.is_empty() => {
@@ -126,7 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 
     let cancel = CancelToken::default();
     signal::connect(&cancel);
-    let mut bench = Bench::new(&engine, &groups, &options, &cancel, args.read_text(&engine)?)?;
+    let mut bench = Bench::new(&engine, &groups, &options, &cancel, args.read_tokens(&engine)?)?;
     bench.warm_up(&rows)?;
     let peak_rss = system::peak_rss();
     let weight_bytes = engine.weights().bytes_per_token;

@@ -1,6 +1,6 @@
 //! `draft`: proposes tokens for another antigravity program, which has started this one.
 
-use crate::cli::args::{LoadArgs, within};
+use crate::cli::args::{LoadArgs, MAX_SEQ_LEN, MAX_THREADS, within};
 use crate::cli::terminal::put;
 use crate::dims::VOCAB;
 use crate::run::draft_model::protocol::{self, Answer, Hello, MOST, REQUEST, Request, VERSION};
@@ -36,8 +36,8 @@ pub fn run(args: &DraftArgs) -> Result<()> {
     let options = EngineOptions {
         // A cache of 16-bit floats is small enough, and nearest to what the model was trained with.
         kv_types: KvTypes::both(KvType::F16),
-        threads: within("--threads", args.threads, crate::cli::args::MAX_THREADS)?,
-        max_seq_len: within("--max-seq-len", args.max_seq_len, 1 << 24)?,
+        threads: within("--threads", args.threads, MAX_THREADS)?,
+        max_seq_len: within("--max-seq-len", args.max_seq_len, MAX_SEQ_LEN)?,
         batch: within("--sequences", args.sequences, MAX_SEQUENCES)?,
         ..args.load.resolve()?
     };

@@ -1,6 +1,6 @@
 //! `pack`: writes the packed model file.
 
-use crate::cli::args::{QuietArgs, WeightArgs};
+use crate::cli::args::{MAX_THREADS, QuietArgs, WeightArgs};
 use crate::cli::signal;
 use crate::cli::terminal::{ProgressLine, Verbosity};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
@@ -85,7 +85,7 @@ impl PackingArgs {
         let progress = ProgressLine::new("packing tensor", self.quiet.verbosity());
         let options = LoadOptions {
             weight_type: self.weights.weight_type,
-            threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, 1024),
+            threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS),
             progress: &|done, all| progress.show(done, all),
         };
         let calibration_of = tokenizer.and_then(|t| calibration::tokens(t).ok()).map(|tokens| {

@@ -23,7 +23,7 @@ fn measured(row: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn json_has_ceilings_and_growth() {
+fn json_has_limits_and_growth() {
     let all = json(&bench(&["-d", "0,16", "-o", "json"]).out);
     let read = &all["read_bandwidth"][0];
     assert!(read["threads"] == 1 && read["way"].is_string(), "{read}");

@@ -17,6 +17,9 @@ use numeric::kv::{KvType, KvTypes};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
+/// Upper limit of `--max-seq-len`.
+pub const MAX_SEQ_LEN: usize = 1 << 24;
+
 /// Path of the model.
 #[derive(Args, Clone)]
 pub struct PathArgs {
@@ -216,7 +219,7 @@ impl ModelArgs {
                 v: cache.cache_type_v.unwrap_or(cache.kv_type),
             },
             eviction: cache.eviction()?,
-            max_seq_len: within("--max-seq-len", cache.max_seq_len, 1 << 24)?,
+            max_seq_len: within("--max-seq-len", cache.max_seq_len, MAX_SEQ_LEN)?,
             threads: self.cores.resolve()?,
             draft: cache.draft_length()?,
             draft_model: cache.draft_program(),

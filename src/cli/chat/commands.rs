@@ -112,8 +112,7 @@ impl Chat<'_> {
         if self.results.len() < all {
             return Ok(None);
         }
-        let messages = std::mem::take(&mut self.results);
-        Ok(Some(Question { messages, random: self.random.clone(), answered: None }))
+        Ok(Some(self.question_of_results()))
     }
 
     /// Forgets what belongs to the conversation before.

@@ -3,7 +3,7 @@
 use super::Chat;
 use crate::run::saved::{self, Content, State};
 use files::error::unquoted;
-use files::{Error, Result, say};
+use files::{Error, Result};
 use std::path::Path;
 use text::chat::ConversationState;
 
@@ -26,9 +26,7 @@ impl Chat<'_> {
                 file.display()
             )));
         }
-        if self.input.is_interactive() && !self.is_quiet() {
-            say!("going on after {} tokens; /reset begins anew", saved.ids.len());
-        }
+        self.note(&format!("going on after {} tokens; /reset begins anew", saved.ids.len()));
         self.adopt(saved, &state);
         Ok(())
     }
@@ -78,9 +76,7 @@ impl Chat<'_> {
         self.asked.clear();
         self.results.clear();
         self.conversation.resume(saved);
-        let (form, options) = self.form_of_answers();
-        self.conversation.set_output_format(form);
-        self.options.shown_tokens = options;
+        self.set_form_of_answers();
     }
 
     /// Saves the conversation in the file of `--session`.

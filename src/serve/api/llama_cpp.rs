@@ -167,7 +167,7 @@ impl Dialect for LlamaCppDialect {
         let mut last = Choice { text: choice.text.clone(), ending: choice.ending, ..Choice::default() };
         let mut writer = JsonWriter::default();
         self.write_choice(index, &mut last, &mut writer);
-        *out += &format!("data: {}\n\n", writer.into_text());
+        write_event(writer.into_text(), out);
     }
 
     fn to_json(&mut self, choices: &mut [Choice], _: Usage, out: &mut JsonWriter) {

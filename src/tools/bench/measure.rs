@@ -12,7 +12,7 @@ use crate::run::session::{CancelToken, Session, forward};
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// BenchTokens of a warm-up decode; a prefill is warmed up whole.
+/// Tokens of a warm-up decode; a prefill is warmed up whole.
 const WARM_UP: usize = 8;
 
 /// The sequences of all rows, ready to measure on.
@@ -28,7 +28,7 @@ struct BenchTokens(Vec<u32>);
 /// The repetitions of a row, in order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Samples {
-    /// BenchTokens per second.
+    /// Tokens per second.
     pub speeds: Vec<f64>,
     /// Bytes per second that the machine read at the time of each: the mean of right before and right after. Empty for
     /// rows that are not compared with them.

@@ -95,7 +95,7 @@ pub struct MeasuredRow {
     ms_per_token: Option<f64>,
     /// The time at depth 0, and the time to read the slots before at the machine's read bandwidth.
     predicted_ms_per_token: Option<f64>,
-    /// MeasuredRow time beyond the predicted one.
+    /// Measured time beyond the predicted one.
     deviation_percent: Option<f64>,
     /// Prefill: speed relative to decode from the same state.
     times_decode: Option<f64>,

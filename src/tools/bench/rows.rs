@@ -1,13 +1,11 @@
 //! Rows of the table: every combination of the lists on the command line.
 
-use crate::cli::args::{MAX_THREADS, within};
+use crate::cli::args::{MAX_SEQ_LEN, MAX_THREADS, within};
 use crate::run::options::EngineOptions;
 use clap::Args;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 
-/// Maximum tokens of a row's sequence, as for `--max-seq-len`.
-const MAX_SLOTS: usize = 1 << 24;
 const MAX_ROWS: usize = 1000;
 const MAX_SEQUENCES: usize = 256;
 
@@ -127,9 +125,9 @@ impl Lists {
         for (threads, kv_type, depth) in caches {
             for &(n_prompt, n_gen, batch) in &tests {
                 let row = Row { n_prompt, n_gen, batch, depth, kv_types: KvTypes::both(kv_type), threads };
-                if row.slots() > MAX_SLOTS {
+                if row.slots() > MAX_SEQ_LEN {
                     return Err(Error::Usage(format!(
-                        "-p, -n and --depth: {depth} and {} tokens are more than {MAX_SLOTS}",
+                        "-p, -n and --depth: {depth} and {} tokens are more than {MAX_SEQ_LEN}",
                         row.tokens()
                     )));
                 }

@@ -1,4 +1,4 @@
-//! EvalInput of `eval`: a text, token ids, questions about facts.
+//! Input of `eval`: a text, token ids, questions about facts.
 
 use crate::cli::args::read_text;
 use crate::dims::VOCAB;

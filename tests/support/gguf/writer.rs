@@ -1,5 +1,4 @@
 //! Writes GGUF headers, right and wrong ones: every part is given as it shall stand in the file.
-#![allow(dead_code, reason = "each test takes what it needs")]
 
 /// Ids of the types of values.
 pub const U8: u32 = 0;
