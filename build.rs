@@ -32,11 +32,9 @@ fn main() {
         model.unwrap_or_else(|e| unusable(&e))
     };
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    write(&out.join("dims.rs"), &dims_source(&name, &place, &model));
-}
-
-fn write(file: &Path, text: &str) {
-    fs::write(file, text).unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", file.display())));
+    let dims = out.join("dims.rs");
+    fs::write(&dims, dims_source(&name, &place, &model))
+        .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", dims.display())));
 }
 
 /// Ends the build because `config.json` cannot be read, and lists what can be used instead.

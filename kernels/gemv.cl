@@ -20,8 +20,6 @@
 #define NG TILE_GROUPS
 #endif
 #define BLOCKS (COLS / 32)
-// Octets of columns that one item prepares.
-#define OCTETS ((COLS / 8 + WG - 1) / WG)
 #if defined(STEP_QKV) || defined(STEP_GATE_UP) || defined(STEP_HEAD)
 #define INPUT_NORM
 #endif

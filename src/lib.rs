@@ -1,4 +1,4 @@
-//! Runs one Llama or Qwen class model whose dimensions were baked in at build time.
+//! Runs one language model whose dimensions were baked in at build time.
 //!
 //! # The tour of one token
 //!

@@ -383,7 +383,6 @@ impl OpenClDevice {
             n,
             narrowed,
             steps: Steps::begin(self.trace.as_mut(), n),
-            timed,
         }
     }
 }

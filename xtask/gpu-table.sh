@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures a program on a GPU beside the version before, in turn, and compares logits with the CPU's, in less than five
-# minutes: the table of xtask/README.md. It needs nothing but the programs, so it can be carried to a machine without Rust:
+# Measures a program on a GPU beside the version before, in turn, and compares logits with the CPU's:
+# the table of xtask/README.md. It needs nothing but the programs, so it can be carried to a machine without Rust:
 #
 #     xtask synth llama3.2-1b --out DIR && PROGRAM pack --model-path DIR --out MODEL
 #     xtask/gpu-table.sh MODEL PROGRAM [BEFORE]
@@ -25,14 +25,14 @@ start() { # VERSION PROGRAM WHAT
     echo "$1: a run of one prompt and one token, $3: $((($(date +%s%N) - begin) / 1000000)) ms"
 }
 
-# Rows that BEFORE and PROGRAM measure in turn; PROGRAM prints the ratios.
+# Rows that BEFORE and PROGRAM measure in turn.
 rows() {
     if [ -n "$before" ]; then
-        on_gpu before "$before" bench -r 3 -o json "$@" >"$dir/before.json" 2>"$dir/said"
-        on_gpu now "$program" bench -r 3 --compare "$dir/before.json" "$@" 2>"$dir/said"
-    else
-        on_gpu now "$program" bench -r 3 "$@" 2>"$dir/said"
+        echo "before:"
+        on_gpu before "$before" bench -r 3 "$@" 2>"$dir/said"
+        echo "now:"
     fi
+    on_gpu now "$program" bench -r 3 "$@" 2>"$dir/said"
 }
 
 for what in "nothing cached" "from the cache"; do

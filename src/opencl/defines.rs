@@ -3,6 +3,7 @@
 use crate::dims::*;
 use files::config::Mlp;
 use numeric::kv::{KvType, KvTypes};
+use opencl_runtime::facts::Facts;
 
 /// Rows of q, k and v in one fused matrix, each padded to whole groups of sixteen.
 pub const Q_PAD: usize = Q_DIM.next_multiple_of(16);
@@ -13,8 +14,7 @@ pub const QKV: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of gate (and of up) in the fused matrix of both.
 pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 
-/// Slots of a chunk of attention, the CPU's.
-pub const CHUNK: usize = 128;
+pub use crate::model::device::CHUNK;
 
 /// The slots that attention of a layer sees, and the angles that it rotates by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub struct LayerView {
 }
 
 impl LayerView {
-    /// That of a layer.
+    /// The view of a layer.
     pub fn of(layer: usize) -> Self {
         Self { window: window(layer).unwrap_or(0), angles: angles_of(layer) }
     }
@@ -37,7 +37,7 @@ impl LayerView {
 pub struct Defines(String);
 
 impl Defines {
-    /// Those of the model.
+    /// The model's dimensions.
     pub fn of_model() -> Self {
         let sizes = [
             ("LAYERS", LAYERS),
@@ -79,6 +79,14 @@ impl Defines {
         .into_iter()
         .chain(scales.into_iter().filter(|(_, scale)| *scale != 1.0))
         .fold(all, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
+    }
+
+    /// With correctly rounded quotients and roots, where the device has an option for them.
+    pub fn of_device(self, facts: &Facts) -> Self {
+        if facts.correct_divide {
+            return self.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
+        }
+        self
     }
 
     /// A compiler option.

@@ -45,8 +45,8 @@ pub enum KernelName {
     Gemm(Step, Storage, &'static Variant),
     /// At most [`FEW`] tokens times a matrix of blocks.
     GemmFew(Step, Storage),
-    /// The input of a `gemm` over so many columns, as its matrix reads it.
-    Activations(Input, usize, Activations),
+    /// The input of a `gemm`, as its matrix reads it.
+    Activations(Input, Activations),
     /// Position, and rows of the cache.
     Rope(LayerView),
     /// Attention of many tokens.
@@ -67,7 +67,7 @@ pub enum KernelName {
     Keep,
 }
 
-/// Of what `observe` follows the attention.
+/// The attention that `observe` follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "they say it")]
 pub enum Observed {
@@ -89,6 +89,17 @@ pub enum Input {
     Att,
     /// silu(gate) * up: as `gemv` wrote it, or still to be computed from both.
     Ffn,
+}
+
+impl Input {
+    /// Its columns.
+    fn cols(self) -> usize {
+        match self {
+            Input::Norm => DIM,
+            Input::Merge { .. } | Input::Att => Q_DIM,
+            Input::Ffn => FFN_DIM,
+        }
+    }
 }
 
 /// A set of kernels. Where one computes wrong results, the next is tried, and after the last the CPU.
@@ -255,10 +266,7 @@ impl Kernels {
 
     fn source(&self, name: KernelName) -> (String, Defines) {
         let s = &self.shapes;
-        let mut defines = Defines::of_model().with("WG", self.items(name));
-        if s.correct_divide {
-            defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
-        }
+        let mut defines = Defines::of_model().with("WG", self.items(name)).of_device(self.device.facts());
         if s.dot_ptx {
             defines = defines.flag("DOT_PTX");
         }
@@ -267,13 +275,13 @@ impl Kernels {
             KernelName::Gemv { .. } => self.of_gemv(name, defines),
             KernelName::Gemm(step, storage, variant) => self.of_gemm((step, storage, variant), defines),
             KernelName::GemmFew(step, storage) => self.of_gemm_few((step, storage), defines),
-            KernelName::Activations(input, cols, quantised) => {
+            KernelName::Activations(input, quantised) => {
                 let quantised = match quantised {
                     Activations::Floats => 0,
                     Activations::Quantised => 1,
                     Activations::Integers => 2,
                 };
-                let d = defines.with("COLS", cols).with("QUANTISED", quantised);
+                let d = defines.with("COLS", input.cols()).with("QUANTISED", quantised);
                 (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
             }
             KernelName::Rope(view) => (&[COMMON, KV, ROPE], of_layer(defines, view)),

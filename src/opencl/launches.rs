@@ -362,17 +362,16 @@ impl Binder<'_> {
     /// For the head, which is no layer's.
     pub fn bind_one(&mut self, step: Step, l: &LayerWeights) -> Result<MatmulLaunches> {
         let s = self.scratch;
-        let or_none = |buffer: &'_ Option<Buffer>| buffer.clone().unwrap_or(s.none.clone());
         let [qkv_bias, o_bias, up_bias, down_bias] =
-            [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(or_none);
+            [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
         let io = match step {
-            Step::Qkv => Io { input: &l.attn_norm, scales: none, out: &s.qkv, extra: &qkv_bias, sums },
-            Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: &o_bias, sums },
+            Step::Qkv => Io { input: &l.attn_norm, scales: none, out: &s.qkv, extra: qkv_bias, sums },
+            Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
             Step::GateUp => {
-                Io { input: &l.ffn_norm, scales: &up_bias, out: &s.acts, extra: &s.act_scales, sums }
+                Io { input: &l.ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
             }
-            _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: &down_bias, sums },
+            _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums },
         };
         let next = match step {
             Step::GateUp => l.steps[Step::Down as usize].reads,
@@ -401,23 +400,22 @@ impl Binder<'_> {
     /// As [`Binder::bind_one`].
     pub fn bind_many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
         let s = self.scratch;
-        let (w, none) = (&l.steps[step as usize], s.none.clone());
-        let or_none = |buffer: &Option<Buffer>| buffer.clone().unwrap_or(none.clone());
+        let w = &l.steps[step as usize];
+        let or_none = |bias| Option::as_ref(bias).unwrap_or(&s.none);
         let reads = self.kernels.activations(w.reads);
         let input = match step {
             Step::Qkv => self.norm(&l.attn_norm, w.reads)?,
-            Step::Out => self.inputs(KernelName::Activations(Input::Att, Q_DIM, reads), [&s.att, &s.none])?,
+            Step::Out => self.inputs(KernelName::Activations(Input::Att, reads), [&s.att, &s.none])?,
             Step::GateUp => self.norm(&l.ffn_norm, w.reads)?,
-            _ => self.inputs(
-                KernelName::Activations(Input::Ffn, FFN_DIM, reads),
-                [&s.gate_up, &or_none(&l.up_bias)],
-            )?,
+            _ => {
+                self.inputs(KernelName::Activations(Input::Ffn, reads), [&s.gate_up, or_none(&l.up_bias)])?
+            }
         };
         let products = match step {
-            Step::Qkv => self.bind_gemm(step, w, [&s.qkv, &or_none(&l.qkv_bias)])?,
-            Step::Out => self.bind_gemm(step, w, [&s.post, &or_none(&l.o_bias)])?,
+            Step::Qkv => self.bind_gemm(step, w, [&s.qkv, or_none(&l.qkv_bias)])?,
+            Step::Out => self.bind_gemm(step, w, [&s.post, or_none(&l.o_bias)])?,
             Step::GateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
-            _ => self.bind_gemm(step, w, [&s.post, &or_none(&l.down_bias)])?,
+            _ => self.bind_gemm(step, w, [&s.post, or_none(&l.down_bias)])?,
         };
         Ok((input, products))
     }
@@ -433,7 +431,7 @@ impl Binder<'_> {
     /// Norm of the residual, as the matrices of a step read it.
     fn norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
         let (state, reads) = (self.scratch.state.buffer(), self.kernels.activations(reads));
-        self.inputs(KernelName::Activations(Input::Norm, DIM, reads), [state, w])
+        self.inputs(KernelName::Activations(Input::Norm, reads), [state, w])
     }
 
     /// All tokens of a pass as a matrix reads them.

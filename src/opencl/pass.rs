@@ -41,8 +41,6 @@ pub struct Pass<'a> {
     /// reads logits. They are the first ones from there on.
     pub narrowed: Option<usize>,
     pub steps: Steps<'a>,
-    /// True where steps are timed, for which the host must wait for each.
-    pub timed: bool,
 }
 
 impl Pass<'_> {
@@ -88,7 +86,7 @@ impl Pass<'_> {
 
     /// Ends a step; where steps are timed, waits for it.
     fn end_step(&mut self, step: &'static str, layer: usize) -> Result<()> {
-        if self.timed {
+        if self.steps.is_traced() {
             self.device().finish()?;
             self.steps.done(step, layer);
         }
@@ -325,7 +323,7 @@ impl Pass<'_> {
 
     /// Notes the residual of the last token.
     fn trace_residual(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
-        if self.timed {
+        if self.steps.is_traced() {
             let pos = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
             let mut x = [0.0; DIM];
             self.scratch.residual(self.n - 1, &mut x)?;

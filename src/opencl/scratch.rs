@@ -13,7 +13,7 @@ use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
 /// Integers before the rows of [`Scratch::state`], as `kernels/common.cl` has them.
-const HEADER: usize = 16;
+pub const HEADER: usize = 16;
 /// Where it says the slot of the only token, and next to it the token whose residual the head reads.
 const H_SLOT: usize = 0;
 /// Floats of one token's row: the residual, cosines and sines of its position.

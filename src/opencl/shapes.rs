@@ -101,12 +101,10 @@ pub struct Shapes {
     pub tensor_cores: Option<TensorCores>,
     /// Bytes of local memory.
     local_memory: u64,
-    /// The compiler has an option for correctly rounded quotients.
-    pub correct_divide: bool,
 }
 
 impl Shapes {
-    /// Those of a device.
+    /// The sizes for a device and a set of kernels.
     pub fn of(device: &Device, set: KernelSet) -> Self {
         let facts = device.facts();
         let units = facts.compute_units.max(1) as usize;
@@ -123,7 +121,6 @@ impl Shapes {
             busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
             one_items: HEAD_DIM.next_power_of_two().max(64),
             attend: tiles.into_iter().find(fits),
-            correct_divide: facts.correct_divide,
             local_memory: facts.local_memory,
             // Instructions of compute capability 6.1.
             dot_ptx: set == KernelSet::Tuned && facts.compute_capability.is_some_and(|cc| cc >= (6, 1)),

@@ -8,7 +8,7 @@
 use super::defines::Defines;
 use super::kernels::{KernelSet, Kernels, SOURCES};
 use super::launches::{AttendOn, Binder};
-use super::scratch::Scratch;
+use super::scratch::{HEADER, Scratch};
 use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
@@ -250,8 +250,8 @@ impl<'a> Tuner<'a> {
             buffer.write(4 * first, bytes_of(&floats))
         };
         // Without a header, which says that the residual is the first token's.
-        s.state.buffer().write(0, &[0; 64])?;
-        floats(s.state.buffer(), 16)?;
+        s.state.buffer().write(0, &[0; 4 * HEADER])?;
+        floats(s.state.buffer(), HEADER)?;
         floats(&s.gate_up, 0)?;
         floats(&s.act_scales, 0)?;
         let acts: Vec<u8> = (0..s.acts.len()).map(|i| (i % 251) as u8).collect();

@@ -307,8 +307,7 @@ pub fn calibration(device: &Device, weights: &Weights, place: Place) -> Result<V
 }
 
 fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {
-    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    to.floats.buffer_of(&bytes)
+    to.floats.buffer_of(bytes_of(values))
 }
 
 /// Uploads the matrices of one step, those stored alike side by side in as few chunks as buffers of the device allow.

@@ -10,7 +10,7 @@ mod speeds;
 
 pub(super) use background_compile::KernelCompiler;
 pub use device_cache::{DeviceCache, RunPosition};
-pub(super) use factory::{DeviceFactory, chunk, shared, was_made};
+pub(super) use factory::{DeviceFactory, chunk, chunk_in, shared, was_made};
 pub use schedule::{MeasuredSchedule, SHORT_PROMPT, Schedule, Speed};
 pub(super) use speeds::{
     SLOTS, beside, is_known_to_be_the_cpu, key, known, measured_options, of_both, say_choice,

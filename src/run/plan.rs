@@ -22,6 +22,7 @@ use crate::opencl;
 use crate::run::calibration;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::placement;
 use crate::run::session::ROWS;
 use crate::run::system::{self, Memory};
 use files::folder::Folder;
@@ -225,7 +226,7 @@ impl Plan {
 
     /// Most tokens of a pass.
     fn chunk(&self, slots: usize) -> usize {
-        self.options.prefill_chunk.clamp(1, slots.max(1)).max(self.options.sequences())
+        placement::chunk_in(&self.options, slots)
     }
 
     /// Its lines, for the context asked for.

@@ -3,8 +3,7 @@
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 7. It is also raised when the rows of a KV type change. Versions 4 to 6 of models without local
-//! layers are read too: keys of q4 have no scales, and are whole (4) or less their means (5) |
+//! | 1 | the version, a digit: 7. It is also raised when the rows of a KV type change. Versions 4 to 6 of models without local layers are read too: keys of q4 have no scales, and are whole (4) or less their means (5) |
 //! | 8 | `n`, little endian |
 //! | `n` | JSON: model, types, calibration of the keys, tokens and evictions, random state, what was held back (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |

@@ -35,7 +35,7 @@ pub const ROWS: usize = 64;
 /// Tokens of a prompt whose logits a server computes at a time.
 pub(crate) const MEASURED: usize = 16;
 
-/// A sequence: its tokens, its cache on a device or two, the logits of its last token.
+/// A sequence: its tokens, its cache on a device, the logits of its last token.
 ///
 /// ```
 /// use antigravity::session::CancelToken;

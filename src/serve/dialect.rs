@@ -23,7 +23,7 @@ pub trait Dialect: Send {
     fn on_end(&mut self, _usage: Usage, _out: &mut String) {}
     /// Writes what went wrong in the middle of a stream.
     fn on_error(&mut self, error: &ApiError, out: &mut String) {
-        write_event(&error.to_openai(), out);
+        write_event(error.to_openai(), out);
     }
     /// Writes the whole answer. Texts and log-probabilities may be taken out of its choices.
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter);

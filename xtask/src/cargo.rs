@@ -25,7 +25,7 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::NdkUse) -> Resul
     }
     if is_static(target) {
         let libraries = format!("-Lnative={}", make_empty_libraries()?.display());
-        // A profile's `strip` does not reach a package that has settings of its own there.
+        // The `dev` profile, which tests build with, does not strip, and `check_fit` takes stripped files only.
         let flags = ["-Clinker-flavor=ld".into(), "-Clink-arg=--strip-all".into(), libraries];
         toolchain::link_with(cargo, target, &toolchain::lld()?, &flags);
     }

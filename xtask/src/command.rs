@@ -138,6 +138,13 @@ pub fn last_lines(text: &str, count: usize) -> String {
 
 /// Writes a program that only the system's shell understands. Another process does it: a program that this one has open
 /// for writing could not be started as long as a child that another test has just forked has it open, too.
+/// Keeps this process's settings of the program from a command.
+pub fn remove_settings(command: &mut Command) {
+    for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
+        command.env_remove(key);
+    }
+}
+
 #[cfg(test)]
 pub fn write_script(path: &std::path::Path, body: &str) {
     let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";

@@ -98,9 +98,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
 /// Runs `eval` on the rows, the first of which the others are held against, free of settings from the environment.
 fn run_eval(program: &Path, model: &Path, inputs: &[&str], rows: &[Row]) -> Result<String> {
     let mut eval = Command::new(program);
-    for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
-        eval.env_remove(key);
-    }
+    command::remove_settings(&mut eval);
     eval.args(["eval", "-q", "--format", "jsonl", "-m"]).arg(model).args(inputs);
     for (i, row) in rows.iter().enumerate() {
         eval.arg(if i == 0 { "--against" } else { "--settings" }).arg(&row.settings);

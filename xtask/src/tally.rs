@@ -15,6 +15,11 @@ impl Tally {
     /// One check that held.
     pub const ONE: Tally = Tally { passed: 1, failed: 0, skipped: 0, messages: Vec::new() };
 
+    /// Number of checks, the skipped ones included.
+    pub fn total(&self) -> u64 {
+        self.passed + self.failed + self.skipped
+    }
+
     /// Counts a promise, and prints whether it holds.
     pub fn count(&mut self, promise: &str, outcome: Result<()>) {
         if outcome.is_ok() {

@@ -164,7 +164,7 @@ fn long() -> Outcome {
     let kernels = CargoTest::new(&["--test", "opencl"]).only(&["--exact"]).only(&EVERY_KERNEL);
     let tally = run_beside(&chat, || kernels.run())?;
     // A name that no test has any more must not go unnoticed.
-    let (ran, named) = (tally.passed + tally.failed + tally.skipped, EVERY_KERNEL.len() as u64 + 1);
+    let (ran, named) = (tally.total(), EVERY_KERNEL.len() as u64 + 1);
     if ran != named {
         return Err(Error::Failed(format!("{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT")));
     }

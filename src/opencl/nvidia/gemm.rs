@@ -16,7 +16,7 @@ const WARPS: usize = GEMM_ITEMS / 32;
 pub struct TensorCores(());
 
 impl TensorCores {
-    /// The tensor cores of a device, if it has them.
+    /// The tensor cores of a device; `None` where it has none that these kernels can use.
     pub fn of(facts: &Facts) -> Option<Self> {
         facts.compute_capability.filter(|&cc| cc >= (8, 0)).map(|_| Self(()))
     }

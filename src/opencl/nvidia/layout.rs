@@ -62,10 +62,7 @@ impl WeightLayout {
     /// Options of a kernel that reads them, for caches of such rows.
     pub fn defines(&self, facts: &Facts, types: KvTypes) -> Defines {
         let grid = facts.compute_units as usize;
-        let mut defines = Defines::of_model().flag("DOT_PTX").with("GRID", grid).of_cache(types);
-        if facts.correct_divide {
-            defines = defines.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
-        }
+        let defines = Defines::of_model().flag("DOT_PTX").with("GRID", grid).of_cache(types).of_device(facts);
         self.defines.iter().fold(defines, |d, (name, value)| d.with(name, *value))
     }
 }

@@ -167,7 +167,6 @@ pub const FALSE: u32 = 0;
 
 pub const PLATFORM_VERSION: u32 = 0x0901;
 pub const PLATFORM_NAME: u32 = 0x0902;
-pub const PLATFORM_VENDOR: u32 = 0x0903;
 
 pub const DEVICE_TYPE_CPU: u64 = 2;
 pub const DEVICE_TYPE_GPU: u64 = 4;

@@ -211,18 +211,13 @@ fn choose_fastest(
     model: &Arc<opencl::Model>,
     options: &EngineOptions,
 ) -> Result<Devices> {
-    let o = EngineOptions { gpu_attn: true, ..options.clone() };
+    let o = placement::measured_options(&EngineOptions { gpu_attn: true, ..options.clone() });
     opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
     let on = (model.device().facts(), model.variants()?);
     let speeds = placement::of_both(
         &placement::key(options, &factory.weights.fingerprint, factory.isa, on),
-        || DeviceCache::new(shared(factory.cpu(&placement::measured_options(&o))?), placement::SLOTS),
-        || {
-            DeviceCache::new(
-                shared(factory.opencl(model, &placement::measured_options(&o))?),
-                placement::SLOTS,
-            )
-        },
+        || DeviceCache::new(shared(factory.cpu(&o)?), placement::SLOTS),
+        || DeviceCache::new(shared(factory.opencl(model, &o)?), placement::SLOTS),
     )?;
     let measured = MeasuredSchedule::new(speeds);
     let only = measured.only(options.max_seq_len);
@@ -255,27 +250,31 @@ enum DeviceSet {
     },
 }
 
+/// Makes the CPU, unless it is there.
+fn make_cpu_once(
+    cpu: &OnceLock<SharedDevice>,
+    factory: &DeviceFactory,
+    options: &EngineOptions,
+) -> Result<SharedDevice> {
+    if let Some(cpu) = cpu.get() {
+        return Ok(Arc::clone(cpu));
+    }
+    // If two threads come here, the second takes what the first made.
+    let made = shared(factory.cpu(options)?);
+    Ok(Arc::clone(cpu.get_or_init(|| made)))
+}
+
 impl SessionFactory<'_> {
     /// The CPU, one for all sequences.
     fn cpu(&self) -> Result<SharedDevice> {
-        if let Some(cpu) = self.cpu.get() {
-            return Ok(Arc::clone(cpu));
-        }
-        let cpu = shared(self.engine.factory.cpu(&self.options)?);
-        Ok(Arc::clone(self.cpu.get_or_init(|| cpu)))
+        make_cpu_once(&self.cpu, &self.engine.factory, &self.options)
     }
 
     /// Makes the cache on the CPU for a sequence whose device is lost.
     fn cpu_factory(&self) -> CpuFactory {
         let (factory, options) = (self.engine.factory.clone(), self.options.clone());
         let (cpu, slots) = (Arc::clone(&self.cpu), options.max_seq_len);
-        Box::new(move || {
-            if cpu.get().is_none() {
-                // If two threads come here, the second takes what the first made.
-                let _ = cpu.set(shared(factory.cpu(&options)?));
-            }
-            DeviceCache::new(Arc::clone(cpu.get().expect("invariant: just set")), slots)
-        })
+        Box::new(move || DeviceCache::new(make_cpu_once(&cpu, &factory, &options)?, slots))
     }
 
     /// An empty sequence, which in a hybrid session begins on the CPU.

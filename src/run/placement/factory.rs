@@ -76,14 +76,13 @@ impl DeviceFactory {
                 true => Place::HostVisible,
                 false => opencl::own_place(model.device()),
             },
-            evicts: o.eviction.policy != Policy::None,
+            evicts: evicts(o),
             kernels,
         };
         let mut device = OpenClDevice::new(Arc::clone(model), options)?;
         let passed =
             self.verdict(&mut device, o)? == Verdict::Passed && self.observes_right(&mut device, o)?;
-        let evicts = o.eviction.policy != Policy::None;
-        Ok((passed && (!evicts || selftest::compaction_matches(&mut device)?)).then_some(device))
+        Ok((passed && (!evicts(o) || selftest::compaction_matches(&mut device)?)).then_some(device))
     }
 
     /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
@@ -134,7 +133,7 @@ pub fn was_made(model: &opencl::Model, o: &EngineOptions) -> bool {
 
 /// What that is remembered under: all that programs depend on.
 fn made(model: &opencl::Model, o: &EngineOptions) -> String {
-    let (sequences, evicts) = (o.sequences(), o.eviction.policy != Policy::None);
+    let (sequences, evicts) = (o.sequences(), evicts(o));
     let key = opencl::tune::key(model);
     format!(
         "made {key} kv {} on the device {} evicts {evicts} {sequences} x {}",
@@ -146,7 +145,16 @@ fn made(model: &opencl::Model, o: &EngineOptions) -> String {
 
 /// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
 pub fn chunk(o: &EngineOptions) -> usize {
-    o.prefill_chunk.clamp(1, o.max_seq_len.max(1)).max(o.sequences())
+    chunk_in(o, o.max_seq_len)
+}
+
+/// [`chunk`] with caches of so many slots.
+pub fn chunk_in(o: &EngineOptions, slots: usize) -> usize {
+    o.prefill_chunk.clamp(1, slots.max(1)).max(o.sequences())
+}
+
+fn evicts(o: &EngineOptions) -> bool {
+    o.eviction.policy != Policy::None
 }
 
 pub fn shared<D: Device + 'static>(device: D) -> SharedDevice {

@@ -30,7 +30,12 @@ pub fn beside(o: &EngineOptions) -> EngineOptions {
 }
 
 /// Names everything that speeds depend on.
-pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Facts, VariantPair)) -> String {
+pub fn key(
+    o: &EngineOptions,
+    fingerprint: &str,
+    isa: Isa,
+    (facts, variants): (&Facts, VariantPair),
+) -> String {
     let device = facts.identity();
     format!(
         "speeds {} {} {} weights {} kv {} threads {} {} on {device:?} {} {:?}",
@@ -41,18 +46,18 @@ pub fn key(o: &EngineOptions, fingerprint: &str, isa: Isa, (facts, ways): (&Fact
         o.kv_types,
         o.threads,
         isa.name(),
-        ways,
+        variants,
         o.zero_copy,
     )
 }
 
 /// The speeds of the CPU and of the device that an earlier start measured for the weights with this fingerprint.
 pub fn known(o: &EngineOptions, fingerprint: &str, isa: Isa, facts: &Facts) -> Option<[Speed; 2]> {
-    let ways = opencl::tune::known(facts, fingerprint, &opencl::Cache::of_user()).ok()??;
-    remembered(&key(o, fingerprint, isa, (facts, ways)))
+    let variants = opencl::tune::known(facts, fingerprint, &opencl::Cache::of_user()).ok()??;
+    remembered(&key(o, fingerprint, isa, (facts, variants)))
 }
 
-/// Those that are remembered under `key`.
+/// The speeds that are remembered under `key`.
 fn remembered(key: &str) -> Option<[Speed; 2]> {
     opencl::Cache::of_user().recall(key).and_then(|text| serde_json::from_str(&text).ok())
 }

@@ -204,7 +204,7 @@ impl Session {
     /// Computes the first `len` tokens again from the start, with the evictions among them.
     fn replay(&mut self, len: usize) -> Result<()> {
         let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
-        let since = self.evictor.as_ref().and_then(Evictor::since);
+        let since = self.since();
         self.clear();
         for cut in cuts.iter().filter(|c| c.tokens <= len) {
             while self.tokens.len() < cut.tokens {
@@ -382,7 +382,7 @@ impl Session {
             each(layer, &mut rows, &mut mass)?;
             self.here.cache().write(layer, all, &rows)?;
             // A policy that does not look at attention has no place for it.
-            if !is_local(layer) && self.evictor.as_ref().is_some_and(Evictor::observes) {
+            if !is_local(layer) && self.observes() {
                 self.here.write_mass(layer, &mass)?;
             }
         }

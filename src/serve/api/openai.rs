@@ -96,7 +96,7 @@ impl ResponseHead {
     /// Writes the last events of a stream.
     pub fn write_end(&self, usage: Usage, out: &mut String) {
         if self.mode == ResponseMode::StreamWithUsage {
-            write_event(&self.with_usage((self.objects[0], json!([])), usage), out);
+            write_event(self.with_usage((self.objects[0], json!([])), usage), out);
         }
         *out += "data: [DONE]\n\n";
     }

@@ -3,14 +3,14 @@
 
 use super::bionic::{LATER, LIBRARIES, Library};
 use crate::error::{Error, Result};
-use crate::targets::{ANDROID, ANDROID_API, target_dir};
+use crate::targets::{ANDROID, ANDROID_API, ARM_LINUX, target_dir};
 use crate::{command, toolchain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The unwinder is LLVM's, out of the Rust target that brings it built for the same processor.
-pub const UNWINDER_TARGET: &str = "aarch64-unknown-linux-musl";
+pub const UNWINDER_TARGET: &str = ARM_LINUX;
 
 /// Makes what is not there yet, or was made by another compiler or from other lists, and returns its folder.
 pub fn make(lld: &Path) -> Result<PathBuf> {

@@ -74,9 +74,7 @@ impl Engine {
             None => Command::new(&self.program),
         };
         command.args(self.emulator.map(|_| &self.program));
-        for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
-            command.env_remove(key);
-        }
+        crate::command::remove_settings(&mut command);
         command.arg(name).arg("-m").arg(&self.model);
         command
     }

@@ -1,9 +1,9 @@
 //! An adb server of the checks' own, a stand-in for a phone, and this tool as a process.
 
+use crate::run::serve::free_port;
 use crate::{build, command};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,9 +21,8 @@ impl AdbHarness {
     pub fn start() -> Checked<AdbHarness> {
         let dir = std::env::temp_dir().join(format!("antigravity-device-{}", std::process::id()));
         fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        // Free now, and the server takes it at once.
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
-        let port = port.map_err(|e| format!("no free port: {e}"))?.port();
+        // The server takes it at once.
+        let port = free_port().map_err(|e| e.to_string())?;
         let harness = AdbHarness { dir, port };
         // The server keeps keys in its home, and it adopts emulators on the ports up to 5585.
         let mut start = harness.adb(&["start-server"]);
