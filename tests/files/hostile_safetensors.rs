@@ -116,9 +116,9 @@ fn damaged_files_are_refused() {
         ("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\x03abcdef".to_vec(), "header length"),
         ("web page", b"<!DOCTYPE html><html>Not found</html>".to_vec(), "header length"),
         // Names and entries.
-        ("name twice", file(format!(r#"{{"a":{t},"a":{t}}}"#), 1), "\"a\" is there twice"),
-        ("name twice, escaped", file(format!(r#"{{"a":{t},"\u0061":{t}}}"#), 1), "\"a\" is there twice"),
-        ("name twice, far apart", file(format!(r#"{{"a":{t},"b":{t},"a":{t}}}"#), 2), "\"a\" is there twice"),
+        ("name twice", file(format!(r#"{{"a":{t},"a":{t}}}"#), 1), "\"a\" occurs twice"),
+        ("name twice, escaped", file(format!(r#"{{"a":{t},"\u0061":{t}}}"#), 1), "\"a\" occurs twice"),
+        ("name twice, far apart", file(format!(r#"{{"a":{t},"b":{t},"a":{t}}}"#), 2), "\"a\" occurs twice"),
         ("empty name", file(format!(r#"{{"":{t}}}"#), 1), "empty name"),
         ("hostile name", file(r#"{"\u001b[2J\nerror":1}"#, 0), r#""\u{1b}[2J\nerror""#),
         ("long name", file(format!(r#"{{"{}":1}}"#, "n".repeat(1 << 20)), 0), "nnn"),
@@ -188,7 +188,7 @@ fn damaged_files_are_refused() {
         ("metadata of objects", file(r#"{"__metadata__":{"a":{}}}"#, 0), "__metadata__: \"a\""),
         ("metadata is a tensor", file(format!(r#"{{"__metadata__":{t}}}"#), 1), "__metadata__: \"shape\""),
         ("metadata twice", file(r#"{"__metadata__":{},"__metadata__":{}}"#, 0), "twice"),
-        ("metadata key twice", file(r#"{"__metadata__":{"a":"","a":""}}"#, 0), "\"a\" is there twice"),
+        ("metadata key twice", file(r#"{"__metadata__":{"a":"","a":""}}"#, 0), "\"a\" occurs twice"),
     ];
     assert!(cases.len() > 80);
     for (case, bytes, what) in cases {
@@ -217,7 +217,7 @@ fn damaged_indexes_are_refused() {
         ("map twice", r#"{"weight_map":{"a":"1"},"weight_map":{"b":"2"}}"#.into(), "duplicate"),
         ("map is empty", map(""), "no tensors"),
         ("number", map(r#""a":1"#), "\"a\": invalid type"),
-        ("tensor twice", map(r#""a":"1","b":"2","a":"2""#), "\"a\" is there twice"),
+        ("tensor twice", map(r#""a":"1","b":"2","a":"2""#), "\"a\" occurs twice"),
         ("nested", format!(r#"{{"metadata":{}"#, "[".repeat(100_000)), "nested"),
         ("parent", map(r#""a":"../1""#), "plain name"),
         ("only the parent", map(r#""a":"..""#), "plain name"),
