@@ -10,9 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A temporary file next to its target, renamed to the target by [`finish`](Self::finish) and removed when dropped before
-/// that. The target therefore holds the old content or the new one at any time. Targets that are not regular files, such
-/// as `/dev/null` and pipes, are written directly.
+/// A temporary file next to its target, renamed to the target by [`finish`](Self::finish) and removed when dropped
+/// before that. The target therefore holds the old content or the new one at any time. Targets that are not regular
+/// files, such as `/dev/null` and pipes, are written directly.
 ///
 /// The temporary name, `.NAME.RANDOM.unfinished`, is always new, so it is never a user's file. The file is locked while
 /// it is written; the system releases the lock when the process dies, so an unlocked one is a leftover.

@@ -1,14 +1,14 @@
 //! Bundles: one executable file with the program, its packed model and the text files of the model's directory.
 //!
 //! Layout: the program, zeros to a multiple of 64 bytes, a mark of 32 bytes ([`MARK`], version, CRC-32), and a
-//! safetensors file with one U8 tensor per file. The mark and the JSON of that file (the table) fill 4 KiB together; the
-//! CRC-32 covers the table and its length. The packed model comes last, at a multiple of 2 MiB, so that its pages are
-//! aligned as in a packed file. Loaders read only the program; its ELF header gives its end ([`elf`]). Tools like
+//! safetensors file with one U8 tensor per file. The mark and the JSON of that file (the table) fill 4 KiB together;
+//! the CRC-32 covers the table and its length. The packed model comes last, at a multiple of 2 MiB, so that its pages
+//! are aligned as in a packed file. Loaders read only the program; its ELF header gives its end ([`elf`]). Tools like
 //! `strip` drop everything after it.
 //!
-//! The table has the CRC-32 of every file and the packed model's fingerprint. Text files are checked when they are read;
-//! the packed model's header, samples and GGUF metadata are checked when it is opened. Only [`Bundle::verify`] checks all
-//! weights: reading them takes a phone longer than starting.
+//! The table has the CRC-32 of every file and the packed model's fingerprint. Text files are checked when they are
+//! read; the packed model's header, samples and GGUF metadata are checked when it is opened. Only [`Bundle::verify`]
+//! checks all weights: reading them takes a phone longer than starting.
 
 mod elf;
 mod write;
@@ -84,8 +84,8 @@ pub fn program(path: &Path) -> Result<Vec<u8>> {
     Ok(program)
 }
 
-/// Finds the mark of the bundle at `path`; `None` if it is another file or cannot be read. A program followed by at least
-/// [`LEAST`] bytes without a mark counts as a bundle with a damaged mark.
+/// Finds the mark of the bundle at `path`; `None` if it is another file or cannot be read. A program followed by at
+/// least [`LEAST`] bytes without a mark counts as a bundle with a damaged mark.
 pub fn start(path: &Path) -> Option<u64> {
     // Regular files only: opening others could block for ever.
     let file = path.is_file().then(|| File::open(path).ok()).flatten()?;

@@ -1,7 +1,7 @@
 //! Turns panics and hangs of libraries into errors.
 //!
-//! A panic becomes a one-line error that names the file, with exit code 3, whether panics unwind or abort. A hang becomes
-//! an error after a time limit.
+//! A panic becomes a one-line error that names the file, with exit code 3, whether panics unwind or abort. A hang
+//! becomes an error after a time limit.
 
 use crate::error::unquoted;
 use crate::{Error, Result};
@@ -32,8 +32,8 @@ thread_local! {
     static SUBJECT: RefCell<Option<Subject>> = const { RefCell::new(None) };
 }
 
-/// Runs a call into a library; a panic becomes an error about `subject`. State that the call shares with other code must
-/// stay consistent when it panics.
+/// Runs a call into a library; a panic becomes an error about `subject`. State that the call shares with other code
+/// must stay consistent when it panics.
 pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
     install_hook();
     let outer = SUBJECT.replace(Some(subject.clone()));
@@ -42,8 +42,8 @@ pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
     result.map_err(|payload| panic_error(subject, &*payload))
 }
 
-/// Runs [`guarded`] on a new thread with a large stack and a time limit. If the system allows no thread, it runs on this
-/// one without a limit.
+/// Runs [`guarded`] on a new thread with a large stack and a time limit. If the system allows no thread, it runs on
+/// this one without a limit.
 pub fn guarded_with_limit<T, F>(subject: &Subject, call: F) -> Result<T>
 where
     T: Send + 'static,

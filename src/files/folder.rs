@@ -56,7 +56,7 @@ impl Folder {
     /// [`Error::Model`]: it cannot be read, is too long or is damaged.
     pub fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let bytes = match self {
-            Folder::Dir(dir) => read_file(&dir.join(name), limit)?,
+            Folder::Dir(dir) => read_regular_file(&dir.join(name), limit)?,
             Folder::Bundle(bundle) => bundle.file(name)?.map(<[u8]>::to_vec),
         };
         if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
@@ -70,7 +70,7 @@ impl Folder {
 }
 
 /// Reads up to `limit + 1` bytes of a regular file.
-fn read_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
+fn read_regular_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
     let unreadable = |e: std::io::Error| Error::model(path, format!("cannot be read: {e}"));
     let meta = match fs::metadata(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),

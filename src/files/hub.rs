@@ -11,7 +11,8 @@ pub fn cache() -> Option<PathBuf> {
     read_env("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
 }
 
-/// Directory of the Hugging Face tools, in which `hf auth login` also stores the token; `None` without a home directory.
+/// Directory of the Hugging Face tools, in which `hf auth login` also stores the token; `None` without a home
+/// directory.
 pub fn home() -> Option<PathBuf> {
     read_env("HF_HOME")
         .or_else(|| Some(read_env("XDG_CACHE_HOME")?.join("huggingface")))

@@ -62,7 +62,8 @@ impl Plane {
         &self.memory.bytes()[self.range.clone()]
     }
 
-    /// Bytes from offset `from` of this plane to the end of the underlying file or memory; empty if `from` is beyond it.
+    /// Bytes from offset `from` of this plane to the end of the underlying file or memory; empty if `from` is beyond
+    /// it.
     pub fn to_end_of_memory(&self, from: usize) -> &[u8] {
         self.memory.bytes().get(self.range.start + from..).unwrap_or_default()
     }
@@ -79,8 +80,8 @@ impl Plane {
     /// Tells the system that these bytes of a mapped file are not needed soon: their pages stop counting as this
     /// process's memory, and are read from the file again when accessed. Does nothing to owned memory.
     ///
-    /// Releases a huge page more on each side: Linux 6.18 and later map a whole large folio when one byte of it is read,
-    /// so bytes released earlier would come back with the first byte of their neighbours.
+    /// Releases a huge page more on each side: Linux 6.18 and later map a whole large folio when one byte of it is
+    /// read, so bytes released earlier would come back with the first byte of their neighbours.
     pub fn release(&self) {
         let Memory::File { map, .. } = &*self.memory else { return };
         let around = self.range.start.saturating_sub(HUGE_PAGE)..map.len().min(self.range.end + HUGE_PAGE);
@@ -111,8 +112,8 @@ impl fmt::Debug for Plane {
 
 /// Zeroed memory to fill and then freeze. Aligned to 64 bytes, or to a huge page from 4 MiB on.
 ///
-/// It is mapped, not allocated from the heap: pages are zero and use no memory until written, huge pages can be requested
-/// before the first access, and all of it returns to the system when dropped.
+/// It is mapped, not allocated from the heap: pages are zero and use no memory until written, huge pages can be
+/// requested before the first access, and all of it returns to the system when dropped.
 pub struct AlignedBytes {
     map: MmapMut,
     range: Range<usize>, // the aligned part of `map`
@@ -179,8 +180,8 @@ fn ask_for_huge_pages(bytes: &[u8]) {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn ask_for_huge_pages(_: &[u8]) {}
 
-/// Finds the whole pages inside a range of a mapping of `len` bytes. The mapping's last page counts as whole even if the
-/// file fills only part of it.
+/// Finds the whole pages inside a range of a mapping of `len` bytes. The mapping's last page counts as whole even if
+/// the file fills only part of it.
 fn whole_pages(range: &Range<usize>, len: usize, page: usize) -> Option<Range<usize>> {
     let start = range.start.next_multiple_of(page);
     let end = if range.end == len { len } else { range.end / page * page };

@@ -1,5 +1,5 @@
-//! Measures the nesting of JSON without parsing it: for text that could be too deep for a parser's stack, or that is not
-//! complete yet.
+//! Measures the nesting of JSON without parsing it: for text that could be too deep for a parser's stack, or that is
+//! not complete yet.
 
 /// A bracket, comma or colon of JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! The only writer of stderr. Text that cannot be written is dropped: `eprintln!` would end the program if a disk is full
-//! or a terminal has been closed.
+//! The only writer of stderr. Text that cannot be written is dropped: `eprintln!` would end the program if a disk is
+//! full or a terminal has been closed.
 
 use crate::error::{LINE, one_line};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -1,7 +1,7 @@
 //! The key/value cache's element types and its bookkeeping of slots and positions.
 //!
-//! A *slot* is an index in the cache. A *position* is the one by which RoPE rotated a key. They differ as soon as a slot
-//! is evicted, so no code here assumes that they are equal.
+//! A *slot* is an index in the cache. A *position* is the one by which RoPE rotated a key. They differ as soon as a
+//! slot is evicted, so no code here assumes that they are equal.
 
 use files::{Error, Result};
 use half::f16;
@@ -70,15 +70,15 @@ impl KvType {
     /// Returns true if rows of this type are rotated by a Walsh-Hadamard transform before they are stored.
     ///
     /// The rotation spreads outliers over the block, which helps if an outlier takes resolution from all other values.
-    /// Measured on the story model, with whole keys (`eval`, 40 x 512 tokens, f32 weights, f32 cache): KL divergence of q4
-    /// 0.000202 nats with it, 0.000414 without; perplexity +0.036 % and +0.038 %. q8 gains nothing (0.000001 either
+    /// Measured on the story model, with whole keys (`eval`, 40 x 512 tokens, f32 weights, f32 cache): KL divergence of
+    /// q4 0.000202 nats with it, 0.000414 without; perplexity +0.036 % and +0.038 %. q8 gains nothing (0.000001 either
     /// way).
     ///
-    /// The model's mean key of the layer and KV head is subtracted from rotated keys before they are stored. Attention does
-    /// not change, since all scores of a query change alike (a cap on scores would break this), and the blocks have a
-    /// smaller range. Before the rotation each channel of the keys is multiplied by a scale, and that of the queries by its
-    /// inverse. Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +1.9 % with both, +3.2 % with the
-    /// means alone, +5.9 % without.
+    /// The model's mean key of the layer and KV head is subtracted from rotated keys before they are stored. Attention
+    /// does not change, since all scores of a query change alike (a cap on scores would break this), and the blocks
+    /// have a smaller range. Before the rotation each channel of the keys is multiplied by a scale, and that of the
+    /// queries by its inverse. Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +1.9 % with both,
+    /// +3.2 % with the means alone, +5.9 % without.
     pub const fn rotated(self) -> bool {
         matches!(self, KvType::Q4)
     }

@@ -1,8 +1,8 @@
 //! Numeric kernels that are independent of the model.
 //!
-//! [`quant`] defines the layouts of quantised weights and activations. [`simd`] has the kernels, which give the same bits
-//! on every instruction set. [`kv`] has the element types of the KV cache, [`pool`] the thread pool, [`topology`] the
-//! choice of cores. [`widely`] compiles loops of plain Rust for wide vectors.
+//! [`quant`] defines the layouts of quantised weights and activations. [`simd`] has the kernels, which give the same
+//! bits on every instruction set. [`kv`] has the element types of the KV cache, [`pool`] the thread pool, [`topology`]
+//! the choice of cores. [`widely`] compiles loops of plain Rust for wide vectors.
 #![deny(unsafe_code)]
 
 pub mod cancel;

@@ -5,8 +5,8 @@
 //! tasks. Results do not depend on the thread that ran a task: tasks write to disjoint memory.
 //!
 //! Between steps the workers spin briefly, then sleep. The calling thread works too, and never waits for a worker that
-//! has not begun. A worker that lost its core in the middle of a task pauses for a while. So a core that another process
-//! takes costs that core's share and little more.
+//! has not begun. A worker that lost its core in the middle of a task pauses for a while. So a core that another
+//! process takes costs that core's share and little more.
 
 mod cores;
 mod tile;
@@ -24,13 +24,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering,
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time a worker spins for the next step before it sleeps. The steps of a token follow within microseconds, and the next
-/// token within this time unless the caller does something else.
+/// Time a worker spins for the next step before it sleeps. The steps of a token follow within microseconds, and the
+/// next token within this time unless the caller does something else.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// The caller marks the other threads as late when it has waited this much longer than its own part of the step took.
 const PATIENCE: Duration = Duration::from_micros(300);
-/// Time a late worker pauses: several time slices of the scheduler, each of which could end in the middle of a task again.
+/// Time a late worker pauses: several time slices of the scheduler, each of which could end in the middle of a task
+/// again.
 const ASIDE: Duration = Duration::from_millis(20);
 
 /// Bytes of a thread's stack; address space, of which little is used.
@@ -61,9 +62,9 @@ impl StepTask {
     }
 }
 
-/// A value padded to two cache lines: adjacent lines are prefetched in pairs. Reading a line that another core wrote takes
-/// up to a quarter of a microsecond, and small steps compute for less than one, so each line has one writer unless a
-/// thread needs help.
+/// A value padded to two cache lines: adjacent lines are prefetched in pairs. Reading a line that another core wrote
+/// takes up to a quarter of a microsecond, and small steps compute for less than one, so each line has one writer
+/// unless a thread needs help.
 #[derive(Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -108,8 +109,8 @@ impl Shared {
         tasks * thread / self.parts.len()
     }
 
-    /// Claims tasks of `thread`'s share, then those left in other shares, and passes each to `task`. Afterwards no task is
-    /// left to claim, except the caller's only task, which no other thread takes.
+    /// Claims tasks of `thread`'s share, then those left in other shares, and passes each to `task`. Afterwards no task
+    /// is left to claim, except the caller's only task, which no other thread takes.
     fn claim_tasks(&self, thread: usize, step: StepTask, mut task: impl FnMut(usize)) {
         let tasks = step.tasks();
         for owner in (thread..self.parts.len()).chain(0..thread) {
@@ -349,8 +350,8 @@ fn run_worker(thread: usize, shared: &Shared) {
         let mut done = 0;
         let mut job: Option<&(dyn Fn(usize) + Sync)> = None;
         shared.claim_tasks(thread, step, |task| {
-            // SAFETY: this thread has claimed a task of `step`, so `run_all` is in that step and waits until the task is
-            // counted in `done`. Until then both pointers are those of this step, and what they point to lives.
+            // SAFETY: this thread has claimed a task of `step`, so `run_all` is in that step and waits until the task
+            // is counted in `done`. Until then both pointers are those of this step, and what they point to lives.
             job.get_or_insert_with(|| unsafe { &**now.job.load(Ordering::Relaxed) })(task);
             done += 1;
         });

@@ -32,8 +32,8 @@ impl Core {
     }
 }
 
-/// Default number of threads: the big cores (one hyper-thread of each) that affinity and the container's CPU quota allow;
-/// at least one.
+/// Default number of threads: the big cores (one hyper-thread of each) that affinity and the container's CPU quota
+/// allow; at least one.
 pub fn default_threads() -> usize {
     let quota = std::thread::available_parallelism().map_or(1, |n| n.get());
     count_big_cores(list_cores(Path::new(ROOT))).map_or(quota, |n| n.min(quota))
@@ -67,8 +67,8 @@ fn list_cores(root: &Path) -> Vec<Core> {
 }
 
 /// Keeps the big cores, on which a thread saves more time than the others lose by waiting for it: at least half the
-/// capacity of the fastest, or at least four fifths of its clock if capacities are unknown. Clocks tell less: a small core
-/// of a phone does half as much per cycle, at 0.6 to 0.75 of the clock. Cores of unknown speed, as in most virtual
+/// capacity of the fastest, or at least four fifths of its clock if capacities are unknown. Clocks tell less: a small
+/// core of a phone does half as much per cycle, at 0.6 to 0.75 of the clock. Cores of unknown speed, as in most virtual
 /// machines, count as big.
 fn keep_big(cores: Vec<Core>) -> Vec<Core> {
     let known = cores.iter().all(|c| c.capacity.is_some());

@@ -22,8 +22,8 @@ struct Table {
 const SEGMENTS: Table = Table { offset: 32, entry: 54, count: 56, size: 56 };
 const SECTIONS: Table = Table { offset: 40, entry: 58, count: 60, size: 64 };
 
-/// Finds the end of an ELF file of `len` bytes: the end of its last segment, section or table; `None` for other files. It
-/// may be beyond the end of a truncated file.
+/// Finds the end of an ELF file of `len` bytes: the end of its last segment, section or table; `None` for other files.
+/// It may be beyond the end of a truncated file.
 pub(super) fn find_end(file: &File, len: u64) -> io::Result<Option<u64>> {
     let mut header = [0; HEADER];
     if len < HEADER as u64 {

@@ -51,8 +51,8 @@ impl<'a> Begun<'a> {
         Ok(Self { file, start, model, tensors, metadata })
     }
 
-    /// Writes the table, after the packed model has been written to the file, which is now at `path`. Returns the bundle's
-    /// size in bytes.
+    /// Writes the table, after the packed model has been written to the file, which is now at `path`. Returns the
+    /// bundle's size in bytes.
     ///
     /// # Errors
     ///

@@ -251,7 +251,8 @@ fn read_llama3(f: &Fields<'_>) -> Result<RopeScaling, ConfigError> {
 }
 
 /// Applies YaRN (<https://arxiv.org/abs/2309.00071>): pairs that turn more than `beta_fast` times within the original
-/// context stay, those that turn less than `beta_slow` times are slowed down by `factor`, those between are interpolated.
+/// context stay, those that turn less than `beta_slow` times are slowed down by `factor`, those between are
+/// interpolated.
 fn apply_yarn(f: &Fields<'_>, inner: &Fields<'_>, rope: &mut Rope) -> Result<(), ConfigError> {
     let factor = inner.read_float("factor", None)?;
     let ramp = YarnRamp {

@@ -1,7 +1,7 @@
 //! A SIGBUS handler for mapped files.
 //!
-//! Reading a mapped file that has shrunk, or whose disk fails, raises SIGBUS. The handler prints one line that names the
-//! file and ends the process with exit code 3; without it the process would die silently.
+//! Reading a mapped file that has shrunk, or whose disk fails, raises SIGBUS. The handler prints one line that names
+//! the file and ends the process with exit code 3; without it the process would die silently.
 //!
 //! It may run at any moment on any thread, so it reads only a fixed table of atomics and calls only async-signal-safe
 //! functions.
@@ -109,8 +109,8 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         exit_with_message(slot);
     }
     // Not one of our files: restore the previous action, and the same instruction faults again when we return.
-    // SAFETY: as in `install_handler`; reading `PREVIOUS` is an atomic load, and it holds what the kernel returned. sigaction
-    // and raise are async-signal-safe.
+    // SAFETY: as in `install_handler`; reading `PREVIOUS` is an atomic load, and it holds what the kernel returned.
+    // sigaction and raise are async-signal-safe.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, PREVIOUS.get().unwrap_or(&default), std::ptr::null_mut());

@@ -1,9 +1,9 @@
 //! GGUF files, versions 2 and 3: named tensors over a mapped file, and metadata.
 //!
 //! Files are untrusted, so [`header`] checks everything that a file says about itself before a tensor is handed out. A
-//! tensor's bytes are inside its file and as many as its type and shape require. Their alignment in memory and values are
-//! not checked. The parser is our own and made of bounded reads: existing crates allocate by the file's own counts or
-//! read whole files.
+//! tensor's bytes are inside its file and as many as its type and shape require. Their alignment in memory and values
+//! are not checked. The parser is our own and made of bounded reads: existing crates allocate by the file's own counts
+//! or read whole files.
 
 mod cursor;
 pub mod header;

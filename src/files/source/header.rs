@@ -3,9 +3,9 @@
 //! Layout: `n` (u64, little-endian), `n` bytes of JSON, then the tensors' data without gaps.
 //!
 //! The element types and their sizes come from the `safetensors` crate. Its parser is not used: it accepts files that
-//! are rejected here (a tensor name that occurs twice, an entry written as an array, a shape whose overflow is hidden by
-//! a zero, any number of dimensions), and most of its errors name neither tensor nor value. Tests check that it accepts
-//! every file that is accepted here.
+//! are rejected here (a tensor name that occurs twice, an entry written as an array, a shape whose overflow is hidden
+//! by a zero, any number of dimensions), and most of its errors name neither tensor nor value. Tests check that it
+//! accepts every file that is accepted here.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -248,16 +248,16 @@ impl Format {
     }
 }
 
-/// Writes a quantised block as block `b` of row `lane` of one group's planes, in Q4_0. Returns false if its scale is not
-/// finite.
+/// Writes a quantised block as block `b` of row `lane` of one group's planes, in Q4_0. Returns false if its scale is
+/// not finite.
 #[inline(always)]
 pub fn put_block(quants: &mut [u8], scales: &mut [u8], b: usize, lane: usize, block: &BlockQ4) -> bool {
     put_nibbles(block_of(quants, Format::Q4_0, b), lane, &block.qs);
     put_halves(&mut scales[b * Format::Q4_0.scale_bytes()..], lane, &block.d.to_le_bytes())
 }
 
-/// Writes sixteen bytes as row `lane` of one block's quants. Byte `z` holds the nibbles of columns `z` and `z + 16`, as in
-/// the packed layout.
+/// Writes sixteen bytes as row `lane` of one block's quants. Byte `z` holds the nibbles of columns `z` and `z + 16`, as
+/// in the packed layout.
 #[inline(always)]
 fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
     for v in 0..4 {
@@ -276,8 +276,8 @@ fn block_of(quants: &mut [u8], format: Format, b: usize) -> &mut [u8] {
     &mut quants[b * format.quant_bytes()..][..format.quant_bytes()]
 }
 
-/// 32 integers of a row's block: byte `k` of word `v` is column `4v + k`. Packing K-quants integer by integer took about
-/// five times as long.
+/// 32 integers of a row's block: byte `k` of word `v` is column `4v + k`. Packing K-quants integer by integer took
+/// about five times as long.
 type Words = [u32; BLOCK / 4];
 
 /// Extracts the `N` bits from bit `shift` on of each of the first 32 bytes.
@@ -337,7 +337,8 @@ fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
     })
 }
 
-/// Writes the scales and minimums of Q4_K and Q5_K from a block's first sixteen bytes. Returns false if one is not finite.
+/// Writes the scales and minimums of Q4_K and Q5_K from a block's first sixteen bytes. Returns false if one is not
+/// finite.
 fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
     let packed = head.last_chunk().expect("twelve bytes");
     for p in 0..8 {

@@ -4,8 +4,8 @@ use super::format::put_block;
 use crate::widely;
 use files::blocks::{BLOCK, BlockQ4, Dtype};
 
-/// Quantises a stored row into row `lane` of one group's planes. Returns false if a value is not finite or too large for
-/// an f16 scale.
+/// Quantises a stored row into row `lane` of one group's planes. Returns false if a value is not finite or too large
+/// for an f16 scale.
 pub fn quantise(dtype: Dtype, row: &[u8], lane: usize, quants: &mut [u8], scales: &mut [u8]) -> bool {
     widely(
         #[inline(always)]

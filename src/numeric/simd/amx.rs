@@ -90,8 +90,8 @@ static CONFIG: TileConfig = TileConfig::new([(16, 32), (8, 64), (16, 64), (16, 3
 /// Six whole tiles.
 static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 
-/// Multiplies the groups of `w` with whole tiles of tokens: `out[group][token]`. Returns the number of tokens done: all in
-/// `tiles`, which is `[tile][block]`, or none if there are too few blocks.
+/// Multiplies the groups of `w` with whole tiles of tokens: `out[group][token]`. Returns the number of tokens done: all
+/// in `tiles`, which is `[tile][block]`, or none if there are too few blocks.
 ///
 /// # Safety
 ///

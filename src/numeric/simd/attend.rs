@@ -1,8 +1,8 @@
 //! Attention of a few queries over one fixed chunk of the KV cache, and the merge of chunks.
 //!
-//! The slots of a sequence are split into chunks of [`CHUNK`] by slot number. Each chunk gives each query a [`Partial`],
-//! and partials are merged in ascending order of chunks. So the result does not depend on the threads or on the number of
-//! queries at once.
+//! The slots of a sequence are split into chunks of [`CHUNK`] by slot number. Each chunk gives each query a
+//! [`Partial`], and partials are merged in ascending order of chunks. So the result does not depend on the threads or
+//! on the number of queries at once.
 
 mod blocks;
 mod fused;
@@ -39,8 +39,8 @@ pub struct Partial<const HD: usize> {
     pub l: f32,
 }
 
-/// A buffer aligned to cache lines, so that each run of sixteen floats is in one. Runs across two lines cost attention a
-/// third of its speed.
+/// A buffer aligned to cache lines, so that each run of sixteen floats is in one. Runs across two lines cost attention
+/// a third of its speed.
 #[repr(C, align(64))]
 struct Aligned<T>(T);
 
@@ -73,9 +73,9 @@ fn visible_range(visible: usize, window: usize) -> Range<usize> {
 /// Score of hidden slots, less than any other: their weight `e^(HIDDEN - m)` is 0.
 const HIDDEN: f32 = -1e30;
 
-/// Computes attention of at most `N` queries over one chunk. Query `i` sees the first `visible[i]` slots, counted from the
-/// chunk's first (the number may exceed the chunk), limited by the window. Queries are rotated by RoPE and already scaled
-/// by `1 / sqrt(head_dim)`.
+/// Computes attention of at most `N` queries over one chunk. Query `i` sees the first `visible[i]` slots, counted from
+/// the chunk's first (the number may exceed the chunk), limited by the window. Queries are rotated by RoPE and already
+/// scaled by `1 / sqrt(head_dim)`.
 pub fn attend<const HD: usize, const N: usize>(
     isa: Isa,
     kv: KvChunk<'_>,
@@ -144,8 +144,8 @@ const fn is_fused<L: Lanes, const HD: usize, const N: usize>() -> bool {
     L::WIDE && HD.is_multiple_of(64) && N <= FEW
 }
 
-/// Computes the dot products of at most `N` queries with the first `slots` rows of `k`. Both implementations give the same
-/// bits.
+/// Computes the dot products of at most `N` queries with the first `slots` rows of `k`. Both implementations give the
+/// same bits.
 #[inline(always)]
 unsafe fn compute_scores<'a, L: Lanes, const HD: usize, const N: usize>(
     (kind, k, slots): (KvType, &[u8], usize),
@@ -182,10 +182,10 @@ impl Ahead {
         Self { rows: self.rows.wrapping_add(rows * self.row_bytes), ..self }
     }
 
-    /// Returns true if each row is prefetched when its turn comes, false if sixteen are in a burst. Row by row, products do
-    /// not wait behind the burst: with a 1B model at 8,192 slots on a Zen 5 EPYC, attention in decode takes 0.8 of the time
-    /// for f32 and 0.6 to 0.85 for f16. Rows that are not whole cache lines are small, and a prefetch for each costs more
-    /// than the burst, which takes 0.85 of the time for q4.
+    /// Returns true if each row is prefetched when its turn comes, false if sixteen are in a burst. Row by row,
+    /// products do not wait behind the burst: with a 1B model at 8,192 slots on a Zen 5 EPYC, attention in decode takes
+    /// 0.8 of the time for f32 and 0.6 to 0.85 for f16. Rows that are not whole cache lines are small, and a prefetch
+    /// for each costs more than the burst, which takes 0.85 of the time for q4.
     const fn by_row<const HD: usize, const KIND: u8>() -> bool {
         KvType::ALL[KIND as usize].row_bytes(HD).is_multiple_of(64)
     }
@@ -214,7 +214,8 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
     let from = const { blocks::min_queries_to_transpose(HD) };
     let by_blocks = HD.is_multiple_of(16) && N >= from && queries.len() >= from;
     let mut room = [const { MaybeUninit::uninit() }; QUERIES / 4];
-    let fours = if by_blocks && L::BY_ELEMENT { blocks::group_by_four::<L, HD>(queries, &mut room) } else { &[] };
+    let fours =
+        if by_blocks && L::BY_ELEMENT { blocks::group_by_four::<L, HD>(queries, &mut room) } else { &[] };
     for first in (0..slots).step_by(ROWS) {
         ahead.fetch(first, ROWS);
         let rows = widen_rows::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);

@@ -224,8 +224,8 @@ unsafe fn sums8(rows: &[__m256]) -> __m256 {
 
 /// The body of a kernel of eight lanes; `$dot(low, high, activations)` computes the exact sums of a block.
 ///
-/// For one token it reads the weights once, with two registers of sums. For several tokens it computes the two halves of
-/// the rows one after the other, which leaves registers for more tokens.
+/// For one token it reads the weights once, with two registers of sums. For several tokens it computes the two halves
+/// of the rows one after the other, which leaves registers for more tokens.
 macro_rules! q4_by_eight {
     ($T:ident, $blocks:expr, $w:ident, $activations:ident, $out:ident, $dot:ident) => {{
         let mask = _mm256_set1_epi8(15);

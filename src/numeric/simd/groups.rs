@@ -8,7 +8,8 @@ use files::blocks::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-/// Maximum groups of rows that [`Isa::tile`](super::Isa::tile) returns. They share the activations laid out for a kernel.
+/// Maximum groups of rows that [`Isa::tile`](super::Isa::tile) returns. They share the activations laid out for a
+/// kernel.
 pub const MOST_GROUPS: usize = 4;
 
 /// Index of Q4_0 in [`Format::ALL`].
@@ -99,9 +100,9 @@ fn is_amd() -> bool {
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
 }
 
-/// Prefetches the bytes that a kernel reads soon after block `b`, counted from the start of `quants` and `scales`. `F` is
-/// the format's index in [`Format::ALL`], `near` the result of [`near`]. After the end of a group comes the group that
-/// this thread takes next.
+/// Prefetches the bytes that a kernel reads soon after block `b`, counted from the start of `quants` and `scales`. `F`
+/// is the format's index in [`Format::ALL`], `near` the result of [`near`]. After the end of a group comes the group
+/// that this thread takes next.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn ahead<const F: usize>(quants: *const u8, scales: *const u8, b: usize, near: usize) {

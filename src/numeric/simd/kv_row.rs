@@ -47,8 +47,8 @@ pub fn change<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl 
 }
 
 /// Encodes a row that may have been decoded from this type. If so, the result is that row again (for q4, a row with the
-/// same values), unless its scale is so small that it loses bits. The q4 encoder alone does not guarantee this: it tries
-/// no scale with which the largest value becomes 7, though it clips 8 to 7.
+/// same values), unless its scale is so small that it loses bits. The q4 encoder alone does not guarantee this: it
+/// tries no scale with which the largest value becomes 7, though it clips 8 to 7.
 pub fn encode_again(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
     encode(isa, kind, x, row);
     if kind == KvType::Q4 {
@@ -114,12 +114,12 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
     });
 }
 
-/// Scales that the q4 encoder tries, as divisors of the largest value. The one with the smallest squared error is kept and
-/// then fitted to the rounded values ([`fit_scale`]). The values of a rotated block are close to normally distributed, so
-/// clipping the tail a little costs less than coarser steps that reach it.
+/// Scales that the q4 encoder tries, as divisors of the largest value. The one with the smallest squared error is kept
+/// and then fitted to the rounded values ([`fit_scale`]). The values of a rotated block are close to normally
+/// distributed, so clipping the tail a little costs less than coarser steps that reach it.
 ///
-/// KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x 512 tokens, keys minus their means: these nine 0.0364, not
-/// fitted 0.0406; sixteen from 7 to 10.5, fitted, 0.0380; nine from 7 to 9, not fitted, 0.0411.
+/// KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x 512 tokens, keys minus their means: these nine 0.0364,
+/// not fitted 0.0406; sixteen from 7 to 10.5, fitted, 0.0380; nine from 7 to 9, not fitted, 0.0411.
 const Q4_DIVISORS: [f32; 16] =
     [8.0, -8.0, 7.5, -8.5, 8.5, -9.0, 9.0, -9.5, 9.5, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0];
 /// Number of divisors that are tried; the rest fill the lanes.
@@ -131,8 +131,8 @@ unsafe fn round_to_q4<L: Lanes>(x: L, id: f32) -> L {
     x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0))
 }
 
-/// Encodes a block of q4: `q = round_ties_even(x / d)` in [-8, 7], stored as `q + 8`; element `i` in the low nibble of byte
-/// `i`, element `i + half` in the high one.
+/// Encodes a block of q4: `q = round_ties_even(x / d)` in [-8, 7], stored as `q + 8`; element `i` in the low nibble of
+/// byte `i`, element `i + half` in the high one.
 #[inline(always)]
 unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     let (mut above, mut below) = (L::splat(0.0), L::splat(0.0));
@@ -186,8 +186,8 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     });
 }
 
-/// Computes the stored scale with which `q = round_ties_even(x * id)` is closest to `x`: `sum(x q) / sum(q q)`, or `d` if
-/// all `q` are zero.
+/// Computes the stored scale with which `q = round_ties_even(x * id)` is closest to `x`: `sum(x q) / sum(q q)`, or `d`
+/// if all `q` are zero.
 #[inline(always)]
 unsafe fn fit_scale<L: Lanes>(x: &[f32], d: f32, id: f32) -> f16 {
     let (mut xq, mut qq) = (L::splat(0.0), L::splat(0.0));

@@ -1,7 +1,7 @@
 //! Sixteen f32 lanes, in as many registers as an instruction set needs.
 //!
-//! Every float sum of the engine uses these lanes in the same order, so all instruction sets give the same bits: element
-//! `i` belongs to lane `i % 16`, and the final tree adds lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
+//! Every float sum of the engine uses these lanes in the same order, so all instruction sets give the same bits:
+//! element `i` belongs to lane `i % 16`, and the final tree adds lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
 
 /// Sixteen f32 values.
 ///
@@ -36,8 +36,8 @@ pub unsafe trait Lanes: Copy {
     }
     /// Broadcasts the finite f16 at `p`, widened exactly.
     ///
-    /// Exponent and fraction are shifted into place, then a product with 2^112 corrects the exponent's bias. It is exact
-    /// for subnormals too.
+    /// Exponent and fraction are shifted into place, then a product with 2^112 corrects the exponent's bias. It is
+    /// exact for subnormals too.
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
         let h = u32::from(u16::from_le_bytes(p.cast::<[u8; 2]>().read()));
@@ -55,9 +55,9 @@ pub unsafe trait Lanes: Copy {
     unsafe fn fma_one<const I: i32>(self, b: *const f32, c: Self) -> Self {
         self.fma(Self::splat(*b.add(I as usize)), c)
     }
-    /// Computes the dot products of four queries with sixteen rows in the order of [`Lanes::sum`], though a zero may have
-    /// either sign. Writes sixteen floats per query to `to`. Elements of rows and queries are ordered lane by lane: 0, 16,
-    /// 32 and so on, then 1, 17, 33. Only for [`Lanes::BY_ELEMENT`].
+    /// Computes the dot products of four queries with sixteen rows in the order of [`Lanes::sum`], though a zero may
+    /// have either sign. Writes sixteen floats per query to `to`. Elements of rows and queries are ordered lane by
+    /// lane: 0, 16, 32 and so on, then 1, 17, 33. Only for [`Lanes::BY_ELEMENT`].
     #[inline(always)]
     unsafe fn dots_of_four<const HD: usize>(
         _rows: &[[f32; 16]; HD],

@@ -1,9 +1,10 @@
 //! Products in all formats except Q4_0, and in Q4_0 for plain Rust; [`crate::quant::format`] defines them.
 //!
-//! One kernel for all formats is written over [`rows::BlockKernel`] and compiled for every instruction set except AVX-512,
-//! whose own kernel reads activations in place ([`avx512::tile`]). Cycles of a block of 32 columns x 16 rows x 1 token on
-//! one core of an EPYC 9004 at 2.6 GHz, for four groups of 64 blocks in the second-level cache. (AVX-VNNI's instruction
-//! was encoded as AVX-512, which this CPU has. Q4_0 is for comparison: its kernels are those of [`super::products`].)
+//! One kernel for all formats is written over [`rows::BlockKernel`] and compiled for every instruction set except
+//! AVX-512, whose own kernel reads activations in place ([`avx512::tile`]). Cycles of a block of 32 columns x 16 rows x
+//! 1 token on one core of an EPYC 9004 at 2.6 GHz, for four groups of 64 blocks in the second-level cache. (AVX-VNNI's
+//! instruction was encoded as AVX-512, which this CPU has. Q4_0 is for comparison: its kernels are those of
+//! [`super::products`].)
 //!
 //! | set | tokens | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q4_K | Q5_K | Q6_K |
 //! |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
@@ -14,11 +15,12 @@
 //! | AVX-512 | 1 | 10.6 | 13.1 | 16.6 | 18.5 | 17.5 | 13.3 | 19.7 | 19.2 |
 //! | AVX-512 | 8 | 7.1 | 8.8 | 8.0 | 9.1 | 8.0 | 9.0 | 9.4 | 10.0 |
 //!
-//! So one token reads 9 to 31 bytes of weights per cycle, while memory delivers five or six to one thread. One group at a
-//! time takes 1 to 3 cycles more with AVX2, because activations are then laid out for only sixteen rows. The table's rows
-//! for AVX-512 were measured with the shared kernel: its own kernel takes 0.92 to 0.95 of that for eight tokens and four
-//! groups, 0.88 to 0.93 for two groups, 0.79 to 0.89 for one, and the same time for one token. Twelve tokens at once are
-//! no faster. Q4_0 with the shared kernel on AVX2, against its own: one token 9.3 and 7.8 ns, four tokens 7.3 and 6.6 ns.
+//! So one token reads 9 to 31 bytes of weights per cycle, while memory delivers five or six to one thread. One group at
+//! a time takes 1 to 3 cycles more with AVX2, because activations are then laid out for only sixteen rows. The table's
+//! rows for AVX-512 were measured with the shared kernel: its own kernel takes 0.92 to 0.95 of that for eight tokens
+//! and four groups, 0.88 to 0.93 for two groups, 0.79 to 0.89 for one, and the same time for one token. Twelve tokens
+//! at once are no faster. Q4_0 with the shared kernel on AVX2, against its own: one token 9.3 and 7.8 ns, four tokens
+//! 7.3 and 6.6 ns.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

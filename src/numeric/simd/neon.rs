@@ -1,7 +1,7 @@
 //! NEON: sixteen lanes in four registers, and the Q4_0 kernels.
 //!
-//! Kernels for SVE2 or SME would be further modules, each with a variant of [`super::Isa`]; `smmla` on longer vectors could
-//! read the pairs of tokens of `q4` in the existing layout.
+//! Kernels for SVE2 or SME would be further modules, each with a variant of [`super::Isa`]; `smmla` on longer vectors
+//! could read the pairs of tokens of `q4` in the existing layout.
 
 mod q4;
 

@@ -52,8 +52,8 @@ const B: [i8; 8] = [17, -90, 127, -33, 64, -127, 2, -45];
 
 /// Defines a kernel of `CHAINS` sums of `$vector` with lanes of `$lane`.
 ///
-/// The steps are `asm!` that is not `pure`, so the compiler neither merges nor hoists them. They are unrolled, so that the
-/// sums stay in registers.
+/// The steps are `asm!` that is not `pure`, so the compiler neither merges nor hoists them. They are unrolled, so that
+/// the sums stay in registers.
 macro_rules! chains {
     ($name:ident, $features:literal, $vector:ident, $lane:ident, $step:ident, [$($i:literal)*]) => {
         #[target_feature(enable = $features)]

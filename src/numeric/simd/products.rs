@@ -152,8 +152,8 @@ fn q4_multi_group(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 1
         for first in (0..w.groups).step_by(MOST_GROUPS) {
             let groups = w.part(first..w.groups.min(first + MOST_GROUPS));
             let out = &mut out[first * tokens + done..];
-            // SAFETY: the set was found on this CPU; `w` holds its groups, `tiles` a tile of each four tokens and block,
-            // and `out` one row of each group and token, groups `tokens` apart.
+            // SAFETY: the set was found on this CPU; `w` holds its groups, `tiles` a tile of each four tokens and
+            // block, and `out` one row of each group and token, groups `tokens` apart.
             unsafe { kernel(groups, tiles.as_ptr(), (out.as_mut_ptr(), tokens)) };
         }
         done += n;

@@ -18,8 +18,8 @@ pub struct CpuMask {
 impl FromStr for CpuMask {
     type Err = String;
 
-    /// Parses a list, which has a comma or a dash (`4-7`, `4,5,7`, `0,4-7`), or a hexadecimal mask, with or without `0x`,
-    /// whose lowest bit is core 0: `f0` is `4-7`, and `7` is `0-2`.
+    /// Parses a list, which has a comma or a dash (`4-7`, `4,5,7`, `0,4-7`), or a hexadecimal mask, with or without
+    /// `0x`, whose lowest bit is core 0: `f0` is `4-7`, and `7` is `0-2`.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let list = text.contains([',', '-']);
         let cores = if list { parse_list(text) } else { parse_hex(text) };

@@ -51,9 +51,9 @@ fn decode_scales(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     (six.map(|(level, _)| d * f32::from(level)), six.map(|(_, min)| dmin * f32::from(min)))
 }
 
-/// Reads the scale and minimum of part `p`. In the first four parts, they are the low six bits of bytes `p` and `p + 4`.
-/// In the others, their low four bits are in byte `p + 4` (scale low, minimum high), and their high two bits are the high
-/// bits of bytes `p - 4` and `p`.
+/// Reads the scale and minimum of part `p`. In the first four parts, they are the low six bits of bytes `p` and
+/// `p + 4`. In the others, their low four bits are in byte `p + 4` (scale low, minimum high), and their high two bits
+/// are the high bits of bytes `p - 4` and `p`.
 pub fn six_bits(scales: &[u8; 12], p: usize) -> (u8, u8) {
     if p < 4 {
         return (scales[p] & 63, scales[p + 4] & 63);

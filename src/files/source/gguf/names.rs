@@ -123,8 +123,8 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// Row order of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and of
-    /// the classes derived from it (`LlamaModel.permute`), not of the others.
+    /// Row order of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
+    /// of the classes derived from it (`LlamaModel.permute`), not of the others.
     pub fn of(arch: Arch, name: &str, head_dim: usize) -> Rows {
         match split(name, "model.layers.") {
             Some((_, "self_attn.q_proj" | "self_attn.k_proj", _))

@@ -19,8 +19,8 @@ enum Neutral {
 
 use Neutral::{Any, Number, Off, True};
 
-/// Prefixes of keys of mechanisms that have their own tensors. Without the tensors the keys have no effect; with them the
-/// model is rejected.
+/// Prefixes of keys of mechanisms that have their own tensors. Without the tensors the keys have no effect; with them
+/// the model is rejected.
 const WITH_TENSORS: [&str; 22] = [
     "adapters.",
     "attention.indexer.",

@@ -1,9 +1,9 @@
-//! Attention of blocks of queries with sixteen rows, for head sizes that are a multiple of sixteen. Each loaded row serves
-//! all queries of the block, whose sums stay in registers. Products and sums are those of one query at a time.
+//! Attention of blocks of queries with sixteen rows, for head sizes that are a multiple of sixteen. Each loaded row
+//! serves all queries of the block, whose sums stay in registers. Products and sums are those of one query at a time.
 //!
-//! With 64 queries, heads of 64 and AVX-512 on a Zen 4 EPYC, all of attention, including exponentials and widening, runs
-//! at 74 to 75 % of the f32 FMA peak for every cache type. Tried there, no faster: spans of 64 rows instead of 16, which
-//! keep sums in registers for longer, with two queries against two runs of keys instead of four against one.
+//! With 64 queries, heads of 64 and AVX-512 on a Zen 4 EPYC, all of attention, including exponentials and widening,
+//! runs at 74 to 75 % of the f32 FMA peak for every cache type. Tried there, no faster: spans of 64 rows instead of 16,
+//! which keep sums in registers for longer, with two queries against two runs of keys instead of four against one.
 
 #![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 
@@ -13,9 +13,9 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
-/// Minimum number of queries for which keys are transposed. For fewer, adding up the lanes of each product is cheaper. For
-/// heads of 32 elements the adding is most of the work: with 4 instead of 10 there, `antigravity bench -d 3000 -p 2,3,4` of
-/// the story model is 1.3, 1.4 and 1.5 times as fast; with 2, decode is 4 % slower.
+/// Minimum number of queries for which keys are transposed. For fewer, adding up the lanes of each product is cheaper.
+/// For heads of 32 elements the adding is most of the work: with 4 instead of 10 there,
+/// `antigravity bench -d 3000 -p 2,3,4` of the story model is 1.3, 1.4 and 1.5 times as fast; with 2, decode is 4 % slower.
 pub(super) const fn min_queries_to_transpose(head: usize) -> usize {
     if head <= 32 { 4 } else { 10 }
 }
@@ -164,8 +164,8 @@ unsafe fn scores_by_column<L: Lanes, const HD: usize, const Q: usize>(
     }
 }
 
-/// Computes the dot products of `Q` queries with sixteen rows, one per lane. Lane `i` of the sum over a row is one register
-/// here, and registers are added in the order in which [`Lanes::sum`] adds lanes.
+/// Computes the dot products of `Q` queries with sixteen rows, one per lane. Lane `i` of the sum over a row is one
+/// register here, and registers are added in the order in which [`Lanes::sum`] adds lanes.
 #[inline(always)]
 unsafe fn column_dots<L: Lanes, const HD: usize, const Q: usize>(
     columns: &[[f32; ROWS]; HD],

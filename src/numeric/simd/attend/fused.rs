@@ -69,8 +69,8 @@ pub(super) unsafe fn score<L: Lanes, const HD: usize>(
 ///
 /// # Safety
 ///
-/// `rows` holds `slots` rows of `kind`, `slots <= CHUNK`, `HD % 64 == 0`, there are as many scores as outputs, and the CPU
-/// has the set of `L`.
+/// `rows` holds `slots` rows of `kind`, `slots <= CHUNK`, `HD % 64 == 0`, there are as many scores as outputs, and the
+/// CPU has the set of `L`.
 #[inline(always)]
 pub(super) unsafe fn weighted_sum<L: Lanes, const HD: usize>(
     kind: KvType,
@@ -88,8 +88,8 @@ pub(super) unsafe fn weighted_sum<L: Lanes, const HD: usize>(
 /// The scales of sixteen rows, `[row][block]`.
 ///
 /// Widening a single scale where it is used costs as much as the rest of its block. So scalar moves collect the scales
-/// of the next rows while these rows are computed, and then sixteen are widened at a time. Tried collecting them sixteen
-/// rows earlier, so that no load waits for the stores before it: no faster.
+/// of the next rows while these rows are computed, and then sixteen are widened at a time. Tried collecting them
+/// sixteen rows earlier, so that no load waits for the stores before it: no faster.
 struct Scales<const HD: usize> {
     next: Aligned<[u16; HD]>,
     now: Aligned<[f32; HD]>,
@@ -210,7 +210,11 @@ unsafe fn score_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>
                 scales.collect::<KIND>(r, next[0], blocks);
                 scales.collect::<KIND>(r + 1, next[1], blocks);
                 let of_row = scales.now.0.as_ptr().add(r * blocks);
-                let acc = multiply_two_rows::<L, HD, Q, KIND>(rows_at(first + r), [of_row, of_row.add(blocks)], queries);
+                let acc = multiply_two_rows::<L, HD, Q, KIND>(
+                    rows_at(first + r),
+                    [of_row, of_row.add(blocks)],
+                    queries,
+                );
                 for q in 0..Q {
                     (*now)[q][r] = acc[q][0];
                     (*now)[q][r + 1] = acc[q][1];

@@ -44,11 +44,8 @@ pub fn observe<const HD: usize, const N: usize>(
         let slots = looks.visible.iter().copied().max().unwrap_or(0).min(CHUNK);
         let group = looks.queries.len() / looks.visible.len();
         let mut scores = Scores::<N>::NONE;
-        let ahead = if N <= FEW {
-            Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK)
-        } else {
-            Ahead::NOTHING
-        };
+        let ahead =
+            if N <= FEW { Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK) } else { Ahead::NOTHING };
         let scores = compute_scores::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
         let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
         for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {

@@ -15,8 +15,8 @@ use std::ops::Range;
 /// Blocks computed for one register of rows before the next register; their weights and activations stay in the
 /// first-level cache. In formats with superblocks they share a run of scales.
 pub const RUN: usize = 8;
-/// Blocks of activations laid out at once: 256 of one token, or 32 of each of eight tokens. With 64, four groups of 8,192
-/// columns in memory alternate too often to be prefetched: Q4_K on AVX2 at 16 GB/s.
+/// Blocks of activations laid out at once: 256 of one token, or 32 of each of eight tokens. With 64, four groups of
+/// 8,192 columns in memory alternate too often to be prefetched: Q4_K on AVX2 at 16 GB/s.
 const ACTS: usize = 256;
 
 /// Some tokens of a product.
@@ -73,8 +73,8 @@ impl Act {
 /// Multiplies all groups with `x.count <= T` tokens; missing tokens count as zeros. `F` is the format's index in
 /// [`Format::ALL`].
 ///
-/// A sweep lays out the activations of as many blocks as there is room for, once for all groups. Between sweeps the sums
-/// are kept in `out`.
+/// A sweep lays out the activations of as many blocks as there is room for, once for all groups. Between sweeps the
+/// sums are kept in `out`.
 ///
 /// # Safety
 ///
@@ -219,8 +219,8 @@ impl Part {
     }
 }
 
-/// Loads the factor of the integer sums of block `b` of a run, and its minimum. For Q6_K: the factors of the two halves,
-/// and the factor of both. `scales` are those of the run's first block, `row` is the first row of the register.
+/// Loads the factor of the integer sums of block `b` of a run, and its minimum. For Q6_K: the factors of the two
+/// halves, and the factor of both. `scales` are those of the run's first block, `row` is the first row of the register.
 ///
 /// # Safety
 ///

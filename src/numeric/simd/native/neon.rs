@@ -38,13 +38,13 @@ macro_rules! word {
     };
 }
 
-// SAFETY: NEON is part of every aarch64 target, and the CPU has dotprod if `DOT`; memory accesses are unaligned and stay
-// within the trait's contract.
+// SAFETY: NEON is part of every aarch64 target, and the CPU has dotprod if `DOT`; memory accesses are unaligned and
+// stay within the trait's contract.
 unsafe impl<const DOT: bool> BlockKernel for Four<DOT> {
     const ROWS: usize = 4;
     const SIGNED: bool = true;
-    /// The bits of 1.5 * 2^23. A sum below 2^22 that starts from here and is read as a float is 1.5 * 2^23 plus the sum,
-    /// so one exact subtraction converts it. `scvtf` runs on fewer pipes.
+    /// The bits of 1.5 * 2^23. A sum below 2^22 that starts from here and is read as a float is 1.5 * 2^23 plus the
+    /// sum, so one exact subtraction converts it. `scvtf` runs on fewer pipes.
     const START: i32 = 0x4b40_0000;
     type Bytes = uint8x16_t;
     type Sums = int32x4_t;

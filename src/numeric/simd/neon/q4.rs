@@ -1,11 +1,11 @@
 //! The Q4_0 kernels with `smlal`, `sdot` and `smmla`.
 //!
-//! A kernel computes sixteen rows as four quads. For one token all four stay in registers. For more tokens it computes one
-//! quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on, `sdot` and
-//! `smmla` read [tiles] of four tokens, interleaved once for all rows of all matrices that read them.
+//! A kernel computes sixteen rows as four quads. For one token all four stay in registers. For more tokens it computes
+//! one quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on,
+//! `sdot` and `smmla` read [tiles] of four tokens, interleaved once for all rows of all matrices that read them.
 //!
-//! The tables of the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops over
-//! blocks, and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same core, has no model),
+//! The tables of the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops
+//! over blocks, and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same core, has no model),
 //! Cortex-A710 (which uses the model of Neoverse N2) and Neoverse V1:
 //!
 //! ```text
@@ -13,9 +13,9 @@
 //! symbol-mangling-version=v0 llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
 //!
-//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: with base NEON 442
-//! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 245 million and 53, 106 and 53.
-//! i8mm needs two tokens, so it decodes with dotprod.
+//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: with base NEON
+//! 442 million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 245 million and 53, 106
+//! and 53. i8mm needs two tokens, so it decodes with dotprod.
 
 mod tiles;
 
@@ -181,8 +181,8 @@ unsafe fn dot<const Q: usize, const T: usize>(
     }
 }
 
-/// Adds the sums of block `b` to those of sixteen rows with `sdot`. Two quads are interleaved, since in-order cores would
-/// wait for each product of a single one.
+/// Adds the sums of block `b` to those of sixteen rows with `sdot`. Two quads are interleaved, since in-order cores
+/// would wait for each product of a single one.
 ///
 /// # Safety
 ///
@@ -206,8 +206,8 @@ unsafe fn by_twos<const T: usize>(
 ///
 /// # Safety
 ///
-/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and if `DOT` the CPU has
-/// dotprod and T is at most 2.
+/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and if `DOT` the CPU
+/// has dotprod and T is at most 2.
 #[inline(always)]
 unsafe fn quads<const T: usize, const DOT: bool>(
     w: Q4Group<'_>,

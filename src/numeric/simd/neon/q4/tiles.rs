@@ -16,8 +16,8 @@ trait Laid {
     /// Interleaves one block of four tokens.
     fn of(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile;
 
-    /// Adds the sums of rows `4r..` in block `b` to `acc`, four tokens from each of the first `T / 4` of `tiles`, which are
-    /// advanced to the next block. [`Laid::rows`] reads the sums in their order.
+    /// Adds the sums of rows `4r..` in block `b` to `acc`, four tokens from each of the first `T / 4` of `tiles`, which
+    /// are advanced to the next block. [`Laid::rows`] reads the sums in their order.
     ///
     /// # Safety
     ///
@@ -79,8 +79,8 @@ unsafe fn together<L: Laid, const T: usize>(
     }
 }
 
-/// Four tokens for `sdot`: `start` has one token in all lanes; `q` has the first sixteen columns of each token, then the
-/// others; `d` has one scale per token, then zeros.
+/// Four tokens for `sdot`: `start` has one token in all lanes; `q` has the first sixteen columns of each token, then
+/// the others; `d` has one scale per token, then zeros.
 struct Four;
 
 /// Emits `sdot` of four tokens with the columns of a register.
@@ -111,9 +111,9 @@ macro_rules! four_dots {
     };
 }
 
-/// Adds the quad's sums of four tokens and advances to the next tile. One block of assembly: the compiler would load all
-/// tokens first and run out of registers, so that twelve tokens cost 64 instead of 54 instructions per block and token.
-/// The registers are named because `ld1` of four needs consecutive ones.
+/// Adds the quad's sums of four tokens and advances to the next tile. One block of assembly: the compiler would load
+/// all tokens first and run out of registers, so that twelve tokens cost 64 instead of 54 instructions per block and
+/// token. The registers are named because `ld1` of four needs consecutive ones.
 ///
 /// # Safety
 ///
@@ -208,9 +208,9 @@ pub unsafe fn q4_dot_together<const T: usize>(
     together::<Four, T>(w, tiles, out)
 }
 
-/// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are cheaper
-/// than moves; `q` has columns `8k..` of a pair's first token, then of its second; `d` has scales in the order of `start`,
-/// once.
+/// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are
+/// cheaper than moves; `q` has columns `8k..` of a pair's first token, then of its second; `d` has scales in the order
+/// of `start`, once.
 struct Pairs;
 
 /// Adds the sums of a pair of tokens, whose parts are at these offsets; the last one includes the end of the address.
