@@ -1,4 +1,4 @@
-//! Writes files that appear whole or not at all.
+//! Atomic writes: a file appears complete or not at all.
 
 use rustix::fs::{FlockOperation, flock};
 use std::ffi::{OsStr, OsString};
@@ -10,40 +10,40 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A file that is written beside its final place and then moved there; removed unless finished. So the place holds the
-/// old content or the new one, whatever happens. What is no regular file, as `/dev/null` and pipes, is written as it is.
+/// A temporary file next to its target, renamed to the target by [`finish`](Self::finish) and removed when dropped
+/// before that. The target therefore holds the old content or the new one at any time. Targets that are not regular
+/// files, such as `/dev/null` and pipes, are written directly.
 ///
-/// Its name, `.NAME.RANDOM.unfinished`, is new, so it is never a user's file. Its lock, which the system releases when
-/// its owner dies, tells the next process that a killed one left it.
+/// The temporary name, `.NAME.RANDOM.unfinished`, is always new, so it is never a user's file. The file is locked while
+/// it is written; the system releases the lock when the process dies, so an unlocked one is a leftover.
 pub struct Unfinished {
     pub file: File,
-    /// Where it is to be.
-    place: PathBuf,
-    /// Where it is until then; `None` if it is there already.
+    target: PathBuf,
+    /// Path of the temporary file; `None` if the target itself is written.
     path: Option<PathBuf>,
 }
 
 const SUFFIX: &str = ".unfinished";
-/// Hexadecimal digits of the random part.
+/// Hexadecimal digits of the random part of the name.
 const DIGITS: usize = 16;
-/// How often another process may remove the file between our making and locking it.
+/// Attempts to create and lock the file; another process may remove it between the two.
 const ATTEMPTS: usize = 1000;
 
-/// What this process has begun.
-static BEGUN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Temporary files of this process.
+static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-fn begun() -> MutexGuard<'static, Vec<PathBuf>> {
-    BEGUN.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_temporary() -> MutexGuard<'static, Vec<PathBuf>> {
+    TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes what this process has begun and not finished, before an end that runs no destructors.
+/// Removes the temporary files of this process, before an exit that runs no destructors.
 pub fn remove_unfinished() {
-    for path in begun().drain(..) {
+    for path in lock_temporary().drain(..) {
         let _ = fs::remove_file(path);
     }
 }
 
-/// Writes a whole file.
+/// Writes a file atomically.
 pub fn write(out: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut unfinished = Unfinished::create(out)?;
     unfinished.file.write_all(bytes)?;
@@ -51,34 +51,34 @@ pub fn write(out: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 impl Unfinished {
-    /// Begins the file, with the permissions of the one that it replaces.
+    /// Creates the temporary file, with the permissions of the file that it will replace.
     ///
     /// # Errors
     ///
-    /// It cannot be written. Links are followed; one that leads nowhere is an error.
+    /// It cannot be written. Links are followed; a dangling link is an error.
     pub fn create(out: &Path) -> io::Result<Self> {
-        let place = place(out)?;
-        let old = fs::metadata(&place).ok();
+        let target = resolve_link(out)?;
+        let old = fs::metadata(&target).ok();
         if old.as_ref().is_some_and(|old| !old.is_file()) {
-            let file = OpenOptions::new().write(true).open(&place)?;
-            return Ok(Self { file, place, path: None });
+            let file = OpenOptions::new().write(true).open(&target)?;
+            return Ok(Self { file, target, path: None });
         }
-        let name = place.file_name().ok_or(ErrorKind::InvalidFilename)?;
-        remove_left(&place, name);
+        let name = target.file_name().ok_or(ErrorKind::InvalidFilename)?;
+        remove_leftovers(&target, name);
         for _ in 0..ATTEMPTS {
             let random = RandomState::new().build_hasher().finish();
             let mut unfinished = OsString::from(".");
             unfinished.push(name);
             unfinished.push(format!(".{random:0DIGITS$x}{SUFFIX}"));
-            let path = place.with_file_name(unfinished);
-            // Never a file or a link that is there.
+            let path = target.with_file_name(unfinished);
+            // Never opens an existing file or link.
             let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-            begun().push(path.clone());
+            lock_temporary().push(path.clone());
             // Some file systems have no locks, so a failure is not an error.
             let _ = flock(&file, FlockOperation::LockExclusive);
-            let this = Self { file, place: place.clone(), path: Some(path) };
-            // Another process may have taken it for one that was left.
-            if this.is_there()? {
+            let this = Self { file, target: target.clone(), path: Some(path) };
+            // Another process may have removed it as a leftover before it was locked.
+            if this.exists()? {
                 if let Some(old) = old {
                     // Some file systems have no modes.
                     let _ = this.file.set_permissions(old.permissions());
@@ -86,28 +86,29 @@ impl Unfinished {
                 return Ok(this);
             }
         }
-        Err(io::Error::new(ErrorKind::ResourceBusy, "others remove it all the time"))
+        Err(io::Error::new(ErrorKind::ResourceBusy, "another process keeps removing the temporary file"))
     }
 
-    /// Where the file is until it is finished; `None` where it is written in place.
+    /// Path of the temporary file; `None` if the target is written directly.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    fn is_there(&self) -> io::Result<bool> {
+    /// Returns true if the path still leads to the open file.
+    fn exists(&self) -> io::Result<bool> {
         let Some(path) = &self.path else { return Ok(true) };
         let (ours, there) = (self.file.metadata()?, fs::symlink_metadata(path));
         Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())))
     }
 
-    /// Moves the file to its place, and waits until both are on disk.
+    /// Renames the file to its target and waits until both are on disk.
     pub fn finish(mut self) -> io::Result<()> {
         let Some(path) = &self.path else { return self.file.flush() };
         self.file.sync_all()?;
-        fs::rename(path, &self.place)?;
-        begun().retain(|begun| begun != path);
+        fs::rename(path, &self.target)?;
+        lock_temporary().retain(|temporary| temporary != path);
         self.path = None;
-        match File::open(folder(&self.place)).and_then(|folder| folder.sync_all()) {
+        match File::open(parent_dir(&self.target)).and_then(|dir| dir.sync_all()) {
             // Some systems cannot open or synchronise directories.
             Err(e) if !matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::InvalidInput) => Err(e),
             _ => Ok(()),
@@ -119,29 +120,29 @@ impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
-            begun().retain(|begun| begun != path);
+            lock_temporary().retain(|temporary| temporary != path);
         }
     }
 }
 
-/// The target if `out` is a link, so that writing does not replace the link.
-fn place(out: &Path) -> io::Result<PathBuf> {
+/// Follows a link, so that writing replaces the file behind it and not the link.
+fn resolve_link(out: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(out) {
-        Ok(place) => Ok(place),
+        Ok(target) => Ok(target),
         Err(_) if fs::symlink_metadata(out).is_ok_and(|meta| meta.is_symlink()) => {
-            Err(io::Error::new(ErrorKind::NotFound, "is a link that leads nowhere; remove it"))
+            Err(io::Error::new(ErrorKind::NotFound, "is a dangling link; remove it"))
         }
         Err(_) => Ok(out.into()),
     }
 }
 
-fn folder(place: &Path) -> &Path {
-    place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+fn parent_dir(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Removes what killed processes left of the file `name` at `place`. Without locks nobody knows, and it stays.
-fn remove_left(place: &Path, name: &OsStr) {
-    for entry in fs::read_dir(folder(place)).into_iter().flatten().flatten() {
+/// Removes temporary files that killed processes left for the target `name`. On file systems without locks they stay.
+fn remove_leftovers(target: &Path, name: &OsStr) {
+    for entry in fs::read_dir(parent_dir(target)).into_iter().flatten().flatten() {
         let found = entry.file_name();
         let rest = found.as_bytes().strip_prefix(b".").and_then(|found| found.strip_prefix(name.as_bytes()));
         let random = rest.and_then(|rest| rest.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes()));
@@ -150,7 +151,7 @@ fn remove_left(place: &Path, name: &OsStr) {
             continue;
         }
         let lock = |file: File| flock(&file, FlockOperation::NonBlockingLockExclusive).map(|()| file);
-        // It stays locked until it is gone.
+        // Holds the lock until the file is removed.
         if let Ok(Ok(_locked)) = File::open(entry.path()).map(lock) {
             let _ = fs::remove_file(entry.path());
         }
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_of_a_user_is_touched_and_what_a_killed_process_left_goes() {
+    fn leftovers_are_removed_and_user_files_stay() {
         let dir = scratch("user");
         let left = format!(".out.{:016x}.unfinished", 7);
         let theirs = [
@@ -189,7 +190,7 @@ mod tests {
         theirs.iter().for_each(|name| fs::write(dir.join(name), "mine").expect("a file"));
         fs::write(dir.join(&left), "half").expect("a file");
         let place = dir.join("out");
-        // One that another writer is at work on stays.
+        // A file that another writer holds stays.
         let other = Unfinished::create(&place).expect("begun");
         write(&place, b"whole").expect("written");
         assert_eq!(fs::read(&place).expect("there"), b"whole");
@@ -216,7 +217,7 @@ mod tests {
             (b"new".to_vec(), 0o640)
         );
         assert!(fs::symlink_metadata(&link).is_ok_and(|meta| meta.is_symlink()));
-        assert!(write(&dangling, b"new").is_err_and(|e| e.to_string().contains("leads nowhere")));
+        assert!(write(&dangling, b"new").is_err_and(|e| e.to_string().contains("dangling link")));
         write(Path::new("/dev/null"), b"gone").expect("no regular file");
         assert!(write(Path::new("/dev/full"), b"too much").is_err());
         fs::remove_dir_all(dir).expect("removed");

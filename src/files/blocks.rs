@@ -1,6 +1,6 @@
-//! Block formats: the reference encoders and decoders that every kernel is tested against.
+//! Block formats: reference encoders and decoders, against which every kernel is tested.
 //!
-//! Q4_0 stores 32 weights as one f16 scale and 32 four-bit integers. [`mod@gguf`] decodes all of GGUF's formats.
+//! Q4_0 stores 32 weights as one f16 scale and 32 four-bit integers. [`mod@gguf`] decodes all supported GGUF formats.
 
 mod block_type;
 mod dtype;
@@ -27,7 +27,7 @@ impl BlockQ4 {
     /// Bytes of a block in the interchange format: `d` then `qs`.
     pub const BYTES: usize = 18;
 
-    /// The block with these stored bytes.
+    /// Reads a block from its stored bytes.
     #[inline(always)]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let [low, high, qs @ ..] = *bytes;
@@ -36,11 +36,11 @@ impl BlockQ4 {
 
     /// Quantises 32 values: `d = max|v| / 7`, `q = round(v / d)` half away from zero, in `[-8, 7]`.
     ///
-    /// Rounding uses the f32 scale; the stored scale is rounded to f16. A NaN among the values makes it NaN, an infinity
-    /// makes it infinite.
+    /// Rounding uses the f32 scale; the stored scale is rounded to f16. A NaN among the values makes the scale NaN, an
+    /// infinity makes it infinite.
     #[inline(always)]
     pub fn quantise(v: &[f32; BLOCK]) -> Self {
-        // Integers vectorise, and non-negative floats have the order of their bits.
+        // Integer comparison vectorises, and non-negative floats have the order of their bits.
         let max = v.iter().fold(0, |m: u32, x| m.max(x.to_bits() & 0x7fff_ffff));
         let d = f32::from_bits(max) / 7.0;
         let id = if d == 0.0 { 0.0 } else { 1.0 / d };
@@ -55,7 +55,7 @@ impl BlockQ4 {
         Self { d: f16::from_f32(d), qs }
     }
 
-    /// The 32 values this block stands for.
+    /// Decodes the 32 values.
     pub fn decode(&self) -> [f32; BLOCK] {
         let d = self.d.to_f32();
         std::array::from_fn(|i| (self.nibble(i) as i32 - 8) as f32 * d)
@@ -67,7 +67,7 @@ impl BlockQ4 {
     }
 }
 
-/// `f32::round` for |x| <= 8 as plain arithmetic, which the compiler can vectorise. NaN gives 0.
+/// Computes `f32::round` for |x| <= 8 with arithmetic that the compiler can vectorise. NaN gives 0.
 #[inline(always)]
 fn round_half_away(x: f32) -> i32 {
     // `as` saturates and maps NaN to 0; the difference below is exact.
@@ -76,8 +76,8 @@ fn round_half_away(x: f32) -> i32 {
     whole + (rest >= 0.5) as i32 - (rest <= -0.5) as i32
 }
 
-/// The f16 at byte `at`, widened exactly.
-fn scale(block: &[u8], at: usize) -> f32 {
+/// Reads the f16 at byte `at`, widened exactly.
+fn read_f16(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 

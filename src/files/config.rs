@@ -1,8 +1,8 @@
-//! A model's `config.json`, reduced to what the forward pass needs.
+//! A model's `config.json`, reduced to the fields that the forward pass needs.
 //!
-//! Field names and defaults are those of the Hugging Face classes, `LlamaConfig` and the like. Both the older spelling
-//! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A family is a set of switches
-//! ([`families`]); the forward pass knows the switches only.
+//! Field names and defaults are those of the Hugging Face classes, such as `LlamaConfig`. Both the older spelling
+//! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A model family is a set of switches
+//! ([`families`]); the forward pass reads only the switches.
 
 mod families;
 mod fields;
@@ -34,28 +34,28 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     pub tied: bool,
     pub norm: Norm,
-    /// What attention and the feed-forward layer give is normed before it joins the residual.
+    /// The outputs of attention and feed-forward are normed before they are added to the residual.
     pub post_norms: bool,
     pub mlp: Mlp,
     pub norm_eps: f64,
     pub rope: Rope,
-    /// Of each layer.
+    /// One per layer.
     pub layer_kinds: Vec<LayerKind>,
-    /// Slots that a local layer sees; 0 where there is none.
+    /// Tokens in the window of a sliding-window layer; 0 if there is no such layer.
     pub window: usize,
     pub scales: Scales,
 }
 
-/// What some values are multiplied with.
+/// Constant factors of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scales {
-    /// Rows of the embedding.
+    /// Factor of embedding rows.
     pub embedding: f64,
-    /// Products of queries and keys.
+    /// Factor of the dot products of queries and keys.
     pub attention: f64,
-    /// What joins the residual.
+    /// Factor of the values that are added to the residual.
     pub residual: f64,
-    /// Logits.
+    /// Factor of logits.
     pub logits: f64,
 }
 
@@ -71,7 +71,7 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// The field that is missing, wrong or not supported.
+    /// A field is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
         let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
         match serde_json::from_str(without_mark(json)) {
@@ -85,53 +85,54 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// As for [`ModelConfig::parse`].
+    /// See [`ModelConfig::parse`].
     pub fn from_map(map: &Map<String, Value>) -> Result<Self, ConfigError> {
         let f = Fields(map);
         if let (Some("gemma3"), Some(Value::Object(text))) =
-            (f.present("model_type").and_then(Value::as_str), f.present("text_config"))
+            (f.get("model_type").and_then(Value::as_str), f.get("text_config"))
         {
-            // Of a model that also sees pictures, the part that reads and writes text.
+            // A multimodal model: only its text part is used.
             let mut text = text.clone();
             text.insert("model_type".into(), Arch::Gemma3.name().into());
             return Self::from_map(&text);
         }
-        let named = f.present("model_type").and_then(Value::as_str);
+        let named = f.get("model_type").and_then(Value::as_str);
         let Some(arch) = Arch::ALL.into_iter().find(|arch| named == Some(arch.name())) else {
-            return f.err("model_type", &Arch::names(Arch::name));
+            return f.unsupported("model_type", &Arch::names(Arch::name));
         };
-        let mut model = Self::of_family(&f, arch)?;
-        match f.present("antigravity").map(Value::as_object) {
+        let mut model = Self::read_family(&f, arch)?;
+        match f.get("antigravity").map(Value::as_object) {
             None => {}
-            Some(Some(more)) => model.add(&Fields(more))?,
-            Some(None) => return f.err("antigravity", "an object"),
+            Some(Some(more)) => model.apply_overrides(&Fields(more))?,
+            Some(None) => return f.unsupported("antigravity", "an object"),
         }
         Ok(model)
     }
 
-    /// The fields and defaults of one family.
-    fn of_family(f: &Fields<'_>, arch: Arch) -> Result<Self, ConfigError> {
+    /// Reads the fields of one family, with its defaults.
+    fn read_family(f: &Fields<'_>, arch: Arch) -> Result<Self, ConfigError> {
         check_supported(f, arch)?;
-        // Gemma 3's larger models leave out what has the default.
+        // Configs of the larger Gemma 3 models omit fields that have the default value.
         let gemma = |default: usize| (arch == Arch::Gemma3).then_some(default);
-        let dim = f.size(arch.field("hidden_size"), gemma(2304), MAX_DIM)?;
-        let heads = f.size(arch.field("num_attention_heads"), gemma(8), MAX_DIM)?;
+        let dim = f.read_size(arch.field("hidden_size"), gemma(2304), MAX_DIM)?;
+        let heads = f.read_size(arch.field("num_attention_heads"), gemma(8), MAX_DIM)?;
         let kv_default = match arch {
             Arch::Qwen2 | Arch::Qwen3 => 32,
             Arch::SmolLm3 | Arch::Gemma3 => 4,
             _ => heads,
         };
-        let kv_heads = f.size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
+        let kv_heads = f.read_size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
         if !heads.is_multiple_of(kv_heads) {
-            return f.err("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
+            return f
+                .unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
         }
-        let head_dim = head_dim(f, arch, dim, heads)?;
-        let layers = f.size(arch.field("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
-        let bias = arch == Arch::Gpt2 || f.flag("attention_bias", false)?;
+        let head_dim = read_head_dim(f, arch, dim, heads)?;
+        let layers = f.read_size(arch.field("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
+        let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
         let layer_kinds = families::layer_kinds(f, arch, layers)?;
         let local = layer_kinds.contains(&LayerKind::Local);
         if local && f.0.get("sliding_window").is_some_and(Value::is_null) {
-            return f.err("sliding_window", "the length of the window, or no such field");
+            return f.unsupported("sliding_window", "the length of the window, or no such field");
         }
         let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
@@ -142,13 +143,13 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
-            ffn_dim: f.size(arch.field("intermediate_size"), ffn_default, MAX_DIM)?,
-            vocab: f.size("vocab_size", gemma(262_208), MAX_VOCAB)?,
-            max_position: f.size(arch.field("max_position_embeddings"), Some(positions), 1 << 30)?,
+            ffn_dim: f.read_size(arch.field("intermediate_size"), ffn_default, MAX_DIM)?,
+            vocab: f.read_size("vocab_size", gemma(262_208), MAX_VOCAB)?,
+            max_position: f.read_size(arch.field("max_position_embeddings"), Some(positions), 1 << 30)?,
             qkv_bias: arch == Arch::Qwen2 || bias,
             o_bias: arch != Arch::Qwen2 && bias,
             qk_norm: matches!(arch, Arch::Qwen3 | Arch::Gemma3),
-            tied: f.flag("tie_word_embeddings", arch.ties())?,
+            tied: f.read_bool("tie_word_embeddings", arch.ties_embeddings())?,
             norm: if arch == Arch::Gpt2 { Norm::Layer } else { Norm::Rms },
             post_norms: arch == Arch::Gemma3,
             mlp: match arch {
@@ -156,15 +157,15 @@ impl ModelConfig {
                 Arch::Gemma3 => Mlp::GeGlu,
                 _ => Mlp::SwiGlu,
             },
-            norm_eps: f.float(arch.epsilon_field(), Some(arch.epsilon()))?,
-            rope: rope::parse(f, arch, head_dim)?,
+            norm_eps: f.read_float(arch.epsilon_field(), Some(arch.default_epsilon()))?,
+            rope: rope::read_rope(f, arch, head_dim)?,
             layer_kinds,
-            window: if local { f.size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
-            scales: scales(f, arch, (dim, head_dim))?,
+            window: if local { f.read_size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
+            scales: read_scales(f, arch, (dim, head_dim))?,
         })
     }
 
-    /// The first field in which `found` differs from `self`: its name, this value, the other value.
+    /// Finds the first field in which `found` differs from `self`: its name, the value here, the value there.
     pub fn difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
         let fields = |m: &Self| {
             [
@@ -195,7 +196,7 @@ impl ModelConfig {
                 ("attention_multiplier", format!("{:?}", m.scales.attention as f32)),
                 ("residual_multiplier", format!("{:?}", m.scales.residual as f32)),
                 ("logits_scaling", format!("{:?}", m.scales.logits as f32)),
-                // Where there are no others, the number of positions is only a limit.
+                // With RoPE the number of positions is only a limit.
                 ("n_positions", if m.rope.dim == 0 { m.max_position.to_string() } else { String::new() }),
             ]
         };
@@ -219,36 +220,36 @@ impl ModelConfig {
     }
 }
 
-fn scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> Result<Scales, ConfigError> {
-    // In f32, as the CPU's kernels have always computed it.
+fn read_scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> Result<Scales, ConfigError> {
+    // In f32, as the CPU kernels compute it.
     let by_root = |n: f64| f64::from(1.0 / (n as f32).sqrt());
     let mut scales =
         Scales { embedding: 1.0, attention: by_root(head_dim as f64), residual: 1.0, logits: 1.0 };
     match arch {
         Arch::Gemma3 => {
             scales.embedding = (dim as f64).sqrt();
-            scales.attention = by_root(f.float("query_pre_attn_scalar", Some(256.0))?);
+            scales.attention = by_root(f.read_float("query_pre_attn_scalar", Some(256.0))?);
         }
         Arch::Granite => {
-            scales.embedding = f.float("embedding_multiplier", Some(1.0))?;
-            scales.attention = f.float("attention_multiplier", Some(1.0))?;
-            scales.residual = f.float("residual_multiplier", Some(1.0))?;
-            scales.logits = 1.0 / f.float("logits_scaling", Some(1.0))?;
+            scales.embedding = f.read_float("embedding_multiplier", Some(1.0))?;
+            scales.attention = f.read_float("attention_multiplier", Some(1.0))?;
+            scales.residual = f.read_float("residual_multiplier", Some(1.0))?;
+            scales.logits = 1.0 / f.read_float("logits_scaling", Some(1.0))?;
         }
         _ => {}
     }
     Ok(scales)
 }
 
-/// Refuses what would be computed wrongly.
+/// Rejects configs whose features are not implemented.
 fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
     let activations = arch.activations();
     for field in ["hidden_act", "hidden_activation", "activation_function"] {
-        if !f.present(field).is_none_or(|act| act.as_str().is_some_and(|act| activations.contains(&act))) {
-            return f.err(field, &format!("{:?}", activations[0]));
+        if !f.get(field).is_none_or(|act| act.as_str().is_some_and(|act| activations.contains(&act))) {
+            return f.unsupported(field, &format!("{:?}", activations[0]));
         }
     }
-    // What a family might have, and does not.
+    // Optional features that are not implemented.
     let mut off = vec![
         "mlp_bias",
         "use_sliding_window",
@@ -260,32 +261,35 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"].iter().filter(|_| arch == Arch::Gpt2),
     );
     for field in off {
-        if f.flag(field, false)? {
-            return f.err(field, "false");
+        if f.read_bool(field, false)? {
+            return f.unsupported(field, "false");
         }
     }
     for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if f.present(field).is_some() {
-            return f.err(field, "null");
+        if f.get(field).is_some() {
+            return f.unsupported(field, "null");
         }
     }
-    if arch == Arch::Gpt2 && !f.flag("scale_attn_weights", true)? {
-        return f.err("scale_attn_weights", "true");
+    if arch == Arch::Gpt2 && !f.read_bool("scale_attn_weights", true)? {
+        return f.unsupported("scale_attn_weights", "true");
     }
-    let window = f.present("sliding_window").filter(|_| arch == Arch::Phi3).and_then(Value::as_u64);
-    let positions = f.present("max_position_embeddings").and_then(Value::as_u64).unwrap_or(2048);
+    let window = f.get("sliding_window").filter(|_| arch == Arch::Phi3).and_then(Value::as_u64);
+    let positions = f.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or(2048);
     if window.is_some_and(|window| window < positions) {
-        return f.err("sliding_window", &format!("null, or at least max_position_embeddings ({positions})"));
+        return f.unsupported(
+            "sliding_window",
+            &format!("null, or at least max_position_embeddings ({positions})"),
+        );
     }
-    if f.present("quantization_config").is_some() {
-        return f.err("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
+    if f.get("quantization_config").is_some() {
+        return f.unsupported("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
     }
     Ok(())
 }
 
-fn head_dim(f: &Fields<'_>, arch: Arch, dim: usize, heads: usize) -> Result<usize, ConfigError> {
-    let head_dim = if f.present("head_dim").is_some() {
-        f.size("head_dim", None, MAX_HEAD_DIM)?
+fn read_head_dim(f: &Fields<'_>, arch: Arch, dim: usize, heads: usize) -> Result<usize, ConfigError> {
+    let head_dim = if f.get("head_dim").is_some() {
+        f.read_size("head_dim", None, MAX_HEAD_DIM)?
     } else if arch == Arch::Qwen3 {
         128
     } else if arch == Arch::Gemma3 {
@@ -294,13 +298,13 @@ fn head_dim(f: &Fields<'_>, arch: Arch, dim: usize, heads: usize) -> Result<usiz
         dim / heads
     } else {
         let supported = format!("a divisor of hidden_size ({dim}), or an explicit head_dim");
-        return f.err("num_attention_heads", &supported);
+        return f.unsupported("num_attention_heads", &supported);
     };
     if head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
-        return f.err("head_dim", &format!("an even number up to {MAX_HEAD_DIM}"));
+        return f.unsupported("head_dim", &format!("an even number up to {MAX_HEAD_DIM}"));
     }
     if heads * head_dim > MAX_DIM {
-        return f.err("num_attention_heads", &format!("heads x head_dim up to {MAX_DIM}"));
+        return f.unsupported("num_attention_heads", &format!("heads x head_dim up to {MAX_DIM}"));
     }
     Ok(head_dim)
 }

@@ -1,7 +1,7 @@
-//! Runs libraries that may panic or hang on some input.
+//! Turns panics and hangs of libraries into errors.
 //!
-//! A panic inside becomes an error in one line that names the file, with exit code 3, whether panics unwind or abort. A
-//! hang becomes an error after a time limit.
+//! A panic becomes a one-line error that names the file, with exit code 3, whether panics unwind or abort. A hang
+//! becomes an error after a time limit.
 
 use crate::error::unquoted;
 use crate::{Error, Result};
@@ -10,77 +10,76 @@ use std::panic::{self, PanicHookInfo};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
-/// Real files load in about a second, on a phone in a few seconds.
+/// Default time limit. Real files load in about a second, on a phone in a few seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
-/// For deeply nested input. Only address space until it is used.
+/// Bytes of the stack of a guarded thread, for deeply nested input. Only address space until it is used.
 pub const STACK: usize = 64 << 20;
 
-/// What a library works on, and how its failures are reported.
+/// The input of a guarded call, and the texts that report its failures.
 #[derive(Debug, Clone)]
 pub struct Subject {
-    /// The file and the field in it.
+    /// The file, and the field in it.
     pub place: String,
-    /// What a panic means. Its message follows.
+    /// Text for a panic; the panic's message follows.
     pub panicked: &'static str,
-    /// What was not done in time.
+    /// Text for a timeout, e.g. "not loaded"; the time limit follows.
     pub hung: &'static str,
     pub remedy: &'static str,
 }
 
 thread_local! {
-    /// What a library is working on, on this thread.
+    /// Input of the guarded call that runs on this thread.
     static SUBJECT: RefCell<Option<Subject>> = const { RefCell::new(None) };
 }
 
-/// Runs a call into a library; a panic inside becomes an error about `subject`. Whatever the call shares with other
-/// code must stay consistent when it panics.
+/// Runs a call into a library; a panic becomes an error about `subject`. State that the call shares with other code
+/// must stay consistent when it panics.
 pub fn guarded<T>(subject: &Subject, call: impl FnOnce() -> T) -> Result<T> {
     install_hook();
     let outer = SUBJECT.replace(Some(subject.clone()));
     let result = panic::catch_unwind(panic::AssertUnwindSafe(call));
     SUBJECT.set(outer);
-    result.map_err(|payload| failed(subject, &*payload))
+    result.map_err(|payload| panic_error(subject, &*payload))
 }
 
-/// [`guarded`] on a thread of its own, with a large stack and a time limit; where the system allows no thread, on this
-/// one without a limit.
+/// Runs [`guarded`] on a new thread with a large stack and a time limit. If the system allows no thread, it runs on
+/// this one without a limit.
 pub fn guarded_with_limit<T, F>(subject: &Subject, call: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    within(TIME_LIMIT, subject, call).unwrap_or_else(|call| guarded(subject, call)?)
+    run_on_thread(TIME_LIMIT, subject, call).unwrap_or_else(|call| guarded(subject, call)?)
 }
 
-/// [`guarded`] on a thread of its own, with a large stack and another time limit.
+/// Runs [`guarded`] on a new thread with a large stack and the given time limit.
 ///
 /// # Errors
 ///
-/// `Memory` where the system allows no thread, besides what [`guarded`] gives.
+/// [`Error::Memory`]: the system allows no thread. Otherwise as [`guarded`].
 pub fn guarded_within<T, F>(limit: Duration, subject: &Subject, call: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
-    let none =
-        |_| Err(Error::Memory(format!("{}: there is no memory for a thread; try again", subject.place)));
-    within(limit, subject, call).unwrap_or_else(none)
+    let no_thread = |_| Err(Error::Memory(format!("{}: no memory for a thread; try again", subject.place)));
+    run_on_thread(limit, subject, call).unwrap_or_else(no_thread)
 }
 
-/// What comes of a call on a thread of its own, or the call where the system allows no thread.
-fn within<T, F>(limit: Duration, subject: &Subject, call: F) -> std::result::Result<Result<T>, F>
+/// Runs a call on a new thread; gives it back if the system allows no thread.
+fn run_on_thread<T, F>(limit: Duration, subject: &Subject, call: F) -> std::result::Result<Result<T>, F>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,
 {
     let Subject { place, hung, remedy, .. } = subject;
-    // The call is handed over once there is a thread, and stays here if there is none.
-    let (hand, handed) = mpsc::sync_channel(1);
+    // The call is sent once the thread exists, so that it can be returned if there is none.
+    let (call_sender, call_receiver) = mpsc::sync_channel(1);
     let (sender, receiver) = mpsc::sync_channel(1);
     let owned = subject.clone();
     let thread = move || {
-        if let Ok(call) = handed.recv() {
-            // Nobody receives it after the time limit.
+        if let Ok(call) = call_receiver.recv() {
+            // After the time limit the receiver is gone.
             let _ = sender.send(guarded(&owned, call));
         }
     };
@@ -88,10 +87,10 @@ where
     else {
         return Err(call);
     };
-    let _ = hand.send(call);
+    let _ = call_sender.send(call);
     Ok(match receiver.recv_timeout(limit) {
         Ok(result) => {
-            // It is about to end, and frees what the library keeps for each thread.
+            // The thread is about to end; joining it frees the library's thread-local data.
             let _ = thread.join();
             result.unwrap_or_else(Err)
         }
@@ -101,7 +100,7 @@ where
     })
 }
 
-/// Sends panics inside [`guarded`] to [`contain`], and all others to the former hook. Installed once.
+/// Sends panics inside [`guarded`] to [`report_panic`], and all others to the previous hook. Installed once.
 fn install_hook() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -109,26 +108,26 @@ fn install_hook() {
         panic::set_hook(Box::new(move |info| {
             let subject = SUBJECT.try_with(|s| s.try_borrow().ok().and_then(|s| s.clone())).ok().flatten();
             match subject {
-                Some(subject) => contain(&subject, info),
+                Some(subject) => report_panic(&subject, info),
                 None => previous(info),
             }
         }));
     });
 }
 
-/// Silent if panics unwind: [`guarded`] catches the panic and reports it.
+/// Does nothing if panics unwind: [`guarded`] catches the panic and reports it.
 #[cfg(panic = "unwind")]
-fn contain(_subject: &Subject, _info: &PanicHookInfo<'_>) {}
+fn report_panic(_subject: &Subject, _info: &PanicHookInfo<'_>) {}
 
-/// If panics abort, this reports the error and ends the process first.
+/// Prints the error and ends the process, before the panic aborts it.
 #[cfg(not(panic = "unwind"))]
-fn contain(subject: &Subject, info: &PanicHookInfo<'_>) {
-    let error = failed(subject, info.payload());
+fn report_panic(subject: &Subject, info: &PanicHookInfo<'_>) {
+    let error = panic_error(subject, info.payload());
     crate::say!("error: {error}");
     std::process::exit(error.exit_code())
 }
 
-fn failed(subject: &Subject, payload: &(dyn std::any::Any + Send)) -> Error {
+fn panic_error(subject: &Subject, payload: &(dyn std::any::Any + Send)) -> Error {
     let text = payload
         .downcast_ref::<&str>()
         .copied()

@@ -1,29 +1,28 @@
-//! The error type, whose classes are the exit codes, and how text that others wrote gets into messages: on one line,
-//! escaped and short.
+//! The error type, with one variant per exit code, and the escaping and shortening of untrusted text in messages.
 
 use std::path::Path;
 
-/// The most bytes of a line that a message is part of.
+/// Maximum bytes of a line on stderr.
 pub const LINE: usize = 400;
-/// The most bytes of an error, so that a few words before and after it fit in the line.
+/// Maximum bytes of an error message; leaves room in the line for a few words before and after it.
 const MESSAGE: usize = LINE - 40;
-/// The most bytes of a value in a message.
+/// Maximum bytes of a value inside a message.
 const VALUE: usize = 120;
 
-/// What went wrong, by who can fix it. Every message names the file or field, the value and the remedy, and is shown as
-/// [`one_line`].
+/// An error, classified by its exit code. Every message names the file or field, the value and the remedy, and is
+/// displayed through [`one_line`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
     /// Anything else, e.g. an output file that cannot be written. Exit code 1.
     #[error("{}", one_line(.0, MESSAGE))]
     Other(String),
-    /// A flag or argument. Exit code 2.
+    /// A wrong flag or argument. Exit code 2.
     #[error("{}", one_line(.0, MESSAGE))]
     Usage(String),
-    /// A model or tokenizer file. Exit code 3.
+    /// An unusable model or tokenizer file. Exit code 3.
     #[error("{}", one_line(.0, MESSAGE))]
     Model(String),
-    /// Does not fit in memory. Exit code 4.
+    /// Not enough memory. Exit code 4.
     #[error("{}", one_line(.0, MESSAGE))]
     Memory(String),
     /// A device that is missing or not in this build. Exit code 5.
@@ -35,7 +34,7 @@ pub enum Error {
     /// Stopped by the user. Exit code 130.
     #[error("interrupted")]
     Interrupted,
-    /// The reader of the output has gone, which is not a failure. Exit code 0.
+    /// The output pipe was closed by its reader, which is not a failure. Exit code 0.
     #[error("output closed")]
     ClosedPipe,
 }
@@ -69,31 +68,31 @@ impl Error {
     }
 }
 
-/// A value from an untrusted file, for a message: quoted, escaped, and not too long.
+/// Quotes, escapes and shortens a value from an untrusted file for a message.
 pub fn quoted(text: &str) -> String {
     format!("\"{}\"", cut_by(text, VALUE, |c| c.escape_debug().collect()))
 }
 
-/// The same without quotes.
+/// Escapes and shortens a value from an untrusted file, like [`quoted`] but without quotes.
 pub fn unquoted(text: &str) -> String {
     one_line(text, VALUE)
 }
 
-/// Any text on one line of at most `most` bytes: what controls a terminal or reorders what is shown is escaped, and what
-/// is too long loses its middle, since a message begins with the file and ends with the remedy.
+/// Formats text as one line of at most `most` bytes. Characters that control a terminal or reorder text are escaped.
+/// Text that is too long loses its middle, since a message begins with the file and ends with the remedy.
 pub fn one_line(text: &str, most: usize) -> String {
     let shown = |c: char| if is_harmless(c) { c.to_string() } else { c.escape_default().collect() };
     cut_by(text, most, shown)
 }
 
-/// Whether a character only shows itself. Those without a width or that change the direction do not.
+/// Returns true if a character only displays itself: no control character, zero width or change of direction.
 pub fn is_harmless(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
         && !matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// `text` with each character as `shown`, and without its middle if that has more than `most` bytes.
+/// Escapes each character with `shown` and drops the middle if the result has more than `most` bytes.
 fn cut_by(text: &str, most: usize, shown: impl Fn(char) -> String) -> String {
     const GAP: &str = "…";
     let within = |room: usize| {
@@ -104,7 +103,7 @@ fn cut_by(text: &str, most: usize, shown: impl Fn(char) -> String) -> String {
             Some(part)
         }
     };
-    // No more of a long text is looked at than is shown.
+    // Only the displayed ends of a long text are read.
     let mut all = within(most);
     if text.len() <= most
         && let Some(whole) = text.chars().map(&mut all).collect()
@@ -130,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_shows_what_it_is_made_of_and_loses_its_middle() {
+    fn long_lines_lose_their_middle_and_control_characters_are_escaped() {
         assert_eq!(one_line("\"a\" 'b' é 漢 e\u{301} \\n", 99), "\"a\" 'b' é 漢 e\u{301} \\n");
         assert_eq!(one_line("a\n\t\u{9b}\u{202e}\u{feff}", 99), "a\\n\\t\\u{9b}\\u{202e}\\u{feff}");
         assert_eq!(one_line("0123456789", 10), "0123456789");
         assert_eq!(one_line("0123456789+", 10), "012…89+");
         assert_eq!(one_line("éééééé", 10), "é…é");
-        // An escape is never cut.
+        // An escape is never split.
         assert_eq!(one_line(&"\u{1b}".repeat(9), 20), "\\u{1b}…\\u{1b}");
         assert_eq!(one_line("", 0), "");
         let long = Error::Usage("x\n".repeat(5000)).to_string();

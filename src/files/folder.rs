@@ -1,4 +1,4 @@
-//! Where the text files of a model are: its tokenizer, settings and chat template.
+//! Reads a model's text files (tokenizer, settings, chat template) from a directory or a bundle.
 
 use crate::bundle::Bundle;
 use crate::text_file::bytes_without_mark;
@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// The text files of a model that the program reads, each optional.
+/// Names of the text files that are read, each optional.
 pub const TEXT_FILES: &[&str] = &[
     "chat_template.jinja",
     "config.json",
@@ -16,17 +16,15 @@ pub const TEXT_FILES: &[&str] = &[
     "tokenizer_config.json",
 ];
 
-/// Where the text files of a model are.
+/// A directory or bundle with the text files of a model.
 #[derive(Debug)]
 pub enum Folder {
-    /// A directory.
     Dir(PathBuf),
-    /// A program that they are in.
     Bundle(Bundle),
 }
 
 impl Folder {
-    /// The directory or bundle at `path`.
+    /// Opens the directory or bundle at `path`.
     ///
     /// # Errors
     ///
@@ -35,7 +33,7 @@ impl Folder {
         Ok(Bundle::open(path)?.map_or_else(|| Folder::Dir(path.into()), Folder::Bundle))
     }
 
-    /// What messages call a file that is here.
+    /// Path of a file for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
             Folder::Dir(dir) => dir.join(name),
@@ -43,7 +41,7 @@ impl Folder {
         }
     }
 
-    /// Bytes of a file; `None` where there is no such file.
+    /// Size of a file in bytes; `None` if there is no such file.
     pub fn len_of(&self, name: &str) -> Option<u64> {
         match self {
             Folder::Dir(dir) => fs::metadata(dir.join(name)).ok().map(|meta| meta.len()),
@@ -51,20 +49,19 @@ impl Folder {
         }
     }
 
-    /// The bytes of a regular file of at most `limit` bytes, without a byte order mark; `None` where there is no such
-    /// file.
+    /// Reads a regular file of at most `limit` bytes, without a byte order mark; `None` if there is no such file.
     ///
     /// # Errors
     ///
-    /// [`Error::Model`]: it cannot be read, is too long, or is damaged.
+    /// [`Error::Model`]: it cannot be read, is too long or is damaged.
     pub fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let bytes = match self {
-            Folder::Dir(dir) => read(&dir.join(name), limit)?,
+            Folder::Dir(dir) => read_regular_file(&dir.join(name), limit)?,
             Folder::Bundle(bundle) => bundle.file(name)?.map(<[u8]>::to_vec),
         };
         if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
             let why = format!(
-                "has more than {limit} bytes, which no such file needs; use the one published with the model"
+                "is longer than {limit} bytes, more than any such file needs; use the one published with the model"
             );
             return Err(Error::model(&self.path(name), why));
         }
@@ -72,8 +69,8 @@ impl Folder {
     }
 }
 
-/// The bytes of a regular file, of a longer one than `limit` bytes one more than these.
-fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
+/// Reads up to `limit + 1` bytes of a regular file.
+fn read_regular_file(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
     let unreadable = |e: std::io::Error| Error::model(path, format!("cannot be read: {e}"));
     let meta = match fs::metadata(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),

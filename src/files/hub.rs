@@ -1,33 +1,34 @@
-//! Folders of the Hugging Face cache: `models--org--name` holds every downloaded version of a model under `snapshots`.
-//! Nothing is downloaded.
+//! Finds models in the Hugging Face cache, whose folders `models--org--name` hold every downloaded version of a model
+//! under `snapshots`. Nothing is downloaded.
 
 use crate::{Error, Result};
 use std::env::var_os;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Where `hf download` keeps models; `None` without a home.
+/// Directory in which `hf download` stores models; `None` without a home directory.
 pub fn cache() -> Option<PathBuf> {
-    set("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
+    read_env("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
 }
 
-/// Where `hf auth login` leaves the token, too.
+/// Directory of the Hugging Face tools, in which `hf auth login` also stores the token; `None` without a home
+/// directory.
 pub fn home() -> Option<PathBuf> {
-    set("HF_HOME")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface")))
-        .or_else(|| Some(set("HOME")?.join(".cache/huggingface")))
+    read_env("HF_HOME")
+        .or_else(|| Some(read_env("XDG_CACHE_HOME")?.join("huggingface")))
+        .or_else(|| Some(read_env("HOME")?.join(".cache/huggingface")))
 }
 
-fn set(name: &str) -> Option<PathBuf> {
+fn read_env(name: &str) -> Option<PathBuf> {
     var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The files of a model in the Hugging Face cache: for a folder `models--org--name`, the snapshot that `refs/main`
-/// names, else the only one; any other path is returned as it is.
+/// Resolves a folder `models--org--name` to the snapshot named by `refs/main`, or else to its only snapshot. Any other
+/// path is returned unchanged.
 pub fn snapshot(path: &Path) -> PathBuf {
     let snapshots = path.join("snapshots");
     let commit = fs::read_to_string(path.join("refs/main")).unwrap_or_default();
-    // A name, not a way out of the folder.
+    // Only a name, so that the path stays in the folder.
     let commit =
         Some(commit.trim()).filter(|c| !c.is_empty() && c.bytes().all(|b| b.is_ascii_alphanumeric()));
     if let Some(main) = commit.map(|c| snapshots.join(c)).filter(|dir| dir.is_dir()) {
@@ -40,37 +41,38 @@ pub fn snapshot(path: &Path) -> PathBuf {
     }
 }
 
-/// The path that a user means: a file or directory, or the snapshot of `org/name`. `org/name:Q4_K_M` is the snapshot's
-/// file with this word in its name.
+/// Resolves a file, a directory or `org/name` to a path. `org/name` is the model's snapshot, `org/name:Q4_K_M` the GGUF
+/// file in it with this word in its name.
 ///
 /// # Errors
 ///
-/// `Model` for a name that the cache does not have.
+/// [`Error::Model`]: the cache has no such model or file.
 pub fn find(given: &Path) -> Result<PathBuf> {
     if given.exists() {
         return Ok(given.into());
     }
-    let Some((org, name, word)) = parts(given) else { return Ok(given.into()) };
+    let Some((org, name, word)) = split_model_name(given) else { return Ok(given.into()) };
     let folder = format!("models--{org}--{name}");
     let missing = |what: &str| {
         let remedy = format!("run: hf download {org}/{name}; or give a directory or file");
-        Err(Error::model(given, format!("is no file, and {what}; {remedy}")))
+        Err(Error::model(given, format!("is not a file, and {what}; {remedy}")))
     };
-    let Some(cache) = cache() else { return missing("there is no home to have a cache in") };
+    let Some(cache) = cache() else {
+        return missing("without a home directory there is no Hugging Face cache");
+    };
     let found = snapshot(&cache.join(&folder));
     if !found.is_dir() {
-        return missing(&format!("{} has no {folder}", cache.display()));
+        return missing(&format!("the Hugging Face cache {} has no {folder}", cache.display()));
     }
     match word {
         None => Ok(found),
-        Some(word) => {
-            file_with(&found, word).map_or_else(|| missing(&format!("no .gguf file there is {word}")), Ok)
-        }
+        Some(word) => find_gguf(&found, word)
+            .map_or_else(|| missing(&format!("the model has no {word} .gguf file")), Ok),
     }
 }
 
-/// `org/name`, and the word after a colon.
-fn parts(given: &Path) -> Option<(&str, &str, Option<&str>)> {
+/// Splits `org/name:word`; the word is optional.
+fn split_model_name(given: &Path) -> Option<(&str, &str, Option<&str>)> {
     let mut parts = given.components();
     let mut next = || match parts.next()? {
         Component::Normal(part) => part.to_str(),
@@ -84,8 +86,8 @@ fn parts(given: &Path) -> Option<(&str, &str, Option<&str>)> {
     Some((org, name, word))
 }
 
-/// The first file of several whose name has this word, in capitals or not.
-fn file_with(dir: &Path, word: &str) -> Option<PathBuf> {
+/// Finds the first GGUF file whose name contains this word, ignoring case.
+fn find_gguf(dir: &Path, word: &str) -> Option<PathBuf> {
     let word = word.to_lowercase();
     let mut found: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
     found.sort();

@@ -1,10 +1,10 @@
-//! Model files: a model's config, and where its tensors are.
+//! Model files: config, tensors, tokenizer and other text files.
 //!
 //! [`config`] reads a `config.json`; [`hub`] finds a model in the Hugging Face cache. [`source`] opens safetensors and
-//! GGUF files, [`packed_file`] knows the program's own; a [`bundle`] is a program with such a file inside, and [`folder`]
-//! finds the text files of either. [`blocks`] decodes block formats. Files are [`mapped`] into memory, written whole or
-//! not at all ([`atomic_file`]), and libraries that panic run in [`containment`]. All text for stderr goes through
-//! [`stderr`], and every [`text_file`] is read in one way.
+//! GGUF files, [`packed_file`] describes the program's own format. A [`bundle`] is a program with a packed file inside;
+//! [`folder`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files are
+//! [`mapped`] into memory and written atomically ([`atomic_file`]). [`containment`] turns panics and hangs of libraries
+//! into errors. All text for stderr goes through [`stderr`]; [`text_file`] reads UTF-8 text.
 #![deny(unsafe_code)]
 
 pub mod atomic_file;

@@ -1,4 +1,4 @@
-//! The immutable bytes of tensors: mapped files and owned memory.
+//! Immutable bytes of tensors: mapped files and owned memory.
 
 mod sigbus;
 
@@ -14,19 +14,19 @@ use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 
 use crate::{Error, Result};
 
-/// Owned memory of this size or more is aligned to huge pages, and backed by them where the system can.
+/// Owned memory of at least this many bytes is aligned to huge pages, and uses them if the system can.
 const HUGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes whose address and content never change.
 enum Memory {
-    /// Fields drop in this order: the watch must end before the addresses can be used again.
+    /// Fields drop in this order: the watch must end before the addresses can be reused.
     File {
         _watch: sigbus::Watch,
         map: Mmap,
     },
     Owned(AlignedBytes),
-    /// Owned by another type, e.g. a device's buffer that stays mapped.
+    /// Memory owned by another type, e.g. a device buffer that stays mapped.
     Shared(Box<dyn Deref<Target = [u8]> + Send + Sync>),
 }
 
@@ -40,34 +40,35 @@ impl Memory {
     }
 }
 
-/// A range of mapped or owned memory, which lives as long as any plane into it. Cheap to clone.
+/// A range of mapped or owned memory, reference-counted. Cheap to clone.
 #[derive(Clone)]
 pub struct Plane {
     memory: Arc<Memory>,
-    range: Range<usize>, // inside the memory: checked when a plane is made
+    range: Range<usize>, // inside the memory, checked at construction
 }
 
 impl Plane {
-    fn whole(memory: Memory) -> Plane {
+    fn new(memory: Memory) -> Plane {
         let range = 0..memory.bytes().len();
         Plane { memory: Arc::new(memory), range }
     }
 
-    /// A plane of all `bytes`, whose address must not change when they are moved.
+    /// Wraps `bytes`, whose address must not change when the value is moved.
     pub fn shared(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static) -> Plane {
-        Plane::whole(Memory::Shared(Box::new(bytes)))
+        Plane::new(Memory::Shared(Box::new(bytes)))
     }
 
     pub fn bytes(&self) -> &[u8] {
         &self.memory.bytes()[self.range.clone()]
     }
 
-    /// What follows `from` bytes of this plane, up to the end of the whole file or memory; nothing beyond that.
+    /// Bytes from offset `from` of this plane to the end of the underlying file or memory; empty if `from` is beyond
+    /// it.
     pub fn to_end_of_memory(&self, from: usize) -> &[u8] {
         self.memory.bytes().get(self.range.start + from..).unwrap_or_default()
     }
 
-    /// The part at `range` of this plane; `None` if it is not inside.
+    /// Returns the subrange `range`; `None` if it is not inside this plane.
     pub fn slice(&self, range: Range<usize>) -> Option<Plane> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
@@ -77,10 +78,10 @@ impl Plane {
     }
 
     /// Tells the system that these bytes of a mapped file are not needed soon: their pages stop counting as this
-    /// process's memory, and are read from the file again when touched. Does nothing to owned memory.
+    /// process's memory, and are read from the file again when accessed. Does nothing to owned memory.
     ///
-    /// A page on each side as large as the largest goes with them: Linux 6.18 and later map all of a large folio
-    /// where one byte of it is read, so bytes released before come back with the first byte of their neighbours.
+    /// Releases a huge page more on each side: Linux 6.18 and later map a whole large folio when one byte of it is
+    /// read, so bytes released earlier would come back with the first byte of their neighbours.
     pub fn release(&self) {
         let Memory::File { map, .. } = &*self.memory else { return };
         let around = self.range.start.saturating_sub(HUGE_PAGE)..map.len().min(self.range.end + HUGE_PAGE);
@@ -93,7 +94,7 @@ impl Plane {
         }
     }
 
-    /// Tells the system that these bytes of a mapped file are needed soon, so that it reads them ahead.
+    /// Asks the system to read these bytes of a mapped file ahead.
     pub fn prefetch(&self) {
         if let Memory::File { map, .. } = &*self.memory {
             // Only a hint, so a refusal is not an error.
@@ -109,10 +110,10 @@ impl fmt::Debug for Plane {
     }
 }
 
-/// Zeroed memory to fill and then freeze: aligned to 64 bytes, from 4 MiB on to a huge page.
+/// Zeroed memory to fill and then freeze. Aligned to 64 bytes, or to a huge page from 4 MiB on.
 ///
-/// It is mapped, not allocated: pages are zero and cost nothing until written, huge pages can be requested before the
-/// first touch, and all of it returns to the system when dropped.
+/// It is mapped, not allocated from the heap: pages are zero and use no memory until written, huge pages can be
+/// requested before the first access, and all of it returns to the system when dropped.
 pub struct AlignedBytes {
     map: MmapMut,
     range: Range<usize>, // the aligned part of `map`
@@ -148,8 +149,7 @@ impl AlignedBytes {
         &mut self.map[self.range.clone()]
     }
 
-    /// Returns the whole pages inside a range to the system until they are written again. The content of the range is
-    /// unspecified afterwards.
+    /// Returns the whole pages inside a range to the system. The content of the range is unspecified afterwards.
     pub fn discard(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.range.len());
         let range = self.range.start + range.start..self.range.start + range.end;
@@ -164,11 +164,11 @@ impl AlignedBytes {
 
     /// Makes the bytes immutable.
     pub fn into_plane(self) -> Plane {
-        Plane::whole(Memory::Owned(self))
+        Plane::new(Memory::Owned(self))
     }
 }
 
-/// Uses libc, since memmap2 has this advice on Linux only, not on Android.
+/// Asks the system to back memory with huge pages. Uses libc, since memmap2 lacks this advice on Android.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn ask_for_huge_pages(bytes: &[u8]) {
     // SAFETY: the range is memory we borrow and its start is aligned to a page (a whole mapping's always is;
@@ -180,8 +180,8 @@ fn ask_for_huge_pages(bytes: &[u8]) {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn ask_for_huge_pages(_: &[u8]) {}
 
-/// The whole pages inside a range of a mapping of `len` bytes. The mapping's last page counts as whole, however much
-/// of it the file fills.
+/// Finds the whole pages inside a range of a mapping of `len` bytes. The mapping's last page counts as whole even if
+/// the file fills only part of it.
 fn whole_pages(range: &Range<usize>, len: usize, page: usize) -> Option<Range<usize>> {
     let start = range.start.next_multiple_of(page);
     let end = if range.end == len { len } else { range.end / page * page };
@@ -200,8 +200,8 @@ pub fn page_size() -> usize {
 
 /// Maps a whole regular file for reading.
 ///
-/// If the file shrinks or its disk fails while the plane is in use, the process says so in one line and ends with exit
-/// code 3 (see `sigbus`).
+/// If the file shrinks or its disk fails while the plane is in use, the process prints one line and ends with exit code
+/// 3 (see `sigbus`).
 ///
 /// # Errors
 ///
@@ -211,14 +211,14 @@ pub fn map_file(path: &Path) -> Result<Plane> {
         move |e: io::Error| Error::model(path, format_args!("{what}: {e}; {remedy}"))
     };
     let remedy = "check the path and its permissions";
-    // Checked before opening, since opening some devices has side effects, and once more when open.
+    // Checked before opening, since opening some devices has side effects, and again afterwards.
     let before = fs::metadata(path).map_err(failed("cannot be read", remedy))?;
-    regular(path, before.file_type())?;
-    // O_NONBLOCK: if the name became a FIFO just now, opening it must not wait for a writer.
+    check_regular(path, before.file_type())?;
+    // O_NONBLOCK: if the file was just replaced by a FIFO, opening it must not wait for a writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.map_err(failed("cannot be opened", remedy))?;
     let meta = file.metadata().map_err(failed("cannot be read", "check its disk"))?;
-    regular(path, meta.file_type())?;
+    check_regular(path, meta.file_type())?;
     if meta.len() == 0 {
         return Err(Error::model(path, "the file is empty; download or copy it again"));
     }
@@ -227,18 +227,18 @@ pub fn map_file(path: &Path) -> Result<Plane> {
     // before anyone sees the bytes.
     let map = unsafe { Mmap::map(&file) }
         .map_err(failed("cannot be mapped into memory", "copy it to a local disk"))?;
-    // On file systems with large folios, pages are then read in units of 2 MiB, and decode reads a third faster.
-    // Elsewhere the advice changes nothing.
+    // On file systems with large folios, pages are then read in units of 2 MiB, and decoding reads a third faster.
+    // Elsewhere the advice has no effect.
     ask_for_huge_pages(&map);
     let Some(watch) = sigbus::Watch::start(path, &map) else {
         let limit = sigbus::MAX_FILES;
         return Err(Error::model(path, format_args!("more than {limit} model files are open; close some")));
     };
-    Ok(Plane::whole(Memory::File { _watch: watch, map }))
+    Ok(Plane::new(Memory::File { _watch: watch, map }))
 }
 
-/// Refuses anything but a regular file, and says what it is instead.
-fn regular(path: &Path, kind: FileType) -> Result<()> {
+/// Rejects anything but a regular file; the error names the kind of file found.
+fn check_regular(path: &Path, kind: FileType) -> Result<()> {
     let other = if kind.is_file() {
         return Ok(());
     } else if kind.is_dir() {

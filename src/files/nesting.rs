@@ -1,17 +1,17 @@
-//! How JSON is nested, found without a parser: before one is given text that could be too deep for its stack, or text
-//! whose end has not come yet.
+//! Measures the nesting of JSON without parsing it: for text that could be too deep for a parser's stack, or that is
+//! not complete yet.
 
 /// A bracket, comma or colon of JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
-    /// Where it stands, in bytes.
+    /// Offset in bytes.
     pub at: usize,
     pub byte: u8,
-    /// Brackets that are open behind it.
+    /// Number of open brackets after it.
     pub depth: usize,
 }
 
-/// The brackets, commas and colons outside of strings, in order. The JSON need not be valid.
+/// Lists the brackets, commas and colons outside strings, in order. The JSON need not be valid.
 pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
     let mut nesting = Nesting::default();
     json.iter().enumerate().filter_map(move |(at, &byte)| {
@@ -20,17 +20,24 @@ pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
     })
 }
 
-/// How deep JSON is nested that comes byte by byte. It need not be valid.
+/// The nesting of JSON that arrives byte by byte. It need not be valid.
 #[derive(Debug, Clone, Default)]
 pub struct Nesting {
     depth: usize,
-    strings: Strings,
+    in_string: bool,
+    escaped: bool,
 }
 
 impl Nesting {
-    /// Takes the next byte; brackets that are open behind it, where it is a mark.
+    /// Takes the next byte. Returns the number of open brackets after it if it is a [`Mark`].
     pub fn pass(&mut self, byte: u8) -> Option<usize> {
-        if self.strings.pass(byte) {
+        match byte {
+            _ if self.escaped => self.escaped = false,
+            b'\\' if self.in_string => self.escaped = true,
+            b'"' => self.in_string = !self.in_string,
+            _ => {}
+        }
+        if self.in_string {
             return None;
         }
         match byte {
@@ -41,29 +48,9 @@ impl Nesting {
         b"{}[],:".contains(&byte).then_some(self.depth)
     }
 
-    /// Whether a string is open.
+    /// Returns true if a string is open.
     pub fn is_in_string(&self) -> bool {
-        self.strings.inside
-    }
-}
-
-/// Where strings begin and end.
-#[derive(Debug, Clone, Default)]
-struct Strings {
-    inside: bool,
-    escaped: bool,
-}
-
-impl Strings {
-    /// Whether a string is open behind the next byte.
-    fn pass(&mut self, byte: u8) -> bool {
-        match byte {
-            _ if self.escaped => self.escaped = false,
-            b'\\' if self.inside => self.escaped = true,
-            b'"' => self.inside = !self.inside,
-            _ => {}
-        }
-        self.inside
+        self.in_string
     }
 }
 

@@ -1,8 +1,8 @@
-//! Safetensors models, whole or in shards: named tensors over mapped files.
+//! Safetensors models, single files or shards: named tensors over mapped files.
 //!
-//! Model files come from strangers, so everything that a file says about itself is checked here, once, before a tensor
-//! is handed out. A tensor's bytes are inside its file and as many as its dtype and shape ask for. Nothing is known
-//! about their alignment or values.
+//! Model files are untrusted, so everything that a file says about itself is checked here, once, before a tensor is
+//! handed out. A tensor's bytes are inside its file and as many as its dtype and shape require. Their alignment and
+//! values are not checked.
 
 pub mod gguf;
 pub(crate) mod header;
@@ -31,12 +31,12 @@ pub struct Tensor {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// As many bytes as the shape's product times the dtype's size.
+    /// Product of the shape times the dtype's size, in bytes.
     pub data: Plane,
     pub file: Arc<Path>,
 }
 
-/// A tensor whose element type this program does not read.
+/// A tensor whose element type this program cannot read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unreadable {
     pub name: String,
@@ -48,7 +48,7 @@ pub struct Unreadable {
 }
 
 /// An opened model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Source {
     path: PathBuf,
     tensors: BTreeMap<String, Tensor>,
@@ -64,7 +64,7 @@ struct File {
 }
 
 impl Source {
-    /// Opens a `.safetensors` file, or a directory with a `model.safetensors`, or one with a
+    /// Opens a `.safetensors` file, a directory with a `model.safetensors`, or a directory with a
     /// `model.safetensors.index.json` and its shards.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Source {
             let remedy = "give a model directory or a .safetensors file";
             Error::model(path, format_args!("cannot be read: {e}; {remedy}"))
         })?;
-        let mut source = Source::empty(path);
+        let mut source = Source { path: path.into(), ..Source::default() };
         if !meta.is_dir() {
             source.add_file(path.into())?;
         } else if is_there(&path.join(FILE))? {
@@ -89,25 +89,15 @@ impl Source {
         Ok(source)
     }
 
-    /// Opens a safetensors file that is the part `plane` of the file at `path`.
+    /// Opens a safetensors file that is embedded as `plane` in the file at `path`.
     ///
     /// # Errors
     ///
     /// [`Error::Model`], one line: it is damaged.
     pub fn within(path: &Path, plane: Plane) -> Result<Source> {
-        let mut source = Source::empty(path);
-        source.add(path.into(), plane)?;
+        let mut source = Source { path: path.into(), ..Source::default() };
+        source.add_mapped(path.into(), plane)?;
         Ok(source)
-    }
-
-    fn empty(path: &Path) -> Source {
-        Source {
-            path: path.into(),
-            tensors: BTreeMap::new(),
-            unreadable: BTreeMap::new(),
-            metadata: BTreeMap::new(),
-            files: Vec::new(),
-        }
     }
 
     /// The opened file or directory.
@@ -115,17 +105,17 @@ impl Source {
         &self.path
     }
 
-    /// The content of the file, where it is only one, as a packed file is.
+    /// Content of the file, if the model is a single file; packed models always are.
     pub fn only_file(&self) -> Option<&Plane> {
         if let [file] = &self.files[..] { Some(&file.plane) } else { None }
     }
 
-    /// The tensor of that name, if it is there and readable.
+    /// Looks up a readable tensor by name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
 
-    /// The tensor of that name.
+    /// Looks up a tensor by name.
     ///
     /// # Errors
     ///
@@ -149,40 +139,41 @@ impl Source {
         self.tensors.values()
     }
 
-    /// The other tensors, sorted by name.
+    /// The unreadable tensors, sorted by name.
     pub fn unreadable(&self) -> impl Iterator<Item = &Unreadable> {
         self.unreadable.values()
     }
 
-    /// `__metadata__` of all files. Where shards differ, the first one counts.
+    /// `__metadata__` of all files. If shards differ, the first one wins.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// An id of the content, in hex. It covers the size, the header and a few samples of the data of every file, but
-    /// no names or times. The samples tell apart models of the same shapes, such as two fine-tunes of one base; a
-    /// change of a few bytes can go unnoticed.
+    /// Hash of the content, in hex. It covers the size, the header and a few samples of the data of every file, but no
+    /// names or times. The samples distinguish models of the same shapes, such as two fine-tunes of one base; a change
+    /// of a few bytes can go unnoticed.
     pub fn fingerprint(&self) -> String {
         fingerprint(self.files.iter().map(|file| (&file.plane, file.header_len)))
     }
 
-    /// Maps and reads one file, and returns the names of its tensors, sorted.
+    /// Maps and reads one file. Returns the names of its tensors, sorted.
     fn add_file(&mut self, path: Arc<Path>) -> Result<Vec<String>> {
         let plane = map_file(&path)?;
-        self.add(path, plane)
+        self.add_mapped(path, plane)
     }
 
-    /// Reads one file of this content, and returns the names of its tensors, sorted.
-    fn add(&mut self, path: Arc<Path>, plane: Plane) -> Result<Vec<String>> {
+    /// Reads one mapped file. Returns the names of its tensors, sorted.
+    fn add_mapped(&mut self, path: Arc<Path>, plane: Plane) -> Result<Vec<String>> {
         if plane.bytes().starts_with(b"version https://git-lfs") {
             let remedy = "run `git lfs pull` in its directory";
             return Err(Error::model(&path, format_args!("is a Git LFS pointer, not the weights; {remedy}")));
         }
-        let header = Header::parse(plane.bytes()).map_err(|e| match other_kind(&path, plane.bytes()) {
-            // Not a file that a model's directory or index names.
-            Some(what) if self.path == *path => Error::model(&path, what),
-            _ => damaged(&path, e),
-        })?;
+        let header =
+            Header::parse(plane.bytes()).map_err(|e| match detect_other_format(&path, plane.bytes()) {
+                // Only for a file that the user named, not one found in a directory or index.
+                Some(what) if self.path == *path => Error::model(&path, what),
+                _ => damaged(&path, e),
+            })?;
         for (key, value) in header.metadata {
             self.metadata.entry(key).or_insert(value);
         }
@@ -209,8 +200,8 @@ impl Source {
         Ok(names)
     }
 
-    /// Reads the shards of an index. Each must hold exactly the tensors listed for it, so that no tensor can come from
-    /// two of them.
+    /// Reads the shards of an index. Each must hold exactly the tensors listed for it, so no tensor can come from two
+    /// shards.
     fn add_shards(&mut self, dir: &Path, index: &Path) -> Result<()> {
         let shards = index::parse(map_file(index)?.bytes()).map_err(|e| damaged(index, e))?;
         for (shard, listed) in shards {
@@ -234,11 +225,11 @@ impl Source {
     }
 }
 
-/// Whether something of that name is there. A dangling link is, so that the error names it when it is opened.
+/// Returns true if a path exists. A dangling link counts, so that opening it gives an error with its name.
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: the system does not say, e.g. because the directory may not be searched or its disk fails.
+/// [`Error::Model`]: the system cannot tell, e.g. the directory may not be searched or its disk fails.
 pub fn is_there(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -249,17 +240,17 @@ pub fn is_there(path: &Path) -> Result<bool> {
     }
 }
 
-/// Why a file is no safetensors file at all, rather than a damaged one.
-fn other_kind(path: &Path, bytes: &[u8]) -> Option<&'static str> {
+/// The reason why a file is not a safetensors file at all; `None` if it may be a damaged one.
+fn detect_other_format(path: &Path, bytes: &[u8]) -> Option<&'static str> {
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
         return None;
     }
     if bytes.starts_with(b"GGUF") {
-        return Some("is a GGUF file without a name that says so; rename it to end in .gguf");
+        return Some("is a GGUF file, but its name does not end in .gguf; rename it");
     }
-    // A header is JSON, eight bytes after the start.
+    // A safetensors header is JSON at byte 8.
     (bytes.get(8) != Some(&b'{'))
-        .then_some("is no weights file; give the model's directory, a .safetensors or a .gguf file")
+        .then_some("is not a weights file; give the model's directory, a .safetensors or a .gguf file")
 }
 
 fn missing(file: &Path, tensor: &str) -> Error {
@@ -267,11 +258,11 @@ fn missing(file: &Path, tensor: &str) -> Error {
 }
 
 fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
-    let remedy = "the file is damaged or not what it should be: download it again";
+    let remedy = "the file is damaged or of another kind: download it again";
     Error::model(path, format_args!("{what}; {remedy}"))
 }
 
-/// [`Source::fingerprint`] of files' contents, each with the length of its header.
+/// Computes [`Source::fingerprint`] from the contents of files, each with the length of its header in bytes.
 pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a Plane, usize)>) -> String {
     const SAMPLES: usize = 16;
     const SAMPLE: usize = 256; // bytes
@@ -285,7 +276,7 @@ pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a Plane, usize)>) -
             let start = data.len() / SAMPLES * i;
             let sample = start..(start + SAMPLE).min(data.len());
             hash.add(&data[sample.clone()]);
-            // Its page can be a huge one, and models are made ready to use as little memory as they can.
+            // Reading the sample can map a huge page; releasing it keeps memory use low.
             if let Some(read) = plane.slice(header_len + sample.start..header_len + sample.end) {
                 read.release();
             }
@@ -294,7 +285,7 @@ pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a Plane, usize)>) -
     format!("{:032x}", hash.0)
 }
 
-/// FNV-1a, 128 bits: the same on every machine. It does not defend against forgery.
+/// The 128-bit FNV-1a hash. It does not defend against forgery.
 struct Fnv(u128);
 
 impl Fnv {

@@ -1,5 +1,5 @@
-//! The one writer of stderr. What cannot be written is lost, and nothing else happens: `eprintln!` would end the
-//! program where a disk is full or a terminal has been closed.
+//! The only writer of stderr. Text that cannot be written is dropped: `eprintln!` would end the program if a disk is
+//! full or a terminal has been closed.
 
 use crate::error::{LINE, one_line};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,7 +17,7 @@ macro_rules! say {
     };
 }
 
-/// Writes text to stderr at once, so that lines of several threads do not mix.
+/// Writes text to stderr in one call, so that lines of several threads do not mix.
 pub fn write(text: Arguments<'_>) {
     let text = text.to_string();
     let mut rest = text.as_bytes();
@@ -25,7 +25,7 @@ pub fn write(text: Arguments<'_>) {
         match rustix::io::write(stderr(), rest) {
             Ok(n) if n > 0 => rest = &rest[n..],
             Err(Errno::INTR) => {}
-            // A pipe that another process has made non-blocking is full.
+            // The pipe is full, and another process has made it non-blocking.
             Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&stderr(), PollFlags::OUT)], None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
@@ -35,7 +35,7 @@ pub fn write(text: Arguments<'_>) {
     }
 }
 
-/// From now on panics are said by [`write`] too.
+/// Sets a panic hook that prints panics through [`write`].
 pub fn say_panics() {
     panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
         say!("error: {}", one_line(&info.to_string().replace('\n', " "), LINE));

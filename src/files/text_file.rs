@@ -1,29 +1,29 @@
-//! Text files: read whole, as UTF-8, without the byte order mark that some editors put first.
+//! Reads UTF-8 text files and strips the byte order mark (BOM) that some editors put first.
 
 use std::io::Read;
 
-const MARK: char = '\u{feff}';
+const BOM: char = '\u{feff}';
 
-/// A text without a byte order mark.
+/// Strips a leading byte order mark from a text.
 pub fn without_mark(text: &str) -> &str {
-    text.strip_prefix(MARK).unwrap_or(text)
+    text.strip_prefix(BOM).unwrap_or(text)
 }
 
-/// The bytes of a text without a byte order mark.
+/// Strips a leading byte order mark from the bytes of a text.
 pub fn bytes_without_mark(mut bytes: Vec<u8>) -> Vec<u8> {
-    let mut mark = [0; 4];
-    let mark = MARK.encode_utf8(&mut mark).as_bytes();
-    if bytes.starts_with(mark) {
-        bytes.drain(..mark.len());
+    let mut bom = [0; 4];
+    let bom = BOM.encode_utf8(&mut bom).as_bytes();
+    if bytes.starts_with(bom) {
+        bytes.drain(..bom.len());
     }
     bytes
 }
 
-/// A text of at most `limit` bytes, without a byte order mark.
+/// Reads UTF-8 text of at most `limit` bytes, without a byte order mark.
 ///
 /// # Errors
 ///
-/// Why it is none, for a message that names the file.
+/// The reason, to be appended to the file's name: unreadable, too long or not UTF-8.
 pub fn read(input: impl Read, limit: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     input.take(limit + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;

@@ -1,13 +1,13 @@
 //! The key/value cache's element types and its bookkeeping of slots and positions.
 //!
-//! A *slot* is a place in the cache. A *position* is what RoPE rotated a key by. They differ as soon as a slot is
-//! evicted, so nothing here assumes that they are equal. No device is touched here.
+//! A *slot* is an index in the cache. A *position* is the one by which RoPE rotated a key. They differ as soon as a
+//! slot is evicted, so no code here assumes that they are equal.
 
 use files::{Error, Result};
 use half::f16;
 use std::str::FromStr;
 
-/// How one element of a key or value row is stored.
+/// The storage type of a key or value row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvType {
     /// IEEE single precision.
@@ -34,7 +34,7 @@ impl KvType {
         }
     }
 
-    /// Elements that share one scale: 32, or the whole head when its width is not a multiple of 32.
+    /// Elements that share one scale: 32, or the whole head if its width is not a multiple of 32.
     pub const fn block(head_dim: usize) -> usize {
         if head_dim.is_multiple_of(32) { 32 } else { head_dim }
     }
@@ -55,7 +55,7 @@ impl KvType {
         head_dim / block * self.block_bytes(block)
     }
 
-    /// The numbers of rows of heads of `head_dim` elements that can be NaN or infinite: elements, or scales of blocks.
+    /// Lists the floats stored in rows of `head_dim` elements, which can be NaN or infinite: elements, or block scales.
     pub fn floats(self, rows: &[u8], head_dim: usize) -> impl Iterator<Item = f32> {
         let step = match self {
             KvType::F32 | KvType::F16 => self.block_bytes(1),
@@ -67,18 +67,18 @@ impl KvType {
         })
     }
 
-    /// Whether rows of this type are rotated by a Walsh-Hadamard transform before they are stored.
+    /// Returns true if rows of this type are rotated by a Walsh-Hadamard transform before they are stored.
     ///
-    /// The rotation spreads outliers over the block. It pays where an outlier takes resolution from all other values.
-    /// Measured on the story model, with whole keys (`eval`, 40 x 512 tokens, f32 weights, f32 cache): KL divergence of q4
-    /// 0.000202 nats with it, 0.000414 without; perplexity +0.036 % and +0.038 %. q8 gains nothing (0.000001 either
+    /// The rotation spreads outliers over the block, which helps if an outlier takes resolution from all other values.
+    /// Measured on the story model, with whole keys (`eval`, 40 x 512 tokens, f32 weights, f32 cache): KL divergence of
+    /// q4 0.000202 nats with it, 0.000414 without; perplexity +0.036 % and +0.038 %. q8 gains nothing (0.000001 either
     /// way).
     ///
-    /// Rotated keys are stored less a constant vector of their layer and KV head, the model's mean key: attention does not
-    /// see it, as it changes all scores of a query alike, and blocks spread over less. (A cap on scores would see it.) And
-    /// before the rotation each channel of the keys is multiplied with a scale, that of the queries with its inverse.
-    /// Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +1.9 % with both, +3.2 % with the means
-    /// alone, +5.9 % without.
+    /// The model's mean key of the layer and KV head is subtracted from rotated keys before they are stored. Attention
+    /// does not change, since all scores of a query change alike (a cap on scores would break this), and the blocks
+    /// have a smaller range. Before the rotation each channel of the keys is multiplied by a scale, and that of the
+    /// queries by its inverse. Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +1.9 % with both,
+    /// +3.2 % with the means alone, +5.9 % without.
     pub const fn rotated(self) -> bool {
         matches!(self, KvType::Q4)
     }
@@ -101,14 +101,12 @@ impl FromStr for KvType {
 /// Element types of keys and of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvTypes {
-    /// Keys.
     pub k: KvType,
-    /// Values.
     pub v: KvType,
 }
 
 impl KvTypes {
-    /// The same type for both.
+    /// One type for both keys and values.
     pub fn both(t: KvType) -> Self {
         Self { k: t, v: t }
     }
@@ -129,29 +127,29 @@ impl std::fmt::Display for KvTypes {
     }
 }
 
-/// Refuses a capacity below the `len` slots that are filled.
+/// Rejects a capacity below the `len` filled slots.
 pub fn check_capacity(capacity: usize, len: usize) -> Result<()> {
-    match capacity < len {
-        true => Err(Error::Usage(format!("cannot shrink the context to {capacity}: {len} slots are filled"))),
-        false => Ok(()),
+    if capacity >= len {
+        return Ok(());
     }
+    Err(Error::Usage(format!("cannot shrink the context to {capacity} tokens: {len} are in use")))
 }
 
-/// Refuses a list of slots to keep that does not ascend or names slots beyond the `len` filled ones.
+/// Rejects a list of slots to keep that does not ascend or names slots beyond the `len` filled ones.
 pub fn check_kept(slots: &[u32], len: usize) -> Result<()> {
     let ascending = slots.windows(2).all(|w| w[0] < w[1]);
-    match ascending && slots.last().is_none_or(|&s| (s as usize) < len) {
-        true => Ok(()),
-        false => Err(Error::Other("slots to keep must ascend and be filled".into())),
+    if ascending && slots.last().is_none_or(|&s| (s as usize) < len) {
+        return Ok(());
     }
+    Err(Error::Other("slots to keep must ascend and be filled".into()))
 }
 
-/// In-place Walsh-Hadamard transform of each run of `2^n` elements, `2^n` the largest power of two that
-/// divides the width; scaled to be its own inverse.
+/// Applies the Walsh-Hadamard transform in place to each run of `2^n` elements, where `2^n` is the largest power of two
+/// that divides the width. Scaled to be its own inverse.
 ///
-/// Additions and subtractions only, then one product: the same bits in any vectorisation. Two rounds at a time, of four
-/// elements each: half the loads and stores, and the rounds of neighbours become vectors too. 64 elements take 425
-/// instructions on Arm and 38 ns on an EPYC; one round at a time they took 2,064 and 84.
+/// Only additions and subtractions, then one product, so any vectorisation gives the same bits. Two rounds at a time
+/// halve the loads and stores, and vectorise the rounds of neighbours too: 64 elements take 425 instructions on Arm and
+/// 38 ns on an EPYC; one round at a time took 2,064 and 84.
 pub fn rotate(head: &mut [f32]) {
     let run = 1 << head.len().trailing_zeros();
     let scale = 1.0 / (run as f32).sqrt();
@@ -173,7 +171,7 @@ pub fn rotate(head: &mut [f32]) {
     }
 }
 
-/// The rounds of `half` and of twice as many, for four runs of `half` elements.
+/// Two rounds, with distances `half` and `2 * half`, for four runs of `half` elements.
 #[inline(always)]
 fn two_rounds(half: usize, four: &mut [f32]) {
     let (ab, cd) = four.split_at_mut(2 * half);

@@ -1,8 +1,8 @@
-//! Numeric kernels: everything that computes without knowing the model.
+//! Numeric kernels that are independent of the model.
 //!
-//! [`quant`] lays out quantised weights and activations, [`simd`] computes with them on every instruction set, with the
-//! same bits on each. [`kv`] names the element types of the cache. [`pool`] is the team of threads that runs steps.
-//! [`widely`] compiles loops of plain Rust for wide vectors.
+//! [`quant`] defines the layouts of quantised weights and activations. [`simd`] has the kernels, which give the same
+//! bits on every instruction set. [`kv`] has the element types of the KV cache, [`pool`] the thread pool, [`topology`]
+//! the choice of cores. [`widely`] compiles loops of plain Rust for wide vectors.
 #![deny(unsafe_code)]
 
 pub mod cancel;

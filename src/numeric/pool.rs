@@ -1,12 +1,12 @@
-//! A fixed team of threads that runs short parallel steps.
+//! A thread pool for short parallel steps.
 //!
 //! A step is a number of tasks. Each thread claims the tasks of its own share one by one, in order, so that it reads
 //! weights in long runs that can be prefetched. Then it helps with the shares of others, so a slow core does fewer
-//! tasks. Which thread ran a task never changes a result: tasks write to disjoint places.
+//! tasks. Results do not depend on the thread that ran a task: tasks write to disjoint memory.
 //!
-//! Between steps the workers spin briefly, then sleep. The caller works too, and never waits for a worker that has not
-//! begun. A worker that lost its core in the middle of a task stands aside for a while. So a core that another process
-//! takes costs that core's share and little more.
+//! Between steps the workers spin briefly, then sleep. The calling thread works too, and never waits for a worker that
+//! has not begun. A worker that lost its core in the middle of a task pauses for a while. So a core that another
+//! process takes costs that core's share and little more.
 
 mod cores;
 mod tile;
@@ -24,29 +24,29 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering,
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker spins for the next step before it sleeps. The steps of a token follow each other within
-/// microseconds. Tokens too follow within this time, unless the caller does something else.
+/// Time a worker spins for the next step before it sleeps. The steps of a token follow within microseconds, and the
+/// next token within this time unless the caller does something else.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// The caller calls other threads late when it has waited this much longer than its own part of the step took.
+/// The caller marks the other threads as late when it has waited this much longer than its own part of the step took.
 const PATIENCE: Duration = Duration::from_micros(300);
-/// How long a late worker stands aside: several time slices of the scheduler, each of which could end in the middle of
-/// a task again.
+/// Time a late worker pauses: several time slices of the scheduler, each of which could end in the middle of a task
+/// again.
 const ASIDE: Duration = Duration::from_millis(20);
 
-/// Bytes of a thread's stack: address space, of which little is touched.
+/// Bytes of a thread's stack; address space, of which little is used.
 pub const STACK: usize = 4 << 20;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// The number of a step, and a number of its tasks. Steps count up and never begin again: a thread that was left behind
-/// can claim nothing of a later one.
+/// The number of a step and a number of its tasks, packed into 64 bits. Step numbers are never reused, so a thread that
+/// lags behind cannot claim tasks of a later step.
 #[derive(Clone, Copy, PartialEq)]
-struct Mark(u64);
+struct StepTask(u64);
 
-impl Mark {
-    const MOST_TASKS: usize = 0xffff;
-    /// Years of the shortest steps. From then on the caller does everything.
+impl StepTask {
+    const MAX_TASKS: usize = 0xffff;
+    /// Reached after years of the shortest steps. From then on the caller does everything.
     const LAST_STEP: u64 = u64::MAX >> 16;
 
     fn new(step: u64, tasks: usize) -> Self {
@@ -62,64 +62,64 @@ impl Mark {
     }
 }
 
-/// Alone in its cache lines, which hardware likes to fetch in pairs. A line that another core wrote is up to a quarter
-/// of a microsecond away, and small steps compute no longer than a microsecond. So each line has one writer, if nobody
-/// has to be helped.
+/// A value padded to two cache lines: adjacent lines are prefetched in pairs. Reading a line that another core wrote
+/// takes up to a quarter of a microsecond, and small steps compute for less than one, so each line has one writer
+/// unless a thread needs help.
 #[derive(Default)]
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
-/// Written by the caller.
+/// The current step, written by the caller.
 #[derive(Default)]
-struct Now {
-    /// [`Mark`]: the step, and how many tasks it has.
+struct CurrentStep {
+    /// A [`StepTask`]: the step and its number of tasks.
     step: AtomicU64,
-    /// Its job. Read only by those who have claimed a task, for which the caller waits.
+    /// The step's job. Read only by threads that have claimed a task, for which the caller waits.
     job: AtomicPtr<Job>,
 }
 
-/// One thread's part of the steps.
+/// One thread's share of the steps.
 #[derive(Default)]
-struct Part {
-    /// [`Mark`]: a step, and the first task of this thread's share that nobody has claimed. Nothing is claimed of a later
-    /// step.
+struct WorkerShare {
+    /// A [`StepTask`]: a step and the first unclaimed task of this thread's share. No task of a later step is claimed.
     next: AtomicU64,
-    /// [`Mark`]: a step, and how many tasks this thread has done of it.
+    /// A [`StepTask`]: a step and the number of its tasks that this thread has done.
     done: AtomicU64,
 }
 
-/// Seldom written.
+/// State that is seldom written.
 #[derive(Default)]
-struct Rest {
+struct SharedState {
+    /// Number of sleeping workers.
     sleeping: AtomicUsize,
     stop: AtomicBool,
-    /// Workers that are still inside the step have kept the caller waiting.
+    /// Set if workers that are still inside the step have kept the caller waiting.
     late: AtomicBool,
 }
 
 struct Shared {
-    now: Alone<Now>,
-    parts: Vec<Alone<Part>>,
-    rest: Alone<Rest>,
+    now: CachePadded<CurrentStep>,
+    parts: Vec<CachePadded<WorkerShare>>,
+    rest: CachePadded<SharedState>,
 }
 
 impl Shared {
-    /// The first task of a thread's share. For the thread past the last, the number of tasks.
-    fn share(&self, thread: usize, tasks: usize) -> usize {
+    /// First task of a thread's share; for the thread past the last, the number of tasks.
+    fn share_start(&self, thread: usize, tasks: usize) -> usize {
         tasks * thread / self.parts.len()
     }
 
-    /// Claims tasks of `thread`'s share, then what is left of the others', and gives each to `task`. When it ends, none
-    /// is left to claim, but for the first of the caller, which nobody takes from it.
-    fn claim(&self, thread: usize, step: Mark, mut task: impl FnMut(usize)) {
+    /// Claims tasks of `thread`'s share, then those left in other shares, and passes each to `task`. Afterwards no task
+    /// is left to claim, except the caller's only task, which no other thread takes.
+    fn claim_tasks(&self, thread: usize, step: StepTask, mut task: impl FnMut(usize)) {
         let tasks = step.tasks();
         for owner in (thread..self.parts.len()).chain(0..thread) {
-            let (mut first, end) = (self.share(owner, tasks), self.share(owner + 1, tasks));
+            let (mut first, end) = (self.share_start(owner, tasks), self.share_start(owner + 1, tasks));
             if owner == 0 && thread != 0 && end == 1 {
                 continue;
             }
             let next = &self.parts[owner].0.next;
-            let mut seen = Mark(next.load(Ordering::Relaxed));
+            let mut seen = StepTask(next.load(Ordering::Relaxed));
             loop {
                 if seen.step() == step.step() {
                     first = seen.tasks();
@@ -127,133 +127,136 @@ impl Shared {
                 if first >= end || seen.step() > step.step() {
                     break;
                 }
-                let claim = Mark::new(step.step(), first + 1);
+                let claim = StepTask::new(step.step(), first + 1);
                 match next.compare_exchange_weak(seen.0, claim.0, Ordering::Relaxed, Ordering::Relaxed) {
                     Ok(_) => {
                         task(first);
                         seen = claim;
                     }
-                    Err(by_others) => seen = Mark(by_others),
+                    Err(other) => seen = StepTask(other),
                 }
             }
         }
     }
 
-    /// How many tasks of a step the workers have done.
-    fn done(&self, step: Mark) -> usize {
-        let of = |part: &Alone<Part>| {
-            let done = Mark(part.0.done.load(Ordering::Acquire));
+    /// Number of tasks of a step that the workers have done.
+    fn count_done(&self, step: StepTask) -> usize {
+        let of = |part: &CachePadded<WorkerShare>| {
+            let done = StepTask(part.0.done.load(Ordering::Acquire));
             if done.step() == step.step() { done.tasks() } else { 0 }
         };
         self.parts[1..].iter().map(of).sum()
     }
 }
 
-/// The team; the thread that calls [`Pool::run`] is one of its members.
+/// A thread pool; the thread that calls [`Pool::run`] is one of its threads.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Once this is cancelled, tasks are skipped.
     cancel: Option<CancelToken>,
-    /// Whether any task was.
-    left_out: AtomicBool,
-    /// Only one thread at a time hands out steps, and none of their tasks does.
+    /// Set if any task was skipped.
+    skipped: AtomicBool,
+    /// Makes the pool not `Sync`: one thread at a time starts steps, and no task of a step does.
     one: PhantomData<Cell<()>>,
 }
 
 impl Pool {
-    /// A team of `threads` (at least one), caller included; of fewer, where the system allows no more.
+    /// Starts a pool of `threads` (at least one) threads, caller included; fewer if the system allows no more.
     pub fn new(threads: usize) -> Self {
-        let parts = (0..threads.max(1)).map(|_| Alone::default()).collect();
-        let shared = Arc::new(Shared { now: Alone::default(), parts, rest: Alone::default() });
-        let (workers, left_out) = (Vec::new(), AtomicBool::new(false));
-        let mut pool = Self { shared, workers, cancel: None, left_out, one: PhantomData };
-        // A team of one has no worker to place; the caller's thread is the caller's to place.
+        let parts = (0..threads.max(1)).map(|_| CachePadded::default()).collect();
+        let shared = Arc::new(Shared { now: CachePadded::default(), parts, rest: CachePadded::default() });
+        let (workers, skipped) = (Vec::new(), AtomicBool::new(false));
+        let mut pool = Self { shared, workers, cancel: None, skipped, one: PhantomData };
+        // Only workers are pinned; the calling thread is not.
         let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
         for i in 1..threads.max(1) {
             let (shared, cores) = (Arc::clone(&pool.shared), Arc::clone(&cores));
             let worker =
                 std::thread::Builder::new().name(format!("worker-{i}")).stack_size(STACK).spawn(move || {
                     if let Some(cores) = &*cores {
-                        // No result depends on where a thread is, so a refusal is ignored.
+                        // Results do not depend on a thread's core, so an error is ignored.
                         let _ = keep_to(cores);
                     }
-                    worker(i, &shared);
+                    run_worker(i, &shared);
                 });
-            // The others do the shares of those that are missing.
+            // The other threads do the shares of missing ones.
             let Ok(worker) = worker else { break };
             pool.workers.push(worker);
         }
         pool
     }
 
-    /// Threads in the team.
+    /// Number of threads, caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// From now on, tasks are skipped once `cancel` is cancelled: a single step of a long prompt may take longer than a
-    /// person waits. [`Pool::finished`] tells whether any was.
+    /// Sets the token whose cancellation skips all further tasks, since a single step of a long prompt may take longer
+    /// than a user waits. See [`Pool::finished`].
     pub fn heed(&mut self, cancel: Option<&CancelToken>) {
         self.cancel = cancel.cloned();
-        *self.left_out.get_mut() = false;
+        *self.skipped.get_mut() = false;
     }
 
-    /// `Interrupted` if a task was skipped since [`Pool::heed`]: buffers may then hold anything.
+    /// Checks that no task was skipped since [`Pool::heed`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Interrupted`]: a task was skipped; the content of buffers is unspecified.
     pub fn finished(&self) -> Result<()> {
-        if self.left_out.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+        if self.skipped.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// Runs `job(0) … job(tasks - 1)`, each once, and returns when all are done.
     pub fn run(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
         let Some(cancel) = &self.cancel else { return self.run_all(tasks, job) };
-        let left_out = &self.left_out;
-        self.run_all(tasks, &|task| match cancel.is_cancelled() {
-            true => left_out.store(true, Ordering::Relaxed),
-            false => job(task),
+        let skipped = &self.skipped;
+        self.run_all(tasks, &|task| {
+            if cancel.is_cancelled() { skipped.store(true, Ordering::Relaxed) } else { job(task) }
         });
     }
 
     fn run_all(&self, tasks: usize, job: &(dyn Fn(usize) + Sync)) {
-        if tasks > Mark::MOST_TASKS {
-            for first in (0..tasks).step_by(Mark::MOST_TASKS) {
-                self.run_all(Mark::MOST_TASKS.min(tasks - first), &|task| job(first + task));
+        if tasks > StepTask::MAX_TASKS {
+            for first in (0..tasks).step_by(StepTask::MAX_TASKS) {
+                self.run_all(StepTask::MAX_TASKS.min(tasks - first), &|task| job(first + task));
             }
             return;
         }
-        let Shared { now: Alone(now), rest: Alone(rest), .. } = &*self.shared;
-        let last = Mark(now.step.load(Ordering::Relaxed)).step();
-        if self.workers.is_empty() || tasks < 2 || last == Mark::LAST_STEP {
+        let Shared { now: CachePadded(now), rest: CachePadded(rest), .. } = &*self.shared;
+        let last = StepTask(now.step.load(Ordering::Relaxed)).step();
+        if self.workers.is_empty() || tasks < 2 || last == StepTask::LAST_STEP {
             (0..tasks).for_each(job);
             return;
         }
-        // SAFETY: only the lifetime is changed. No worker follows the pointer after this function
-        // returns: below it waits for all tasks, and whoever has claimed none does not read it. `run` is not
-        // re-entered: a pool is not `Sync`, so no job holds one, and no other thread.
+        // SAFETY: only the lifetime is changed. No worker follows the pointer after this function returns: it waits for
+        // all tasks below, and a worker that has claimed none does not read it. `run` is not re-entered: a pool is not
+        // `Sync`, so neither a job nor another thread can hold one.
         let job_ptr: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        let step = Mark::new(last + 1, tasks);
+        let step = StepTask::new(last + 1, tasks);
         now.job.store((&raw const job_ptr).cast_mut(), Ordering::Relaxed);
-        // Written only if it must be: a write takes the line from all others.
+        // Written only if needed: a write takes the cache line from all other cores.
         if rest.late.load(Ordering::Relaxed) {
             rest.late.store(false, Ordering::Relaxed);
         }
         now.step.store(step.0, Ordering::Release);
-        // One that falls asleep at this moment may be missed: it misses a step, and is woken for the next.
+        // A worker that falls asleep at this moment may be missed; it is woken for the next step.
         if rest.sleeping.load(Ordering::Relaxed) > 0 {
             self.workers.iter().for_each(|w| w.thread().unpark());
         }
         let mut begun = Begun { shared: &self.shared, step, own: 0, at: Instant::now() };
-        self.shared.claim(0, step, |task| {
+        self.shared.claim_tasks(0, step, |task| {
             begun.own += 1;
             job(task);
         });
     }
 }
 
-/// A step of the caller's. At its end it waits for those who have claimed tasks, also when a job panics.
+/// A running step. Dropping it waits for the workers that have claimed tasks, also if a job panics.
 struct Begun<'a> {
     shared: &'a Shared,
-    step: Mark,
+    step: StepTask,
     /// Tasks that the caller has claimed.
     own: usize,
     at: Instant,
@@ -261,21 +264,21 @@ struct Begun<'a> {
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        // Some are left where a job of the caller has panicked.
-        self.shared.claim(0, self.step, |_| self.own += 1);
+        // Tasks are left only if a job on the caller's thread has panicked.
+        self.shared.claim_tasks(0, self.step, |_| self.own += 1);
         let others = self.step.tasks() - self.own;
-        // When the wait began to be long, and how long it may be.
+        // Start of the wait, and its maximum duration.
         let mut patience = None;
         let mut spins = 0u32;
-        while self.shared.done(self.step) < others {
+        while self.shared.count_done(self.step) < others {
             spins += 1;
             std::hint::spin_loop();
             if spins.is_multiple_of(256) {
-                let (since, most) =
+                let (since, limit) =
                     *patience.get_or_insert_with(|| (Instant::now(), self.at.elapsed() + PATIENCE));
-                if since.elapsed() > most {
+                if since.elapsed() > limit {
                     self.shared.rest.0.late.store(true, Ordering::Relaxed);
-                    // A worker that lost its core may need ours.
+                    // A worker that lost its core may need this one.
                     std::thread::yield_now();
                 }
             }
@@ -288,14 +291,14 @@ impl Drop for Pool {
         self.shared.rest.0.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker that panicked has already said so.
+            // A worker that panicked has already printed its message.
             let _ = worker.join();
         }
     }
 }
 
-/// Runs `work` at the same time on `threads` threads, the caller's among them; on fewer, where the system allows no more.
-/// So `work` claims what it does, and nobody waits for a thread that is missing.
+/// Runs `work` concurrently on `threads` threads, including this one; on fewer if the system allows no more. So `work`
+/// must claim its tasks itself, and must not rely on the number of threads.
 pub fn at_once(threads: usize, work: impl Fn() + Sync) {
     std::thread::scope(|scope| {
         for _ in 1..threads {
@@ -308,14 +311,15 @@ pub fn at_once(threads: usize, work: impl Fn() + Sync) {
     });
 }
 
-fn worker(thread: usize, shared: &Shared) {
-    let Shared { now: Alone(now), parts, rest: Alone(rest) } = shared;
-    let mut last = Mark(0);
-    // Noted once there has been nothing to do for some spins: the clock takes longer than a glance at the step.
+/// The loop of a worker.
+fn run_worker(thread: usize, shared: &Shared) {
+    let Shared { now: CachePadded(now), parts, rest: CachePadded(rest) } = shared;
+    let mut last = StepTask(0);
+    // Set after some idle spins: reading the clock takes longer than reading the step.
     let mut idle_since = None;
     let mut spins = 0u32;
     while !rest.stop.load(Ordering::Relaxed) {
-        let step = Mark(now.step.load(Ordering::Acquire));
+        let step = StepTask(now.step.load(Ordering::Acquire));
         if step == last {
             spins += 1;
             std::hint::spin_loop();
@@ -333,27 +337,27 @@ fn worker(thread: usize, shared: &Shared) {
         }
         last = step;
         idle_since = None;
-        // A job that panics must not leave the others waiting, nor its result missing.
-        struct Abort;
-        impl Drop for Abort {
+        // After a panic the caller would wait for ever, and the task's result would be missing.
+        struct AbortOnPanic;
+        impl Drop for AbortOnPanic {
             fn drop(&mut self) {
                 if std::thread::panicking() {
                     std::process::abort();
                 }
             }
         }
-        let _abort = Abort;
+        let _abort = AbortOnPanic;
         let mut done = 0;
         let mut job: Option<&(dyn Fn(usize) + Sync)> = None;
-        shared.claim(thread, step, |task| {
-            // SAFETY: this thread has claimed a task of `step`, so `run_all` is in that step and waits until the task is
-            // counted in `done`. Until then both pointers are those of this step, and what they point to lives.
+        shared.claim_tasks(thread, step, |task| {
+            // SAFETY: this thread has claimed a task of `step`, so `run_all` is in that step and waits until the task
+            // is counted in `done`. Until then both pointers are those of this step, and what they point to lives.
             job.get_or_insert_with(|| unsafe { &**now.job.load(Ordering::Relaxed) })(task);
             done += 1;
         });
         if done > 0 {
             let late = rest.late.load(Ordering::Relaxed);
-            parts[thread].0.done.store(Mark::new(step.step(), done).0, Ordering::Release);
+            parts[thread].0.done.store(StepTask::new(step.step(), done).0, Ordering::Release);
             if late {
                 std::thread::sleep(ASIDE);
             }
@@ -381,7 +385,7 @@ mod tests {
     #[test]
     fn more_tasks_than_a_step_counts_run_once_each() {
         let pool = Pool::new(2);
-        let runs: Vec<AtomicUsize> = (0..Mark::MOST_TASKS + 100).map(|_| AtomicUsize::new(0)).collect();
+        let runs: Vec<AtomicUsize> = (0..StepTask::MAX_TASKS + 100).map(|_| AtomicUsize::new(0)).collect();
         pool.run(runs.len(), &|task| {
             runs[task].fetch_add(1, Ordering::Relaxed);
         });
@@ -394,7 +398,7 @@ mod tests {
         let caller = std::thread::current().id();
         for _ in 0..100 {
             let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                // A caller's only task is taken by nobody else.
+                // No other thread takes the caller's only task.
                 pool.run(3, &|_| assert!(std::thread::current().id() != caller, "the caller's"));
             }));
             assert!(panicked.is_err());

@@ -1,5 +1,5 @@
-//! Layouts of quantised numbers. [`format`] is the layout in which all devices read matrices in blocks, [`matrix`] a
-//! matrix in it, [`rows`] quantises rows to it. [`activations`] are what such a matrix is multiplied with.
+//! Layouts of quantised numbers. [`format`] is the packed layout in which all devices read matrices, [`matrix`] a
+//! matrix in it; [`rows`] quantises rows to it. [`activations`] are the quantised inputs of matrix products.
 
 pub mod activations;
 pub mod format;

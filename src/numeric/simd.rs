@@ -1,18 +1,18 @@
-//! The CPU's instruction sets: which one runs, and the kernels each one has under the same names.
+//! The CPU's instruction sets: detection, dispatch, and the kernels of each.
 //!
 //! Float steps are written once, over [`lanes::Lanes`] in [`ops`], and compiled for each set. Integer dot products have
 //! kernels for each set; [`products`] chooses among them. All sets give the same bits.
 //!
 //! # Safety
 //!
-//! The `unsafe` functions below here share one contract, so their bodies do not repeat it in blocks:
+//! The `unsafe` functions in this module and below share one contract, so their bodies do not repeat it:
 //!
-//! - The CPU has the instruction set they are compiled for. Whoever holds an [`Isa`] knows this: [`Isa::available`]
-//!   asks the CPU, and nothing else makes one. Safe functions take an `Isa` and call the kernels of that set only.
+//! - The CPU has the instruction set they are compiled for. An [`Isa`] proves this: only [`Isa::available`] makes one,
+//!   and it asks the CPU. Safe functions take an `Isa` and call only the kernels of that set.
 //! - Pointers and slices hold as many blocks, rows and tokens as the other arguments say. The safe function that
 //!   chooses the kernel asserts these lengths first. No pointer needs alignment unless its type has it.
 //!
-//! A `# Safety` section names what a function asks beyond that.
+//! A `# Safety` section names further requirements of a function.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "one contract for all, above")]
 
@@ -39,7 +39,7 @@ mod neon;
 
 use files::{Error, Result};
 
-/// An instruction set this CPU has: values are only made by [`Isa::detect`] and [`Isa::available`].
+/// An instruction set of this CPU. Values are made only by [`Isa::detect`] and [`Isa::available`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     /// Plain Rust.
@@ -47,13 +47,13 @@ pub enum Isa {
     /// AVX2, FMA, F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same with AVX-VNNI: 256-bit `vpdpbusd`.
+    /// AVX2 with AVX-VNNI: 256-bit `vpdpbusd`.
     #[cfg(target_arch = "x86_64")]
     AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The same with AMX tiles of bytes, which the kernel has let this process use.
+    /// AVX-512 with AMX tiles of bytes, which the operating system lets this process use.
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// Baseline NEON.
@@ -68,7 +68,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Every set this CPU can run, slowest first.
+    /// Lists the sets of this CPU, slowest first.
     pub fn available() -> Vec<Isa> {
         let mut sets = vec![Isa::Scalar];
         #[cfg(target_arch = "x86_64")]
@@ -106,7 +106,11 @@ impl Isa {
         sets
     }
 
-    /// The best set, or the one that `ANTIGRAVITY_SIMD` names, by its [name](Isa::name) or its [family](Isa::family).
+    /// Returns the best set, or the one whose [name](Isa::name) or [family](Isa::family) is in `ANTIGRAVITY_SIMD`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`]: this CPU has no such set.
     pub fn detect() -> Result<Isa> {
         let sets = Self::available();
         let best = *sets.last().expect("invariant: scalar is always there");
@@ -118,7 +122,7 @@ impl Isa {
         })
     }
 
-    /// The short value of `ANTIGRAVITY_SIMD` that stands for this set, or for the best one of its kind.
+    /// Short name for `ANTIGRAVITY_SIMD`, which selects the best set of the family.
     pub fn family(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -135,7 +139,7 @@ impl Isa {
         }
     }
 
-    /// Its name in reports; a value of `ANTIGRAVITY_SIMD` too.
+    /// Full name for reports and `ANTIGRAVITY_SIMD`.
     pub fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -153,7 +157,7 @@ impl Isa {
     }
 }
 
-/// Compiles `generic::<L>` for every instruction set and runs the one `isa` names.
+/// Compiles `generic::<L>` for every instruction set and runs the one for `isa`.
 macro_rules! dispatch {
     ($isa:expr, $generic:ident :: <L $(, $c:ident: $ct:ty)*> ( $($arg:ident: $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -167,8 +171,8 @@ macro_rules! dispatch {
             $generic::<$crate::simd::avx512::Avx512 $(, $c)*>($($arg),*)
         }
         use $crate::simd::Isa;
-        // SAFETY: scalar lanes need nothing; NEON is part of every aarch64 target; the x86 sets are only
-        // named by an `Isa` that was found on this CPU.
+        // SAFETY: scalar lanes need no instruction set; NEON is part of every aarch64 target; an `Isa` of x86 was found
+        // on this CPU.
         unsafe {
             match $isa {
                 Isa::Scalar => $generic::<$crate::simd::lanes::Scalar $(, $c)*>($($arg),*),
@@ -186,7 +190,7 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Runs `body` for each `i` below `n` (at most 8), always unrolled, so that arrays indexed by `i` stay in registers.
+/// Runs `body` for each `i` below `n` (at most 8), unrolled, so that arrays indexed by `i` stay in registers.
 macro_rules! unrolled {
     ($n:expr, |$i:ident| $body:block) => {
         $crate::simd::unrolled!(@ $n, $i, $body, 0 1 2 3 4 5 6 7)
@@ -200,7 +204,7 @@ macro_rules! unrolled {
 }
 pub(crate) use unrolled;
 
-/// Prefetches the cache line at `p`, which may be any address, into the cache of `LEVEL` 1 or 2.
+/// Prefetches the cache line at `p`, any address, into the cache of `LEVEL` 1 or 2.
 #[inline(always)]
 fn prefetch<const LEVEL: u8>(p: *const u8) {
     #[cfg(target_arch = "x86_64")]

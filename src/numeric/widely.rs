@@ -1,7 +1,7 @@
-//! Plain Rust for the vectors that CPUs have.
+//! Compiles plain Rust for AVX2.
 
-/// Runs plain Rust, compiled for wider vectors where the CPU has them: for loops that need no kernels of their own.
-/// `f` is an `#[inline(always)]` closure. Rust joins no operations of its own accord, so results are the same.
+/// Runs `f` compiled for AVX2 if the CPU has it: for loops that need no hand-written kernel. `f` must be an
+/// `#[inline(always)]` closure. The results are the same, since Rust never fuses operations by itself.
 #[inline(always)]
 pub fn widely<T>(f: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]

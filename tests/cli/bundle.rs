@@ -165,7 +165,7 @@ fn a_damaged_bundle_says_so() {
     let bad = bundle.temp.write("bad", &bad);
     mentions(
         &antigravity(["doctor", "-m", &bad]).text(),
-        &["model.packed.safetensors is not what was put in"],
+        &["the checksum of model.packed.safetensors is wrong"],
     );
 }
 
@@ -175,10 +175,10 @@ fn only_a_program_for_the_same_model_is_taken() {
     let out = temp.path("out");
     let bundle = |program: &str| antigravity(["bundle", "-q", "--out", &out, "--program", program]).fails(1);
     let text = temp.write("text", "no program");
-    mentions(&bundle(&text), &[&text, "is no whole 64-bit program"]);
+    mentions(&bundle(&text), &[&text, "is not a complete 64-bit program"]);
     mentions(&bundle("/no/such/program"), &["/no/such/program"]);
     let whole = std::fs::read(binary()).expect("the program");
-    mentions(&bundle(&temp.write("cut", &whole[..whole.len() - 1])), &["is no whole 64-bit program"]);
+    mentions(&bundle(&temp.write("cut", &whole[..whole.len() - 1])), &["is not a complete 64-bit program"]);
     let built_for = place_of(&whole, b" is built for {");
     let mut other = whole.clone();
     other[built_for - 1] ^= 1;

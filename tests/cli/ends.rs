@@ -175,7 +175,7 @@ fn what_cannot_be_written_is_said_before_anything_is_generated() {
     std::os::unix::fs::symlink(temp.file("nowhere"), temp.file("dangling")).expect("a link");
     let dangling = temp.path("dangling");
     let line = antigravity(["generate", "-p", "x", "--session", &dangling]).fails(2);
-    mentions(&line, &["--session", "dangling", "leads nowhere"]);
+    mentions(&line, &["--session", "dangling", "dangling link"]);
     for command in [&["generate", "-p", "x"][..], &["chat", "-st", "-p", "x"]] {
         let line = antigravity(command).args(["--trace", "/no/such/folder/trace"]).fails(1);
         mentions(&line, &["/no/such/folder/trace: cannot write the trace: "]);

@@ -137,10 +137,10 @@ fn what_is_no_model_is_said_to_be_none() {
     let refused = |path: &str| antigravity(["generate", "-p", "x", "-m", path]).fails(3);
     for name in ["config.json", "tokenizer.json"] {
         let line = refused(&format!("{dir}/{name}"));
-        mentions(&line, &[name, "is no weights file", "give the model's directory"]);
+        mentions(&line, &[name, "is not a weights file", "give the model's directory"]);
     }
     let text = temp.write("notes.txt", "some text that is longer than a header");
-    mentions(&refused(&text), &["notes.txt", "is no weights file"]);
+    mentions(&refused(&text), &["notes.txt", "is not a weights file"]);
     let unnamed = temp.write("model.bin", b"GGUF\x03\0\0\0 and so on and so on");
     mentions(&refused(&unnamed), &["model.bin", "is a GGUF file", "rename it to end in .gguf"]);
     let broken = temp.write("broken.safetensors", "some text that is longer than a header");

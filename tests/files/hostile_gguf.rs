@@ -127,8 +127,8 @@ fn wrong_keys_and_values_are_refused() {
         ("key of 65536 bytes", key(65536, &[b'k'; 65536]), "more than 65535"),
         ("key that is not UTF-8", key(2, b"\xff\xfe"), "metadata 0: key at byte 24 is not UTF-8"),
         ("key of nothing", key(0, b""), "key is empty"),
-        ("key twice", with(twice()).pair(twice()), "metadata \"a\" is there twice"),
-        ("key twice, other type", with(twice()).pair(pair("a", BOOL, [1])), "is there twice"),
+        ("key twice", with(twice()).pair(twice()), "metadata \"a\" occurs twice"),
+        ("key twice, other type", with(twice()).pair(pair("a", BOOL, [1])), "occurs twice"),
         ("control characters", with(twice()).pair(pair("\u{7}\n", 99, [1])), "metadata \"\\u{7}\\n\": value"),
         ("value type 13", with(pair("a", 13, [0; 8])), "metadata \"a\": value type is 13"),
         ("value type u32::MAX", with(pair("a", u32::MAX, [])), "value type is 4294967295"),
@@ -136,7 +136,7 @@ fn wrong_keys_and_values_are_refused() {
         ("string of 2^63 bytes", with(pair("a", STRING, claiming(1 << 63, "x"))), "9223372036854775808"),
         ("string past the end", with(pair("a", STRING, claiming(200, "x"))), "metadata \"a\": string of 200"),
         ("string that is not UTF-8", with(pair("a", STRING, text(b"\xc3"))), "not UTF-8"),
-        ("truth value 2", with(pair("a", BOOL, [2])), "truth value is 2"),
+        ("truth value 2", with(pair("a", BOOL, [2])), "boolean is 2"),
     ]);
 }
 
@@ -169,7 +169,7 @@ fn wrong_arrays_are_refused() {
         ("a string of 2^64-1", with_array(STRING, 1, &claiming(u64::MAX, "x")), "element 0: string of 18446"),
         ("strings too few", with_array(STRING, 12, &text("x")), "metadata \"a\": "),
         ("not UTF-8", with_array(STRING, 2, &[text("x"), text(b"\xff")].concat()), "element 1: is not UTF-8"),
-        ("truth values", with_array(BOOL, 3, &[0, 1, 3]), "element 2: truth value is 3"),
+        ("truth values", with_array(BOOL, 3, &[0, 1, 3]), "element 2: boolean is 3"),
     ]);
 }
 
@@ -212,7 +212,7 @@ fn wrong_tensors_are_refused() {
             "tensor 0: name at byte 24 is not UTF-8",
         ),
         ("name of nothing", tensor(info("", &[4, 1], 0, 0)), "name is empty"),
-        ("name twice", t(&[4], 0, 0).info(info("t", &[4], 0, 32)), "tensor \"t\" is there twice"),
+        ("name twice", t(&[4], 0, 0).info(info("t", &[4], 0, 32)), "tensor \"t\" occurs twice"),
         ("no dimensions", t(&[], 0, 0), "tensor \"t\": number of dimensions is 0"),
         ("five dimensions", t(&[1; 5], 0, 0), "number of dimensions is 5"),
         ("product of 2^64", t(&[1 << 32, 1 << 32], 0, 0), "[4294967296, 4294967296] of F32 are more than"),
@@ -234,8 +234,8 @@ fn wrong_tensors_are_refused() {
         ("type that is not read", t(&[256], 10, 0), "type is 10 (Q2_K)"),
         ("removed type", t(&[32], 4, 0), "type is 4 (Q4_2, removed)"),
         ("type u32::MAX", t(&[4], u32::MAX, 0), "type is 4294967295"),
-        ("offset 1", t(&[4], 0, 1), "offset is 1, no multiple of the alignment 32"),
-        ("offset 16", t(&[4], 0, 16), "offset is 16, no multiple"),
+        ("offset 1", t(&[4], 0, 1), "offset is 1, not a multiple of the alignment 32"),
+        ("offset 16", t(&[4], 0, 16), "offset is 16, not a multiple"),
         ("offset at the end", t(&[4], 0, 64), "16 bytes at offset 64 go past the end"),
         ("offset outside", t(&[4], 0, 1 << 20), "at offset 1048576 go past the end"),
         ("offset 2^64-32", t(&[4], 0, u64::MAX - 31), "at offset 18446744073709551584 go past"),

@@ -1,11 +1,11 @@
-//! How a GGUF file stores the values of a tensor: as elements or as blocks of quantised values.
+//! The types in which a GGUF file stores the values of a tensor: elements, or blocks of quantised values.
 //!
-//! Ids, names and sizes are those of ggml (`ggml_type` in `ggml.h`, block structures in `ggml-common.h`). What the
-//! bytes of a block mean is in [`mod@super::gguf`].
+//! Ids, names and sizes are those of ggml (`ggml_type` in `ggml.h`, block structures in `ggml-common.h`). The decoders
+//! in [`mod@super::gguf`] define the bytes of a block.
 
 /// An element type or a block format. Blocks lie along a row, and a row is whole blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types, reason = "the names that everybody uses")]
+#[allow(non_camel_case_types, reason = "ggml's names")]
 pub enum BlockType {
     F32,
     F16,
@@ -22,22 +22,13 @@ pub enum BlockType {
 
 use BlockType::*;
 
-/// What ggml says of a type.
-struct Facts {
-    /// Its number in a file.
-    id: u32,
-    /// Values in a block; 1 for element types.
-    values: usize,
-    /// Bytes of a block.
-    bytes: usize,
-}
-
 impl BlockType {
     /// All types that this program reads.
     pub const ALL: [BlockType; 11] = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K];
 
-    const fn facts(self) -> Facts {
-        let (id, values, bytes) = match self {
+    /// Id in a file, values per block (1 for element types) and bytes per block.
+    const fn ggml_traits(self) -> (u32, usize, usize) {
+        match self {
             F32 => (0, 1, 4),
             F16 => (1, 1, 2),
             Q4_0 => (2, 32, 18),
@@ -49,20 +40,19 @@ impl BlockType {
             Q5_K => (13, 256, 176),
             Q6_K => (14, 256, 210),
             BF16 => (30, 1, 2),
-        };
-        Facts { id, values, bytes }
+        }
     }
 
-    /// The number of the type in a file.
+    /// Id of the type in a file.
     pub fn id(self) -> u32 {
-        self.facts().id
+        self.ggml_traits().0
     }
 
-    /// The type with this number in a file.
+    /// Looks up a type by its id in a file.
     ///
     /// # Errors
     ///
-    /// It is not read. The error is what to call it in a message.
+    /// The type is not supported. The error is its id and name for a message.
     pub fn from_id(id: u32) -> Result<Self, String> {
         Self::ALL.into_iter().find(|t| t.id() == id).ok_or_else(|| {
             let name = OTHERS.iter().find(|(other, _)| *other == id).map_or("unknown", |(_, name)| name);
@@ -70,19 +60,19 @@ impl BlockType {
         })
     }
 
-    /// The usual spelling, e.g. `Q4_K`.
+    /// ggml's name, e.g. `Q4_K`.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
 
     /// Values in one block; 1 for element types.
     pub const fn values(self) -> usize {
-        self.facts().values
+        self.ggml_traits().1
     }
 
     /// Bytes of one block.
     pub const fn bytes(self) -> usize {
-        self.facts().bytes
+        self.ggml_traits().2
     }
 
     /// Bytes of a row of `cols` values, which are whole blocks.
@@ -90,13 +80,13 @@ impl BlockType {
         cols / self.values() * self.bytes()
     }
 
-    /// All names, for messages.
+    /// Lists the names of all types for messages.
     pub fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }
 }
 
-/// Types that are known by name only, for messages.
+/// Ids and names of unsupported types, for messages.
 const OTHERS: [(u32, &str); 24] = [
     (4, "Q4_2, removed"),
     (5, "Q4_3, removed"),

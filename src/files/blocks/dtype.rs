@@ -12,7 +12,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// For messages.
+    /// Names of all types, for messages.
     pub const NAMES: &str = "F32, F16, BF16, U8";
 
     /// Bytes of an element.
@@ -24,7 +24,7 @@ impl Dtype {
         }
     }
 
-    /// The same type in GGUF, which has no bytes.
+    /// The GGUF type; `None` for U8, which GGUF lacks.
     pub fn block(self) -> Option<BlockType> {
         match self {
             Dtype::F32 => Some(BlockType::F32),
@@ -39,18 +39,18 @@ impl Dtype {
         [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block() == Some(block))
     }
 
-    /// The first `N` stored values, widened exactly.
+    /// Widens the first `N` stored values exactly.
     #[inline(always)]
     pub fn widen<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
         match self {
-            Dtype::F32 => each(bytes, f32::from_le_bytes),
-            Dtype::F16 => each(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
-            Dtype::BF16 => each(bytes, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
-            Dtype::U8 => each(bytes, |[b]| f32::from(b)),
+            Dtype::F32 => read_values(bytes, f32::from_le_bytes),
+            Dtype::F16 => read_values(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+            Dtype::BF16 => read_values(bytes, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+            Dtype::U8 => read_values(bytes, |[b]| f32::from(b)),
         }
     }
 
-    /// Widens values exactly, sixteen at a time because that vectorises.
+    /// Widens values exactly, sixteen at a time so that the compiler vectorises the loop.
     #[inline(always)]
     pub fn widen_all(self, bytes: &[u8], values: &mut [f32]) {
         const RUN: usize = 16;
@@ -64,15 +64,15 @@ impl Dtype {
         }
     }
 
-    /// All values, widened exactly.
+    /// Widens all values exactly.
     pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
         bytes.chunks_exact(self.size()).map(|b| self.widen::<1>(b)[0]).collect()
     }
 }
 
-/// The first `N` values of `SIZE` bytes each.
+/// Reads the first `N` values of `SIZE` bytes each.
 #[inline(always)]
-fn each<const N: usize, const SIZE: usize>(bytes: &[u8], one: impl Fn([u8; SIZE]) -> f32) -> [f32; N] {
+fn read_values<const N: usize, const SIZE: usize>(bytes: &[u8], one: impl Fn([u8; SIZE]) -> f32) -> [f32; N] {
     let mut out = [0.0; N];
     for (o, b) in out.iter_mut().zip(bytes.as_chunks().0) {
         *o = one(*b);

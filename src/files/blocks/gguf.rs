@@ -1,19 +1,19 @@
-//! The block formats of GGUF files, with one plain decoder each.
+//! Reference decoders of the block formats of GGUF files.
 //!
-//! These decoders are the reference: kernels and packers are tested against them, and they against checksums of ggml's
-//! own results. In every format the products are exact in f32 (a scale of 11 significant bits, an integer of at most 8
-//! bits, another of at most 5) and at most one addition rounds. So the result has the same bits in any order of
-//! computation. Layouts are those of ggml's `ggml-common.h`; all numbers are little-endian.
+//! Kernels and packers are tested against these decoders, and these against checksums of ggml's own results. In every
+//! format the products are exact in f32 (a scale of 11 significant bits, an integer of at most 8 bits, another of at
+//! most 5) and at most one addition rounds, so the result has the same bits in any order of computation. Layouts are
+//! those of ggml's `ggml-common.h`; all numbers are little-endian.
 //!
 //! [`simple`] has the blocks of 32 values with one scale. [`superblock`] has the K-quants: 256 values in eight or
-//! sixteen parts, each with a small integer scale, which one or two f16 scale in turn.
+//! sixteen parts, each with a small integer scale that is multiplied with an f16 scale of the block.
 
 pub mod simple;
 pub mod superblock;
 
 use super::{BlockType, Dtype};
 
-/// Decodes whole blocks: as many from `bytes` as `values` has room for.
+/// Decodes whole blocks from `bytes` to `values`.
 ///
 /// # Panics
 ///
@@ -25,18 +25,18 @@ pub fn decode(block: BlockType, bytes: &[u8], values: &mut [f32]) {
         BlockType::F32 => Dtype::F32.widen_all(bytes, values),
         BlockType::F16 => Dtype::F16.widen_all(bytes, values),
         BlockType::BF16 => Dtype::BF16.widen_all(bytes, values),
-        BlockType::Q4_0 => each(bytes, values, simple::q4_0),
-        BlockType::Q4_1 => each(bytes, values, simple::q4_1),
-        BlockType::Q5_0 => each(bytes, values, simple::q5_0),
-        BlockType::Q5_1 => each(bytes, values, simple::q5_1),
-        BlockType::Q8_0 => each(bytes, values, simple::q8_0),
-        BlockType::Q4_K => each(bytes, values, superblock::q4_k),
-        BlockType::Q5_K => each(bytes, values, superblock::q5_k),
-        BlockType::Q6_K => each(bytes, values, superblock::q6_k),
+        BlockType::Q4_0 => decode_blocks(bytes, values, simple::q4_0),
+        BlockType::Q4_1 => decode_blocks(bytes, values, simple::q4_1),
+        BlockType::Q5_0 => decode_blocks(bytes, values, simple::q5_0),
+        BlockType::Q5_1 => decode_blocks(bytes, values, simple::q5_1),
+        BlockType::Q8_0 => decode_blocks(bytes, values, simple::q8_0),
+        BlockType::Q4_K => decode_blocks(bytes, values, superblock::q4_k),
+        BlockType::Q5_K => decode_blocks(bytes, values, superblock::q5_k),
+        BlockType::Q6_K => decode_blocks(bytes, values, superblock::q6_k),
     }
 }
 
-fn each<const BYTES: usize, const VALUES: usize>(
+fn decode_blocks<const BYTES: usize, const VALUES: usize>(
     bytes: &[u8],
     values: &mut [f32],
     one: impl Fn(&[u8; BYTES]) -> [f32; VALUES],

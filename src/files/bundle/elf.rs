@@ -1,4 +1,4 @@
-//! Where the program in a file ends. The file may be anything.
+//! Finds the end of an ELF program in a file. The file is untrusted.
 
 use std::fs::File;
 use std::io;
@@ -7,24 +7,24 @@ use std::os::unix::fs::FileExt;
 /// 64 bits, little-endian: every target of this program.
 const MAGIC: &[u8; 6] = b"\x7fELF\x02\x01";
 const HEADER: usize = 64;
-/// A kind of section that has no bytes in the file.
+/// The type of a section that has no bytes in the file.
 const NOBITS: u64 = 8;
 
-/// A table of the header: where its offset, the size of an entry and their number stand.
+/// A table described by the ELF header: positions of the header fields with its offset, entry size and entry count.
 struct Table {
     offset: usize,
     entry: usize,
     count: usize,
-    /// Bytes of an entry.
+    /// Required bytes of an entry.
     size: usize,
 }
 
 const SEGMENTS: Table = Table { offset: 32, entry: 54, count: 56, size: 56 };
 const SECTIONS: Table = Table { offset: 40, entry: 58, count: 60, size: 64 };
 
-/// The end of the last thing that an ELF file's tables name, or of the tables; `None` for other files of `len` bytes.
-/// It may lie behind the end of a file that was cut short.
-pub(super) fn end(file: &File, len: u64) -> io::Result<Option<u64>> {
+/// Finds the end of an ELF file of `len` bytes: the end of its last segment, section or table; `None` for other files.
+/// It may be beyond the end of a truncated file.
+pub(super) fn find_end(file: &File, len: u64) -> io::Result<Option<u64>> {
     let mut header = [0; HEADER];
     if len < HEADER as u64 {
         return Ok(None);
@@ -35,16 +35,16 @@ pub(super) fn end(file: &File, len: u64) -> io::Result<Option<u64>> {
     }
     let mut ends = vec![Some(HEADER as u64)];
     for table in [SEGMENTS, SECTIONS] {
-        let (at, count) = (number(&header, table.offset, 8), number(&header, table.count, 2));
+        let (at, count) = (read_number(&header, table.offset, 8), read_number(&header, table.count, 2));
         if at == 0 && count == 0 {
             continue;
         }
-        if number(&header, table.entry, 2) != table.size as u64 {
+        if read_number(&header, table.entry, 2) != table.size as u64 {
             return Ok(None);
         }
         let table_end = at.checked_add(count * table.size as u64);
         ends.push(table_end);
-        // Of a file that is cut there, at least this end is known.
+        // In a file truncated before that, at least this end is known.
         if table_end.is_some_and(|end| end <= len) {
             let mut bytes = vec![0; count as usize * table.size];
             file.read_exact_at(&mut bytes, at)?;
@@ -54,19 +54,19 @@ pub(super) fn end(file: &File, len: u64) -> io::Result<Option<u64>> {
     Ok(ends.into_iter().try_fold(0, |last, end| Some(end?.max(last))))
 }
 
-/// Where the bytes of a segment or section end; `None` if that is no number.
+/// End of a segment or section in the file; `None` on overflow.
 fn end_of(entry: &[u8], size: usize) -> Option<u64> {
     let (at, bytes) = if size == SEGMENTS.size {
-        (number(entry, 8, 8), number(entry, 32, 8))
-    } else if number(entry, 4, 4) == NOBITS {
+        (read_number(entry, 8, 8), read_number(entry, 32, 8))
+    } else if read_number(entry, 4, 4) == NOBITS {
         (0, 0)
     } else {
-        (number(entry, 24, 8), number(entry, 32, 8))
+        (read_number(entry, 24, 8), read_number(entry, 32, 8))
     };
     at.checked_add(bytes)
 }
 
-/// The number of `len` bytes at `at`, which is inside.
-fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+/// Reads the little-endian number of `len` bytes at `at`, which is inside.
+fn read_number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
 }

@@ -115,7 +115,7 @@ fn other_files_are_no_bundles() {
     assert!(program(&dir.put(&packed())).is_err_and(|e| e.exit_code() == 1));
     assert!(program(&dir.put(&program_bytes()[..400])).is_err());
     let e = verified(&dir.put(&after(100_000))).expect_err("no mark");
-    assert!(e.to_string().contains("do not begin with its mark"), "{e}");
+    assert!(e.to_string().contains("do not begin with the bundle mark"), "{e}");
 }
 
 #[test]

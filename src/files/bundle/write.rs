@@ -1,6 +1,6 @@
 //! Writes a bundle around a packed model.
 
-use super::{ALIGN, HEAD, MARK, MARK_LEN, MODEL_ALIGN, VERSION, checksum, invalid, key};
+use super::{ALIGN, HEAD, MARK, MARK_LEN, MODEL_ALIGN, VERSION, checksum, key};
 use crate::mapped::map_file;
 use crate::packed_file::{self, PACKED_NAME};
 use crate::source::Source;
@@ -11,22 +11,22 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The name of the bytes before the packed model.
+/// Name of the tensor that pads the packed model to its alignment.
 pub(super) const PADDING: &str = "padding";
 
-/// A bundle of which all is written but the packed model, which comes next, and the table.
+/// A bundle that still lacks its packed model, which is written next, and its table.
 pub struct Begun<'a> {
     file: &'a File,
-    /// Where the mark will be.
+    /// Offset of the mark, in bytes.
     start: u64,
-    /// Where the packed model goes, in bytes from the start of the file.
+    /// Offset of the packed model, in bytes.
     pub model: u64,
     tensors: Map<String, Value>,
     metadata: Map<String, Value>,
 }
 
 impl<'a> Begun<'a> {
-    /// Writes a program and text files.
+    /// Writes the program and the text files.
     ///
     /// # Errors
     ///
@@ -38,31 +38,31 @@ impl<'a> Begun<'a> {
         let mut bytes = program.to_vec();
         bytes.resize(data as usize, 0);
         for (name, content) in files {
-            tensors.insert(name.clone(), tensor(len, content.len() as u64));
+            tensors.insert(name.clone(), tensor_json(len, content.len() as u64));
             metadata.insert(name.clone(), checksum(content).into());
             bytes.extend(content);
             len += content.len() as u64;
         }
         let model = (data + len).next_multiple_of(MODEL_ALIGN);
-        tensors.insert(PADDING.into(), tensor(len, model - data - len));
+        tensors.insert(PADDING.into(), tensor_json(len, model - data - len));
         bytes.resize(model as usize, 0);
         let mut to = file;
         to.write_all(&bytes)?;
         Ok(Self { file, start, model, tensors, metadata })
     }
 
-    /// Writes the table, once the packed model has been written; returns the bytes of the bundle. `path` is where the
-    /// file is by now.
+    /// Writes the table, after the packed model has been written to the file, which is now at `path`. Returns the
+    /// bundle's size in bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Other`]: the file cannot be written. [`Error::Model`]: what was written is no packed model.
+    /// [`Error::Other`]: the file cannot be written. [`Error::Model`]: the packed model is not valid.
     pub fn finish(mut self, path: &Path) -> Result<u64> {
         let fail = |e: io::Error| Error::io(path, format_args!("cannot write: {e}"));
         let whole = map_file(path)?;
         let len = whole.bytes().len();
         let plane = whole.slice(self.model as usize..len);
-        let plane = plane.ok_or_else(|| fail(invalid("it ends before the model")))?;
+        let plane = plane.ok_or_else(|| fail(io::Error::other("the file ends before the model")))?;
         let source = Source::within(path, plane.clone())?;
         let header = plane.bytes().first_chunk().map_or(0, |n| 8 + u64::from_le_bytes(*n));
         let mut put = |key: &str, value: String| self.metadata.insert(key.into(), value.into());
@@ -73,25 +73,25 @@ impl<'a> Begun<'a> {
             put(key::GGUF, checksum(gguf.data.bytes()));
         }
         let from = self.model - self.start - HEAD as u64;
-        self.tensors.insert(PACKED_NAME.into(), tensor(from, plane.bytes().len() as u64));
+        self.tensors.insert(PACKED_NAME.into(), tensor_json(from, plane.bytes().len() as u64));
         self.tensors.insert("__metadata__".into(), self.metadata.into());
         let mut table = Value::Object(self.tensors);
         table.sort_all_objects();
-        let head = head(table.to_string().into_bytes());
+        let head = build_head(table.to_string().into_bytes());
         head.and_then(|head| self.file.write_all_at(&head, self.start)).map_err(fail)?;
         Ok(len as u64)
     }
 }
 
-fn tensor(start: u64, len: u64) -> Value {
+fn tensor_json(start: u64, len: u64) -> Value {
     json!({"dtype": "U8", "shape": [len], "data_offsets": [start, start + len]})
 }
 
-/// Mark and table.
-fn head(mut json: Vec<u8>) -> io::Result<Vec<u8>> {
+/// Builds the mark and the table.
+fn build_head(mut json: Vec<u8>) -> io::Result<Vec<u8>> {
     let room = HEAD - MARK_LEN - 8;
     if json.len() > room {
-        return Err(invalid("the table of its files is too long"));
+        return Err(io::Error::other("the table of its files is too long"));
     }
     json.resize(room, b' ');
     let table = [&(room as u64).to_le_bytes()[..], &json].concat();

@@ -1,5 +1,4 @@
-//! What distinguishes the model families, as switches: which norms, positions, activations, scales and kinds of layers
-//! a family has, and which names and defaults its `config.json` gives them.
+//! Model families: the names and defaults of their `config.json`, their norms, feed-forward and kinds of layers.
 
 use super::fields::{ConfigError, Fields};
 use serde_json::Value;
@@ -18,7 +17,6 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// All of them.
     pub const ALL: [Arch; 8] = [
         Arch::Llama,
         Arch::Qwen2,
@@ -49,17 +47,17 @@ impl Arch {
         if self == Arch::Gemma3 { "gemma3" } else { self.name() }
     }
 
-    /// The names of all, for errors.
+    /// Lists the names of all families for errors.
     pub fn names(name: impl Fn(Arch) -> &'static str) -> String {
         Self::ALL.map(|arch| format!("{:?}", name(arch))).join(", ")
     }
 
-    /// Whether the output head is the embedding where nothing says so.
-    pub(super) fn ties(self) -> bool {
+    /// Returns true if the embedding is also the output head by default.
+    pub(super) fn ties_embeddings(self) -> bool {
         matches!(self, Arch::SmolLm3 | Arch::Gemma3 | Arch::Gpt2)
     }
 
-    /// Its name for a field of Llama's config.
+    /// Translates a field name of Llama's config to this family's.
     pub(crate) fn field(self, name: &'static str) -> &'static str {
         match (self, name) {
             (Arch::Gpt2, "hidden_size") => "n_embd",
@@ -72,17 +70,17 @@ impl Arch {
         }
     }
 
-    /// Its name for the epsilon of norms.
+    /// Name of the field with the epsilon of norms.
     pub(crate) fn epsilon_field(self) -> &'static str {
         self.field("rms_norm_eps")
     }
 
-    /// What that is where nothing says so.
-    pub(super) fn epsilon(self) -> f64 {
+    /// Default epsilon of norms.
+    pub(super) fn default_epsilon(self) -> f64 {
         if matches!(self, Arch::Phi3 | Arch::Gpt2) { 1e-5 } else { 1e-6 }
     }
 
-    /// The activation functions that its config may name.
+    /// Activation functions that the config may name.
     pub(super) fn activations(self) -> &'static [&'static str] {
         match self {
             Arch::Gemma3 => &["gelu_pytorch_tanh"],
@@ -92,7 +90,7 @@ impl Arch {
     }
 }
 
-/// How a layer's input is normed.
+/// The normalisation of a layer's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norm {
     /// By the root mean square.
@@ -112,14 +110,14 @@ pub enum Mlp {
     Gelu,
 }
 
-/// What a layer's attention sees, and how it knows positions.
+/// The attention of a layer: which slots it sees, and its position encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
-    /// Every slot up to its own.
+    /// Full attention.
     Global,
-    /// The slots of a window that ends with its own; RoPE has another base and scaling.
+    /// Sliding-window attention, with its own RoPE base and scaling.
     Local,
-    /// Every slot; queries and keys are not rotated.
+    /// Full attention without RoPE.
     NoRope,
 }
 
@@ -132,64 +130,54 @@ impl LayerKind {
         }
     }
 
-    pub(super) fn of(name: &str) -> Option<Self> {
+    pub(super) fn from_name(name: &str) -> Option<Self> {
         [LayerKind::Global, LayerKind::Local, LayerKind::NoRope].into_iter().find(|k| k.name() == name)
     }
 }
 
-/// The kind of each of `layers` layers.
+/// Reads the kind of each of `layers` layers.
 pub(super) fn layer_kinds(f: &Fields<'_>, arch: Arch, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
     if arch == Arch::Gemma3 {
-        return of_gemma3(f, layers);
+        return gemma3_layer_kinds(f, layers);
     }
     let full = |layer: &Value| layer.as_str() == Some("full_attention");
-    if !f.present("layer_types").is_none_or(|l| l.as_array().is_some_and(|l| l.iter().all(full))) {
-        return f.err("layer_types", "\"full_attention\" for every layer");
+    if !f.get("layer_types").is_none_or(|l| l.as_array().is_some_and(|l| l.iter().all(full))) {
+        return f.unsupported("layer_types", "\"full_attention\" for every layer");
     }
-    if arch == Arch::SmolLm3 { of_smollm3(f, layers) } else { Ok(vec![LayerKind::Global; layers]) }
+    if arch == Arch::SmolLm3 { smollm3_layer_kinds(f, layers) } else { Ok(vec![LayerKind::Global; layers]) }
 }
 
-/// By name, or each so many layers one that is global.
-fn of_gemma3(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    let Some(types) = f.present("layer_types") else {
-        let name = if f.present("sliding_window_pattern").is_some() {
-            "sliding_window_pattern"
-        } else {
-            "_sliding_window_pattern"
+/// Reads a name per layer, or the interval of full-attention layers.
+fn gemma3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+    if f.get("layer_types").is_some() {
+        let kind = |t: &Value| match t.as_str()? {
+            "full_attention" => Some(LayerKind::Global),
+            "sliding_attention" => Some(LayerKind::Local),
+            _ => None,
         };
-        let pattern = f.size(name, Some(6), 1 << 16)?;
-        let kind =
-            |i: usize| if (i + 1).is_multiple_of(pattern) { LayerKind::Global } else { LayerKind::Local };
-        return Ok((0..layers).map(kind).collect());
-    };
-    let kind = |t: &Value| match t.as_str() {
-        Some("full_attention") => Some(LayerKind::Global),
-        Some("sliding_attention") => Some(LayerKind::Local),
-        _ => None,
-    };
-    let kinds: Option<Vec<_>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
-    match kinds.filter(|kinds| kinds.len() == layers) {
-        Some(kinds) => Ok(kinds),
-        None => f.err("layer_types", "\"full_attention\" or \"sliding_attention\" for every layer"),
+        let supported = "\"full_attention\" or \"sliding_attention\" for every layer";
+        return f.read_array("layer_types", layers, kind, supported);
     }
+    let [name, older] = ["sliding_window_pattern", "_sliding_window_pattern"];
+    let interval = f.read_size(if f.get(name).is_some() { name } else { older }, Some(6), 1 << 16)?;
+    Ok(every_nth(interval, layers, LayerKind::Global, LayerKind::Local))
 }
 
-/// By a list of 1 (RoPE) and 0 (none), or each so many layers one without.
-fn of_smollm3(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    let Some(list) = f.present("no_rope_layers") else {
-        let interval = f.size("no_rope_layer_interval", Some(4), 1 << 16)?;
-        let kind =
-            |i: usize| if (i + 1).is_multiple_of(interval) { LayerKind::NoRope } else { LayerKind::Global };
-        return Ok((0..layers).map(kind).collect());
-    };
-    let kind = |t: &Value| match t.as_u64() {
-        Some(0) => Some(LayerKind::NoRope),
-        Some(1) => Some(LayerKind::Global),
-        _ => None,
-    };
-    let kinds: Option<Vec<_>> = list.as_array().and_then(|list| list.iter().map(kind).collect());
-    match kinds.filter(|kinds| kinds.len() == layers) {
-        Some(kinds) => Ok(kinds),
-        None => f.err("no_rope_layers", "0 or 1 for every layer"),
+/// Reads a list of 1 (RoPE) and 0 (none), or the interval of layers without RoPE.
+fn smollm3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+    if f.get("no_rope_layers").is_some() {
+        let kind = |t: &Value| match t.as_u64()? {
+            0 => Some(LayerKind::NoRope),
+            1 => Some(LayerKind::Global),
+            _ => None,
+        };
+        return f.read_array("no_rope_layers", layers, kind, "0 or 1 for every layer");
     }
+    let interval = f.read_size("no_rope_layer_interval", Some(4), 1 << 16)?;
+    Ok(every_nth(interval, layers, LayerKind::NoRope, LayerKind::Global))
+}
+
+/// Layers of kind `other`, but every `n`-th of kind `nth`.
+fn every_nth(n: usize, layers: usize, nth: LayerKind, other: LayerKind) -> Vec<LayerKind> {
+    (1..=layers).map(|layer| if layer.is_multiple_of(n) { nth } else { other }).collect()
 }

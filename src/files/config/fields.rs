@@ -1,4 +1,4 @@
-//! Fields of a JSON object by the type that they should have, and the error for those that are not.
+//! Typed access to the fields of a JSON object, with an error that names the field.
 
 use crate::error::unquoted;
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ pub struct ConfigError {
     pub field: String,
     /// Its value, as JSON.
     pub value: String,
-    /// What would be accepted.
+    /// Accepted values.
     pub supported: String,
 }
 
@@ -21,41 +21,60 @@ impl ConfigError {
     }
 }
 
-/// An object's fields. `null` counts as missing.
+/// The fields of an object. `null` counts as missing.
 pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
 
 impl Fields<'_> {
-    pub fn present(&self, field: &str) -> Option<&Value> {
+    pub fn get(&self, field: &str) -> Option<&Value> {
         self.0.get(field).filter(|v| !v.is_null())
     }
 
-    pub fn err<T>(&self, field: &str, supported: &str) -> Result<T, ConfigError> {
+    /// Always an error: the field's value is not one of `supported`.
+    pub fn unsupported<T>(&self, field: &str, supported: &str) -> Result<T, ConfigError> {
         let found = self.0.get(field).map_or("missing".into(), Value::to_string);
         Err(ConfigError::new(field, unquoted(&found), supported))
     }
 
-    pub fn size(&self, field: &str, default: Option<usize>, max: usize) -> Result<usize, ConfigError> {
-        let found = match self.present(field) {
+    pub fn read_size(&self, field: &str, default: Option<usize>, max: usize) -> Result<usize, ConfigError> {
+        let found = match self.get(field) {
             None => default,
             Some(v) => v.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=max).contains(n)),
         };
-        found.map_or_else(|| self.err(field, &format!("an integer from 1 to {max}")), Ok)
+        found.map_or_else(|| self.unsupported(field, &format!("an integer from 1 to {max}")), Ok)
     }
 
-    /// A number that is positive and finite in f32 too.
-    pub fn float(&self, field: &str, default: Option<f64>) -> Result<f64, ConfigError> {
-        let found = match self.present(field) {
+    /// Reads a number that is positive and finite, also as f32.
+    pub fn read_float(&self, field: &str, default: Option<f64>) -> Result<f64, ConfigError> {
+        let found = match self.get(field) {
             None => default,
-            Some(v) => v.as_f64().filter(|&x| (x as f32).is_finite() && x as f32 > 0.0),
+            Some(v) => positive_float(v),
         };
-        found.map_or_else(|| self.err(field, "a positive number"), Ok)
+        found.map_or_else(|| self.unsupported(field, "a positive number"), Ok)
     }
 
-    pub fn flag(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
-        match self.present(field) {
+    pub fn read_bool(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
+        match self.get(field) {
             None => Ok(default),
             Some(Value::Bool(b)) => Ok(*b),
-            Some(_) => self.err(field, "true or false"),
+            Some(_) => self.unsupported(field, "true or false"),
         }
     }
+
+    /// Reads an array of exactly `len` items, each read by `item`.
+    pub fn read_array<T>(
+        &self,
+        field: &str,
+        len: usize,
+        item: impl Fn(&Value) -> Option<T>,
+        supported: &str,
+    ) -> Result<Vec<T>, ConfigError> {
+        let items: Option<Vec<T>> =
+            self.get(field).and_then(Value::as_array).and_then(|all| all.iter().map(item).collect());
+        items.filter(|items| items.len() == len).map_or_else(|| self.unsupported(field, supported), Ok)
+    }
+}
+
+/// A number that is positive and finite, also as f32.
+pub(super) fn positive_float(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|&x| (x as f32).is_finite() && x as f32 > 0.0)
 }

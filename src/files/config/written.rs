@@ -1,14 +1,14 @@
-//! A config as the text of a `config.json`: what a packed file of a GGUF file holds.
+//! Writes a config as the text of a `config.json`, as stored in a file packed from GGUF.
 
 use super::families::{Arch, LayerKind};
-use super::fields::{ConfigError, Fields};
-use super::rope::{LongRope, RopeScaling, divisors};
+use super::fields::{ConfigError, Fields, positive_float};
+use super::rope::{LongRope, RopeScaling, read_divisors};
 use super::{ModelConfig, Scales};
 use serde_json::{Value, json};
 
 impl ModelConfig {
-    /// The text of an equivalent `config.json`. Fields that such a file does not have, because they follow from the
-    /// family, are in the object `antigravity`, which [`ModelConfig::parse`] reads.
+    /// Formats an equivalent `config.json`. Fields that `config.json` lacks because they follow from the family are in
+    /// the object `antigravity`, which [`ModelConfig::parse`] reads.
     pub fn to_json(&self) -> String {
         let Scales { embedding, attention, residual, logits } = self.scales;
         let mut more = json!({
@@ -71,41 +71,35 @@ impl ModelConfig {
     }
 
     /// Reads the object `antigravity`; see [`ModelConfig::to_json`].
-    pub(super) fn add(&mut self, more: &Fields<'_>) -> Result<(), ConfigError> {
-        self.qkv_bias = more.flag("qkv_bias", self.qkv_bias)?;
-        self.o_bias = more.flag("o_bias", self.o_bias)?;
-        self.qk_norm = more.flag("qk_norm", self.qk_norm)?;
+    pub(super) fn apply_overrides(&mut self, more: &Fields<'_>) -> Result<(), ConfigError> {
+        self.qkv_bias = more.read_bool("qkv_bias", self.qkv_bias)?;
+        self.o_bias = more.read_bool("o_bias", self.o_bias)?;
+        self.qk_norm = more.read_bool("qk_norm", self.qk_norm)?;
         let pairs = self.rope.dim / 2;
-        if more.present("rope_divisors").is_some() {
-            self.rope.scaling = RopeScaling::divisors(divisors(more, "rope_divisors", pairs)?);
+        if more.get("rope_divisors").is_some() {
+            self.rope.scaling = RopeScaling::divisors(read_divisors(more, "rope_divisors", pairs)?);
         }
-        if more.present("rope_long").is_some() {
-            let beyond = more.size("rope_long_beyond", None, 1 << 30)?;
-            self.rope.long = Some(LongRope { divisors: divisors(more, "rope_long", pairs)?.leak(), beyond });
+        if more.get("rope_long").is_some() {
+            let beyond = more.read_size("rope_long_beyond", None, 1 << 30)?;
+            self.rope.long =
+                Some(LongRope { divisors: read_divisors(more, "rope_long", pairs)?.leak(), beyond });
         }
-        self.rope.attention_factor = more.float("rope_attention_factor", Some(self.rope.attention_factor))?;
-        if more.present("rope_local_divisors").is_some() {
-            self.rope.local_scaling = RopeScaling::divisors(divisors(more, "rope_local_divisors", pairs)?);
+        self.rope.attention_factor =
+            more.read_float("rope_attention_factor", Some(self.rope.attention_factor))?;
+        if more.get("rope_local_divisors").is_some() {
+            self.rope.local_scaling =
+                RopeScaling::divisors(read_divisors(more, "rope_local_divisors", pairs)?);
         }
         let local = Some(self.rope.local_attention_factor);
-        self.rope.local_attention_factor = more.float("rope_local_attention_factor", local)?;
-        if let Some(kinds) = more.present("layer_kinds") {
-            let kind = |kind: &Value| kind.as_str().and_then(LayerKind::of);
-            let found: Option<Vec<_>> = kinds.as_array().and_then(|kinds| kinds.iter().map(kind).collect());
-            match found.filter(|found| found.len() == self.layers) {
-                Some(found) => self.layer_kinds = found,
-                None => return more.err("layer_kinds", "a kind for every layer"),
-            }
+        self.rope.local_attention_factor = more.read_float("rope_local_attention_factor", local)?;
+        if more.get("layer_kinds").is_some() {
+            let kind = |kind: &Value| kind.as_str().and_then(LayerKind::from_name);
+            self.layer_kinds = more.read_array("layer_kinds", self.layers, kind, "a kind for every layer")?;
         }
-        if let Some(scales) = more.present("scales") {
-            let scale = |x: &Value| x.as_f64().filter(|&x| (x as f32).is_finite() && x as f32 > 0.0);
-            let found: Option<Vec<_>> = scales.as_array().and_then(|all| all.iter().map(scale).collect());
-            match found.as_deref() {
-                Some(&[embedding, attention, residual, logits]) => {
-                    self.scales = Scales { embedding, attention, residual, logits };
-                }
-                _ => return more.err("scales", "four positive numbers"),
-            }
+        if more.get("scales").is_some() {
+            let scales = more.read_array("scales", 4, positive_float, "four positive numbers")?;
+            let &[embedding, attention, residual, logits] = &scales[..] else { unreachable!("four numbers") };
+            self.scales = Scales { embedding, attention, residual, logits };
         }
         Ok(())
     }

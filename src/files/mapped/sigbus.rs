@@ -1,20 +1,20 @@
 //! A SIGBUS handler for mapped files.
 //!
-//! Reading a mapped file that has shrunk, or whose disk fails, raises SIGBUS. The handler names the file in one line
-//! and ends the process with exit code 3; without it the process would die silently.
+//! Reading a mapped file that has shrunk, or whose disk fails, raises SIGBUS. The handler prints one line that names
+//! the file and ends the process with exit code 3; without it the process would die silently.
 //!
-//! It may run at any moment on any thread. So it reads nothing but a fixed table of atomics, and calls only
-//! async-signal-safe functions.
+//! It may run at any moment on any thread, so it reads only a fixed table of atomics and calls only async-signal-safe
+//! functions.
 
 use crate::error::one_line;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-/// The most files that can be mapped at once.
+/// Maximum files that can be mapped at once.
 pub const MAX_FILES: usize = 256;
 
-/// In bytes, as messages show it.
+/// Maximum bytes of a path in a message.
 const MAX_PATH: usize = 300;
 
 /// The exit code of an unusable model file, as in [`crate::Error::exit_code`].
@@ -29,7 +29,7 @@ const CLAIMED: usize = 1;
 /// One mapped range and the file behind it.
 struct Slot {
     /// The first address, or FREE, or CLAIMED (being filled); no mapping starts at these two. It publishes the other
-    /// fields: it is stored last with release, and loaded first with acquire.
+    /// fields: it is stored last with release and loaded first with acquire.
     start: AtomicUsize,
     end: AtomicUsize,
     path_len: AtomicUsize,
@@ -52,16 +52,16 @@ static TABLE: [Slot; MAX_FILES] = [const {
     }
 }; MAX_FILES];
 
-/// The former action of SIGBUS; set by the thread that installs the handler.
+/// The previous action of SIGBUS; set by the thread that installs the handler.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Keeps one mapped file in the table until dropped.
 pub struct Watch(&'static Slot);
 
 impl Watch {
-    /// `None` if the table is full.
+    /// Registers a mapped file; `None` if the table is full.
     pub fn start(path: &Path, bytes: &[u8]) -> Option<Watch> {
-        PREVIOUS.get_or_init(install);
+        PREVIOUS.get_or_init(install_handler);
         let slot = TABLE.iter().find(|slot| {
             slot.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         })?;
@@ -83,8 +83,8 @@ impl Drop for Watch {
     }
 }
 
-/// Installs the handler and returns the former action.
-fn install() -> libc::sigaction {
+/// Installs the handler and returns the previous action.
+fn install_handler() -> libc::sigaction {
     // SAFETY: sigaction is plain data for which all zeros is valid (the default action, an empty mask). Both pointers
     // are to live locals. `on_sigbus` has the signature that SA_SIGINFO asks for and does only what a signal handler
     // may. SA_ONSTACK: the fault may be on a full stack.
@@ -101,16 +101,16 @@ fn install() -> libc::sigaction {
 }
 
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: SA_SIGINFO was set in `install`, so the kernel passes a valid siginfo_t. The address is read as a
+    // SAFETY: SA_SIGINFO was set in `install_handler`, so the kernel passes a valid siginfo_t. The address is read as a
     // number, never followed.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let fault = code > 0; // otherwise a process sent the signal, and there is no address
     if fault && let Some(slot) = TABLE.iter().find(|slot| slot.contains(address)) {
-        leave(slot);
+        exit_with_message(slot);
     }
-    // Not a file of ours: restore the former action, and the same instruction faults again when we return.
-    // SAFETY: as in `install`; reading `PREVIOUS` is an atomic load, and it holds what the kernel returned. sigaction
-    // and raise are async-signal-safe.
+    // Not one of our files: restore the previous action, and the same instruction faults again when we return.
+    // SAFETY: as in `install_handler`; reading `PREVIOUS` is an atomic load, and it holds what the kernel returned.
+    // sigaction and raise are async-signal-safe.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, PREVIOUS.get().unwrap_or(&default), std::ptr::null_mut());
@@ -121,7 +121,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 }
 
 /// Writes the message and ends the process, without allocating or locking.
-fn leave(slot: &Slot) -> ! {
+fn exit_with_message(slot: &Slot) -> ! {
     let mut line = [0u8; MAX_PATH + 128];
     let path_len = slot.path_len.load(Ordering::Relaxed);
     let path = slot.path.iter().take(path_len).map(|byte| byte.load(Ordering::Relaxed));
@@ -131,8 +131,8 @@ fn leave(slot: &Slot) -> ! {
         *to = from;
         len += 1;
     }
-    // SAFETY: `line` holds `len` bytes; write and _exit are async-signal-safe. If stderr is gone, the exit code still
-    // tells.
+    // SAFETY: `line` holds `len` bytes; write and _exit are async-signal-safe. If stderr is closed, the exit code
+    // remains.
     unsafe {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), len);
         libc::_exit(EXIT_CODE)

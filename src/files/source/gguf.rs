@@ -1,9 +1,9 @@
 //! GGUF files, versions 2 and 3: named tensors over a mapped file, and metadata.
 //!
-//! Like safetensors they come from strangers, so [`header`] checks everything that a file says about itself before a
-//! tensor is handed out. A tensor's bytes are inside its file and as many as its type and shape ask for. Nothing is
-//! known about their alignment in memory or their values. The parser is our own, made of bounded reads: the crates
-//! that exist allocate by the file's own counts or read whole files.
+//! Files are untrusted, so [`header`] checks everything that a file says about itself before a tensor is handed out. A
+//! tensor's bytes are inside its file and as many as its type and shape require. Their alignment in memory and values
+//! are not checked. The parser is our own and made of bounded reads: existing crates allocate by the file's own counts
+//! or read whole files.
 
 mod cursor;
 pub mod header;
@@ -51,12 +51,12 @@ pub struct Tensor {
     pub file: Arc<Path>,
 }
 
-/// Whether this is the path of a GGUF file.
+/// Returns true if this is the path of a GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
 }
 
-/// The only GGUF file of a directory; `None` if there is none.
+/// Finds the only GGUF file of a directory; `None` if there is none.
 ///
 /// # Errors
 ///
@@ -87,11 +87,11 @@ impl Gguf {
         Self::within(path, map_file(path)?)
     }
 
-    /// Opens a GGUF file that is the part `plane` of the file at `path`.
+    /// Opens a GGUF file that is embedded as `plane` in the file at `path`.
     ///
     /// # Errors
     ///
-    /// As for [`Gguf::open`].
+    /// See [`Gguf::open`].
     pub fn within(path: &Path, plane: Plane) -> Result<Gguf> {
         let file: Arc<Path> = path.into();
         let remedy = "use a whole GGUF file of a supported kind, downloaded again";
@@ -116,31 +116,30 @@ impl Gguf {
         self.header.version
     }
 
-    /// Bytes of the header, most of them the tokenizer's.
+    /// Bytes of the header, mostly the tokenizer.
     pub fn header_len(&self) -> usize {
         self.header.len
     }
 
-    /// The metadata.
     pub fn metadata(&self) -> &Metadata {
         &self.header.metadata
     }
 
-    /// Dimensions and switches of the model.
+    /// Reads the model's config from the metadata.
     ///
     /// # Errors
     ///
-    /// [`Error::Model`]: the key or tensor that is missing, wrong or not supported.
+    /// [`Error::Model`]: a key or tensor is missing, wrong or not supported.
     pub fn config(&self) -> Result<ModelConfig> {
         model::config(&self.header, self.plane.bytes()).map_err(|e| Error::model(&self.file, e))
     }
 
-    /// The tensor of that name, if it is there.
+    /// Looks up a tensor by name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
 
-    /// The tensor of that name.
+    /// Looks up a tensor by name.
     ///
     /// # Errors
     ///
@@ -154,26 +153,26 @@ impl Gguf {
         self.tensors.values()
     }
 
-    /// The content of a GGUF file with the same metadata and no tensors.
+    /// Builds the content of a GGUF file with the same metadata and no tensors.
     pub fn without_tensors(&self) -> Vec<u8> {
         self.header.without_tensors(self.plane.bytes())
     }
 
-    /// An id of the content; see [`Source::fingerprint`](super::Source::fingerprint).
+    /// Hash of the content; see [`Source::fingerprint`](super::Source::fingerprint).
     pub fn fingerprint(&self) -> String {
         super::fingerprint(std::iter::once((&self.plane, self.header.len)))
     }
 }
 
 impl Tensor {
-    /// All values, row-major, as [`decode`] gives them.
+    /// Decodes all values, row-major; see [`decode`].
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.data.bytes().len() / self.block.bytes() * self.block.values()];
         decode(self.block, self.data.bytes(), &mut values);
         values
     }
 
-    /// The stored bytes of row `row`, counted over all dimensions but the last.
+    /// Stored bytes of row `row`, counted over all dimensions but the last.
     ///
     /// # Panics
     ///

@@ -2,10 +2,10 @@
 //!
 //! Layout: `n` (u64, little-endian), `n` bytes of JSON, then the tensors' data without gaps.
 //!
-//! From the `safetensors` crate come the element types and their sizes. Its parser is not used, for it lets pass what
-//! is refused here (a tensor name that occurs twice, an entry written as an array, a shape that only overflows because
-//! a zero hides it, any number of dimensions), and most of its errors name neither tensor nor value. Tests check that
-//! it accepts every file that is accepted here.
+//! The element types and their sizes come from the `safetensors` crate. Its parser is not used: it accepts files that
+//! are rejected here (a tensor name that occurs twice, an entry written as an array, a shape whose overflow is hidden
+//! by a zero, any number of dimensions), and most of its errors name neither tensor nor value. Tests check that it
+//! accepts every file that is accepted here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,12 +20,12 @@ use crate::error::quoted;
 /// The format's own limit, in bytes of JSON.
 const MAX_JSON: u64 = 100_000_000;
 
-/// More dimensions than any tensor has.
+/// Maximum dimensions of a tensor; real ones have fewer.
 const MAX_RANK: usize = 8;
 
-/// What a file holds.
+/// A parsed header.
 pub struct Header {
-    /// Where the data start, in bytes of the file.
+    /// Offset of the data in the file, in bytes.
     pub len: usize,
     /// `__metadata__`.
     pub metadata: BTreeMap<String, String>,
@@ -36,17 +36,17 @@ pub struct Header {
 /// One tensor.
 #[derive(Deserialize)]
 pub struct Entry {
-    #[serde(deserialize_with = "dtype")]
+    #[serde(deserialize_with = "deserialize_dtype")]
     pub dtype: Dtype,
-    #[serde(deserialize_with = "shape")]
+    #[serde(deserialize_with = "deserialize_shape")]
     pub shape: Vec<usize>,
-    /// Start and end in bytes of the data: inside them, and as far apart as dtype and shape ask for.
-    #[serde(deserialize_with = "data_offsets")]
+    /// Start and end in bytes of the data, inside it; their distance matches dtype and shape.
+    #[serde(deserialize_with = "deserialize_offsets")]
     pub data_offsets: (usize, usize),
 }
 
 impl Header {
-    /// Parses and checks the header of a file with this content.
+    /// Parses and checks the header of a file.
     pub fn parse(file: &[u8]) -> Result<Header, String> {
         let size = file.len();
         let Some(&n) = file.first_chunk::<8>() else {
@@ -60,7 +60,7 @@ impl Header {
         let Some(json) = file.get(8..len) else {
             return Err(format!("the header length is {n}, but the file is only {size} bytes long"));
         };
-        let Fields { metadata, entries } = parse_json(json).map_err(|e| format!("header: {e}"))?;
+        let HeaderJson { metadata, entries } = parse_json(json).map_err(|e| format!("header: {e}"))?;
         for (name, entry) in &entries {
             entry.check_size().map_err(|e| format!("tensor {}: {e}", quoted(name)))?;
         }
@@ -70,13 +70,13 @@ impl Header {
 }
 
 impl Entry {
-    /// Checks that the offsets are as far apart as dtype and shape ask for.
+    /// Checks that the distance of the offsets matches dtype and shape.
     fn check_size(&self) -> Result<(), String> {
         let Entry { dtype, shape, data_offsets: (start, end) } = self;
         let Some(given) = end.checked_sub(*start) else {
             return Err(format!("data_offsets [{start}, {end}] are reversed"));
         };
-        // Zeros count as ones, so that no part of the product can overflow later either.
+        // Zeros count as ones, so that no partial product can overflow later.
         let bits = shape
             .iter()
             .try_fold(dtype.bitsize(), |bits, &d| bits.checked_mul(d.max(1)))
@@ -97,7 +97,7 @@ fn check_cover(entries: &BTreeMap<String, Entry>, size: usize) -> Result<(), Str
     let mut filled = 0;
     for ((start, end), name) in order {
         let what = if start < filled {
-            format!("overlap the tensor before, which ends at {filled}")
+            format!("overlap the tensor before them, which ends at {filled}")
         } else if start > filled {
             format!("leave a hole at {filled}")
         } else if end > size {
@@ -116,20 +116,20 @@ fn check_cover(entries: &BTreeMap<String, Entry>, size: usize) -> Result<(), Str
 }
 
 /// The header's JSON.
-struct Fields {
+struct HeaderJson {
     metadata: BTreeMap<String, String>,
     entries: BTreeMap<String, Entry>,
 }
 
-impl<'de> Deserialize<'de> for Fields {
+impl<'de> Deserialize<'de> for HeaderJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OfMap;
-        impl<'de> Visitor<'de> for OfMap {
-            type Value = Fields;
+        struct HeaderVisitor;
+        impl<'de> Visitor<'de> for HeaderVisitor {
+            type Value = HeaderJson;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderJson, A::Error> {
                 let (mut metadata, mut entries) = (None, BTreeMap::new());
                 while let Some(name) = map.next_key::<String>()? {
                     if name.is_empty() {
@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for Fields {
                     if name == "__metadata__" {
                         let UniqueMap(found) = map.next_value().map_err(within("__metadata__"))?;
                         if metadata.replace(found).is_some() {
-                            return Err(A::Error::custom("\"__metadata__\" is there twice"));
+                            return Err(A::Error::custom("\"__metadata__\" occurs twice"));
                         }
                     } else {
                         let place = format!("tensor {}", quoted(&name));
@@ -146,14 +146,14 @@ impl<'de> Deserialize<'de> for Fields {
                         insert_new(&mut entries, name, entry)?;
                     }
                 }
-                Ok(Fields { metadata: metadata.unwrap_or_default(), entries })
+                Ok(HeaderJson { metadata: metadata.unwrap_or_default(), entries })
             }
         }
-        deserializer.deserialize_map(OfMap)
+        deserializer.deserialize_map(HeaderVisitor)
     }
 }
 
-fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
+fn deserialize_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
     let name = String::deserialize(deserializer).map_err(within("dtype"))?;
     serde_json::from_value(name.as_str().into()).map_err(|_| {
         let readable = crate::blocks::Dtype::NAMES;
@@ -161,9 +161,9 @@ fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> 
     })
 }
 
-fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
-    struct Shape;
-    impl<'de> Visitor<'de> for Shape {
+fn deserialize_shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
+    struct ShapeVisitor;
+    impl<'de> Visitor<'de> for ShapeVisitor {
         type Value = Vec<usize>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "an array of at most {MAX_RANK} sizes")
@@ -179,9 +179,9 @@ fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Er
             Ok(shape)
         }
     }
-    deserializer.deserialize_seq(Shape).map_err(within("shape"))
+    deserializer.deserialize_seq(ShapeVisitor).map_err(within("shape"))
 }
 
-fn data_offsets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(usize, usize), D::Error> {
+fn deserialize_offsets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(usize, usize), D::Error> {
     Deserialize::deserialize(deserializer).map_err(within("data_offsets"))
 }

@@ -9,10 +9,10 @@ use super::json::{Object, UniqueMap, parse as parse_json};
 use crate::error::quoted;
 use crate::text_file::bytes_without_mark;
 
-/// In bytes; the index of a model with a hundred thousand tensors has a tenth of this.
+/// Maximum bytes of an index; a model with a hundred thousand tensors needs a tenth of this.
 const MAX_SIZE: usize = 64 << 20;
 
-/// Fewer than can be mapped at a time.
+/// Maximum shards; fewer than the files that can be mapped at once.
 const MAX_SHARDS: usize = 192;
 
 #[derive(Deserialize)]
@@ -20,7 +20,7 @@ struct RawIndex {
     weight_map: UniqueMap<String>,
 }
 
-/// Parses and checks an index: the tensors of each shard, sorted.
+/// Parses and checks an index. Returns the tensors of each shard, sorted.
 pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     if file.len() > MAX_SIZE {
         return Err(format!("the file is {} bytes long; an index has at most {MAX_SIZE}", file.len()));
@@ -28,9 +28,9 @@ pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     let Object(RawIndex { weight_map: UniqueMap(map) }) = parse_json(&bytes_without_mark(file.to_vec()))?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in map {
-        if !is_plain(&shard) {
+        if !is_file_name(&shard) {
             return Err(format!(
-                "weight_map: tensor {} is in {}, which is not the plain name of a file beside the index",
+                "weight_map: tensor {} is in {}, which is not the name of a file next to the index",
                 quoted(&tensor),
                 quoted(&shard)
             ));
@@ -44,9 +44,9 @@ pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     }
 }
 
-/// Whether `name` stays in the directory that it is joined to. (The file itself may be a symbolic link to anywhere:
-/// the Hugging Face cache consists of those.)
-fn is_plain(name: &str) -> bool {
+/// Returns true if `name` stays in the directory that it is joined to. The file may be a symbolic link to anywhere, as
+/// in the Hugging Face cache.
+fn is_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let one = matches!(components.next(), Some(Component::Normal(first)) if first == name);
     one && components.next().is_none() && !name.contains(['\\', '\0'])

@@ -1,4 +1,4 @@
-//! JSON from untrusted files: bounded nesting, no key twice, and errors that say where.
+//! Parses JSON from untrusted files: bounded nesting, no duplicate keys, and errors that name the place.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,15 +10,15 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, V
 use crate::error::{one_line, quoted};
 use crate::nesting::marks;
 
-/// Deeper than any file read here, and far from the end of any stack.
+/// Maximum nesting: more than any file read here needs, and far below any stack limit.
 const MAX_DEPTH: usize = 16;
 
-/// Bytes of a message, which may quote the file.
+/// Maximum bytes of a message, which may quote the file.
 const LONGEST: usize = 240;
 
 /// Parses a JSON object. Errors are one short line.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    // Copied first, since the bytes of a mapped file could change after the check.
+    // Copied first: the bytes of a mapped file could change after the check.
     let text = String::from_utf8(bytes.to_vec())
         .map_err(|e| format!("byte {} of the JSON is not UTF-8", e.utf8_error().valid_up_to()))?;
     match text.chars().next() {
@@ -30,7 +30,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     serde_json::from_str(&text).map_err(|e| one_line(&e.to_string(), LONGEST))
 }
 
-/// Counts open brackets outside strings. Anything else that is wrong with the JSON fails later.
+/// Rejects JSON with too many open brackets outside strings. The parser finds other errors later.
 fn check_depth(bytes: &[u8]) -> Result<(), String> {
     match marks(bytes).find(|mark| mark.depth > MAX_DEPTH) {
         None => Ok(()),
@@ -43,7 +43,7 @@ pub fn within<E: Error>(place: impl fmt::Display) -> impl FnOnce(E) -> E {
     move |e| E::custom(format_args!("{place}: {e}"))
 }
 
-/// A struct written as an object. (Derived code alone accepts an array of its fields too.)
+/// A struct written as an object. Derived code alone would also accept an array of its fields.
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -89,7 +89,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
 /// Inserts a value; its key must be new.
 pub fn insert_new<T, E: Error>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), E> {
     if map.contains_key(&key) {
-        return Err(E::custom(format_args!("{} is there twice", quoted(&key))));
+        return Err(E::custom(format_args!("{} occurs twice", quoted(&key))));
     }
     map.insert(key, value);
     Ok(())

@@ -1,15 +1,15 @@
-//! The cores that a thread keeps to. Threads that it starts inherit them.
+//! Pins threads to cores. New threads inherit the cores of the thread that starts them.
 
 use crate::topology;
 
-/// Keeps the calling thread, and those that it starts from now on, on some of the cores that it may use.
+/// Pins the calling thread, and threads that it starts later, to some of the cores that it may use.
 ///
 /// # Errors
 ///
-/// The system's: none of the cores is there, or it allows none of this.
+/// None of the cores exists, or the system does not allow it.
 pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
-    // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; numbers past its end are left out; the call
-    // reads the set and nothing else.
+    // SAFETY: a `cpu_set_t` is a plain bit set, empty when zeroed; numbers past its end are left out; the call
+    // reads only the set.
     let refused = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {
@@ -20,7 +20,7 @@ pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
     if refused == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Runs `body`, and the threads that it starts, on the big cores, where the calling thread may use those and others.
+/// Runs `body`, and the threads that it starts, on the big cores, if the calling thread may use those and others.
 pub fn on_big_cores<T>(body: impl FnOnce() -> T) -> T {
     on_cores(&topology::big_cores(), body)
 }
@@ -31,16 +31,16 @@ fn on_cores<T>(cores: &[usize], body: impl FnOnce() -> T) -> T {
     let moved = !some.is_empty() && some.len() < before.len() && keep_to(&some).is_ok();
     let done = body();
     if moved {
-        // What was in force before; no result depends on it.
+        // Results do not depend on it, so an error is ignored.
         let _ = keep_to(&before);
     }
     done
 }
 
-/// The cores that the calling thread keeps to; none where the system does not say.
+/// Cores that the calling thread may use; empty if the system does not tell.
 fn own_cores() -> Vec<usize> {
-    // SAFETY: a `cpu_set_t` is a plain bit set, zeroed is empty; the call writes the set and nothing else, and numbers
-    // below its size are looked up.
+    // SAFETY: a `cpu_set_t` is a plain bit set, empty when zeroed; the call writes only the set, and only numbers below
+    // its size are looked up.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) {

@@ -1,14 +1,14 @@
-//! Matrices cut into tiles, one for each task of a step.
+//! Splits matrices into tiles, one per task of a step.
 
 use super::Pool;
 use std::marker::PhantomData;
 
-/// Where the rows of a matrix lie that is not one buffer; kept by whoever uses it often, so that no step allocates.
+/// Row pointers of a matrix that is not contiguous. Callers reuse it, so that no step allocates.
 #[derive(Default)]
 pub struct RowTable<T>(Vec<SendPtr<T>>);
 
 impl Pool {
-    /// Cuts `buf`, a matrix of rows `row_len` long, into column tiles `tile` wide and gives each to `job`.
+    /// Splits `buf`, a matrix of rows of `row_len` elements, into column tiles `tile` wide and passes each to `job`.
     pub fn columns<T: Send>(
         &self,
         buf: &mut [T],
@@ -19,7 +19,7 @@ impl Pool {
         self.tiles(buf, row_len, (usize::MAX, tile), job);
     }
 
-    /// Cuts `buf`, a matrix of rows `row_len` long, into tiles of `rows` x `cols` and gives each to `job`.
+    /// Splits `buf`, a matrix of rows of `row_len` elements, into tiles of `rows` x `cols` and passes each to `job`.
     pub fn tiles<T: Send>(
         &self,
         buf: &mut [T],
@@ -47,11 +47,11 @@ impl Pool {
         });
     }
 
-    /// [`Pool::columns`] of a matrix whose `rows`, each `row_len` long, lie anywhere.
+    /// Like [`Pool::columns`], for a matrix whose `rows` of `row_len` elements each lie anywhere in memory.
     ///
     /// # Panics
     ///
-    /// A row of another length.
+    /// A row has another length.
     pub fn scattered<'a, T: Send + 'a>(
         &self,
         table: &mut RowTable<T>,
@@ -74,7 +74,7 @@ impl Pool {
     }
 }
 
-/// Lets tasks share the base of a buffer that they write to in disjoint tiles.
+/// A pointer shared by tasks that write to disjoint tiles.
 struct SendPtr<T>(*mut T);
 // SAFETY: each task touches its own tile only, and elements may be sent between threads (`T: Send`).
 unsafe impl<T: Send> Sync for SendPtr<T> {}
@@ -84,16 +84,14 @@ unsafe impl<T: Send> Send for SendPtr<T> {}
 /// A rectangle of a row-major buffer that one task owns.
 pub struct Tile<'a, T> {
     base: *mut T,
-    /// Where each row begins; empty where they follow each other from `base` on.
+    /// Start of each row; empty if the rows are contiguous from `base` on.
     table: &'a [SendPtr<T>],
     row_len: usize,
     /// First row.
     pub row: usize,
-    /// Rows.
     pub rows: usize,
     /// First column.
     pub col: usize,
-    /// Columns.
     pub cols: usize,
     buf: PhantomData<&'a mut [T]>,
 }
@@ -103,8 +101,8 @@ impl<T> Tile<'_, T> {
     pub fn row_mut(&mut self, r: usize) -> &mut [T] {
         assert!(r < self.rows);
         let row = self.row + r;
-        // SAFETY: rows and columns were cut inside the buffer (or the rows of the table), tiles do not overlap, and
-        // `&mut self` keeps two rows of one tile from being lent at once.
+        // SAFETY: rows and columns are inside the buffer (or the rows of the table), tiles do not overlap, and
+        // `&mut self` prevents borrowing two rows of one tile at once.
         unsafe {
             let row = match self.table.get(row) {
                 Some(row) => row.0,

@@ -1,8 +1,8 @@
-//! Activations as the integer kernels read them: blocks of 32 signed bytes with an f32 scale.
+//! Quantised activations, the input of the integer kernels: blocks of 32 signed bytes with an f32 scale.
 
 use files::blocks::BLOCK;
 
-/// Thirty-two activations: `value = q * d`.
+/// A block of 32 activations: `value = q * d`.
 ///
 /// `offset` is `-8 * sum(q)`. It turns the dot product of stored, unsigned nibbles into the signed one:
 /// `sum((w - 8) * q) = sum(w * q) + offset`.
@@ -21,7 +21,7 @@ impl ActBlock {
     /// A block of zeros.
     pub const ZERO: Self = Self { d: 0.0, offset: 0, q: [0; BLOCK] };
 
-    /// The reference quantiser: `q = round_ties_even(x * (127 / max|x|))`, or zeros when all are zero.
+    /// Quantises 32 values (the reference): `q = round_ties_even(x * (127 / max|x|))`, or zeros if all are zero.
     pub fn quantise(x: &[f32; BLOCK]) -> Self {
         let max = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let (d, id) = if max == 0.0 { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
@@ -30,7 +30,7 @@ impl ActBlock {
     }
 }
 
-/// One block of sixteen tokens side by side, as instructions that multiply tiles read them.
+/// One block of sixteen tokens interleaved for AMX.
 #[cfg(not(target_arch = "aarch64"))]
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,12 +49,12 @@ impl ActTile {
     pub const ZERO: Self = Self { q: [[0; BLOCK]; Self::TOKENS], d: [0.0; Self::TOKENS] };
 }
 
-/// One block of four tokens side by side, as `sdot` or `smmla` read them: which token is where, the kernel says.
+/// One block of four tokens interleaved for `sdot` or `smmla`; the kernel defines the order of tokens.
 #[cfg(target_arch = "aarch64")]
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActTile {
-    /// What sums start from: the tokens' offsets, and what makes floats of integers.
+    /// Initial values of the sums: the tokens' offsets plus the bias of the kernel's integer-to-float conversion.
     pub start: [[i32; 4]; 4],
     /// [`ActBlock::q`]
     pub q: [[i8; 16]; 8],

@@ -1,4 +1,4 @@
-//! The block formats that matrices are multiplied in, and the packed layout that all devices read them in.
+//! The block formats of matrix products, and the packed layout in which all devices read them.
 //!
 //! Rows are taken in groups of 16. Each group has two planes, `quants` and `scales`, in ascending blocks of 32 columns.
 //! Stored integers are kept as they are. Quants of one group and one block:
@@ -21,9 +21,9 @@
 //! | Q4_K, Q5_K | 256 | `d[16]` f16, `dmin[16]` f16, then for each of eight blocks `scale[16]` u8, `min[16]` u8 |
 //! | Q6_K | 256 | `d[16]` f16, then for each of eight blocks `scale[16]` i8 of its first 16 columns, `scale[16]` i8 of the others |
 //!
-//! Rows that fill up the last group stand for zeros: nibbles of 8 in Q4_0, zero bytes otherwise, and scales of 0.
+//! Rows that fill up the last group are zeros: nibbles of 8 in Q4_0, zero bytes otherwise, and scales of 0.
 //!
-//! # What is computed
+//! # Definition of the product
 //!
 //! Each row and token has one accumulator. Blocks `b` are added in ascending order. `a` and `d_a` are the
 //! [`activations`](super::activations). Every operation is an f32 operation that rounds once:
@@ -44,7 +44,7 @@ use std::array::from_fn;
 /// Rows in one group.
 pub const GROUP_ROWS: usize = 16;
 
-/// A block format, by the name that GGUF has for it.
+/// A block format, with its name in GGUF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types, missing_docs, reason = "the field's own names")]
 pub enum Format {
@@ -59,18 +59,17 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
     pub const ALL: [Format; 8] = {
         use Format::*;
         [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K]
     };
 
-    /// The format of a file's blocks, if they are kept in this layout.
+    /// The format for a file's block type; `None` for types that are not stored in this layout.
     pub fn of(block: BlockType) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.block() == block)
     }
 
-    /// The blocks of a file.
+    /// The block type in a file.
     pub const fn block(self) -> BlockType {
         match self {
             Format::Q4_0 => BlockType::Q4_0,
@@ -94,7 +93,7 @@ impl Format {
         }
     }
 
-    /// What is taken away from a stored integer. (Those of Q8_0 are signed.)
+    /// Zero point, subtracted from a stored integer. Those of Q8_0 are signed already.
     pub(crate) const fn zero(self) -> i32 {
         match self {
             Format::Q4_0 => 8,
@@ -104,7 +103,7 @@ impl Format {
         }
     }
 
-    /// What bytes of quants hold in rows that fill up the last group.
+    /// Value of the quant bytes in rows that fill up the last group.
     pub const fn padding(self) -> u8 {
         if matches!(self, Format::Q4_0) { 0x88 } else { 0 }
     }
@@ -132,66 +131,66 @@ impl Format {
         }
     }
 
-    /// Bytes of the f16s at the start of a run of scales.
+    /// Bytes of the f16 values at the start of a run of scales.
     pub const fn half_bytes(self) -> usize {
         if self.has_floor() { 64 } else { 32 }
     }
 
-    /// Whether a minimum is added to the products.
+    /// Returns true if a minimum (the floor) is added to the products.
     pub const fn has_floor(self) -> bool {
         matches!(self, Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K)
     }
 
-    /// Bytes of the quants and of the scales of one group of rows of `cols` columns, a multiple of the span.
+    /// Bytes of the quants and of the scales of one group of rows with `cols` columns, a multiple of the span.
     pub const fn group_bytes(self, cols: usize) -> (usize, usize) {
         (cols / BLOCK * self.quant_bytes(), cols / self.span() * self.scale_bytes())
     }
 
-    /// Writes a stored row, whole blocks of a file, as row `lane` of one group's planes, bit for bit. The planes hold
-    /// [`Format::padding`] and zeros there. False when a scale is not finite.
+    /// Copies a row of a file's blocks bit for bit to row `lane` of one group's planes, which must hold
+    /// [`Format::padding`] and zeros there. Returns false if a scale is not finite.
     pub fn put_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
         match self {
-            Format::Q4_0 => each(row, |b, block: &[u8; 18]| {
+            Format::Q4_0 => put_each(row, |b, block: &[u8; 18]| {
                 put_nibbles(block_of(quants, self, b), lane, &block[2..]);
                 put_halves(&mut scales[b * 32..], lane, &block[..2])
             }),
-            Format::Q4_1 => each(row, |b, block: &[u8; 20]| {
+            Format::Q4_1 => put_each(row, |b, block: &[u8; 20]| {
                 put_nibbles(block_of(quants, self, b), lane, &block[4..]);
                 put_halves(&mut scales[b * 64..], lane, &block[..4])
             }),
-            Format::Q5_0 => each(row, |b, block: &[u8; 22]| {
-                put_wide::<1>(block_of(quants, self, b), lane, five(&block[6..], &block[2..6]));
+            Format::Q5_0 => put_each(row, |b, block: &[u8; 22]| {
+                put_wide::<1>(block_of(quants, self, b), lane, join_fifth_bits(&block[6..], &block[2..6]));
                 put_halves(&mut scales[b * 32..], lane, &block[..2])
             }),
-            Format::Q5_1 => each(row, |b, block: &[u8; 24]| {
-                put_wide::<1>(block_of(quants, self, b), lane, five(&block[8..], &block[4..8]));
+            Format::Q5_1 => put_each(row, |b, block: &[u8; 24]| {
+                put_wide::<1>(block_of(quants, self, b), lane, join_fifth_bits(&block[8..], &block[4..8]));
                 put_halves(&mut scales[b * 64..], lane, &block[..4])
             }),
-            Format::Q8_0 => each(row, |b, block: &[u8; 34]| {
+            Format::Q8_0 => put_each(row, |b, block: &[u8; 34]| {
                 put_bytes(block_of(quants, self, b), lane, &block[2..]);
                 put_halves(&mut scales[b * 32..], lane, &block[..2])
             }),
-            Format::Q4_K => each(row, |s, block: &[u8; 144]| {
+            Format::Q4_K => put_each(row, |s, block: &[u8; 144]| {
                 for p in 0..8 {
                     let q = bits::<4>(&block[16 + p / 2 * 32..], p % 2 * 4);
                     put_wide::<0>(block_of(quants, self, 8 * s + p), lane, q);
                 }
                 put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
             }),
-            Format::Q5_K => each(row, |s, block: &[u8; 176]| {
+            Format::Q5_K => put_each(row, |s, block: &[u8; 176]| {
                 for p in 0..8 {
                     let q = bits::<4>(&block[48 + p / 2 * 32..], p % 2 * 4);
-                    let q = above(q, bits::<1>(&block[16..], p));
+                    let q = join_bits(q, bits::<1>(&block[16..], p));
                     put_wide::<1>(block_of(quants, self, 8 * s + p), lane, q);
                 }
                 put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
             }),
-            Format::Q6_K => each(row, |s, block: &[u8; 210]| {
+            Format::Q6_K => put_each(row, |s, block: &[u8; 210]| {
                 let scales = &mut scales[s * self.scale_bytes()..];
                 for p in 0..8 {
                     let (half, part) = (p / 4, p % 4);
                     let q = bits::<4>(&block[64 * half + part % 2 * 32..], part / 2 * 4);
-                    let q = above(q, bits::<2>(&block[128 + 32 * half..], 2 * part));
+                    let q = join_bits(q, bits::<2>(&block[128 + 32 * half..], 2 * part));
                     put_wide::<2>(block_of(quants, self, 8 * s + p), lane, q);
                     for h in 0..2 {
                         scales[32 + p * 32 + h * 16 + lane] = block[192 + 2 * p + h];
@@ -202,7 +201,7 @@ impl Format {
         }
     }
 
-    /// The integers of row `lane`, with [`Format::zero`] taken away, from one block's quants.
+    /// Decodes the integers of row `lane` from one block's quants, with [`Format::zero`] subtracted.
     pub(crate) fn integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
         let (mut row, words) = ([0; BLOCK], quants.chunks_exact(4 * GROUP_ROWS));
         let bits = self.bits();
@@ -227,7 +226,7 @@ impl Format {
         row
     }
 
-    /// The levels of the two halves of block `b` of row `lane`, and its floor: value = level * integer + floor.
+    /// Decodes the levels of the two halves of block `b` of row `lane`, and its floor: value = level * integer + floor.
     /// `scales` are those of one group.
     pub(crate) fn scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
@@ -249,16 +248,16 @@ impl Format {
     }
 }
 
-/// Writes a block that was quantised here as block `b` of row `lane` of one group's planes, in Q4_0. False
-/// when its scale is not finite.
+/// Writes a quantised block as block `b` of row `lane` of one group's planes, in Q4_0. Returns false if its scale is
+/// not finite.
 #[inline(always)]
 pub fn put_block(quants: &mut [u8], scales: &mut [u8], b: usize, lane: usize, block: &BlockQ4) -> bool {
     put_nibbles(block_of(quants, Format::Q4_0, b), lane, &block.qs);
     put_halves(&mut scales[b * Format::Q4_0.scale_bytes()..], lane, &block.d.to_le_bytes())
 }
 
-/// Writes sixteen bytes as row `lane` of one block's quants: byte `z` holds the nibbles of columns `z` and `z + 16`,
-/// which is what a packed byte holds too.
+/// Writes sixteen bytes as row `lane` of one block's quants. Byte `z` holds the nibbles of columns `z` and `z + 16`, as
+/// in the packed layout.
 #[inline(always)]
 fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
     for v in 0..4 {
@@ -266,8 +265,8 @@ fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
     }
 }
 
-/// `put(index, block)` for each block of a row; true when every call was.
-fn each<const BYTES: usize>(row: &[u8], mut put: impl FnMut(usize, &[u8; BYTES]) -> bool) -> bool {
+/// Calls `put(index, block)` for each block of a row; returns true if every call did.
+fn put_each<const BYTES: usize>(row: &[u8], mut put: impl FnMut(usize, &[u8; BYTES]) -> bool) -> bool {
     row.as_chunks().0.iter().enumerate().fold(true, |all, (b, block)| put(b, block) & all)
 }
 
@@ -277,24 +276,24 @@ fn block_of(quants: &mut [u8], format: Format, b: usize) -> &mut [u8] {
     &mut quants[b * format.quant_bytes()..][..format.quant_bytes()]
 }
 
-/// 32 integers of a row's block: byte `k` of word `v` is that of column `4v + k`. Integer by integer, packing K-quants
-/// took about five times as long.
+/// 32 integers of a row's block: byte `k` of word `v` is column `4v + k`. Packing K-quants integer by integer took
+/// about five times as long.
 type Words = [u32; BLOCK / 4];
 
-/// In each of the first 32 bytes, the `N` bits from bit `shift` on.
+/// Extracts the `N` bits from bit `shift` on of each of the first 32 bytes.
 #[inline(always)]
 fn bits<const N: usize>(bytes: &[u8], shift: usize) -> Words {
     let words = bytes[..BLOCK].as_chunks().0;
     from_fn(|v| u32::from_le_bytes(words[v]) >> shift & (0x0101_0101 * ((1 << N) - 1)))
 }
 
-/// `low` of four bits with the bits of `high` above them.
+/// Puts the bits of `high` above the four bits of `low`.
 #[inline(always)]
-fn above(low: Words, high: Words) -> Words {
+fn join_bits(low: Words, high: Words) -> Words {
     from_fn(|v| low[v] | high[v] << 4)
 }
 
-/// Writes integers of four bits and `UPPER` more as row `lane` of one block's quants.
+/// Writes integers of `4 + UPPER` bits as row `lane` of one block's quants.
 #[inline(always)]
 fn put_wide<const UPPER: usize>(quants: &mut [u8], lane: usize, q: Words) {
     let mut put = |at: usize, word: u32| quants[at + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
@@ -314,8 +313,8 @@ fn put_wide<const UPPER: usize>(quants: &mut [u8], lane: usize, q: Words) {
     }
 }
 
-/// The integers of nibbles, and fifth bits of columns in ascending order.
-fn five(qs: &[u8], high: &[u8]) -> Words {
+/// Joins nibbles with fifth bits, which are in ascending order of columns.
+fn join_fifth_bits(qs: &[u8], high: &[u8]) -> Words {
     let nibble = |z: usize| if z < 16 { qs[z] & 15 } else { qs[z - 16] >> 4 };
     from_fn(|v| {
         let q = |k: usize| nibble(4 * v + k) | (high[v / 2] >> (v % 2 * 4 + k) & 1) << 4;
@@ -329,7 +328,7 @@ fn put_bytes(quants: &mut [u8], lane: usize, qs: &[u8]) {
     }
 }
 
-/// Writes the f16s of a row, each into an array of sixteen; false when one is not finite.
+/// Writes the f16 values of a row, each into an array of sixteen; returns false if one is not finite.
 #[inline(always)]
 fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
     halves.as_chunks().0.iter().enumerate().fold(true, |all, (i, half)| {
@@ -338,7 +337,8 @@ fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
     })
 }
 
-/// Scales and minimums of Q4_K and Q5_K, from a block's first sixteen bytes.
+/// Writes the scales and minimums of Q4_K and Q5_K from a block's first sixteen bytes. Returns false if one is not
+/// finite.
 fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
     let packed = head.last_chunk().expect("twelve bytes");
     for p in 0..8 {

@@ -17,7 +17,7 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
     /// Groups of 16 rows.
     const GROUPS: usize = ROWS.div_ceil(GROUP_ROWS);
 
-    /// Takes the two planes; `None` when a length is not what format and shape need.
+    /// Wraps the two planes; `None` if a length does not match format and shape.
     pub fn new(format: Format, quants: Plane, scales: Plane) -> Option<Self> {
         let (of_quants, of_scales) = format.group_bytes(COLS);
         let fits = COLS.is_multiple_of(format.span())
@@ -26,12 +26,11 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
         fits.then_some(Self { format, quants, scales })
     }
 
-    /// How it is stored.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Writes one row's values, as the file has them, into `x` of `COLS`.
+    /// Decodes one row into `x` of `COLS` values, equal to those of the file.
     pub fn row(&self, row: usize, x: &mut [f32]) {
         assert!(row < ROWS && x.len() == COLS);
         let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
@@ -41,13 +40,13 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
             let (levels, floor) = self.format.scale(scales, lane, b);
             for (column, (x, q)) in x.iter_mut().zip(self.format.integers(quants, lane)).enumerate() {
                 let product = levels[column / 16] * f32::from(q);
-                // Adding a zero would lose the sign of a negative zero.
+                // Adding zero would lose the sign of a negative zero.
                 *x = if self.format.has_floor() { product + floor } else { product };
             }
         }
     }
 
-    /// Tells the system that a mapped file's bytes are not needed soon; see [`Plane::release`].
+    /// Releases the pages of a mapped file; see [`Plane::release`].
     pub fn release(&self) {
         self.quants.release();
         self.scales.release();

@@ -2,15 +2,15 @@
 //!
 //! A block of 32 columns fills half the depth of a tile, because each block has its own scales: the sums of one block
 //! go from the tile to memory and from there, scaled, into sixteen AVX-512 registers. Weights are unpacked to signed
-//! bytes once for all tokens; a packed vector of sixteen rows and four columns is then just one row of the tile.
-//! Activations were laid out in tiles before ([`super::products::lay_out`]).
+//! bytes once for all tokens; a packed vector of sixteen rows and four columns becomes one row of the tile. Activations
+//! have been interleaved to tiles before ([`super::products::lay_out`]).
 //!
-//! Cycles of an Emerald Rapids core for one block of a tile (fastest of sixteen cores; the half of them whose other
+//! Cycles of an Emerald Rapids core per block of a tile (fastest of sixteen cores; the half of them whose other
 //! hyper-thread was busy took 1.4 times as long):
 //!
 //! - The tile instructions alone take 25, the scaling alone 24: 48 vector operations on two ports.
-//! - Next to tile instructions one of these ports does integers and shuffles only, so both together take at least 48.
-//!   In the order below they take 49 to 55. A long prompt runs at a lower clock, where 48 cycles would be 0.76 TOPS a
+//! - During tile instructions one of these ports does only integers and shuffles, so both together take at least 48. In
+//!   the order below they take 49 to 55. A long prompt runs at a lower clock, where 48 cycles would be 0.76 TOPS per
 //!   core; 0.70 to 0.73 were measured.
 //! - The order matters: scaling in one piece after the tile instructions takes 66 (on the cores with a busy
 //!   hyper-thread 103 instead of 70). Rows of activations that are 40 bytes apart and cross cache lines also take 66.
@@ -27,12 +27,12 @@ use std::mem::MaybeUninit;
 
 /// Tokens of one tile.
 const TOKENS: usize = ActTile::TOKENS;
-/// Blocks whose weights are unpacked at once.
+/// Number of blocks whose weights are unpacked at once.
 const DEPTH: usize = 64;
-/// A block is scaled this many blocks after it was multiplied.
+/// Number of blocks between the multiplication of a block and its scaling.
 const LAG: usize = 3;
 
-/// True when the CPU has AMX for bytes and the operating system lets this process use it.
+/// Returns true if the CPU has AMX for bytes and the operating system lets this process use it.
 pub fn granted() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
@@ -42,10 +42,9 @@ pub fn granted() -> bool {
     if __cpuid_count(7, 0).edx & (TILE | INT8) != (TILE | INT8) {
         return false;
     }
-    // SAFETY: a CPU with AMX has XGETBV, and every kernel that shows AMX to programs enables it.
+    // SAFETY: a CPU with AMX has XGETBV, and every operating system that exposes AMX to programs enables it.
     let enabled = __cpuid(1).ecx & (1 << 27) != 0 && unsafe { xcr0() } & TILE_STATE == TILE_STATE;
-    // SAFETY: asks for a permission; touches no memory of ours. The permission is the process's, and asking
-    // twice does no harm.
+    // SAFETY: requests a permission for the process and accesses none of its memory. Requesting twice is harmless.
     enabled && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
 }
 
@@ -68,12 +67,12 @@ struct Unpacked {
 #[repr(C, align(64))]
 struct Sums([[i32; 16]; TOKENS]);
 
-/// What `ldtilecfg` reads: palette 1, and the shape of each tile.
+/// The operand of `ldtilecfg`: palette 1 and the shape of each tile.
 #[repr(C, align(64))]
 struct TileConfig([u8; 64]);
 
 impl TileConfig {
-    /// Rows and bytes of a row for each tile.
+    /// Takes the number of rows and the bytes of a row for each tile.
     const fn new(shapes: [(u8, u8); 6]) -> Self {
         let mut c = [0; 64];
         c[0] = 1;
@@ -91,15 +90,15 @@ static CONFIG: TileConfig = TileConfig::new([(16, 32), (8, 64), (16, 64), (16, 3
 /// Six whole tiles.
 static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 
-/// Whole tiles of tokens times the groups of `w`: `out[group][token]`. Returns how many tokens it has done: all in
-/// `tiles`, which is `[tile][block]`, or none if there are too few blocks.
+/// Multiplies the groups of `w` with whole tiles of tokens: `out[group][token]`. Returns the number of tokens done: all
+/// in `tiles`, which is `[tile][block]`, or none if there are too few blocks.
 ///
 /// # Safety
 ///
 /// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks` blocks, `out` holds
-/// `tokens` rows for each group, and there are no more tokens in tiles.
-// Inlined, its 144 KiB of buffers are the stack of every product, and each call touches them page by page: without that,
-// the story model generates 1.34 times as fast.
+/// `tokens` rows for each group, and the tiles have no more tokens than that.
+// Not inlined: otherwise its 144 KiB of buffers are on the stack of every product, and each call touches them page by
+// page. The story model generates 1.34 times as fast this way.
 #[inline(never)]
 pub unsafe fn q4(w: Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32; 16]) -> usize {
     let blocks = w.blocks;
@@ -155,13 +154,13 @@ unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mu
 /// Adds the products of `depth` blocks of each group, [`DEPTH`] apart, and of each of `whole` rows of tiles,
 /// `stride` apart, to `out[group][token]`, `tokens` apart.
 ///
-/// All of this is one sequence of steps. Each step multiplies a block, stores the sums of the block before, and scales
-/// those of the block [`LAG`] steps before. The sequence runs on across the ends of tiles.
+/// The work is one sequence of steps. Each step multiplies a block, stores the sums of the previous block, and scales
+/// those of the block [`LAG`] steps before. The sequence continues across the ends of tiles.
 ///
 /// # Safety
 ///
 /// The pointers lead to as many blocks, tiles and rows as these numbers say, `LAG <= depth <= DEPTH`, the tiles are
-/// configured as in [`CONFIG`], and nothing else touches them.
+/// configured by [`CONFIG`], and no other code changes them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn add_products(
     (panel, groups, depth): (*const Unpacked, usize, usize),
@@ -252,7 +251,7 @@ unsafe fn add_products(
         };
     }
     let mut step = 0;
-    // The tile whose last blocks are still to be scaled, and where its sums go.
+    // The tile whose last blocks are not scaled yet, and the destination of its sums.
     let mut earlier: Option<(*const Unpacked, *const ActTile, *mut [f32; 16])> = None;
     for t in 0..whole {
         for g in 0..groups {
@@ -295,8 +294,8 @@ unsafe fn add_products(
     }
 }
 
-/// Multiplies two whole tiles twelve times a round, added to four others in turn; returns the sum over these.
-/// The factors repeat along the columns of the one and the rows of the other.
+/// Multiplies two whole tiles twelve times per round, adding to four others in turn. Returns the sum over these. `a` is
+/// repeated along the columns of the first tile, `b` along the rows of the second.
 ///
 /// # Safety
 ///

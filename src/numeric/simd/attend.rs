@@ -1,8 +1,8 @@
-//! Attention of a few queries over one fixed chunk of the cache, and the merge of chunks.
+//! Attention of a few queries over one fixed chunk of the KV cache, and the merge of chunks.
 //!
-//! The slots of a sequence are cut into chunks of [`CHUNK`] by slot number. A chunk gives each query a [`Partial`], and
-//! partials are merged in ascending order of chunks. So the result does not depend on threads, on the number of queries
-//! at once, or on which thread merges.
+//! The slots of a sequence are split into chunks of [`CHUNK`] by slot number. Each chunk gives each query a
+//! [`Partial`], and partials are merged in ascending order of chunks. So the result does not depend on the threads or
+//! on the number of queries at once.
 
 mod blocks;
 mod fused;
@@ -20,14 +20,14 @@ use std::ops::Range;
 
 /// Slots in one chunk.
 pub const CHUNK: usize = 128;
-/// Most queries in one call.
+/// Maximum queries in one call.
 pub const QUERIES: usize = 64;
-/// Up to this many queries, rows are widened in registers where the set has enough of them.
+/// Up to this many queries, rows are widened in registers if the set has enough of them.
 const FEW: usize = 8;
 /// Slots whose rows are widened at once.
 const ROWS: usize = 16;
 
-/// A softmax-weighted sum that is not complete yet. `o / l` is the result.
+/// The softmax-weighted sum over some of the slots. Over all slots, `o / l` is the result of attention.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct Partial<const HD: usize> {
@@ -39,13 +39,13 @@ pub struct Partial<const HD: usize> {
     pub l: f32,
 }
 
-/// A buffer whose runs of sixteen floats each lie in one cache line. Runs across two lines cost attention a third of
-/// its speed.
+/// A buffer aligned to cache lines, so that each run of sixteen floats is in one. Runs across two lines cost attention
+/// a third of its speed.
 #[repr(C, align(64))]
 struct Aligned<T>(T);
 
 impl<const HD: usize> Partial<HD> {
-    /// Nothing seen yet.
+    /// The sum over no slots.
     pub const EMPTY: Self = Self { m: f32::NEG_INFINITY, l: 0.0, o: [0.0; HD] };
 }
 
@@ -56,26 +56,25 @@ pub struct KvChunk<'a> {
     pub k: &'a [u8],
     /// `[slot][row bytes]` of the values.
     pub v: &'a [u8],
-    /// Element types.
     pub types: KvTypes,
-    /// Slots that a query sees, the last of them its own; [`ALL`] where it sees all.
+    /// Slots that a query sees, its own included; [`ALL`] for full attention.
     pub window: usize,
 }
 
-/// A window without an end.
+/// The window of full attention.
 pub const ALL: usize = usize::MAX;
 
-/// Of the first `visible` slots from a chunk's first on, those of the chunk that a window shows.
-fn shown(visible: usize, window: usize) -> Range<usize> {
+/// Slots of the chunk that a query sees: the last `window` of `visible` slots, counted from the chunk's first.
+fn visible_range(visible: usize, window: usize) -> Range<usize> {
     let (hidden, end) = (visible.saturating_sub(window), visible.min(CHUNK));
     if hidden < end { hidden..end } else { 0..0 }
 }
 
-/// Less than any score. What is not seen weighs `e^(LEAST - m)`, which is 0.
-const LEAST: f32 = -1e30;
+/// Score of hidden slots, less than any other: their weight `e^(HIDDEN - m)` is 0.
+const HIDDEN: f32 = -1e30;
 
-/// Attention of at most `N` queries, each over the first `visible[query]` slots from the chunk's first on, of which those
-/// of the chunk count, and of these the last ones where there is a window. Queries are rotated by RoPE and already
+/// Computes attention of at most `N` queries over one chunk. Query `i` sees the first `visible[i]` slots, counted from
+/// the chunk's first (the number may exceed the chunk), limited by the window. Queries are rotated by RoPE and already
 /// scaled by `1 / sqrt(head_dim)`.
 pub fn attend<const HD: usize, const N: usize>(
     isa: Isa,
@@ -92,28 +91,29 @@ pub fn attend<const HD: usize, const N: usize>(
         out: &mut [Partial<HD>],
     ) {
         let mut ends = [0; N];
-        ends.iter_mut().zip(visible).for_each(|(end, &n)| *end = shown(n, kv.window).end);
+        ends.iter_mut().zip(visible).for_each(|(end, &n)| *end = visible_range(n, kv.window).end);
         let ends = &ends[..visible.len()];
         let slots = ends.iter().copied().max().unwrap_or(0);
         let mut scores = Scores::<N>::NONE;
         // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
         let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
-        let (values, keys) = match N <= FEW {
-            true => (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK)),
-            false => (Ahead::NOTHING, Ahead::NOTHING),
+        let (values, keys) = if N <= FEW {
+            (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK))
+        } else {
+            (Ahead::NOTHING, Ahead::NOTHING)
         };
-        let scores = scored::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
+        let scores = compute_scores::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
         for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
-            let shown = shown(n, kv.window);
-            scores[..shown.start].fill(LEAST);
-            (out.m, out.l) = numerators::<L>(&mut scores[..shown.end]);
+            let range = visible_range(n, kv.window);
+            scores[..range.start].fill(HIDDEN);
+            (out.m, out.l) = exp_scores::<L>(&mut scores[..range.end]);
             out.o = [0.0; HD];
         }
         let alike = ends.iter().all(|&n| n == slots);
         if is_fused::<L, HD, N>() && alike {
-            fused::weigh::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
+            fused::weighted_sum::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
         } else {
-            weigh::<L, HD>(kv.types.v, kv.v, (scores, ends), out, keys);
+            weighted_sum::<L, HD>(kv.types.v, kv.v, (scores, ends), out, keys);
         }
     }
     let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
@@ -123,15 +123,15 @@ pub fn attend<const HD: usize, const N: usize>(
         out: &mut [Partial<HD>]))
 }
 
-/// Room for the scores of `N` queries.
+/// A buffer for the scores of `N` queries.
 struct Scores<const N: usize>([MaybeUninit<Aligned<[f32; CHUNK]>>; N]);
 
 impl<const N: usize> Scores<N> {
     const NONE: Self = Self([const { MaybeUninit::uninit() }; N]);
 
-    /// The first `n`, cleared: most calls have fewer queries than `N`.
+    /// Zeroes and returns the scores of the first `n` queries; most calls have fewer than `N`.
     #[inline(always)]
-    fn cleared(&mut self, n: usize) -> &mut [[f32; CHUNK]] {
+    fn init(&mut self, n: usize) -> &mut [[f32; CHUNK]] {
         let scores = &mut self.0[..n];
         scores.iter_mut().for_each(|s| *s = MaybeUninit::new(Aligned([0.0; CHUNK])));
         // SAFETY: these were just initialised, and `Aligned` adds no padding to whole cache lines.
@@ -139,32 +139,34 @@ impl<const N: usize> Scores<N> {
     }
 }
 
-/// Whether rows are widened into registers, for at most `N` queries.
+/// Returns true if rows are widened into registers, for at most `N` queries.
 const fn is_fused<L: Lanes, const HD: usize, const N: usize>() -> bool {
     L::WIDE && HD.is_multiple_of(64) && N <= FEW
 }
 
-/// Dot products of the queries, at most `N`, with the first `slots` rows of `k`; the same bits in either way.
+/// Computes the dot products of at most `N` queries with the first `slots` rows of `k`. Both implementations give the
+/// same bits.
 #[inline(always)]
-unsafe fn scored<'a, L: Lanes, const HD: usize, const N: usize>(
+unsafe fn compute_scores<'a, L: Lanes, const HD: usize, const N: usize>(
     (kind, k, slots): (KvType, &[u8], usize),
     queries: &[[f32; HD]],
     ahead: Ahead,
     scores: &'a mut Scores<N>,
 ) -> &'a mut [[f32; CHUNK]] {
-    let scores = scores.cleared(queries.len());
-    match is_fused::<L, HD, N>() {
-        true => fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead),
-        false => score::<L, HD, N>(kind, k, slots, queries, scores, ahead),
+    let scores = scores.init(queries.len());
+    if is_fused::<L, HD, N>() {
+        fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead);
+    } else {
+        score::<L, HD, N>(kind, k, slots, queries, scores, ahead);
     }
     scores
 }
 
-/// Rows to prefetch.
+/// Rows of the KV cache to prefetch.
 #[derive(Clone, Copy)]
 struct Ahead {
     rows: *const u8,
-    /// 0 when there are none.
+    /// 0 if there are none.
     row_bytes: usize,
 }
 
@@ -175,19 +177,20 @@ impl Ahead {
         Self { rows, row_bytes }
     }
 
-    /// The same, `rows` further on.
+    /// Skips `rows` rows.
     fn after(self, rows: usize) -> Self {
         Self { rows: self.rows.wrapping_add(rows * self.row_bytes), ..self }
     }
 
-    /// Whether rows are prefetched as they are computed, not in a burst for sixteen. So products do not wait behind it:
-    /// with 1B at 8,192 slots on a Zen 5 EPYC f32's part of decode takes 0.8 of its time, f16's 0.6 to 0.85. Rows that are no
-    /// whole cache lines are small, and a prefetch for each costs more than the burst: that of q4 takes 0.85.
+    /// Returns true if each row is prefetched when its turn comes, false if sixteen are in a burst. Row by row,
+    /// products do not wait behind the burst: with a 1B model at 8,192 slots on a Zen 5 EPYC, attention in decode takes
+    /// 0.8 of the time for f32 and 0.6 to 0.85 for f16. Rows that are not whole cache lines are small, and a prefetch
+    /// for each costs more than the burst, which takes 0.85 of the time for q4.
     const fn by_row<const HD: usize, const KIND: u8>() -> bool {
         KvType::ALL[KIND as usize].row_bytes(HD).is_multiple_of(64)
     }
 
-    /// Prefetches `rows` rows from row `first` on, which may lie past the end.
+    /// Prefetches `rows` rows from row `first` on, which may be past the end.
     #[inline(always)]
     fn fetch(self, first: usize, rows: usize) {
         let from = self.rows.wrapping_add(first * self.row_bytes);
@@ -197,7 +200,7 @@ impl Ahead {
     }
 }
 
-/// Dot products of the queries with the first `slots` rows of `k`.
+/// Computes the dot products of the queries with the first `slots` rows of `k`, widened in memory.
 #[inline(always)]
 unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
     kind: KvType,
@@ -208,19 +211,20 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
     ahead: Ahead,
 ) {
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
-    let from = const { blocks::transposed_from(HD) };
+    let from = const { blocks::min_queries_to_transpose(HD) };
     let by_blocks = HD.is_multiple_of(16) && N >= from && queries.len() >= from;
     let mut room = [const { MaybeUninit::uninit() }; QUERIES / 4];
-    let fours = if by_blocks && L::BY_ELEMENT { blocks::in_fours::<L, HD>(queries, &mut room) } else { &[] };
+    let fours =
+        if by_blocks && L::BY_ELEMENT { blocks::group_by_four::<L, HD>(queries, &mut room) } else { &[] };
     for first in (0..slots).step_by(ROWS) {
         ahead.fetch(first, ROWS);
-        let rows = widened::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
+        let rows = widen_rows::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
         if by_blocks {
             blocks::scores::<L, HD>(rows, first, (queries, fours), scores);
         } else if HD.is_multiple_of(16) && L::BY_ELEMENT {
-            blocks::few::<L, HD>(rows, first, queries, scores);
+            blocks::scores_by_row::<L, HD>(rows, first, queries, scores);
         } else {
-            // In AVX2's registers four queries at once are faster, one alone is slower, and the code takes 30 KB.
+            // Tried for AVX2: four queries at once are faster, one alone is slower, and the code takes 30 KB.
             for (q, scores) in queries.iter().zip(scores.iter_mut()) {
                 dots::<L, HD>(q, rows).store(scores[first..].as_mut_ptr());
             }
@@ -228,7 +232,7 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
     }
 }
 
-/// Dot products of one query with sixteen rows.
+/// Computes the dot products of one query with sixteen rows.
 #[inline(always)]
 unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS]) -> L {
     let mut acc = [L::splat(0.0); ROWS];
@@ -238,7 +242,7 @@ unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS
     L::sums(&acc)
 }
 
-/// `o += weight * row` for each weight in turn.
+/// Adds `weight * row` to `o` for each weight in turn.
 #[inline(always)]
 unsafe fn add<L: Lanes, const HD: usize>(weights: &[f32], rows: &[[f32; HD]; ROWS], o: &mut [f32; HD]) {
     sixteens!(HD, |i, part| {
@@ -250,9 +254,9 @@ unsafe fn add<L: Lanes, const HD: usize>(weights: &[f32], rows: &[[f32; HD]; ROW
     });
 }
 
-/// The rows `slots` as floats, followed by unspecified rows when there are fewer than sixteen.
+/// Widens the rows `slots` to floats. If they are fewer than sixteen, unspecified rows follow.
 #[inline(always)]
-unsafe fn widened<'a, L: Lanes, const HD: usize>(
+unsafe fn widen_rows<'a, L: Lanes, const HD: usize>(
     kind: KvType,
     bytes: &'a [u8],
     slots: Range<usize>,
@@ -272,9 +276,9 @@ unsafe fn widened<'a, L: Lanes, const HD: usize>(
     rows
 }
 
-/// Adds the rows of `v`, weighted, to the sums of the queries that see them.
+/// Adds the weighted rows of `v` to the sums of the queries that see them.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, const HD: usize>(
+unsafe fn weighted_sum<L: Lanes, const HD: usize>(
     kind: KvType,
     v: &[u8],
     (scores, visible): (&[[f32; CHUNK]], &[usize]),
@@ -285,25 +289,25 @@ unsafe fn weigh<L: Lanes, const HD: usize>(
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
     for first in (0..slots).step_by(ROWS) {
         ahead.fetch(first, ROWS);
-        let rows = widened::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
+        let rows = widen_rows::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
         if !HD.is_multiple_of(16) {
             for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
                 let n = seen.saturating_sub(first).min(ROWS);
                 add::<L, HD>(&scores[first..][..n], rows, &mut out.o);
             }
         } else if L::WIDE {
-            blocks::weigh::<L, HD, 4, 4>(rows, first, scores, visible, out);
+            blocks::weighted_sum::<L, HD, 4, 4>(rows, first, scores, visible, out);
         } else if L::BY_ELEMENT {
-            blocks::weigh::<L, HD, 4, 1>(rows, first, scores, visible, out);
+            blocks::weighted_sum::<L, HD, 4, 1>(rows, first, scores, visible, out);
         } else {
-            blocks::weigh::<L, HD, 2, 2>(rows, first, scores, visible, out);
+            blocks::weighted_sum::<L, HD, 2, 2>(rows, first, scores, visible, out);
         }
     }
 }
 
-/// Turns scores into `e^(score - max)`; returns the maximum and the sum.
+/// Replaces scores by `e^(score - max)`. Returns the maximum and the sum.
 #[inline(always)]
-unsafe fn numerators<L: Lanes>(scores: &mut [f32]) -> (f32, f32) {
+unsafe fn exp_scores<L: Lanes>(scores: &mut [f32]) -> (f32, f32) {
     if scores.is_empty() {
         return (f32::NEG_INFINITY, 0.0);
     }
@@ -323,7 +327,7 @@ unsafe fn numerators<L: Lanes>(scores: &mut [f32]) -> (f32, f32) {
     (m, sum.sum())
 }
 
-/// Takes the next chunk's partial into `state`.
+/// Merges the next chunk's partial into `state`.
 pub fn merge<const HD: usize>(isa: Isa, state: &mut Partial<HD>, part: &Partial<HD>) {
     #[inline(always)]
     unsafe fn body<L: Lanes, const HD: usize>(state: &mut Partial<HD>, part: &Partial<HD>) {

@@ -16,7 +16,7 @@ macro_rules! both {
     };
 }
 
-/// Columns of eight rows from `$first` on, of their half `$half`.
+/// Transposes half `$half` of eight rows from `$first` on.
 macro_rules! transposed8 {
     ($rows:ident, $first:literal, $half:tt) => {{
         let mut t = [_mm256_setzero_ps(); 8];
@@ -41,8 +41,8 @@ macro_rules! transposed8 {
     }};
 }
 
-// SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for; memory accesses
-// are unaligned and stay within what the trait's contract grants.
+// SAFETY: every intrinsic below is AVX2, FMA or F16C, as in `Isa::Avx2`; memory accesses are unaligned and stay within
+// the trait's contract.
 unsafe impl Lanes for Avx2 {
     type Folded = __m256;
     #[inline(always)]
@@ -189,7 +189,7 @@ unsafe impl Lanes for Avx2 {
     }
 }
 
-/// Sixteen unsigned bytes as floats.
+/// Converts sixteen unsigned bytes to floats.
 #[inline(always)]
 unsafe fn widen_u8(x: __m128i) -> Avx2 {
     Avx2(
@@ -198,7 +198,7 @@ unsafe fn widen_u8(x: __m128i) -> Avx2 {
     )
 }
 
-/// The tree sums of eight folded rows, one a lane: the same additions as [`Lanes::sum`], side by side.
+/// Sums eight folded rows, one per lane, with the additions of [`Lanes::sum`].
 #[inline(always)]
 unsafe fn sums8(rows: &[__m256]) -> __m256 {
     // 8 -> 4: the low half of the result holds row a's four sums, the high half row b's.
@@ -208,7 +208,7 @@ unsafe fn sums8(rows: &[__m256]) -> __m256 {
             _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
         }};
     }
-    // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
+    // 4 -> 2: lanes (0+2, 1+3) of two rows next to each other.
     macro_rules! four {
         ($a:expr, $b:expr) => {{
             let (a, b) = ($a, $b);
@@ -222,10 +222,10 @@ unsafe fn sums8(rows: &[__m256]) -> __m256 {
     _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
 }
 
-/// The body of a kernel of eight lanes: `$dot(low, high, activations)` gives the exact sums of a block.
+/// The body of a kernel of eight lanes; `$dot(low, high, activations)` computes the exact sums of a block.
 ///
-/// For one token it reads the weights once, with two registers of sums. For several tokens it takes the two halves of
-/// the rows one after the other, which leaves registers for more tokens.
+/// For one token it reads the weights once, with two registers of sums. For several tokens it computes the two halves
+/// of the rows one after the other, which leaves registers for more tokens.
 macro_rules! q4_by_eight {
     ($T:ident, $blocks:expr, $w:ident, $activations:ident, $out:ident, $dot:ident) => {{
         let mask = _mm256_set1_epi8(15);
@@ -276,7 +276,7 @@ macro_rules! q4_by_eight {
 }
 pub(super) use q4_by_eight;
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::products::multiply`].
+/// Multiplies sixteen Q4_0 rows with `T` tokens; see [`super::products::multiply`].
 ///
 /// Per block, nibbles (at most 15) times activations (at most 127) are added in pairs to i16. Eight such sums are at
 /// most 8 * 2 * 15 * 127 = 30,480, so they fit without saturating.

@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub struct Avx512(__m512);
 
-// SAFETY: every intrinsic below belongs to the features `Isa::Avx512` stands for; memory accesses
-// are unaligned and stay within what the trait's contract grants.
+// SAFETY: every intrinsic below belongs to the features of `Isa::Avx512`; memory accesses are unaligned and stay within
+// the trait's contract.
 unsafe impl Lanes for Avx512 {
     const WIDE: bool = true;
     type Folded = Self;
@@ -45,7 +45,7 @@ unsafe impl Lanes for Avx512 {
     unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
         let values = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
         let table = _mm512_mul_ps(values, scale.0);
-        // The table is read at the low four bits of each index.
+        // The permutation uses only the low four bits of each index.
         let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
         let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(x), table);
         (Avx512(_mm512_permutexvar_ps(x, table)), Avx512(high))
@@ -185,7 +185,7 @@ unsafe impl Lanes for Avx512 {
     }
 }
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::products::multiply`].
+/// Multiplies sixteen Q4_0 rows with `T` tokens; see [`super::products::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
     let (mask, near) = (_mm512_set1_epi8(15), near(T));
@@ -201,7 +201,7 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
             low[v] = _mm512_and_si512(x, mask);
             high[v] = _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask);
         }
-        // Written out so that the accumulators stay in registers: LLVM does not unroll a loop of sixteen.
+        // Unrolled by hand so that the accumulators stay in registers: LLVM does not unroll a loop of sixteen.
         macro_rules! tokens {
                 ($($t:literal)*) => {$(
                     if $t < T {

@@ -6,7 +6,7 @@ use crate::quant::activations::ActBlock;
 use files::blocks::BLOCK;
 use std::arch::x86_64::*;
 
-/// Q4_0 rows times activations: sixteen rows, `T` tokens; see [`super::products::multiply`].
+/// Multiplies sixteen Q4_0 rows with `T` tokens; see [`super::products::multiply`].
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub unsafe fn q4<const T: usize, const COLS: usize>(
     w: Q4Group<'_>,

@@ -1,4 +1,4 @@
-//! Writes and reads one head's key or value row in its storage type.
+//! Encodes and decodes one head's key or value row in its storage type.
 
 use super::lanes::Lanes;
 use super::ops::{load, load_dtype, sixteens, store};
@@ -7,7 +7,7 @@ use crate::kv::KvType;
 use files::blocks::Dtype;
 use half::f16;
 
-/// Stores `x` (one head) into `row`, `KvType::row_bytes(x.len())` long.
+/// Encodes `x` (one head) to `row`, which has `KvType::row_bytes(x.len())` bytes.
 pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(kind: KvType, x: &[f32], row: &mut [u8]) {
@@ -33,7 +33,7 @@ pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
     dispatch!(isa, body::<L>(kind: KvType, x: &[f32], row: &mut [u8]))
 }
 
-/// Stores what becomes of a stored row of `HD` elements.
+/// Decodes a stored row of `HD` elements, changes it by `by`, and stores it again.
 pub fn change<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl FnOnce(&mut [f32; HD])) {
     #[inline(always)]
     unsafe fn body<L: Lanes, const HD: usize>(kind: KvType, row: &mut [u8], x: &mut [f32; HD]) {
@@ -46,34 +46,34 @@ pub fn change<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl 
     encode(isa, kind, x, row);
 }
 
-/// [`encode`] for what may have been widened from a row of this type: then it becomes that row again, or of q4 one of the
-/// same numbers, unless its scale is so small that bits of it are lost. The four-bit encoder alone does not see to that:
-/// it tries no scale with which the largest value becomes 7, though it clips 8 to 7.
+/// Encodes a row that may have been decoded from this type. If so, the result is that row again (for q4, a row with the
+/// same values), unless its scale is so small that it loses bits. The q4 encoder alone does not guarantee this: it
+/// tries no scale with which the largest value becomes 7, though it clips 8 to 7.
 pub fn encode_again(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
     encode(isa, kind, x, row);
     if kind == KvType::Q4 {
         let block = KvType::block(x.len());
         for (x, out) in x.chunks_exact(block).zip(row.chunks_exact_mut(kind.block_bytes(block))) {
-            again_q4(x, out);
+            restore_q4(x, out);
         }
     }
 }
 
-/// How far from a step, in steps, a value of a block may be that is taken for one that was stored: what keys go through
-/// rounds, and of 32 other values not all are this close.
-const NEAR: f32 = 1.0 / 32.0;
+/// Maximum distance, in steps, of a value from a stored one. The transformations of keys round a little; 32 unrelated
+/// values are not all this close.
+const TOLERANCE: f32 = 1.0 / 32.0;
 
-/// Stores the block that `x` was widened from, if it was from any.
-fn again_q4(x: &[f32], out: &mut [u8]) {
+/// Restores the block from which `x` was decoded, if there is one.
+fn restore_q4(x: &[f32], out: &mut [u8]) {
     let largest = x.iter().fold(0.0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     for most in [-8.0, 7.0, -7.0] {
         let quantised = |d: f32| move |x: &f32| (x / d).round_ties_even().clamp(-8.0, 7.0);
         let sums = x.iter().map(|v| (v, quantised(largest / most)(v)));
         let (xq, qq) = sums.fold((0.0, 0.0), |(xq, qq), (x, q)| (xq + x * q, qq + q * q));
-        let (stored, _) = scale(xq / qq);
+        let (stored, _) = store_scale(xq / qq);
         let d = stored.to_f32();
         let q: Vec<f32> = x.iter().map(quantised(d)).collect();
-        if d != 0.0 && x.iter().zip(&q).all(|(x, q)| (x - q * d).abs() <= NEAR * d.abs()) {
+        if d != 0.0 && x.iter().zip(&q).all(|(x, q)| (x - q * d).abs() <= TOLERANCE * d.abs()) {
             let (scale, bytes) = out.split_at_mut(2);
             scale.copy_from_slice(&stored.to_le_bytes());
             let (low, high) = q.split_at(q.len() / 2);
@@ -85,7 +85,7 @@ fn again_q4(x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Largest magnitude in `x`.
+/// Returns the largest magnitude in `x`.
 #[inline(always)]
 unsafe fn max_abs<L: Lanes>(x: &[f32]) -> f32 {
     let mut max = L::splat(0.0);
@@ -93,17 +93,17 @@ unsafe fn max_abs<L: Lanes>(x: &[f32]) -> f32 {
     max.largest()
 }
 
-/// The scale as stored (f16, kept finite) and its inverse, which is 0 when the scale is 0.
-fn scale(d: f32) -> (f16, f32) {
+/// Rounds a scale to its stored form (finite f16). Returns it and its inverse, which is 0 if the scale is 0.
+fn store_scale(d: f32) -> (f16, f32) {
     let d = f16::from_f32(d.clamp(-65504.0, 65504.0));
     let f = d.to_f32();
     (d, if f == 0.0 { 0.0 } else { 1.0 / f })
 }
 
-/// `d = max|x| / 127`, `q = round_ties_even(x / d)`.
+/// Encodes a block of q8: `d = max|x| / 127`, `q = round_ties_even(x / d)`.
 #[inline(always)]
 unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
-    let (d, id) = scale(max_abs::<L>(x) / 127.0);
+    let (d, id) = store_scale(max_abs::<L>(x) / 127.0);
     out[..2].copy_from_slice(&d.to_le_bytes());
     sixteens!(x.len(), |i, part| {
         let q = load::<L>(x, i, part).mul(L::splat(id)).round();
@@ -114,25 +114,25 @@ unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
     });
 }
 
-/// Scales that the four-bit encoder tries, as divisors of the largest value. The one with the smallest squared error is
-/// kept, and then fitted to what it rounds to ([`fitted`]). The values of a rotated block are close to normally
-/// distributed, where clipping the tail a little costs less than coarser steps that reach it.
+/// Scales that the q4 encoder tries, as divisors of the largest value. The one with the smallest squared error is kept
+/// and then fitted to the rounded values ([`fit_scale`]). The values of a rotated block are close to normally
+/// distributed, so clipping the tail a little costs less than coarser steps that reach it.
 ///
-/// KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x 512 tokens, keys less their means: these nine 0.0364, not
-/// fitted 0.0406; sixteen from 7 to 10.5, fitted, 0.0380; nine from 7 to 9, not fitted, 0.0411.
+/// KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x 512 tokens, keys minus their means: these nine 0.0364,
+/// not fitted 0.0406; sixteen from 7 to 10.5, fitted, 0.0380; nine from 7 to 9, not fitted, 0.0411.
 const Q4_DIVISORS: [f32; 16] =
     [8.0, -8.0, 7.5, -8.5, 8.5, -9.0, 9.0, -9.5, 9.5, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0];
-/// How many of them count; the rest fill the lanes.
+/// Number of divisors that are tried; the rest fill the lanes.
 const CANDIDATES: usize = 9;
 
-/// `round_ties_even(x * id)` in [-8, 7].
+/// Computes `round_ties_even(x * id)` in [-8, 7].
 #[inline(always)]
-unsafe fn nibbles<L: Lanes>(x: L, id: f32) -> L {
+unsafe fn round_to_q4<L: Lanes>(x: L, id: f32) -> L {
     x.mul(L::splat(id)).round().max(L::splat(-8.0)).min(L::splat(7.0))
 }
 
-/// `q = round_ties_even(x / d)` in [-8, 7], stored `+ 8`; element `i` in the low nibble of byte `i`, element
-/// `i + half` in the high one.
+/// Encodes a block of q4: `q = round_ties_even(x / d)` in [-8, 7], stored as `q + 8`; element `i` in the low nibble of
+/// byte `i`, element `i + half` in the high one.
 #[inline(always)]
 unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     let (mut above, mut below) = (L::splat(0.0), L::splat(0.0));
@@ -140,10 +140,10 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         let x: L = load(x, i, part);
         (above, below) = (above.max(x), below.max(L::splat(0.0).sub(x)));
     });
-    // The largest value with its sign. Of two equal ones the negative, because -8 reaches further than 7.
+    // The largest value with its sign; the negative one of two equal ones, because -8 reaches further than 7.
     let (above, below) = (above.largest(), below.largest());
     let signed = if above > below { above } else { -below };
-    // All candidate scales at once, rounded as they would be stored.
+    // All candidate scales at once, rounded to their stored form.
     let mut stored = [0u8; 32];
     let limit = L::splat(65504.0);
     let d = L::splat(-signed).div(L::load(Q4_DIVISORS.as_ptr()));
@@ -153,12 +153,12 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     let (mut ds, mut ids) = ([0.0f32; 16], [0.0f32; 16]);
     d.store(ds.as_mut_ptr());
     id.store(ids.as_mut_ptr());
-    // The errors of all, added up side by side.
+    // The squared errors of all candidates.
     let mut errors = [L::splat(0.0); 16];
     sixteens!(x.len(), |i, part| {
         let x: L = load(x, i, part);
         for c in 0..CANDIDATES {
-            let miss = nibbles(x, ids[c]).mul(L::splat(ds[c])).sub(x);
+            let miss = round_to_q4(x, ids[c]).mul(L::splat(ds[c])).sub(x);
             errors[c] = miss.fma(miss, errors[c]);
         }
     });
@@ -171,13 +171,13 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
         }
     }
     let id = ids[best];
-    out[..2].copy_from_slice(&fitted::<L>(x, ds[best], id).to_le_bytes());
+    out[..2].copy_from_slice(&fit_scale::<L>(x, ds[best], id).to_le_bytes());
     let half = x.len() / 2;
     let (low, high) = x.split_at(half);
     sixteens!(half, |i, part| {
-        let low: L = nibbles(load(low, i, part), id);
-        let high: L = nibbles(load(high, i, part), id);
-        // `low + 8 + 16 * high` is a signed byte, 128 less than the one to be stored.
+        let low: L = round_to_q4(load(low, i, part), id);
+        let high: L = round_to_q4(load(high, i, part), id);
+        // `low + 8 + 16 * high` is a signed byte, 128 less than the stored one.
         let mut bytes = [0i8; 16];
         high.fma(L::splat(16.0), low.add(L::splat(8.0))).store_i8(bytes.as_mut_ptr());
         let bytes = bytes.map(|b| b as u8 ^ 0x80);
@@ -186,21 +186,21 @@ unsafe fn encode_q4<L: Lanes>(x: &[f32], out: &mut [u8]) {
     });
 }
 
-/// The scale as stored with which `q = round_ties_even(x * id)` comes closest to `x`: `sum(x q) / sum(q q)`. Where all
-/// are zeros, `d`.
+/// Computes the stored scale with which `q = round_ties_even(x * id)` is closest to `x`: `sum(x q) / sum(q q)`, or `d`
+/// if all `q` are zero.
 #[inline(always)]
-unsafe fn fitted<L: Lanes>(x: &[f32], d: f32, id: f32) -> f16 {
+unsafe fn fit_scale<L: Lanes>(x: &[f32], d: f32, id: f32) -> f16 {
     let (mut xq, mut qq) = (L::splat(0.0), L::splat(0.0));
     sixteens!(x.len(), |i, part| {
         let x: L = load(x, i, part);
-        let q = nibbles(x, id);
+        let q = round_to_q4(x, id);
         (xq, qq) = (x.fma(q, xq), q.fma(q, qq));
     });
     let qq = qq.sum();
-    scale(if qq > 0.0 { xq.sum() / qq } else { d }).0
+    store_scale(if qq > 0.0 { xq.sum() / qq } else { d }).0
 }
 
-/// Widens one head's row to f32. `row` holds `kind.row_bytes(HD)` bytes.
+/// Decodes one head's row to f32. `row` has `kind.row_bytes(HD)` bytes.
 #[inline(always)]
 pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
     let block = KvType::block(HD);
@@ -251,7 +251,7 @@ pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8],
     }
 }
 
-/// The 32 elements of the block at `p`, of type `KvType::ALL[KIND]`. `d` is its scale, if the type has one.
+/// Widens the 32 elements of the block at `p`, of type `KvType::ALL[KIND]`. `d` is its scale, if the type has one.
 #[inline(always)]
 pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L, L) {
     match KvType::ALL[KIND as usize] {
@@ -266,7 +266,7 @@ pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L
 mod tests {
     use super::*;
 
-    /// Rows of many sizes, and what `stores` makes of them.
+    /// Decoded rows of many magnitudes, and the rows that `stores` makes of them.
     fn widened_rows(kind: KvType, stores: impl Fn(&[f32; 32], &mut [u8])) -> Vec<([f32; 32], Vec<u8>)> {
         let mut state = 7u32;
         let mut random = move || {
@@ -287,9 +287,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_stored_as_the_same_numbers_again() {
+    fn encoding_a_decoded_row_again_gives_the_same_values() {
         for kind in KvType::ALL {
-            // Keys come back through other arithmetic.
+            // Keys come back with rounding errors of other arithmetic.
             for noise in [0.0, 1e-6] {
                 let noise = if kind == KvType::Q4 { noise } else { 0.0 };
                 let again = widened_rows(kind, |x, row| {
@@ -306,7 +306,7 @@ mod tests {
                 }
             }
         }
-        // Without it they are not.
+        // `encode` alone does not give the same values.
         let encoded = widened_rows(KvType::Q4, |x, row| encode(Isa::Scalar, KvType::Q4, x, row));
         let others = encoded.into_iter().filter(|(before, row)| {
             let mut other = false;
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_were_never_stored_are_encoded_as_ever() {
+    fn encode_again_equals_encode_for_other_values() {
         let x: [f32; 32] = std::array::from_fn(|i| (i * 37 % 101) as f32 - 47.3);
         for kind in KvType::ALL {
             let (mut a, mut b) = (vec![0; kind.row_bytes(32)], vec![0; kind.row_bytes(32)]);

@@ -1,7 +1,7 @@
 //! Sixteen f32 lanes, in as many registers as an instruction set needs.
 //!
-//! Every float sum of the engine goes through these lanes in the same order, so all instruction sets give the same
-//! bits: element `i` belongs to lane `i % 16`, and the final tree adds lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
+//! Every float sum of the engine uses these lanes in the same order, so all instruction sets give the same bits:
+//! element `i` belongs to lane `i % 16`, and the final tree adds lane `j` and lane `j + n/2` for n = 16, 8, 4, 2.
 
 /// Sixteen f32 values.
 ///
@@ -11,32 +11,33 @@
 /// they name (no alignment needed).
 #[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
 pub unsafe trait Lanes: Copy {
-    /// Whether the set has registers for twenty or more of these.
+    /// True if the set has registers for twenty or more values of this type.
     const WIDE: bool = false;
-    /// Whether it multiplies with one element of a register, so that [`Lanes::fma_one`] costs no more than [`Lanes::fma`].
+    /// True if the set can multiply with one element of a register, so that [`Lanes::fma_one`] costs no more than
+    /// [`Lanes::fma`].
     const BY_ELEMENT: bool = false;
-    /// What is left of the sixteen when lanes are added, in the order of [`Lanes::sum`], until they fill one register.
+    /// Partial sums of the lanes in one register, added in the order of [`Lanes::sum`].
     type Folded: Copy;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
-    /// Sixteen f16, widened exactly.
+    /// Loads sixteen f16, widened exactly.
     unsafe fn load_f16(p: *const u8) -> Self;
-    /// Sixteen bf16, widened exactly.
+    /// Loads sixteen bf16, widened exactly.
     unsafe fn load_bf16(p: *const u8) -> Self;
-    /// Sixteen signed bytes.
+    /// Loads sixteen signed bytes.
     unsafe fn load_i8(p: *const u8) -> Self;
-    /// The low nibbles of sixteen bytes, then their high nibbles.
+    /// Loads the low nibbles of sixteen bytes, and their high nibbles.
     unsafe fn load_nibbles(p: *const u8) -> (Self, Self);
-    /// `(nibble - 8) * scale` of the low nibbles of sixteen bytes, then of their high nibbles.
+    /// Loads `(nibble - 8) * scale` of the low nibbles of sixteen bytes, and of their high nibbles.
     #[inline(always)]
     unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
         let ((low, high), eight) = (Self::load_nibbles(p), Self::splat(8.0));
         (low.sub(eight).mul(scale), high.sub(eight).mul(scale))
     }
-    /// The finite f16 at `p`, widened, in all lanes.
+    /// Broadcasts the finite f16 at `p`, widened exactly.
     ///
-    /// Exponent and fraction are moved into place, then a product with 2^112 corrects the exponent's bias. It is exact
-    /// for subnormals too.
+    /// Exponent and fraction are shifted into place, then a product with 2^112 corrects the exponent's bias. It is
+    /// exact for subnormals too.
     #[inline(always)]
     unsafe fn splat_f16(p: *const u8) -> Self {
         let h = u32::from(u16::from_le_bytes(p.cast::<[u8; 2]>().read()));
@@ -47,47 +48,47 @@ pub unsafe trait Lanes: Copy {
     unsafe fn store_f16(self, p: *mut u8);
     /// Converts to i8; values are integers in [-128, 127].
     unsafe fn store_i8(self, p: *mut i8);
-    /// `self * b + c`, rounded once.
+    /// Computes `self * b + c`, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
-    /// `self * b[I] + c` with one of the four floats at `b`, rounded once.
+    /// Computes `self * b[I] + c` with one of the four floats at `b`, rounded once.
     #[inline(always)]
     unsafe fn fma_one<const I: i32>(self, b: *const f32, c: Self) -> Self {
         self.fma(Self::splat(*b.add(I as usize)), c)
     }
-    /// Dot products of four queries with sixteen rows, added as [`Lanes::sum`] adds, though a zero may have either sign;
-    /// `to` gets sixteen for each query. Elements of rows and of queries follow each other lane by lane: 0, 16, 32 and so
-    /// on, then 1, 17, 33. For [`Lanes::BY_ELEMENT`] alone.
+    /// Computes the dot products of four queries with sixteen rows in the order of [`Lanes::sum`], though a zero may
+    /// have either sign. Writes sixteen floats per query to `to`. Elements of rows and queries are ordered lane by
+    /// lane: 0, 16, 32 and so on, then 1, 17, 33. Only for [`Lanes::BY_ELEMENT`].
     #[inline(always)]
     unsafe fn dots_of_four<const HD: usize>(
         _rows: &[[f32; 16]; HD],
         _queries: &[[f32; 4]; HD],
         _to: [*mut f32; 4],
     ) {
-        unreachable!("invariant: the caller has looked at BY_ELEMENT")
+        unreachable!("invariant: the caller has checked BY_ELEMENT")
     }
     unsafe fn add(self, b: Self) -> Self;
     unsafe fn sub(self, b: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
     unsafe fn div(self, b: Self) -> Self;
-    /// Larger of each pair; no NaN among them.
+    /// Larger value of each pair; none is NaN.
     unsafe fn max(self, b: Self) -> Self;
-    /// Smaller of each pair; no NaN among them.
+    /// Smaller value of each pair; none is NaN.
     unsafe fn min(self, b: Self) -> Self;
     unsafe fn abs(self) -> Self;
-    /// Nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     unsafe fn round(self) -> Self;
-    /// `self * 2^n` for integer-valued `n` in [-126, 127], by way of the exponent bits.
+    /// Computes `2^n` for integer-valued `n` in [-126, 127] with the exponent bits.
     unsafe fn pow2(n: Self) -> Self;
-    /// `self` where `x >= limit`, else +0.
+    /// Selects `self` where `x >= limit`, else +0.
     unsafe fn where_ge(self, x: Self, limit: Self) -> Self;
-    /// The fixed tree 16 -> 8 -> 4 -> 2 -> 1.
+    /// Adds the lanes by the fixed tree 16 -> 8 -> 4 -> 2 -> 1.
     unsafe fn sum(self) -> f32;
 
     unsafe fn fold(self) -> Self::Folded;
-    /// Lane `r` of the result is the sum of row `r`.
+    /// Completes the sums: lane `r` of the result is the sum of row `r`.
     unsafe fn folded_sums(rows: &[Self::Folded; 16]) -> Self;
 
-    /// Lane `r` of the result is `rows[r].sum()`.
+    /// Sums each row: lane `r` of the result is `rows[r].sum()`.
     #[inline(always)]
     unsafe fn sums(rows: &[Self; 16]) -> Self {
         Self::folded_sums(&rows.map(
@@ -96,7 +97,7 @@ pub unsafe trait Lanes: Copy {
         ))
     }
 
-    /// Lane `r` of the result is the largest lane of `rows[r]`.
+    /// Finds the maximum of each row: lane `r` of the result is the largest lane of `rows[r]`.
     #[inline(always)]
     unsafe fn largests(rows: &[Self; 16]) -> Self {
         let mut columns = *rows;
@@ -108,7 +109,7 @@ pub unsafe trait Lanes: Copy {
         most
     }
 
-    /// Lane `i` of row `r` changes places with lane `r` of row `i`.
+    /// Transposes: lane `i` of row `r` is swapped with lane `r` of row `i`.
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Self; 16]) {
         let mut old = [[0.0f32; 16]; 16];
@@ -121,7 +122,7 @@ pub unsafe trait Lanes: Copy {
         }
     }
 
-    /// Largest lane.
+    /// Returns the largest lane.
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         let mut out = [0.0f32; 16];
@@ -129,7 +130,7 @@ pub unsafe trait Lanes: Copy {
         out.iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m })
     }
 
-    /// The first `n < 16` floats at `p`, then zeros.
+    /// Loads the first `n < 16` floats at `p`, then zeros.
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
         let mut part = [0.0f32; 16];
@@ -146,7 +147,7 @@ pub unsafe trait Lanes: Copy {
     }
 }
 
-/// Plain Rust; the reference for the others.
+/// Sixteen lanes in plain Rust, the reference for the other sets.
 #[derive(Clone, Copy)]
 pub struct Scalar([f32; 16]);
 

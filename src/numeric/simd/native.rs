@@ -1,10 +1,10 @@
-//! Products in all formats but Q4_0, and in Q4_0 for plain Rust; [`crate::quant::format`] says what is computed.
+//! Products in all formats except Q4_0, and in Q4_0 for plain Rust; [`crate::quant::format`] defines them.
 //!
-//! One kernel is written for all formats, over [`rows::Rows`], and compiled for every instruction set but AVX-512, whose
-//! own one reads activations where they are ([`avx512::tile`]). Cycles of a
-//! block of 32 columns x 16 rows x 1 token on one core of an EPYC 9004, counted by its clock of 2.6 GHz, for four
-//! groups of 64 blocks in the second-level cache. (AVX-VNNI's instruction was encoded as AVX-512, which is what this
-//! CPU has. Q4_0 is there to compare: its kernels are those of [`super::products`].)
+//! One kernel for all formats is written over [`rows::BlockKernel`] and compiled for every instruction set except
+//! AVX-512, whose own kernel reads activations in place ([`avx512::tile`]). Cycles of a block of 32 columns x 16 rows x
+//! 1 token on one core of an EPYC 9004 at 2.6 GHz, for four groups of 64 blocks in the second-level cache. (AVX-VNNI's
+//! instruction was encoded as AVX-512, which this CPU has. Q4_0 is for comparison: its kernels are those of
+//! [`super::products`].)
 //!
 //! | set | tokens | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q4_K | Q5_K | Q6_K |
 //! |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
@@ -15,11 +15,12 @@
 //! | AVX-512 | 1 | 10.6 | 13.1 | 16.6 | 18.5 | 17.5 | 13.3 | 19.7 | 19.2 |
 //! | AVX-512 | 8 | 7.1 | 8.8 | 8.0 | 9.1 | 8.0 | 9.0 | 9.4 | 10.0 |
 //!
-//! So one token reads 9 to 31 bytes of weights a cycle, where memory gives five or six to one thread. One group at a
-//! time takes 1 to 3 cycles more with AVX2, because activations are then laid out for sixteen rows only. The rows of
-//! AVX-512 are of the kernel that all shared: its own takes 0.92 to 0.95 of that for eight tokens and four groups, 0.88
-//! to 0.93 for two groups, 0.79 to 0.89 for one, and as long for one token. Twelve tokens at once are no faster. Q4_0
-//! by the shared kernel on AVX2, against its own: one token 9.3 and 7.8 ns, four tokens 7.3 and 6.6 ns.
+//! So one token reads 9 to 31 bytes of weights per cycle, while memory delivers five or six to one thread. One group at
+//! a time takes 1 to 3 cycles more with AVX2, because activations are then laid out for only sixteen rows. The table's
+//! rows for AVX-512 were measured with the shared kernel: its own kernel takes 0.92 to 0.95 of that for eight tokens
+//! and four groups, 0.88 to 0.93 for two groups, 0.79 to 0.89 for one, and the same time for one token. Twelve tokens
+//! at once are no faster. Q4_0 with the shared kernel on AVX2, against its own: one token 9.3 and 7.8 ns, four tokens
+//! 7.3 and 6.6 ns.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -38,12 +39,12 @@ use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use kernel::{Tokens, tile};
 
-/// As [`super::products::multiply`], which checked the lengths. Q4_0 comes here for [`Isa::Scalar`] only.
+/// Implements [`super::products::multiply`], which checked the lengths. Q4_0 comes here only for [`Isa::Scalar`].
 pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
     let of = out.len() / w.groups;
     let mut first = 0;
     while first < of {
-        let count = at_once(isa, of - first);
+        let count = tile_tokens(isa, of - first);
         let x =
             Tokens { activations: &activations[first * w.blocks..][..count * w.blocks], first, count, of };
         match w.format {
@@ -51,20 +52,20 @@ pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &
             Format::Q4_0 => unsafe {
                 tile::<rows::Scalar, { Format::Q4_0 as usize }, 1>(w, x, out.as_mut_ptr())
             },
-            Format::Q4_1 => sized::<{ Format::Q4_1 as usize }>(isa, w, x, out),
-            Format::Q5_0 => sized::<{ Format::Q5_0 as usize }>(isa, w, x, out),
-            Format::Q5_1 => sized::<{ Format::Q5_1 as usize }>(isa, w, x, out),
-            Format::Q8_0 => sized::<{ Format::Q8_0 as usize }>(isa, w, x, out),
-            Format::Q4_K => sized::<{ Format::Q4_K as usize }>(isa, w, x, out),
-            Format::Q5_K => sized::<{ Format::Q5_K as usize }>(isa, w, x, out),
-            Format::Q6_K => sized::<{ Format::Q6_K as usize }>(isa, w, x, out),
+            Format::Q4_1 => run_kernel::<{ Format::Q4_1 as usize }>(isa, w, x, out),
+            Format::Q5_0 => run_kernel::<{ Format::Q5_0 as usize }>(isa, w, x, out),
+            Format::Q5_1 => run_kernel::<{ Format::Q5_1 as usize }>(isa, w, x, out),
+            Format::Q8_0 => run_kernel::<{ Format::Q8_0 as usize }>(isa, w, x, out),
+            Format::Q4_K => run_kernel::<{ Format::Q4_K as usize }>(isa, w, x, out),
+            Format::Q5_K => run_kernel::<{ Format::Q5_K as usize }>(isa, w, x, out),
+            Format::Q6_K => run_kernel::<{ Format::Q6_K as usize }>(isa, w, x, out),
         }
         first += count;
     }
 }
 
-/// Tokens to begin `left` tokens with: as many as share unpacked weights.
-fn at_once(isa: Isa, left: usize) -> usize {
+/// Number of tokens to compute next when `left` are left; they share unpacked weights.
+fn tile_tokens(isa: Isa, left: usize) -> usize {
     left.min(match isa {
         Isa::Scalar => 1,
         #[cfg(target_arch = "x86_64")]
@@ -75,7 +76,7 @@ fn at_once(isa: Isa, left: usize) -> usize {
     })
 }
 
-/// [`tile`] for one set, under the set's features.
+/// Defines [`tile`] compiled for the features of one set.
 macro_rules! compiled {
     ($name:ident, $rows:ty, $features:literal) => {
         #[target_feature(enable = $features)]
@@ -89,7 +90,7 @@ macro_rules! compiled {
 compiled!(avx2, avx2::Eight<false>, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compiled!(avx_vnni, avx2::Eight<true>, "avx2,fma,f16c,avxvnni");
-/// [`avx512::tile`] under its features.
+/// [`avx512::tile`] compiled for its features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn avx512<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>, out: *mut [f32; 16]) {
@@ -100,8 +101,8 @@ compiled!(neon, neon::Four<false>, "neon");
 #[cfg(target_arch = "aarch64")]
 compiled!(neon_dot, neon::Four<true>, "neon,dotprod");
 
-/// The kernel for `x.count` tokens, or the next larger one.
-fn sized<const F: usize>(isa: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
+/// Runs the smallest kernel for at least `x.count` tokens.
+fn run_kernel<const F: usize>(isa: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
     macro_rules! sizes {
         ($set:ident, $($n:literal)*) => {
             match x.count {

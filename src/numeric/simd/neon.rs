@@ -1,7 +1,7 @@
 //! NEON: sixteen lanes in four registers, and the Q4_0 kernels.
 //!
-//! Kernels for SVE2 or SME would be modules beside this one and a variant of [`super::Isa`] each, chosen where the CPU
-//! has them; `smmla` on longer vectors takes its pairs of tokens from `q4` in the layout that is there.
+//! Kernels for SVE2 or SME would be further modules, each with a variant of [`super::Isa`]; `smmla` on longer vectors
+//! could read the pairs of tokens of `q4` in the existing layout.
 
 mod q4;
 
@@ -17,8 +17,8 @@ use std::mem::MaybeUninit;
 #[derive(Clone, Copy)]
 pub struct Neon([float32x4_t; 4]);
 
-/// Sixteen unsigned bytes as sixteen floats, minus `bias - 2^23`. Put into the low bits of 2^23 they are floats
-/// already, and an exact subtraction takes the 2^23 away. `scvtf` runs on fewer pipes.
+/// Converts sixteen unsigned bytes to floats and subtracts `bias - 2^23`. In the low bits of 2^23 the bytes form floats
+/// already, and an exact subtraction removes the 2^23. `scvtf` runs on fewer pipes.
 #[inline(always)]
 unsafe fn widen_u8(x: uint8x16_t, bias: f32) -> Neon {
     let exponent = vdupq_n_u16(0x4b00);
@@ -28,7 +28,7 @@ unsafe fn widen_u8(x: uint8x16_t, bias: f32) -> Neon {
     Neon(quads.map(|q| vsubq_f32(vreinterpretq_f32_u16(q), vdupq_n_f32(bias))))
 }
 
-/// Four f16 in the low half of a register, widened exactly.
+/// Widens four f16 in the low half of a register exactly.
 #[inline(always)]
 pub(super) unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
@@ -37,7 +37,7 @@ pub(super) unsafe fn widen_f16(x: uint16x4_t) -> float32x4_t {
     wide
 }
 
-/// The four in the high half.
+/// Widens the four f16 in the high half of a register exactly.
 #[inline(always)]
 unsafe fn widen_high_f16(x: uint16x8_t) -> float32x4_t {
     let wide: float32x4_t;
@@ -46,7 +46,7 @@ unsafe fn widen_high_f16(x: uint16x8_t) -> float32x4_t {
     wide
 }
 
-/// Four floats rounded to f16, nearest even.
+/// Rounds four floats to f16, nearest even.
 #[inline(always)]
 unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
     let narrow: uint16x4_t;
@@ -63,7 +63,7 @@ unsafe fn add_eight(a: Eight, b: Eight) -> Eight {
     from_fn(|q| from_fn(|i| vaddq_f32(a[q][i], b[q][i])))
 }
 
-/// The same value, of which the compiler knows nothing.
+/// Hides a value from the optimiser.
 macro_rules! hidden {
     ($x:expr) => {{
         let mut x = $x;
@@ -72,11 +72,12 @@ macro_rules! hidden {
     }};
 }
 
-/// Of [`Lanes::dots_of_four`] for eight rows a lane, and those 4, 8 and 12 after it: so many sums stay in registers.
+/// Computes one lane of [`Lanes::dots_of_four`] and those 4, 8 and 12 after it, for eight rows: so many sums stay in
+/// registers.
 #[inline(always)]
 unsafe fn four_lanes<const HD: usize>(rows: *const f32, queries: *const [f32; 4]) -> Eight {
     let lane = |lane: usize| {
-        // Or else it is addressed from the first lane, beyond the reach of loads of two registers.
+        // Hidden: otherwise it is addressed from the first lane, out of reach of two-register loads.
         let (rows, queries) = (hidden!(rows.add(HD * lane)), queries.add(HD / 16 * lane));
         let mut sums = [[vdupq_n_f32(0.0); 2]; 4];
         for e in 0..HD / 16 {
@@ -85,7 +86,7 @@ unsafe fn four_lanes<const HD: usize>(rows: *const f32, queries: *const [f32; 4]
                 let of_rows = vld1q_f32(rows.add(16 * e + 4 * i));
                 macro_rules! add {
                     ($q:literal) => {
-                        // Nothing is added to the first product, which is what may make a zero negative.
+                        // The first product is not added to zero, so a zero may be negative.
                         sums[$q][i] = match e {
                             0 => vmulq_laneq_f32::<$q>(of_rows, of_queries),
                             _ => vfmaq_laneq_f32::<$q>(sums[$q][i], of_rows, of_queries),
@@ -103,8 +104,7 @@ unsafe fn four_lanes<const HD: usize>(rows: *const f32, queries: *const [f32; 4]
     add_eight(add_eight(lane(0), lane(8)), add_eight(lane(4), lane(12)))
 }
 
-// SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within what
-// the trait's contract grants.
+// SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within the trait's contract.
 unsafe impl Lanes for Neon {
     const BY_ELEMENT: bool = true;
     type Folded = float32x4_t;
@@ -131,7 +131,7 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
-        // With 128 added, the bytes are unsigned.
+        // Flipping the sign bit adds 128, which makes the bytes unsigned.
         widen_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)), 8_388_736.0)
     }
     #[inline(always)]
@@ -142,7 +142,7 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_q4(p: *const u8, scale: Self) -> (Self, Self) {
-        // The 8 goes with the 2^23.
+        // The 8 is subtracted together with the 2^23.
         let (x, wide) = (vld1q_u8(p), |x| widen_u8(x, 8_388_616.0).mul(scale));
         (wide(vandq_u8(x, vdupq_n_u8(15))), wide(vshrq_n_u8::<4>(x)))
     }
@@ -171,7 +171,7 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn fma_one<const I: i32>(self, b: *const f32, c: Self) -> Self {
-        // The four are loaded once for all that use them.
+        // The compiler loads the four once for all their uses.
         let b = vld1q_f32(b);
         Neon(from_fn(|i| vfmaq_laneq_f32::<I>(c.0[i], self.0[i], b)))
     }
@@ -183,10 +183,10 @@ unsafe impl Lanes for Neon {
     ) {
         for half in 0..2 {
             let rows = rows.as_ptr().cast::<f32>().add(8 * half);
-            // Of four lanes, and of all even ones.
+            // Sums of the first four lanes, and of all even lanes.
             let (mut four, mut even) = (MaybeUninit::<Eight>::uninit(), MaybeUninit::<Eight>::uninit());
             for lane in [0, 2, 1, 3] {
-                // Or else each turn has its own code.
+                // Hidden: otherwise the compiler unrolls the loop.
                 let lane = hidden!(lane);
                 let at = HD / 16 * lane;
                 let mut sums = four_lanes::<HD>(rows.add(16 * at), queries.as_ptr().add(at));
@@ -266,7 +266,7 @@ unsafe impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn folded_sums(rows: &[float32x4_t; 16]) -> Self {
-        // 4 -> 2: lanes (0+2, 1+3) of two rows beside each other.
+        // 4 -> 2: lanes (0+2, 1+3) of two rows next to each other.
         let two = |r: usize| {
             let [a, b] = [rows[r], rows[r + 1]].map(|row| vreinterpretq_f64_f32(row));
             let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));

@@ -1,7 +1,7 @@
-//! The float steps of a transformer, each written once over sixteen lanes.
+//! The float operations of a transformer, each written once over sixteen lanes.
 //!
-//! Each public function is safe and takes the instruction set first. It checks lengths, then runs the body compiled for
-//! that set.
+//! Each public function is safe and takes the instruction set first. It checks lengths, then runs the body that is
+//! compiled for that set.
 
 #![allow(clippy::missing_safety_doc, reason = "the contract is that of Lanes")]
 
@@ -11,10 +11,10 @@ use crate::quant::activations::ActBlock;
 use files::blocks::{BLOCK, Dtype};
 use files::mapped::Plane;
 
-/// Evaluates an expression for each run of sixteen elements. `i` is the first of them; `part` is the length of a
+/// Evaluates an expression for each run of sixteen elements. `i` is the run's first element, `part` the length of a
 /// shorter last run.
 ///
-/// A macro, because a closure is compiled without the instruction set of the function around it and is then not
+/// A macro, because a closure is compiled without the instruction set of the surrounding function and is then not
 /// inlined: attention and SiLU were five times slower.
 macro_rules! sixteens {
     ($n:expr, |$i:ident, $part:ident| $body:expr) => {{
@@ -34,6 +34,7 @@ macro_rules! sixteens {
 }
 pub(super) use sixteens;
 
+/// Loads the run of sixteen elements (or `part`) from element `i` on.
 #[inline(always)]
 pub(super) unsafe fn load<L: Lanes>(p: &[f32], i: usize, part: Option<usize>) -> L {
     match part {
@@ -42,6 +43,7 @@ pub(super) unsafe fn load<L: Lanes>(p: &[f32], i: usize, part: Option<usize>) ->
     }
 }
 
+/// Stores the run of sixteen elements (or `part`) from element `i` on.
 #[inline(always)]
 pub(super) unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option<usize>) {
     match part {
@@ -50,7 +52,7 @@ pub(super) unsafe fn store<L: Lanes>(x: L, p: &mut [f32], i: usize, part: Option
     }
 }
 
-/// `e^x`, at most 2 ulp off for x in [-87.3, 88]; 0 below that, e^88 above.
+/// Computes `e^x` with at most 2 ulp of error for x in [-87.3, 88]; 0 below that, e^88 above.
 ///
 /// `x = n ln2 + r` with |r| <= ln2 / 2; ln2 in two parts (Cody and Waite); a Taylor polynomial of
 /// degree 7, whose truncation error on that range is below 6e-9.
@@ -151,15 +153,15 @@ pub fn silu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) {
     dispatch!(isa, body::<L>(gate: &mut [f32], up: &[f32]))
 }
 
-/// GELU by the tanh formula: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, which is `x / (1 + e^(-2u))` of the same
-/// `u`: no difference of numbers that are nearly the same, and one exponential, as SiLU.
+/// GELU by the tanh formula, `0.5 x (1 + tanh(u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, computed as
+/// `x / (1 + e^(-2u))`: no cancellation, and one exponential as in SiLU.
 #[inline(always)]
 unsafe fn gelu_lanes<L: Lanes>(x: L) -> L {
     let slope = x.mul(x).fma(L::splat(GELU[1]), L::splat(GELU[0]));
     x.div(L::splat(1.0).add(exp_lanes(x.mul(slope))))
 }
 
-/// `-2 sqrt(2 / pi)`, and that times 0.044715.
+/// Factors of `x` and `x^3` in `-2u`: `-2 sqrt(2 / pi)`, and that times 0.044715.
 const GELU: [f32; 2] = [-1.595_769_2, -0.071_354_814];
 
 /// `gate[i] = gelu(gate[i]) * up[i]`, see [`gelu`].
@@ -184,7 +186,7 @@ pub fn gelu(isa: Isa, x: &mut [f32]) {
     dispatch!(isa, body::<L>(x: &mut [f32]))
 }
 
-/// Quantises activations to blocks of 32 bytes; equal to [`ActBlock::quantise`] block by block.
+/// Quantises activations to blocks of 32 bytes, equal to [`ActBlock::quantise`] of each block.
 pub fn quantise(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &[f32], out: &mut [ActBlock]) {
@@ -194,23 +196,24 @@ pub fn quantise(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
             quantise_16::<L>(x, out);
         }
         for (x, out) in rest.iter().zip(rest_out) {
-            let max = magnitude::<L>(x).largest();
+            let max = max_magnitude::<L>(x).largest();
             let (d, id) = if max == 0.0 { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
             out.d = d;
-            // Sums of 32 small integers are exact in f32.
-            out.offset = -8 * quantised::<L>(x, id, out).sum() as i32;
+            // A sum of 32 small integers is exact in f32.
+            out.offset = -8 * quantise_block::<L>(x, id, out).sum() as i32;
         }
     }
     assert_eq!(x.len(), out.len() * BLOCK);
     dispatch!(isa, body::<L>(x: &[f32], out: &mut [ActBlock]))
 }
 
-/// Sixteen blocks side by side: one division and one tree of maximums for all, where a single block waits for its own.
+/// Quantises sixteen blocks at once: they share one division and one tree of maximums, for which a single block would
+/// wait.
 #[inline(always)]
 unsafe fn quantise_16<L: Lanes>(x: &[[f32; BLOCK]; 16], out: &mut [ActBlock; 16]) {
     let mut rows = [L::splat(0.0); 16];
     for (row, x) in rows.iter_mut().zip(x) {
-        *row = magnitude(x);
+        *row = max_magnitude(x);
     }
     let max = L::largests(&rows);
     let above_zero = L::splat(f32::from_bits(1));
@@ -218,7 +221,7 @@ unsafe fn quantise_16<L: Lanes>(x: &[[f32; BLOCK]; 16], out: &mut [ActBlock; 16]
     max.div(L::splat(127.0)).store(d.as_mut_ptr());
     L::splat(127.0).div(max).where_ge(max, above_zero).store(id.as_mut_ptr());
     for (b, row) in rows.iter_mut().enumerate() {
-        *row = quantised(&x[b], id[b], &mut out[b]);
+        *row = quantise_block(&x[b], id[b], &mut out[b]);
     }
     // Exact, as above.
     L::sums(&rows).mul(L::splat(-8.0)).store(offset.as_mut_ptr());
@@ -227,15 +230,15 @@ unsafe fn quantise_16<L: Lanes>(x: &[[f32; BLOCK]; 16], out: &mut [ActBlock; 16]
     }
 }
 
-/// The larger magnitude of elements `i` and `i + 16` in lane `i`.
+/// Returns in lane `i` the larger magnitude of elements `i` and `i + 16`.
 #[inline(always)]
-unsafe fn magnitude<L: Lanes>(x: &[f32; BLOCK]) -> L {
+unsafe fn max_magnitude<L: Lanes>(x: &[f32; BLOCK]) -> L {
     L::load(x.as_ptr()).abs().max(L::load(x.as_ptr().add(16)).abs())
 }
 
-/// Writes the quantised values of a block; lane `i` of the result is the sum of elements `i` and `i + 16`.
+/// Writes the quantised values of a block. Returns in lane `i` the sum of elements `i` and `i + 16`.
 #[inline(always)]
-unsafe fn quantised<L: Lanes>(x: &[f32; BLOCK], id: f32, out: &mut ActBlock) -> L {
+unsafe fn quantise_block<L: Lanes>(x: &[f32; BLOCK], id: f32, out: &mut ActBlock) -> L {
     let id = L::splat(id);
     let (a, b) = (L::load(x.as_ptr()).mul(id).round(), L::load(x.as_ptr().add(16)).mul(id).round());
     a.store_i8(out.q.as_mut_ptr());
@@ -243,7 +246,7 @@ unsafe fn quantised<L: Lanes>(x: &[f32; BLOCK], id: f32, out: &mut ActBlock) -> 
     a.add(b)
 }
 
-/// Rotates each head of `x` by the angles with these cosines and sines: element `i` with element `i + half`, the
+/// Rotates each head of `x` by the angles with these cosines and sines: element `i` with element `i + half`, in the
 /// "rotate half" order of Hugging Face checkpoints.
 pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     #[inline(always)]
@@ -263,7 +266,7 @@ pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     dispatch!(isa, body::<L>(x: &mut [f32], cos: &[f32], sin: &[f32]))
 }
 
-/// Rows `first..first + 16` of an unquantised `[rows][cols]` matrix times `out.len()` tokens.
+/// Multiplies rows `first..first + 16` of an unquantised `[rows][cols]` matrix with `out.len()` tokens.
 ///
 /// `x` is `[token][cols]`. Rows past the end give 0. Each dot product is a sum over the sixteen lanes.
 pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
@@ -289,7 +292,7 @@ pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], o
     dispatch!(isa, body::<L>(w: &[u8], dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]))
 }
 
-/// Sixteen (or `part`) stored values from element `i` on.
+/// Loads sixteen (or `part`) stored values from element `i` on.
 #[inline(always)]
 pub(super) unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, part: Option<usize>) -> L {
     let size = dtype.size();

@@ -1,24 +1,24 @@
-//! The most multiply-accumulates of bytes that an instruction set can do from registers alone. `bench` compares prefill
-//! with it.
+//! Measures the peak rate of int8 multiply-accumulates of an instruction set, from registers only, with which `bench`
+//! compares prefill.
 
 use super::Isa;
 use std::hint::black_box;
 
-/// Independent sums: at least an instruction's latency times its rate, on every CPU.
+/// Number of independent sums: at least an instruction's latency times its rate, on every CPU.
 const CHAINS: usize = 12;
 
-/// What was done.
+/// The work of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// Products added.
+    /// Number of multiply-accumulates.
     pub macs: u64,
-    /// Sum over all lanes of all chains, which wrap.
+    /// Sum over all lanes of all chains; lanes wrap.
     pub sum: i64,
 }
 
-/// Runs each chain's instruction `rounds` times; `None` for a set without one.
+/// Runs each chain's instruction `rounds` times; `None` if the set has none.
 pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<Done> {
-    // Products of one step of one chain, and the sum.
+    // Multiply-accumulates of one step of one chain, and the sum.
     let (macs, sum): (u64, i64) = match isa {
         Isa::Scalar => return None,
         #[cfg(target_arch = "x86_64")]
@@ -46,14 +46,14 @@ pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<Done> {
     Some(Done { macs: rounds * CHAINS as u64 * macs, sum })
 }
 
-/// Eight values of an operand, repeated over the register: nibbles, and bytes with a sign.
+/// Eight values of each operand, repeated over the register: nibbles and signed bytes.
 const A: [i8; 8] = [3, 14, 9, 0, 15, 6, 11, 5];
 const B: [i8; 8] = [17, -90, 127, -33, 64, -127, 2, -45];
 
-/// A kernel of `CHAINS` sums of `$vector` with lanes of `$lane`.
+/// Defines a kernel of `CHAINS` sums of `$vector` with lanes of `$lane`.
 ///
-/// The steps are `asm!` that is not `pure`, so the compiler neither merges nor hoists them. They are written out one by
-/// one, so that the sums stay in registers.
+/// The steps are `asm!` that is not `pure`, so the compiler neither merges nor hoists them. They are unrolled, so that
+/// the sums stay in registers.
 macro_rules! chains {
     ($name:ident, $features:literal, $vector:ident, $lane:ident, $step:ident, [$($i:literal)*]) => {
         #[target_feature(enable = $features)]
@@ -79,7 +79,7 @@ macro_rules! chains {
     };
 }
 
-/// Products in pairs to i16, and their sum: the kernel widens to i32 only once in eight.
+/// Adds products in pairs to i16; the product kernel widens to i32 only once in eight steps.
 #[cfg(target_arch = "x86_64")]
 macro_rules! vpmaddubsw {
     ($sum:expr, $a:ident, $b:ident) => {
@@ -109,7 +109,7 @@ macro_rules! vpdpbusd_vex {
     };
 }
 
-/// Eight products added to i16, as the kernel without dotprod does.
+/// Adds eight products to i16, as in the kernel without dotprod.
 #[cfg(target_arch = "aarch64")]
 macro_rules! smlal {
     ($sum:expr, $a:ident, $b:ident) => {

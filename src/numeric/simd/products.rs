@@ -1,17 +1,17 @@
-//! Products of quantised matrices with activations: the kernel for each format and instruction set.
+//! Products of quantised matrices with activations; chooses the kernel for the format and instruction set.
 //!
 //! The number of columns is baked into the program. The Q4_0 kernels of AVX2 and AVX-VNNI take it as a const parameter,
-//! all others at run time, which is as fast or faster and is compiled once for all models. The kernels alone, const
-//! against run time, 256 to 8,192 columns:
+//! all others at run time, which is as fast or faster and is compiled once for all models. Const against run time,
+//! kernels alone, 256 to 8,192 columns:
 //!
-//! - AVX2 on an EPYC: four tokens at once 8 to 12 % faster (6.57 against 7.14 ns for a block and token), because the
+//! - AVX2 on an EPYC: four tokens at once 8 to 12 % faster (6.57 against 7.14 ns per block and token), because the
 //!   compiler spills fewer registers; one token the same (7.83 against 7.87 ns). Prefill of Llama 3.2 1B
 //!   on one thread gains 11 %, decode nothing.
 //! - AVX-VNNI, by the model of llvm-mca 14: four tokens 25.2 against 27.2 cycles; one and two tokens the same.
 //! - AVX-512, by the same model: within 1.5 %, but eleven tokens took 14 % longer.
 //! - NEON with dotprod or i8mm, instructions of the loops: one token the same; four and eight tokens the same to 10 %
-//!   more, because tokens lie further apart than the offset of a load reaches.
-//! - Other formats on AVX2: no difference above the noise (5 %), and 250 KiB of code more for each number of columns.
+//!   more, because tokens are further apart than the offset of a load reaches.
+//! - Other formats on AVX2: no difference above the noise (5 %), and 250 KiB more code for each number of columns.
 
 use super::groups::{Groups, MOST_GROUPS, Q4Group};
 #[cfg(target_arch = "aarch64")]
@@ -23,14 +23,14 @@ use crate::quant::activations::{ActBlock, ActTile};
 use crate::quant::format::Format;
 use files::blocks::BLOCK;
 
-/// Most tokens that [`Isa::tile`] names. For these, weights unpacked for AMX and their sums stay in the second-level
-/// cache.
+/// Maximum tokens that [`Isa::tile`] returns. Up to this number, weights unpacked for AMX and their sums stay in the
+/// second-level cache.
 pub const MOST_TOKENS: usize = 256;
 
-/// A matrix of `COLS` columns times the activations of some tokens: `out[group][token][row]`. What is computed is said
-/// in [`format`](crate::quant::format).
+/// Multiplies a matrix of `COLS` columns with the activations of some tokens: `out[group][token][row]`. See
+/// [`format`](crate::quant::format) for the definition.
 ///
-/// `activations` is `[token][block]`. `tiles` has the whole tiles of the same tokens, `[tile][block]`, or nothing (see
+/// `activations` is `[token][block]`. `tiles` has the whole tiles of the same tokens, `[tile][block]`, or is empty (see
 /// [`Isa::act_tiles`]); only Q4_0 reads them.
 pub fn multiply<const COLS: usize>(
     isa: Isa,
@@ -40,16 +40,16 @@ pub fn multiply<const COLS: usize>(
     out: &mut [[f32; 16]],
 ) {
     assert!(w.blocks * BLOCK == COLS && COLS.is_multiple_of(w.format.span()));
-    multiply_by(Kernels { isa, q4: q4_of::<COLS> }, w, activations, tiles, out);
+    multiply_by(Kernels { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
 }
 
-/// An instruction set, and what computes a tile of tokens with Q4_0.
+/// An instruction set, and its function for a tile of tokens in Q4_0.
 struct Kernels {
     isa: Isa,
     q4: fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]),
 }
 
-/// All of [`multiply`] that does not know the number of columns, so that it is compiled once for all models.
+/// The part of [`multiply`] that does not depend on the number of columns, compiled once for all models.
 fn multiply_by(
     Kernels { isa, q4 }: Kernels,
     w: Groups<'_>,
@@ -71,7 +71,7 @@ fn multiply_by(
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => unsafe { amx::q4(w, tiles, tokens, out.as_mut_ptr()) },
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot | Isa::NeonI8mm => q4_together(isa, w, tiles, out),
+        Isa::NeonDot | Isa::NeonI8mm => q4_multi_group(isa, w, tiles, out),
         _ => 0,
     };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
@@ -87,7 +87,7 @@ fn multiply_by(
     }
 }
 
-/// Runs a kernel for as many tokens as there is room for in `$out`.
+/// Runs the kernel for `$out.len()` tokens.
 macro_rules! kernel {
     ($set:ident::$name:ident, ($w:ident, $activations:ident, $out:ident), $({$n:literal $(, $cols:ident)?})*) => {
         match $out.len() {
@@ -101,19 +101,19 @@ macro_rules! kernel {
     };
 }
 
-/// A tile of as many tokens as [`Isa::tokens_at_once`] names, where `w` has `COLS` columns.
-fn q4_of<const COLS: usize>(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
+/// Computes a tile of tokens, as many as [`Isa::tokens_at_once`] returns; `w` has `COLS` columns.
+fn q4_tile<const COLS: usize>(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => kernel!(avx2::q4, (w, activations, out), {1, COLS} {2, COLS} {4, COLS}),
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni => kernel!(avx_vnni::q4, (w, activations, out), {1, COLS} {2, COLS} {4, COLS}),
-        _ => q4_of_any(isa, w, activations, out),
+        _ => q4_tile_dyn(isa, w, activations, out),
     }
 }
 
-/// The same for sets whose kernels take any number of columns.
-fn q4_of_any(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
+/// Computes a tile of tokens on sets whose kernels take any number of columns.
+fn q4_tile_dyn(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => {
@@ -122,17 +122,17 @@ fn q4_of_any(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon::q4, (w, activations, out), {1} {2} {4}),
-        // What `q4_together` has left.
+        // The tokens that `q4_multi_group` has left.
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot | Isa::NeonI8mm => kernel!(neon::q4_dot, (w, activations, out), {1} {2}),
-        _ => unreachable!("invariant: `multiply_by` and `q4_of` have left the others out"),
+        _ => unreachable!("invariant: `multiply_by` and `q4_tile` handle the other sets"),
     }
 }
 
-/// Four tokens and more, for all groups at once, where there are tiles. Returns how many tokens are done. The arguments
-/// are as [`multiply_by`] has checked them.
+/// Computes four tokens and more for all groups at once, if there are tiles. Returns the number of tokens done.
+/// [`multiply_by`] has checked the arguments.
 #[cfg(target_arch = "aarch64")]
-fn q4_together(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 16]]) -> usize {
+fn q4_multi_group(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 16]]) -> usize {
     let (tokens, mut done) = (out.len() / w.groups, 0);
     loop {
         let n = isa.tokens_at_once(tokens - done);
@@ -152,38 +152,38 @@ fn q4_together(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 16]]
         for first in (0..w.groups).step_by(MOST_GROUPS) {
             let groups = w.part(first..w.groups.min(first + MOST_GROUPS));
             let out = &mut out[first * tokens + done..];
-            // SAFETY: the set was found on this CPU; `w` holds its groups, `tiles` a tile of each four tokens and block,
-            // and `out` one row of each group and token, groups `tokens` apart.
+            // SAFETY: the set was found on this CPU; `w` holds its groups, `tiles` a tile of each four tokens and
+            // block, and `out` one row of each group and token, groups `tokens` apart.
             unsafe { kernel(groups, tiles.as_ptr(), (out.as_mut_ptr(), tokens)) };
         }
         done += n;
     }
 }
 
-/// Puts the blocks of a tile's tokens, `[token][block]`, side by side: `[block]`.
+/// Interleaves the blocks of a tile's tokens, `[token][block]`, to one [`ActTile`] per block.
 pub fn lay_out(isa: Isa, activations: &[ActBlock], tiles: &mut [ActTile]) {
     let blocks = tiles.len();
     assert_eq!(activations.len(), ActTile::TOKENS * blocks);
     for (b, tile) in tiles.iter_mut().enumerate() {
         let acts = std::array::from_fn(|t| &activations[t * blocks + b]);
-        *tile = laid(isa, acts);
+        *tile = interleave_block(isa, acts);
     }
 }
 
-/// One block of a tile's tokens.
+/// Interleaves one block of a tile's tokens.
 #[cfg(target_arch = "aarch64")]
-fn laid(isa: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
+fn interleave_block(isa: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
     if isa == Isa::NeonI8mm { neon::laid::<true>(acts) } else { neon::laid::<false>(acts) }
 }
 
-/// One block of a tile's tokens.
+/// Interleaves one block of a tile's tokens.
 #[cfg(not(target_arch = "aarch64"))]
-fn laid(_: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
+fn interleave_block(_: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
     ActTile { q: acts.map(|act| act.q), d: acts.map(|act| act.d) }
 }
 
 impl Isa {
-    /// Tokens and groups of rows that [`multiply`] should get at once, when `tokens` are left.
+    /// Tokens and groups of rows to pass to [`multiply`] at once when `tokens` are left.
     pub fn tile(self, tokens: usize) -> (usize, usize) {
         #[cfg(target_arch = "x86_64")]
         if self == Isa::Amx && tokens >= ActTile::TOKENS {
@@ -192,19 +192,19 @@ impl Isa {
         (self.tokens_at_once(tokens), MOST_GROUPS)
     }
 
-    /// Of `tokens`, how many whole tiles [`multiply`] reads once [`lay_out`] has made them.
+    /// Number of whole tiles of `tokens` that [`multiply`] reads after [`lay_out`] has made them.
     pub fn act_tiles(self, tokens: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => tokens / ActTile::TOKENS,
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot | Isa::NeonI8mm => tokens / ActTile::TOKENS,
-            // Tiles that no prompt fills.
-            _ => tokens / usize::MAX,
+            // This instruction set reads no tiles.
+            _ => 0,
         }
     }
 
-    /// The same for kernels of one group, where others have done what they can.
+    /// Number of tokens to compute next with kernels of one group, after those of several groups.
     fn tokens_of_group(self, left: usize) -> usize {
         match self {
             #[cfg(target_arch = "aarch64")]
@@ -213,11 +213,11 @@ impl Isa {
         }
     }
 
-    /// The size of tile, among those compiled, to take next when `left` tokens are left.
+    /// Number of tokens to compute next when `left` are left; a kernel is compiled for each possible result.
     fn tokens_at_once(self, left: usize) -> usize {
         match self {
-            // All sizes are there, so tiles can be nearly equal: a small last tile would waste most of a pass over the
-            // weights.
+            // All sizes are compiled, so tiles can be nearly equal: a small last tile would waste most of a pass over
+            // the weights.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => left.div_ceil(left.div_ceil(16).max(1)),
             #[cfg(target_arch = "aarch64")]

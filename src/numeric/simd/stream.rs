@@ -1,32 +1,32 @@
-//! Reads memory as fast as this CPU can. `bench` compares decode with it.
+//! Measures the read bandwidth of this CPU, with which `bench` compares decode.
 //!
-//! Which way is fastest depends on the machine: one thread of an Intel server read 13 GB/s with 16-byte loads, 17.6
-//! with 64-byte loads and 18 with prefetches. So there are several ways, and the best one counts.
+//! The fastest method depends on the machine: one thread of an Intel server read 13 GB/s with 16-byte loads, 17.6 with
+//! 64-byte loads and 18 with prefetches. So there are several methods, and the best one counts.
 
 use super::{Isa, prefetch};
 use std::fmt;
 
 /// Bytes of one step of a stream: whole cache lines, and at least as many loads as there are sums.
 const STEP: usize = 256;
-/// Prefetches go to every line of a step.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// How far ahead a prefetch reaches.
+/// Prefetch distance in bytes.
 const AHEAD: usize = 4096;
-/// Independent sums of each stream.
+/// Number of independent sums of each stream.
 const SUMS: usize = 4;
 
-/// A way to go through memory.
+/// A method to read memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     isa: Isa,
-    /// Places read from in turn, one or two.
+    /// Number of streams read in turn, one or two.
     streams: usize,
-    /// How many bytes ahead of a load the prefetch is; 0 for none.
+    /// Prefetch distance in bytes; 0 for no prefetch.
     ahead: usize,
 }
 
 impl Way {
-    /// All ways of this CPU. Sets that have the same loads as another are left out.
+    /// Lists all methods of this CPU, without sets that have the same loads as another.
     pub fn all() -> Vec<Way> {
         let mut ways = Vec::new();
         for isa in Isa::available() {
@@ -54,7 +54,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Reads every byte. Returns the sum of the little-endian words of eight bytes, and of single bytes at the end.
+/// Reads every byte. Returns the sum of the little-endian 8-byte words, and of single bytes at the end.
 pub fn read(way: Way, bytes: &[u8]) -> u64 {
     macro_rules! kernel {
         ($name:ident) => {
@@ -80,20 +80,20 @@ pub fn read(way: Way, bytes: &[u8]) -> u64 {
         #[cfg(target_arch = "aarch64")]
         _ => kernel!(neon),
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        Isa::Scalar => words(bytes),
+        Isa::Scalar => sum_words(bytes),
     }
 }
 
-/// [`read`] in plain Rust, for what is left after the steps.
-fn words(bytes: &[u8]) -> u64 {
+/// [`read`] in plain Rust, for the rest after the steps.
+fn sum_words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let sum = words.iter().fold(0u64, |sum, w| sum.wrapping_add(u64::from_le_bytes(*w)));
     rest.iter().fold(sum, |sum, &b| sum.wrapping_add(u64::from(b)))
 }
 
-/// A kernel: the bytes in `STREAMS` equal parts, a step of each in turn.
+/// Defines a kernel that reads `STREAMS` equal parts of the bytes, a step of each in turn.
 ///
-/// A macro and not a body over a trait, so that the loops stand in the function that has the features.
+/// A macro instead of a trait, so that the loops are in the function that has the features.
 macro_rules! reader {
     ($name:ident, $features:literal, $vector:ident, $zero:expr, $load:ident, $add:ident) => {
         #[target_feature(enable = $features)]
@@ -104,7 +104,7 @@ macro_rules! reader {
             let mut at = 0;
             while at < part {
                 for (stream, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: a whole step lies there: `at + STEP <= part`, and `STREAMS` parts are inside.
+                    // SAFETY: a whole step is in bounds: `at + STEP <= part`, and `STREAMS` parts are inside.
                     let p = unsafe { bytes.as_ptr().add(stream * part + at) };
                     for line in 0..if AHEAD > 0 { STEP / LINE } else { 0 } {
                         prefetch::<1>(p.wrapping_add(AHEAD + line * LINE));
@@ -117,7 +117,7 @@ macro_rules! reader {
                 }
                 at += STEP;
             }
-            let mut sum = words(&bytes[STREAMS * part..]);
+            let mut sum = sum_words(&bytes[STREAMS * part..]);
             for sums in sums {
                 // SAFETY: plain integers of the same size, of which every value is valid.
                 let sums: [u64; SUMS * size_of::<$vector>() / 8] = unsafe { std::mem::transmute(sums) };
@@ -153,7 +153,7 @@ mod tests {
             for len in [0, 1, 7, 8, 255, 256, 257, 511, 512, 513, 767, 1024, 4095, 4999] {
                 for start in [0, 1] {
                     let bytes = &bytes[start..start + len];
-                    assert_eq!(read(way, bytes), words(bytes), "{way}: {len} bytes from {start}");
+                    assert_eq!(read(way, bytes), sum_words(bytes), "{way}: {len} bytes from {start}");
                 }
             }
         }
@@ -161,9 +161,9 @@ mod tests {
 
     #[test]
     fn the_sum_is_that_of_all_bytes_at_their_places() {
-        assert_eq!(words(&[]), 0);
-        assert_eq!(words(&[1, 0, 0, 0, 0, 0, 0, 2, 5, 6]), 1 + (2 << 56) + 11);
-        assert_eq!(words(&[0xff; 16]), u64::MAX.wrapping_mul(2));
+        assert_eq!(sum_words(&[]), 0);
+        assert_eq!(sum_words(&[1, 0, 0, 0, 0, 0, 0, 2, 5, 6]), 1 + (2 << 56) + 11);
+        assert_eq!(sum_words(&[0xff; 16]), u64::MAX.wrapping_mul(2));
     }
 
     #[test]

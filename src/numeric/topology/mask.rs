@@ -1,13 +1,13 @@
-//! A set of cores, as a mask or a list.
+//! A set of cores, given as a mask or a list.
 
 use files::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Cores with this number or a higher one are refused: the kernel's call holds no more.
-const MOST: usize = 1024;
+/// Core numbers must be below this, the limit of the kernel's call.
+const MAX_CORES: usize = 1024;
 
-/// Cores that the user has chosen, at least one.
+/// The cores chosen by the user, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuMask {
     text: String,
@@ -18,41 +18,38 @@ pub struct CpuMask {
 impl FromStr for CpuMask {
     type Err = String;
 
-    /// A list has a comma or a dash (`4-7`, `4,5,7`, `0,4-7`); all else is hexadecimal, with or without `0x`, the
-    /// lowest bit for core 0: `f0` is `4-7`, and `7` is `0-2`.
+    /// Parses a list, which has a comma or a dash (`4-7`, `4,5,7`, `0,4-7`), or a hexadecimal mask, with or without
+    /// `0x`, whose lowest bit is core 0: `f0` is `4-7`, and `7` is `0-2`.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let list = text.contains([',', '-']);
-        let cores = if list { of_list(text) } else { of_hex(text) };
+        let cores = if list { parse_list(text) } else { parse_hex(text) };
         let mut cores = cores.ok_or_else(|| {
             format!(
-                "use a hexadecimal mask such as f0, or a list such as 4-7 or 4,5,7, of cores below {MOST}"
+                "use a hexadecimal mask such as f0, or a list such as 4-7 or 4,5,7, of cores below {MAX_CORES}"
             )
         })?;
         cores.sort_unstable();
         cores.dedup();
-        match cores.is_empty() {
-            true => Err("it names no core".into()),
-            false => Ok(Self { text: text.into(), cores }),
-        }
+        if cores.is_empty() { Err("it names no core".into()) } else { Ok(Self { text: text.into(), cores }) }
     }
 }
 
 impl fmt::Display for CpuMask {
-    /// As it was typed.
+    /// Formats the mask as the user typed it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-fn of_list(text: &str) -> Option<Vec<usize>> {
+fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for part in text.split(',') {
         let (a, b) = part.split_once('-').unwrap_or((part, part));
-        // `parse` takes a sign too.
+        // `parse` would accept a sign.
         let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
         let (a, b): (usize, usize) =
             (a.parse().ok().filter(|_| digits(a))?, b.parse().ok().filter(|_| digits(b))?);
-        if a > b || b >= MOST {
+        if a > b || b >= MAX_CORES {
             return None;
         }
         cores.extend(a..=b);
@@ -60,14 +57,14 @@ fn of_list(text: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
-fn of_hex(text: &str) -> Option<Vec<usize>> {
+fn parse_hex(text: &str) -> Option<Vec<usize>> {
     let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
     let mut cores = Vec::new();
     for (i, c) in digits.chars().rev().enumerate() {
         let digit = c.to_digit(16)?;
         cores.extend((0..4).filter(|bit| digit >> bit & 1 == 1).map(|bit| 4 * i + bit));
     }
-    (!digits.is_empty() && cores.last().is_none_or(|&last| last < MOST)).then_some(cores)
+    (!digits.is_empty() && cores.last().is_none_or(|&last| last < MAX_CORES)).then_some(cores)
 }
 
 impl CpuMask {
@@ -76,7 +73,7 @@ impl CpuMask {
         &self.cores
     }
 
-    /// Refuses cores that are not among `available`. An empty list, where the system tells nothing, refuses none.
+    /// Rejects cores that are not among `available`. An empty list means unknown and rejects none.
     pub fn check(&self, available: &[usize]) -> Result<()> {
         let missing: Vec<usize> = self.cores.iter().copied().filter(|c| !available.contains(c)).collect();
         if available.is_empty() || missing.is_empty() {
@@ -91,7 +88,7 @@ impl CpuMask {
     }
 }
 
-/// `0-3,7` for ascending numbers.
+/// Formats ascending core numbers as ranges, e.g. `0-3,7`.
 pub fn ranges(cores: &[usize]) -> String {
     let runs = cores.chunk_by(|a, b| a + 1 == *b);
     let run = |r: &[usize]| match r {

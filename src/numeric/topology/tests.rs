@@ -44,8 +44,8 @@ impl Tree {
 
     /// Default threads, and where that many are placed; an empty list is anywhere.
     fn plan(&self) -> (usize, Vec<usize>) {
-        let threads = big_threads(cores(&self.0)).expect("some cores");
-        (threads, place(cores(&self.0), threads).unwrap_or_default())
+        let threads = count_big_cores(list_cores(&self.0)).expect("some cores");
+        (threads, place_threads(list_cores(&self.0), threads).unwrap_or_default())
     }
 }
 
@@ -130,7 +130,7 @@ fn a_cpuset_leaves_what_it_leaves() {
 fn cores_that_are_switched_off_get_no_thread() {
     let tree = Tree::new("offline", &PRIME);
     tree.write("sys/devices/system/cpu/online", "0-4,6\n");
-    assert_eq!(available(&tree.0), [0, 1, 2, 3, 4, 6]);
+    assert_eq!(list_allowed(&tree.0), [0, 1, 2, 3, 4, 6]);
     assert_eq!(tree.plan(), (2, vec![4, 6]));
     tree.write("sys/devices/system/cpu/online", "0-3\n");
     assert_eq!(tree.plan(), (4, vec![]));
@@ -142,8 +142,8 @@ fn cores_that_are_switched_off_get_no_thread() {
 #[test]
 fn threads_beyond_the_big_cores_go_anywhere() {
     let tree = Tree::new("many", &PRIME);
-    assert_eq!(place(cores(&tree.0), 4), Some(vec![4, 5, 6, 7]));
-    assert_eq!(place(cores(&tree.0), 5), None);
+    assert_eq!(place_threads(list_cores(&tree.0), 4), Some(vec![4, 5, 6, 7]));
+    assert_eq!(place_threads(list_cores(&tree.0), 5), None);
 }
 
 #[test]
@@ -159,9 +159,9 @@ fn hyper_threads_of_a_core_count_once() {
 #[test]
 fn a_system_that_tells_nothing() {
     let nowhere = Path::new("/no/such/tree");
-    assert_eq!(available(nowhere), [0usize; 0]);
-    assert_eq!(big_threads(cores(nowhere)), None);
-    assert_eq!(place(cores(nowhere), 4), None);
+    assert_eq!(list_allowed(nowhere), [0usize; 0]);
+    assert_eq!(count_big_cores(list_cores(nowhere)), None);
+    assert_eq!(place_threads(list_cores(nowhere), 4), None);
     assert!(default_threads() >= 1);
 }
 

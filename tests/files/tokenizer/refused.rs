@@ -57,7 +57,7 @@ fn cases() -> Vec<(Made, &'static [&'static str])> {
         (bpe().text("eom_token_id", "x"), &["eom_token_id\" is \"x\""]),
         (bpe().integers("token_type", &types(UNUSED)), &["eos_token_id\" is 259", "unused"]),
         (bpe().truth("add_bos_token", 1), &["add_bos_token\" is true", "bos_token_id\" is missing"]),
-        (bpe().with("add_bos_token", U8, [1]), &["add_bos_token\" is 1", "truth value"]),
+        (bpe().with("add_bos_token", U8, [1]), &["add_bos_token\" is 1", "boolean"]),
         (bpe().without("eos_token_id").truth("add_eos_token", 1), &["add_eos_token\" is true"]),
         (pieces().without("scores"), &["tokenizer.ggml.scores\" is missing"]),
         (pieces().floats("scores", &[0.0; 261]), &["scores\" is an array of 261", "262 numbers"]),

@@ -1,9 +1,9 @@
 //! GGUF blocks of 32 values: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
-//! The four-bit part is the same in the first four: value `z` in the low nibble of byte `z`, value `z + 16` in the
-//! high one. The names' second digit is 0 where values are `q * d`, 1 where they are `q * d + m`.
+//! The first four store four bits of each value alike: value `z` in the low nibble of byte `z`, value `z + 16` in the
+//! high one. The second digit of a name is 0 if values are `q * d`, 1 if they are `q * d + m`.
 
-use crate::blocks::{BLOCK, BlockQ4, scale};
+use crate::blocks::{BLOCK, BlockQ4, read_f16};
 use std::array::from_fn;
 
 /// Q4_0, 18 bytes: `d` f16, `qs[16]`. Value: `(nibble - 8) * d`.
@@ -13,35 +13,35 @@ pub fn q4_0(block: &[u8; 18]) -> [f32; BLOCK] {
 
 /// Q4_1, 20 bytes: `d` f16, `m` f16, `qs[16]`. Value: `nibble * d + m`.
 pub fn q4_1(block: &[u8; 20]) -> [f32; BLOCK] {
-    let (d, m) = (scale(block, 0), scale(block, 2));
+    let (d, m) = (read_f16(block, 0), read_f16(block, 2));
     from_fn(|z| f32::from(nibble(&block[4..], z)) * d + m)
 }
 
 /// Q5_0, 22 bytes: `d` f16, `qh` u32, `qs[16]`. Value: `(nibble + 16 * bit - 16) * d`, where `bit` is bit `z` of `qh`.
 pub fn q5_0(block: &[u8; 22]) -> [f32; BLOCK] {
-    let d = scale(block, 0);
-    from_fn(|z| f32::from(five(&block[2..], z) as i8 - 16) * d)
+    let d = read_f16(block, 0);
+    from_fn(|z| f32::from(read_5_bits(&block[2..], z) as i8 - 16) * d)
 }
 
 /// Q5_1, 24 bytes: `d` f16, `m` f16, `qh` u32, `qs[16]`. Value: `(nibble + 16 * bit) * d + m`.
 pub fn q5_1(block: &[u8; 24]) -> [f32; BLOCK] {
-    let (d, m) = (scale(block, 0), scale(block, 2));
-    from_fn(|z| f32::from(five(&block[4..], z)) * d + m)
+    let (d, m) = (read_f16(block, 0), read_f16(block, 2));
+    from_fn(|z| f32::from(read_5_bits(&block[4..], z)) * d + m)
 }
 
 /// Q8_0, 34 bytes: `d` f16, `qs[32]` i8. Value: `q * d`.
 pub fn q8_0(block: &[u8; 34]) -> [f32; BLOCK] {
-    let d = scale(block, 0);
+    let d = read_f16(block, 0);
     from_fn(|z| f32::from(block[2 + z] as i8) * d)
 }
 
-/// Four-bit integer `z` of `qs`.
+/// Reads four-bit integer `z` of `qs`.
 fn nibble(qs: &[u8], z: usize) -> u8 {
     if z < 16 { qs[z] & 15 } else { qs[z - 16] >> 4 }
 }
 
-/// Five-bit integer `z`: the bits of `qh` lie before `qs`.
-fn five(qh_qs: &[u8], z: usize) -> u8 {
+/// Reads five-bit integer `z`; `qh` with the fifth bits is stored before `qs`.
+fn read_5_bits(qh_qs: &[u8], z: usize) -> u8 {
     let bit = qh_qs[z / 8] >> (z % 8) & 1;
     nibble(&qh_qs[4..], z) | bit << 4
 }

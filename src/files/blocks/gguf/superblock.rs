@@ -4,7 +4,7 @@
 //! bytes by [`six_bits`]; the values of parts `2c` and `2c + 1` lie in the low and high nibbles of bytes
 //! `32c .. 32c + 32`. Q6_K has sixteen parts of 16 values with a signed scale of eight bits each.
 
-use crate::blocks::scale;
+use crate::blocks::read_f16;
 use std::array::from_fn;
 
 /// Values in one block.
@@ -12,14 +12,14 @@ pub const VALUES: usize = 256;
 
 /// Q4_K, 144 bytes: `d` f16, `dmin` f16, `scales[12]`, `qs[128]`. Value: `d * scale[p] * nibble - dmin * min[p]`.
 pub fn q4_k(block: &[u8; 144]) -> [f32; VALUES] {
-    let (levels, mins) = parts(block);
+    let (levels, mins) = decode_scales(block);
     from_fn(|i| levels[i / 32] * f32::from(nibble(&block[16..], i)) - mins[i / 32])
 }
 
 /// Q5_K, 176 bytes: `d` f16, `dmin` f16, `scales[12]`, `qh[32]`, `qs[128]`. As Q4_K with a fifth bit: for value `i`,
 /// bit `i / 32` of `qh[i % 32]`.
 pub fn q5_k(block: &[u8; 176]) -> [f32; VALUES] {
-    let (levels, mins) = parts(block);
+    let (levels, mins) = decode_scales(block);
     from_fn(|i| {
         let bit = block[16 + i % 32] >> (i / 32) & 1;
         let q = nibble(&block[48..], i) | bit << 4;
@@ -33,7 +33,7 @@ pub fn q5_k(block: &[u8; 176]) -> [f32; VALUES] {
 /// `i % 64` of `ql` (low nibbles first: values 0 to 63) and its high two in byte `i % 32` of `qh`, from bit
 /// `2 * (i / 32)` on.
 pub fn q6_k(block: &[u8; 210]) -> [f32; VALUES] {
-    let d = scale(block, 208);
+    let d = read_f16(block, 208);
     let levels: [f32; 16] = from_fn(|p| d * f32::from(block[192 + p] as i8));
     from_fn(|i| {
         let (half, i_in) = (i / 128, i % 128);
@@ -43,17 +43,17 @@ pub fn q6_k(block: &[u8; 210]) -> [f32; VALUES] {
     })
 }
 
-/// For each part, the factor of `q` and what is subtracted from the product; both are exact in f32.
-fn parts(block: &[u8]) -> ([f32; 8], [f32; 8]) {
-    let (d, dmin) = (scale(block, 0), scale(block, 2));
+/// Decodes each part's factor of `q` and the minimum subtracted from the product; both are exact in f32.
+fn decode_scales(block: &[u8]) -> ([f32; 8], [f32; 8]) {
+    let (d, dmin) = (read_f16(block, 0), read_f16(block, 2));
     let scales = from_fn(|z| block[4 + z]);
     let six = from_fn::<_, 8, _>(|p| six_bits(&scales, p));
     (six.map(|(level, _)| d * f32::from(level)), six.map(|(_, min)| dmin * f32::from(min)))
 }
 
-/// Scale and minimum of part `p`. In the first four parts, they are the low six bits of bytes `p` and `p + 4`. In the
-/// others, their low four bits are in byte `p + 4` (scale low, minimum high), and their high two are the high bits of
-/// bytes `p - 4` and `p`.
+/// Reads the scale and minimum of part `p`. In the first four parts, they are the low six bits of bytes `p` and
+/// `p + 4`. In the others, their low four bits are in byte `p + 4` (scale low, minimum high), and their high two bits
+/// are the high bits of bytes `p - 4` and `p`.
 pub fn six_bits(scales: &[u8; 12], p: usize) -> (u8, u8) {
     if p < 4 {
         return (scales[p] & 63, scales[p + 4] & 63);
@@ -62,7 +62,7 @@ pub fn six_bits(scales: &[u8; 12], p: usize) -> (u8, u8) {
     (low & 15 | level << 4, low >> 4 | min << 4)
 }
 
-/// Four-bit integer `i` of a Q4_K or Q5_K block.
+/// Reads four-bit integer `i` of a Q4_K or Q5_K block.
 fn nibble(qs: &[u8], i: usize) -> u8 {
     qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15
 }

@@ -1,8 +1,8 @@
 //! Bounded reads from a GGUF header, in order and little-endian.
 //!
-//! Every length that the file gives is compared with the bytes that are left before anything is read or allocated.
+//! Every length in the file is compared with the bytes that are left before anything is read or allocated.
 
-/// The most bytes of a file that can be header; the largest vocabularies take a sixth of that.
+/// Maximum bytes of a header; the largest vocabularies need a sixth of this.
 const MAX_HEADER: usize = 128 << 20;
 
 /// A position in a header.
@@ -13,7 +13,7 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads from the start of a file.
+    /// A cursor at the start of a file.
     pub fn new(file: &'a [u8]) -> Self {
         Self { head: &file[..file.len().min(MAX_HEADER)], file_len: file.len(), at: 0 }
     }
@@ -27,7 +27,7 @@ impl<'a> Cursor<'a> {
         self.head.len() - self.at
     }
 
-    /// The next `len` bytes; `what` they are is for messages.
+    /// Takes the next `len` bytes; `what` names them in messages.
     pub fn take(&mut self, len: u64, what: &str) -> Result<&'a [u8], String> {
         let Some(len) = usize::try_from(len).ok().filter(|&len| len <= self.left()) else {
             return Err(self.past_the_end(&format!("{what} of {len} bytes at byte {}", self.at)));
@@ -41,7 +41,7 @@ impl<'a> Cursor<'a> {
         if self.head.len() == self.file_len {
             format!("{what} goes past the end of the file, {} bytes", self.file_len)
         } else {
-            format!("{what} goes past byte {MAX_HEADER}, which no header may")
+            format!("{what} goes past byte {MAX_HEADER}, the limit of a header")
         }
     }
 
@@ -51,17 +51,17 @@ impl<'a> Cursor<'a> {
         Ok(out)
     }
 
-    /// The next four bytes as an integer.
+    /// Reads the next four bytes as an integer.
     pub fn u32(&mut self, what: &str) -> Result<u32, String> {
         self.array(what).map(u32::from_le_bytes)
     }
 
-    /// The next eight bytes as an integer.
+    /// Reads the next eight bytes as an integer.
     pub fn u64(&mut self, what: &str) -> Result<u64, String> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of items: at most `most`, and each takes at least `least` bytes (not 0) of what follows.
+    /// Reads a count of at most `most` items, each of which takes at least `least` bytes (not 0) of the rest.
     pub fn count(&mut self, what: &str, least: usize, most: usize) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count > most as u64 {
@@ -73,20 +73,20 @@ impl<'a> Cursor<'a> {
         Ok(count as usize)
     }
 
-    /// The bytes of a string, which its length (u64) precedes.
+    /// Reads a string as bytes: its length (u64), then its content.
     pub fn text_bytes(&mut self, what: &str) -> Result<&'a [u8], String> {
         let len = self.u64(what)?;
         self.take(len, what)
     }
 
-    /// A string of at most `longest` bytes.
+    /// Reads a string of at most `longest` bytes.
     pub fn text(&mut self, what: &str, longest: usize) -> Result<String, String> {
         let start = self.at;
         let bytes = self.text_bytes(what)?;
         if bytes.len() > longest {
             return Err(format!("{what} at byte {start} is {} bytes long, more than {longest}", bytes.len()));
         }
-        // Copied before the check, since the bytes of a mapped file could change after it.
+        // Copied first: the bytes of a mapped file could change after the check.
         String::from_utf8(bytes.to_vec()).map_err(|_| format!("{what} at byte {start} is not UTF-8"))
     }
 }
@@ -127,6 +127,6 @@ mod tests {
     fn a_header_ends_within_the_limit() {
         let file = vec![0; MAX_HEADER + 1];
         let error = Cursor::new(&file).take(file.len() as u64, "x").unwrap_err();
-        assert!(error.contains("no header"), "{error}");
+        assert!(error.contains("limit of a header"), "{error}");
     }
 }

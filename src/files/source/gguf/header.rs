@@ -16,33 +16,33 @@ use crate::error::quoted;
 const MAGIC: &[u8; 4] = b"GGUF";
 /// Bytes of the file that hold the number of tensors.
 const TENSOR_COUNT: Range<usize> = 8..16;
-/// Several times those of any model, which has a hundred keys and 13 tensors a layer.
+/// Maximum metadata keys and tensors; a model has about a hundred keys and 13 tensors per layer.
 const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 16;
-/// The format's own limits: bytes of a key and of a tensor's name, dimensions.
+/// The format's own limits: bytes of a key, bytes of a tensor's name, number of dimensions.
 const MAX_KEY: usize = (1 << 16) - 1;
 const MAX_NAME: usize = 64;
 const MAX_RANK: u32 = 4;
-/// The alignment of tensors: its key, its default, its allowed values.
+/// The alignment of tensors in bytes: its key, default and allowed values.
 const ALIGNMENT: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
 const ALIGNMENTS: Range<u64> = 8..(1 << 20) + 1;
-/// The fewest bytes of a pair (length and letter of the key, type, value), and of a tensor's info (length and
-/// letter of the name, rank, one dimension, type, offset).
+/// Minimum bytes of a metadata pair (length and one letter of the key, type, value), and of a tensor's info (length and
+/// one letter of the name, rank, one dimension, type, offset).
 const LEAST_PAIR: usize = 8 + 1 + 4 + 1;
 const LEAST_INFO: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// What a file holds.
+/// A parsed header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
-    /// 2 or 3; nothing that is read here differs between them.
+    /// 2 or 3; the fields read here are the same in both.
     pub version: u32,
     pub metadata: Metadata,
     /// By tensor name.
     pub tensors: BTreeMap<String, Entry>,
-    /// Where the header ends and padding or data begin, in bytes of the file.
+    /// Bytes of the header; padding or data follow.
     pub len: usize,
-    /// Where the metadata pairs end.
+    /// Offset of the end of the metadata pairs, in bytes.
     pairs_end: usize,
 }
 
@@ -52,11 +52,11 @@ pub struct Entry {
     pub block: BlockType,
     /// Row-major, the reverse of the file's order: a matrix is `[rows, cols]`. No dimension is 0.
     pub shape: Vec<usize>,
-    /// Bytes of the file: inside it, and as many as block and shape ask for.
+    /// Range of bytes inside the file; its length matches block and shape.
     pub range: Range<usize>,
 }
 
-/// A tensor as the header describes it; `shape` and `block` have been checked.
+/// A tensor's info in the header; `shape` and `block` have been checked.
 struct Info {
     name: String,
     block: BlockType,
@@ -73,7 +73,7 @@ impl Header {
     /// One line that names the field and its value.
     pub fn parse(file: &[u8]) -> Result<Header, String> {
         let mut cursor = Cursor::new(file);
-        let version = version(&mut cursor)?;
+        let version = read_version(&mut cursor)?;
         let tensors = cursor.count("tensor count", LEAST_INFO, MAX_TENSORS)?;
         let pairs = cursor.count("metadata count", LEAST_PAIR, MAX_KEYS)?;
         let mut metadata = Metadata::default();
@@ -86,16 +86,16 @@ impl Header {
             metadata.insert(key, value)?;
         }
         let pairs_end = cursor.position();
-        let alignment = alignment(&metadata)?;
+        let alignment = read_alignment(&metadata)?;
         let infos = (0..tensors).map(|i| Info::read(&mut cursor, i)).collect::<Result<Vec<_>, _>>()?;
         let len = cursor.position();
         // No overflow: a header is limited to 128 MiB.
         let data = (len as u64).next_multiple_of(alignment)..file.len() as u64;
-        let entries = place_all(infos, &data, alignment)?;
+        let entries = locate_all(infos, &data, alignment)?;
         Ok(Header { version, metadata, tensors: entries, len, pairs_end })
     }
 
-    /// A file with the same metadata and no tensors; `file` is what was parsed.
+    /// Builds a file with the same metadata and no tensors; `file` is the parsed file.
     pub fn without_tensors(&self, file: &[u8]) -> Vec<u8> {
         [&file[..TENSOR_COUNT.start], &[0; 8], &file[TENSOR_COUNT.end..self.pairs_end]].concat()
     }
@@ -106,7 +106,7 @@ fn within(tensor: &str, what: impl std::fmt::Display) -> String {
 }
 
 /// Reads magic and version.
-fn version(cursor: &mut Cursor<'_>) -> Result<u32, String> {
+fn read_version(cursor: &mut Cursor<'_>) -> Result<u32, String> {
     let magic = cursor.take(4, "magic")?;
     if magic != MAGIC {
         return Err(format!("starts with \"{}\", not with \"GGUF\"", magic.escape_ascii()));
@@ -120,8 +120,8 @@ fn version(cursor: &mut Cursor<'_>) -> Result<u32, String> {
     }
 }
 
-/// The alignment of tensors, in bytes.
-fn alignment(metadata: &Metadata) -> Result<u64, String> {
+/// Reads the alignment of tensors, in bytes.
+fn read_alignment(metadata: &Metadata) -> Result<u64, String> {
     match metadata.get(ALIGNMENT) {
         None => Ok(DEFAULT_ALIGNMENT),
         Some(&Value::Unsigned(n)) if n.is_power_of_two() && ALIGNMENTS.contains(&n) => Ok(n),
@@ -139,10 +139,11 @@ impl Info {
         if name.is_empty() {
             return Err(format!("tensor {i}: the name is empty"));
         }
-        Self::rest(cursor, &name).map_err(|e| within(&name, e))
+        Self::read_unnamed(cursor, &name).map_err(|e| within(&name, e))
     }
 
-    fn rest(cursor: &mut Cursor<'_>, name: &str) -> Result<Info, String> {
+    /// Reads the info after the name.
+    fn read_unnamed(cursor: &mut Cursor<'_>, name: &str) -> Result<Info, String> {
         let rank = cursor.u32("number of dimensions")?;
         if !(1..=MAX_RANK).contains(&rank) {
             return Err(format!("number of dimensions is {rank}; supported: 1 to {MAX_RANK}"));
@@ -170,11 +171,11 @@ impl Info {
         Ok(Info { name: name.into(), block, shape, bytes: blocks * block.bytes() as u64, offset })
     }
 
-    /// Places the tensor in the file, whose data are the bytes `data`.
-    fn place(&self, data: &Range<u64>, alignment: u64) -> Result<Entry, String> {
+    /// Resolves the tensor's offset in the file, whose data are the bytes `data`.
+    fn locate(&self, data: &Range<u64>, alignment: u64) -> Result<Entry, String> {
         let Info { offset, bytes, .. } = *self;
         if !offset.is_multiple_of(alignment) {
-            return Err(format!("offset is {offset}, no multiple of the alignment {alignment}"));
+            return Err(format!("offset is {offset}, not a multiple of the alignment {alignment}"));
         }
         let room = data.end.saturating_sub(data.start);
         if offset > room || bytes > room - offset {
@@ -183,26 +184,29 @@ impl Info {
             ));
         }
         let start = data.start + offset; // no overflow: it is inside the file
-        let address = |at: u64| usize::try_from(at).map_err(|_| "lies beyond what this machine can address");
+        let address = |at: u64| usize::try_from(at).map_err(|_| "is more than this machine can address");
         let range = address(start)?..address(start + bytes)?;
         Ok(Entry { block: self.block, shape: self.shape.clone(), range })
     }
 }
 
-/// Places the tensors, which follow one another in the order of their infos, each padded to the alignment.
-///
-/// So a wrong type or dimension of one tensor shows in the offset of the next, or in what is left of the file.
-fn place_all(infos: Vec<Info>, data: &Range<u64>, alignment: u64) -> Result<BTreeMap<String, Entry>, String> {
+/// Resolves the offsets of all tensors, which must follow one another in the order of their infos, each padded to the
+/// alignment. A wrong type or dimension of one tensor thus shows in the offset of the next or in the size of the file.
+fn locate_all(
+    infos: Vec<Info>,
+    data: &Range<u64>,
+    alignment: u64,
+) -> Result<BTreeMap<String, Entry>, String> {
     let (mut entries, mut end) = (BTreeMap::new(), 0);
     for info in infos {
-        let entry = info.place(data, alignment).map_err(|e| within(&info.name, e))?;
+        let entry = info.locate(data, alignment).map_err(|e| within(&info.name, e))?;
         if info.offset != end {
             let what = format!("offset is {}, but the tensors before it end at {end}", info.offset);
             return Err(within(&info.name, what));
         }
         end = (info.offset + info.bytes).next_multiple_of(alignment); // no overflow: it is inside the file
         if entries.contains_key(&info.name) {
-            return Err(format!("tensor {} is there twice", quoted(&info.name)));
+            return Err(format!("tensor {} occurs twice", quoted(&info.name)));
         }
         entries.insert(info.name, entry);
     }

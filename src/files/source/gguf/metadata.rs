@@ -1,4 +1,4 @@
-//! The metadata of a GGUF file: values by key, read as the type that they should have.
+//! The metadata of a GGUF file: values by key, with typed access.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ impl Metadata {
     /// Adds a value; its key must be new.
     pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), String> {
         if self.0.contains_key(&key) {
-            return Err(format!("metadata {} is there twice", quoted(&key)));
+            return Err(format!("metadata {} occurs twice", quoted(&key)));
         }
         self.0.insert(key, value);
         Ok(())
     }
 
-    /// The value of `key`, whatever its type.
+    /// Value of `key`, of any type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key)
     }
@@ -29,49 +29,49 @@ impl Metadata {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// An integer of 0 or more, if the key is there.
+    /// Reads an integer of 0 or more; `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// The value is of another type. The message names key, value and what is supported. (So do the other methods.)
+    /// The value has another type. The message names key, value and the supported type, as in the other methods.
     pub fn integer(&self, key: &str) -> Result<Option<u64>, String> {
-        self.typed(key, "an integer of 0 or more", Value::as_u64)
+        self.read_typed(key, "an integer of 0 or more", Value::as_u64)
     }
 
-    /// A string, if the key is there.
+    /// Reads a string; `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// The value is of another type.
+    /// The value has another type.
     pub fn text(&self, key: &str) -> Result<Option<&str>, String> {
-        self.typed(key, "a string", Value::as_str)
+        self.read_typed(key, "a string", Value::as_str)
     }
 
-    /// A truth value, if the key is there.
+    /// Reads a boolean; `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// The value is of another type.
+    /// The value has another type.
     pub fn truth(&self, key: &str) -> Result<Option<bool>, String> {
-        self.typed(key, "a truth value", |value| match value {
+        self.read_typed(key, "a boolean", |value| match value {
             Value::Bool(truth) => Some(*truth),
             _ => None,
         })
     }
 
-    /// An array of strings, if the key is there.
+    /// Reads an array of strings; `None` if the key is missing.
     ///
     /// # Errors
     ///
-    /// The value is of another type.
+    /// The value has another type.
     pub fn strings(&self, key: &str) -> Result<Option<&Strings>, String> {
-        self.typed(key, "an array of strings", |value| match value {
+        self.read_typed(key, "an array of strings", |value| match value {
             Value::Array(Array::Strings(strings)) => Some(strings),
             _ => None,
         })
     }
 
-    fn typed<'a, T>(
+    fn read_typed<'a, T>(
         &'a self,
         key: &str,
         supported: &str,

@@ -1,6 +1,6 @@
-//! A model's config from a GGUF header.
+//! Reads a model's config from a GGUF header.
 //!
-//! Keys are translated to the fields of a Hugging Face `config.json`, so that the same rules and limits hold; errors
+//! Keys are translated to the fields of a Hugging Face `config.json`, so that the same rules and limits apply; errors
 //! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
 
 use serde_json::{Map, Number, Value as Json, json};
@@ -15,11 +15,11 @@ use crate::blocks::{BlockType, Dtype};
 use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention};
 use crate::error::quoted;
 
-/// What the value of a key may be.
+/// The required type of a key's value.
 #[derive(Clone, Copy)]
 enum Form {
     Integer,
-    /// An integer, or an array of one for each layer.
+    /// An integer, or an array of equal integers, one per layer.
     PerLayer,
     Float,
     Text,
@@ -37,22 +37,22 @@ impl Form {
         }
     }
 
-    /// The value as JSON, if it has this form.
-    fn read(self, value: &Value) -> Option<Json> {
+    /// Converts a value to JSON; `None` if it has another type.
+    fn to_json(self, value: &Value) -> Option<Json> {
         match (self, value) {
             (Text, _) => value.as_str().map(Json::from),
             (Float, _) => Number::from_f64(value.as_f64()?).map(Json::from),
             (PerLayer, Value::Array(array)) => {
                 let mut values = array.integers32()?;
                 let first = values.next()?;
-                if values.all(|value| value == first) { Integer.read(&first) } else { None }
+                if values.all(|value| value == first) { Integer.to_json(&first) } else { None }
             }
             _ => value.as_u64().map(Json::from),
         }
     }
 }
 
-/// Keys, without `ARCH.`, what they may be, and the fields of `config.json` that they stand for.
+/// Keys without `ARCH.`, their types, and the corresponding fields of `config.json`.
 const FIELDS: [(&str, Form, &str); 17] = [
     ("block_count", Integer, "num_hidden_layers"),
     ("embedding_length", Integer, "hidden_size"),
@@ -87,16 +87,16 @@ const SPLIT: &str = "split.count";
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
 
-/// The config of the model in `file`, which has this header.
+/// Reads the config of the model in `file`, which has this header.
 ///
 /// # Errors
 ///
-/// A key or tensor that is missing, damaged, or of a kind of model that is not supported.
+/// A key or tensor is missing, damaged, or of a kind of model that is not supported.
 pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> {
     let keys = Keys::new(header)?;
     keys.check_supported()?;
     let map = keys.config_json()?;
-    let mut model = ModelConfig::from_map(&map).map_err(|e| keys.renamed(e))?;
+    let mut model = ModelConfig::from_map(&map).map_err(|e| keys.rename_field(e))?;
     let has = |name: &str| header.tensors.contains_key(name);
     model.qkv_bias |= has("blk.0.attn_q.bias");
     model.o_bias |= has("blk.0.attn_output.bias");
@@ -107,36 +107,36 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
         ("rope.dimension_count", model.rope.dim),
     ] {
         if keys.get(key).is_some_and(|v| v.as_u64() != Some(width as u64)) {
-            return keys.err(key, &format!("the width of a head, {width}"));
+            return keys.unsupported(key, &format!("the width of a head, {width}"));
         }
     }
     check_tensors(header, &model)?;
-    let tables = Tables { header, file, pairs: model.rope.dim / 2 };
+    let tables = DivisorTables { header, file, pairs: model.rope.dim / 2 };
     if let Some(divisors) = tables.get(ROPE_FREQS)? {
-        model.rope.scaling = scaling(&model, divisors);
+        model.rope.scaling = detect_scaling(&model, divisors);
     }
     let stretched = keys.get(SCALING).and_then(Value::as_str) == Some("longrope");
     if (stretched || has(ROPE_SHORT) || has(ROPE_LONG)) && !(has(ROPE_SHORT) && has(ROPE_LONG)) {
         let supported = format!("\"longrope\" with both tensors {ROPE_SHORT} and {ROPE_LONG}, or neither");
-        return keys.err(SCALING, &supported);
+        return keys.unsupported(SCALING, &supported);
     }
     if let (Some(short), Some(long)) = (tables.get(ROPE_SHORT)?, tables.get(ROPE_LONG)?) {
         let Some(beyond) = keys.get(ORIGINAL).and_then(Value::as_u64).filter(|n| *n > 1) else {
-            return keys.err(ORIGINAL, "an integer");
+            return keys.unsupported(ORIGINAL, "an integer");
         };
         model.rope.scaling = RopeScaling::divisors(short);
         model.rope.long = Some(LongRope { divisors: long.leak(), beyond: beyond as usize });
-        model.rope.attention_factor = keys.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
+        model.rope.attention_factor = keys.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
     }
     keys.check_unread(&model)?;
     Ok(model)
 }
 
-/// The keys of one architecture.
+/// The metadata keys of one architecture.
 struct Keys<'a> {
     header: &'a Header,
     arch: Arch,
-    /// Those that were looked at, in full.
+    /// Full names of the keys that were read.
     read: RefCell<HashSet<String>>,
 }
 
@@ -153,33 +153,33 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn full(&self, key: &str) -> String {
+    fn full_key(&self, key: &str) -> String {
         format!("{}.{key}", self.arch.gguf_name())
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {
-        let full = self.full(key);
+        let full = self.full_key(key);
         let value = self.header.metadata.get(&full);
         self.read.borrow_mut().insert(full);
         value
     }
 
-    fn err<T>(&self, key: &str, supported: &str) -> Result<T, ConfigError> {
+    fn unsupported<T>(&self, key: &str, supported: &str) -> Result<T, ConfigError> {
         let value = self.get(key).map_or("missing".into(), Value::to_string);
-        Err(ConfigError::new(self.full(key), value, supported))
+        Err(ConfigError::new(self.full_key(key), value, supported))
     }
 
-    /// A number that may be missing.
-    fn float(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+    /// Reads a positive number; `None` if the key is missing.
+    fn read_float(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         match self.get(key).map(|value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0)) {
             None => Ok(None),
             Some(Some(x)) => Ok(Some(x)),
-            Some(None) => self.err(key, "a positive number"),
+            Some(None) => self.unsupported(key, "a positive number"),
         }
     }
 
-    /// The key of the epsilon of norms: the only one that `config.json` may lack and a GGUF file may not.
-    fn epsilon(&self) -> &'static str {
+    /// Key of the epsilon of norms. It is optional in `config.json` but required in a GGUF file.
+    fn epsilon_key(&self) -> &'static str {
         if self.arch == Arch::Gpt2 {
             "attention.layer_norm_epsilon"
         } else {
@@ -187,10 +187,10 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Whether the family has this field of `config.json`, and from this key.
+    /// Returns true if the family has this field of `config.json` and reads it from this key.
     fn has_field(&self, key: &str, field: &str) -> bool {
         match field {
-            "rms_norm_eps" => key == self.epsilon(),
+            "rms_norm_eps" => key == self.epsilon_key(),
             "attention_multiplier" | "embedding_multiplier" | "residual_multiplier" | "logits_scaling" => {
                 self.arch == Arch::Granite
             }
@@ -200,87 +200,88 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The error with the key instead of the field of `config.json`.
-    fn renamed(&self, e: ConfigError) -> ConfigError {
+    /// Replaces the field of `config.json` in an error by the key.
+    fn rename_field(&self, e: ConfigError) -> ConfigError {
         let field = |field: &'static str| self.arch.field(field);
         if e.field == self.arch.epsilon_field() {
-            return ConfigError { field: self.full(self.epsilon()), ..e };
+            return ConfigError { field: self.full_key(self.epsilon_key()), ..e };
         }
         match FIELDS.iter().find(|(.., name)| field(name) == e.field) {
-            Some((key, ..)) => ConfigError { field: self.full(key), ..e },
+            Some((key, ..)) => ConfigError { field: self.full_key(key), ..e },
             None => e,
         }
     }
 
-    /// Refuses what would be computed wrongly.
+    /// Rejects models whose features are not implemented.
     fn check_supported(&self) -> Result<(), ConfigError> {
         if let Some(parts) = self.header.metadata.get(SPLIT).filter(|v| !matches!(v.as_u64(), Some(0 | 1))) {
             let supported = "a whole model; join its parts with llama-gguf-split --merge";
             return Err(ConfigError::new(SPLIT, parts.to_string(), supported));
         }
         if !self.get("rope.scale_linear").is_none_or(|v| v.as_f64() == Some(1.0)) {
-            return self.err("rope.scale_linear", "1; give rope.scaling.type and rope.scaling.factor");
+            return self
+                .unsupported("rope.scale_linear", "1; give rope.scaling.type and rope.scaling.factor");
         }
         let one = |v: &Value| matches!(v.as_f64(), Some(0.0 | 1.0));
         if self.get(SCALING).is_none() && !self.get(FACTOR).is_none_or(one) {
-            return self.err(FACTOR, "1, or a rope.scaling.type of \"none\", \"linear\" or \"yarn\"");
+            return self.unsupported(FACTOR, "1, or a rope.scaling.type of \"none\", \"linear\" or \"yarn\"");
         }
-        if self.get(self.epsilon()).is_none() {
-            self.err(self.epsilon(), "a positive number")
+        if self.get(self.epsilon_key()).is_none() {
+            self.unsupported(self.epsilon_key(), "a positive number")
         } else {
             Ok(())
         }
     }
 
-    /// Refuses a key that nothing has read, unless it changes nothing.
+    /// Rejects a key that was not read, unless its value has no effect.
     fn check_unread(&self, model: &ModelConfig) -> Result<(), ConfigError> {
-        let prefix = self.full("");
+        let prefix = self.full_key("");
         let read = self.read.borrow();
         for (full, value) in self.header.metadata.iter().filter(|(key, _)| !read.contains(*key)) {
             let Some(key) = full.strip_prefix(&prefix) else { continue };
-            if let Some(supported) = unread::refusal(key, value, model) {
+            if let Some(supported) = unread::rejection(key, value, model) {
                 return Err(ConfigError::new(full, value.to_string(), supported));
             }
         }
         Ok(())
     }
 
-    /// RoPE scaling as `config.json` has it.
-    fn scaling(&self) -> Result<Json, ConfigError> {
+    /// Builds `rope_scaling` of `config.json`.
+    fn rope_scaling(&self) -> Result<Json, ConfigError> {
         let Some(kind) = self.get(SCALING) else { return Ok(Json::Null) };
-        let factor = self.float(FACTOR)?;
+        let factor = self.read_float(FACTOR)?;
         match (kind.as_str(), factor) {
             (Some("none" | "longrope"), _) => Ok(Json::Null),
             (Some("linear"), Some(factor)) => Ok(json!({"rope_type": "linear", "factor": factor})),
-            (Some("yarn"), Some(factor)) => self.yarn(factor),
-            (Some("linear" | "yarn"), None) => self.err(FACTOR, "a positive number"),
-            _ => self.err(SCALING, "\"none\", \"linear\", \"yarn\", or rope_freqs.weight"),
+            (Some("yarn"), Some(factor)) => self.yarn_scaling(factor),
+            (Some("linear" | "yarn"), None) => self.unsupported(FACTOR, "a positive number"),
+            _ => self.unsupported(SCALING, "\"none\", \"linear\", \"yarn\", or rope_freqs.weight"),
         }
     }
 
-    /// YaRN as `config.json` has it.
-    fn yarn(&self, factor: f64) -> Result<Json, ConfigError> {
+    /// Builds the `rope_scaling` of YaRN.
+    fn yarn_scaling(&self, factor: f64) -> Result<Json, ConfigError> {
         let mut scaling = json!({"rope_type": "yarn", "factor": factor});
         for (key, field) in
             [("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")]
         {
-            if let Some(beta) = self.float(key)? {
+            if let Some(beta) = self.read_float(key)? {
                 scaling[field] = json!(beta);
             }
         }
-        // Below 0: not set. Such a file comes from llama.cpp, which then writes 1 for the factor as well.
+        // Below 0 means unset: llama.cpp writes such files, and then also writes 1 as attention factor.
         let part = self.get(YARN_PART).map(|value| value.as_f64());
         let unset = part.is_some_and(|part| part.is_some_and(|part| part < 0.0));
         if !unset && !matches!(part, None | Some(Some(1.0))) {
-            return self.err(YARN_PART, "1");
+            return self.unsupported(YARN_PART, "1");
         }
         let scaled = self.get(YARN_MSCALE).filter(|value| value.as_f64() != Some(0.0));
-        let scaled = scaled.and_then(|_| self.float(YARN_MSCALE).transpose()).transpose()?;
-        let own = self.float(YARN_FACTOR)?.filter(|_| !unset);
+        let scaled = scaled.and_then(|_| self.read_float(YARN_MSCALE).transpose()).transpose()?;
+        let own = self.read_float(YARN_FACTOR)?.filter(|_| !unset);
         let attention = own.unwrap_or_else(|| {
             yarn_attention(factor, 1.0) / scaled.map_or(1.0, |m| yarn_attention(factor, m))
         });
-        let times = self.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
+        let times = self.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
         scaling["attention_factor"] = json!(attention * times);
         if let Some(original) = self.get(ORIGINAL).and_then(Value::as_u64) {
             scaling["original_max_position_embeddings"] = json!(original);
@@ -288,7 +289,7 @@ impl<'a> Keys<'a> {
         Ok(scaling)
     }
 
-    /// The kind of each layer of Gemma 3 as `config.json` has it: full ones only without a window.
+    /// Builds `layer_types` of Gemma 3's `config.json`; all layers have full attention if there is no window.
     fn layer_types(&self, layers: usize) -> Result<Vec<&'static str>, ConfigError> {
         let name = |local: bool| if local { "sliding_attention" } else { "full_attention" };
         let pattern = self.get(PATTERN);
@@ -306,33 +307,33 @@ impl<'a> Keys<'a> {
                 let kinds: Option<Vec<_>> = array.iter().map(local).collect();
                 return match kinds.filter(|kinds| kinds.len() == layers) {
                     Some(kinds) => Ok(kinds),
-                    None => self.err(PATTERN, &format!("a truth value for each of {layers} layers")),
+                    None => self.unsupported(PATTERN, &format!("a boolean for each of {layers} layers")),
                 };
             }
             Some(number) => match number.as_u64().and_then(|n| usize::try_from(n).ok()) {
                 Some(every) => every,
-                None => return self.err(PATTERN, "an integer, or a truth value for each layer"),
+                None => return self.unsupported(PATTERN, "an integer, or a boolean for each layer"),
             },
         };
-        // Each so many layers a full one; never with 0.
+        // Every `every`-th layer has full attention; none if it is 0.
         Ok((1..=layers).map(|layer| name(every == 0 || !layer.is_multiple_of(every))).collect())
     }
 
-    /// The equivalent `config.json`.
+    /// Builds the equivalent `config.json`.
     fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.name().into());
         for (key, form, field) in FIELDS {
             let value = Some(key).filter(|key| self.has_field(key, field)).and_then(|key| self.get(key));
             if let Some(value) = value {
-                let Some(value) = form.read(value) else { return self.err(key, form.name()) };
-                // As in llama.cpp, a scale of 0 is not set.
+                let Some(value) = form.to_json(value) else { return self.unsupported(key, form.name()) };
+                // As in llama.cpp, a scale of 0 counts as unset.
                 if !(field.ends_with("_multiplier") && value.as_f64() == Some(0.0)) {
                     map.insert(self.arch.field(field).into(), value);
                 }
             }
         }
-        // The defaults of Hugging Face are others.
+        // Hugging Face has other defaults.
         let heads = map.get(self.arch.field("num_attention_heads")).cloned();
         if let Some(heads) = &heads {
             map.entry("num_key_value_heads").or_insert(heads.clone());
@@ -343,7 +344,7 @@ impl<'a> Keys<'a> {
         ) && dim.is_multiple_of(heads)
         {
             map.entry("head_dim").or_insert((dim / heads).into());
-            // The file does not have it; the largest model, of 62 layers, has another (llama.cpp's `gemma3`).
+            // GGUF files lack it. The largest model, with 62 layers, differs (see `gemma3` in llama.cpp).
             let largest = map.get("num_hidden_layers").and_then(Json::as_u64) == Some(62);
             let scalar = if largest { (dim / heads).into() } else { map["head_dim"].clone() };
             map.insert("query_pre_attn_scalar".into(), scalar);
@@ -359,7 +360,7 @@ impl<'a> Keys<'a> {
         }
         if let (Arch::Gemma3, Some(layers)) = (self.arch, map.get("num_hidden_layers").and_then(Json::as_u64))
         {
-            // Of more the config refuses the number.
+            // The config rejects larger numbers of layers.
             let layers = usize::try_from(layers).unwrap_or(0).min(1 << 16);
             map.insert("layer_types".into(), json!(self.layer_types(layers)?));
         }
@@ -371,14 +372,14 @@ impl<'a> Keys<'a> {
             (Arch::SmolLm3, _) => drop(map.entry("rope_theta").or_insert(10_000.0.into())),
             _ => {}
         }
-        map.insert("rope_scaling".into(), self.scaling()?);
-        map.insert("vocab_size".into(), self.vocab()?.into());
+        map.insert("rope_scaling".into(), self.rope_scaling()?);
+        map.insert("vocab_size".into(), self.vocab_size()?.into());
         map.insert("tie_word_embeddings".into(), (!self.header.tensors.contains_key(HEAD)).into());
         Ok(map)
     }
 
     /// Rows of the embedding. Many files lack the key `vocab_size`.
-    fn vocab(&self) -> Result<usize, ConfigError> {
+    fn vocab_size(&self) -> Result<usize, ConfigError> {
         let found = self.header.tensors.get(EMBEDDING).map(|entry| entry.shape.as_slice());
         if let Some(&[rows, _]) = found {
             return Ok(rows);
@@ -388,7 +389,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Refuses tensors that no step reads: such a model computes something else.
+/// Rejects tensors that are not read: ignoring them would give wrong results.
 fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError> {
     let known = |name: &str| plain(model.arch, name).is_some();
     let long = model.arch == Arch::Phi3;
@@ -410,14 +411,14 @@ fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError
     }
 }
 
-/// Tensors with a divisor for each rotated pair.
-struct Tables<'a> {
+/// Access to tensors with one divisor per rotated pair.
+struct DivisorTables<'a> {
     header: &'a Header,
     file: &'a [u8],
     pairs: usize,
 }
 
-impl Tables<'_> {
+impl DivisorTables<'_> {
     fn get(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError> {
         let Some(entry) = self.header.tensors.get(name) else { return Ok(None) };
         let pairs = self.pairs;
@@ -435,18 +436,18 @@ impl Tables<'_> {
     }
 }
 
-/// The scaling in `rope_freqs.weight`: a published model's formula if the divisors are its results.
-fn scaling(model: &ModelConfig, divisors: Vec<f32>) -> RopeScaling {
+/// Determines the scaling in `rope_freqs.weight`: a published model's formula if it gives these divisors.
+fn detect_scaling(model: &ModelConfig, divisors: Vec<f32>) -> RopeScaling {
     let is = |scaling: &RopeScaling| {
         let off =
             |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, model.rope.frequency(i)) - 1.0;
         divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
     };
-    let known = [RopeScaling::Plain, llama3(8.0), llama3(32.0)].into_iter().find(is);
+    let known = [RopeScaling::Plain, llama3_scaling(8.0), llama3_scaling(32.0)].into_iter().find(is);
     known.unwrap_or_else(|| RopeScaling::divisors(divisors))
 }
 
-/// The scaling of Llama 3.1 (8) and 3.2 (32).
-fn llama3(factor: f64) -> RopeScaling {
+/// The scaling of Llama 3.1 (`factor` 8) and 3.2 (32).
+fn llama3_scaling(factor: f64) -> RopeScaling {
     RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position: 8192 }
 }

@@ -1,4 +1,4 @@
-//! GGUF's names for the tensors of a checkpoint, and the order in which llama.cpp's converter puts their rows.
+//! GGUF's names for the tensors of a checkpoint, and the row order that llama.cpp's converter gives them.
 
 use crate::config::Arch;
 
@@ -6,14 +6,14 @@ use crate::config::Arch;
 type Pairs = &'static [(&'static str, &'static str)];
 
 /// Tensors outside the layers.
-const WHOLE: Pairs = &[
+const MODEL: Pairs = &[
     ("model.embed_tokens.weight", "token_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Parts of layer `N`: what follows `model.layers.N.`, and what follows `blk.N.`; both without `.weight` or `.bias`.
-const PARTS: Pairs = &[
+/// Tensors of layer `N`, without the prefixes `model.layers.N.` and `blk.N.` and without `.weight` or `.bias`.
+const LAYER: Pairs = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -26,14 +26,14 @@ const PARTS: Pairs = &[
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Those by which families differ.
+/// Norms of a layer, by which families differ.
 const ONE_NORM: Pairs = &[("post_attention_layernorm", "ffn_norm")];
 const POST_NORMS: Pairs = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
-/// Matrices that Phi stores as one.
+/// Tensors of a layer of Phi, which fuses matrices.
 const FUSED: Pairs = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.qkv_proj", "attn_qkv"),
@@ -43,14 +43,14 @@ const FUSED: Pairs = &[
 ];
 
 /// GPT-2's own names.
-const GPT2_WHOLE: Pairs = &[
+const GPT2_MODEL: Pairs = &[
     ("wte.weight", "token_embd.weight"),
     ("wpe.weight", "position_embd.weight"),
     ("ln_f.weight", "output_norm.weight"),
     ("ln_f.bias", "output_norm.bias"),
     ("lm_head.weight", "output.weight"),
 ];
-const GPT2_PARTS: Pairs = &[
+const GPT2_LAYER: Pairs = &[
     ("ln_1", "attn_norm"),
     ("attn.c_attn", "attn_qkv"),
     ("attn.c_proj", "attn_output"),
@@ -59,28 +59,27 @@ const GPT2_PARTS: Pairs = &[
     ("mlp.c_proj", "ffn_down"),
 ];
 
-/// A family's names: outside the layers, what comes before the number of a layer in Hugging Face's names, and parts of
-/// a layer.
-fn names(arch: Arch) -> (Pairs, &'static str, [Pairs; 2]) {
+/// The names of a family: tensors outside the layers, Hugging Face's prefix of a layer's number, tensors of a layer.
+fn name_tables(arch: Arch) -> (Pairs, &'static str, [Pairs; 2]) {
     const LAYERS: &str = "model.layers.";
     match arch {
-        Arch::Gpt2 => (GPT2_WHOLE, "h.", [GPT2_PARTS, &[]]),
-        Arch::Phi3 => (WHOLE, LAYERS, [FUSED, ONE_NORM]),
-        Arch::Gemma3 => (WHOLE, LAYERS, [PARTS, POST_NORMS]),
-        _ => (WHOLE, LAYERS, [PARTS, ONE_NORM]),
+        Arch::Gpt2 => (GPT2_MODEL, "h.", [GPT2_LAYER, &[]]),
+        Arch::Phi3 => (MODEL, LAYERS, [FUSED, ONE_NORM]),
+        Arch::Gemma3 => (MODEL, LAYERS, [LAYER, POST_NORMS]),
+        _ => (MODEL, LAYERS, [LAYER, ONE_NORM]),
     }
 }
 
-/// Divisors of the RoPE frequencies, `[pairs]`. Hugging Face has a formula instead.
+/// Divisors of the RoPE frequencies, `[pairs]`. Hugging Face uses a formula instead.
 pub const ROPE_FREQS: &str = "rope_freqs.weight";
-/// Those of LongRoPE, for short and for long sequences.
+/// Divisors of LongRoPE for short sequences, `[pairs]`.
 pub const ROPE_SHORT: &str = "rope_factors_short.weight";
-/// See [`ROPE_SHORT`].
+/// Divisors of LongRoPE for long sequences, `[pairs]`.
 pub const ROPE_LONG: &str = "rope_factors_long.weight";
 
-/// GGUF's name for a checkpoint's tensor; `None` if there is none.
+/// Translates a checkpoint's tensor name to GGUF's; `None` if there is none.
 pub fn stored(arch: Arch, name: &str) -> Option<String> {
-    let (whole, layers, parts) = names(arch);
+    let (whole, layers, parts) = name_tables(arch);
     if let Some((_, stored)) = whole.iter().find(|(plain, _)| *plain == name) {
         return Some(stored.to_string());
     }
@@ -89,9 +88,9 @@ pub fn stored(arch: Arch, name: &str) -> Option<String> {
     Some(format!("blk.{layer}.{stored}.{kind}"))
 }
 
-/// A checkpoint's name for a GGUF file's tensor; `None` if there is none.
+/// Translates a GGUF tensor name to the checkpoint's; `None` if there is none.
 pub fn plain(arch: Arch, stored: &str) -> Option<String> {
-    let (whole, layers, parts) = names(arch);
+    let (whole, layers, parts) = name_tables(arch);
     if let Some((plain, _)) = whole.iter().find(|(_, name)| *name == stored) {
         return Some(plain.to_string());
     }
@@ -100,12 +99,12 @@ pub fn plain(arch: Arch, stored: &str) -> Option<String> {
     Some(format!("{layers}{layer}.{plain}.{kind}"))
 }
 
-/// Layer, part, and `weight` or `bias` of a GGUF file's tensor; `None` outside the layers.
+/// Splits a GGUF tensor name into layer, part, and `weight` or `bias`; `None` outside the layers.
 pub(super) fn part(stored: &str) -> Option<(usize, &str, &str)> {
     split(stored, "blk.")
 }
 
-/// Layer, part, and `weight` or `bias` of a name that starts with `prefix`.
+/// Splits a name that starts with `prefix` into layer, part, and `weight` or `bias`.
 fn split<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
     let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let layer: usize = number.parse().ok().filter(|layer: &usize| layer.to_string() == number)?;
@@ -118,14 +117,14 @@ fn split<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
 pub enum Rows {
     /// As in a checkpoint.
     Plain,
-    /// Each head's rows are ordered for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
+    /// Rows of each head are interleaved for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
     /// checkpoint, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
     Interleaved { head_dim: usize },
 }
 
 impl Rows {
-    /// The order of the tensor that a checkpoint calls `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of
-    /// Llama and what it derives from it (`LlamaModel.permute`), not of the others.
+    /// Row order of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
+    /// of the classes derived from it (`LlamaModel.permute`), not of the others.
     pub fn of(arch: Arch, name: &str, head_dim: usize) -> Rows {
         match split(name, "model.layers.") {
             Some((_, "self_attn.q_proj" | "self_attn.k_proj", _))
@@ -137,7 +136,7 @@ impl Rows {
         }
     }
 
-    /// The place in the file of row `row` of the checkpoint.
+    /// Index in the file of row `row` of the checkpoint.
     pub fn stored(self, row: usize) -> usize {
         let Rows::Interleaved { head_dim } = self else { return row };
         let (head, row) = (row / head_dim, row % head_dim);

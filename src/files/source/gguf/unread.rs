@@ -1,26 +1,26 @@
-//! Keys of a model's own prefix from which no field of its config is read.
+//! Architecture keys that the config does not read.
 //!
-//! One rule: such a key is an error, because it may change what the model computes, unless the table here says that its
-//! value changes nothing. Keys and what they stand for are llama.cpp's.
+//! Such a key is an error, because it may change the model's results, unless the table here says that its value has no
+//! effect. Keys and their meanings are llama.cpp's.
 
 use super::value::Value;
 use crate::config::{Arch, ModelConfig};
 
-/// Values with which a key changes nothing.
+/// Values of a key that have no effect.
 #[derive(Clone, Copy)]
 enum Neutral {
     Any,
-    /// 0, less, false, empty: a mechanism that is not there.
+    /// 0, a negative number, false or an empty string: the mechanism is off.
     Off,
-    /// This number, or 0 for a key that is not set.
+    /// This number, or 0 (unset).
     Number(f64),
     True,
 }
 
 use Neutral::{Any, Number, Off, True};
 
-/// Beginnings of keys about mechanisms that have tensors of their own: without these they are nothing, and with them the
-/// model is refused.
+/// Prefixes of keys of mechanisms that have their own tensors. Without the tensors the keys have no effect; with them
+/// the model is rejected.
 const WITH_TENSORS: [&str; 22] = [
     "adapters.",
     "attention.indexer.",
@@ -46,8 +46,8 @@ const WITH_TENSORS: [&str; 22] = [
     "wkv.",
 ];
 
-/// The table: a key without its prefix, and with which values it changes nothing in this model.
-fn neutral(key: &str, model: &ModelConfig) -> Option<Neutral> {
+/// Values of a key (without its prefix) that have no effect in this model; `None` for an unknown key.
+fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
     let (scales, head, rotated) = (&model.scales, model.head_dim as f64, model.rope.dim as f64);
     Some(match key {
         "vocab_size" | "tensor_data_layout" | "pooling_type" => Any,
@@ -65,11 +65,11 @@ fn neutral(key: &str, model: &ModelConfig) -> Option<Neutral> {
         "attention.output_scale" | "attention.value_scale" => Number(1.0),
         "attention.temperature_scale" | "attention.clamp_kqv" | "attention.max_alibi_bias" => Off,
         "attention.causal" | "attention.rope_pattern" => True,
-        // The other kind of norm has another key.
+        // The model's own kind of norm reads its key; the other one is ignored.
         "attention.layer_norm_epsilon" | "attention.layer_norm_rms_epsilon" => Any,
         "attention.group_norm_epsilon" | "attention.group_norm_groups" => Any,
         "attention.sliding_window" => Off,
-        // Without a window they say nothing.
+        // Unused without a window.
         "attention.sliding_window_pattern" | "rope.freq_base_swa" => Any,
         "attention.key_length_swa" | "attention.value_length_swa" => Number(head),
         "rope.dimension_count_swa" => Number(rotated),
@@ -79,22 +79,17 @@ fn neutral(key: &str, model: &ModelConfig) -> Option<Neutral> {
         "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => Any,
         "rope.scaling.yarn_ext_factor" | "rope.scaling.yarn_log_multiplier" => Off,
         "rope.scaling.attn_factor" | "rope.scaling.yarn_attn_factor" | "rope.scaling.alpha" => Number(1.0),
-        // Granite's says whether there is RoPE at all.
-        "rope.scaling.finetuned" => {
-            if model.arch == Arch::Granite {
-                True
-            } else {
-                Any
-            }
-        }
+        // In Granite it switches RoPE on.
+        "rope.scaling.finetuned" if model.arch == Arch::Granite => True,
+        "rope.scaling.finetuned" => Any,
         key if key.ends_with("_lora_rank") => Off,
         key if WITH_TENSORS.iter().any(|begin| key.starts_with(begin)) => Any,
         _ => return None,
     })
 }
 
-/// The number that a value is.
-fn number(value: &Value) -> Option<f64> {
+/// Converts a number or boolean to f64.
+fn to_number(value: &Value) -> Option<f64> {
     match *value {
         Value::Unsigned(n) => Some(n as f64),
         Value::Signed(n) => Some(n as f64),
@@ -108,7 +103,7 @@ impl Neutral {
         if let Value::Array(array) = value {
             return array.iter().all(|value| self.allows(&value));
         }
-        match (self, number(value)) {
+        match (self, to_number(value)) {
             (Any, _) => true,
             (Off, Some(x)) => x <= 0.0,
             (Off, None) => value.as_str() == Some(""),
@@ -124,16 +119,16 @@ impl Neutral {
             Number(x) => format!("{x}"),
             True => "true".into(),
         };
-        format!("{only}, or no such key: a model with another value computes something else")
+        format!("{only}, or no such key: other values change the model's results")
     }
 }
 
-/// What is supported instead of a value that changes the model, or of a key that may.
-pub(super) fn refusal(key: &str, value: &Value, model: &ModelConfig) -> Option<String> {
-    match neutral(key, model) {
+/// Describes the supported values if this value, or this unknown key, may change the model's results.
+pub(super) fn rejection(key: &str, value: &Value, model: &ModelConfig) -> Option<String> {
+    match neutral_values(key, model) {
         Some(neutral) => (!neutral.allows(value)).then(|| neutral.supported()),
         None => Some(
-            "no such key: it is unknown here and may change what the model computes; use a file without it"
+            "no such key: this program does not know it, and it may change the model's results; use a file without it"
                 .into(),
         ),
     }

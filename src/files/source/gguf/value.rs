@@ -1,14 +1,14 @@
-//! The values of GGUF metadata: numbers, truth values, strings, and arrays of these.
+//! The values of GGUF metadata: numbers, booleans, strings, and arrays of these.
 //!
-//! The format allows arrays of arrays. They are refused: no model uses them, and without them nothing here recurses.
-//! An array takes no more memory than it does in the file.
+//! The format allows arrays of arrays. They are rejected: no model uses them, and without them no code here recurses.
+//! An array takes no more memory than in the file.
 
 use std::fmt;
 
 use super::cursor::Cursor;
 use crate::error::quoted;
 
-/// The type of a value that is not an array, with the format's id.
+/// The type of a value that is not an array, with its id in the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Uint8 = 0,
@@ -38,7 +38,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| *kind as u32 == id)
     }
 
-    /// Bytes of a value in a file; of a string, the fewest.
+    /// Bytes of a value in a file; for a string, the minimum.
     fn size(self) -> usize {
         match self {
             Uint8 | Int8 | Bool => 1,
@@ -61,10 +61,10 @@ pub enum Value {
     Array(Array),
 }
 
-/// Values of one kind.
+/// An array of values of one type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Array {
-    /// Numbers or truth values, as stored: packed and little-endian. `kind` is not `Text`.
+    /// Numbers or booleans as stored: packed and little-endian. `kind` is not `Text`.
     Plain {
         kind: Kind,
         bytes: Vec<u8>,
@@ -72,25 +72,22 @@ pub enum Array {
     Strings(Strings),
 }
 
-/// Many strings in one allocation.
+/// An array of strings in one allocation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Strings {
     text: String,
-    ends: Vec<u32>, // of each string in `text`, in bytes; ascending, at character boundaries
+    ends: Vec<u32>, // [string], byte offsets in `text`; ascending, at character boundaries
 }
 
 impl Strings {
-    /// The number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// String `i`, if there is one.
     pub fn get(&self, i: usize) -> Option<&str> {
         let end = *self.ends.get(i)? as usize;
         let start = i.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
@@ -102,7 +99,7 @@ impl Strings {
         (0..self.len()).filter_map(|i| self.get(i))
     }
 
-    /// Reads `count` strings; the bytes that follow have room for that many.
+    /// Reads `count` strings; the caller has checked that the rest has room for that many.
     fn read(cursor: &mut Cursor<'_>, count: usize) -> Result<Self, String> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(count));
         for i in 0..count {
@@ -115,7 +112,7 @@ impl Strings {
             let valid = e.utf8_error().valid_up_to();
             broken(ends.partition_point(|&end| end as usize <= valid))
         })?;
-        // Two strings may be UTF-8 only together.
+        // Two strings may be valid UTF-8 only when joined.
         match ends.iter().position(|&end| !text.is_char_boundary(end as usize)) {
             Some(at) => Err(broken(at)),
             None => Ok(Self { text, ends }),
@@ -124,7 +121,6 @@ impl Strings {
 }
 
 impl Array {
-    /// The number of values.
     pub fn len(&self) -> usize {
         match self {
             Array::Plain { kind, bytes } => bytes.len() / kind.size(),
@@ -132,7 +128,6 @@ impl Array {
         }
     }
 
-    /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -140,12 +135,12 @@ impl Array {
     /// The values, in the file's order.
     pub fn iter(&self) -> impl Iterator<Item = Value> {
         (0..self.len()).map(move |i| match self {
-            Array::Plain { kind, bytes } => plain(*kind, &bytes[i * kind.size()..][..kind.size()]),
+            Array::Plain { kind, bytes } => decode(*kind, &bytes[i * kind.size()..][..kind.size()]),
             Array::Strings(strings) => Value::Text(strings.get(i).unwrap_or_default().to_string()),
         })
     }
 
-    /// The values of an array of integers of 32 bits; `None` for any other, as llama.cpp has it.
+    /// Values of an array of 32-bit integers; `None` for any other array, as in llama.cpp.
     pub fn integers32(&self) -> Option<impl Iterator<Item = Value>> {
         matches!(self, Array::Plain { kind: Uint32 | Int32, .. }).then(|| self.iter())
     }
@@ -153,35 +148,35 @@ impl Array {
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
         let id = cursor.u32("array type")?;
         let kind = Kind::from_id(id).ok_or_else(|| match id {
-            ARRAY => "is an array of arrays; supported: arrays of plain values".into(),
-            _ => format!("array type is {id}; supported: 0 to 12 but 9"),
+            ARRAY => "is an array of arrays; supported: arrays of numbers, booleans or strings".into(),
+            _ => format!("array type is {id}; supported: 0 to 12 except 9"),
         })?;
         let count = cursor.count("array length", kind.size(), usize::MAX)?;
         if kind == Text {
             return Strings::read(cursor, count).map(Array::Strings);
         }
-        // No overflow: `count` was compared with the bytes that follow.
+        // No overflow: `count` was compared with the bytes that are left.
         let bytes = cursor.take((count * kind.size()) as u64, "array")?.to_vec();
         if kind == Bool
             && let Some(i) = bytes.iter().position(|&byte| byte > 1)
         {
-            truth(bytes[i]).map_err(|e| format!("element {i}: {e}"))?;
+            decode_bool(bytes[i]).map_err(|e| format!("element {i}: {e}"))?;
         }
         Ok(Array::Plain { kind, bytes })
     }
 }
 
-/// The format's 0 or 1.
-fn truth(byte: u8) -> Result<bool, String> {
+/// Decodes a boolean, which is 0 or 1.
+fn decode_bool(byte: u8) -> Result<bool, String> {
     match byte {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(format!("truth value is {byte}; supported: 0 and 1")),
+        _ => Err(format!("boolean is {byte}; supported: 0 and 1")),
     }
 }
 
-/// Decodes the bytes of one value, which are as many as `kind` takes.
-fn plain(kind: Kind, bytes: &[u8]) -> Value {
+/// Decodes one value from exactly `kind.size()` bytes.
+fn decode(kind: Kind, bytes: &[u8]) -> Value {
     let mut low = [0; 8];
     low[..bytes.len()].copy_from_slice(bytes);
     let raw = u64::from_le_bytes(low);
@@ -203,14 +198,13 @@ impl Value {
         let id = cursor.u32("value type")?;
         match Kind::from_id(id) {
             Some(Text) => cursor.text("string", usize::MAX).map(Value::Text),
-            Some(Bool) => truth(cursor.take(1, "truth value")?[0]).map(Value::Bool),
-            Some(kind) => Ok(plain(kind, cursor.take(kind.size() as u64, "number")?)),
+            Some(Bool) => decode_bool(cursor.take(1, "boolean")?[0]).map(Value::Bool),
+            Some(kind) => Ok(decode(kind, cursor.take(kind.size() as u64, "number")?)),
             None if id == ARRAY => Array::read(cursor).map(Value::Array),
             None => Err(format!("value type is {id}; supported: 0 to 12")),
         }
     }
 
-    /// An integer of 0 or more.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::Unsigned(n) => Some(n),
@@ -219,8 +213,8 @@ impl Value {
         }
     }
 
-    /// A floating-point number. One of 32 bits becomes the shortest decimal that rounds to it, since it was made from
-    /// one: 1e-5, not 0.000009999999747378752.
+    /// Value of a finite float. An f32 becomes the shortest decimal that rounds to it, which is the number that was
+    /// meant: 1e-5, not 0.000009999999747378752.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Value::F32(x) if x.is_finite() => format!("{x:e}").parse().ok(),
@@ -229,7 +223,6 @@ impl Value {
         }
     }
 
-    /// A string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::Text(text) => Some(text),
@@ -238,7 +231,7 @@ impl Value {
     }
 }
 
-/// For messages: one line, not too long.
+/// Formats a value for messages: one short line.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -331,14 +324,14 @@ mod tests {
         };
         refused(&typed(13, &[0; 8]), "value type is 13");
         refused(&typed(u32::MAX, &[]), "value type is 4294967295");
-        refused(&typed(7, &[2]), "truth value is 2");
+        refused(&typed(7, &[2]), "boolean is 2");
         refused(&typed(4, &[0; 3]), "past the end");
         refused(&typed(ARRAY, &[&9u32.to_le_bytes()[..], &[0; 8]].concat()), "array of arrays");
         refused(&typed(ARRAY, &[&77u32.to_le_bytes()[..], &[0; 8]].concat()), "array type is 77");
         let long = [&12u32.to_le_bytes()[..], &u64::MAX.to_le_bytes(), &[0; 64]].concat();
         refused(&typed(ARRAY, &long), "array length 18446744073709551615");
         let truths = [&7u32.to_le_bytes()[..], &3u64.to_le_bytes(), &[0, 1, 9]].concat();
-        refused(&typed(ARRAY, &truths), "element 2: truth value is 9");
+        refused(&typed(ARRAY, &truths), "element 2: boolean is 9");
         refused(&strings(&[b"ok", b"\xff"]), "element 1: is not UTF-8");
         refused(&strings(&[b"\xc3", b"\xa9"]), "element 0: is not UTF-8");
     }

@@ -1,9 +1,9 @@
-//! Blocks of queries against sixteen rows, for heads that are a multiple of sixteen wide. Every row that is loaded
-//! serves all queries of the block, whose sums stay in registers. Same products and sums as one query at a time.
+//! Attention of blocks of queries with sixteen rows, for head sizes that are a multiple of sixteen. Each loaded row
+//! serves all queries of the block, whose sums stay in registers. Products and sums are those of one query at a time.
 //!
-//! With 64 queries, heads of 64 and AVX-512 on a Zen 4 EPYC, attention as a whole, exponentials and widening included,
-//! runs at 74 to 75 % of the f32 FMA peak, whatever the type of the cache. No faster there: spans of 64 rows instead of
-//! 16, which keep sums in registers for longer, with two queries against two runs of keys instead of four against one.
+//! With 64 queries, heads of 64 and AVX-512 on a Zen 4 EPYC, all of attention, including exponentials and widening,
+//! runs at 74 to 75 % of the f32 FMA peak for every cache type. Tried there, no faster: spans of 64 rows instead of 16,
+//! which keep sums in registers for longer, with two queries against two runs of keys instead of four against one.
 
 #![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 
@@ -13,18 +13,18 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
-/// From this many queries on, keys of a head size are transposed. For fewer, adding up the lanes of each product is
-/// cheaper: of 32 elements it is most of the work. With 4 instead of 10 there, `antigravity bench -d 3000 -p 2,3,4` of
-/// the story model is 1.3, 1.4 and 1.5 times as fast; with 2, decode is 4 % slower.
-pub(super) const fn transposed_from(head: usize) -> usize {
+/// Minimum number of queries for which keys are transposed. For fewer, adding up the lanes of each product is cheaper.
+/// For heads of 32 elements the adding is most of the work: with 4 instead of 10 there,
+/// `antigravity bench -d 3000 -p 2,3,4` of the story model is 1.3, 1.4 and 1.5 times as fast; with 2, decode is 4 % slower.
+pub(super) const fn min_queries_to_transpose(head: usize) -> usize {
     if head <= 32 { 4 } else { 10 }
 }
 
-/// Scores of each query against `rows`, into `scores[query][first..]`.
+/// Writes the scores of each query with `rows` to `scores[query][first..]`.
 ///
 /// # Safety
 ///
-/// `HD % 16 == 0`, `first + 16 <= CHUNK`; lanes as the caller's.
+/// `HD % 16 == 0`, `first + 16 <= CHUNK`; the CPU has the set of `L`.
 #[inline(always)]
 pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
     rows: &[[f32; HD]; ROWS],
@@ -35,23 +35,24 @@ pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
     let Aligned(columns) = &mut Aligned([[0.0f32; ROWS]; HD]);
     transpose::<L, HD>(rows.as_ptr().cast(), columns);
     if !L::BY_ELEMENT {
-        return match L::WIDE {
-            true => many::<L, HD, 4>(columns, first, queries, scores),
-            false => many::<L, HD, 2>(columns, first, queries, scores),
+        return if L::WIDE {
+            scores_by_column::<L, HD, 4>(columns, first, queries, scores)
+        } else {
+            scores_by_column::<L, HD, 2>(columns, first, queries, scores)
         };
     }
     for (four, scores) in fours.iter().zip(scores.chunks_mut(4)) {
-        // Of a last query that comes again, the scores do too; so all pointers come from one borrow.
+        // A repeated last query writes its scores again. All pointers come from one borrow.
         let (to, last) = (scores.as_mut_ptr().cast::<f32>(), scores.len() - 1);
         let to = from_fn(|q| to.add(q.min(last) * CHUNK + first));
-        // Opaque, or else the columns are loaded before the loop, into registers that there are not.
+        // Opaque: otherwise the columns are loaded before the loop, into more registers than there are.
         L::dots_of_four(black_box(columns), &four.0, to);
     }
 }
 
-/// The same of few queries, for which it does not pay to transpose rows: a row at a time.
+/// Like [`scores`], for so few queries that transposing does not pay: a row at a time.
 #[inline(always)]
-pub(super) unsafe fn few<L: Lanes, const HD: usize>(
+pub(super) unsafe fn scores_by_row<L: Lanes, const HD: usize>(
     rows: &[[f32; HD]; ROWS],
     first: usize,
     queries: &[[f32; HD]],
@@ -80,7 +81,7 @@ unsafe fn row_by_row<L: Lanes, const HD: usize, const Q: usize>(
     let mut products = MaybeUninit::<[[L::Folded; ROWS]; Q]>::uninit();
     let products: *mut [L::Folded; ROWS] = products.as_mut_ptr().cast();
     for r in 0..ROWS {
-        // Opaque, or else they are loaded before the loop, into registers that there are not.
+        // Opaque: otherwise they are loaded before the loop, into more registers than there are.
         let queries = black_box(queries);
         let mut acc = [L::splat(0.0); Q];
         for at in (0..HD).step_by(16) {
@@ -98,12 +99,12 @@ unsafe fn row_by_row<L: Lanes, const HD: usize, const Q: usize>(
     }
 }
 
-/// Four queries, element by element, each at its [`place`].
+/// Four queries, interleaved by element, each at its [`element_index`].
 pub(super) type Four<const HD: usize> = Aligned<[[f32; 4]; HD]>;
 
-/// The queries in fours, the last again where there are fewer.
+/// Groups the queries by four, repeating the last query to fill the last group.
 #[inline(always)]
-pub(super) fn in_fours<'a, L: Lanes, const HD: usize>(
+pub(super) fn group_by_four<'a, L: Lanes, const HD: usize>(
     queries: &[[f32; HD]],
     room: &'a mut [MaybeUninit<Four<HD>>],
 ) -> &'a [Four<HD>] {
@@ -111,22 +112,22 @@ pub(super) fn in_fours<'a, L: Lanes, const HD: usize>(
     for (n, four) in fours.iter_mut().enumerate() {
         let of: [_; 4] = from_fn(|i| &queries[(4 * n + i).min(queries.len() - 1)]);
         let Aligned(elements) = four.write(Aligned([[0.0; 4]; HD]));
-        // Four elements at a time, which are registers.
+        // Four elements at a time, which fill registers.
         for e in (0..HD).step_by(4) {
             let some: [[f32; 4]; 4] = of.map(|q| q.as_chunks().0[e / 4]);
-            (0..4).for_each(|i| elements[place::<L, HD>(e + i)] = some.map(|q| q[i]));
+            (0..4).for_each(|i| elements[element_index::<L, HD>(e + i)] = some.map(|q| q[i]));
         }
     }
-    // SAFETY: these were just initialised.
+    // SAFETY: all groups were just initialised.
     unsafe { std::slice::from_raw_parts(fours.as_ptr().cast(), fours.len()) }
 }
 
-/// Where element `e` lies among `columns` and [`Four`]: as [`Lanes::dots_of_four`] has it, where that is called.
-const fn place<L: Lanes, const HD: usize>(e: usize) -> usize {
+/// Index of element `e` in `columns` and [`Four`], in the order of [`Lanes::dots_of_four`] if that is used.
+const fn element_index<L: Lanes, const HD: usize>(e: usize) -> usize {
     if L::BY_ELEMENT { e % 16 * (HD / 16) + e / 16 } else { e }
 }
 
-/// `columns[place of the element][row]` of sixteen rows.
+/// Transposes sixteen rows to `columns[element_index][row]`.
 #[inline(always)]
 unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [[f32; ROWS]; HD]) {
     for i in (0..HD).step_by(16) {
@@ -136,14 +137,14 @@ unsafe fn transpose<L: Lanes, const HD: usize>(rows: *const f32, columns: &mut [
         }
         L::transpose(&mut square);
         for (r, x) in square.iter().enumerate() {
-            x.store(columns[place::<L, HD>(i + r)].as_mut_ptr());
+            x.store(columns[element_index::<L, HD>(i + r)].as_mut_ptr());
         }
     }
 }
 
-/// [`scores`] with registers for the sums of several lanes.
+/// Implements [`scores`] on transposed rows, `Q` queries at a time.
 #[inline(always)]
-unsafe fn many<L: Lanes, const HD: usize, const Q: usize>(
+unsafe fn scores_by_column<L: Lanes, const HD: usize, const Q: usize>(
     columns: &[[f32; ROWS]; HD],
     first: usize,
     queries: &[[f32; HD]],
@@ -151,22 +152,22 @@ unsafe fn many<L: Lanes, const HD: usize, const Q: usize>(
 ) {
     let (blocks, rest) = queries.as_chunks::<Q>();
     for (q, scores) in blocks.iter().zip(scores.as_chunks_mut::<Q>().0) {
-        // Opaque, or else the columns are loaded before the loop, into registers that there are not.
-        let sums = tree::<L, HD, Q>(black_box(columns), q);
+        // Opaque: otherwise the columns are loaded before the loop, into more registers than there are.
+        let sums = column_dots::<L, HD, Q>(black_box(columns), q);
         for n in 0..Q {
             sums[n].store(scores[n][first..].as_mut_ptr());
         }
     }
     for (q, scores) in rest.iter().zip(&mut scores[Q * blocks.len()..]) {
-        let [sum] = tree::<L, HD, 1>(columns, std::array::from_ref(q));
+        let [sum] = column_dots::<L, HD, 1>(columns, std::array::from_ref(q));
         sum.store(scores[first..].as_mut_ptr());
     }
 }
 
-/// Dot products of `Q` queries with sixteen rows that lie in the lanes: what is lane `i` of the sum over a
-/// row is here one register, and the tree adds registers in the order in which [`Lanes::sum`] adds lanes.
+/// Computes the dot products of `Q` queries with sixteen rows, one per lane. Lane `i` of the sum over a row is one
+/// register here, and registers are added in the order in which [`Lanes::sum`] adds lanes.
 #[inline(always)]
-unsafe fn tree<L: Lanes, const HD: usize, const Q: usize>(
+unsafe fn column_dots<L: Lanes, const HD: usize, const Q: usize>(
     columns: &[[f32; ROWS]; HD],
     queries: &[[f32; HD]; Q],
 ) -> [L; Q] {
@@ -206,9 +207,9 @@ unsafe fn tree<L: Lanes, const HD: usize, const Q: usize>(
 ///
 /// # Safety
 ///
-/// As [`scores`]; as many scores and numbers of visible slots as outputs.
+/// See [`scores`]; there are as many scores and numbers of visible slots as outputs.
 #[inline(always)]
-pub(super) unsafe fn weigh<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
+pub(super) unsafe fn weighted_sum<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
     rows: &[[f32; HD]; ROWS],
     first: usize,
     scores: &[[f32; CHUNK]],
@@ -222,17 +223,17 @@ pub(super) unsafe fn weigh<L: Lanes, const HD: usize, const Q: usize, const RUNS
     for (b, out) in blocks.iter_mut().enumerate() {
         let n = std::array::from_fn(|i| seen(b * Q + i));
         let weights = std::array::from_fn(|i| scores[b * Q + i][first..].as_ptr());
-        weighted::<L, HD, Q, RUNS>(rows, n, weights, out.each_mut().map(|o| o.o.as_mut_ptr()));
+        add_weighted::<L, HD, Q, RUNS>(rows, n, weights, out.each_mut().map(|o| o.o.as_mut_ptr()));
     }
     for (i, out) in rest.iter_mut().enumerate() {
         let weights = scores[done + i][first..].as_ptr();
-        weighted::<L, HD, 1, RUNS>(rows, [seen(done + i)], [weights], [out.o.as_mut_ptr()]);
+        add_weighted::<L, HD, 1, RUNS>(rows, [seen(done + i)], [weights], [out.o.as_mut_ptr()]);
     }
 }
 
-/// `o[query] += weight * row` for each of the first `n[query]` of sixteen rows in turn.
+/// Adds `weight * row` to `o[query]` for each of the first `n[query]` of sixteen rows in turn.
 #[inline(always)]
-unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
+unsafe fn add_weighted<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
     rows: *const f32,
     n: [usize; Q],
     weights: [*const f32; Q],
@@ -257,7 +258,7 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>
     }
 }
 
-/// Rows `from..to` of [`weighted`] for `RUNS` runs of sixteen elements.
+/// Adds rows `from..to` for `RUNS` runs of sixteen elements; see [`add_weighted`].
 #[inline(always)]
 unsafe fn panel<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
     rows: *const f32,

@@ -1,7 +1,7 @@
-//! The few queries of one token: rows are widened straight into registers, where all queries use them. Storing widened
-//! rows pays for many queries only: it takes half as long as the products of four queries.
+//! Attention of the few queries of one token: rows are widened directly into registers and used by all queries. Storing
+//! widened rows takes half as long as the products of four queries, so it pays only for many queries.
 //!
-//! For lanes with enough registers ([`Lanes::WIDE`]) and heads that are a multiple of 64 wide.
+//! For lanes with enough registers ([`Lanes::WIDE`]) and head sizes that are a multiple of 64.
 
 #![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 
@@ -23,8 +23,8 @@ macro_rules! for_kind {
     };
 }
 
-/// Runs `$f` for fours, a pair and the last of queries that go with two slices.
-macro_rules! by_fours {
+/// Runs `$f` on two slices of one element per query, in batches of four, two and one. Only the first batch prefetches.
+macro_rules! in_batches_of_4 {
     ($kind:expr, $f:ident::<$l:ident, $hd:ident>($rows:expr, $a:expr, $b:expr, $ahead:expr)) => {{
         let mut ahead = $ahead;
         let (fours_a, rest_a) = $a.as_chunks::<4>();
@@ -46,11 +46,11 @@ macro_rules! by_fours {
     }};
 }
 
-/// Dot products of the queries with the first `slots` rows at `rows`; what follows them is unspecified.
+/// Computes the dot products of the queries with the first `slots` rows at `rows`; later scores are unspecified.
 ///
 /// # Safety
 ///
-/// As [`weigh`], and as many scores as queries.
+/// See [`weighted_sum`]; there are as many scores as queries.
 #[inline(always)]
 pub(super) unsafe fn score<L: Lanes, const HD: usize>(
     kind: KvType,
@@ -61,18 +61,18 @@ pub(super) unsafe fn score<L: Lanes, const HD: usize>(
 ) {
     if slots > 0 {
         let rows = Rows { first: rows.as_ptr(), slots };
-        by_fours!(kind, scored::<L, HD>(rows, queries, scores, ahead))
+        in_batches_of_4!(kind, score_batch::<L, HD>(rows, queries, scores, ahead))
     }
 }
 
-/// `o = sum of weight * row` over the first `slots` rows at `rows`, for each query.
+/// Computes `o`, the sum of `weight * row` over the first `slots` rows at `rows`, for each query.
 ///
 /// # Safety
 ///
-/// `rows` holds `slots` rows of `kind`, `slots <= CHUNK`, `HD % 64 == 0`, as many scores as outputs;
-/// lanes as the caller's.
+/// `rows` holds `slots` rows of `kind`, `slots <= CHUNK`, `HD % 64 == 0`, there are as many scores as outputs, and the
+/// CPU has the set of `L`.
 #[inline(always)]
-pub(super) unsafe fn weigh<L: Lanes, const HD: usize>(
+pub(super) unsafe fn weighted_sum<L: Lanes, const HD: usize>(
     kind: KvType,
     (rows, slots): (&[u8], usize),
     scores: &[[f32; CHUNK]],
@@ -81,48 +81,48 @@ pub(super) unsafe fn weigh<L: Lanes, const HD: usize>(
 ) {
     if slots > 0 {
         let rows = Rows { first: rows.as_ptr(), slots };
-        by_fours!(kind, weighted::<L, HD>(rows, scores, out, ahead))
+        in_batches_of_4!(kind, weighted_sum_batch::<L, HD>(rows, scores, out, ahead))
     }
 }
 
 /// The scales of sixteen rows, `[row][block]`.
 ///
 /// Widening a single scale where it is used costs as much as the rest of its block. So scalar moves collect the scales
-/// of the next rows while these rows are computed, and then sixteen are widened at a time.
-/// Collecting them sixteen rows earlier, so that no load waits for the stores before it, was no faster.
+/// of the next rows while these rows are computed, and then sixteen are widened at a time. Tried collecting them
+/// sixteen rows earlier, so that no load waits for the stores before it: no faster.
 struct Scales<const HD: usize> {
     next: Aligned<[u16; HD]>,
     now: Aligned<[f32; HD]>,
 }
 
 impl<const HD: usize> Scales<HD> {
-    /// Those of the first rows at `rows`, in blocks of `KIND`.
+    /// Loads the scales of the first rows at `rows`, in blocks of `KIND`.
     #[inline(always)]
-    unsafe fn of<L: Lanes, const KIND: u8>(rows: Rows, blocks: usize) -> Self {
+    unsafe fn load_first<L: Lanes, const KIND: u8>(rows: Rows, blocks: usize) -> Self {
         let mut scales = Self { next: Aligned([0; HD]), now: Aligned([0.0; HD]) };
         for r in 0..ROWS {
-            scales.note::<KIND>(r, rows.at::<HD, KIND>(r), blocks);
+            scales.collect::<KIND>(r, rows.at::<HD, KIND>(r), blocks);
         }
-        scales.turn::<L, KIND>(blocks);
+        scales.advance::<L, KIND>(blocks);
         scales
     }
 
-    /// Lines up the scales of the first blocks at `p`, as row `r` of the next sixteen.
+    /// Collects the scales of the first blocks at `p` as row `r` of the next sixteen.
     #[inline(always)]
-    unsafe fn note<const KIND: u8>(&mut self, r: usize, p: *const u8, blocks: usize) {
+    unsafe fn collect<const KIND: u8>(&mut self, r: usize, p: *const u8, blocks: usize) {
         let kind = KvType::ALL[KIND as usize];
         if matches!(kind, KvType::Q8 | KvType::Q4) {
             for b in 0..blocks {
                 let scale = p.add(b * kind.block_bytes(32)).cast::<u16>().read_unaligned();
-                // Volatile, or else the compiler builds vectors of them, lane by lane. In bounds: `blocks <= HD / 32`.
+                // Volatile: otherwise the compiler builds vectors lane by lane. In bounds: `blocks <= HD / 32`.
                 self.next.0.as_mut_ptr().add(r * blocks + b).write_volatile(scale);
             }
         }
     }
 
-    /// Goes on to the next sixteen rows.
+    /// Advances to the next sixteen rows.
     #[inline(always)]
-    unsafe fn turn<L: Lanes, const KIND: u8>(&mut self, blocks: usize) {
+    unsafe fn advance<L: Lanes, const KIND: u8>(&mut self, blocks: usize) {
         if matches!(KvType::ALL[KIND as usize], KvType::Q8 | KvType::Q4) {
             for i in (0..ROWS * blocks).step_by(16) {
                 L::load_f16(self.next.0.as_ptr().add(i).cast()).store(self.now.0.as_mut_ptr().add(i));
@@ -131,7 +131,7 @@ impl<const HD: usize> Scales<HD> {
     }
 }
 
-/// Rows of the cache; there is at least one.
+/// Rows of the KV cache, at least one.
 #[derive(Clone, Copy)]
 struct Rows {
     first: *const u8,
@@ -139,26 +139,26 @@ struct Rows {
 }
 
 impl Rows {
-    /// Row `slot`, or the last one.
+    /// Pointer to row `slot`, or to the last row if there are fewer.
     #[inline(always)]
     fn at<const HD: usize, const KIND: u8>(self, slot: usize) -> *const u8 {
         self.first.wrapping_add(slot.min(self.slots - 1) * KvType::ALL[KIND as usize].row_bytes(HD))
     }
 }
 
-/// The four runs of sixteen at `p`, whose two blocks have the scales at `scales`.
+/// Widens 64 elements at `p`, two blocks with the scales at `scales`.
 #[inline(always)]
-unsafe fn run64<L: Lanes, const KIND: u8>(p: *const u8, scales: *const f32) -> [L; 4] {
+unsafe fn widen64<L: Lanes, const KIND: u8>(p: *const u8, scales: *const f32) -> [L; 4] {
     let (a, b) = widen32::<L, KIND>(p, L::splat(*scales));
     let next = p.add(KvType::ALL[KIND as usize].block_bytes(32));
     let (c, d) = widen32::<L, KIND>(next, L::splat(*scales.add(1)));
     [a, b, c, d]
 }
 
-/// Products of the queries with two rows, `[query][row]`: the lanes of each are still to be added up. Two rows at
-/// a time halve the loads of queries.
+/// Multiplies the queries with two rows, `[query][row]`; the lanes of each product are not added up yet. Two rows at a
+/// time halve the loads of queries.
 #[inline(always)]
-unsafe fn pair<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
+unsafe fn multiply_two_rows<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     rows: [*const u8; 2],
     scales: [*const f32; 2],
     queries: &[[f32; HD]; Q],
@@ -168,7 +168,7 @@ unsafe fn pair<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     for at in (0..HD).step_by(64) {
         let mut row = [[L::splat(0.0); 4]; 2];
         for i in 0..2 {
-            row[i] = run64::<L, KIND>(rows[i].add(at / 32 * block_bytes), scales[i].add(at / 32));
+            row[i] = widen64::<L, KIND>(rows[i].add(at / 32 * block_bytes), scales[i].add(at / 32));
         }
         for q in 0..Q {
             for run in 0..4 {
@@ -182,8 +182,9 @@ unsafe fn pair<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     acc
 }
 
+/// Implements [`score`] for `Q` queries.
 #[inline(always)]
-unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
+unsafe fn score_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     rows: Rows,
     queries: &[[f32; HD]; Q],
     scores: &mut [[f32; CHUNK]; Q],
@@ -191,7 +192,7 @@ unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
 ) {
     const { assert!(Q <= 4) };
     let blocks = HD / 32;
-    let mut scales = Scales::<HD>::of::<L, KIND>(rows, blocks);
+    let mut scales = Scales::<HD>::load_first::<L, KIND>(rows, blocks);
     let mut products = MaybeUninit::<[[[L; ROWS]; Q]; 2]>::uninit();
     let products: *mut [[L; ROWS]; Q] = products.as_mut_ptr().cast();
     for first in (0..rows.slots).step_by(ROWS) {
@@ -206,21 +207,25 @@ unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
                 }
                 let rows_at = |r: usize| [rows.at::<HD, KIND>(r), rows.at::<HD, KIND>(r + 1)];
                 let next = rows_at(first + ROWS + r);
-                scales.note::<KIND>(r, next[0], blocks);
-                scales.note::<KIND>(r + 1, next[1], blocks);
+                scales.collect::<KIND>(r, next[0], blocks);
+                scales.collect::<KIND>(r + 1, next[1], blocks);
                 let of_row = scales.now.0.as_ptr().add(r * blocks);
-                let acc = pair::<L, HD, Q, KIND>(rows_at(first + r), [of_row, of_row.add(blocks)], queries);
+                let acc = multiply_two_rows::<L, HD, Q, KIND>(
+                    rows_at(first + r),
+                    [of_row, of_row.add(blocks)],
+                    queries,
+                );
                 for q in 0..Q {
                     (*now)[q][r] = acc[q][0];
                     (*now)[q][r + 1] = acc[q][1];
                 }
             }
-            // Shuffles beside products: those of the sixteen rows before these.
+            // Adds up the previous sixteen rows here, so that shuffles overlap with products.
             if first > 0 && quarter < Q {
                 L::sums(&(*before)[quarter]).store(scores[quarter][first - ROWS..].as_mut_ptr());
             }
         }
-        scales.turn::<L, KIND>(blocks);
+        scales.advance::<L, KIND>(blocks);
     }
     let last = (rows.slots - 1) / ROWS;
     for q in 0..Q {
@@ -228,8 +233,9 @@ unsafe fn scored<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     }
 }
 
+/// Implements [`weighted_sum`] for `Q` queries.
 #[inline(always)]
-unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
+unsafe fn weighted_sum_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     rows: Rows,
     scores: &[[f32; CHUNK]; Q],
     out: &mut [Partial<HD>; Q],
@@ -238,7 +244,7 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
     let block_bytes = KvType::ALL[KIND as usize].block_bytes(32);
     for at in (0..HD).step_by(64) {
         let panel = Rows { first: rows.first.add(at / 32 * block_bytes), ..rows };
-        let mut scales = Scales::<HD>::of::<L, KIND>(panel, 2);
+        let mut scales = Scales::<HD>::load_first::<L, KIND>(panel, 2);
         let mut acc = [[L::splat(0.0); 4]; Q];
         for first in (0..rows.slots).step_by(ROWS) {
             if at == 0 && !Ahead::by_row::<HD, KIND>() {
@@ -249,8 +255,8 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
                     ahead.fetch(slot, 1);
                 }
                 let r = slot - first;
-                scales.note::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);
-                let row = run64::<L, KIND>(panel.at::<HD, KIND>(slot), scales.now.0.as_ptr().add(2 * r));
+                scales.collect::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);
+                let row = widen64::<L, KIND>(panel.at::<HD, KIND>(slot), scales.now.0.as_ptr().add(2 * r));
                 for q in 0..Q {
                     let w = L::splat(scores[q][slot]);
                     for i in 0..4 {
@@ -258,7 +264,7 @@ unsafe fn weighted<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
                     }
                 }
             }
-            scales.turn::<L, KIND>(2);
+            scales.advance::<L, KIND>(2);
         }
         for q in 0..Q {
             for i in 0..4 {

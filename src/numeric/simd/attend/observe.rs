@@ -1,12 +1,12 @@
-//! The attention that slots receive from queries whose softmax is known: the sum of their weights.
+//! The attention mass of slots: the sum of the softmax weights that queries give them.
 
-use super::{Ahead, CHUNK, FEW, Scores, scored};
+use super::{Ahead, CHUNK, FEW, Scores, compute_scores};
 use crate::kv::KvType;
 use crate::simd::lanes::Lanes;
 use crate::simd::ops::{exp_lanes, load, sixteens, store};
 use crate::simd::{Isa, dispatch};
 
-/// What attention of a query over all its slots ended with.
+/// The softmax state of a query over all its slots.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Softmax {
     /// Largest score.
@@ -15,19 +15,19 @@ pub struct Softmax {
     pub l: f32,
 }
 
-/// Tokens that look at a chunk, by the queries of one group each.
+/// The queries of some tokens, of one group of heads, whose weights for a chunk are added up.
 #[derive(Clone, Copy)]
 pub struct Looks<'a, const HD: usize> {
-    /// `[token][query head of the group]`, as [`super::attend`] takes them.
+    /// `[token][query head of the group]`, prepared as for [`super::attend`].
     pub queries: &'a [[f32; HD]],
-    /// Of each query.
+    /// One per query.
     pub softmax: &'a [Softmax],
-    /// Of each token: how many slots it sees, from the chunk's first on.
+    /// Number of slots that each token sees, counted from the chunk's first.
     pub visible: &'a [usize],
 }
 
-/// Adds to `mass[slot]`, for each token in turn, `((p_0 + p_1) + p_2) ...`: the weights `p = e^(score - m) / l` of the
-/// group's queries, for at most `N` queries. `k` is `[slot][row bytes]` of the chunk's keys.
+/// Adds the attention mass of each token in turn to `mass[slot]`: `((p_0 + p_1) + p_2) ...` of the weights
+/// `p = e^(score - m) / l` of the group's queries, at most `N` in all. `k` is `[slot][row bytes]` of the chunk's keys.
 pub fn observe<const HD: usize, const N: usize>(
     isa: Isa,
     (kind, k): (KvType, &[u8]),
@@ -44,11 +44,9 @@ pub fn observe<const HD: usize, const N: usize>(
         let slots = looks.visible.iter().copied().max().unwrap_or(0).min(CHUNK);
         let group = looks.queries.len() / looks.visible.len();
         let mut scores = Scores::<N>::NONE;
-        let ahead = match N <= FEW {
-            true => Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK),
-            false => Ahead::NOTHING,
-        };
-        let scores = scored::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
+        let ahead =
+            if N <= FEW { Ahead::of(k.as_ptr(), kind.row_bytes(HD)).after(CHUNK) } else { Ahead::NOTHING };
+        let scores = compute_scores::<L, HD, N>((kind, k, slots), looks.queries, ahead, &mut scores);
         let of_tokens = scores.chunks_exact(group).zip(looks.softmax.chunks_exact(group));
         for ((scores, softmax), &seen) in of_tokens.zip(looks.visible) {
             let seen = seen.min(CHUNK);
@@ -70,7 +68,7 @@ pub fn observe<const HD: usize, const N: usize>(
     dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: Looks<'_, HD>, mass: &mut [f32]))
 }
 
-/// Softmax weights of the sixteen slots from `i` on. Those of slots that are not seen mean nothing.
+/// Computes the softmax weights of the sixteen slots from `i` on; those of hidden slots are unspecified.
 #[inline(always)]
 unsafe fn weights<L: Lanes>(scores: &[f32; CHUNK], Softmax { m, l }: Softmax, i: usize) -> L {
     exp_lanes(L::load(scores.as_ptr().add(i)).sub(L::splat(m))).div(L::splat(l))

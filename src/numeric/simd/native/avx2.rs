@@ -1,24 +1,24 @@
 //! Eight rows in a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` with AVX-VNNI.
 
-use super::rows::Rows;
+use super::rows::BlockKernel;
 use std::arch::x86_64::*;
 
-/// Eight rows; `VNNI` stands for AVX-VNNI.
+/// Eight rows in a register; `VNNI` selects AVX-VNNI.
 pub struct Eight<const VNNI: bool>;
 
-/// The four activations at `q + 4 * v` for each row.
+/// Broadcasts the four activations at `q + 4 * v` to each row.
 #[inline(always)]
 unsafe fn four(q: *const i8, v: usize) -> __m256i {
     _mm256_set1_epi32(q.cast::<i32>().add(v).read_unaligned())
 }
 
-/// `sums` plus the sums of pairs of i16.
+/// Adds the sums of pairs of i16 to `sums`.
 #[inline(always)]
 unsafe fn widen(sums: __m256i, pairs: __m256i) -> __m256i {
     _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
-/// Sums of four products each that fit an i16.
+/// Sums products in pairs to i16, which do not overflow.
 ///
 /// `vpmaddubsw` adds two products of unsigned weights, at most 2 * (2^bits - 1) * 127: 3,810 for 4 bits, 7,874 for 5,
 /// 16,002 for 6. So eight such sums fit for 4 bits (30,480), four for 5 bits (31,496) and two for 6 bits (32,004).
@@ -31,9 +31,9 @@ unsafe fn add_pairs<const N: usize>(w: [__m256i; N], q: *const i8) -> __m256i {
     pairs
 }
 
-// SAFETY: every intrinsic below is AVX2, FMA or F16C, which `Isa::Avx2` stands for, or AVX-VNNI where `VNNI`;
-// memory accesses are unaligned and stay within what the trait's contract grants.
-unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
+// SAFETY: every intrinsic below is AVX2, FMA or F16C, as in `Isa::Avx2`, or AVX-VNNI if `VNNI`; memory accesses are
+// unaligned and stay within the trait's contract.
+unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
     const ROWS: usize = 8;
     const SIGNED: bool = !VNNI;
     type Bytes = __m256i;
@@ -87,7 +87,7 @@ unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
                 let sums = widen(sums, add_pairs([w[0], w[1]], q));
                 widen(sums, add_pairs([w[2], w[3]], q.add(8)))
             }
-            // Two products of a magnitude of at most 128 with 127: 32,512.
+            // Two products of at most 128 * 127 in magnitude: 32,512, which fits an i16.
             _ => {
                 let mut sums = sums;
                 for (v, w) in w.into_iter().enumerate() {
@@ -148,11 +148,11 @@ unsafe impl<const VNNI: bool> Rows for Eight<VNNI> {
     }
 }
 
-/// The sum of sixteen activations, by `vpsadbw` on bytes that are 128 larger.
+/// Sums sixteen activations with `vpsadbw` on bytes that are 128 larger.
 ///
 /// # Safety
 ///
-/// There are sixteen at `q`.
+/// `q` holds sixteen bytes.
 #[inline(always)]
 pub unsafe fn total(q: *const i8) -> i32 {
     let x = _mm_xor_si128(_mm_loadu_si128(q.cast()), _mm_set1_epi8(-128));

@@ -1,8 +1,8 @@
 //! All sixteen rows in a register of 512 bits: `vpdpbusd`.
 
 use super::super::unrolled;
-use super::kernel::{RUN, Tokens, scale, unpacked};
-use super::rows::Rows;
+use super::kernel::{RUN, Tokens, load_scales, unpack};
+use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use crate::simd::groups::{Groups, ahead, near};
@@ -11,12 +11,12 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Sixteen rows.
+/// Sixteen rows in a register.
 pub struct Sixteen;
 
-// SAFETY: every intrinsic below belongs to the features `Isa::Avx512` stands for; memory accesses are unaligned and
-// stay within what the trait's contract grants.
-unsafe impl Rows for Sixteen {
+// SAFETY: every intrinsic below belongs to the features of `Isa::Avx512`; memory accesses are unaligned and stay within
+// the trait's contract.
+unsafe impl BlockKernel for Sixteen {
     const ROWS: usize = 16;
     const SIGNED: bool = false;
     type Bytes = __m512i;
@@ -106,63 +106,63 @@ unsafe impl Rows for Sixteen {
 }
 
 /// Blocks of activations that stay in the first-level cache while all groups are multiplied with them: 32 of each of
-/// eight tokens, 256 of one. (With 32 of one token, groups change too often to be prefetched: four groups of Q4_K in
-/// memory at 18 GB/s instead of 29.)
+/// eight tokens, 256 of one. With 32 of one token, groups alternate too often to be prefetched: four groups of Q4_K in
+/// memory at 18 GB/s instead of 29.
 const SWEEP: usize = 256;
 
-/// What the sums of a block need beside its [`ActBlock`], for a sweep of `T` tokens: what the minimums are multiplied
-/// with, as bits, or what the sums of the two halves start from.
-struct Beside<const T: usize>([[MaybeUninit<[i32; 4]>; SWEEP / 4]; 2]);
+/// Data of blocks that the kernel needs besides [`ActBlock`], for a sweep of `T` tokens: the factor of the minimums, as
+/// bits, or the initial values of the sums of the two halves.
+struct SumStarts<const T: usize>([[MaybeUninit<[i32; 4]>; SWEEP / 4]; 2]);
 
-impl<const T: usize> Beside<T> {
-    /// Blocks of each token: whole runs.
+impl<const T: usize> SumStarts<T> {
+    /// Blocks of each token, whole runs.
     const BLOCKS: usize = SWEEP / T / RUN * RUN;
 
-    /// For block `b` of token `t`.
+    /// Entry of block `b` of token `t`.
     #[inline(always)]
     unsafe fn at(&self, half: usize, t: usize, b: usize) -> *const i32 {
         self.0[half].as_ptr().cast::<i32>().add(t * Self::BLOCKS + b)
     }
 
-    /// For block `b` of token `t` and the three behind it.
+    /// Entries of block `b` of token `t` and the next three.
     #[inline(always)]
     fn four(&mut self, half: usize, t: usize, b: usize) -> *mut __m128i {
         self.0[half][(t * Self::BLOCKS + b) / 4].as_mut_ptr().cast()
     }
 }
 
-/// As [`super::kernel::tile`], for all sixteen rows at once: activations are read where they are. Of `T` tokens, those
-/// that are missing are computed as the last, and not stored.
+/// Like [`super::kernel::tile`], for all sixteen rows at once; activations are read in place. Missing tokens of `T` are
+/// computed as copies of the last one and not stored.
 ///
 /// # Safety
 ///
-/// The CPU has AVX-512 as `Isa::Avx512` stands for; the rest as for [`super::kernel::tile`].
+/// The CPU has the features of `Isa::Avx512`; the rest as for [`super::kernel::tile`].
 #[inline(always)]
 pub unsafe fn tile<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>, out: *mut [f32; 16]) {
-    const { assert!(T <= 8 && Beside::<T>::BLOCKS.is_multiple_of(RUN)) };
+    const { assert!(T <= 8 && SumStarts::<T>::BLOCKS.is_multiple_of(RUN)) };
     let (quants, scales) = Format::ALL[F].group_bytes(w.blocks * BLOCK);
-    let mut beside = Beside::<T>([[MaybeUninit::uninit(); SWEEP / 4]; 2]);
+    let mut starts = SumStarts::<T>([[MaybeUninit::uninit(); SWEEP / 4]; 2]);
     let acts: [*const ActBlock; T] =
         std::array::from_fn(|t| x.activations.as_ptr().wrapping_add(t.min(x.count - 1) * w.blocks));
-    for first in (0..w.blocks).step_by(Beside::<T>::BLOCKS) {
-        let blocks = first..w.blocks.min(first + Beside::<T>::BLOCKS);
+    for first in (0..w.blocks).step_by(SumStarts::<T>::BLOCKS) {
+        let blocks = first..w.blocks.min(first + SumStarts::<T>::BLOCKS);
         for (t, start) in acts.iter().enumerate() {
-            lay_out::<F, T>(&mut beside, t, start.add(first), blocks.len());
+            lay_out::<F, T>(&mut starts, t, start.add(first), blocks.len());
         }
         for g in 0..w.groups {
             let at = Format::ALL[F].group_bytes(first * BLOCK);
             let (quants, scales) =
                 (w.quants.as_ptr().add(g * quants + at.0), w.scales.as_ptr().add(g * scales + at.1));
             let out = out.add(g * x.of + x.first).cast::<f32>();
-            sweep::<F, T>((quants, scales), (acts, &beside), blocks.clone(), (out, x.count));
+            sweep::<F, T>((quants, scales), (acts, &starts), blocks.clone(), (out, x.count));
         }
     }
 }
 
-/// Fills in what token `t` needs beside `n` blocks at `acts`.
+/// Fills in the entries of token `t` for `n` blocks at `acts`.
 #[inline(always)]
 unsafe fn lay_out<const F: usize, const T: usize>(
-    beside: &mut Beside<T>,
+    starts: &mut SumStarts<T>,
     t: usize,
     acts: *const ActBlock,
     n: usize,
@@ -192,20 +192,20 @@ unsafe fn lay_out<const F: usize, const T: usize>(
             Format::Q5_0 => (_mm_slli_epi32::<1>(offset), offset),
             Format::Q4_0 => (offset, offset),
         };
-        _mm_storeu_si128(beside.four(0, t, b), first);
+        _mm_storeu_si128(starts.four(0, t, b), first);
         if format == Format::Q6_K {
-            _mm_storeu_si128(beside.four(1, t, b), second);
+            _mm_storeu_si128(starts.four(1, t, b), second);
         }
     }
 }
 
 /// Adds some blocks of one group to the sums of `count` tokens at `out`, `[token][row]`.
 ///
-/// `planes` and `beside` are those of the first block, `acts` of the matrix's.
+/// `quants`, `scales` and `starts` begin at the first of these blocks, `acts` at the first block of the matrix.
 #[inline(always)]
 unsafe fn sweep<const F: usize, const T: usize>(
     (mut quants, mut scales): (*const u8, *const u8),
-    (acts, beside): ([*const ActBlock; T], &Beside<T>),
+    (acts, starts): ([*const ActBlock; T], &SumStarts<T>),
     blocks: Range<usize>,
     (out, count): (*mut f32, usize),
 ) {
@@ -221,15 +221,15 @@ unsafe fn sweep<const F: usize, const T: usize>(
     for run in blocks.clone().step_by(RUN) {
         for b in 0..RUN.min(blocks.end - run) {
             ahead::<F>(quants, scales, b, near);
-            let w = unpacked::<Sixteen, F>(quants.add(b * format.quant_bytes()));
-            let (levels, floor) = scale::<Sixteen, F>(scales, 0, b);
+            let w = unpack::<Sixteen, F>(quants.add(b * format.quant_bytes()));
+            let (levels, floor) = load_scales::<Sixteen, F>(scales, 0, b);
             let at = run - blocks.start + b;
             unrolled!(T, |t| {
                 let act = &*acts[t].add(run + b);
                 let q = act.q.as_ptr();
                 let d = _mm512_set1_ps(act.d);
-                let beside = |half: usize| beside.at(half, t, at);
-                let start = |half: usize| _mm512_set1_epi32(*beside(half));
+                let starts = |half: usize| starts.at(half, t, at);
+                let start = |half: usize| _mm512_set1_epi32(*starts(half));
                 if F == const { Format::Q6_K as usize } {
                     let x = Sixteen::half::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
                     let y = Sixteen::half::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
@@ -240,7 +240,7 @@ unsafe fn sweep<const F: usize, const T: usize>(
                 } else if format.has_floor() {
                     let sum = Sixteen::block::<8>(_mm512_setzero_si512(), w, q);
                     acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
-                    let s = _mm512_set1_ps(f32::from_bits(*beside(0) as u32));
+                    let s = _mm512_set1_ps(f32::from_bits(*starts(0) as u32));
                     acc[t] = if format.span() == BLOCK {
                         _mm512_fmadd_ps(floor, s, acc[t])
                     } else {

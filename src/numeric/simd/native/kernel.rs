@@ -1,7 +1,8 @@
-//! The kernel for all formats and instruction sets. It takes sixteen rows, some tokens and [`RUN`] blocks at a time.
+//! The product kernel for all formats and instruction sets. It takes sixteen rows, some tokens and [`RUN`] blocks at a
+//! time.
 
 use super::super::unrolled;
-use super::rows::Rows;
+use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use crate::simd::groups::Groups;
@@ -11,11 +12,11 @@ use files::blocks::BLOCK;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Blocks that one register of rows goes through before the next register: their weights and activations stay in the
+/// Blocks computed for one register of rows before the next register; their weights and activations stay in the
 /// first-level cache. In formats with superblocks they share a run of scales.
 pub const RUN: usize = 8;
-/// Blocks of activations that are laid out at once: 256 of one token, or 32 of each of eight tokens. (With 64, four
-/// groups of 8,192 columns in memory change too often to be prefetched: Q4_K on AVX2 at 16 GB/s.)
+/// Blocks of activations laid out at once: 256 of one token, or 32 of each of eight tokens. With 64, four groups of
+/// 8,192 columns in memory alternate too often to be prefetched: Q4_K on AVX2 at 16 GB/s.
 const ACTS: usize = 256;
 
 /// Some tokens of a product.
@@ -23,24 +24,24 @@ const ACTS: usize = 256;
 pub struct Tokens<'a> {
     /// `[token][block]`, from the first of these tokens on.
     pub activations: &'a [ActBlock],
-    /// The place of the first in `out[group][token][row]`.
+    /// Index of the first token in `out[group][token][row]`.
     pub first: usize,
-    /// How many, at most the kernel's number of tokens.
+    /// Number of tokens, at most that of the kernel.
     pub count: usize,
     /// Number of tokens in `out`.
     pub of: usize,
 }
 
-/// A block of activations as the kernel reads it.
+/// A block of activations, prepared for the kernel.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 struct Act {
     q: [i8; BLOCK],
     /// Scale.
     d: f32,
-    /// What a block's minimums are multiplied with: `sum(q) * d`, negative for Q4_K and Q5_K.
+    /// Factor of a block's minimums: `sum(q) * d`, negated for Q4_K and Q5_K.
     floor: f32,
-    /// What the sums of the two halves start from. The sum of a whole block starts from the first.
+    /// Initial values of the sums of the two halves. The sum of a whole block starts from the first.
     start: [i32; 2],
 }
 
@@ -48,7 +49,7 @@ impl Act {
     const ZERO: Self = Self { q: [0; BLOCK], d: 0.0, floor: 0.0, start: [0; 2] };
 
     #[inline(always)]
-    unsafe fn new<R: Rows, const F: usize>(act: &ActBlock) -> Self {
+    unsafe fn new<R: BlockKernel, const F: usize>(act: &ActBlock) -> Self {
         let sum = (-act.offset / 8) as f32;
         let floor = match const { Format::ALL[F] } {
             Format::Q4_1 | Format::Q5_1 => act.d * sum,
@@ -69,8 +70,8 @@ impl Act {
     }
 }
 
-/// All groups times `x.count <= T` tokens, where `F` is the format's index in [`Format::ALL`]. Missing tokens count as
-/// zeros.
+/// Multiplies all groups with `x.count <= T` tokens; missing tokens count as zeros. `F` is the format's index in
+/// [`Format::ALL`].
 ///
 /// A sweep lays out the activations of as many blocks as there is room for, once for all groups. Between sweeps the
 /// sums are kept in `out`.
@@ -80,7 +81,7 @@ impl Act {
 /// The CPU has the set of `R`. The planes hold `w.groups` groups of `w.blocks` blocks, `x.activations` holds as many
 /// blocks for each of `x.count` tokens, and `out` holds `w.groups * x.of` runs of sixteen rows.
 #[inline(always)]
-pub unsafe fn tile<R: Rows, const F: usize, const T: usize>(
+pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
     w: Groups<'_>,
     x: Tokens<'_>,
     out: *mut [f32; 16],
@@ -104,7 +105,7 @@ pub unsafe fn tile<R: Rows, const F: usize, const T: usize>(
                         row,
                     };
                     let out = out.add(g * x.of + x.first).cast::<f32>().add(row);
-                    part.onto::<R, F, T>(out, x.count);
+                    part.add_to::<R, F, T>(out, x.count);
                 }
             }
         }
@@ -117,7 +118,7 @@ pub unsafe fn tile<R: Rows, const F: usize, const T: usize>(
 ///
 /// The CPU has the set of `R`, and `acts` has room for `T` tokens.
 #[inline(always)]
-unsafe fn lay_out<R: Rows, const F: usize, const T: usize>(
+unsafe fn lay_out<R: BlockKernel, const F: usize, const T: usize>(
     acts: &mut [MaybeUninit<Act>; ACTS],
     x: Tokens<'_>,
     (stride, blocks): (usize, Range<usize>),
@@ -134,17 +135,17 @@ unsafe fn lay_out<R: Rows, const F: usize, const T: usize>(
     }
 }
 
-/// As many rows as fit a register, over a run of blocks.
+/// The rows of one register, over a run of blocks.
 struct Part {
-    /// The quants of the run's first block, all rows of the group.
+    /// Quants of the run's first block, all rows of the group.
     quants: *const u8,
-    /// The scales of that block's span.
+    /// Scales of that block's span.
     scales: *const u8,
     /// `[block][token]`
     acts: *const Act,
-    /// Which blocks of the matrix these are.
+    /// Indices of the blocks in a row of the matrix.
     blocks: Range<usize>,
-    /// The first row of the register.
+    /// First row of the register.
     row: usize,
 }
 
@@ -156,7 +157,7 @@ impl Part {
     ///
     /// The CPU has the set of `R`; the planes and the activations of `T` tokens hold the blocks.
     #[inline(always)]
-    unsafe fn onto<R: Rows, const F: usize, const T: usize>(self, out: *mut f32, count: usize) {
+    unsafe fn add_to<R: BlockKernel, const F: usize, const T: usize>(self, out: *mut f32, count: usize) {
         let mut acc = [R::splat(0.0); T];
         if self.blocks.start > 0 {
             unrolled!(T, |t| {
@@ -165,7 +166,7 @@ impl Part {
                 }
             });
         }
-        self.run::<R, F, T>(&mut acc);
+        self.accumulate::<R, F, T>(&mut acc);
         unrolled!(T, |t| {
             if t < count {
                 R::store(acc[t], out.add(16 * t));
@@ -177,9 +178,9 @@ impl Part {
     ///
     /// # Safety
     ///
-    /// As for [`Part::onto`].
+    /// See [`Part::add_to`].
     #[inline(always)]
-    unsafe fn run<R: Rows, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
+    unsafe fn accumulate<R: BlockKernel, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         #[cfg(target_arch = "x86_64")]
         let near = near(T);
         for b in 0..self.blocks.len() {
@@ -189,8 +190,8 @@ impl Part {
             if self.row == 0 {
                 ahead::<F>(self.quants, self.scales, b, near);
             }
-            let w = unpacked::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
-            let (levels, floor) = scale::<R, F>(self.scales, self.row, b);
+            let w = unpack::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
+            let (levels, floor) = load_scales::<R, F>(self.scales, self.row, b);
             unrolled!(T, |t| {
                 let act = acts.add(t);
                 let q = (&raw const (*act).q).cast::<i8>();
@@ -218,14 +219,14 @@ impl Part {
     }
 }
 
-/// What the integer sums of block `b` of a run are multiplied with, and its minimum. For Q6_K: the factors of the two
-/// halves, and the factor of both. `scales` are those of the run's first block, `row` is the first of the register.
+/// Loads the factor of the integer sums of block `b` of a run, and its minimum. For Q6_K: the factors of the two
+/// halves, and the factor of both. `scales` are those of the run's first block, `row` is the first row of the register.
 ///
 /// # Safety
 ///
 /// The CPU has the set of `R`; `scales` holds those of block `b`.
 #[inline(always)]
-pub unsafe fn scale<R: Rows, const F: usize>(
+pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
     scales: *const u8,
     row: usize,
     b: usize,
@@ -250,13 +251,13 @@ pub unsafe fn scale<R: Rows, const F: usize>(
     }
 }
 
-/// The integers of one block: element `v` has columns `4v..4v + 4` of each row.
+/// Unpacks the integers of one block: element `v` has columns `4v..4v + 4` of each row.
 ///
 /// # Safety
 ///
 /// The CPU has the set of `R`; `p` holds the block's quants, from the register's first row on.
 #[inline(always)]
-pub unsafe fn unpacked<R: Rows, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
+pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
     let bits = const { Format::ALL[F].bits() };
     let nibble = R::byte(15);
     let mut w = [nibble; 8];

@@ -8,17 +8,16 @@
 //! | 1 | 22.1 | 25.9 | 45.0 | 18.3 | 31.9 | 51.0 |
 //! | 8 | 12.3 | 15.3 | 17.5 | 12.6 | 15.8 | 18.7 |
 //!
-//! Putting fifth and sixth bits in place with `bsl` came out as `and` and `orr` all the same: LLVM knows which bits are
-//! zero.
+//! Tried placing fifth and sixth bits with `bsl`: LLVM knows which bits are zero and emits `and` and `orr` anyway.
 
 use super::super::neon::{sdot, smlal, smull, widen_f16};
-use super::rows::Rows;
+use super::rows::BlockKernel;
 use std::arch::aarch64::*;
 
-/// Four rows; `DOT` stands for dotprod.
+/// Four rows in a register; `DOT` selects dotprod.
 pub struct Four<const DOT: bool>;
 
-/// `$sums` plus the products of vectors of weights with four activations each.
+/// Adds the products of vectors of weights with four activations each to `$sums`.
 ///
 /// Products are summed in i16 lanes, one for each of four columns. For 4 and 5 bits eight products fit
 /// (8 * 31 * 127 = 31,496), for 6 bits four (4 * 63 * 127 = 32,004), for 8 bits two (2 * 128 * 127 = 32,512).
@@ -32,20 +31,20 @@ macro_rules! chain {
     }};
 }
 
-/// The word `$lane` of activations in all lanes.
+/// Broadcasts word `$lane` of the activations.
 macro_rules! word {
     ($a:ident, $lane:literal) => {
         vdupq_laneq_s32::<$lane>(vreinterpretq_s32_s8($a))
     };
 }
 
-// SAFETY: NEON is part of every aarch64 target, dotprod is there where `DOT`; memory accesses are unaligned and stay
-// within what the trait's contract grants.
-unsafe impl<const DOT: bool> Rows for Four<DOT> {
+// SAFETY: NEON is part of every aarch64 target, and the CPU has dotprod if `DOT`; memory accesses are unaligned and
+// stay within the trait's contract.
+unsafe impl<const DOT: bool> BlockKernel for Four<DOT> {
     const ROWS: usize = 4;
     const SIGNED: bool = true;
-    /// 1.5 * 2^23 as bits: a sum below 2^22 that was counted up from here is, read as a float, that number and the sum;
-    /// one subtraction converts it, exactly, where `scvtf` has fewer or half the pipes.
+    /// The bits of 1.5 * 2^23. A sum below 2^22 that starts from here and is read as a float is 1.5 * 2^23 plus the
+    /// sum, so one exact subtraction converts it. `scvtf` runs on fewer pipes.
     const START: i32 = 0x4b40_0000;
     type Bytes = uint8x16_t;
     type Sums = int32x4_t;

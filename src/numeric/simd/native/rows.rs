@@ -1,21 +1,20 @@
-//! Some rows of a group side by side: the operations that the kernel needs from an instruction set, and their versions
-//! in plain Rust.
+//! The operations that the kernel needs from an instruction set, and their versions in plain Rust.
 
 use std::array::from_fn;
 
-/// As many rows of a group as fit a register with four bytes each.
+/// Operations on the rows of a group that fit in a register with four bytes each.
 ///
 /// # Safety
 ///
 /// All methods need the instruction set of their type; pointers are valid for the elements they name (no
 /// alignment needed).
 #[allow(clippy::missing_safety_doc, reason = "one contract for all, above")]
-pub unsafe trait Rows {
-    /// How many rows: 16, or a divisor of 16.
+pub unsafe trait BlockKernel {
+    /// Rows in a register: 16, or a divisor of 16.
     const ROWS: usize;
-    /// Whether weights are multiplied as signed bytes. If not, as unsigned bytes.
+    /// True if weights are multiplied as signed bytes, false if as unsigned bytes.
     const SIGNED: bool;
-    /// What sums start from, so that [`Rows::float`] is cheap.
+    /// Initial value of sums, chosen so that [`BlockKernel::float`] is cheap.
     const START: i32 = 0;
     /// Four bytes for each row.
     type Bytes: Copy;
@@ -24,46 +23,46 @@ pub unsafe trait Rows {
     /// An f32 for each row.
     type Floats: Copy;
 
-    /// Four bytes of each row.
+    /// Loads four bytes of each row.
     unsafe fn load(p: *const u8) -> Self::Bytes;
-    /// One byte everywhere.
+    /// Broadcasts one byte.
     unsafe fn byte(x: u8) -> Self::Bytes;
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn xor(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// Bytes shifted to the left. The bits that come in may be a neighbour's.
+    /// Shifts bytes left. Bits of a neighbour may come in.
     unsafe fn left<const N: i32>(a: Self::Bytes) -> Self::Bytes;
-    /// Bytes shifted to the right. The bits that come in may be a neighbour's.
+    /// Shifts bytes right. Bits of a neighbour may come in.
     unsafe fn right<const N: i32>(a: Self::Bytes) -> Self::Bytes;
 
-    /// One integer for each row.
+    /// Broadcasts one integer to all rows.
     unsafe fn sums(x: i32) -> Self::Sums;
-    /// `sums` plus the products of sixteen columns with as many activations. Weights are integers of `BITS` bits,
-    /// unsigned except for 8 bits where `SIGNED`.
+    /// Adds the products of sixteen columns with as many activations to `sums`. Weights are integers of `BITS` bits,
+    /// unsigned except for 8 bits if `SIGNED`.
     unsafe fn half<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 4], q: *const i8) -> Self::Sums;
-    /// The same for 32 columns.
+    /// Adds the products of 32 columns; see [`BlockKernel::half`].
     #[inline(always)]
     unsafe fn block<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 8], q: *const i8) -> Self::Sums {
         let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
         Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
-    /// `sums - START`, below 2^22, as floats.
+    /// Converts `sums - START`, below 2^22, to floats.
     unsafe fn float(sums: Self::Sums) -> Self::Floats;
 
     unsafe fn splat(x: f32) -> Self::Floats;
     unsafe fn floats(p: *const f32) -> Self::Floats;
     unsafe fn store(x: Self::Floats, p: *mut f32);
-    /// An f16 for each row, widened exactly.
+    /// Loads an f16 for each row, widened exactly.
     unsafe fn f16(p: *const u8) -> Self::Floats;
-    /// An unsigned byte for each row.
+    /// Loads an unsigned byte for each row.
     unsafe fn u8(p: *const u8) -> Self::Floats;
-    /// A signed byte for each row.
+    /// Loads a signed byte for each row.
     unsafe fn i8(p: *const u8) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// The sum of sixteen activations.
+    /// Sums sixteen activations.
     #[inline(always)]
     unsafe fn total(q: *const i8) -> i32 {
         q.cast::<[i8; 16]>().read().iter().map(|&q| i32::from(q)).sum()
@@ -73,9 +72,8 @@ pub unsafe trait Rows {
 /// Plain Rust, all sixteen rows.
 pub struct Scalar;
 
-// SAFETY: needs no instruction set beyond the target's baseline; what is read and written is what the trait's
-// contract grants.
-unsafe impl Rows for Scalar {
+// SAFETY: needs no instruction set beyond the target's baseline; reads and writes stay within the trait's contract.
+unsafe impl BlockKernel for Scalar {
     const ROWS: usize = 16;
     const SIGNED: bool = true;
     type Bytes = [u8; 64];
@@ -119,7 +117,7 @@ unsafe impl Rows for Scalar {
         let q = q.cast::<[i8; 16]>().read();
         for (w, q) in w.iter().zip(q.as_chunks::<4>().0) {
             for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
-                // Read as signed bytes, because unsigned weights have seven bits at most.
+                // Signed bytes also fit unsigned weights, which have at most seven bits.
                 *sum += (0..4).map(|k| i32::from(w[k] as i8) * i32::from(q[k])).sum::<i32>();
             }
         }

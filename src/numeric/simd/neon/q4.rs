@@ -1,21 +1,21 @@
-//! The Q4_0 kernels: with `smlal`, with `sdot` and with `smmla`.
+//! The Q4_0 kernels with `smlal`, `sdot` and `smmla`.
 //!
-//! A kernel takes sixteen rows as four quads. For one token all four stay in registers. For more tokens it takes one
-//! quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on, `sdot`
-//! and `smmla` read [tiles] of four, laid out once for all rows of all matrices that read them.
+//! A kernel computes sixteen rows as four quads. For one token all four stay in registers. For more tokens it computes
+//! one quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on,
+//! `sdot` and `smmla` read [tiles] of four tokens, interleaved once for all rows of all matrices that read them.
 //!
-//! The tables at the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops
-//! over blocks, and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same
-//! core, has no model), Cortex-A710 (which uses the model of Neoverse N2) and Neoverse V1:
+//! The tables of the kernels give the cost of one block of 32 columns x 16 rows x 1 token: instructions of the loops
+//! over blocks, and their cycles by the models of llvm-mca 19 for Neoverse V2 (Cortex-X3, the same core, has no model),
+//! Cortex-A710 (which uses the model of Neoverse N2) and Neoverse V1:
 //!
 //! ```text
 //! cargo rustc --release --package antigravity-numeric --target aarch64-unknown-linux-gnu -- --emit asm -C
 //! symbol-mangling-version=v0 llvm-mca-19 -mtriple=aarch64 -mattr=+v8.6a -mcpu=neoverse-v2 -iterations=200 <the loop>
 //! ```
 //!
-//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: with base NEON 442
-//! million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 245 million and 53, 106 and 53.
-//! i8mm needs two tokens, so it decodes with dotprod.
+//! Nothing was measured on Arm hardware. A decoded token of Llama-3.2-1B takes 2,413,568 such blocks: with base NEON
+//! 442 million instructions and 111, 197 and 102 million cycles (V2, A710, V1), with dotprod 245 million and 53, 106
+//! and 53. i8mm needs two tokens, so it decodes with dotprod.
 
 mod tiles;
 
@@ -29,15 +29,14 @@ use crate::quant::activations::ActBlock;
 use std::arch::aarch64::*;
 use std::array::{from_fn, from_mut};
 
-/// Blocks that one quad goes through before the next: their weights and activations stay in the
-/// first-level cache.
+/// Blocks computed for one quad before the next; their weights and activations stay in the first-level cache.
 const RUN: usize = 16;
 
 /// The bits of 1.5 * 2^23. A block's sum is below 2^22. If it starts from here and is then read as a float, it is
 /// 1.5 * 2^23 plus the sum, so one exact subtraction converts it. `scvtf` runs on fewer pipes.
 const BIAS: i32 = 0x4b40_0000;
 
-/// A sum that started from [`BIAS`], as floats.
+/// Converts sums that started from [`BIAS`] to floats.
 #[inline(always)]
 fn float(isum: int32x4_t) -> float32x4_t {
     // SAFETY: NEON is part of every aarch64 target.
@@ -51,7 +50,7 @@ struct Quad {
     scale: float32x4_t,
 }
 
-/// Rows `4r..` of block `b`.
+/// Loads rows `4r..` of block `b`.
 ///
 /// # Safety
 ///
@@ -69,7 +68,7 @@ unsafe fn quad(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
     }
 }
 
-/// `top` and `bottom` become the products of the low and the high eight bytes of two vectors.
+/// Sets `top` and `bottom` to the products of the low and the high eight bytes of two vectors.
 macro_rules! smull {
     ($top:ident, $bottom:ident, $w:expr, $a:expr) => {
         std::arch::asm!(
@@ -80,7 +79,7 @@ macro_rules! smull {
     };
 }
 
-/// Adds such products to `top` and `bottom`.
+/// Adds the products of the low and the high eight bytes of two vectors to `top` and `bottom`.
 macro_rules! smlal {
     ($top:ident, $bottom:ident, $w:expr, $a:expr) => {
         std::arch::asm!(
@@ -114,7 +113,7 @@ unsafe fn mul(w: &Quad, act: &ActBlock, acc: &mut float32x4_t) {
     *acc = vfmaq_f32(*acc, float(isum), vmulq_n_f32(w.scale, act.d));
 }
 
-/// `acc + sum of four products` in each 32-bit lane; `lane` of `a` is broadcast.
+/// Adds the sum of four products to each 32-bit lane of `acc`; `lane` of `a` is broadcast.
 macro_rules! sdot {
     ($acc:expr, $w:expr, $a:expr, $lane:literal) => {
         std::arch::asm!(
@@ -128,7 +127,7 @@ pub(in super::super) use {sdot, smlal, smull};
 
 /// A block of activations in registers.
 struct Act {
-    /// What its sums start from.
+    /// Initial value of its sums.
     start: int32x4_t,
     q: [int8x16_t; 2],
     d: f32,
@@ -145,7 +144,7 @@ impl Act {
     }
 }
 
-/// Adds the sums of one block of `Q` quads to the accumulators of `T` tokens each, with `sdot`, side by side.
+/// Adds the sums of one block of `Q` quads to the accumulators of `T` tokens each with `sdot`, interleaved.
 ///
 /// # Safety
 ///
@@ -182,8 +181,8 @@ unsafe fn dot<const Q: usize, const T: usize>(
     }
 }
 
-/// Adds the sums of block `b` to those of sixteen rows, with `sdot`: for one token, two quads side by side, as cores that
-/// execute in order would wait for each product of one.
+/// Adds the sums of block `b` to those of sixteen rows with `sdot`. Two quads are interleaved, since in-order cores
+/// would wait for each product of a single one.
 ///
 /// # Safety
 ///
@@ -198,16 +197,16 @@ unsafe fn by_twos<const T: usize>(
     let (acts, acc) = (acts.map(Act::of), acc.as_chunks_mut::<2>().0);
     unrolled!(2, |p| {
         dot([quad(w, b, 2 * p), quad(w, b, 2 * p + 1)], &acts, &mut acc[p]);
-        // No memory is read ahead of this: more rows at once would need more registers than there are.
+        // A barrier for loads: more rows at once would need more registers than there are.
         std::arch::asm!("", options(nostack, preserves_flags));
     });
 }
 
-/// Sixteen rows, `T` tokens, with `sdot` or `smlal`.
+/// Multiplies sixteen rows with `T` tokens, with `sdot` or `smlal`.
 ///
 /// # Safety
 ///
-/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and when `DOT` the CPU
+/// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and if `DOT` the CPU
 /// has dotprod and T is at most 2.
 #[inline(always)]
 unsafe fn quads<const T: usize, const DOT: bool>(
@@ -254,7 +253,7 @@ unsafe fn quads<const T: usize, const DOT: bool>(
     }
 }
 
-/// Baseline: sixteen rows, `T` tokens; see [`super::super::products::multiply`].
+/// Multiplies sixteen rows with `T` tokens, with base NEON; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
@@ -265,7 +264,7 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
     quads::<T, false>(w, activations, out)
 }
 
-/// With dotprod: sixteen rows, one token or two; see [`super::super::products::multiply`].
+/// Multiplies sixteen rows with one or two tokens, with dotprod; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|

@@ -1,4 +1,4 @@
-//! Products with tiles of four tokens, laid out once for all rows of all matrices that read them.
+//! Products with tiles of four tokens, interleaved once for all rows of all matrices that read them.
 
 use super::super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::super::lanes::Lanes;
@@ -8,16 +8,16 @@ use crate::quant::activations::{ActBlock, ActTile};
 use std::arch::aarch64::*;
 use std::array::from_fn;
 
-/// Tokens of the largest tile: with their sums and a quad's weights all registers are taken.
+/// Maximum tokens at once: their sums and a quad's weights use all registers.
 const TOKENS: usize = 16;
 
-/// How the tokens of a tile lie for an instruction.
+/// The layout of a tile's tokens for an instruction.
 trait Laid {
-    /// The tile of one block of four tokens.
+    /// Interleaves one block of four tokens.
     fn of(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile;
 
     /// Adds the sums of rows `4r..` in block `b` to `acc`, four tokens from each of the first `T / 4` of `tiles`, which
-    /// go to the next block's. The order of sums is that of [`Laid::rows`].
+    /// are advanced to the next block. [`Laid::rows`] reads the sums in their order.
     ///
     /// # Safety
     ///
@@ -29,19 +29,19 @@ trait Laid {
         acc: &mut [float32x4_t; T],
     );
 
-    /// From the tile's first byte to where the pointers of [`Laid::add`] stand.
+    /// Bytes by which the pointers of [`Laid::add`] precede the tile's first byte.
     const BEFORE: usize;
 
-    /// The sums of token `t`, of sixteen rows in their order.
+    /// Returns the sums of token `t`, of sixteen rows in their order.
     fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon;
 }
 
-/// One block of four tokens, as [`q4_i8mm_together`] reads it if `PAIRS`, else as [`q4_dot_together`] does.
+/// Interleaves one block of four tokens, for [`q4_i8mm_together`] if `PAIRS`, else for [`q4_dot_together`].
 pub fn laid<const PAIRS: bool>(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
     if PAIRS { Pairs::of(acts) } else { Four::of(acts) }
 }
 
-/// Sixteen rows of each group, `T` tokens: `out[group][token]`, `stride` tokens in each.
+/// Multiplies sixteen rows of each group with `T` tokens: `out[group][token]`, `stride` tokens in each.
 ///
 /// # Safety
 ///
@@ -79,11 +79,11 @@ unsafe fn together<L: Laid, const T: usize>(
     }
 }
 
-/// Four tokens for `sdot`: `start` has a token in all lanes; `q` the first sixteen columns of each token, then the
-/// others; `d` one scale each, then nothing.
+/// Four tokens for `sdot`: `start` has one token in all lanes; `q` has the first sixteen columns of each token, then
+/// the others; `d` has one scale per token, then zeros.
 struct Four;
 
-/// `sdot` of four tokens with the columns of a register.
+/// Emits `sdot` of four tokens with the columns of a register.
 macro_rules! four_dots {
     ($w:literal, $lane:literal) => {
         concat!(
@@ -111,9 +111,9 @@ macro_rules! four_dots {
     };
 }
 
-/// Adds the quad's sums of four tokens, and moves on to the next tile. One piece of assembly: left to the compiler, the
-/// loads of all tokens come first, registers do not suffice, and twelve tokens cost 64 instead of 54 instructions a
-/// block and token. The registers are named because `ld1` of four wants neighbours.
+/// Adds the quad's sums of four tokens and advances to the next tile. One block of assembly: the compiler would load
+/// all tokens first and run out of registers, so that twelve tokens cost 64 instead of 54 instructions per block and
+/// token. The registers are named because `ld1` of four needs consecutive ones.
 ///
 /// # Safety
 ///
@@ -187,7 +187,8 @@ impl Laid for Four {
     }
 }
 
-/// With dotprod: groups of sixteen rows, `T` tokens, a multiple of four; see [`super::super::super::products::multiply`].
+/// Multiplies groups of sixteen rows with `T` tokens, a multiple of four, with dotprod; see
+/// [`super::super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 | Neoverse N1 |
 /// |-------:|-------------:|------------:|------------:|------------:|------------:|
@@ -197,7 +198,7 @@ impl Laid for Four {
 ///
 /// # Safety
 ///
-/// That of [`together`].
+/// See [`together`].
 #[target_feature(enable = "neon,dotprod")]
 pub unsafe fn q4_dot_together<const T: usize>(
     w: Groups<'_>,
@@ -207,11 +208,12 @@ pub unsafe fn q4_dot_together<const T: usize>(
     together::<Four, T>(w, tiles, out)
 }
 
-/// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are cheaper
-/// than moves; `q` columns `8k..` of a pair's first token, then of its second; `d` scales in the order of `start`, once.
+/// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are
+/// cheaper than moves; `q` has columns `8k..` of a pair's first token, then of its second; `d` has scales in the order
+/// of `start`, once.
 struct Pairs;
 
-/// Adds the sums of a pair of tokens, whose parts lie at these offsets; the last one ends the address.
+/// Adds the sums of a pair of tokens, whose parts are at these offsets; the last one includes the end of the address.
 macro_rules! pair {
     ([$start:literal, $q:literal, $q2:literal, $d:literal], $sx:literal, $sy:literal) => {
         concat!(
@@ -250,7 +252,7 @@ macro_rules! pair {
 }
 
 impl Laid for Pairs {
-    /// The second pair's scales move the pointer: a load can add to it what lies before what it loads.
+    /// The load of the second pair's scales advances the pointer by its own offset.
     const BEFORE: usize = 16;
 
     fn of(acts: [&ActBlock; 4]) -> ActTile {
@@ -312,7 +314,8 @@ impl Laid for Pairs {
     }
 }
 
-/// With i8mm: groups of sixteen rows, `T` tokens, a multiple of four; see [`super::super::super::products::multiply`].
+/// Multiplies groups of sixteen rows with `T` tokens, a multiple of four, with i8mm; see
+/// [`super::super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
@@ -320,11 +323,11 @@ impl Laid for Pairs {
 /// |      8 |           48 |         9.0 |        18.0 |         9.0 |
 /// |     16 |           42 |         8.0 |        16.0 |         8.0 |
 ///
-/// One or two tokens take [`q4_dot`], for which nothing is laid out.
+/// One or two tokens use [`q4_dot`], which needs no interleaving.
 ///
 /// # Safety
 ///
-/// That of [`together`].
+/// See [`together`].
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub unsafe fn q4_i8mm_together<const T: usize>(
     w: Groups<'_>,
