@@ -2,15 +2,15 @@
 
 use numeric::widely;
 
-/// A token and its probability, or another measure.
+/// A token id and the value it is ranked by: probability or logit.
 pub(super) type Ranked = (u32, f32);
 
-/// More probable first, then lower ids first.
+/// Orders larger values first, then lower ids first.
 fn by_rank(a: &Ranked, b: &Ranked) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Number of candidates to collect when looking for `count` of `vocab` tokens.
+/// Capacity of the candidate buffer when ranking `count` of `vocab` tokens.
 fn room(count: usize, vocab: usize) -> usize {
     count.saturating_mul(2).max(1024).min(vocab)
 }
@@ -23,20 +23,20 @@ pub(super) struct Ranking {
 }
 
 impl Ranking {
-    /// Room for the first `count` of `vocab` tokens.
+    /// A ranking with capacity for `count` of `vocab` tokens.
     pub fn new(count: usize, vocab: usize) -> Self {
         Self { best: Vec::with_capacity(room(count, vocab)) }
     }
 
-    /// Ranks the `count` largest of `values` in one pass: candidates above a rising threshold go into a buffer, which is
-    /// thinned out whenever it is full. NaN and negative infinity never qualify.
+    /// Ranks the `count` largest of `values` in one pass: candidates above a rising threshold go into a buffer, which
+    /// is cut back to `count` whenever it is full. NaN and negative infinity never qualify.
     pub fn select(&mut self, values: &[f32], count: usize) {
-        /// Values that are compared at once: hardly any run of them has one above the threshold.
+        /// Values compared at once: few runs have one above the threshold.
         const RUN: usize = 64;
         let room = room(count, values.len());
         let best = &mut self.best;
         best.clear();
-        // A later token has a higher id, so with equal probability it ranks behind.
+        // A later token has a higher id, so with an equal value it ranks lower.
         let mut threshold = f32::NEG_INFINITY;
         for (run, values) in values.chunks(RUN).enumerate() {
             if !any_above(values, threshold) {
@@ -65,7 +65,7 @@ impl Ranking {
     }
 }
 
-/// True if any value is above the threshold; NaN is not.
+/// True if any value is above the threshold; NaN never is.
 fn any_above(values: &[f32], threshold: f32) -> bool {
     widely(
         #[inline(always)]

@@ -1,9 +1,9 @@
-//! Two ways to cut the ranked tokens: locally typical sampling and XTC.
+//! Two ways to truncate the ranked tokens: locally typical sampling and XTC.
 
 use super::rank::Ranked;
 use std::ops::Range;
 
-/// `ln p` with the same bits on every machine.
+/// `ln p`, bit-identical on every machine.
 fn log_prob(p: f32) -> f64 {
     f64::from(libm::logf(p))
 }
@@ -24,12 +24,11 @@ pub(super) struct Typical {
 }
 
 impl Typical {
-    /// The shortest run of `best` (most probable first) that holds the tokens with the smallest
+    /// The shortest range of `best` (most probable first) that holds the tokens with the smallest
     /// `|-ln p - entropy|`, as many as it takes to reach the mass. Of equally typical tokens, the more probable go
-    /// first, then those nearer in rank. `None` where that depends on tokens that rank behind the last, of which
-    /// `behind` says how many there are.
+    /// first, then those nearer in rank. `None` if it depends on the `behind` tokens that are not ranked yet.
     pub fn range(self, best: &[Ranked], behind: usize) -> Option<Range<usize>> {
-        // Deviations fall towards this place and rise behind it.
+        // Deviations fall up to this index and rise after it.
         let middle = best.partition_point(|r| log_prob(r.1) > -self.entropy);
         let deviation = |r: &Ranked| (self.entropy + log_prob(r.1)).abs();
         let (mut start, mut end) = (middle, middle);
@@ -50,11 +49,9 @@ impl Typical {
     }
 }
 
-/// XTC, "exclude top choices": sometimes the most obvious tokens are left out (p-e-w, pull request 6335 of
-/// text-generation-webui).
-///
-/// Number of `best` (most probable first) that are excluded: of those at least as probable as `threshold`, all but the
-/// last. Tokens without a probability are no choices.
+/// Number of tokens of `best` (most probable first) that XTC, "exclude top choices", excludes: of those at least as
+/// probable as `threshold`, all but the last (p-e-w, pull request 6335 of text-generation-webui). Tokens with
+/// probability 0 do not count.
 pub(super) fn xtc_excluded(best: &[Ranked], threshold: f32) -> usize {
     best.partition_point(|r| r.1 >= threshold && r.1 > 0.0).saturating_sub(1)
 }

@@ -54,7 +54,7 @@ fn plain_typical(all: &[Ranked], k: usize, mass: f32) -> Vec<Ranked> {
     order.iter().map(|&i| all[i]).collect()
 }
 
-/// What is left to draw from, best first; `exclude` says whether XTC acts.
+/// The tokens left to draw from, best first; XTC acts if `exclude` is true.
 fn plain_keep(probs: &[f32], o: &SamplerOptions, exclude: impl FnOnce() -> bool) -> Vec<Ranked> {
     let mut all: Vec<Ranked> = probs.iter().enumerate().map(|(i, &p)| (i as u32, p)).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -164,7 +164,7 @@ fn adjusted_logits_have_the_bits_of_the_plain_loops() {
         let recent: Vec<u32> = (0..random.next_u64() % 60).map(|_| (random.next_u64() % 4) as u32).collect();
         let mut logits: Vec<f32> = (0..40).map(|_| random.uniform() * 20.0 - 10.0).collect();
         let mut want = logits.clone();
-        sampler.adjust(&mut logits, &recent);
+        sampler.apply_penalties(&mut logits, &recent);
         plain_adjust(&mut want, &recent, &o);
         assert_eq!(logits, want, "{round} {o:?} {recent:?}");
     }
