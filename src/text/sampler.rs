@@ -37,7 +37,6 @@ mod rng;
 mod softmax;
 #[cfg(test)]
 mod tests;
-mod truncation;
 
 #[cfg(feature = "grammar")]
 pub use grammar::Grammar;
@@ -50,10 +49,9 @@ pub use softmax::{all_finite, argmax, softmax};
 use crate::Result;
 use crate::tokenizer::Pieces;
 use penalties::{Dry, add_bias, last, penalise_occurrences};
-use rank::{Ranked, Ranking};
+use rank::{Ranked, Ranking, Typical, entropy, xtc_excluded};
 use std::ops::Range;
 use std::sync::Arc;
-use truncation::{Typical, entropy, xtc_excluded};
 
 /// The condition under which enough of the most probable tokens have been ranked.
 #[derive(Clone, Copy)]
@@ -206,7 +204,7 @@ impl Sampler {
             penalise_occurrences(logits, window, presence, frequency, &mut self.counts);
         }
         if let Some(dry) = &mut self.dry {
-            dry.penalise(logits, recent, &mut self.counts);
+            dry.apply_penalty(logits, recent, &mut self.counts);
         }
     }
 

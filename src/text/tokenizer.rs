@@ -108,7 +108,7 @@ impl Tokenizer {
         let (file, metadata) = (gguf.path().to_path_buf(), gguf.metadata().clone());
         containment::guarded_with_limit(&library_subject(gguf.path()), move || {
             let refused = |why: String| file_error(&file, &why, "use the GGUF file published with the model");
-            let found = gguf::read(&metadata, vocab_limit).map_err(refused)?;
+            let found = gguf::read_tokenizer(&metadata, vocab_limit).map_err(refused)?;
             let mut tokenizer = Self::new(file.clone(), found.spec).map_err(refused)?;
             tokenizer.set_bos(found.bos);
             tokenizer.eos = found.eos;
@@ -268,12 +268,12 @@ impl Tokenizer {
 
     /// Decodes `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32]) -> String {
-        decode(self.stream(), ids)
+        self.stream().decode_all(ids)
     }
 
     /// Decodes `ids`, special tokens included.
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
-        decode(self.pieces.stream(Special::Keep), ids)
+        self.pieces.stream(Special::Keep).decode_all(ids)
     }
 
     /// A stream that decodes ids one at a time, without special tokens.
@@ -322,14 +322,6 @@ impl Tokenizer {
     pub fn is_special(&self, id: u32) -> bool {
         self.pieces.is_special(id)
     }
-}
-
-fn decode(mut stream: TextStream<'_>, ids: &[u32]) -> String {
-    let mut text = String::new();
-    for &id in ids {
-        stream.push_into(id, &mut text);
-    }
-    text + &stream.finish()
 }
 
 /// An error about a tokenizer's file, with its remedy.

@@ -84,10 +84,7 @@ impl OutputFormat {
 
     /// Decodes the ids of an answer, markers included.
     pub fn decode(&self, tokenizer: &Tokenizer, ids: &[u32]) -> String {
-        let mut stream = tokenizer.stream().showing(self.shown(tokenizer));
-        let mut text = String::new();
-        ids.iter().for_each(|&id| stream.push_into(id, &mut text));
-        text + &stream.finish()
+        tokenizer.stream().showing(self.shown(tokenizer)).decode_all(ids)
     }
 
     /// Splits the text of an answer into segments: only markers are control tokens.

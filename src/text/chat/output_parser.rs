@@ -53,9 +53,10 @@ struct OpenCall {
     sent: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum State {
     /// At the beginning, or after a call, with nothing but blanks since.
+    #[default]
     Start,
     Thinking,
     Text,
@@ -72,7 +73,7 @@ enum State {
 /// assert_eq!(parser.push("Hello"), [Part::Text("Hello".into())]);
 /// assert_eq!(parser.finish(), []);
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OutputParser {
     format: OutputFormat,
     state: State,
@@ -93,16 +94,7 @@ impl OutputParser {
     pub fn new(format: OutputFormat, prompt: &str) -> Self {
         let thinks = format.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
         let state = if thinks { State::Thinking } else { State::Start };
-        Self {
-            format,
-            state,
-            held: String::new(),
-            skip_newlines: thinks,
-            calls: 0,
-            first: 0,
-            open: None,
-            scan: ScanState::default(),
-        }
+        Self { format, state, skip_newlines: thinks, ..Self::default() }
     }
 
     /// The parser with calls numbered from `first` on, for a conversation that has had others.

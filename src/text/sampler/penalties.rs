@@ -83,7 +83,7 @@ impl Dry {
     /// length, subtracts `multiplier * base^(n - allowed)` from the logit of the token that came next. If several `n`
     /// lead to one token, the largest counts. A repetition may overlap what it repeats. `lengths` is scratch,
     /// `[vocab]`, all zero before and after. The time is proportional to the length of the history.
-    pub fn penalise(&mut self, logits: &mut [f32], recent: &[u32], lengths: &mut [u32]) {
+    pub fn apply_penalty(&mut self, logits: &mut [f32], recent: &[u32], lengths: &mut [u32]) {
         let recent = last(recent, self.options.window.unwrap_or(usize::MAX));
         let found = measure_repeats(recent, self.max_length, &mut self.repeats);
         if found < self.options.allowed_length {

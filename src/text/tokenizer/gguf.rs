@@ -49,7 +49,7 @@ struct Steps {
 }
 
 /// Reads and checks the metadata, for a model with ids below `limit`.
-pub(super) fn read(metadata: &Metadata, limit: usize) -> Check<Described> {
+pub(super) fn read_tokenizer(metadata: &Metadata, limit: usize) -> Check<Described> {
     let model = metadata.text(MODEL)?;
     let mut vocabulary = match model {
         Some("gpt2" | "llama" | "gemma4" | "whitespace") => GgufVocabulary::read(metadata)?,

@@ -200,6 +200,13 @@ impl TextStream<'_> {
         self.strip = self.pieces.strip().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
     }
 
+    /// Decodes all of `ids` and ends the stream.
+    pub(crate) fn decode_all(mut self, ids: &[u32]) -> String {
+        let mut text = String::new();
+        ids.iter().for_each(|&id| self.push_into(id, &mut text));
+        text + &self.finish()
+    }
+
     /// Decodes one id; returns the characters that it completes.
     pub fn push(&mut self, id: u32) -> String {
         let mut out = String::new();

@@ -38,7 +38,7 @@ impl GrammarVocabulary {
         if let Some((_, factory)) = cache.iter().find(|(key, _)| self.matches(key)) {
             return Ok(Arc::clone(factory));
         }
-        let factory = Arc::new(factory(&self.tokens(pieces))?);
+        let factory = Arc::new(new_factory(&self.tokens(pieces))?);
         if cache.len() == MAX_CACHED {
             cache.remove(0);
         }
@@ -57,10 +57,10 @@ impl GrammarVocabulary {
 
 /// Returns a factory that compiles grammars for a vocabulary of single bytes.
 pub(super) fn of_bytes() -> Result<ParserFactory> {
-    factory(&ApproximateTokEnv::single_byte_env())
+    new_factory(&ApproximateTokEnv::single_byte_env())
 }
 
-fn factory(tokens: &TokEnv) -> Result<ParserFactory> {
+fn new_factory(tokens: &TokEnv) -> Result<ParserFactory> {
     let mut factory = ParserFactory::new_simple(tokens).map_err(|e| e.to_string())?;
     factory.quiet();
     *factory.limits_mut() = parser_limits();

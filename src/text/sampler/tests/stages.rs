@@ -231,7 +231,7 @@ fn seeds_repeat() {
 #[test]
 fn typicality_leaves_out_the_obvious() {
     let probs = [0.5, 0.125, 0.125, 0.125, 0.125];
-    let entropy = truncation::entropy(&probs);
+    let entropy = rank::entropy(&probs);
     assert!((entropy - 2.0 * std::f64::consts::LN_2).abs() < 1e-6, "{entropy}");
     let skewed = [0.6, 0.2, 0.1, 0.06, 0.04];
     let o = SamplerOptions { typical_p: 0.25, top_k: 0, top_p: 1.0, ..Default::default() };
@@ -250,12 +250,12 @@ fn typicality_leaves_out_the_obvious() {
 #[test]
 fn xtc_leaves_the_least_probable_of_the_choices() {
     let best = [(7, 0.4), (2, 0.3), (5, 0.2), (1, 0.1)];
-    let excluded = |threshold: f32| truncation::xtc_excluded(&best, threshold);
+    let excluded = |threshold: f32| rank::xtc_excluded(&best, threshold);
     assert_eq!(
         [excluded(0.5), excluded(0.35), excluded(0.3), excluded(0.15), excluded(0.0)],
         [0, 0, 1, 2, 3]
     );
-    assert_eq!(truncation::xtc_excluded(&[], 0.1), 0);
+    assert_eq!(rank::xtc_excluded(&[], 0.1), 0);
 }
 
 #[test]
