@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(said["error"]["message"], "prompt is too long: 70 tokens > 64 maximum");
         assert_eq!(said["error"]["type"], "invalid_request_error");
         assert!(!long.message.contains("--"), "{}", long.message);
-        let e = Error::Usage("the grammar cannot go on: too complex".into());
+        let e = Error::Usage("the grammar cannot continue: too complex".into());
         assert_eq!(
             (ApiError::from_engine(&e).status, ApiError::from_engine(&Error::Other("x".into())).status),
             (400, 500)

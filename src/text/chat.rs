@@ -1,7 +1,8 @@
-//! Conversations as the text that a chat model was trained on.
+//! Renders conversations in the format that a chat model was trained on, and parses its answers.
 //!
-//! A template is a Jinja program ([`Jinja`]): the model's own, or else the built-in one of its family, or plain paragraphs. Control tokens and text are kept apart, so that the text of a control token in a message stays text.
-//! [`OutputParser`] reads an answer: thoughts, text, and calls of functions.
+//! A template is a Jinja program ([`Jinja`]): the model's own, or the built-in one of its family, or plain paragraphs.
+//! Control tokens and text are kept apart, so that the text of a control token in a message stays text.
+//! [`OutputParser`] splits an answer into thinking, text and tool calls.
 
 mod builtin;
 mod clock;
@@ -35,19 +36,19 @@ use crate::tokenizer::{AddSpecial, Tokenizer};
 pub enum Segment {
     /// The text of one control token.
     Control(String),
-    /// All text between two control tokens. It must be encoded in one piece to give the ids that the model was
-    /// trained on.
+    /// The text between two control tokens. It must be encoded in one piece to give the ids that the model was trained
+    /// on.
     Text(String),
 }
 
 /// The end of a rendered conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// With the start of an answer, for the model to continue.
+    /// The start of an answer, for the model to continue.
     Prompt,
-    /// With the last message.
+    /// The end of the last message.
     Message,
-    /// In the last message, for the model to go on with its content.
+    /// The content of the last message, for the model to continue it.
     Continue,
 }
 
@@ -59,11 +60,11 @@ pub struct Context<'a> {
     /// The date and time that the template sees.
     pub now: Moment,
     pub ending: Ending,
-    /// Tools, and a caller's own values.
+    /// Tools, and the caller's own variables.
     pub variables: Option<&'a TemplateKwargs>,
 }
 
-/// The ids of the parts; only control parts become control tokens.
+/// Encodes segments; only [`Segment::Control`] becomes a control token.
 fn encode_segments(
     tokenizer: &Tokenizer,
     segments: Vec<Segment>,
@@ -79,11 +80,11 @@ fn encode_segments(
     Ok(ids)
 }
 
-/// Mark at the end of a message that is to be continued; the text is cut there, as transformers does it; without
-/// the blank where a template trims.
+/// A mark at the end of a message that is to be continued: the rendered text is truncated there, as transformers does.
+/// A template that trims messages removes its blank.
 const OPEN_END: &str = "\u{fdd0}end of the last message\u{fdd0} ";
 
-/// Cuts the conversation before [`OPEN_END`].
+/// Truncates the conversation before [`OPEN_END`]; `None` if it is not there.
 fn up_to_open_end(mut segments: Vec<Segment>) -> Option<Vec<Segment>> {
     let mark = OPEN_END.trim_end();
     let found = segments.iter().enumerate().rev().find_map(|(i, segment)| match segment {
@@ -103,7 +104,7 @@ fn up_to_open_end(mut segments: Vec<Segment>) -> Option<Vec<Segment>> {
     Some(segments)
 }
 
-/// The parts as one text.
+/// Concatenates segments.
 pub fn join(segments: &[Segment]) -> String {
     segments
         .iter()
@@ -113,27 +114,9 @@ pub fn join(segments: &[Segment]) -> String {
         .collect()
 }
 
-/// True if Python counts it as whitespace: four separators more than Rust.
+/// True if Python counts a character as whitespace: four separators more than Rust.
 fn is_blank(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
-}
-
-/// Segments under construction; neighbouring texts are joined.
-#[derive(Default)]
-struct Segments(Vec<Segment>);
-
-impl Segments {
-    fn control(&mut self, token: &str) {
-        self.0.push(Segment::Control(token.into()));
-    }
-
-    fn text(&mut self, parts: &[&str]) {
-        match self.0.last_mut() {
-            _ if parts.iter().all(|part| part.is_empty()) => {}
-            Some(Segment::Text(text)) => parts.iter().for_each(|p| text.push_str(p)),
-            _ => self.0.push(Segment::Text(parts.concat())),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Text: [`tokenizer`] between text and token ids, [`chat`] from a conversation to a prompt, [`sampler`] from logits to
-//! the next token.
+//! Text: [`tokenizer`] converts between text and token ids, [`chat`] renders conversations as prompts, [`sampler`]
+//! chooses the next token from the logits.
 #![deny(unsafe_code)]
 
 pub mod chat;
@@ -8,7 +8,7 @@ pub mod tokenizer;
 
 use files::{Error, Result};
 
-/// The project's directory where tests run, which may be a phone.
+/// The project directory on the machine that runs the tests, which may be a phone.
 #[cfg(test)]
 fn project() -> std::path::PathBuf {
     let dir: std::path::PathBuf =

@@ -1,12 +1,12 @@
-//! Chooses the next token from the logits, in this order:
+//! Chooses the next token from the logits, in these stages:
 //!
 //! | stage | on by default | |
 //! |---|---|---|
-//! | grammar: rule out tokens it does not allow | | `Grammar`, with the feature `grammar` |
+//! | grammar: rule out tokens that it does not allow | | `Grammar`, with the feature `grammar` |
 //! | rule out other tokens | | [`Sampler::sample_except`] |
 //! | logit bias | | [`SamplerOptions::logit_bias`] |
 //! | repetition penalty over the window | yes | [`penalise`] |
-//! | presence and frequency penalties over the window | | OpenAI's interface |
+//! | presence and frequency penalties over the window | | as in OpenAI's API |
 //! | DRY | | [`DryOptions`] |
 //! | temperature 0: take the largest logit and stop | | [`argmax`] |
 //! | temperature | yes | [`softmax`] |
@@ -22,11 +22,10 @@
 //! specification, no stage after the softmax renormalises: every threshold refers to the probabilities right after
 //! temperature and softmax.
 //!
-//! The same logits, history and seed give the same token on every machine: `exp` is our own, logarithms and powers
-//! come from `libm`, sums run in f64 in a fixed order, ties go to the lower id. Each token uses one random number: two
-//! with XTC, none at temperature 0.
+//! Sampling is deterministic: equal logits, history and seed give the same token on every machine. `exp` is our own,
+//! logarithms and powers come from `libm`, sums run in f64 in a fixed order, and ties go to the lower id. Each token
+//! uses one random number, two with XTC, and none at temperature 0.
 
-mod dry;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod logprobs;
@@ -38,7 +37,6 @@ mod rng;
 mod softmax;
 #[cfg(test)]
 mod tests;
-mod truncation;
 
 #[cfg(feature = "grammar")]
 pub use grammar::Grammar;
@@ -50,39 +48,37 @@ pub use softmax::{all_finite, argmax, softmax};
 
 use crate::Result;
 use crate::tokenizer::Pieces;
-use dry::Dry;
-use penalties::{Additive, add_bias, last};
-use rank::{Ranked, Ranking};
+use penalties::{Dry, add_bias, last, penalise_occurrences};
+use rank::{Ranked, Ranking, Typical, entropy, xtc_excluded};
 use std::ops::Range;
 use std::sync::Arc;
-use truncation::{Typical, entropy};
 
-/// When enough of the most probable tokens have been ranked.
+/// The condition under which enough of the most probable tokens have been ranked.
 #[derive(Clone, Copy)]
 enum Until {
-    /// Once typicality, top-p or min-p cuts, or all of top-k are ranked.
+    /// Typicality, top-p or min-p has cut, or all of top-k are ranked.
     Cut(Option<Typical>),
-    /// Once the running sum reaches this: enough for a draw from the whole vocabulary.
+    /// The running sum has reached this value: enough for a draw from the whole vocabulary.
     Sum(f64),
 }
 
-/// Draws tokens. All memory is allocated at construction.
+/// Samples tokens. All memory is allocated at construction.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
     vocab: usize,
     rng: Rng,
-    /// The most probable tokens, with room for the whole vocabulary.
+    /// The most probable tokens; its capacity is the whole vocabulary.
     ranking: Ranking,
     dry: Option<Dry>,
-    /// Occurrences of each token, `[vocab]`, all zero between calls; empty if no penalty needs them.
+    /// Number of occurrences of each token, `[vocab]`, all zero between calls; empty if no penalty needs it.
     counts: Vec<u32>,
     #[cfg(feature = "grammar")]
     guide: Option<grammar::Guide>,
 }
 
 impl Sampler {
-    /// A sampler over `vocab` tokens. The caller has validated `options`.
+    /// A sampler over `vocab` tokens. Refuses `options` out of range.
     pub fn new(options: SamplerOptions, vocab: usize) -> Result<Self> {
         options.validate_for(vocab)?;
         assert!(vocab > 0 && u32::try_from(vocab).is_ok(), "a vocabulary has 1 to 2^32 - 1 tokens");
@@ -102,11 +98,11 @@ impl Sampler {
         })
     }
 
-    /// Starts a text that must follow the grammar in the options, if any. `ends` are the tokens that end a text.
+    /// Makes the output follow the grammar in the options, if any. `ends` are the end-of-text tokens.
     ///
     /// # Errors
     ///
-    /// `Usage` if there is no token to end it with.
+    /// `Usage` if there is a grammar and `ends` is empty.
     #[cfg(feature = "grammar")]
     pub fn with_grammar(mut self, pieces: &Arc<Pieces>, ends: &[u32]) -> Result<Self> {
         let begin = |grammar: &Grammar| grammar.begin(pieces, ends, self.vocab);
@@ -114,17 +110,17 @@ impl Sampler {
         Ok(self)
     }
 
-    /// Checks that the text follows its grammar so far.
+    /// Checks that the output has followed its grammar so far.
     ///
     /// # Errors
     ///
-    /// `Other` if the grammar has become too complex, or if other stages rule out every token that it allows.
+    /// `Usage` if the grammar has become too complex, or if other stages rule out every token that it allows.
     #[cfg(feature = "grammar")]
     pub fn check_grammar(&self) -> Result<()> {
         self.guide.as_ref().map_or(Ok(()), grammar::Guide::check)
     }
 
-    /// Sets the texts of the tokens. Without them, DRY has no sequence breakers.
+    /// Sets the text of each token. Without them, DRY has no sequence breakers.
     pub fn with_pieces(mut self, pieces: &Arc<Pieces>) -> Self {
         if let Some(dry) = &mut self.dry {
             dry.set_pieces(Arc::clone(pieces));
@@ -136,7 +132,7 @@ impl Sampler {
         &self.options
     }
 
-    /// The random state, to be saved with a session. Apart from the position in a grammar, it is all that is kept
+    /// The random state, to be saved with a session. Apart from the position in a grammar, it is the only state kept
     /// between tokens.
     pub fn rng(&self) -> &Rng {
         &self.rng
@@ -147,22 +143,22 @@ impl Sampler {
         self.rng = rng;
     }
 
-    /// The next token where that is the largest of the logits as they are; `None` where they are changed or drawn from.
+    /// The token with the largest logit; `None` if sampling would change the logits or use a random number.
     pub fn greedy(&self, logits: &[f32]) -> Option<u32> {
-        let changed = self.adjusts();
+        let changed = self.has_penalties();
         #[cfg(feature = "grammar")]
         let changed = changed || self.guide.is_some();
         (self.options.temperature == 0.0 && !changed).then(|| argmax(logits))
     }
 
-    /// The next token. Overwrites `logits`; `recent` is the history, oldest first.
+    /// Samples the next token. Overwrites `logits`; `recent` is the history, oldest first.
     pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
         self.sample_except(logits, recent, &[])
     }
 
-    /// [`Sampler::sample`] of all tokens except these, unless a grammar allows nothing but the end.
+    /// [`Sampler::sample`] without the tokens in `except`, unless the grammar allows only the end.
     pub fn sample_except(&mut self, logits: &mut [f32], recent: &[u32], except: &[u32]) -> u32 {
-        assert_eq!(logits.len(), self.vocab, "one logit a token");
+        assert_eq!(logits.len(), self.vocab, "one logit for each token");
         #[cfg(feature = "grammar")]
         let must_end = self.guide.as_mut().is_some_and(|guide| guide.mask(logits));
         #[cfg(not(feature = "grammar"))]
@@ -170,7 +166,7 @@ impl Sampler {
         if !must_end {
             except.iter().for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
         }
-        let token = self.choose(logits, recent);
+        let token = self.sample_unguided(logits, recent);
         #[cfg(feature = "grammar")]
         if let Some(guide) = &mut self.guide {
             guide.accept(token);
@@ -178,50 +174,53 @@ impl Sampler {
         token
     }
 
-    /// All stages except the grammar.
-    fn choose(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
-        self.adjust(logits, recent);
-        let temperature = self.options.temperature;
-        if temperature == 0.0 {
+    /// Runs all stages except the grammar.
+    fn sample_unguided(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
+        self.apply_penalties(logits, recent);
+        if self.options.temperature == 0.0 {
             return argmax(logits);
         }
-        softmax(logits, temperature);
-        self.draw(logits)
+        softmax(logits, self.options.temperature);
+        self.draw_token(logits)
     }
 
-    /// True if any of the stages of [`Sampler::adjust`] is on.
-    fn adjusts(&self) -> bool {
+    /// True if any stage of [`Sampler::apply_penalties`] is on.
+    fn has_penalties(&self) -> bool {
         let o = &self.options;
         let penalties = o.presence_penalty != 0.0 || o.frequency_penalty != 0.0;
         !o.logit_bias.is_empty() || o.repetition_penalty != 1.0 || penalties || self.dry.is_some()
     }
 
-    /// The stages that work on logits: bias and penalties.
-    fn adjust(&mut self, logits: &mut [f32], recent: &[u32]) {
+    /// Runs the stages that work on logits: bias and penalties.
+    fn apply_penalties(&mut self, logits: &mut [f32], recent: &[u32]) {
         let o = &self.options;
         add_bias(logits, &o.logit_bias);
         if o.repetition_penalty != 1.0 {
             penalise(logits, recent, o.repetition_penalty, o.repetition_window);
         }
-        let additive = Additive { presence: o.presence_penalty, frequency: o.frequency_penalty };
-        if additive.presence != 0.0 || additive.frequency != 0.0 {
-            additive.penalise(logits, last(recent, o.repetition_window), &mut self.counts);
+        let (presence, frequency) = (o.presence_penalty, o.frequency_penalty);
+        if presence != 0.0 || frequency != 0.0 {
+            let window = last(recent, o.repetition_window);
+            penalise_occurrences(logits, window, presence, frequency, &mut self.counts);
         }
         if let Some(dry) = &mut self.dry {
-            dry.penalise(logits, recent, &mut self.counts);
+            dry.apply_penalty(logits, recent, &mut self.counts);
         }
     }
 
-    /// The stages that work on probabilities.
-    fn draw(&mut self, probs: &[f32]) -> u32 {
+    /// Runs the stages that work on probabilities, and draws a token.
+    fn draw_token(&mut self, probs: &[f32]) -> u32 {
         let uniform = f64::from(self.rng.uniform());
         let (kept, total) = if self.is_uncut() {
             // No token is cut: rank only as far as the draw needs.
             let total: f64 = probs.iter().map(|&p| f64::from(p)).sum();
-            (self.rank(probs, Until::Sum(uniform * total)), total)
+            (self.rank_tokens(probs, Until::Sum(uniform * total)), total)
         } else {
-            let mut kept = self.rank(probs, self.cut_rule(probs));
-            kept.start += self.xtc_excluded(kept.clone());
+            let mut kept = self.rank_tokens(probs, self.cut_rule(probs));
+            let xtc = self.options.xtc;
+            if xtc.is_on() && self.rng.uniform() < xtc.probability {
+                kept.start += xtc_excluded(&self.ranking.best[kept.clone()], xtc.threshold);
+            }
             let total = self.ranking.best[kept.clone()].iter().map(|r| f64::from(r.1)).sum();
             (kept, total)
         };
@@ -233,20 +232,20 @@ impl Sampler {
                 return id;
             }
         }
-        // Reached by rounding alone. Never a token that was ruled out.
+        // Only rounding errors lead here. Never a token that was ruled out.
         let possible = kept.iter().rfind(|r| r.1 > 0.0);
         possible.or(kept.last()).map_or(0, |r| r.0)
     }
 
-    /// True if no stage cuts tokens.
+    /// True if no stage removes tokens.
     fn is_uncut(&self) -> bool {
         let o = &self.options;
         let cuts = o.typical_p < 1.0 || o.top_p < 1.0 || o.min_p != 0.0 || o.xtc.is_on();
-        self.limit() == self.vocab && !cuts
+        self.top_k_limit() == self.vocab && !cuts
     }
 
     /// Number of tokens that top-k keeps.
-    fn limit(&self) -> usize {
+    fn top_k_limit(&self) -> usize {
         if self.options.top_k == 0 { self.vocab } else { self.options.top_k.min(self.vocab) }
     }
 
@@ -255,32 +254,22 @@ impl Sampler {
         Until::Cut((p < 1.0).then(|| Typical { entropy: entropy(probs), mass: p.into() }))
     }
 
-    /// Number of the `kept` tokens that XTC excludes this time.
-    fn xtc_excluded(&mut self, kept: Range<usize>) -> usize {
-        let xtc = self.options.xtc;
-        if xtc.is_on() && self.rng.uniform() < xtc.probability {
-            truncation::xtc_excluded(&self.ranking.best[kept], xtc.threshold)
-        } else {
-            0
-        }
-    }
-
-    /// Ranks the most probable tokens and returns which of them stay. It starts with a few and ranks more only until
+    /// Ranks the most probable tokens and returns the range that stays. It starts with a few and ranks more only until
     /// the cut is found, so a vocabulary of 128k tokens is hardly ever sorted as a whole.
-    fn rank(&mut self, probs: &[f32], until: Until) -> Range<usize> {
-        let limit = self.limit();
+    fn rank_tokens(&mut self, probs: &[f32], until: Until) -> Range<usize> {
+        let limit = self.top_k_limit();
         let mut count = limit.min(256);
         loop {
             self.ranking.select(probs, count);
-            if let Some(kept) = self.cut(until, limit - count) {
+            if let Some(kept) = self.find_cut(until, limit - count) {
                 return kept;
             }
             count = (count * 8).min(limit);
         }
     }
 
-    /// Which of the ranked tokens stay; `None` if that depends on the `behind` tokens not ranked yet.
-    fn cut(&self, until: Until, behind: usize) -> Option<Range<usize>> {
+    /// The range of the ranked tokens that stays; `None` if it depends on the `behind` tokens not ranked yet.
+    fn find_cut(&self, until: Until, behind: usize) -> Option<Range<usize>> {
         let best: &[Ranked] = &self.ranking.best;
         let (range, open) = match until {
             Until::Cut(Some(typical)) => (typical.range(best, behind)?, false),
@@ -290,7 +279,7 @@ impl Sampler {
         let mut sum = 0.0f64;
         for i in range.clone() {
             let p = best[i].1;
-            // The most probable always stays.
+            // The most probable token always stays.
             if p < floor && i > range.start {
                 return Some(range.start..i);
             }

@@ -1,7 +1,8 @@
-//! Text to token ids and back, with the `tokenizer.json` published with a model or the metadata of its GGUF file.
+//! Converts text to token ids and back, with the `tokenizer.json` published with a model or the metadata of its GGUF
+//! file.
 //!
-//! The file may come from anywhere, so its ids and sizes are checked ([`json`], [`gguf`]) before the `tokenizers`
-//! library gets its parts, and every call into the library is contained ([`files::containment`]).
+//! The file is untrusted: its ids and sizes are checked ([`json`], [`gguf`]) before the `tokenizers` library gets its
+//! parts, and every call into the library is contained ([`files::containment`]).
 
 pub(crate) mod automaton;
 pub mod files;
@@ -31,30 +32,30 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use stream::Special;
 use tokenizers::Tokenizer as Library;
 
-/// More than any context holds.
+/// Maximum bytes of a text: more than any context holds.
 const MAX_TEXT: usize = 64 << 20;
-/// Chunks of more bytes are encoded one at a time.
+/// Longer chunks, in bytes, are encoded one at a time.
 const LONG_CHUNK: usize = 4 * split::CHUNK_BYTES;
-/// With a million blanks in a row the library's regular expressions exhaust their stack, and it silently leaves the
-/// rest of the text in one piece. (Line ends match differently.)
+/// Maximum number of blanks in a row: with a million the library's regular expressions exhaust their stack, and it
+/// silently leaves the rest of the text in one piece. (Line ends match differently.)
 const MAX_BLANKS: usize = 900_000;
-/// Encoded once while loading, so that a bad file fails then.
+/// A text encoded once while loading, so that a bad file fails then.
 const PROBE: &str = "Hello, wörld! It's 12345 \u{1f600}\n\n  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\t한국어 x\r\n\0";
 
-/// The choice to add the tokens that the model's file puts around a text, such as Llama's begin-of-text token.
+/// The choice to add the special tokens that the model's file puts around a text, such as Llama's begin-of-text token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddSpecial {
     Yes,
     No,
 }
 
-/// The meaning of a text that spells a control token.
+/// The treatment of text that spells a control token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Specials {
-    /// It is that token: for prompts in a form that somebody wrote for the model.
+    /// It becomes that token: for prompts written in the model's format.
     #[default]
     Tokens,
-    /// It stays text: for what users and documents say.
+    /// It stays text: for messages of users and for documents.
     Text,
 }
 
@@ -62,13 +63,13 @@ pub enum Specials {
 pub struct Tokenizer {
     /// Its file, for messages.
     file: PathBuf,
-    /// Locked for writing only while special tokens are switched off.
+    /// Write-locked only while special tokens are switched off.
     library: RwLock<Library>,
-    /// Held while a long part of a text is encoded, which takes many times its memory.
-    alone: Mutex<()>,
+    /// Held while a long chunk is encoded, which takes many times its memory.
+    long_chunk: Mutex<()>,
     pieces: Arc<Pieces>,
     size: usize,
-    /// The most bytes of text that become one token, if there is a most.
+    /// Maximum bytes of text that become one token; `None` if unbounded.
     longest: Option<usize>,
     unk: Option<u32>,
     prefix: Vec<u32>,
@@ -84,11 +85,11 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens the tokenizer of the model at `path`, for a model with `vocab_limit` tokens: a GGUF file, whose metadata
-    /// hold it, or a directory with a `tokenizer.json`, or another file in such a directory, or a bundle.
+    /// Opens the tokenizer of the model at `path`, for a model with `vocab_limit` tokens. The path is a GGUF file, a
+    /// directory with a `tokenizer.json`, another file in such a directory, or a bundle.
     ///
     /// # Errors
-    /// [`Error::Model`] for a file that is missing, damaged or of another kind or model.
+    /// [`Error::Model`] for a file that is missing, damaged, not supported or of another model.
     pub fn open(path: &Path, vocab_limit: usize) -> Result<Self> {
         match files::settings_of(path)? {
             files::SettingsSource::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
@@ -99,8 +100,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer that a GGUF file describes, for a model with `vocab_limit` tokens. The file may hold nothing
-    /// else.
+    /// The tokenizer that a GGUF file describes, for a model with `vocab_limit` tokens. The file need not have tensors.
     ///
     /// # Errors
     /// [`Error::Model`] with the key that is missing, damaged or not supported.
@@ -108,7 +108,7 @@ impl Tokenizer {
         let (file, metadata) = (gguf.path().to_path_buf(), gguf.metadata().clone());
         containment::guarded_with_limit(&library_subject(gguf.path()), move || {
             let refused = |why: String| file_error(&file, &why, "use the GGUF file published with the model");
-            let found = gguf::read(&metadata, vocab_limit).map_err(refused)?;
+            let found = gguf::read_tokenizer(&metadata, vocab_limit).map_err(refused)?;
             let mut tokenizer = Self::new(file.clone(), found.spec).map_err(refused)?;
             tokenizer.set_bos(found.bos);
             tokenizer.eos = found.eos;
@@ -116,7 +116,7 @@ impl Tokenizer {
         })
     }
 
-    /// A tokenizer without begin-of-text and end-of-text tokens yet.
+    /// A tokenizer whose begin-of-text and end-of-text tokens are not set yet.
     fn new(file: PathBuf, spec: TokenizerSpec) -> std::result::Result<Self, String> {
         let special: Vec<u32> = spec.added.iter().filter(|a| a.token.special).map(|a| a.id).collect();
         let pieces = Arc::new(Pieces::new(spec.decoder.clone(), &spec.tokens, &special));
@@ -124,8 +124,8 @@ impl Tokenizer {
         let (prefix, suffix) = (spec.prefix.clone(), spec.suffix.clone());
         let longest = split::longest_token(&spec, &pieces);
         let library = RwLock::new(spec.build()?);
-        let alone = Mutex::default();
-        Ok(Self { file, library, alone, pieces, size, longest, unk, prefix, suffix, bos: None, eos: vec![] })
+        let (long_chunk, bos, eos) = (Mutex::default(), None, Vec::new());
+        Ok(Self { file, library, long_chunk, pieces, size, longest, unk, prefix, suffix, bos, eos })
     }
 
     fn set_bos(&mut self, id: Option<u32>) {
@@ -135,19 +135,20 @@ impl Tokenizer {
         self.bos = bos;
     }
 
-    /// Encodes a probe, so that a file with which that fails is refused now.
+    /// Encodes a probe, so that a broken file is refused now.
     fn check_probe(self) -> Result<Self> {
         self.encode(PROBE, AddSpecial::Yes)?;
         self.encode_plain(PROBE)?;
         Ok(self)
     }
 
-    /// The ids of `text`. The text of a special token becomes that token.
+    /// Encodes `text`. The text of a special token becomes that token.
     pub fn encode(&self, text: &str, special: AddSpecial) -> Result<Vec<u32>> {
         self.encode_until(text, Specials::Tokens, special, &|| false)
     }
 
-    /// The ids of `text`, whose control tokens become what `specials` says. That may take seconds, until `stop` is true.
+    /// Encodes `text`, with control tokens in it treated as `specials` says. May take seconds; ends early once `stop`
+    /// returns true.
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `stop` was true before the end.
@@ -171,14 +172,14 @@ impl Tokenizer {
         })
     }
 
-    /// A number of tokens that `text` surely has, known without encoding it.
+    /// A lower bound of the number of tokens of `text`, found without encoding it.
     pub fn least_tokens(&self, text: &str) -> usize {
         let Some(longest) = self.longest else { return 0 };
-        // Normal forms leave ASCII as it is, and make at most a twelfth of other text.
+        // Unicode normalisation keeps ASCII, and shortens other text to a twelfth at most.
         text.len() / if text.is_ascii() { longest } else { 12 * longest }
     }
 
-    /// The ids of `text`, with special tokens as ordinary text: for what users and documents say. Adds no tokens.
+    /// Encodes `text` with special tokens in it as ordinary text, as [`Specials::Text`] does. Adds no tokens.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_plain_until(text, &|| false)
     }
@@ -193,21 +194,21 @@ impl Tokenizer {
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
-        // The vocabulary also has the special token as a word. Cut in half, it is not one.
+        // The vocabulary also has the special token as a word. Half of it is not one.
         match text.char_indices().nth(text.chars().count() / 2) {
             Some((middle, _)) if middle > 0 => {
                 let mut ids = self.encode_as_text(&text[..middle], stop)?;
                 ids.extend(self.encode_as_text(&text[middle..], stop)?);
                 Ok(ids)
             }
-            _ => Err(Error::model(
-                &self.file,
-                format!("the character {text:?} is a special token, so it cannot be used as text"),
-            )),
+            _ => {
+                let why = format!("the character {text:?} is a special token, so it cannot be used as text");
+                Err(Error::model(&self.file, why))
+            }
         }
     }
 
-    /// The ids of `text`, part by part: another text has its turn in between.
+    /// Encodes `text` chunk by chunk: other threads can encode in between.
     fn encode_chunks(&self, specials: Specials, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         let (mut rest, mut ids) = (text, Vec::new());
         while let Some(at) = split::find_split(rest, |part| self.encode_chunk(specials, part))? {
@@ -217,13 +218,13 @@ impl Tokenizer {
                 return Err(Error::Interrupted);
             }
         }
-        let _alone =
-            (rest.len() > LONG_CHUNK).then(|| self.alone.lock().unwrap_or_else(PoisonError::into_inner));
+        let lock = || self.long_chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = (rest.len() > LONG_CHUNK).then(lock);
         ids.extend(self.encode_chunk(specials, rest)?);
         Ok(ids)
     }
 
-    /// Bytes of `text` that are encoded at once, as far as that is known without encoding it.
+    /// A lower bound of the longest chunk, in bytes, that `text` is encoded in, found without encoding it.
     pub fn longest_part(&self, text: &str) -> usize {
         split::longest_chunk(text)
     }
@@ -242,16 +243,15 @@ impl Tokenizer {
     fn encode_with(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets, which would take most of the time.
         // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
-        let encoding =
-            containment::guarded(&library_subject(&self.file), || library.encode_fast(text, false))?;
-        let encoding =
-            encoding.map_err(|e| Error::model(&self.file, format!("cannot encode a text: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        match containment::guarded(&library_subject(&self.file), || library.encode_fast(text, false))? {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(e) => Err(Error::model(&self.file, format!("cannot encode a text: {e}"))),
+        }
     }
 
     fn check_text(&self, text: &str) -> Result<()> {
         if text.len() > MAX_TEXT {
-            let message = format!("a text of {} bytes; use at most {MAX_TEXT} bytes at a time", text.len());
+            let message = format!("the text has {} bytes; use at most {MAX_TEXT}", text.len());
             return Err(Error::Usage(message));
         }
         let (mut run, mut longest) = (0, 0);
@@ -260,23 +260,23 @@ impl Tokenizer {
             longest = longest.max(run);
         }
         if longest > MAX_BLANKS {
-            let message = format!("a text with {longest} blanks in a row; use at most {MAX_BLANKS}");
+            let message = format!("the text has {longest} blanks in a row; use at most {MAX_BLANKS}");
             return Err(Error::Usage(message));
         }
         Ok(())
     }
 
-    /// The text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped.
+    /// Decodes `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32]) -> String {
-        decode(self.stream(), ids)
+        self.stream().decode_all(ids)
     }
 
-    /// The text of `ids`, special tokens included.
+    /// Decodes `ids`, special tokens included.
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
-        decode(self.pieces.stream(Special::Keep), ids)
+        self.pieces.stream(Special::Keep).decode_all(ids)
     }
 
-    /// Decodes ids one at a time, without special tokens.
+    /// A stream that decodes ids one at a time, without special tokens.
     pub fn stream(&self) -> TextStream<'_> {
         self.pieces.stream(Special::Skip)
     }
@@ -291,33 +291,31 @@ impl Tokenizer {
         self.size
     }
 
-    /// The ids that end a text.
+    /// The end-of-text ids.
     pub fn eos_ids(&self) -> &[u32] {
         &self.eos
     }
 
-    /// The id that begins a text, if the model has one.
+    /// The begin-of-text id, if the model has one.
     pub fn bos_id(&self) -> Option<u32> {
         self.bos.as_ref().map(|b| b.0)
     }
 
-    /// The text of [`bos_id`](Self::bos_id), for chat templates.
+    /// The text of the begin-of-text token, for chat templates.
     pub fn bos_token(&self) -> Option<&str> {
         self.bos.as_ref().map(|b| b.1.as_str())
     }
 
-    /// The id of exactly this token.
+    /// The id of the token with exactly this text.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.library.read().unwrap_or_else(PoisonError::into_inner).token_to_id(token)
     }
 
-    /// The texts of all control tokens, in the order of their ids.
+    /// The texts of all control tokens, by id.
     pub fn special_tokens(&self) -> Vec<String> {
         let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
-        (0..self.size as u32)
-            .filter(|&id| self.is_special(id))
-            .filter_map(|id| library.id_to_token(id))
-            .collect()
+        let ids = (0..self.size as u32).filter(|&id| self.is_special(id));
+        ids.filter_map(|id| library.id_to_token(id)).collect()
     }
 
     /// True if `id` is a control token, which is not shown as text.
@@ -326,17 +324,9 @@ impl Tokenizer {
     }
 }
 
-fn decode(mut stream: TextStream<'_>, ids: &[u32]) -> String {
-    let mut text = String::new();
-    for &id in ids {
-        stream.push_into(id, &mut text);
-    }
-    text + &stream.finish()
-}
-
 /// An error about a tokenizer's file, with its remedy.
 fn file_error(file: &Path, why: &str, remedy: &str) -> Error {
-    // The message about a vocabulary that does not fit has its own.
+    // The message about a token beyond the model has its own remedy.
     if why.starts_with("token ") {
         Error::model(file, why)
     } else {
@@ -363,7 +353,7 @@ fn load_folder(folder: &Folder, limit: usize) -> Result<Tokenizer> {
     tokenizer.check_probe()
 }
 
-/// The context of failures of the library on `file`.
+/// The context for messages about a failure of the library on `file`.
 fn library_subject(file: &Path) -> Subject {
     Subject {
         place: file.display().to_string(),

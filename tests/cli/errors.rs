@@ -245,7 +245,7 @@ fn a_broken_chat_template_is_named_with_its_line() {
         ("a\n{% if %}", ["chat_template.jinja, line 2", "syntax error"]),
         ("a\n{{ nothing() }}", ["chat_template.jinja, line 2", "nothing is unknown"]),
         (forever, ["chat_template.jinja", "takes too many steps"]),
-        (doubling, ["chat_template.jinja, line 1", "takes too many steps or makes too much text"]),
+        (doubling, ["chat_template.jinja, line 1", "takes too many steps or produces too much text"]),
         ("{{ '<|im_' ~ 'end|>' }}", ["chat_template.jinja", "control token <|im_end|> together"]),
     ] {
         temp.write("chat_template.jinja", source);

@@ -218,7 +218,7 @@ fn what_is_wrong_with_tools_or_values_is_one_line() {
     for (json, words) in [
         ("", &["is not valid JSON"][..]),
         ("{}", &["use a JSON array of tools"]),
-        ("[]", &["has no tools"]),
+        ("[]", &["is empty; give at least one tool"]),
         (r#"[{"type": "function", "function": {"name": "\u001b[2J"}}]"#, &["tool 1: field `function.name`"]),
     ] {
         let file = temp.write("wrong.json", json);
@@ -230,7 +230,7 @@ fn what_is_wrong_with_tools_or_values_is_one_line() {
     antigravity(["chat", "-p", "x", "--tools", &tools])
         .fails_with(2, &["--tools", "no place for tools", "--chat-template"]);
     for (value, words) in
-        [("a", "use NAME=VALUE"), ("a-b=1", "no name of a variable"), ("messages=[]", "another name")]
+        [("a", "use NAME=VALUE"), ("a-b=1", "not a valid variable name"), ("messages=[]", "another name")]
     {
         antigravity(["chat", "-p", "x", "--template-arg", value]).fails_with(2, &["--template-arg", words]);
     }

@@ -1,17 +1,17 @@
-//! Chat templates for models without one of their own, in Jinja as those of models.
+//! Built-in chat templates, in Jinja, for models without one of their own.
 
 /// A built-in chat template.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BuiltIn {
     pub(super) name: &'static str,
     pub(super) source: &'static str,
-    /// The control tokens that it writes besides the begin-of-text token.
+    /// The control tokens that it writes, except the begin-of-text token.
     pub(super) controls: &'static [&'static str],
     /// The token that ends an answer.
     pub(super) end: Option<&'static str>,
 }
 
-/// `<|im_start|>role\ncontent<|im_end|>\n` (Qwen and many others).
+/// ChatML, `<|im_start|>role\ncontent<|im_end|>\n` (Qwen and many others).
 pub(super) static CHATML: BuiltIn = BuiltIn {
     name: "chatml",
     source: "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
@@ -36,7 +36,7 @@ pub(super) static LLAMA3: BuiltIn = BuiltIn {
     end: Some("<|eot_id|>"),
 };
 
-/// The system message begins the first question.
+/// Gemma's template: the system message begins the first question.
 pub(super) static GEMMA: BuiltIn = BuiltIn {
     name: "gemma",
     source: "{{ bos_token }}{% set before = namespace(text='') %}{% for m in messages %}\
@@ -58,7 +58,7 @@ pub(super) static PHI3: BuiltIn = BuiltIn {
     end: Some("<|end|>"),
 };
 
-/// Phi-4-mini's: tools are a text in the system message.
+/// Phi-4-mini's template: tools are a text in the system message.
 pub(super) static PHI4: BuiltIn = BuiltIn {
     name: "phi4",
     source: "{% set roles = {'system': '<|system|>', 'user': '<|user|>', 'assistant': '<|assistant|>', 'tool': '<|tool|>'} %}\
@@ -81,7 +81,7 @@ pub(super) static GRANITE: BuiltIn = BuiltIn {
     end: Some("<|end_of_text|>"),
 };
 
-/// A base model: paragraphs.
+/// The template of a base model: paragraphs.
 pub(super) static PLAIN: BuiltIn = BuiltIn {
     name: "plain",
     source: "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}",

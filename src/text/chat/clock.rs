@@ -3,23 +3,23 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MONTHS: &str = "January February March April May June July August September October November December";
-/// From that of 1970-01-01 on.
+/// Weekdays, beginning with that of 1970-01-01.
 const WEEKDAYS: &str = "Thursday Friday Saturday Sunday Monday Tuesday Wednesday";
 
-/// A second in UTC.
+/// A date and time in UTC, to the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// Since 1970-01-01.
+    /// Seconds since 1970-01-01.
     seconds: u64,
 }
 
 impl Moment {
-    /// `seconds` after 1970-01-01, at most until the year 9999.
+    /// The moment `seconds` after 1970-01-01, at most the end of the year 9999.
     pub fn from_unix(seconds: u64) -> Self {
         Self { seconds: seconds.min(253_402_300_799) }
     }
 
-    /// Now.
+    /// The current time.
     pub fn now() -> Self {
         Self::from_unix(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()))
     }
@@ -29,7 +29,7 @@ impl Moment {
         self.seconds
     }
 
-    /// Formats the moment as Python's `strftime` does; the error is the first directive that it does not have.
+    /// Formats the moment like Python's `strftime`; the error is the first unknown directive.
     ///
     /// ```
     /// use text::chat::Moment;
@@ -52,7 +52,7 @@ impl Moment {
         Ok(out)
     }
 
-    /// The text of a directive; after a `-` numbers are not filled up with zeros.
+    /// The text of a directive; with a `-` as `padding`, numbers are not padded with zeros.
     fn format_field(self, directive: char, padding: Option<char>) -> Option<String> {
         let days = self.seconds / 86_400;
         let (year, month, day) = civil_date(days);
@@ -87,8 +87,8 @@ impl Moment {
     }
 }
 
-/// Year, month and day of a day since 1970-01-01, the latter two from 1. Howard Hinnant's civil_from_days: years begin
-/// in March.
+/// Year, month and day (both from 1) of a day since 1970-01-01. Howard Hinnant's civil_from_days: its years begin in
+/// March.
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);
@@ -100,7 +100,7 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
     (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
-/// The day in its year, from 0.
+/// The day of the year, from 0.
 fn day_of_year(days: u64) -> u64 {
     let before = civil_date(days).0 - 1;
     days - (before * 365 + before / 4 - before / 100 + before / 400 - 719_162)

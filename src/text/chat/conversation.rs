@@ -1,4 +1,4 @@
-//! A conversation as token ids. Wherever the template allows, new turns only append, so that a cache stays valid.
+//! A conversation as token ids. If the template allows, a new turn only appends, so that the KV cache stays valid.
 
 use super::{
     Context, Ending, Message, Moment, OutputFormat, OutputParser, Part, Role, Segment, Template,
@@ -8,21 +8,22 @@ use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Turns as ids: questions as the template renders them, answers exactly as they were generated.
+/// A conversation as token ids: questions as the template renders them, answers exactly as they were generated.
 ///
-/// Encoding an answer again from its text may give other ids than those generated, and the cache would have to be
-/// computed again from there. So a question is rendered with what was said before it; if the result begins with that,
-/// only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the thinking of
-/// earlier answers), all ids are new, and a cache keeps the common prefix.
+/// Encoding an answer again from its text may give other ids than those generated, and the KV cache would have to be
+/// computed again from there. So a question is rendered together with the messages before it; if the result begins with
+/// these, only the rest is encoded. If it does not, because the template changes earlier turns (Qwen 3 drops the
+/// thinking of earlier answers), all ids are new, and a KV cache keeps the common prefix.
 ///
-/// The turn before a question is enough to find what follows it. That this gives the same as the whole conversation is
-/// checked for the first few questions; from then on a turn costs the same however many there were.
+/// Rendering only the last turn with the question is enough to find the text of the question. For the first few
+/// questions this is checked against the whole conversation; from then on the cost of a turn does not depend on their
+/// number.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     template: Template,
     system: Option<String>,
     variables: TemplateKwargs,
-    /// The format in which answers are read.
+    /// The format in which answers are parsed.
     output_format: OutputFormat,
     now: Moment,
     /// Questions and answers.
@@ -30,28 +31,28 @@ pub struct Conversation {
     ids: Vec<u32>,
     /// `ids` before each question.
     before: Vec<Before>,
-    /// Questions for which the last turn alone gave the same as all turns; `None` once it gave something else.
+    /// Number of questions for which the last turn alone gave the same as all turns; `None` once it did not.
     same_alone: Option<u32>,
 }
 
-/// Questions that tell what a template does: none has patterns of more turns.
+/// Number of questions after which the last turn alone is trusted: no template has patterns of more turns.
 const ENOUGH_QUESTIONS: u32 = 6;
 
-/// The ids before a question, as the change to restore.
+/// The difference that restores the ids before a question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Before {
-    /// Number of the leading ids that were there already.
+    /// Number of leading ids that the question did not change.
     pub kept: usize,
-    /// The ids that followed them, if the question changed them.
+    /// The ids that followed them, if the question replaced them.
     pub rest: Vec<u32>,
 }
 
-/// A conversation to be saved.
+/// The saved form of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConversationState {
-    /// [`Template::name`]
+    /// The name of the template, see [`Template::name`].
     pub template: String,
     /// The system message.
     pub system: Option<String>,
@@ -62,14 +63,14 @@ pub struct ConversationState {
     pub now: u64,
     /// Questions and answers.
     pub messages: Vec<Message>,
-    /// All turns.
+    /// The ids of all turns.
     pub ids: Vec<u32>,
     /// The ids before each question.
     pub before: Vec<Before>,
 }
 
 impl ConversationState {
-    /// Every id in it.
+    /// All ids that it contains.
     pub fn all_ids(&self) -> impl Iterator<Item = u32> {
         self.ids.iter().chain(self.before.iter().flat_map(|b| &b.rest)).copied()
     }
@@ -91,12 +92,12 @@ impl Conversation {
         }
     }
 
-    /// The conversation with tools and values for the template, and with answers that are read in this format.
+    /// The conversation with these tools and variables, and with answers parsed in this format.
     pub fn with(self, variables: TemplateKwargs, output_format: OutputFormat) -> Self {
         Self { variables, output_format, ..self }
     }
 
-    /// An empty conversation with another system message, and all else the same.
+    /// An empty conversation with another system message and the same settings.
     pub fn anew(&self, system: Option<String>) -> Self {
         Self::new(self.template.clone(), system).with(self.variables.clone(), self.output_format)
     }
@@ -114,7 +115,7 @@ impl Conversation {
         }
     }
 
-    /// Restores a saved conversation, with its tools. Its template must be the same.
+    /// Restores a saved conversation and its tools. The template must be the same.
     pub fn resume(&mut self, state: ConversationState) {
         self.variables.tools = state.tools;
         (self.system, self.messages, self.ids) = (state.system, state.messages, state.ids);
@@ -127,27 +128,27 @@ impl Conversation {
         self.system.as_deref()
     }
 
-    /// Its tools, and the values for its template.
+    /// The tools and variables of the template.
     pub fn variables(&self) -> &TemplateKwargs {
         &self.variables
     }
 
-    /// The format in which its answers are read.
+    /// The format in which answers are parsed.
     pub fn output_format(&self) -> OutputFormat {
         self.output_format
     }
 
-    /// Reads the answers to come in another format.
+    /// Parses the next answers in another format.
     pub fn set_output_format(&mut self, output_format: OutputFormat) {
         self.output_format = output_format;
     }
 
-    /// The functions that the last answer calls, if nothing has followed it.
+    /// The tool calls of the last message.
     pub fn calls(&self) -> &[ToolCall] {
         self.messages.last().map_or(&[], |last| &last.tool_calls)
     }
 
-    /// A parser of the answer that comes next.
+    /// A parser for the next answer.
     pub fn output_parser(&self, tokenizer: &Tokenizer) -> OutputParser {
         const END: usize = 16;
         let end = &self.ids[self.ids.len().saturating_sub(END)..];
@@ -155,7 +156,7 @@ impl Conversation {
         OutputParser::new(self.output_format, &tokenizer.decode_with_special(end)).with_calls_from(calls)
     }
 
-    /// The format of its turns.
+    /// The chat template.
     pub fn template(&self) -> &Template {
         &self.template
     }
@@ -168,7 +169,7 @@ impl Conversation {
         self.ask_until(tokenizer, text, &|| false)
     }
 
-    /// [`Conversation::ask`], which takes seconds for a text of megabytes, until `stop` is true.
+    /// [`Conversation::ask`] that ends early once `stop` returns true: a text of megabytes takes seconds.
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `stop` was true before the end, and those of [`Conversation::ask`].
@@ -176,7 +177,7 @@ impl Conversation {
         self.put_until(tokenizer, &[Message::new(Role::User, text)], stop)
     }
 
-    /// [`Conversation::ask_until`] with messages in place of a text: results of calls, or a question.
+    /// [`Conversation::ask_until`] with messages in place of a text: results of tool calls, or a question.
     ///
     /// # Errors
     /// Those of [`Conversation::ask_until`].
@@ -196,7 +197,7 @@ impl Conversation {
             None => {
                 let whole = self.render(tokenizer, &[&self.messages, question].concat())?;
                 let ids = encode_segments(tokenizer, whole, stop)?;
-                let kept = self.ids.iter().zip(&ids).take_while(|(a, b)| a == b).count();
+                let kept = common_prefix(&self.ids, &ids);
                 let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
                 Before { kept, rest }
             }
@@ -206,30 +207,26 @@ impl Conversation {
         Ok(())
     }
 
-    /// Number of ids before the first message of every conversation with this system message.
+    /// Number of leading ids that all conversations with this system message share.
     ///
     /// # Errors
     /// See [`Template::encode`].
     pub fn opening(&self, tokenizer: &Tokenizer) -> Result<usize> {
         let with = |question| {
-            encode_segments(
-                tokenizer,
-                self.render(tokenizer, &[Message::new(Role::User, question)])?,
-                &|| false,
-            )
+            let segments = self.render(tokenizer, &[Message::new(Role::User, question)])?;
+            encode_segments(tokenizer, segments, &|| false)
         };
-        let (one, other) = (with("A")?, with("B")?);
-        Ok(one.iter().zip(&other).take_while(|(a, b)| a == b).count())
+        Ok(common_prefix(&with("A")?, &with("B")?))
     }
 
-    /// Renders what follows the last answer when a question is asked; `None` where the template changes what was said
-    /// before.
+    /// Renders the segments that a question appends after the last answer; `None` if the template changes earlier
+    /// turns.
     fn render_question(
         &mut self,
         tokenizer: &Tokenizer,
         question: &[Message],
     ) -> Result<Option<Vec<Segment>>> {
-        // With all calls since, and their results.
+        // Includes all tool calls since, and their results.
         let Some(turn) = self.messages.iter().rposition(|m| m.role == Role::User) else { return Ok(None) };
         let Some(same) = self.same_alone else { return self.render_question_after(0, tokenizer, question) };
         let last = self.render_question_after(turn, tokenizer, question);
@@ -237,7 +234,7 @@ impl Conversation {
             return last;
         }
         match self.render_question_after(0, tokenizer, question) {
-            // A template has limits; that of a saved conversation may have been reached before.
+            // A template has limits, and a saved conversation may already have reached them.
             Err(Error::Model(_)) if last.is_ok() => last,
             all => {
                 self.same_alone = (all == last).then_some(same + 1);
@@ -246,7 +243,7 @@ impl Conversation {
         }
     }
 
-    /// Renders what follows the last answer, after the messages from `first` on.
+    /// [`Conversation::render_question`] with only the messages from `first` on.
     fn render_question_after(
         &self,
         first: usize,
@@ -261,7 +258,7 @@ impl Conversation {
         Ok(text_after(&whole, &self.render(tokenizer, asked)?, answer.written()))
     }
 
-    /// `messages` and the start of an answer.
+    /// Renders the system message, `messages` and the start of an answer.
     fn render(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<Segment>> {
         let context = self.context(tokenizer);
         let system = self.system.iter().map(|s| Message::new(Role::System, s.as_str()));
@@ -269,13 +266,13 @@ impl Conversation {
         self.template.render(&all, &context)
     }
 
-    /// The context that its template is rendered with.
+    /// The context that the template is rendered with.
     pub fn context<'a>(&'a self, tokenizer: &'a Tokenizer) -> Context<'a> {
         let (bos, variables) = (tokenizer.bos_token(), Some(&self.variables));
         Context { bos, now: self.now, ending: Ending::Prompt, variables }
     }
 
-    /// Appends the generated ids of an answer, without the token that ended it.
+    /// Appends the generated ids of an answer, without the end-of-text token.
     pub fn answer(&mut self, tokenizer: &Tokenizer, ids: &[u32]) {
         let written = self.output_format.decode(tokenizer, ids);
         let mut parser = self.output_parser(tokenizer);
@@ -284,7 +281,7 @@ impl Conversation {
         self.ids.extend_from_slice(ids);
     }
 
-    /// The message of an answer, as the template wants to have it.
+    /// Builds the message of an answer in the form that the template takes.
     fn message(&self, written: String, parts: Vec<Part>) -> Message {
         let mut message = Message::new(Role::Assistant, "");
         let mut reasoning = String::new();
@@ -299,15 +296,15 @@ impl Conversation {
         if !message.tool_calls.is_empty() && self.output_format.reads_calls {
             message.content.truncate(message.content.trim_end().len());
         } else if reasoning.is_empty() || !self.output_format.reads_reasoning {
-            message.content = written.clone();
+            message.content.clone_from(&written);
         }
-        message.reasoning =
-            (!reasoning.is_empty() && self.output_format.reads_reasoning).then_some(reasoning);
+        let has_reasoning = !reasoning.is_empty() && self.output_format.reads_reasoning;
+        message.reasoning = has_reasoning.then_some(reasoning);
         message.written = (message.content != written).then_some(written);
         message
     }
 
-    /// Removes the last question and its answer, if any, and returns the question: its messages.
+    /// Removes the last question and its answer, and returns the messages of the question.
     pub fn forget_question(&mut self) -> Option<Vec<Message>> {
         let before = self.before.pop()?;
         self.ids.truncate(before.kept);
@@ -317,8 +314,8 @@ impl Conversation {
         Some(self.messages.split_off(first))
     }
 
-    /// Forgets the oldest turns, so that what is left takes at most `most` ids; the last turn stays in any case. Their
-    /// answers are encoded again.
+    /// Removes the oldest turns until at most `most` ids are left; the last turn always stays. The answers that stay
+    /// are encoded again.
     ///
     /// # Errors
     /// See [`Template::encode`]; the conversation is then unchanged.
@@ -327,7 +324,7 @@ impl Conversation {
         let Some(fitting) = self.before.iter().position(fits).or(self.before.len().checked_sub(1)) else {
             return Ok(());
         };
-        // Where each question begins. One that brings the results of calls stays with what called.
+        // The start of each question. Results of tool calls stay with the question that led to the calls.
         let mut starts = Vec::new();
         for (at, message) in self.messages.iter().enumerate() {
             if message.role != Role::Assistant && (at == 0 || self.messages[at - 1].role == Role::Assistant) {
@@ -361,7 +358,7 @@ impl Conversation {
         self.before.len()
     }
 
-    /// Forgets everything but the system message.
+    /// Removes everything except the system message.
     pub fn reset(&mut self) {
         self.messages.clear();
         self.ids.clear();
@@ -374,13 +371,18 @@ impl Conversation {
     }
 }
 
-/// The text that follows an answer in the rendered conversation `whole`, if that begins with `head` and the answer; else
-/// `None`. A template may strip the answer.
+/// The length of the common prefix.
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// The segments that follow an answer in the rendered conversation `whole`; `None` if `whole` does not begin with
+/// `head` and the answer. A template may strip the answer.
 fn text_after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<Segment>> {
     let (last, same) = head.split_last()?;
     let mut rest = whole.strip_prefix(same)?.to_vec();
     match (rest.first_mut()?, last) {
-        // Neighbouring texts are one segment, which begins with what was said before.
+        // Neighbouring texts are one segment, which begins with the text of `head`.
         (Segment::Text(text), Segment::Text(said)) => *text = text.strip_prefix(said.as_str())?.to_owned(),
         (first, last) if first == last => drop(rest.remove(0)),
         _ => return None,
@@ -391,7 +393,7 @@ fn text_after(whole: &[Segment], head: &[Segment], answer: &str) -> Option<Vec<S
     Some(rest)
 }
 
-/// Removes the text that `parts` begin with; markers in it may be control tokens.
+/// Removes `text` from the beginning of `parts`; markers in it may be control tokens.
 fn strip_text(parts: &[Segment], mut text: &str) -> Option<Vec<Segment>> {
     let mut rest = parts.to_vec();
     while !text.is_empty() {

@@ -1,10 +1,10 @@
 //! A model's own chat template: a Jinja program, run with limits.
 //!
-//! A template may do anything with the contents of messages, except make control tokens of them. Only control tokens
+//! A template may do anything with the contents of messages, except turn them into control tokens. Only control tokens
 //! that the template itself spells out become control tokens ([`source`] marks them before the template is compiled).
-//! The text of one in a message stays text, whether the template trims it, cuts it or changes its case. So does one
-//! that forms where a message and the template's text meet. A template that builds control tokens from parts is refused
-//! when it is loaded.
+//! The text of one in a message stays text, even if the template trims it, cuts it or changes its case. So does one
+//! that forms where a message and the template's text meet. A template that builds control tokens from parts is
+//! refused when it is loaded.
 
 mod environment;
 mod interpreter;
@@ -18,7 +18,7 @@ mod tests;
 mod value;
 
 use super::builtin::BuiltIn;
-use super::{Context, Ending, Message, Role, Segment, Segments, TemplateKwargs, Tools};
+use super::{Context, Ending, Message, Role, Segment, TemplateKwargs, Tools};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use files::containment::{self, Subject};
@@ -27,15 +27,18 @@ use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
 
-/// Longest source; most have up to 30 KB, some with many tools and languages several hundred.
+/// Maximum bytes of a source; most have up to 30 KB, some with many tools and languages several hundred.
 pub(super) const MAX_SOURCE: u64 = 1 << 20;
-/// Fuel of a rendering, and more for every message: a unit is a step of the interpreter or 64 bytes that it makes.
-/// Real templates take up to 150 steps a message. All of it makes 32 MiB of text.
+/// Fuel of a rendering: a unit is a step of the interpreter or 64 bytes that it makes, so all of it makes 32 MiB of
+/// text.
 const FUEL: u64 = (32 << 20) / 64;
+/// Additional fuel for every message. Real templates take up to 150 steps a message.
 const FUEL_PER_MESSAGE: u64 = 1_000;
-/// Private-use characters. A block of them that no message uses stands for the control tokens.
+/// The first private-use character. A block of them that no message uses stands for the control tokens.
 const PRIVATE: u32 = 0xF0000;
+/// Number of characters in a block.
 const BLOCK: u32 = 0x1000;
+/// Number of blocks.
 const BLOCKS: usize = 32;
 
 const REMEDY: &str = "use the template published with the model";
@@ -43,16 +46,16 @@ const REMEDY: &str = "use the template published with the model";
 /// A chat template in Jinja.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Jinja {
-    /// Its file and field, for messages.
+    /// The file and field it comes from, for messages.
     place: String,
     source: String,
-    /// `eos_token` and the like, as name and text.
+    /// Names and texts of special tokens such as `eos_token`.
     variables: Vec<(String, String)>,
-    /// The control tokens that it may write; empty before [`Jinja::for_tokenizer`].
+    /// The control tokens that the template may write; empty before [`Jinja::for_tokenizer`].
     controls: Vec<String>,
-    /// The control token that it writes after an answer.
+    /// The control token that ends an answer.
     end: Option<String>,
-    /// Another one for conversations with tools.
+    /// Another template, for conversations with tools.
     with_tools: Option<Box<Jinja>>,
 }
 
@@ -62,8 +65,8 @@ pub struct Jinja {
 struct Refusal(String);
 
 impl Jinja {
-    /// A template from `place`, a file and a field; `variables` are the names and texts of special tokens that it
-    /// may ask for, `bos_token` excepted.
+    /// A template from `place`, a file and field; `variables` are the names and texts of special tokens that it may
+    /// use, except `bos_token`.
     ///
     /// # Errors
     /// [`Error::Model`] for a source that is too long or has a syntax error.
@@ -72,10 +75,9 @@ impl Jinja {
         source: impl Into<String>,
         variables: Vec<(String, String)>,
     ) -> Result<Self> {
-        // As Jinja reads its sources.
+        // Jinja reads its sources with these line ends.
         let source: String = source.into();
-        let source =
-            if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source };
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let place = place.into();
         let (controls, end) = (Vec::new(), None);
         let template = Self { place, source, variables, controls, end, with_tools: None };
@@ -105,17 +107,17 @@ impl Jinja {
         Self { with_tools: with_tools.map(Box::new), ..self }
     }
 
-    /// True if the template's text has this part, or that for conversations with tools.
+    /// True if the text of the template, or of the one for conversations with tools, contains `part`.
     pub fn mentions(&self, part: &str) -> bool {
         self.source.contains(part) || self.with_tools.as_ref().is_some_and(|other| other.mentions(part))
     }
 
-    /// The template's text.
+    /// The text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Its file and field, as its errors begin with them.
+    /// The file and field it comes from; its errors begin with them.
     pub fn place(&self) -> &str {
         &self.place
     }
@@ -137,13 +139,13 @@ impl Jinja {
         Ok(self.fit_alone(tokenizer, None)?.and_with_tools(other.transpose()?))
     }
 
-    /// This one alone, which is tried with `variables`.
+    /// Fits this template without the one for tools; probes it with `variables`.
     fn fit_alone(mut self, tokenizer: &Tokenizer, variables: Option<&TemplateKwargs>) -> Result<Self> {
         let special = tokenizer.special_tokens();
         let bos = tokenizer.bos_token();
         let wanted = |token: &String| {
             let named = self.variables.iter().any(|v| v.1 == *token) || bos == Some(token);
-            // A mark in place of a line end would shift the lines.
+            // A mark in place of a line break would shift the line numbers.
             !token.trim().is_empty()
                 && !token.contains('\n')
                 && (named || self.source.contains(token.as_str()))
@@ -179,16 +181,11 @@ impl Jinja {
                 other => other?,
             };
             let words = |token: &&String| token.chars().any(|c| !c.is_alphanumeric() && !c.is_whitespace());
-            let texts = segments.iter().filter_map(|s| match s {
-                Segment::Text(text) => Some(text),
-                Segment::Control(_) => None,
-            });
-            for text in texts {
+            for segment in &segments {
+                let Segment::Text(text) = segment else { continue };
                 if let Some(token) = special.iter().filter(words).find(|t| text.contains(t.as_str())) {
-                    let what = format!(
-                        "puts the control token {} together from parts, which is not supported",
-                        unquoted(token)
-                    );
+                    let token = unquoted(token);
+                    let what = format!("builds the control token {token} from parts, which is not supported");
                     return Err(self.refuse(&what));
                 }
             }
@@ -200,7 +197,7 @@ impl Jinja {
         Ok(())
     }
 
-    /// The conversation in segments; before [`Jinja::for_tokenizer`], as one text.
+    /// Renders the conversation to segments; before [`Jinja::for_tokenizer`], to one text.
     ///
     /// # Errors
     /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
@@ -225,7 +222,7 @@ impl Jinja {
         Ok(self.split_at_marks(&rendered, base))
     }
 
-    /// Runs `call` so that deep nesting, a panic or a hang of the interpreter does not end the program.
+    /// Runs `call` so that deep recursion, a panic or a hang of the interpreter does not end the program.
     fn run_contained<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> std::result::Result<T, minijinja::Error> + Send + 'static,
@@ -245,7 +242,7 @@ impl Jinja {
             .map_err(|e| to_error(&self.place, &e))
     }
 
-    /// The variables that transformers passes to a template, with those that are `given`.
+    /// Adds the variables that transformers passes to a template to those that are `given`.
     fn add_values(
         &self,
         given: Vec<(String, Value)>,
@@ -264,7 +261,7 @@ impl Jinja {
         values
     }
 
-    /// The first character of a private-use block that nothing else uses.
+    /// The first character of a private-use block that is not used in the template or the messages.
     fn free_block(&self, given: &[(String, Value)]) -> Result<u32> {
         let mut used = [false; BLOCKS];
         let mut look = |text: &str| {
@@ -275,39 +272,34 @@ impl Jinja {
         look(&self.source);
         self.variables.iter().for_each(|(_, text)| look(text));
         given.iter().for_each(|(_, value)| value::texts(value, &mut look));
-        match used.iter().position(|used| !used) {
-            Some(block) => Ok(PRIVATE + block as u32 * BLOCK),
-            None => Err(Error::Usage(
-                "the messages use every block of private-use characters; leave some out".into(),
-            )),
-        }
+        let block = used.iter().position(|used| !used).ok_or_else(|| {
+            Error::Usage("the messages contain characters of every private-use block; remove some".into())
+        })?;
+        Ok(PRIVATE + block as u32 * BLOCK)
     }
 
     /// Splits rendered text at its marks, which become control tokens.
     fn split_at_marks(&self, text: &str, base: u32) -> Vec<Segment> {
-        let mut out = Segments::default();
+        let text_segment = |text: &str| (!text.is_empty()).then(|| Segment::Text(text.into()));
+        let mut segments = Vec::new();
         let mut from = 0;
         for (at, c) in text.char_indices() {
             let mark = u32::from(c).checked_sub(base).and_then(|i| self.controls.get(i as usize));
             if let Some(token) = mark {
-                if from < at {
-                    out.text(&[&text[from..at]]);
-                }
-                out.control(token);
+                segments.extend(text_segment(&text[from..at]));
+                segments.push(Segment::Control(token.clone()));
                 from = at + c.len_utf8();
             }
         }
-        if from < text.len() {
-            out.text(&[&text[from..]]);
-        }
-        out.0
+        segments.extend(text_segment(&text[from..]));
+        segments
     }
 
     fn refuse(&self, why: &str) -> Error {
         model_error(&self.place, None, why)
     }
 
-    /// A checksum of its text, to tell templates apart.
+    /// A checksum of the text, to tell templates apart.
     pub(super) fn digest(&self) -> u32 {
         let other = self.with_tools.as_ref().map_or("", |other| &other.source);
         crc32fast::hash([self.source.as_str(), other].concat().as_bytes())
@@ -319,7 +311,7 @@ fn model_error(place: &str, line: Option<usize>, why: &str) -> Error {
     Error::Model(format!("{place}{line}: {why}; {REMEDY}"))
 }
 
-/// The error of the template from `place` that the interpreter's is.
+/// Converts an error of the interpreter; `place` names the template.
 fn to_error(place: &str, e: &minijinja::Error) -> Error {
     let mut source = e.source();
     while let Some(cause) = source {
@@ -329,7 +321,7 @@ fn to_error(place: &str, e: &minijinja::Error) -> Error {
         source = cause.source();
     }
     let why = match (e.kind(), e.detail()) {
-        (ErrorKind::OutOfFuel, _) => "takes too many steps or makes too much text".into(),
+        (ErrorKind::OutOfFuel, _) => "takes too many steps or produces too much text".into(),
         (ErrorKind::InvalidOperation, Some(detail)) => unquoted(detail),
         (kind, Some(detail)) => unquoted(&format!("{kind}: {detail}")),
         (kind, None) => kind.to_string(),

@@ -1,20 +1,20 @@
-//! What is said in a conversation, and by whom.
+//! The messages of a conversation.
 
 use serde::{Deserialize, Serialize};
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     System,
     User,
     Assistant,
-    /// A function that the model called, with its result.
+    /// The result of a tool call.
     Tool,
 }
 
 impl Role {
-    /// As templates write it.
+    /// The name that templates use.
     pub fn name(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -25,44 +25,44 @@ impl Role {
     }
 }
 
-/// One turn of a conversation.
+/// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
     pub role: Role,
     pub content: String,
-    /// The model's thoughts before it answered, where they are not in `content`.
+    /// The thinking before the answer, if it is not in `content`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// The functions that an answer calls.
+    /// The tool calls of an answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// The [`ToolCall::id`] of the call that this is the result of.
+    /// The [`ToolCall::id`] of the call whose result this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// The function that this is the result of.
+    /// The function whose result this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// An answer as it was generated, where that is not `content`.
+    /// An answer as it was generated, if that is not `content`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<String>,
 }
 
-/// A function that an answer calls.
+/// A call of a function in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolCall {
-    /// Names the call within its conversation.
+    /// A name of the call that is unique in its conversation.
     pub id: String,
-    /// The function.
+    /// The name of the function.
     pub name: String,
-    /// A JSON object as text, as the model wrote it; in what others send, any text.
+    /// The text of a JSON object, as the model wrote it; in messages of clients, any text.
     pub arguments: String,
 }
 
 impl ToolCall {
-    /// Puts arguments that are no JSON object into one.
-    fn hold_object(&mut self) {
+    /// Wraps arguments that are not a JSON object into one.
+    fn wrap_arguments(&mut self) {
         if serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&self.arguments).is_err() {
             self.arguments = serde_json::json!({"arguments": self.arguments}).to_string();
         }
@@ -89,12 +89,12 @@ impl Message {
         Self { tool_call_id, name, ..Self::new(Role::Tool, content) }
     }
 
-    /// Conversations that say the same as `messages`, for templates that refuse them, from the most alike to the least:
-    /// arguments of calls that are no objects are put into ones, system messages become the first one and neighbouring
-    /// turns of a role one, the system message begins the first question.
+    /// Equivalent conversations for templates that reject `messages`, from the most similar to the least: first,
+    /// arguments of calls that are not objects are wrapped into objects; second, system messages move to the front and
+    /// neighbouring messages of a role become one; third, the system message becomes part of the first question.
     pub fn milder(messages: &[Self]) -> Vec<Vec<Self>> {
         let mut objects = messages.to_vec();
-        objects.iter_mut().flat_map(|m| &mut m.tool_calls).for_each(ToolCall::hold_object);
+        objects.iter_mut().flat_map(|m| &mut m.tool_calls).for_each(ToolCall::wrap_arguments);
         let joined = Self::joined(&objects);
         let mut all = vec![messages.to_vec(), objects, joined];
         if let [system, question, others @ ..] = &all[2][..]
@@ -108,7 +108,7 @@ impl Message {
         all.split_off(1)
     }
 
-    /// With one system message, which comes first, and no two neighbouring questions or answers.
+    /// The messages with one system message at the front, and no two neighbouring questions or answers.
     fn joined(messages: &[Self]) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         let (system, others): (Vec<_>, Vec<_>) = messages.iter().partition(|m| m.role == Role::System);
@@ -121,7 +121,7 @@ impl Message {
         all
     }
 
-    /// Says what `other` says, too.
+    /// Appends the contents of `other`.
     fn append(&mut self, other: &Self) {
         let join = |text: &mut String, more: &str| {
             let between = if text.is_empty() || more.is_empty() { "" } else { "\n\n" };

@@ -1,4 +1,4 @@
-//! The markers of a model's answers: around its thoughts, and around the functions that it calls.
+//! The markers in a model's answers: around thinking, and around tool calls.
 
 use super::{Segment, Template, builtin};
 use crate::tokenizer::Tokenizer;
@@ -7,34 +7,35 @@ use crate::tokenizer::Tokenizer;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Markers {
     pub open: &'static str,
-    /// `None`: only the end of the answer.
+    /// `None` if only the end of the answer ends the part.
     pub close: Option<&'static str>,
 }
 
-const THOUGHTS: Markers = Markers { open: "<think>", close: Some("</think>") };
-/// Qwen and many others: one JSON object in each.
+const THINKING: Markers = Markers { open: "<think>", close: Some("</think>") };
+/// Markers of Qwen and many others, around one JSON object each.
 const QWEN: Markers = Markers { open: "<tool_call>", close: Some("</tool_call>") };
-/// Phi 4 mini: a JSON list.
+/// Markers of Phi 4 mini, around a JSON list.
 const PHI: Markers = Markers { open: "<|tool_call|>", close: Some("<|/tool_call|>") };
-/// Granite: a JSON list up to the end.
+/// Marker of Granite, before a JSON list up to the end.
 const GRANITE: Markers = Markers { open: "<|tool_call|>", close: None };
-/// Llama 3: an object, or several with semicolons between them. They may also begin the answer without a marker.
+/// Marker of Llama 3, before one JSON object, or several with semicolons between them. The objects may also begin the
+/// answer without a marker.
 pub(super) const LLAMA: Markers = Markers { open: "<|python_tag|>", close: None };
 
-/// The markers of a model's answers. By default there are none: all of an answer is text.
+/// The markers in a model's answers. By default there are none: all of an answer is text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OutputFormat {
     pub(super) thinking: Option<Markers>,
     pub(super) calls: Option<Markers>,
-    /// Set if the template reads `reasoning_content`, and `tool_calls`, of earlier answers. Where it does not, they stay
-    /// in `content`.
+    /// True if the template reads `reasoning_content` of earlier answers. Otherwise thinking stays in `content`.
     pub(super) reads_reasoning: bool,
+    /// True if the template reads `tool_calls` of earlier answers. Otherwise calls stay in `content`.
     pub(super) reads_calls: bool,
 }
 
 impl OutputFormat {
-    /// The format of a model with this template and vocabulary. With [`OutputFormat::without_tools`] for a conversation
-    /// without tools.
+    /// The format of a model with this template and tokenizer. For a conversation without tools, see
+    /// [`OutputFormat::without_tools`].
     pub fn of(template: &Template, tokenizer: &Tokenizer) -> Self {
         let known = |text: &str| tokenizer.token_to_id(text).is_some();
         if *template == Template::PLAIN {
@@ -52,44 +53,41 @@ impl OutputFormat {
             None
         };
         Self {
-            thinking: Some(THOUGHTS).filter(|t| has(t.open) || has("</think>") || known("</think>")),
+            thinking: Some(THINKING).filter(|t| has(t.open) || has("</think>") || known("</think>")),
             calls: calls.filter(|_| jinja.is_some() || *template == Template::BuiltIn(&builtin::PHI4)),
             reads_reasoning: has("reasoning_content"),
             reads_calls: has("tool_calls"),
         }
     }
 
-    /// The format where the model may call nothing: what looks like a call is text.
+    /// The format without tool calls: text that looks like a call stays text.
     pub fn without_tools(self) -> Self {
         Self { calls: None, ..self }
     }
 
-    /// True if answers may have thoughts.
+    /// True if answers may contain thinking.
     pub fn thinks(&self) -> bool {
         self.thinking.is_some()
     }
 
-    /// The text that ends the thoughts of an answer whose model does not.
+    /// The text that ends the thinking of a model that does not stop by itself.
     pub fn end_of_thinking(&self) -> Option<String> {
         self.thinking?.close.map(|close| format!("\n{close}\n\n"))
     }
 
-    /// Control tokens whose text belongs to an answer, as [`OutputParser`](super::OutputParser) looks for it.
+    /// Markers that are control tokens, whose text [`OutputParser`](super::OutputParser) needs to see.
     pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let all = self.thinking.into_iter().chain(self.calls).flat_map(|m| [Some(m.open), m.close]);
         let ids = all.flatten().filter_map(|marker| tokenizer.token_to_id(marker));
         ids.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
-    /// The text of an answer's ids, markers included.
+    /// Decodes the ids of an answer, markers included.
     pub fn decode(&self, tokenizer: &Tokenizer, ids: &[u32]) -> String {
-        let mut stream = tokenizer.stream().showing(self.shown(tokenizer));
-        let mut text = String::new();
-        ids.iter().for_each(|&id| stream.push_into(id, &mut text));
-        text + &stream.finish()
+        tokenizer.stream().showing(self.shown(tokenizer)).decode_all(ids)
     }
 
-    /// The text of an answer, in which only markers are control tokens.
+    /// Splits the text of an answer into segments: only markers are control tokens.
     pub(super) fn segments(&self, tokenizer: &Tokenizer, text: &str) -> Vec<Segment> {
         let shown = self.shown(tokenizer);
         let tokens: Vec<_> = shown.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect();

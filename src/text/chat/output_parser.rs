@@ -1,4 +1,4 @@
-//! Parses an answer as it is generated into thoughts, text, and calls of functions.
+//! Parses an answer, while it is generated, into thinking, text and tool calls.
 
 use super::ToolCall;
 use super::output_format::{LLAMA, Markers, OutputFormat};
@@ -10,34 +10,33 @@ use files::nesting::Nesting;
 pub enum Part {
     /// Text of the answer.
     Text(String),
-    /// A thought before it.
+    /// Thinking before the answer.
     Thinking(String),
-    /// The start of a call of a function.
+    /// The start of a tool call.
     ToolCallStart { id: String, name: String },
-    /// The next piece of the arguments of the call that has begun.
+    /// The next piece of the arguments of the current call.
     ToolCallDelta(String),
-    /// All of a call whose parts were handed out; the name may be unknown, and the arguments need not follow the tool's
-    /// schema.
+    /// A complete call, whose pieces were returned before. The name may be unknown, and the arguments need not follow
+    /// the schema of the tool.
     Call(ToolCall),
-    /// A call that breaks off behind its name: its arguments as far as they were handed out, and all of it as the model
-    /// wrote it. What breaks off before is handed out as text.
+    /// A call that was cut off after its name: its arguments as far as they were returned, and all of it as the model
+    /// wrote it. A call that was cut off earlier is text.
     Cut { call: ToolCall, written: String },
 }
 
-/// The progress of the scan through a call that has not ended: each byte is looked at once, however many pieces it comes
-/// in.
+/// The state of the scan of an incomplete call. Each byte is scanned once, however many pieces the call comes in.
 #[derive(Debug, Clone, Default)]
 struct ScanState {
     /// Bytes of the pending text that were scanned.
     at: usize,
     nesting: Nesting,
-    /// Number of objects that have begun: the call itself, then its arguments.
+    /// Number of objects opened so far: the call itself, then its arguments.
     objects: usize,
-    /// The call's name, and the place where its arguments begin.
+    /// The name of the call, and the start of its arguments.
     begun: Option<(String, usize)>,
-    /// Brackets that are open around its arguments.
+    /// Number of open brackets around the arguments.
     around: usize,
-    /// The end of its arguments.
+    /// The end of the arguments.
     arguments: Option<usize>,
     /// The end of the first object.
     object: Option<usize>,
@@ -48,15 +47,16 @@ struct ScanState {
 struct OpenCall {
     id: String,
     name: String,
-    /// The start of its arguments in the pending text.
+    /// The start of the arguments in the pending text.
     from: usize,
-    /// Bytes of them that were handed out.
+    /// Bytes of the arguments that were returned.
     sent: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum State {
-    /// At the beginning, or after a call: blanks at most.
+    /// At the beginning, or after a call, with nothing but blanks since.
+    #[default]
     Start,
     Thinking,
     Text,
@@ -64,8 +64,8 @@ enum State {
     Call(Markers),
 }
 
-/// Parses the text of one answer piece by piece. Only text that may still become a marker or a call is held back; what only
-/// begins like a call is text, up to the name and the object of arguments.
+/// Parses the text of one answer piece by piece. Only text that may still become a marker or a call is held back; text
+/// that begins like a call becomes one with its name and the `{` of its arguments.
 ///
 /// ```
 /// use text::chat::{OutputFormat, OutputParser, Part};
@@ -73,49 +73,41 @@ enum State {
 /// assert_eq!(parser.push("Hello"), [Part::Text("Hello".into())]);
 /// assert_eq!(parser.finish(), []);
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OutputParser {
     format: OutputFormat,
     state: State,
-    /// Text that is not handed out yet.
+    /// The pending text, which was not returned yet.
     held: String,
-    /// Set after a marker: line feeds that come next are dropped.
+    /// True after a marker: the line breaks that follow are dropped.
     skip_newlines: bool,
-    /// The number of the next call, and of the first one.
+    /// The number of the next call.
     calls: usize,
+    /// The number of the first call.
     first: usize,
     open: Option<OpenCall>,
     scan: ScanState,
 }
 
 impl OutputParser {
-    /// A parser of the answer to `prompt`, of which the end is enough: thoughts may begin there.
+    /// A parser for the answer to `prompt`, of which only the end matters: thinking may begin there.
     pub fn new(format: OutputFormat, prompt: &str) -> Self {
         let thinks = format.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
         let state = if thinks { State::Thinking } else { State::Start };
-        Self {
-            format,
-            state,
-            held: String::new(),
-            skip_newlines: thinks,
-            calls: 0,
-            first: 0,
-            open: None,
-            scan: ScanState::default(),
-        }
+        Self { format, state, skip_newlines: thinks, ..Self::default() }
     }
 
-    /// Numbers the calls from `first` on, where the conversation has had others.
+    /// The parser with calls numbered from `first` on, for a conversation that has had others.
     pub fn with_calls_from(self, first: usize) -> Self {
         Self { calls: first, first, ..self }
     }
 
-    /// True if the next token is a thought, as far as is known.
+    /// True if the next text is thinking, as far as is known.
     pub fn is_thinking(&self) -> bool {
         self.state == State::Thinking
     }
 
-    /// Takes a piece of text; returns what it completes.
+    /// Parses a piece of text; returns the parts that it completes.
     pub fn push(&mut self, piece: &str) -> Vec<Part> {
         if self.format.thinking.is_none() && self.format.calls.is_none() {
             return Vec::from_iter((!piece.is_empty()).then(|| Part::Text(piece.into())));
@@ -126,7 +118,7 @@ impl OutputParser {
         parts
     }
 
-    /// Returns the rest, once the answer has ended.
+    /// Ends the answer; returns the remaining parts.
     pub fn finish(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         match self.state {
@@ -142,7 +134,8 @@ impl OutputParser {
         parts
     }
 
-    /// Ends the pending text behind a marker where not all of it are calls: those that are whole, and one that breaks off.
+    /// Ends pending text after a marker that is not only complete calls: returns the complete ones, and the one cut
+    /// off.
     fn break_up(&mut self, mut marker: &str, parts: &mut Vec<Part>) {
         let (found, at) = tool_calls::parse_leading(&self.held);
         if !found.is_empty() {
@@ -157,7 +150,7 @@ impl OutputParser {
         self.end_cut_call(marker, parts);
     }
 
-    /// Ends a pending call that breaks off; without a name it is text.
+    /// Ends a pending call that was cut off; without a name it is text.
     fn end_cut_call(&mut self, marker: &str, parts: &mut Vec<Part>) {
         self.emit_call_progress(parts);
         let written = [marker, &self.held].concat();
@@ -170,7 +163,7 @@ impl OutputParser {
         }
     }
 
-    /// Hands out one more part; true if there may be another.
+    /// Parses one more part; returns true if there may be another.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         if self.skip_newlines {
             let text = self.held.trim_start_matches(['\n', '\r']).len();
@@ -221,9 +214,9 @@ impl OutputParser {
         }
     }
 
-    /// Parses the beginning, or what follows a call: thoughts or a call may begin.
+    /// Parses the beginning, or the text after a call: thinking or a call may begin.
     fn parse_start(&mut self, parts: &mut Vec<Part>) -> bool {
-        // After calls, what stands between two of them.
+        // After a call, separators of calls are skipped too.
         let blank = |c: char| if self.has_called() { tool_calls::is_between(c) } else { c.is_whitespace() };
         let start = self.held.len() - self.held.trim_start_matches(blank).len();
         let text = &self.held[start..];
@@ -261,13 +254,13 @@ impl OutputParser {
         true
     }
 
-    /// True if the name of the pending call is known, and an object of arguments begins behind it.
+    /// True if the name of the pending call is known, and the object of its arguments has begun.
     fn has_begun(&self) -> bool {
         self.open.is_some() || self.scan.begun.is_some()
     }
 
-    /// Scans the new bytes of a call that begins at `start` of the pending text. Returns the place of the marker that ends
-    /// it, which is not in one of its strings.
+    /// Scans the new bytes of a call that begins at `start` of the pending text. Returns the offset of its closing
+    /// marker, outside of strings.
     fn scan_call(&mut self, start: usize, close: Option<&str>) -> Option<usize> {
         let (bytes, scan) = (self.held.as_bytes(), &mut self.scan);
         scan.at = scan.at.max(start);
@@ -285,7 +278,7 @@ impl OutputParser {
             match scan.nesting.pass(byte) {
                 Some(depth) if byte == b'{' => {
                     scan.objects += 1;
-                    // The second object is that of the arguments, or nothing is known before the end.
+                    // The second object is the arguments; otherwise nothing is known before the end.
                     if scan.objects == 2 {
                         let begun = tool_calls::parse_start(&self.held[start..scan.at]);
                         scan.begun = begun.map(|(name, at)| (name, start + at));
@@ -306,7 +299,7 @@ impl OutputParser {
         None
     }
 
-    /// Hands out the scanned part of a call.
+    /// Returns the scanned part of a call.
     fn emit_call_progress(&mut self, parts: &mut Vec<Part>) {
         if let Some((name, from)) = self.scan.begun.take() {
             let id = self.next_id();
@@ -336,7 +329,8 @@ impl OutputParser {
         true
     }
 
-    /// Hands out the text before the first of the markers, and drops that; or all that cannot be the beginning of one.
+    /// Returns the text before the first of the markers, and drops the marker. Without one, returns all text that
+    /// cannot be the beginning of a marker.
     fn emit_up_to_marker(&mut self, markers: &[&str], parts: &mut Vec<Part>) -> Option<()> {
         let found = markers.iter().filter_map(|m| Some((self.held.find(m)?, m.len()))).min();
         if let Some((at, len)) = found {
@@ -353,7 +347,7 @@ impl OutputParser {
         None
     }
 
-    /// Hands out `len` bytes of the pending text.
+    /// Returns `len` bytes of the pending text as a part.
     fn emit_text(&mut self, len: usize, parts: &mut Vec<Part>) -> bool {
         let text: String = self.held.drain(..len).collect();
         self.push_text(&text, parts);

@@ -1,4 +1,4 @@
-//! The format of a model's conversations.
+//! The chat template of a model.
 
 use super::builtin::{self, BuiltIn};
 use super::{
@@ -8,16 +8,16 @@ use super::{
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
-/// The format of a model's conversations.
+/// The chat template of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Template {
-    /// The model's own.
+    /// The model's own template.
     Jinja(Jinja),
     BuiltIn(&'static BuiltIn),
 }
 
 impl Template {
-    /// Paragraphs, for a base model.
+    /// The template of a base model: paragraphs.
     pub const PLAIN: Self = Self::BuiltIn(&builtin::PLAIN);
 
     /// Fits the template to this tokenizer: the model's own template learns the control tokens. A chat model without
@@ -29,7 +29,7 @@ impl Template {
         match self {
             Template::Jinja(template) => match template.clone().for_tokenizer(tokenizer) {
                 Ok(fitted) => Ok(Template::Jinja(fitted)),
-                // Phi-4-mini's puts control tokens together from parts.
+                // Phi-4-mini's builds control tokens from parts.
                 Err(why) => {
                     let built_in = Self::select_built_in(tokenizer)?;
                     built_in.renders_like(&Template::Jinja(template)).then_some(built_in).ok_or(why)
@@ -45,7 +45,7 @@ impl Template {
         }
     }
 
-    /// True if the template, which is a built-in one, gives the text that another one gives.
+    /// True if this built-in template, other than the plain one, renders the same text as another template.
     fn renders_like(&self, other: &Self) -> bool {
         let messages = [Role::System, Role::User, Role::Assistant, Role::User]
             .map(|role| Message::new(role, format!("to {}", role.name())));
@@ -76,12 +76,12 @@ impl Template {
         }))
     }
 
-    /// The built-in template of this name, as [`Template::name`] says it.
+    /// The built-in template with this [`Template::name`].
     pub fn named(name: &str) -> Option<Self> {
         builtin::NAMED.into_iter().find(|template| template.name == name).map(Self::BuiltIn)
     }
 
-    /// True if the template shows the tools of a conversation.
+    /// True if the template renders the tools of a conversation.
     ///
     /// # Errors
     /// See [`Template::render`].
@@ -94,10 +94,10 @@ impl Template {
         Ok(with != without && names.iter().all(|name| join(&with).contains(name)))
     }
 
-    /// The conversation in parts.
+    /// Renders the conversation to segments.
     ///
     /// # Errors
-    /// See [`Jinja::render`]. [`Error::Usage`] where the last message is to be continued and is not shown.
+    /// See [`Jinja::render`]. [`Error::Usage`] if the last message is to be continued and the template leaves it out.
     pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
         match messages.split_last() {
             Some((last, others)) if context.ending == Ending::Continue => {
@@ -105,7 +105,9 @@ impl Template {
                 let marked = [others, &[Message { content, ..last.clone() }]].concat();
                 let segments = self.render_whole(&marked, context)?;
                 up_to_open_end(segments).ok_or_else(|| {
-                    Error::Usage("the chat template leaves out the last message, so it cannot go on".into())
+                    Error::Usage(
+                        "the chat template leaves out the last message, so it cannot be continued".into(),
+                    )
                 })
             }
             _ => self.render_whole(messages, context),
@@ -119,7 +121,8 @@ impl Template {
         }
     }
 
-    /// The prompt for a question, as one text: the specification's `FormatSimple`. An empty `system` is none.
+    /// Renders the prompt for one question: the specification's `FormatSimple`. An empty `system` adds no system
+    /// message.
     ///
     /// ```
     /// use text::chat::Template;
@@ -141,7 +144,7 @@ impl Template {
         self.format(&messages)
     }
 
-    /// The prompt for the next answer, as one text: the specification's `Format`.
+    /// Renders the prompt for the next answer: the specification's `Format`.
     ///
     /// The begin-of-text token is left out; encoding the text with [`AddSpecial::Yes`] adds it. In one text, a control
     /// token in a message looks like any other: use [`Template::encode`] to keep them apart.
@@ -167,7 +170,7 @@ impl Template {
         Ok(join(&self.render(messages, &context)?))
     }
 
-    /// The conversation as ids. The template itself decides about the begin-of-text token.
+    /// Renders and encodes the conversation. The template decides about the begin-of-text token.
     ///
     /// # Errors
     /// See [`Template::render`] and [`Tokenizer::encode`].
@@ -182,7 +185,7 @@ impl Template {
         self.encode_in(tokenizer, messages, &context)
     }
 
-    /// [`Template::encode`] with all that a template may need.
+    /// [`Template::encode`] with all the inputs of a template.
     ///
     /// # Errors
     /// See [`Template::encode`].
@@ -195,18 +198,18 @@ impl Template {
         encode_segments(tokenizer, self.render(messages, context)?, &|| false)
     }
 
-    /// The tokens that end an answer; those that the tokenizer lacks are left out.
+    /// The tokens that end an answer, except those that the tokenizer lacks.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let end = match self {
             Template::Jinja(template) => template.end(),
             Template::BuiltIn(template) => template.end,
         };
-        // Llama ends a message that calls a tool, but not the turn, with this one.
+        // Llama ends a message with a tool call, which does not end the turn, with this token.
         let other = end.filter(|end| *end == "<|eot_id|>").map(|_| "<|eom_id|>");
         end.into_iter().chain(other).filter_map(|name| tokenizer.token_to_id(name)).collect()
     }
 
-    /// A short name, the same for the same template.
+    /// A short name that identifies the template.
     pub fn name(&self) -> String {
         match self {
             Template::Jinja(template) => format!("jinja-{:08x}", template.digest()),

@@ -1,4 +1,4 @@
-//! Arguments of a template besides messages: tools, and values of a caller's own.
+//! Arguments of a template besides the messages: tools, and the caller's own variables.
 
 use crate::tokenizer::files::shown;
 use files::error::{quoted, unquoted};
@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// Longest JSON of tools, of a call or of a value, in bytes.
+/// Maximum bytes of the JSON of tools, of a call or of a variable.
 pub(super) const MAX_JSON: usize = 1 << 20;
-/// Brackets in brackets, and values in all. A template may not handle more.
+/// Maximum nesting of JSON: a template may not handle more.
 const MAX_NESTING: usize = 24;
+/// Maximum number of values in JSON.
 const MAX_VALUES: usize = 10_000;
-/// Values of a caller's own: each is compared with the others.
+/// Maximum number of the caller's variables: each is compared with the others.
 const MAX_VARIABLES: usize = 256;
 /// Names that [`TemplateKwargs::set`] may not replace.
 const RESERVED: [&str; 5] = ["messages", "tools", "tools_json", "add_generation_prompt", "bos_token"];
@@ -31,25 +32,25 @@ const RESERVED: [&str; 5] = ["messages", "tools", "tools_json", "add_generation_
 pub struct TemplateKwargs {
     /// The functions that the model may call.
     pub tools: Option<Tools>,
-    /// Names, and values as JSON.
+    /// Names of the caller's variables, and their values as JSON.
     own: Vec<(String, String)>,
 }
 
 impl TemplateKwargs {
-    /// Only these tools.
+    /// Arguments with only these tools.
     pub fn of_tools(tools: Tools) -> Self {
         Self { tools: Some(tools), own: Vec::new() }
     }
 
-    /// Sets a variable: to what `value` is as JSON, or to the text that it is.
+    /// Sets a variable to `value` parsed as JSON, or to the text itself if it is not JSON.
     ///
     /// # Errors
-    /// What is wrong with the name or the value, and the remedy.
+    /// A message about the name or the value, with the remedy.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let word = |c: char| c == '_' || c.is_ascii_alphanumeric();
         if name.is_empty() || !name.chars().all(word) || name.starts_with(|c: char| c.is_ascii_digit()) {
             let name = quoted(name);
-            return Err(format!("{name} is no name of a variable; use letters, digits and _"));
+            return Err(format!("{name} is not a valid variable name; use letters, digits and _"));
         }
         if RESERVED.contains(&name) {
             return Err(format!("`{name}` is set by the conversation; use another name"));
@@ -70,25 +71,25 @@ impl TemplateKwargs {
         Ok(())
     }
 
-    /// Adds the values of `others` that these lack; their tools are left out.
+    /// Adds the variables of `others` that are not set here. The tools of `others` are ignored.
     pub fn or(mut self, others: &Self) -> Self {
         let more: Vec<_> = others.own.iter().filter(|(name, _)| !self.has(name)).cloned().collect();
         self.own.extend(more);
         self
     }
 
-    /// True if [`TemplateKwargs::set`] has set it.
+    /// True if [`TemplateKwargs::set`] has set this variable.
     pub fn has(&self, name: &str) -> bool {
         self.own.iter().any(|(own, _)| own == name)
     }
 
-    /// Names and values as JSON.
+    /// Names of the caller's variables, and their values as JSON.
     pub(super) fn own(&self) -> &[(String, String)] {
         &self.own
     }
 }
 
-/// Functions that a model may call: a JSON array as OpenAI's API takes it, checked.
+/// The functions that a model may call: a checked JSON array in the format of OpenAI's API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Tools {
@@ -114,7 +115,7 @@ impl Tools {
     /// Reads `[{"type": "function", "function": {"name": …, "description": …, "parameters": …}}, …]`.
     ///
     /// # Errors
-    /// What is wrong, where, and the remedy.
+    /// A message with the tool, the field and the remedy.
     pub fn parse(json: &str) -> Result<Self, String> {
         check_json(json)?;
         let all: Value = serde_json::from_str(json).map_err(|e| format!("is not valid JSON ({e})"))?;
@@ -130,17 +131,17 @@ impl Tools {
             names.push(name.into());
         }
         if names.is_empty() {
-            return Err("has no tools; give one, or leave it out".into());
+            return Err("is empty; give at least one tool, or leave it out".into());
         }
         Ok(Self { json: json.trim().into(), names })
     }
 
-    /// As it was read.
+    /// The JSON text.
     pub fn json(&self) -> &str {
         &self.json
     }
 
-    /// The functions.
+    /// The names of the functions.
     pub fn names(&self) -> &[String] {
         &self.names
     }
@@ -193,7 +194,7 @@ pub(super) fn is_function_name(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.chars().all(may)
 }
 
-/// Refuses JSON, which need not be valid, that a template may not handle.
+/// Refuses JSON that a template may not handle. It need not be valid.
 pub(super) fn check_json(json: &str) -> Result<(), String> {
     if json.len() > MAX_JSON {
         return Err(format!("has more than {MAX_JSON} bytes; use less"));
@@ -232,7 +233,7 @@ mod tests {
             ("", "is not valid JSON"),
             ("[", "is not valid JSON"),
             ("{}", "use a JSON array of tools"),
-            ("[]", "has no tools"),
+            ("[]", "is empty"),
             ("[5]", "tool 1: is 5; use an object"),
             (r#"[{"type": "retrieval"}]"#, "field `type` is \"retrieval\"; use \"function\""),
             (r#"[{"type": "function"}]"#, "field `function` is missing"),

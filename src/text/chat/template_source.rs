@@ -1,4 +1,4 @@
-//! The place of a model's template, and its parts.
+//! Finds and reads the chat templates of a model.
 
 use super::{Jinja, Template, jinja};
 use crate::tokenizer::files::{SettingsSource, read_settings, settings_of};
@@ -9,39 +9,38 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-/// The place of a model's template, not yet read from files nor checked: that is for those who hold conversations.
+/// The source of a model's chat templates. They are read and checked only when a conversation needs them.
 #[derive(Debug)]
 pub struct TemplateSource(Origin);
 
 #[derive(Debug)]
 enum Origin {
     Path(PathBuf),
-    Known(Parts),
-    Refused(Error),
+    Metadata(Result<Parts>),
 }
 
-/// The template of conversations with tools, where a model has it.
+/// The name of the template for conversations with tools.
 const WITH_TOOLS: &str = "tool_use";
-/// Templates that models may have besides the default one.
+/// The names of the templates that a model may have besides the default one.
 const NAMES: [&str; 2] = [WITH_TOOLS, "rag"];
 
-/// A template's place, for messages, and its text.
+/// The file and field of a template, for messages, and its text.
 type Source = (String, String);
 
-/// The parts of a [`Jinja`].
+/// The templates of a model, and the variables that they get.
 #[derive(Debug, Clone, Default)]
 struct Parts {
-    /// The default one; `None` where there is none.
-    pub default: Option<Source>,
-    /// The others, by name.
-    pub named: Vec<(String, Source)>,
-    pub variables: Vec<(String, String)>,
+    /// The default template.
+    default: Option<Source>,
+    /// The other templates, by name.
+    named: Vec<(String, Source)>,
+    /// Names and texts of special tokens.
+    variables: Vec<(String, String)>,
 }
 
-/// The keys of the metadata of a GGUF file.
 const TEMPLATE: &str = "tokenizer.chat_template";
 const TOKENS: &str = "tokenizer.ggml.tokens";
-/// The special tokens that templates ask for by name, `bos_token` excepted, and the keys of their ids.
+/// The special tokens that templates use by name, except `bos_token`, and the keys of their ids in a GGUF file.
 const TOKEN_KEYS: [(&str, &str); 3] = [
     ("eos_token", "tokenizer.ggml.eos_token_id"),
     ("pad_token", "tokenizer.ggml.padding_token_id"),
@@ -49,45 +48,42 @@ const TOKEN_KEYS: [(&str, &str); 3] = [
 ];
 
 impl TemplateSource {
-    /// That of the model at `path`: `tokenizer.chat_template` in the metadata of a GGUF file; in a directory, that of
-    /// another file, or a bundle, `chat_template.jinja` with those of `additional_chat_templates`, or `chat_template` in
+    /// The templates of the model at `path`. In a GGUF file they are `tokenizer.chat_template` in the metadata; in a
+    /// directory or a bundle `chat_template.jinja` with the files of `additional_chat_templates`, or `chat_template` in
     /// `tokenizer_config.json` as one text or as a list of named ones.
     pub fn of_path(path: &Path) -> Self {
         Self(Origin::Path(path.into()))
     }
 
-    /// That of a GGUF file, whose header is not needed afterwards.
+    /// The templates of a GGUF file, whose header is not needed afterwards.
     pub fn of_gguf(gguf: &Gguf) -> Self {
-        Self(read_metadata(gguf).map_or_else(Origin::Refused, Origin::Known))
+        Self(Origin::Metadata(read_metadata(gguf)))
     }
 
-    /// Reads and checks the template; [`Template::PLAIN`] where there is none.
+    /// Reads and checks the template; [`Template::PLAIN`] if there is none.
     ///
     /// # Errors
     /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
     pub fn load(&self) -> Result<Template> {
         let parts = self.parts()?;
         let Some(default) = &parts.default else { return Ok(Template::PLAIN) };
-        let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
-        let with_tools = parts.named.iter().find(|(name, _)| name == WITH_TOOLS);
-        let with_tools = with_tools.map(|(_, source)| made(source)).transpose()?;
-        Ok(Template::Jinja(made(default)?.and_with_tools(with_tools)))
+        let with_tools = parts.named(WITH_TOOLS).map(|source| parts.compile(source)).transpose()?;
+        Ok(Template::Jinja(parts.compile(default)?.and_with_tools(with_tools)))
     }
 
-    /// The model's template of this name, for all conversations; `None` if it has none, or [`TemplateSource::load`]
-    /// finds no more than one.
+    /// The model's template of this name, for all conversations. `None` if there is none, or if `name` is "default" and
+    /// there is no other template.
     ///
     /// # Errors
     /// As of [`TemplateSource::load`].
     pub fn named(&self, name: &str) -> Result<Option<Template>> {
         let parts = self.parts()?;
         let default = parts.default.as_ref().filter(|_| name == "default" && !parts.named.is_empty());
-        let named = parts.named.iter().find(|(other, _)| other == name).map(|(_, source)| source);
-        let made = |(place, source): &Source| Jinja::new(place, source, parts.variables.clone());
-        named.or(default).map(|source| made(source).map(Template::Jinja)).transpose()
+        parts.named(name).or(default).map(|source| parts.compile(source).map(Template::Jinja)).transpose()
     }
 
-    /// Another template in place of the model's: `source`, from `place`. It gets the model's special tokens.
+    /// A template in place of the model's: the text `source`, from the file `place`. It gets the model's special
+    /// tokens.
     ///
     /// # Errors
     /// As of [`TemplateSource::load`].
@@ -98,14 +94,21 @@ impl TemplateSource {
     fn parts(&self) -> Result<Cow<'_, Parts>> {
         match &self.0 {
             Origin::Path(path) => match settings_of(path)? {
-                SettingsSource::Gguf(gguf) => {
-                    Self::of_gguf(&gguf).parts().map(|parts| Cow::Owned(parts.into_owned()))
-                }
+                SettingsSource::Gguf(gguf) => read_metadata(&gguf).map(Cow::Owned),
                 SettingsSource::Files(folder) => read_files(&folder).map(Cow::Owned),
             },
-            Origin::Known(parts) => Ok(Cow::Borrowed(parts)),
-            Origin::Refused(why) => Err(why.clone()),
+            Origin::Metadata(parts) => parts.as_ref().map(Cow::Borrowed).map_err(Clone::clone),
         }
+    }
+}
+
+impl Parts {
+    fn named(&self, name: &str) -> Option<&Source> {
+        self.named.iter().find(|(other, _)| other == name).map(|(_, source)| source)
+    }
+
+    fn compile(&self, (place, source): &Source) -> Result<Jinja> {
+        Jinja::new(place, source, self.variables.clone())
     }
 }
 
@@ -119,7 +122,7 @@ impl Template {
     }
 }
 
-/// Reads what a directory or a bundle has.
+/// Reads the templates of a directory or a bundle.
 fn read_files(folder: &Folder) -> Result<Parts> {
     const CONFIG: &str = "tokenizer_config.json";
     const OWN: &str = "chat_template.jinja";
@@ -159,25 +162,23 @@ fn read_source(folder: &Folder, name: &str) -> Result<Option<Source>> {
     Ok(Some((path.display().to_string(), text)))
 }
 
-/// Of a template in a list of `{name, template}`.
+/// The name and text of an entry `{name, template}`.
 fn name_and_text(entry: &Value) -> Option<(String, String)> {
     let text = |field: &str| entry.get(field)?.as_str().map(str::to_owned);
     Some((text("name")?, text("template")?))
 }
 
-/// The special tokens that templates ask for by name, `bos_token` excepted: a text, or an object with `content`.
+/// The texts of the special tokens that templates use by name: each a text, or an object with `content`.
 fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
-    let text = |name: &&str| {
-        let field = settings.get(*name)?;
-        field
-            .as_str()
-            .or_else(|| field.get("content")?.as_str())
-            .map(|text| (name.to_string(), text.to_owned()))
+    let text = |name: &str| {
+        let field = settings.get(name)?;
+        let text = field.as_str().or_else(|| field.get("content")?.as_str())?;
+        Some((name.to_owned(), text.to_owned()))
     };
-    ["eos_token", "pad_token", "unk_token"].iter().filter_map(text).collect()
+    TOKEN_KEYS.into_iter().filter_map(|(name, _)| text(name)).collect()
 }
 
-/// The texts of the templates, and their variables.
+/// Reads the templates of a GGUF file.
 fn read_metadata(gguf: &Gguf) -> Result<Parts> {
     let refused = |why: String| Error::model(gguf.path(), why);
     let metadata = gguf.metadata();

@@ -1,14 +1,14 @@
-//! Calls of functions as models write them: JSON objects with a name and arguments.
+//! Tool calls as models write them: JSON objects with a name and arguments.
 
 use super::template_kwargs::{check_json, is_function_name};
 use files::nesting::marks;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// A function's name, and its arguments: a JSON object as text.
+/// The name of a function, and its arguments: the text of a JSON object.
 pub(super) type Call = (String, String);
 
-/// `{"name": …, "arguments": {…}}`; Llama's arguments are `parameters`.
+/// A call, `{"name": …, "arguments": {…}}`; Llama's arguments are `parameters`.
 #[derive(Deserialize)]
 struct Written<'a> {
     #[serde(alias = "function")]
@@ -21,7 +21,7 @@ impl Written<'_> {
     fn call(self) -> Option<Call> {
         let arguments = match self.arguments.map(RawValue::get) {
             None | Some("null") => "{}".to_owned(),
-            // An object in a text.
+            // An object inside a string.
             Some(text) if text.starts_with('"') => {
                 let inner: String = serde_json::from_str(text).ok()?;
                 serde_json::from_str::<&RawValue>(&inner).ok()?.get().to_owned()
@@ -34,8 +34,9 @@ impl Written<'_> {
     }
 }
 
-/// The calls in `text`, which holds nothing else: an object, several with blanks, commas or semicolons between them, or
-/// a list. `None` if it is anything else.
+/// Parses text that consists only of calls: an object, several with blanks, commas or semicolons between them, or a
+/// list.
+/// `None` if it contains anything else.
 pub(super) fn parse_all(text: &str) -> Option<Vec<Call>> {
     let text = text.trim();
     let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
@@ -48,7 +49,7 @@ pub(super) fn parse_all(text: &str) -> Option<Vec<Call>> {
     Some(calls).filter(|calls| !calls.is_empty())
 }
 
-/// The whole calls that `text` begins with, and the start of what follows them.
+/// Parses the complete calls that `text` begins with; returns them, and the offset of the text after them.
 pub(super) fn parse_leading(text: &str) -> (Vec<Call>, usize) {
     let start = text.trim_start();
     let (mut calls, mut rest) = (Vec::new(), start.strip_prefix('[').unwrap_or(start).trim_start());
@@ -60,27 +61,27 @@ pub(super) fn parse_leading(text: &str) -> (Vec<Call>, usize) {
     (calls, text.len() - rest.len())
 }
 
-/// The call that `object` is.
+/// Parses a call.
 pub(super) fn parse_call(object: &str) -> Option<Call> {
     serde_json::from_str::<Written>(object).ok()?.call()
 }
 
-/// The name of the call that `text` begins with, and the start of its arguments, as soon as both are there: an object,
-/// alone or first in a list, whose arguments are an object, too.
+/// Parses the name of the call that `text` begins with, and the offset of its arguments, if both are there. The call
+/// is an object, alone or first in a list; its arguments must be an object too.
 pub(super) fn parse_start(text: &str) -> Option<(String, usize)> {
     let mut name = None;
     let at = read_head(text, &mut name)?;
     Some((name.filter(|name| is_function_name(name))?, at))
 }
 
-/// The name of the call that `text` begins with, as soon as that is there.
+/// Parses the name of the call that `text` begins with, if it is there.
 pub(super) fn parse_name(text: &str) -> Option<String> {
     let mut name = None;
     read_head(text, &mut name);
     name.filter(|name| is_function_name(name))
 }
 
-/// Reads a call up to its arguments; returns where they begin.
+/// Parses a call up to its arguments; returns their offset.
 fn read_head(text: &str, name: &mut Option<String>) -> Option<usize> {
     let after = |rest: &'_ str, c: char| rest.trim_start().strip_prefix(c).map(str::len);
     let tail = |n: usize| &text[text.len() - n..];
@@ -102,25 +103,25 @@ fn read_head(text: &str, name: &mut Option<String>) -> Option<usize> {
     }
 }
 
-/// The JSON string that `text` begins with, and where it ends.
+/// Parses the JSON string that `text` begins with; returns it and its end.
 fn parse_string(text: &str) -> Option<(String, usize)> {
     let mut strings = serde_json::Deserializer::from_str(text).into_iter::<String>();
     let string = strings.next()?.ok()?;
     Some((string, strings.byte_offset()))
 }
 
-/// True if a character may stand between two calls.
+/// True if a character may separate two calls.
 pub(super) fn is_between(c: char) -> bool {
     c.is_whitespace() || c == ';' || c == ','
 }
 
-/// The end of the JSON object that `text` begins with; `None` if it does not end, or there is none.
+/// Finds the end of the JSON object that `text` begins with; `None` if there is none, or it has no end.
 pub(super) fn find_object_end(text: &str) -> Option<usize> {
     let begins = text.starts_with('{');
     begins.then(|| marks(text.as_bytes()).find(|mark| mark.depth == 0))?.map(|end| end.at + 1)
 }
 
-/// True if an object that begins like `text` may be a call: its first field says so.
+/// True if an object that begins with `text` may be a call, by the name of its first field.
 pub(super) fn may_be_call(text: &str) -> bool {
     let Some(rest) = text.strip_prefix('{') else { return text.is_empty() };
     let rest = rest.trim_start();

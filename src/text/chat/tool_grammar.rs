@@ -1,4 +1,4 @@
-//! The grammar of an answer that must call a function, in the format of the model.
+//! The grammar of an answer that must call a tool, in the format of the model.
 
 use super::output_format::{LLAMA, Markers, OutputFormat};
 use super::output_parser::OutputParser;
@@ -9,16 +9,16 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Thoughts from behind their marker on: up to the next one that ends them.
+/// Thinking after its opening marker, up to the first closing one.
 const THOUGHTS: &str = r"/([^<]|<+[^<\/])*<+\/think>[\n]*/";
 
 impl OutputFormat {
-    /// The grammar of one call of one of these functions, or of the one that is named, with arguments that follow its schema; before it
-    /// what is thought, which may have begun in the prompt; `parser` is one for its answer.
+    /// The grammar of one call of a function of `tools`, or of the function `only`, with arguments that follow its
+    /// schema. Thinking may come first, and may have begun in the prompt; `parser` is one for the answer.
     ///
     /// # Errors
     ///
-    /// `Usage` where the model calls nothing.
+    /// `Usage` if the model has no format for tool calls.
     pub fn tool_grammar(
         &self,
         tools: &Tools,
@@ -27,7 +27,9 @@ impl OutputFormat {
         tokenizer: &Tokenizer,
     ) -> Result<Grammar> {
         let Some(markers) = self.calls else {
-            return Err(Error::Usage("this model has no form of calls; use \"auto\" or \"none\"".into()));
+            return Err(Error::Usage(
+                "this model has no format for tool calls; use \"auto\" or \"none\"".into(),
+            ));
         };
         let thoughts = match self.thinking {
             Some(_) if parser.is_thinking() => "THOUGHTS",
@@ -54,14 +56,14 @@ fn wrap_arguments(markers: Markers, name: &str) -> (Value, Value) {
         Markers { open, close: Some(close) } if close == "</tool_call>" => {
             (format!("{open}\n"), format!("\n{close}"), "arguments")
         }
-        // Lists.
+        // A list.
         Markers { open, close } => (format!("{open}["), format!("]{}", close.unwrap_or("")), "arguments"),
     };
     let head = format!("{open}{{\"name\": {}, \"{arguments}\": ", json!(name));
     (head.into(), format!("}}{close}").into())
 }
 
-/// Names, and the schemas of their arguments.
+/// The names of the functions, and the schemas of their arguments.
 fn functions(tools: &Tools) -> impl Iterator<Item = (String, Value)> {
     let all: Vec<Value> = serde_json::from_str(tools.json()).unwrap_or_default();
     all.into_iter().map(|mut tool| {
@@ -115,7 +117,7 @@ mod tests {
         tokenizer.decode_with_special(&ids)
     }
 
-    /// Whether a text may be one of a grammar.
+    /// Returns true if a grammar allows a text.
     fn may_be(grammar: Grammar, tokenizer: &Tokenizer, text: &str) -> bool {
         let (mut sampler, ids) = (sampler(grammar, tokenizer, 0), tokenizer.encode_plain(text).expect("ids"));
         ids.iter().chain([&END]).all(|&id| {
@@ -179,6 +181,6 @@ mod tests {
         let none = OutputFormat::default();
         let said =
             none.tool_grammar(&tools, None, &OutputParser::new(none, ""), &tokenizer).expect_err("no form");
-        assert!(said.to_string().contains("no form of calls"), "{said}");
+        assert!(said.to_string().contains("no format for tool calls"), "{said}");
     }
 }

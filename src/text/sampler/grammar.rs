@@ -1,7 +1,8 @@
-//! Grammars that a text must follow: a JSON schema or GBNF, run by the crate `llguidance`.
+//! Grammars that the output must follow: a JSON schema, GBNF, a regular expression or a choice, run by the crate
+//! `llguidance`.
 //!
-//! Before any other stage, tokens that the grammar does not allow next get a logit of negative infinity. The tokens
-//! that end a text are allowed only where the grammar may end; where it must end, they alone are.
+//! Before any other stage, tokens that the grammar does not allow next get a logit of negative infinity. End-of-text
+//! tokens are allowed only where the grammar may end; where it must end, nothing else is allowed.
 
 mod gbnf;
 mod limits;
@@ -20,31 +21,31 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use vocabulary::GrammarVocabulary;
 
-/// A grammar. It is compiled for the tokens of a model where a text of it begins, or by [`Grammar::checked`] for bytes.
+/// A grammar. It is compiled for the tokens of a model when generation begins, or for bytes by [`Grammar::checked`].
 #[derive(Clone)]
 pub struct Grammar {
-    /// Its origin, for messages.
+    /// The flag or field it comes from, for messages.
     place: Arc<str>,
     form: Form,
-    /// Control tokens that have a text for it.
+    /// Control tokens that the grammar sees as their text.
     shown: Arc<[u32]>,
-    /// Compiled for these tokens, at its start.
+    /// The grammar compiled for the last vocabulary, at its start state.
     ready: Arc<Mutex<Option<Ready>>>,
 }
 
 /// A grammar compiled for a vocabulary.
 struct Ready {
     pieces: Arc<Pieces>,
-    /// The token that the matcher uses as the end.
+    /// The end-of-text token of the matcher.
     end: u32,
     start: Matcher,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum Form {
-    /// A schema, or several that a grammar in `llguidance`'s own syntax holds.
+    /// A JSON schema; or a grammar in `llguidance`'s own syntax with the schemas that it contains.
     Schema(Arc<[serde_json::Value]>, Option<Arc<str>>),
-    /// In that syntax, of rules that were looked at.
+    /// A grammar in `llguidance`'s own syntax whose rules were checked when they were translated.
     Lark(Arc<str>),
 }
 
@@ -61,8 +62,9 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    /// JSON that fits a schema; `place` names the schema in messages. The only blanks are single ones after colons and
-    /// commas, so that a text cannot go on with blanks for ever, unless the schema has its own `x-guidance`.
+    /// A grammar of the JSON that fits a schema; `place` names the schema in messages. Whitespace is a single space
+    /// after colons and commas, so that the output cannot continue with blanks forever, unless the schema has its own
+    /// `x-guidance`.
     ///
     /// # Errors
     ///
@@ -73,14 +75,14 @@ impl Grammar {
         let mut schema: serde_json::Value =
             serde_json::from_str(text).map_err(|e| wrong(format!("is not JSON: {e}")))?;
         if !schema.is_object() && !schema.is_boolean() {
-            return Err(wrong("is no JSON schema; use an object".into()));
+            return Err(wrong("is not a JSON schema; use an object".into()));
         }
         Self::without_blanks(&mut schema);
         Ok(Self::of(place, Form::Schema(vec![schema].into(), None)))
     }
 
-    /// Leaves JSON of a schema no blanks but single ones after colons and commas, unless it has its own `x-guidance`; and
-    /// brings its bounds to ones that can be compiled.
+    /// Allows no whitespace in the JSON of a schema except single spaces after colons and commas, unless the schema
+    /// has its own `x-guidance`; and limits its numeric bounds to ones that can be compiled.
     pub(crate) fn without_blanks(schema: &mut serde_json::Value) {
         schema::bound_numbers(schema);
         if let Some(schema) = schema.as_object_mut() {
@@ -90,17 +92,17 @@ impl Grammar {
         }
     }
 
-    /// Texts of a grammar in `llguidance`'s own syntax, which holds these schemas.
+    /// A grammar in `llguidance`'s own syntax, which contains these schemas.
     pub(crate) fn lark(place: &str, text: &str, schemas: Vec<serde_json::Value>) -> Self {
         Self::of(place, Form::Schema(schemas.into(), Some(text.into())))
     }
 
-    /// The grammar where these control tokens stand for their text.
+    /// The grammar with these control tokens seen as their text.
     pub(crate) fn showing(self, shown: Vec<u32>) -> Self {
         Self { shown: shown.into(), ..self }
     }
 
-    /// Texts of the rule `root` of a grammar in GBNF, llama.cpp's form of BNF.
+    /// A grammar in GBNF, llama.cpp's form of BNF, starting at its rule `root`.
     ///
     /// # Errors
     ///
@@ -111,21 +113,19 @@ impl Grammar {
         Ok(Self::of(place, Form::Lark(lark.into())))
     }
 
-    /// Texts that a regular expression matches as a whole.
+    /// A grammar of the texts that a regular expression matches as a whole.
     ///
     /// # Errors
     ///
-    /// `Usage` if it is none.
+    /// `Usage` if the expression is invalid or too long.
     pub fn regex(place: &str, text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
         if text.len() > MAX_PATTERN {
-            return Err(wrong(format!(
-                "has more than {MAX_PATTERN} bytes; use a shorter regular expression"
-            )));
+            return Err(wrong(format!("exceeds {MAX_PATTERN} bytes; use a shorter regular expression")));
         }
         let mut parser = regex_syntax::ast::parse::ParserBuilder::new().nest_limit(MAX_GROUPS).build();
-        parser.parse(text).map_err(|e| wrong(format!("is no regular expression: {}", e.kind())))?;
-        // All of a text is matched anyway. Digits and letters are those of ASCII, as in a schema.
+        parser.parse(text).map_err(|e| wrong(format!("is not a valid regular expression: {}", e.kind())))?;
+        // The whole text is matched anyway. Digits and letters are ASCII, as in a schema.
         let text = text.strip_prefix('^').unwrap_or(text);
         let end =
             text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
@@ -133,14 +133,14 @@ impl Grammar {
         Ok(Self::of(place, Form::Lark(lark.into())))
     }
 
-    /// One of some texts.
+    /// A grammar that allows exactly one of these texts.
     ///
     /// # Errors
     ///
-    /// `Usage` if there are none.
+    /// `Usage` if there are none, or too many bytes.
     pub fn choice(place: &str, texts: &[String]) -> Result<Self> {
         if texts.is_empty() {
-            return Err(Error::Usage(format!("{place}: is empty; give one text at least")));
+            return Err(Error::Usage(format!("{place}: is empty; give at least one text")));
         }
         let all: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
         let lark = format!("start: {}\n", all.join(" | "));
@@ -152,32 +152,32 @@ impl Grammar {
         Self { place: place.into(), form, shown: Arc::default(), ready: Arc::default() }
     }
 
-    /// Its origin, as messages say.
+    /// The flag or field it comes from, as messages name it.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// Compiles it once for a vocabulary of bytes, so that errors show before a model is loaded.
+    /// Compiles the grammar once for a vocabulary of bytes, so that errors show before a model is loaded.
     ///
     /// # Errors
     ///
-    /// `Usage`: with the keyword if it is not a schema or not supported, and where it takes too long.
+    /// `Usage` if a keyword is invalid or not supported, or if compiling takes too long.
     pub fn checked(self) -> Result<Self> {
         let form = self.form.clone();
         compile_contained(&self.place, move || form.compile(&vocabulary::of_bytes()?))?;
         Ok(self)
     }
 
-    /// Starts a text of these tokens; `ends` are those that end it.
+    /// Starts the grammar for these tokens; `ends` are the end-of-text tokens.
     ///
     /// # Errors
     ///
-    /// `Usage` if there are none: a finished grammar needs one. That of [`Grammar::checked`] where it is not compiled
-    /// for these tokens already.
+    /// `Usage` if `ends` is empty: a finished grammar needs one. Those of [`Grammar::checked`] if the grammar is not
+    /// yet compiled for these tokens.
     pub(super) fn begin(&self, pieces: &Arc<Pieces>, ends: &[u32], vocab: usize) -> Result<Guide> {
         let Some(&end) = ends.first() else {
             return Err(Error::Usage(format!(
-                "{}: a text that follows a grammar needs a token that ends it; leave `GenerateOptions::ignore_eos` out",
+                "{}: a grammar needs an end-of-text token; leave out `GenerateOptions::ignore_eos`",
                 self.place
             )));
         };
@@ -185,14 +185,10 @@ impl Grammar {
         let start = match ready.take() {
             Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
             _ => {
-                let of = GrammarVocabulary {
-                    pieces: Arc::clone(pieces),
-                    shown: Arc::clone(&self.shown),
-                    end,
-                    vocab,
-                };
-                let form = self.form.clone();
-                compile_contained(&self.place, move || form.compile(&*of.factory()?))?
+                let shown = Arc::clone(&self.shown);
+                let vocabulary = GrammarVocabulary { pieces: Arc::downgrade(pieces), shown, end, vocab };
+                let (pieces, form) = (Arc::clone(pieces), self.form.clone());
+                compile_contained(&self.place, move || form.compile(&*vocabulary.factory(&pieces)?))?
             }
         };
         let matcher = start.deep_clone();
@@ -201,18 +197,18 @@ impl Grammar {
     }
 }
 
-/// Groups in each other in a regular expression.
+/// Maximum nesting of groups in a regular expression.
 const MAX_GROUPS: u32 = 128;
 
 fn check_length(text: &str) -> std::result::Result<(), String> {
     if text.len() > MAX_BYTES {
-        return Err(format!("is longer than {} MiB; use a smaller grammar", MAX_BYTES >> 20));
+        return Err(format!("exceeds {} MiB; use a smaller grammar", MAX_BYTES >> 20));
     }
     Ok(())
 }
 
 impl Form {
-    /// Compiles it; runs on a thread of its own.
+    /// Compiles the grammar; runs on its own thread.
     fn compile(&self, factory: &ParserFactory) -> std::result::Result<Matcher, String> {
         let grammar = match self {
             Form::Schema(schemas, text) => {
@@ -225,21 +221,21 @@ impl Form {
             Form::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
         };
         let mut matcher = Matcher::new(factory.create_parser(grammar));
-        // What is too much for the first token is said now; and it takes longer than for others.
+        // The first token takes the longest: a grammar that is too complex fails now.
         let first = matcher.compute_mask_or_eos();
         match matcher.get_error().or(first.err().map(|e| e.to_string())) {
             None => Ok(matcher),
-            Some(why) if why.starts_with("NoExtension") => Err("no text fits it; let it allow one".into()),
+            Some(why) if why.starts_with("NoExtension") => Err("no text matches it; let it allow one".into()),
             Some(why) => Err(why),
         }
     }
 }
 
-/// A grammar in the middle of a text.
+/// The state of a grammar within the output.
 #[derive(Clone)]
 pub(super) struct Guide {
     matcher: Matcher,
-    /// The token that the matcher uses as the end.
+    /// The end-of-text token of the matcher.
     end: u32,
     ends: Vec<u32>,
     failure: Option<String>,
@@ -252,7 +248,7 @@ impl fmt::Debug for Guide {
 }
 
 impl Guide {
-    /// Rules out the tokens that cannot come next; whether the text must end here.
+    /// Rules out the tokens that cannot come next. Returns true if the output must end here.
     pub fn mask(&mut self, logits: &mut [f32]) -> bool {
         let mut allowed = match self.matcher.compute_mask_or_eos() {
             Ok(allowed) => allowed,
@@ -272,7 +268,7 @@ impl Guide {
         must_end
     }
 
-    /// Advances by a token.
+    /// Advances by one token.
     pub fn accept(&mut self, token: u32) {
         if !self.ends.contains(&token)
             && let Err(e) = self.matcher.consume_token(token)
@@ -283,7 +279,7 @@ impl Guide {
 
     fn fail(&mut self, why: &str) {
         let why = one_line(why);
-        self.failure.get_or_insert(format!("the grammar cannot go on: {why}"));
+        self.failure.get_or_insert(format!("the grammar cannot continue: {why}"));
     }
 
     /// See [`Sampler::check_grammar`](super::Sampler::check_grammar).

@@ -4,7 +4,7 @@ use super::rank::Ranking;
 use super::softmax::log_total;
 use crate::{Error, Result};
 
-/// The most alternatives that may be asked for.
+/// Maximum number of alternatives per token.
 pub const MAX_LOGPROBS: usize = 1000;
 
 /// A token and the natural logarithm of its probability.
@@ -15,7 +15,7 @@ pub struct Logprob {
     pub logprob: f64,
 }
 
-/// The log probabilities at one token of a text.
+/// The log probabilities at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// The token that was chosen.
@@ -24,7 +24,7 @@ pub struct TokenLogprobs {
     pub top: Vec<Logprob>,
 }
 
-/// Measures one token after another. All memory is allocated at construction.
+/// Computes the log probabilities of one token after another. All memory is allocated at construction.
 #[derive(Debug, Clone)]
 pub struct Logprobs {
     count: usize,
@@ -33,7 +33,7 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// For the `count` most probable of `vocab` tokens, or all of them if there are fewer.
+    /// Log probabilities of the `count` most probable of `vocab` tokens, or of all if there are fewer.
     ///
     /// # Errors
     ///
@@ -48,15 +48,15 @@ impl Logprobs {
 
     /// Refuses a count above [`MAX_LOGPROBS`].
     pub fn check(count: usize) -> Result<()> {
-        match count {
-            0..=MAX_LOGPROBS => Ok(()),
-            _ => Err(Error::Usage(format!(
-                "`GenerateOptions::logprobs` {count}: use a number from 0 to {MAX_LOGPROBS}"
-            ))),
+        if count > MAX_LOGPROBS {
+            let message =
+                format!("`GenerateOptions::logprobs` {count}: use a number from 0 to {MAX_LOGPROBS}");
+            return Err(Error::Usage(message));
         }
+        Ok(())
     }
 
-    /// Takes the logits from which `chosen` was sampled.
+    /// Computes the log probabilities from the logits that `chosen` was sampled from.
     pub fn take(&mut self, logits: &[f32], chosen: u32) {
         let total = log_total(logits);
         let of = |id: u32, logit: f32| {
@@ -72,7 +72,7 @@ impl Logprobs {
         }
     }
 
-    /// The result for the token taken last.
+    /// The log probabilities of the last token.
     pub fn last(&self) -> &TokenLogprobs {
         &self.last
     }

@@ -3,37 +3,37 @@
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Options of the choice of tokens. The defaults are the specification's; stages it does not have are off.
+/// Sampling options. The defaults are the specification's; stages that it does not have are off.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerOptions {
-    /// Divides the logits; 0 takes the largest.
+    /// Divisor of the logits; 0 always takes the largest (greedy).
     pub temperature: f32,
     /// Top-p: the cumulative probability after which the tail is cut.
     pub top_p: f32,
-    /// Number of the most probable tokens that stay; 0 keeps all.
+    /// Number of most probable tokens to keep; 0 keeps all.
     pub top_k: usize,
-    /// Smallest probability that stays, relative to the largest; 0 is off.
+    /// Minimum probability, relative to the largest; 0 is off.
     pub min_p: f32,
-    /// The most typical tokens that add up to this probability stay; 1 is off.
+    /// Total probability of the most typical tokens to keep; 1 is off.
     pub typical_p: f32,
-    /// The logit of a recent token is divided by this (multiplied if negative), once for every
-    /// occurrence in the window.
+    /// Divisor of the logit of a recent token (factor if the logit is negative), once for every occurrence in the
+    /// window.
     pub repetition_penalty: f32,
-    /// The window: how many of the last tokens are penalised.
+    /// Window of the penalties: the number of last tokens that they look at.
     pub repetition_window: usize,
-    /// Subtracted from the logit of every token that occurs in the window; 0 is off.
+    /// Amount subtracted from the logit of every token that occurs in the window; 0 is off.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token for each of its occurrences in the window; 0 is off.
+    /// Amount subtracted from the logit of a token for each of its occurrences in the window; 0 is off.
     pub frequency_penalty: f32,
-    /// Added to the logits of these token ids; negative infinity rules a token out.
+    /// Token ids, and the amount added to their logits; negative infinity rules a token out.
     pub logit_bias: Vec<(u32, f32)>,
     /// Penalty on repeating earlier sequences.
     pub dry: DryOptions,
     /// Exclusion of the most probable tokens.
     pub xtc: XtcOptions,
     pub seed: u64,
-    /// The grammar that the text must follow from its start.
+    /// The grammar that the output must follow.
     #[cfg(feature = "grammar")]
     #[serde(skip)]
     pub grammar: Option<super::Grammar>,
@@ -49,9 +49,9 @@ pub struct DryOptions {
     pub base: f32,
     /// Number of tokens that may be repeated before the next one is penalised.
     pub allowed_length: usize,
-    /// Number of the last tokens that are searched; `None` searches all.
+    /// Number of last tokens that are searched; `None` searches all.
     pub window: Option<usize>,
-    /// Texts that a repetition never reaches across.
+    /// Sequence breakers: texts that a repetition never reaches across.
     pub breakers: Vec<String>,
 }
 
@@ -61,8 +61,8 @@ pub struct DryOptions {
 pub struct XtcOptions {
     /// The probability that it acts on a token; 0 is off.
     pub probability: f32,
-    /// Of the tokens at least this probable, all but the least probable are cut. Two tokens cannot both
-    /// be above 0.5, so larger values are off too.
+    /// Of the tokens at least this probable, all but the least probable are removed. Two tokens cannot both be above
+    /// 0.5, so larger values are off too.
     pub threshold: f32,
 }
 
@@ -117,10 +117,10 @@ impl XtcOptions {
     }
 }
 
-/// A field, its value, whether that fits, and the range that would.
+/// A field, its value, true if the value is in range, and the range for the message.
 type Check = (&'static str, f32, bool, &'static str);
 
-/// Refuses the first value that does not fit.
+/// Refuses the first value that is out of range.
 fn check_all(options: &str, checks: &[Check]) -> Result<()> {
     match checks.iter().find(|check| !check.2) {
         Some((field, x, _, range)) => {
@@ -137,12 +137,12 @@ impl SamplerOptions {
         let (t, p, typical, penalty) =
             (self.temperature, self.top_p, self.typical_p, self.repetition_penalty);
         let (presence, frequency) = (self.presence_penalty, self.frequency_penalty);
-        let finite = "that is finite (0 is off), usually 0 to 2";
+        let finite = "(0 is off), usually 0 to 2";
         let above = "above 0 (1 is off), usually 1 to 1.5";
         check_all(
             "SamplerOptions",
             &[
-                ("temperature", t, t.is_finite() && t >= 0.0, "from 0 (greedy) up, usually below 2"),
+                ("temperature", t, t.is_finite() && t >= 0.0, "from 0 (greedy), usually below 2"),
                 ("top_p", p, unit(p), "from 0 to 1 (1 is off)"),
                 ("min_p", self.min_p, unit(self.min_p), "from 0 (off) to 1"),
                 ("typical_p", typical, unit(typical) && typical > 0.0, "above 0, up to 1 (off)"),
@@ -154,7 +154,7 @@ impl SamplerOptions {
         if let Some((id, x)) = self.logit_bias.iter().find(|(_, x)| !x.is_finite() && *x != f32::NEG_INFINITY)
         {
             return Err(Error::Usage(format!(
-                "`SamplerOptions::logit_bias` for token {id}: {x}: use a number that is finite, or -inf to rule it out"
+                "`SamplerOptions::logit_bias` for token {id}: {x}: use a finite number, or -inf to rule the token out"
             )));
         }
         let XtcOptions { probability, threshold } = self.xtc;
@@ -187,8 +187,8 @@ impl DryOptions {
         check_all(
             "DryOptions",
             &[
-                ("multiplier", m, m.is_finite() && m >= 0.0, "from 0 (off) up, usually 0.8"),
-                ("base", b, b.is_finite() && b >= 1.0, "from 1 up, usually 1.75"),
+                ("multiplier", m, m.is_finite() && m >= 0.0, "from 0 (off), usually 0.8"),
+                ("base", b, b.is_finite() && b >= 1.0, "from 1, usually 1.75"),
             ],
         )?;
         if self.allowed_length == 0 {
@@ -197,9 +197,7 @@ impl DryOptions {
             ));
         }
         if self.breakers.iter().any(String::is_empty) {
-            return Err(Error::Usage(
-                "`DryOptions::breakers` \"\": use a text of at least one character, or none".into(),
-            ));
+            return Err(Error::Usage("`DryOptions::breakers` \"\": use a text that is not empty".into()));
         }
         Ok(())
     }

@@ -1,16 +1,18 @@
-//! The most probable tokens in order, without sorting the whole vocabulary.
+//! The most probable tokens in order, without sorting the whole vocabulary, and two ways to truncate them: locally
+//! typical sampling and XTC.
 
 use numeric::widely;
+use std::ops::Range;
 
-/// A token and its probability, or another measure.
+/// A token id and the value it is ranked by: probability or logit.
 pub(super) type Ranked = (u32, f32);
 
-/// More probable first, then lower ids first.
+/// Orders larger values first, then lower ids first.
 fn by_rank(a: &Ranked, b: &Ranked) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Number of candidates to collect when looking for `count` of `vocab` tokens.
+/// Capacity of the candidate buffer when ranking `count` of `vocab` tokens.
 fn room(count: usize, vocab: usize) -> usize {
     count.saturating_mul(2).max(1024).min(vocab)
 }
@@ -23,20 +25,20 @@ pub(super) struct Ranking {
 }
 
 impl Ranking {
-    /// Room for the first `count` of `vocab` tokens.
+    /// A ranking with capacity for `count` of `vocab` tokens.
     pub fn new(count: usize, vocab: usize) -> Self {
         Self { best: Vec::with_capacity(room(count, vocab)) }
     }
 
-    /// Ranks the `count` largest of `values` in one pass: candidates above a rising threshold go into a buffer, which is
-    /// thinned out whenever it is full. NaN and negative infinity never qualify.
+    /// Ranks the `count` largest of `values` in one pass: candidates above a rising threshold go into a buffer, which
+    /// is cut back to `count` whenever it is full. NaN and negative infinity never qualify.
     pub fn select(&mut self, values: &[f32], count: usize) {
-        /// Values that are compared at once: hardly any run of them has one above the threshold.
+        /// Values compared at once: few runs have one above the threshold.
         const RUN: usize = 64;
         let room = room(count, values.len());
         let best = &mut self.best;
         best.clear();
-        // A later token has a higher id, so with equal probability it ranks behind.
+        // A later token has a higher id, so with an equal value it ranks lower.
         let mut threshold = f32::NEG_INFINITY;
         for (run, values) in values.chunks(RUN).enumerate() {
             if !any_above(values, threshold) {
@@ -65,10 +67,63 @@ impl Ranking {
     }
 }
 
-/// True if any value is above the threshold; NaN is not.
+/// True if any value is above the threshold; NaN never is.
 fn any_above(values: &[f32], threshold: f32) -> bool {
     widely(
         #[inline(always)]
         || values.iter().fold(false, |any, p| any | (*p > threshold)),
     )
+}
+
+/// `ln p`, bit-identical on every machine.
+fn log_prob(p: f32) -> f64 {
+    f64::from(libm::logf(p))
+}
+
+/// The entropy of a distribution in nats: the expected surprise, `-ln p`, of a token.
+pub(super) fn entropy(probs: &[f32]) -> f64 {
+    -probs.iter().filter(|p| **p > 0.0).map(|&p| f64::from(p) * log_prob(p)).sum::<f64>()
+}
+
+/// The cut of locally typical sampling: tokens whose surprise is near the expected surprise (Meister, Pimentel, Wiher
+/// and Cotterell, "Locally Typical Sampling", arXiv 2202.00666).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Typical {
+    /// Of the whole distribution.
+    pub entropy: f64,
+    /// The least sum of the probabilities kept.
+    pub mass: f64,
+}
+
+impl Typical {
+    /// The shortest range of `best` (most probable first) that holds the tokens with the smallest
+    /// `|-ln p - entropy|`, as many as it takes to reach the mass. Of equally typical tokens, the more probable go
+    /// first, then those nearer in rank. `None` if it depends on the `behind` tokens that are not ranked yet.
+    pub fn range(self, best: &[Ranked], behind: usize) -> Option<Range<usize>> {
+        // Deviations fall up to this index and rise after it.
+        let middle = best.partition_point(|r| log_prob(r.1) > -self.entropy);
+        let deviation = |r: &Ranked| (self.entropy + log_prob(r.1)).abs();
+        let (mut start, mut end) = (middle, middle);
+        let mut sum = 0.0f64;
+        while sum < self.mass {
+            let up = start.checked_sub(1).map(|i| &best[i]);
+            let upwards = match (up, best.get(end)) {
+                (_, None) if behind > 0 => return None,
+                (None, None) => break,
+                (Some(up), Some(down)) => deviation(up) <= deviation(down),
+                (up, _) => up.is_some(),
+            };
+            let taken = if upwards { start - 1 } else { end };
+            (start, end) = (start.min(taken), end.max(taken + 1));
+            sum += f64::from(best[taken].1);
+        }
+        Some(start..end)
+    }
+}
+
+/// Number of tokens of `best` (most probable first) that XTC, "exclude top choices", excludes: of those at least as
+/// probable as `threshold`, all but the last (p-e-w, pull request 6335 of text-generation-webui). Tokens with
+/// probability 0 do not count.
+pub(super) fn xtc_excluded(best: &[Ranked], threshold: f32) -> usize {
+    best.partition_point(|r| r.1 >= threshold && r.1 > 0.0).saturating_sub(1)
 }

@@ -1,4 +1,4 @@
-//! Sampling options that a model's own files recommend for conversations.
+//! Sampling options that a model's files recommend for chat.
 
 use super::SamplerOptions;
 use crate::tokenizer::files::{SettingsSource, read_settings, settings_of, shown};
@@ -9,7 +9,7 @@ use std::path::Path;
 const CONFIG: &str = "generation_config.json";
 
 /// A recommended value: its field in `generation_config.json`, its key in a GGUF file after `general.sampling.`, and
-/// where it goes. An empty name means that this kind of file has none.
+/// its setter. An empty name means that this kind of file has no such value.
 type Field = (&'static str, &'static str, fn(&mut SamplerOptions, f64));
 
 const FIELDS: [Field; 9] = [
@@ -25,18 +25,17 @@ const FIELDS: [Field; 9] = [
 ];
 
 impl SamplerOptions {
-    /// Options for conversations where the model recommends none: the defaults without a repetition penalty, which
-    /// spoils names and code.
+    /// Default options for chat: without a repetition penalty, which spoils names and code.
     pub fn for_conversations() -> Self {
         Self { repetition_penalty: 1.0, ..Self::default() }
     }
 
-    /// Options for conversations with the model at `path`: those of its `generation_config.json`, or of the keys
-    /// `general.sampling.*` of a GGUF file.
+    /// Options for chat with the model at `path`, from its `generation_config.json` or the keys `general.sampling.*`
+    /// of a GGUF file.
     ///
     /// # Errors
     ///
-    /// `Model` for a value that is no number or out of range; the message names file and field.
+    /// `Model` for a value that is not a number or out of range; the message names file and field.
     pub fn recommended_at(path: &Path) -> Result<Self> {
         match settings_of(path)? {
             SettingsSource::Gguf(gguf) => Self::recommended_by(&gguf),
@@ -52,16 +51,16 @@ impl SamplerOptions {
         }
     }
 
-    /// [`SamplerOptions::recommended_at`] of a GGUF file.
+    /// [`SamplerOptions::recommended_at`] for an open GGUF file.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`SamplerOptions::recommended_at`].
     pub fn recommended_by(gguf: &Gguf) -> Result<Self> {
         let key = |(_, name, _): &Field| format!("general.sampling.{name}");
         let value = |field: &Field| match gguf.metadata().get(&key(field)) {
             None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or_else(|| "no number".to_owned()),
+            Some(value) => value.as_f64().map(Some).ok_or_else(|| "not a number".to_owned()),
         };
         read(value, key, gguf.path())
     }

@@ -1,9 +1,9 @@
 //! The sampler's random numbers: xoshiro256++ seeded by SplitMix64 (Blackman and Vigna,
-//! <https://prng.di.unimi.it>), the same on every machine, saved as four words.
+//! <https://prng.di.unimi.it>), identical on every machine.
 
 use serde::{Deserialize, Serialize};
 
-/// A small generator whose whole state is four words.
+/// A random number generator whose whole state is four words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "[u64; 4]", into = "[u64; 4]")]
 pub struct Rng {
@@ -11,7 +11,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Starts the sequence that belongs to `seed`.
+    /// A generator seeded with `seed`.
     pub fn new(seed: u64) -> Self {
         let mut x = seed;
         let mut split_mix = || {
@@ -48,7 +48,7 @@ impl Rng {
         result
     }
 
-    /// Uniform in `[0, 1)`, a multiple of 2^-24, so exact in f32.
+    /// A number uniform in `[0, 1)`: a multiple of 2^-24, so exact in f32.
     pub fn uniform(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 * (1.0 / (1u32 << 24) as f32)
     }

@@ -1,14 +1,14 @@
-//! Logits to probabilities: argmax, temperature and softmax, with the same bits on every machine.
+//! Argmax, temperature and softmax, bit-identical on every machine.
 
 use numeric::widely;
 
-/// At temperature 0: the first of the largest logits. NaN counts as the smallest.
+/// The index of the first of the largest logits. NaN counts as the smallest.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let most = largest(logits);
+    let most = max_logit(logits);
     if most == f32::NEG_INFINITY {
         return 0;
     }
-    // Rows first, without an early exit within one, so that it vectorises.
+    // Finds the row first, without an early exit within a row, so that it vectorises.
     const ROW: usize = 64;
     let row = widely(
         #[inline(always)]
@@ -21,30 +21,30 @@ pub fn argmax(logits: &[f32]) -> u32 {
 
 /// True if no logit is NaN or infinite.
 pub fn all_finite(logits: &[f32]) -> bool {
-    // Without an early exit, which would cost more than it saves: this way it vectorises.
+    // An early exit would cost more than it saves: this way it vectorises.
     widely(
         #[inline(always)]
         || logits.iter().fold(true, |finite, x| finite & x.is_finite()),
     )
 }
 
-/// Reductions run over this many lanes, so that the compiler can vectorise them and the order of the
-/// additions is the same everywhere: element `i` belongs to lane `i % LANES`.
+/// Number of lanes of a reduction, so that it vectorises and the order of additions is fixed: element `i` belongs to
+/// lane `i % LANES`.
 const LANES: usize = 16;
 
-/// Rows of that length at a time: what is done to each element of many vectorises best by itself.
+/// Number of rows of that length processed at a time: a loop over many elements vectorises best by itself.
 const ROWS: usize = 16;
 
-/// Adds elements, whose first is of the first lane, to their lanes.
+/// Adds elements to their lanes; the first element belongs to lane 0.
 #[inline(always)]
-fn add(lanes: &mut [f64; LANES], some: &[f32]) {
+fn add_to_lanes(lanes: &mut [f64; LANES], some: &[f32]) {
     for row in some.chunks(LANES) {
         lanes.iter_mut().zip(row).for_each(|(lane, &x)| *lane += f64::from(x));
     }
 }
 
-/// The largest; NaN is none.
-fn largest(logits: &[f32]) -> f32 {
+/// The largest logit; NaN is ignored.
+fn max_logit(logits: &[f32]) -> f32 {
     widely(
         #[inline(always)]
         || {
@@ -60,9 +60,9 @@ fn largest(logits: &[f32]) -> f32 {
     )
 }
 
-/// `e^x` for `x <= 0`, within 2 ulp where the result is a normal number, 0 below and for NaN. Only
-/// additions, multiplications and bit patterns, so it has the same bits everywhere and vectorises
-/// (`libm::expf` is as portable and eight times slower, which shows with 128k logits).
+/// `e^x` for `x <= 0`: within 2 ulp where the result is a normal number, 0 below and for NaN. It uses only additions,
+/// multiplications and bit patterns, so it is bit-identical everywhere and vectorises (tried `libm::expf`: as portable
+/// and eight times slower, which shows with 128k logits).
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // The smallest normal f32 is e^-87.3.
@@ -85,11 +85,11 @@ pub(super) fn exp(x: f32) -> f32 {
     if inside { e * scale } else { 0.0 }
 }
 
-/// Logits to probabilities, over the whole vocabulary, at a positive temperature, by which they are divided first. NaN
-/// gets 0; infinity counts as the largest finite number; if every token is ruled out, all are 0.
+/// Turns logits, divided by a positive temperature, into probabilities in place. NaN gets 0; infinity counts as the
+/// largest finite number; if every token is ruled out, all are 0.
 pub fn softmax(logits: &mut [f32], temperature: f32) {
-    let most = largest(logits);
-    // Softmax is invariant under a shift. At temperatures near 0 the shift keeps the quotients from overflowing.
+    let most = max_logit(logits);
+    // A shift does not change the softmax. At temperatures near 0 it keeps the quotients from overflowing.
     let shift = if temperature < 1e-3 { most.min(f32::MAX) } else { 0.0 };
     let max = ((most - shift) / temperature).min(f32::MAX);
     let exps = |x: f32| {
@@ -104,7 +104,7 @@ pub fn softmax(logits: &mut [f32], temperature: f32) {
             let mut lanes = [0.0f64; LANES];
             for some in logits.chunks_mut(ROWS * LANES) {
                 some.iter_mut().for_each(|x| *x = exps(*x));
-                add(&mut lanes, some);
+                add_to_lanes(&mut lanes, some);
             }
             lanes.iter().sum::<f64>() as f32
         },
@@ -117,10 +117,10 @@ pub fn softmax(logits: &mut [f32], temperature: f32) {
     }
 }
 
-/// `ln Σ e^logit`: a logit minus this is its log probability; 0 if every token is ruled out. NaN and infinity are as in
-/// [`softmax`].
+/// `ln Σ e^logit`: a logit minus this is its log probability; 0 if every token is ruled out. NaN and infinity count as
+/// in [`softmax`].
 pub(super) fn log_total(logits: &[f32]) -> f64 {
-    let max = largest(logits).min(f32::MAX);
+    let max = max_logit(logits).min(f32::MAX);
     let sum = widely(
         #[inline(always)]
         || {
@@ -129,7 +129,7 @@ pub(super) fn log_total(logits: &[f32]) -> f64 {
                 let mut exps = [0.0; ROWS * LANES];
                 let capped = some.iter().map(|&x| if x > f32::MAX { f32::MAX } else { x });
                 exps.iter_mut().zip(capped).for_each(|(e, x)| *e = exp(x - max));
-                add(&mut lanes, &exps[..some.len()]);
+                add_to_lanes(&mut lanes, &exps[..some.len()]);
             }
             lanes.iter().sum::<f64>()
         },

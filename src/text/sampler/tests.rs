@@ -52,7 +52,7 @@ fn options(params: &Value) -> SamplerOptions {
 
 /// The tokens of `probs` that pass top-k, typicality, top-p and min-p: best first, not renormalised.
 fn keep(sampler: &mut Sampler, probs: &[f32]) -> Vec<(u32, f32)> {
-    let kept = sampler.rank(probs, sampler.cut_rule(probs));
+    let kept = sampler.rank_tokens(probs, sampler.cut_rule(probs));
     sampler.ranking.best[kept].to_vec()
 }
 

@@ -1,24 +1,24 @@
-//! Several texts looked for at once, byte by byte: each byte takes the same time, however many they are (Aho and
-//! Corasick, 1975). It also knows how much of a text could still become one, which is why it is written here.
+//! Searches for several texts at once, byte by byte, in a time that does not depend on their number (Aho and Corasick,
+//! 1975). Written here because it also has to know how many bytes could still become a match.
 
 use std::collections::VecDeque;
 
-/// The node of no text.
+/// The node of the empty prefix.
 const ROOT: u32 = 0;
 
-/// A beginning of some of the texts.
+/// A prefix of some of the texts.
 #[derive(Debug, Clone, Default)]
 struct Node {
-    /// Its last byte.
+    /// The last byte of the prefix.
     byte: u8,
-    /// Bytes that it has.
+    /// The length of the prefix in bytes.
     depth: u32,
-    /// Its longest end that is a beginning too.
+    /// The node of its longest proper suffix that is a prefix too.
     fail: u32,
-    /// Nodes with a byte more: the first, and the next one of the same parent; 0 is none.
+    /// The first node with one more byte, and the next node of the same parent; 0 is none.
     child: u32,
     sibling: u32,
-    /// The longest text that ends here: its length and number.
+    /// The length and number of the longest text that ends here.
     found: Option<(u32, u32)>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Automaton {
 }
 
 impl Automaton {
-    /// For texts that are not empty. Of two that are the same, the first is found.
+    /// An automaton for texts that are not empty. Of equal texts, the first is found.
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut all = Self { nodes: vec![Node::default()] };
         for (number, text) in texts.into_iter().enumerate() {
@@ -46,7 +46,7 @@ impl Automaton {
         all
     }
 
-    /// True if nothing is looked for.
+    /// True if there are no texts.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() == 1
     }
@@ -69,7 +69,7 @@ impl Automaton {
         self.children(node).find(|&child| self.nodes[child as usize].byte == byte)
     }
 
-    /// Shorter nodes come first, so what a node falls back to is ready.
+    /// Sets the fail links. Shorter prefixes come first, so the node to fall back to is ready.
     fn connect(&mut self) {
         let mut open: VecDeque<u32> = self.children(ROOT).collect();
         while let Some(node) = open.pop_front() {
@@ -93,17 +93,17 @@ impl Automaton {
         }
     }
 
-    /// The state behind another byte.
+    /// The state after another byte.
     pub fn next(&self, MatchState(node): MatchState, byte: u8) -> MatchState {
         MatchState(self.step(node, byte))
     }
 
-    /// Bytes before a state that could still become a text that is looked for.
+    /// The number of last bytes that could still become a match.
     pub fn open(&self, MatchState(node): MatchState) -> usize {
         self.nodes[node as usize].depth as usize
     }
 
-    /// The length and number of the longest text that ends in a state.
+    /// The length and number of the longest text that ends at a state.
     pub fn longest_match(&self, MatchState(node): MatchState) -> Option<(usize, usize)> {
         self.nodes[node as usize].found.map(|(length, number)| (length as usize, number as usize))
     }

@@ -13,23 +13,23 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Settings files have a few kilobytes, with long lists of added tokens one or two thousand. As values they take up
-/// to thirty times the memory.
+/// Maximum bytes of a settings file. Real ones have a few KB, or 1 to 2 MB with long lists of added tokens. Parsed,
+/// they take up to thirty times the memory.
 const MAX_SETTINGS: u64 = 4 << 20;
 pub const TOKENIZER: &str = "tokenizer.json";
-/// serde_json itself gives up at 128; no real file of ours goes beyond 12.
+/// Maximum nesting of brackets. serde_json itself gives up at 128; no known file goes beyond 12.
 const MAX_NESTING: usize = 64;
 
 /// The source of a model's tokenizer and chat template.
 pub enum SettingsSource {
-    /// In the metadata of a GGUF file.
+    /// The metadata of a GGUF file.
     Gguf(Gguf),
-    /// In files.
+    /// The files of a directory or a bundle.
     Files(Folder),
 }
 
-/// The settings of the model at `path`: a directory, a GGUF file, a packed file made from one, a bundle, or another file
-/// of a model's directory.
+/// Finds the settings of the model at `path`: a directory, a GGUF file, a packed file made from one, a bundle, or
+/// another file of a model's directory.
 pub fn settings_of(path: &Path) -> Result<SettingsSource> {
     if path.is_dir() {
         let packed = path.join(PACKED_NAME);
@@ -43,7 +43,7 @@ pub fn settings_of(path: &Path) -> Result<SettingsSource> {
         return Ok(within.map_or_else(|| SettingsSource::Files(Folder::Bundle(bundle)), SettingsSource::Gguf));
     }
     let named = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
-    // Regular files only: reading others could block for ever.
+    // Regular files only: reading others could block forever.
     let begins = || {
         let mut magic = [0; 4];
         let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
@@ -88,7 +88,7 @@ pub fn read_settings(folder: &Folder, name: &str) -> Result<Option<Map<String, V
     }
 }
 
-/// Refuses brackets that are nested too deep, without recursion.
+/// Refuses brackets that are nested too deep. Does not recurse.
 pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
     if marks(json).any(|mark| mark.depth > MAX_NESTING) {
         return Err(format!("is nested more than {MAX_NESTING} levels deep"));
@@ -96,7 +96,7 @@ pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// A value for a message, cut to a readable length.
+/// Formats a value for a message, cut to a readable length.
 pub fn shown(value: &Value) -> String {
     error::unquoted(&value.to_string())
 }

@@ -1,9 +1,10 @@
-//! The tokenizer that the metadata of a GGUF file describe (`tokenizer.ggml.*`), as the same parts that a
-//! `tokenizer.json` gives: what encodes is the same.
+//! Reads the tokenizer in the metadata of a GGUF file (`tokenizer.ggml.*`) into the spec that a `tokenizer.json`
+//! gives, so that both encode alike.
 //!
-//! There are two kinds, `gpt2` (BPE with merges, byte-level but for a few) and `llama` (SentencePiece with scores). The file only names
-//! how text is cut into words, and does not mention normalisation: both are taken from the published models ([`split`]). Keys, their meanings and defaults are llama.cpp's (`src/llama-vocab.cpp`). Everything is untrusted;
-//! messages name the key, the caller adds the file.
+//! There are two kinds, `gpt2` (BPE with merges, nearly always byte-level) and `llama` (SentencePiece with scores).
+//! The file only names how text is split into words, and does not mention normalisation: both are taken from the
+//! published models ([`split`]). Keys, their meanings and defaults are llama.cpp's (`src/llama-vocab.cpp`). Everything
+//! is untrusted; messages name the key, the caller adds the file.
 
 mod control;
 mod merges;
@@ -15,6 +16,7 @@ use super::pipeline::DecoderKind;
 use super::spec::{AddedEntry, TokenizerSpec, id_beyond_model};
 use files::source::gguf::metadata::Metadata;
 use serde_json::{Value, json};
+use split::{BLANK, replace_blanks};
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::Merges;
 use vocabulary::{GgufVocabulary, Kind};
@@ -26,31 +28,28 @@ const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 
-/// SentencePiece's sign for a blank.
-const BLANK: &str = "▁";
-
 type Check<T> = Result<T, String>;
 
-/// A tokenizer's parts, and which tokens begin and end a text.
+/// A tokenizer's spec, and its begin-of-text and end-of-text tokens.
 pub(super) struct Described {
     pub spec: TokenizerSpec,
     pub bos: Option<u32>,
     pub eos: Vec<u32>,
 }
 
-/// The differences between the two kinds of tokenizers.
+/// The parts in which the two kinds of tokenizers differ.
 struct Steps {
     normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
     decoder: DecoderKind,
     merges: Merges,
     ignore_merges: bool,
-    /// The default where the file does not say.
+    /// The default if the file has no such key.
     add_bos: bool,
 }
 
-/// Reads and checks the metadata for a model with ids below `limit`.
-pub(super) fn read(metadata: &Metadata, limit: usize) -> Check<Described> {
+/// Reads and checks the metadata, for a model with ids below `limit`.
+pub(super) fn read_tokenizer(metadata: &Metadata, limit: usize) -> Check<Described> {
     let model = metadata.text(MODEL)?;
     let mut vocabulary = match model {
         Some("gpt2" | "llama" | "gemma4" | "whitespace") => GgufVocabulary::read(metadata)?,
@@ -74,20 +73,15 @@ fn unsupported(key: &str, value: Option<&str>, supported: &str) -> String {
     format!("metadata \"{key}\" is {value}; supported: {supported}")
 }
 
-/// Byte-level BPE, or BPE of text, by the name of how it is cut into words.
+/// BPE with merges, byte-level or of text, by the name of its pre-tokenizer.
 fn with_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, name: Option<&str>) -> Check<Steps> {
-    let split = name.and_then(|name| split::named(name, BLANK));
+    let split = name.and_then(|name| split::named(name));
     let split = split.ok_or_else(|| unsupported(PRE, name, split::NAMES))?;
     if split.text {
         merges::check_covering(vocabulary)?;
     }
-    let pieces = || DecoderKind::SentencePiece {
-        replace: vec![(BLANK.into(), " ".into())],
-        byte_fallback: true,
-        strip: None,
-    };
     Ok(Steps {
-        decoder: if split.text { pieces() } else { DecoderKind::ByteLevel },
+        decoder: if split.text { piece_decoder(None) } else { DecoderKind::ByteLevel },
         normalizer: split.normalizer,
         pre_tokenizer: Some(split.pre_tokenizer),
         merges: merges::read_merges(metadata)?,
@@ -96,19 +90,19 @@ fn with_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, name: Optio
     })
 }
 
+/// The decoder of tokens that are text, with `strip` removed from the start.
+fn piece_decoder(strip: Option<(char, usize)>) -> DecoderKind {
+    DecoderKind::SentencePiece { replace: vec![(BLANK.into(), " ".into())], byte_fallback: true, strip }
+}
+
 fn sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Steps> {
     let add_space = metadata.truth(ADD_SPACE)?.unwrap_or(true);
-    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": BLANK});
     let prepend = json!({"type": "Prepend", "prepend": BLANK});
-    let steps = if add_space { json!([prepend, replace]) } else { json!([replace]) };
+    let steps = if add_space { json!([prepend, replace_blanks()]) } else { json!([replace_blanks()]) };
     Ok(Steps {
         normalizer: Some(json!({"type": "Sequence", "normalizers": steps})),
         pre_tokenizer: None,
-        decoder: DecoderKind::SentencePiece {
-            replace: vec![(BLANK.into(), " ".into())],
-            byte_fallback: true,
-            strip: add_space.then_some((' ', 1)),
-        },
+        decoder: piece_decoder(add_space.then_some((' ', 1))),
         merges: merges::derive_merges(metadata, vocabulary)?,
         ignore_merges: false,
         add_bos: true,
@@ -118,7 +112,7 @@ fn sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check
 /// The tokens that the metadata name.
 struct Ids {
     bos: Option<u32>,
-    /// End of a text, of a turn, of a message.
+    /// End of text, of turn, of message.
     ends: [Option<u32>; 3],
     unk: Option<u32>,
     pad: Option<u32>,
@@ -131,7 +125,7 @@ impl Ids {
             let Some(n) = metadata.integer(&key)? else { return Ok(None) };
             match u32::try_from(n).ok().filter(|&id| vocabulary.text(id).is_some()) {
                 Some(id) => Ok(Some(id)),
-                // llama.cpp writes this for none. A text is never padded.
+                // llama.cpp writes the largest number for "none". Padding is never used.
                 None if n == u64::from(u32::MAX) || name == "padding" => Ok(None),
                 _ => Err(format!(
                     "metadata \"{key}\" is {n}; supported: the id of one of the {} tokens in \"{TOKENS}\", \
@@ -140,7 +134,7 @@ impl Ids {
                 )),
             }
         };
-        // SentencePiece's own names, where no key names the token.
+        // SentencePiece's names, if no key names the token.
         let named = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) != Kind::Text);
         let unknown = || (0..vocabulary.len() as u32).find(|&id| vocabulary.kind(id) == Kind::Unknown);
         Ok(Self {
@@ -151,10 +145,10 @@ impl Ids {
         })
     }
 
-    /// Every id that ends a text, each once.
+    /// Every end-of-text id, each once.
     fn eos(&self, vocabulary: &GgufVocabulary<'_>) -> Vec<u32> {
         let known = control::ends(vocabulary);
-        // Padding only ever comes after the end.
+        // Padding only comes after the end.
         let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
         let mut eos = Vec::new();
         for id in self.ends.into_iter().flatten().chain(pad).chain(known) {
@@ -185,7 +179,7 @@ fn describe(
     let count = vocabulary.last().map_or(0, |(id, _)| id + 1);
     let spec = TokenizerSpec {
         tokens: (0..count).map(|id| vocabulary.text(id).map(str::to_owned)).collect(),
-        // With the added tokens: the library itself numbers those that its vocabulary lacks.
+        // Includes the added tokens: the library would number those that its vocabulary lacks itself.
         vocab: vocabulary.iter().map(|(id, text)| (text.to_owned(), id)).collect(),
         merges: steps.merges,
         unk: ids.unk.filter(|_| sentence_piece).and_then(|id| Some((vocabulary.text(id)?.to_owned(), id))),
@@ -202,22 +196,17 @@ fn describe(
     Ok(Described { spec, bos: ids.bos, eos: ids.eos(vocabulary) })
 }
 
-/// The tokens that are matched in a text before anything else. Those that begin or end a text are special whatever
-/// their type.
+/// The tokens that are matched in a text before anything else. Begin-of-text and end-of-text tokens are special
+/// whatever their type.
 fn added_tokens(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, ids: &Ids) -> Vec<AddedEntry> {
     let strips = control::strips_blanks(metadata);
-    let mut added = vec![];
-    for (id, text) in vocabulary.iter() {
+    let entry = |(id, text)| {
         let kind = vocabulary.kind(id);
-        let named = ids.ends.into_iter().chain([ids.bos]).flatten().any(|other| other == id);
+        let named = ids.bos == Some(id) || ids.ends.contains(&Some(id));
         let special = named || matches!(kind, Kind::Control | Kind::Unknown);
-        if special || kind == Kind::UserDefined {
-            let rstrip = special && strips && !control::KEEP_BLANKS.contains(&text);
-            added.push(AddedEntry {
-                id,
-                token: AddedToken::from(text, special).rstrip(rstrip).normalized(false),
-            });
-        }
-    }
-    added
+        let rstrip = special && strips && !control::KEEP_BLANKS.contains(&text);
+        let token = AddedToken::from(text, special).rstrip(rstrip).normalized(false);
+        (special || kind == Kind::UserDefined).then_some(AddedEntry { id, token })
+    };
+    vocabulary.iter().filter_map(entry).collect()
 }

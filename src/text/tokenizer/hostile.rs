@@ -6,7 +6,7 @@ use super::*;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// What must come of a file.
+/// The expected outcome of loading a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Want {
     Refused,

@@ -1,5 +1,5 @@
-//! Reads a `tokenizer.json`: what the library does not bound is checked here, ids and sizes; the rest of a damaged file
-//! fails in the library, which is contained. Messages name the field; the caller adds the file.
+//! Reads a `tokenizer.json`. Ids and sizes, which the library does not limit, are checked here; other damage makes the
+//! library fail, which is contained. Messages name the field; the caller adds the file.
 
 use super::files::check_nesting;
 use super::pipeline;
@@ -10,13 +10,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokenizers::models::bpe::Vocab;
 
-/// Llama 3's and Qwen's files have 7 to 17 MB.
+/// Maximum bytes of the file; Llama 3's and Qwen's have 7 to 17 MB.
 pub(super) const MAX_FILE: u64 = 64 << 20;
-/// A step around the model: as a value it takes up to thirty times the memory of its text. Published files have a few
-/// kilobytes, for the special tokens of a post-processor.
+/// Maximum bytes of a step before or after the model: parsed, it takes up to thirty times the memory. Published files
+/// have a few KB, for the special tokens of a post-processor.
 const MAX_STEP: usize = 1 << 20;
 
-/// The file. `truncation` and `padding` are ignored: a prompt is neither cut nor padded.
+/// The file. `truncation` and `padding` are ignored: a prompt is neither truncated nor padded.
 #[derive(Deserialize)]
 struct File<'a> {
     version: Option<String>,
@@ -32,7 +32,7 @@ struct File<'a> {
     model: Bpe,
 }
 
-/// `model.type` alone: models of other types have other fields.
+/// Only `model.type`: models of other types have other fields.
 #[derive(Deserialize)]
 struct Head {
     model: ModelType,
@@ -93,15 +93,11 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
     check_model(&model)?;
     let added = file.added_tokens.unwrap_or_default();
     let tokens = tokens_by_id(&model.vocab, &added, limit)?;
-    let unk = match model.unk_token {
-        None => None,
-        Some(unk) => match model.vocab.get(&unk) {
-            Some(&id) => Some((unk, id)),
-            None => {
-                return Err(format!("field `model.unk_token` is {}, not in `model.vocab`", unquoted(&unk)));
-            }
-        },
+    let with_id = |unk: String| match model.vocab.get(&unk) {
+        Some(&id) => Ok((unk, id)),
+        None => Err(format!("field `model.unk_token` is {}, not in `model.vocab`", unquoted(&unk))),
     };
+    let unk = model.unk_token.map(with_id).transpose()?;
     let around = pipeline::read_post_processor(&step("post_processor", file.post_processor)?)?;
     for &id in around.prefix.iter().chain(&around.suffix) {
         if tokens.get(id as usize).is_none_or(Option::is_none) {
@@ -136,7 +132,7 @@ fn check_type(name: Option<&str>) -> Result<(), String> {
     }
 }
 
-/// Refuses what the library is not asked to do.
+/// Refuses options of the model that are not supported.
 fn check_model(model: &Bpe) -> Result<(), String> {
     check_type(model.kind.as_deref())?;
     if let Some(p) = model.dropout.filter(|&p| p != 0.0) {
@@ -153,7 +149,7 @@ fn check_model(model: &Bpe) -> Result<(), String> {
     Ok(())
 }
 
-/// A step around the model; null where there is none.
+/// Parses a step before or after the model; null if there is none.
 fn step(field: &str, json: Option<&RawValue>) -> Result<Value, String> {
     let json = json.map_or("null", RawValue::get);
     if json.len() > MAX_STEP {
@@ -162,7 +158,7 @@ fn step(field: &str, json: Option<&RawValue>) -> Result<Value, String> {
     serde_json::from_str(json).map_err(|e| format!("field `{field}`: {}", unquoted(&e.to_string())))
 }
 
-/// `[id]` -> token, of vocabulary and added tokens; each id must fit the model and stand for one token.
+/// The tokens of vocabulary and added tokens, `[id]`. Each id must be below `limit` and stand for one token.
 fn tokens_by_id(vocab: &Vocab, added: &[AddedEntry], limit: usize) -> Result<Vec<Option<String>>, String> {
     let all = || vocab.iter().map(|(t, id)| (t, *id)).chain(added.iter().map(|a| (&a.token.content, a.id)));
     let Some((last, highest)) = all().max_by_key(|(_, id)| *id) else {

@@ -1,5 +1,5 @@
-//! The steps around the model in a `tokenizer.json`. The library runs normalizers and pre-tokenizers; decoders and
-//! post-processors are ours.
+//! Steps before and after the model in a `tokenizer.json`. The library runs normalizers and pre-tokenizers; decoders
+//! and post-processors are our own.
 
 use super::files::shown;
 use files::error::unquoted;
@@ -8,14 +8,14 @@ use serde_json::Value;
 pub(super) const NORMALIZERS: [&str; 6] = ["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace"];
 pub(super) const PRE_TOKENIZERS: [&str; 4] = ["ByteLevel", "Split", "Digits", "Metaspace"];
 const MAX_STEPS: usize = 32;
-/// Bytes of a text that a step searches for or inserts: each byte of a prompt may become one.
+/// Maximum bytes of a text that a step searches for or inserts: each byte of a prompt may become one.
 const MAX_TEXT: usize = 64;
-/// Bytes of a regular expression; published ones have a few hundred.
+/// Maximum bytes of a regular expression; published ones have a few hundred.
 const MAX_PATTERN: usize = 2048;
-/// Ids that are added around a text.
+/// Maximum number of ids added around a text.
 const MAX_SPECIAL: usize = 64;
 
-/// The way from tokens to text.
+/// The decoder: the way from tokens to text.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum DecoderKind {
     /// GPT-2's alphabet: 256 characters that stand for bytes.
@@ -36,14 +36,11 @@ fn kind(step: &Value) -> &str {
 }
 
 fn unsupported<T>(field: &str, step: &Value, supported: &str) -> Result<T, String> {
-    let what = match step.get("type") {
-        Some(kind) => format!("of type {}", shown(kind)),
-        None => shown(step),
-    };
+    let what = step.get("type").map_or_else(|| shown(step), |kind| format!("of type {}", shown(kind)));
     Err(format!("field `{field}` is {what}; supported: {supported}"))
 }
 
-/// Appends the steps of a sequence, which may hold others, in order.
+/// Appends the steps of a sequence, which may be nested, in order.
 fn flatten_sequence<'a>(field: &str, step: &'a Value, flat: &mut Vec<&'a Value>) -> Result<(), String> {
     let lists = ["normalizers", "pretokenizers", "decoders", "processors"];
     let inner = lists.iter().find_map(|list| step[*list].as_array()).filter(|_| kind(step) == "Sequence");
@@ -63,7 +60,7 @@ fn steps<'a>(field: &str, step: &'a Value) -> Result<Vec<&'a Value>, String> {
     Ok(flat)
 }
 
-/// Refuses steps that are not `supported`, and texts in them that would multiply the memory of a prompt.
+/// Refuses steps that are not `supported`, and texts in them so long that they would multiply the memory of a prompt.
 pub(super) fn check_steps(field: &str, step: &Value, supported: &[&str]) -> Result<(), String> {
     for step in steps(field, step)? {
         if !supported.contains(&kind(step)) {
@@ -121,7 +118,7 @@ pub(super) fn read_decoder(step: &Value) -> Result<DecoderKind, String> {
     Ok(DecoderKind::SentencePiece { replace, byte_fallback, strip })
 }
 
-/// The character that is stripped from the start of a text, and how many of it.
+/// The character that is stripped from the start of a text, and the maximum number of times.
 fn read_strip(step: &Value) -> Option<(char, usize)> {
     let mut content = step["content"].as_str()?.chars();
     let (c, None) = (content.next()?, content.next()) else { return None };
@@ -134,7 +131,7 @@ pub(super) fn read_post_processor(step: &Value) -> Result<SpecialTokens, String>
     let mut around = SpecialTokens::default();
     for step in steps(field, step)? {
         match kind(step) {
-            // Only moves offsets, which are not used.
+            // Changes only offsets, which are not used.
             "ByteLevel" => {}
             "TemplateProcessing" => {
                 let inner = read_template(step)?;
@@ -161,7 +158,7 @@ fn read_template(step: &Value) -> Result<SpecialTokens, String> {
             });
             let Some(ids) = ids else {
                 return Err(format!(
-                    "field `{field}` names {}, which has no ids, or too many",
+                    "field `{field}` names {}, which has no ids or too many",
                     unquoted(name)
                 ));
             };

@@ -1,4 +1,4 @@
-//! Which tokens begin and end a text, from the settings files beside `tokenizer.json`.
+//! Begin-of-text and end-of-text tokens, from the settings files beside `tokenizer.json`.
 
 use super::Tokenizer;
 use super::files::{read_settings, shown};
@@ -6,14 +6,14 @@ use crate::{Error, Result};
 use files::folder::Folder;
 use serde_json::{Map, Value};
 
-/// The tokens at the ends of a text.
+/// The begin-of-text and end-of-text tokens.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct BoundaryTokens {
     /// `bos_token` of tokenizer_config.json: `None` if missing, `Some(None)` if explicitly none.
     pub bos: Option<Option<u32>>,
-    /// `add_bos_token`
+    /// `add_bos_token` of tokenizer_config.json.
     pub add_bos: bool,
-    /// Every id that ends a text, each once.
+    /// Every end-of-text id, each once.
     pub eos: Vec<u32>,
 }
 
@@ -62,8 +62,9 @@ fn tokenizer_config(
     settings: &mut BoundaryTokens,
 ) -> std::result::Result<(), String> {
     let lookup = |token: &str| tokenizer.token_to_id(token);
-    if let Some(field) = map.get("bos_token") {
-        settings.bos = Some(token("bos_token", field)?.and_then(lookup));
+    let text = |name: &str| token(name, map.get(name).unwrap_or(&Value::Null));
+    if map.contains_key("bos_token") {
+        settings.bos = Some(text("bos_token")?.and_then(lookup));
     }
     settings.add_bos = match map.get("add_bos_token") {
         None | Some(Value::Null) => false,
@@ -75,24 +76,23 @@ fn tokenizer_config(
     if settings.add_bos && settings.bos.is_none_or(|id| id.is_none()) {
         let bos = map.get("bos_token").map_or("missing".into(), shown);
         return Err(format!(
-            "field `add_bos_token` is true, but `bos_token` is {bos}, no token of tokenizer.json"
+            "field `add_bos_token` is true, but `bos_token` is {bos}, not a token of tokenizer.json"
         ));
     }
-    if let Some(text) = token("eos_token", map.get("eos_token").unwrap_or(&Value::Null))? {
-        let missing = || format!("field `eos_token` is {}, no token of tokenizer.json", shown(&text.into()));
-        settings.eos.push(lookup(text).ok_or_else(missing)?);
+    if let Some(eos) = text("eos_token")? {
+        let missing =
+            || format!("field `eos_token` is {}, not a token of tokenizer.json", shown(&eos.into()));
+        settings.eos.push(lookup(eos).ok_or_else(missing)?);
     }
-    // Padding with a control token only ever comes after the end; another is text as well. Qwen's chat models pad with the token that ends a document, and name
-    // only the one that ends a turn as `eos_token`.
-    let text = |name: &str| token(name, map.get(name).unwrap_or(&Value::Null)).map(|t| t.map(str::to_owned));
-    if let Some(pad) = text("pad_token")?.filter(|pad| text("unk_token").ok().flatten().as_ref() != Some(pad))
-    {
-        settings.eos.extend(lookup(&pad).filter(|&id| tokenizer.is_special(id)));
+    // A padding token that is a control token only comes after the end. Qwen's chat models pad with the token that
+    // ends a document, and name only the one that ends a turn as `eos_token`.
+    if let Some(pad) = text("pad_token")?.filter(|&pad| text("unk_token").ok().flatten() != Some(pad)) {
+        settings.eos.extend(lookup(pad).filter(|&id| tokenizer.is_special(id)));
     }
     Ok(())
 }
 
-/// A token is written as its text or as an object with `content`.
+/// Reads a token, written as its text or as an object with `content`.
 fn token<'a>(name: &str, field: &'a Value) -> std::result::Result<Option<&'a str>, String> {
     match field {
         Value::Null => Ok(None),

@@ -1,4 +1,4 @@
-//! The parts of a tokenizer, read from any kind of file, and the library's tokenizer that is built of them.
+//! The spec of a tokenizer, read from any kind of file, from which the library's tokenizer is built.
 
 use super::files::shown;
 use super::pipeline::DecoderKind;
@@ -8,13 +8,13 @@ use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Library};
 
-/// All added tokens together; Llama 3's have 8 KB. The library builds a searcher for all of them at once.
+/// Maximum bytes of all added tokens together; Llama 3's have 8 KB. The library builds one search automaton for all.
 const MAX_ADDED: usize = 1 << 20;
 
 /// The parts of a tokenizer.
 #[derive(Debug)]
 pub(super) struct TokenizerSpec {
-    /// `[id]`, of model and added tokens.
+    /// Model and added tokens, `[id]`.
     pub tokens: Vec<Option<String>>,
     pub vocab: Vocab,
     pub merges: Merges,
@@ -26,9 +26,9 @@ pub(super) struct TokenizerSpec {
     pub normalizer: Option<Value>,
     pub pre_tokenizer: Option<Value>,
     pub decoder: DecoderKind,
-    /// Added before a text when special tokens are asked for.
+    /// Ids added before a text if special tokens are wanted.
     pub prefix: Vec<u32>,
-    /// Added after it.
+    /// Ids added after a text if special tokens are wanted.
     pub suffix: Vec<u32>,
 }
 
@@ -41,8 +41,8 @@ pub(super) struct AddedEntry {
 }
 
 impl TokenizerSpec {
-    /// Builds the library's tokenizer. It gets no decoder, post-processor, truncation or padding: those are ours, or not
-    /// wanted.
+    /// Builds the library's tokenizer, without decoder and post-processor, which are our own, and without truncation
+    /// and padding.
     pub fn build(self) -> Result<Library, String> {
         if self.added.iter().map(|a| a.token.content.len()).sum::<usize>() > MAX_ADDED {
             return Err(format!("has more than {MAX_ADDED} bytes of control and user-defined tokens"));
@@ -62,8 +62,8 @@ impl TokenizerSpec {
         let pre_tokenizer = self.pre_tokenizer.map(serde_json::from_value::<PreTokenizerWrapper>).transpose();
         library.with_pre_tokenizer(pre_tokenizer.map_err(|e| failed("pre_tokenizer", &e))?);
         library.add_tokens(&self.added.iter().map(|a| a.token.clone()).collect::<Vec<_>>());
-        // The library numbers added tokens itself, on from the size of the vocabulary; it leaves out those that are empty
-        // or there already.
+        // The library numbers added tokens itself, from the size of the vocabulary on; it skips empty and existing
+        // ones.
         match self.added.iter().find(|a| library.token_to_id(&a.token.content) != Some(a.id)) {
             None => Ok(library),
             Some(AddedEntry { id, token }) => Err(format!(

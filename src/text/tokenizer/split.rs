@@ -1,19 +1,20 @@
-//! Where a long text may be cut: the library takes about 130 bytes of memory for each byte that it encodes at once.
+//! Splits long texts into chunks: the library takes about 130 bytes of memory for each byte that it encodes at once.
 
 use super::Pieces;
 use super::spec::TokenizerSpec;
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// Bytes that are encoded at once, if the text can be cut.
+/// Minimum bytes of a chunk; a chunk has less than twice as many if the text can be split.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
-/// Bytes around a cut in which the ids are compared.
-const AROUND: usize = 256;
-/// Places that are tried before the rest of a text is encoded at once.
-const TRIES: usize = 16;
+/// Bytes on either side of a split in which the ids are compared.
+const CHECKED_BYTES: usize = 256;
+/// Number of splits that are tried before the rest of a text is encoded at once.
+const MAX_TRIES: usize = 16;
 
-/// Finds the place to cut a text that is longer than two chunks. There, `encode` must give the same ids for what is left and right
-/// as for both together: steps of a tokenizer look no further.
+/// Finds the offset at which to split a text that is longer than two chunks; `None` for a shorter one and if no split
+/// is found. Around it, `encode` must give the same ids for the two sides as for both together: the steps of a
+/// tokenizer look no further.
 pub(super) fn find_split<E>(
     text: &str,
     encode: impl Fn(&str) -> Result<Vec<u32>, E>,
@@ -22,8 +23,8 @@ pub(super) fn find_split<E>(
         return Ok(None);
     }
     let boundary = |at: usize| (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-    for at in (CHUNK_BYTES..2 * CHUNK_BYTES).filter(|&at| is_candidate(text.as_bytes(), at)).take(TRIES) {
-        let (from, to) = (boundary(at - AROUND), boundary(at + AROUND));
+    for at in (CHUNK_BYTES..2 * CHUNK_BYTES).filter(|&at| is_candidate(text.as_bytes(), at)).take(MAX_TRIES) {
+        let (from, to) = (boundary(at - CHECKED_BYTES), boundary(at + CHECKED_BYTES));
         let (mut apart, right) = (encode(&text[from..at])?, encode(&text[at..to])?);
         apart.extend(right);
         if apart == encode(&text[from..to])? {
@@ -33,7 +34,7 @@ pub(super) fn find_split<E>(
     Ok(None)
 }
 
-/// Bytes of a text that are surely encoded at once, as there is no place to cut it.
+/// A lower bound of the longest chunk of a text, in bytes: the longest part without a candidate for a split.
 pub(super) fn longest_chunk(text: &str) -> usize {
     let (mut rest, mut longest) = (text.as_bytes(), 0);
     while rest.len() > 2 * CHUNK_BYTES {
@@ -44,7 +45,7 @@ pub(super) fn longest_chunk(text: &str) -> usize {
     longest.max(rest.len())
 }
 
-/// Between two words, before the blank, or where a line begins.
+/// True if a text may be split at `at`: between two words, before the blank, or at the beginning of a line.
 fn is_candidate(text: &[u8], at: usize) -> bool {
     let word = |b: u8| b.is_ascii_alphanumeric();
     match text[at - 2..at + 2] {
@@ -54,7 +55,7 @@ fn is_candidate(text: &[u8], at: usize) -> bool {
     }
 }
 
-/// The most bytes of text that become one token; `None` if a token may stand for any number.
+/// Maximum bytes of text that become one token; `None` if unbounded.
 pub(super) fn longest_token(spec: &TokenizerSpec, pieces: &Pieces) -> Option<usize> {
     let tokens = || (0..spec.tokens.len()).map(|id| pieces.bytes(id as u32));
     let alone: HashSet<u8> =
@@ -65,11 +66,11 @@ pub(super) fn longest_token(spec: &TokenizerSpec, pieces: &Pieces) -> Option<usi
     if strips || shrinks || !(alone.len() == 256 || unknown) {
         return None;
     }
-    // A token for what is unknown stands for a character.
+    // An unknown token stands for one character, of up to four bytes.
     tokens().map(<[u8]>::len).max().map(|most| most.max(4))
 }
 
-/// True if a step, or one within it, may leave out text.
+/// True if a step, or one within it, may drop text.
 fn shrinks(step: &Value) -> bool {
     let within = |list: &str| step[list].as_array().is_some_and(|steps| steps.iter().any(shrinks));
     let length = |text: &Value| text.as_str().map_or(0, str::len);

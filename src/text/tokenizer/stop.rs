@@ -1,4 +1,4 @@
-//! Stop strings in streamed text: what could still become one is held back.
+//! Stop strings in streamed text: text that may still become one is held back.
 
 use super::automaton::{Automaton, MatchState};
 use crate::{Error, Result};
@@ -7,44 +7,41 @@ use std::sync::Arc;
 /// The result of a scan of a piece of text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// Text that is certain not to be part of a stop string.
+    /// Text that cannot be part of a stop string.
     pub text: String,
-    /// A stop string was found: `text` ends before it, and nothing comes after.
+    /// True if a stop string was found: `text` ends before it, and nothing follows.
     pub stopped: bool,
 }
 
-/// Finds the earliest stop string of a stream. The result depends on the text only, not on the
-/// pieces in which it comes: where an earlier, longer stop string could still be completed, a match
-/// is held back as well, until that is settled. Each byte takes the same time, however many there are; a clone shares
-/// what was built.
+/// Finds the earliest stop string of a stream. The result depends only on the text, not on the pieces it comes in: if
+/// an earlier, longer stop string could still be completed, a match is held back as well. The time per byte does not
+/// depend on the number of stop strings; clones share the automaton.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     automaton: Arc<Automaton>,
-    /// Behind the first `scanned` bytes of `pending`.
+    /// The state after the first `scanned` bytes of `pending`.
     state: MatchState,
     scanned: usize,
-    /// Shorter than the longest stop string.
+    /// Text that is held back; shorter than the longest stop string.
     pending: String,
-    /// The first match in `pending`: where it begins, and of which stop string it is.
+    /// The first match in `pending`: its start, and the number of the stop string.
     first: Option<(usize, usize)>,
-    /// The stop string that was found.
+    /// The number of the stop string that was found.
     matched: Option<usize>,
 }
 
 impl StopStrings {
-    /// Looks for `stops`; none is allowed, an empty one is not.
+    /// A search for `stops`, which may be none. Refuses an empty stop string.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self> {
         if stops.iter().any(|stop| stop.as_ref().is_empty()) {
-            return Err(Error::Usage(
-                "`GenerateOptions::stop` \"\": use a text of at least one character".into(),
-            ));
+            return Err(Error::Usage("`GenerateOptions::stop` \"\": use a text that is not empty".into()));
         }
         let automaton = Arc::new(Automaton::new(stops.iter().map(|stop| stop.as_ref().as_bytes())));
         let (state, pending) = (MatchState::default(), String::new());
         Ok(Self { automaton, state, scanned: 0, pending, first: None, matched: None })
     }
 
-    /// Takes the next piece of text.
+    /// Scans the next piece of text.
     pub fn push(&mut self, piece: &str) -> Scan {
         if self.matched.is_some() {
             return Scan { text: String::new(), stopped: true };
@@ -64,7 +61,7 @@ impl StopStrings {
         Scan { text: std::mem::replace(&mut self.pending, rest), stopped: false }
     }
 
-    /// The text has ended: returns the pending text.
+    /// Ends the text and returns the rest of it.
     pub fn finish(&mut self) -> Scan {
         match self.scan().or(self.first) {
             Some(first) => self.stop(first),
@@ -78,7 +75,7 @@ impl StopStrings {
         std::mem::take(&mut self.pending)
     }
 
-    /// The number of the stop string that ended the text, once one has.
+    /// The number of the stop string that ended the text.
     pub fn matched(&self) -> Option<usize> {
         self.matched
     }
@@ -88,7 +85,7 @@ impl StopStrings {
         &self.pending
     }
 
-    /// Begins with text that another scan, perhaps for other stop strings, held back.
+    /// Starts with text that another search, perhaps for other stop strings, held back.
     pub fn restore(&mut self, text: &str) {
         self.take_pending();
         self.pending = text.into();
@@ -101,8 +98,8 @@ impl StopStrings {
         Scan { text, stopped: true }
     }
 
-    /// Looks through what is new of the pending text: the first match, once no earlier one can come. Of those that begin at
-    /// one place the shortest counts, as it was complete first.
+    /// Scans the new part of the pending text. Returns the first match, once no earlier one can come. Of matches with
+    /// the same start the shortest counts, as it was complete first.
     fn scan(&mut self) -> Option<(usize, usize)> {
         for &byte in &self.pending.as_bytes()[self.scanned..] {
             self.state = self.automaton.next(self.state, byte);
@@ -205,7 +202,7 @@ mod tests {
         assert!(matches!(StopStrings::new(&["x", ""]), Err(Error::Usage(_))));
     }
 
-    /// Of which each byte took as many comparisons as all stop strings have bytes.
+    /// A regression test: each byte once took as many comparisons as all stop strings have bytes.
     #[test]
     fn many_long_stop_strings_take_no_longer_than_one() {
         let stops: Vec<String> = (0..16).map(|i| format!("{}{i}", "a".repeat(40_000))).collect();
@@ -227,10 +224,10 @@ mod tests {
             let mut second = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
             second.restore(first.pending());
             let after = second.push(&text[cut..]);
-            // Once it has stopped nobody goes on.
+            // Once it has stopped, nothing continues.
             let shown = if before.stopped { before.text } else { before.text + &after.text };
             assert_eq!(shown, "one\nUser");
-            // Without stop strings, or with others, all of it comes.
+            // Without stop strings, or with others, all of the text comes.
             for stops in [&[][..], &["x"]] {
                 let mut other = StopStrings::new(stops).expect("no empty stop string");
                 other.restore(first.pending());

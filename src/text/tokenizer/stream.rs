@@ -1,4 +1,4 @@
-//! Token ids to text, all at once or one at a time: never half a character, never a lost space.
+//! Decodes token ids to text, all at once or one at a time: never half a character, never a lost space.
 //!
 //! The two decoders of the supported families are implemented here, so that every token of a stream costs the same and
 //! the pieces add up to exactly the text of all ids.
@@ -11,9 +11,9 @@ use std::borrow::Cow;
 #[derive(Debug, Clone)]
 pub struct Pieces {
     kind: DecoderKind,
-    /// Bytes of all ids one after the other; ids without a token have none.
+    /// Bytes of all ids, concatenated; ids without a token have none.
     bytes: Vec<u8>,
-    /// `[id]`: where its bytes end.
+    /// End of the bytes of each id, `[id]`.
     ends: Vec<u32>,
     /// `[id]`
     flags: Vec<Flag>,
@@ -22,12 +22,12 @@ pub struct Pieces {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flag {
     Text,
-    /// A token that stands for one byte of UTF-8 (`<0xE2>`).
+    /// A token for one byte of UTF-8 (`<0xE2>`).
     Byte,
     Special,
 }
 
-/// The treatment of special tokens in a text.
+/// The treatment of special tokens when decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Special {
     Skip,
@@ -35,7 +35,7 @@ pub(super) enum Special {
 }
 
 impl Pieces {
-    /// From the tokens `[id]` and the special ids.
+    /// The bytes of the tokens `[id]`, with these special ids.
     pub(super) fn new(kind: DecoderKind, tokens: &[Option<String>], special: &[u32]) -> Self {
         let mut pieces = Self { kind, bytes: vec![], ends: vec![], flags: vec![] };
         for token in tokens {
@@ -50,8 +50,8 @@ impl Pieces {
         pieces
     }
 
-    /// A number that differs where ids stand for other bytes, or are special in one of two vocabularies. Ids without a token
-    /// at the end, with which files are padded, do not count.
+    /// A checksum of the bytes and special ids of a vocabulary. Ids without a token at the end, which files are padded
+    /// with, do not count.
     pub fn digest(&self) -> u32 {
         let used = self.ends.partition_point(|&end| (end as usize) < self.bytes.len());
         let mut hash = crc32fast::Hasher::new();
@@ -71,7 +71,7 @@ impl Pieces {
                     match byte_of(c) {
                         Some(byte) => self.bytes.push(byte),
                         None => {
-                            // A foreign character: the token stands for itself.
+                            // A character outside the alphabet: the token stands for itself.
                             self.bytes.truncate(start);
                             self.bytes.extend_from_slice(token.as_bytes());
                             break;
@@ -85,9 +85,7 @@ impl Pieces {
                 for (from, to) in replace {
                     text = text.replace(from, to);
                 }
-                let hex = text.strip_prefix("<0x").and_then(|t| t.strip_suffix('>'));
-                let byte = hex.filter(|h| h.len() == 2).and_then(|h| u8::from_str_radix(h, 16).ok());
-                match byte {
+                match byte_of_token(&text) {
                     Some(byte) if *byte_fallback => {
                         self.bytes.push(byte);
                         Flag::Byte
@@ -113,12 +111,12 @@ impl Pieces {
         self.flags.get(id as usize) == Some(&Flag::Special)
     }
 
-    /// The bytes of one token, also of a control token; none for an unknown id.
+    /// The bytes of one token, control tokens included; empty for an unknown id.
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.get(id).map_or(&[], |(bytes, _)| bytes)
     }
 
-    /// The text of one token by itself, also of a control token. Bytes that are only part of a character become U+FFFD.
+    /// The text of one token by itself, control tokens included. Bytes that are only part of a character become U+FFFD.
     pub fn text(&self, id: u32) -> Cow<'_, str> {
         String::from_utf8_lossy(self.bytes(id))
     }
@@ -134,7 +132,7 @@ impl Pieces {
         TextStream { pieces: self, special, shown: vec![], pending: vec![], strip: self.strip() }
     }
 
-    /// The characters that are removed from the start of a text.
+    /// The character that is stripped from the start of a text, and the maximum number of times.
     fn strip(&self) -> Option<(char, usize)> {
         match self.kind {
             DecoderKind::ByteLevel => None,
@@ -143,8 +141,14 @@ impl Pieces {
     }
 }
 
-/// The byte that GPT-2's byte-level alphabet writes as `c`: printable Latin-1 as itself, the other
-/// 68 bytes, in order, from U+0100 on.
+/// The byte of a token like `<0x0A>`.
+pub(super) fn byte_of_token(text: &str) -> Option<u8> {
+    let hex = text.strip_prefix("<0x")?.strip_suffix('>').filter(|hex| hex.len() == 2)?;
+    u8::from_str_radix(hex, 16).ok()
+}
+
+/// The byte that GPT-2's byte-level alphabet writes as `c`: printable Latin-1 as itself, the other 68 bytes, in order,
+/// from U+0100 on.
 pub(super) fn byte_of(c: char) -> Option<u8> {
     match c {
         '!'..='~' | '\u{a1}'..='\u{ac}' | '\u{ae}'..='\u{ff}' => Some(c as u8),
@@ -160,11 +164,12 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
 pub struct TextStream<'a> {
     pieces: &'a Pieces,
     special: Special,
-    /// Special tokens that are text here.
+    /// Special tokens that are shown as text.
     shown: Vec<u32>,
-    /// Byte level: the start of one character. SentencePiece: the run of byte tokens so far.
+    /// Bytes that are not shown yet. Byte level: the start of one character. SentencePiece: the current run of byte
+    /// tokens.
     pending: Vec<u8>,
-    /// The character to strip from the start of the text, and how many more of it.
+    /// The character to strip from the start of the text, and the remaining number of times.
     strip: Option<(char, usize)>,
 }
 
@@ -179,7 +184,7 @@ pub struct TextState {
 }
 
 impl TextStream<'_> {
-    /// The stream with the text of these special tokens.
+    /// A stream that shows these special tokens as text.
     pub fn showing(self, shown: Vec<u32>) -> Self {
         Self { shown, ..self }
     }
@@ -195,14 +200,21 @@ impl TextStream<'_> {
         self.strip = self.pieces.strip().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
     }
 
-    /// Takes one id; returns the characters that it completes.
+    /// Decodes all of `ids` and ends the stream.
+    pub(crate) fn decode_all(mut self, ids: &[u32]) -> String {
+        let mut text = String::new();
+        ids.iter().for_each(|&id| self.push_into(id, &mut text));
+        text + &self.finish()
+    }
+
+    /// Decodes one id; returns the characters that it completes.
     pub fn push(&mut self, id: u32) -> String {
         let mut out = String::new();
         self.push_into(id, &mut out);
         out
     }
 
-    /// [`push`](Self::push) at the end of `out`.
+    /// [`push`](Self::push) that appends to `out`.
     pub fn push_into(&mut self, id: u32, out: &mut String) {
         let Some((bytes, flag)) = self.pieces.get(id) else { return };
         if flag == Flag::Special && self.special == Special::Skip && !self.shown.contains(&id) {
@@ -222,7 +234,7 @@ impl TextStream<'_> {
         }
     }
 
-    /// Ends the stream and returns what is left; an unfinished character becomes U+FFFD.
+    /// Ends the stream and returns the rest; an incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         match self.pieces.kind {
@@ -235,7 +247,7 @@ impl TextStream<'_> {
         out
     }
 
-    /// Moves whole characters to `out`, and U+FFFD for bytes that can no longer become one.
+    /// Moves complete characters to `out`, with U+FFFD for invalid bytes.
     fn complete(&mut self, out: &mut String) {
         let mut rest = self.pending.as_slice();
         loop {
@@ -259,7 +271,7 @@ impl TextStream<'_> {
         self.pending.drain(..done);
     }
 
-    /// Ends a run of byte tokens: it becomes text if the whole run is UTF-8, else one U+FFFD for each byte.
+    /// Ends a run of byte tokens: it becomes text if the whole run is UTF-8, otherwise one U+FFFD for each byte.
     fn end_run(&mut self, out: &mut String) {
         if self.pending.is_empty() {
             return;

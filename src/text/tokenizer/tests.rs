@@ -173,7 +173,7 @@ fn padding_ends_a_text_only_where_it_is_a_control_token() {
     }
 }
 
-/// What the library makes of the ids: the measure for our decoders.
+/// The text that the library decodes: the reference for our decoders.
 fn library_decode(dir: &Path, ids: &[u32]) -> String {
     let library = Library::from_file(dir.join("tokenizer.json")).expect("loads");
     library.decode(ids, true).expect("decodes")
@@ -233,7 +233,7 @@ fn a_character_comes_with_its_last_byte() {
     assert_eq!(stream.finish(), "");
 }
 
-/// How long this thread has computed: other programs on the machine do not count.
+/// CPU time of this thread: other programs on the machine do not count.
 fn computed() -> Duration {
     let nanoseconds = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = nanoseconds.and_then(|text| text.split_whitespace().next()?.parse().ok());
@@ -292,7 +292,11 @@ fn broken_settings_are_named() {
         ("config.json", "[]", "not a JSON object"),
         ("config.json", "{", "is not valid JSON"),
         ("config.json", "\u{0}", "is not valid JSON"),
-        ("tokenizer_config.json", r#"{"eos_token": "<none>"}"#, "field `eos_token` is \"<none>\", no token"),
+        (
+            "tokenizer_config.json",
+            r#"{"eos_token": "<none>"}"#,
+            "field `eos_token` is \"<none>\", not a token",
+        ),
         ("tokenizer_config.json", r#"{"eos_token": 7}"#, "field `eos_token` is 7"),
         ("tokenizer_config.json", r#"{"bos_token": []}"#, "field `bos_token` is []"),
         ("tokenizer_config.json", r#"{"add_bos_token": 1}"#, "field `add_bos_token` is 1"),

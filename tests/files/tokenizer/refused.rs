@@ -63,7 +63,7 @@ fn cases() -> Vec<(Made, &'static [&'static str])> {
         (pieces().floats("scores", &[0.0; 261]), &["scores\" is an array of 261", "262 numbers"]),
         (pieces().floats("scores", &[f32::NAN; 262]), &["scores\": element 0 is NaN"]),
         (pieces().integers("scores", &[0; 262]), &["scores\": element 0 is 0", "Float32"]),
-        (pieces().integers("token_type", &[TEXT; 262]), &["lacks an unknown token", "<0x00>"]),
+        (pieces().integers("token_type", &[TEXT; 262]), &["has neither an unknown token", "<0x00>"]),
         (pieces().truth("add_space_prefix", 1).number("add_space_prefix", 1), &["add_space_prefix\" is 1"]),
     ]
 }

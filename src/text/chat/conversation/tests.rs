@@ -1,4 +1,4 @@
-//! What follows an answer, and long conversations.
+//! Questions after an answer, and long conversations.
 
 use super::super::{Jinja, builtin};
 use super::*;

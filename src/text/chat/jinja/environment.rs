@@ -1,4 +1,4 @@
-//! The filters, tests and functions that chat templates get: Jinja's, as Python has them, and those of transformers.
+//! Filters, tests and functions for chat templates: Jinja's, as they work in Python, and those of transformers.
 
 use super::interpreter::{add, add_operators, integer};
 use super::limits::{check_nested, check_value, consume_fuel, failed, is_namespace, size};
@@ -9,16 +9,16 @@ use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, escape_formatter};
 
-/// Macros in macros and blocks in blocks; real templates have a handful.
+/// Maximum nesting of macros and blocks; real templates have a handful.
 const MAX_RECURSION: usize = 100;
-/// Bytes of fuel for a directive of a date.
+/// Cost of a directive of a date, in bytes.
 const DIRECTIVE_BYTES: usize = 64;
-/// Bytes of fuel for an item of a list.
+/// Cost of an item of a list, in bytes.
 const ITEM_BYTES: usize = 64;
-/// Not in Jinja, or without use in a prompt.
+/// Filters of the interpreter that are not in Jinja, or useless in a prompt.
 const REMOVED_FILTERS: [&str; 7] = ["batch", "chain", "groupby", "lines", "pprint", "slice", "zip"];
 
-/// An interpreter with so much `fuel`, at `now`.
+/// An interpreter with this `fuel`; `now` is its date and time.
 pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(fuel));
@@ -42,7 +42,7 @@ pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
     environment
 }
 
-/// Adds the tests that Python answers otherwise than the interpreter.
+/// Adds the tests that give another result in Python than in the interpreter.
 fn add_tests(environment: &mut Environment<'_>) {
     let is_map = |value: &Value| value.kind() == ValueKind::Map && !is_namespace(value);
     environment.add_test("mapping", move |value: Value| is_map(&value));
@@ -87,7 +87,7 @@ fn add_functions(environment: &mut Environment<'_>, now: Moment) {
     });
 }
 
-/// Adds Jinja's filters where the interpreter has none, or others than Python's.
+/// Adds Jinja's filters that the interpreter lacks, or that work otherwise in Python.
 fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("trim", |state: &State<'_, '_>, value: Value, chars: Option<&str>| {
         python::strip(state, &to_text(state, &value)?, "strip", chars).map(Value::from)
@@ -108,7 +108,7 @@ fn add_filters(environment: &mut Environment<'_>) {
     });
     for name in ["e", "escape"] {
         environment.add_filter(name, |state: &State<'_, '_>, value: Value| -> Result<Value, Error> {
-            // A sign becomes six.
+            // A character becomes up to six.
             consume_fuel(state, size(&value)?.saturating_mul(6))?;
             Ok(Value::from_safe_string(repr::escape_html(&value)))
         });
@@ -125,20 +125,20 @@ fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("sum", sum);
 }
 
-/// The text of a value, which is paid for.
+/// The text of a value, charged to the fuel.
 fn to_text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
     consume_fuel(state, size(value)?)?;
     Ok(repr::text(value).into_owned())
 }
 
-/// One attribute of all items, if one is named.
+/// Takes one attribute of each item, if one is named.
 fn map_attribute(state: &mut State<'_, '_>, value: Value, attribute: Option<Value>) -> Result<Value, Error> {
     match attribute.filter(is_given) {
         Some(attribute) => {
             let attribute: Kwargs = [("attribute", attribute)].into_iter().collect();
             state.apply_filter("map", &[value, attribute.into()])
         }
-        None if value.is_none() => Err(failed("joins or adds up a value that is none")),
+        None if value.is_none() => Err(failed("joins or sums a value that is none")),
         None => Ok(value),
     }
 }
@@ -169,7 +169,7 @@ fn int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     Ok(number.map_or(default, integer))
 }
 
-/// A text whose lines begin with blanks, or with a text; the first line and empty ones do not, unless asked for.
+/// Indents the lines of a text by blanks or by a text; the first line and empty ones only if asked for.
 fn indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [width, first, blank] = named_args(&args.into_values(), ["width", "first", "blank"])?;
     let width = width.filter(is_given).unwrap_or(Value::from(4));

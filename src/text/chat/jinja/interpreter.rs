@@ -1,9 +1,9 @@
 //! Compiles and runs a template, with bounds on time and memory.
 //!
-//! The interpreter's fuel pays for steps, for bytes and for the items of lists. It does not pay for a list that is
-//! repeated, added or nested without being copied: thirty doublings make a small object that takes for ever to write
-//! out, compare or copy. So the operators that make or write such lists are replaced by filters that refuse lists
-//! above a size, and no larger list comes about.
+//! The interpreter charges fuel for steps, for bytes and for items of lists. It charges nothing for a list that is
+//! repeated, added or nested without being copied: thirty doublings make a small object that takes forever to write
+//! out, compare or copy. So the operators that make or write such lists are replaced by filters that refuse large
+//! lists.
 
 use super::limits::{check_nested, check_value, consume_fuel, failed, size};
 use super::source::{self, CHECK_FILTER, CHECK_IN_NAMESPACE, CONST_ONE};
@@ -15,7 +15,7 @@ use minijinja::value::{Rest, Tuple, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, State, Value, filters};
 use std::sync::Arc;
 
-/// Filters in place of operators; `in` is also the name of a test.
+// Names of the filters in place of operators; `in` is also the name of a test.
 const ADD: &str = "+";
 const MULTIPLY: &str = "*";
 const REMAINDER: &str = "%";
@@ -69,7 +69,7 @@ fn replace_operators(code: &mut Instructions<'_>) {
     }
 }
 
-/// Adds what [`run`] and [`source`] put into a template.
+/// Adds the filters and variables that [`run`] and [`source`] put into a template.
 pub(super) fn add_operators(environment: &mut Environment<'_>) {
     environment.add_global(CONST_ONE, 1);
     environment.add_filter(CHECK_FILTER, check_value);
@@ -92,12 +92,12 @@ pub(super) fn add_operators(environment: &mut Environment<'_>) {
     });
 }
 
-/// The sum of two numbers, texts or lists.
+/// Adds two numbers, texts or lists.
 pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     if let (Some(left), Some(right)) = (a.as_str(), b.as_str()) {
         consume_fuel(state, left.len() + right.len())?;
-        // As in jinja2, what is added to a safe text is escaped.
+        // As in jinja2, text added to safe text is escaped.
         if a.is_safe() || b.is_safe() {
             return Ok(Value::from_safe_string([repr::escape_html(&a), repr::escape_html(&b)].concat()));
         }
@@ -110,7 +110,7 @@ pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Er
         let (is_tuple, a, b) = (a.is_tuple(), check_value(a)?, check_value(b)?);
         return list_like(is_tuple, a.try_iter()?.chain(b.try_iter()?).collect());
     }
-    // What is left are numbers, and errors.
+    // Only numbers and errors are left.
     let no_names = std::iter::empty::<(String, Value)>().collect();
     filters::sum(state, Value::from(vec![b]), None, Some(a), no_names)
 }
@@ -119,7 +119,7 @@ fn list_like(is_tuple: bool, items: Vec<Value>) -> Result<Value, Error> {
     check_value(if is_tuple { Value::from(Tuple::from(items)) } else { Value::from(items) })
 }
 
-/// A text with values in its fields, or the remainder of a division; it has the divisor's sign.
+/// The operator `%`: formats a text, or gives the remainder of a division with the sign of the divisor.
 fn remainder(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     if let Some(text) = a.as_str() {
         return python::percent(state, text, b);
@@ -138,19 +138,19 @@ fn remainder(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> 
     Ok(integer(if left != 0 && (left < 0) != (b < 0) { left + b } else { left }))
 }
 
-/// The smallest kind of integer that holds it.
+/// An integer value of the smallest type that holds `number`.
 pub(super) fn integer(number: i128) -> Value {
     i64::try_from(number).map_or_else(|_| Value::from(number), Value::from)
 }
 
-/// True if `value` is in `container`; both may be written out or compared as a whole.
+/// True if `value` is in `container`. Charges for both, as they may be written out or compared as a whole.
 fn is_in(state: &State<'_, '_>, value: Value, container: Value) -> Result<bool, Error> {
     consume_fuel(state, size(&value)? + size(&container)?)?;
     minijinja::tests::is_in(state, &value, &container)
 }
 
 fn multiply(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
-    // Either may be the number.
+    // Either operand may be the number.
     for (many, times) in [(&a, &b), (&b, &a)] {
         let Some(times) = i64::try_from(times.clone()).ok().map(|n| usize::try_from(n).unwrap_or(0)) else {
             continue;

@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, with the options of transformers' `tojson`.
+//! Writes JSON like Python's `json.dumps`, with the options of transformers' `tojson`.
 
 use super::Refusal;
 use super::limits::{consume_fuel, failed};
@@ -7,20 +7,20 @@ use super::repr;
 use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 
-/// Longest indentation and separator.
+/// Maximum bytes of an indentation and of a separator.
 const MAX_BETWEEN: usize = 64;
 
-/// The style of JSON.
+/// The options of `tojson`.
 struct Style {
-    /// Blanks of a level; `None` for one line.
+    /// The indentation of a level; `None` for one line.
     indent: Option<String>,
-    /// Stands between items, and between a key and its value.
+    /// The separator of items, and the one between a key and its value.
     separators: [String; 2],
     ascii: bool,
     sorted: bool,
 }
 
-/// The JSON of `value`, whose size the caller has checked; `args` are `ensure_ascii`, `indent`, `separators` and
+/// Writes `value`, whose size the caller has checked, as JSON; `args` are `ensure_ascii`, `indent`, `separators` and
 /// `sort_keys`.
 pub(super) fn dump(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Result<Value, Error> {
     let style = Style::of(args)?;
@@ -113,7 +113,7 @@ impl Style {
                 out.push_str(&repr::number(value).replace("inf", "Infinity").replace("nan", "NaN"));
             }
             ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
-            // What a request leaves out.
+            // A value that the request leaves out.
             ValueKind::Undefined => {
                 let why = "tojson of a value that is undefined";
                 return Err(failed(why).with_source(Refusal(why.to_owned())));
@@ -130,7 +130,7 @@ impl Style {
         }
         for c in quoted.chars() {
             match c {
-                // The latter stand for control tokens.
+                // Private-use characters stand for control tokens.
                 ' '..='~' | '\u{F0000}'.. => out.push(c),
                 _ => c
                     .encode_utf16(&mut [0; 2])

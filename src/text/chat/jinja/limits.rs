@@ -1,26 +1,26 @@
-//! The size that the values of a template may have, besides what the interpreter's fuel pays for.
+//! Limits on the size of values, which the fuel of the interpreter does not cover.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 use std::borrow::Cow;
 
-/// Lists in lists.
+/// Maximum nesting of lists.
 const MAX_NESTING: usize = 32;
-/// Values in a list, those in its lists included; 6,000 messages.
+/// Maximum number of values in a list, nested ones included: enough for 6,000 messages.
 const MAX_VALUES: usize = 20_000;
-/// Bytes of text in a list: no context holds that much, and one step may compare or write out all of it.
+/// Maximum bytes of text in a list: no context holds more, and one step may compare or write out all of it.
 const MAX_TEXT: usize = 8 << 20;
-/// Bytes of a value in a list.
+/// Cost of a value in a list, in bytes.
 const VALUE_BYTES: usize = 32;
-/// Bytes that one unit of the interpreter's fuel pays for.
+/// Bytes per unit of fuel.
 const BYTES_PER_FUEL: usize = 64;
 
-/// Takes what `bytes` cost from the fuel.
+/// Takes the cost of `bytes` from the fuel.
 pub(super) fn consume_fuel(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
     state.consume_fuel((bytes / BYTES_PER_FUEL) as u64)
 }
 
-/// [`check_value`] for what a namespace or a list holds: a namespace that holds itself has no end.
+/// [`check_value`] for an item of a namespace or a list: a namespace that contains itself has no end.
 pub(super) fn check_nested(value: Value) -> Result<Value, Error> {
     if is_namespace(&value) {
         return Err(failed("puts a namespace into a namespace or a list"));
@@ -28,8 +28,8 @@ pub(super) fn check_nested(value: Value) -> Result<Value, Error> {
     check_value(value)
 }
 
-/// The value, a list in place of a view of one: views of views take long. Refuses a value that takes too long, or too
-/// much stack, to write out or compare.
+/// Refuses a value that takes too long, or too much stack, to write out or compare. Replaces a view by a list, as
+/// views of views are slow.
 pub(super) fn check_value(value: Value) -> Result<Value, Error> {
     if value.as_object().is_none() || is_namespace(&value) {
         return Ok(value);
@@ -43,7 +43,7 @@ pub(super) fn check_value(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// About the bytes of a value written out. Refuses as [`check_value`].
+/// The approximate bytes of a value written out. Refuses the values that [`check_value`] refuses.
 pub(super) fn size(value: &Value) -> Result<usize, Error> {
     if value.as_object().is_none() {
         return Ok(value.as_str().map_or(0, str::len));
@@ -60,7 +60,7 @@ struct ValueSize {
     text: usize,
 }
 
-/// The interpreter has no other way to tell.
+/// True for a namespace. The interpreter has no other way to tell.
 pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().contains("Namespace"))
 }
@@ -80,7 +80,7 @@ fn measure(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Erro
     if is_namespace(value) {
         return Err(failed("puts a namespace into a namespace or a list"));
     }
-    // What is an iterator without a length would be used up.
+    // An iterator without a length would be used up.
     let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
     if !is_list || value.len().is_none() {
         return Ok(());
@@ -94,7 +94,7 @@ fn measure(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Erro
     Ok(())
 }
 
-/// Ends a template that does what it may not.
+/// The error of a template that does something it may not.
 pub(super) fn failed(why: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, why)
 }

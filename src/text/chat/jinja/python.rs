@@ -1,5 +1,5 @@
-//! Python's methods of texts, dictionaries and lists, and its way to pass arguments. In transformers' sandbox no method
-//! may change a value.
+//! Python's methods of strings, dictionaries and lists, and its way to pass arguments. As in transformers' sandbox, no
+//! method changes a value.
 
 use super::limits::{check_value, consume_fuel, failed, size};
 use super::repr;
@@ -8,9 +8,9 @@ use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Bytes for one text in a list of texts.
+/// Cost of one string in a list, in bytes.
 const PART_BYTES: usize = 32;
-/// Widest field, and most digits.
+/// Maximum width of a field, and number of digits.
 const MAX_WIDTH: usize = 4096;
 
 /// The arguments of a filter or method, each given by position or by name.
@@ -49,7 +49,7 @@ pub(super) fn call_method(
     args: &[Value],
 ) -> Result<Value, Error> {
     match (value.as_str(), value.kind()) {
-        // The filters know what they make before they make it.
+        // The filters charge for the result before they make it.
         (Some(_), _) if method == "join" => {
             let (items,): (&Value,) = from_args(args)?;
             state.apply_filter("join", &[items.clone(), value.clone()])
@@ -143,7 +143,7 @@ pub(super) fn strip<'a>(
     method: &str,
     chars: Option<&str>,
 ) -> Result<&'a str, Error> {
-    // Every character of the text is looked up among them.
+    // Every character of the text is searched for in `chars`.
     consume_fuel(state, text.len().saturating_mul(chars.map_or(1, str::len)))?;
     let goes = |c: char| chars.map_or_else(|| is_blank(c), |chars| chars.contains(c));
     Ok(match method {
@@ -153,7 +153,7 @@ pub(super) fn strip<'a>(
     })
 }
 
-/// True if a text begins or ends with another one, or with one of a tuple.
+/// `startswith` and `endswith`: true if a text begins or ends with another one, or with one of a tuple.
 fn has_affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (wanted,): (&Value,) = from_args(args)?;
     let all = if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
@@ -167,7 +167,7 @@ fn has_affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(false))
 }
 
-/// Finds a text in another one: its place in characters, or the number of its occurrences.
+/// Finds a text in another one: its offset in characters, or for `count` the number of its occurrences.
 fn find(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (wanted,): (&str,) = from_args(args)?;
     if method == "count" {
@@ -181,7 +181,7 @@ fn find(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// True if a text is of a kind; `None` for an unknown method.
+/// `isalnum` and the like; `None` for an unknown method.
 fn is_kind(text: &str, method: &str) -> Option<bool> {
     let every = |is: fn(char) -> bool| !text.is_empty() && text.chars().all(is);
     let any = |is: fn(char) -> bool| text.chars().any(is);
@@ -200,7 +200,7 @@ fn is_kind(text: &str, method: &str) -> Option<bool> {
     })
 }
 
-/// A text in other case.
+/// `upper` and the like; `None` for an unknown method.
 fn change_case(text: &str, method: &str) -> Option<String> {
     Some(match method {
         "upper" => text.to_uppercase(),
@@ -210,7 +210,7 @@ fn change_case(text: &str, method: &str) -> Option<String> {
             text[..first].to_uppercase() + &text[first..].to_lowercase()
         }
         "title" => {
-            // Every letter after another one is small, and every other one large.
+            // A letter after another one is lower case, any other upper case.
             let (mut out, mut after_letter) = (String::new(), false);
             for c in text.chars() {
                 if after_letter {
@@ -226,7 +226,7 @@ fn change_case(text: &str, method: &str) -> Option<String> {
     })
 }
 
-/// Splits a text at a separator, or at blanks: at most some times, from the left or from the right.
+/// `split` and `rsplit`: splits a text at a separator or at blanks, at most `maxsplit` times.
 pub(super) fn split(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let [separator, most] = named_args(args, ["sep", "maxsplit"])?;
     let (separator, most) = (separator.filter(is_given), most.filter(is_given));
@@ -257,7 +257,7 @@ pub(super) fn split(state: &State<'_, '_>, text: &str, method: &str, args: &[Val
     Ok(Value::from(parts))
 }
 
-/// `most` parts between blanks, and the rest.
+/// Splits at blanks into `most` parts and the rest.
 fn split_at_blanks(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_start_matches(is_blank));
     while !rest.is_empty() {
@@ -269,7 +269,7 @@ fn split_at_blanks(text: &str, most: usize) -> Vec<&str> {
     parts
 }
 
-/// The lines of a text, their ends too where `args` say so.
+/// `splitlines`: the lines of a text, with their ends if `keepends` is set.
 fn split_lines(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Value, Error> {
     let [keeps_ends] = named_args(args, ["keepends"])?;
     let keeps_ends = keeps_ends.is_some_and(|keeps| keeps.is_true());
@@ -288,7 +288,7 @@ fn split_lines(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Valu
     Ok(Value::from(lines))
 }
 
-/// The text before the separator, the separator, and the text after it.
+/// `partition` and `rpartition`: the text before the separator, the separator, and the text after it.
 fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (at,): (&str,) = from_args(args)?;
     if at.is_empty() {
@@ -302,13 +302,13 @@ fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-/// `text % value`.
+/// The operator `%` of a string.
 pub(super) fn percent(state: &State<'_, '_>, text: &str, value: Value) -> Result<Value, Error> {
     let args = if value.is_tuple() { value.try_iter()?.collect() } else { vec![value] };
     format(state, text, &args, FormatStyle::Printf)
 }
 
-/// A text with `args` in its fields. Fields may be wide, and one argument may stand in many: all is paid for before.
+/// Formats `args` into the fields of a text. Fields may be wide, and one argument may fill many: all is charged before.
 pub(super) fn format(
     state: &State<'_, '_>,
     text: &str,
@@ -322,7 +322,7 @@ pub(super) fn format(
     if widest > MAX_WIDTH || fields.iter().any(|field| field.contains(['*', '{'])) {
         return Err(failed(format!("formats with a width of more than {MAX_WIDTH} or one that is computed")));
     }
-    // The interpreter counts bytes.
+    // The interpreter counts bytes, Python characters.
     if widest > 0 && args.iter().any(|arg| arg.as_str().is_some_and(|text| !text.is_ascii())) {
         return Err(failed("formats a text that is not ASCII with a width, which is not supported"));
     }
@@ -335,7 +335,7 @@ pub(super) fn format(
     Ok(Value::from(formatting::format(style, text, &args?)?))
 }
 
-/// The parts of a text that say how wide its fields are.
+/// The flags, width and precision of each field of a format.
 fn field_specs(text: &str, style: FormatStyle) -> Vec<&str> {
     let is_spec = |c: char| "-+ #.*".contains(c) || c.is_ascii_digit();
     let spec = |part| match style {
@@ -353,7 +353,7 @@ fn field_specs(text: &str, style: FormatStyle) -> Vec<&str> {
     text.split(sign).skip(1).map(spec).collect()
 }
 
-/// A list as its text, and a dictionary unless the fields of `text` look into it.
+/// Replaces a list by its text, and a dictionary unless the fields of `text` access its items.
 fn format_argument(arg: &Value, text: &str) -> Result<Value, Error> {
     let arg = check_value(arg.clone())?;
     let looks =

@@ -1,10 +1,10 @@
-//! Values as Python's `str` and `repr` write them.
+//! Writes values like Python's `str` and `repr`.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use std::borrow::Cow;
 
-/// `value` as `str` writes it. The caller has checked how deep it is nested.
+/// Writes `value` like `str`. The caller has checked its nesting.
 pub(super) fn text(value: &Value) -> Cow<'_, str> {
     match value.as_str() {
         Some(text) => Cow::Borrowed(text),
@@ -17,7 +17,7 @@ pub(super) fn text(value: &Value) -> Cow<'_, str> {
     }
 }
 
-/// Appends `value` as `repr` writes it.
+/// Appends `value` like `repr`.
 fn write_repr(value: &Value, out: &mut String) {
     let (open, close) = match value.kind() {
         ValueKind::Undefined => return out.push_str("Undefined"),
@@ -43,7 +43,7 @@ fn write_repr(value: &Value, out: &mut String) {
     out.push_str(close);
 }
 
-/// Appends a text in quotes.
+/// Appends a quoted text.
 fn write_quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -62,13 +62,13 @@ fn write_quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// True if Python shows a character in quotes as it is.
+/// True if Python does not escape a character in quotes.
 fn is_printable(c: char) -> bool {
     let is_format = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     c == ' ' || !(c.is_control() || c.is_whitespace() || is_format)
 }
 
-/// A text with HTML's names for its signs; one that is marked as safe stays as it is.
+/// Escapes a text for HTML; a text that is marked as safe is not changed.
 pub(super) fn escape_html(value: &Value) -> String {
     let text = self::text(value).into_owned();
     if value.is_safe() {
@@ -78,7 +78,7 @@ pub(super) fn escape_html(value: &Value) -> String {
     signs.iter().fold(text, |text, (sign, name)| text.replace(sign, name))
 }
 
-/// A number in digits.
+/// Writes a number.
 pub(super) fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(float) if !value.is_integer() => write_float(float),
@@ -86,7 +86,7 @@ pub(super) fn number(value: &Value) -> String {
     }
 }
 
-/// The shortest digits that are this number; an exponent has a sign and two digits.
+/// Writes a number in the fewest digits that give it; an exponent has a sign and two digits.
 fn write_float(number: f64) -> String {
     let digits = format!("{number:?}");
     match digits.split_once('e') {

@@ -1,26 +1,26 @@
-//! A template's text before it is compiled: control tokens become marks, what `set` stores is checked, and products are
-//! left to the interpreter.
+//! Rewrites the text of a template before it is compiled: control tokens become marks, values stored by `set` are
+//! checked, and products are not folded.
 //!
-//! Only what the template itself writes out can become a control token. So the text of a control token in the
-//! template's text and strings is replaced by a mark, one character that no message has; what the messages say stays
-//! as it is, whatever the template does to it. Nothing here adds or removes a line.
+//! Only text that the template itself spells out can become a control token. So the text of a control token in the
+//! template's text and strings is replaced by a mark, a character that no message contains; the text of messages is
+//! never replaced. No line is added or removed.
 
 use minijinja::Error;
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use std::ops::Range;
 
-/// The filter that checks what a variable stores.
+/// The filter that checks the value of a variable.
 pub(super) const CHECK_FILTER: &str = "check_value";
-/// The filter that checks what a namespace stores.
+/// The filter that checks the value of a field of a namespace.
 pub(super) const CHECK_IN_NAMESPACE: &str = "check_in_namespace";
 
-/// A variable that is 1.
+/// The name of a variable with value 1.
 pub(super) const CONST_ONE: &str = "one_";
 
-/// Control tokens and the characters that stand for them.
+/// Control tokens and their marks.
 pub(super) struct Marks<'a> {
-    /// Longest first, so that a token that begins another one does not win.
+    /// Tokens and marks, longest token first, so that a token that begins another one does not win.
     tokens: Vec<(&'a str, char)>,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Marks<'a> {
         Self { tokens }
     }
 
-    /// `text` with marks.
+    /// Replaces the control tokens in `text` by their marks.
     pub(super) fn put(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -52,7 +52,7 @@ pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
-/// The text to compile. Broken syntax is left as it is, for the compiler to report.
+/// Rewrites `source` for the compiler. Broken syntax is kept, for the compiler to report.
 pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> {
     let mut out = String::with_capacity(source.len() * 2);
     let mut copied = 0;
@@ -70,7 +70,7 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
                 place
             }
             (Token::BlockStart, _) => SourcePlace::TagStart,
-            // Tells a trainer which part to learn; without meaning here.
+            // Marks the part that training learns from; no meaning here.
             (Token::Ident("generation" | "endgeneration"), SourcePlace::TagStart) => {
                 replace(range, "set generation_ = 0");
                 SourcePlace::Other
@@ -98,14 +98,14 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
     Ok(out)
 }
 
-/// The place of a token.
+/// The place of a token in its tag.
 #[derive(Clone, Copy)]
 enum SourcePlace {
-    /// At the first word of a `{% … %}`.
+    /// The first word of a `{% … %}`.
     TagStart,
-    /// In the name that is set, with the filter for what it stores; a namespace's has a dot.
+    /// The name that is set, with the filter for its value; a field of a namespace has a dot.
     SetTarget(&'static str),
-    /// In the value that is stored.
+    /// The value that is stored, with its filter.
     SetValue(&'static str),
     Other,
 }

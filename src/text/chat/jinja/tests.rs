@@ -1,4 +1,4 @@
-//! What templates may do, and what happens when they do more.
+//! Features and limits of templates.
 
 use super::*;
 use crate::chat::{Moment, TemplateKwargs, ToolCall, Tools, join};
@@ -183,7 +183,7 @@ fn only_what_the_template_writes_is_a_control_token() {
 fn tokens_from_parts_are_refused_and_the_end_is_found() {
     let e = with_tokens("{% for m in messages %}{{ '<|im_' + 'start|>' + m.content }}{% endfor %}");
     assert!(
-        matches!(e, Err(Error::Model(m)) if m.contains("control token <|im_start|> together from parts"))
+        matches!(e, Err(Error::Model(m)) if m.contains("builds the control token <|im_start|> from parts"))
     );
     let turns = "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}";
     assert_eq!(with_tokens(turns).expect("loads").end(), Some("<|im_end|>"));

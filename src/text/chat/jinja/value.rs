@@ -1,4 +1,5 @@
-//! Messages and JSON as values of the interpreter. The fields of objects keep their order: a model was trained on it.
+//! Converts messages and JSON to values of the interpreter. Objects keep the order of their fields, which models were
+//! trained on.
 
 use crate::chat::{Message, TemplateKwargs};
 use minijinja::Value;
@@ -8,7 +9,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// The fields of an object, in its order.
+/// The fields of an object, in order.
 struct Fields<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'a, 'de: 'a> Deserialize<'de> for Fields<'a> {
@@ -35,12 +36,12 @@ impl<'a, 'de: 'a> Deserialize<'de> for Fields<'a> {
     }
 }
 
-/// The value that `json` is, or the text that it is.
+/// Parses `json`; text that is not JSON becomes a string.
 fn json(json: &str) -> Value {
     serde_json::from_str(json).and_then(of_raw).unwrap_or_else(|_| Value::from(json))
 }
 
-/// The value as Python's `json.loads` reads it; its nesting has a limit.
+/// Converts a value like Python's `json.loads`; the caller has limited its nesting.
 fn of_raw(raw: &RawValue) -> serde_json::Result<Value> {
     let json = raw.get();
     Ok(match json.as_bytes()[0] {
@@ -61,7 +62,7 @@ fn of_raw(raw: &RawValue) -> serde_json::Result<Value> {
     })
 }
 
-/// The number that JSON writes so.
+/// Parses a number of JSON.
 fn number(json: &str) -> Value {
     if let Ok(number) = json.parse::<i64>() {
         return Value::from(number);
@@ -72,7 +73,7 @@ fn number(json: &str) -> Value {
     }
 }
 
-/// A message, with the fields that transformers gives it. A template may ask which there are.
+/// Converts a message, with the fields that transformers gives it. A template may test which fields there are.
 fn message(m: &Message) -> Value {
     let mut fields = vec![("role", Value::from(m.role.name())), ("content", Value::from(m.content.as_str()))];
     if let Some(reasoning) = &m.reasoning {
@@ -95,7 +96,7 @@ fn message(m: &Message) -> Value {
     Value::from_pairs(fields)
 }
 
-/// `messages`, `tools` as a list and as a text, and a caller's own variables.
+/// The variables `messages`, `tools` (a list), `tools_json` (a text), and the caller's own.
 pub(super) fn all(messages: &[Message], variables: Option<&TemplateKwargs>) -> Vec<(String, Value)> {
     let tools = variables.and_then(|v| v.tools.as_ref()).map(|tools| tools.json());
     let list: Vec<Value> = messages.iter().map(message).collect();
@@ -109,7 +110,7 @@ pub(super) fn all(messages: &[Message], variables: Option<&TemplateKwargs>) -> V
     values
 }
 
-/// Hands every text in `value` to `each`; its nesting has a limit.
+/// Calls `each` with every text in `value`, whose nesting is limited.
 pub(super) fn texts(value: &Value, each: &mut dyn FnMut(&str)) {
     if let Some(text) = value.as_str() {
         return each(text);

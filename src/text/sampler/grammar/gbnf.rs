@@ -1,20 +1,20 @@
 //! Translates GBNF, llama.cpp's form of BNF, to the syntax of `llguidance`.
 //!
-//! Rules that are not recursive are regular. Each becomes one terminal and keeps its exact meaning. In a recursive rule,
-//! a terminal takes the longest match before what follows it. That may rule out a text of the grammar, but never
-//! allows one outside of it.
+//! Rules that are not recursive are regular: each becomes one terminal and keeps its exact meaning. In a recursive
+//! rule, a terminal always takes the longest match. That may rule out some texts of the grammar, but never allows one
+//! that it does not have.
 
 mod parser;
 
 use super::limits::{MAX_LEVELS, MAX_PATTERN};
-use parser::{Expr, Parser, Rule};
+use parser::{Parser, Rule};
 use std::fmt::Write;
 
 /// Translates a grammar for `llguidance`.
 ///
 /// # Errors
 ///
-/// What is wrong, after its line and column.
+/// A message with line and column.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let mut parser = Parser::new(text);
     let root = parser.parse_grammar().map_err(|(at, what)| {
@@ -35,7 +35,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
         }
         let _ = write!(lark, "{}: ", name(i));
         for (at, part) in body.split('@').enumerate() {
-            // Every second part is the number of a rule.
+            // Every second part is the number of a rule: see `Expr::lark`.
             let rule = part.parse().ok().filter(|_| at % 2 == 1).map(name);
             lark.push_str(rule.as_deref().unwrap_or(part));
         }
@@ -44,17 +44,17 @@ pub(super) fn to_lark(text: &str) -> Result<String, String> {
     Ok(lark)
 }
 
-/// Finds the regular rules, which lead to no rule that leads back to itself. Refuses rules that lead too deep: the
-/// compiler goes from one to the next by recursion.
+/// Returns true for each rule that is regular: neither it nor a rule that it uses is recursive. Refuses rules nested
+/// too deep: the compiler follows them by recursion.
 fn find_regular(rules: &[Rule]) -> Result<Vec<bool>, String> {
-    let names = |rule: &Rule| rule.body.iter().flat_map(|body: &Expr| body.names.clone()).collect::<Vec<_>>();
-    let names: Vec<Vec<(usize, usize)>> = rules.iter().map(names).collect();
+    let names: Vec<&[(usize, usize)]> =
+        rules.iter().map(|rule| rule.body.as_ref().map_or(&[][..], |body| &body.names)).collect();
     let mut named_by = vec![Vec::new(); rules.len()];
     for (rule, names) in names.iter().enumerate() {
         names.iter().for_each(|&(_, to)| named_by[to].push(rule));
     }
     // A rule is regular once all rules that it names are.
-    let mut open: Vec<usize> = names.iter().map(Vec::len).collect();
+    let mut open: Vec<usize> = names.iter().map(|names| names.len()).collect();
     let mut ready: Vec<usize> = (0..rules.len()).filter(|&rule| open[rule] == 0).collect();
     let mut levels: Vec<Option<usize>> = vec![None; rules.len()];
     while let Some(rule) = ready.pop() {
@@ -67,12 +67,12 @@ fn find_regular(rules: &[Rule]) -> Result<Vec<bool>, String> {
             }
         }
     }
-    // A way through the others may take all of them.
+    // A path through the recursive rules may use all of them.
     let deepest = levels.iter().flatten().max().copied().unwrap_or(0);
     let others = names.iter().zip(&levels).filter(|(_, level)| level.is_none());
     let others: usize = others.map(|(names, _)| 1 + names.iter().map(|name| name.0).max().unwrap_or(0)).sum();
     if deepest > MAX_LEVELS || others > 2 * MAX_LEVELS {
-        return Err(format!("rules and groups lead more than {MAX_LEVELS} levels deep; use fewer"));
+        return Err(format!("rules and groups are nested more than {MAX_LEVELS} levels deep; use fewer"));
     }
     Ok(levels.iter().map(Option::is_some).collect())
 }
@@ -142,7 +142,7 @@ mod tests {
             ("", "line 1 column 1", "no rule root"),
             ("root ::= \"a\n", "line 1 column 10", "no end"),
             ("root ::= [a\n", "line 1 column 10", "no end"),
-            ("root ::= [b-a]", "line 1 column 11", "upside down"),
+            ("root ::= [b-a]", "line 1 column 11", "reversed"),
             ("root ::= []", "line 1 column 10", "no characters"),
             ("root ::= (\"a\"\n", "line 2 column 1", ") is missing"),
             ("root ::= x\ny ::= \"a\"", "line 1 column 10", "no rule x"),

@@ -1,5 +1,5 @@
-//! Compiling with bounds: on a thread of its own, within a time, and with as much work, memory and depth as real
-//! grammars need.
+//! Limits on compiling a grammar: its own thread, a time limit, and as much work, memory and depth as real grammars
+//! need.
 
 use crate::{Error, Result};
 use files::containment::{Subject, guarded_within};
@@ -7,42 +7,42 @@ use llguidance::api::ParserLimits;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Bytes of a grammar, at most.
+/// Maximum bytes of a grammar.
 pub(super) const MAX_BYTES: usize = 1 << 20;
-/// Bytes of a regular expression: compiling one takes memory with the square of its length, 20 MB here.
+/// Maximum bytes of a regular expression: memory grows with the square of its length, to 20 MB here.
 pub(super) const MAX_PATTERN: usize = 16 << 10;
-/// Schemas or rules in each other, at most.
+/// Maximum nesting of schemas or rules.
 pub(super) const MAX_LEVELS: usize = 1024;
 
-/// Real grammars take milliseconds, with a large vocabulary a second on a phone.
+/// Time limit of a compilation. Real grammars take milliseconds, or a second with a large vocabulary on a phone.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Grammars that are compiled at the same time: one that is given up goes on until it has used up its fuel.
-const MOST_AT_ONCE: usize = 8;
+/// Maximum number of grammars compiled at once: one that timed out still runs until its fuel is used up.
+const MAX_AT_ONCE: usize = 8;
 
-/// Slots for grammars that are compiled at the same time.
+/// A counting semaphore for grammars that are compiled at the same time.
 pub(super) struct CompileSlots {
     free: Mutex<usize>,
-    left: Condvar,
+    released: Condvar,
 }
 
-static SLOTS: CompileSlots = CompileSlots::new(MOST_AT_ONCE);
+static SLOTS: CompileSlots = CompileSlots::new(MAX_AT_ONCE);
 
 /// A taken slot, until it is dropped.
 pub(super) struct CompileSlot(&'static CompileSlots);
 
 impl CompileSlots {
     pub const fn new(free: usize) -> Self {
-        Self { free: Mutex::new(free), left: Condvar::new() }
+        Self { free: Mutex::new(free), released: Condvar::new() }
     }
 
-    /// Waits for a slot, at most for `patience`.
-    pub fn take(&'static self, patience: Duration) -> Result<CompileSlot> {
+    /// Waits for a slot, at most for `timeout`.
+    pub fn take(&'static self, timeout: Duration) -> Result<CompileSlot> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.left.wait_timeout_while(free, patience, |free| *free == 0);
+        let waited = self.released.wait_timeout_while(free, timeout, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        *free = free.checked_sub(1).ok_or_else(|| {
-            Error::Memory("as many grammars are being compiled as may be; try again later".into())
-        })?;
+        *free = free
+            .checked_sub(1)
+            .ok_or_else(|| Error::Memory("too many grammars are being compiled; try again later".into()))?;
         Ok(CompileSlot(self))
     }
 }
@@ -50,13 +50,12 @@ impl CompileSlots {
 impl Drop for CompileSlot {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.0.left.notify_one();
+        self.0.released.notify_one();
     }
 }
 
-/// Limits of `llguidance`: fewer lexer states than by default, which take up to two kilobytes each, less fuel, which
-/// bounds the memory of compiling, and longer rows, of
-/// which an object of a thousand properties has 4,007 items.
+/// Limits of `llguidance`: fewer lexer states than by default (each takes up to 2 KB), less fuel (it bounds the memory
+/// of compiling), and longer rows (an object of a thousand properties has 4,007 items).
 pub(super) fn parser_limits() -> ParserLimits {
     ParserLimits {
         max_lexer_states: 20_000,
@@ -67,11 +66,11 @@ pub(super) fn parser_limits() -> ParserLimits {
     }
 }
 
-/// Compiles on a thread of its own; `place` names the grammar in messages.
+/// Runs `compile` on its own thread; `place` names the grammar in messages.
 ///
 /// # Errors
 ///
-/// `Usage` where that fails or takes too long, `Memory` where too many are compiled already.
+/// `Usage` if it fails or takes too long, `Memory` if too many grammars are being compiled.
 pub(super) fn compile_contained<T: Send + 'static>(
     place: &str,
     compile: impl FnOnce() -> std::result::Result<T, String> + Send + 'static,
@@ -95,7 +94,7 @@ pub(super) fn compile_contained<T: Send + 'static>(
     }
 }
 
-/// Shortens a message of the compiler to one line: its first one, and where that only begins it, its last one.
+/// Shortens a message of the compiler to its first line, and its last line if the first ends with a colon.
 pub(super) fn one_line(text: &str) -> String {
     const MOST: usize = 400;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());

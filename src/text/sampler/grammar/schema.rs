@@ -1,23 +1,23 @@
-//! Bounds of a JSON schema, checked before it is compiled: the compiler follows references by recursion, and copies
+//! Limits on a JSON schema, checked before it is compiled: the compiler follows references by recursion, and copies
 //! alternatives that it combines.
 
 use super::limits::{MAX_LEVELS, MAX_PATTERN};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// References that lead from one to the next, at most.
+/// Maximum length of a chain of references.
 const MAX_REFERENCES: usize = 64;
-/// Values of a schema, at most.
+/// Maximum number of values in a schema.
 const MAX_VALUES: usize = 1 << 16;
-/// Properties of an object: the compiler goes from each to the next by recursion, and takes four times as long for
-/// twice as many.
+/// Maximum number of properties of an object: the compiler goes from each to the next by recursion, and takes four
+/// times as long for twice as many.
 const MAX_PROPERTIES: usize = 2048;
-/// Patterns of an object's properties: the compiler intersects all pairs.
+/// Maximum number of patterns for an object's properties: the compiler intersects all pairs.
 const MAX_PATTERNS: usize = 64;
-/// Parts of the combined schema that the compiler makes of it, at most.
+/// Maximum number of parts of the combined schema that the compiler builds.
 const MAX_PARTS: usize = 200_000;
 
-/// Keywords whose schemas apply to the same value, so that a circle of them never ends.
+/// Keywords whose schemas apply to the same value, so that a cycle of them never ends.
 const IN_PLACE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 /// Keywords with one schema.
 const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
@@ -27,18 +27,18 @@ const NAMED: [&str; 2] = ["properties", "patternProperties"];
 const LISTS: [&str; 2] = ["items", "prefixItems"];
 /// Keywords with a number.
 const NUMBERS: [&str; 3] = ["minimum", "maximum", "multipleOf"];
-/// Digits of `multipleOf`, on either side of the point: more overflow in the compiler.
+/// Maximum number of digits of `multipleOf`: more overflow in the compiler.
 const MAX_DIGITS: i32 = 8;
 /// Keywords with a count.
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 
-/// The largest bound of a number, as every number up to here has bits of its own: the compiler overflows soon after.
+/// The largest bound of a number, 2^53, up to which every integer is exact in f64: the compiler overflows soon after.
 const MAX_BOUND: f64 = 9_007_199_254_740_992.0;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Bounds that exclude next to nothing become ones that the compiler can handle.
+/// Replaces bounds that exclude next to nothing by ones that the compiler can handle.
 pub(super) fn bound_numbers(of: &mut Value) {
     match of {
         Value::Array(all) => all.iter_mut().for_each(bound_numbers),
@@ -61,7 +61,7 @@ pub(super) fn bound_numbers(of: &mut Value) {
     }
 }
 
-/// Refuses a schema that would take the compiler too deep or too long; says why.
+/// Refuses a schema that would take the compiler too deep or too long.
 pub(super) fn check(schema: &Value) -> Result<()> {
     let mut left = MAX_VALUES;
     count_values(schema, &mut left)?;
@@ -71,7 +71,7 @@ pub(super) fn check(schema: &Value) -> Result<()> {
     if all > MAX_PARTS {
         return Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives"));
     }
-    walk.check_circles()
+    walk.check_cycles()
 }
 
 fn count_values(value: &Value, left: &mut usize) -> Result<()> {
@@ -83,22 +83,22 @@ fn count_values(value: &Value, left: &mut usize) -> Result<()> {
     }
 }
 
-/// The place of the walk: levels and references above.
+/// The depth of the walk: levels and references above.
 #[derive(Clone, Copy, Default)]
 struct At {
     levels: usize,
     references: usize,
 }
 
-/// About how large a compiled schema is.
+/// The approximate size of a compiled schema.
 #[derive(Clone, Copy)]
 struct Size {
     parts: usize,
-    /// Alternatives.
+    /// Number of alternatives.
     options: usize,
-    /// A reference that is not followed yet: it is copied only where it is combined.
+    /// Parts behind a reference, which are copied only where the reference is combined.
     reference: Option<usize>,
-    /// Anything fits.
+    /// True if anything fits.
     any: bool,
 }
 
@@ -109,7 +109,7 @@ impl Size {
         Self { parts, options, reference: None, any: false }
     }
 
-    /// The size of what fits both: each alternative of one with each of the other.
+    /// The size of the intersection: each alternative of one with each of the other.
     fn and(self, other: Self) -> Self {
         if self.any {
             return other;
@@ -120,10 +120,10 @@ impl Size {
     }
 }
 
-/// A walk as the compiler's: each reference is followed where it is first met.
+/// A walk in the compiler's order: each reference is followed where it is first met.
 struct Walk<'a> {
     root: &'a Value,
-    /// Sizes by reference; none while it is followed.
+    /// Sizes by reference; `None` while it is being followed.
     known: HashMap<&'a str, Option<Size>>,
 }
 
@@ -131,7 +131,7 @@ impl<'a> Walk<'a> {
     fn measure(&mut self, of: &'a Value, at: At) -> Result<Size> {
         let Value::Object(fields) = of else { return Ok(Size::ANY) };
         if at.levels == MAX_LEVELS {
-            return Err(format!("leads more than {MAX_LEVELS} levels deep; use a flatter one"));
+            return Err(format!("is nested more than {MAX_LEVELS} levels deep; use a flatter one"));
         }
         check_types(fields)?;
         let at = At { levels: at.levels + 1, ..at };
@@ -149,7 +149,7 @@ impl<'a> Walk<'a> {
                 ("anyOf" | "oneOf", Value::Array(all)) => {
                     let sizes = all.iter().map(|of| self.measure(of, at)).collect::<Result<Vec<_>>>()?;
                     let sum = |of: fn(&Size) -> usize| sizes.iter().map(of).fold(0, usize::saturating_add);
-                    // All pairs are looked at.
+                    // The compiler compares all pairs.
                     let pairs = if keyword == "oneOf" { all.len() * all.len() / 64 } else { 0 };
                     size.and(Size::of(sum(|s| s.parts).saturating_add(pairs), sum(|s| s.options)))
                 }
@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
         Ok(if inner > 0 { size.and(Size::of(inner, 1)) } else { size })
     }
 
-    /// Parts for what is inside of an object or an array.
+    /// The number of parts inside of an object or an array.
     fn measure_inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
         let mut parts = 0usize;
         let mut add = |size: Size| parts = parts.saturating_add(size.parts);
@@ -197,24 +197,23 @@ impl<'a> Walk<'a> {
         Ok(Size { reference: Some(parts), ..Size::of(1, 1) })
     }
 
-    /// The target of a reference, found as the compiler finds it.
+    /// The target of a reference, resolved as the compiler does.
     fn target(&self, to: &str) -> Result<&'a Value> {
-        let path = match to {
-            "#" | "#/" => return Ok(self.root),
-            _ => to
-                .strip_prefix("#/")
-                .ok_or(format!("`$ref` {to:.64?}: use a path in the schema, such as #/$defs/x"))?,
-        };
+        if to == "#" || to == "#/" {
+            return Ok(self.root);
+        }
+        let path = to.strip_prefix("#/");
+        let path = path.ok_or(format!("`$ref` {to:.64?}: use a path in the schema, such as #/$defs/x"))?;
         let step = |value: &'a Value, name: &str| match value {
             Value::Array(all) => all.get(name.parse::<usize>().ok()?),
             other => other.get(name),
         };
         let found = path.split('/').try_fold(self.root, step);
-        found.ok_or(format!("`$ref` {to:.64?}: nothing is there"))
+        found.ok_or(format!("`$ref` {to:.64?}: not found"))
     }
 
     /// Refuses references that lead back to themselves without a step into an object or an array.
-    fn check_circles(&self) -> Result<()> {
+    fn check_cycles(&self) -> Result<()> {
         let names: Vec<&str> = std::iter::once("#").chain(self.known.keys().copied()).collect();
         let mut leads: HashMap<&str, Vec<&str>> = HashMap::new();
         for &name in &names {
@@ -222,7 +221,7 @@ impl<'a> Walk<'a> {
             in_place(self.target(name)?, &mut found);
             leads.insert(name, found);
         }
-        // What leads nowhere ends; so does what leads only to what ends.
+        // A schema without references ends, and so does one that refers only to schemas that end.
         let mut waits: HashMap<&str, usize> = leads.iter().map(|(&name, to)| (name, to.len())).collect();
         let mut back: HashMap<&str, Vec<&str>> = HashMap::new();
         for (&name, to) in &leads {
@@ -241,14 +240,14 @@ impl<'a> Walk<'a> {
         }
         match names.iter().find(|name| waits[*name] > 0) {
             Some(name) => Err(format!(
-                "`$ref` {name:.64?} leads back to itself without a step into an object or an array; give it a form of its own"
+                "`$ref` {name:.64?} refers to itself without a step into an object or an array; give it a definition of its own"
             )),
             None => Ok(()),
         }
     }
 }
 
-/// References of a schema that apply to the same value as the schema itself.
+/// Collects the references of a schema that apply to the same value as the schema itself.
 fn in_place<'a>(of: &'a Value, found: &mut Vec<&'a str>) {
     if let Some(Value::String(to)) = of.get("$ref") {
         found.push(if to == "#/" { "#" } else { to });
@@ -265,28 +264,31 @@ fn has_few_digits(number: f64) -> bool {
     whole.is_some_and(|digits| number.abs() * 10f64.powi(digits) <= most)
 }
 
-/// A kind of value: its name, and the test for it.
+/// A kind of value: its name with an article, and the test for it.
 type Kind = (&'static str, fn(&Value) -> bool);
 
-/// The kind of a keyword's value.
+/// The kind of value that a keyword must have.
 fn kind_of(keyword: &str) -> Option<Kind> {
     fn is_names(value: &Value) -> bool {
         value.as_array().is_some_and(|all| all.iter().all(Value::is_string))
     }
     Some(match keyword {
-        _ if COUNTS.contains(&keyword) => ("whole number from 0", Value::is_u64),
-        _ if NUMBERS.contains(&keyword) => ("number", Value::is_number),
-        _ if keyword.starts_with("exclusiveM") => ("number", |value| value.is_number() || value.is_boolean()),
-        _ if NAMED.contains(&keyword) => ("object", Value::is_object),
-        _ if IN_PLACE.contains(&keyword) => ("array", Value::is_array),
-        "prefixItems" | "enum" => ("array", Value::is_array),
-        "$ref" | "pattern" | "format" => ("string", Value::is_string),
-        "required" => ("array of strings", is_names),
+        _ if COUNTS.contains(&keyword) => ("a whole number from 0", Value::is_u64),
+        _ if NUMBERS.contains(&keyword) => ("a number", Value::is_number),
+        _ if keyword.starts_with("exclusiveM") => {
+            ("a number", |value| value.is_number() || value.is_boolean())
+        }
+        _ if NAMED.contains(&keyword) => ("an object", Value::is_object),
+        _ if IN_PLACE.contains(&keyword) => ("an array", Value::is_array),
+        "prefixItems" | "enum" => ("an array", Value::is_array),
+        "$ref" | "pattern" | "format" => ("a string", Value::is_string),
+        "required" => ("an array of strings", is_names),
         _ => return None,
     })
 }
 
-/// Refuses keywords of a wrong type, and long lists: the compiler cuts a wrong value's text anywhere to show it.
+/// Refuses values of a wrong type, and long lists: the compiler cuts the text of a wrong value anywhere to show it,
+/// even within a character.
 fn check_types(fields: &Map<String, Value>) -> Result<()> {
     for (keyword, value) in fields {
         let name = keyword.as_str();
@@ -302,7 +304,7 @@ fn check_types(fields: &Map<String, Value>) -> Result<()> {
             return Err(format!("`{name}` has more than {most}{unit}; use fewer"));
         }
         if let Some((kind, _)) = kind_of(name).filter(|(_, is)| !is(value)) {
-            return Err(format!("`{name}` is no {kind}"));
+            return Err(format!("`{name}` is not {kind}"));
         }
         let is_bound = name.ends_with("inimum") || name.ends_with("aximum");
         if is_bound && value.as_f64().is_some_and(|n| n.abs() > MAX_BOUND) {

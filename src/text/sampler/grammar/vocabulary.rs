@@ -1,4 +1,5 @@
-//! Vocabularies as `llguidance` knows them. One of a real model takes a while to make, so the last ones are kept.
+//! Vocabularies in the form that `llguidance` takes. Building a real model's takes a while, so the last ones are
+//! cached.
 
 use super::limits::parser_limits;
 use crate::tokenizer::Pieces;
@@ -6,76 +7,60 @@ use llguidance::ParserFactory;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Vocabularies in the cache: a model's with and without the control tokens of calls.
+/// Maximum number of cached vocabularies: a model's with and without the control tokens of tool calls.
 const MAX_CACHED: usize = 4;
 
 type Result<T> = std::result::Result<T, String>;
 
 /// The key of a vocabulary.
 pub(super) struct GrammarVocabulary {
-    pub pieces: Arc<Pieces>,
-    /// Control tokens that have a text for it. The others have none, so no grammar can ask for them.
+    pub pieces: Weak<Pieces>,
+    /// Control tokens that grammars see as their text. The others have no text, so no grammar can ask for them.
     pub shown: Arc<[u32]>,
-    /// The token that stands for the end.
+    /// The end-of-text token.
     pub end: u32,
     pub vocab: usize,
 }
 
-/// A factory and the key that it was made for.
-struct CachedFactory {
-    pieces: Weak<Pieces>,
-    shown: Arc<[u32]>,
-    end: u32,
-    vocab: usize,
-    factory: Arc<ParserFactory>,
-}
-
-/// The last ones, for as long as their tokens are there.
-static CACHE: Mutex<Vec<CachedFactory>> = Mutex::new(Vec::new());
+/// The last vocabularies and their factories, each kept while its tokenizer lives.
+static CACHE: Mutex<Vec<(GrammarVocabulary, Arc<ParserFactory>)>> = Mutex::new(Vec::new());
 
 impl GrammarVocabulary {
-    fn matches(&self, kept: &CachedFactory) -> bool {
-        std::ptr::eq(kept.pieces.as_ptr(), Arc::as_ptr(&self.pieces))
-            && (&kept.shown, kept.end, kept.vocab) == (&self.shown, self.end, self.vocab)
+    fn matches(&self, other: &Self) -> bool {
+        self.pieces.ptr_eq(&other.pieces)
+            && (&self.shown, self.end, self.vocab) == (&other.shown, other.end, other.vocab)
     }
 
-    /// Returns the factory that compiles grammars for it.
-    pub fn factory(&self) -> Result<Arc<ParserFactory>> {
-        let mut made = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-        made.retain(|kept| kept.pieces.strong_count() > 0);
-        if let Some(kept) = made.iter().find(|kept| self.matches(kept)) {
-            return Ok(Arc::clone(&kept.factory));
+    /// Returns the factory that compiles grammars for this vocabulary, whose tokens are `pieces`.
+    pub fn factory(self, pieces: &Pieces) -> Result<Arc<ParserFactory>> {
+        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.retain(|(key, _)| key.pieces.strong_count() > 0);
+        if let Some((_, factory)) = cache.iter().find(|(key, _)| self.matches(key)) {
+            return Ok(Arc::clone(factory));
         }
-        let factory = Arc::new(factory(&self.tokens())?);
-        if made.len() == MAX_CACHED {
-            made.remove(0);
+        let factory = Arc::new(new_factory(&self.tokens(pieces))?);
+        if cache.len() == MAX_CACHED {
+            cache.remove(0);
         }
-        let (pieces, shown) = (Arc::downgrade(&self.pieces), Arc::clone(&self.shown));
-        made.push(CachedFactory {
-            pieces,
-            shown,
-            end: self.end,
-            vocab: self.vocab,
-            factory: Arc::clone(&factory),
-        });
+        cache.push((self, Arc::clone(&factory)));
         Ok(factory)
     }
 
-    fn tokens(&self) -> TokEnv {
-        let hidden = |id: u32| self.pieces.is_special(id) && !self.shown.contains(&id);
-        let text = |id: u32| if hidden(id) { Vec::new() } else { self.pieces.bytes(id).to_vec() };
+    fn tokens(&self, pieces: &Pieces) -> TokEnv {
+        let hidden = |id: u32| pieces.is_special(id) && !self.shown.contains(&id);
+        let text = |id: u32| if hidden(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
         let words: Vec<_> = (0..self.vocab as u32).map(text).collect();
         let info = TokRxInfo::new(self.vocab as u32, self.end);
         Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)))
     }
 }
 
-/// A factory that compiles grammars for bytes.
+/// Returns a factory that compiles grammars for a vocabulary of single bytes.
 pub(super) fn of_bytes() -> Result<ParserFactory> {
-    factory(&ApproximateTokEnv::single_byte_env())
+    new_factory(&ApproximateTokEnv::single_byte_env())
 }
 
-fn factory(tokens: &TokEnv) -> Result<ParserFactory> {
+fn new_factory(tokens: &TokEnv) -> Result<ParserFactory> {
     let mut factory = ParserFactory::new_simple(tokens).map_err(|e| e.to_string())?;
     factory.quiet();
     *factory.limits_mut() = parser_limits();

@@ -17,18 +17,18 @@ fn dry(allowed_length: usize, breakers: &[&str]) -> DryOptions {
     DryOptions { multiplier: 0.5, base: 2.0, allowed_length, window: None, breakers }
 }
 
-/// What is taken from the logits after this history.
+/// The penalties on the logits after this history.
 fn taken(dry: DryOptions, recent: &[u32]) -> Vec<f32> {
     let o = SamplerOptions { dry, repetition_penalty: 1.0, ..Default::default() };
     let pieces = Arc::new(Pieces::of_texts(TEXTS, &[END]));
     let mut sampler = Sampler::new(o, TEXTS.len()).expect("valid").with_pieces(&pieces);
     let mut logits = vec![0.0; TEXTS.len()];
-    sampler.adjust(&mut logits, recent);
+    sampler.apply_penalties(&mut logits, recent);
     assert!(sampler.counts.iter().all(|n| *n == 0));
     logits.iter().map(|x| 0.0 - x).collect()
 }
 
-/// Nothing is taken, but this from one token.
+/// Penalties of zero, except on one token.
 fn only(id: u32, penalty: f32) -> Vec<f32> {
     let mut all = vec![0.0; TEXTS.len()];
     all[id as usize] = penalty;
@@ -106,7 +106,7 @@ fn control_tokens_are_breakers() {
     assert_eq!(taken(dry(2, &["user:"]), &recent), only(D, 0.5));
 }
 
-/// Comparing each place with the end took as long as the history is, and so did each breaker at each place.
+/// A regression test: time once grew with the square of the history, and with the number of breakers.
 #[test]
 fn a_long_history_that_repeats_itself_takes_time_in_proportion() {
     let breakers: Vec<String> = (0..64).map(|i| format!("{}{i}", "a".repeat(60))).collect();

@@ -54,7 +54,7 @@ fn plain_typical(all: &[Ranked], k: usize, mass: f32) -> Vec<Ranked> {
     order.iter().map(|&i| all[i]).collect()
 }
 
-/// What is left to draw from, best first; `exclude` says whether XTC acts.
+/// The tokens left to draw from, best first; XTC acts if `exclude` is true.
 fn plain_keep(probs: &[f32], o: &SamplerOptions, exclude: impl FnOnce() -> bool) -> Vec<Ranked> {
     let mut all: Vec<Ranked> = probs.iter().enumerate().map(|(i, &p)| (i as u32, p)).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -164,7 +164,7 @@ fn adjusted_logits_have_the_bits_of_the_plain_loops() {
         let recent: Vec<u32> = (0..random.next_u64() % 60).map(|_| (random.next_u64() % 4) as u32).collect();
         let mut logits: Vec<f32> = (0..40).map(|_| random.uniform() * 20.0 - 10.0).collect();
         let mut want = logits.clone();
-        sampler.adjust(&mut logits, &recent);
+        sampler.apply_penalties(&mut logits, &recent);
         plain_adjust(&mut want, &recent, &o);
         assert_eq!(logits, want, "{round} {o:?} {recent:?}");
     }
@@ -231,7 +231,7 @@ fn seeds_repeat() {
 #[test]
 fn typicality_leaves_out_the_obvious() {
     let probs = [0.5, 0.125, 0.125, 0.125, 0.125];
-    let entropy = truncation::entropy(&probs);
+    let entropy = rank::entropy(&probs);
     assert!((entropy - 2.0 * std::f64::consts::LN_2).abs() < 1e-6, "{entropy}");
     let skewed = [0.6, 0.2, 0.1, 0.06, 0.04];
     let o = SamplerOptions { typical_p: 0.25, top_k: 0, top_p: 1.0, ..Default::default() };
@@ -250,12 +250,12 @@ fn typicality_leaves_out_the_obvious() {
 #[test]
 fn xtc_leaves_the_least_probable_of_the_choices() {
     let best = [(7, 0.4), (2, 0.3), (5, 0.2), (1, 0.1)];
-    let excluded = |threshold: f32| truncation::xtc_excluded(&best, threshold);
+    let excluded = |threshold: f32| rank::xtc_excluded(&best, threshold);
     assert_eq!(
         [excluded(0.5), excluded(0.35), excluded(0.3), excluded(0.15), excluded(0.0)],
         [0, 0, 1, 2, 3]
     );
-    assert_eq!(truncation::xtc_excluded(&[], 0.1), 0);
+    assert_eq!(rank::xtc_excluded(&[], 0.1), 0);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Control tokens that are known by name: those that end a text, those that files give a wrong type, and those after
+//! Control tokens that are known by name: end-of-text tokens, tokens that files give a wrong type, and tokens after
 //! which blanks are left out. Names are llama.cpp's (`src/llama-vocab.cpp`).
 
 use super::merges::MERGES;
@@ -8,66 +8,30 @@ use files::say;
 use files::source::gguf::metadata::Metadata;
 use std::sync::Once;
 
-/// Tokens that end a document or a turn whatever the file says: many name only one of the two.
+/// Tokens that end a document or a turn whatever the file says: many files name only one of the two.
+#[rustfmt::skip]
 const ENDS: [&str; 22] = [
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<end_of_turn>",
-    "<|end|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "</s>",
-    "<eos>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<end_of_utterance>",
-    "<｜end▁of▁sentence｜>",
-    "<|return|>",
-    "<|call|>",
-    "<|calls|>",
-    "<|flush|>",
-    "<turn|>",
-    "<|tool_response>",
-    "[e~[",
+    "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "<|im_end|>", "<|eot_id|>",
+    "<|eom_id|>", "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>",
+    "<|tool_response>", "[e~[",
 ];
 
-/// Further ones: beginnings of turns, and the parts of a text that is to be filled in.
+/// Other control tokens: beginnings of turns, and the parts of a fill-in-the-middle prompt.
+#[rustfmt::skip]
 const OTHERS: [&str; 25] = [
-    "<|im_start|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|begin_of_text|>",
-    "<start_of_turn>",
-    "<|fim_prefix|>",
-    "<|fim_suffix|>",
-    "<|fim_middle|>",
-    "<|fim_pad|>",
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<fim-prefix>",
-    "<fim-suffix>",
-    "<fim-middle>",
-    "<fim-pad>",
-    "<fim_prefix>",
-    "<fim_suffix>",
-    "<fim_middle>",
-    "<fim_pad>",
-    "<|code_prefix|>",
-    "<|code_suffix|>",
-    "<|code_middle|>",
-    "<reponame>",
-    "<PAD>",
+    "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<start_of_turn>",
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>",
+    "<|file_sep|>", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "<fim_prefix>",
+    "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>",
+    "<reponame>", "<PAD>",
 ];
 
-/// Of Phi-3's control tokens those after which blanks stay.
+/// Phi-3's control tokens after which blanks stay.
 pub(super) const KEEP_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
-/// Makes control tokens of known ones that the file calls ordinary text, and says so. One that merges lead to is text:
-/// Qwen's vocabularies have the word `</s>`.
+/// Turns known control tokens that the file types as ordinary text into control tokens, and warns once. A token that
+/// merges lead to stays text: Qwen's vocabularies have the word `</s>`.
 pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut GgufVocabulary<'_>) -> Check<()> {
     let merges = metadata.strings(MERGES)?;
     let merged = |name: &str| {
@@ -88,13 +52,13 @@ pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut GgufVocabulary<'_
         static SAID: Once = Once::new();
         let names = wrong.join(", ");
         SAID.call_once(|| {
-            say!("warning: tokenizer.ggml.token_type calls {names} text; taken as control tokens, which they are in all models");
+            say!("warning: tokenizer.ggml.token_type marks {names} as text; treated as control tokens, as in all models");
         });
     }
     Ok(())
 }
 
-/// The ids of those that end a text. Where others end a message, `<|end|>` only ends a part of it.
+/// The ids of known end-of-text tokens. If other tokens end a message, `<|end|>` only ends a part of it.
 pub(super) fn ends(vocabulary: &GgufVocabulary<'_>) -> impl Iterator<Item = u32> {
     let control = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) == Kind::Control);
     let both = |one: &str, other: &str| control(one).is_some() && control(other).is_some();
@@ -102,7 +66,7 @@ pub(super) fn ends(vocabulary: &GgufVocabulary<'_>) -> impl Iterator<Item = u32>
     ENDS.into_iter().filter(move |name| !(part && *name == "<|end|>")).filter_map(control)
 }
 
-/// True if blanks after control tokens are left out, which no key says: in Phi-3 with its SentencePiece vocabulary.
+/// True if blanks after control tokens are left out: in Phi-3 with its SentencePiece vocabulary. No key says so.
 pub(super) fn strips_blanks(metadata: &Metadata) -> bool {
     let is = |key: &str, value: &str| metadata.get(key).and_then(|v| v.as_str()) == Some(value);
     is("general.architecture", "phi3") && is(MODEL, "llama")

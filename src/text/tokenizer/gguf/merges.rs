@@ -6,17 +6,17 @@ use crate::tokenizer::files::shown;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::Value;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use tokenizers::models::bpe::Merges;
 
 pub(super) const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
-/// Bytes of a piece that merges lead to, each of whose halves is looked up; real ones have up to 48.
+/// Maximum bytes of a token built by merges, each of whose splits is looked up; real ones have up to 48.
 const MAX_PIECE: usize = 256;
-/// Merges that scores give; a vocabulary of 256,000 has half a million.
+/// Maximum number of merges derived from scores; a vocabulary of 256,000 has half a million.
 const MAX_DERIVED: usize = 1 << 20;
 
-/// The merges of a byte-level vocabulary, `"a b"` each. The library checks that they are of its tokens.
+/// Reads the merges of the file, `"a b"` each. The library checks that they join tokens of the vocabulary.
 pub(super) fn read_merges(metadata: &Metadata) -> Check<Merges> {
     let lines = metadata.strings(MERGES)?;
     let lines =
@@ -28,20 +28,20 @@ pub(super) fn read_merges(metadata: &Metadata) -> Check<Merges> {
     lines.iter().enumerate().map(pair).collect()
 }
 
-/// The merges that do what SentencePiece does with scores: of all neighbours that are a piece together, join those
-/// of the highest score, the leftmost first, until there are none.
+/// Derives the merges that do what SentencePiece does with scores: of all neighbours that form a piece together, join
+/// those with the highest score, the leftmost first, until there are none.
 ///
-/// A piece is reached from every two pieces that it consists of. These merges share its score, but must be in some
-/// order: where two of them overlap, in symbols x y z with xy = yz, the left one comes first, and then x is a period
-/// of the piece. (In a run of one character all cuts are at periods. There greedy merging leaves the longer symbols
-/// on the left, so that the longer left part comes first.) Pieces of the same score are ordered by id.
+/// A piece gets a merge for every pair of pieces that it consists of. These merges share its score, but need an order:
+/// if two of them overlap, in symbols x y z with xy = yz, the left one comes first, and then x is a period of the
+/// piece. (In a run of one character all splits are at periods. There greedy merging leaves the longer symbols on the
+/// left, so the longer left part comes first.) Pieces of the same score are ordered by id.
 pub(super) fn derive_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Merges> {
     check_covering(vocabulary)?;
     let scores = scores(metadata, vocabulary)?;
     let merged = |id: u32| matches!(vocabulary.kind(id), Kind::Text | Kind::UserDefined);
-    let pieces: HashMap<&str, u32> =
-        vocabulary.iter().filter(|&(id, _)| merged(id)).map(|(id, text)| (text, id)).collect();
-    let mut found = Vec::new(); // (id, length of the left part)
+    let pieces: HashSet<&str> =
+        vocabulary.iter().filter(|&(id, _)| merged(id)).map(|(_, text)| text).collect();
+    let mut found = Vec::new(); // (id, bytes of the left part)
     for (id, text) in vocabulary.iter().filter(|&(id, _)| merged(id)) {
         if text.len() > MAX_PIECE {
             return Err(format!(
@@ -49,11 +49,8 @@ pub(super) fn derive_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>
                 text.len()
             ));
         }
-        let cuts = text.char_indices().skip(1).map(|(at, _)| at);
-        found.extend(
-            cuts.filter(|&at| pieces.contains_key(&text[..at]) && pieces.contains_key(&text[at..]))
-                .map(|at| (id, at)),
-        );
+        let has_both = |&at: &usize| pieces.contains(&text[..at]) && pieces.contains(&text[at..]);
+        found.extend(text.char_indices().skip(1).map(|(at, _)| at).filter(has_both).map(|at| (id, at)));
         if found.len() > MAX_DERIVED {
             return Err(format!("metadata \"{TOKENS}\" gives more than {MAX_DERIVED} merges"));
         }
@@ -68,7 +65,7 @@ pub(super) fn derive_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>
     Ok(found.into_iter().map(parts).collect())
 }
 
-/// True if the text after `at` bytes repeats its beginning.
+/// True if the text from byte `at` on equals its beginning.
 fn is_period(text: &str, at: usize) -> bool {
     text.as_bytes().starts_with(&text.as_bytes()[at..])
 }
@@ -84,7 +81,7 @@ pub(super) fn check_covering(vocabulary: &GgufVocabulary<'_>) -> Check<()> {
         return Ok(());
     }
     Err(format!(
-        "metadata \"{TOKENS}\" lacks an unknown token (type 2) and some of the bytes <0x00> to <0xFF> (type 6); \
+        "metadata \"{TOKENS}\" has neither an unknown token (type 2) nor all bytes <0x00> to <0xFF> (type 6); \
          supported: either"
     ))
 }

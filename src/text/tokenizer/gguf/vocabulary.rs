@@ -1,28 +1,29 @@
-//! The tokens of a GGUF file and what they are for.
+//! The tokens of a GGUF file and their types.
 
 use super::{Check, TOKENS};
 use crate::tokenizer::files::shown;
+use crate::tokenizer::stream::byte_of_token;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::{Strings, Value};
 use std::collections::HashMap;
 
 const TYPES: &str = "tokenizer.ggml.token_type";
-/// All tokens together; the largest vocabularies have 2 MB.
+/// Maximum bytes of all tokens together; the largest vocabularies have 2 MB.
 const MAX_TEXT: usize = 16 << 20;
 
-/// The purpose of a token.
+/// The type of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
-    /// Stands for text that no other token covers.
+    /// The token for text that no other token covers.
     Unknown,
-    /// Matched in text only if control tokens are asked for.
+    /// A control token: matched in text only if control tokens are wanted.
     Control,
-    /// Always matched in text, before anything else.
+    /// A token that is always matched in text, before anything else.
     UserDefined,
-    /// Fills an id: it is never matched and has no text.
+    /// A filler of an id: it is never matched and has no text.
     Unused,
-    /// One byte, written `<0x0A>`.
+    /// One byte, written like `<0x0A>`.
     Byte,
 }
 
@@ -40,10 +41,11 @@ impl Kind {
     }
 }
 
-/// Tokens by id and ids by token, unused ones left out.
+/// Tokens by id and ids by token, without unused ones.
 pub(super) struct GgufVocabulary<'a> {
     tokens: &'a Strings,
-    kinds: Vec<Kind>, // of each id
+    /// `[id]`
+    kinds: Vec<Kind>,
     ids: HashMap<&'a str, u32>,
 }
 
@@ -60,10 +62,10 @@ impl<'a> GgufVocabulary<'a> {
         let kinds = read_kinds(metadata, tokens)?;
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, (text, kind)) in tokens.iter().zip(&kinds).enumerate() {
-            if *kind == Kind::Byte && byte(text).is_none() {
+            if *kind == Kind::Byte && byte_of_token(text).is_none() {
                 return Err(format!(
-                    "metadata \"{TOKENS}\": element {id} is {}, but of type 6, a byte; supported: <0x00> to \
-                     <0xFF>",
+                    "metadata \"{TOKENS}\": element {id} is {}, but has type 6 (byte); supported: \
+                     <0x00> to <0xFF>",
                     shown(&text.into())
                 ));
             }
@@ -106,7 +108,7 @@ impl<'a> GgufVocabulary<'a> {
         self.ids.get(text).copied()
     }
 
-    /// Ids and tokens in their order, unused ones left out.
+    /// Ids and tokens by id, without unused ones.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &'a str)> {
         (0..self.len() as u32).filter_map(|id| Some((id, self.text(id)?)))
     }
@@ -117,7 +119,7 @@ impl<'a> GgufVocabulary<'a> {
     }
 }
 
-/// The kind of every token: of type 1 without the key.
+/// The kind of every token; all are type 1 if the key is missing.
 fn read_kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
     let found = match metadata.get(TYPES) {
         None => vec![Kind::Text; tokens.len()],
@@ -139,16 +141,10 @@ fn read_kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
         }
     };
     let kind = |(id, (text, kind)): (usize, (&str, Kind))| match kind {
-        // Converters fill up to the rows of the embedding with `[PAD151646]`, of either type.
+        // Converters pad the vocabulary to the rows of the embedding with `[PAD151646]`, of either type.
         Kind::UserDefined if text.strip_prefix("[PAD").is_some_and(|t| t == format!("{id}]")) => Kind::Unused,
         _ if text.is_empty() => Kind::Unused,
         kind => kind,
     };
     Ok(tokens.iter().zip(found).enumerate().map(kind).collect())
-}
-
-/// The byte that `<0x0A>` stands for.
-fn byte(text: &str) -> Option<u8> {
-    let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
-    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }

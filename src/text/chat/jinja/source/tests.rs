@@ -1,4 +1,4 @@
-//! What is put into templates.
+//! Marks and checks put into templates.
 
 use super::*;
 

@@ -1,15 +1,15 @@
-//! The rules of a GBNF text.
+//! Parser of GBNF.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 /// A part of a rule, in the syntax of `llguidance`.
 pub(super) struct Expr {
-    /// Its text, in which `@7@` stands for the rule number 7: all other signs of a grammar are escaped.
+    /// Its text, in which `@7@` stands for rule number 7; a literal `@` of the grammar is always escaped.
     pub lark: String,
-    /// The rules that it names, each with the groups around the name.
+    /// The rules that it uses: number of groups around each use, and number of the rule.
     pub names: Vec<(usize, usize)>,
-    /// Set where the text stands in brackets.
+    /// True if the text is in parentheses.
     is_group: bool,
 }
 
@@ -43,7 +43,7 @@ impl Expr {
             (least, None) => format!("{{{least},}}"),
             (least, Some(most)) => format!("{{{least},{most}}}"),
         };
-        // The compiler takes only some thirty groups in each other.
+        // The compiler takes only about thirty nested groups.
         let lark = if self.is_group { self.lark + &times } else { format!("({}){times}", self.lark) };
         let names = self.names.into_iter().map(|(groups, rule)| (groups + 1, rule)).collect();
         Self { lark, names, is_group: false }
@@ -52,16 +52,17 @@ impl Expr {
 
 pub(super) struct Rule {
     pub name: String,
-    /// The place where it is first named, for the error if it is never defined.
+    /// The offset of its first use, for the error if it is never defined.
     pub at: usize,
     pub body: Option<Expr>,
 }
 
-/// Deepest nesting of groups, and most repetitions of one.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 64;
+/// Maximum count of a repetition.
 const MAX_REPEAT: u32 = 10_000;
 
-/// A character in a regular expression.
+/// Appends a character, escaped for a regular expression.
 fn push_escaped(c: char, out: &mut String) {
     match c {
         'a'..='z' | 'A'..='Z' | '0'..='9' => out.push(c),
@@ -71,22 +72,22 @@ fn push_escaped(c: char, out: &mut String) {
     }
 }
 
-/// The place of a mistake, and its description.
+/// The offset of an error, and its description.
 pub(super) type Wrong = (usize, String);
 
 pub(super) struct Parser<'a> {
     text: &'a str,
     at: usize,
     pub rules: Vec<Rule>,
-    /// Their numbers by their names.
+    /// Numbers of the rules by name.
     numbers: HashMap<&'a str, usize>,
 }
 
-/// The meaning of the end of a line: it ends the rule, or goes on.
+/// The treatment of line breaks: they end the rule, or are skipped.
 #[derive(Clone, Copy, PartialEq)]
 enum Lines {
     End,
-    GoOn,
+    Skip,
 }
 
 impl<'a> Parser<'a> {
@@ -114,7 +115,7 @@ impl<'a> Parser<'a> {
         there
     }
 
-    /// Blanks and comments.
+    /// Skips blanks and comments.
     fn skip_blanks(&mut self, lines: Lines) {
         while let Some(c) = self.peek() {
             match c {
@@ -126,26 +127,26 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// All rules; returns the number of `root`.
+    /// Parses all rules; returns the number of `root`.
     pub fn parse_grammar(&mut self) -> Result<usize, Wrong> {
-        self.skip_blanks(Lines::GoOn);
+        self.skip_blanks(Lines::Skip);
         while self.peek().is_some() {
             let at = self.at;
             let rule = self.parse_name()?;
             if self.rules[rule].body.is_some() {
-                return Err((at, format!("the rule {} is there twice", self.rules[rule].name)));
+                return Err((at, format!("the rule {} is defined twice", self.rules[rule].name)));
             }
-            self.skip_blanks(Lines::GoOn);
+            self.skip_blanks(Lines::Skip);
             if !self.takes("::=") {
                 return self.wrong("::= is missing after the name of a rule");
             }
-            self.skip_blanks(Lines::GoOn);
+            self.skip_blanks(Lines::Skip);
             let body = self.parse_choice(0)?;
             self.rules[rule].body = Some(body);
             if !matches!(self.peek(), None | Some('\n' | '\r')) {
                 return self.wrong("the rule should end here; a | or a line break is missing");
             }
-            self.skip_blanks(Lines::GoOn);
+            self.skip_blanks(Lines::Skip);
         }
         if let Some(rule) = self.rules.iter().find(|r| r.body.is_none()) {
             return Err((rule.at, format!("there is no rule {}", rule.name)));
@@ -156,7 +157,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The number of a rule by its name.
+    /// Parses the name of a rule; returns its number.
     fn parse_name(&mut self) -> Result<usize, Wrong> {
         let rest = &self.text[self.at..];
         let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(rest.len());
@@ -175,12 +176,12 @@ impl<'a> Parser<'a> {
 
     fn parse_choice(&mut self, depth: usize) -> Result<Expr, Wrong> {
         if depth > MAX_DEPTH {
-            return self.wrong(format!("more than {MAX_DEPTH} groups in each other"));
+            return self.wrong(format!("groups are nested more than {MAX_DEPTH} levels deep"));
         }
-        let lines = if depth == 0 { Lines::End } else { Lines::GoOn };
+        let lines = if depth == 0 { Lines::End } else { Lines::Skip };
         let mut parts = vec![self.parse_sequence(depth, lines)?];
         while self.takes("|") {
-            self.skip_blanks(Lines::GoOn);
+            self.skip_blanks(Lines::Skip);
             parts.push(self.parse_sequence(depth, lines)?);
         }
         Ok(Expr::join(parts, " | "))
@@ -198,7 +199,7 @@ impl<'a> Parser<'a> {
                 }
                 '(' => {
                     self.at += 1;
-                    self.skip_blanks(Lines::GoOn);
+                    self.skip_blanks(Lines::Skip);
                     let group = self.parse_choice(depth + 1)?;
                     if !self.takes(")") {
                         return self.wrong("a ) is missing");
@@ -216,7 +217,7 @@ impl<'a> Parser<'a> {
         Ok(Expr::join(parts, " "))
     }
 
-    /// An item with its repetition signs.
+    /// Parses the repetition that may follow an item.
     fn parse_repetition(&mut self, part: Expr) -> Result<Expr, Wrong> {
         let (least, most) = match self.peek() {
             Some('*') => (0, None),
@@ -253,7 +254,7 @@ impl<'a> Parser<'a> {
         let mut regex = String::new();
         loop {
             match self.peek() {
-                None | Some('\n') => return Err((start, "the text that begins here has no end".into())),
+                None | Some('\n') => return Err((start, "the string that begins here has no end".into())),
                 Some('"') => break,
                 Some(_) => push_escaped(self.parse_character()?, &mut regex),
             }
@@ -269,9 +270,7 @@ impl<'a> Parser<'a> {
         let empty = regex.len();
         loop {
             match self.peek() {
-                None | Some('\n') => {
-                    return Err((start, "the characters that begin here have no end".into()));
-                }
+                None | Some('\n') => return Err((start, "the class that begins here has no end".into())),
                 Some(']') => break,
                 Some(_) => {}
             }
@@ -281,7 +280,7 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 let last = self.parse_character()?;
                 if last < first {
-                    return Err((at, format!("the range {first}-{last} is upside down")));
+                    return Err((at, format!("the range {first}-{last} is reversed")));
                 }
                 regex.push('-');
                 push_escaped(last, &mut regex);
@@ -295,7 +294,7 @@ impl<'a> Parser<'a> {
         Ok(Expr::of_regex(&regex))
     }
 
-    /// One character, plain or escaped with a backslash.
+    /// Parses one character, literal or escaped with a backslash.
     fn parse_character(&mut self) -> Result<char, Wrong> {
         let start = self.at;
         let Some(c) = self.take() else { return self.wrong("a character is missing") };
@@ -311,10 +310,8 @@ impl<'a> Parser<'a> {
             Some('u') => 4,
             Some('U') => 8,
             _ => {
-                return Err((
-                    start,
-                    "unknown escape; \\n \\r \\t \\\\ \\\" \\[ \\] \\xHH \\uHHHH exist".into(),
-                ));
+                let known = "unknown escape; known: \\n \\r \\t \\\\ \\\" \\[ \\] \\xHH \\uHHHH";
+                return Err((start, known.into()));
             }
         };
         let hex = self.text.get(self.at..self.at + digits);
