@@ -1,4 +1,4 @@
-//! Page-locked memory of the host that stays mapped for as long as somebody has it.
+//! Page-locked host memory that stays mapped while it exists.
 
 use super::{Access, Buffer, Place};
 use crate::device::Device;
@@ -7,14 +7,14 @@ use crate::ffi;
 use crate::waiter::Address;
 use std::sync::atomic::Ordering;
 
-/// A buffer that is mapped for reading and writing until this goes.
+/// A buffer mapped for reading and writing until dropped.
 pub(super) struct Held {
     pub buffer: Buffer,
     pub start: Address,
 }
 
 impl Held {
-    /// `len` bytes at a place of the host's, in a state that says who may use the buffer.
+    /// Allocates `len` bytes of host memory; the state says who may use the buffer.
     pub fn new(device: &Device, len: usize, (place, state): (Place, u8)) -> Result<Self> {
         let buffer = device.buffer(len, Access::ReadWrite, place)?;
         buffer.memory.state.store(state, Ordering::Relaxed);
@@ -26,7 +26,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.buffer.memory.shared.to_release().is_some() {
-            // Nobody is left to be told.
+            // No one is left to report the error to.
             let _ = self.buffer.memory.unmap(self.start.0);
         }
     }

@@ -1,4 +1,4 @@
-//! Memory of the host to which kernels of a device with memory of its own write, lent to whoever reads what arrives there.
+//! Host memory to which kernels of a discrete device write, lent to the reader of the results.
 
 use super::held::Held;
 use super::{Buffer, LENT, Memory, Place};
@@ -7,8 +7,8 @@ use crate::failure::Result;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 
-/// Floats in page-locked memory, which stay mapped while kernels write to them. Whoever hands them to a kernel borrows them
-/// until the device has finished.
+/// Floats in page-locked memory that stay mapped while kernels write to them. Whoever passes them to a kernel borrows
+/// them until the device has finished.
 pub struct Lent(Held);
 
 impl Lent {
@@ -21,8 +21,9 @@ impl Deref for Lent {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: so many floats, aligned as all that a driver maps, are mapped and initialised for as long as `self`; a
-        // kernel writes to them only while somebody borrows them mutably.
+        // SAFETY: so many floats, aligned like any mapping, are mapped and initialised while `self` exists; a kernel
+        // writes to
+        // them only while someone borrows them mutably.
         unsafe { std::slice::from_raw_parts(self.0.start.0.as_ptr().cast(), self.len()) }
     }
 }
@@ -34,24 +35,24 @@ impl DerefMut for Lent {
     }
 }
 
-/// Knows the memory that it has lent.
+/// Allocates lent memory and finds its buffers.
 #[derive(Default)]
 pub struct Lender {
     lent: Vec<(usize, Weak<Memory>)>,
 }
 
 impl Lender {
-    /// Lends `len` floats, all 0; of a device that [writes to the host](crate::Facts::writes_to_host).
+    /// Lends `len` floats, all 0, on a device that [writes to host memory](crate::Facts::writes_to_host).
     pub fn lend(&mut self, device: &Device, len: usize) -> Result<Lent> {
         let held = Held::new(device, 4 * len, (Place::OnHost, LENT))?;
-        // SAFETY: so many bytes are mapped for writing, and no kernel has them yet.
+        // SAFETY: the bytes are mapped for writing, and no kernel uses them yet.
         unsafe { held.start.0.as_ptr().write_bytes(0, 4 * len) };
         self.lent.retain(|(_, memory)| memory.strong_count() > 0);
         self.lent.push((held.start.0.as_ptr().addr(), Arc::downgrade(&held.buffer.memory)));
         Ok(Lent(held))
     }
 
-    /// The buffer of all of a [`Lent`], for arguments of kernels; `None` for other memory.
+    /// Buffer of a whole [`Lent`], for kernel arguments; `None` for other memory.
     pub fn buffer_of(&self, floats: &[f32]) -> Option<Buffer> {
         let found = self.lent.iter().filter(|(start, _)| *start == floats.as_ptr().addr());
         let mut memory = found.filter_map(|(_, memory)| memory.upgrade());

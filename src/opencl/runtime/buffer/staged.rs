@@ -1,4 +1,4 @@
-//! Transfers that happen in every pass: in without waiting, out through page-locked memory.
+//! Transfers of every pass: non-blocking writes, and reads through page-locked memory.
 
 use super::held::Held;
 use super::{Access, Buffer, MAPPED, Place};
@@ -9,14 +9,14 @@ use crate::waiter::Call;
 use std::ops::Range;
 use std::ptr::null;
 
-/// A buffer that is often written without waiting for the device: it is sent from a copy that it keeps.
+/// A buffer that is written often and without waiting: the driver reads from a host copy that stays alive.
 pub struct Staged {
     buffer: Buffer,
     host: Outgoing,
     sent: Option<EventId>,
 }
 
-/// What is sent. Where the device has memory of its own, it is page-locked, so that the driver need not copy it again.
+/// Host copy. It is page-locked for a discrete device, so that the driver does not copy it again.
 enum Outgoing {
     Pageable(Box<[u8]>),
     Locked(Landing),
@@ -32,7 +32,7 @@ impl Outgoing {
 }
 
 impl Staged {
-    /// A buffer of `len` bytes.
+    /// Allocates `len` bytes.
     pub fn new(device: &Device, len: usize, access: Access) -> Result<Self> {
         let buffer = device.buffer(len, access, Place::Device)?;
         let host = if device.facts().unified_memory {
@@ -43,13 +43,13 @@ impl Staged {
         Ok(Self { buffer, host, sent: None })
     }
 
-    /// For the arguments of kernels.
+    /// The buffer, for kernel arguments.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Queues writing what `fill` leaves in `len` bytes to the start of the buffer. Waits only for the last such write to
-    /// be done.
+    /// Queues writing `len` bytes, produced by `fill`, to the start of the buffer. Waits only for the previous such
+    /// write.
     pub fn write(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.wait()?;
         let sent = &mut self.host.bytes()[..len];
@@ -57,7 +57,7 @@ impl Staged {
         let m = &self.buffer.memory;
         m.assert_writable();
         let mut event = EventId::NULL;
-        // SAFETY: within the buffer, which is as long as `host`; that stays as it is until the event is there.
+        // SAFETY: within the buffer, which is as long as `host`; `host` does not change until the event has completed.
         let code = unsafe {
             let api = m.shared.api()?;
             (api.clEnqueueWriteBuffer)(
@@ -72,7 +72,7 @@ impl Staged {
                 &mut event,
             )
         };
-        // Whatever the code, the driver may have taken it.
+        // Even if the call failed, the driver may have accepted it.
         self.sent = Some(event);
         m.shared.check(code, "clEnqueueWriteBuffer", format_args!("{} staged bytes", sent.len()))
     }
@@ -82,7 +82,7 @@ impl Staged {
         let shared = &self.buffer.memory.shared;
         shared.wait(Call::Event(event), "a staged write")?;
         self.sent = None;
-        // SAFETY: an event of ours, released once.
+        // SAFETY: our own event, released once.
         let code = unsafe { (shared.api()?.clReleaseEvent)(event) };
         shared.check(code, "clReleaseEvent", "a staged write")
     }
@@ -91,34 +91,34 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if self.buffer.memory.shared.to_release().is_some() {
-            // Nobody is left to be told.
+            // No one is left to report the error to.
             let _ = self.wait();
         }
         if self.sent.is_some() {
-            // The device may read it still.
+            // The device may still read it.
             std::mem::forget(std::mem::replace(&mut self.host, Outgoing::Pageable(Box::default())));
         }
     }
 }
 
-/// Page-locked memory of the host, through which a device of its own memory is read and written without another
-/// copy by the driver.
+/// Page-locked host memory for reading from and writing to a discrete device without another copy by the driver.
 pub struct Landing(Held);
 
 impl Landing {
-    /// For up to `len` bytes.
+    /// Allocates `len` bytes.
     pub fn new(device: &Device, len: usize) -> Result<Self> {
         Held::new(device, len, (Place::HostVisible, MAPPED)).map(Self)
     }
 
-    /// All of it. No call may be under way that it is given to.
+    /// All bytes; no call that uses them may be in progress.
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes are mapped for reading and writing for as long as `self`, which is borrowed; no kernel has
-        // this buffer, and `Staged` waits for its write before it asks again.
+        // SAFETY: the memory is mapped for reading and writing while `self` exists, and `self` is borrowed mutably; no
+        // kernel
+        // uses this buffer, and `Staged` waits for its write before it asks again.
         unsafe { std::slice::from_raw_parts_mut(self.0.start.0.as_ptr(), self.0.buffer.len()) }
     }
 
-    /// Waits for what is queued and reads `bytes.len()` bytes of `from` that begin at `offset`.
+    /// Waits for queued work and reads `bytes.len()` bytes of `from`, starting at `offset`.
     pub fn read(&mut self, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let most = self.0.buffer.len();
         for (i, piece) in bytes.chunks_mut(most).enumerate() {
@@ -127,7 +127,7 @@ impl Landing {
         Ok(())
     }
 
-    /// Waits for what is queued and brings a range of `from`, no longer than this.
+    /// Waits for queued work and reads a range of `from`, at most as long as this memory.
     pub fn fetch(&mut self, from: &Buffer, range: Range<usize>) -> Result<&[u8]> {
         from.memory.assert_holds(&range);
         from.memory.assert_readable();
@@ -135,8 +135,9 @@ impl Landing {
         assert!(len <= self.0.buffer.len(), "{len} bytes for {}", self.0.buffer.len());
         let call = Call::Read { from: from.memory.id, offset, to: self.0.start, len };
         from.memory.shared.wait(call, format_args!("{len} bytes at {offset}"))?;
-        // SAFETY: `len` bytes are mapped for reading and writing for as long as `self`; no kernel has this buffer, and
-        // the call, which comes after those that nobody waited for, has returned. The next one needs `self` again.
+        // SAFETY: `len` bytes are mapped for reading and writing while `self` exists; no kernel uses this buffer, and
+        // the
+        // call, which comes after all non-blocking ones, has returned. The next call needs `self` again.
         Ok(unsafe { std::slice::from_raw_parts(self.0.start.0.as_ptr(), len) })
     }
 }
