@@ -1,32 +1,32 @@
-// attend of a run of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head and
-// tile of QUERIES queries (token-major, the heads of the group together), over chunks of the context. A chunk is a softmax
-// of its own, merged into what is there, in ascending order.
+// attend for a run of many tokens, whose rows are in the cache and whose queries are ready. One work-group per KV head
+// and tile of QUERIES queries (token-major, the heads of a group together), over chunks of the context. Each chunk has
+// a softmax of its own, which is merged with the previous ones in ascending order.
 //
-// Products are those of blocks: an item has the scores of EACH queries with four slots, or the sums of EACH queries of
-// runs of four elements, so that what it reads from local memory serves several of them. Rows of the next tile are on
-// their way meanwhile.
+// Products are computed in blocks: a work-item computes the scores of EACH queries with four slots, or the sums of EACH
+// queries over runs of four elements, so that each value read from local memory is used several times. Meanwhile the
+// rows of the next tile are loaded.
 //
-// softmax: [token of the run][HEADS][m, l], the largest score and the sum of e^(score - m) of the tokens that are
-// observed, the last ones
+// softmax: [token of the run][HEADS][m, l], the largest score and the sum of e^(score - m), for the observed tokens,
+// which are the last ones
 
 #if !defined(QUERIES) || !defined(SLOTS) || !defined(EACH)
 #error the tile of attention is not defined
 #endif
-// Items of one block of queries: each has four slots of a tile, then every so manieth run of four elements.
+// Work-items per block of queries: each computes four slots of a tile, then every LINE-th run of four elements.
 #define LINE (SLOTS / 4)
-// Items that share a query's softmax: each has OWN neighbours of the sixteen lanes, VECTOR at a time.
+// Work-items that share the softmax of a query: each has OWN adjacent lanes of sixteen, VECTOR at a time.
 #define SHARE (WG / QUERIES)
 #define OWN (16 / SHARE)
-// Elements of a head, and zeros.
+// Elements of a head, padded with zeros.
 #define WIDTH (RUNS * 16)
 #define FOURS ((WIDTH / 4 + LINE - 1) / LINE)
-// Rows of values, and scores of a query, in local memory: neighbours begin in different banks.
+// Pitch of values, and of a query's scores, in local memory: neighbours start in different banks.
 #define VALUE_PITCH (WIDTH + 4)
 #define P_PITCH (CHUNK + 4)
-// Where four slots' keys of an element lie in its row of SLOTS. The items that bring four runs of elements of a key are
-// neighbours; so that they write to different banks, the fours of each run change places.
+// Position of the keys of four slots for one element, within its row of SLOTS. Adjacent work-items load the four runs
+// of elements of a key; the order of the fours differs between runs, so that they write to different banks.
 #define PLACE(four, run) (4 * ((four) ^ (2 * (run) & 6 & (LINE - 1))))
-// Runs of sixteen elements of a tile's rows that an item brings to local memory, at most.
+// Maximum runs of sixteen elements of a tile's rows that a work-item copies to local memory.
 #define UNITS ((SLOTS * RUNS + WG - 1) / WG)
 #if QUERIES / EACH * LINE != WG || SHARE < 1 || 8 % SHARE != 0 || CHUNK % SLOTS != 0 || SLOTS % 4 != 0 || \
     (LINE & (LINE - 1)) != 0
@@ -57,7 +57,7 @@ typedef union {
     float one[4];
 } Four;
 
-// Products of lane `i` of EACH queries at q and of keys `four`: [element][QUERIES] and [element][SLOTS].
+// Partial products of lane `i`, for EACH queries at `q` and the keys `four`: [element][QUERIES] and [element][SLOTS].
 void lane_of(const __local float *q, const __local float *k, int four, int i, float4 *sums) {
     for (int j = 0; j < EACH; j++) sums[j] = 0.0f;
     UNROLL
@@ -76,7 +76,7 @@ void join(float4 *a, const float4 *b) {
     for (int j = 0; j < EACH; j++) a[j] = a[j] + b[j];
 }
 
-// Lanes i, i + 4, i + 8 and i + 12, in the order of sum16.
+// Lanes i, i + 4, i + 8 and i + 12, added in the order of sum16.
 void four_lanes(const __local float *q, const __local float *k, int four, int i, float4 *sums) {
     float4 b[EACH], c[EACH];
     lane_of(q, k, four, i, sums);
@@ -99,7 +99,7 @@ void all_lanes(const __local float *q, const __local float *k, int four, float4 
     join(sums, b);
 }
 
-// Begins to read an item's units of a tile of rows, of which there are `count`; of those past them the last one.
+// Starts loading a work-item's units of a tile of rows. There are `count` rows; past them the last one is repeated.
 void begin_rows(int type, const __global uchar *rows, int row_bytes, int count, Stored16 *units) {
     UNROLL
     for (int u = 0; u < UNITS; u++) {
@@ -108,7 +108,7 @@ void begin_rows(int type, const __global uchar *rows, int row_bytes, int count, 
     }
 }
 
-// Brings them to local memory as floats: keys as [element][SLOTS], values as [slot][VALUE_PITCH].
+// Stores them in local memory as floats: keys as [element][SLOTS], values as [slot][VALUE_PITCH].
 void put_rows(int type, const Stored16 *units, bool keys, __local float *to) {
     UNROLL
     for (int u = 0; u < UNITS; u++) {
@@ -131,7 +131,7 @@ void put_rows(int type, const Stored16 *units, bool keys, __local float *to) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Slots of a chunk up to the last one that a query sees, which sees so many in all; none where it sees none of them.
+// Number of slots of a chunk up to the last one visible to a query that sees `seen` slots; 0 if it sees none of them.
 int shown(int seen, int chunk) {
     int n = clamp(seen - chunk, 0, CHUNK);
 #if WINDOW
@@ -140,8 +140,8 @@ int shown(int seen, int chunk) {
     return n;
 }
 
-// Values of slots t to t + 3 times their weights, of an item's runs of four elements, added to the sums of EACH queries;
-// where not all of these see all four, each those of the first so many slots that it sees.
+// Adds the values of slots t to t + 3 times their weights to the sums of EACH queries, for the work-item's runs of four
+// elements. If `some`, not all queries see all four slots: each sums only the first seen[j] slots.
 void weigh_four(const __local float *weights, const __local float *values, int at, int t, bool some, const int *seen,
                 float4 (*sums)[FOURS]) {
     Four weight[EACH];
@@ -149,7 +149,7 @@ void weigh_four(const __local float *weights, const __local float *values, int a
     UNROLL
     for (int s = 0; s < 4; s++)
         for (int k = 0; k < FOURS; k++) {
-            // Past the end of a row its last run comes again, whose sums nobody reads.
+            // Past the end of a row, its last run is repeated; those sums are never read.
             const int four = min(at + k * LINE, WIDTH / 4 - 1);
             const float4 value = *(const __local float4 *)(values + (t + s) * VALUE_PITCH + 4 * four);
             for (int j = 0; j < EACH; j++) {
@@ -165,14 +165,14 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     __local float4 q4[QUERIES * WIDTH / 4], kv4[SLOTS * VALUE_PITCH / 4], p4[QUERIES * P_PITCH / 4];
     __local float4 red4[QUERIES * 4];
     __local float tops[QUERIES * SHARE];
-    __local float2 of_query[QUERIES]; // what earlier sums weigh, and a chunk's
+    __local float2 of_query[QUERIES]; // factors of the previous sums and of the chunk's sums
     __local float *q = (__local float *)q4, *kv = (__local float *)kv4, *p = (__local float *)p4;
     __local float *red = (__local float *)red4;
     int lid = get_local_id(0), kv_head = get_group_id(1);
     int rows = TOKENS_OF(run) * GROUP, before = FIRST_SLOT(run), capacity = CAPACITY(run);
     qkv += (size_t)FIRST_TOKEN(run) * QKV;
     att += (size_t)FIRST_TOKEN(run) * Q_DIM;
-    // Those that see most begin first.
+    // Start with the tiles that see the most slots.
     int first_row = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * QUERIES;
     for (int i = lid; i < QUERIES * WIDTH; i += WG) {
         int r = min(first_row + i / WIDTH, rows - 1), d = i % WIDTH;
@@ -181,13 +181,14 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     }
     const __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
-    // Slots that a query of the tile sees: the most, and those of the query whose softmax this item shares.
+    // Number of slots seen by a query of the tile: the maximum, and that of the query whose softmax this work-item
+    // shares.
 #define SEES(query) (before + min(first_row + (query), rows - 1) / GROUP + 1)
     int mine = lid / SHARE, share = lid % SHARE;
     int all = SEES(QUERIES - 1), seen = SEES(mine);
     __local float *my_p = p + mine * P_PITCH + share * OWN, *my_red = red + mine * 16;
     float m = LEAST, l = 0.0f;
-    // The block of queries, and which of its items.
+    // Block of queries, and index of the work-item in it.
     int block = lid / LINE * EACH, at = lid % LINE;
     int sees[EACH];
     for (int j = 0; j < EACH; j++) sees[j] = SEES(block + j);
@@ -218,7 +219,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             }
             barrier(CLK_LOCAL_MEM_FENCE);
         }
-        // The largest score, then numerators and their sums by lane; those of what is not seen are 0.
+        // The largest score, then numerators and their sums by lane; invisible slots contribute 0.
         const int mine_seen = n - share * OWN;
         float most = LEAST;
         for (int v = 0; v < OWN; v += VECTOR) {
@@ -248,11 +249,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
             *(__local Vector *)(my_red + share * OWN + v) = sum.all;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        // A chunk of which nothing is seen has a largest score of LEAST and changes nothing: its sums are 0.
+        // A chunk with no visible slot has a largest score of LEAST and sums of 0, so it changes nothing.
         float2 w = weigh_chunk(&m, most);
         l = fma(sum_lanes(my_red), w.y, l * w.x);
         if (share == 0) of_query[mine] = w;
-        // Slots that all queries of the block see something of, and those that one of them does.
+        // Slots of which all queries of the block see every one, and those that at least one query sees.
         int least_n = CHUNK, most_n = 0, visible[EACH];
         for (int j = 0; j < EACH; j++) {
             visible[j] = shown(sees[j], chunk);
@@ -288,7 +289,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     }
     if (share == 0) of_query[mine].x = l;
     barrier(CLK_LOCAL_MEM_FENCE);
-    // q is free: every item has read its last score. Rows lie close now, as rotate_heads expects them.
+    // q is free: all scores have been read. Rows are now packed, as rotate_heads expects.
     for (int j = 0; j < EACH; j++) {
         for (int k = 0; k < FOURS; k++) {
             Four e;

@@ -1,31 +1,31 @@
-// rope and attend of a run of one token. One work-group per KV head and chunk of the context: all query heads of the group
-// over the chunk's slots. The last chunk's group first stores the new row. The output projection, or `merge` where
-// there are many chunks, puts the chunks together.
+// rope and attend for a run of one token. One work-group per KV head and chunk of the context: all query heads of the
+// group over the chunk's slots. The work-group of the last chunk first stores the new row. The chunks are merged by the
+// output projection, or by `merge` if there are many.
 //
-// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; chunks are those that the
-// token sees anything of
+// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; only chunks that the token
+// can see
 //
-// SEVERAL  the same of up to so many runs, whose chunks follow each other, with the rows of each
-// TEAM     a function for one chunk, by a team of the work-group: see nvidia/subgroup_barrier.cl
+// SEVERAL  for up to so many runs, with the rows of each; their chunks follow each other
+// TEAM     as a function for one chunk, run by a team of the work-group: see nvidia/subgroup_barrier.cl
 
-// Items that share the elements of a value row, and the queries that one of them takes.
+// Work-items that share the elements of a value row, and the queries per work-item.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
 #define TEAMS (WG / LANES)
 #define EACH ((GROUP + TEAMS - 1) / TEAMS)
-// Queries whose lanes are in registers at once. A large group has fewer registers.
+// Queries whose lanes are in registers at once; large work-groups have fewer registers.
 #ifdef TEAM
 #define AT_ONCE (GROUP < 2 ? GROUP : 2)
 #else
 #define AT_ONCE (GROUP < 4 ? GROUP : 4)
 #endif
-// Rows of values that an item has under way.
+// Rows of values that a work-item loads at once.
 #define ON_THEIR_WAY 16
 
 #ifdef SEVERAL
 #if SEVERAL != 16
 #error there are rows of sixteen runs
 #endif
-// One of each run as arguments of a kernel, and what follows the first one's.
+// Kernel arguments for all runs, and statements for all but the first.
 #define OF_ALL(of) \
     of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10), of(11), of(12), of(13), of(14), of(15)
 #define OF_OTHERS(of) \
@@ -38,7 +38,7 @@
 #endif
 
 #ifdef TEAM
-// Floats of local memory that a team needs.
+// Floats of local memory per team.
 #define TEAM_FLOATS                                                                                      \
     ((GROUP + 2) * HEAD_DIM + GROUP * CHUNK + (GROUP + 2) * 16 + GROUP + GROUP % 2 + 4 * ROW_BLOCKS * CANDIDATES + \
      IN_BLOCKS(V_TYPE) * CHUNK * ROW_BLOCKS)
@@ -86,7 +86,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     int first = (SKIPPED(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;
 #if WINDOW
-    // Slots of the chunk before those that the token sees; of a chunk without one of these nothing is summed.
+    // Slots of the chunk before the first visible one; a chunk without visible slots contributes nothing.
     int hidden = max(slots - WINDOW - first, 0), shown = hidden < count ? count : 0;
 #else
     int shown = count;
@@ -97,7 +97,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
     calibration += kv_head * CALIBRATION;
     ready_queries(x, qk_norm, calibration, angles, GROUP, red);
-    // Every chunk prepares the new row, so that all items meet the same barriers; the last one stores it.
+    // Every chunk prepares the new row, so that all work-items meet the same barriers; only the last chunk stores it.
     load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
     load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
     ready_key(k, qk_norm + HEAD_DIM, calibration, angles, red);
@@ -111,14 +111,14 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
 
     const __global uchar *rows = values + (size_t)AT_ROW(first, run) * V_ROW;
 #if IN_BLOCKS(V_TYPE)
-    // Once for all that read a row.
+    // Computed once for all readers of a row.
     for (int i = lid; i < count * ROW_BLOCKS; i += WG)
         value_scales[i] = scale_of_block(V_TYPE, rows + i / ROW_BLOCKS * V_ROW, i % ROW_BLOCKS);
 #define VALUE(t, d) (unscaled(V_TYPE, rows + (t) * V_ROW, d) * value_scales[(t) * ROW_BLOCKS + (d) / KV_BLOCK])
 #else
 #define VALUE(t, d) unscaled(V_TYPE, rows + (t) * V_ROW, d)
 #endif
-    // Scores: an item a slot.
+    // Scores: one slot per work-item.
     for (int t = lid; t < count; t += WG) {
         const __global uchar *row = keys + (size_t)(AT_ROW(first, run) + t) * K_ROW;
         for (int from = 0; from < GROUP; from += AT_ONCE) {
@@ -141,7 +141,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // The largest of each query: sixteen items each.
+    // Largest score of each query: sixteen work-items each.
     for (int i = lid; i < GROUP * 16; i += WG) {
         float most = LEAST;
         for (int t = i % 16; t < shown; t += 16) most = fmax(most, p[i / 16 * CHUNK + t]);
@@ -164,9 +164,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         red[i] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // Values: an item an element of some queries.
+    // Values: one element of some queries per work-item.
 #if WG == LANES
-    // So the compiler sees that all items read the same weights.
+    // Tells the compiler that all work-items read the same weights.
     const int d = lid, team = 0;
 #else
     const int d = lid % LANES, team = lid / LANES;
@@ -177,7 +177,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         const __local float *weights[EACH];
         for (int g = 0; g < EACH; g++) weights[g] = p + min(team + g * TEAMS, GROUP - 1) * CHUNK;
         int t = 0;
-        // Some are on their way at the same time.
+        // Load several before using them.
         for (; t + ON_THEIR_WAY <= shown; t += ON_THEIR_WAY) {
             float e[ON_THEIR_WAY];
             UNROLL

@@ -1,11 +1,11 @@
-// Few tokens times a matrix of blocks: the steps and results of gemm.cl, for passes that read all weights for a token of
-// each sequence or for a draft. What counts there is that many items read weights at the same time, and once: a
-// work-group has sixteen rows and up to TOKENS tokens, of each of SLICES blocks of which the sums are computed at once.
-// They are exact integers, and wait in local memory until one item for each row and token adds them up in ascending
-// order, which makes the result the CPU's.
+// Few tokens times a matrix of blocks: the steps and results of gemm.cl, for passes that read all weights for one token
+// of each sequence or for a draft. Speed then depends on many work-items reading weights at the same time, and only
+// once: a work-group has sixteen rows and up to TOKENS tokens, and computes the sums of SLICES blocks at a time. They
+// are exact integers and stay in local memory until one work-item per row and token adds them in ascending order, which
+// gives the CPU's result.
 //
-// in_sums: [token][BLOCKS], of the halves of a block
-// TENSOR  block sums by NVIDIA's integer tensor cores, of formats of four bits: see nvidia/gemm.cl
+// in_sums: [token][BLOCKS], sums of the halves of a block
+// TENSOR  computes block sums of 4-bit formats on NVIDIA's integer tensor cores: see nvidia/gemm.cl
 
 #if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(SLICES)
 #error a shape of the matrix is not defined
@@ -14,9 +14,9 @@
 #error the items do not fit the rows and tokens
 #endif
 
-// Words of a block of a group.
+// Words per block of a group.
 #define WORDS (16 * W_BITS)
-// From one token's sums to the next one's: neither those who write nor those who read meet in a bank.
+// Distance between the sums of two tokens, chosen so that neither writers nor readers have bank conflicts.
 #define PITCH (SLICES * 16 + 4)
 #define ACTS_PITCH (SLICES + 1)
 
@@ -28,7 +28,7 @@
 #endif
 
 #if BY_TENSOR
-// The words of eight blocks that an item brings to its warp, from block `first` on.
+// Words of eight blocks that a work-item loads for its warp, starting at block `first`.
 void hold(const __global uint *of_group, int first, uint2 *held) {
     const int lane = get_local_id(0) % 32;
     UNROLL
@@ -70,11 +70,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     uint4 held[W_BITS];
     hold(words, slice, held);
 #endif
-    // What this item adds up: of neighbours that read at once, half have a token whose sums are four further.
+    // Result that this work-item adds up: of adjacent readers, half have a token whose sums are four further.
     const int row = lid % 16, token = lid / 16 % 2 * (TOKENS / 2) + lid / 32 % (TOKENS / 2);
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += SLICES) {
-        // Past the last block it comes again, and is not added up.
+        // Past the end the last block is repeated, but not added.
         const int b = min(first + slice, BLOCKS - 1);
         levels[lid] = level_of(of_group, b, quad);
 #if W_FLOORS
@@ -86,7 +86,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             acts[i / SLICES * ACTS_PITCH + i % SLICES] = (float2)(in_scales[at], (float)(sum.x + sum.y));
         }
 #if BY_TENSOR
-        // Item (row % 8, vector) has the words of its rows, and those of the token of its row's number.
+        // Work-item (row % 8, vector) has the words of its rows, and the words of the token with the same number as its
+        // row.
         const __global uint *of_token = in + (size_t)min(first_token + lane / 4, part.z - 1) * (BLOCKS * 8) + lane % 4;
         __local float *to = sums + lane % 4 * (2 * PITCH) + first_slice * 16 + lane / 4;
         UNROLL
@@ -111,14 +112,14 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             low[v] = LOW_BYTES(held, v);
             high[v] = HIGH_BYTES(held, v);
         }
-        // On their way while sums are added up.
+        // Loaded while sums are added.
         hold(words, first + SLICES + slice, held);
         UNROLL
         for (int t = 0; t < TOKENS; t++) {
             if (t >= count) continue;
             const __global uint *x = in + ((size_t)(first_token + t) * BLOCKS + b) * 8;
             const uint4 x_low = vload4(0, x), x_high = vload4(1, x);
-            // Of the halves apart where these have scales of their own.
+            // Sums of the halves are separate if they have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
             sum[0] = dots(low[3], x_low.w, dots(low[2], x_low.z, dots(low[1], x_low.y, dots(low[0], x_low.x, sum[0]))));

@@ -1,14 +1,14 @@
-// Prefill by rows: what gemm.cl computes, without local memory. An item has EACH rows and TOKENS tokens in registers,
-// reads weights as they are stored, and adds its blocks up in ascending order, as the CPU does. A work-group goes
-// through TURNS times as many tokens, so that its rows are read from memory once for all of them where there is a cache.
+// Prefill by whole rows: the results of gemm.cl without local memory. A work-item has EACH rows and TOKENS tokens in
+// registers, reads weights as stored, and adds its blocks in ascending order, like the CPU. A work-group processes
+// TURNS times as many tokens, so that its rows are read from memory only once if there is a cache.
 //
-// in_sums: [token][BLOCKS], of the halves of a block
+// in_sums: [token][BLOCKS], sums of the halves of a block
 
 #if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(TURNS)
 #error a shape of the matrix is not defined
 #endif
 
-// Words of a block of a group.
+// Words per block of a group.
 #define WORDS (16 * W_BITS)
 
 #ifdef BY_FLOATS
@@ -22,7 +22,7 @@
 #define MATRIX PLANE_OF(uint)
 #endif
 
-// The items of a line are those whose words follow each other, which compilers for vectors see.
+// The work-items of a line read adjacent words, which vectorising compilers can see.
 __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
     MATRIX quants, const __global uchar *scales, __global float *state, INPUT *in,
     const __global float *in_scales, __global float *out, const __global float *extra, const __global int2 *in_sums,

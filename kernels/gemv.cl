@@ -1,12 +1,12 @@
-// Decode: one token times a matrix. One launch is a whole step: what precedes the product (norm, merge of
-// attention, quantisation) is computed again by every work-group, which costs less than a launch; what follows it
-// (bias, residual, SiLU) is the epilogue. Compiled once per step:
+// Decode: one token times a matrix. A launch covers a whole step: every work-group repeats the preceding work (norm,
+// merging of attention, quantisation), which costs less than a launch; the following work (bias, residual, SiLU) is the
+// epilogue. Compiled once per step:
 //
-// STEP_QKV      norm + qkv               in: norm weights         out: [QKV]
-// STEP_OUT      out, on the residual     in: chunks or att        out: -, or what is normed first
-// STEP_GATE_UP  norm + gate_up           in: norm weights         out: input of `down`, quantised or not; in_scales: bias
-// STEP_DOWN     down, on the residual    in: what gate_up left    out: as that of out
-// STEP_HEAD     norm + head              in: norm weights         out: [VOCAB]
+// STEP_QKV      norm + qkv                 in: norm weights         out: [QKV]
+// STEP_OUT      out, added to residual     in: chunks or att        out: unused, or output to be normed first
+// STEP_GATE_UP  norm + gate_up             in: norm weights         out: input of `down`; in_scales: bias
+// STEP_DOWN     down, added to residual    in: output of gate_up    out: like STEP_OUT
+// STEP_HEAD     norm + head                in: norm weights         out: [VOCAB]
 //
 // A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
 
@@ -24,10 +24,10 @@
 #define INPUT_NORM
 #endif
 
-// ---------------------------------------------------------------- what the matrix is multiplied with
+// ---------------------------------------------------------------- input of the product
 
 #ifdef INPUT_MERGE
-// Chunks of attention that this step puts together; `merge` does it where there are more.
+// Merges the chunks of attention in this step; `merge` does it if there are more.
 #ifndef FUSED_CHUNKS
 #error FUSED_CHUNKS is not defined
 #endif
@@ -61,7 +61,7 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
 #endif
 
 #ifndef STEP_DOWN
-// The input in f32, in local memory: [COLS]
+// Loads the input in f32 to local memory: [COLS]
 void load_input(const __global float *from, const __global float *w, __local float *red, __local float *x) {
     int lid = get_local_id(0);
     for (int i = lid; i < COLS; i += WG) x[i] = from[i];
@@ -74,7 +74,7 @@ void load_input(const __global float *from, const __global float *w, __local flo
 }
 
 #if !W_DENSE
-// The input quantised: `acts` [block][8 words], `scales` [block]. `most` has an element an octet.
+// Quantises the input: `acts` [block][8 words], `scales` [block]. `most` has one element per octet.
 void quantise_input(const __local float *x, __local float *most, __local uint *acts, __local float *scales) {
     int lid = get_local_id(0);
     for (int o = lid; o < COLS / 8; o += WG) most[o] = most8(vload8(o, x));
@@ -90,9 +90,9 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #endif
 #endif
 
-// ---------------------------------------------------------------- the product
+// ---------------------------------------------------------------- product
 
-// Down reads its input from global memory, where gate_up left it; the others prepare it in local memory.
+// Down reads its input from global memory, as stored by gate_up; the others prepare it in local memory.
 #ifdef STEP_DOWN
 #define ACT_SPACE __global
 #else
@@ -103,8 +103,8 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #if WG != 16 || EACH != 1
 #error an item has a row of each group
 #endif
-// As below, but an item has a whole row of each group, so that nothing is exchanged and a word of activations is used
-// for NG of them: for devices that have few items at a time, with vectors of them.
+// Like the version below, but a work-item computes a whole row of each group, so that nothing is exchanged and a word
+// of activations is used for NG rows: for devices with few but vectorised work-items.
 void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, const __local int2 *act_sums, __local float *sums) {
     int lid = get_local_id(0);
@@ -113,7 +113,7 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
     for (int g = 0; g < NG; g++) acc[g] = 0.0f;
     for (int b = 0; b < BLOCKS; b++) {
         uint of_lane = ACTS_OF_LANE(acts + b * 8);
-        // Of the halves apart where these have scales of their own.
+        // Sums of the halves are separate if they have scales of their own.
         Sums sum[1 + W_HALVES][NG];
         UNROLL
         for (int g = 0; g < NG; g++) sum[0][g] = sum[W_HALVES][g] = 0;
@@ -153,18 +153,18 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
 #if !defined(SLICES) || !defined(PASS) || WG != NG * 4 * SLICES || WG < NG * 16
 #error SLICES or PASS do not fit
 #endif
-// Sums of NG groups of rows from `source` on, into `sums` [NG * 16]; groups of `up` are `up_at` later.
+// Sums of NG groups of rows, listed in `source`, into `sums` [NG * 16].
 //
-// An item takes four rows of a block: four neighbours read 64 bytes of each of its vectors. Block sums are exact
-// integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
-// what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
+// A work-item has four rows of a block: four adjacent ones read 64 bytes of each of its vectors. Block sums are exact
+// integers; PASS blocks at a time stay in `parts`, and then one work-item per row adds them in ascending order, which
+// gives the CPU's result. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
 void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
     const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
-    // [grp][block][quad]: sums, scales, floors; then of each block the sum of its activations.
+    // [grp][block][quad]: sums, scales, floors; then per block the sum of its activations.
     __local float4 *part_scales = parts + NG * PASS * 4;
 #if W_FLOORS
     __local float4 *part_floors = parts + NG * PASS * 8;
@@ -173,13 +173,13 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += PASS) {
         int end = min(first + PASS, BLOCKS);
-        // As many rounds for every item: where some have one more, as with 18 blocks in 16 slices, PoCL 3.1 and 5.0
-        // compute nonsense.
+        // Same number of iterations for every work-item: if some have one more, as with 18 blocks in 16 slices, PoCL
+        // 3.1 and 5.0 give wrong results.
         for (int from = first; from < end; from += SLICES) {
             int b = from + slice;
             if (b >= end) continue;
             const __global uint4 *block = w + b * (4 * W_BITS);
-            // Of the halves apart where these have scales of their own.
+            // Sums of the halves are separate if they have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
             int2 of_acts = 0;
@@ -243,7 +243,7 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
 #define W_SIZE 2
 #define LOAD(p, i) as_float((uint)((const __global ushort *)(p))[i] << 16)
 #endif
-// As above for rows as stored: sixteen items share a row, each the columns of its lane.
+// Like the versions above for rows as stored: sixteen work-items share a row, each with the columns of its lane.
 void product(const __global uint4 *rows, const __global uchar *scales, const ACT_SPACE float *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
@@ -265,9 +265,9 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #define PARTS WG
 #endif
 
-// ---------------------------------------------------------------- the step
+// ---------------------------------------------------------------- step
 
-// Input and parts of the product share their memory: one is dead when the other is born.
+// Input and parts of the product share memory: one is no longer needed when the other starts.
 #if defined(STEP_DOWN) || (!W_DENSE && PARTS > COLS)
 #define POOL PARTS
 #elif !W_DENSE
@@ -284,8 +284,8 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #define MATRIX PLANE_OF(uint)
 #endif
 
-// chunk: first group of the output that this buffer holds, groups that it holds; where chunks of attention are merged,
-// slots that they are of.
+// chunk: first output group in this buffer, number of groups in it; if chunks of attention are merged, also their
+// number of slots.
 #ifdef INPUT_MERGE
 #define GEMV_CHUNK int4
 #else

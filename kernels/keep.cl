@@ -1,10 +1,10 @@
-// Eviction: the rows of a head that stay move to the front, in place. One work-group a head, which goes on from the front:
-// what it reads next lies behind all that it has written, as row i comes from slot i or a later one.
+// Eviction: compacts the rows to keep of a head to the front, in place. One work-group per head works from front to
+// back: it always reads behind everything it has written, because row i comes from slot i or a later one.
 //
 // plane: [kv_head][rows][units], rows in units of two bytes; slots: [kv_head][kept], ascending
-// shape: units of a row, rows of a head, rows that stay
+// shape: units per row, rows per head, rows to keep
 
-// Units of an item in a round.
+// Units per work-item in an iteration.
 #define EACH 8
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void keep(
@@ -15,7 +15,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void keep(
     for (int first = 0; first < all; first += WG * EACH) {
         ushort held[EACH];
         for (int e = 0; e < EACH; e++) {
-            // As many rounds for every item; see gemv.cl.
+            // Same number of iterations for every work-item; see gemv.cl.
             int at = min(first + e * WG + lid, all - 1);
             held[e] = plane[(size_t)slots[at / units] * units + at % units];
         }

@@ -1,12 +1,12 @@
-// observe: adds the attention of the tokens that are observed, the last ones of a run, to the mass of the slots they
-// see: of each token in ascending order, the softmax weights summed over the query heads of the group in ascending
-// order. One work-group per KV head and WG slots, an item a slot. It follows attention, whose largest scores and
-// softmax sums it takes: of many tokens [token of the run][HEADS][m, l]; of one token (ONE) those of its chunks,
-// [chunk][HEADS][m, l], merged as `merge` does.
+// observe: adds the attention of the observed tokens, the last ones of a run, to the mass of the slots they see. Tokens
+// are added in ascending order; for each, the softmax weights are summed over the query heads of the group, also in
+// ascending order. One work-group per KV head and WG slots, one slot per work-item. It follows attention and uses its
+// largest scores and softmax sums: for many tokens [token of the run][HEADS][m, l]; for one token (ONE) those of its
+// chunks, [chunk][HEADS][m, l], merged as in `merge`.
 //
-// mass: [kv_head][slot]; observed: tokens that are, slots that have a mass: those after them have none yet.
+// mass: [kv_head][slot]; observed: number of observed tokens, number of slots with valid mass
 
-// Queries in local memory at once, token-major, and those whose lanes are in registers.
+// Queries in local memory at once, token-major, and queries whose lanes are in registers.
 #ifdef ONE
 #define QUERIES GROUP
 #else
@@ -14,7 +14,7 @@
 #endif
 #define AT_ONCE 4
 
-// `sum` with the attention of `count` queries from row `first` on, whole tokens', to the slot whose key is `row`.
+// Adds to `sum` the attention of `count` queries from row `first` on, all of whole tokens, to the slot with key `row`.
 float attended(const __local float *q, const __local float2 *ml, int first, int count, const __global uchar *row,
                int slot, int before, float sum) {
     float of_token = 0.0f;
@@ -53,7 +53,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     const __global uchar *row = k_cache + at * K_ROW;
     float sum = slot < observed.y ? mass[at] : 0.0f;
 #ifdef ONE
-    // No loop around this: PoCL 3.1 gets the barriers of work-group functions in loops wrong.
+    // Not in a loop: PoCL 3.1 miscompiles barriers of work-group functions in loops.
     __local float red[GROUP * 16];
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
     const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM + ANGLES_AT;

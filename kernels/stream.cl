@@ -1,5 +1,5 @@
-// Reads a buffer as fast as a device can: what decode, which reads every weight once, is held against. Neighbouring
-// items read neighbouring vectors; eight loads of an item are under way at once.
+// Reads a buffer as fast as the device can, for comparison with decode, which reads every weight once. Adjacent
+// work-items read adjacent vectors; each work-item has eight loads in flight.
 
 #define AHEAD 8
 
@@ -9,6 +9,6 @@ __kernel void stream(const __global uint4 *from, __global uint *sums, int vector
     for (int at = item; at + (AHEAD - 1) * items < vectors; at += AHEAD * items) {
         for (int i = 0; i < AHEAD; i++) sum ^= from[at + i * items];
     }
-    // Never true, and the compiler cannot know.
+    // Never true, but the compiler does not know that.
     if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x9e3779b9u) sums[0] = item;
 }

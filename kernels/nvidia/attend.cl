@@ -1,13 +1,12 @@
-// Attention of decode.cl: rows of the cache on their way and in local memory, scores, weights and values, in the
-// order that attend_one.cl has too.
+// Attention of decode.cl: loading cache rows, scores, softmax and weighted sums, in the same order as attend_one.cl.
 
-#define LANES (HEAD_DIM / 8)               // that share a row, eight elements each
-#define ROWS_AT_ONCE (WARPS * 32 / LANES)  // that a group reads
+#define LANES (HEAD_DIM / 8) // lanes that share a row, eight elements each
+#define ROWS_AT_ONCE (WARPS * 32 / LANES) // rows read by a work-group at once
 #define SWEEPS (CHUNK / ROWS_AT_ONCE)
-// Rows in local memory at once, as floats.
+// Pitch of rows in local memory, and their number at once, as floats.
 #define STAGE_ROW (HEAD_DIM + 4)
 #define STAGED LESSER(CHUNK, HEAD_DIM <= 64 ? CHUNK : HEAD_DIM <= 128 ? 64 : 32)
-// Slots of a part of attention: sums of values, largest score, sum of weights.
+// Slots for a chunk of attention: sums of values, largest score, sum of weights.
 #define OF_PART UP(HEAD_DIM + 2, 3)
 #define PARTS_AT_ONCE LESSER(64, PARTS / (3 * OF_PART))
 
@@ -17,7 +16,7 @@ typedef struct {
     float scale;
 } Piece;
 
-// First of the eight elements, and where the second four are: a byte of q4 holds elements z and z + 16.
+// Index of the first of the eight elements, and distance to the second four: a byte of q4 holds elements z and z + 16.
 #define FIRST(type, l) ((type) == T_Q4 ? (l) / 4 * 32 + (l) % 4 * 4 : (l) * 8)
 #define SECOND(type) ((type) == T_Q4 ? 16 : 4)
 
@@ -53,7 +52,7 @@ float8 elements(int type, Piece p) {
     return (convert_float8(q) - 8.0f) * p.scale;
 }
 
-// A chunk's rows of a KV head, on their way; of those past the end the last one.
+// Starts loading a chunk's rows of a KV head; past the end the last row is repeated.
 void begin_rows(int type, Piece *p, const __global uchar *rows, uint row_bytes, uint count) {
     const uint lid = this_item();
     for (uint i = 0; i < SWEEPS; i++) {
@@ -62,7 +61,7 @@ void begin_rows(int type, Piece *p, const __global uchar *rows, uint row_bytes, 
     }
 }
 
-// Rows from `from` on to local memory. Row `newest` is there as floats.
+// Stores rows from `from` on in local memory. Row `newest` is available as floats.
 void stage(int type, const Piece *p, uint from, uint newest, const __local float *row_of_newest, __local float *rows) {
     const uint lid = this_item(), l = lid % LANES;
 #pragma unroll
@@ -91,7 +90,7 @@ float score(const __local float *row, const __local float *query) {
     return two.x + two.y;
 }
 
-// Values of one element times their weights, added up; both may be read to the end of the chunk.
+// Adds values of one element times their weights; both may be read to the end of the chunk.
 float weigh(const __local float *weights, const __local float *values, uint count, float acc) {
     const __local float4 *w = (const __local float4 *)weights;
     float4 next[AHEAD / 4];
@@ -109,14 +108,14 @@ float weigh(const __local float *weights, const __local float *values, uint coun
         for (uint k = 0; k < AHEAD; k++) value[k] = values[(then + k) * STAGE_ROW];
         for (uint k = 0; k < AHEAD; k++) {
             float of = k % 4 == 0 ? now[k / 4].x : k % 4 == 1 ? now[k / 4].y : k % 4 == 2 ? now[k / 4].z : now[k / 4].w;
-            // Weights past the end are 0, but what they are of need not be a number.
+            // Weights past the end are 0, but their values may be NaN.
             if (t + k < count) acc = fma(of, its[k], acc);
         }
     }
     return acc;
 }
 
-// What a row decodes to after it was encoded with these scales; they are not needed for floats.
+// Rounds a row to what it decodes to after encoding with these scales; floats need none.
 void settle(int type, __local float *x, const __local float2 *scales) {
     for (uint i = get_local_id(0); i < HEAD_DIM; i += WG) {
         float2 scale = scales[i / KV_BLOCK * CANDIDATES];
@@ -133,7 +132,7 @@ void settle(int type, __local float *x, const __local float2 *scales) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Scores of one query become weights; their largest and the weights' sum. By one warp.
+// Turns the scores of one query into weights; returns the largest score and the sum of the weights. Run by one warp.
 float2 soften(__local float *p, uint count) {
     const uint lane = get_local_id(0) % 32;
     float e[CHUNK / 32], most = LEAST, sum = 0.0f;
@@ -145,7 +144,7 @@ float2 soften(__local float *p, uint count) {
     for (uint i = 0; i < CHUNK / 32; i++) {
         e[i] = i * 32 + lane < count ? e_to(e[i] - most) : 0.0f;
         p[i * 32 + lane] = e[i];
-        // Sixteen lanes add up every sixteenth.
+        // Sixteen lanes add every sixteenth weight.
         sum += e[i];
         sum += across(e[i], 16);
     }

@@ -1,20 +1,21 @@
-// Decode on NVIDIA (compute capability 8.0 and later): one token through the whole model in one launch, with the CPU's
-// bits.
+// Decode on NVIDIA (compute capability 8.0 and later): one token through the whole model in one launch, bit-exact with
+// the CPU.
 //
-// A launch costs the host about 6 us, 81 of them 0.49 ms, more than reading the weights of a 1B model takes. So one
-// work-group for each multiprocessor stays for the whole token. Steps hand their results on in slots that say by
-// themselves whether they are there (header.cl): qkv | attend | out | gate_up | down. All groups are resident because
-// there are no more of them than multiprocessors, and one group with its registers and local memory fits each.
+// A launch costs the host about 6 us; 81 launches take 0.49 ms, more than reading the weights of a 1B model. So one
+// work-group per multiprocessor stays for the whole token. Steps pass on their results in slots that carry their own
+// tag of completion (header.cl): qkv | attend | out | gate_up | down. All work-groups are resident: there are no more
+// of them than multiprocessors, and each multiprocessor has registers and local memory for one.
 //
-// A group has whole rows, so nothing that is summed crosses groups. Its warps compute the exact integer sums of blocks
-// in any order, by the tensor cores. These wait in local memory, and then an item a row adds them up in the order of the
-// contract. Weights depend on nothing, so the first of a step are asked for before its input is waited for.
+// A work-group computes whole rows, so no sum crosses work-groups. Its warps compute the exact integer sums of blocks,
+// in any order, on the tensor cores. The sums wait in local memory until one work-item per row adds them in the
+// specified order. Weights depend on nothing, so the first weights of a step are requested before waiting for its
+// input.
 //
-// H200, Llama-3.2-1B shape, f16 cache: about 400 us a token, where the weights could be read in 160. Of 46,000 cycles of
-// a layer attention takes 10,000, qkv 6,700, out 4,200, gate_up 15,700 and down 9,000; the head alone reads at the
-// memory's speed. Slots instead of a counter and fences make exchanging cost 0.6 us. What loads ahead too much blocks the
-// way of local memory: four bites a warp are as fast as eight. Whatever one item does alone counts: a chain of sums
-// whose addresses were computed took 14 cycles a step, which costs 8 % of the token.
+// H200, Llama-3.2-1B shape, f16 cache: about 400 us per token; reading the weights alone would take 160. Of the 46,000
+// cycles of a layer, attention takes 10,000, qkv 6,700, out 4,200, gate_up 15,700 and down 9,000; only the head reads
+// at memory speed. With slots instead of a counter and fences, an exchange costs 0.6 us. Loading too far ahead blocks
+// local memory: four fragments per warp are as fast as eight. Work of a single work-item is expensive: a chain of sums
+// with computed addresses took 14 cycles per step, which costs 8 % of the token.
 
 #if !defined(GRID) || !defined(AT_QKV) || !defined(LAYER_BYTES) || !defined(LAYER_FLOATS) || !defined(AT_HEAD)
 #error where the weights lie is not defined
@@ -26,18 +27,19 @@
 #error a warp takes two blocks at a time
 #endif
 
-// How a step's units are shared: a group takes EACH neighbouring ones, AT_ONCE in a round, of which a warp takes BITES.
+// Distribution of a step's units: a work-group takes EACH adjacent ones, AT_ONCE per round, of which a warp takes BITES
+// fragments.
 #define EACH(rows) UP((rows) / 16, GRID)
 #define BITES(units, cols) UP((units) * (cols) / 64, WARPS)
 #define FLOATS(cols) (FIT_FLOATS((cols) / 32) > 0)
 #define AT_ONCE(rows, cols) LESSER(EACH(rows), FLOATS(cols) ? FIT_FLOATS((cols) / 32) : FIT_HALVES((cols) / 32))
-// Of gate_up whole blocks of what `down` reads.
+// For gate_up: whole blocks of what `down` reads.
 #define FFN_EACH UP(FFN_DIM / 32, GRID)
 #define FFN_AT_ONCE LESSER(FFN_EACH, FIT_HALVES(DIM / 32) / 4)
 #define OUT_EACH EACH(DIM)
 
-// Asks for the first weights of a round, after `done` units of a group's: as soon as there are registers for them, and
-// where no answer that somebody waits for has to queue behind them.
+// Requests the first weights of a round, after `done` units of the work-group: as soon as registers are free, and when
+// no awaited answer would queue behind them.
 #define BEGIN(into, w, at, at_scales, rows, cols, done)                                                  \
     {                                                                                                    \
         const int left = min((int)EACH(rows), (rows) / 16 - (int)(group * EACH(rows))) - (done);         \
@@ -52,7 +54,7 @@
         Units ask = units_at(arena + AT_HEAD, arena + AT_HEAD_SCALES, group * EACH(HEAD_ROWS) * (DIM / 64), ~0u, 0);              \
         if (left > 0) begin(c, ask, BITES(HEAD_AT_ONCE, DIM), left * (DIM / 64));                  \
     }
-// Of `now` blocks of rows from `first` on, gate and then up.
+// `now` blocks of rows from `first` on, of gate and then of up.
 #define GATE_UP(first, now)                                                                                     \
     units_at(w + AT_GATE_UP, w + AT_GATE_UP_SCALES, (first) * 2 * (DIM / 64), (now) * 2 * (DIM / 64),           \
              (FFN_PAD / 16 - (now) * 2) * (DIM / 64))
@@ -64,11 +66,11 @@
         if (left > 0) begin(c, ask, BITES(4 * FFN_AT_ONCE, DIM), now * 4 * (DIM / 64));               \
     }
 
-// ---------------------------------------------------------------- the token
+// ---------------------------------------------------------------- token
 
-// arena: matrices, layer by layer, then the head.
-// floats: [layer][attn norm | ffn norm | qkv bias | o bias | q, k norm], then the final norm.
-// state: kernels/common.cl. work: see below, in slots. sync: whether a group was given up.
+// arena: matrices, layer by layer, then the head
+// floats: [layer][attn norm | ffn norm | qkv bias | o bias | q, k norm], then the final norm
+// state: kernels/common.cl. work: see below, in slots. sync: set if a work-group was given up
 #define W_QKV 0
 #define W_ATT (W_QKV + QKV / 16 * OF_ROWS)
 #define W_OUT (W_ATT + Q_DIM / 32 * OF_BLOCK)   // the residual after attention
@@ -76,7 +78,7 @@
 #define W_DOWN (W_FFN + FFN_DIM / 32 * OF_BLOCK) // the residual after a layer
 #define W_PARTS (W_DOWN + DIM / 16 * OF_ROWS)   // [head][chunk][OF_PART]
 
-// What attention has in local memory, where the others have activations.
+// Local memory of attention, shared with the activations of other steps.
 #define HEAD_FLOATS ((GROUP + 2) * HEAD_DIM)
 #define ATTEND_FLOATS (HEAD_FLOATS + GROUP * CHUNK)
 
@@ -98,12 +100,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
     const uint chunks = slot / CHUNK + 1;
     const __global float *x = ROW(state, 0), *angles = x + DIM;
     uint tag = header[H_STEPS];
-    // Upper halves of bytes, from where the compiler does not know it, so that it stays in a register.
+    // Upper halves of bytes, hidden from the compiler so that the value stays in a register.
     __local uint known[32];
     if (lid < 32) known[lid] = 0xf0f0f0f0u;
     barrier(CLK_LOCAL_MEM_FENCE);
     const uint mask = *(volatile __local uint *)(known + lid % 32);
-    // Under way: of qkv and out, and of gate_up, down and the head.
+    // Fragments being loaded: for qkv and out, and for gate_up, down and the head.
     Bite b[DEPTH], c[DEPTH];
 
     for (uint i = lid; i < OUT_EACH * 16 && group * OUT_EACH * 16 + i < DIM; i += WG)
@@ -147,7 +149,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
             if (units <= 0) BEGIN(b, w, AT_OUT, AT_OUT_SCALES, DIM, Q_DIM, 0)
         }
 
-        // rope, attend: an item is a chunk of slots and a KV head's queries, or one of them where chunks are few
+        // rope, attend: a task is a chunk of slots with a KV head's queries, or with one query head if chunks are few
         {
             __local float *head = (__local float *)acts, *p = head + HEAD_FLOATS;
             const uint heads = chunks * HEADS <= GRID ? 1 : GROUP, items = chunks * (HEADS / heads);
@@ -182,7 +184,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                 const __global float *calibrated = calibration + layer * LAYER_CALIBRATION + kv_head * CALIBRATION;
                 ready_queries(head, f + F_QK_NORM, calibrated, angles, heads, red);
                 if (last) {
-                    // The new row: one item of those that share it writes the cache, all keep it.
+                    // The new row: one of the tasks that share it writes the cache, all keep it.
                     size_t row = (size_t)kv_head * capacity + slot;
                     bool write = first_head % GROUP == 0;
                     ready_key(k, f + F_QK_NORM + HEAD_DIM, calibrated, angles, red);
@@ -227,7 +229,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     begin_rows(K_TYPE, kp, keys + row * K_ROW, K_ROW, its_count);
                     begin_rows(V_TYPE, vp, values + row * V_ROW, V_ROW, its_count);
                 }
-                // A part is what a chunk's sums are; of one chunk alone they are all.
+                // The result of several chunks is one part per chunk; a single chunk gives the final result.
                 __local float *sums = chunks > 1 ? rows : head;
                 const uint stride = chunks > 1 ? 3 * OF_PART : HEAD_DIM;
                 for (uint i = 0; i < UP(GROUP * HEAD_DIM, WG); i++) {
@@ -255,7 +257,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                                   work + W_ATT + (first_head * (HEAD_DIM / 32) + i) * OF_BLOCK, tag + 1);
                 }
             }
-            // Parts of a head, in ascending order. The last groups have the fewest items.
+            // Merge the parts of a head in ascending order. The last work-groups have the fewest tasks.
             for (uint h = GRID - 1 - group; chunks > 1 && h < HEADS; h += GRID) {
                 float m = LEAST, l = 0.0f, o = 0.0f;
                 for (uint first = 0; first < chunks; first += PARTS_AT_ONCE) {
@@ -293,7 +295,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
             }
         }
 
-        // out, down: what they add to the residual
+        // out, down: added to the residual
 #define JOIN(c, cols, at, at_scales, from, to, bias, then)                                                     \
     {                                                                                                          \
         enum { once = AT_ONCE(DIM, cols), pairs = (cols) / 64 };                                               \
@@ -322,7 +324,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
         }                                                                                                      \
         if (units <= 0) then                                                                                   \
     }
-        // Attention's tag, then this step's.
+        // Attention's tag, then the tag of this step.
         tag += 2;
 #if O_BIAS
         JOIN(b, Q_DIM, AT_OUT, AT_OUT_SCALES, W_ATT, W_OUT, y += f[F_O_BIAS + row], ;)

@@ -1,4 +1,4 @@
-// What decode.cl is made of, and decode_batch.cl in part: NVIDIA's instructions, words that groups exchange,
+// Shared by decode.cl and, in part, decode_batch.cl: NVIDIA's instructions, slots exchanged between work-groups,
 // activations, products of packed rows.
 
 #define WARPS 16
@@ -9,7 +9,7 @@
 
 // ---------------------------------------------------------------- instructions
 
-// Weights: they are read once.
+// Loads weights, which are read only once.
 uint4 load16(const __global uchar *p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -24,7 +24,7 @@ ushort load2(const __global uchar *p) {
     return v;
 }
 
-// The item, of which the compiler knows nothing: what follows from it is computed where it is needed and not kept in
+// Index of the work-item, hidden from the compiler: values derived from it are computed where needed and not kept in
 // registers for all layers.
 uint this_item() {
     uint x = get_local_id(0);
@@ -57,16 +57,16 @@ float warp_max(float x) {
     return x;
 }
 
-// ---------------------------------------------------------------- what groups exchange
+// ---------------------------------------------------------------- exchange between work-groups
 
-// Groups hand each other slots: three words and the tag of the step that they come from, sixteen bytes that are written
-// and read at once. Whoever needs a slot looks until it has its tag, so that nothing has to be fenced or counted. A slot
-// is written again in the next layer, after all that its readers contributed to has been read.
+// Work-groups exchange slots: three words and the tag of the step that wrote them, sixteen bytes that are written and
+// read at once. A reader polls a slot until it has the tag, so no fences or counters are needed. A slot is rewritten in
+// the next layer, after everything its readers contributed to has been read.
 typedef uint4 Slot;
-#define OF_ROWS 6  // slots of sixteen rows
+#define OF_ROWS 6 // slots of sixteen rows
 #define OF_BLOCK 3 // slots of a block of activations: eight words and a scale
 
-// Looks until a group that never comes is given up: seconds.
+// Polls before a work-group that never answers is given up: seconds.
 #define PATIENCE (1 << 22)
 
 void put_slot(__global Slot *to, uint a, uint b, uint c, uint tag) {
@@ -83,7 +83,7 @@ Slot look(const __global Slot *from) {
     return s;
 }
 
-// What was seen, if it has the tag, else what comes. `lost` is set where nothing comes.
+// Returns `seen` if it has the tag, otherwise polls. Sets `lost` if nothing arrives.
 Slot wait_for(Slot seen, const __global Slot *from, uint tag, __global uint *lost) {
 #pragma unroll 1
     for (uint looks = 0; seen.w != tag; looks++) {
@@ -96,15 +96,15 @@ Slot wait_for(Slot seen, const __global Slot *from, uint tag, __global uint *los
     return seen;
 }
 
-// Sixteen neighbouring rows, one each of sixteen lanes; `put` for those lanes whose rows there are. All lanes of a warp
-// take part.
+// Sends sixteen adjacent rows, one per lane of sixteen; `put` is true for lanes with an existing row. All lanes of a
+// warp must take part.
 void put_rows(float y, bool put, __global Slot *to, uint tag) {
     const uint part = get_local_id(0) % 16, from = get_local_id(0) / 16 % 2 * 16 + 3 * part;
     uint a = from_lane(as_uint(y), from), b = from_lane(as_uint(y), from + 1), c = from_lane(as_uint(y), from + 2);
     if (put && part < OF_ROWS) put_slot(to + part, a, b, c, tag);
 }
 
-// A block of activations, one of each lane of a warp, quantised.
+// Quantises and sends a block of activations, one per lane of a warp.
 void put_block(float y, __global Slot *to, uint tag) {
     const uint lane = get_local_id(0) % 32;
     float2 scale = act_scale(warp_max(fabs(y)));
@@ -117,19 +117,19 @@ void put_block(float y, __global Slot *to, uint tag) {
 
 // ---------------------------------------------------------------- activations
 
-// Word k of a block lies so that an item reads words v and v + 4 at once.
+// Position of word k of a block, such that a work-item reads words v and v + 4 at once.
 #define WORD_AT(k) ((k) % 4 * 2 + (k) / 4)
 
-// Slots that an item may have to wait for at once.
+// Maximum slots that a work-item has to wait for at once.
 #define MOST_TAKEN UP(WIDER(WIDEST / 32 * OF_BLOCK, DIM / 16 * OF_ROWS), WG)
 
-// `slots` slots, each looked at before any is waited for.
+// Polls `slots` slots once, before any of them is waited for.
 void look_at(Slot *taken, const __global Slot *from, uint slots, uint lid) {
     for (uint i = 0; i < MOST_TAKEN; i++)
         if (i * WG < slots) taken[i] = look(from + min(i * WG + lid, slots - 1));
 }
 
-// Blocks that another step has quantised.
+// Receives blocks quantised by another step.
 void take_blocks(const __global Slot *from, uint blocks, uint tag, __local uint *acts, __local float *scales,
                  __global uint *sync) {
     const uint slots = blocks * OF_BLOCK, lid = this_item();
@@ -150,12 +150,12 @@ void take_blocks(const __global Slot *from, uint blocks, uint tag, __local uint 
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// What a chain of dependent steps reads is loaded so many steps ahead, past the end too: MARGIN words of local memory
+// A chain of dependent steps loads its operands AHEAD steps in advance, even past the end: MARGIN words of local memory
 // follow.
 #define AHEAD 16
 #define MARGIN (2 * AHEAD)
 
-// Squares of one of sixteen lanes, added up.
+// Adds the squares of one of sixteen lanes.
 float squares_of(const __local float *x) {
     enum { all = DIM / 16 };
     float acc = 0.0f, next[AHEAD];
@@ -172,8 +172,8 @@ float squares_of(const __local float *x) {
     return acc;
 }
 
-// RMS norm of the residual, quantised, in every group for itself. The residual is taken from `slots`, or of the first
-// layer from `first`. What depends on it alone waits for it.
+// RMS norm of the residual, quantised, computed by every work-group for itself. The residual comes from `slots`, or for
+// the first layer from `first`. Only its dependents wait for it.
 void norm(const __global Slot *slots, const __global float *first, const __global float *w, uint tag,
           __local float *x, __local uint *acts, __local float *scales, __local float *red, __global uint *sync) {
     const uint lid = this_item();
@@ -217,15 +217,16 @@ void norm(const __global Slot *slots, const __global float *first, const __globa
 
 // ---------------------------------------------------------------- products
 
-// A unit is sixteen rows, a bite two blocks of a unit: what a warp takes at once, 512 bytes in a row. A lane has four
-// rows (lane / 4 % 4) of one vector (lane % 4) of one block (lane / 16), and the scale of the row that it will have the
-// sum of (lane % 16).
+// A unit is sixteen rows. A fragment is two blocks of a unit: the 512 contiguous bytes that a warp takes at once. A
+// lane has four rows (lane / 4 % 4) of one vector (lane % 4) of one block (lane / 16), and the scale of the row whose
+// sum it will hold (lane % 16).
 typedef struct {
     uint4 quants;
     ushort scale;
 } Bite;
 
-// Bites of a matrix, numbered from the first of a group's units; from number `half_at` on those that are `gap` later.
+// Fragments of a matrix, numbered from the first one of a work-group's units; those from number `half_at` on are `gap`
+// further.
 typedef struct {
     const __global uchar *quants, *scales;
     uint half_at, gap;
@@ -236,12 +237,12 @@ Units units_at(const __global uchar *quants, const __global uchar *scales, uint 
     return u;
 }
 
-// Bites that a warp has under way, at most.
+// Maximum fragments that a warp loads ahead.
 #ifndef DEPTH
 #define DEPTH 4
 #endif
 
-// The same for one lane.
+// Offsets the pointers for one lane.
 Units of_lane(Units u, uint lane) {
     u.quants += lane / 16 * 256 + lane % 4 * 64 + lane / 4 % 4 * 16;
     u.scales += lane * 2;
@@ -258,10 +259,10 @@ Bite bite(Units u, uint i) {
 
 #define START 0x80000
 
-// Sixteen times the sum of a lane's row and block, and START more, by the integer tensor cores. A nibble in the upper
-// half of a byte, its highest bit flipped, is sixteen times its weight, signed. Rows of an operand are the lanes' rows,
-// two at a time, of both blocks; its columns are the two blocks' activations by turns, so that every lane finds the sums
-// of its four rows, of which it takes one.
+// Computes sixteen times the sum of a lane's row and block, plus START, on the integer tensor cores. A nibble in the
+// upper half of a byte, with its highest bit flipped, is sixteen times its weight, signed. The rows of an operand are
+// the lanes' rows, two at a time, of both blocks; its columns alternate between the activations of the two blocks, so
+// every lane gets the sums of its four rows and keeps one.
 uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
     uint4 h = (w & mask) ^ 0x80808080u, l = ((w << 4) & mask) ^ 0x80808080u;
     int c[8];
@@ -276,28 +277,28 @@ uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
     return lane & 2 ? (lane & 1 ? r3 : r2) : (lane & 1 ? r1 : r0);
 }
 
-// Where sums of blocks wait to be added up in ascending order: [row][block], with their scale as a float each, or, where
-// there is no room for that, both in sixteen bits. Rows are two words longer than that: so neither those who write nor
-// those who read share banks.
+// Sums of blocks wait here to be added in ascending order: [row][block], as a float with its scale, or, if there is no
+// room for that, both in sixteen bits. Rows are two words longer than needed, so that neither writers nor readers have
+// bank conflicts.
 #define FLOATS_ROW(blocks) (2 * (blocks) + 2)
 #define HALVES_ROW(blocks) ((blocks) + 2)
-// Units that there is room for.
+// Units for which there is room.
 #define FIT_FLOATS(blocks) (PARTS / (16 * FLOATS_ROW(blocks)))
 #define FIT_HALVES(blocks) (PARTS / (16 * HALVES_ROW(blocks)))
 
-// Unit and pair of blocks of a warp's bite j. Written so, both are known to the compiler but for the warp where a unit has
-// as many bites as go round all warps.
+// Unit, and pair of blocks, of a warp's fragment j. In this form both are compile-time constants, except for the warp,
+// if all warps take part in a unit equally.
 #define UNIT_OF(j, pairs, warp) ((pairs) % WARPS == 0 ? (j) / WIDER((pairs) / WARPS, 1) : ((j) * WARPS + (warp)) / (pairs))
 #define PAIR_OF(j, pairs, warp) \
     ((pairs) % WARPS == 0 ? (j) % WIDER((pairs) / WARPS, 1) * WARPS + (warp) : ((j) * WARPS + (warp)) % (pairs))
 
-// Bites whose sums are computed at a time, before any of them is stored.
+// Fragments whose sums are computed before any of them is stored.
 #define MOUTHFUL 4
 
-// How many of a warp's `n` bites are under way.
+// Number of a warp's `n` fragments that are loaded ahead.
 #define DEPTH_OF(n) LESSER(n, DEPTH)
 
-// The first of `all` bites that the warps share, each `count` a round.
+// Loads the first of `all` fragments shared by the warps; each warp has `count` per round.
 void begin(Bite *b, Units u, uint count, uint all) {
     const uint lid = this_item();
     u = of_lane(u, lid % 32);
@@ -306,12 +307,13 @@ void begin(Bite *b, Units u, uint count, uint all) {
         if (j < DEPTH_OF(count)) b[j] = bite(u, min(j * WARPS + lid / 32, all - 1));
 }
 
-// The sums of a round, which has room for `room` bites and begins with number `from` of `all`, while what follows is
-// under way.
+// Computes the sums of a round, which has room for `room` fragments and starts with number `from` of `all`, while the
+// following fragments are loaded.
 void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool floats, const __local uint *acts,
           const __local float *act_scales, __local uint *parts, uint mask) {
     const uint count = UP(room, WARPS), lid = this_item(), warp = lid / 32, lane = lid % 32;
-    // Where bites are no multiple of those under way, the last turn is not full: the next round's follow all the same.
+    // If the number of fragments is not a multiple of those loaded ahead, the last iteration is not full, but still
+    // loads the next round's.
     const uint missing = UP(count, DEPTH_OF(count)) * DEPTH_OF(count) - count;
     u = of_lane(u, lane);
 #pragma unroll 1
@@ -336,10 +338,10 @@ void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool flo
             for (uint k = 0; k < MOUTHFUL; k++) {
                 uint j = first + m + k, i = j * WARPS + warp, row = UNIT_OF(j, pairs, warp) * 16 + lane % 16;
                 uint block = PAIR_OF(j, pairs, warp) * 2 + lane / 16;
-                // Past the last bite it is nonsense, which nobody reads.
+                // Past the last fragment the values are undefined and never read.
                 if (m + k >= DEPTH_OF(count) || ((room % WARPS != 0 || missing > 0) && i >= room)) continue;
                 if (floats) {
-                    // The integer added to the bits of 2^23 is a float; its sixteenth and all else are exact.
+                    // The integer added to the bits of 2^23 is a float; dividing by 16 and everything else is exact.
                     float whole = fma(as_float(0x4b000000u | sum[k]), 0.0625f, -(8388608.0f + START) / 16.0f);
                     *(__local float2 *)(parts + row * FLOATS_ROW(2 * pairs) + 2 * block) = (float2)(whole, scale[k]);
                 } else {
@@ -351,7 +353,7 @@ void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool flo
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// A row's sum, in the order of the contract.
+// Sum of a row, in the specified order.
 float sum_of_floats(const __local uint *row, uint blocks) {
     const __local float2 *parts = (const __local float2 *)row;
     float acc = 0.0f;

@@ -1,5 +1,5 @@
-// Put before and behind what teams of a work-group compute each for itself on NVIDIA, as work-groups do elsewhere: it sees
-// the items of a team as its work-group's, and its barriers are the team's.
+// Placed before and after code that teams of a work-group run independently on NVIDIA, as work-groups do elsewhere: in
+// between, the work-items of a team look like a work-group, and barriers are those of the team.
 
 #ifndef OF_TEAMS
 #define OF_TEAMS (ITEMS / TEAM)
