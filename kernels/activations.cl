@@ -18,9 +18,9 @@
 #else
 float element(const __global float *src, const __global float *in, float scale, int i) {
 #if defined(INPUT_FFN) && GATED
-    return ACTIVATED(src[i]) * src[FFN_PAD + i];
+    return ACTIVATION(src[i]) * src[FFN_PAD + i];
 #elif defined(INPUT_FFN)
-    return ACTIVATED(src[i] + in[i]);
+    return ACTIVATION(src[i] + in[i]);
 #else
     return src[i];
 #endif
@@ -66,10 +66,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
             float *e = (float *)&v;
             for (int i = 0; i < 8; i++) e[i] = element(ELEMENTS, in, scale, 8 * o + i);
         }
-        red[lid] = most8(v);
+        red[lid] = max_abs8(v);
         barrier(CLK_LOCAL_MEM_FENCE);
         const __local float *of_block = red + lid / 4 * 4;
-        float2 d = act_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
+        float2 d = activation_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
         uint2 q = quantise8(v, d.y);
         barrier(CLK_LOCAL_MEM_FENCE);
         red[lid] = (float)sum_of_eight(q);

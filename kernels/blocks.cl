@@ -48,10 +48,10 @@
 #endif
 
 // Rows of a work-item: four of a vector's sixteen words, or one.
-#ifndef EACH
-#define EACH 4
+#ifndef ROWS_PER_ITEM
+#define ROWS_PER_ITEM 4
 #endif
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 typedef uint4 Words;
 typedef int4 Ints;
 typedef float4 Floats;
@@ -66,7 +66,7 @@ typedef float Floats;
 // if the matrix is read as an image.
 #ifdef W_IMAGE
 #define PLANE_OF(words) __read_only image1d_buffer_t
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 #define W_AT(w, v) read_imageui(quants, (w) + (v) * 4)
 #else
 #define W_AT(w, v) read_imageui(quants, (w) + (v) * 16).x
@@ -77,7 +77,7 @@ typedef float Floats;
 // `w` holds the vectors of the work-item's rows, in registers.
 #define W_AT(w, v) (w)[v]
 #else
-#define W_AT(w, v) (w)[(v) * (16 / EACH)]
+#define W_AT(w, v) (w)[(v) * (16 / ROWS_PER_ITEM)]
 #endif
 #endif
 
@@ -105,10 +105,10 @@ typedef float Floats;
 #endif
 
 // Product of one word of activations and the bytes of the rows.
-#if EACH == 1
-#define dots dot4
+#if ROWS_PER_ITEM == 1
+#define dot4_rows dot4
 #else
-int4 dots(uint4 rows, uint acts, int4 acc) {
+int4 dot4_rows(uint4 rows, uint acts, int4 acc) {
     return (int4)(dot4(rows.x, acts, acc.x), dot4(rows.y, acts, acc.y), dot4(rows.z, acts, acc.z),
                   dot4(rows.w, acts, acc.w));
 }
@@ -118,7 +118,7 @@ int4 dots(uint4 rows, uint acts, int4 acc) {
 #define RUN_OF(group, b) ((group) + (b) * 32 / W_SPAN * W_RUN)
 #define PART_OF(b) ((b) % (W_SPAN / 32) * 32)
 
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 #define HALVES_AT(run, i) vload_half4(i, (const __global half *)(run))
 #define LEVELS_AT(p, i) convert_float4(vload4(i, p))
 #define INTS_AT(p, i) convert_int4(vload4(i, p))
@@ -143,7 +143,7 @@ Floats level_of(const __global uchar *group, int b, int at) {
 // Value added to all weights of the block.
 Floats floor_of(const __global uchar *group, int b, int at) {
     const __global uchar *run = RUN_OF(group, b);
-    Floats m = HALVES_AT(run, at + 16 / EACH);
+    Floats m = HALVES_AT(run, at + 16 / ROWS_PER_ITEM);
 #if W_LEVELS
     m = -(m * LEVELS_AT(run + 80 + PART_OF(b), at));
 #endif

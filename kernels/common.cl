@@ -64,18 +64,18 @@ typedef struct {
 } Runs;
 #endif
 #if defined(WINDOW) && WINDOW
-#define AT_ROW(slot, run) ((slot) % CAPACITY(run))
+#define ROW_OF_SLOT(slot, run) ((slot) % CAPACITY(run))
 // Number of leading chunks that a token with `slots` visible slots, its own included, cannot see.
-#define SKIPPED(slots) (max((slots) - WINDOW, 0) / CHUNK)
+#define SKIPPED_CHUNKS(slots) (max((slots) - WINDOW, 0) / CHUNK)
 #else
-#define AT_ROW(slot, run) (slot)
-#define SKIPPED(slots) 0
+#define ROW_OF_SLOT(slot, run) (slot)
+#define SKIPPED_CHUNKS(slots) 0
 #endif
 // Slots that are summed together; the sums of chunks are merged in ascending order, as on the CPU.
 #define CHUNK 128
 
 // Below any score, so that masked values stay finite.
-#define LEAST -1e30f
+#define LOWEST_SCORE -1e30f
 
 // Bit-exact with the CPU: every step rounds like src/numeric/simd. Products and sums are fused only by `fma`, and sums
 // of floats have the CPU's order: element i goes to lane i % 16, and lanes are added by the tree in `sum16`.
@@ -108,7 +108,7 @@ float divide(float a, float b) {
 #endif
 }
 
-float root(float x) {
+float sqrt_rn(float x) {
 #ifdef CORRECT_DIVIDE
     return sqrt(x);
 #else
@@ -118,7 +118,7 @@ float root(float x) {
 }
 
 // e^x, computed as in src/numeric/simd/ops.rs.
-float e_to(float x) {
+float exp_approx(float x) {
     float clamped = fmin(fmax(x, -87.3f), 88.0f);
     float n = rint(clamped * 1.44269504f);
     float r = fma(n, -355.0f / 512.0f, clamped);
@@ -135,33 +135,33 @@ float e_to(float x) {
     return x >= -87.3f ? p : 0.0f;
 }
 
-float silu(float x) { return divide(x, 1.0f + e_to(-x)); }
+float silu(float x) { return divide(x, 1.0f + exp_approx(-x)); }
 
 // GELU by the tanh formula, computed as in src/numeric/simd/ops.rs.
 float gelu(float x) {
     float slope = fma(x * x, -0.071354814f, -1.5957692f);
-    return divide(x, 1.0f + e_to(x * slope));
+    return divide(x, 1.0f + exp_approx(x * slope));
 }
 
 // Activation function of the feed-forward layer. Without a gate it is applied to `up`.
 #if GELU
-#define ACTIVATED(x) gelu(x)
+#define ACTIVATION(x) gelu(x)
 #else
-#define ACTIVATED(x) silu(x)
+#define ACTIVATION(x) silu(x)
 #endif
 // Number of matrices side by side at the start of the feed-forward layer.
 #define HALVES_OF_FFN (1 + GATED)
 
 // Output that is added to the residual: scaled, and stored elsewhere if it is to be normed first.
 #ifdef RESIDUAL_SCALE
-#define JOINING(y) ((y) * RESIDUAL_SCALE)
+#define SCALED_RESIDUAL(y) ((y) * RESIDUAL_SCALE)
 #else
-#define JOINING(y) (y)
+#define SCALED_RESIDUAL(y) (y)
 #endif
 #ifdef LOGIT_SCALE
-#define AS_LOGIT(y) ((y) * LOGIT_SCALE)
+#define SCALED_LOGIT(y) ((y) * LOGIT_SCALE)
 #else
-#define AS_LOGIT(y) (y)
+#define SCALED_LOGIT(y) (y)
 #endif
 
 // Converts a stored half to a float, with any alignment.
@@ -200,7 +200,7 @@ int dot4(uint u, uint s, int acc) {
 int sum_of_eight(uint2 acts) { return dot4(0x01010101u, acts.x, dot4(0x01010101u, acts.y, 0)); }
 
 // Sum of sixteen activations.
-int sum_of(uint4 acts) { return sum_of_eight(acts.lo) + sum_of_eight(acts.hi); }
+int sum_of_sixteen(uint4 acts) { return sum_of_eight(acts.lo) + sum_of_eight(acts.hi); }
 
 // Scale of an RMS norm: 1 / square root of the mean square of `n` floats. `red` has 16 elements.
 float norm_scale(const __local float *x, int n, __local float *red) {
@@ -213,7 +213,7 @@ float norm_scale(const __local float *x, int n, __local float *red) {
     barrier(CLK_LOCAL_MEM_FENCE);
     float sum = sum_lanes(red);
     barrier(CLK_LOCAL_MEM_FENCE);
-    return divide(1.0f, root(divide(sum, (float)n) + NORM_EPS));
+    return divide(1.0f, sqrt_rn(divide(sum, (float)n) + NORM_EPS));
 }
 
 // LayerNorm: subtracts the mean from the `n` floats of `x` and returns the scale. `red` has 16 elements.
@@ -241,7 +241,7 @@ float layer_norm_scale(__local float *x, int n, __local float *red) {
 #endif
 
 // Scale of a block of activations and its inverse, from the largest magnitude.
-float2 act_scale(float most) {
+float2 activation_scale(float most) {
     return most > 0.0f ? (float2)(divide(most, 127.0f), divide(127.0f, most)) : (float2)(0.0f, 0.0f);
 }
 
@@ -251,7 +251,7 @@ uint2 quantise8(float8 x, float id) {
     return (uint2)(as_uint(q.lo), as_uint(q.hi));
 }
 
-float most8(float8 x) {
+float max_abs8(float8 x) {
     float4 m = fmax(fabs(x.lo), fabs(x.hi));
     return fmax(fmax(m.x, m.y), fmax(m.z, m.w));
 }

@@ -69,7 +69,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         } else if (lid >= TILE && lid < 2 * TILE) {
             a_scales[lid - TILE] = as_from[b];
         } else if (lid >= 2 * TILE && lid < 3 * TILE) {
-            a_sums[lid - 2 * TILE] = (int2)(sum_of(a_sum_from[b * 2]), sum_of(a_sum_from[b * 2 + 1]));
+            a_sums[lid - 2 * TILE] = (int2)(sum_of_sixteen(a_sum_from[b * 2]), sum_of_sixteen(a_sum_from[b * 2 + 1]));
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         // Sums of the halves are separate if they have scales of their own.
@@ -80,8 +80,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             uint4 low = LOW_BYTES(block, v), high = HIGH_BYTES(block, v);
             for (int t = 0; t < 4; t++) {
                 const __local uint *words = (const __local uint *)(a + (tokens + t) * 2);
-                sum[0][t] = dots(low, words[v], sum[0][t]);
-                sum[W_HALVES][t] = dots(high, words[4 + v], sum[W_HALVES][t]);
+                sum[0][t] = dot4_rows(low, words[v], sum[0][t]);
+                sum[W_HALVES][t] = dot4_rows(high, words[4 + v], sum[W_HALVES][t]);
             }
         }
         for (int t = 0; t < 4; t++) {

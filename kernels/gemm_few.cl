@@ -21,24 +21,24 @@
 #define ACTS_PITCH (SLICES + 1)
 
 #if defined(TENSOR) && W_BITS == 4 && TOKENS == 8
-#define BY_TENSOR 1
-#define HELD 8
+#define USES_TENSOR_CORES 1
+#define BLOCKS_PER_LANE 8
 #else
-#define BY_TENSOR 0
+#define USES_TENSOR_CORES 0
 #endif
 
-#if BY_TENSOR
+#if USES_TENSOR_CORES
 // Words of eight blocks that a work-item loads for its warp, starting at block `first`.
-void hold(const __global uint *of_group, int first, uint2 *held) {
+void load_words(const __global uint *of_group, int first, uint2 *held) {
     const int lane = get_local_id(0) % 32;
     UNROLL
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < BLOCKS_PER_LANE; k++) {
         const __global uint *words = of_group + min(first + k, BLOCKS - 1) * WORDS + lane % 4 * 16 + lane / 4;
         held[k] = (uint2)(words[0], words[8]);
     }
 }
 #else
-void hold(const __global uint4 *of_group, int block, uint4 *held) {
+void load_words(const __global uint4 *of_group, int block, uint4 *held) {
     const __global uint4 *words = of_group + min(block, BLOCKS - 1) * (WORDS / 4) + get_local_id(0) % 4;
     UNROLL
     for (int v = 0; v < W_BITS; v++) held[v] = words[v * 4];
@@ -60,15 +60,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const int group = ROW_TILE(part), first_token = TOKEN_TILE(part) * TOKENS;
     const int count = min(TOKENS, part.z - first_token);
     const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
-#if BY_TENSOR
+#if USES_TENSOR_CORES
     const __global uint *words = quants + (size_t)group * (BLOCKS * WORDS);
-    uint2 held[HELD];
-    const int lane = lid % 32, first_slice = lid / 32 * HELD;
-    hold(words, first_slice, held);
+    uint2 held[BLOCKS_PER_LANE];
+    const int lane = lid % 32, first_slice = lid / 32 * BLOCKS_PER_LANE;
+    load_words(words, first_slice, held);
 #else
     const __global uint4 *words = (const __global uint4 *)(quants + (size_t)group * (BLOCKS * WORDS));
     uint4 held[W_BITS];
-    hold(words, slice, held);
+    load_words(words, slice, held);
 #endif
     // Result that this work-item adds up: of adjacent readers, half have a token whose sums are four further.
     const int row = lid % 16, token = lid / 16 % 2 * (TOKENS / 2) + lid / 32 % (TOKENS / 2);
@@ -85,13 +85,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             int2 sum = in_sums[at];
             acts[i / SLICES * ACTS_PITCH + i % SLICES] = (float2)(in_scales[at], (float)(sum.x + sum.y));
         }
-#if BY_TENSOR
+#if USES_TENSOR_CORES
         // Work-item (row % 8, vector) has the words of its rows, and the words of the token with the same number as its
         // row.
         const __global uint *of_token = in + (size_t)min(first_token + lane / 4, part.z - 1) * (BLOCKS * 8) + lane % 4;
         __local float *to = sums + lane % 4 * (2 * PITCH) + first_slice * 16 + lane / 4;
         UNROLL
-        for (int k = 0; k < HELD; k++) {
+        for (int k = 0; k < BLOCKS_PER_LANE; k++) {
             const __global uint *x = of_token + min(first + first_slice + k, BLOCKS - 1) * 8;
             uint x0 = x[0], x1 = x[4], w0 = held[k].x & 0x0f0f0f0fu, w1 = held[k].y & 0x0f0f0f0fu;
             uint w2 = held[k].x >> 4 & 0x0f0f0f0fu, w3 = held[k].y >> 4 & 0x0f0f0f0fu;
@@ -104,7 +104,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             to[k * 16 + 8] = (float)c2;
             to[k * 16 + PITCH + 8] = (float)c3;
         }
-        hold(words, first + SLICES + first_slice, held);
+        load_words(words, first + SLICES + first_slice, held);
 #else
         uint4 low[4], high[4];
         UNROLL
@@ -113,7 +113,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             high[v] = HIGH_BYTES(held, v);
         }
         // Loaded while sums are added.
-        hold(words, first + SLICES + slice, held);
+        load_words(words, first + SLICES + slice, held);
         UNROLL
         for (int t = 0; t < TOKENS; t++) {
             if (t >= count) continue;
@@ -122,9 +122,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             // Sums of the halves are separate if they have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
-            sum[0] = dots(low[3], x_low.w, dots(low[2], x_low.z, dots(low[1], x_low.y, dots(low[0], x_low.x, sum[0]))));
-            sum[W_HALVES] = dots(high[1], x_high.y, dots(high[0], x_high.x, sum[W_HALVES]));
-            sum[W_HALVES] = dots(high[3], x_high.w, dots(high[2], x_high.z, sum[W_HALVES]));
+            sum[0] = dot4_rows(low[3], x_low.w, dot4_rows(low[2], x_low.z, dot4_rows(low[1], x_low.y, dot4_rows(low[0], x_low.x, sum[0]))));
+            sum[W_HALVES] = dot4_rows(high[1], x_high.y, dot4_rows(high[0], x_high.x, sum[W_HALVES]));
+            sum[W_HALVES] = dot4_rows(high[3], x_high.w, dot4_rows(high[2], x_high.z, sum[W_HALVES]));
 #if W_HALVES
             int2 of_acts = in_sums[(first_token + t) * BLOCKS + b];
             sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +

@@ -10,7 +10,7 @@
 #define T_Q8 2
 #define T_Q4 3
 // True for types stored in blocks with a scale each.
-#define IN_BLOCKS(type) ((type) == T_Q8 || (type) == T_Q4)
+#define IS_IN_BLOCKS(type) ((type) == T_Q8 || (type) == T_Q4)
 #define K_ROTATED (K_TYPE == T_Q4)
 #define V_ROTATED (V_TYPE == T_Q4)
 // Largest power of two that divides HEAD_DIM: the number of elements mixed by a rotation.
@@ -37,7 +37,7 @@ void norm_heads(__local float *x, const __global float *w, int heads, __local fl
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < heads * HEAD_DIM; i += WG) {
         float sum = sum_lanes(red + 16 * (i / HEAD_DIM));
-        float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + NORM_EPS));
+        float scale = divide(1.0f, sqrt_rn(divide(sum, (float)HEAD_DIM) + NORM_EPS));
         if (on) x[i] = x[i] * scale * w[i % HEAD_DIM];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -84,7 +84,7 @@ void rotate_heads(__local float *x, int heads, bool on) {
 
 // Prepares the queries of a KV head's group to match the stored keys: norm, RoPE, scale, rotation. `calibration` is
 // that of the KV head.
-void ready_queries(__local float *q, const __global float *w, const __global float *calibration,
+void prepare_queries(__local float *q, const __global float *w, const __global float *calibration,
                    const __global float *angles, int heads, __local float *red) {
 #if QK_NORM
     norm_heads(q, w, heads, red, true);
@@ -103,7 +103,7 @@ void ready_queries(__local float *q, const __global float *w, const __global flo
 }
 
 // Prepares a key for storing.
-void ready_key(__local float *k, const __global float *w, const __global float *calibration,
+void prepare_key(__local float *k, const __global float *w, const __global float *calibration,
                const __global float *angles, __local float *red) {
 #if QK_NORM
     norm_heads(k, w, 1, red, true);
@@ -116,7 +116,7 @@ void ready_key(__local float *k, const __global float *w, const __global float *
 #endif
 }
 
-void ready_value(__local float *v) {
+void prepare_value(__local float *v) {
 #if V_ROTATED
     rotate_heads(v, 1, true);
 #endif
@@ -129,7 +129,7 @@ void put_half(float x, __global uchar *to) {
     to[1] = bits >> 8;
 }
 
-float rounded_half(float x) {
+float round_to_half(float x) {
     ushort bits;
     vstore_half_rte(clamp(x, -65504.0f, 65504.0f), 0, (__private half *)&bits);
     return from_half(bits);
@@ -148,7 +148,7 @@ float16 head16(const __local float *head, int i) {
 #undef E
 }
 
-float largest16(float16 x) {
+float max16(float16 x) {
     float8 a = fmax(x.lo, x.hi);
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
@@ -167,15 +167,15 @@ __constant float divisors[CANDIDATES] = {8.0f, -8.0f, 7.5f, -8.5f, 8.5f, -9.0f, 
 float inverse_q4(float scale) { return fabs(scale) >= 1.17549435e-38f ? divide(1.0f, scale) : 0.0f; }
 
 // A candidate scale and its error.
-float2 try_q4(const __local float *x, int candidate) {
+float2 q4_error(const __local float *x, int candidate) {
     float16 up = 0.0f, down = 0.0f, errors = 0.0f;
     for (int i = 0; i < BLOCK_RUNS; i++) {
         up = fmax(up, head16(x, i));
         down = fmax(down, -head16(x, i));
     }
     // Of two values with equal magnitude, the negative one: -8 reaches further than 7.
-    float most = largest16(up), least = largest16(down), value = least >= most ? -least : most;
-    float d = rounded_half(divide(-value, divisors[candidate])), id = inverse_q4(d);
+    float most = max16(up), least = max16(down), value = least >= most ? -least : most;
+    float d = round_to_half(divide(-value, divisors[candidate])), id = inverse_q4(d);
     for (int i = 0; i < BLOCK_RUNS; i++) {
         float16 e = head16(x, i), miss = clamp(rint(e * id), -8.0f, 7.0f) * d - e;
         errors = fma(miss, miss, errors);
@@ -201,32 +201,32 @@ float2 scale_q4(const __local float *x, const __local float2 *tried) {
         squares = fma(q, q, squares);
     }
     float all = sum16(squares);
-    return (float2)(all > 0.0f ? rounded_half(divide(sum16(products), all)) : best, id);
+    return (float2)(all > 0.0f ? round_to_half(divide(sum16(products), all)) : best, id);
 }
 
 // Scale of an eight-bit block and its inverse.
 float2 scale_q8(const __local float *x) {
     float most = 0.0f;
     for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(x[i]));
-    float d = rounded_half(divide(most, 127.0f));
+    float d = round_to_half(divide(most, 127.0f));
     return (float2)(d, d > 0.0f ? divide(1.0f, d) : 0.0f);
 }
 
 // Factors of the sums so far (x) and of the sums of another chunk of slots (y), whose largest score is `most`; `m`
 // becomes the largest score of all.
-float2 weigh_chunk(float *m, float most) {
+float2 rescale_chunk(float *m, float most) {
     float larger = fmax(*m, most);
-    float2 weights = (float2)(e_to(*m - larger), e_to(most - larger));
+    float2 weights = (float2)(exp_approx(*m - larger), exp_approx(most - larger));
     *m = larger;
     return weights;
 }
 
 // Element d of a head's attention, whose `chunks` chunks are merged in ascending order.
-float merged(const __global float *partials, const __global float *ml, int chunks, int head, int d) {
-    float m = LEAST, l = 0.0f, o = 0.0f;
+float merge_element(const __global float *partials, const __global float *ml, int chunks, int head, int d) {
+    float m = LOWEST_SCORE, l = 0.0f, o = 0.0f;
     for (int c = 0; c < chunks; c++) {
         const __global float *part = ml + (c * HEADS + head) * 2;
-        float2 w = weigh_chunk(&m, part[0]);
+        float2 w = rescale_chunk(&m, part[0]);
         l = fma(part[1], w.y, l * w.x);
         o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], w.y, o * w.x);
     }
@@ -238,11 +238,11 @@ void scale_blocks(int type, const __local float *x, int blocks, __local float2 *
     int lid = get_local_id(0);
     if (type == T_Q4) {
         for (int i = lid; i < blocks * CANDIDATES; i += WG) {
-            if (needed) scales[i] = try_q4(x + i / CANDIDATES * KV_BLOCK, i % CANDIDATES);
+            if (needed) scales[i] = q4_error(x + i / CANDIDATES * KV_BLOCK, i % CANDIDATES);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (IN_BLOCKS(type)) {
+    if (IS_IN_BLOCKS(type)) {
         for (int b = lid; b < blocks; b += WG) {
             const __local float *block = x + b * KV_BLOCK;
             __local float2 *of_block = scales + b * CANDIDATES;
@@ -266,7 +266,7 @@ void scale_rows(const __local float *key, __local float2 *scales, bool needed) {
 void store_row(int type, const __local float *x, __global uchar *row, const __local float2 *scales, bool write) {
     int lid = get_local_id(0);
     if (!write) return;
-    if (IN_BLOCKS(type)) {
+    if (IS_IN_BLOCKS(type)) {
         for (int b = lid; b < ROW_BLOCKS; b += WG) put_half(scales[b * CANDIDATES].x, row + b * BLOCK_BYTES(type));
     }
     if (type == T_Q4) {
@@ -320,7 +320,7 @@ float unscaled(int type, const __global uchar *row, int d) {
 // Element d of a stored row.
 float element(int type, const __global uchar *row, int d) {
     float e = unscaled(type, row, d);
-    return IN_BLOCKS(type) ? e * scale_of_block(type, row, d / KV_BLOCK) : e;
+    return IS_IN_BLOCKS(type) ? e * scale_of_block(type, row, d / KV_BLOCK) : e;
 }
 
 #if KV_BLOCK == 32

@@ -16,7 +16,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void merge(
 #endif
     __local float out[HEAD_DIM];
     int head = get_group_id(0), lid = get_local_id(0);
-    for (int d = lid; d < HEAD_DIM; d += WG) out[d] = merged(partials, ml, at.y, head, d);
+    for (int d = lid; d < HEAD_DIM; d += WG) out[d] = merge_element(partials, ml, at.y, head, d);
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
     rotate_heads(out, 1, true);

@@ -34,7 +34,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
 #if K_ROTATED || V_ROTATED
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
 #endif
-    size_t at = (size_t)kv_head * CAPACITY(run) + AT_ROW(FIRST_SLOT(run) + (int)get_group_id(1), run);
+    size_t at = (size_t)kv_head * CAPACITY(run) + ROW_OF_SLOT(FIRST_SLOT(run) + (int)get_group_id(1), run);
     scale_blocks(K_TYPE, x, ROW_BLOCKS, scales, !is_q && (K_TYPE == V_TYPE || !is_v));
 #if K_TYPE != V_TYPE
     scale_blocks(V_TYPE, x, ROW_BLOCKS, scales, is_v);

@@ -38,20 +38,20 @@ typedef struct {
 
 // ---------------------------------------------------------------- barrier
 
-uint relaxed(const __global uint *from) {
+uint load_relaxed(const __global uint *from) {
     uint x;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
 
 // Barrier of all work-groups, after which all see what was written before. Gives up on a work-group that never arrives.
-void meet(__global uint *sync, uint goal) {
+void grid_barrier(__global uint *sync, uint goal) {
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (get_local_id(0) == 0) {
         asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(sync) : "memory");
 #pragma unroll 1
-        for (uint looks = 1; (int)(relaxed(sync) - goal) < 0; looks++) {
-            if (looks % 1024 == 0 && (looks >= PATIENCE || relaxed(sync + 1))) {
+        for (uint looks = 1; (int)(load_relaxed(sync) - goal) < 0; looks++) {
+            if (looks % 1024 == 0 && (looks >= MAX_POLLS || load_relaxed(sync + 1))) {
                 asm volatile("st.relaxed.gpu.global.u32 [%0], 1;" ::"l"(sync + 1) : "memory");
                 break;
             }
@@ -71,12 +71,12 @@ typedef struct {
 } Acts;
 
 // Stores a block of one token, one element per lane of a warp.
-void put_acts(float y, uint token, uint block, Acts to) {
+void store_activations(float y, uint token, uint block, Acts to) {
     const uint lane = get_local_id(0) % 32, k = lane / 4;
-    float2 scale = act_scale(warp_max(fabs(y)));
+    float2 scale = activation_scale(warp_max(fabs(y)));
     uint word = (uint)as_uchar(convert_char(rint(y * scale.y))) << lane % 4 * 8;
-    word |= from_lane(word, lane ^ 1);
-    word |= from_lane(word, lane ^ 2);
+    word |= shuffle_from(word, lane ^ 1);
+    word |= shuffle_from(word, lane ^ 2);
     if (lane % 4 == 0) to.words[block * BLOCK_WORDS + token % 8 * 16 + k % 4 * 4 + k / 4 * 2 + token / 8] = word;
     if (lane == 0) to.scales[block * SEVERAL + token % 8 * 2 + token / 8] = scale.x;
 }
@@ -88,17 +88,17 @@ void norm_tokens(const __global float *state, const __global float *w, uint toke
     __local float *red = x + DIM + 16 * MARGIN;
     for (uint token = get_group_id(0); token < tokens; token += GRID) {
         const __global float *from = ROW(state, token);
-        float weights[UP(DIM, ITEMS)];
-        for (uint i = 0; i < UP(DIM, ITEMS); i++) weights[i] = w[min(i * ITEMS + lid, (uint)DIM - 1)];
+        float weights[CEIL_DIV(DIM, ITEMS)];
+        for (uint i = 0; i < CEIL_DIV(DIM, ITEMS); i++) weights[i] = w[min(i * ITEMS + lid, (uint)DIM - 1)];
         barrier(CLK_LOCAL_MEM_FENCE);
         for (uint i = lid; i < DIM; i += ITEMS) x[i] = from[i];
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < 16) red[lid] = squares_of(x);
+        if (lid < 16) red[lid] = sum_squares(x);
         barrier(CLK_LOCAL_MEM_FENCE);
-        float scale = divide(1.0f, root(divide(sum_lanes(red), (float)DIM) + NORM_EPS));
-        for (uint i = 0; i < UP(DIM, ITEMS); i++) {
+        float scale = divide(1.0f, sqrt_rn(divide(sum_lanes(red), (float)DIM) + NORM_EPS));
+        for (uint i = 0; i < CEIL_DIV(DIM, ITEMS); i++) {
             const uint at = i * ITEMS + lid;
-            if (at < DIM) put_acts(x[at] * scale * weights[i], token, at / 32, to);
+            if (at < DIM) store_activations(x[at] * scale * weights[i], token, at / 32, to);
         }
     }
 }
@@ -110,7 +110,7 @@ void norm_tokens(const __global float *state, const __global float *w, uint toke
 #define STAGES 4
 #define STAGE_BYTES(units, blocks) ((blocks) * ((units) * 288 + BLOCK_WORDS * 4 + SEVERAL * 4))
 // Units of a work-group multiplied at once, if `count` units are distributed.
-#define UNITS_OF(count) LESSER(WARPS / 2, UP(count, GRID))
+#define UNITS_OF(count) MIN_OF(WARPS / 2, CEIL_DIV(count, GRID))
 #define FITS(units, all, blocks) ((all) % (blocks) == 0 && STAGES * STAGE_BYTES(units, blocks) <= POOL)
 #define BLOCKS_OF(units, all) (FITS(units, all, 8) ? 8 : FITS(units, all, 4) ? 4 : 2)
 
@@ -157,7 +157,7 @@ Portion portion_of(Step s, const uint units, const uint blocks, const uint all, 
     return p;
 }
 
-void bring(Portion *p, uint number, __local uchar *stage) {
+void copy_async(Portion *p, uint number, __local uchar *stage) {
     for (uint i = 0; i < 2; i++) {
         if (i * ITEMS + get_local_id(0) < number)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(stage + p[i].to), "l"(p[i].from) : "memory");
@@ -167,7 +167,7 @@ void bring(Portion *p, uint number, __local uchar *stage) {
 
 // Sums of `halves` halves of a unit with all tokens, for warps that have one: lane 4 r + v holds rows 4 v and 4 v + 2
 // of the first half (one row further for the second) with token r, and then with token r + 8.
-void multiply(float *acc, Step s, const uint units, const uint halves, const uint blocks, const uint all,
+void multiply_units(float *acc, Step s, const uint units, const uint halves, const uint blocks, const uint all,
               __local uchar *ring) {
     const uint lane = get_local_id(0) % 32, warp = get_local_id(0) / 32, row = lane / 4, vector = lane % 4;
     const uint unit = warp * halves / 2, half_of = warp * halves % 2, rounds = all / blocks;
@@ -177,14 +177,14 @@ void multiply(float *acc, Step s, const uint units, const uint halves, const uin
     for (uint i = 0; i < 4 * halves; i++) acc[i] = 0.0f;
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint r = 0; r < STAGES - 1; r++) {
-        if (r < rounds) bring(mine, portions, ring + r * bytes);
+        if (r < rounds) copy_async(mine, portions, ring + r * bytes);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 #pragma unroll 1
     for (uint r = 0; r < rounds; r++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (r + STAGES - 1 < rounds) bring(mine, portions, ring + (r + STAGES - 1) % STAGES * bytes);
+        if (r + STAGES - 1 < rounds) copy_async(mine, portions, ring + (r + STAGES - 1) % STAGES * bytes);
         asm volatile("cp.async.commit_group;" ::: "memory");
         const __local uchar *stage = ring + r % STAGES * bytes;
         if (unit < units) {
@@ -211,7 +211,7 @@ void multiply(float *acc, Step s, const uint units, const uint halves, const uin
                     // signed. The sum is added to the bits of 1.5 * 2^23, which makes it a float.
                     const uint words = h ? w.y : w.x;
                     const uint low = ((words << 4) & 0xf0f0f0f0u) ^ 0x80808080u, high = (words & 0xf0f0f0f0u) ^ 0x80808080u;
-                    const float d0 = h ? two_halves(d.x).y : two_halves(d.x).x, d1 = h ? two_halves(d.y).y : two_halves(d.y).x;
+                    const float d0 = h ? unpack_halves(d.x).y : unpack_halves(d.x).x, d1 = h ? unpack_halves(d.y).y : unpack_halves(d.y).x;
                     int c[4];
                     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
                         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
@@ -229,7 +229,7 @@ void multiply(float *acc, Step s, const uint units, const uint halves, const uin
 // Loop over those of `count` units, or pairs, that belong to the work-group: the first unit of each iteration, `each`
 // apart.
 #define FOR_BATCHES(count, each)                                                                        \
-    for (uint end = min((group + 1) * UP(count, GRID), (uint)(count)), first = group * UP(count, GRID); \
+    for (uint end = min((group + 1) * CEIL_DIV(count, GRID), (uint)(count)), first = group * CEIL_DIV(count, GRID); \
          first < end; first += (each))
 // Loop over the sums of a lane, with their rows and tokens.
 #define FOR_SUMS(row, token)                                                                            \
@@ -243,15 +243,15 @@ void multiply(float *acc, Step s, const uint units, const uint halves, const uin
 // End of a token's attention: one team per head.
 void merge_head(const __global float *partials, const __global float *ml, uint chunks, uint head, uint token,
                 __local float *out, Acts to) {
-    const uint lid = item_of_team();
+    const uint lid = team_item();
     team_barrier();
-    for (uint d = lid; d < HEAD_DIM; d += TEAM) out[d] = merged(partials, ml, chunks, head, d);
+    for (uint d = lid; d < HEAD_DIM; d += TEAM) out[d] = merge_element(partials, ml, chunks, head, d);
     team_barrier();
 #if V_ROTATED
     rotate_heads(out, 1, true);
 #endif
     for (uint d = lid; d < HEAD_DIM; d += TEAM)
-        put_acts(out[d], token, (head * HEAD_DIM + d) / 32, to);
+        store_activations(out[d], token, (head * HEAD_DIM + d) / 32, to);
 }
 
 // ---------------------------------------------------------------- tokens
@@ -267,32 +267,32 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
     const __global uchar *arena, const __global float *floats, const __global float *calibration,
     __global float *state, __global float *qkv, __global float *partials, __global float *ml, __global uint *acts,
     __global uint *sync, ALL_ROWS, OF_ALL(LOGITS), Batch batch) {
-    __local uint4 pool[WIDER(POOL / 16, UP(WIDER(OF_TEAMS * TEAM_FLOATS, NORM_FLOATS), 4))];
+    __local uint4 pool[MAX_OF(POOL / 16, CEIL_DIV(MAX_OF(TEAMS_PER_GROUP * TEAM_FLOATS, NORM_FLOATS), 4))];
     __local float *local_floats = (__local float *)pool;
     const uint lid = get_local_id(0), group = get_group_id(0), warp = lid / 32, lane = lid % 32, team = lid / TEAM;
     const uint tokens = batch.tokens;
-    const Acts in = {acts, (__global float *)(acts + ACT_WORDS(WIDER(DIM, Q_DIM)))};
-    __global uint *behind = acts + ACT_WORDS(WIDER(DIM, Q_DIM)) / 8 * 9;
+    const Acts in = {acts, (__global float *)(acts + ACT_WORDS(MAX_OF(DIM, Q_DIM)))};
+    __global uint *behind = acts + ACT_WORDS(MAX_OF(DIM, Q_DIM)) / 8 * 9;
     const Acts ffn = {behind, (__global float *)(behind + ACT_WORDS(FFN_DIM))};
     uint goal = batch.met;
 // Product of the units of one iteration with all tokens.
-#define MULTIPLY(quants, scales, cols, from, paired)                                                    \
+#define MULTIPLY_UNITS(quants, scales, cols, from, paired)                                                    \
     const Step step = {quants, scales, first, end - 1, paired, from};                                   \
     float acc[4 * halves];                                                                              \
-    multiply(acc, step, each, halves, BLOCKS_OF(each, (cols) / 32), (cols) / 32, (__local uchar *)pool);
+    multiply_units(acc, step, each, halves, BLOCKS_OF(each, (cols) / 32), (cols) / 32, (__local uchar *)pool);
 // Units of gate and up.
-#define FFN_UNITS LESSER(WARPS / 2, 4 * UP(FFN_DIM / 32, GRID))
-#define MEET meet(sync, goal += GRID)
+#define FFN_UNITS MIN_OF(WARPS / 2, 4 * CEIL_DIV(FFN_DIM / 32, GRID))
+#define GRID_BARRIER grid_barrier(sync, goal += GRID)
 
     for (uint layer = 0; layer < LAYERS; layer++) {
         const __global uchar *w = arena + (size_t)layer * LAYER_BYTES;
         const __global float *f = floats + layer * LAYER_FLOATS;
         // norm, qkv
         norm_tokens(state, f + F_ATTN_NORM, tokens, in, local_floats);
-        MEET;
+        GRID_BARRIER;
         FOR_BATCHES(QKV / 16, UNITS_OF(QKV / 16)) {
             enum { each = UNITS_OF(QKV / 16), halves = 1 };
-            MULTIPLY(w + AT_QKV, w + AT_QKV_SCALES, DIM, in, false)
+            MULTIPLY_UNITS(w + AT_QKV, w + AT_QKV_SCALES, DIM, in, false)
             FOR_SUMS(row, token) {
                 float y = acc[i];
 #if QKV_BIAS
@@ -301,11 +301,11 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
                 qkv[(size_t)token * QKV + row] = y;
             }
         }
-        MEET;
+        GRID_BARRIER;
 
         // rope, attend: one team per chunk and KV head
         for (uint item = group + team * GRID; item < (uint)batch.runs.first_chunk[SEVERAL] * KV_HEADS;
-             item += OF_TEAMS * GRID) {
+             item += TEAMS_PER_GROUP * GRID) {
             const int kv_head = item % KV_HEADS, chunk = item / KV_HEADS;
             int of = 0;
             while (of + 1 < (int)tokens && chunk >= batch.runs.first_chunk[of + 1]) of++;
@@ -319,19 +319,19 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
                        chunk - (int)first, local_floats + team * TEAM_FLOATS);
             team_barrier();
         }
-        MEET;
-        for (uint item = group + team * GRID; item < tokens * HEADS; item += OF_TEAMS * GRID) {
+        GRID_BARRIER;
+        for (uint item = group + team * GRID; item < tokens * HEADS; item += TEAMS_PER_GROUP * GRID) {
             const uint token = item / HEADS, head = item % HEADS, first = batch.runs.first_chunk[token];
             merge_head(partials + (size_t)first * (HEADS * HEAD_DIM), ml + (size_t)first * (HEADS * 2),
                        batch.runs.first_chunk[token + 1] - first, head, token, local_floats + team * TEAM_FLOATS, in);
         }
-        MEET;
+        GRID_BARRIER;
 
         // out, down: added to the residual
-#define JOIN(at, at_scales, cols, from, bias)                             \
+#define ADD_TO_RESIDUAL(at, at_scales, cols, from, bias)                             \
     FOR_BATCHES(DIM / 16, UNITS_OF(DIM / 16)) {                            \
         enum { each = UNITS_OF(DIM / 16), halves = 1 };                    \
-        MULTIPLY(w + (at), w + (at_scales), cols, from, false)            \
+        MULTIPLY_UNITS(w + (at), w + (at_scales), cols, from, false)            \
         FOR_SUMS(row, token) {                                            \
             float y = acc[i];                                             \
             bias;                                                         \
@@ -339,19 +339,19 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
             *x = *x + y;                                                  \
         }                                                                 \
     }                                                                     \
-    MEET
+    GRID_BARRIER
 #if O_BIAS
-        JOIN(AT_OUT, AT_OUT_SCALES, Q_DIM, in, y += f[F_O_BIAS + row]);
+        ADD_TO_RESIDUAL(AT_OUT, AT_OUT_SCALES, Q_DIM, in, y += f[F_O_BIAS + row]);
 #else
-        JOIN(AT_OUT, AT_OUT_SCALES, Q_DIM, in, );
+        ADD_TO_RESIDUAL(AT_OUT, AT_OUT_SCALES, Q_DIM, in, );
 #endif
 
         // norm, gate_up
         norm_tokens(state, f + F_FFN_NORM, tokens, in, local_floats);
-        MEET;
-        FOR_BATCHES(FFN_DIM / 32, UP(FFN_UNITS, 4)) {
+        GRID_BARRIER;
+        FOR_BATCHES(FFN_DIM / 32, CEIL_DIV(FFN_UNITS, 4)) {
             enum { each = FFN_UNITS, halves = 2 };
-            MULTIPLY(w + AT_GATE_UP, w + AT_GATE_UP_SCALES, DIM, in, true)
+            MULTIPLY_UNITS(w + AT_GATE_UP, w + AT_GATE_UP_SCALES, DIM, in, true)
             barrier(CLK_LOCAL_MEM_FENCE);
             // [block][gate, up][token][row]
             __local float *sums = local_floats;
@@ -364,21 +364,21 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
                 const uint block = i / tokens, token = i % tokens;
                 if (first + block >= end) continue;
                 const __local float *gate = sums + (block * 2 * SEVERAL + token) * 33 + lane;
-                put_acts(silu(gate[0]) * gate[SEVERAL * 33], token, first + block, ffn);
+                store_activations(silu(gate[0]) * gate[SEVERAL * 33], token, first + block, ffn);
             }
         }
-        MEET;
-        JOIN(AT_DOWN, AT_DOWN_SCALES, FFN_DIM, ffn, );
+        GRID_BARRIER;
+        ADD_TO_RESIDUAL(AT_DOWN, AT_DOWN_SCALES, FFN_DIM, ffn, );
     }
 
     // norm, head
     norm_tokens(state, floats + LAYERS * LAYER_FLOATS, tokens, in, local_floats);
-    MEET;
-    const bool lost = relaxed(sync + 1) != 0;
+    GRID_BARRIER;
+    const bool lost = load_relaxed(sync + 1) != 0;
     const __global uchar *w = arena;
     FOR_BATCHES(HEAD_ROWS / 16, UNITS_OF(HEAD_ROWS / 16)) {
         enum { each = UNITS_OF(HEAD_ROWS / 16), halves = 2, stride = each * 16 + 1 };
-        MULTIPLY(w + AT_HEAD, w + AT_HEAD_SCALES, DIM, in, false)
+        MULTIPLY_UNITS(w + AT_HEAD, w + AT_HEAD_SCALES, DIM, in, false)
         // [token][row], so that adjacent values go to the host together: one warp per token.
         barrier(CLK_LOCAL_MEM_FENCE);
         FOR_SUMS(row, token) local_floats[token * stride + row - first * 16] = acc[i];

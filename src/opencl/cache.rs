@@ -124,9 +124,7 @@ impl OpenClCache {
             None => Ok(()),
         }
     }
-}
 
-impl OpenClCache {
     /// Queues the pending compaction of a layer.
     fn compact(&mut self) -> Outcome<()> {
         let (Some(keep), Some(compactor)) = (self.keep.take(), &self.compactor) else { return Ok(()) };

@@ -19,22 +19,23 @@ pub(super) const COMMON: &str = kernel_text!("common");
 pub(super) const KV: &str = kernel_text!("kv");
 const BLOCKS: &str = kernel_text!("blocks");
 const GEMV: &str = kernel_text!("gemv");
-const ROWS: &str = kernel_text!("rows");
+const WHOLE_ROWS: &str = kernel_text!("whole_rows");
 const GEMM_ROWS: &str = kernel_text!("gemm_rows");
 const GEMM: &str = kernel_text!("gemm");
 const GEMM_FEW: &str = kernel_text!("gemm_few");
-pub(super) const GEMM_PUT: &str = kernel_text!("gemm_put");
+pub(super) const GEMM_EPILOGUE: &str = kernel_text!("gemm_epilogue");
 const ACTIVATIONS: &str = kernel_text!("activations");
 const ROPE: &str = kernel_text!("rope");
 const ATTEND: &str = kernel_text!("attend");
 pub(super) const ATTEND_ONE: &str = kernel_text!("attend_one");
 const MERGE: &str = kernel_text!("merge");
 const OBSERVE: &str = kernel_text!("observe");
-const KEEP: &str = kernel_text!("keep");
+const COMPACT_KV: &str = kernel_text!("compact_kv");
 const POST_NORM: &str = kernel_text!("post_norm");
 
 /// Sources of the variants.
-pub(super) const SOURCES: [&str; 8] = [COMMON, BLOCKS, ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_PUT, ACTIVATIONS];
+pub(super) const SOURCES: [&str; 8] =
+    [COMMON, BLOCKS, WHOLE_ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_EPILOGUE, ACTIVATIONS];
 
 /// A kernel, identified by its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,7 +65,7 @@ pub enum KernelName {
     /// Norm of an output before it is added to the residual.
     PostNorm,
     /// Eviction.
-    Keep,
+    CompactKv,
 }
 
 /// Attention that `observe` follows.
@@ -132,8 +133,9 @@ impl Kernels {
     /// Builds nothing yet.
     pub fn new(device: &Device, types: KvTypes, set: KernelSet, variants: VariantPair) -> Result<Self> {
         if HEAD_DIM > WIDEST_HEAD {
-            let message =
-                format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use `EngineOptions::backend` cpu");
+            let message = format!(
+                "head size {HEAD_DIM} exceeds the maximum of {WIDEST_HEAD}; use `EngineOptions::backend` cpu"
+            );
             return Err(Failure::new(Kind::Absent, message));
         }
         Ok(Self {
@@ -218,7 +220,8 @@ impl Kernels {
         let kernel = self.programs[&name].kernel(symbol)?;
         if kernel.max_work_group() < items {
             let most = kernel.max_work_group();
-            let message = format!("kernel {symbol} needs groups of {items} items, the device allows {most}");
+            let message =
+                format!("kernel {symbol} needs work-groups of {items} items, the device allows {most}");
             return Err(Failure::new(Kind::Build, message));
         }
         Ok(kernel)
@@ -242,7 +245,7 @@ impl Kernels {
             KernelName::AttendOne(_) | KernelName::AttendSeveral(_) => self.shapes.one_items,
             KernelName::Merge | KernelName::MergeSeveral => MERGE_ITEMS,
             KernelName::Observe(..) => OBSERVE_ITEMS,
-            KernelName::PostNorm | KernelName::Keep => ACTIVATIONS_ITEMS,
+            KernelName::PostNorm | KernelName::CompactKv => ACTIVATIONS_ITEMS,
         }
     }
 
@@ -288,7 +291,7 @@ impl Kernels {
             KernelName::Attend(view) => {
                 let tile = s.attend.unwrap_or(AttendShape { queries: 4, slots: 16, each: 2 });
                 let d = of_layer(defines, view).with("QUERIES", tile.queries).with("SLOTS", tile.slots);
-                (&[COMMON, KV, ATTEND], d.with("EACH", tile.each))
+                (&[COMMON, KV, ATTEND], d.with("QUERIES_PER_ITEM", tile.each))
             }
             KernelName::AttendOne(view) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view)),
             KernelName::AttendSeveral(view) => {
@@ -299,7 +302,7 @@ impl Kernels {
             }
             KernelName::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
             KernelName::PostNorm => (&[COMMON, POST_NORM], defines),
-            KernelName::Keep => (&[KEEP], defines),
+            KernelName::CompactKv => (&[COMPACT_KV], defines),
             KernelName::Observe(observed, view) => {
                 let d = of_layer(defines, view);
                 (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
@@ -322,7 +325,7 @@ impl Kernels {
         let (shape, by_rows) = (self.shapes.gemv(step, storage, variant), variant.by_rows());
         let mut d = self.of_matrix(defines, step, storage, variant).with("TILE_GROUPS", shape.tile_groups);
         if by_rows {
-            d = d.flag("BY_ROWS").with("EACH", 1);
+            d = d.flag("BY_ROWS").with("ROWS_PER_ITEM", 1);
         } else if storage.reads() == Activations::Quantised {
             d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
         }
@@ -331,12 +334,12 @@ impl Kernels {
         }
         let Input::Merge { window } = input else {
             let parts: &[&str] =
-                if by_rows { &[COMMON, BLOCKS, ROWS, GEMV] } else { &[COMMON, BLOCKS, GEMV] };
+                if by_rows { &[COMMON, BLOCKS, WHOLE_ROWS, GEMV] } else { &[COMMON, BLOCKS, GEMV] };
             return (parts, d);
         };
         d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
         let parts: &[&str] =
-            if by_rows { &[COMMON, KV, BLOCKS, ROWS, GEMV] } else { &[COMMON, KV, BLOCKS, GEMV] };
+            if by_rows { &[COMMON, KV, BLOCKS, WHOLE_ROWS, GEMV] } else { &[COMMON, KV, BLOCKS, GEMV] };
         (parts, d.with("FUSED_CHUNKS", FUSED_CHUNKS))
     }
 
@@ -347,15 +350,15 @@ impl Kernels {
     ) -> (&'static [&'static str], Defines) {
         let d = self.of_matrix(defines, step, storage, variant);
         if variant.by_rows() {
-            let d = d.with("EACH", variant.rows).with("TOKENS", variant.tokens);
+            let d = d.with("ROWS_PER_ITEM", variant.rows).with("TOKENS", variant.tokens);
             return (
-                &[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS],
+                &[COMMON, BLOCKS, WHOLE_ROWS, GEMM_EPILOGUE, GEMM_ROWS],
                 d.with("TURNS", GEMM_ROWS_TOKENS / variant.tokens),
             );
         }
         match self.shapes.on_tensor_cores(storage, variant) {
             Some(cores) => cores.source(d, cores.tile(step)),
-            None => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d),
+            None => (&[COMMON, BLOCKS, GEMM_EPILOGUE, GEMM], d),
         }
     }
 
@@ -370,7 +373,10 @@ impl Kernels {
         }
         let FewShape { slices, tokens } = s.few(step);
         let d = d.flag("W_HELD").with("TOKENS", tokens).with("SLICES", slices);
-        (&[COMMON, BLOCKS, GEMM_PUT, GEMM_FEW], if s.tensor_cores.is_some() { d.flag("TENSOR") } else { d })
+        (
+            &[COMMON, BLOCKS, GEMM_EPILOGUE, GEMM_FEW],
+            if s.tensor_cores.is_some() { d.flag("TENSOR") } else { d },
+        )
     }
 }
 
@@ -393,7 +399,7 @@ fn symbol(name: KernelName) -> &'static str {
         KernelName::Merge | KernelName::MergeSeveral => "merge",
         KernelName::Observe(..) => "observe",
         KernelName::PostNorm => "post_norm",
-        KernelName::Keep => "keep",
+        KernelName::CompactKv => "compact_kv",
     }
 }
 

@@ -262,7 +262,7 @@ fn on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>;
     let plane = |layer: usize, row: usize| {
         let len = (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
         let room = Vec::<u8>::new().try_reserve_exact(len);
-        room.map_err(|_| Failure::new(Kind::Memory, format!("no room for {len} bytes")))?;
+        room.map_err(|_| Failure::new(Kind::Memory, format!("cannot allocate {len} bytes")))?;
         // Pages are allocated when first written.
         Ok(vec![0; len])
     };

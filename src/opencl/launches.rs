@@ -172,11 +172,8 @@ impl Binder<'_> {
             post_norms: m
                 .layers
                 .iter()
-                .map(|l| self.post_norms(l))
-                .collect::<Result<Vec<_>>>()?
-                .into_iter()
-                .flatten()
-                .collect(),
+                .filter_map(|l| self.post_norms(l).transpose())
+                .collect::<Result<_>>()?,
             norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
             heads: if many { self.heads()? } else { MatmulLaunches::default() },
             queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
@@ -242,7 +239,7 @@ impl Binder<'_> {
 
     /// Kernel that compacts the rows of a layer; its buffers are bound later.
     pub fn compaction(&mut self) -> Result<Launch> {
-        Ok(Launch { ints: 2, ..self.launch(KernelName::Keep, &[])? })
+        Ok(Launch { ints: 2, ..self.launch(KernelName::CompactKv, &[])? })
     }
 
     /// Creates a kernel and binds its buffers, starting with argument 0.

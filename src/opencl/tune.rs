@@ -18,7 +18,7 @@ use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::{Kind, Result};
 use opencl_runtime::program_cache::{Attempt, Cache, Marker};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -187,10 +187,8 @@ impl<'a> Tuner<'a> {
             Attempt::Begun(marker) => marker,
             Attempt::Crashed(path) => {
                 let path = path.display();
-                self.leave_out(
-                    &name,
-                    &format!("the driver crashed or hung on it; remove {path} to try again"),
-                );
+                let why = format!("the driver crashed or hung on it; remove {path} to try again");
+                self.leave_out(&name, &why);
                 return Ok(None);
             }
         };
@@ -198,7 +196,11 @@ impl<'a> Tuner<'a> {
             Ok(Some(took)) => return Ok(Some(took)),
             Ok(None) => self.leave_out(&name, "it computes wrong results"),
             Err(e) if e.kind == Kind::Stopped => return Err(e),
-            Err(e) if self.model.device.is_lost() => return Err(keep_marker(e, marker)),
+            Err(e) if self.model.device.is_lost() => {
+                // What lost the device is not tried again.
+                marker.into_iter().for_each(Marker::stay);
+                return Err(e);
+            }
             Err(e) => self.leave_out(&name, &e.message),
         }
         Ok(None)
@@ -284,12 +286,6 @@ impl<'a> Tuner<'a> {
         }
         Ok(best)
     }
-}
-
-/// Leaves the marker of a trial behind: what lost the device is not tried again.
-fn keep_marker(e: Failure, marker: Option<Marker>) -> Failure {
-    marker.into_iter().for_each(Marker::stay);
-    e
 }
 
 /// Name of a variant in messages and markers.

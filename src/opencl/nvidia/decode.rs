@@ -90,7 +90,7 @@ impl Decode {
     pub fn new(device: &Device, layout: WeightLayout, types: KvTypes, slots: usize) -> Result<Self> {
         let facts = device.facts();
         let defines = layout.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
-        let defines = defines.with("HEAD_AT_ONCE", head_units().unwrap_or(1));
+        let defines = defines.with("HEAD_UNITS_PER_ROUND", head_units().unwrap_or(1));
         let text = [COMMON, KV, HEADER, ATTEND, DECODE].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;

@@ -1,7 +1,7 @@
 //! Products of many tokens on integer tensor cores: see `kernels/nvidia/gemm.cl`.
 
 use super::super::defines::Defines;
-use super::super::kernels::{COMMON, GEMM_PUT};
+use super::super::kernels::{COMMON, GEMM_EPILOGUE};
 use super::super::shapes::GEMM_ITEMS;
 use super::super::storage::{Step, Storage};
 use super::GEMM;
@@ -46,7 +46,7 @@ impl TensorCores {
     /// Sources of the kernel, and its options for a tile of rows and tokens.
     pub fn source(self, defines: Defines, [rows, tokens]: [usize; 2]) -> (&'static [&'static str], Defines) {
         let d = defines.with("WARPS", WARPS).with("TOKENS", tokens).with("ROW_GROUPS", rows / (16 * WARPS));
-        (&[COMMON, GEMM_PUT, GEMM], d)
+        (&[COMMON, GEMM_EPILOGUE, GEMM], d)
     }
 }
 

@@ -48,7 +48,10 @@ impl HostLogits {
             logits.copy_from_slice(&self.spare[i]);
         }
         if logits[0].is_nan() {
-            return Err(Failure::new(Kind::Lost, "groups of a kernel were not all running at once"));
+            return Err(Failure::new(
+                Kind::Lost,
+                "the work-groups of a kernel did not all run at the same time",
+            ));
         }
         Ok(())
     }

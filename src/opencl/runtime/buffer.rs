@@ -5,13 +5,10 @@
 //! pointer reads old data; most other machines hide that mistake, so the tests use a driver that maps copies and fills
 //! them with 0xAA when they are unmapped.
 
-mod held;
-mod lent;
-mod staged;
+mod host_memory;
 mod view;
 
-pub use lent::{Lender, Lent};
-pub use staged::{Landing, Staged};
+pub use host_memory::{Landing, Lender, Lent, Staged};
 pub use view::{MapFor, Mapped, SharedView};
 
 use super::device::{Device, Shared};
@@ -91,7 +88,7 @@ impl Device {
         let most = shared.facts.max_alloc;
         assert!(len > 0, "a buffer has at least one byte");
         if len as u64 > most {
-            let message = format!("a buffer of {len} bytes is above the device's largest, {most}");
+            let message = format!("a buffer of {len} bytes exceeds the device's maximum of {most}");
             return Err(Failure::new(Kind::Memory, message));
         }
         let kind = match access {
@@ -116,10 +113,7 @@ impl Device {
         if place.is_on(&shared.facts) {
             shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
         }
-        let state = AtomicU8::new(UNMAPPED);
-        let frozen = OnceLock::new();
-        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, whole: None };
-        Ok(Buffer { memory: Arc::new(memory) })
+        Ok(Buffer::from_id(shared, id, (len, access, place), None))
     }
 
     /// A read-only buffer in the device's memory that holds `bytes`.
@@ -181,7 +175,7 @@ impl Memory {
         let start = start.inspect_err(|failure| {
             if failure.kind == Kind::Stopped {
                 // It may be mapped later, and no one would unmap it.
-                self.shared.lose(Failure::new(Kind::Lost, "a mapping was not waited for"));
+                self.shared.lose(Failure::new(Kind::Lost, "a mapping was interrupted"));
             }
         })?;
         let none = || Failure::new(Kind::Lost, "clEnqueueMapBuffer gave no address and no error");
@@ -189,17 +183,11 @@ impl Memory {
     }
 
     fn unmap(&self, start: NonNull<u8>) -> Result<()> {
-        // SAFETY: `start` is what mapping this buffer gave, and no one uses it any more.
+        // SAFETY: `start` was returned by mapping this buffer, and no one uses it any more.
         let code = unsafe {
             let api = self.shared.api()?;
-            (api.clEnqueueUnmapMemObject)(
-                self.shared.queue,
-                self.id,
-                start.as_ptr().cast(),
-                0,
-                null(),
-                null_mut(),
-            )
+            let unmap = api.clEnqueueUnmapMemObject;
+            unmap(self.shared.queue, self.id, start.as_ptr().cast(), 0, null(), null_mut())
         };
         self.shared.check(code, "clEnqueueUnmapMemObject", format_args!("{} bytes", self.len))
     }
@@ -223,6 +211,18 @@ impl Drop for Memory {
 
 // All methods panic if a range exceeds the buffer, because that is a bug.
 impl Buffer {
+    /// Wraps an unmapped object of the driver; `whole` is its parent and the offset in it.
+    fn from_id(
+        shared: &Arc<Shared>,
+        id: MemId,
+        (len, access, place): (usize, Access, Place),
+        whole: Option<(Buffer, usize)>,
+    ) -> Self {
+        let (state, frozen) = (AtomicU8::new(UNMAPPED), OnceLock::new());
+        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, whole };
+        Self { memory: Arc::new(memory) }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.memory.len
@@ -239,10 +239,7 @@ impl Buffer {
         assert!(!range.is_empty(), "parts have bytes");
         let api = m.shared.api()?;
         let Some(create) = api.clCreateSubBuffer else {
-            return Err(Failure::new(
-                Kind::Absent,
-                "this driver has no parts of buffers (clCreateSubBuffer)",
-            ));
+            return Err(Failure::new(Kind::Absent, "this driver has no sub-buffers (clCreateSubBuffer)"));
         };
         let region = [range.start, range.len()];
         let mut code = 0;
@@ -250,17 +247,8 @@ impl Buffer {
         let id =
             unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
         m.shared.check_made(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
-        let memory = Memory {
-            shared: m.shared.clone(),
-            id,
-            len: range.len(),
-            access: m.access,
-            place: m.place,
-            state: AtomicU8::new(UNMAPPED),
-            frozen: OnceLock::new(),
-            whole: Some((self.clone(), range.start)),
-        };
-        Ok(Buffer { memory: Arc::new(memory) })
+        let whole = Some((self.clone(), range.start));
+        Ok(Buffer::from_id(&m.shared, id, (range.len(), m.access, m.place), whole))
     }
 
     /// Returns an image with texels of one or four 32-bit words of this buffer, which it keeps alive. Only for kernels.
@@ -293,17 +281,7 @@ impl Buffer {
         // SAFETY: both descriptions are valid, and the texels are within the buffer, which stays alive.
         let id = unsafe { create(context, ffi::MEM_READ_ONLY, &format, &description, null_mut(), &mut code) };
         m.shared.check_made(code, "clCreateImage", format_args!("{width} texels"))?;
-        let memory = Memory {
-            shared: m.shared.clone(),
-            id,
-            len: m.len,
-            access: Access::ReadOnly,
-            place: m.place,
-            state: AtomicU8::new(UNMAPPED),
-            frozen: OnceLock::new(),
-            whole: Some((self.clone(), 0)),
-        };
-        Ok(Buffer { memory: Arc::new(memory) })
+        Ok(Buffer::from_id(&m.shared, id, (m.len, Access::ReadOnly, m.place), Some((self.clone(), 0))))
     }
 
     /// Parent buffer and offset; `None` if this is not a part.
@@ -358,17 +336,8 @@ impl Buffer {
         // SAFETY: within both buffers.
         let code = unsafe {
             let api = m.shared.api()?;
-            (api.clEnqueueCopyBuffer)(
-                m.shared.queue,
-                m.id,
-                t.id,
-                range.start,
-                offset,
-                range.len(),
-                0,
-                null(),
-                null_mut(),
-            )
+            let (copy, start, len) = (api.clEnqueueCopyBuffer, range.start, range.len());
+            copy(m.shared.queue, m.id, t.id, start, offset, len, 0, null(), null_mut())
         };
         m.shared.check(
             code,

@@ -84,7 +84,7 @@ impl Shared {
                 let message = format!("{call} of {what} has not returned for {seconds:.1} s");
                 self.lose(Failure::new(Kind::Lost, message))
             }
-            Unanswered::Stopped => Failure::new(Kind::Stopped, format!("{call} was not waited for")),
+            Unanswered::Stopped => Failure::new(Kind::Stopped, format!("{call} was interrupted")),
         }
     }
 

@@ -64,7 +64,7 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
                 format!("{i}: {} ({}, {})", f.facts.name, f.facts.device_type.name(), f.facts.platform)
             })
             .collect();
-        if lines.is_empty() { "there is no device".into() } else { format!("devices: {}", lines.join("; ")) }
+        if lines.is_empty() { "no device was found".into() } else { format!("devices: {}", lines.join("; ")) }
     };
     let absent = |why: String| Err(Failure::new(Kind::Absent, format!("{why}; {}", list())));
     let Some(select) = select else {
@@ -79,7 +79,7 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
         return if index < found.len() {
             Ok(index)
         } else {
-            absent(format!("`EngineOptions::cl_device` {index}: no such number"))
+            absent(format!("`EngineOptions::cl_device` {index}: no device has this number"))
         };
     }
     let holds = |text: &str| text.to_lowercase().contains(&select.to_lowercase());
@@ -87,9 +87,9 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
     let matching: Vec<usize> = (0..found.len()).filter(|&i| !select.is_empty() && named(&found[i])).collect();
     match matching[..] {
         [one] => Ok(one),
-        [] => absent(format!("`EngineOptions::cl_device` {select}: no device is named so")),
+        [] => absent(format!("`EngineOptions::cl_device` {select}: no device has this name")),
         _ => absent(format!(
-            "`EngineOptions::cl_device` {select}: more than one device is named so, use the number"
+            "`EngineOptions::cl_device` {select}: more than one device has this name; use the number"
         )),
     }
 }
@@ -144,7 +144,7 @@ impl Device {
         if facts.max_alloc == 0 || facts.max_work_group == 0 {
             return Err(Failure::new(
                 Kind::Lost,
-                "the device does not say how large its buffers and groups may be",
+                "the device reports no maximum size for buffers and work-groups",
             ));
         }
         cache.begin_anew_after_crash();
@@ -154,7 +154,7 @@ impl Device {
         let queue = unsafe { (library.api.clCreateCommandQueue)(context, id, 0, &mut code) };
         check(code, "clCreateCommandQueue", &facts.name)?;
         let waiter = Waiter::new(&library.api, queue, &facts).map_err(|e| {
-            Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
+            Failure::new(Kind::Lost, format!("cannot start the thread that waits for the device: {e}"))
         })?;
         let (launches, waiting, allocated, transfers, moved) = Default::default();
         let (builds, builds_no_more, lost) = Default::default();

@@ -71,7 +71,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure.kind {
             Kind::Memory => Error::Memory(failure.to_string()),
-            Kind::Absent => Error::Device(format!("{failure}; `EngineOptions::backend` cpu needs none")),
+            Kind::Absent => Error::Device(format!("{failure}; use `EngineOptions::backend` cpu")),
             Kind::Stopped => Error::Interrupted,
             _ => Error::Device(failure.to_string()),
         }

@@ -129,7 +129,7 @@ fn short(name: &str, words: &str) -> String {
 /// Advice if nothing was found.
 pub fn remedy() -> String {
     match std::env::var_os(LIB_VARIABLE) {
-        Some(_) => format!("{LIB_VARIABLE} names the only library that is tried; unset it to try all"),
+        Some(_) => format!("{LIB_VARIABLE} limits the search to this library; unset it to try all"),
         None => REMEDY.into(),
     }
 }
@@ -206,7 +206,8 @@ fn open(name: &str) -> Opened {
     // SAFETY: this runs the library's initialisers. The names are those of OpenCL libraries, or were given
     // by the user or the system's administrator.
     let handle = unsafe { dl::Library::open(Some(name), dl::RTLD_NOW | dl::RTLD_LOCAL) }
-        .map_err(|e| linker_words(&e))?;
+        // The error's own text hides the linker's message in its source.
+        .map_err(|e| std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string))?;
     // Never unloaded, even if it is not usable.
     let handle: &'static dl::Library = Box::leak(Box::new(handle));
     let pixel = PixelHook::of(handle);
@@ -226,11 +227,6 @@ fn open(name: &str) -> Opened {
         }
         Err(missing) => direct(name, handle).unwrap_or_else(|| Err(format!("symbol {missing} is missing"))),
     }
-}
-
-/// Message of dlopen, which the error's own text hides in its source.
-fn linker_words(e: &libloading::Error) -> String {
-    std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string)
 }
 
 /// Address of a symbol; null if missing.
@@ -311,7 +307,8 @@ fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
             _ => address(handle, name),
         };
         // SAFETY: the slots are those of the Khronos header, in a library that stays.
-        let api = unsafe { Api::bind(bind) }.map_err(|missing| format!("its table has no {missing}"))?;
+        let api =
+            unsafe { Api::bind(bind) }.map_err(|missing| format!("its dispatch table lacks {missing}"))?;
         Ok((Library { name: name.into(), api, platforms }, "used directly, without a loader"))
     };
     Some(opened())
@@ -340,9 +337,9 @@ type PlatformsCall<'a> = &'a dyn Fn(u32, *mut PlatformId, *mut u32) -> i32;
 /// Platforms of a library; none is an error.
 fn platforms_of(call: PlatformsCall<'_>) -> std::result::Result<Vec<PlatformId>, String> {
     let none = |code: i32| match code {
-        ffi::SUCCESS => "it loads but shows no platform".into(),
+        ffi::SUCCESS => "it loads but has no platform".into(),
         ffi::PLATFORM_NOT_FOUND_KHR => "it loads but no driver is registered with it".into(),
-        code => format!("it loads but clGetPlatformIDs says {} ({code})", error_name(code)),
+        code => format!("it loads but clGetPlatformIDs returned {} ({code})", error_name(code)),
     };
     let mut count = 0;
     let code = call(0, std::ptr::null_mut(), &mut count);

@@ -69,7 +69,7 @@ impl Program {
     fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
         if shared.builds_no_more.load(Ordering::Relaxed) {
-            return Err(Failure::new(Kind::Stopped, format!("{} is not needed any more", source.name)));
+            return Err(Failure::new(Kind::Stopped, format!("{} is no longer needed", source.name)));
         }
         let begin = Instant::now();
         let key = Key::of(source.text, source.options, &shared.facts);
@@ -120,15 +120,8 @@ impl Program {
         // SAFETY: one device and one binary of this length, which the call copies.
         let id = unsafe {
             let api = shared.api()?;
-            (api.clCreateProgramWithBinary)(
-                shared.context,
-                1,
-                &shared.id,
-                &len,
-                &start,
-                &mut status,
-                &mut code,
-            )
+            let create = api.clCreateProgramWithBinary;
+            create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
         };
         if code != ffi::SUCCESS {
             return Ok(None);
@@ -179,14 +172,8 @@ impl Program {
         let all = text(|size, value, wanted| {
             // SAFETY: `text` passes memory of the size it says.
             unsafe {
-                (api.clGetProgramBuildInfo)(
-                    self.id,
-                    self.shared.id,
-                    ffi::PROGRAM_BUILD_LOG,
-                    size,
-                    value,
-                    wanted,
-                )
+                let get = api.clGetProgramBuildInfo;
+                get(self.id, self.shared.id, ffi::PROGRAM_BUILD_LOG, size, value, wanted)
             }
         });
         let lines: Vec<&str> = all.lines().map(str::trim).filter(|l| !l.is_empty()).take(LOG_LINES).collect();

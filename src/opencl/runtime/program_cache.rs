@@ -91,7 +91,9 @@ impl Cache {
             Err(Nowhere::Off(why) | Nowhere::Unknown(why)) => return why.clone(),
         };
         match fs::metadata(dir) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return format!("{}: not made yet", dir.display()),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return format!("{}: not created yet", dir.display());
+            }
             Err(e) => return format!("not used: {}: {e}", dir.display()),
             Ok(meta) => {
                 if let Some(why) = refusal(&meta) {

@@ -178,31 +178,13 @@ impl Call {
                 Call::Event(event) => code = (api.clWaitForEvents)(1, &event),
                 Call::Read { from, offset, to, len } => {
                     let to = to.0.as_ptr().cast();
-                    code = (api.clEnqueueReadBuffer)(
-                        queue,
-                        from,
-                        ffi::TRUE,
-                        offset,
-                        len,
-                        to,
-                        0,
-                        null(),
-                        null_mut(),
-                    );
+                    let read = api.clEnqueueReadBuffer;
+                    code = read(queue, from, ffi::TRUE, offset, len, to, 0, null(), null_mut());
                 }
                 Call::Write { from, len, to, offset } => {
                     let from = from.0.as_ptr().cast_const().cast();
-                    code = (api.clEnqueueWriteBuffer)(
-                        queue,
-                        to,
-                        ffi::TRUE,
-                        offset,
-                        len,
-                        from,
-                        0,
-                        null(),
-                        null_mut(),
-                    );
+                    let write = api.clEnqueueWriteBuffer;
+                    code = write(queue, to, ffi::TRUE, offset, len, from, 0, null(), null_mut());
                 }
                 Call::ReadPieces { from, pieces, to } => code = pieces.read(api, queue, (from, to)),
                 Call::WritePieces { from, to, pieces } => code = pieces.write(api, queue, (from, to)),

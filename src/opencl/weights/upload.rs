@@ -55,7 +55,7 @@ fn mixed(names: &str, parts: &[Upload<'_>]) -> Failure {
     let kinds: Vec<String> = parts.iter().map(|p| p.storage.to_string()).collect();
     let kinds = kinds.join(" and ");
     let message = format!(
-        "{names} of a layer are {kinds}, which no kernel takes together; `EngineOptions::backend` cpu does"
+        "{names} of a layer are {kinds}, which no kernel supports together; use `EngineOptions::backend` cpu"
     );
     Failure::new(Kind::Build, message)
 }

@@ -1,13 +1,40 @@
-//! Transfers of every pass: non-blocking writes, and reads through page-locked memory.
+//! Page-locked host memory: non-blocking writes and reads of every pass, and memory to which kernels of a discrete device
+//! write, lent to the reader of the results.
 
-use super::held::Held;
-use super::{Access, Buffer, MAPPED, Place};
+use super::{Access, Address, Buffer, LENT, MAPPED, Memory, Place};
 use crate::device::Device;
 use crate::failure::Result;
 use crate::ffi::{self, EventId};
 use crate::waiter::Call;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::null;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// A buffer mapped for reading and writing until dropped.
+struct Held {
+    buffer: Buffer,
+    start: Address,
+}
+
+impl Held {
+    /// Allocates `len` bytes of host memory; the state says who may use the buffer.
+    fn new(device: &Device, len: usize, (place, state): (Place, u8)) -> Result<Self> {
+        let buffer = device.buffer(len, Access::ReadWrite, place)?;
+        buffer.memory.state.store(state, Ordering::Relaxed);
+        let start = buffer.memory.map(&(0..len), ffi::MAP_READ | ffi::MAP_WRITE)?;
+        Ok(Self { buffer, start: Address(start) })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.buffer.memory.shared.to_release().is_some() {
+            // No one is left to report the error to.
+            let _ = self.buffer.memory.unmap(self.start.0);
+        }
+    }
+}
 
 /// A buffer that is written often and without waiting: the driver reads from a host copy that stays alive.
 pub struct Staged {
@@ -60,17 +87,8 @@ impl Staged {
         // SAFETY: within the buffer, which is as long as `host`; `host` does not change until the event has completed.
         let code = unsafe {
             let api = m.shared.api()?;
-            (api.clEnqueueWriteBuffer)(
-                m.shared.queue,
-                m.id,
-                ffi::FALSE,
-                0,
-                sent.len(),
-                sent.as_ptr().cast(),
-                0,
-                null(),
-                &mut event,
-            )
+            let (write, from, len) = (api.clEnqueueWriteBuffer, sent.as_ptr().cast(), sent.len());
+            write(m.shared.queue, m.id, ffi::FALSE, 0, len, from, 0, null(), &mut event)
         };
         // Even if the call failed, the driver may have accepted it.
         self.sent = Some(event);
@@ -139,5 +157,58 @@ impl Landing {
         // the
         // call, which comes after all non-blocking ones, has returned. The next call needs `self` again.
         Ok(unsafe { std::slice::from_raw_parts(self.0.start.0.as_ptr(), len) })
+    }
+}
+
+/// Floats in page-locked memory that stay mapped while kernels write to them. Whoever passes them to a kernel borrows
+/// them until the device has finished.
+pub struct Lent(Held);
+
+impl Lent {
+    fn len(&self) -> usize {
+        self.0.buffer.len() / size_of::<f32>()
+    }
+}
+
+impl Deref for Lent {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: so many floats, aligned like any mapping, are mapped and initialised while `self` exists; a kernel
+        // writes to
+        // them only while someone borrows them mutably.
+        unsafe { std::slice::from_raw_parts(self.0.start.0.as_ptr().cast(), self.len()) }
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.0.as_ptr().cast(), self.len()) }
+    }
+}
+
+/// Allocates lent memory and finds its buffers.
+#[derive(Default)]
+pub struct Lender {
+    lent: Vec<(usize, Weak<Memory>)>,
+}
+
+impl Lender {
+    /// Lends `len` floats, all 0, on a device that [writes to host memory](crate::Facts::writes_to_host).
+    pub fn lend(&mut self, device: &Device, len: usize) -> Result<Lent> {
+        let held = Held::new(device, 4 * len, (Place::OnHost, LENT))?;
+        // SAFETY: the bytes are mapped for writing, and no kernel uses them yet.
+        unsafe { held.start.0.as_ptr().write_bytes(0, 4 * len) };
+        self.lent.retain(|(_, memory)| memory.strong_count() > 0);
+        self.lent.push((held.start.0.as_ptr().addr(), Arc::downgrade(&held.buffer.memory)));
+        Ok(Lent(held))
+    }
+
+    /// Buffer of a whole [`Lent`], for kernel arguments; `None` for other memory.
+    pub fn buffer_of(&self, floats: &[f32]) -> Option<Buffer> {
+        let found = self.lent.iter().filter(|(start, _)| *start == floats.as_ptr().addr());
+        let mut memory = found.filter_map(|(_, memory)| memory.upgrade());
+        memory.find(|memory| memory.len == size_of_val(floats)).map(|memory| Buffer { memory })
     }
 }

@@ -24,7 +24,7 @@ void put(__global float *state, __global float *out, const __global float *bias,
 #endif
     out[(size_t)t * QKV + row] = y;
 #elif defined(STEP_HEAD)
-    out[(size_t)t * VOCAB + row] = AS_LOGIT(y);
+    out[(size_t)t * VOCAB + row] = SCALED_LOGIT(y);
 #else
 #if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
     y += bias[row];
@@ -32,7 +32,7 @@ void put(__global float *state, __global float *out, const __global float *bias,
 #if POST_NORMS
     out[(size_t)t * DIM + row] = y;
 #else
-    ROW(state, t)[row] += JOINING(y);
+    ROW(state, t)[row] += SCALED_RESIDUAL(y);
 #endif
 #endif
 #endif
