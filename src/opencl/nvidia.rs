@@ -33,7 +33,7 @@ use opencl_runtime::program::Program;
 /// faster.
 const MOST_ONE_BY_ONE: usize = 3;
 const _: () = assert!(MOST_ONE_BY_ONE <= OTHERS, "the self-test would not test the batch");
-/// The same maximum if one launch can compute all runs.
+/// Lower maximum if one launch can compute all runs.
 const MOST_ONE_BY_ONE_OF_BATCH: usize = 2;
 
 const HEADER: &str = kernel_text!("nvidia/header");

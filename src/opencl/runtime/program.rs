@@ -45,7 +45,7 @@ struct Kept {
     notes: Mutex<Notes>,
 }
 
-/// Whether a program may crash the driver.
+/// Risk that a program crashes the driver.
 #[derive(Clone, Copy)]
 enum Risk {
     Baseline,
