@@ -1,12 +1,12 @@
-// Prefill: the inputs of a matrix, one work-group per token, quantised where the matrix is.
+// Prefill: converts the inputs of a matrix, one work-group per token; quantises them if the matrix is quantised.
 //
 // INPUT_NORM   norm of the residual
 // INPUT_ATT    attention's output
-// INPUT_FFN    silu(gate) * up, or what the model has instead
+// INPUT_FFN    silu(gate) * up, or the model's equivalent
 //
 // out: acts [token][COLS / 32][8 words], scales [token][COLS / 32] and sums of the halves of blocks [token][COLS / 32],
-//      or floats [token][COLS]
-// at: the first token that is read, where the first one is written
+// or floats [token][COLS]
+// at: first token to read, first token to write
 
 #if !defined(COLS) || !defined(QUANTISED)
 #error a shape of the input is not defined
@@ -18,9 +18,9 @@
 #else
 float element(const __global float *src, const __global float *in, float scale, int i) {
 #if defined(INPUT_FFN) && GATED
-    return ACTIVATED(src[i]) * src[FFN_PAD + i];
+    return ACTIVATION(src[i]) * src[FFN_PAD + i];
 #elif defined(INPUT_FFN)
-    return ACTIVATED(src[i] + in[i]);
+    return ACTIVATION(src[i] + in[i]);
 #else
     return src[i];
 #endif
@@ -50,9 +50,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
 #define ELEMENTS row
 #endif
 #if QUANTISED
-    // Four neighbours share a block; each holds eight of its columns.
+    // Four adjacent work-items share a block; each holds eight of its columns.
 #if QUANTISED == 2
-    // As floats, for products that take them so.
+    // As floats, for products that read floats.
     __global float *to_row = out + (size_t)to * COLS;
 #define PUT_OCTET(q, o) vstore8(convert_float8(as_char8(q)), o, to_row)
 #else
@@ -66,10 +66,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
             float *e = (float *)&v;
             for (int i = 0; i < 8; i++) e[i] = element(ELEMENTS, in, scale, 8 * o + i);
         }
-        red[lid] = most8(v);
+        red[lid] = max_abs8(v);
         barrier(CLK_LOCAL_MEM_FENCE);
         const __local float *of_block = red + lid / 4 * 4;
-        float2 d = act_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
+        float2 d = activation_scale(fmax(fmax(of_block[0], of_block[1]), fmax(of_block[2], of_block[3])));
         uint2 q = quantise8(v, d.y);
         barrier(CLK_LOCAL_MEM_FENCE);
         red[lid] = (float)sum_of_eight(q);

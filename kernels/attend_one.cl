@@ -1,31 +1,31 @@
-// rope and attend of a run of one token. One work-group per KV head and chunk of the context: all query heads of the group
-// over the chunk's slots. The last chunk's group first stores the new row. The output projection, or `merge` where
-// there are many chunks, puts the chunks together.
+// rope and attend for a run of one token. One work-group per KV head and chunk of the context: all query heads of the
+// group over the chunk's slots. The work-group of the last chunk first stores the new row. The chunks are merged by the
+// output projection, or by `merge` if there are many.
 //
-// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; chunks are those that the
-// token sees anything of
+// partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; only chunks that the token
+// can see
 //
-// SEVERAL  the same of up to so many runs, whose chunks follow each other, with the rows of each
-// TEAM     a function for one chunk, by a team of the work-group: see nvidia/subgroup_barrier.cl
+// SEVERAL  for up to so many runs, with the rows of each; their chunks follow each other
+// TEAM     as a function for one chunk, run by a team of the work-group: see nvidia/subgroup_barrier.cl
 
-// Items that share the elements of a value row, and the queries that one of them takes.
+// Work-items that share the elements of a value row, and the queries per work-item.
 #define LANES (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 128 ? 128 : 256)
-#define TEAMS (WG / LANES)
-#define EACH ((GROUP + TEAMS - 1) / TEAMS)
-// Queries whose lanes are in registers at once. A large group has fewer registers.
+#define TEAMS_OF_LANES (WG / LANES)
+#define QUERIES_PER_ITEM ((GROUP + TEAMS_OF_LANES - 1) / TEAMS_OF_LANES)
+// Queries whose lanes are in registers at once; large work-groups have fewer registers.
 #ifdef TEAM
-#define AT_ONCE (GROUP < 2 ? GROUP : 2)
+#define QUERIES_AT_ONCE (GROUP < 2 ? GROUP : 2)
 #else
-#define AT_ONCE (GROUP < 4 ? GROUP : 4)
+#define QUERIES_AT_ONCE (GROUP < 4 ? GROUP : 4)
 #endif
-// Rows of values that an item has under way.
-#define ON_THEIR_WAY 16
+// Rows of values that a work-item loads at once.
+#define VALUES_AHEAD 16
 
 #ifdef SEVERAL
 #if SEVERAL != 16
 #error there are rows of sixteen runs
 #endif
-// One of each run as arguments of a kernel, and what follows the first one's.
+// Kernel arguments for all runs, and statements for all but the first.
 #define OF_ALL(of) \
     of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10), of(11), of(12), of(13), of(14), of(15)
 #define OF_OTHERS(of) \
@@ -38,10 +38,10 @@
 #endif
 
 #ifdef TEAM
-// Floats of local memory that a team needs.
+// Floats of local memory per team.
 #define TEAM_FLOATS                                                                                      \
     ((GROUP + 2) * HEAD_DIM + GROUP * CHUNK + (GROUP + 2) * 16 + GROUP + GROUP % 2 + 4 * ROW_BLOCKS * CANDIDATES + \
-     IN_BLOCKS(V_TYPE) * CHUNK * ROW_BLOCKS)
+     IS_IN_BLOCKS(V_TYPE) * CHUNK * ROW_BLOCKS)
 void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
     const __global float *calibration, __global uchar *k_cache, __global uchar *v_cache, __global float *partials,
@@ -67,7 +67,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     __local float red[(GROUP + 2) * 16];
     __local float m[GROUP];
     __local float2 scales[2 * ROW_BLOCKS * CANDIDATES];
-#if IN_BLOCKS(V_TYPE)
+#if IS_IN_BLOCKS(V_TYPE)
     __local float value_scales[CHUNK * ROW_BLOCKS];
 #endif
     int lid = get_local_id(0), kv_head = get_group_id(0) % KV_HEADS, chunk = get_group_id(0) / KV_HEADS;
@@ -83,10 +83,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     chunk -= runs.first_chunk[of];
 #endif
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
-    int first = (SKIPPED(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
+    int first = (SKIPPED_CHUNKS(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;
 #if WINDOW
-    // Slots of the chunk before those that the token sees; of a chunk without one of these nothing is summed.
+    // Slots of the chunk before the first visible one; a chunk without visible slots contributes nothing.
     int hidden = max(slots - WINDOW - first, 0), shown = hidden < count ? count : 0;
 #else
     int shown = count;
@@ -96,44 +96,44 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     __local float *k = x + GROUP * HEAD_DIM, *v = k + HEAD_DIM;
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
     calibration += kv_head * CALIBRATION;
-    ready_queries(x, qk_norm, calibration, angles, GROUP, red);
-    // Every chunk prepares the new row, so that all items meet the same barriers; the last one stores it.
+    prepare_queries(x, qk_norm, calibration, angles, GROUP, red);
+    // Every chunk prepares the new row, so that all work-items meet the same barriers; only the last chunk stores it.
     load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
     load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
-    ready_key(k, qk_norm + HEAD_DIM, calibration, angles, red);
-    ready_value(v);
+    prepare_key(k, qk_norm + HEAD_DIM, calibration, angles, red);
+    prepare_value(v);
     __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
     scale_rows(k, scales, last);
-    store_row(K_TYPE, k, keys + (size_t)AT_ROW(slots - 1, run) * K_ROW, scales, last);
-    store_row(V_TYPE, v, values + (size_t)AT_ROW(slots - 1, run) * V_ROW, scales + ROW_BLOCKS * CANDIDATES, last);
+    store_row(K_TYPE, k, keys + (size_t)ROW_OF_SLOT(slots - 1, run) * K_ROW, scales, last);
+    store_row(V_TYPE, v, values + (size_t)ROW_OF_SLOT(slots - 1, run) * V_ROW, scales + ROW_BLOCKS * CANDIDATES, last);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 
-    const __global uchar *rows = values + (size_t)AT_ROW(first, run) * V_ROW;
-#if IN_BLOCKS(V_TYPE)
-    // Once for all that read a row.
+    const __global uchar *rows = values + (size_t)ROW_OF_SLOT(first, run) * V_ROW;
+#if IS_IN_BLOCKS(V_TYPE)
+    // Computed once for all readers of a row.
     for (int i = lid; i < count * ROW_BLOCKS; i += WG)
         value_scales[i] = scale_of_block(V_TYPE, rows + i / ROW_BLOCKS * V_ROW, i % ROW_BLOCKS);
 #define VALUE(t, d) (unscaled(V_TYPE, rows + (t) * V_ROW, d) * value_scales[(t) * ROW_BLOCKS + (d) / KV_BLOCK])
 #else
 #define VALUE(t, d) unscaled(V_TYPE, rows + (t) * V_ROW, d)
 #endif
-    // Scores: an item a slot.
+    // Scores: one slot per work-item.
     for (int t = lid; t < count; t += WG) {
-        const __global uchar *row = keys + (size_t)(AT_ROW(first, run) + t) * K_ROW;
-        for (int from = 0; from < GROUP; from += AT_ONCE) {
-            float16 acc[AT_ONCE];
-            for (int g = 0; g < AT_ONCE; g++) acc[g] = 0.0f;
+        const __global uchar *row = keys + (size_t)(ROW_OF_SLOT(first, run) + t) * K_ROW;
+        for (int from = 0; from < GROUP; from += QUERIES_AT_ONCE) {
+            float16 acc[QUERIES_AT_ONCE];
+            for (int g = 0; g < QUERIES_AT_ONCE; g++) acc[g] = 0.0f;
             for (int i = 0; i < RUNS; i++) {
                 float16 e = row16(K_TYPE, row, i);
-                for (int g = 0; g < AT_ONCE; g++) {
+                for (int g = 0; g < QUERIES_AT_ONCE; g++) {
                     int query = min(from + g, GROUP - 1);
                     acc[g] = fma(e, head16(x + query * HEAD_DIM, i), acc[g]);
                 }
             }
-            for (int g = 0; g < AT_ONCE; g++) {
+            for (int g = 0; g < QUERIES_AT_ONCE; g++) {
 #if WINDOW
-                if (from + g < GROUP) p[(from + g) * CHUNK + t] = t < hidden ? LEAST : sum16(acc[g]);
+                if (from + g < GROUP) p[(from + g) * CHUNK + t] = t < hidden ? LOWEST_SCORE : sum16(acc[g]);
 #else
                 if (from + g < GROUP) p[(from + g) * CHUNK + t] = sum16(acc[g]);
 #endif
@@ -141,15 +141,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // The largest of each query: sixteen items each.
+    // Largest score of each query: sixteen work-items each.
     for (int i = lid; i < GROUP * 16; i += WG) {
-        float most = LEAST;
+        float most = LOWEST_SCORE;
         for (int t = i % 16; t < shown; t += 16) most = fmax(most, p[i / 16 * CHUNK + t]);
         red[i] = most;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int g = lid; g < GROUP; g += WG) {
-        float most = LEAST;
+        float most = LOWEST_SCORE;
         for (int i = 0; i < 16; i++) most = fmax(most, red[g * 16 + i]);
         m[g] = most;
     }
@@ -157,42 +157,42 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     for (int i = lid; i < GROUP * 16; i += WG) {
         float most = m[i / 16], sum = 0.0f;
         for (int t = i % 16; t < shown; t += 16) {
-            float e = e_to(p[i / 16 * CHUNK + t] - most);
+            float e = exp_approx(p[i / 16 * CHUNK + t] - most);
             p[i / 16 * CHUNK + t] = e;
             sum += e;
         }
         red[i] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // Values: an item an element of some queries.
+    // Values: one element of some queries per work-item.
 #if WG == LANES
-    // So the compiler sees that all items read the same weights.
+    // Tells the compiler that all work-items read the same weights.
     const int d = lid, team = 0;
 #else
     const int d = lid % LANES, team = lid / LANES;
 #endif
     if (HEAD_DIM == LANES || d < HEAD_DIM) {
-        float acc[EACH];
-        for (int g = 0; g < EACH; g++) acc[g] = 0.0f;
-        const __local float *weights[EACH];
-        for (int g = 0; g < EACH; g++) weights[g] = p + min(team + g * TEAMS, GROUP - 1) * CHUNK;
+        float acc[QUERIES_PER_ITEM];
+        for (int g = 0; g < QUERIES_PER_ITEM; g++) acc[g] = 0.0f;
+        const __local float *weights[QUERIES_PER_ITEM];
+        for (int g = 0; g < QUERIES_PER_ITEM; g++) weights[g] = p + min(team + g * TEAMS_OF_LANES, GROUP - 1) * CHUNK;
         int t = 0;
-        // Some are on their way at the same time.
-        for (; t + ON_THEIR_WAY <= shown; t += ON_THEIR_WAY) {
-            float e[ON_THEIR_WAY];
+        // Load several before using them.
+        for (; t + VALUES_AHEAD <= shown; t += VALUES_AHEAD) {
+            float e[VALUES_AHEAD];
             UNROLL
-            for (int k = 0; k < ON_THEIR_WAY; k++) e[k] = VALUE(t + k, d);
+            for (int k = 0; k < VALUES_AHEAD; k++) e[k] = VALUE(t + k, d);
             UNROLL
-            for (int k = 0; k < ON_THEIR_WAY; k++) {
-                for (int g = 0; g < EACH; g++) acc[g] = fma(weights[g][t + k], e[k], acc[g]);
+            for (int k = 0; k < VALUES_AHEAD; k++) {
+                for (int g = 0; g < QUERIES_PER_ITEM; g++) acc[g] = fma(weights[g][t + k], e[k], acc[g]);
             }
         }
         for (; t < shown; t++) {
             float e = VALUE(t, d);
-            for (int g = 0; g < EACH; g++) acc[g] = fma(weights[g][t], e, acc[g]);
+            for (int g = 0; g < QUERIES_PER_ITEM; g++) acc[g] = fma(weights[g][t], e, acc[g]);
         }
-        for (int g = 0; g < EACH; g++) {
-            int head = team + g * TEAMS;
+        for (int g = 0; g < QUERIES_PER_ITEM; g++) {
+            int head = team + g * TEAMS_OF_LANES;
             if (head < GROUP) partials[(chunk * HEADS + kv_head * GROUP + head) * HEAD_DIM + d] = acc[g];
         }
     }

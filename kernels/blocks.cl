@@ -1,8 +1,8 @@
-// Put before `gemv` and `gemm`: what sixteen rows of a block of 32 columns of a quantised matrix hold, in the layout
-// of src/numeric/quant/format.rs, which also says what is computed.
+// Placed before `gemv` and `gemm`: the content of sixteen rows of a block of 32 columns of a quantised matrix, in the
+// layout of src/numeric/quant/format.rs, which also defines the result.
 //
-// A block's quants are W_BITS vectors of sixteen words, a word a row. Out of them come unsigned bytes, W_ZERO above the
-// weight's integer. Blocks of W_SPAN columns share a run of W_RUN bytes of scales.
+// The quants of a block are W_BITS vectors of sixteen words, one word per row. They are unpacked to unsigned bytes,
+// which are W_ZERO above the integer weight. Blocks of W_SPAN columns share a run of W_RUN bytes of scales.
 
 #if !W_DENSE
 #if W_TYPE == W_Q4 || W_TYPE == W_Q4_1 || W_TYPE == W_Q4_K
@@ -47,11 +47,11 @@
 #define W_RUN 32
 #endif
 
-// Rows of an item: four of a vector's sixteen words in a row, or one word.
-#ifndef EACH
-#define EACH 4
+// Rows of a work-item: four of a vector's sixteen words, or one.
+#ifndef ROWS_PER_ITEM
+#define ROWS_PER_ITEM 4
 #endif
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 typedef uint4 Words;
 typedef int4 Ints;
 typedef float4 Floats;
@@ -62,11 +62,11 @@ typedef int Ints;
 typedef float Floats;
 #define TO_FLOATS convert_float
 #endif
-// Vector v of a block, as far as it is of the item's rows. `w` points to the words of the first one, or, where the
-// matrix is read as an image, it is their index.
+// Vector v of a block, limited to the work-item's rows. `w` points to the words of the first vector, or is their index
+// if the matrix is read as an image.
 #ifdef W_IMAGE
 #define PLANE_OF(words) __read_only image1d_buffer_t
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 #define W_AT(w, v) read_imageui(quants, (w) + (v) * 4)
 #else
 #define W_AT(w, v) read_imageui(quants, (w) + (v) * 16).x
@@ -74,19 +74,19 @@ typedef float Floats;
 #else
 #define PLANE_OF(words) const __global words *
 #ifdef W_HELD
-// `w` are the vectors of the item's rows, in registers.
+// `w` holds the vectors of the work-item's rows, in registers.
 #define W_AT(w, v) (w)[v]
 #else
-#define W_AT(w, v) (w)[(v) * (16 / EACH)]
+#define W_AT(w, v) (w)[(v) * (16 / ROWS_PER_ITEM)]
 #endif
 #endif
 
-// Columns 4v to 4v + 3 of the item's rows, and those sixteen later.
+// Columns 4v to 4v + 3 of the work-item's rows, and the columns sixteen later.
 #if W_BITS == 8 && !W_ZERO
 #define LOW_BYTES(w, v) W_AT(w, v)
 #define HIGH_BYTES(w, v) W_AT(w, (v) + 4)
 #elif W_BITS == 8
-// Signed bytes: with the sign flipped they are 128 more.
+// Signed bytes: flipping the sign bit adds 128.
 #define LOW_BYTES(w, v) (W_AT(w, v) ^ 0x80808080u)
 #define HIGH_BYTES(w, v) (W_AT(w, (v) + 4) ^ 0x80808080u)
 #else
@@ -104,21 +104,21 @@ typedef float Floats;
 #endif
 #endif
 
-// The same word of activations times the bytes of the rows.
-#if EACH == 1
-#define dots dot4
+// Product of one word of activations and the bytes of the rows.
+#if ROWS_PER_ITEM == 1
+#define dot4_rows dot4
 #else
-int4 dots(uint4 rows, uint acts, int4 acc) {
+int4 dot4_rows(uint4 rows, uint acts, int4 acc) {
     return (int4)(dot4(rows.x, acts, acc.x), dot4(rows.y, acts, acc.y), dot4(rows.z, acts, acc.z),
                   dot4(rows.w, acts, acc.w));
 }
 #endif
 
-// The run of scales of block `b`; `group` are those of a group of rows.
+// Run of scales of block `b`; `group` points to the scales of a group of rows.
 #define RUN_OF(group, b) ((group) + (b) * 32 / W_SPAN * W_RUN)
 #define PART_OF(b) ((b) % (W_SPAN / 32) * 32)
 
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 #define HALVES_AT(run, i) vload_half4(i, (const __global half *)(run))
 #define LEVELS_AT(p, i) convert_float4(vload4(i, p))
 #define INTS_AT(p, i) convert_int4(vload4(i, p))
@@ -128,8 +128,8 @@ int4 dots(uint4 rows, uint acts, int4 acc) {
 #define INTS_AT(p, i) convert_int((p)[i])
 #endif
 
-// What the sums of block `b` of an item's rows are multiplied with, and then with the activations' scale. `at` counts
-// the items of a group.
+// Factor for the sums of block `b` of the work-item's rows, before the activations' scale. `at` counts the work-items
+// of a group.
 Floats level_of(const __global uchar *group, int b, int at) {
     const __global uchar *run = RUN_OF(group, b);
     Floats d = HALVES_AT(run, at);
@@ -140,10 +140,10 @@ Floats level_of(const __global uchar *group, int b, int at) {
 }
 
 #if W_FLOORS
-// What is added to all weights of the block.
+// Value added to all weights of the block.
 Floats floor_of(const __global uchar *group, int b, int at) {
     const __global uchar *run = RUN_OF(group, b);
-    Floats m = HALVES_AT(run, at + 16 / EACH);
+    Floats m = HALVES_AT(run, at + 16 / ROWS_PER_ITEM);
 #if W_LEVELS
     m = -(m * LEVELS_AT(run + 80 + PART_OF(b), at));
 #endif
@@ -152,7 +152,7 @@ Floats floor_of(const __global uchar *group, int b, int at) {
 #endif
 
 #if W_HALVES
-// What the sum of a half of the block is multiplied with before they are added up.
+// Factor for the sum of a half of the block, before the halves are added.
 Ints scale_of_half(const __global uchar *group, int b, int at, int half_at) {
     const __global char *run = (const __global char *)RUN_OF(group, b);
     return INTS_AT(run + 32 + PART_OF(b) + 16 * half_at, at);

@@ -1,5 +1,5 @@
-// Put before every kernel: the model's dimensions under their Rust names, number formats, and what several
-// steps share. OpenCL C 1.2 where no variant says otherwise; no half arithmetic.
+// Placed before every kernel: the model's dimensions under their Rust names, number formats, and functions shared by
+// several steps. OpenCL C 1.2 unless a variant requires more; no half arithmetic.
 
 #if !defined(LAYERS) || !defined(DIM) || !defined(HEADS) || !defined(KV_HEADS) || !defined(HEAD_DIM) || \
     !defined(FFN_DIM) || !defined(VOCAB) || !defined(Q_DIM) || !defined(KV_DIM) || !defined(GROUP) || \
@@ -8,7 +8,7 @@
 #error a dimension of the model or the work-group size WG is not defined
 #endif
 
-// How a matrix is stored: in blocks, in the layout of src/numeric/quant/format.rs, or row-major as in the checkpoint.
+// Storage of a matrix: blocks in the layout of src/numeric/quant/format.rs, or row-major as in the checkpoint.
 #define W_Q4 0
 #define W_F32 1
 #define W_F16 2
@@ -22,22 +22,22 @@
 #define W_Q6_K 10
 #define W_DENSE (W_TYPE == W_F32 || W_TYPE == W_F16 || W_TYPE == W_BF16)
 
-// The state of one forward pass: a header of integers, then one row per token.
+// State of a forward pass: a header of integers, then one row per token.
 // [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES] float
 #define HEADER 16
 #define H_SLOT 0 // cache slot of the only token of a pass
-#define H_ROW 1  // token whose residual the head reads, where it reads one
-// The rest is for nvidia/decode.cl alone.
+#define H_ROW 1 // token whose residual the head reads, if it reads only one
+// Only for nvidia/decode.cl:
 #define H_CAPACITY 2 // slots of the cache
-#define H_CHUNKS 3   // parts of a head's attention that there is room for
-#define H_STEPS 4    // whose results groups have exchanged so far
+#define H_CHUNKS 3 // chunks per head for which there is room
+#define H_STEPS 4 // steps whose results were exchanged so far
 #define H_K_STRIDE 5 // from one layer's keys to the next, in 64 bytes
-#define H_V_STRIDE 6 // the same of values
+#define H_V_STRIDE 6 // from one layer's values to the next, in 64 bytes
 #define X_ROW (DIM + 2 * ANGLES)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
-// What a launch of gemm works on: first group of the output that its buffer holds, groups that it holds, tokens, and
-// where it starts: its first tile of tokens (upper half) and of rows. Of few tokens those that share rows are neighbours.
+// Work of a gemm launch: first output group in its buffer, number of groups in it, tokens, and the first tile of tokens
+// (upper half) and of rows (lower half). For few tokens, work-groups with the same rows are adjacent.
 typedef int4 Part;
 #ifdef FEW
 #define ROW_TILE(part) (((part).w & 0xffff) + (int)get_group_id(1))
@@ -47,38 +47,38 @@ typedef int4 Part;
 #define TOKEN_TILE(part) (((part).w >> 16) + (int)get_group_id(1))
 #endif
 
-// A pass has the tokens of several sequences. What works on one sequence's run of them is told which: its first token
-// in the pass, its tokens, the cache slot of the first, the slots of the cache. In a local layer (WINDOW) slots are positions,
-// and the rows of a head are a ring: that of position p is row p % CAPACITY, and the rows of a chunk of positions lie next
-// to each other.
+// A pass has tokens of several sequences. Kernels that work on one sequence get its run of tokens: first token in the
+// pass, number of tokens, cache slot of the first one, slots of the cache. In a sliding-window layer (WINDOW) slots are
+// positions, and the rows of a head are a ring: position p is in row p % CAPACITY, and the rows of a chunk of positions
+// are adjacent.
 typedef int4 Run;
 #define FIRST_TOKEN(run) (run).x
 #define TOKENS_OF(run) (run).y
 #define FIRST_SLOT(run) (run).z
 #define CAPACITY(run) (run).w
 #ifdef SEVERAL
-// Several runs of a token each, the first of each one's chunks of attention, and the end of them.
+// Several runs of one token each, the first attention chunk of each run, and the end of all chunks.
 typedef struct {
     Run of[SEVERAL];
     int first_chunk[SEVERAL + 4];
 } Runs;
 #endif
 #if defined(WINDOW) && WINDOW
-#define AT_ROW(slot, run) ((slot) % CAPACITY(run))
-// Chunks before the first of which a token that sees so many slots, its own included, sees anything.
-#define SKIPPED(slots) (max((slots) - WINDOW, 0) / CHUNK)
+#define ROW_OF_SLOT(slot, run) ((slot) % CAPACITY(run))
+// Number of leading chunks that a token with `slots` visible slots, its own included, cannot see.
+#define SKIPPED_CHUNKS(slots) (max((slots) - WINDOW, 0) / CHUNK)
 #else
-#define AT_ROW(slot, run) (slot)
-#define SKIPPED(slots) 0
+#define ROW_OF_SLOT(slot, run) (slot)
+#define SKIPPED_CHUNKS(slots) 0
 #endif
-// Slots that are summed up together; such sums are merged in ascending order. As on the CPU.
+// Slots that are summed together; the sums of chunks are merged in ascending order, as on the CPU.
 #define CHUNK 128
 
-// Smaller than any score: masks stay finite.
-#define LEAST -1e30f
+// Below any score, so that masked values stay finite.
+#define LOWEST_SCORE -1e30f
 
-// The CPU's bits: every step rounds as src/numeric/simd does. Products and sums are fused where `fma` says so and nowhere
-// else, and sums of floats have its order: element i goes to lane i % 16, and lanes are added by the tree of `sum16`.
+// Bit-exact with the CPU: every step rounds like src/numeric/simd. Products and sums are fused only by `fma`, and sums
+// of floats have the CPU's order: element i goes to lane i % 16, and lanes are added by the tree in `sum16`.
 #pragma OPENCL FP_CONTRACT OFF
 #define UNROLL _Pragma("unroll")
 
@@ -89,14 +89,15 @@ float sum16(float16 lanes) {
     return c.x + c.y;
 }
 
-// The same of sixteen floats in local memory, without a float16: oclgrind 21.10 takes its elements for uninitialised.
+// sum16 of sixteen floats in local memory, without a float16, whose elements oclgrind 21.10 reports as uninitialised.
 float sum_lanes(const __local float *r) {
     float even = ((r[0] + r[8]) + (r[4] + r[12])) + ((r[2] + r[10]) + (r[6] + r[14]));
     float odd = ((r[1] + r[9]) + (r[5] + r[13])) + ((r[3] + r[11]) + (r[7] + r[15]));
     return even + odd;
 }
 
-// Correctly rounded quotient and root: by the option where the device has it, else by one step of correction.
+// Correctly rounded division and square root: with the compiler option if the device has it, otherwise with one
+// correction step.
 float divide(float a, float b) {
 #ifdef CORRECT_DIVIDE
     return a / b;
@@ -107,7 +108,7 @@ float divide(float a, float b) {
 #endif
 }
 
-float root(float x) {
+float sqrt_rn(float x) {
 #ifdef CORRECT_DIVIDE
     return sqrt(x);
 #else
@@ -116,8 +117,8 @@ float root(float x) {
 #endif
 }
 
-// e^x as src/numeric/simd/ops.rs computes it.
-float e_to(float x) {
+// e^x, computed as in src/numeric/simd/ops.rs.
+float exp_approx(float x) {
     float clamped = fmin(fmax(x, -87.3f), 88.0f);
     float n = rint(clamped * 1.44269504f);
     float r = fma(n, -355.0f / 512.0f, clamped);
@@ -134,42 +135,42 @@ float e_to(float x) {
     return x >= -87.3f ? p : 0.0f;
 }
 
-float silu(float x) { return divide(x, 1.0f + e_to(-x)); }
+float silu(float x) { return divide(x, 1.0f + exp_approx(-x)); }
 
-// GELU by the tanh formula, as src/numeric/simd/ops.rs computes it.
+// GELU by the tanh formula, computed as in src/numeric/simd/ops.rs.
 float gelu(float x) {
     float slope = fma(x * x, -0.071354814f, -1.5957692f);
-    return divide(x, 1.0f + e_to(x * slope));
+    return divide(x, 1.0f + exp_approx(x * slope));
 }
 
-// The feed-forward layer's activation function. Without a gate it is that of `up`.
+// Activation function of the feed-forward layer. Without a gate it is applied to `up`.
 #if GELU
-#define ACTIVATED(x) gelu(x)
+#define ACTIVATION(x) gelu(x)
 #else
-#define ACTIVATED(x) silu(x)
+#define ACTIVATION(x) silu(x)
 #endif
-// Matrices side by side that it begins with.
+// Number of matrices side by side at the start of the feed-forward layer.
 #define HALVES_OF_FFN (1 + GATED)
 
-// What joins the residual: scaled, and put elsewhere where it is to be normed first.
+// Output that is added to the residual: scaled, and stored elsewhere if it is to be normed first.
 #ifdef RESIDUAL_SCALE
-#define JOINING(y) ((y) * RESIDUAL_SCALE)
+#define SCALED_RESIDUAL(y) ((y) * RESIDUAL_SCALE)
 #else
-#define JOINING(y) (y)
+#define SCALED_RESIDUAL(y) (y)
 #endif
 #ifdef LOGIT_SCALE
-#define AS_LOGIT(y) ((y) * LOGIT_SCALE)
+#define SCALED_LOGIT(y) ((y) * LOGIT_SCALE)
 #else
-#define AS_LOGIT(y) (y)
+#define SCALED_LOGIT(y) (y)
 #endif
 
-// A stored half as a float, whatever its alignment.
+// Converts a stored half to a float, with any alignment.
 float from_half(uint bits) {
     ushort h = (ushort)bits;
     return vload_half(0, (const __private half *)&h);
 }
 
-// Sum of four products: unsigned bytes of `u`, signed bytes of `s`.
+// Adds four products: unsigned bytes of `u`, signed bytes of `s`.
 #ifdef DOT_ARM
 #pragma OPENCL EXTENSION cl_arm_integer_dot_product_int8 : enable
 #endif
@@ -178,13 +179,13 @@ float from_half(uint bits) {
 #endif
 int dot4(uint u, uint s, int acc) {
 #ifdef DOT_PTX
-    // NVIDIA: one instruction, from compute capability 6.1 on.
+    // NVIDIA: one instruction, since compute capability 6.1.
     asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(acc) : "r"(u), "r"(s));
     return acc;
 #elif defined(DOT_KHR)
     return dot_acc_sat_4x8packed_us_int(u, s, acc);
 #elif defined(DOT_ARM)
-    // Signed bytes alone: those of `u` are below 128 then.
+    // Signed bytes only: with this option those of `u` are below 128.
     return acc + arm_dot(as_char4(u), as_char4(s));
 #elif defined(DOT_QCOM)
     return qcom_dot8_acc(s, u, acc);
@@ -195,13 +196,13 @@ int dot4(uint u, uint s, int acc) {
 #endif
 }
 
-// The sum of eight activations.
+// Sum of eight activations.
 int sum_of_eight(uint2 acts) { return dot4(0x01010101u, acts.x, dot4(0x01010101u, acts.y, 0)); }
 
-// The sum of sixteen.
-int sum_of(uint4 acts) { return sum_of_eight(acts.lo) + sum_of_eight(acts.hi); }
+// Sum of sixteen activations.
+int sum_of_sixteen(uint4 acts) { return sum_of_eight(acts.lo) + sum_of_eight(acts.hi); }
 
-// What an RMS norm multiplies with: 1 / root of the mean square of `n` floats. `red` has 16 elements.
+// Scale of an RMS norm: 1 / square root of the mean square of `n` floats. `red` has 16 elements.
 float norm_scale(const __local float *x, int n, __local float *red) {
     int lid = get_local_id(0);
     if (lid < 16) {
@@ -212,11 +213,10 @@ float norm_scale(const __local float *x, int n, __local float *red) {
     barrier(CLK_LOCAL_MEM_FENCE);
     float sum = sum_lanes(red);
     barrier(CLK_LOCAL_MEM_FENCE);
-    return divide(1.0f, root(divide(sum, (float)n) + NORM_EPS));
+    return divide(1.0f, sqrt_rn(divide(sum, (float)n) + NORM_EPS));
 }
 
-// LayerNorm's mean, which is taken from the `n` floats of `x`, and what the rest is multiplied with. `red` has 16
-// elements.
+// LayerNorm: subtracts the mean from the `n` floats of `x` and returns the scale. `red` has 16 elements.
 float layer_norm_scale(__local float *x, int n, __local float *red) {
     int lid = get_local_id(0);
     if (lid < 16) {
@@ -231,7 +231,7 @@ float layer_norm_scale(__local float *x, int n, __local float *red) {
     return norm_scale(x, n, red);
 }
 
-// A norm of `n` floats in local memory: what they are multiplied with, after which NORMED gives element i.
+// Norm of `n` floats in local memory: SCALE_OF_NORM returns the scale, then NORMED gives element i.
 #if NORM_BIAS
 #define SCALE_OF_NORM(x, n, red) layer_norm_scale(x, n, red)
 #define NORMED(x, scale, w, i, n) fma((x) * (scale), (w)[i], (w)[(n) + (i)])
@@ -241,17 +241,17 @@ float layer_norm_scale(__local float *x, int n, __local float *red) {
 #endif
 
 // Scale of a block of activations and its inverse, from the largest magnitude.
-float2 act_scale(float most) {
+float2 activation_scale(float most) {
     return most > 0.0f ? (float2)(divide(most, 127.0f), divide(127.0f, most)) : (float2)(0.0f, 0.0f);
 }
 
-// Eight stored activations as two words of signed bytes; `id` is their block's inverse scale.
+// Eight quantised activations as two words of signed bytes; `id` is the inverse scale of their block.
 uint2 quantise8(float8 x, float id) {
     char8 q = convert_char8(rint(x * id));
     return (uint2)(as_uint(q.lo), as_uint(q.hi));
 }
 
-float most8(float8 x) {
+float max_abs8(float8 x) {
     float4 m = fmax(fabs(x.lo), fabs(x.hi));
     return fmax(fmax(m.x, m.y), fmax(m.z, m.w));
 }

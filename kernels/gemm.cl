@@ -1,9 +1,9 @@
 // Prefill: many tokens times a matrix. Compiled once per step:
 //
 // STEP_QKV      out: [token][QKV]
-// STEP_OUT      on the residual, or out: [token][DIM] where it is normed first
+// STEP_OUT      added to the residual, or out: [token][DIM] if it is normed first
 // STEP_GATE_UP  out: [token][gate: FFN_PAD | up: FFN_PAD], without a gate only up
-// STEP_DOWN     the same
+// STEP_DOWN     like STEP_OUT
 // STEP_HEAD     out: [token][VOCAB]
 
 #if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE)
@@ -14,11 +14,11 @@
 #endif
 
 #if !W_DENSE
-// A work-group of 16 x 16 items computes a tile of 64 rows and 64 tokens, four by four an item, from blocks of 32
-// columns in local memory. An item adds its blocks up in ascending order, as the CPU does.
+// A work-group of 16 x 16 work-items computes a tile of 64 rows and 64 tokens, four by four per work-item, from blocks
+// of 32 columns in local memory. A work-item adds its blocks in ascending order, like the CPU.
 #define TILE 64
 #define GROUPS (TILE / 16)
-// Words of a block of a group.
+// Words per block of a group.
 #define WORDS (16 * W_BITS)
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
@@ -33,15 +33,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
 #endif
     __local uint4 a[TILE * 2]; // [token][two halves of a block]
     __local float a_scales[TILE];
-    __local int2 a_sums[TILE]; // of the halves
+    __local int2 a_sums[TILE]; // sums of the halves
     int lid = get_local_id(0);
-    // Sixteen neighbours share the tokens and have different rows.
+    // Sixteen adjacent work-items share the tokens and have different rows.
     int quad = lid % 16, tokens = lid / 16 * 4;
     int first_row = ROW_TILE(part) * TILE, first_token = TOKEN_TILE(part) * TILE;
     int groups = part.y * HALVES;
     float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    // What this item brings into local memory: words of quants, a quarter of a token's block; and, by quarters of the
-    // work-group, what four rows have, a token's scale, its sums.
+    // Data that this work-item copies to local memory: words of quants, a quarter of a token's block; and, depending on
+    // the quarter of the work-group, the scales of four rows, a token's scale, or its sums.
     int w_group = min(first_row / 16 + lid / 64, groups - 1);
     int a_token = min(first_token + lid / 4, part.z - 1);
     int s_group = min(first_row / 16 + lid % 16 / 4, groups - 1);
@@ -52,7 +52,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global float *as_from = in_scales + (size_t)s_token * BLOCKS;
     const __global uint4 *a_sum_from = (const __global uint4 *)in + (size_t)s_token * (COLS / 16);
     for (int b = 0; b < BLOCKS; b++) {
-        // As many rounds for every item; see gemv.cl.
+        // Same number of iterations for every work-item; see gemv.cl.
         for (int i = 0; i < WORDS; i += 64) {
             int at = i + lid % 64;
             if (at < WORDS) ((__local uint *)w)[lid / 64 * WORDS + at] = w_from[b * WORDS + at];
@@ -69,10 +69,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         } else if (lid >= TILE && lid < 2 * TILE) {
             a_scales[lid - TILE] = as_from[b];
         } else if (lid >= 2 * TILE && lid < 3 * TILE) {
-            a_sums[lid - 2 * TILE] = (int2)(sum_of(a_sum_from[b * 2]), sum_of(a_sum_from[b * 2 + 1]));
+            a_sums[lid - 2 * TILE] = (int2)(sum_of_sixteen(a_sum_from[b * 2]), sum_of_sixteen(a_sum_from[b * 2 + 1]));
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        // Of the halves apart where these have scales of their own.
+        // Sums of the halves are separate if they have scales of their own.
         int4 sum[1 + W_HALVES][4];
         for (int t = 0; t < 4; t++) sum[0][t] = sum[W_HALVES][t] = 0;
         const __local uint4 *block = w + quad / 4 * (WORDS / 4) + quad % 4;
@@ -80,8 +80,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             uint4 low = LOW_BYTES(block, v), high = HIGH_BYTES(block, v);
             for (int t = 0; t < 4; t++) {
                 const __local uint *words = (const __local uint *)(a + (tokens + t) * 2);
-                sum[0][t] = dots(low, words[v], sum[0][t]);
-                sum[W_HALVES][t] = dots(high, words[4 + v], sum[W_HALVES][t]);
+                sum[0][t] = dot4_rows(low, words[v], sum[0][t]);
+                sum[W_HALVES][t] = dot4_rows(high, words[4 + v], sum[W_HALVES][t]);
             }
         }
         for (int t = 0; t < 4; t++) {
@@ -118,8 +118,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
 #else
 #define LOAD(p, i) as_float((uint)((const __global ushort *)(p))[i] << 16)
 #endif
-// Rows as stored: a work-group computes sixteen rows for TOKENS tokens; sixteen items share a row, each the columns of
-// its lane, so that sums have the CPU's order.
+// Rows as stored: a work-group computes sixteen rows for TOKENS tokens. Sixteen work-items share a row, each with the
+// columns of its lane, so that sums have the CPU's order.
 #define TOKENS 8
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(

@@ -1,11 +1,11 @@
-// Few tokens times a matrix of blocks: the steps and results of gemm.cl, for passes that read all weights for a token of
-// each sequence or for a draft. What counts there is that many items read weights at the same time, and once: a
-// work-group has sixteen rows and up to TOKENS tokens, of each of SLICES blocks of which the sums are computed at once.
-// They are exact integers, and wait in local memory until one item for each row and token adds them up in ascending
-// order, which makes the result the CPU's.
+// Few tokens times a matrix of blocks: the steps and results of gemm.cl, for passes that read all weights for one token
+// of each sequence or for a draft. Speed then depends on many work-items reading weights at the same time, and only
+// once: a work-group has sixteen rows and up to TOKENS tokens, and computes the sums of SLICES blocks at a time. They
+// are exact integers and stay in local memory until one work-item per row and token adds them in ascending order, which
+// gives the CPU's result.
 //
-// in_sums: [token][BLOCKS], of the halves of a block
-// TENSOR  block sums by NVIDIA's integer tensor cores, of formats of four bits: see nvidia/gemm.cl
+// in_sums: [token][BLOCKS], sums of the halves of a block
+// TENSOR  computes block sums of 4-bit formats on NVIDIA's integer tensor cores: see nvidia/gemm.cl
 
 #if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(SLICES)
 #error a shape of the matrix is not defined
@@ -14,31 +14,31 @@
 #error the items do not fit the rows and tokens
 #endif
 
-// Words of a block of a group.
+// Words per block of a group.
 #define WORDS (16 * W_BITS)
-// From one token's sums to the next one's: neither those who write nor those who read meet in a bank.
+// Distance between the sums of two tokens, chosen so that neither writers nor readers have bank conflicts.
 #define PITCH (SLICES * 16 + 4)
 #define ACTS_PITCH (SLICES + 1)
 
 #if defined(TENSOR) && W_BITS == 4 && TOKENS == 8
-#define BY_TENSOR 1
-#define HELD 8
+#define USES_TENSOR_CORES 1
+#define BLOCKS_PER_LANE 8
 #else
-#define BY_TENSOR 0
+#define USES_TENSOR_CORES 0
 #endif
 
-#if BY_TENSOR
-// The words of eight blocks that an item brings to its warp, from block `first` on.
-void hold(const __global uint *of_group, int first, uint2 *held) {
+#if USES_TENSOR_CORES
+// Words of eight blocks that a work-item loads for its warp, starting at block `first`.
+void load_words(const __global uint *of_group, int first, uint2 *held) {
     const int lane = get_local_id(0) % 32;
     UNROLL
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < BLOCKS_PER_LANE; k++) {
         const __global uint *words = of_group + min(first + k, BLOCKS - 1) * WORDS + lane % 4 * 16 + lane / 4;
         held[k] = (uint2)(words[0], words[8]);
     }
 }
 #else
-void hold(const __global uint4 *of_group, int block, uint4 *held) {
+void load_words(const __global uint4 *of_group, int block, uint4 *held) {
     const __global uint4 *words = of_group + min(block, BLOCKS - 1) * (WORDS / 4) + get_local_id(0) % 4;
     UNROLL
     for (int v = 0; v < W_BITS; v++) held[v] = words[v * 4];
@@ -60,21 +60,21 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const int group = ROW_TILE(part), first_token = TOKEN_TILE(part) * TOKENS;
     const int count = min(TOKENS, part.z - first_token);
     const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
-#if BY_TENSOR
+#if USES_TENSOR_CORES
     const __global uint *words = quants + (size_t)group * (BLOCKS * WORDS);
-    uint2 held[HELD];
-    const int lane = lid % 32, first_slice = lid / 32 * HELD;
-    hold(words, first_slice, held);
+    uint2 held[BLOCKS_PER_LANE];
+    const int lane = lid % 32, first_slice = lid / 32 * BLOCKS_PER_LANE;
+    load_words(words, first_slice, held);
 #else
     const __global uint4 *words = (const __global uint4 *)(quants + (size_t)group * (BLOCKS * WORDS));
     uint4 held[W_BITS];
-    hold(words, slice, held);
+    load_words(words, slice, held);
 #endif
-    // What this item adds up: of neighbours that read at once, half have a token whose sums are four further.
+    // Result that this work-item adds up: of adjacent readers, half have a token whose sums are four further.
     const int row = lid % 16, token = lid / 16 % 2 * (TOKENS / 2) + lid / 32 % (TOKENS / 2);
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += SLICES) {
-        // Past the last block it comes again, and is not added up.
+        // Past the end the last block is repeated, but not added.
         const int b = min(first + slice, BLOCKS - 1);
         levels[lid] = level_of(of_group, b, quad);
 #if W_FLOORS
@@ -85,12 +85,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             int2 sum = in_sums[at];
             acts[i / SLICES * ACTS_PITCH + i % SLICES] = (float2)(in_scales[at], (float)(sum.x + sum.y));
         }
-#if BY_TENSOR
-        // Item (row % 8, vector) has the words of its rows, and those of the token of its row's number.
+#if USES_TENSOR_CORES
+        // Work-item (row % 8, vector) has the words of its rows, and the words of the token with the same number as its
+        // row.
         const __global uint *of_token = in + (size_t)min(first_token + lane / 4, part.z - 1) * (BLOCKS * 8) + lane % 4;
         __local float *to = sums + lane % 4 * (2 * PITCH) + first_slice * 16 + lane / 4;
         UNROLL
-        for (int k = 0; k < HELD; k++) {
+        for (int k = 0; k < BLOCKS_PER_LANE; k++) {
             const __global uint *x = of_token + min(first + first_slice + k, BLOCKS - 1) * 8;
             uint x0 = x[0], x1 = x[4], w0 = held[k].x & 0x0f0f0f0fu, w1 = held[k].y & 0x0f0f0f0fu;
             uint w2 = held[k].x >> 4 & 0x0f0f0f0fu, w3 = held[k].y >> 4 & 0x0f0f0f0fu;
@@ -103,7 +104,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             to[k * 16 + 8] = (float)c2;
             to[k * 16 + PITCH + 8] = (float)c3;
         }
-        hold(words, first + SLICES + first_slice, held);
+        load_words(words, first + SLICES + first_slice, held);
 #else
         uint4 low[4], high[4];
         UNROLL
@@ -111,19 +112,19 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             low[v] = LOW_BYTES(held, v);
             high[v] = HIGH_BYTES(held, v);
         }
-        // On their way while sums are added up.
-        hold(words, first + SLICES + slice, held);
+        // Loaded while sums are added.
+        load_words(words, first + SLICES + slice, held);
         UNROLL
         for (int t = 0; t < TOKENS; t++) {
             if (t >= count) continue;
             const __global uint *x = in + ((size_t)(first_token + t) * BLOCKS + b) * 8;
             const uint4 x_low = vload4(0, x), x_high = vload4(1, x);
-            // Of the halves apart where these have scales of their own.
+            // Sums of the halves are separate if they have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
-            sum[0] = dots(low[3], x_low.w, dots(low[2], x_low.z, dots(low[1], x_low.y, dots(low[0], x_low.x, sum[0]))));
-            sum[W_HALVES] = dots(high[1], x_high.y, dots(high[0], x_high.x, sum[W_HALVES]));
-            sum[W_HALVES] = dots(high[3], x_high.w, dots(high[2], x_high.z, sum[W_HALVES]));
+            sum[0] = dot4_rows(low[3], x_low.w, dot4_rows(low[2], x_low.z, dot4_rows(low[1], x_low.y, dot4_rows(low[0], x_low.x, sum[0]))));
+            sum[W_HALVES] = dot4_rows(high[1], x_high.y, dot4_rows(high[0], x_high.x, sum[W_HALVES]));
+            sum[W_HALVES] = dot4_rows(high[3], x_high.w, dot4_rows(high[2], x_high.z, sum[W_HALVES]));
 #if W_HALVES
             int2 of_acts = in_sums[(first_token + t) * BLOCKS + b];
             sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +

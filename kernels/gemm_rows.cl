@@ -1,14 +1,14 @@
-// Prefill by rows: what gemm.cl computes, without local memory. An item has EACH rows and TOKENS tokens in registers,
-// reads weights as they are stored, and adds its blocks up in ascending order, as the CPU does. A work-group goes
-// through TURNS times as many tokens, so that its rows are read from memory once for all of them where there is a cache.
+// Prefill by whole rows: the results of gemm.cl without local memory. A work-item has ROWS_PER_ITEM rows and TOKENS tokens in
+// registers, reads weights as stored, and adds its blocks in ascending order, like the CPU. A work-group processes
+// TURNS times as many tokens, so that its rows are read from memory only once if there is a cache.
 //
-// in_sums: [token][BLOCKS], of the halves of a block
+// in_sums: [token][BLOCKS], sums of the halves of a block
 
 #if !defined(ROWS) || !defined(COLS) || !defined(TOKENS) || !defined(TURNS)
 #error a shape of the matrix is not defined
 #endif
 
-// Words of a block of a group.
+// Words per block of a group.
 #define WORDS (16 * W_BITS)
 
 #ifdef BY_FLOATS
@@ -16,28 +16,28 @@
 #else
 #define INPUT const __global uint
 #endif
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
 #define MATRIX PLANE_OF(uint4)
 #else
 #define MATRIX PLANE_OF(uint)
 #endif
 
-// The items of a line are those whose words follow each other, which compilers for vectors see.
+// The work-items of a line read adjacent words, which vectorising compilers can see.
 __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
     MATRIX quants, const __global uchar *scales, __global float *state, INPUT *in,
     const __global float *in_scales, __global float *out, const __global float *extra, const __global int2 *in_sums,
     Part part) {
-    int line = get_local_id(1), at = get_local_id(0) % (16 / EACH);
-    int first_group = (ROW_TILE(part) * (WG / 16) + line) * EACH;
-#if EACH > 1
-    first_group += get_local_id(0) / (16 / EACH);
+    int line = get_local_id(1), at = get_local_id(0) % (16 / ROWS_PER_ITEM);
+    int first_group = (ROW_TILE(part) * (WG / 16) + line) * ROWS_PER_ITEM;
+#if ROWS_PER_ITEM > 1
+    first_group += get_local_id(0) / (16 / ROWS_PER_ITEM);
 #endif
-    int group = min(first_group, part.y * HALVES - 1), first_row = first_group * 16 + at * EACH;
+    int group = min(first_group, part.y * HALVES - 1), first_row = first_group * 16 + at * ROWS_PER_ITEM;
     const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
 #ifdef W_IMAGE
-    int of_words = group * (BLOCKS * WORDS / EACH) + at;
+    int of_words = group * (BLOCKS * WORDS / ROWS_PER_ITEM) + at;
 #else
-    const __global Words *of_words = (const __global Words *)quants + (size_t)group * (BLOCKS * WORDS / EACH);
+    const __global Words *of_words = (const __global Words *)quants + (size_t)group * (BLOCKS * WORDS / ROWS_PER_ITEM);
 #endif
     for (int turn = 0; turn < TURNS; turn++) {
         int first_token = (TOKEN_TILE(part) * TURNS + turn) * TOKENS;
@@ -51,9 +51,9 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
         }
         for (int b = 0; b < BLOCKS; b++) {
 #ifdef W_IMAGE
-            int w = of_words + b * (WORDS / EACH);
+            int w = of_words + b * (WORDS / ROWS_PER_ITEM);
 #else
-            const __global Words *w = of_words + (b * (WORDS / EACH) + at);
+            const __global Words *w = of_words + (b * (WORDS / ROWS_PER_ITEM) + at);
 #endif
             Sums sum[1 + W_HALVES][TOKENS];
             UNROLL
@@ -81,8 +81,8 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
                 UNROLL
                 for (int t = 0; t < TOKENS; t++) {
                     const __global uint *acts = in + (from[t] + b) * 8;
-                    sum[0][t] = dots(low, ACT(of_lane[t], acts, v), sum[0][t]);
-                    sum[W_HALVES][t] = dots(high, ACT(of_lane[t], acts, 4 + v), sum[W_HALVES][t]);
+                    sum[0][t] = dot4_rows(low, ACT(of_lane[t], acts, v), sum[0][t]);
+                    sum[W_HALVES][t] = dot4_rows(high, ACT(of_lane[t], acts, 4 + v), sum[W_HALVES][t]);
                 }
 #endif
             }
@@ -104,7 +104,7 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
         for (int t = 0; t < TOKENS; t++) {
             int token = first_token + t;
             if (token < part.z) {
-#if EACH == 4
+#if ROWS_PER_ITEM == 4
                 put(state, out, extra, part.xy, first_row, token, acc[t].x);
                 put(state, out, extra, part.xy, first_row + 1, token, acc[t].y);
                 put(state, out, extra, part.xy, first_row + 2, token, acc[t].z);

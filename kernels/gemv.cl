@@ -1,12 +1,12 @@
-// Decode: one token times a matrix. One launch is a whole step: what precedes the product (norm, merge of
-// attention, quantisation) is computed again by every work-group, which costs less than a launch; what follows it
-// (bias, residual, SiLU) is the epilogue. Compiled once per step:
+// Decode: one token times a matrix. A launch covers a whole step: every work-group repeats the preceding work (norm,
+// merging of attention, quantisation), which costs less than a launch; the following work (bias, residual, SiLU) is the
+// epilogue. Compiled once per step:
 //
-// STEP_QKV      norm + qkv               in: norm weights         out: [QKV]
-// STEP_OUT      out, on the residual     in: chunks or att        out: -, or what is normed first
-// STEP_GATE_UP  norm + gate_up           in: norm weights         out: input of `down`, quantised or not; in_scales: bias
-// STEP_DOWN     down, on the residual    in: what gate_up left    out: as that of out
-// STEP_HEAD     norm + head              in: norm weights         out: [VOCAB]
+// STEP_QKV      norm + qkv                 in: norm weights         out: [QKV]
+// STEP_OUT      out, added to residual     in: chunks or att        out: unused, or output to be normed first
+// STEP_GATE_UP  norm + gate_up             in: norm weights         out: input of `down`; in_scales: bias
+// STEP_DOWN     down, added to residual    in: output of gate_up    out: like STEP_OUT
+// STEP_HEAD     norm + head                in: norm weights         out: [VOCAB]
 //
 // A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
 
@@ -15,19 +15,19 @@
 #endif
 
 #ifdef STEP_GATE_UP
-#define NG (HALVES_OF_FFN * TILE_GROUPS)
+#define GROUPS (HALVES_OF_FFN * TILE_GROUPS)
 #else
-#define NG TILE_GROUPS
+#define GROUPS TILE_GROUPS
 #endif
 #define BLOCKS (COLS / 32)
 #if defined(STEP_QKV) || defined(STEP_GATE_UP) || defined(STEP_HEAD)
 #define INPUT_NORM
 #endif
 
-// ---------------------------------------------------------------- what the matrix is multiplied with
+// ---------------------------------------------------------------- input of the product
 
 #ifdef INPUT_MERGE
-// Chunks of attention that this step puts together; `merge` does it where there are more.
+// Merges the chunks of attention in this step; `merge` does it if there are more.
 #ifndef FUSED_CHUNKS
 #error FUSED_CHUNKS is not defined
 #endif
@@ -35,10 +35,10 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
                   __local float *l, __local float *att) {
     int lid = get_local_id(0);
     for (int h = lid; h < HEADS; h += WG) {
-        float m = LEAST, sum = 0.0f;
+        float m = LOWEST_SCORE, sum = 0.0f;
         for (int c = 0; c < chunks; c++) {
             const __global float *part = ml + (c * HEADS + h) * 2;
-            float2 w = weigh_chunk(&m, part[0]);
+            float2 w = rescale_chunk(&m, part[0]);
             sum = fma(part[1], w.y, sum * w.x);
             weights[c * HEADS + h] = w;
         }
@@ -61,7 +61,7 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
 #endif
 
 #ifndef STEP_DOWN
-// The input in f32, in local memory: [COLS]
+// Loads the input in f32 to local memory: [COLS]
 void load_input(const __global float *from, const __global float *w, __local float *red, __local float *x) {
     int lid = get_local_id(0);
     for (int i = lid; i < COLS; i += WG) x[i] = from[i];
@@ -74,14 +74,14 @@ void load_input(const __global float *from, const __global float *w, __local flo
 }
 
 #if !W_DENSE
-// The input quantised: `acts` [block][8 words], `scales` [block]. `most` has an element an octet.
+// Quantises the input: `acts` [block][8 words], `scales` [block]. `most` has one element per octet.
 void quantise_input(const __local float *x, __local float *most, __local uint *acts, __local float *scales) {
     int lid = get_local_id(0);
-    for (int o = lid; o < COLS / 8; o += WG) most[o] = most8(vload8(o, x));
+    for (int o = lid; o < COLS / 8; o += WG) most[o] = max_abs8(vload8(o, x));
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int o = lid; o < COLS / 8; o += WG) {
         float4 of_block = vload4(o / 4, most);
-        float2 scale = act_scale(fmax(fmax(of_block.x, of_block.y), fmax(of_block.z, of_block.w)));
+        float2 scale = activation_scale(fmax(fmax(of_block.x, of_block.y), fmax(of_block.z, of_block.w)));
         vstore2(quantise8(vload8(o, x), scale.y), o, acts);
         if (o % 4 == 0) scales[o / 4] = scale.x;
     }
@@ -90,9 +90,9 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #endif
 #endif
 
-// ---------------------------------------------------------------- the product
+// ---------------------------------------------------------------- product
 
-// Down reads its input from global memory, where gate_up left it; the others prepare it in local memory.
+// Down reads its input from global memory, as stored by gate_up; the others prepare it in local memory.
 #ifdef STEP_DOWN
 #define ACT_SPACE __global
 #else
@@ -100,42 +100,42 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #endif
 
 #if !W_DENSE && defined(BY_ROWS)
-#if WG != 16 || EACH != 1
+#if WG != 16 || ROWS_PER_ITEM != 1
 #error an item has a row of each group
 #endif
-// As below, but an item has a whole row of each group, so that nothing is exchanged and a word of activations is used
-// for NG of them: for devices that have few items at a time, with vectors of them.
+// Like the version below, but a work-item computes a whole row of each group, so that nothing is exchanged and a word
+// of activations is used for GROUPS rows: for devices with few but vectorised work-items.
 void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, const __local int2 *act_sums, __local float *sums) {
     int lid = get_local_id(0);
-    float acc[NG];
+    float acc[GROUPS];
     UNROLL
-    for (int g = 0; g < NG; g++) acc[g] = 0.0f;
+    for (int g = 0; g < GROUPS; g++) acc[g] = 0.0f;
     for (int b = 0; b < BLOCKS; b++) {
         uint of_lane = ACTS_OF_LANE(acts + b * 8);
-        // Of the halves apart where these have scales of their own.
-        Sums sum[1 + W_HALVES][NG];
+        // Sums of the halves are separate if they have scales of their own.
+        Sums sum[1 + W_HALVES][GROUPS];
         UNROLL
-        for (int g = 0; g < NG; g++) sum[0][g] = sum[W_HALVES][g] = 0;
+        for (int g = 0; g < GROUPS; g++) sum[0][g] = sum[W_HALVES][g] = 0;
         UNROLL
         for (int v = 0; v < 4; v++) {
             uint act_low = ACT(of_lane, acts + b * 8, v), act_high = ACT(of_lane, acts + b * 8, 4 + v);
             UNROLL
-            for (int g = 0; g < NG; g++) {
+            for (int g = 0; g < GROUPS; g++) {
 #ifdef W_IMAGE
                 int w = (source[g] * BLOCKS + b) * (16 * W_BITS) + lid;
 #else
                 const __global uint *w = quants + (size_t)source[g] * (BLOCKS * 16 * W_BITS) + (b * (16 * W_BITS) + lid);
 #endif
                 Words low = LOW_BYTES(w, v), high = HIGH_BYTES(w, v);
-                sum[0][g] = dots(low, act_low, sum[0][g]);
-                sum[W_HALVES][g] = dots(high, act_high, sum[W_HALVES][g]);
+                sum[0][g] = dot4_rows(low, act_low, sum[0][g]);
+                sum[W_HALVES][g] = dot4_rows(high, act_high, sum[W_HALVES][g]);
             }
         }
         int2 of_acts = act_sums[b];
         float d_a = act_scales[b];
         UNROLL
-        for (int g = 0; g < NG; g++) {
+        for (int g = 0; g < GROUPS; g++) {
             const __global uchar *of_group = scales + (size_t)source[g] * (BLOCKS * 32 / W_SPAN * W_RUN);
             float of_block = of_halves(sum[0][g], sum[W_HALVES][g], of_acts, of_group, b, lid);
             acc[g] = fma(of_block, level_of(of_group, b, lid) * d_a, acc[g]);
@@ -145,41 +145,41 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
         }
     }
     UNROLL
-    for (int g = 0; g < NG; g++) sums[g * 16 + lid] = acc[g];
+    for (int g = 0; g < GROUPS; g++) sums[g * 16 + lid] = acc[g];
     barrier(CLK_LOCAL_MEM_FENCE);
 }
-#define PARTS 4
+#define PART_FLOATS 4
 #elif !W_DENSE
-#if !defined(SLICES) || !defined(PASS) || WG != NG * 4 * SLICES || WG < NG * 16
+#if !defined(SLICES) || !defined(PASS) || WG != GROUPS * 4 * SLICES || WG < GROUPS * 16
 #error SLICES or PASS do not fit
 #endif
-// Sums of NG groups of rows from `source` on, into `sums` [NG * 16]; groups of `up` are `up_at` later.
+// Sums of GROUPS groups of rows, listed in `source`, into `sums` [GROUPS * 16].
 //
-// An item takes four rows of a block: four neighbours read 64 bytes of each of its vectors. Block sums are exact
-// integers; PASS blocks at a time wait in `parts`, and then one item a row adds them up in ascending order, which is
-// what makes the result the CPU's. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
+// A work-item has four rows of a block: four adjacent ones read 64 bytes of each of its vectors. Block sums are exact
+// integers; PASS blocks at a time stay in `parts`, and then one work-item per row adds them in ascending order, which
+// gives the CPU's result. That costs 64 dependent steps for 2048 columns, a few percent of the launch.
 void product(const __global uint4 *quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
     const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
-    // [grp][block][quad]: sums, scales, floors; then of each block the sum of its activations.
-    __local float4 *part_scales = parts + NG * PASS * 4;
+    // [grp][block][quad]: sums, scales, floors; then per block the sum of its activations.
+    __local float4 *part_scales = parts + GROUPS * PASS * 4;
 #if W_FLOORS
-    __local float4 *part_floors = parts + NG * PASS * 8;
-    __local float *part_acts = (__local float *)(parts + NG * PASS * 12);
+    __local float4 *part_floors = parts + GROUPS * PASS * 8;
+    __local float *part_acts = (__local float *)(parts + GROUPS * PASS * 12);
 #endif
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += PASS) {
         int end = min(first + PASS, BLOCKS);
-        // As many rounds for every item: where some have one more, as with 18 blocks in 16 slices, PoCL 3.1 and 5.0
-        // compute nonsense.
+        // Same number of iterations for every work-item: if some have one more, as with 18 blocks in 16 slices, PoCL
+        // 3.1 and 5.0 give wrong results.
         for (int from = first; from < end; from += SLICES) {
             int b = from + slice;
             if (b >= end) continue;
             const __global uint4 *block = w + b * (4 * W_BITS);
-            // Of the halves apart where these have scales of their own.
+            // Sums of the halves are separate if they have scales of their own.
             int4 sum[1 + W_HALVES];
             sum[0] = sum[W_HALVES] = 0;
             int2 of_acts = 0;
@@ -187,8 +187,8 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
                 uint low = acts[b * 8 + v], high = acts[b * 8 + 4 + v];
                 of_acts.x = dot4(0x01010101u, low, of_acts.x);
                 of_acts.y = dot4(0x01010101u, high, of_acts.y);
-                sum[0] = dots(LOW_BYTES(block, v), low, sum[0]);
-                sum[W_HALVES] = dots(HIGH_BYTES(block, v), high, sum[W_HALVES]);
+                sum[0] = dot4_rows(LOW_BYTES(block, v), low, sum[0]);
+                sum[W_HALVES] = dot4_rows(HIGH_BYTES(block, v), high, sum[W_HALVES]);
             }
 #if W_HALVES
             sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
@@ -205,7 +205,7 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
 #endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < NG * 16) {
+        if (lid < GROUPS * 16) {
             int from = lid / 16 * (PASS * 16) + lid % 16;
             const __local float *sum = (const __local float *)parts + from;
             const __local float *scale = (const __local float *)part_scales + from;
@@ -221,13 +221,13 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (lid < NG * 16) sums[lid] = acc;
+    if (lid < GROUPS * 16) sums[lid] = acc;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 #if W_FLOORS
-#define PARTS (NG * PASS * 48 + PASS)
+#define PART_FLOATS (GROUPS * PASS * 48 + PASS)
 #else
-#define PARTS (NG * PASS * 32)
+#define PART_FLOATS (GROUPS * PASS * 32)
 #endif
 #else
 #if WG % 16 != 0
@@ -243,49 +243,49 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
 #define W_SIZE 2
 #define LOAD(p, i) as_float((uint)((const __global ushort *)(p))[i] << 16)
 #endif
-// As above for rows as stored: sixteen items share a row, each the columns of its lane.
+// Like the versions above for rows as stored: sixteen work-items share a row, each with the columns of its lane.
 void product(const __global uint4 *rows, const __global uchar *scales, const ACT_SPACE float *acts,
              const ACT_SPACE float *act_scales, const int *source, __local float4 *parts, __local float *sums) {
     int lid = get_local_id(0);
     __local float *lanes = (__local float *)parts;
-    for (int first = 0; first < NG * 16; first += WG / 16) {
+    for (int first = 0; first < GROUPS * 16; first += WG / 16) {
         int row = first + lid / 16;
         float acc = 0.0f;
-        if (row < NG * 16) {
+        if (row < GROUPS * 16) {
             const __global uchar *w =
                 (const __global uchar *)rows + ((size_t)source[row / 16] * 16 + row % 16) * ((size_t)COLS * W_SIZE);
             for (int c = lid % 16; c < COLS; c += 16) acc = fma(LOAD(w, c), acts[c], acc);
         }
         lanes[lid] = acc;
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lid < WG / 16 && first + lid < NG * 16) sums[first + lid] = sum_lanes(lanes + 16 * lid);
+        if (lid < WG / 16 && first + lid < GROUPS * 16) sums[first + lid] = sum_lanes(lanes + 16 * lid);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 }
-#define PARTS WG
+#define PART_FLOATS WG
 #endif
 
-// ---------------------------------------------------------------- the step
+// ---------------------------------------------------------------- step
 
-// Input and parts of the product share their memory: one is dead when the other is born.
-#if defined(STEP_DOWN) || (!W_DENSE && PARTS > COLS)
-#define POOL PARTS
+// Input and parts of the product share memory: one is no longer needed when the other starts.
+#if defined(STEP_DOWN) || (!W_DENSE && PART_FLOATS > COLS)
+#define POOL_FLOATS PART_FLOATS
 #elif !W_DENSE
-#define POOL COLS
+#define POOL_FLOATS COLS
 #else
-#define POOL (COLS + PARTS)
+#define POOL_FLOATS (COLS + PART_FLOATS)
 #endif
 
 #if W_DENSE
 #define MATRIX const __global uint4 *
-#elif EACH == 4
+#elif ROWS_PER_ITEM == 4
 #define MATRIX PLANE_OF(uint4)
 #else
 #define MATRIX PLANE_OF(uint)
 #endif
 
-// chunk: first group of the output that this buffer holds, groups that it holds; where chunks of attention are merged,
-// slots that they are of.
+// chunk: first output group in this buffer, number of groups in it; if chunks of attention are merged, also their
+// number of slots.
 #ifdef INPUT_MERGE
 #define GEMV_CHUNK int4
 #else
@@ -294,8 +294,8 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     MATRIX quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, __global float *extra, GEMV_CHUNK chunk) {
-    __local float4 pool[(POOL + 3) / 4];
-    __local float sums[NG * 16];
+    __local float4 pool[(POOL_FLOATS + 3) / 4];
+    __local float sums[GROUPS * 16];
     __local float *x = (__local float *)pool;
 #ifdef STEP_HEAD
     __global float *residual = ROW(state, ((const __global int *)state)[H_ROW]);
@@ -314,7 +314,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #ifdef INPUT_MERGE
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
-    merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED(chunk.z), weights, l, x);
+    merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED_CHUNKS(chunk.z), weights, l, x);
 #elif defined(INPUT_NORM)
     load_input(residual, in, sums, x);
 #else
@@ -335,7 +335,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #ifdef BY_ROWS
     __local int2 act_sums[BLOCKS];
     for (int b = lid; b < BLOCKS; b += WG) {
-        act_sums[b] = (int2)(sum_of(vload4(2 * b, acts)), sum_of(vload4(2 * b + 1, acts)));
+        act_sums[b] = (int2)(sum_of_sixteen(vload4(2 * b, acts)), sum_of_sixteen(vload4(2 * b + 1, acts)));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #else
@@ -344,8 +344,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     int tiles = (chunk.y + TILE_GROUPS - 1) / TILE_GROUPS;
     for (int tile = get_group_id(0); tile < tiles; tile += get_num_groups(0)) {
         // The groups of `up` follow those of `gate`.
-        int source[NG];
-        for (int g = 0; g < NG; g++) {
+        int source[GROUPS];
+        for (int g = 0; g < GROUPS; g++) {
             source[g] = min(tile * TILE_GROUPS + g % TILE_GROUPS, chunk.y - 1) + g / TILE_GROUPS * chunk.y;
         }
         product(quants, scales, acts, act_scales, source, act_sums, sums);
@@ -354,9 +354,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
             bool mine = local_row < chunk.y * 16 && row < ROWS;
 #if defined(STEP_GATE_UP)
 #if GATED
-            float y = mine ? ACTIVATED(sums[i]) * sums[TILE_GROUPS * 16 + i] : 0.0f;
+            float y = mine ? ACTIVATION(sums[i]) * sums[TILE_GROUPS * 16 + i] : 0.0f;
 #else
-            float y = mine ? ACTIVATED(sums[i] + in_scales[row]) : 0.0f;
+            float y = mine ? ACTIVATION(sums[i] + in_scales[row]) : 0.0f;
 #endif
 #ifdef DOWN_QUANTISED
             sums[i] = y;
@@ -378,10 +378,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #if POST_NORMS
                 out[row] = y;
 #else
-                residual[row] += JOINING(y);
+                residual[row] += SCALED_RESIDUAL(y);
 #endif
 #else
-                out[row] = AS_LOGIT(y);
+                out[row] = SCALED_LOGIT(y);
 #endif
             }
 #endif
@@ -391,8 +391,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < 4) {
             float most = 0.0f;
-            for (int i = 0; i < 4; i++) most = fmax(most, most8(vload8(i, sums)));
-            float2 scale = act_scale(most);
+            for (int i = 0; i < 4; i++) most = fmax(most, max_abs8(vload8(i, sums)));
+            float2 scale = activation_scale(most);
             int b = chunk.x / 2 + tile;
             vstore2(quantise8(vload8(lid, sums), scale.y), b * 4 + lid, (__global uint *)out);
             if (lid == 0) extra[b] = scale.x;

@@ -1,6 +1,6 @@
-// Heads and their rows in the cache: norm, RoPE, rotation, and the element types of src/numeric/kv.rs. Work-group
-// functions: every item calls them with the same arguments, rows lie in local memory, HEAD_DIM apart. Where `on` is
-// false they change nothing but still meet their barriers: PoCL 3.1 gets barriers under conditions wrong.
+// Heads and their rows in the cache: norm, RoPE, rotation, and the KV types of src/numeric/kv.rs. These are work-group
+// functions: every work-item calls them with the same arguments, and rows are in local memory, HEAD_DIM apart. If `on`
+// is false they change nothing but still execute their barriers, because PoCL 3.1 miscompiles conditional barriers.
 
 #if !defined(K_TYPE) || !defined(V_TYPE) || !defined(K_ROW) || !defined(V_ROW) || !defined(KV_BLOCK)
 #error a property of the cache is not defined
@@ -9,23 +9,23 @@
 #define T_F16 1
 #define T_Q8 2
 #define T_Q4 3
-// Whether rows are stored in blocks, each with a scale.
-#define IN_BLOCKS(type) ((type) == T_Q8 || (type) == T_Q4)
+// True for types stored in blocks with a scale each.
+#define IS_IN_BLOCKS(type) ((type) == T_Q8 || (type) == T_Q4)
 #define K_ROTATED (K_TYPE == T_Q4)
 #define V_ROTATED (V_TYPE == T_Q4)
-// The largest power of two that divides HEAD_DIM: what a rotation mixes.
+// Largest power of two that divides HEAD_DIM: the number of elements mixed by a rotation.
 #define RUN (HEAD_DIM & -HEAD_DIM)
 
 #define BLOCK_BYTES(type) \
     ((type) == T_F32 ? 4 * KV_BLOCK : (type) == T_F16 ? 2 * KV_BLOCK : (type) == T_Q8 ? 2 + KV_BLOCK : 2 + KV_BLOCK / 2)
 
-// Copies `heads` heads.
+// Copies `heads` heads to local memory.
 void load_heads(const __global float *from, __local float *x, int heads) {
     for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) x[i] = from[i];
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// RMS norm of each of `heads` heads. `red` has 16 elements a head.
+// RMS norm of each of `heads` heads. `red` has 16 elements per head.
 void norm_heads(__local float *x, const __global float *w, int heads, __local float *red, bool on) {
     int lid = get_local_id(0);
     for (int i = lid; i < heads * 16; i += WG) {
@@ -37,14 +37,14 @@ void norm_heads(__local float *x, const __global float *w, int heads, __local fl
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < heads * HEAD_DIM; i += WG) {
         float sum = sum_lanes(red + 16 * (i / HEAD_DIM));
-        float scale = divide(1.0f, root(divide(sum, (float)HEAD_DIM) + NORM_EPS));
+        float scale = divide(1.0f, sqrt_rn(divide(sum, (float)HEAD_DIM) + NORM_EPS));
         if (on) x[i] = x[i] * scale * w[i % HEAD_DIM];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Rotary position embedding: element i with element i + ROPE_DIM / 2. `angles` is [cos: ANGLES | sin: ANGLES], from the
-// first of this layer on.
+// RoPE: rotates element i with element i + ROPE_DIM / 2. `angles` is [cos: ANGLES | sin: ANGLES], starting with the
+// first angle of this layer.
 void rope_heads(__local float *x, const __global float *angles, int heads, bool on) {
     const int half_dim = ROPE_DIM / 2;
     for (int d = get_local_id(0); d < half_dim; d += WG) {
@@ -79,12 +79,12 @@ void rotate_heads(__local float *x, int heads, bool on) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Calibration of a KV head: [mean | scale | inverse][HEAD_DIM], as src/model/weights/calibration.rs explains.
+// Calibration of a KV head: [mean | scale | inverse][HEAD_DIM], explained in src/model/weights/calibration.rs.
 #define CALIBRATION (3 * HEAD_DIM)
 
-// Queries of a KV head's group as the stored keys expect them: normed, rotated by RoPE, scaled, rotated. `calibration` is
-// the KV head's.
-void ready_queries(__local float *q, const __global float *w, const __global float *calibration,
+// Prepares the queries of a KV head's group to match the stored keys: norm, RoPE, scale, rotation. `calibration` is
+// that of the KV head.
+void prepare_queries(__local float *q, const __global float *w, const __global float *calibration,
                    const __global float *angles, int heads, __local float *red) {
 #if QK_NORM
     norm_heads(q, w, heads, red, true);
@@ -102,8 +102,8 @@ void ready_queries(__local float *q, const __global float *w, const __global flo
 #endif
 }
 
-// A key as it is stored.
-void ready_key(__local float *k, const __global float *w, const __global float *calibration,
+// Prepares a key for storing.
+void prepare_key(__local float *k, const __global float *w, const __global float *calibration,
                const __global float *angles, __local float *red) {
 #if QK_NORM
     norm_heads(k, w, 1, red, true);
@@ -116,7 +116,7 @@ void ready_key(__local float *k, const __global float *w, const __global float *
 #endif
 }
 
-void ready_value(__local float *v) {
+void prepare_value(__local float *v) {
 #if V_ROTATED
     rotate_heads(v, 1, true);
 #endif
@@ -129,7 +129,7 @@ void put_half(float x, __global uchar *to) {
     to[1] = bits >> 8;
 }
 
-float rounded_half(float x) {
+float round_to_half(float x) {
     ushort bits;
     vstore_half_rte(clamp(x, -65504.0f, 65504.0f), 0, (__private half *)&bits);
     return from_half(bits);
@@ -148,16 +148,16 @@ float16 head16(const __local float *head, int i) {
 #undef E
 }
 
-float largest16(float16 x) {
+float max16(float16 x) {
     float8 a = fmax(x.lo, x.hi);
     float4 b = fmax(a.lo, a.hi);
     float2 c = fmax(b.lo, b.hi);
     return fmax(c.x, c.y);
 }
 
-// What the largest value of a four-bit block is divided by to have a scale. Of these candidates the one with the
-// smallest squared error is taken, the first of several, and then fitted to what the values round to. As
-// src/numeric/simd/kv_row.rs explains.
+// Candidate divisors: the largest value of a four-bit block divided by one of them is its scale. The candidate with the
+// smallest squared error is chosen, the first of equal ones, and then refined by a fit to the rounded values; explained
+// in src/numeric/simd/kv_row.rs.
 #define CANDIDATES 9
 __constant float divisors[CANDIDATES] = {8.0f, -8.0f, 7.5f, -8.5f, 8.5f, -9.0f, 9.0f, -9.5f, 9.5f};
 // Runs of sixteen elements of a block. Zeros past its end change no sum.
@@ -166,16 +166,16 @@ __constant float divisors[CANDIDATES] = {8.0f, -8.0f, 7.5f, -8.5f, 8.5f, -9.0f, 
 
 float inverse_q4(float scale) { return fabs(scale) >= 1.17549435e-38f ? divide(1.0f, scale) : 0.0f; }
 
-// A candidate and its error.
-float2 try_q4(const __local float *x, int candidate) {
+// A candidate scale and its error.
+float2 q4_error(const __local float *x, int candidate) {
     float16 up = 0.0f, down = 0.0f, errors = 0.0f;
     for (int i = 0; i < BLOCK_RUNS; i++) {
         up = fmax(up, head16(x, i));
         down = fmax(down, -head16(x, i));
     }
-    // The negative one of two as large: -8 reaches further than 7.
-    float most = largest16(up), least = largest16(down), value = least >= most ? -least : most;
-    float d = rounded_half(divide(-value, divisors[candidate])), id = inverse_q4(d);
+    // Of two values with equal magnitude, the negative one: -8 reaches further than 7.
+    float most = max16(up), least = max16(down), value = least >= most ? -least : most;
+    float d = round_to_half(divide(-value, divisors[candidate])), id = inverse_q4(d);
     for (int i = 0; i < BLOCK_RUNS; i++) {
         float16 e = head16(x, i), miss = clamp(rint(e * id), -8.0f, 7.0f) * d - e;
         errors = fma(miss, miss, errors);
@@ -183,8 +183,8 @@ float2 try_q4(const __local float *x, int candidate) {
     return (float2)(d, sum16(errors));
 }
 
-// The scale of a block of which all candidates were tried, and what its values are multiplied with before they are
-// rounded: the inverse of the best candidate.
+// Scale of a block for which all candidates were tried, and the factor applied to its values before rounding, which is
+// the inverse of the best candidate.
 float2 scale_q4(const __local float *x, const __local float2 *tried) {
     float best = 0.0f, least = MAXFLOAT;
     for (int c = 0; c < CANDIDATES; c++) {
@@ -201,48 +201,48 @@ float2 scale_q4(const __local float *x, const __local float2 *tried) {
         squares = fma(q, q, squares);
     }
     float all = sum16(squares);
-    return (float2)(all > 0.0f ? rounded_half(divide(sum16(products), all)) : best, id);
+    return (float2)(all > 0.0f ? round_to_half(divide(sum16(products), all)) : best, id);
 }
 
-// The scale of an eight-bit block and its inverse.
+// Scale of an eight-bit block and its inverse.
 float2 scale_q8(const __local float *x) {
     float most = 0.0f;
     for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(x[i]));
-    float d = rounded_half(divide(most, 127.0f));
+    float d = round_to_half(divide(most, 127.0f));
     return (float2)(d, d > 0.0f ? divide(1.0f, d) : 0.0f);
 }
 
-// What the sums so far weigh (x) and those of a further chunk of slots (y), whose largest score is `most`; `m` becomes
-// the largest of all.
-float2 weigh_chunk(float *m, float most) {
+// Factors of the sums so far (x) and of the sums of another chunk of slots (y), whose largest score is `most`; `m`
+// becomes the largest score of all.
+float2 rescale_chunk(float *m, float most) {
     float larger = fmax(*m, most);
-    float2 weights = (float2)(e_to(*m - larger), e_to(most - larger));
+    float2 weights = (float2)(exp_approx(*m - larger), exp_approx(most - larger));
     *m = larger;
     return weights;
 }
 
-// Element d of a head's attention, whose `chunks` parts are put together in ascending order.
-float merged(const __global float *partials, const __global float *ml, int chunks, int head, int d) {
-    float m = LEAST, l = 0.0f, o = 0.0f;
+// Element d of a head's attention, whose `chunks` chunks are merged in ascending order.
+float merge_element(const __global float *partials, const __global float *ml, int chunks, int head, int d) {
+    float m = LOWEST_SCORE, l = 0.0f, o = 0.0f;
     for (int c = 0; c < chunks; c++) {
         const __global float *part = ml + (c * HEADS + head) * 2;
-        float2 w = weigh_chunk(&m, part[0]);
+        float2 w = rescale_chunk(&m, part[0]);
         l = fma(part[1], w.y, l * w.x);
         o = fma(partials[(size_t)(c * HEADS + head) * HEAD_DIM + d], w.y, o * w.x);
     }
     return divide(o, l);
 }
 
-// Scales of `blocks` blocks and their inverses, where they are `needed`: of block b at scales[b * CANDIDATES].
+// Scales of `blocks` blocks and their inverses, if `needed`: those of block b at scales[b * CANDIDATES].
 void scale_blocks(int type, const __local float *x, int blocks, __local float2 *scales, bool needed) {
     int lid = get_local_id(0);
     if (type == T_Q4) {
         for (int i = lid; i < blocks * CANDIDATES; i += WG) {
-            if (needed) scales[i] = try_q4(x + i / CANDIDATES * KV_BLOCK, i % CANDIDATES);
+            if (needed) scales[i] = q4_error(x + i / CANDIDATES * KV_BLOCK, i % CANDIDATES);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    if (IN_BLOCKS(type)) {
+    if (IS_IN_BLOCKS(type)) {
         for (int b = lid; b < blocks; b += WG) {
             const __local float *block = x + b * KV_BLOCK;
             __local float2 *of_block = scales + b * CANDIDATES;
@@ -252,7 +252,7 @@ void scale_blocks(int type, const __local float *x, int blocks, __local float2 *
     }
 }
 
-// The same of a key and of the value after it, together where they are of one type.
+// Scales of a key and of the value after it, computed together if they have the same type.
 void scale_rows(const __local float *key, __local float2 *scales, bool needed) {
     if (K_TYPE == V_TYPE) {
         scale_blocks(K_TYPE, key, 2 * ROW_BLOCKS, scales, needed);
@@ -262,11 +262,11 @@ void scale_rows(const __local float *key, __local float2 *scales, bool needed) {
     }
 }
 
-// Stores one row of HEAD_DIM floats, whose scales are there, where `write` says so.
+// Stores one row of HEAD_DIM floats, whose scales are known, if `write`.
 void store_row(int type, const __local float *x, __global uchar *row, const __local float2 *scales, bool write) {
     int lid = get_local_id(0);
     if (!write) return;
-    if (IN_BLOCKS(type)) {
+    if (IS_IN_BLOCKS(type)) {
         for (int b = lid; b < ROW_BLOCKS; b += WG) put_half(scales[b * CANDIDATES].x, row + b * BLOCK_BYTES(type));
     }
     if (type == T_Q4) {
@@ -294,7 +294,7 @@ void store_row(int type, const __local float *x, __global uchar *row, const __lo
     }
 }
 
-// The scale of block b of a stored row.
+// Scale of block b of a stored row.
 float scale_of_block(int type, const __global uchar *row, int b) {
     const __global uchar *from = row + b * BLOCK_BYTES(type);
 #if KV_BLOCK == 32
@@ -305,7 +305,7 @@ float scale_of_block(int type, const __global uchar *row, int b) {
 #endif
 }
 
-// Element d of a stored row, before it is scaled where it is in a block.
+// Element d of a stored row, without the scale of its block.
 float unscaled(int type, const __global uchar *row, int d) {
     if (type == T_F32) return ((const __global float *)row)[d];
     if (type == T_F16) return vload_half(d, (const __global half *)row);
@@ -320,14 +320,14 @@ float unscaled(int type, const __global uchar *row, int d) {
 // Element d of a stored row.
 float element(int type, const __global uchar *row, int d) {
     float e = unscaled(type, row, d);
-    return IN_BLOCKS(type) ? e * scale_of_block(type, row, d / KV_BLOCK) : e;
+    return IS_IN_BLOCKS(type) ? e * scale_of_block(type, row, d / KV_BLOCK) : e;
 }
 
 #if KV_BLOCK == 32
-// Sixteen bytes of a stored row, by loads as wide as it is aligned.
+// Sixteen bytes of a stored row, with the widest loads that its alignment allows.
 uint4 bytes16(const __global uchar *row, int at) {
 #if HEAD_DIM % 64 == 0
-    // So many blocks make whole words, so that behind what begins in the middle of one there is another.
+    // So many blocks fill whole words, so an unaligned load never reads past the row.
     const __global uint *words = (const __global uint *)row + at / 4;
     uint4 first = vload4(0, words);
     return at % 4 == 0 ? first : first >> 16 | (uint4)(first.yzw, words[4]) << 16;
@@ -337,7 +337,7 @@ uint4 bytes16(const __global uchar *row, int at) {
 }
 #endif
 
-// Elements 16 * i.. of a row as they are stored, so that they can be on their way before they are needed.
+// Elements 16 * i.. of a row as stored, so that they can be loaded before they are needed.
 typedef struct {
 #if KV_BLOCK == 32
     uint4 words[4];
@@ -350,7 +350,7 @@ typedef struct {
 Stored16 stored16(int type, const __global uchar *row, int i) {
     Stored16 s;
 #if KV_BLOCK == 32
-    // Those that are not in blocks are aligned to sixteen bytes.
+    // Types without blocks are aligned to sixteen bytes.
     const __global uint4 *from = (const __global uint4 *)row;
     if (type == T_F32) {
         for (int k = 0; k < 4; k++) s.words[k] = from[4 * i + k];
@@ -368,7 +368,7 @@ Stored16 stored16(int type, const __global uchar *row, int i) {
     return s;
 }
 
-// The same as floats; zeros past the end of the row.
+// Converts them to floats; zeros past the end of the row.
 float16 widened16(int type, Stored16 s, int i) {
 #if KV_BLOCK == 32
     const uint4 *w = s.words;

@@ -1,8 +1,8 @@
-// The end of attend for one token, where the output projection does not merge the chunks itself: one work-group a head.
+// End of attend for one token, if the output projection does not merge the chunks itself: one work-group per head.
 //
-// att: [token][HEADS][HEAD_DIM]; at: the token, its chunks
+// att: [token][HEADS][HEAD_DIM]; at: the token, its number of chunks
 //
-// SEVERAL  the same of the tokens of several runs
+// SEVERAL  for the tokens of several runs
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void merge(
 #ifdef SEVERAL
@@ -16,7 +16,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void merge(
 #endif
     __local float out[HEAD_DIM];
     int head = get_group_id(0), lid = get_local_id(0);
-    for (int d = lid; d < HEAD_DIM; d += WG) out[d] = merged(partials, ml, at.y, head, d);
+    for (int d = lid; d < HEAD_DIM; d += WG) out[d] = merge_element(partials, ml, at.y, head, d);
     barrier(CLK_LOCAL_MEM_FENCE);
 #if V_ROTATED
     rotate_heads(out, 1, true);

@@ -1,37 +1,37 @@
-// observe: adds the attention of the tokens that are observed, the last ones of a run, to the mass of the slots they
-// see: of each token in ascending order, the softmax weights summed over the query heads of the group in ascending
-// order. One work-group per KV head and WG slots, an item a slot. It follows attention, whose largest scores and
-// softmax sums it takes: of many tokens [token of the run][HEADS][m, l]; of one token (ONE) those of its chunks,
-// [chunk][HEADS][m, l], merged as `merge` does.
+// observe: adds the attention of the observed tokens, the last ones of a run, to the mass of the slots they see. Tokens
+// are added in ascending order; for each, the softmax weights are summed over the query heads of the group, also in
+// ascending order. One work-group per KV head and WG slots, one slot per work-item. It follows attention and uses its
+// largest scores and softmax sums: for many tokens [token of the run][HEADS][m, l]; for one token (ONE) those of its
+// chunks, [chunk][HEADS][m, l], merged as in `merge`.
 //
-// mass: [kv_head][slot]; observed: tokens that are, slots that have a mass: those after them have none yet.
+// mass: [kv_head][slot]; observed: number of observed tokens, number of slots with valid mass
 
-// Queries in local memory at once, token-major, and those whose lanes are in registers.
+// Queries in local memory at once, token-major, and queries whose lanes are in registers.
 #ifdef ONE
 #define QUERIES GROUP
 #else
 #define QUERIES (GROUP < 16 ? 16 / GROUP * GROUP : GROUP)
 #endif
-#define AT_ONCE 4
+#define QUERIES_AT_ONCE 4
 
-// `sum` with the attention of `count` queries from row `first` on, whole tokens', to the slot whose key is `row`.
-float attended(const __local float *q, const __local float2 *ml, int first, int count, const __global uchar *row,
+// Adds to `sum` the attention of `count` queries from row `first` on, all of whole tokens, to the slot with key `row`.
+float add_attention(const __local float *q, const __local float2 *ml, int first, int count, const __global uchar *row,
                int slot, int before, float sum) {
     float of_token = 0.0f;
-    for (int from = 0; from < count; from += AT_ONCE) {
-        float16 acc[AT_ONCE];
-        for (int k = 0; k < AT_ONCE; k++) acc[k] = 0.0f;
+    for (int from = 0; from < count; from += QUERIES_AT_ONCE) {
+        float16 acc[QUERIES_AT_ONCE];
+        for (int k = 0; k < QUERIES_AT_ONCE; k++) acc[k] = 0.0f;
         for (int i = 0; i < RUNS; i++) {
             float16 e = row16(K_TYPE, row, i);
-            for (int k = 0; k < AT_ONCE; k++) {
+            for (int k = 0; k < QUERIES_AT_ONCE; k++) {
                 acc[k] = fma(e, head16(q + min(from + k, count - 1) * HEAD_DIM, i), acc[k]);
             }
         }
-        for (int k = 0; k < AT_ONCE; k++) {
+        for (int k = 0; k < QUERIES_AT_ONCE; k++) {
             int r = first + from + k;
             if (from + k < count) {
                 float2 of = ml[from + k];
-                float p = divide(e_to(sum16(acc[k]) - of.x), of.y);
+                float p = divide(exp_approx(sum16(acc[k]) - of.x), of.y);
                 of_token = r % GROUP == 0 ? p : of_token + p;
                 if (r % GROUP == GROUP - 1 && slot <= before + r / GROUP) sum += of_token;
             }
@@ -53,22 +53,22 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     const __global uchar *row = k_cache + at * K_ROW;
     float sum = slot < observed.y ? mass[at] : 0.0f;
 #ifdef ONE
-    // No loop around this: PoCL 3.1 gets the barriers of work-group functions in loops wrong.
+    // Not in a loop: PoCL 3.1 miscompiles barriers of work-group functions in loops.
     __local float red[GROUP * 16];
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), q, GROUP);
     const __global float *angles = ROW(state, FIRST_TOKEN(run)) + DIM + ANGLES_AT;
-    ready_queries(q, qk_norm, calibration + kv_head * CALIBRATION, angles, GROUP, red);
+    prepare_queries(q, qk_norm, calibration + kv_head * CALIBRATION, angles, GROUP, red);
     for (int g = lid; g < GROUP; g += WG) {
-        float m = LEAST, l = 0.0f;
+        float m = LOWEST_SCORE, l = 0.0f;
         for (int c = 0; c < (slots + CHUNK - 1) / CHUNK; c++) {
             const __global float *part = softmax + (c * HEADS + kv_head * GROUP + g) * 2;
-            float2 w = weigh_chunk(&m, part[0]);
+            float2 w = rescale_chunk(&m, part[0]);
             l = fma(part[1], w.y, l * w.x);
         }
         ml[g] = (float2)(m, l);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    sum = attended(q, ml, 0, GROUP, row, slot, before, sum);
+    sum = add_attention(q, ml, 0, GROUP, row, slot, before, sum);
 #else
     int rows = tokens * GROUP;
     for (int first = (tokens - observed.x) * GROUP; first < rows; first += QUERIES) {
@@ -82,7 +82,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
             ml[i] = vload2((size_t)(r / GROUP) * HEADS + kv_head * GROUP + r % GROUP, softmax);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        sum = attended(q, ml, first, count, row, slot, before, sum);
+        sum = add_attention(q, ml, first, count, row, slot, before, sum);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 #endif

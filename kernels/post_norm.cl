@@ -1,6 +1,6 @@
-// The norm behind attention and behind the feed-forward layer: one work-group per token.
+// Norm behind attention and behind the feed-forward layer: one work-group per token.
 //
-// post: [token][DIM], what is normed and joins the residual
+// post: [token][DIM], output that is normed and added to the residual
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void post_norm(
     __global float *state, const __global float *post, const __global float *w) {

@@ -1,5 +1,5 @@
-// rope: queries, keys and values of a run get their position; keys and values join the cache. One work-group per
-// token and head of q, k or v. Queries stay where they are, ready for attention.
+// rope: applies RoPE to the queries and keys of a run; keys and values are added to the cache. One work-group per token
+// and head of q, k or v. Queries stay in place, ready for attention.
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     const __global float *state, __global float *qkv, const __global float *qk_norm, const __global float *calibration,
@@ -9,7 +9,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     __local float2 scales[ROW_BLOCKS * CANDIDATES];
     int t = FIRST_TOKEN(run) + get_group_id(1), h = get_group_id(0), lid = get_local_id(0);
     const __global float *angles = ROW(state, t) + DIM + ANGLES_AT;
-    // All three kinds go the same way, which each changes what it must.
+    // All three kinds take the same path; each applies only what it needs.
     bool is_q = h < HEADS, is_v = h >= HEADS + KV_HEADS;
     int kv_head = is_q ? h / GROUP : is_v ? h - HEADS - KV_HEADS : h - HEADS;
     int start = is_q ? h * HEAD_DIM : kv_head * HEAD_DIM + (is_v ? Q_PAD + KV_PAD : Q_PAD);
@@ -34,7 +34,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
 #if K_ROTATED || V_ROTATED
     rotate_heads(x, 1, is_v ? V_ROTATED : K_ROTATED);
 #endif
-    size_t at = (size_t)kv_head * CAPACITY(run) + AT_ROW(FIRST_SLOT(run) + (int)get_group_id(1), run);
+    size_t at = (size_t)kv_head * CAPACITY(run) + ROW_OF_SLOT(FIRST_SLOT(run) + (int)get_group_id(1), run);
     scale_blocks(K_TYPE, x, ROW_BLOCKS, scales, !is_q && (K_TYPE == V_TYPE || !is_v));
 #if K_TYPE != V_TYPE
     scale_blocks(V_TYPE, x, ROW_BLOCKS, scales, is_v);

@@ -1,87 +1,92 @@
-//! The OpenCL device: the whole forward pass, the same steps in the same order as the CPU's.
+//! OpenCL device: runs the same steps as the CPU in the same order.
 //!
-//! A launch costs the host several microseconds, so for one token five launches cover a layer's nine steps: what is
-//! cheap enough is computed again by every work-group instead of being a step of its own (`kernels/gemv.cl`). On NVIDIA
-//! one launch covers the whole token, or one of each of several sequences ([`nvidia`]), with the same bits. Nothing waits
-//! for the device inside a token: the embedding row and the angles go in, the logits come out.
+//! Each launch costs the host several microseconds. A pass of one token therefore uses five launches for the nine steps
+//! of a layer: every work-group repeats the cheap steps instead of leaving them to a launch of their own
+//! (`kernels/gemv.cl`). On NVIDIA GPUs one launch computes the whole token, or one token of each of several sequences
+//! ([`nvidia`]), with the same bits. The host never waits within a token: it sends the embedding row and the RoPE
+//! angles, and reads the logits.
 //!
-//! A pass is read from [`pass`] on: its steps are launches of [`launches`], whose kernels [`kernels`] builds out of
-//! `kernels/*.cl`, as [`shapes`] and [`variants`] say. [`kv`] and [`cache`] are the rows of a sequence, [`weights`] the
-//! model's matrices, [`scratch`] the buffers of a pass.
+//! Start reading at [`pass`]. Its steps are launches from [`launches`]; [`kernels`] builds them from `kernels/*.cl`,
+//! with sizes from [`shapes`] and implementations from [`variants`]. [`kv`] and [`cache`] hold the KV cache of a
+//! sequence, [`weights`] the matrices, [`scratch`] the buffers of a pass.
 //!
-//! OpenCL is opened at run time: nothing of it is needed to build or to start this program. [`load`] finds a library
-//! and a platform, [`device`] chooses a device and holds its queue, [`buffer`] is memory there, [`program`] what runs
-//! there, [`program_cache`] what is kept of it on disk. [`ffi`] is the ABI and [`failure`] what can go wrong.
+//! OpenCL is opened at run time and is not needed to build or start the program. [`load`] finds a library and a
+//! platform, [`device`] selects a device and owns its queue, [`buffer`] is device memory, [`program`] compiles and
+//! launches kernels, [`program_cache`] keeps compiled programs on disk. [`ffi`] is the ABI; [`failure`] lists the
+//! possible errors.
 //!
-//! # The CPU's bits
+//! # Bit-exact results
 //!
-//! Kernels round as the CPU does and add in its order, so logits are the same bits: on PoCL in every test, on Intel's
-//! runtime for CPUs and Mesa's rusticl in some, and on an NVIDIA H200 for 300 tokens with every type of cache. [`selftest`]
-//! compares whole forward passes with the CPU's the first time a driver compiles the kernels. Where they differ, the
-//! baseline's kernels take their place ([`KernelSet`]), and then the CPU, and one line says so. The verdict is kept with
-//! the programs, in `~/.cache/antigravity/opencl`, or beside the program on a phone. A token in one launch has to be the
-//! CPU's to the bit there, since nothing but its speed speaks for it.
+//! Kernels round as the CPU does and add in the same order, so the logits are bit-identical. This is tested on PoCL
+//! (every test), on Intel's CPU runtime and Mesa's rusticl (some tests), and on an NVIDIA H200 (300 tokens with every
+//! KV type). The first time that a driver compiles the kernels, [`selftest`] compares whole forward passes with the
+//! CPU's. If they differ, the baseline kernels are used ([`KernelSet`]), and if those differ too, the CPU; either way
+//! one line is printed. The verdict is stored with the programs in `~/.cache/antigravity/opencl`, or beside the program
+//! on a phone. The single-launch kernel must match the CPU bit for bit, otherwise it is not used: speed is its only
+//! purpose.
 //!
-//! Products with quantised matrices are computed by one of eight [`variants`]: with integer dot products, with integers
-//! held as floats, by whole rows, through subgroups or images. All have the same bits, so [`tune`] times them at the first
-//! use, for one token and for many, and keeps the fastest with the programs. One that computes something else is left out.
+//! Eight [`variants`] of kernels multiply with quantised matrices: with integer dot products, with integers held as
+//! floats, with whole rows per work-item, through subgroups or images. All give the same bits, so [`tune`] times them
+//! on first use, for one token and for many, and stores the fastest with the programs. A variant that gives other
+//! results is left out.
 //!
-//! All that takes seconds, once. Where kernels are still to be compiled, `generate` and `chat` begin on the CPU, a thread
-//! makes the device ready, and the text goes on there with the same bits (`EngineOptions::wait_for_gpu`); for `auto` both
-//! are timed before, which the text waits for.
+//! All of this takes seconds, once. If kernels must be compiled first, `generate` and `chat` start on the CPU, a thread
+//! prepares the device, and the text continues there with the same bits (`EngineOptions::wait_for_gpu`). With `auto`
+//! both are timed first, and the text waits for that.
 //!
-//! Matrices in GGUF's block formats are multiplied with as they are stored, in any mixture over the layers. The CPU
-//! takes a layer only where gate and up differ, or where some of q, k and v are quantised and others are not. The
-//! tokens in one launch, and prefill on NVIDIA's tensor cores, are for Q4_0 alone.
+//! Matrices in GGUF block formats are used as stored, in any mixture over the layers. A model runs on the CPU instead
+//! if gate and up of a layer have different formats, or if only some of q, k and v are quantised. The single-launch
+//! kernels, and prefill on NVIDIA's tensor cores, support Q4_0 only.
 //!
 //! # A device that fails or hangs
 //!
-//! From its first failure on a device counts as lost: no call is made any more, and nothing that its driver knows of is
-//! freed, since what was queued may still run ([`Device::is_lost`]). A call that waits for the device is made by a
-//! thread of its own ([`waiter`]). If it takes twenty times as long as the slowest such pass before, and five seconds at
-//! least, the device is lost too. While loading it has ten seconds, before any such pass thirty, and more for large
-//! models. The text goes on on the CPU.
+//! After its first failure a device counts as lost: no further call is made, and nothing known to its driver is freed,
+//! because queued work may still run ([`Device::is_lost`]). Calls that wait for the device are made on a separate
+//! thread ([`waiter`]). A pass that takes twenty times as long as the slowest similar pass so far, and at least five
+//! seconds, also loses the device. The timeout is ten seconds while loading, and thirty seconds (more for large models)
+//! before any such pass was measured. The text then continues on the CPU.
 //!
 //! # Measurements
 //!
-//! What an NVIDIA H200 does with the shape of Llama-3.2-1B is in `xtask/README.md`. Measured once:
+//! `xtask/README.md` has the results of an NVIDIA H200 with the shape of Llama-3.2-1B. Measured once:
 //!
-//! - Programs take 6.9 to 9.0 s to compile the first time and 0.02 s from the program cache. On PoCL with two cores of
-//!   an EPYC they take 11 to 21 s, and 0.05 to 0.21 s afterwards, which is under 2 %.
-//! - In a hybrid session with an f16 cache, moving 100 slots (3.3 MB) takes 6 to 8 ms. A text of 600 tokens is the
+//! - Compiling takes 6.9 to 9.0 s the first time, and 0.02 s from the program cache. On PoCL with two cores of an EPYC:
+//!   11 to 21 s, then 0.05 to 0.21 s, which is under 2 %.
+//! - Moving 100 slots (3.3 MB) in a hybrid session with an f16 cache takes 6 to 8 ms. A text of 600 tokens matches the
 //!   CPU's with three moves, with `opencl` alone, and with `sliding` and `h2o`. On PoCL with `--zero-copy`, where
-//!   memory is one, a move takes 0.1 to 1.7 ms. The peak is then 914 MiB where the CPU alone takes 800: 5 % more, 66
-//!   MiB of scratch and staging, and 8 MiB of PoCL itself.
-//! - An eviction of 37 of 337 slots (f16 cache) takes 13 ms there, and 1.7 ms on the CPU beside it. `h2o` makes decode
-//!   over 600 slots 9 % slower; `snapkv` costs nothing that could be measured.
-//! - Variants on Intel's runtime for CPUs, with two cores of an EPYC: the story model's prefill is 2.7 to 5.3
-//!   times as fast as with tiles, its decode 3.0 to 5.0 times (f16 cache, the program before and this one in turn). Of the
-//!   1B shape's matrices of a layer alone it is 7.5 times (64 tokens) and 7.9 times (one). Chosen were `floats` for
-//!   many tokens and `rows` for one; integer dot products are emulated there, 7 to 12 times slower than plain products.
-//!   On PoCL `floats-four` multiplies 6 to 18 times as fast as tiles with 16 tokens, and one token gains nothing. The first
-//!   run, with timing and all programs compiled, took 1.7 s on Intel's runtime.
-//! - No phone's GPU was measured.
+//!   memory is shared, a move takes 0.1 to 1.7 ms. Peak memory is then 914 MiB, against 800 on the CPU alone: 5 % more,
+//!   66 MiB of scratch and staging buffers, and 8 MiB of PoCL itself.
+//! - Evicting 37 of 337 slots (f16 cache) takes 13 ms there, and 1.7 ms on the CPU. `h2o` makes decode over 600 slots 9
+//!   % slower; the cost of `snapkv` was too small to measure.
+//! - Variants on Intel's CPU runtime, two cores of an EPYC: prefill of the story model is 2.7 to 5.3 times as fast as
+//!   with tiles, decode 3.0 to 5.0 times (f16 cache, both programs in turn). The matrices of one layer of the 1B shape
+//!   alone gain 7.5 times (64 tokens) and 7.9 times (one token). `floats` was chosen for many tokens and `rows` for
+//!   one; integer dot products are emulated there and 7 to 12 times slower than plain products. On PoCL `floats-four`
+//!   is 6 to 18 times as fast as tiles with 16 tokens; one token gains nothing. The first run, with timing and all
+//!   compilation, took 1.7 s on Intel's runtime.
+//! - No phone GPU was measured.
 //!
 //! ```text
 //! cargo xtask synth llama3.2-1b && export ANTIGRAVITY_MODEL=$PWD/target/synth/llama3.2-1b
 //! cargo run --release -- bench -b opencl --gpu-attn -p 128,512 -n 128 -d 0,4096 --kv-type f16,q4
 //! ```
 //!
-//! `bench` checks the kernels as every first use does. It prints launches and host time a token, build times, and the
-//! bandwidth that the device reads with. To measure on another machine, copy `target/release/antigravity` and the
-//! packed model there.
+//! `bench` runs the self-test like every first use. It prints launches and host time per token, build times, and the
+//! device's read bandwidth. To measure on another machine, copy `target/release/antigravity` and the packed model
+//! there.
 //!
 //! # Environment variables
 //!
 //! | variable | |
 //! |---|---|
 //! | `ANTIGRAVITY_OPENCL_LIB` | the only library to try |
-//! | `ANTIGRAVITY_OPENCL_CACHE` | another directory for compiled programs, or `off` |
-//! | `ANTIGRAVITY_OPENCL_CPU=1` | a CPU may be taken without being named |
-//! | `ANTIGRAVITY_OPENCL_LIMIT` | seconds that a call to the driver may take at least, 5 without it |
-//! | `ANTIGRAVITY_OPENCL_VARIANT` | the variant of products, instead of the fastest: a name of [`variants::VARIANTS`] |
+//! | `ANTIGRAVITY_OPENCL_CACHE` | directory for compiled programs, or `off` |
+//! | `ANTIGRAVITY_OPENCL_CPU=1` | allows a CPU device to be selected without naming it |
+//! | `ANTIGRAVITY_OPENCL_LIMIT` | minimum timeout of a driver call in seconds (default 5) |
+//! | `ANTIGRAVITY_OPENCL_VARIANT` | kernel variant of all matrix products, without tuning: a name from
+//! [`variants::VARIANTS`] |
 
-/// The text of a file of `kernels/`, as `build.rs` leaves it.
+/// Source of a file in `kernels/`, with comments stripped by `build.rs`.
 macro_rules! kernel_text {
     ($name:literal) => {
         include_str!(concat!(env!("OUT_DIR"), "/kernels/", $name, ".cl"))
@@ -151,24 +156,24 @@ pub struct OpenClOptions {
     pub kv_types: KvTypes,
     /// Slots of the longest cache; buffers grow for longer ones.
     pub slots: usize,
-    /// Most tokens of one pass; fewer where the device's buffers are too small.
+    /// Maximum tokens per pass; lowered if the device's buffers are too small.
     pub max_tokens: usize,
-    /// Sequences that decode together.
+    /// Maximum number of sequences that decode together.
     pub sequences: usize,
-    /// Tokens of each that a pass then computes: one and those of a draft.
+    /// Tokens of each sequence in such a pass: one, plus those of a draft.
     pub drafted: usize,
-    /// Computes attention on the host, which then has the rows; without it the device does.
+    /// Attention on the host, which then holds the KV cache; `None` if the device computes it.
     pub attention: Option<Attention>,
-    /// Place of caches: host-visible to share them with the CPU, which takes unified memory; else the device's. With
-    /// attention on the host they are the host's alone.
+    /// Memory of the caches: `HostVisible` to share them with the CPU (needs unified memory), otherwise the device's
+    /// own. Ignored when attention is computed on the host.
     pub rows: Place,
-    /// True where slots are to be evicted.
+    /// True if slots may be evicted.
     pub evicts: bool,
-    /// The kernels to use.
+    /// Kernels to use.
     pub kernels: KernelSet,
 }
 
-/// Place in its own memory where a device should have weights and caches.
+/// Kind of device memory in which weights and caches should be allocated.
 pub fn own_place(device: &Device) -> Place {
     if nvidia::has_persistent_kernels(device.facts()) { Place::InOne } else { Place::Device }
 }
@@ -178,20 +183,20 @@ pub struct OpenClDevice {
     model: Arc<Model>,
     kernels: Kernels,
     kv_types: KvTypes,
-    /// Rows that local layers of caches keep.
+    /// Number of rows that sliding-window layers keep.
     ring: seam::Ring,
-    /// The calibration of keys and queries, by layer; empty where there is none.
+    /// Calibration of keys and queries, by layer; empty if the KV types need none.
     calibration: Vec<buffer::Buffer>,
     scratch: Scratch,
     launches: Launches,
-    /// Kernels of whole passes, where the device has them.
+    /// Kernels of whole passes, if the device has them.
     persistent: Option<PersistentKernels>,
-    /// Memory for logits on their way from a device of its own memory.
+    /// Page-locked memory for reading logits; `None` if memory is unified.
     readback: Option<Landing>,
     host: Option<HostAttention>,
-    /// Place of caches.
+    /// Location of the caches.
     kv_location: KvLocation,
-    /// Evicts slots there.
+    /// Evicts slots in device memory.
     compactor: Option<Arc<Mutex<Compactor>>>,
     shares_rows: bool,
     /// Radians per position of each rotated pair.
@@ -205,7 +210,7 @@ impl OpenClDevice {
     ///
     /// # Errors
     ///
-    /// `Memory` where there is no room for them, `Device` where the device cannot build them.
+    /// `Memory` if there is no room for them, `Device` if the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
         let OpenClOptions { kv_types, slots, max_tokens, sequences, drafted, attention, rows, .. } = options;
         let OpenClOptions { evicts, kernels: set, .. } = options;
@@ -213,7 +218,7 @@ impl OpenClDevice {
         let unified = device.facts().unified_memory;
         let kernels = Kernels::new(device, kv_types, set, model.variants()?)?;
         let mut kernels = kernels.with_few(sequences.saturating_mul(drafted));
-        // Another device may take longer passes with the same cache.
+        // Another device may run longer passes on the same cache.
         let ring = seam::Ring::new(max_tokens.max(1));
         let max_tokens = if kernels.shapes().batches() { max_tokens } else { 1 };
         let at_once = if attention.is_some() || set == KernelSet::Baseline { 1 } else { sequences };
@@ -231,7 +236,7 @@ impl OpenClDevice {
             }
             _ => None,
         };
-        // Compiling takes seconds: what one launch makes needless is left out, but where single tokens are observed.
+        // Compiling takes seconds: skip what the single launch replaces, unless single tokens are observed.
         let one = persistent.is_none() || evicts || scratch.max_tokens == 1;
         let mut binder = Binder {
             kernels: &mut kernels,
@@ -272,22 +277,22 @@ impl OpenClDevice {
         &self.model.device
     }
 
-    /// True where the CPU reaches the rows of caches, so that both can compute with one cache in turn.
+    /// True if the CPU can access the KV cache, so that both can compute on it in turn.
     pub fn shares_rows(&self) -> bool {
         self.shares_rows
     }
 
-    /// True where its logits must be the CPU's to the bit: nothing but their speed speaks for kernels of whole passes.
+    /// True if the logits must match the CPU bit for bit: kernels of whole passes exist only for speed.
     pub fn must_be_exact(&self) -> bool {
         self.persistent.is_some()
     }
 
-    /// The verdict of an earlier self-test on these kernels; `None` where there was none.
+    /// Result of an earlier self-test of these kernels, if there was one.
     pub fn verdict(&self) -> Option<Verdict> {
         self.kernels.verdict(self.persistent.iter().flat_map(PersistentKernels::programs))
     }
 
-    /// Notes the verdict for good.
+    /// Stores the result of the self-test permanently.
     pub fn set_verdict(&self, verdict: Verdict) {
         self.kernels.set_verdict(verdict, self.persistent.iter().flat_map(PersistentKernels::programs));
     }
@@ -296,7 +301,7 @@ impl OpenClDevice {
         if self.host.is_some() { AttendOn::Host } else { AttendOn::Device }
     }
 
-    /// Makes room for attention over `slots` slots.
+    /// Makes room for attention over `slots` slots, and rebinds the launches if buffers have moved.
     fn reserve(&mut self, slots: usize) -> Result<()> {
         let attend = self.attend_on();
         let Self { model, kernels, calibration, scratch, persistent, launches, .. } = self;
@@ -311,7 +316,7 @@ impl OpenClDevice {
         Ok(())
     }
 
-    /// Brings a run's cache to the device, and binds what touches it, if that is not done yet.
+    /// Moves a run's cache to the device and binds its launches, unless already done.
     fn bind(&mut self, run: &mut Run<'_>) -> Result<()> {
         let extent = run.cache.extent();
         assert!(!run.tokens.is_empty() && extent.has_room(run.pos, run.tokens.len()));
@@ -338,13 +343,13 @@ impl OpenClDevice {
         Ok(())
     }
 
-    /// True for several runs, of a token each, of which nothing is traced or observed.
+    /// True for several runs of one token each that are neither traced nor observed.
     fn decodes(&self, runs: &[Run<'_>]) -> bool {
         let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0;
         runs.len() > 1 && self.trace.is_none() && runs.iter().all(single)
     }
 
-    /// Number of the runs that are computed at once.
+    /// Number of runs computed together.
     fn runs_at_once(&self, runs: &[Run<'_>]) -> usize {
         match &self.persistent {
             Some(kernels) if self.decodes(runs) => kernels.runs_at_once(runs.len(), self.scratch.at_once),
@@ -352,13 +357,13 @@ impl OpenClDevice {
         }
     }
 
-    /// The pass of some runs, of which the header of the state is set.
+    /// Creates the pass of some runs and sets the state header for it.
     fn pass<'a>(&'a mut self, runs: &mut [Run<'_>], cancel: Option<&'a CancelToken>) -> Pass<'a> {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
         let observed = runs.iter().any(|run| run.observe > 0);
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.trace.is_some());
         let (read, decodes) = (output_tokens(runs).count(), self.decodes(runs));
-        // Few are brought to the front; what is traced or observed is of all.
+        // If only a few tokens need logits, they are moved to the front. Traced or observed passes need all tokens.
         let narrowed = Some(read)
             .filter(|_| read < n && n > 1 && read <= self.scratch.logit_rows && !timed && !observed);
         let row = if narrowed.is_some() { 0 } else { output_tokens(runs).next().unwrap_or(0) };
@@ -377,7 +382,7 @@ impl OpenClDevice {
             scratch: &mut self.scratch,
             readback: self.readback.as_mut(),
             host: self.host.as_mut(),
-            // Single tokens are done soon; what slots received of half a pass could not be taken back.
+            // Single tokens finish soon; and the mass collected by half a pass could not be undone.
             cancel: cancel.filter(|_| several && !observed),
             frequencies: &self.frequencies,
             n,
@@ -413,7 +418,8 @@ impl seam::Device for OpenClDevice {
         let (began, limit) = (Instant::now(), self.timeout.limit(n));
         self.device().set_patience(limit, None);
         runs.iter_mut().try_for_each(|run| self.bind(run))?;
-        // What slots received of half a pass could not be taken back, and one launch writes where its caller may look then.
+        // The mass collected by half a pass could not be undone, and a single launch writes to memory that the caller
+        // may read.
         let one_launch = self.persistent.is_some() && runs.iter().all(|run| run.tokens.len() == 1);
         let stop = cancel.filter(|_| !one_launch && runs.iter().all(|run| run.observe == 0));
         self.device().set_patience(limit, stop.map(CancelToken::flag));

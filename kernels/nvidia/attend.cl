@@ -1,15 +1,14 @@
-// Attention of decode.cl: rows of the cache on their way and in local memory, scores, weights and values, in the
-// order that attend_one.cl has too.
+// Attention of decode.cl: loading cache rows, scores, softmax and weighted sums, in the same order as attend_one.cl.
 
-#define LANES (HEAD_DIM / 8)               // that share a row, eight elements each
-#define ROWS_AT_ONCE (WARPS * 32 / LANES)  // that a group reads
-#define SWEEPS (CHUNK / ROWS_AT_ONCE)
-// Rows in local memory at once, as floats.
+#define LANES (HEAD_DIM / 8) // lanes that share a row, eight elements each
+#define ROWS_PER_SWEEP (WARPS * 32 / LANES) // rows read by a work-group at once
+#define SWEEPS (CHUNK / ROWS_PER_SWEEP)
+// Pitch of rows in local memory, and their number at once, as floats.
 #define STAGE_ROW (HEAD_DIM + 4)
-#define STAGED LESSER(CHUNK, HEAD_DIM <= 64 ? CHUNK : HEAD_DIM <= 128 ? 64 : 32)
-// Slots of a part of attention: sums of values, largest score, sum of weights.
-#define OF_PART UP(HEAD_DIM + 2, 3)
-#define PARTS_AT_ONCE LESSER(64, PARTS / (3 * OF_PART))
+#define STAGED_ROWS MIN_OF(CHUNK, HEAD_DIM <= 64 ? CHUNK : HEAD_DIM <= 128 ? 64 : 32)
+// Slots for a chunk of attention: sums of values, largest score, sum of weights.
+#define SLOTS_PER_PART CEIL_DIV(HEAD_DIM + 2, 3)
+#define PARTS_AT_ONCE MIN_OF(64, PARTS / (3 * SLOTS_PER_PART))
 
 // Eight elements of a row as stored.
 typedef struct {
@@ -17,11 +16,11 @@ typedef struct {
     float scale;
 } Piece;
 
-// First of the eight elements, and where the second four are: a byte of q4 holds elements z and z + 16.
-#define FIRST(type, l) ((type) == T_Q4 ? (l) / 4 * 32 + (l) % 4 * 4 : (l) * 8)
-#define SECOND(type) ((type) == T_Q4 ? 16 : 4)
+// Index of the first of the eight elements, and distance to the second four: a byte of q4 holds elements z and z + 16.
+#define FIRST_ELEMENT(type, l) ((type) == T_Q4 ? (l) / 4 * 32 + (l) % 4 * 4 : (l) * 8)
+#define SECOND_OFFSET(type) ((type) == T_Q4 ? 16 : 4)
 
-Piece piece(int type, const __global uchar *row, uint l) {
+Piece load_piece(int type, const __global uchar *row, uint l) {
     Piece p;
     p.scale = 1.0f;
     if (type == T_F32) {
@@ -44,37 +43,37 @@ Piece piece(int type, const __global uchar *row, uint l) {
     return p;
 }
 
-float8 elements(int type, Piece p) {
+float8 piece_elements(int type, Piece p) {
     if (type == T_F32) return (float8)(as_float4(p.a), as_float4(p.b));
     if (type == T_F16)
-        return (float8)(two_halves(p.a.x), two_halves(p.a.y), two_halves(p.a.z), two_halves(p.a.w));
+        return (float8)(unpack_halves(p.a.x), unpack_halves(p.a.y), unpack_halves(p.a.z), unpack_halves(p.a.w));
     if (type == T_Q8) return convert_float8(as_char8(p.a.xy)) * p.scale;
     char8 q = as_char8((uint2)(p.a.x & 0x0f0f0f0fu, (p.a.x >> 4) & 0x0f0f0f0fu));
     return (convert_float8(q) - 8.0f) * p.scale;
 }
 
-// A chunk's rows of a KV head, on their way; of those past the end the last one.
-void begin_rows(int type, Piece *p, const __global uchar *rows, uint row_bytes, uint count) {
+// Starts loading a chunk's rows of a KV head; past the end the last row is repeated.
+void load_rows(int type, Piece *p, const __global uchar *rows, uint row_bytes, uint count) {
     const uint lid = this_item();
     for (uint i = 0; i < SWEEPS; i++) {
-        uint row = min(i * ROWS_AT_ONCE + lid / LANES, count - 1);
-        p[i] = piece(type, rows + row * row_bytes, lid % LANES);
+        uint row = min(i * ROWS_PER_SWEEP + lid / LANES, count - 1);
+        p[i] = load_piece(type, rows + row * row_bytes, lid % LANES);
     }
 }
 
-// Rows from `from` on to local memory. Row `newest` is there as floats.
-void stage(int type, const Piece *p, uint from, uint newest, const __local float *row_of_newest, __local float *rows) {
+// Stores rows from `from` on in local memory. Row `newest` is available as floats.
+void stage_rows(int type, const Piece *p, uint from, uint newest, const __local float *row_of_newest, __local float *rows) {
     const uint lid = this_item(), l = lid % LANES;
 #pragma unroll
     for (uint i = 0; i < SWEEPS; i++) {
-        uint row = i * ROWS_AT_ONCE + lid / LANES;
-        if (i * ROWS_AT_ONCE / STAGED != from / STAGED || row == newest) continue;
-        float8 e = elements(type, p[i]);
-        __local float *to = rows + (row - from) * STAGE_ROW + FIRST(type, l);
+        uint row = i * ROWS_PER_SWEEP + lid / LANES;
+        if (i * ROWS_PER_SWEEP / STAGED_ROWS != from / STAGED_ROWS || row == newest) continue;
+        float8 e = piece_elements(type, p[i]);
+        __local float *to = rows + (row - from) * STAGE_ROW + FIRST_ELEMENT(type, l);
         *(__local float4 *)to = e.lo;
-        *(__local float4 *)(to + SECOND(type)) = e.hi;
+        *(__local float4 *)(to + SECOND_OFFSET(type)) = e.hi;
     }
-    if (newest - from < STAGED)
+    if (newest - from < STAGED_ROWS)
         for (uint d = lid; d < HEAD_DIM; d += WG) rows[(newest - from) * STAGE_ROW + d] = row_of_newest[d];
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -91,8 +90,8 @@ float score(const __local float *row, const __local float *query) {
     return two.x + two.y;
 }
 
-// Values of one element times their weights, added up; both may be read to the end of the chunk.
-float weigh(const __local float *weights, const __local float *values, uint count, float acc) {
+// Adds values of one element times their weights; both may be read to the end of the chunk.
+float weighted_sum(const __local float *weights, const __local float *values, uint count, float acc) {
     const __local float4 *w = (const __local float4 *)weights;
     float4 next[AHEAD / 4];
     float value[AHEAD];
@@ -102,22 +101,22 @@ float weigh(const __local float *weights, const __local float *values, uint coun
     for (uint t = 0; t < count; t += AHEAD) {
         float4 now[AHEAD / 4];
         float its[AHEAD];
-        const uint then = min(t + AHEAD, (uint)STAGED - AHEAD);
+        const uint then = min(t + AHEAD, (uint)STAGED_ROWS - AHEAD);
         for (uint k = 0; k < AHEAD / 4; k++) now[k] = next[k];
         for (uint k = 0; k < AHEAD; k++) its[k] = value[k];
         for (uint k = 0; k < AHEAD / 4; k++) next[k] = w[then / 4 + k];
         for (uint k = 0; k < AHEAD; k++) value[k] = values[(then + k) * STAGE_ROW];
         for (uint k = 0; k < AHEAD; k++) {
             float of = k % 4 == 0 ? now[k / 4].x : k % 4 == 1 ? now[k / 4].y : k % 4 == 2 ? now[k / 4].z : now[k / 4].w;
-            // Weights past the end are 0, but what they are of need not be a number.
+            // Weights past the end are 0, but their values may be NaN.
             if (t + k < count) acc = fma(of, its[k], acc);
         }
     }
     return acc;
 }
 
-// What a row decodes to after it was encoded with these scales; they are not needed for floats.
-void settle(int type, __local float *x, const __local float2 *scales) {
+// Rounds a row to what it decodes to after encoding with these scales; floats need none.
+void round_to_stored(int type, __local float *x, const __local float2 *scales) {
     for (uint i = get_local_id(0); i < HEAD_DIM; i += WG) {
         float2 scale = scales[i / KV_BLOCK * CANDIDATES];
         if (type == T_F16) {
@@ -133,22 +132,22 @@ void settle(int type, __local float *x, const __local float2 *scales) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// Scores of one query become weights; their largest and the weights' sum. By one warp.
-float2 soften(__local float *p, uint count) {
+// Turns the scores of one query into weights; returns the largest score and the sum of the weights. Run by one warp.
+float2 softmax_chunk(__local float *p, uint count) {
     const uint lane = get_local_id(0) % 32;
-    float e[CHUNK / 32], most = LEAST, sum = 0.0f;
+    float e[CHUNK / 32], most = LOWEST_SCORE, sum = 0.0f;
     for (uint i = 0; i < CHUNK / 32; i++) {
-        e[i] = i * 32 + lane < count ? p[i * 32 + lane] : LEAST;
+        e[i] = i * 32 + lane < count ? p[i * 32 + lane] : LOWEST_SCORE;
         most = fmax(most, e[i]);
     }
     most = warp_max(most);
     for (uint i = 0; i < CHUNK / 32; i++) {
-        e[i] = i * 32 + lane < count ? e_to(e[i] - most) : 0.0f;
+        e[i] = i * 32 + lane < count ? exp_approx(e[i] - most) : 0.0f;
         p[i * 32 + lane] = e[i];
-        // Sixteen lanes add up every sixteenth.
+        // Sixteen lanes add every sixteenth weight.
         sum += e[i];
-        sum += across(e[i], 16);
+        sum += shuffle_xor(e[i], 16);
     }
-    for (uint m = 8; m > 0; m /= 2) sum += across(sum, m);
+    for (uint m = 8; m > 0; m /= 2) sum += shuffle_xor(sum, m);
     return (float2)(most, sum);
 }

@@ -1,14 +1,15 @@
 // Prefill, and few tokens times matrices of many rows, on NVIDIA's integer tensor cores (compute capability 8.0 and
-// later): the steps and results of gemm.cl for packed Q4_0, the block sums by `mma.m16n8k32`. Compiled once per step,
-// as gemm.cl is.
+// later): the steps and results of gemm.cl for packed Q4_0, with block sums by `mma.m16n8k32`. Compiled once per step,
+// like gemm.cl.
 //
-// Sixteen rows of a packed block are one operand as they are stored: item (row % 8, vector) of a warp takes the word
-// of its vector and row, whose low nibbles are its columns 4v.. and whose high nibbles its columns 16 + 4v.. . The
-// nibbles enter unsigned; -8 times the activations' sum is where the accumulator starts. It starts from 1.5 * 2^23 as
-// a float, so that the exact integer sum becomes a float by one subtraction: conversions have half the rate.
+// Sixteen rows of a packed block are one operand as stored: lane (row % 8, vector) of a warp loads the word of its
+// vector and row, whose low nibbles are columns 4v.. and whose high nibbles are columns 16 + 4v.. . The nibbles are
+// used unsigned; the accumulator starts at -8 times the sum of activations. It also includes the bits of 1.5 * 2^23 as
+// a float, so that one subtraction converts the exact integer sum to a float: conversion instructions run at half the
+// rate.
 //
-// Measured on an H200, 512 tokens of the Llama-3.2-1B shape, all matrices of 16 layers: 7.5 to 8.4 ms, where the
-// scaling, twelve f32 operations a block, was predicted to take 2.4 ms and the tensor cores less.
+// Measured on an H200, 512 tokens of the Llama-3.2-1B shape, all matrices of 16 layers: 7.5 to 8.4 ms. Predicted were
+// 2.4 ms for the scaling, twelve f32 operations per block, and less for the tensor cores.
 
 #if !defined(ROWS) || !defined(COLS) || !defined(ROW_GROUPS) || !defined(WARPS) || !defined(TOKENS)
 #error a shape of the matrix is not defined
@@ -18,7 +19,7 @@
 #endif
 
 #define TOKEN_TILES (TOKENS / 8)
-// Blocks that are in local memory at once.
+// Blocks in local memory at once.
 #if BLOCKS % 8 == 0
 #define DEPTH 8
 #elif BLOCKS % 4 == 0
@@ -32,7 +33,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
     __local uint a[DEPTH * TOKENS * 8]; // [block][token][word], words in the order 0 4 1 5 2 6 3 7
-    __local float2 a_scales[DEPTH * TOKENS]; // [block][token], scale and where its sum starts
+    __local float2 a_scales[DEPTH * TOKENS]; // [block][token], scale and start of the sum
     const int lid = get_local_id(0), lane = lid % 32, row = lane / 4, vector = lane % 4;
     const int first_group = (ROW_TILE(part) * WARPS + lid / 32) * ROW_GROUPS, first_token = TOKEN_TILE(part) * TOKENS;
     const int last_group = part.y * HALVES - 1;
@@ -42,7 +43,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             for (int i = 0; i < 4; i++) acc[g][n][i] = 0.0f;
 
     for (int first = 0; first < BLOCKS; first += DEPTH) {
-        // Weights on their way to registers while activations go to local memory.
+        // Load weights to registers while activations are copied to local memory.
         uint w[DEPTH][ROW_GROUPS][2];
         float d[DEPTH][ROW_GROUPS][2];
 #pragma unroll
@@ -98,7 +99,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             }
         }
     }
-    // Item (row, vector) holds rows `row` and `row + 8` of tokens 2 * vector and the next.
+    // Lane (row, vector) holds rows `row` and `row + 8` of tokens 2 * vector and the next.
     for (int g = 0; g < ROW_GROUPS; g++) {
         for (int n = 0; n < TOKEN_TILES; n++) {
             for (int i = 0; i < 4; i++) {

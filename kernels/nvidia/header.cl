@@ -1,15 +1,15 @@
-// What decode.cl is made of, and decode_batch.cl in part: NVIDIA's instructions, words that groups exchange,
+// Shared by decode.cl and, in part, decode_batch.cl: NVIDIA's instructions, slots exchanged between work-groups,
 // activations, products of packed rows.
 
 #define WARPS 16
-#define UP(a, b) (((a) + (b) - 1) / (b))
-#define WIDER(a, b) ((a) > (b) ? (a) : (b))
-#define LESSER(a, b) ((a) < (b) ? (a) : (b))
-#define WIDEST WIDER(FFN_DIM, WIDER(DIM, Q_DIM))
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+#define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
+#define MIN_OF(a, b) ((a) < (b) ? (a) : (b))
+#define WIDEST MAX_OF(FFN_DIM, MAX_OF(DIM, Q_DIM))
 
 // ---------------------------------------------------------------- instructions
 
-// Weights: they are read once.
+// Loads weights, which are read only once.
 uint4 load16(const __global uchar *p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -24,7 +24,7 @@ ushort load2(const __global uchar *p) {
     return v;
 }
 
-// The item, of which the compiler knows nothing: what follows from it is computed where it is needed and not kept in
+// Index of the work-item, hidden from the compiler: values derived from it are computed where needed and not kept in
 // registers for all layers.
 uint this_item() {
     uint x = get_local_id(0);
@@ -32,19 +32,19 @@ uint this_item() {
     return x;
 }
 
-float across(float x, uint mask) {
+float shuffle_xor(float x, uint mask) {
     float y;
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(y) : "f"(x), "r"(mask));
     return y;
 }
 
-uint from_lane(uint x, uint lane) {
+uint shuffle_from(uint x, uint lane) {
     uint y;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(y) : "r"(x), "r"(lane));
     return y;
 }
 
-float2 two_halves(uint bits) {
+float2 unpack_halves(uint bits) {
     float2 f;
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
         : "=f"(f.x), "=f"(f.y)
@@ -53,28 +53,28 @@ float2 two_halves(uint bits) {
 }
 
 float warp_max(float x) {
-    for (uint m = 16; m > 0; m /= 2) x = fmax(x, across(x, m));
+    for (uint m = 16; m > 0; m /= 2) x = fmax(x, shuffle_xor(x, m));
     return x;
 }
 
-// ---------------------------------------------------------------- what groups exchange
+// ---------------------------------------------------------------- exchange between work-groups
 
-// Groups hand each other slots: three words and the tag of the step that they come from, sixteen bytes that are written
-// and read at once. Whoever needs a slot looks until it has its tag, so that nothing has to be fenced or counted. A slot
-// is written again in the next layer, after all that its readers contributed to has been read.
+// Work-groups exchange slots: three words and the tag of the step that wrote them, sixteen bytes that are written and
+// read at once. A reader polls a slot until it has the tag, so no fences or counters are needed. A slot is rewritten in
+// the next layer, after everything its readers contributed to has been read.
 typedef uint4 Slot;
-#define OF_ROWS 6  // slots of sixteen rows
-#define OF_BLOCK 3 // slots of a block of activations: eight words and a scale
+#define SLOTS_PER_UNIT 6 // slots of sixteen rows
+#define SLOTS_PER_BLOCK 3 // slots of a block of activations: eight words and a scale
 
-// Looks until a group that never comes is given up: seconds.
-#define PATIENCE (1 << 22)
+// Polls before a work-group that never answers is given up: seconds.
+#define MAX_POLLS (1 << 22)
 
 void put_slot(__global Slot *to, uint a, uint b, uint c, uint tag) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(tag)
                  : "memory");
 }
 
-Slot look(const __global Slot *from) {
+Slot poll_slot(const __global Slot *from) {
     Slot s;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(s.x), "=r"(s.y), "=r"(s.z), "=r"(s.w)
@@ -83,80 +83,80 @@ Slot look(const __global Slot *from) {
     return s;
 }
 
-// What was seen, if it has the tag, else what comes. `lost` is set where nothing comes.
-Slot wait_for(Slot seen, const __global Slot *from, uint tag, __global uint *lost) {
+// Returns `seen` if it has the tag, otherwise polls. Sets `lost` if nothing arrives.
+Slot wait_for_slot(Slot seen, const __global Slot *from, uint tag, __global uint *lost) {
 #pragma unroll 1
     for (uint looks = 0; seen.w != tag; looks++) {
-        if (looks == PATIENCE) {
+        if (looks == MAX_POLLS) {
             asm volatile("st.relaxed.gpu.global.u32 [%0], 1; fence.acq_rel.gpu;" ::"l"(lost) : "memory");
             break;
         }
-        seen = look(from);
+        seen = poll_slot(from);
     }
     return seen;
 }
 
-// Sixteen neighbouring rows, one each of sixteen lanes; `put` for those lanes whose rows there are. All lanes of a warp
-// take part.
-void put_rows(float y, bool put, __global Slot *to, uint tag) {
+// Sends sixteen adjacent rows, one per lane of sixteen; `put` is true for lanes with an existing row. All lanes of a
+// warp must take part.
+void send_rows(float y, bool put, __global Slot *to, uint tag) {
     const uint part = get_local_id(0) % 16, from = get_local_id(0) / 16 % 2 * 16 + 3 * part;
-    uint a = from_lane(as_uint(y), from), b = from_lane(as_uint(y), from + 1), c = from_lane(as_uint(y), from + 2);
-    if (put && part < OF_ROWS) put_slot(to + part, a, b, c, tag);
+    uint a = shuffle_from(as_uint(y), from), b = shuffle_from(as_uint(y), from + 1), c = shuffle_from(as_uint(y), from + 2);
+    if (put && part < SLOTS_PER_UNIT) put_slot(to + part, a, b, c, tag);
 }
 
-// A block of activations, one of each lane of a warp, quantised.
-void put_block(float y, __global Slot *to, uint tag) {
+// Quantises and sends a block of activations, one per lane of a warp.
+void send_block(float y, __global Slot *to, uint tag) {
     const uint lane = get_local_id(0) % 32;
-    float2 scale = act_scale(warp_max(fabs(y)));
+    float2 scale = activation_scale(warp_max(fabs(y)));
     uint word = (uint)as_uchar(convert_char(rint(y * scale.y))) << lane % 4 * 8;
-    word |= from_lane(word, lane ^ 1);
-    word |= from_lane(word, lane ^ 2);
-    uint a = from_lane(word, 12 * lane), b = from_lane(word, 12 * lane + 4), c = from_lane(word, 12 * lane + 8);
-    if (lane < OF_BLOCK) put_slot(to + lane, a, b, lane == 2 ? as_uint(scale.x) : c, tag);
+    word |= shuffle_from(word, lane ^ 1);
+    word |= shuffle_from(word, lane ^ 2);
+    uint a = shuffle_from(word, 12 * lane), b = shuffle_from(word, 12 * lane + 4), c = shuffle_from(word, 12 * lane + 8);
+    if (lane < SLOTS_PER_BLOCK) put_slot(to + lane, a, b, lane == 2 ? as_uint(scale.x) : c, tag);
 }
 
 // ---------------------------------------------------------------- activations
 
-// Word k of a block lies so that an item reads words v and v + 4 at once.
-#define WORD_AT(k) ((k) % 4 * 2 + (k) / 4)
+// Position of word k of a block, such that a work-item reads words v and v + 4 at once.
+#define WORD_POSITION(k) ((k) % 4 * 2 + (k) / 4)
 
-// Slots that an item may have to wait for at once.
-#define MOST_TAKEN UP(WIDER(WIDEST / 32 * OF_BLOCK, DIM / 16 * OF_ROWS), WG)
+// Maximum slots that a work-item has to wait for at once.
+#define MAX_SLOTS_PER_ITEM CEIL_DIV(MAX_OF(WIDEST / 32 * SLOTS_PER_BLOCK, DIM / 16 * SLOTS_PER_UNIT), WG)
 
-// `slots` slots, each looked at before any is waited for.
-void look_at(Slot *taken, const __global Slot *from, uint slots, uint lid) {
-    for (uint i = 0; i < MOST_TAKEN; i++)
-        if (i * WG < slots) taken[i] = look(from + min(i * WG + lid, slots - 1));
+// Polls `slots` slots once, before any of them is waited for.
+void poll_slots(Slot *seen_slots, const __global Slot *from, uint slots, uint lid) {
+    for (uint i = 0; i < MAX_SLOTS_PER_ITEM; i++)
+        if (i * WG < slots) seen_slots[i] = poll_slot(from + min(i * WG + lid, slots - 1));
 }
 
-// Blocks that another step has quantised.
-void take_blocks(const __global Slot *from, uint blocks, uint tag, __local uint *acts, __local float *scales,
+// Receives blocks quantised by another step.
+void receive_blocks(const __global Slot *from, uint blocks, uint tag, __local uint *acts, __local float *scales,
                  __global uint *sync) {
-    const uint slots = blocks * OF_BLOCK, lid = this_item();
-    Slot taken[MOST_TAKEN];
+    const uint slots = blocks * SLOTS_PER_BLOCK, lid = this_item();
+    Slot seen_slots[MAX_SLOTS_PER_ITEM];
     barrier(CLK_LOCAL_MEM_FENCE);
-    look_at(taken, from, slots, lid);
-    for (uint i = 0; i < MOST_TAKEN; i++) {
+    poll_slots(seen_slots, from, slots, lid);
+    for (uint i = 0; i < MAX_SLOTS_PER_ITEM; i++) {
         if (i * WG >= slots) continue;
-        uint at = min(i * WG + lid, slots - 1), block = at / OF_BLOCK, k = at % OF_BLOCK * 3;
-        Slot s = wait_for(taken[i], from + at, tag, sync);
-        acts[block * 8 + WORD_AT(k)] = s.x;
-        acts[block * 8 + WORD_AT(k + 1)] = s.y;
+        uint at = min(i * WG + lid, slots - 1), block = at / SLOTS_PER_BLOCK, k = at % SLOTS_PER_BLOCK * 3;
+        Slot s = wait_for_slot(seen_slots[i], from + at, tag, sync);
+        acts[block * 8 + WORD_POSITION(k)] = s.x;
+        acts[block * 8 + WORD_POSITION(k + 1)] = s.y;
         if (k < 6)
-            acts[block * 8 + WORD_AT(k + 2)] = s.z;
+            acts[block * 8 + WORD_POSITION(k + 2)] = s.z;
         else
             scales[block] = as_float(s.z);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// What a chain of dependent steps reads is loaded so many steps ahead, past the end too: MARGIN words of local memory
+// A chain of dependent steps loads its operands AHEAD steps in advance, even past the end: MARGIN words of local memory
 // follow.
 #define AHEAD 16
 #define MARGIN (2 * AHEAD)
 
-// Squares of one of sixteen lanes, added up.
-float squares_of(const __local float *x) {
+// Adds the squares of one of sixteen lanes.
+float sum_squares(const __local float *x) {
     enum { all = DIM / 16 };
     float acc = 0.0f, next[AHEAD];
     x += get_local_id(0);
@@ -172,43 +172,43 @@ float squares_of(const __local float *x) {
     return acc;
 }
 
-// RMS norm of the residual, quantised, in every group for itself. The residual is taken from `slots`, or of the first
-// layer from `first`. What depends on it alone waits for it.
+// RMS norm of the residual, quantised, computed by every work-group for itself. The residual comes from `slots`, or for
+// the first layer from `first`. Only its dependents wait for it.
 void norm(const __global Slot *slots, const __global float *first, const __global float *w, uint tag,
           __local float *x, __local uint *acts, __local float *scales, __local float *red, __global uint *sync) {
     const uint lid = this_item();
-    float4 weights[UP(DIM, 4 * WG)];
-    for (uint i = 0; i < UP(DIM, 4 * WG); i++) weights[i] = vload4(0, w + min((i * WG + lid) * 4, (uint)DIM - 4));
+    float4 weights[CEIL_DIV(DIM, 4 * WG)];
+    for (uint i = 0; i < CEIL_DIV(DIM, 4 * WG); i++) weights[i] = vload4(0, w + min((i * WG + lid) * 4, (uint)DIM - 4));
     barrier(CLK_LOCAL_MEM_FENCE);
     if (first) {
         for (uint i = lid; i < DIM; i += WG) x[i] = first[i];
     } else {
-        enum { all = DIM / 16 * OF_ROWS };
-        Slot taken[MOST_TAKEN];
-        look_at(taken, slots, all, lid);
-        for (uint i = 0; i < UP(all, WG); i++) {
-            uint at = min((uint)(i * WG + lid), (uint)all - 1), part = at % OF_ROWS;
-            Slot s = wait_for(taken[i], slots + at, tag, sync);
-            __local float *to = x + at / OF_ROWS * 16 + part * 3;
+        enum { all = DIM / 16 * SLOTS_PER_UNIT };
+        Slot seen_slots[MAX_SLOTS_PER_ITEM];
+        poll_slots(seen_slots, slots, all, lid);
+        for (uint i = 0; i < CEIL_DIV(all, WG); i++) {
+            uint at = min((uint)(i * WG + lid), (uint)all - 1), part = at % SLOTS_PER_UNIT;
+            Slot s = wait_for_slot(seen_slots[i], slots + at, tag, sync);
+            __local float *to = x + at / SLOTS_PER_UNIT * 16 + part * 3;
             to[0] = as_float(s.x);
-            if (part < OF_ROWS - 1) {
+            if (part < SLOTS_PER_UNIT - 1) {
                 to[1] = as_float(s.y);
                 to[2] = as_float(s.z);
             }
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (lid < 16) red[lid] = squares_of(x);
+    if (lid < 16) red[lid] = sum_squares(x);
     barrier(CLK_LOCAL_MEM_FENCE);
-    float scale = divide(1.0f, root(divide(sum_lanes(red), (float)DIM) + NORM_EPS));
-    for (uint i = 0; i < UP(DIM, 4 * WG); i++) {
+    float scale = divide(1.0f, sqrt_rn(divide(sum_lanes(red), (float)DIM) + NORM_EPS));
+    for (uint i = 0; i < CEIL_DIV(DIM, 4 * WG); i++) {
         uint at = (i * WG + lid) * 4;
         float4 v = at < DIM ? *(__local float4 *)(x + at) * scale * weights[i] : (float4)(0.0f);
         float m = fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w)));
-        for (uint k = 1; k < 8; k *= 2) m = fmax(m, across(m, k));
-        float2 d = act_scale(m);
+        for (uint k = 1; k < 8; k *= 2) m = fmax(m, shuffle_xor(m, k));
+        float2 d = activation_scale(m);
         if (at < DIM) {
-            acts[at / 32 * 8 + WORD_AT(at / 4 % 8)] = as_uint(convert_char4(rint(v * d.y)));
+            acts[at / 32 * 8 + WORD_POSITION(at / 4 % 8)] = as_uint(convert_char4(rint(v * d.y)));
             if (lid % 8 == 0) scales[at / 32] = d.x;
         }
     }
@@ -217,40 +217,41 @@ void norm(const __global Slot *slots, const __global float *first, const __globa
 
 // ---------------------------------------------------------------- products
 
-// A unit is sixteen rows, a bite two blocks of a unit: what a warp takes at once, 512 bytes in a row. A lane has four
-// rows (lane / 4 % 4) of one vector (lane % 4) of one block (lane / 16), and the scale of the row that it will have the
-// sum of (lane % 16).
+// A unit is sixteen rows. A fragment is two blocks of a unit: the 512 contiguous bytes that a warp takes at once. A
+// lane has four rows (lane / 4 % 4) of one vector (lane % 4) of one block (lane / 16), and the scale of the row whose
+// sum it will hold (lane % 16).
 typedef struct {
     uint4 quants;
     ushort scale;
-} Bite;
+} Fragment;
 
-// Bites of a matrix, numbered from the first of a group's units; from number `half_at` on those that are `gap` later.
+// Fragments of a matrix, numbered from the first one of a work-group's units; those from number `half_start` on are `gap`
+// further.
 typedef struct {
     const __global uchar *quants, *scales;
-    uint half_at, gap;
+    uint half_start, gap;
 } Units;
 
-Units units_at(const __global uchar *quants, const __global uchar *scales, uint first_bite, uint half_at, uint gap) {
-    Units u = {quants + (size_t)first_bite * 512, scales + (size_t)first_bite * 64, half_at, gap};
+Units units_from(const __global uchar *quants, const __global uchar *scales, uint first_bite, uint half_start, uint gap) {
+    Units u = {quants + (size_t)first_bite * 512, scales + (size_t)first_bite * 64, half_start, gap};
     return u;
 }
 
-// Bites that a warp has under way, at most.
+// Maximum fragments that a warp loads ahead.
 #ifndef DEPTH
 #define DEPTH 4
 #endif
 
-// The same for one lane.
-Units of_lane(Units u, uint lane) {
+// Offsets the pointers for one lane.
+Units units_of_lane(Units u, uint lane) {
     u.quants += lane / 16 * 256 + lane % 4 * 64 + lane / 4 % 4 * 16;
     u.scales += lane * 2;
     return u;
 }
 
-Bite bite(Units u, uint i) {
-    uint at = i + (i < u.half_at ? 0 : u.gap);
-    Bite b;
+Fragment load_fragment(Units u, uint i) {
+    uint at = i + (i < u.half_start ? 0 : u.gap);
+    Fragment b;
     b.quants = load16(u.quants + (size_t)at * 512);
     b.scale = load2(u.scales + (size_t)at * 64);
     return b;
@@ -258,10 +259,10 @@ Bite bite(Units u, uint i) {
 
 #define START 0x80000
 
-// Sixteen times the sum of a lane's row and block, and START more, by the integer tensor cores. A nibble in the upper
-// half of a byte, its highest bit flipped, is sixteen times its weight, signed. Rows of an operand are the lanes' rows,
-// two at a time, of both blocks; its columns are the two blocks' activations by turns, so that every lane finds the sums
-// of its four rows, of which it takes one.
+// Computes sixteen times the sum of a lane's row and block, plus START, on the integer tensor cores. A nibble in the
+// upper half of a byte, with its highest bit flipped, is sixteen times its weight, signed. The rows of an operand are
+// the lanes' rows, two at a time, of both blocks; its columns alternate between the activations of the two blocks, so
+// every lane gets the sums of its four rows and keeps one.
 uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
     uint4 h = (w & mask) ^ 0x80808080u, l = ((w << 4) & mask) ^ 0x80808080u;
     int c[8];
@@ -276,70 +277,71 @@ uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
     return lane & 2 ? (lane & 1 ? r3 : r2) : (lane & 1 ? r1 : r0);
 }
 
-// Where sums of blocks wait to be added up in ascending order: [row][block], with their scale as a float each, or, where
-// there is no room for that, both in sixteen bits. Rows are two words longer than that: so neither those who write nor
-// those who read share banks.
+// Sums of blocks wait here to be added in ascending order: [row][block], as a float with its scale, or, if there is no
+// room for that, both in sixteen bits. Rows are two words longer than needed, so that neither writers nor readers have
+// bank conflicts.
 #define FLOATS_ROW(blocks) (2 * (blocks) + 2)
 #define HALVES_ROW(blocks) ((blocks) + 2)
-// Units that there is room for.
-#define FIT_FLOATS(blocks) (PARTS / (16 * FLOATS_ROW(blocks)))
-#define FIT_HALVES(blocks) (PARTS / (16 * HALVES_ROW(blocks)))
+// Units for which there is room.
+#define UNITS_AS_FLOATS(blocks) (PARTS / (16 * FLOATS_ROW(blocks)))
+#define UNITS_AS_HALVES(blocks) (PARTS / (16 * HALVES_ROW(blocks)))
 
-// Unit and pair of blocks of a warp's bite j. Written so, both are known to the compiler but for the warp where a unit has
-// as many bites as go round all warps.
-#define UNIT_OF(j, pairs, warp) ((pairs) % WARPS == 0 ? (j) / WIDER((pairs) / WARPS, 1) : ((j) * WARPS + (warp)) / (pairs))
+// Unit, and pair of blocks, of a warp's fragment j. In this form both are compile-time constants, except for the warp,
+// if all warps take part in a unit equally.
+#define UNIT_OF(j, pairs, warp) ((pairs) % WARPS == 0 ? (j) / MAX_OF((pairs) / WARPS, 1) : ((j) * WARPS + (warp)) / (pairs))
 #define PAIR_OF(j, pairs, warp) \
-    ((pairs) % WARPS == 0 ? (j) % WIDER((pairs) / WARPS, 1) * WARPS + (warp) : ((j) * WARPS + (warp)) % (pairs))
+    ((pairs) % WARPS == 0 ? (j) % MAX_OF((pairs) / WARPS, 1) * WARPS + (warp) : ((j) * WARPS + (warp)) % (pairs))
 
-// Bites whose sums are computed at a time, before any of them is stored.
-#define MOUTHFUL 4
+// Fragments whose sums are computed before any of them is stored.
+#define FRAGMENTS_AT_ONCE 4
 
-// How many of a warp's `n` bites are under way.
-#define DEPTH_OF(n) LESSER(n, DEPTH)
+// Number of a warp's `n` fragments that are loaded ahead.
+#define DEPTH_FOR(n) MIN_OF(n, DEPTH)
 
-// The first of `all` bites that the warps share, each `count` a round.
-void begin(Bite *b, Units u, uint count, uint all) {
+// Loads the first of `all` fragments shared by the warps; each warp has `count` per round.
+void load_fragments(Fragment *b, Units u, uint count, uint all) {
     const uint lid = this_item();
-    u = of_lane(u, lid % 32);
+    u = units_of_lane(u, lid % 32);
 #pragma unroll
     for (uint j = 0; j < DEPTH; j++)
-        if (j < DEPTH_OF(count)) b[j] = bite(u, min(j * WARPS + lid / 32, all - 1));
+        if (j < DEPTH_FOR(count)) b[j] = load_fragment(u, min(j * WARPS + lid / 32, all - 1));
 }
 
-// The sums of a round, which has room for `room` bites and begins with number `from` of `all`, while what follows is
-// under way.
-void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool floats, const __local uint *acts,
+// Computes the sums of a round, which has room for `room` fragments and starts with number `from` of `all`, while the
+// following fragments are loaded.
+void mma_accumulate(Fragment *b, Units u, uint pairs, uint room, uint from, uint all, bool floats, const __local uint *acts,
           const __local float *act_scales, __local uint *parts, uint mask) {
-    const uint count = UP(room, WARPS), lid = this_item(), warp = lid / 32, lane = lid % 32;
-    // Where bites are no multiple of those under way, the last turn is not full: the next round's follow all the same.
-    const uint missing = UP(count, DEPTH_OF(count)) * DEPTH_OF(count) - count;
-    u = of_lane(u, lane);
+    const uint count = CEIL_DIV(room, WARPS), lid = this_item(), warp = lid / 32, lane = lid % 32;
+    // If the number of fragments is not a multiple of those loaded ahead, the last iteration is not full, but still
+    // loads the next round's.
+    const uint unfilled = CEIL_DIV(count, DEPTH_FOR(count)) * DEPTH_FOR(count) - count;
+    u = units_of_lane(u, lane);
 #pragma unroll 1
-    for (uint first = 0; first < count; first += DEPTH_OF(count)) {
+    for (uint first = 0; first < count; first += DEPTH_FOR(count)) {
 #pragma unroll
-        for (uint m = 0; m < DEPTH; m += MOUTHFUL) {
-            uint sum[MOUTHFUL];
-            float scale[MOUTHFUL];
+        for (uint m = 0; m < DEPTH; m += FRAGMENTS_AT_ONCE) {
+            uint sum[FRAGMENTS_AT_ONCE];
+            float scale[FRAGMENTS_AT_ONCE];
 #pragma unroll
-            for (uint k = 0; k < MOUTHFUL; k++) {
-                if (m + k >= DEPTH_OF(count)) continue;
+            for (uint k = 0; k < FRAGMENTS_AT_ONCE; k++) {
+                if (m + k >= DEPTH_FOR(count)) continue;
                 uint j = first + m + k, i = j * WARPS + warp, block = PAIR_OF(j, pairs, warp) * 2;
                 uint2 a = *(const __local uint2 *)(acts + (block + lane / 4 % 2) * 8 + lane % 4 * 2);
                 sum[k] = sixteen_sums(b[m + k].quants, a, mask, lane);
-                scale[k] = floats ? two_halves(b[m + k].scale).x * act_scales[block + lane / 16] : 0.0f;
+                scale[k] = floats ? unpack_halves(b[m + k].scale).x * act_scales[block + lane / 16] : 0.0f;
                 if (!floats) sum[k] = sum[k] << 12 | b[m + k].scale;
-                i += from + DEPTH_OF(count) * WARPS;
-                if (missing > 0 && first + DEPTH_OF(count) >= count) i -= missing * WARPS;
-                if (i < all) b[m + k] = bite(u, i);
+                i += from + DEPTH_FOR(count) * WARPS;
+                if (unfilled > 0 && first + DEPTH_FOR(count) >= count) i -= unfilled * WARPS;
+                if (i < all) b[m + k] = load_fragment(u, i);
             }
 #pragma unroll
-            for (uint k = 0; k < MOUTHFUL; k++) {
+            for (uint k = 0; k < FRAGMENTS_AT_ONCE; k++) {
                 uint j = first + m + k, i = j * WARPS + warp, row = UNIT_OF(j, pairs, warp) * 16 + lane % 16;
                 uint block = PAIR_OF(j, pairs, warp) * 2 + lane / 16;
-                // Past the last bite it is nonsense, which nobody reads.
-                if (m + k >= DEPTH_OF(count) || ((room % WARPS != 0 || missing > 0) && i >= room)) continue;
+                // Past the last fragment the values are undefined and never read.
+                if (m + k >= DEPTH_FOR(count) || ((room % WARPS != 0 || unfilled > 0) && i >= room)) continue;
                 if (floats) {
-                    // The integer added to the bits of 2^23 is a float; its sixteenth and all else are exact.
+                    // The integer added to the bits of 2^23 is a float; dividing by 16 and everything else is exact.
                     float whole = fma(as_float(0x4b000000u | sum[k]), 0.0625f, -(8388608.0f + START) / 16.0f);
                     *(__local float2 *)(parts + row * FLOATS_ROW(2 * pairs) + 2 * block) = (float2)(whole, scale[k]);
                 } else {
@@ -351,7 +353,7 @@ void chew(Bite *b, Units u, uint pairs, uint room, uint from, uint all, bool flo
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// A row's sum, in the order of the contract.
+// Sum of a row, in the specified order.
 float sum_of_floats(const __local uint *row, uint blocks) {
     const __local float2 *parts = (const __local float2 *)row;
     float acc = 0.0f;
@@ -384,7 +386,7 @@ float sum_of_halves(const __local uint *row, const __local float *act_scales, ui
         float2 sum[AHEAD / 2], scale[AHEAD / 2];
         for (uint k = 0; k < AHEAD / 2; k++) {
             sum[k] = (float2)(as_float(0x4b000000u | next[k].x >> 16), as_float(0x4b000000u | next[k].y >> 16)) - bias;
-            scale[k] = (float2)(two_halves(next[k].x).x, two_halves(next[k].y).x) * next_scales[k];
+            scale[k] = (float2)(unpack_halves(next[k].x).x, unpack_halves(next[k].y).x) * next_scales[k];
         }
         for (uint k = 0; k < AHEAD / 2; k++) {
             next[k] = parts[b + AHEAD / 2 + k];

@@ -1,4 +1,5 @@
-//! Attention of a token each of several runs, in one launch a layer and one that merges: see `kernels/attend_one.cl`.
+//! Attention of several runs with one token each: one launch per layer, and one that merges; see
+//! `kernels/attend_one.cl`.
 
 use super::kv::LayerRows;
 use super::shapes::SEVERAL;
@@ -8,30 +9,31 @@ use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
-/// Buffers before those of the runs' rows.
+/// Number of buffers before the rows of the runs.
 pub const BEFORE_ROWS: usize = 6;
-/// Buffers of all runs' rows.
+/// Number of buffers for the rows of all runs.
 pub const ROWS: usize = 2 * SEVERAL;
 
-/// `Runs` of `kernels/common.cl`: of each run the integers of `Run`, then its first chunk, then the end of all.
+/// `Runs` in `kernels/common.cl`: the integers of `Run` for each run, the first chunk of each, and the end of all
+/// chunks.
 pub struct RunTable {
     table: [i32; Self::INTS],
     /// Number of runs.
     pub len: usize,
-    /// Chunks of all of them.
+    /// Total number of chunks.
     pub chunks: usize,
 }
 
 impl RunTable {
-    /// Integers of the table.
+    /// Number of integers in the table.
     pub const INTS: usize = 4 * SEVERAL + SEVERAL + 4;
 
-    /// None yet.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self { table: [0; Self::INTS], len: 0, chunks: 0 }
     }
 
-    /// Adds a run of one token that sees so many chunks.
+    /// Adds a run of one token that sees `chunks` chunks.
     pub fn add(&mut self, run: [i32; 4], chunks: usize) {
         self.table[4 * self.len..4 * self.len + 4].copy_from_slice(&run);
         self.table[4 * SEVERAL + self.len] = self.chunks as i32;
@@ -39,31 +41,32 @@ impl RunTable {
         self.chunks += chunks;
     }
 
-    /// The table of those that were added.
+    /// Table of the added runs.
     pub fn table(&mut self) -> &[i32; Self::INTS] {
         self.table[4 * SEVERAL + self.len..].fill(self.chunks as i32);
         &self.table
     }
 }
 
-/// The launches, and the runs that the next one is of.
+/// The launches, and the runs collected for the next one.
 pub struct BatchedAttention {
     attend: Vec<Launch>,
     merge: Launch,
-    /// Stands for the rows of runs that there are not.
+    /// Placeholder for the rows of missing runs.
     none: Buffer,
-    /// Most runs of a launch.
+    /// Maximum runs of a launch.
     most: usize,
     runs: RunTable,
 }
 
 impl BatchedAttention {
-    /// With the kernels of all layers, bound to all but rows.
+    /// Creates it from the kernels of all layers, bound to everything but rows.
     pub fn new(attend: Vec<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
         Self { attend, merge, none, most, runs: RunTable::new() }
     }
 
-    /// Adds a run of one token that sees so many chunks. Its buffers are kept until [`BatchedAttention::run`] has queued it.
+    /// Adds a run of one token that sees `chunks` chunks. Its buffers are kept alive until [`BatchedAttention::run`]
+    /// has queued it.
     pub fn add(&mut self, layer: usize, run: [i32; 4], chunks: usize, rows: &LayerRows) -> Result<()> {
         let first = BEFORE_ROWS + 2 * self.runs.len;
         self.runs.add(run, chunks);
@@ -71,12 +74,12 @@ impl BatchedAttention {
         Ok(())
     }
 
-    /// Whether no other fits into the launch.
+    /// True if the launch has no room for another run.
     pub fn is_full(&self) -> bool {
         self.runs.len == self.most
     }
 
-    /// Queues the attention of the runs that were added, if any were.
+    /// Queues the attention of the added runs, if any.
     pub fn run(&mut self, device: &Device, layer: usize) -> Result<()> {
         let mut runs = std::mem::replace(&mut self.runs, RunTable::new());
         if runs.len == 0 {
@@ -87,7 +90,7 @@ impl BatchedAttention {
             attend.rebind(argument, &self.none)?;
         }
         attend.set_ints(runs.table())?.run(device, [runs.chunks * KV_HEADS, 1])?;
-        // A cache goes when its sequence does.
+        // Do not keep a cache alive after its sequence has ended.
         attend.release(rows);
         self.merge.set_ints(runs.table())?.run(device, [HEADS, runs.len])
     }

@@ -1,4 +1,4 @@
-//! Kernels for OpenCL lose their comments: `kernels/NAME.cl` -> `OUT_DIR/kernels/NAME.cl`.
+//! Build script: strips the comments of OpenCL kernels, `kernels/NAME.cl` -> `OUT_DIR/kernels/NAME.cl`.
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ fn main() {
     }
 }
 
-/// Writes the kernels without comments and with single spaces, a third of their bytes, each line where it was: a driver's
-/// messages have numbers of lines.
+/// Writes the kernels without comments and with single spaces, which saves a third of the bytes. Lines keep their
+/// numbers, because the driver's messages refer to them.
 fn strip_kernels(from: &Path, to: &Path) -> io::Result<()> {
     println!("cargo:rerun-if-changed={}", from.display());
     fs::create_dir_all(to)?;
@@ -36,8 +36,8 @@ fn strip_kernels(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `libloading` links `-ldl`. musl has those functions in libc and comes with an empty libdl.a, which Rust's own musl
-/// targets lack, so one is made.
+/// `libloading` links `-ldl`. musl has these functions in libc and ships an empty libdl.a, which Rust's musl targets
+/// lack; this creates one.
 fn link_without_libdl(dir: &Path) -> io::Result<()> {
     if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|e| e == "musl") {
         fs::write(dir.join("libdl.a"), "!<arch>\n")?;

@@ -1,5 +1,5 @@
-//! The key/value cache of one sequence: its rows, the attention mass of its slots, and the launches that are bound to
-//! both. Where memory is unified, the CPU may have rows and mass until the device needs them again.
+//! KV cache of one sequence: its rows, the attention mass of its slots, and the launches bound to both. With unified
+//! memory the CPU can borrow rows and mass until the device needs them again.
 
 use super::compaction::{Compactor, Keep};
 use super::kv::{DeviceKv, MappedLayer, gather};
@@ -20,28 +20,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A cache in the memory of an OpenCL device.
 pub struct OpenClCache {
     device: Device,
-    /// Where attention is computed.
+    /// Place that computes attention.
     attend: AttendOn,
     /// The rows.
     pub rows: DeviceKv,
     len: usize,
-    /// None until it is first written.
+    /// Attention mass; `None` until first written.
     pub mass: Option<Mass>,
-    /// None until the first pass, and after rows or mass have moved.
+    /// Launches bound to the cache; `None` until the first pass, and after rows or mass were reallocated.
     pub launches: Option<CacheLaunches>,
-    /// What the CPU has borrowed, while it has.
+    /// Rows and mass while the CPU has borrowed them.
     on_host: Option<OnHost>,
-    /// Moves rows in the device's memory, where slots are to be evicted there.
+    /// Moves rows in device memory, if slots may be evicted there.
     compactor: Option<Arc<Mutex<Compactor>>>,
-    /// The move of a layer's rows that not all heads have asked for.
+    /// Compaction of a layer, until all heads have stated their slots.
     keep: Option<Keep>,
 }
 
-/// Rows and mass in the CPU's hands.
+/// Rows and mass borrowed by the CPU.
 struct OnHost {
     /// By layer.
     rows: Vec<MappedLayer>,
-    /// By layer that sees all: `[kv_head][slot]`; empty where there is none.
+    /// By full-attention layer: `[kv_head][slot]`; empty if there is no mass.
     mass: Vec<Vec<f32>>,
 }
 
@@ -58,7 +58,7 @@ impl HostRows for OnHost {
     }
 }
 
-/// Every failure counts as a lost device: the sequence can go on elsewhere.
+/// Converts a failure to a lost device: the sequence can continue on another one.
 fn lost(failure: Failure) -> Error {
     Error::Device(failure.to_string())
 }
@@ -76,11 +76,11 @@ impl OpenClCache {
         Self { device, attend, rows, len, mass, launches, on_host, compactor, keep }
     }
 
-    /// The device's own cache in a run.
+    /// Downcasts the cache of a run.
     ///
     /// # Panics
     ///
-    /// It is another device's.
+    /// If it belongs to another device.
     pub fn of(cache: &mut dyn Cache) -> &mut Self {
         let cache: &mut dyn Any = cache;
         cache.downcast_mut().expect("an OpenCL device computes with caches of its own")
@@ -91,21 +91,21 @@ impl OpenClCache {
         self.len
     }
 
-    /// The kernel of a pass of one token in one launch, where the device and this cache have it.
+    /// Persistent kernel for one token, if the device and this cache support it.
     pub fn bound_decode(&mut self) -> Option<&mut BoundDecode> {
         self.launches.as_mut().and_then(|launches| launches.decode.as_mut())
     }
 
-    /// The launches of one layer.
+    /// Launches of one layer.
     ///
     /// # Panics
     ///
-    /// They are not bound yet.
+    /// If they are not bound yet.
     pub fn layer(&mut self, layer: usize) -> &mut CacheLayer {
         &mut self.launches.as_mut().expect("bound before the pass").layers[layer]
     }
 
-    /// Ends a pass that has filled `new` slots, and has given a mass to all where it was observed.
+    /// Ends a pass that has filled `new` slots; an observed pass has also given mass to all slots.
     pub fn advance(&mut self, new: usize, observed: bool) {
         self.len += new;
         if let Some(mass) = self.mass.as_mut().filter(|_| observed) {
@@ -113,7 +113,7 @@ impl OpenClCache {
         }
     }
 
-    /// Takes rows and mass back from the CPU, and moves what was to move.
+    /// Takes rows and mass back from the CPU, and queues a pending compaction.
     pub fn take_back(&mut self) -> Result<()> {
         self.compact().map_err(lost)?;
         let Some(OnHost { rows, mass }) = self.on_host.take() else { return Ok(()) };
@@ -124,10 +124,8 @@ impl OpenClCache {
             None => Ok(()),
         }
     }
-}
 
-impl OpenClCache {
-    /// Queues the moves of a layer that its heads have asked for.
+    /// Queues the pending compaction of a layer.
     fn compact(&mut self) -> Outcome<()> {
         let (Some(keep), Some(compactor)) = (self.keep.take(), &self.compactor) else { return Ok(()) };
         let layer = keep.layer();
@@ -153,7 +151,7 @@ impl Cache for OpenClCache {
         if let Some(mass) = &mut self.mass {
             mass.set_filled(mass.filled().min(before.min(len)));
         }
-        // The CPU adds to what stands there.
+        // The CPU adds to existing values.
         for layer in self.on_host.iter_mut().flat_map(|host| &mut host.mass) {
             layer.chunks_exact_mut(slots.max(1)).for_each(|head| head[before.min(len)..len].fill(0.0));
         }
@@ -201,7 +199,7 @@ impl Cache for OpenClCache {
         if self.keep.as_ref().is_some_and(|keep| !keep.takes((layer, kv_head), slots.len())) {
             self.compact()?;
         }
-        // Those without a mass have none after it has moved.
+        // Slots without mass get 0 before the mass moves.
         self.mass.iter_mut().try_for_each(|mass| mass.fill_up(len))?;
         let keep = self.keep.get_or_insert_with(|| Keep::new(layer, slots.len()));
         keep.tell(kv_head, slots);

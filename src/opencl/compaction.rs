@@ -1,5 +1,5 @@
-//! Evictions in the device's memory: rows that stay of a layer move to the front by a kernel (`kernels/keep.cl`), once all
-//! heads have said which.
+//! Eviction in device memory: a kernel (`kernels/compact_kv.cl`) moves the retained rows of a layer to the front, once
+//! all heads have stated their slots.
 
 use super::step_launch::Launch;
 use crate::dims::KV_HEADS;
@@ -7,12 +7,12 @@ use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
-/// Bytes of the slots that stay of a layer's heads, at most.
+/// Maximum bytes of the slot list of a layer.
 pub fn list_bytes(slots: usize) -> usize {
     4 * KV_HEADS * slots
 }
 
-/// The kernel that moves rows, and the slots that it is told.
+/// Kernel that moves rows, and its slot list.
 pub struct Compactor {
     device: Device,
     launch: Launch,
@@ -21,12 +21,12 @@ pub struct Compactor {
 }
 
 impl Compactor {
-    /// With the kernel, to which nothing is bound.
+    /// Creates a compactor from the unbound kernel.
     pub fn new(device: &Device, launch: Launch) -> Self {
         Self { device: device.clone(), launch, slots: None }
     }
 
-    /// Queues the move in planes of a layer, each with the bytes of a row, all of `all` rows a head.
+    /// Queues the compaction of planes of a layer, given with the bytes of a row; all have `all` rows per head.
     pub fn run(&mut self, keep: &Keep, planes: &[(&Buffer, usize)], all: usize) -> Result<()> {
         if keep.kept == 0 {
             return Ok(());
@@ -42,46 +42,46 @@ impl Compactor {
             launch
                 .set_ints(&[row / 2, all, keep.kept, 0].map(|n| n as i32))?
                 .run(&self.device, [KV_HEADS, 1])?;
-            // A cache goes when its sequence does.
+            // Do not keep a cache alive after its sequence has ended.
             self.launch.release(0..1);
         }
         Ok(())
     }
 }
 
-/// The slots that stay of a layer.
+/// Slots to keep in a layer.
 pub struct Keep {
     layer: usize,
     kept: usize,
-    /// `[kv_head][kept]`; the first ones of a head that has not said.
+    /// `[kv_head][kept]`; the first slots for heads that have not been set.
     slots: Vec<u32>,
     told: [bool; KV_HEADS],
 }
 
 impl Keep {
-    /// Nothing moves yet.
+    /// Creates a list that moves nothing.
     pub fn new(layer: usize, kept: usize) -> Self {
         let slots = (0..KV_HEADS).flat_map(|_| 0..kept as u32).collect();
         Self { layer, kept, slots, told: [false; KV_HEADS] }
     }
 
-    /// Its layer.
+    /// Layer to compact.
     pub fn layer(&self) -> usize {
         self.layer
     }
 
-    /// Whether a head's slots can join.
+    /// True if a head's slots can be added.
     pub fn takes(&self, (layer, kv_head): (usize, usize), kept: usize) -> bool {
         (self.layer, self.kept) == (layer, kept) && !self.told[kv_head]
     }
 
-    /// A head keeps these.
+    /// Sets the slots to keep for a head.
     pub fn tell(&mut self, kv_head: usize, slots: &[u32]) {
         self.slots[kv_head * self.kept..][..self.kept].copy_from_slice(slots);
         self.told[kv_head] = true;
     }
 
-    /// Whether all heads have said what they keep.
+    /// True if all heads have been set.
     pub fn is_complete(&self) -> bool {
         self.told.iter().all(|&told| told)
     }

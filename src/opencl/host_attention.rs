@@ -10,9 +10,9 @@ use numeric::kv::KvTypes;
 use opencl_runtime::buffer::{Buffer, Landing, bytes_of, bytes_of_mut};
 use opencl_runtime::failure::Result;
 
-/// Attention on the host, and what it reads and writes.
+/// Attention on the host, with its buffers.
 pub struct HostAttention {
-    /// The function that computes it.
+    /// Computes attention.
     compute: Attention,
     /// `[token][QKV]`
     qkv: Vec<f32>,
@@ -23,14 +23,14 @@ pub struct HostAttention {
 }
 
 impl HostAttention {
-    /// For passes of at most `tokens`.
+    /// Allocates buffers for passes of at most `tokens` tokens.
     pub fn new(compute: Attention, types: KvTypes, tokens: usize) -> Self {
         let row = types.k.row_bytes(HEAD_DIM).max(types.v.row_bytes(HEAD_DIM));
         let (qkv, att) = (vec![0.0; tokens * QKV], vec![0.0; tokens * Q_DIM]);
         Self { compute, qkv, att, rows: vec![0; tokens * KV_HEADS * row] }
     }
 
-    /// Brings a run's new rows to those that the host has.
+    /// Copies the new rows of a run to the host's cache.
     pub fn read_rows(
         &mut self,
         (scratch, mut readback): (&Scratch, Option<&mut Landing>),
@@ -74,7 +74,7 @@ impl HostAttention {
     }
 }
 
-/// Waits for what is queued and reads, through page-locked memory where the device has memory of its own.
+/// Waits for queued work and reads, through page-locked memory if there is any.
 fn read(readback: &mut Option<&mut Landing>, from: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
     match readback {
         Some(readback) => readback.read(from, offset, bytes),

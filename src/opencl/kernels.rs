@@ -1,7 +1,7 @@
-//! The kernels of the forward pass: which source, which options, which work-groups.
+//! Kernels of the forward pass: their sources, compiler options and work-group sizes.
 //!
-//! A program is compiled for one step and one way of storing its matrix, so that every size is a constant and one
-//! kernel's registers do not depend on another's.
+//! A program is compiled for one step and one storage of its matrix, so all sizes are constants, and the registers of
+//! one kernel do not depend on another.
 
 use super::defines::{Defines, LayerView};
 use super::shapes::*;
@@ -19,55 +19,56 @@ pub(super) const COMMON: &str = kernel_text!("common");
 pub(super) const KV: &str = kernel_text!("kv");
 const BLOCKS: &str = kernel_text!("blocks");
 const GEMV: &str = kernel_text!("gemv");
-const ROWS: &str = kernel_text!("rows");
+const WHOLE_ROWS: &str = kernel_text!("whole_rows");
 const GEMM_ROWS: &str = kernel_text!("gemm_rows");
 const GEMM: &str = kernel_text!("gemm");
 const GEMM_FEW: &str = kernel_text!("gemm_few");
-pub(super) const GEMM_PUT: &str = kernel_text!("gemm_put");
+pub(super) const GEMM_EPILOGUE: &str = kernel_text!("gemm_epilogue");
 const ACTIVATIONS: &str = kernel_text!("activations");
 const ROPE: &str = kernel_text!("rope");
 const ATTEND: &str = kernel_text!("attend");
 pub(super) const ATTEND_ONE: &str = kernel_text!("attend_one");
 const MERGE: &str = kernel_text!("merge");
 const OBSERVE: &str = kernel_text!("observe");
-const KEEP: &str = kernel_text!("keep");
+const COMPACT_KV: &str = kernel_text!("compact_kv");
 const POST_NORM: &str = kernel_text!("post_norm");
 
-/// The texts that variants are made of.
-pub(super) const SOURCES: [&str; 8] = [COMMON, BLOCKS, ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_PUT, ACTIVATIONS];
+/// Sources of the variants.
+pub(super) const SOURCES: [&str; 8] =
+    [COMMON, BLOCKS, WHOLE_ROWS, GEMV, GEMM, GEMM_ROWS, GEMM_EPILOGUE, ACTIVATIONS];
 
-/// A kernel, by what it computes.
+/// A kernel, identified by its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KernelName {
-    /// One token times a matrix; `gate_up` leaves its result as `next` reads it.
+    /// Product of one token and a matrix; `gate_up` stores its result as `next` reads it.
     Gemv { step: Step, storage: Storage, input: Input, next: Activations, variant: &'static Variant },
-    /// Many tokens times a matrix.
+    /// Product of many tokens and a matrix.
     Gemm(Step, Storage, &'static Variant),
-    /// At most [`FEW`] tokens times a matrix of blocks.
+    /// Product of at most [`FEW`] tokens and a matrix of blocks.
     GemmFew(Step, Storage),
-    /// The input of a `gemm`, as its matrix reads it.
+    /// Converts the input of a `gemm` to the form that its matrix reads.
     Activations(Input, Activations),
-    /// Position, and rows of the cache.
+    /// RoPE, and new rows of the cache.
     Rope(LayerView),
     /// Attention of many tokens.
     Attend(LayerView),
-    /// The same of one, with its position and rows, in chunks.
+    /// RoPE and attention of one token, in chunks.
     AttendOne(LayerView),
-    /// The same of a token each of several runs.
+    /// Attention of several runs with one token each.
     AttendSeveral(LayerView),
-    /// Puts chunks together.
+    /// Merges the chunks of one token.
     Merge,
-    /// The same of several runs.
+    /// Merges the chunks of several runs.
     MergeSeveral,
     /// Adds attention to the mass of slots.
     Observe(Observed, LayerView),
-    /// The norm of what joins the residual.
+    /// Norm of an output before it is added to the residual.
     PostNorm,
     /// Eviction.
-    Keep,
+    CompactKv,
 }
 
-/// The attention that `observe` follows.
+/// Attention that `observe` follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "they say it")]
 pub enum Observed {
@@ -75,24 +76,24 @@ pub enum Observed {
     ManyTokens,
 }
 
-/// Where the input of a matrix comes from.
+/// Source of a matrix's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Input {
-    /// The residual, normed.
+    /// Normed residual.
     Norm,
-    /// Parts of attention over the last `window` positions; over all slots where it is 0.
+    /// Chunks of attention over the last `window` positions; over all slots if it is 0.
     Merge {
         /// Positions.
         window: usize,
     },
     /// Attention's output.
     Att,
-    /// silu(gate) * up: as `gemv` wrote it, or still to be computed from both.
+    /// silu(gate) * up: as stored by `gemv`, or still to be computed from both.
     Ffn,
 }
 
 impl Input {
-    /// Its columns.
+    /// Number of columns.
     fn cols(self) -> usize {
         match self {
             Input::Norm => DIM,
@@ -102,28 +103,28 @@ impl Input {
     }
 }
 
-/// A set of kernels. Where one computes wrong results, the next is tried, and after the last the CPU.
+/// A set of kernels. If one computes wrong results, the next set is tried, and finally the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelSet {
-    /// The fastest that the device has.
+    /// Fastest kernels that the device supports.
     Tuned,
-    /// The variants that every device runs.
+    /// Kernels that every device can run.
     Baseline,
 }
 
 impl KernelSet {
-    /// All of them, in the order in which they are tried.
+    /// All sets, in the order tried.
     pub const ALL: [Self; 2] = [Self::Tuned, Self::Baseline];
 }
 
-/// Builds programs and hands out kernels; each program is built once.
+/// Builds programs and creates kernels; each program is built once.
 pub struct Kernels {
     device: Device,
     shapes: Shapes,
     types: KvTypes,
     set: KernelSet,
     variants: VariantPair,
-    /// Whether there are kernels for few tokens.
+    /// True if there are kernels for few tokens.
     few: bool,
     programs: HashMap<KernelName, Program>,
 }
@@ -132,8 +133,9 @@ impl Kernels {
     /// Builds nothing yet.
     pub fn new(device: &Device, types: KvTypes, set: KernelSet, variants: VariantPair) -> Result<Self> {
         if HEAD_DIM > WIDEST_HEAD {
-            let message =
-                format!("heads of {HEAD_DIM} are wider than {WIDEST_HEAD}; use `EngineOptions::backend` cpu");
+            let message = format!(
+                "head size {HEAD_DIM} exceeds the maximum of {WIDEST_HEAD}; use `EngineOptions::backend` cpu"
+            );
             return Err(Failure::new(Kind::Absent, message));
         }
         Ok(Self {
@@ -147,22 +149,22 @@ impl Kernels {
         })
     }
 
-    /// Adds kernels for few tokens, where passes are to have `tokens` often.
+    /// Adds kernels for few tokens, if passes often have `tokens` tokens.
     pub fn with_few(self, tokens: usize) -> Self {
         Self { few: tokens > 1 && self.set == KernelSet::Tuned, ..self }
     }
 
-    /// True where few tokens have a kernel of their own beside that of a variant for many.
+    /// True if few tokens have a kernel of their own, beside that of a variant for many.
     pub fn has_few(&self, storage: Storage, variant: &Variant) -> bool {
         self.few && storage.reads() == Activations::Quantised && !variant.by_rows()
     }
 
-    /// Sizes of this device.
+    /// Sizes for this device.
     pub fn shapes(&self) -> Shapes {
         self.shapes
     }
 
-    /// The variant that multiplies with a matrix stored so.
+    /// Variant that multiplies with a matrix of this storage.
     pub fn variant(&self, tokens: Tokens, storage: Storage) -> &'static Variant {
         match storage.reads() {
             Activations::Floats => BASELINE,
@@ -170,12 +172,12 @@ impl Kernels {
         }
     }
 
-    /// Changes the variant for a number of tokens.
+    /// Sets the variant for a number of tokens.
     pub fn set_variant(&mut self, tokens: Tokens, variant: &'static Variant) {
         self.variants.set(tokens, variant);
     }
 
-    /// The form in which many tokens' activations are handed to matrices that read them so.
+    /// Form in which the activations of many tokens are passed to matrices that read `reads`.
     pub fn activations(&self, reads: Activations) -> Activations {
         match (reads, self.variants.many.form) {
             (Activations::Quantised, Form::Floats) => Activations::Integers,
@@ -183,7 +185,7 @@ impl Kernels {
         }
     }
 
-    /// The verdict on all kernels so far and `others` together; `None` where it is not known.
+    /// Combined self-test result of all kernels built so far and of `others`; `None` if unknown.
     pub fn verdict<'a>(&'a self, others: impl Iterator<Item = &'a Program>) -> Option<Verdict> {
         let note = self.note();
         let mut all = self.programs.values().chain(others).map(|p| p.verdict(&note));
@@ -192,23 +194,23 @@ impl Kernels {
         })
     }
 
-    /// Records that, in the cache of programs too.
+    /// Stores the self-test result, also in the program cache.
     pub fn set_verdict<'a>(&'a self, verdict: Verdict, others: impl Iterator<Item = &'a Program>) {
         let note = self.note();
         self.programs.values().chain(others).for_each(|p| p.set_verdict(&note, verdict));
     }
 
-    /// Name that the verdict is noted under: on these kernels and no others together.
+    /// Name under which the result for exactly this set of kernels is stored.
     fn note(&self) -> String {
         format!("forward, {:?}{}", self.set, if self.few { ", few tokens" } else { "" })
     }
 
-    /// Builds what will be needed later, so that it counts for the verdict and fails now.
+    /// Builds a kernel that is needed later, so that it is part of the self-test and fails now if at all.
     pub fn require(&mut self, name: KernelName) -> Result<()> {
         self.kernel(name).map(drop)
     }
 
-    /// A kernel of its own, for arguments of its own.
+    /// Creates a kernel with arguments of its own.
     pub fn kernel(&mut self, name: KernelName) -> Result<Kernel> {
         if !self.programs.contains_key(&name) {
             let program = self.build(name)?;
@@ -218,13 +220,14 @@ impl Kernels {
         let kernel = self.programs[&name].kernel(symbol)?;
         if kernel.max_work_group() < items {
             let most = kernel.max_work_group();
-            let message = format!("kernel {symbol} needs groups of {items} items, the device allows {most}");
+            let message =
+                format!("kernel {symbol} needs work-groups of {items} items, the device allows {most}");
             return Err(Failure::new(Kind::Build, message));
         }
         Ok(kernel)
     }
 
-    /// Items of a group.
+    /// Work-items of a work-group.
     pub fn items(&self, name: KernelName) -> usize {
         match name {
             KernelName::Gemv { step, storage, variant, .. } => self.shapes.gemv(step, storage, variant).items,
@@ -242,11 +245,11 @@ impl Kernels {
             KernelName::AttendOne(_) | KernelName::AttendSeveral(_) => self.shapes.one_items,
             KernelName::Merge | KernelName::MergeSeveral => MERGE_ITEMS,
             KernelName::Observe(..) => OBSERVE_ITEMS,
-            KernelName::PostNorm | KernelName::Keep => ACTIVATIONS_ITEMS,
+            KernelName::PostNorm | KernelName::CompactKv => ACTIVATIONS_ITEMS,
         }
     }
 
-    /// The same as the group has them, in lines.
+    /// Shape of a work-group: items per line, lines.
     pub fn local(&self, name: KernelName) -> [usize; 2] {
         match name {
             KernelName::Gemm(_, _, variant) if variant.by_rows() => [LINE, GEMM_ROWS_ITEMS / LINE],
@@ -288,7 +291,7 @@ impl Kernels {
             KernelName::Attend(view) => {
                 let tile = s.attend.unwrap_or(AttendShape { queries: 4, slots: 16, each: 2 });
                 let d = of_layer(defines, view).with("QUERIES", tile.queries).with("SLOTS", tile.slots);
-                (&[COMMON, KV, ATTEND], d.with("EACH", tile.each))
+                (&[COMMON, KV, ATTEND], d.with("QUERIES_PER_ITEM", tile.each))
             }
             KernelName::AttendOne(view) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view)),
             KernelName::AttendSeveral(view) => {
@@ -299,7 +302,7 @@ impl Kernels {
             }
             KernelName::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
             KernelName::PostNorm => (&[COMMON, POST_NORM], defines),
-            KernelName::Keep => (&[KEEP], defines),
+            KernelName::CompactKv => (&[COMPACT_KV], defines),
             KernelName::Observe(observed, view) => {
                 let d = of_layer(defines, view);
                 (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
@@ -308,7 +311,7 @@ impl Kernels {
         (parts.concat(), defines)
     }
 
-    /// Options that every product is compiled with.
+    /// Adds the options of every matrix product.
     fn of_matrix(&self, defines: Defines, step: Step, storage: Storage, variant: &Variant) -> Defines {
         let (rows, cols) = step.shape();
         let d = defines.option(&variant.options(self.device.facts())).flag(step.names().1);
@@ -322,7 +325,7 @@ impl Kernels {
         let (shape, by_rows) = (self.shapes.gemv(step, storage, variant), variant.by_rows());
         let mut d = self.of_matrix(defines, step, storage, variant).with("TILE_GROUPS", shape.tile_groups);
         if by_rows {
-            d = d.flag("BY_ROWS").with("EACH", 1);
+            d = d.flag("BY_ROWS").with("ROWS_PER_ITEM", 1);
         } else if storage.reads() == Activations::Quantised {
             d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
         }
@@ -331,12 +334,12 @@ impl Kernels {
         }
         let Input::Merge { window } = input else {
             let parts: &[&str] =
-                if by_rows { &[COMMON, BLOCKS, ROWS, GEMV] } else { &[COMMON, BLOCKS, GEMV] };
+                if by_rows { &[COMMON, BLOCKS, WHOLE_ROWS, GEMV] } else { &[COMMON, BLOCKS, GEMV] };
             return (parts, d);
         };
         d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
         let parts: &[&str] =
-            if by_rows { &[COMMON, KV, BLOCKS, ROWS, GEMV] } else { &[COMMON, KV, BLOCKS, GEMV] };
+            if by_rows { &[COMMON, KV, BLOCKS, WHOLE_ROWS, GEMV] } else { &[COMMON, KV, BLOCKS, GEMV] };
         (parts, d.with("FUSED_CHUNKS", FUSED_CHUNKS))
     }
 
@@ -347,15 +350,15 @@ impl Kernels {
     ) -> (&'static [&'static str], Defines) {
         let d = self.of_matrix(defines, step, storage, variant);
         if variant.by_rows() {
-            let d = d.with("EACH", variant.rows).with("TOKENS", variant.tokens);
+            let d = d.with("ROWS_PER_ITEM", variant.rows).with("TOKENS", variant.tokens);
             return (
-                &[COMMON, BLOCKS, ROWS, GEMM_PUT, GEMM_ROWS],
+                &[COMMON, BLOCKS, WHOLE_ROWS, GEMM_EPILOGUE, GEMM_ROWS],
                 d.with("TURNS", GEMM_ROWS_TOKENS / variant.tokens),
             );
         }
         match self.shapes.on_tensor_cores(storage, variant) {
             Some(cores) => cores.source(d, cores.tile(step)),
-            None => (&[COMMON, BLOCKS, GEMM_PUT, GEMM], d),
+            None => (&[COMMON, BLOCKS, GEMM_EPILOGUE, GEMM], d),
         }
     }
 
@@ -370,11 +373,14 @@ impl Kernels {
         }
         let FewShape { slices, tokens } = s.few(step);
         let d = d.flag("W_HELD").with("TOKENS", tokens).with("SLICES", slices);
-        (&[COMMON, BLOCKS, GEMM_PUT, GEMM_FEW], if s.tensor_cores.is_some() { d.flag("TENSOR") } else { d })
+        (
+            &[COMMON, BLOCKS, GEMM_EPILOGUE, GEMM_FEW],
+            if s.tensor_cores.is_some() { d.flag("TENSOR") } else { d },
+        )
     }
 }
 
-/// The variant that computes a product.
+/// Variant that computes a product.
 pub(super) fn variant_of(name: KernelName) -> &'static Variant {
     match name {
         KernelName::Gemv { variant, .. } | KernelName::Gemm(_, _, variant) => variant,
@@ -393,7 +399,7 @@ fn symbol(name: KernelName) -> &'static str {
         KernelName::Merge | KernelName::MergeSeveral => "merge",
         KernelName::Observe(..) => "observe",
         KernelName::PostNorm => "post_norm",
-        KernelName::Keep => "keep",
+        KernelName::CompactKv => "compact_kv",
     }
 }
 

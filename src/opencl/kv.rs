@@ -1,5 +1,5 @@
-//! Rows of one sequence: of each layer one plane of keys and one of values, in the order and bytes of the CPU's
-//! (`[kv_head][slot][row bytes]`); buffers of the device, or memory of the host where that computes attention.
+//! Rows of one sequence: per layer one plane of keys and one of values, in the same order and bytes as on the CPU
+//! (`[kv_head][slot][row bytes]`). They are device buffers, or host memory if the host computes attention.
 
 use crate::dims::*;
 use crate::model::device::{KvRows, Ring, pieces};
@@ -10,11 +10,11 @@ use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::ops::Range;
 
-/// Keys and values of one layer in the device's memory.
+/// Keys and values of one layer in device memory.
 pub struct LayerRows {
     /// `[kv_head][slot][row bytes]`
     pub k: Buffer,
-    /// The same.
+    /// `[kv_head][slot][row bytes]`
     pub v: Buffer,
 }
 
@@ -24,22 +24,22 @@ impl LayerRows {
     }
 }
 
-/// Keys and values of one layer in the CPU's hands.
+/// Keys and values of one layer, mapped for the CPU.
 pub type MappedLayer = (Mapped<'static>, Mapped<'static>);
 
-/// Where rows lie.
+/// Location of the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvLocation {
-    /// In the device's memory.
+    /// In device memory.
     Device(Place),
-    /// In the host's, which computes attention: new rows come there, and nothing else moves.
+    /// In host memory, if the host computes attention: only new rows are copied there.
     Host,
 }
 
 /// Rows by layer.
 enum Layers {
     Device(Vec<LayerRows>),
-    /// Keys and values.
+    /// `[keys, values]` of each layer.
     Host(Vec<[Vec<u8>; 2]>),
 }
 
@@ -53,8 +53,8 @@ pub struct DeviceKv {
 }
 
 impl DeviceKv {
-    /// Rows of `slots` slots, uninitialised; those of local layers are zeros, as chunks are read of which a part was
-    /// never written.
+    /// Allocates uninitialised rows for `slots` slots. Rows of sliding-window layers are zeroed, because kernels read
+    /// chunks that are only partly written.
     pub fn new(
         device: &Device,
         types: KvTypes,
@@ -80,27 +80,27 @@ impl DeviceKv {
         self.types
     }
 
-    /// Slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Rows of a head of a layer.
+    /// Rows per head in a layer.
     pub fn rows(&self, layer: usize) -> usize {
         rows_of(layer, self.slots, self.ring)
     }
 
-    /// How many rows local layers keep.
+    /// Number of rows that sliding-window layers keep.
     pub fn ring(&self) -> Ring {
         self.ring
     }
 
-    /// Bytes of a row of keys (0) or of values (1).
+    /// Bytes of a row of keys (0) or values (1).
     pub fn row(&self, plane: usize) -> usize {
         row_bytes(self.types)[plane]
     }
 
-    /// Buffers of one layer; `None` where the host has the rows.
+    /// Buffers of one layer; `None` if the rows are in host memory.
     pub fn layer(&self, layer: usize) -> Option<&LayerRows> {
         match &self.layers {
             Layers::Device(layers) => Some(&layers[layer]),
@@ -108,7 +108,7 @@ impl DeviceKv {
         }
     }
 
-    /// Keys and values of one layer, where the host has them.
+    /// Keys and values of one layer, if they are in host memory.
     pub fn of_host(&self, layer: usize) -> Option<&[Vec<u8>; 2]> {
         match &self.layers {
             Layers::Device(_) => None,
@@ -116,8 +116,8 @@ impl DeviceKv {
         }
     }
 
-    /// A copy with another number of slots, or other rings, and the first `len` slots' rows. The rows of a ring of
-    /// another size have not come round yet.
+    /// Copies the rows of the first `len` slots to a new object with another number of slots, or other rings. A ring
+    /// that changes its size must not have wrapped around yet.
     pub fn resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
         let mut grown = Self::new(device, self.types, (slots, ring), self.home)?;
         for layer in 0..LAYERS {
@@ -142,7 +142,7 @@ impl DeviceKv {
         Ok(grown)
     }
 
-    /// Moves the rows of `slots`, which ascend, to slots `0..`, where the host has them; else false.
+    /// Compacts the rows of `slots`, which ascend, to slots `0..`, in host memory; otherwise returns false.
     pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> bool {
         let (all, rows) = (self.slots, row_bytes(self.types));
         let Layers::Host(layers) = &mut self.layers else { return false };
@@ -152,7 +152,7 @@ impl DeviceKv {
         true
     }
 
-    /// Copies rows out: `[kv_head][slot][row bytes]`.
+    /// Reads rows: `[kv_head][slot][row bytes]`.
     pub fn read(&self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
         let (all, n) = (self.rows(layer), slots.len());
         for (plane, out) in [&mut rows.k, &mut rows.v].into_iter().enumerate() {
@@ -181,7 +181,7 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// Copies rows in.
+    /// Writes rows: `[kv_head][slot][row bytes]`.
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
         assert!(is_local(layer) || slots.end <= self.rows(layer));
         [&rows.k, &rows.v].into_iter().enumerate().try_for_each(|(plane, from)| {
@@ -190,7 +190,7 @@ impl DeviceKv {
         })
     }
 
-    /// The same of keys alone, or of values.
+    /// Writes rows of keys only, or of values.
     pub fn write_plane(
         &mut self,
         (layer, plane): (usize, usize),
@@ -219,11 +219,11 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// Hands all rows to the CPU, with what is queued for them done; they come back as the views are unmapped.
+    /// Maps all rows for the CPU, after queued work; unmapping the views returns them.
     ///
     /// # Panics
     ///
-    /// They are not in host-visible memory of the device.
+    /// If the rows are not in host-visible device memory.
     pub fn map(&self) -> Result<Vec<MappedLayer>> {
         let map = |b: &Buffer| b.clone().into_map(0..b.len(), MapFor::ReadingAndWriting);
         let layer = |layer| {
@@ -262,15 +262,15 @@ fn on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>;
     let plane = |layer: usize, row: usize| {
         let len = (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
         let room = Vec::<u8>::new().try_reserve_exact(len);
-        room.map_err(|_| Failure::new(Kind::Memory, format!("no room for {len} bytes")))?;
-        // Pages come as they are written.
+        room.map_err(|_| Failure::new(Kind::Memory, format!("cannot allocate {len} bytes")))?;
+        // Pages are allocated when first written.
         Ok(vec![0; len])
     };
     let [k, v] = row_bytes(types);
     (0..LAYERS).map(|layer| Ok([plane(layer, k)?, plane(layer, v)?])).collect()
 }
 
-/// The rows of `slots` of all heads, where they are one piece of each.
+/// The rows of `slots` of all heads, if they are one piece per head.
 fn of_heads(slots: &Range<usize>, rows: usize, row: usize) -> Option<Pieces> {
     let (at, n) = pieces(slots.clone(), rows).next()?;
     let pieces = Pieces { start: at * row, len: n * row, count: KV_HEADS, pitch: rows * row };
@@ -285,12 +285,12 @@ pub fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
     }
 }
 
-/// Rows of a head of a layer.
+/// Rows per head in a layer.
 fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
     if is_local(layer) { ring.rows(slots) } else { slots }
 }
 
-/// Bytes of a key row and of a value row.
+/// Bytes of a row of keys, and of values.
 fn row_bytes(types: KvTypes) -> [usize; 2] {
     [types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM)]
 }

@@ -1,5 +1,5 @@
-//! Launches of the forward pass: one kernel object for each layer and step, its buffers bound once. Those that touch a
-//! cache are bound to that cache, and kept with it; the others are the device's.
+//! Launches of the forward pass: one kernel object per layer and step, with its buffers bound once. Launches that use a
+//! cache are bound to it and stored with it; the others belong to the device.
 
 use super::batched_attention::{self, BatchedAttention};
 use super::defines::LayerView;
@@ -15,11 +15,11 @@ use crate::dims::*;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
-/// The steps of one layer on a pass of one token. Each is a launch, which covers the steps that it is described by.
+/// Launches of one layer in a pass of one token. Each covers the listed steps.
 pub struct OneToken {
     /// norm, qkv
     pub qkv: MatmulLaunches,
-    /// The end of attend, out: over at most `FUSED_CHUNKS` chunks of attention. None where the host computes it.
+    /// End of attend, and out, for at most `FUSED_CHUNKS` chunks of attention. Empty if the host computes attention.
     pub out: MatmulLaunches,
     /// out
     pub out_merged: MatmulLaunches,
@@ -29,22 +29,22 @@ pub struct OneToken {
     pub down: MatmulLaunches,
 }
 
-/// The steps of one layer on a pass of many tokens.
+/// Launches of one layer in a pass of many tokens.
 #[allow(missing_docs, reason = "the names are the steps' names")]
 pub struct ManyTokens {
     pub norm: Launch,
     pub qkv: MatmulLaunches,
-    /// Attention's output as `out` reads it.
+    /// Converts attention's output to the form that `out` reads.
     pub att: Launch,
     pub out: MatmulLaunches,
     pub ffn_norm: Launch,
     pub gate_up: MatmulLaunches,
-    /// silu(gate) * up, as `down` reads it.
+    /// silu(gate) * up, in the form that `down` reads.
     pub silu: Launch,
     pub down: MatmulLaunches,
 }
 
-/// Where attention is computed.
+/// Place that computes attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they say it")]
 pub enum AttendOn {
@@ -52,13 +52,14 @@ pub enum AttendOn {
     Host,
 }
 
-/// All launches but those that touch a cache.
+/// All launches that use no cache.
 pub struct Launches {
-    /// By layer; empty where a token is one launch. What that does not compute is then left to the kernels of many.
+    /// Per-layer launches for single tokens. Empty when the persistent kernel is used; passes it cannot compute use the
+    /// kernels for many tokens.
     pub one: Vec<OneToken>,
-    /// By layer; empty where the device takes one token at a time.
+    /// Per-layer launches for many tokens; empty if the device takes one token at a time.
     pub many: Vec<ManyTokens>,
-    /// By layer: the norms behind attention and behind the feed-forward layer. Empty where the model has none.
+    /// By layer: the norms behind attention and behind the feed-forward layer. Empty if the model has none.
     pub post_norms: Vec<[Launch; 2]>,
     /// Final norm and output head of one token.
     pub head: MatmulLaunches,
@@ -66,83 +67,83 @@ pub struct Launches {
     pub norm: Option<Launch>,
     /// Output head of several tokens.
     pub heads: MatmulLaunches,
-    /// The end of attend for one token, where `out` does not do it; none where the host computes attention, or where
-    /// `one` is empty.
+    /// End of attend for one token, unless `out` includes it; `None` if the host computes attention, or if `one` is
+    /// empty.
     pub merge: Option<Launch>,
-    /// Attention of a token each of several runs, where passes are to have those.
+    /// Attention of several runs with one token each, if such passes are expected.
     pub batched: Option<BatchedAttention>,
-    /// Queries of a work-group of attention of many tokens.
+    /// Queries of a work-group of prefill attention.
     pub queries: usize,
-    /// For which [`Scratch::slots`] they are bound.
+    /// Value of [`Scratch::slots`] when they were bound.
     pub slots: usize,
 }
 
 impl Launches {
-    /// True where the layers have kernels for one token.
+    /// True if the layers have kernels for one token.
     pub fn has_one(&self) -> bool {
         !self.one.is_empty()
     }
 }
 
-/// The launches that touch one cache, bound to its buffers.
+/// Launches that use one cache, bound to its buffers.
 pub struct CacheLaunches {
     /// By layer.
     pub layers: Vec<CacheLayer>,
-    /// The whole pass of one token, where the device has that.
+    /// Whole pass of one token, if the device supports it.
     pub decode: Option<BoundDecode>,
-    /// For which [`Scratch::slots`] they are bound.
+    /// Value of [`Scratch::slots`] when they were bound.
     pub slots: usize,
 }
 
-/// The launches of one layer; `None` for those that the device does not need.
+/// Launches of one layer; `None` if the device does not need them.
 pub struct CacheLayer {
-    /// Position, and rows of the cache.
+    /// RoPE, and new rows of the cache.
     pub rope: Option<Launch>,
     /// Attention of many tokens.
     pub attend: Option<Launch>,
     /// rope and attend of one token.
     pub attend_one: Option<Launch>,
-    /// After attention of many tokens and of one, it joins the mass; none until attention is observed.
+    /// Adds the attention of many tokens to the mass; `None` until attention is observed.
     pub observe: Option<Launch>,
-    /// The same of one token.
+    /// Adds the attention of one token to the mass.
     pub observe_one: Option<Launch>,
 }
 
 impl CacheLayer {
-    /// True where the kernels for one token compute attention of a run of so many.
+    /// True if the kernels for one token compute attention of a run of `tokens` tokens.
     pub fn is_single(&self, tokens: usize) -> bool {
         tokens == 1 && self.attend_one.is_some()
     }
 }
 
-/// Buffers that a product reads and writes besides its matrix and the state; see `kernels/gemv.cl`.
+/// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
 struct Io<'a> {
     input: &'a Buffer,
     scales: &'a Buffer,
     out: &'a Buffer,
     extra: &'a Buffer,
-    /// Of activations, where the kernel reads them.
+    /// Sums of activations, if the kernel reads them.
     sums: Option<&'a Buffer>,
 }
 
 /// Binds launches to buffers.
 pub struct Binder<'a> {
-    /// What builds kernels.
+    /// Builds kernels.
     pub kernels: &'a mut Kernels,
-    /// The weights.
+    /// Weights.
     pub matrices: &'a Matrices,
-    /// The calibration of keys and queries, by layer; empty where there is none.
+    /// Calibration of keys and queries, by layer; empty if there is none.
     pub calibration: &'a [Buffer],
-    /// The buffers of a pass.
+    /// Buffers of a pass.
     pub scratch: &'a Scratch,
-    /// Where attention is computed.
+    /// Place that computes attention.
     pub attend: AttendOn,
-    /// Whether the layers have kernels for one token, a launch or more a step.
+    /// True if the layers need kernels for one token.
     pub one: bool,
 }
 
 impl Binder<'_> {
-    /// Builds all kernels that are needed, and binds those that touch no cache.
+    /// Builds all kernels that are needed, and binds those that use no cache.
     pub fn launches(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.one;
@@ -171,11 +172,8 @@ impl Binder<'_> {
             post_norms: m
                 .layers
                 .iter()
-                .map(|l| self.post_norms(l))
-                .collect::<Result<Vec<_>>>()?
-                .into_iter()
-                .flatten()
-                .collect(),
+                .filter_map(|l| self.post_norms(l).transpose())
+                .collect::<Result<_>>()?,
             norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
             heads: if many { self.heads()? } else { MatmulLaunches::default() },
             queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
@@ -183,7 +181,7 @@ impl Binder<'_> {
         })
     }
 
-    /// Attention of a token each of several runs, whose rows are bound when they are known.
+    /// Attention of several runs with one token each; their rows are bound later.
     fn batched_attention(&mut self) -> Result<BatchedAttention> {
         let (s, m) = (self.scratch, self.matrices);
         let mut layer = |(i, l): (usize, &LayerWeights)| {
@@ -198,7 +196,7 @@ impl Binder<'_> {
         Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
     }
 
-    /// Binds what touches a cache, which observes attention where there is mass by layer that sees all.
+    /// Binds the launches of a cache. They observe attention if there is `mass`, by full-attention layer.
     pub fn cache(&mut self, rows: &DeviceKv, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
@@ -222,7 +220,7 @@ impl Binder<'_> {
         let mut bind = |wanted: bool, name: KernelName, buffers: &[&Buffer]| {
             wanted.then(|| self.launch(name, buffers)).transpose()
         };
-        // What the host attends to lands in what is idle meanwhile.
+        // If the host computes attention, new rows are written to buffers that are idle meanwhile.
         let [k, v] = rows.map_or([&s.acts, &s.gate_up], |rows| [&rows.k, &rows.v]);
         let rope = [state, &s.qkv, norm, calibration, k, v];
         let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
@@ -239,12 +237,12 @@ impl Binder<'_> {
         })
     }
 
-    /// The kernel that moves rows that stay, whose buffers are bound when they are known.
+    /// Kernel that compacts the rows of a layer; its buffers are bound later.
     pub fn compaction(&mut self) -> Result<Launch> {
-        Ok(Launch { ints: 2, ..self.launch(KernelName::Keep, &[])? })
+        Ok(Launch { ints: 2, ..self.launch(KernelName::CompactKv, &[])? })
     }
 
-    /// A kernel with its buffers, from argument 0 on.
+    /// Creates a kernel and binds its buffers, starting with argument 0.
     fn launch(&mut self, name: KernelName, buffers: &[&Buffer]) -> Result<Launch> {
         let mut kernel = self.kernels.kernel(name)?;
         for (i, buffer) in buffers.iter().enumerate() {
@@ -258,7 +256,7 @@ impl Binder<'_> {
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
         let variant = variant_of(name);
-        // One token reads a row's words one by one.
+        // For one token, the words of a row are read one by one.
         let words = if matches!(name, KernelName::Gemm(..)) { variant.rows } else { 1 };
         let image = variant.needs(Feature::Images).then(|| quants.image(words)).transpose()?;
         let quants = image.as_ref().unwrap_or(quants);
@@ -268,8 +266,8 @@ impl Binder<'_> {
         Ok(MatmulLaunch { rows: [*first as i32, *groups as i32], tiles, few: None })
     }
 
-    /// One token times the matrices of a step, its input from where the first of the pair says, its result as
-    /// the second says.
+    /// Product of one token and the matrices of a step. `input` says where its input comes from, `next` the form of its
+    /// result.
     fn bind_gemv(
         &mut self,
         step: Step,
@@ -281,7 +279,7 @@ impl Binder<'_> {
             let storage = chunk.storage;
             let variant = self.kernels.variant(Tokens::One, storage);
             let mut p = self.product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
-            // Where chunks are merged, their number is told with each token.
+            // If chunks are merged, their number is set for each token.
             if !matches!(input, Input::Merge { .. }) {
                 p.tiles.launch.set_ints(&p.rows)?;
             }
@@ -291,7 +289,7 @@ impl Binder<'_> {
         w.chunks.iter().map(product).collect::<Result<_>>().map(MatmulLaunches)
     }
 
-    /// Many tokens times the matrices of a step.
+    /// Product of many tokens and the matrices of a step.
     fn bind_gemm(
         &mut self,
         step: Step,
@@ -346,7 +344,7 @@ impl Binder<'_> {
         })
     }
 
-    /// The end of attend, and out.
+    /// End of attend, and out.
     fn out_merging(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
@@ -355,11 +353,11 @@ impl Binder<'_> {
         self.bind_gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
     }
 
-    /// A step of one token, with what precedes it.
+    /// Binds a step of one token, including its input.
     ///
     /// # Panics
     ///
-    /// For the head, which is no layer's.
+    /// For the head, which belongs to no layer.
     pub fn bind_one(&mut self, step: Step, l: &LayerWeights) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let [qkv_bias, o_bias, up_bias, down_bias] =
@@ -393,11 +391,11 @@ impl Binder<'_> {
         Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down })
     }
 
-    /// A step of many tokens: what brings its input into the form that its matrices read, and their products.
+    /// Binds a step of many tokens: the launch that converts its input, and the products.
     ///
     /// # Panics
     ///
-    /// As [`Binder::bind_one`].
+    /// See [`Binder::bind_one`].
     pub fn bind_many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
         let s = self.scratch;
         let w = &l.steps[step as usize];
@@ -420,7 +418,7 @@ impl Binder<'_> {
         Ok((input, products))
     }
 
-    /// The norms of what joins the residual.
+    /// Norms of outputs before they are added to the residual.
     fn post_norms(&mut self, l: &LayerWeights) -> Result<Option<[Launch; 2]>> {
         let [Some(attn), Some(ffn)] = &l.post_norms else { return Ok(None) };
         let s = self.scratch;
@@ -428,13 +426,13 @@ impl Binder<'_> {
         Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
-    /// Norm of the residual, as the matrices of a step read it.
+    /// Norm of the residual, in the form that the matrices of a step read.
     fn norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
         let (state, reads) = (self.scratch.state.buffer(), self.kernels.activations(reads));
         self.inputs(KernelName::Activations(Input::Norm, reads), [state, w])
     }
 
-    /// All tokens of a pass as a matrix reads them.
+    /// Converts all tokens of a pass to the form that a matrix reads.
     fn inputs(&mut self, name: KernelName, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
         let s = self.scratch;
         let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales, &s.act_sums])?;

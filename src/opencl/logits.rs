@@ -1,4 +1,4 @@
-//! The logits of a pass: which are wanted, and where they go.
+//! Logits of a pass: which ones are requested, and where they go.
 
 use super::threads::both;
 use crate::dims::VOCAB;
@@ -6,7 +6,7 @@ use crate::model::device::{Logits, Run};
 use opencl_runtime::buffer::bytes_of_mut;
 use std::ops::Range;
 
-/// Number of a run's tokens, the last ones, that have logits that are wanted.
+/// Number of a run's tokens, the last ones, with requested logits.
 pub fn output_rows(run: &Run<'_>) -> usize {
     match run.logits {
         Logits::None => 0,
@@ -15,7 +15,7 @@ pub fn output_rows(run: &Run<'_>) -> usize {
     }
 }
 
-/// The tokens of a pass whose logits are wanted, in ascending order.
+/// Indices of the tokens in a pass with requested logits, ascending.
 pub fn output_tokens<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + 'a {
     let mut end = 0;
     runs.iter().flat_map(move |run| {
@@ -24,7 +24,7 @@ pub fn output_tokens<'a>(runs: &'a [Run<'_>]) -> impl Iterator<Item = usize> + '
     })
 }
 
-/// Of runs whose wanted rows begin with `end`: where the rows among `rows` are to go, with the first of each run.
+/// Destinations of the logits in `rows`, each with its first row. `end` is the number of requested rows before `runs`.
 pub fn outputs_of<'a>(
     rows: &'a Range<usize>,
     mut end: usize,
@@ -39,16 +39,16 @@ pub fn outputs_of<'a>(
     })
 }
 
-/// Bytes that a thread more copies in less time than it takes to begin.
+/// Bytes that an additional thread must copy to be worth starting.
 const SPREAD: usize = 1 << 21;
 
-/// Bytes of the rows that are wanted.
+/// Bytes of all requested rows.
 fn bytes(runs: &[Run<'_>]) -> usize {
     4 * VOCAB * runs.iter().map(output_rows).sum::<usize>()
 }
 
-/// Copies `rows` of logits to where they belong, of runs whose wanted rows begin with `end`. Those of sixteen sequences
-/// are eight megabytes, which take one thread as long as some GPUs take to compute them.
+/// Copies logits of `rows` to their destinations. `end` is the number of requested rows before `runs`. The logits of
+/// sixteen sequences are eight megabytes; copying them takes one thread as long as some GPUs need to compute them.
 pub fn scatter(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<'_>]) {
     if runs.len() > 1 && bytes(runs) >= 2 * SPREAD {
         let (some, others) = runs.split_at_mut(runs.len() / 2);
@@ -68,7 +68,7 @@ mod tests {
     use crate::model::device::{Cache, Extent, HostRows, KvRows};
     use files::Result;
 
-    /// None, of which nothing is asked.
+    /// A cache that is never used.
     struct Absent;
 
     #[rustfmt::skip]
@@ -85,7 +85,7 @@ mod tests {
         fn host(&mut self) -> Result<&mut dyn HostRows> { unreachable!() }
     }
 
-    /// Rows of three kinds of runs, few and so many that threads share them, in one piece and in several.
+    /// Three kinds of runs, few tokens and enough for several threads, in one piece and in several.
     #[test]
     fn rows_arrive_where_they_belong() {
         for many in [2, 8 * SPREAD / (4 * VOCAB)] {

@@ -1,4 +1,4 @@
-//! The attention that slots receive, summed where attention is computed: on the device, or on the host.
+//! Attention mass of slots, summed where attention is computed: on the device, or on the host.
 
 use super::kv::gather;
 use super::launches::AttendOn;
@@ -8,23 +8,23 @@ use opencl_runtime::buffer::{Access, Buffer, Pieces, Place, bytes_of, bytes_of_m
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
-/// Mass of all slots, by layer that sees all: `[kv_head][slot]`.
+/// Mass of all slots, by full-attention layer: `[kv_head][slot]`.
 enum Sums {
     Device(Vec<Buffer>),
     Host(Vec<Vec<f32>>),
 }
 
-/// Mass of all slots of a cache.
+/// Attention mass of the slots of a cache.
 pub struct Mass {
     sums: Sums,
-    /// Slots of a head.
+    /// Slots per head.
     slots: usize,
-    /// The first slots have a mass: this many. The bytes of the others mean nothing.
+    /// Number of leading slots with valid mass; the values of the others are undefined.
     filled: usize,
 }
 
 impl Mass {
-    /// No mass yet.
+    /// Allocates mass without valid slots.
     pub fn new(device: &Device, slots: usize, attend: AttendOn) -> Result<Self> {
         let buffer = || device.buffer(4 * KV_HEADS * slots, Access::ReadWrite, Place::Device);
         let sums = match attend {
@@ -34,7 +34,7 @@ impl Mass {
         Ok(Self { sums, slots, filled: 0 })
     }
 
-    /// The same for another number of slots, `len` of which are filled.
+    /// Copies the mass of `len` filled slots to a new object with another number of slots.
     pub fn resized(&mut self, device: &Device, slots: usize, len: usize) -> Result<Self> {
         let attend = match self.sums {
             Sums::Host(_) => AttendOn::Host,
@@ -49,7 +49,7 @@ impl Mass {
         Ok(grown)
     }
 
-    /// By layer that sees all, where the device sums.
+    /// Buffers by full-attention layer, if the device computes the mass.
     pub fn on_device(&self) -> Option<&[Buffer]> {
         match &self.sums {
             Sums::Device(layers) => Some(layers),
@@ -57,17 +57,17 @@ impl Mass {
         }
     }
 
-    /// Slots that have a mass.
+    /// Number of slots with valid mass.
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// After an observed pass, or a rewind, the first `slots` slots have a mass.
+    /// Sets the number of slots with valid mass, after an observed pass or a rewind.
     pub fn set_filled(&mut self, slots: usize) {
         self.filled = slots;
     }
 
-    /// For attention on the host over `slots` slots, new ones included, of a run whose last `tokens` are observed.
+    /// Mass for attention on the host over `slots` slots, new ones included, of a run whose last `tokens` are observed.
     pub fn for_host(&mut self, layer: usize, slots: usize, tokens: usize) -> Option<device::Mass<'_>> {
         let (filled, all) = (self.filled, self.slots);
         match &mut self.sums {
@@ -80,7 +80,7 @@ impl Mass {
         }
     }
 
-    /// Moves the mass of `slots` of `len` filled ones to slots `0..`.
+    /// Moves the mass of `slots`, out of `len` filled ones, to slots `0..`.
     pub fn keep(&mut self, (layer, kv_head): (usize, usize), slots: &[u32], len: usize) -> Result<()> {
         self.fill_up(len)?;
         let (mut mass, layer) = (vec![0.0; len], BEFORE[layer][0]);
@@ -90,7 +90,7 @@ impl Mass {
         self.put(layer, start, &mass[..slots.len()])
     }
 
-    /// Copies the mass of `len` filled slots out: `[kv_head][slot]`.
+    /// Reads the mass of `len` filled slots: `[kv_head][slot]`.
     pub fn read(&mut self, layer: usize, len: usize, mass: &mut [f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
@@ -101,12 +101,12 @@ impl Mass {
         heads.try_for_each(|(head, mass)| self.get(BEFORE[layer][0], head * self.slots, mass))
     }
 
-    /// The first `len` slots of all heads of a layer.
+    /// First `len` slots of all heads in a layer.
     fn of_heads(&self, len: usize) -> Pieces {
         Pieces { start: 0, len: 4 * len, count: KV_HEADS, pitch: 4 * self.slots }
     }
 
-    /// Replaces the mass of filled slots.
+    /// Writes the mass of `len` filled slots.
     pub fn write(&mut self, layer: usize, len: usize, mass: &[f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
@@ -118,7 +118,7 @@ impl Mass {
         heads.try_for_each(|(head, mass)| self.put(BEFORE[layer][0], head * slots, mass))
     }
 
-    /// All of it, for the CPU to add to: by layer that sees all `[kv_head][slot]`.
+    /// Reads all mass, so that the CPU can add to it: by full-attention layer, `[kv_head][slot]`.
     pub fn lend(&mut self, len: usize) -> Result<Vec<Vec<f32>>> {
         self.fill_up(len)?;
         let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; GLOBAL_LAYERS];
@@ -126,13 +126,13 @@ impl Mass {
         Ok(layers)
     }
 
-    /// Takes it back with `len` filled slots.
+    /// Writes back the mass from [`Mass::lend`], with `len` filled slots.
     pub fn take_back(&mut self, layers: &[Vec<f32>], len: usize) -> Result<()> {
         self.filled = len;
         layers.iter().enumerate().try_for_each(|(layer, mass)| self.put(layer, 0, mass))
     }
 
-    /// Makes the first `len` slots have a mass.
+    /// Sets the mass of slots before `len` to 0 where it is not valid yet.
     pub fn fill_up(&mut self, len: usize) -> Result<()> {
         if self.filled < len {
             for (layer, head) in (0..GLOBAL_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
@@ -147,7 +147,7 @@ impl Mass {
         Ok(())
     }
 
-    /// Of the layer of this number among those that see all.
+    /// Reads mass from `start` on; `layer` counts full-attention layers only.
     fn get(&self, layer: usize, start: usize, mass: &mut [f32]) -> Result<()> {
         match &self.sums {
             Sums::Device(layers) => layers[layer].read(4 * start, bytes_of_mut(mass)),

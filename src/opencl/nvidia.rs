@@ -1,8 +1,8 @@
-//! Persistent kernels, which only NVIDIA's GPUs run: whole passes in one launch each, for a token of one sequence ([`decode`]) or of each of
-//! several ([`decode_batch`]), and products of many tokens on tensor cores ([`gemm`]).
+//! Persistent kernels for NVIDIA GPUs: a whole pass in one launch, for a token of one sequence ([`decode`]) or of each
+//! of several ([`decode_batch`]), and products of many tokens on tensor cores ([`gemm`]).
 //!
-//! This is the one door: the rest of [`crate::opencl`] names nothing below it. Builds for other platforms than x86-64 Linux
-//! have `nvidia/absent.rs` in its place.
+//! The rest of [`crate::opencl`] uses only this module. On other platforms than x86-64 Linux, `nvidia/absent.rs` takes
+//! its place.
 
 mod decode;
 mod decode_batch;
@@ -29,10 +29,11 @@ use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::Program;
 
-/// Most runs of a token each that are computed one by one: as many launches take less time than those of all steps.
+/// Maximum runs of one token each that are computed one by one; for more, launches for all steps of all runs are
+/// faster.
 const MOST_ONE_BY_ONE: usize = 3;
 const _: () = assert!(MOST_ONE_BY_ONE <= OTHERS, "the self-test would not test the batch");
-/// The most of them where one launch can compute all.
+/// Lower maximum if one launch can compute all runs.
 const MOST_ONE_BY_ONE_OF_BATCH: usize = 2;
 
 const HEADER: &str = kernel_text!("nvidia/header");
@@ -42,24 +43,24 @@ const DECODE_BATCH: &str = kernel_text!("nvidia/decode_batch");
 const GEMM: &str = kernel_text!("nvidia/gemm");
 const SUBGROUP_BARRIER: &str = kernel_text!("nvidia/subgroup_barrier");
 
-/// True for a device that may compute a token in one launch, for which it wants what is in its memory in one buffer.
+/// True if the device may compute a token in one launch. Its weights and caches should then each be in one buffer.
 pub fn has_persistent_kernels(facts: &Facts) -> bool {
     decode::fits(facts)
 }
 
-/// Kernels of whole passes.
+/// Kernels that compute whole passes.
 pub struct PersistentKernels {
-    /// A token of one sequence.
+    /// For a token of one sequence.
     decode: Decode,
-    /// A token of each of several sequences, where there are to be several.
+    /// For a token of each of several sequences, if several are expected.
     batch: Option<DecodeBatch>,
-    /// The memory that their logits are written to.
+    /// Memory for their logits.
     logits: HostLogits,
 }
 
 impl PersistentKernels {
-    /// `None` where the device or the weights do not have them: those, and the calibrations of all layers, have to be parts
-    /// of one buffer.
+    /// Creates the kernels; `None` if the device does not support them, or if the weights, or the calibrations of all
+    /// layers, are not parts of one buffer.
     pub fn new(
         model: &Model,
         calibration: &[Buffer],
@@ -77,28 +78,28 @@ impl PersistentKernels {
         Ok(Some(Self { decode, batch, logits: HostLogits::default() }))
     }
 
-    /// The programs of the kernels.
+    /// Programs of the kernels.
     pub fn programs(&self) -> impl Iterator<Item = &Program> {
         [self.decode.program()].into_iter().chain(self.batch.as_ref().map(DecodeBatch::program))
     }
 
-    /// Makes room for attention over as many slots as `scratch` has it for. What is bound for fewer is to be bound anew.
+    /// Makes room for attention over `scratch.slots` slots. Launches bound for fewer must be bound again.
     pub fn reserve(&mut self, device: &Device, scratch: &Scratch) -> Result<()> {
         self.decode.reserve(device, scratch.slots)?;
         self.batch.as_mut().map_or(Ok(()), |batch| batch.reserve(scratch))
     }
 
-    /// Binds the kernel of one token to a cache; `None` where its rows are no parts of one buffer.
+    /// Binds the single-token kernel to a cache; `None` if its rows are not parts of one buffer.
     pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
         self.decode.bind(scratch, rows)
     }
 
-    /// Memory for the logits of a token, unless `now` is that; see [`row`](crate::model::device::Device::row).
+    /// Memory for the logits of a token, unless `now` is such memory; see [`row`](crate::model::device::Device::row).
     pub fn lend_row(&mut self, device: &Device, now: &[f32]) -> Option<Row> {
         self.logits.lend(device, now)
     }
 
-    /// Number of `runs` runs of one token that are computed at once, of `most` at most.
+    /// Number of runs of one token each to compute at once, at most `most`, if there are `runs` of them.
     pub fn runs_at_once(&self, runs: usize, most: usize) -> usize {
         match &self.batch {
             Some(_) if runs > MOST_ONE_BY_ONE_OF_BATCH => most,
@@ -107,20 +108,20 @@ impl PersistentKernels {
         }
     }
 
-    /// True where one launch computes a pass of `tokens` tokens, all of which are single ones of their runs.
+    /// True if one launch can compute a pass of `tokens` runs with one token each.
     pub fn takes(&self, tokens: usize, first: &mut OpenClCache) -> bool {
         if tokens == 1 { first.bound_decode().is_some() } else { self.batch.is_some() }
     }
 
-    /// Sets what the kernel of a single token finds in the header of the state, before [`Scratch::embed`] sends it.
+    /// Sets the header for the single-token kernel, before [`Scratch::embed`] sends it.
     pub fn set_header(&self, scratch: &mut Scratch, cache: &mut OpenClCache) {
         if let Some(bound) = cache.bound_decode() {
             self.decode.set_header(scratch, bound);
         }
     }
 
-    /// Computes a pass that [`PersistentKernels::takes`], whose embeddings are sent, and brings its logits; `false` where
-    /// caches are not of that kind.
+    /// Computes a pass that [`PersistentKernels::takes`], after its embeddings were sent, and copies its logits;
+    /// `false` if the caches are unsuitable.
     pub fn run(&mut self, device: &Device, scratch: &Scratch, runs: &mut [Run<'_>]) -> Result<bool> {
         let Self { decode, batch, logits } = self;
         match batch.as_mut().filter(|_| runs.len() > 1) {

@@ -1,9 +1,11 @@
-//! One forward pass: the CPU's steps in the CPU's order, each a launch or a few, a part of one, or the host's.
+//! Forward pass: the CPU's steps in the CPU's order. A step is one launch, a few launches, part of a launch, or runs on
+//! the host.
 //!
-//! A pass of one token has launches that cover several steps (`kernels/gemv.cl`); a pass of more has a launch or two a
-//! step. Only rope, attend and observe know that tokens are of different sequences: they are launched for each run, but
-//! for runs of a token each, which attend in one launch ([`super::batched_attention`]). On NVIDIA a pass of one token, or
-//! of a token of each of several sequences, is one launch ([`super::nvidia`]).
+//! In a pass of one token, launches cover several steps (`kernels/gemv.cl`); in a pass of more tokens, a step has a
+//! launch or two. Only rope, attend and observe know that tokens belong to different sequences: they are launched for
+//! each run. An exception are runs of one token each, which attend in one launch ([`super::batched_attention`]). On
+//! NVIDIA a single launch computes a pass of one token, or of one token of each of several sequences
+//! ([`super::nvidia`]).
 
 use super::cache::OpenClCache;
 use super::host_attention::HostAttention;
@@ -24,7 +26,7 @@ use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 use std::ops::Range;
 
-/// One forward pass under way.
+/// A forward pass in progress.
 pub struct Pass<'a> {
     pub model: &'a Model,
     pub launches: &'a mut Launches,
@@ -35,16 +37,16 @@ pub struct Pass<'a> {
     pub host: Option<&'a mut HostAttention>,
     pub cancel: Option<&'a CancelToken>,
     pub frequencies: &'a Frequencies,
-    /// Tokens, of all runs together.
+    /// Tokens of all runs together.
     pub n: usize,
-    /// Number of tokens that go on after keys and values of the last layer, where not all do: those of which somebody
-    /// reads logits. They are the first ones from there on.
+    /// Number of tokens that continue after keys and values of the last layer, if not all do: those with logits to be
+    /// read. They have been moved to the front.
     pub narrowed: Option<usize>,
     pub steps: Steps<'a>,
 }
 
 impl Pass<'_> {
-    /// All steps of all layers on the tokens of `runs`, and the logits that are wanted.
+    /// Runs all steps of all layers on the tokens of `runs`, and computes the requested logits.
     pub fn run(&mut self, runs: &mut [Run<'_>]) -> std::result::Result<(), Error> {
         self.embed(runs)?; // rows of the embedding, angles of RoPE
         if self.run_persistent(runs)? {
@@ -74,17 +76,17 @@ impl Pass<'_> {
         &self.model.device
     }
 
-    /// True where the kernels for one token compute a layer's steps.
+    /// True if the kernels for one token compute a layer's steps.
     fn is_single(&self) -> bool {
         self.n == 1 && self.launches.has_one()
     }
 
-    /// True where this layer goes on with fewer tokens than it began with.
+    /// True if this layer continues with fewer tokens than it began with.
     fn narrows(&self, layer: usize) -> bool {
         self.narrowed.is_some() && layer == LAYERS - 1
     }
 
-    /// Ends a step; where steps are timed, waits for it.
+    /// Ends a step; waits for it if steps are timed.
     fn end_step(&mut self, step: &'static str, layer: usize) -> Result<()> {
         if self.steps.is_traced() {
             self.device().finish()?;
@@ -117,7 +119,7 @@ impl Pass<'_> {
         self.end_step("embed", 0)
     }
 
-    /// The whole pass in one launch; `false` where the device or the caches are not of that kind.
+    /// Computes the whole pass in one launch; `false` if the device or the caches do not support it.
     fn run_persistent(&mut self, runs: &mut [Run<'_>]) -> Result<bool> {
         match &mut self.persistent {
             Some(persistent) => persistent.run(&self.model.device, self.scratch, runs),
@@ -125,10 +127,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Ends the pass where it is cancelled.
+    /// Returns an error if the pass was cancelled.
     fn check_cancel(&self) -> std::result::Result<(), Error> {
         if let Some(cancel) = self.cancel {
-            // Launches are only queued: those of all layers would run whatever happens.
+            // Launches are only queued: without waiting, those of all layers would be queued before anyone cancels.
             self.device().finish()?;
             if cancel.is_cancelled() {
                 return Err(Error::Interrupted);
@@ -137,7 +139,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Of one token a part of `qkv`.
+    /// For one token, part of `qkv`.
     fn norm(&mut self, layer: usize) -> Result<()> {
         if self.is_single() {
             return Ok(());
@@ -159,7 +161,7 @@ impl Pass<'_> {
         self.end_step("qkv", layer)
     }
 
-    /// Keys and values of all tokens, queries of those whose logits are wanted.
+    /// Keys and values of all tokens, but queries only of tokens with requested logits.
     fn narrowed_qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let (device, qkv) = (&self.model.device, &mut self.launches.many[layer].qkv);
         qkv.launch_rows_from(device, self.n, Q_DIM / 16)?;
@@ -178,7 +180,7 @@ impl Pass<'_> {
         self.each_run(layer, runs, Self::rope_of_run)
     }
 
-    /// Of a single token a part of `attend`, where that is the device's.
+    /// For a single token, part of `attend`, if the device computes that.
     fn rope_of_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
         let bound = cache.layer(layer);
         if self.joins_batch(span) || bound.is_single(span.tokens) {
@@ -187,10 +189,10 @@ impl Pass<'_> {
         let rope = bound.rope.as_mut().expect("invariant: bound for many tokens and for the host");
         let (device, groups) = (&self.model.device, [HEADS + 2 * KV_HEADS, span.tokens]);
         let Some(host) = &mut self.host else { return rope.set_ints(&span.as_run())?.run(device, groups) };
-        // Rows of these tokens alone.
+        // Only the rows of these tokens.
         rope.set_ints(&RunSpan { before: 0, rows: span.tokens, ..span }.as_run())?.run(device, groups)?;
         host.read_rows((self.scratch, self.readback.as_deref_mut()), (layer, span), cache)?;
-        // Timed by itself where the host computes attention, otherwise as part of it.
+        // Timed separately if the host computes attention, otherwise as part of it.
         self.end_step("rope", layer)
     }
 
@@ -226,7 +228,7 @@ impl Pass<'_> {
         self.observe(layer, span, cache)
     }
 
-    /// True where attention of a run is computed with that of others.
+    /// True if the attention of a run is computed in a batch with others.
     fn joins_batch(&self, span: RunSpan) -> bool {
         self.launches.batched.is_some() && self.n > 1 && span.is_plain_token
     }
@@ -238,7 +240,7 @@ impl Pass<'_> {
         if batched.is_full() { batched.run(&self.model.device, layer) } else { Ok(()) }
     }
 
-    /// Adds the attention that was just computed to the mass of the slots; the host's attention has done so itself.
+    /// Adds the attention just computed to the mass of the slots. Attention on the host has already done so.
     fn observe(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
         if span.observed == 0 || self.host.is_some() {
             return Ok(());
@@ -253,7 +255,7 @@ impl Pass<'_> {
         self.end_step("observe", layer)
     }
 
-    /// Brings the tokens that go on to the front.
+    /// Moves the tokens that continue to the front.
     fn narrow(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let Some(kept) = self.narrowed.filter(|_| layer == LAYERS - 1) else { return Ok(()) };
         output_tokens(runs).enumerate().try_for_each(|(to, from)| self.scratch.move_token(from, to))?;
@@ -261,7 +263,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// True where `out` merges the chunks of attention.
+    /// True if `out` merges the chunks of attention.
     fn out_merges(&self, span: RunSpan) -> bool {
         let on_device = self.is_single() && self.narrowed.is_none() && self.host.is_none();
         on_device && span.chunks() <= FUSED_CHUNKS
@@ -283,7 +285,7 @@ impl Pass<'_> {
         self.end_step("out", layer)
     }
 
-    /// Of one token a part of `gate_up`.
+    /// For one token, part of `gate_up`.
     fn ffn_norm(&mut self, layer: usize) -> Result<()> {
         if self.is_single() {
             return Ok(());
@@ -315,13 +317,13 @@ impl Pass<'_> {
         self.end_step("down", layer)
     }
 
-    /// Where the model norms what joins the residual: that of attention (0) or of the feed-forward layer (1).
+    /// Norms the output of attention (0) or of the feed-forward layer (1), if the model has such norms.
     fn post_norm(&self, layer: usize, which: usize) -> Result<()> {
         let norms = self.launches.post_norms.get(layer);
         norms.map_or(Ok(()), |norms| norms[which].run(self.device(), [self.n, 1]))
     }
 
-    /// Notes the residual of the last token.
+    /// Records the residual of the last token.
     fn trace_residual(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         if self.steps.is_traced() {
             let pos = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
@@ -332,15 +334,15 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Lets the device begin on the first layer while the rest is queued.
+    /// Lets the device start on the first layer while the rest is queued.
     fn begin_device(&self, layer: usize) -> Result<()> {
         if layer == 0 { self.device().begin() } else { Ok(()) }
     }
 
-    /// Logits of the tokens for which they are wanted.
+    /// Computes the requested logits.
     fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
         match output_tokens(runs).count() {
-            // The host does not wait here, so the device has to be told to begin.
+            // The host does not wait here, so the device must be told to start.
             0 => return self.device().flush(),
             1 => {
                 self.launches.head.launch_one(&self.model.device)?; // fused: norm, head
@@ -361,7 +363,7 @@ impl Pass<'_> {
         self.end_step("head", LAYERS)
     }
 
-    /// The final norm of some tokens, those that follow each other in one launch.
+    /// Final norm of some tokens; adjacent ones share a launch.
     fn final_norm(&mut self, tokens: impl Iterator<Item = usize>) -> Result<()> {
         let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
         let (mut tokens, mut to) = (tokens.peekable(), 0);
@@ -376,8 +378,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Waits for the logits that the last launch computes, these of all that are wanted, and brings them where they
-    /// belong.
+    /// Waits for the logits of the last launch, which are the given rows of all requested ones, and copies them to the
+    /// runs.
     fn read_logits(&mut self, rows: Range<usize>, runs: &mut [Run<'_>]) -> Result<()> {
         let logits = &self.scratch.logits;
         match &mut self.readback {

@@ -1,16 +1,16 @@
-//! The time that a pass may take before its device counts as lost.
+//! Timeout of a pass, after which its device counts as lost.
 
 use super::storage::Step;
 use crate::dims::LAYERS;
 use opencl_runtime::waiter::{least, unmeasured};
 use std::time::Duration;
 
-/// Times that a pass may take as long as the slowest like it so far.
+/// Factor on the time of the slowest similar pass so far.
 const TIMES: f64 = 20.0;
-/// Products a second of the slowest device that is worth waiting for.
+/// Products per second of the slowest device worth waiting for.
 const PRODUCTS: f64 = 1e9;
 
-/// Times of passes so far: those of one token, and those of more.
+/// Times of passes so far: of one token, and of more.
 #[derive(Default)]
 pub struct PassTimeout([Option<Slowest>; 2]);
 
@@ -21,7 +21,7 @@ struct Slowest {
 }
 
 impl PassTimeout {
-    /// For a pass of so many tokens.
+    /// Timeout for a pass of `tokens` tokens.
     pub fn limit(&self, tokens: usize) -> Duration {
         match self.0[usize::from(tokens > 1)] {
             Some(slowest) => {
@@ -32,7 +32,7 @@ impl PassTimeout {
         }
     }
 
-    /// A pass of so many tokens, which was waited for, took so long.
+    /// Records the time of a pass that was waited for.
     pub fn record(&mut self, tokens: usize, took: Duration) {
         let slowest = &mut self.0[usize::from(tokens > 1)];
         let before = slowest.unwrap_or(Slowest { tokens, took });
@@ -40,7 +40,7 @@ impl PassTimeout {
     }
 }
 
-/// Products of a pass, but for attention.
+/// Number of products in a pass, without attention.
 fn products(tokens: usize) -> f64 {
     let of = |step: Step| {
         let (rows, cols) = step.shape();

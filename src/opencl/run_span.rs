@@ -1,33 +1,33 @@
-//! The tokens of a run in a pass and in one layer of their cache.
+//! Tokens of a run, in a pass and in one layer of their cache.
 
 use super::cache::OpenClCache;
 use super::defines::CHUNK;
 use crate::dims::{is_local, window};
 use crate::model::device::Run;
 
-/// The tokens of a run in a pass and in one layer of their cache.
+/// Tokens of a run, in a pass and in one layer of their cache.
 #[derive(Clone, Copy)]
 pub struct RunSpan {
-    /// Its first token in the pass.
+    /// Index of its first token in the pass.
     pub first: usize,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Filled slots before them, or positions in a local layer.
+    /// Filled slots before them; in a sliding-window layer the position.
     pub before: usize,
-    /// Rows of a head.
+    /// Rows per head.
     pub rows: usize,
-    /// Number of the tokens, the last ones, that this layer observes.
+    /// Number of tokens, the last ones, whose attention this layer observes.
     pub observed: usize,
-    /// Chunks before the first of which the first token sees anything.
+    /// Number of leading chunks that the first token cannot see.
     pub skipped: usize,
-    /// Number of the tokens, the last ones, that attend.
+    /// Number of tokens, the last ones, that attend.
     pub attending: usize,
-    /// True for a single token that no layer observes.
+    /// True for a single token that is not observed.
     pub is_plain_token: bool,
 }
 
 impl RunSpan {
-    /// The tokens of a run whose first one is this token of the pass.
+    /// Span of a run whose first token has index `first` in the pass.
     pub fn of(run: &mut Run<'_>, first: usize, layer: usize) -> Self {
         let (tokens, pos, is_plain_token) =
             (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observe == 0);
@@ -39,13 +39,13 @@ impl RunSpan {
         Self { first, tokens, before, rows, observed, skipped, attending: tokens, is_plain_token }
     }
 
-    /// The part of those tokens alone that attend, after keys and values of all have joined the cache.
+    /// The part with the attending tokens only, after keys and values of all have joined the cache.
     pub fn of_attending(self) -> Self {
         let left = self.tokens - self.attending;
         Self { first: self.first + left, tokens: self.attending, before: self.before + left, ..self }
     }
 
-    /// `Run` of `kernels/common.cl`.
+    /// `Run` in `kernels/common.cl`.
     pub fn as_run(self) -> [i32; 4] {
         [self.first, self.tokens, self.before, self.rows].map(|n| n as i32)
     }
@@ -55,7 +55,7 @@ impl RunSpan {
         self.before + self.tokens
     }
 
-    /// Chunks that its only token sees anything of.
+    /// Number of chunks that its only token sees.
     pub fn chunks(self) -> usize {
         self.filled().div_ceil(CHUNK) - self.skipped
     }

@@ -1,5 +1,5 @@
-//! Buffers of one forward pass, allocated once. What attention needs for a longer cache, or to be observed, is allocated
-//! when the first such cache comes.
+//! Buffers of a forward pass, allocated once. Additional buffers for attention over a longer cache, or for observed
+//! attention, are allocated on demand.
 
 use super::defines::{CHUNK, FFN_PAD, QKV};
 use super::shapes::SEVERAL;
@@ -12,21 +12,21 @@ use opencl_runtime::buffer::{Access, Buffer, Place, Staged, bytes_of, bytes_of_m
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
-/// Integers before the rows of [`Scratch::state`], as `kernels/common.cl` has them.
+/// Integers before the rows of [`Scratch::state`], as in `kernels/common.cl`.
 pub const HEADER: usize = 16;
-/// Where it says the slot of the only token, and next to it the token whose residual the head reads.
+/// Index of the only token's slot in the header; next comes the token whose residual the head reads.
 const H_SLOT: usize = 0;
-/// Floats of one token's row: the residual, cosines and sines of its position.
+/// Floats in the row of a token: the residual, then the cosines and sines of its position.
 const STATE_ROW: usize = DIM + 2 * ANGLES;
-/// Most tokens whose logits are computed at once.
+/// Maximum tokens whose logits are computed at once.
 const LOGIT_ROWS: usize = 16;
 
-/// Bytes of the buffer that stands for none.
+/// Bytes of the placeholder buffer.
 const NONE: usize = 64;
 
-/// Buffers of one forward pass.
+/// Buffers of a forward pass.
 pub struct Scratch {
-    /// Header, then `[token][x | cos | sin]`: what the host sends, all at once, and the residual stream.
+    /// Header, then `[token][x | cos | sin]`: everything the host sends, in one transfer, and the residual stream.
     pub state: Staged,
     /// `[token][QKV]`
     pub qkv: Buffer,
@@ -34,42 +34,43 @@ pub struct Scratch {
     pub att: Buffer,
     /// Input of the next matrix: `[token][cols]`, bytes or floats.
     pub acts: Buffer,
-    /// Their scales: `[token][cols / 32]`
+    /// Scales of `acts`: `[token][cols / 32]`
     pub act_scales: Buffer,
-    /// The sums of the halves of their blocks: `[token][cols / 32][2]`
+    /// Sums of the halves of each block of `acts`: `[token][cols / 32][2]`
     pub act_sums: Buffer,
     /// `[token][gate: FFN_PAD | up: FFN_PAD]`, without a gate only up
     pub gate_up: Buffer,
-    /// `[token][DIM]`: what is normed before it joins the residual, where the model does that.
+    /// `[token][DIM]`: outputs to be normed before they are added to the residual, if the model does that.
     pub post: Buffer,
     /// `[logit_rows][VOCAB]`
     pub logits: Buffer,
-    /// Chunks of attention of one token, or of a token each of several runs: `[chunk][HEADS][HEAD_DIM]`
+    /// Chunks of attention of one token, or of several runs with one token each: `[chunk][HEADS][HEAD_DIM]`
     pub partials: Buffer,
-    /// Largest score and softmax sum of each: `[chunk][HEADS][2]`
+    /// Largest score and softmax sum per chunk: `[chunk][HEADS][2]`
     pub ml: Buffer,
-    /// The same of each token of a run, where attention is observed: `[token][HEADS][2]`. `None` until it is.
+    /// Largest score and softmax sum per token of a run: `[token][HEADS][2]`. `None` until attention is observed.
     pub softmax: Option<Buffer>,
-    /// Stands for arguments that a kernel does not read.
+    /// Placeholder for unused kernel arguments.
     pub none: Buffer,
-    /// The integers that `state` begins with.
+    /// Header of `state`.
     header: [u32; HEADER],
-    /// The tokens whose rows it has.
+    /// Tokens of the pass.
     tokens: Vec<Token>,
-    /// Tokens that all this is for.
+    /// Maximum tokens of a pass.
     pub max_tokens: usize,
-    /// Tokens whose logits fit.
+    /// Maximum tokens whose logits fit.
     pub logit_rows: usize,
-    /// Slots of a cache that `partials` and `ml` have room for: whole chunks.
+    /// Slots for which `partials` and `ml` have room, a multiple of the chunk size.
     pub slots: usize,
-    /// For how many runs they have that.
+    /// Number of runs for which they have room.
     pub at_once: usize,
 }
 
-// Rows of keys land in `acts`, those of values in `gate_up`, where the host attends to them; no type has more than 32 bits.
+// If the host computes attention, new keys are written to `acts` and values to `gate_up`; no type has more than 32
+// bits.
 const _: () = assert!(FFN_PAD >= KV_DIM);
 
-/// Bytes of each buffer for so many tokens, in the order of the fields.
+/// Bytes of each buffer for `tokens` tokens, in the order of the fields.
 fn sizes(tokens: usize) -> [usize; 9] {
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
     let floats = [
@@ -86,28 +87,28 @@ fn sizes(tokens: usize) -> [usize; 9] {
     floats.map(|n| 4 * n)
 }
 
-/// Bytes of `partials` and of `ml` for so many caches of `slots` slots.
+/// Bytes of `partials` and of `ml` for `caches` caches with `slots` slots.
 fn part_sizes(slots: usize, caches: usize) -> [usize; 2] {
     let heads = HEADS * slots.div_ceil(CHUNK).max(1) * caches;
     [4 * heads * HEAD_DIM, 4 * heads * 2]
 }
 
-/// Bytes of the logits that a pass of so many tokens computes at once.
+/// Bytes of the logits that a pass of `tokens` tokens computes at once.
 pub fn logits_bytes(tokens: usize) -> usize {
     4 * tokens.min(LOGIT_ROWS) * VOCAB
 }
 
-/// Bytes of all buffers together, but for those of attention.
+/// Bytes of all buffers together, without those of attention.
 pub fn bytes(tokens: usize) -> usize {
     sizes(tokens).iter().sum::<usize>() + NONE
 }
 
-/// Bytes of the chunks of attention over `slots` slots of a token of each of so many sequences.
+/// Bytes for the chunks of attention over `slots` slots, of one token of each sequence.
 pub fn parts_bytes(slots: usize, sequences: usize) -> usize {
     part_sizes(slots, at_once(sequences)).iter().sum()
 }
 
-/// Of how many sequences a token each is attended at once.
+/// Number of sequences that attend in one launch.
 fn at_once(sequences: usize) -> usize {
     sequences.clamp(1, SEVERAL)
 }
@@ -117,8 +118,8 @@ fn buffer(device: &Device, len: usize) -> Result<Buffer> {
 }
 
 impl Scratch {
-    /// Buffers for `tokens` tokens, or for fewer where the device has no buffer so large, and for so many caches of `slots`
-    /// slots.
+    /// Allocates buffers for `tokens` tokens, or fewer if the device's buffers are too small, and for the caches of
+    /// `sequences` sequences with `slots` slots.
     pub fn new(device: &Device, tokens: usize, (slots, sequences): (usize, usize)) -> Result<Self> {
         let most = device.facts().max_alloc;
         let mut tokens = tokens.max(1);
@@ -152,7 +153,7 @@ impl Scratch {
         })
     }
 
-    /// Makes room for attention over `slots` slots. What is bound to the buffers for fewer is to be bound anew.
+    /// Makes room for attention over `slots` slots. Launches bound to reallocated buffers must be bound again.
     pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
         if slots > self.slots {
             let [partials, ml] = part_sizes(slots, self.at_once);
@@ -162,7 +163,7 @@ impl Scratch {
         Ok(())
     }
 
-    /// Makes room for what observing the attention of many tokens needs.
+    /// Allocates the buffer for observing attention of many tokens.
     pub fn reserve_softmax(&mut self, device: &Device) -> Result<()> {
         if self.softmax.is_none() {
             self.softmax = Some(buffer(device, 4 * 2 * HEADS * self.max_tokens)?);
@@ -170,7 +171,7 @@ impl Scratch {
         Ok(())
     }
 
-    /// Looks the tokens' embedding rows up, prepares their RoPE angles and sends both to the device.
+    /// Looks up the tokens' embedding rows, computes their RoPE angles, and sends both to the device.
     pub fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) -> Result<()> {
         self.tokens.clear();
         for run in runs {
@@ -185,18 +186,17 @@ impl Scratch {
         })
     }
 
-    /// Says for the next [`Scratch::embed`] in which slot a single token comes, and which token's residual the head reads
-    /// where it reads one.
+    /// Sets, for the next [`Scratch::embed`], the slot of a single token, and the token whose residual the head reads.
     pub fn set_token(&mut self, slot: usize, row: usize) {
         self.set_header(H_SLOT, [slot as u32, row as u32]);
     }
 
-    /// Sets integers of the header, from `first` on; they go out with the next [`Scratch::embed`].
+    /// Sets integers of the header from `first` on; the next [`Scratch::embed`] sends them.
     pub fn set_header<const N: usize>(&mut self, first: usize, values: [u32; N]) {
         self.header[first..first + N].copy_from_slice(&values);
     }
 
-    /// Queues that the residual and attention's output of token `from` become those of token `to`.
+    /// Queues copying the residual and attention's output of token `from` to token `to`.
     pub fn move_token(&self, from: usize, to: usize) -> Result<()> {
         if from == to {
             return Ok(());
@@ -218,15 +218,15 @@ impl Scratch {
 struct Token {
     id: u32,
     pos: usize,
-    /// Tokens of its sequence that are known.
+    /// Number of known tokens in its sequence.
     known: usize,
 }
 
-/// Rows that a thread more writes in less time than it takes to begin.
+/// Rows that an additional thread must write to be worth starting.
 const EACH: usize = 64;
 
-/// Writes the tokens' rows of [`Scratch::state`]. Of a long prompt several threads do it: one takes a sixth of the time in
-/// which a fast GPU does all the rest.
+/// Writes the tokens' rows of [`Scratch::state`]. Several threads do this for a long prompt: a single one takes a sixth
+/// of the time that a fast GPU needs for everything else.
 fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], rows: &mut [u8]) {
     if tokens.len() >= 2 * EACH {
         let (some, others) = tokens.split_at(tokens.len() / 2);

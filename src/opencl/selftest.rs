@@ -1,32 +1,32 @@
-//! Whether a device's kernels compute what they should: the whole forward pass on seeded tokens, many at once, one by
-//! one, few at once and one of each of several sequences, compared with another device.
+//! Self-test of a device's kernels: whole forward passes on pseudo-random tokens (many at once, one by one, few at
+//! once, and one of each of several sequences), compared with another device.
 //!
-//! Both compute the same sums in the same order, so on a device that rounds as IEEE 754 says the results are the same
-//! bits. On others a rounding flip of one activation moves the logits of a small model by up to 3 % (measured on the
-//! bundled one), while a wrong kernel moves them by their own size.
+//! Both devices add in the same order, so results are bit-identical if the device rounds as IEEE 754 requires. On other
+//! devices a single flipped rounding of an activation moves the logits of a small model by up to 3 % (measured on the
+//! bundled one), while a wrong kernel changes them completely.
 
 use crate::dims::{KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, global_layers};
 use crate::model::device::{Cache, Device, KvRows, Logits, Run};
 use files::Result;
 
-/// Largest relative distance of logits that rounding explains.
+/// Largest relative distance of logits explained by rounding.
 pub const TOLERANCE: f64 = 0.05;
-/// Tokens computed at once: more than a tile of any kernel, if the model has as many positions.
+/// Tokens computed at once: more than a tile of any kernel, if the model has so many positions.
 const MANY: usize = if LEARNED_POSITIONS && MAX_POSITION < 70 + AFTER { MAX_POSITION - AFTER } else { 70 };
-/// Tokens computed one by one after that.
+/// Tokens computed one by one after those.
 const ONE: usize = 2;
 /// Tokens computed at once after those.
 const FEW: usize = 5;
-/// Other sequences, as many as are never computed one by one with another.
+/// Number of other sequences: the maximum that is computed one by one along with another.
 pub const OTHERS: usize = 3;
-/// All of these, and one beside other sequences'.
+/// Tokens after the first [`MANY`]: those above, and one together with other sequences.
 const AFTER: usize = ONE + FEW + 1;
 /// Slots of the caches.
 pub const SLOTS: usize = MANY + AFTER;
-/// Tokens at once where mass is compared.
+/// Tokens computed at once when mass is compared.
 const OBSERVED: usize = 8;
 
-/// The largest relative L2 distance of any row of logits; 0 for the same bits, infinite where one is not finite.
+/// Largest relative L2 distance of a row of logits: 0 for identical bits, infinite if a value is not finite.
 pub fn distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
     let ids: Vec<u32> =
         (1..=SLOTS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
@@ -35,8 +35,8 @@ pub fn distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64
     Ok(rows.map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
 }
 
-/// Logits of the last of the first [`MANY`] ids, of each that follows by itself, of the last of the few, and of the last
-/// beside the first of others.
+/// Logits of the last of the first [`MANY`] tokens, of each token computed alone, of the last of the few, and of the
+/// last token together with the first ones of other sequences.
 fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
     let mut cache = device.new_cache(SLOTS)?;
     let mut others = (0..OTHERS).map(|_| device.new_cache(SLOTS)).collect::<Result<Vec<_>>>()?;
@@ -62,13 +62,13 @@ fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// The largest such distance of the attention that slots receive, layer by layer.
+/// Largest relative L2 distance of the attention mass of any layer.
 pub fn mass_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
     let (a, b) = (masses(found)?, masses(expected)?);
     Ok(a.iter().zip(&b).map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
 }
 
-/// Mass by layer, after some tokens at once and some one by one.
+/// Mass by layer, after several tokens at once and several one by one.
 fn masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
     let ids: Vec<u32> = (1..=(OBSERVED + ONE) as u32).map(|i| i * 97 % VOCAB as u32).collect();
     let many = OBSERVED.min(device.max_tokens());
@@ -89,7 +89,7 @@ fn masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
     global_layers().map(mass).collect()
 }
 
-/// True where the rows that an eviction leaves are those that were there.
+/// True if an eviction keeps the right rows.
 pub fn compaction_matches(device: &mut dyn Device) -> Result<bool> {
     const KEPT: [u32; 3] = [0, 3, 6];
     let mut cache = device.new_cache(SLOTS)?;

@@ -1,4 +1,4 @@
-//! Sizes of work-groups and tiles: what depends on the device and not on the model alone.
+//! Sizes of work-groups and tiles that depend on the device.
 
 use super::defines::CHUNK;
 use super::kernels::KernelSet;
@@ -9,43 +9,43 @@ use crate::dims::*;
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::DeviceType;
 
-/// Items of a work-group of `gemm`.
+/// Work-items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;
-/// Items of a work-group of `gemm` whose items have whole rows: lines of [`LINE`].
+/// Work-items of a work-group of `gemm` by whole rows: lines of [`LINE`].
 pub const GEMM_ROWS_ITEMS: usize = 64;
-/// Items whose rows follow each other.
+/// Work-items whose rows are adjacent.
 pub const LINE: usize = 16;
-/// Tokens that such a work-group goes through.
+/// Tokens processed by such a work-group.
 pub const GEMM_ROWS_TOKENS: usize = 64;
-/// Items of a work-group of `activations`.
+/// Work-items of a work-group of `activations`.
 pub const ACTIVATIONS_ITEMS: usize = 128;
-/// Items of a work-group of `merge`.
+/// Work-items of a work-group of `merge`.
 pub const MERGE_ITEMS: usize = 64;
-/// Items of a work-group of `rope`.
+/// Work-items of a work-group of `rope`.
 pub const ROPE_ITEMS: usize = 32;
-/// Items of a work-group of `observe`, a slot each.
+/// Work-items of a work-group of `observe`, one slot each.
 pub const OBSERVE_ITEMS: usize = 64;
-/// Chunks that the output projection merges itself: more would be read once too often.
+/// Maximum chunks merged by the output projection itself; more would be read too often.
 pub const FUSED_CHUNKS: usize = 8;
-/// Floats of local memory for the parts of a `gemv`.
+/// Floats of local memory for the partial sums of a `gemv`.
 const PART_FLOATS: usize = 4096;
-/// Runs of one token whose attention is one launch.
+/// Maximum runs of one token each in one attention launch.
 pub const SEVERAL: usize = 16;
-/// Tokens that are few: each reads weights once more than the first ones, from a cache.
+/// Maximum tokens of the kernels for few tokens; each group of tokens reads the weights once more, from a cache.
 pub const FEW: usize = 16;
-/// Widest head that decode attention takes.
+/// Maximum head size of decode attention.
 pub const WIDEST_HEAD: usize = 256;
 
 /// Work-group shape of a `gemv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemvShape {
-    /// Groups of sixteen rows of the result in a tile.
+    /// Groups of sixteen result rows in a tile.
     pub tile_groups: usize,
-    /// Blocks that are read at the same time; of quantised matrices only, where an item has no whole rows.
+    /// Blocks read at the same time; only for quantised matrices, unless by whole rows.
     pub slices: usize,
-    /// Blocks whose sums wait in local memory; of quantised matrices only.
+    /// Blocks whose sums are held in local memory; only for quantised matrices.
     pub pass: usize,
-    /// Items of a group.
+    /// Work-items of a work-group.
     pub items: usize,
 }
 
@@ -54,19 +54,19 @@ pub struct GemvShape {
 pub struct AttendShape {
     /// Queries of a work-group.
     pub queries: usize,
-    /// Slots at a time.
+    /// Slots processed at a time.
     pub slots: usize,
-    /// Queries of an item, each with four slots.
+    /// Queries of a work-item, each with four slots.
     pub each: usize,
 }
 
 impl AttendShape {
-    /// Items of a work-group.
+    /// Work-items of a work-group.
     pub fn items(self) -> usize {
         self.queries / self.each * (self.slots / 4)
     }
 
-    /// Bytes of local memory: queries, rows, scores, and a few numbers of each query.
+    /// Bytes of local memory: queries, rows, scores, and a few numbers per query.
     fn local_memory(self) -> u64 {
         let width = HEAD_DIM.next_multiple_of(16);
         let of_query = width + CHUNK + 4 + 16 + self.items() / self.queries + 2;
@@ -74,42 +74,42 @@ impl AttendShape {
     }
 }
 
-/// Tile of `gemm` of few tokens.
+/// Tile of `gemm` for few tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FewShape {
-    /// Blocks whose sums are computed at once, by four items each.
+    /// Blocks summed at once, by four work-items each.
     pub slices: usize,
     /// Tokens.
     pub tokens: usize,
 }
 
-/// Sizes that depend on the device and not on the model alone.
+/// Sizes that depend on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Shapes {
-    /// Most items of a work-group.
+    /// Maximum work-items of a work-group.
     max_items: usize,
-    /// Work-groups that keep the device busy, and small ones of sixteen items.
+    /// Number of work-groups that fill the device; then that of small work-groups with sixteen work-items.
     busy: usize,
     busy_small: usize,
-    /// Items of a group of decode attention: one for each element of a head, and 64 at least.
+    /// Work-items of a work-group of decode attention: one per element of a head, at least 64.
     pub one_items: usize,
-    /// Tile of prefill attention; `None` where none fits.
+    /// Tile of prefill attention; `None` if none fits.
     pub attend: Option<AttendShape>,
-    /// One instruction for four products.
+    /// True if one PTX instruction computes four products.
     pub dot_ptx: bool,
-    /// NVIDIA's integer tensor cores, where packed matrices are multiplied on them.
+    /// NVIDIA's integer tensor cores, if packed matrices are multiplied on them.
     pub tensor_cores: Option<TensorCores>,
     /// Bytes of local memory.
     local_memory: u64,
 }
 
 impl Shapes {
-    /// The sizes for a device and a set of kernels.
+    /// Sizes for a device and a set of kernels.
     pub fn of(device: &Device, set: KernelSet) -> Self {
         let facts = device.facts();
         let units = facts.compute_units.max(1) as usize;
         let fits = |s: &AttendShape| {
-            // Four queries take a hundred registers.
+            // Four queries need a hundred registers.
             let registers = s.each == 2 || facts.compute_capability.is_some();
             registers && s.local_memory() <= facts.local_memory && s.items() <= facts.max_work_group
         };
@@ -128,12 +128,12 @@ impl Shapes {
         }
     }
 
-    /// Whether prefill has kernels for many tokens at once.
+    /// True if there are kernels for prefill of many tokens at once.
     pub fn batches(&self) -> bool {
         self.attend.is_some() && self.max_items >= GEMM_ITEMS
     }
 
-    /// Work-groups of `gemv`: about 256 items that each load a few blocks, fewer where the device has none such.
+    /// Shape of a `gemv`: about 256 work-items that load a few blocks each, fewer if the device does not allow so many.
     pub fn gemv(&self, step: Step, storage: Storage, variant: &Variant) -> GemvShape {
         let by_rows = variant.by_rows();
         let tile_groups = match step {
@@ -151,9 +151,9 @@ impl Shapes {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
         let blocks = step.shape().1 / 32;
-        // Four items a block and group; at least one a row, to add up.
+        // Four work-items per block and group; at least one per row, for adding up.
         let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
-        // Of each row a sum and a scale, and where there are floors that and, of a block, the sum of activations.
+        // Per row a sum and a scale, with floors also a floor, and per block the sum of its activations.
         let floats = if storage.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
         let pass = blocks.min(PART_FLOATS / floats);
         GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
@@ -171,8 +171,8 @@ impl Shapes {
         }
     }
 
-    /// Blocks at once and tokens of a work-group of `gemm_few.cl`: as many blocks as local memory allows, so that few
-    /// rows keep all of the device busy.
+    /// Blocks at once and tokens of a work-group of `gemm_few.cl`: as many blocks as local memory allows, so that even
+    /// few rows fill the device.
     pub fn few(&self, step: Step) -> FewShape {
         let blocks = step.shape().1 / 32;
         let fits = |s: &FewShape| {
@@ -184,17 +184,17 @@ impl Shapes {
         shapes.into_iter().find(|s| enough(s) && fits(s)).unwrap_or(FewShape { slices: 16, tokens: 4 })
     }
 
-    /// The tensor cores that multiply many tokens with a matrix stored so, where they do.
+    /// Tensor cores that multiply many tokens with a matrix of this storage, if any.
     pub fn on_tensor_cores(&self, storage: Storage, variant: &Variant) -> Option<TensorCores> {
         self.tensor_cores.filter(|cores| variant == BASELINE && cores.takes(storage))
     }
 
-    /// The kernels that multiply few tokens, where a device has them.
+    /// Tensor cores that multiply few tokens, if any.
     pub fn few_on_tensor_cores(&self, step: Step, storage: Storage) -> Option<TensorCores> {
         self.tensor_cores.filter(|cores| cores.takes_few(step, storage))
     }
 
-    /// Rows and tokens of a work-group of few tokens.
+    /// Rows and tokens of a work-group for few tokens.
     pub fn few_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
         match self.few_on_tensor_cores(step, storage) {
             Some(cores) => cores.few_tile(),
@@ -202,8 +202,8 @@ impl Shapes {
         }
     }
 
-    /// Work-groups for `groups` groups of sixteen rows: each takes several tiles where the tiles outnumber what the
-    /// device runs at once, so that the input is prepared less often.
+    /// Number of work-groups for `groups` groups of sixteen rows. Each processes several tiles if there are more tiles
+    /// than the device runs at once, so that the input is prepared less often.
     pub fn gemv_groups(&self, step: Step, storage: Storage, variant: &Variant, groups: usize) -> usize {
         let busy = if variant.by_rows() { self.busy_small } else { self.busy };
         groups.div_ceil(self.gemv(step, storage, variant).tile_groups).min(busy)

@@ -1,4 +1,4 @@
-//! One launch, and the launches of a step's products.
+//! A launch, and the launches of the products of a step.
 
 use super::shapes::FEW;
 use opencl_runtime::buffer::Buffer;
@@ -7,18 +7,18 @@ use opencl_runtime::failure::Result;
 use opencl_runtime::program::Kernel;
 use std::ops::Range;
 
-/// A kernel with its buffers and the items of one work-group, in lines.
+/// A kernel with its buffers and the shape of a work-group.
 pub struct Launch {
     /// The kernel.
     pub kernel: Kernel,
-    /// Items of a work-group.
+    /// Shape of a work-group: items per line, lines.
     pub local: [usize; 2],
-    /// The first argument after the buffers.
+    /// Index of the first argument after the buffers.
     pub ints: usize,
 }
 
 impl Launch {
-    /// Queues it over so many work-groups.
+    /// Queues it over `groups` work-groups.
     pub fn run(&self, device: &Device, groups: [usize; 2]) -> Result<()> {
         let [items, lines] = self.local;
         device.launch(&self.kernel, &[groups[0] * items, groups[1] * lines], &self.local)
@@ -30,13 +30,13 @@ impl Launch {
         Ok(self)
     }
 
-    /// Sets a buffer that may be the one that it was last.
+    /// Sets a buffer, at no cost if it has not changed.
     pub fn rebind(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
         self.kernel.arg_again(index, buffer)?;
         Ok(self)
     }
 
-    /// Keeps these buffers alive no longer.
+    /// Stops keeping these buffers alive.
     pub fn release(&mut self, buffers: Range<usize>) {
         self.kernel.let_go(buffers);
     }
@@ -48,28 +48,28 @@ impl Launch {
     }
 }
 
-/// A matrix (or the part of it that one buffer holds) times its input.
+/// Product with a matrix, or with the part of it in one buffer.
 pub struct MatmulLaunch {
-    /// First group of sixteen rows of the result, groups.
+    /// First group of sixteen result rows, number of groups.
     pub rows: [i32; 2],
-    /// The launch for any number of tokens.
+    /// Launch for any number of tokens.
     pub tiles: Tiles,
-    /// The launch for at most [`FEW`] tokens.
+    /// Launch for at most [`FEW`] tokens.
     pub few: Option<Tiles>,
 }
 
-/// One way of launching a product.
+/// Launch of a product, and its tiles.
 pub struct Tiles {
     /// The kernel.
     pub launch: Launch,
-    /// Work-groups: all of `gemv`, or the tiles of rows of `gemm`.
+    /// Number of work-groups of `gemv`, or of row tiles of `gemm`.
     pub groups: usize,
     /// Rows and tokens of a tile of `gemm`.
     pub tile: [usize; 2],
 }
 
 impl MatmulLaunch {
-    /// Queues tiles of rows and of tokens of `gemm` on `all` tokens: those that `which` names.
+    /// Queues tiles of rows and of tokens of `gemm` on `all` tokens, as selected by `which`.
     fn tiles(
         &mut self,
         device: &Device,
@@ -90,7 +90,7 @@ impl MatmulLaunch {
     }
 }
 
-/// The matrices of a step.
+/// Products with the matrices of a step.
 #[derive(Default)]
 pub struct MatmulLaunches(pub Vec<MatmulLaunch>);
 
@@ -100,7 +100,7 @@ impl MatmulLaunches {
         self.0.iter().try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups, 1]))
     }
 
-    /// Queues the product of one token whose input is chunks of attention over so many slots, its own included.
+    /// Queues the product of one token whose input is chunks of attention over `slots` slots, its own included.
     pub fn launch_merging(&mut self, device: &Device, slots: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
             let [first, groups] = p.rows;
@@ -115,7 +115,7 @@ impl MatmulLaunches {
         })
     }
 
-    /// Queues the groups of rows from `first` on of the product of many tokens.
+    /// Queues only the groups of rows from `first` on of the product of many tokens.
     pub fn launch_rows_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
             p.tiles(device, tokens, |tiles, start| {
@@ -125,8 +125,8 @@ impl MatmulLaunches {
         })
     }
 
-    /// Queues the groups of rows before `end` of the product of `some` of the many tokens, and what shares tiles with
-    /// them.
+    /// Queues only the groups of rows before `end` for the tokens `some` of the product of many tokens; other rows and
+    /// tokens in the same tiles are computed too.
     pub fn launch_rows_before(
         &mut self,
         device: &Device,

@@ -1,4 +1,4 @@
-//! The steps that multiply with matrices: their shapes, how a matrix is stored on a device, and what it reads.
+//! Steps that multiply with matrices: their shapes, the storage of a matrix, and the activations it reads.
 
 use super::defines::{FFN_PAD, QKV};
 use crate::dims::*;
@@ -7,7 +7,7 @@ use files::blocks::BlockType;
 use numeric::quant::format::{Format, GROUP_ROWS};
 use std::fmt;
 
-/// Matrices that one step multiplies with at once.
+/// A step that multiplies with one or more matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are the steps' names")]
 pub enum Step {
@@ -19,10 +19,10 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them.
+    /// All steps.
     pub const ALL: [Step; 5] = [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head];
 
-    /// The step's name and its macro.
+    /// Name of the step, and its macro.
     pub fn names(self) -> (&'static str, &'static str) {
         match self {
             Step::Qkv => ("qkv", "STEP_QKV"),
@@ -33,7 +33,7 @@ impl Step {
         }
     }
 
-    /// Rows of the result and columns. Of gate and up together, those of one.
+    /// Rows of the result, and columns; for gate and up those of one matrix.
     pub const fn shape(self) -> (usize, usize) {
         match self {
             Step::Qkv => (QKV, DIM),
@@ -44,12 +44,12 @@ impl Step {
         }
     }
 
-    /// Matrices side by side whose rows the step combines.
+    /// Number of matrices side by side whose rows the step combines.
     pub const fn halves(self) -> usize {
         if matches!(self, Step::GateUp) && GATED { 2 } else { 1 }
     }
 
-    /// Groups of sixteen rows of the result.
+    /// Groups of sixteen result rows.
     pub const fn groups(self) -> usize {
         match self {
             Step::GateUp => FFN_PAD / GROUP_ROWS,
@@ -58,7 +58,7 @@ impl Step {
     }
 }
 
-/// The form in which a matrix is stored.
+/// Storage of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// Blocks in the packed layout.
@@ -72,7 +72,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// The number that kernels know it by: `W_TYPE` in `kernels/common.cl`.
+    /// Number in kernels: `W_TYPE` in `kernels/common.cl`.
     pub fn number(self) -> usize {
         match self {
             Storage::Blocks(Format::Q4_0) => 0,
@@ -91,7 +91,7 @@ impl Storage {
 
     /// Bytes of a group of sixteen rows: quants (or rows) and scales.
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
-        // The device's bytes are the host's.
+        // The device stores the host's bytes.
         let form = match self {
             Storage::F32 => HostStorage::Rows(BlockType::F32),
             Storage::F16 => HostStorage::Rows(BlockType::F16),
@@ -101,12 +101,12 @@ impl Storage {
         form.group_bytes(cols)
     }
 
-    /// Whether a floor is added to the weights of a block.
+    /// True if a floor is added to the weights of a block.
     pub fn floors(self) -> bool {
         matches!(self, Storage::Blocks(format) if format.has_floor())
     }
 
-    /// The form of activations that it is multiplied with.
+    /// Form of activations that it is multiplied with.
     pub fn reads(self) -> Activations {
         match self {
             Storage::F32 | Storage::F16 | Storage::Bf16 => Activations::Floats,
@@ -126,13 +126,13 @@ impl fmt::Display for Storage {
     }
 }
 
-/// The form of activations that a matrix is multiplied with.
+/// Form of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// As they were computed.
+    /// As computed.
     Floats,
     /// Quantised to 8 bits, in blocks.
     Quantised,
-    /// The same, held as floats.
+    /// Quantised integers, held as floats.
     Integers,
 }

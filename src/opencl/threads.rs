@@ -1,4 +1,4 @@
-//! Threads of the host: for what takes one as long as a fast GPU takes for a pass, and those of the driver.
+//! Host threads: helpers for work that takes one thread as long as a pass takes a fast GPU, and the driver's own.
 
 use numeric::pool::on_big_cores;
 use opencl_runtime::device::{self, Device};
@@ -8,15 +8,15 @@ use opencl_runtime::program_cache::Cache;
 use std::sync::Once;
 use std::thread;
 
-/// As [`device::facts_of`]. A driver starts threads when it is first asked and when a device is opened, and they inherit
-/// cores: on a phone's little ones each launch would take longer.
+/// [`device::facts_of`], called on the performance cores. A driver starts threads when it is first used and when a
+/// device is opened, and they inherit the CPU affinity: on a phone's efficiency cores every launch would take longer.
 pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
     static FIRST: Once = Once::new();
     FIRST.call_once(|| drop(on_big_cores(device::devices)));
     device::facts_of(select)
 }
 
-/// As [`Device::open`], for the same reason. Binaries are not kept where the driver keeps them.
+/// [`Device::open`], called on the performance cores. Does not store binaries if the driver has its own cache.
 pub fn open(select: Option<&str>, cache: Cache) -> Result<Device> {
     let cache = match facts_of(select) {
         Some(facts) if facts.keeps_programs() => cache.without_binaries(),
@@ -25,7 +25,7 @@ pub fn open(select: Option<&str>, cache: Cache) -> Result<Device> {
     on_big_cores(|| Device::open(select, cache))
 }
 
-/// Runs both, `one` in a thread of its own if there is one to be had.
+/// Runs both functions, `one` on another thread if possible.
 pub fn both(mut one: impl FnMut() + Send, other: impl FnOnce()) {
     let there = thread::scope(|scope| {
         let thread = thread::Builder::new().spawn_scoped(scope, &mut one);

@@ -1,9 +1,9 @@
-//! The fastest variants of a device: each is timed for one token and for many at the first use, with the step that has the
-//! largest matrices, and the result is kept with the programs.
+//! Selection of the fastest variants for a device. On first use each variant is timed for one token and for many, with
+//! the step that has the largest matrices, and the result is stored with the programs.
 //!
-//! A variant must give the baseline's bits before it is timed. Compilers may be slow: after some seconds nothing more is
-//! compiled to be timed, but for one variant each for one token and for many. NVIDIA's devices have kernels of their own,
-//! and nothing is timed there.
+//! A variant is timed only if it gives the baseline's bits. Compilers may be slow, so after some seconds nothing more
+//! is compiled just for timing, except the first candidate for one token and the first for many. NVIDIA devices have
+//! their own kernels and are not timed.
 
 use super::defines::Defines;
 use super::kernels::{KernelSet, Kernels, SOURCES};
@@ -18,24 +18,24 @@ use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::facts::Facts;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::{Kind, Result};
 use opencl_runtime::program_cache::{Attempt, Cache, Marker};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// Tokens of the products of many.
+/// Tokens in a product of many.
 const MANY: usize = 64;
-/// After that nothing more is compiled to be timed, for many tokens and again for one. What is compiled for the chosen
-/// variant would be compiled anyway.
+/// Time after which nothing more is compiled just for timing, counted for many tokens and again for one. The chosen
+/// variant would have been compiled anyway.
 const ENOUGH: Duration = Duration::from_millis(2500);
-/// The step that stands for all.
+/// Step used for timing.
 pub const STEP: Step = Step::GateUp;
-/// Layers whose matrices are read in turn, so that they do not stay in a cache.
+/// Number of layers whose matrices are read in turn, so that they do not stay in a cache.
 const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
-/// Time that one variant is timed for, if it takes less.
+/// Time budget for timing one variant, unless one product takes longer.
 const TIMED_FOR: Duration = Duration::from_millis(20);
 
-/// The time that one variant took.
+/// Time of one variant.
 pub struct Timing {
     /// Number of tokens.
     pub tokens: Tokens,
@@ -45,19 +45,19 @@ pub struct Timing {
     pub took: Duration,
 }
 
-/// The times of all variants, and the fastest.
+/// Times of all variants, and the fastest ones.
 pub struct Tuning {
     /// The fastest.
     pub fastest: VariantPair,
-    /// All that gave the baseline's bits, in the order tried.
+    /// All variants that gave the baseline's bits, in the order tried.
     pub timings: Vec<Timing>,
 }
 
-/// The variants for the model with this fingerprint on a device, if they are known without either at hand.
+/// Variants for the model with this fingerprint on a device, if known without loading the model or opening the device.
 ///
 /// # Errors
 ///
-/// As [`VariantPair::forced`].
+/// See [`VariantPair::forced`].
 pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<Option<VariantPair>> {
     Ok(match VariantPair::forced(facts)? {
         None if facts.compute_capability.is_some() => Some(VariantPair::BASELINE),
@@ -66,12 +66,12 @@ pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<O
     })
 }
 
-/// Chooses a model's variants, unless that is done: those found out before, else the fastest. `say` is told what takes
-/// time, and what is left out and why.
+/// Selects a model's variants, unless already done: stored ones, otherwise the fastest. `say` receives a line for
+/// timing and for each variant left out.
 ///
 /// # Errors
 ///
-/// Where the device is lost.
+/// If the device is lost.
 pub fn decide(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<()> {
     let facts = model.device.facts();
     if model.has_variants() || facts.compute_capability.is_some() || VariantPair::forced(facts)?.is_some() {
@@ -90,18 +90,18 @@ pub fn decide(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result
     Ok(())
 }
 
-/// Remembers the variants for all models of this shape, and for this one where it is not at hand.
+/// Stores the variants for all models of this shape, and for this fingerprint.
 fn remember(model: &Model, cache: &Cache, variants: VariantPair) {
     for name in [key(model), name_of(model.device.facts(), &model.weights.fingerprint)] {
         cache.remember(&name, &variants.to_string());
     }
 }
 
-/// Times all variants, whatever was found out before, and keeps the fastest.
+/// Times all variants, even if a result is stored, and stores the fastest.
 ///
 /// # Errors
 ///
-/// As [`decide`].
+/// See [`decide`].
 pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<Tuning> {
     say(&format!("OpenCL: timing kernels on {}, once", model.device.facts().name));
     let mut tuner = Tuner::new(model, cache, say)?;
@@ -113,7 +113,7 @@ pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files:
     Ok(Tuning { fastest, timings: tuner.timings })
 }
 
-/// Name of everything that speeds depend on: device, kernels and model.
+/// Key with everything that speed depends on: device, kernels and model.
 pub fn key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
@@ -124,7 +124,7 @@ pub fn key(model: &Model) -> String {
     format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::of_model().as_str())
 }
 
-/// Name that they are remembered under for one model.
+/// Key for one model, by fingerprint.
 fn name_of(facts: &Facts, fingerprint: &str) -> String {
     format!("variants of {fingerprint} on {:?} {}", facts.identity(), env!("CARGO_PKG_VERSION"))
 }
@@ -148,7 +148,7 @@ impl<'a> Tuner<'a> {
         Ok(Self { model, cache, key: key(model), say, kernels, scratch, timings: Vec::new() })
     }
 
-    /// Times the variants for a number of tokens; the fastest.
+    /// Times the variants for a number of tokens and returns the fastest.
     fn find_fastest(&mut self, tokens: Tokens) -> Result<&'static Variant> {
         let is_quantised = self.model.matrices.layers[0].steps[STEP as usize].is_quantised();
         if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
@@ -174,7 +174,7 @@ impl<'a> Tuner<'a> {
         Ok(best.1)
     }
 
-    /// Times a variant; `None` where it is left out, which is said.
+    /// Times a variant; `None` if it is left out, which prints a line.
     fn try_variant(
         &mut self,
         tokens: Tokens,
@@ -187,10 +187,8 @@ impl<'a> Tuner<'a> {
             Attempt::Begun(marker) => marker,
             Attempt::Crashed(path) => {
                 let path = path.display();
-                self.leave_out(
-                    &name,
-                    &format!("the driver crashed or hung on it; remove {path} to try again"),
-                );
+                let why = format!("the driver crashed or hung on it; remove {path} to try again");
+                self.leave_out(&name, &why);
                 return Ok(None);
             }
         };
@@ -198,7 +196,11 @@ impl<'a> Tuner<'a> {
             Ok(Some(took)) => return Ok(Some(took)),
             Ok(None) => self.leave_out(&name, "it computes wrong results"),
             Err(e) if e.kind == Kind::Stopped => return Err(e),
-            Err(e) if self.model.device.is_lost() => return Err(keep_marker(e, marker)),
+            Err(e) if self.model.device.is_lost() => {
+                // What lost the device is not tried again.
+                marker.into_iter().for_each(Marker::stay);
+                return Err(e);
+            }
             Err(e) => self.leave_out(&name, &e.message),
         }
         Ok(None)
@@ -208,7 +210,7 @@ impl<'a> Tuner<'a> {
         (self.say)(&format!("OpenCL: variant {name} is left out: {why}"));
     }
 
-    /// Time of a product by a variant; `None` where it does not give the expected bits.
+    /// Time of a product by a variant; `None` if its bits differ from the expected ones.
     fn measure(
         &mut self,
         tokens: Tokens,
@@ -221,11 +223,11 @@ impl<'a> Tuner<'a> {
         if found != expected {
             return Ok(None);
         }
-        // The first time may be slow, but not so much.
+        // The first run may be slow, but not that slow.
         if first > 10 * best { Ok(Some(first)) } else { self.time(&mut trial, first).map(Some) }
     }
 
-    /// The products of some layers by a variant.
+    /// Binds the products of some layers to a variant.
     fn bind(&mut self, tokens: Tokens, variant: &'static Variant) -> Result<Trial> {
         self.kernels.set_variant(tokens, variant);
         let matrices = &self.model.matrices;
@@ -241,7 +243,7 @@ impl<'a> Tuner<'a> {
         Ok(Trial { tokens, layers })
     }
 
-    /// Runs a product on the same input as every other: the time that it took, and the bits that it left.
+    /// Runs a product on fixed input: the time taken, and the resulting bits.
     fn run_once(&mut self, trial: &mut Trial) -> Result<(Duration, Vec<u8>)> {
         let s = &self.scratch;
         let floats = |buffer: &Buffer, first: usize| {
@@ -249,7 +251,7 @@ impl<'a> Tuner<'a> {
             let floats: Vec<f32> = (0..n as u32).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
             buffer.write(4 * first, bytes_of(&floats))
         };
-        // Without a header, which says that the residual is the first token's.
+        // With a zeroed header, so that the residual is the first token's.
         s.state.buffer().write(0, &[0; 4 * HEADER])?;
         floats(s.state.buffer(), HEADER)?;
         floats(&s.gate_up, 0)?;
@@ -271,7 +273,7 @@ impl<'a> Tuner<'a> {
         Ok((took, found))
     }
 
-    /// Time of a product, the fastest of some rounds, when the first one took `first`.
+    /// Time of a product: the fastest of several rounds, if the first run took `first`.
     fn time(&mut self, trial: &mut Trial, first: Duration) -> Result<Duration> {
         let times = (TIMED_FOR.as_secs_f64() / 3.0 / first.as_secs_f64().max(1e-6)).clamp(1.0, 64.0) as usize;
         let (mut best, device) = (first, &self.model.device);
@@ -286,13 +288,7 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// Leaves the marker of a trial where it is: what lost the device is not tried again.
-fn keep_marker(e: Failure, marker: Option<Marker>) -> Failure {
-    marker.into_iter().for_each(Marker::stay);
-    e
-}
-
-/// Name of a variant in messages, and in markers.
+/// Name of a variant in messages and markers.
 fn full_name(tokens: Tokens, variant: &Variant) -> String {
     let kernel = match tokens {
         Tokens::One => "gemv",
@@ -304,7 +300,7 @@ fn full_name(tokens: Tokens, variant: &Variant) -> String {
 /// Products of [`STEP`] by one variant, ready to run.
 struct Trial {
     tokens: usize,
-    /// The launch that prepares the input, and the products, of some layers.
+    /// By layer: the launch that prepares the input, and the products.
     layers: Vec<(Option<Launch>, MatmulLaunches)>,
 }
 

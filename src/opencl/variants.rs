@@ -1,38 +1,38 @@
-//! The variants of kernels that multiply with quantised matrices. Integer sums are exact in any order and floats are added
-//! in the CPU's, so all have the same bits, and speed alone decides: [`super::tune`] times them.
+//! Variants of the kernels that multiply with quantised matrices. Integer sums are exact in any order, and floats are
+//! added in the CPU's order, so all variants give the same bits. Speed alone decides: [`super::tune`] times them.
 
 use files::{Error, Result};
 use opencl_runtime::facts::{Dot, Facts};
 use std::fmt;
 use std::str::FromStr;
 
-/// Set to the name of a variant, all products are computed by it where they can be, and nothing is timed.
+/// Environment variable that forces one variant for all matrix products where possible, and skips tuning.
 pub const VARIANT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_VARIANT";
 
-/// Part of a product that an item computes.
+/// Part of a product that one work-item computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Parts of a tile that work-groups put together in local memory.
+    /// Parts of a tile, combined by the work-group in local memory.
     Tile,
     /// Whole rows, in registers.
     Rows,
-    /// Whole rows with integers held as floats.
+    /// Whole rows, with integers held as floats.
     Floats,
 }
 
-/// Something that not every device has.
+/// A feature that not every device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Feature {
     /// One instruction for four products.
     Dot,
-    /// Activations are exchanged in subgroups.
+    /// Subgroups, which exchange activations.
     Subgroups,
-    /// Weights are read through an image.
+    /// Images, through which weights are read.
     Images,
 }
 
 impl Feature {
-    /// True for a device that has it.
+    /// True if the device has it.
     fn is_had_by(self, facts: &Facts) -> bool {
         match self {
             Feature::Dot => facts.dot().is_some(),
@@ -51,7 +51,7 @@ impl Feature {
     }
 }
 
-/// Number of tokens that a product is of.
+/// Number of tokens in a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "they say it")]
 pub enum Tokens {
@@ -62,26 +62,26 @@ pub enum Tokens {
 /// One variant.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// Its name for users, and on disk.
+    /// Name for users, and on disk.
     pub name: &'static str,
-    /// Part of a product that an item computes.
+    /// Part of a product that a work-item computes.
     pub form: Form,
-    /// Rows of an item, where there are many tokens and it has whole rows.
+    /// Rows per work-item of a `gemm` by whole rows.
     pub rows: usize,
-    /// Tokens of an item, where there are many and it has whole rows.
+    /// Tokens per work-item of a `gemm` by whole rows.
     pub tokens: usize,
-    /// Features that a device must have.
+    /// Features that the device must have.
     pub needs: &'static [Feature],
-    /// Numbers of tokens that it is for.
+    /// Numbers of tokens that it supports.
     pub for_tokens: &'static [Tokens],
 }
 
 const BOTH: &[Tokens] = &[Tokens::One, Tokens::Many];
 const MANY: &[Tokens] = &[Tokens::Many];
 
-/// All variants: the baseline, which every device has, then the others in the order in which they are timed. Those that
-/// were by far the fastest where this was measured are first: many tokens as floats, one token by rows, each in a sixth of
-/// the baseline's time (Intel's runtime on Zen 4).
+/// All variants: the baseline, which every device supports, then the others in the order timed. The first ones were by
+/// far the fastest where measured: `floats` for many tokens and `rows` for one token each took a sixth of the
+/// baseline's time (Intel's runtime on Zen 4).
 #[rustfmt::skip]
 pub const VARIANTS: [Variant; 8] = [
     Variant { name: "tile", form: Form::Tile, rows: 1, tokens: 1, needs: &[], for_tokens: BOTH },
@@ -94,15 +94,15 @@ pub const VARIANTS: [Variant; 8] = [
     Variant { name: "tile-dot", form: Form::Tile, rows: 1, tokens: 1, needs: &[Feature::Dot], for_tokens: BOTH },
 ];
 
-/// The variant that every device has.
+/// Variant that every device supports.
 pub const BASELINE: &Variant = &VARIANTS[0];
 
 impl Variant {
-    /// The variant of this name.
+    /// Finds the variant with this name.
     ///
     /// # Errors
     ///
-    /// `Usage` where there is none.
+    /// `Usage` if there is none.
     pub fn named(name: &str) -> Result<&'static Self> {
         VARIANTS.iter().find(|variant| variant.name == name).ok_or_else(|| {
             let names = VARIANTS.each_ref().map(|variant| variant.name).join(", ");
@@ -113,26 +113,26 @@ impl Variant {
         })
     }
 
-    /// The first feature that it needs and a device lacks.
+    /// First required feature that the device lacks.
     pub fn missing_feature(&self, facts: &Facts) -> Option<&'static str> {
         self.needs.iter().find(|feature| !feature.is_had_by(facts)).map(|feature| feature.name())
     }
 
-    /// True where it needs a feature.
+    /// True if it requires a feature.
     pub fn needs(&self, feature: Feature) -> bool {
         self.needs.contains(&feature)
     }
 
-    /// True where an item has whole rows.
+    /// True if a work-item computes whole rows.
     pub fn by_rows(&self) -> bool {
         self.form != Form::Tile
     }
 
-    /// The compiler's options for it.
+    /// Compiler options.
     pub fn options(&self, facts: &Facts) -> String {
         let mut options = String::new();
         let dot = facts.dot().filter(|_| self.needs(Feature::Dot));
-        // Older languages do not know these functions.
+        // Older language versions lack these functions.
         if dot.is_some_and(|dot| dot != Dot::Arm) || self.needs(Feature::Subgroups) {
             options += facts.newest_language();
         }
@@ -153,7 +153,7 @@ impl Variant {
     }
 }
 
-/// The variant of products of one token, and that of products of many.
+/// Variants for products of one token and of many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they say it")]
 pub struct VariantPair {
@@ -162,20 +162,20 @@ pub struct VariantPair {
 }
 
 impl VariantPair {
-    /// The baseline for all.
+    /// The baseline for both.
     pub const BASELINE: Self = Self { one: BASELINE, many: BASELINE };
 
-    /// A variant for the numbers of tokens that it is for, else the baseline.
+    /// The variant for the numbers of tokens that it supports, otherwise the baseline.
     pub fn of(variant: &'static Variant) -> Self {
         let either = |tokens| if variant.for_tokens.contains(&tokens) { variant } else { BASELINE };
         Self { one: either(Tokens::One), many: either(Tokens::Many) }
     }
 
-    /// The pair that [`VARIANT_VARIABLE`] asks for.
+    /// Pair forced by [`VARIANT_VARIABLE`], if set.
     ///
     /// # Errors
     ///
-    /// `Usage` where there is no such variant, `Device` where the device lacks what it needs.
+    /// `Usage` if there is no such variant, `Device` if the device lacks a required feature.
     pub fn forced(facts: &Facts) -> Result<Option<Self>> {
         let Some(name) = std::env::var(VARIANT_VARIABLE).ok().filter(|name| !name.is_empty()) else {
             return Ok(None);
@@ -189,7 +189,7 @@ impl VariantPair {
         }
     }
 
-    /// The variant for a number of tokens.
+    /// Variant for a number of tokens.
     pub fn get(&self, tokens: Tokens) -> &'static Variant {
         match tokens {
             Tokens::One => self.one,
@@ -197,7 +197,7 @@ impl VariantPair {
         }
     }
 
-    /// Changes the variant for a number of tokens.
+    /// Sets the variant for a number of tokens.
     pub fn set(&mut self, tokens: Tokens, variant: &'static Variant) {
         match tokens {
             Tokens::One => self.one = variant,

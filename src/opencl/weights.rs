@@ -1,5 +1,5 @@
-//! The model's weights in the device's memory, as the CPU has them: in the layout of [`numeric::quant::format`], or
-//! row-major. Matrices of one step that are stored alike lie together, cut by rows where a buffer may not be so large.
+//! Model weights in device memory, as on the CPU: in the layout of [`numeric::quant::format`], or row-major. Matrices
+//! of one step with the same storage are adjacent; they are split by rows if a buffer would be too large.
 
 mod upload;
 
@@ -22,7 +22,7 @@ use upload::Upload;
 
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
 pub struct Chunk {
-    /// How they are stored.
+    /// Storage of the rows.
     pub storage: Storage,
     /// `[half][group]` quants, or `[half][row]`.
     pub quants: Buffer,
@@ -36,14 +36,14 @@ pub struct Chunk {
 
 /// The matrices of one step of one layer.
 pub struct StepWeights {
-    /// What all of them are multiplied with.
+    /// Form of the activations that they are multiplied with.
     pub reads: Activations,
     /// In ascending order of rows.
     pub chunks: Vec<Chunk>,
 }
 
 impl StepWeights {
-    /// True where variants of kernels multiply with them.
+    /// True if variants of kernels multiply with them.
     pub fn is_quantised(&self) -> bool {
         self.reads == Activations::Quantised
     }
@@ -53,17 +53,17 @@ impl StepWeights {
 pub struct LayerWeights {
     /// In the order of [`Step::ALL`], without the head.
     pub steps: [StepWeights; 4],
-    /// A norm's weights (`[DIM]`), then its biases: before attention.
+    /// Weights of the norm before attention (`[DIM]`), then its biases.
     pub attn_norm: Buffer,
-    /// The same before the feed-forward layer.
+    /// Norm before the feed-forward layer, likewise.
     pub ffn_norm: Buffer,
-    /// `[QKV]`, zeros where a model has none.
+    /// `[QKV]`, zeros in the padding; `None` if the model has no such bias.
     pub qkv_bias: Option<Buffer>,
     /// `[DIM]`
     pub o_bias: Option<Buffer>,
     /// `[q | k][HEAD_DIM]`
     pub qk_norm: Option<Buffer>,
-    /// `[DIM]`, behind attention and behind the feed-forward layer.
+    /// `[DIM]`, norms behind attention and behind the feed-forward layer.
     pub post_norms: [Option<Buffer>; 2],
     /// `[FFN_DIM]`
     pub up_bias: Option<Buffer>,
@@ -71,40 +71,40 @@ pub struct LayerWeights {
     pub down_bias: Option<Buffer>,
 }
 
-/// A device with the model's weights in its memory, which all that run there share.
+/// A device with the model's weights in its memory, shared by all its users.
 pub struct Model {
     pub(super) device: Device,
     pub(super) weights: Arc<Weights>,
     pub(super) matrices: Matrices,
-    /// The variants of its kernels, once they are chosen.
+    /// Selected kernel variants, once known.
     variants: Mutex<Option<VariantPair>>,
-    /// True once somebody was told that its kernels are not the fastest.
+    /// True once the user was told that the kernels are not the fastest.
     told: AtomicBool,
 }
 
 impl Model {
-    /// `matrices` are of `weights`, on `device`.
+    /// Combines a device, weights, and their copy on it.
     pub fn new(device: Device, weights: Arc<Weights>, matrices: Matrices) -> Self {
         Self { device, weights, matrices, variants: Mutex::new(None), told: AtomicBool::new(false) }
     }
 
-    /// The variants of its kernels: those that [`super::variants::VARIANT_VARIABLE`] asks for or that were set, else the
+    /// Variants of the kernels: forced by [`super::variants::VARIANT_VARIABLE`], otherwise those set, otherwise the
     /// baseline.
     ///
     /// # Errors
     ///
-    /// The variants of [`VariantPair::forced`].
+    /// See [`VariantPair::forced`].
     pub fn variants(&self) -> files::Result<VariantPair> {
         let forced = VariantPair::forced(self.device.facts())?;
         Ok(forced.or(*self.chosen()).unwrap_or(VariantPair::BASELINE))
     }
 
-    /// True once they were set.
+    /// True once variants were set.
     pub(super) fn has_variants(&self) -> bool {
         self.chosen().is_some()
     }
 
-    /// Sets the variants of its kernels.
+    /// Sets the variants of the kernels.
     pub fn set_variants(&self, variants: VariantPair) {
         *self.chosen() = Some(variants);
     }
@@ -113,7 +113,7 @@ impl Model {
         self.variants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True the first time that it is asked whether its kernels' not being the fastest is news.
+    /// True on the first call: the user has not been told yet that the kernels are not the fastest.
     pub fn is_news(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }
@@ -128,9 +128,9 @@ impl Model {
 pub struct Matrices {
     /// Transformer blocks.
     pub(super) layers: Vec<LayerWeights>,
-    /// The final norm.
+    /// Final norm.
     pub(super) norm: Buffer,
-    /// The output projection.
+    /// Output head.
     pub(super) head: StepWeights,
 }
 
@@ -139,7 +139,7 @@ impl Matrices {
     ///
     /// # Errors
     ///
-    /// `Memory` where there is no room for them, `Device` where the device fails.
+    /// `Memory` if there is no room for them, `Device` if the device fails.
     pub fn copy(device: &Device, weights: &Weights, place: Place) -> files::Result<Self> {
         let mut to = To::new(device, place, weights)?;
         let to = &mut to;
@@ -152,12 +152,12 @@ impl Matrices {
         Ok(copied)
     }
 
-    /// Moves the weights to memory that the device and the CPU see: afterwards `weights` are views on it. A matrix
-    /// that had to be cut in chunks, or widened, stays with the CPU as well.
+    /// Moves the weights to memory shared by device and CPU; `weights` then become views of it. A matrix that had to be
+    /// split or widened stays in the CPU's memory as well.
     ///
     /// # Errors
     ///
-    /// As [`Matrices::copy`].
+    /// See [`Matrices::copy`].
     pub fn share(device: &Device, weights: &mut Weights) -> files::Result<Self> {
         let mut to = To::new(device, Place::HostVisible, weights)?;
         let to = &mut to;
@@ -184,7 +184,7 @@ impl Matrices {
     }
 }
 
-/// [`adopt`] for a matrix whose rows are those of a step's result from group `first` on, if one chunk has them all.
+/// Calls [`adopt`] for a matrix whose rows start at group `first` of a step's result, if one chunk has all of them.
 fn adopt_rows<const ROWS: usize, const COLS: usize>(
     matrix: &mut Matrix<ROWS, COLS>,
     step: &StepWeights,
@@ -197,7 +197,8 @@ fn adopt_rows<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// Makes a matrix a view on the device's copy, which begins at group `first` of a chunk, unless that is stored in another way.
+/// Turns a matrix into a view of the device's copy, starting at group `first` of a chunk, if both have the same
+/// storage.
 fn adopt<const ROWS: usize, const COLS: usize>(
     matrix: &mut Matrix<ROWS, COLS>,
     chunk: &Chunk,
@@ -218,7 +219,7 @@ fn adopt<const ROWS: usize, const COLS: usize>(
         view(scales, first * scale..end * scale)
     };
     let all = (end - first) * group;
-    // What was mapped from a file is read from the device's memory from now on, so it need not stay as well.
+    // Data mapped from a file is read from device memory from now on, and need not stay in memory.
     match matrix {
         Matrix::Dense { dtype, data } => {
             data.release();
@@ -233,7 +234,7 @@ fn adopt<const ROWS: usize, const COLS: usize>(
     Ok(())
 }
 
-/// Where weights go.
+/// Destination of weights.
 struct To<'a> {
     device: &'a Device,
     matrices: Arena<'a>,
@@ -250,7 +251,7 @@ impl<'a> To<'a> {
     }
 }
 
-/// Bytes of matrices and of floats, in the order in which they are uploaded and uncut.
+/// Bytes of unsplit matrices, and of floats, in the order of upload.
 fn sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut matrices = Vec::new();
     let mut of_step = |parts: &[Upload<'_>]| {
@@ -300,7 +301,7 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
     })
 }
 
-/// The calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`.
+/// Calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`.
 pub fn calibration(device: &Device, weights: &Weights, place: Place) -> Result<Vec<Buffer>> {
     let mut arena = Arena::new(device, &[Calibration::BYTES / LAYERS; LAYERS], Access::ReadOnly, place);
     (0..LAYERS).map(|layer| arena.buffer_of(bytes_of(weights.calibration_of(layer)))).collect()
@@ -310,7 +311,7 @@ fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {
     to.floats.buffer_of(bytes_of(values))
 }
 
-/// Uploads the matrices of one step, those stored alike side by side in as few chunks as buffers of the device allow.
+/// Uploads the matrices of one step. Those with the same storage are adjacent, in as few chunks as the device allows.
 fn step(to: &mut To<'_>, step: Step, parts: &[Upload<'_>]) -> Result<StepWeights> {
     let mut chunks = Vec::new();
     let mut first = 0;
@@ -321,7 +322,7 @@ fn step(to: &mut To<'_>, step: Step, parts: &[Upload<'_>]) -> Result<StepWeights
     Ok(StepWeights { reads: parts[0].storage.reads(), chunks })
 }
 
-/// Uploads matrices stored alike, which begin at this group of the step's result.
+/// Uploads matrices with the same storage that start at group `start` of the step's result.
 fn run(
     to: &mut To<'_>,
     (step, start): (Step, usize),
@@ -362,7 +363,7 @@ fn run(
     Ok(())
 }
 
-/// Writes some groups of a matrix to a chunk, from its group `at` on; rows that pad the last group are zeros.
+/// Writes some groups of a matrix to a chunk, starting at its group `at`; padding rows are zeros.
 fn write(matrix: &Upload<'_>, range: Range<usize>, chunk: &Chunk, at: usize) -> Result<()> {
     let (group, scale) = matrix.storage.group_bytes(matrix.cols);
     let end = (range.end * group).min(matrix.quants.len());

@@ -154,7 +154,7 @@ fn devices_are_chosen_by_number_and_name() {
     holds(&failure.message, &["`EngineOptions::cl_device` 99", &found[0].facts.name]);
     for unknown in ["no such device", ""] {
         let failure = choose(found, Some(unknown)).unwrap_err();
-        holds(&failure.message, &["no device is named so", &found[0].facts.name]);
+        holds(&failure.message, &["no device has this name", &found[0].facts.name]);
     }
     if found.len() == 1 {
         let name = &device.facts().name;

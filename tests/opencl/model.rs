@@ -337,7 +337,7 @@ fn a_corrupted_eviction_changes_nothing() {
     if exact().is_some() && shim().is_some() {
         let evicting = ["--eviction-policy", "h2o", "--eviction-window", "24", "--memory-threshold-mb", "0"];
         assert_eq!(text_of(&evicting, &["--gpu-attn"], &[]), "");
-        let said = text_of(&evicting, &["--gpu-attn"], &told("SHIM_WRONG", "keep"));
+        let said = text_of(&evicting, &["--gpu-attn"], &told("SHIM_WRONG", "compact_kv"));
         assert!(said.lines().count() == 1 && said.contains("using the CPU"), "{said}");
     }
 }

@@ -74,7 +74,7 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
         return;
     }
     let faults = [
-        ("SHIM_WRONG", "gemm,-DBY_FLOATS,-DEACH=1", "gemm:floats is left out: it computes wrong"),
+        ("SHIM_WRONG", "gemm,-DBY_FLOATS,-DROWS_PER_ITEM=1", "gemm:floats is left out: it computes wrong"),
         // The plain kernel and what prepares its input come first.
         ("SHIM_FAULT", "clBuildProgram:4:-11:once", "is left out: "),
     ];

@@ -1,4 +1,4 @@
-//! Stands for `nvidia.rs` in builds without it: no device has persistent kernels or tensor cores that are used.
+//! Replaces `nvidia.rs` in builds without it: no device has persistent kernels or usable tensor cores.
 
 use super::cache::OpenClCache;
 use super::defines::Defines;
@@ -14,18 +14,18 @@ use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::Program;
 
-/// No device has them.
+/// Always false.
 pub fn has_persistent_kernels(_: &Facts) -> bool {
     false
 }
 
-/// There are none.
+/// Never exists.
 pub enum PersistentKernels {}
 
-/// There is none.
+/// Never exists.
 pub enum BoundDecode {}
 
-/// There are none.
+/// Never exists.
 #[derive(Debug, Clone, Copy)]
 pub enum TensorCores {}
 

@@ -15,25 +15,26 @@ use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::{Kernel, Program, Source};
 
-/// Items of a group.
+/// Work-items of a work-group.
 const ITEMS: usize = 512;
-/// Warps of a group.
+/// Warps of a work-group.
 const WARPS: usize = ITEMS / 32;
-/// Rows of a unit, as the packed layout groups them.
+/// Rows of a unit, as grouped by the packed layout.
 const UNIT: usize = GROUP_ROWS;
-/// Slots in which groups exchange a unit's rows and a block of activations, and 32-bit words of one.
+/// Slots through which work-groups exchange a unit's rows, and a block of activations; then 32-bit words per slot.
 const SLOTS: [usize; 2] = [6, 3];
 const SLOT: usize = 4;
-/// Words of local memory in which sums of blocks wait, or rows of the cache.
+/// Words of local memory for sums of blocks, or for rows of the cache.
 const PARTS: usize = 8704;
-/// Steps of a layer whose results are exchanged.
+/// Steps per layer whose results are exchanged.
 const STEPS: usize = 5;
-/// Integers of the header, as `kernels/common.cl` has them: capacity, chunks, steps so far, strides of keys and values.
+/// Index of the first of five header integers, as in `kernels/common.cl`: capacity, chunks, steps so far, strides of
+/// keys and values.
 const H_CAPACITY: usize = 2;
-/// The argument that says where logits go.
+/// Argument with the address of the logits.
 const LOGITS: usize = 8;
 
-/// True where the kernel is for this device and this model's shape.
+/// True if the kernel supports this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let widths = [DIM, Q_DIM, FFN_DIM];
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
@@ -53,43 +54,43 @@ pub fn fits(facts: &Facts) -> bool {
         && 4 * local as u64 <= facts.local_memory
 }
 
-/// Units of so many columns whose sums have room in local memory, in sixteen bits each.
+/// Units with `cols` columns whose sums fit in local memory, as 16-bit values.
 fn units(cols: usize) -> usize {
     PARTS / (UNIT * (cols / 32 + 2))
 }
 
-/// Units of the head in a round, which all warps share evenly.
+/// Units of the head per round, such that all warps have the same share.
 fn head_units() -> Option<usize> {
     (1..=units(DIM).min(ITEMS / UNIT)).rev().find(|n| (n * (DIM / 64)).is_multiple_of(WARPS))
 }
 
-/// The kernel and what only it needs.
+/// The kernel, and its own buffers.
 pub struct Decode {
     program: Program,
     layout: WeightLayout,
     work: Buffer,
     sync: Buffer,
-    /// Chunks of a head's attention that `work` has room for.
+    /// Number of chunks per head for which `work` has room.
     chunks: usize,
     groups: usize,
     /// Steps so far, modulo 2^32.
     steps: u32,
 }
 
-/// The kernel, bound to one cache, and to all but the logits.
+/// The kernel, bound to a cache and to everything but the logits.
 pub struct BoundDecode {
     kernel: Kernel,
-    /// Capacity, and from one layer's keys (values) to the next's in 64 bytes.
+    /// Slots of the cache; then the distance from the keys (values) of one layer to the next, in units of 64 bytes.
     capacity: u32,
     strides: [u32; 2],
 }
 
 impl Decode {
-    /// The kernel, for caches of such rows and attention over `slots` slots.
+    /// Builds the kernel for caches of these types and attention over `slots` slots.
     pub fn new(device: &Device, layout: WeightLayout, types: KvTypes, slots: usize) -> Result<Self> {
         let facts = device.facts();
         let defines = layout.defines(facts, types).with("WG", ITEMS).with("PARTS", PARTS);
-        let defines = defines.with("HEAD_AT_ONCE", head_units().unwrap_or(1));
+        let defines = defines.with("HEAD_UNITS_PER_ROUND", head_units().unwrap_or(1));
         let text = [COMMON, KV, HEADER, ATTEND, DECODE].concat();
         let source = Source { name: "decode", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
@@ -98,12 +99,12 @@ impl Decode {
         Ok(Self { program, layout, work, sync, chunks, groups, steps: 0 })
     }
 
-    /// The kernel's program.
+    /// Program of the kernel.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Makes room for attention over `slots` slots. What is bound for fewer is to be bound anew.
+    /// Makes room for attention over `slots` slots. Kernels bound for fewer must be bound again.
     pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
         let chunks = chunks(slots);
         if chunks > self.chunks {
@@ -113,7 +114,7 @@ impl Decode {
         Ok(())
     }
 
-    /// The kernel for one cache; `None` where its rows are no parts of one buffer.
+    /// Binds the kernel to a cache; `None` if its rows are not parts of one buffer.
     pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
         let Some((k, v, strides)) = find_cache(rows) else { return Ok(None) };
         let mut kernel = self.program.kernel("decode")?;
@@ -127,14 +128,14 @@ impl Decode {
         Ok(Some(BoundDecode { kernel, capacity: rows.slots() as u32, strides }))
     }
 
-    /// Tells the kernel of the cache, and how many steps there were so far.
+    /// Sets the cache and the number of steps so far in the header.
     pub fn set_header(&self, scratch: &mut Scratch, bound: &BoundDecode) {
         let [k_stride, v_stride] = bound.strides;
         scratch.set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.steps, k_stride, v_stride]);
     }
 
-    /// Queues one token, whose embedding, angles and header [`Scratch::embed`] sends after [`Decode::set_header`], and
-    /// says where its logits go.
+    /// Queues one token, which writes its logits to `logits`. [`Scratch::embed`] must have sent its embedding, angles
+    /// and header after [`Decode::set_header`].
     pub fn run(&mut self, device: &Device, bound: &mut BoundDecode, logits: &Buffer) -> Result<()> {
         self.steps = self.steps.wrapping_add((LAYERS * STEPS) as u32);
         bound.kernel.arg_again(LOGITS, logits)?;
@@ -147,14 +148,14 @@ fn chunks(slots: usize) -> usize {
     slots.div_ceil(CHUNK)
 }
 
-/// A buffer of zeros.
+/// Allocates a buffer of zeros.
 pub fn zeroed(device: &Device, floats: usize) -> Result<Buffer> {
     let buffer = device.buffer(4 * floats, Access::ReadWrite, Place::Device)?;
     buffer.fill(0..buffer.len(), 0)?;
     Ok(buffer)
 }
 
-/// Words of the kernel's `work`, as its `W_` constants have them.
+/// Words of the kernel's `work` buffer, as laid out by its `W_` constants.
 fn work_words(chunks: usize) -> usize {
     let [of_rows, of_block] = SLOTS;
     let rows = (QKV + 2 * DIM) / UNIT * of_rows;

@@ -17,42 +17,43 @@ use opencl_runtime::facts::Facts;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::{Kernel, Program, Source};
 
-/// Items of a group, and of a team, which attends.
+/// Work-items of a work-group, and of a team, which computes attention.
 const ITEMS: usize = 512;
 const TEAM: usize = 128;
-/// Times that groups meet.
+/// Number of grid barriers per pass.
 const MEETINGS: usize = 8 * LAYERS + 1;
-/// Arguments of what attention leaves: its parts, their largest scores and sums.
+/// Arguments for the chunks of attention, and for their largest scores and sums.
 const PARTS: [usize; 2] = [5, 6];
-/// Buffers before those of the sequences' rows, and before those of their logits.
+/// Number of buffers before the rows of the sequences, and before their logits.
 const BEFORE_ROWS: usize = 9;
 const BEFORE_LOGITS: usize = BEFORE_ROWS + ROWS;
-/// Where `Batch` has the strides of each sequence's rows, after the runs, and then tokens and meetings so far.
+/// Index of the row strides of each sequence in `Batch`, after the runs; then the number of tokens and of barriers so
+/// far.
 const STRIDES: usize = RunTable::INTS;
 const TOKENS: usize = STRIDES + 2 * SEVERAL;
 
-/// Bytes of local memory in which weights and activations arrive.
+/// Bytes of local memory for incoming weights and activations.
 const POOL: usize = 46_080;
 
-/// True where the kernel is for this device and this model's shape.
+/// True if the kernel supports this device and this model's shape.
 pub fn fits(facts: &Facts) -> bool {
     let team = (GROUP + 2) * (HEAD_DIM + 16) + GROUP * CHUNK + GROUP + 1 + 36 * HEAD_DIM / 32;
     let local = POOL.max(4 * (ITEMS / TEAM * team).max(DIM + 528));
     decode::fits(facts) && HEAD_DIM <= TEAM && local as u64 <= facts.local_memory
 }
 
-/// The kernel and what only it needs.
+/// The kernel, and its own state.
 pub struct DecodeBatch {
     program: Program,
-    /// Bound to all but the rows of caches and the logits.
+    /// Bound to everything but the rows of caches and the logits.
     kernel: Kernel,
-    /// How often groups have met, modulo 2^32.
+    /// Arrivals at grid barriers so far, modulo 2^32.
     met: u32,
     groups: usize,
 }
 
 impl DecodeBatch {
-    /// Builds the kernel, for a device that it [`fits`].
+    /// Builds the kernel, for a device that [`fits`].
     pub fn new(device: &Device, layout: &WeightLayout, types: KvTypes, scratch: &Scratch) -> Result<Self> {
         let facts = device.facts();
         let groups = facts.compute_units as usize;
@@ -62,9 +63,9 @@ impl DecodeBatch {
             [SUBGROUP_BARRIER, COMMON, KV, ATTEND_ONE, SUBGROUP_BARRIER, HEADER, DECODE_BATCH].concat();
         let source = Source { name: "decode_batch", text: &text, options: defines.as_str() };
         let program = Program::build_variant(device, &source)?;
-        // Activations of the widest step but `down`, then those of `down`: of a block eight words and a scale.
+        // Activations of the widest step but `down`, then those of `down`: eight words and a scale per block.
         let acts = zeroed(device, (DIM.max(Q_DIM) + FFN_DIM) / 32 * SEVERAL * 9)?;
-        // How often groups have met, and whether one was given up.
+        // Number of arrivals at barriers, and a flag for a work-group that never arrived.
         let sync = zeroed(device, 2)?;
         let mut kernel = program.kernel("decode_batch")?;
         let WeightLayout { matrices, floats, calibration, .. } = layout;
@@ -77,20 +78,21 @@ impl DecodeBatch {
         Ok(Self { program, kernel, met: 0, groups })
     }
 
-    /// The kernel's program.
+    /// Program of the kernel.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Binds what attention leaves anew, after [`Scratch::reserve`] has made room for longer caches.
+    /// Binds the buffers of attention again, after [`Scratch::reserve`] has made room for longer caches.
     pub fn reserve(&mut self, scratch: &Scratch) -> Result<()> {
         let [partials, ml] = PARTS;
         self.kernel.arg_again(partials, &scratch.partials)?.arg_again(ml, &scratch.ml)?;
         Ok(())
     }
 
-    /// Queues a token of each of some sequences, at most [`SEVERAL`], whose embeddings and angles are there: with the rows
-    /// of their caches, the filled slots of each and where its logits go. `false` where rows are no parts of one buffer.
+    /// Queues one token for each of at most [`SEVERAL`] sequences, whose embeddings and angles were sent. Each comes
+    /// with the rows of its cache, its filled slots and the buffer for its logits. `false` if rows are not parts of one
+    /// buffer.
     pub fn run<'a>(
         &mut self,
         device: &Device,
@@ -115,7 +117,7 @@ impl DecodeBatch {
         self.kernel.arg_ints(all.end, &table)?;
         self.met = self.met.wrapping_add((MEETINGS * self.groups) as u32);
         device.launch(&self.kernel, &[self.groups * ITEMS], &[ITEMS])?;
-        // What is a sequence's goes when it does.
+        // Do not keep the buffers of a sequence alive after it has ended.
         self.kernel.let_go(all);
         Ok(true)
     }

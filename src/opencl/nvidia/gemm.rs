@@ -1,7 +1,7 @@
 //! Products of many tokens on integer tensor cores: see `kernels/nvidia/gemm.cl`.
 
 use super::super::defines::Defines;
-use super::super::kernels::{COMMON, GEMM_PUT};
+use super::super::kernels::{COMMON, GEMM_EPILOGUE};
 use super::super::shapes::GEMM_ITEMS;
 use super::super::storage::{Step, Storage};
 use super::GEMM;
@@ -11,22 +11,22 @@ use opencl_runtime::facts::Facts;
 /// Warps of a work-group.
 const WARPS: usize = GEMM_ITEMS / 32;
 
-/// Tensor cores that multiply matrices of packed Q4_0.
+/// Tensor cores that multiply with packed Q4_0 matrices.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorCores(());
 
 impl TensorCores {
-    /// The tensor cores of a device; `None` where it has none that these kernels can use.
+    /// Tensor cores of a device; `None` if these kernels cannot use them.
     pub fn of(facts: &Facts) -> Option<Self> {
         facts.compute_capability.filter(|&cc| cc >= (8, 0)).map(|_| Self(()))
     }
 
-    /// True for a matrix that they multiply.
+    /// True if they multiply with a matrix of this storage.
     pub fn takes(self, storage: Storage) -> bool {
         storage == Storage::Blocks(Format::Q4_0)
     }
 
-    /// True where they multiply it with few tokens too: a warp for each group of rows keeps the device busy.
+    /// True if they also multiply it with few tokens: one warp per group of rows then fills the device.
     pub fn takes_few(self, step: Step, storage: Storage) -> bool {
         self.takes(storage) && has_many_rows(step)
     }
@@ -34,28 +34,29 @@ impl TensorCores {
     /// Rows and tokens of a work-group.
     pub fn tile(self, step: Step) -> [usize; 2] {
         let groups = groups_of_warp(step);
-        // Fewer tokens where rows are few, so that all multiprocessors have some.
+        // Use fewer tokens if there are few rows, so that all multiprocessors have work.
         [WARPS * 16 * groups, 32 * groups]
     }
 
-    /// Rows and tokens of a work-group where tokens are few.
+    /// Rows and tokens of a work-group for few tokens.
     pub fn few_tile(self) -> [usize; 2] {
         [16 * WARPS, 8]
     }
 
-    /// The parts of the kernel's text, and what it is compiled with for tiles of so many rows and tokens.
+    /// Sources of the kernel, and its options for a tile of rows and tokens.
     pub fn source(self, defines: Defines, [rows, tokens]: [usize; 2]) -> (&'static [&'static str], Defines) {
         let d = defines.with("WARPS", WARPS).with("TOKENS", tokens).with("ROW_GROUPS", rows / (16 * WARPS));
-        (&[COMMON, GEMM_PUT, GEMM], d)
+        (&[COMMON, GEMM_EPILOGUE, GEMM], d)
     }
 }
 
-/// True for a step with groups of sixteen rows enough for all multiprocessors, even two for each warp.
+/// True if a step has enough groups of sixteen rows for all multiprocessors, with two per warp.
 fn has_many_rows(step: Step) -> bool {
     step.groups() * step.halves() >= 512
 }
 
-/// Groups of sixteen rows that a warp takes. Two take four times as long to compile, and of the head few tokens are wanted.
+/// Groups of sixteen rows per warp. Two take four times as long to compile, and of the head only few tokens are
+/// computed.
 fn groups_of_warp(step: Step) -> usize {
     if has_many_rows(step) && step != Step::Head { 2 } else { 1 }
 }

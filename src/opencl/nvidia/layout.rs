@@ -1,4 +1,4 @@
-//! Offsets of weights and of caches' rows for the kernels that go through all layers: each in one buffer.
+//! Offsets of weights and of cache rows for kernels that run all layers; each kind is in one buffer.
 
 use super::super::defines::Defines;
 use super::super::kv::DeviceKv;
@@ -10,17 +10,17 @@ use numeric::quant::format::{Format, GROUP_ROWS};
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::facts::Facts;
 
-/// Offsets of the weights in their two buffers, and of the calibration of keys and queries in its own.
+/// Offsets of the weights in their two buffers, and the buffer of the calibration of keys and queries.
 pub struct WeightLayout {
     pub matrices: Buffer,
     pub floats: Buffer,
-    /// `None` where there is none.
+    /// `None` if the model needs none.
     pub calibration: Option<Buffer>,
     defines: Vec<(&'static str, usize)>,
 }
 
 impl WeightLayout {
-    /// `None` where they are no parts of one buffer each, layer by layer.
+    /// Finds the offsets; `None` if the weights are not parts of one buffer each, layer by layer.
     pub fn find(weights: &Matrices, calibration: &[Buffer]) -> Option<Self> {
         let first: Vec<usize> =
             weights.layers[0].steps.iter().map(matrix).collect::<Option<Vec<_>>>()?.concat();
@@ -46,7 +46,7 @@ impl WeightLayout {
         let stride = next.whole()?.1;
         defines.push(("LAYER_FLOATS", stride / 4));
         defines.extend(at);
-        // The kernel counts on equal layers one after the other, then the rest.
+        // The kernel expects equal layers one after the other, then the rest.
         let even = weights.layers.iter().enumerate().all(|(i, l)| {
             let begins = |b: &Buffer, at: usize| b.whole().is_some_and(|(_, start)| start == at);
             begins(&l.steps[0].chunks[0].quants, i * bytes) && begins(&l.attn_norm, i * stride)
@@ -59,7 +59,7 @@ impl WeightLayout {
         (all_q4 && even && ends).then_some(Self { matrices, floats, calibration, defines })
     }
 
-    /// Options of a kernel that reads them, for caches of such rows.
+    /// Options of a kernel that reads these weights, for caches of these types.
     pub fn defines(&self, facts: &Facts, types: KvTypes) -> Defines {
         let grid = facts.compute_units as usize;
         let defines = Defines::of_model().flag("DOT_PTX").with("GRID", grid).of_cache(types).of_device(facts);
@@ -67,13 +67,13 @@ impl WeightLayout {
     }
 }
 
-/// Offsets of quants and scales of an uncut step.
+/// Offsets of quants and scales of an unsplit step.
 fn matrix(step: &StepWeights) -> Option<[usize; 2]> {
     let [Chunk { quants, scales: Some(scales), .. }] = &step.chunks[..] else { return None };
     Some([quants.whole()?.1, scales.whole()?.1])
 }
 
-/// The buffer and where each vector lies, in floats; 0 for those that the model does not have.
+/// The buffer, and the offset of each vector in floats; 0 for vectors that the model lacks.
 fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
     let at = |b: &Buffer| b.whole().map(|(_, at)| at / 4);
     let or_0 = |b: &Option<Buffer>| b.as_ref().map_or(Some(0), at);
@@ -87,7 +87,7 @@ fn floats(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5])> {
     Some((l.attn_norm.whole()?.0.clone(), places))
 }
 
-/// Keys, values, and from one layer's to the next's in 64 bytes.
+/// Keys, values, and the distances from one layer to the next, in units of 64 bytes.
 pub fn find_cache(rows: &DeviceKv) -> Option<(Buffer, Buffer, [u32; 2])> {
     let (first, next) = (rows.layer(0)?, rows.layer(1.min(LAYERS - 1))?);
     let stride = |b: &Buffer| b.whole().and_then(|(_, at)| u32::try_from(at / 64).ok());

@@ -1,35 +1,34 @@
-//! Memory that is handed out in parts: of one buffer where a kernel may want to reach all of it, else a buffer for
-//! each.
+//! Memory handed out in parts: parts of one buffer if a kernel must reach all of it, otherwise separate buffers.
 
 use super::buffer::{Access, Buffer, Place};
 use super::device::Device;
 use super::failure::Result;
 
-/// Where parts begin, besides what the device asks for: a page.
+/// Minimum alignment of parts: a page.
 const ALIGN: usize = 4096;
 
-/// See the module.
+/// Allocates parts of device memory, in one buffer if possible.
 pub struct Arena<'a> {
     device: &'a Device,
     access: Access,
     place: Place,
-    /// The one buffer and the bytes handed out.
+    /// The shared buffer, and the bytes handed out.
     one: Option<(Buffer, usize)>,
 }
 
 impl<'a> Arena<'a> {
-    /// Room for parts of these sizes: in one buffer for [`Place::InOne`], if the device has room for it.
+    /// Reserves room for parts of these sizes: in one buffer for [`Place::InOne`], if it fits.
     pub fn new(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Self {
         let step = step(device);
         let all = parts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n.checked_next_multiple_of(step)?));
         let facts = device.facts();
         let one = all.filter(|&n| place == Place::InOne && n as u64 <= facts.max_alloc);
-        // Where there is no room for all at once there may be for one after the other.
+        // If one large buffer does not fit, separate smaller ones may.
         let one = one.and_then(|n| device.buffer(n, access, place).ok()).filter(|b| b.part(0..1).is_ok());
         Self { device, access, place, one: one.map(|b| (b, 0)) }
     }
 
-    /// The next part.
+    /// Next part.
     pub fn buffer(&mut self, len: usize) -> Result<Buffer> {
         match &mut self.one {
             Some((one, used)) => {
@@ -41,7 +40,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// The next part, with these bytes.
+    /// Next part, filled with these bytes.
     pub fn buffer_of(&mut self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = self.buffer(bytes.len())?;
         buffer.write(0, bytes)?;

@@ -1,17 +1,14 @@
-//! Memory of a device, and the CPU's views on it.
+//! Device memory, and the CPU's views of it.
 //!
-//! A buffer in host-visible memory is the CPU's while it is mapped and the device's otherwise. A [`Mapped`]
-//! borrows its buffer, so the CPU cannot keep a slice beyond the unmapping, and launches refuse a buffer
-//! that is mapped. On phones a stale pointer reads old bytes; on most other machines it happens to work, so
-//! tests have a driver that maps copies, which turn to 0xAA when they are unmapped.
+//! A buffer in host-visible memory belongs to the CPU while it is mapped, and to the device otherwise. A [`Mapped`]
+//! view borrows its buffer, so no slice outlives the unmapping, and launches refuse mapped buffers. On phones a stale
+//! pointer reads old data; most other machines hide that mistake, so the tests use a driver that maps copies and fills
+//! them with 0xAA when they are unmapped.
 
-mod held;
-mod lent;
-mod staged;
+mod host_memory;
 mod view;
 
-pub use lent::{Lender, Lent};
-pub use staged::{Landing, Staged};
+pub use host_memory::{Landing, Lender, Lent, Staged};
 pub use view::{MapFor, Mapped, SharedView};
 
 use super::device::{Device, Shared};
@@ -26,36 +23,35 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What kernels do with a buffer.
+/// Access of kernels to a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     ReadOnly,
     ReadWrite,
 }
 
-/// Where a buffer lies.
+/// Kind of memory that holds a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Wherever it is fastest for the device.
+    /// Fastest memory for the device.
     Device,
-    /// The same, as a part of one buffer where a kernel for this device reaches all of it; see `arena`.
+    /// Device memory as part of one shared buffer, if a kernel for this device needs to reach all of it; see `arena`.
     InOne,
-    /// Where the CPU can map it, without a copy if memory is unified.
+    /// Memory that the CPU can map, without a copy if memory is unified.
     HostVisible,
-    /// In the host's memory, to which kernels of a device with memory of its own write without a copy, as
-    /// cl_nv_create_buffer has it ([`Facts::writes_to_host`]).
+    /// Host memory to which kernels of a discrete device write without a copy (cl_nv_create_buffer); see
+    /// [`Facts::writes_to_host`].
     OnHost,
 }
 
 impl Place {
-    /// Whether it is in the device's memory: what the CPU can map is not where a device has memory of its own.
+    /// True if it is device memory; mappable memory of a discrete device is not.
     fn is_on(self, facts: &Facts) -> bool {
         !matches!(self, Place::HostVisible | Place::OnHost) || facts.unified_memory
     }
 }
 
-/// Bytes in the memory of a device. Clones are the same bytes; the last one that goes, kernels' arguments
-/// included, frees them.
+/// Bytes in device memory. Clones share them; dropping the last one, kernel arguments included, frees them.
 #[derive(Clone)]
 pub struct Buffer {
     pub(super) memory: Arc<Memory>,
@@ -64,9 +60,9 @@ pub struct Buffer {
 /// States of a buffer.
 const UNMAPPED: u8 = 0;
 const MAPPED: u8 = 1;
-/// Mapped for reading for good.
+/// Permanently mapped for reading.
 const FROZEN: u8 = 2;
-/// Mapped for good, while kernels write to it.
+/// Permanently mapped while kernels write to it.
 const LENT: u8 = 3;
 
 pub(super) struct Memory {
@@ -76,23 +72,23 @@ pub(super) struct Memory {
     access: Access,
     place: Place,
     state: AtomicU8,
-    /// Set when frozen.
+    /// Address of the mapping, once frozen.
     frozen: OnceLock<Address>,
-    /// What this is a part of, and where in it.
+    /// Parent buffer and offset, for a part.
     whole: Option<(Buffer, usize)>,
 }
 
 impl Device {
-    /// Uninitialised bytes.
+    /// Allocates uninitialised bytes.
     ///
     /// # Errors
-    /// [`Kind::Memory`] above [`Facts::max_alloc`](super::Facts::max_alloc) or when there is no room.
+    /// [`Kind::Memory`] above [`Facts::max_alloc`](super::Facts::max_alloc), or if there is no room.
     pub fn buffer(&self, len: usize, access: Access, place: Place) -> Result<Buffer> {
         let shared = &self.shared;
         let most = shared.facts.max_alloc;
         assert!(len > 0, "a buffer has at least one byte");
         if len as u64 > most {
-            let message = format!("a buffer of {len} bytes is above the device's largest, {most}");
+            let message = format!("a buffer of {len} bytes exceeds the device's maximum of {most}");
             return Err(Failure::new(Kind::Memory, message));
         }
         let kind = match access {
@@ -117,10 +113,7 @@ impl Device {
         if place.is_on(&shared.facts) {
             shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
         }
-        let state = AtomicU8::new(UNMAPPED);
-        let frozen = OnceLock::new();
-        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, whole: None };
-        Ok(Buffer { memory: Arc::new(memory) })
+        Ok(Buffer::from_id(shared, id, (len, access, place), None))
     }
 
     /// A read-only buffer in the device's memory that holds `bytes`.
@@ -132,7 +125,7 @@ impl Device {
 }
 
 impl Memory {
-    /// Whether a kernel may use it now: not while the CPU has a view on what a kernel may write.
+    /// True if kernels may use it now: not if the CPU has a view of memory that kernels may write.
     pub fn device_may_use(&self) -> bool {
         match self.state.load(Ordering::Relaxed) {
             UNMAPPED | LENT => true,
@@ -141,7 +134,7 @@ impl Memory {
         }
     }
 
-    /// Takes an unmapped buffer into another state; false if it is in one already.
+    /// Moves an unmapped buffer to another state; returns false if it was not unmapped.
     fn enter(&self, state: u8) -> bool {
         self.state.compare_exchange(UNMAPPED, state, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
@@ -166,7 +159,7 @@ impl Memory {
         );
     }
 
-    /// Whether pieces within the buffer have any byte; as many as this.
+    /// Checks that pieces of `bytes` bytes in total lie within the buffer; returns false if they are empty.
     fn pieces(&self, pieces: Pieces, bytes: usize) -> bool {
         let Pieces { start, len, count, pitch } = pieces;
         assert!(pieces.bytes() == bytes && start % pitch + len <= pitch, "{pieces:?} for {bytes} bytes");
@@ -174,15 +167,15 @@ impl Memory {
         bytes > 0
     }
 
-    /// Waits for what is queued and maps `range`.
+    /// Waits for queued work and maps `range`.
     fn map(&self, range: &Range<usize>, flags: u64) -> Result<NonNull<u8>> {
         let (offset, len) = (range.start, range.len());
         let call = Call::Map { buffer: self.id, flags, offset, len };
         let start = self.shared.wait(call, format_args!("{range:?} of {} bytes", self.len));
         let start = start.inspect_err(|failure| {
             if failure.kind == Kind::Stopped {
-                // It may be mapped later, and nobody would give it back.
-                self.shared.lose(Failure::new(Kind::Lost, "a mapping was not waited for"));
+                // It may be mapped later, and no one would unmap it.
+                self.shared.lose(Failure::new(Kind::Lost, "a mapping was interrupted"));
             }
         })?;
         let none = || Failure::new(Kind::Lost, "clEnqueueMapBuffer gave no address and no error");
@@ -190,17 +183,11 @@ impl Memory {
     }
 
     fn unmap(&self, start: NonNull<u8>) -> Result<()> {
-        // SAFETY: `start` is what mapping this buffer gave, and no one uses it any more.
+        // SAFETY: `start` was returned by mapping this buffer, and no one uses it any more.
         let code = unsafe {
             let api = self.shared.api()?;
-            (api.clEnqueueUnmapMemObject)(
-                self.shared.queue,
-                self.id,
-                start.as_ptr().cast(),
-                0,
-                null(),
-                null_mut(),
-            )
+            let unmap = api.clEnqueueUnmapMemObject;
+            unmap(self.shared.queue, self.id, start.as_ptr().cast(), 0, null(), null_mut())
         };
         self.shared.check(code, "clEnqueueUnmapMemObject", format_args!("{} bytes", self.len))
     }
@@ -209,7 +196,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let (Some(start), Some(_)) = (self.frozen.get(), self.shared.to_release()) {
-            // Nobody is left to be told.
+            // No one is left to report the error to.
             let _ = self.unmap(start.0);
         }
         if self.whole.is_none() && self.place.is_on(&self.shared.facts) {
@@ -222,52 +209,52 @@ impl Drop for Memory {
     }
 }
 
-// All methods panic when a range leaves the buffer: that is a bug.
+// All methods panic if a range exceeds the buffer, because that is a bug.
 impl Buffer {
-    /// Bytes.
+    /// Wraps an unmapped object of the driver; `whole` is its parent and the offset in it.
+    fn from_id(
+        shared: &Arc<Shared>,
+        id: MemId,
+        (len, access, place): (usize, Access, Place),
+        whole: Option<(Buffer, usize)>,
+    ) -> Self {
+        let (state, frozen) = (AtomicU8::new(UNMAPPED), OnceLock::new());
+        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, whole };
+        Self { memory: Arc::new(memory) }
+    }
+
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.memory.len
     }
 
-    /// A part as a buffer of its own, which keeps this one alive. Kernels may use either.
+    /// Returns a part as a buffer of its own that keeps this one alive. Kernels may use both.
     ///
     /// # Errors
-    /// [`Kind::Misuse`] where `range.start` is not a multiple of [`Facts::base_align`](super::Facts::base_align),
-    /// [`Kind::Absent`] for drivers of OpenCL 1.0.
+    /// [`Kind::Misuse`] if `range.start` is not a multiple of [`Facts::base_align`](super::Facts::base_align),
+    /// [`Kind::Absent`] if the driver supports only OpenCL 1.0.
     pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
         let m = &self.memory;
         m.assert_holds(&range);
         assert!(!range.is_empty(), "parts have bytes");
         let api = m.shared.api()?;
         let Some(create) = api.clCreateSubBuffer else {
-            return Err(Failure::new(
-                Kind::Absent,
-                "this driver has no parts of buffers (clCreateSubBuffer)",
-            ));
+            return Err(Failure::new(Kind::Absent, "this driver has no sub-buffers (clCreateSubBuffer)"));
         };
         let region = [range.start, range.len()];
         let mut code = 0;
-        // SAFETY: the description is an origin and a size, within the buffer; flags 0 are those of the whole.
+        // SAFETY: the region is an origin and a size within the buffer; flags 0 inherit those of the parent.
         let id =
             unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
         m.shared.check_made(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
-        let memory = Memory {
-            shared: m.shared.clone(),
-            id,
-            len: range.len(),
-            access: m.access,
-            place: m.place,
-            state: AtomicU8::new(UNMAPPED),
-            frozen: OnceLock::new(),
-            whole: Some((self.clone(), range.start)),
-        };
-        Ok(Buffer { memory: Arc::new(memory) })
+        let whole = Some((self.clone(), range.start));
+        Ok(Buffer::from_id(&m.shared, id, (range.len(), m.access, m.place), whole))
     }
 
-    /// An image whose texels are one or four words of this, which it keeps alive; only kernels use it.
+    /// Returns an image with texels of one or four 32-bit words of this buffer, which it keeps alive. Only for kernels.
     ///
     /// # Errors
-    /// [`Kind::Absent`] where the device has no images, or none so large.
+    /// [`Kind::Absent`] if the device has no images, or none of this size.
     pub fn image(&self, words: usize) -> Result<Buffer> {
         let m = &self.memory;
         let (api, width) = (m.shared.api()?, m.len / (4 * words));
@@ -291,33 +278,23 @@ impl Buffer {
         };
         let format = [channels, ffi::UNSIGNED_INT32];
         let (context, mut code) = (m.shared.context, 0);
-        // SAFETY: both descriptions are as the function wants them, the texels lie within the buffer, which stays alive.
+        // SAFETY: both descriptions are valid, and the texels are within the buffer, which stays alive.
         let id = unsafe { create(context, ffi::MEM_READ_ONLY, &format, &description, null_mut(), &mut code) };
         m.shared.check_made(code, "clCreateImage", format_args!("{width} texels"))?;
-        let memory = Memory {
-            shared: m.shared.clone(),
-            id,
-            len: m.len,
-            access: Access::ReadOnly,
-            place: m.place,
-            state: AtomicU8::new(UNMAPPED),
-            frozen: OnceLock::new(),
-            whole: Some((self.clone(), 0)),
-        };
-        Ok(Buffer { memory: Arc::new(memory) })
+        Ok(Buffer::from_id(&m.shared, id, (m.len, Access::ReadOnly, m.place), Some((self.clone(), 0))))
     }
 
-    /// What this is a part of, and where in it.
+    /// Parent buffer and offset; `None` if this is not a part.
     pub fn whole(&self) -> Option<(&Buffer, usize)> {
         self.memory.whole.as_ref().map(|(whole, at)| (whole, *at))
     }
 
-    /// Never: a buffer has at least one byte.
+    /// Always false: a buffer has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Writes after what is queued, and waits until `bytes` are taken.
+    /// Writes after queued work, and waits until `bytes` have been read.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_holds(&(offset..offset + bytes.len()));
@@ -325,7 +302,7 @@ impl Buffer {
         m.shared.write(m.id, offset, bytes)
     }
 
-    /// Waits for what is queued and reads.
+    /// Waits for queued work and reads.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_holds(&(offset..offset + bytes.len()));
@@ -333,14 +310,14 @@ impl Buffer {
         m.shared.read(m.id, offset, bytes)
     }
 
-    /// Waits for what is queued and reads pieces, one after the other into `bytes`.
+    /// Waits for queued work and reads strided pieces into `bytes`, one after the other.
     pub fn read_pieces(&self, pieces: Pieces, bytes: &mut [u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_readable();
         if m.pieces(pieces, bytes.len()) { m.shared.read_pieces(m.id, pieces, bytes) } else { Ok(()) }
     }
 
-    /// Writes pieces after what is queued, and waits until `bytes` are taken.
+    /// Writes strided pieces after queued work, and waits until `bytes` have been read.
     pub fn write_pieces(&self, pieces: Pieces, bytes: &[u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_writable();
@@ -359,17 +336,8 @@ impl Buffer {
         // SAFETY: within both buffers.
         let code = unsafe {
             let api = m.shared.api()?;
-            (api.clEnqueueCopyBuffer)(
-                m.shared.queue,
-                m.id,
-                t.id,
-                range.start,
-                offset,
-                range.len(),
-                0,
-                null(),
-                null_mut(),
-            )
+            let (copy, start, len) = (api.clEnqueueCopyBuffer, range.start, range.len());
+            copy(m.shared.queue, m.id, t.id, start, offset, len, 0, null(), null_mut())
         };
         m.shared.check(
             code,
@@ -378,7 +346,7 @@ impl Buffer {
         )
     }
 
-    /// Queues setting every byte of `range`.
+    /// Queues setting every byte of `range` to `byte`.
     pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<()> {
         let m = &self.memory;
         m.assert_holds(&range);
@@ -392,14 +360,14 @@ impl Buffer {
             return self.fill_by_writing(range, byte);
         };
         let pattern: *const c_void = (&raw const byte).cast();
-        // SAFETY: within the buffer; the pattern of one byte is copied by the call.
+        // SAFETY: within the buffer; the call copies the one-byte pattern.
         let code = unsafe {
             fill(m.shared.queue, m.id, pattern, 1, range.start, range.len(), 0, null(), null_mut())
         };
         m.shared.check(code, "clEnqueueFillBuffer", format_args!("{range:?} of {} bytes", m.len))
     }
 
-    /// [`Buffer::fill`] for drivers of OpenCL 1.1.
+    /// Implements [`Buffer::fill`] for drivers of OpenCL 1.1.
     fn fill_by_writing(&self, range: Range<usize>, byte: u8) -> Result<()> {
         let piece = vec![byte; range.len().min(1 << 20)];
         let starts = range.clone().step_by(piece.len());
@@ -407,14 +375,14 @@ impl Buffer {
     }
 }
 
-/// Floats as the bytes that buffers hold. Host and device of every OpenCL platform in use are little endian.
+/// Views floats as bytes, as buffers store them. Host and device of all OpenCL platforms in use are little-endian.
 pub fn bytes_of(x: &[f32]) -> &[u8] {
-    // SAFETY: the same memory, as long as `x`; every byte of a float is initialised and bytes need no alignment.
+    // SAFETY: same memory and length; every byte of a float is initialised, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
 }
 
-/// The same, to be read into.
+/// Views floats as writable bytes.
 pub fn bytes_of_mut(x: &mut [f32]) -> &mut [u8] {
-    // SAFETY: as above; any four bytes are a float.
+    // SAFETY: as above; any four bytes are a valid float.
     unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
 }

@@ -1,22 +1,22 @@
-//! Which calls of OpenCL are under way.
+//! Tracks the OpenCL calls in progress.
 //!
-//! A call that only queues or makes something is made by whoever needs it: handing each of some hundred a token to
-//! another thread would cost more than they take, and there is no limit for them, as drivers compile for minutes where a
-//! kernel is queued for the first time. Whoever was asked to stop can see here that such a call does not return.
+//! Calls that only queue or create something run on the calling thread: handing some hundred calls per token to another
+//! thread would cost more than they take. They have no timeout, because drivers may compile for minutes when a kernel
+//! is first queued. After a request to stop, this module tells whether such a call is stuck.
 
 use super::ffi::Api;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Calls of one thread, which alone writes this.
+/// Counters of one thread, written only by that thread.
 #[derive(Default)]
 struct Calls {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
-/// Those of every thread that has ever called.
+/// Counters of every thread that has made a call.
 static ALL: Mutex<Vec<&'static Calls>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -27,14 +27,14 @@ thread_local! {
     };
 }
 
-/// The entry points, for a call that is under way for as long as this is there.
+/// Entry points, counted as a call in progress until dropped.
 pub(super) struct Calling(&'static Api);
 
-/// A call under way: the thread, and the call's number there.
+/// A call in progress: the thread, and the number of the call on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnderWay(usize, u64);
 
-/// The calls under way that wait for nothing.
+/// Calls in progress that do not wait for the device.
 pub fn under_way() -> Vec<UnderWay> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let of = |(thread, calls): (usize, &&Calls)| {
@@ -45,7 +45,7 @@ pub fn under_way() -> Vec<UnderWay> {
 }
 
 fn count(of: fn(&Calls) -> &AtomicU64) {
-    // A thread that ends may release something after its own data has gone.
+    // A thread that ends may release objects after its thread-locals are gone.
     let _ = MINE.try_with(|mine| of(mine).store(of(mine).load(Ordering::Relaxed) + 1, Ordering::Relaxed));
 }
 

@@ -1,8 +1,8 @@
-//! Calls on an open device, which are made until the first failure.
+//! Calls on an open device, made until the first failure.
 //!
-//! After that the device counts as lost. What was queued may still run and read or write its memory, whatever the failed
-//! call was: so nothing that the driver knows of is freed, and nothing more is asked of it. Objects that can be done
-//! without are the exception: a buffer for which there is no room, a program that does not compile.
+//! After a failure the device counts as lost. Queued work may still run and access its memory, so nothing known to the
+//! driver is freed, and no more calls are made. Failing to create a replaceable object is an exception: a buffer that
+//! does not fit, a program that does not compile.
 
 use super::calling::Calling;
 use super::device::Shared;
@@ -16,15 +16,15 @@ use std::ptr::NonNull;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
-/// Most bytes that are read or written at once.
+/// Maximum bytes of one read or write.
 const PIECE: usize = 1 << 20;
 
-/// Ends the process. Once a driver is loaded, exit handlers are left out: a driver may wait in its own for a device that is
-/// lost, or free what its threads still use, and then crash after all is done.
+/// Ends the process. Skips exit handlers once a driver is loaded: its handlers may wait for a lost device, or free what
+/// its threads still use and crash after all work is done.
 #[allow(unsafe_code)]
 pub fn end(code: i32) -> ! {
     if load::is_any_loaded() {
-        // Whoever reads it may have gone.
+        // The reader of stdout may be gone.
         let _ = std::io::stdout().flush();
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(code) }
@@ -33,11 +33,11 @@ pub fn end(code: i32) -> ! {
 }
 
 impl Shared {
-    /// The entry points, for one call.
+    /// Returns the entry points, for one call.
     ///
     /// # Errors
     ///
-    /// The first failure, once the device is lost.
+    /// The first failure, if the device is lost.
     pub fn api(&self) -> Result<Calling> {
         if let Some(first) = self.lost.get() {
             return Err(first.clone());
@@ -48,7 +48,7 @@ impl Shared {
         }
     }
 
-    /// The same for releasing something; `None` where it must stay.
+    /// Returns the entry points for releasing an object; `None` if it must be leaked.
     pub fn to_release(&self) -> Option<Calling> {
         if self.lost.get().is_none() && self.waiter.is_left() {
             self.lose(Failure::new(Kind::Lost, "closed while a call is under way"));
@@ -56,7 +56,7 @@ impl Shared {
         self.lost.get().is_none().then(|| Calling::new(&self.library.api))
     }
 
-    /// From now on the device is lost; `why`, for the caller.
+    /// Marks the device as lost and returns `why`, for the caller.
     pub fn lose(&self, why: Failure) -> Failure {
         if self.lost.set(why.clone()).is_ok() {
             self.waiter.leak();
@@ -64,12 +64,12 @@ impl Shared {
         why
     }
 
-    /// Takes the result of a call; any failure loses the device.
+    /// Checks the result of a call; any failure loses the device.
     pub fn check(&self, code: i32, call: &str, what: impl Display) -> Result<()> {
         check(code, call, what).map_err(|failure| self.lose(failure))
     }
 
-    /// The same for making something: where there is no room for it, or it cannot be built, the device stays.
+    /// Checks the result of creating an object; the device survives if there is no room or it does not build.
     pub fn check_made(&self, code: i32, call: &str, what: impl Display) -> Result<()> {
         check(code, call, what).map_err(|failure| match failure.kind {
             Kind::Lost => self.lose(failure),
@@ -84,7 +84,7 @@ impl Shared {
                 let message = format!("{call} of {what} has not returned for {seconds:.1} s");
                 self.lose(Failure::new(Kind::Lost, message))
             }
-            Unanswered::Stopped => Failure::new(Kind::Stopped, format!("{call} was not waited for")),
+            Unanswered::Stopped => Failure::new(Kind::Stopped, format!("{call} was interrupted")),
         }
     }
 
@@ -99,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// Memory for `len` bytes on their way, which no call uses any more.
+    /// Staging memory of at least `len` bytes, not used by any call.
     fn passage(&self, len: usize) -> Result<MutexGuard<'_, Vec<u8>>> {
         let mut bytes = self.waiter.bytes();
         self.api()?;
@@ -109,7 +109,7 @@ impl Shared {
         Ok(bytes)
     }
 
-    /// Waits for what is queued and reads from `offset` of a buffer.
+    /// Waits for queued work and reads from `offset` of a buffer.
     pub fn read(&self, from: MemId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let mut passage = self.passage(bytes.len().min(PIECE))?;
         for (i, piece) in bytes.chunks_mut(PIECE).enumerate() {
@@ -122,7 +122,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes to `offset` of a buffer, after what is queued.
+    /// Writes to `offset` of a buffer, after queued work.
     pub fn write(&self, to: MemId, offset: usize, bytes: &[u8]) -> Result<()> {
         let mut passage = self.passage(bytes.len().min(PIECE))?;
         for (i, piece) in bytes.chunks(PIECE).enumerate() {
@@ -135,8 +135,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The same as [`Shared::read`] for pieces, which follow each other in `bytes`: in one transfer, if the driver has that
-    /// and they are small.
+    /// Reads strided pieces into `bytes`, one after the other. It is a single transfer if the driver supports that and
+    /// they are small.
     pub fn read_pieces(&self, from: MemId, pieces: Pieces, bytes: &mut [u8]) -> Result<()> {
         if self.api()?.clEnqueueReadBufferRect.is_none() || bytes.len() > PIECE {
             let mut each = bytes.chunks_exact_mut(pieces.len).enumerate();
@@ -150,7 +150,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The same as [`Shared::write`].
+    /// Writes strided pieces from `bytes`; see [`Shared::read_pieces`].
     pub fn write_pieces(&self, to: MemId, pieces: Pieces, bytes: &[u8]) -> Result<()> {
         if self.api()?.clEnqueueWriteBufferRect.is_none() || bytes.len() > PIECE {
             let mut each = bytes.chunks_exact(pieces.len).enumerate();

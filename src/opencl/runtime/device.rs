@@ -1,4 +1,4 @@
-//! Choosing a device; its context and its one in-order queue.
+//! Device selection; context and in-order queue of a device.
 
 use super::facts::{DeviceType, Facts, LocalMemory};
 use super::failure::{Failure, Kind, Result, check};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Set to 1, CPU-type devices are taken like others.
+/// Environment variable that allows CPU devices to be selected like others, if 1.
 pub const CPU_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CPU";
 
-/// A device of a platform, not opened.
+/// A device that is not opened yet.
 #[derive(Clone)]
 pub struct Found {
     library: &'static Library,
@@ -23,9 +23,9 @@ pub struct Found {
     pub facts: Facts,
 }
 
-/// Every device there is: GPUs, accelerators, others, CPUs. The position is the number that chooses one.
+/// Lists all devices: GPUs, accelerators, others, CPUs. The position is the number that selects one.
 pub fn devices() -> Result<&'static [Found]> {
-    // Once, and by one thread at a time: PoCL 3.1 crashes when two ask for the first time.
+    // Called once, by one thread: PoCL 3.1 crashes if two threads do this at first use.
     static FOUND: OnceLock<Vec<Found>> = OnceLock::new();
     let libraries = load::libraries()?;
     Ok(FOUND.get_or_init(|| load::keeping_signals(|| devices_of(libraries))))
@@ -48,14 +48,13 @@ fn devices_of(libraries: &'static [Library]) -> Vec<Found> {
     found
 }
 
-/// Of the device that `select` means (see [`choose`]), which is not opened; `None` where there is none.
+/// Properties of the selected device (see [`choose`]), without opening it; `None` if there is none.
 pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
     let found = devices().ok()?;
     choose(found, select).ok().map(|index| &found[index].facts)
 }
 
-/// Position of the device that `select`, an index or a part of a name, means; without it, of the first
-/// that is not a CPU.
+/// Finds the device that matches `select`, an index or part of a name; without it, the first one that is not a CPU.
 pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
     let list = || {
         let lines: Vec<String> = found
@@ -65,7 +64,7 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
                 format!("{i}: {} ({}, {})", f.facts.name, f.facts.device_type.name(), f.facts.platform)
             })
             .collect();
-        if lines.is_empty() { "there is no device".into() } else { format!("devices: {}", lines.join("; ")) }
+        if lines.is_empty() { "no device was found".into() } else { format!("devices: {}", lines.join("; ")) }
     };
     let absent = |why: String| Err(Failure::new(Kind::Absent, format!("{why}; {}", list())));
     let Some(select) = select else {
@@ -80,7 +79,7 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
         return if index < found.len() {
             Ok(index)
         } else {
-            absent(format!("`EngineOptions::cl_device` {index}: no such number"))
+            absent(format!("`EngineOptions::cl_device` {index}: no device has this number"))
         };
     }
     let holds = |text: &str| text.to_lowercase().contains(&select.to_lowercase());
@@ -88,14 +87,14 @@ pub fn choose(found: &[Found], select: Option<&str>) -> Result<usize> {
     let matching: Vec<usize> = (0..found.len()).filter(|&i| !select.is_empty() && named(&found[i])).collect();
     match matching[..] {
         [one] => Ok(one),
-        [] => absent(format!("`EngineOptions::cl_device` {select}: no device is named so")),
+        [] => absent(format!("`EngineOptions::cl_device` {select}: no device has this name")),
         _ => absent(format!(
-            "`EngineOptions::cl_device` {select}: more than one device is named so, use the number"
+            "`EngineOptions::cl_device` {select}: more than one device has this name; use the number"
         )),
     }
 }
 
-/// A device with a context and one in-order queue. Clones are the same device.
+/// A device with a context and one in-order queue. Clones refer to the same device.
 #[derive(Clone)]
 pub struct Device {
     pub(super) shared: Arc<Shared>,
@@ -109,7 +108,7 @@ pub(super) struct Shared {
     pub facts: Facts,
     pub cache: Cache,
     pub launches: AtomicU64,
-    /// Launches since the device was last told to begin.
+    /// Launches since the last flush.
     pub waiting: AtomicU32,
     pub allocated: AtomicU64,
     /// Transfers that were waited for, and their bytes.
@@ -117,27 +116,27 @@ pub(super) struct Shared {
     pub moved: AtomicU64,
     pub builds: Mutex<Builds>,
     pub waiter: Waiter,
-    /// Whether no other program is built.
+    /// True once no more programs are to be built.
     pub builds_no_more: AtomicBool,
-    /// The first failure, from which on no call is made.
+    /// The first failure, after which no call is made.
     pub lost: OnceLock<Failure>,
-    /// For [`Place::OnHost`](super::Place::OnHost).
+    /// Function that creates buffers of [`Place::OnHost`](super::Place::OnHost).
     pub create_on_host: Option<CreateBufferNv>,
 }
 
-/// Programs built and the time that took.
+/// Number of programs built, and the time it took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Builds {
-    /// From their source.
+    /// Built from source.
     pub compiled: usize,
     pub compiling: Duration,
-    /// From the cache.
+    /// Loaded from the cache.
     pub loaded: usize,
     pub loading: Duration,
 }
 
 impl Device {
-    /// Opens the device that `select` means (see [`choose`]); built programs are kept in `cache`.
+    /// Opens the selected device (see [`choose`]); built programs are stored in `cache`.
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = devices()?;
         let &Found { library, platform, id, ref facts } = &found[choose(found, select)?];
@@ -145,23 +144,23 @@ impl Device {
         if facts.max_alloc == 0 || facts.max_work_group == 0 {
             return Err(Failure::new(
                 Kind::Lost,
-                "the device does not say how large its buffers and groups may be",
+                "the device reports no maximum size for buffers and work-groups",
             ));
         }
         cache.begin_anew_after_crash();
         let context = create_context(&library.api, platform, id, &facts)?;
         let mut code = 0;
-        // SAFETY: device and context belong together; no properties is an in-order queue.
+        // SAFETY: the device belongs to the context; no properties means an in-order queue.
         let queue = unsafe { (library.api.clCreateCommandQueue)(context, id, 0, &mut code) };
         check(code, "clCreateCommandQueue", &facts.name)?;
         let waiter = Waiter::new(&library.api, queue, &facts).map_err(|e| {
-            Failure::new(Kind::Lost, format!("no thread can be made to wait for the device: {e}"))
+            Failure::new(Kind::Lost, format!("cannot start the thread that waits for the device: {e}"))
         })?;
         let (launches, waiting, allocated, transfers, moved) = Default::default();
         let (builds, builds_no_more, lost) = Default::default();
         let extension = |name| extension(&library.api, platform, name);
         let on_host = facts.writes_to_host();
-        // SAFETY: by cl_nv_create_buffer of this type.
+        // SAFETY: the function has this type by cl_nv_create_buffer.
         let create_on_host = on_host.then(|| unsafe { function(extension(c"clCreateBufferNV")) }).flatten();
         let shared = Shared {
             library,
@@ -184,55 +183,55 @@ impl Device {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// From now on a call may take this long, after which the device counts as lost. A `stop` that is set ends long
-    /// waiting before, with [`Kind::Stopped`]; the device stays.
+    /// Sets the timeout of calls, after which the device is lost. `stop`, once set, ends long waits early with
+    /// [`Kind::Stopped`]; the device survives.
     pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
         self.shared.waiter.set_patience(limit, stop);
     }
 
-    /// From now on, building a program is [`Kind::Stopped`]: so a thread that makes the device ready ends soon when nobody
-    /// needs it any more. What is being built is built and kept.
+    /// Makes further builds fail with [`Kind::Stopped`], so that a thread which prepares the device ends soon. A build
+    /// in progress is finished and stored.
     pub fn build_no_more(&self) {
         self.shared.builds_no_more.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a call has failed: no other is made any more.
+    /// True once a call has failed: no further call is made.
     pub fn is_lost(&self) -> bool {
         self.shared.lost.get().is_some()
     }
 
-    /// What it says of itself.
+    /// Properties of the device.
     pub fn facts(&self) -> &Facts {
         &self.shared.facts
     }
 
-    /// The library it was found through.
+    /// Name of the library that the device belongs to.
     pub fn library(&self) -> &'static str {
         &self.shared.library.name
     }
 
-    /// Kernels launched so far.
+    /// Number of kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
     }
 
-    /// Reads, writes and mappings that were waited for so far, and their bytes.
+    /// Number of blocking reads, writes and mappings so far, and their bytes.
     pub fn transfers(&self) -> (u64, u64) {
         let Shared { transfers, moved, .. } = &*self.shared;
         (transfers.load(Ordering::Relaxed), moved.load(Ordering::Relaxed))
     }
 
-    /// Bytes of all buffers there are in its memory.
+    /// Bytes of all buffers in device memory.
     pub fn allocated(&self) -> u64 {
         self.shared.allocated.load(Ordering::Relaxed)
     }
 
-    /// Programs built so far, and how long that took.
+    /// Number of programs built so far, and the time it took.
     pub fn builds(&self) -> Builds {
         *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a launch, and tells the device to begin where so many are not to wait.
+    /// Counts a launch, and flushes the queue if too many are waiting.
     pub(super) fn launched(&self) -> Result<()> {
         self.shared.launches.fetch_add(1, Ordering::Relaxed);
         let waiting = self.shared.waiting.fetch_add(1, Ordering::Relaxed) + 1;
@@ -242,7 +241,7 @@ impl Device {
         }
     }
 
-    /// Tells the device to start on what is queued.
+    /// Tells the device to start on queued work.
     pub fn flush(&self) -> Result<()> {
         self.shared.waiting.store(0, Ordering::Relaxed);
         // SAFETY: the queue lives as long as `self`.
@@ -250,13 +249,12 @@ impl Device {
         self.shared.check(code, "clFlush", &self.shared.facts.name)
     }
 
-    /// The same where more is to come: a GPU then begins while that is queued. A CPU has
-    /// begun already.
+    /// Flushes the queue so that a GPU starts while more is queued; a CPU has already started.
     pub fn begin(&self) -> Result<()> {
         if self.shared.facts.device_type == DeviceType::Cpu { Ok(()) } else { self.flush() }
     }
 
-    /// Waits until everything queued is done.
+    /// Waits until all queued work is done.
     pub fn finish(&self) -> Result<()> {
         self.shared.wait(Call::Finish, &self.shared.facts.name).map(drop)
     }
@@ -264,13 +262,13 @@ impl Device {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A process may end next: its driver shall not be at work then, such as at giving mapped memory back. A failure
-        // loses the device.
+        // The process may end next, and its driver must not be busy then, for example unmapping memory. A failure loses
+        // the device.
         if self.to_release().is_some() {
             let _ = self.wait(Call::Finish, &self.facts.name);
         }
         let Some(api) = self.to_release() else { return };
-        // SAFETY: made in `Device::open`; every buffer, program and kernel holds `self`, so this is the last.
+        // SAFETY: created in `Device::open`; every buffer, program and kernel holds `self`, so this is the last use.
         unsafe {
             (api.clReleaseCommandQueue)(self.queue);
             (api.clReleaseContext)(self.context);
@@ -278,7 +276,7 @@ impl Drop for Shared {
     }
 }
 
-/// A context with the hints that the device knows, or without any where the driver refuses them.
+/// Creates a context with the hints that the device supports, or without hints if the driver refuses them.
 fn create_context(api: &Api, platform: PlatformId, id: DeviceId, facts: &Facts) -> Result<ContextId> {
     let plain = vec![ffi::CONTEXT_PLATFORM, platform.0.addr() as isize];
     let mut hinted = plain.clone();
@@ -305,7 +303,7 @@ fn create_context(api: &Api, platform: PlatformId, id: DeviceId, facts: &Facts) 
     last
 }
 
-/// A function of an extension; null where it is not there.
+/// Address of an extension function; null if missing.
 fn extension(api: &Api, platform: PlatformId, name: &CStr) -> *mut c_void {
     let get = api.clGetExtensionFunctionAddressForPlatform;
     // SAFETY: takes a platform and a zero-terminated name, and gives an address or null.
@@ -314,7 +312,7 @@ fn extension(api: &Api, platform: PlatformId, name: &CStr) -> *mut c_void {
 
 fn device_ids(api: &Api, platform: PlatformId) -> Vec<DeviceId> {
     let mut count = 0;
-    // SAFETY: no array, only the count is asked for.
+    // SAFETY: no array; only the count is requested.
     let code =
         unsafe { (api.clGetDeviceIDs)(platform, ffi::DEVICE_TYPE_ALL, 0, std::ptr::null_mut(), &mut count) };
     let mut ids = vec![DeviceId::NULL; if code == ffi::SUCCESS { count as usize } else { 0 }];
@@ -329,21 +327,20 @@ fn device_ids(api: &Api, platform: PlatformId) -> Vec<DeviceId> {
     ids
 }
 
-/// Integers that a driver writes into memory we give it.
+/// Integers that a driver writes into our memory.
 pub(super) trait Plain: Copy + Default {}
 impl Plain for u32 {}
 impl Plain for u64 {}
 impl Plain for usize {}
 
-/// Asks one of the `clGet…Info` functions, given as `call(size, value, size wanted)`, for a number; `None`
-/// where it does not know.
+/// Queries a number from a `clGet…Info` function, given as `call(size, value, size wanted)`; `None` if unknown.
 pub(super) fn number<T: Plain>(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Option<T> {
     let mut value = T::default();
     let code = call(size_of::<T>(), (&raw mut value).cast(), std::ptr::null_mut());
     (code == ffi::SUCCESS).then_some(value)
 }
 
-/// As [`number`], for bytes of a length that the driver knows.
+/// Queries bytes, whose length the driver knows; see [`number`].
 pub(super) fn bytes(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Option<Vec<u8>> {
     let mut len = 0;
     if call(0, std::ptr::null_mut(), &mut len) != ffi::SUCCESS {
@@ -354,7 +351,7 @@ pub(super) fn bytes(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Opt
     (len == 0 || code == ffi::SUCCESS).then_some(value)
 }
 
-/// As [`bytes`], for a zero-terminated text.
+/// Queries a zero-terminated text; see [`bytes`].
 pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> String {
     let value = bytes(call).unwrap_or_default();
     let end = value.iter().position(|&b| b == 0).unwrap_or(value.len());
@@ -363,7 +360,7 @@ pub(super) fn text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Stri
 
 fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
     let of_device = |name: u32| {
-        // SAFETY: the functions above pass memory of the size they say.
+        // SAFETY: the functions above pass memory of the size they state.
         move |size, value, wanted| unsafe { (api.clGetDeviceInfo)(id, name, size, value, wanted) }
     };
     let of_platform = |name: u32| {
@@ -383,7 +380,7 @@ fn read_facts(api: &Api, platform: PlatformId, id: DeviceId) -> Facts {
         device_type.iter().find(|(bit, _)| kinds & bit != 0).map_or(DeviceType::Other, |(_, t)| *t);
     let own = word(ffi::DEVICE_LOCAL_MEM_TYPE) == ffi::LOCAL;
     let extensions = text(of_device(ffi::DEVICE_EXTENSIONS));
-    // Only these drivers know the numbers.
+    // Other drivers do not know these queries.
     let nvidia = extensions.contains("cl_nv_device_attribute_query");
     let capability = || {
         let major = number(of_device(ffi::DEVICE_COMPUTE_CAPABILITY_MAJOR_NV))?;

@@ -1,17 +1,17 @@
-//! What a device says of itself.
+//! Properties that a device reports.
 
-/// Kind of device, in the order in which devices are chosen.
+/// Kind of device, in the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceType {
     Gpu,
     Accelerator,
     Other,
-    /// Taken only when named, or when `ANTIGRAVITY_OPENCL_CPU=1`.
+    /// Selected only by name, or if `ANTIGRAVITY_OPENCL_CPU=1`.
     Cpu,
 }
 
 impl DeviceType {
-    /// For reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             DeviceType::Gpu => "GPU",
@@ -22,64 +22,64 @@ impl DeviceType {
     }
 }
 
-/// Where local memory lies.
+/// Kind of local memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalMemory {
-    /// In memory of its own, fast.
+    /// Dedicated fast memory.
     Own,
-    /// In global memory: good for exchange within a group, not for tiles.
+    /// Part of global memory: fine for exchange within a group, useless for tiles.
     Global,
 }
 
-/// How a kernel asks for a dot product of four packed bytes.
+/// Extension with a dot product of four packed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dot {
     /// `cl_khr_integer_dot_product`
     Khr,
-    /// `cl_arm_integer_dot_product_int8`: of equal signs.
+    /// `cl_arm_integer_dot_product_int8`: both operands have the same signedness.
     Arm,
     /// `cl_qcom_dot_product8`
     Qcom,
 }
 
-/// What a device says of itself; sizes in bytes, 0 or empty where it says nothing.
+/// Properties that a device reports; sizes in bytes, 0 or empty if it reports none.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub device_type: DeviceType,
     pub name: String,
     pub vendor: String,
-    /// Of the device, e.g. `OpenCL 3.0 …`.
+    /// Version of the device, e.g. `OpenCL 3.0 …`.
     pub version: String,
-    /// Of the language, e.g. `OpenCL C 1.2 …`.
+    /// Version of the language, e.g. `OpenCL C 1.2 …`.
     pub c_version: String,
     pub driver: String,
     pub platform: String,
     pub platform_version: String,
-    /// Separated by blanks; see [`Facts::has`].
+    /// Names separated by spaces; see [`Facts::has`].
     pub extensions: String,
-    /// Largest buffer.
+    /// Size of the largest buffer.
     pub max_alloc: u64,
     pub global_memory: u64,
     pub local_memory: u64,
     pub local_memory_is: LocalMemory,
-    /// Most items of a group; a kernel may allow fewer.
+    /// Maximum work-items of a work-group; a kernel may allow fewer.
     pub max_work_group: usize,
     pub compute_units: u32,
     pub clock_mhz: u32,
-    /// CPU and device share their memory.
+    /// CPU and device share memory.
     pub unified_memory: bool,
-    /// Alignment of a buffer's start.
+    /// Alignment of a buffer's start, in bytes.
     pub base_align: usize,
-    /// Quotients and roots in f32 can be rounded correctly.
+    /// f32 division and square root can be correctly rounded.
     pub correct_divide: bool,
     /// NVIDIA's compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,
-    /// Texels of the largest image of a buffer; 0 where there are none.
+    /// Maximum texels of an image of a buffer; 0 if there are no such images.
     pub image_texels: usize,
 }
 
 impl Facts {
-    /// Of a device that says nothing of itself.
+    /// Properties of a device that reports nothing.
     #[cfg(test)]
     pub(super) fn nothing() -> Self {
         let text = String::new;
@@ -108,40 +108,40 @@ impl Facts {
         }
     }
 
-    /// Whether an extension is listed.
+    /// True if an extension is listed.
     pub fn has(&self, extension: &str) -> bool {
         self.extensions.split_ascii_whitespace().any(|e| e == extension)
     }
 
-    /// Arithmetic on `half`; loads and stores of it need nothing.
+    /// True if the device computes with `half`; loading and storing it always works.
     pub fn fp16(&self) -> bool {
         self.has("cl_khr_fp16")
     }
 
-    /// Whether kernels write to the host's memory where they are asked to: see [`Place::OnHost`](super::Place::OnHost).
+    /// True if kernels can write to host memory without a copy: see [`Place::OnHost`](super::Place::OnHost).
     pub fn writes_to_host(&self) -> bool {
         self.has("cl_nv_create_buffer")
     }
 
-    /// True for PoCL, which keeps what it compiles itself. Asked for a binary it compiles all kernels once more, for groups of
-    /// any size: a first start then takes three times as long, and a later one no less.
+    /// True for PoCL, which has its own cache of compiled kernels. If asked for a binary, it compiles all kernels once
+    /// more, for any work-group size: the first start then takes three times as long, and later ones no less.
     pub fn keeps_programs(&self) -> bool {
         self.platform == "Portable Computing Language"
     }
 
-    /// After how many launches it is told to begin: without that some drivers of phones do nothing until somebody waits,
-    /// and the GPU is idle meanwhile and lowers its clock. The numbers are those that ML Drift uses.
+    /// Number of queued launches after which the queue is flushed. Otherwise some phone drivers do nothing until
+    /// someone waits, and the idle GPU lowers its clock. The numbers are those of ML Drift.
     pub fn launches_at_once(&self) -> Option<u32> {
         let vendors = [("ARM", 24), ("Imagination", 16)];
         vendors.into_iter().find(|(vendor, _)| self.vendor.starts_with(vendor)).map(|(_, launches)| launches)
     }
 
-    /// Subgroups of any kind.
+    /// True if there are subgroups of any kind.
     pub fn subgroups(&self) -> bool {
         ["cl_khr_subgroups", "cl_intel_subgroups"].iter().any(|e| self.has(e))
     }
 
-    /// Dot products of four packed bytes.
+    /// Extension for dot products of four packed bytes, if any.
     pub fn dot(&self) -> Option<Dot> {
         let dots = [
             ("cl_khr_integer_dot_product", Dot::Khr),
@@ -151,7 +151,7 @@ impl Facts {
         dots.into_iter().find(|(extension, _)| self.has(extension)).map(|(_, dot)| dot)
     }
 
-    /// The compiler's option for the newest language that it says it has; empty where that is 1.2.
+    /// Compiler option for the newest supported language; empty for 1.2.
     pub fn newest_language(&self) -> &'static str {
         match self.c_version.strip_prefix("OpenCL C ").and_then(|v| v.chars().next()) {
             Some('3') => " -cl-std=CL3.0",
@@ -160,7 +160,7 @@ impl Facts {
         }
     }
 
-    /// Everything that a built program depends on besides its source, for the key of the cache.
+    /// Properties that a compiled program depends on besides its source, for the cache key.
     pub fn identity(&self) -> [&str; 5] {
         [&self.name, &self.driver, &self.version, &self.platform, &self.platform_version]
     }

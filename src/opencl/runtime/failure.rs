@@ -1,33 +1,33 @@
-//! What can go wrong with a device, and what can be done about it.
+//! Device errors and their consequences.
 
 use super::ffi::{self, error_name};
 use files::Error;
 use std::fmt;
 
-/// What a failure means for the caller.
+/// Meaning of a failure for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// No library, no platform or no such device.
     Absent,
-    /// A program that does not build, or has no such kernel: another variant may.
+    /// A program does not build, or lacks a kernel; another variant may work.
     Build,
     /// Out of memory of the device or of its driver.
     Memory,
-    /// The device or its driver gave up: nothing more can be asked of this context.
+    /// The device or its driver failed: its context is unusable.
     Lost,
-    /// The user asked to stop before the device had answered.
+    /// The user asked to stop before the device answered.
     Stopped,
-    /// A call that is wrong: a bug of this program.
+    /// An invalid call: a bug in this program.
     Misuse,
 }
 
-/// A call to OpenCL, or a check in front of one, that failed.
+/// A failed OpenCL call, or a failed check before one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("OpenCL: {message}")]
 pub struct Failure {
-    /// What it means.
+    /// Its meaning.
     pub kind: Kind,
-    /// Which call on what failed and how, with OpenCL's name of the error.
+    /// Call, object and OpenCL's name of the error.
     pub message: String,
 }
 
@@ -71,7 +71,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure.kind {
             Kind::Memory => Error::Memory(failure.to_string()),
-            Kind::Absent => Error::Device(format!("{failure}; `EngineOptions::backend` cpu needs none")),
+            Kind::Absent => Error::Device(format!("{failure}; use `EngineOptions::backend` cpu")),
             Kind::Stopped => Error::Interrupted,
             _ => Error::Device(failure.to_string()),
         }

@@ -1,11 +1,11 @@
-//! The OpenCL 1.x ABI: handles, constants, names of errors and the one table of entry points.
+//! OpenCL 1.x ABI: handles, constants, error names and the table of entry points.
 //!
-//! Facts from the Khronos specification and headers (OpenCL 1.2, `cl.h`, `cl_icd.h`). Nothing here checks
-//! anything: the modules above do.
+//! Taken from the Khronos specification and headers (OpenCL 1.2, `cl.h`, `cl_icd.h`). Checks nothing; the modules above
+//! do.
 
 use std::ffi::{CStr, c_char, c_void};
 
-/// Opaque objects of the driver. All of them are pointers; null is "none".
+/// Opaque driver objects: pointers, null for none.
 macro_rules! handles {
     ($($name:ident)*) => {$(
         #[repr(transparent)]
@@ -16,7 +16,7 @@ macro_rules! handles {
             pub const NULL: Self = Self(std::ptr::null_mut());
         }
 
-        // SAFETY: a handle is a name, which the driver alone looks behind; since OpenCL 1.1 (appendix A.2)
+        // SAFETY: a handle is an opaque name that only the driver dereferences; since OpenCL 1.1 (appendix A.2)
         // every call but clSetKernelArg may be made from any thread, and that one takes `&mut Kernel`.
         unsafe impl Send for $name {}
         // SAFETY: as above.
@@ -29,7 +29,7 @@ handles! { PlatformId DeviceId ContextId QueueId MemId ProgramId KernelId EventI
 type ContextCallback = Option<unsafe extern "system" fn(*const c_char, *const c_void, usize, *mut c_void)>;
 type BuildCallback = Option<unsafe extern "system" fn(ProgramId, *mut c_void)>;
 
-/// Writes each prototype once and makes the table, and how to fill it, from that.
+/// Declares each prototype once; generates the table and the code that fills it.
 macro_rules! entry_points {
     (
         required { $($req:ident @ $req_slot:literal ($($req_arg:ty),*) -> $req_ret:ty;)* }
@@ -43,11 +43,11 @@ macro_rules! entry_points {
         }
 
         impl Api {
-            /// Fills the table from `address(name, slot in the ICD dispatch table)`, which is null for what
-            /// is not there. The error is the name of a required one that is missing.
+            /// Fills the table from `address(name, slot in the ICD dispatch table)`, which returns null for a missing
+            /// function. The error is the name of a missing required function.
             ///
             /// # Safety
-            /// What `address` gives must be the function of that name, valid for the rest of the process.
+            /// `address` must return the function of that name, valid for the rest of the process.
             #[allow(non_snake_case)]
             pub unsafe fn bind(address: impl Fn(&'static CStr, usize) -> *mut c_void) -> Result<Api, &'static str> {
                 $(
@@ -80,8 +80,8 @@ const fn symbol(name: &'static str) -> &'static CStr {
     }
 }
 
-// All required ones are of OpenCL 1.0, so no driver may lack them. The number is the slot in
-// `struct _cl_icd_dispatch`.
+// All required functions are in OpenCL 1.0, so every driver has them. The number is the slot in `struct
+// _cl_icd_dispatch`.
 entry_points! {
     required {
         clGetPlatformIDs @ 0 (u32, *mut PlatformId, *mut u32) -> i32;
@@ -116,34 +116,34 @@ entry_points! {
         clEnqueueNDRangeKernel @ 59 (QueueId, KernelId, u32, *const usize, *const usize, *const usize, u32, *const EventId, *mut EventId) -> i32;
     }
     optional {
-        // Of OpenCL 1.1; without it a kernel reaches one matrix at a time.
+        // OpenCL 1.1; without it a kernel can access only one matrix at a time.
         clCreateSubBuffer @ 82 (MemId, u64, u32, *const c_void, *mut i32) -> MemId;
-        // Of OpenCL 1.1; without them each of the pieces that lie apart is a transfer.
+        // OpenCL 1.1; without them each strided piece is a transfer of its own.
         clEnqueueReadBufferRect @ 86 (QueueId, MemId, u32, *const [usize; 3], *const [usize; 3], *const [usize; 3], usize, usize, usize, usize, *mut c_void, u32, *const EventId, *mut EventId) -> i32;
         clEnqueueWriteBufferRect @ 87 (QueueId, MemId, u32, *const [usize; 3], *const [usize; 3], *const [usize; 3], usize, usize, usize, usize, *const c_void, u32, *const EventId, *mut EventId) -> i32;
-        // Of OpenCL 1.2; without it no kernel reads through images.
+        // OpenCL 1.2; without it no kernel reads through images.
         clCreateImage @ 96 (ContextId, u64, *const [u32; 2], *const ImageDescription, *mut c_void, *mut i32) -> MemId;
-        // Of OpenCL 1.2; without it a fill is a write.
+        // OpenCL 1.2; without it a fill is a write.
         clEnqueueFillBuffer @ 102 (QueueId, MemId, *const c_void, usize, usize, usize, u32, *const EventId, *mut EventId) -> i32;
-        // Of OpenCL 1.2; without it there are no functions of extensions.
+        // OpenCL 1.2; without it no extension functions are available.
         clGetExtensionFunctionAddressForPlatform @ 107 (PlatformId, *const c_char) -> *mut c_void;
     }
 }
 
-/// `clCreateBufferNV` of cl_nv_create_buffer: `clCreateBuffer` with flags of its own.
+/// `clCreateBufferNV` of cl_nv_create_buffer: `clCreateBuffer` with additional flags.
 pub type CreateBufferNv =
     unsafe extern "system" fn(ContextId, u64, u64, usize, *mut c_void, *mut i32) -> MemId;
-/// Its flags: where the CPU's memory is, and page-locked.
+/// Flags for page-locked memory on the host.
 pub const MEM_LOCATION_HOST_NV: u64 = 1;
 pub const MEM_PINNED_NV: u64 = 2;
 
-/// The function at an address; null becomes `None`.
+/// Casts an address to a function pointer; null becomes `None`.
 ///
 /// # Safety
-/// `F` must be a type of functions, and what is at the address one of that type, or the address null.
+/// `F` must be a function pointer type, and the address null or that of a function of this type.
 pub unsafe fn function<F>(address: *mut c_void) -> Option<F> {
     const { assert!(size_of::<Option<F>>() == size_of::<*mut c_void>()) };
-    // SAFETY: by this function's contract; of functions, `None` is null.
+    // SAFETY: by this function's contract; `None` of a function pointer is null.
     unsafe { std::mem::transmute_copy::<*mut c_void, Option<F>>(&address) }
 }
 
@@ -195,7 +195,7 @@ pub const DEVICE_OPENCL_C_VERSION: u32 = 0x103D;
 pub const DEVICE_IMAGE_MAX_BUFFER_SIZE: u32 = 0x1040;
 pub const DEVICE_COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 pub const DEVICE_COMPUTE_CAPABILITY_MINOR_NV: u32 = 0x4001;
-/// Value of `DEVICE_LOCAL_MEM_TYPE` when it is memory of its own and not a part of global memory.
+/// Value of `DEVICE_LOCAL_MEM_TYPE` for dedicated memory, not part of global memory.
 pub const LOCAL: u32 = 1;
 
 pub const CONTEXT_PLATFORM: isize = 0x1084;
@@ -210,13 +210,13 @@ pub const MEM_ALLOC_HOST_PTR: u64 = 16;
 pub const MAP_READ: u64 = 1;
 pub const MAP_WRITE: u64 = 2;
 
-/// Channels of an image: one, or four; of unsigned 32-bit integers.
+/// Image channels, one or four, of unsigned 32-bit integers.
 pub const CHANNEL_R: u32 = 0x10B0;
 pub const CHANNELS_RGBA: u32 = 0x10B5;
 pub const UNSIGNED_INT32: u32 = 0x10DC;
 pub const IMAGE_OF_BUFFER: u32 = 0x10F6;
 
-/// `cl_buffer_create_type` whose description is an origin and a size.
+/// `cl_buffer_create_type` of a region, given by origin and size.
 pub const BUFFER_CREATE_TYPE_REGION: u32 = 0x1220;
 
 pub const PROGRAM_BINARY_SIZES: u32 = 0x1165;
@@ -231,10 +231,10 @@ pub const OUT_OF_RESOURCES: i32 = -5;
 pub const OUT_OF_HOST_MEMORY: i32 = -6;
 pub const BUILD_PROGRAM_FAILURE: i32 = -11;
 pub const INVALID_OPERATION: i32 = -59;
-/// What an ICD loader without drivers answers.
+/// Returned by an ICD loader without drivers.
 pub const PLATFORM_NOT_FOUND_KHR: i32 = -1001;
 
-/// The names of -1, -2 and so on.
+/// Names of -1, -2 and so on.
 const FROM_MINUS_1: [&str; 19] = [
     "DEVICE_NOT_FOUND",
     "DEVICE_NOT_AVAILABLE",
@@ -256,7 +256,7 @@ const FROM_MINUS_1: [&str; 19] = [
     "DEVICE_PARTITION_FAILED",
     "KERNEL_ARG_INFO_NOT_AVAILABLE",
 ];
-/// Those of -30, -31 and so on.
+/// Names of -30, -31 and so on.
 const FROM_MINUS_30: [&str; 43] = [
     "INVALID_VALUE",
     "INVALID_DEVICE_TYPE",
@@ -303,7 +303,7 @@ const FROM_MINUS_30: [&str; 43] = [
     "MAX_SIZE_RESTRICTION_EXCEEDED",
 ];
 
-/// The specification's name of an error code, without `CL_`.
+/// Name of an error code in the specification, without `CL_`.
 pub fn error_name(code: i32) -> &'static str {
     let named = |names: &[&'static str], first: i32| {
         usize::try_from(first - code).ok().and_then(|i| names.get(i)).copied()

@@ -1,5 +1,5 @@
-//! OpenCL, opened at run time: the library ([`load`], [`ffi`]), devices and what they can do, waiting for them, buffers,
-//! programs and the cache of compiled ones. Nothing here knows a model.
+//! OpenCL, opened at run time: the library ([`load`], [`ffi`]), devices and their properties, calls with a timeout,
+//! buffers, programs and the cache of compiled programs. Knows nothing about models.
 #![deny(unsafe_code)]
 
 pub mod arena;

@@ -1,9 +1,9 @@
-//! Finding an OpenCL library: candidates, what the linker said of each, and platforms.
+//! Search for an OpenCL library: the candidates, the linker's messages, and the platforms.
 //!
-//! A candidate counts when every required entry point resolves and at least one platform shows. Vendors'
-//! own libraries, which have entry points only in the dispatch table behind their platforms (cl_khr_icd),
-//! serve where there is no loader, as in many containers. Libraries are never unloaded: drivers start
-//! threads and register exit handlers.
+//! A candidate counts if every required entry point resolves and it has at least one platform. If there is no loader,
+//! as in many containers, the vendors' libraries are used directly; their entry points are only in the dispatch table
+//! behind their platforms (cl_khr_icd). Libraries are never unloaded, because drivers start threads and register exit
+//! handlers.
 
 use super::failure::{Failure, Kind, Result};
 use super::ffi::{self, Api, PlatformId, error_name};
@@ -13,41 +13,41 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Names the library to use, and no other is tried.
+/// Environment variable that names the only library to try.
 pub const LIB_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIB";
 
-/// Whether any library was loaded, one that does not count too.
+/// True once any library was loaded, even an unusable one.
 static ANY_LOADED: AtomicBool = AtomicBool::new(false);
 
-/// Whether some driver may have threads and exit handlers in this process.
+/// True if a driver may have threads and exit handlers in this process.
 pub(super) fn is_any_loaded() -> bool {
     ANY_LOADED.load(Ordering::Relaxed)
 }
 
-/// A library in use, and its platforms: at least one.
+/// A usable library with at least one platform.
 pub struct Library {
-    /// As it was opened.
+    /// Name or path under which it was opened.
     pub name: String,
     pub(super) api: Api,
     pub(super) platforms: Vec<PlatformId>,
 }
 
-/// A candidate and what came of it: how it is used, or the linker's own words.
+/// A candidate, and either how it is used or the linker's message.
 pub struct Tried {
     pub name: String,
     pub found: std::result::Result<String, String>,
 }
 
-/// The outcome of looking for OpenCL, once in a process.
+/// Result of the search for OpenCL, made once per process.
 pub struct Search {
-    /// Every candidate in the order tried.
+    /// All candidates in the order tried.
     pub tried: Vec<Tried>,
-    /// Those that count: the first loader, or every vendor's library where no loader is.
+    /// Usable libraries: the first loader, or all vendors' libraries if there is no loader.
     pub libraries: Vec<Library>,
 }
 
 impl Search {
-    /// Looks on the first call; the libraries stay loaded.
+    /// Searches on the first call; the libraries stay loaded.
     pub fn get() -> &'static Search {
         static SEARCH: OnceLock<Search> = OnceLock::new();
         SEARCH.get_or_init(|| keeping_signals(Search::everywhere))
@@ -70,7 +70,7 @@ impl Search {
         search
     }
 
-    /// Opens a candidate, notes what came of it, and tells whether it counts.
+    /// Tries a candidate and records the result. Returns true if it is usable.
     fn consider(&mut self, name: &str) -> bool {
         if self.tried.iter().any(|t| t.name == name) {
             return false;
@@ -86,7 +86,7 @@ impl Search {
         counts
     }
 
-    /// That there is no OpenCL: each candidate in short, and what to do.
+    /// Error for a system without OpenCL: every candidate in short, and the remedy.
     pub fn failure(&self) -> Failure {
         let tried: Vec<String> = self
             .tried
@@ -100,8 +100,8 @@ impl Search {
     }
 }
 
-/// Does what may start a driver, and then handles signals as before: LLVM, which PoCL is made of, has handlers of its own,
-/// under which Ctrl-C kills the process.
+/// Runs `body`, which may start a driver, and restores the signal handlers. LLVM, which PoCL uses, installs its own,
+/// with which Ctrl-C kills the process.
 pub(super) fn keeping_signals<T>(body: impl FnOnce() -> T) -> T {
     let mut before = Vec::with_capacity(32);
     for signal in 1..32 {
@@ -115,21 +115,21 @@ pub(super) fn keeping_signals<T>(body: impl FnOnce() -> T) -> T {
     }
     let done = body();
     for (signal, action) in before {
-        // SAFETY: what was in force before. Those that cannot be set never change.
+        // SAFETY: restores the previous action. Signals that cannot be set never change.
         unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
     }
     done
 }
 
-/// The linker repeats the name that stands in front of its words anyway.
+/// Strips the library name from the linker's message, which repeats it.
 fn short(name: &str, words: &str) -> String {
     words.strip_prefix(name).map_or(words, |w| w.trim_start_matches(": ")).into()
 }
 
-/// What to do where nothing was found.
+/// Advice if nothing was found.
 pub fn remedy() -> String {
     match std::env::var_os(LIB_VARIABLE) {
-        Some(_) => format!("{LIB_VARIABLE} names the only library that is tried; unset it to try all"),
+        Some(_) => format!("{LIB_VARIABLE} limits the search to this library; unset it to try all"),
         None => REMEDY.into(),
     }
 }
@@ -162,7 +162,7 @@ const CANDIDATES: &[&str] = &[
     "/vendor/lib64/libPVROCL.so",
     "/system/vendor/lib64/libPVROCL.so",
 ];
-// The framework lies in the linker's cache; there need be no such file.
+// The framework is in the linker's cache; the file need not exist.
 #[cfg(target_os = "macos")]
 const CANDIDATES: &[&str] = &["/System/Library/Frameworks/OpenCL.framework/OpenCL"];
 #[cfg(not(any(target_os = "android", target_os = "macos")))]
@@ -177,8 +177,8 @@ const CANDIDATES: &[&str] = &[
     "/usr/local/cuda/lib64/libOpenCL.so.1",
 ];
 
-/// Libraries of the vendors that are registered with the loader, in the order of their files' names, and
-/// NVIDIA's, which containers have without its registration.
+/// Vendors' libraries registered with the loader, in the order of their file names, then NVIDIA's, which containers
+/// often have without a registration.
 fn vendor_libraries() -> Vec<String> {
     if cfg!(any(target_os = "android", target_os = "macos")) {
         return Vec::new();
@@ -200,14 +200,15 @@ fn vendor_libraries() -> Vec<String> {
 
 type Opened = std::result::Result<(Library, &'static str), String>;
 
-/// Opens a library and looks for its platforms; the other half says how it is used.
+/// Opens a library and looks for its platforms. The second value says how it is used.
 fn open(name: &str) -> Opened {
     ANY_LOADED.store(true, Ordering::Relaxed);
-    // SAFETY: this runs the library's initialisers. The names are those of OpenCL libraries, or what the
-    // user or the system's administrator gave as one.
+    // SAFETY: this runs the library's initialisers. The names are those of OpenCL libraries, or were given
+    // by the user or the system's administrator.
     let handle = unsafe { dl::Library::open(Some(name), dl::RTLD_NOW | dl::RTLD_LOCAL) }
-        .map_err(|e| linker_words(&e))?;
-    // Never unloaded, whatever comes of it.
+        // The error's own text hides the linker's message in its source.
+        .map_err(|e| std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string))?;
+    // Never unloaded, even if it is not usable.
     let handle: &'static dl::Library = Box::leak(Box::new(handle));
     let pixel = PixelHook::of(handle);
     let by_name = |name: &'static CStr, _slot: usize| match &pixel {
@@ -228,18 +229,13 @@ fn open(name: &str) -> Opened {
     }
 }
 
-/// What dlopen said; the error's own text hides it in its source.
-fn linker_words(e: &libloading::Error) -> String {
-    std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string)
-}
-
-/// Address of a symbol, null where there is none.
+/// Address of a symbol; null if missing.
 fn address(handle: &dl::Library, name: &CStr) -> *mut c_void {
     // SAFETY: only the address is taken, nothing is called or read through it here.
     unsafe { handle.get::<*mut c_void>(name) }.map_or(std::ptr::null_mut(), dl::Symbol::as_raw_ptr)
 }
 
-/// Google's Pixel libraries hand out entry points through a function of their own.
+/// Google's Pixel libraries return entry points from a function of their own.
 struct PixelHook {
     load: unsafe extern "C" fn(*const c_char) -> *mut c_void,
 }
@@ -268,11 +264,11 @@ impl PixelHook {
     }
 }
 
-/// First word of a platform of the second ICD interface, which only a loader can call through.
+/// First word of a platform of the second ICD interface, which needs a loader.
 const ICD2_TAG: usize = 0x4F50_454E_434C_3331_u64 as usize;
 
-/// A vendor's library without a loader (cl_khr_icd): entry points are in the table that the first word of
-/// every platform points to. `None` when it is no such library.
+/// Opens a vendor's library without a loader (cl_khr_icd): the first word of every platform points to a table of entry
+/// points. `None` if it is not such a library.
 fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
     type GetAddress = unsafe extern "system" fn(*const c_char) -> *mut c_void;
     type GetPlatforms = unsafe extern "system" fn(u32, *mut PlatformId, *mut u32) -> i32;
@@ -301,9 +297,9 @@ fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
             platforms.first().map(table_of).ok_or("its platforms can only be used through a loader")?;
         platforms.retain(|p| table_of(p) == table);
         let bind = |name: &'static CStr, slot: usize| match slot {
-            // Its slot may be empty: loaders never call it.
+            // Its slot may be empty, because loaders never call it.
             0 => entry,
-            // Slots of 1.0 and 1.1 are in every table; later ones only where the version says so.
+            // Slots of 1.0 and 1.1 are in every table, later ones only if the version says so.
             slot if slot < 91 || later_slots(table, platforms[0], slot) => {
                 // SAFETY: the table has this slot.
                 unsafe { *table.add(slot) }
@@ -311,13 +307,14 @@ fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
             _ => address(handle, name),
         };
         // SAFETY: the slots are those of the Khronos header, in a library that stays.
-        let api = unsafe { Api::bind(bind) }.map_err(|missing| format!("its table has no {missing}"))?;
+        let api =
+            unsafe { Api::bind(bind) }.map_err(|missing| format!("its dispatch table lacks {missing}"))?;
         Ok((Library { name: name.into(), api, platforms }, "used directly, without a loader"))
     };
     Some(opened())
 }
 
-/// Whether the platform's version promises a slot of OpenCL 1.2, the latest that is used.
+/// True if the platform's version promises a slot of OpenCL 1.2, the latest version used.
 fn later_slots(table: *const *mut c_void, platform: PlatformId, slot: usize) -> bool {
     type GetInfo = unsafe extern "system" fn(PlatformId, u32, usize, *mut c_void, *mut usize) -> i32;
     // SAFETY: slot 1 is clGetPlatformInfo in every version.
@@ -337,12 +334,12 @@ fn later_slots(table: *const *mut c_void, platform: PlatformId, slot: usize) -> 
 
 type PlatformsCall<'a> = &'a dyn Fn(u32, *mut PlatformId, *mut u32) -> i32;
 
-/// The platforms a library shows; none is an error.
+/// Platforms of a library; none is an error.
 fn platforms_of(call: PlatformsCall<'_>) -> std::result::Result<Vec<PlatformId>, String> {
     let none = |code: i32| match code {
-        ffi::SUCCESS => "it loads but shows no platform".into(),
+        ffi::SUCCESS => "it loads but has no platform".into(),
         ffi::PLATFORM_NOT_FOUND_KHR => "it loads but no driver is registered with it".into(),
-        code => format!("it loads but clGetPlatformIDs says {} ({code})", error_name(code)),
+        code => format!("it loads but clGetPlatformIDs returned {} ({code})", error_name(code)),
     };
     let mut count = 0;
     let code = call(0, std::ptr::null_mut(), &mut count);
@@ -355,7 +352,7 @@ fn platforms_of(call: PlatformsCall<'_>) -> std::result::Result<Vec<PlatformId>,
     if code != ffi::SUCCESS || ids.is_empty() { Err(none(code)) } else { Ok(ids) }
 }
 
-/// The libraries in use; the error lists every candidate in short.
+/// Usable libraries; the error lists every candidate in short.
 pub fn libraries() -> Result<&'static [Library]> {
     let search = Search::get();
     if search.libraries.is_empty() { Err(search.failure()) } else { Ok(&search.libraries) }

@@ -1,7 +1,7 @@
-//! Programs, their kernels, and launches.
+//! Programs, kernels and launches.
 //!
-//! A kernel's source is part of this program, as trusted as its Rust: nothing here can tell that a kernel
-//! stays within its buffers. oclgrind can, and the tests ask it.
+//! Kernel sources are part of this program and trusted like its Rust code: nothing here checks that a kernel stays
+//! within its buffers. oclgrind does, in the tests.
 
 use super::buffer::{Buffer, Memory};
 use super::device::{Builds, Device, Shared, number, text};
@@ -15,19 +15,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-/// Times a build is tried where the driver says it lacks resources: some need a moment after others.
+/// Number of build attempts if the driver reports a lack of resources: some need a moment after other builds.
 const TRIES: usize = 3;
-/// Lines and characters of a compiler's log that go into a message.
+/// Maximum lines and characters of a compiler log in a message.
 const LOG_LINES: usize = 4;
 const LOG_CHARS: usize = 250;
 
-/// What a program is built from.
+/// Source of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
-    /// For messages.
+    /// Name in messages.
     pub name: &'a str,
     pub text: &'a str,
-    /// For the compiler, separated by blanks.
+    /// Compiler options, separated by spaces.
     pub options: &'a str,
 }
 
@@ -39,13 +39,13 @@ pub struct Program {
     kept: Option<Kept>,
 }
 
-/// What is stored about a program in the program cache.
+/// Data about a program in the program cache.
 struct Kept {
     key: Key,
     notes: Mutex<Notes>,
 }
 
-/// Whether a program may be what a driver crashes on.
+/// Risk that a program crashes the driver.
 #[derive(Clone, Copy)]
 enum Risk {
     Baseline,
@@ -53,16 +53,15 @@ enum Risk {
 }
 
 impl Program {
-    /// Compiles, or takes from the cache.
+    /// Compiles a program, or loads it from the cache.
     ///
     /// # Errors
-    /// [`Kind::Build`] with the first lines of the compiler's log.
+    /// [`Kind::Build`] with the first lines of the compiler log.
     pub fn build(device: &Device, source: &Source<'_>) -> Result<Self> {
         Self::build_with(device, source, Risk::Baseline)
     }
 
-    /// As [`Program::build`], for a variant that can be done without: where a driver crashed on it once, that
-    /// is a [`Kind::Build`] from then on.
+    /// [`Program::build`] for an optional variant: after the driver once crashed on it, it fails with [`Kind::Build`].
     pub fn build_variant(device: &Device, source: &Source<'_>) -> Result<Self> {
         Self::build_with(device, source, Risk::Variant)
     }
@@ -70,7 +69,7 @@ impl Program {
     fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
         if shared.builds_no_more.load(Ordering::Relaxed) {
-            return Err(Failure::new(Kind::Stopped, format!("{} is not needed any more", source.name)));
+            return Err(Failure::new(Kind::Stopped, format!("{} is no longer needed", source.name)));
         }
         let begin = Instant::now();
         let key = Key::of(source.text, source.options, &shared.facts);
@@ -110,7 +109,7 @@ impl Program {
         Ok(program)
     }
 
-    /// What the cache has; `None` if the driver does not take it, which is then built anew.
+    /// Loads a cached binary; `None` if the driver rejects it, and the program must be compiled.
     fn from_binary(shared: &Arc<Shared>, source: &Source<'_>, binary: &[u8]) -> Result<Option<Self>> {
         if binary.is_empty() {
             return Ok(None);
@@ -118,24 +117,17 @@ impl Program {
         let _marker = shared.cache.loading();
         let (start, len) = (binary.as_ptr(), binary.len());
         let (mut status, mut code) = (0, 0);
-        // SAFETY: one device and one binary of this length, which is copied.
+        // SAFETY: one device and one binary of this length, which the call copies.
         let id = unsafe {
             let api = shared.api()?;
-            (api.clCreateProgramWithBinary)(
-                shared.context,
-                1,
-                &shared.id,
-                &len,
-                &start,
-                &mut status,
-                &mut code,
-            )
+            let create = api.clCreateProgramWithBinary;
+            create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
         };
         if code != ffi::SUCCESS {
             return Ok(None);
         }
         let program = Self { shared: shared.clone(), name: source.name.into(), id, kept: None };
-        // Binaries are built too, before their kernels can be made.
+        // Binaries must be built too, before kernels can be created.
         Ok((status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program))
     }
 
@@ -149,7 +141,7 @@ impl Program {
         Ok(Self { shared: shared.clone(), name: source.name.into(), id, kept: None })
     }
 
-    /// Compiles and links what the program was made with.
+    /// Compiles and links the program.
     fn compile(&self, options: &str) -> Result<()> {
         let words = CString::new(options)
             .map_err(|_| Failure::new(Kind::Misuse, format!("options of {} hold a zero byte", self.name)))?;
@@ -174,27 +166,21 @@ impl Program {
         })
     }
 
-    /// The first lines of what the compiler said, in one.
+    /// First lines of the compiler log, joined into one.
     fn log(&self) -> String {
         let Ok(api) = self.shared.api() else { return String::new() };
         let all = text(|size, value, wanted| {
             // SAFETY: `text` passes memory of the size it says.
             unsafe {
-                (api.clGetProgramBuildInfo)(
-                    self.id,
-                    self.shared.id,
-                    ffi::PROGRAM_BUILD_LOG,
-                    size,
-                    value,
-                    wanted,
-                )
+                let get = api.clGetProgramBuildInfo;
+                get(self.id, self.shared.id, ffi::PROGRAM_BUILD_LOG, size, value, wanted)
             }
         });
         let lines: Vec<&str> = all.lines().map(str::trim).filter(|l| !l.is_empty()).take(LOG_LINES).collect();
         lines.join("; ").chars().take(LOG_CHARS).collect()
     }
 
-    /// The built program as the driver keeps it; empty where it does not tell.
+    /// Binary of the built program; empty if the driver returns none.
     pub fn binary(&self) -> Vec<u8> {
         let Ok(api) = self.shared.api() else { return Vec::new() };
         let api = &api;
@@ -205,7 +191,7 @@ impl Program {
         let Some(len) = number::<usize>(ask(ffi::PROGRAM_BINARY_SIZES)) else { return Vec::new() };
         let mut binary = vec![0u8; len];
         let mut place = binary.as_mut_ptr();
-        // The answer is written behind the pointers in the memory passed: one, for one device.
+        // The driver writes the binary to the address in the memory passed: one, for one device.
         let code =
             ask(ffi::PROGRAM_BINARIES)(size_of::<*mut u8>(), (&raw mut place).cast(), std::ptr::null_mut());
         if code == ffi::SUCCESS { binary } else { Vec::new() }
@@ -219,25 +205,25 @@ impl Program {
         self.kept().notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts binary and notes into the cache.
+    /// Stores binary and notes in the cache.
     fn save(&self) {
         let cache = &self.shared.cache;
         let binary = if cache.keeps_binaries() { self.binary() } else { Vec::new() };
         cache.save(&self.kept().key, &Entry { binary, notes: self.notes().clone() });
     }
 
-    /// Whether `kernel` has computed what it should; `None` where nobody has tried.
+    /// Self-test result of `kernel`; `None` if it was never tested.
     pub fn verdict(&self, kernel: &str) -> Option<Verdict> {
         self.notes().verdicts.get(kernel).copied()
     }
 
-    /// Notes a verdict for good.
+    /// Stores a self-test result permanently.
     pub fn set_verdict(&self, kernel: &str, verdict: Verdict) {
         self.notes().verdicts.insert(kernel.into(), verdict);
         self.save();
     }
 
-    /// A kernel of this name, without arguments yet. Each is an object of its own.
+    /// Creates a kernel of this name, without arguments. Each call creates a new object.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         let shared = &self.shared;
         let what = format!("{name} in {}", self.name);
@@ -263,13 +249,13 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if let Some(api) = self.shared.to_release() {
-            // SAFETY: made by this object; kernels keep the driver's program alive by themselves.
+            // SAFETY: created by this object; the driver keeps the program alive for its kernels.
             unsafe { (api.clReleaseProgram)(self.id) };
         }
     }
 }
 
-/// Marks the trial of a variant, unless an earlier one ended in a crash.
+/// Marks the trial of a variant, unless an earlier one crashed.
 fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
     match shared.cache.try_out(key) {
         Attempt::Begun(marker) => Ok(marker),
@@ -281,29 +267,28 @@ fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
     }
 }
 
-/// A kernel with its arguments, which stay until they are set anew. It keeps their buffers alive, but for those that it
-/// was told to let go.
+/// A kernel with its arguments, which persist until set again. It keeps their buffers alive, unless they were let go.
 pub struct Kernel {
     shared: Arc<Shared>,
     name: String,
     id: KernelId,
     args: Vec<Arg>,
     max_work_group: usize,
-    /// Whether it was ever queued.
+    /// True once it was queued.
     launched: AtomicBool,
 }
 
-/// What an argument is.
+/// Argument of a kernel.
 #[derive(Clone)]
 enum Arg {
     Value,
     Buffer(Arc<Memory>),
-    /// One that may be gone by now.
+    /// A buffer that may be gone.
     LetGo(Weak<Memory>),
 }
 
 impl Kernel {
-    /// Most items of a group of this kernel, which its registers may make fewer than the device's.
+    /// Maximum work-items of a work-group, which may be lower than the device's because of register use.
     pub fn max_work_group(&self) -> usize {
         self.max_work_group
     }
@@ -315,17 +300,17 @@ impl Kernel {
             "kernel {}: argument {index} is a buffer of another device",
             self.name
         );
-        // SAFETY: the value is a handle, which is as large as this says, and `args` keeps it alive, or no launch uses it.
+        // SAFETY: the value is a handle of this size; `args` keeps it alive, or no launch uses it.
         unsafe { self.set(index, size_of::<ffi::MemId>(), (&raw const buffer.memory.id).cast())? };
         self.args[index] = Arg::Buffer(buffer.memory.clone());
         Ok(self)
     }
 
-    /// The same, at no cost where it is that buffer already, kept or let go.
+    /// Sets argument `index` to a buffer, at no cost if it is already that buffer.
     pub fn arg_again(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
         let set = match self.args.get(index) {
             Some(Arg::Buffer(memory)) => Arc::ptr_eq(memory, &buffer.memory),
-            // As long as there is a weak one, no other memory lies at this address.
+            // While a weak reference exists, no other memory can have this address.
             Some(Arg::LetGo(memory)) => std::ptr::eq(memory.as_ptr(), Arc::as_ptr(&buffer.memory)),
             _ => false,
         };
@@ -336,7 +321,7 @@ impl Kernel {
         Ok(self)
     }
 
-    /// These buffers are not kept alive any longer; they are set again before the next launch.
+    /// Stops keeping these buffers alive; they must be set again before the next launch.
     pub fn let_go(&mut self, range: Range<usize>) {
         for arg in &mut self.args[range] {
             if let Arg::Buffer(memory) = arg {
@@ -347,21 +332,21 @@ impl Kernel {
 
     /// Sets argument `index` to an `int`.
     pub fn arg_i32(&mut self, index: usize, value: i32) -> Result<&mut Self> {
-        // SAFETY: four bytes, copied by the call.
+        // SAFETY: four bytes, which the call copies.
         unsafe { self.set(index, 4, (&raw const value).cast()) }
     }
 
-    /// Sets argument `index` to an `int`, a vector of them or a structure of nothing else.
+    /// Sets argument `index` to an `int`, a vector of `int` or a structure of only `int`s.
     pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
-        // SAFETY: readable memory of this size, copied by the call.
+        // SAFETY: readable memory of this size, which the call copies.
         unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }
     }
 
     /// # Safety
-    /// `value` must be `size` readable bytes; a handle among them must be alive while it is set.
+    /// `value` must point to `size` readable bytes; a handle in them must be alive while it is set.
     unsafe fn set(&mut self, index: usize, size: usize, value: *const std::ffi::c_void) -> Result<&mut Self> {
         let number = u32::try_from(index).expect("a kernel has few arguments");
-        // SAFETY: by this function's contract. A wrong size for the argument is reported by the driver.
+        // SAFETY: by this function's contract. The driver reports a wrong argument size.
         let code = unsafe { (self.shared.api()?.clSetKernelArg)(self.id, number, size, value) };
         let what = format_args!("kernel {}, argument {index}, {size} bytes", self.name);
         self.shared.check(code, "clSetKernelArg", what)?;
@@ -376,18 +361,18 @@ impl Kernel {
 impl Drop for Kernel {
     fn drop(&mut self) {
         if let Some(api) = self.shared.to_release() {
-            // SAFETY: made by this object; what is queued keeps the driver's kernel alive by itself.
+            // SAFETY: created by this object; the driver keeps the kernel alive for queued work.
             unsafe { (api.clReleaseKernel)(self.id) };
         }
     }
 }
 
 impl Device {
-    /// Queues `kernel` over `global` items, in groups of `local` (empty: as the driver likes).
+    /// Queues `kernel` over `global` work-items, in work-groups of `local` (empty: chosen by the driver).
     ///
     /// # Panics
-    /// When the sizes have not one to three dimensions or are not whole groups, when the CPU has a view on a
-    /// buffer that the kernel may write, or when one was let go.
+    /// If there are not one to three dimensions, if the sizes are not whole work-groups, if the CPU has a view of a
+    /// buffer that the kernel may write, or if a buffer was let go.
     pub fn launch(&self, kernel: &Kernel, global: &[usize], local: &[usize]) -> Result<()> {
         let name = &kernel.name;
         assert!(

@@ -1,13 +1,13 @@
-//! What is kept of built programs on disk: the driver's binary, verdicts of self-tests.
+//! Disk cache of built programs: the driver's binary and the results of self-tests.
 //!
-//! One file for each key: everything a built program depends on, stored in full and compared. A file that
-//! is missing, cut short, damaged, of another key, a link, another user's, or that others may write or have a
-//! way to, counts as none. What cannot be written is not: the cache saves time and never fails. Files appear
-//! whole, by renaming.
+//! There is one file per key. The key holds everything a built program depends on; it is stored in full and compared. A
+//! file is ignored if it is missing, truncated, damaged, of another key, a link, owned by another user, or writable by
+//! others. Failed writes are ignored too: the cache only saves time and never fails. Files are created by renaming, so
+//! they are always complete.
 //!
-//! A marker beside the file is held while a variant is compiled or tried. A driver that crashes leaves it behind, and
-//! that variant is not tried again. Another is held while a binary is loaded: where a driver crashed on what it had
-//! given, all is compiled anew.
+//! A marker beside the file exists while a variant is compiled or tried. If the driver crashes, the marker remains, and
+//! that variant is not tried again. Another marker exists while a binary is loaded: if the driver crashed on its own
+//! binary, everything is compiled again.
 
 mod trial;
 
@@ -25,36 +25,36 @@ use std::time::SystemTime;
 
 pub use trial::{Attempt, Marker, withdraw_trials};
 
-/// The directory to use, or `off`.
+/// Environment variable with the directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
-/// First bytes of a file; the digit is the version of the format and of what the notes mean.
+/// First bytes of a file; the digit is the version of the format and of the meaning of its notes.
 const MAGIC: &[u8; 8] = b"agclprg1";
-/// All files together; the oldest go first.
+/// Maximum size of all files together; the oldest are deleted first.
 const MOST_BYTES: u64 = 128 << 20;
 
-/// Where built programs are kept, or why nowhere.
+/// Cache of built programs, or the reason why it is disabled.
 #[derive(Debug, Clone)]
 pub struct Cache {
     dir: Result<PathBuf, Nowhere>,
     binaries: bool,
 }
 
-/// Why there is no directory.
+/// Reason for a missing directory.
 #[derive(Debug, Clone)]
 enum Nowhere {
-    /// Somebody wanted that, in these words.
+    /// Disabled on request, in these words.
     Off(String),
     Unknown(String),
 }
 
 impl Cache {
-    /// Keeps nothing.
+    /// A disabled cache.
     pub fn off() -> Self {
         Self::nowhere(Nowhere::Off("off".into()))
     }
 
-    /// The user's: what `ANTIGRAVITY_OPENCL_CACHE` says, else `antigravity/opencl` in the cache directory
-    /// of XDG; on Android `opencl-cache` next to the program.
+    /// The user's cache: the directory in `ANTIGRAVITY_OPENCL_CACHE`, otherwise `antigravity/opencl` in the XDG cache
+    /// directory; on Android `opencl-cache` next to the program.
     pub fn of_user() -> Self {
         match std::env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()) {
             Some(off) if off == "off" => Self::nowhere(Nowhere::Off(format!("off by {CACHE_VARIABLE}"))),
@@ -70,12 +70,12 @@ impl Cache {
         }
     }
 
-    /// In `dir`, which is made when something is kept, and used only if nobody else may write there.
+    /// A cache in `dir`, which is created on the first write, and used only if no one else can write there.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
         Self { dir: Ok(dir.into()), binaries: true }
     }
 
-    /// Keeps what is found out about programs, not their binaries.
+    /// Stores notes about programs, but not their binaries.
     pub fn without_binaries(self) -> Self {
         Self { binaries: false, ..self }
     }
@@ -84,14 +84,16 @@ impl Cache {
         Self { dir: Err(why), binaries: false }
     }
 
-    /// For reports: where it is and what it holds, or why it is not used.
+    /// Report: the directory and its contents, or why it is not used.
     pub fn describe(&self) -> String {
         let dir = match &self.dir {
             Ok(dir) => dir,
             Err(Nowhere::Off(why) | Nowhere::Unknown(why)) => return why.clone(),
         };
         match fs::metadata(dir) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return format!("{}: not made yet", dir.display()),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return format!("{}: not created yet", dir.display());
+            }
             Err(e) => return format!("not used: {}: {e}", dir.display()),
             Ok(meta) => {
                 if let Some(why) = refusal(&meta) {
@@ -114,7 +116,7 @@ impl Cache {
         )
     }
 
-    /// Why nothing can be kept, where the user did not want that.
+    /// Reason why nothing can be stored, unless that was requested.
     pub fn unusable(&self) -> Option<String> {
         let dir = match &self.dir {
             Ok(dir) => dir,
@@ -129,7 +131,7 @@ impl Cache {
         Some(format!("{}: {why}; {CACHE_VARIABLE} names another", dir.display()))
     }
 
-    /// What is kept for a key; `None` for anything but exactly that.
+    /// Entry of a key; `None` unless it is intact and matches.
     pub(super) fn load(&self, key: &Key) -> Option<Entry> {
         let file = open_own(&self.path(key, "program")?, File::options().read(true))?;
         let mut bytes = Vec::new();
@@ -137,22 +139,22 @@ impl Cache {
         Entry::parse(&bytes, key)
     }
 
-    /// Whether binaries are kept, which a driver may take its time to give.
+    /// True if binaries are stored. Some drivers take long to return them.
     pub(super) fn keeps_binaries(&self) -> bool {
         self.binaries
     }
 
-    /// Stores an entry; failure is silent.
+    /// Stores an entry; failures are ignored.
     pub(super) fn save(&self, key: &Key, entry: &Entry) {
         self.make();
         let (Some(path), Ok(dir)) = (self.path(key, "program"), &self.dir) else { return };
         if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_file()) {
-            // A link is replaced and not followed. A directory stays.
+            // Replaces a link instead of following it. A directory stays.
             let _ = fs::remove_file(&path);
         }
         let write = || -> std::io::Result<()> {
             let unfinished = Unfinished::create(&path)?;
-            // Whatever the umask: what others may write is not loaded.
+            // Independent of the umask, because files that others can write are not loaded.
             unfinished.file.set_permissions(Permissions::from_mode(0o600))?;
             (&unfinished.file).write_all(&entry.to_bytes(key))?;
             unfinished.finish()
@@ -162,25 +164,25 @@ impl Cache {
         }
     }
 
-    /// What [`Cache::remember`] kept under a name.
+    /// Text stored by [`Cache::remember`] under a name.
     pub fn recall(&self, name: &str) -> Option<String> {
         self.load(&Key::named(name))?.notes.remembered
     }
 
-    /// Stores a short text under a name; failure is silent.
+    /// Stores a short text under a name; failures are ignored.
     pub fn remember(&self, name: &str, text: &str) {
         let notes = Notes { remembered: Some(text.into()), ..Notes::default() };
         self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
     }
 
-    /// Makes the directory, private, if it is missing; if that fails there is no path either.
+    /// Creates the directory, private, if it is missing; failures are ignored.
     fn make(&self) {
         if let Ok(dir) = &self.dir {
             let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
         }
     }
 
-    /// Of a key's file; `None` where the directory is missing or not to be trusted.
+    /// Path of a key's file; `None` if the directory is missing or untrusted.
     fn path(&self, key: &Key, extension: &str) -> Option<PathBuf> {
         let dir = self.dir.as_ref().ok()?;
         let trusted = refusal(&fs::metadata(dir).ok()?).is_none();
@@ -197,7 +199,7 @@ fn default_dir() -> Option<PathBuf> {
     Some(base.join("antigravity/opencl"))
 }
 
-/// Why binaries from this directory must not be run.
+/// Reason why binaries in this directory must not be run.
 fn refusal(meta: &Metadata) -> Option<String> {
     if !meta.is_dir() {
         Some("it is not a directory".into())
@@ -214,15 +216,15 @@ fn others_may_write(meta: &Metadata) -> bool {
     meta.mode() & 0o022 != 0
 }
 
-/// Opens a file that nobody else may have written; what it is is asked of the open file, which nobody can exchange.
+/// Opens a file that no one else can have written; checks the open file, which no one can replace.
 fn open_own(path: &Path, options: &mut OpenOptions) -> Option<File> {
-    // A pipe must not be waited for.
+    // Do not block on a pipe.
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
     let meta = file.metadata().ok()?;
     (meta.is_file() && meta.uid() == user() && !others_may_write(&meta)).then_some(file)
 }
 
-/// Why nothing can be added to a directory.
+/// Reason why nothing can be added to a directory.
 fn unwritable(dir: &Path) -> Option<String> {
     access(dir, Access::WRITE_OK | Access::EXEC_OK).err().map(|e| std::io::Error::from(e).to_string())
 }
@@ -255,7 +257,7 @@ fn files_of(dir: &Path) -> Vec<Kept> {
     fs::read_dir(dir).map(|entries| entries.flatten().filter_map(kept).collect()).unwrap_or_default()
 }
 
-/// Removes the oldest files beyond [`MOST_BYTES`].
+/// Deletes the oldest files beyond [`MOST_BYTES`].
 fn prune(dir: &Path) {
     let mut files = files_of(dir);
     files.sort_by_key(|f| f.changed);
@@ -264,22 +266,22 @@ fn prune(dir: &Path) {
         if bytes <= MOST_BYTES {
             return;
         }
-        // If it cannot be removed, the next save tries again.
+        // If a file cannot be deleted, the next save tries again.
         let _ = fs::remove_file(&file.path);
         bytes -= file.bytes;
     }
 }
 
-/// Everything that a built program and what is noted of it depend on.
+/// Everything that a built program and its notes depend on.
 pub(super) struct Key(Vec<u8>);
 
 impl Key {
-    /// Of something that is no program.
+    /// Key of something that is not a program.
     fn named(name: &str) -> Self {
         Self::of_parts([name])
     }
 
-    /// Of the program that a device's compiler makes of `text` with `options`.
+    /// Key of the program that a device's compiler builds from `text` with `options`.
     pub fn of(text: &str, options: &str, facts: &Facts) -> Self {
         Self::of_parts([text, options].into_iter().chain(facts.identity()))
     }
@@ -291,33 +293,33 @@ impl Key {
     }
 }
 
-/// Whether a kernel computed what it should.
+/// Result of a kernel's self-test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     Passed,
     Failed,
 }
 
-/// What was found out about a program.
+/// Facts found out about a program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Notes {
-    /// By kernel.
+    /// Self-test results by kernel.
     pub verdicts: BTreeMap<String, Verdict>,
-    /// A text, where the key is of no program.
+    /// Stored text, if the key is not a program's.
     #[serde(default)]
     pub remembered: Option<String>,
 }
 
-/// What is kept for a key.
+/// Contents of a cache file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// As the driver gave it; empty when it gave none.
+    /// Binary from the driver; empty if there is none.
     pub binary: Vec<u8>,
     pub notes: Notes,
 }
 
 impl Entry {
-    /// Magic, checksum of the rest, then key, notes (JSON) and binary, each with its length.
+    /// Magic, checksum of the rest, then key, notes (JSON) and binary, each preceded by its length.
     fn to_bytes(&self, key: &Key) -> Vec<u8> {
         let notes = serde_json::to_vec(&self.notes).expect("maps of strings");
         let mut rest = Vec::with_capacity(key.0.len() + notes.len() + self.binary.len() + 24);
@@ -351,8 +353,7 @@ fn take<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(part)
 }
 
-/// FNV-1a of 128 bits. It guards against damage and names files; who may write the directory is checked
-/// elsewhere.
+/// 128-bit FNV-1a. Detects damage and names files; write permissions are checked separately.
 fn fnv128(bytes: &[u8]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

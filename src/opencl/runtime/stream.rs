@@ -23,9 +23,9 @@ pub fn bandwidth(device: &Device) -> Result<f64> {
     let buffer = device.buffer(bytes, Access::ReadOnly, Place::Device)?;
     buffer.fill(0..bytes, 1)?;
     let sums = device.buffer(64, Access::ReadWrite, Place::Device)?;
-    let text = include_str!("../../../kernels/stream.cl");
-    let program = Program::build(device, &Source { name: "stream", text, options: "" })?;
-    let mut kernel = program.kernel("stream")?;
+    let text = include_str!("../../../kernels/read_bandwidth.cl");
+    let program = Program::build(device, &Source { name: "read_bandwidth", text, options: "" })?;
+    let mut kernel = program.kernel("read_bandwidth")?;
     kernel.arg_buffer(0, &buffer)?.arg_buffer(1, &sums)?.arg_i32(2, (bytes / 16) as i32)?;
     let local = ITEMS.min(kernel.max_work_group().max(1));
     let mut rates = Vec::with_capacity(PASSES);

@@ -1,8 +1,8 @@
-//! Waiting for a device that may never answer.
+//! Calls that wait for a device, with a timeout.
 //!
-//! A thread of its own makes every call that returns only once the device has done what is queued. So whoever waits can
-//! stop waiting: after a limit, when the device counts as lost, or when its user asks. The thread, and the memory that
-//! the call was given, then stay for the life of the process.
+//! A separate thread makes every call that returns only when the device has done its queued work. The caller can
+//! therefore stop waiting: after a timeout, which loses the device, or when the user asks to stop. The thread, and the
+//! memory given to the call, then live as long as the process.
 
 use super::facts::{DeviceType, Facts};
 use super::ffi::{self, Api, EventId, MemId, QueueId};
@@ -11,20 +11,21 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The shortest limit, in seconds, for devices that are slower than any known one; for tests. With `off` there is no
-/// limit, and whoever waits makes the calls: oclgrind's search for uninitialised values knows one thread only.
+/// Environment variable with the minimum timeout in seconds, for devices slower than any known one, and for tests. With
+/// `off` there is no timeout and no thread: oclgrind's search for uninitialised values supports only one thread.
 pub const LIMIT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIMIT";
-/// Without that.
+/// Default minimum timeout.
 const LEAST: Duration = Duration::from_secs(5);
-/// What has never been measured may take so many times [`least`]: drivers compile and allocate at the first use.
+/// Factor on [`least`] for operations that were never measured: drivers compile and allocate on first use.
 const UNMEASURED: u32 = 6;
-/// Whoever waits looks around this often.
+/// Polling interval while waiting.
 const SLICE: Duration = Duration::from_millis(50);
-/// A wait that is shorter is not cut short when the user asks to stop: what is under way is done soon.
+/// Shorter waits ignore a request to stop, because the call will return soon.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// How long two threads watch each other before they sleep. Waking takes some 50 microseconds, twice a wait: a tenth of a
-/// token on a fast GPU (H200, 1B: 760 tokens/s instead of 860). A phone's passes are longer, and watching makes it warm.
+/// Time for which two threads spin before they sleep. Waking up takes some 50 microseconds, twice per wait: a tenth of
+/// a token on a fast GPU (H200, 1B: 760 instead of 860 tokens/s). Passes on a phone are longer, and spinning heats it
+/// up.
 pub(super) fn watching(facts: &Facts) -> Duration {
     match facts.device_type {
         // Its own threads need the cores.
@@ -34,18 +35,18 @@ pub(super) fn watching(facts: &Facts) -> Duration {
     }
 }
 
-/// The shortest limit of waiting.
+/// Minimum timeout.
 pub fn least() -> Duration {
     let seconds = std::env::var(LIMIT_VARIABLE).ok().and_then(|v| v.parse().ok());
     seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(LEAST)
 }
 
-/// The limit for what has never been measured.
+/// Timeout of an operation that was never measured.
 pub fn unmeasured() -> Duration {
     least() * UNMEASURED
 }
 
-/// Start of bytes of which somebody says how long they stay.
+/// Start of memory whose lifetime is documented by its user.
 #[derive(Clone, Copy)]
 pub(super) struct Address(pub NonNull<u8>);
 
@@ -54,7 +55,7 @@ unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
 
-/// A call that waits for what is queued. The memory that it names stays until it has returned, or for good.
+/// A call that waits for queued work. The memory it names must live until it has returned, or for ever.
 #[derive(Clone, Copy)]
 pub(super) enum Call {
     Finish,
@@ -77,7 +78,7 @@ pub(super) enum Call {
         offset: usize,
         len: usize,
     },
-    /// The same as reading and writing, of pieces.
+    /// Reads strided pieces.
     ReadPieces {
         from: MemId,
         pieces: Pieces,
@@ -90,33 +91,33 @@ pub(super) enum Call {
     },
 }
 
-/// Pieces of a buffer, as long each and as far apart.
+/// Pieces of a buffer with equal length and distance.
 #[derive(Debug, Clone, Copy)]
 pub struct Pieces {
-    /// Where the first begins.
+    /// Offset of the first piece.
     pub start: usize,
-    /// Bytes of each.
+    /// Bytes of a piece.
     pub len: usize,
-    /// How many.
+    /// Number of pieces.
     pub count: usize,
-    /// From one's begin to the next one's; at least `len`.
+    /// Distance between the starts of neighbouring pieces; at least `len`.
     pub pitch: usize,
 }
 
 impl Pieces {
-    /// Bytes of all.
+    /// Total bytes of the pieces.
     pub fn bytes(self) -> usize {
         self.len * self.count
     }
 
-    /// Origin in the buffer, and region, of a rectangle whose lines are the pieces.
+    /// Origin and region of a rectangle whose lines are the pieces.
     fn rectangle(self) -> [[usize; 3]; 2] {
         [[self.start % self.pitch, self.start / self.pitch, 0], [self.len, self.count, 1]]
     }
 
     /// # Safety
     ///
-    /// They are within the buffer, and there is memory for all of them, which stays by the contract of [`Call`].
+    /// The pieces are within the buffer, and the memory holds all of them and lives as long as [`Call`] requires.
     unsafe fn read(self, api: &Api, queue: QueueId, (from, to): (MemId, Address)) -> i32 {
         let Some(read) = api.clEnqueueReadBufferRect else { return ffi::INVALID_OPERATION };
         let ([origin, region], here, Self { len, pitch, .. }) = (self.rectangle(), [0; 3], self);
@@ -144,7 +145,7 @@ impl Pieces {
 }
 
 impl Call {
-    /// Its name.
+    /// Name of the OpenCL function.
     pub fn name(self) -> &'static str {
         match self {
             Call::Finish => "clFinish",
@@ -157,7 +158,7 @@ impl Call {
         }
     }
 
-    /// Bytes that it brings from or to the device.
+    /// Bytes transferred.
     pub fn bytes(self) -> usize {
         match self {
             Call::Finish | Call::Event(_) => 0,
@@ -168,39 +169,22 @@ impl Call {
 
     fn make(self, api: &Api, queue: QueueId) -> Answer {
         let (mut code, mut start) = (ffi::SUCCESS, null_mut());
-        // SAFETY: queue, event and buffers live until the device is closed, which waits for no call to be under way;
-        // ranges are within buffers and memory (the callers see to it), which stays by the contract of `Call`.
+        // SAFETY: queue, event and buffers live until the device is closed, which first waits for all calls. The
+        // callers
+        // ensure that ranges are within buffers and memory; the memory lives as long as `Call` requires.
         unsafe {
             match self {
                 Call::Finish => code = (api.clFinish)(queue),
                 Call::Event(event) => code = (api.clWaitForEvents)(1, &event),
                 Call::Read { from, offset, to, len } => {
                     let to = to.0.as_ptr().cast();
-                    code = (api.clEnqueueReadBuffer)(
-                        queue,
-                        from,
-                        ffi::TRUE,
-                        offset,
-                        len,
-                        to,
-                        0,
-                        null(),
-                        null_mut(),
-                    );
+                    let read = api.clEnqueueReadBuffer;
+                    code = read(queue, from, ffi::TRUE, offset, len, to, 0, null(), null_mut());
                 }
                 Call::Write { from, len, to, offset } => {
                     let from = from.0.as_ptr().cast_const().cast();
-                    code = (api.clEnqueueWriteBuffer)(
-                        queue,
-                        to,
-                        ffi::TRUE,
-                        offset,
-                        len,
-                        from,
-                        0,
-                        null(),
-                        null_mut(),
-                    );
+                    let write = api.clEnqueueWriteBuffer;
+                    code = write(queue, to, ffi::TRUE, offset, len, from, 0, null(), null_mut());
                 }
                 Call::ReadPieces { from, pieces, to } => code = pieces.read(api, queue, (from, to)),
                 Call::WritePieces { from, to, pieces } => code = pieces.write(api, queue, (from, to)),
@@ -215,49 +199,49 @@ impl Call {
     }
 }
 
-/// What a call returned.
+/// Result of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Answer {
     pub code: i32,
-    /// Of a mapped buffer.
+    /// Address of a mapped buffer.
     pub start: Option<Address>,
 }
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 pub(super) enum Unanswered {
-    /// None came in this time.
+    /// The call did not return in this time.
     TooLong(Duration),
     /// The user asked to stop.
     Stopped,
 }
 
-/// How long to wait, and for whom to stop.
+/// Timeout, and the flag that ends waiting.
 #[derive(Clone)]
 struct Patience {
     limit: Duration,
     stop: Option<Arc<AtomicBool>>,
 }
 
-/// Where the thread stands.
+/// State of the thread.
 enum Step {
     Idle,
     Asked(Call),
     Calling,
     Answered(Answer),
-    /// There will be no call any more.
+    /// No more calls follow.
     Closed,
 }
 
 struct State {
     step: Step,
-    /// Nobody waits for the call's answer any more.
+    /// The call in progress was abandoned.
     left: bool,
 }
 
-/// The thread that waits for one device, as others see it.
+/// Handle of the thread that waits for one device.
 pub(super) struct Waiter {
     desk: Arc<Desk>,
-    /// Whether there is no thread.
+    /// True if there is no thread, and calls are made directly.
     alone: bool,
 }
 
@@ -267,16 +251,16 @@ struct Desk {
     state: Mutex<State>,
     asked: Condvar,
     answered: Condvar,
-    /// Counts the calls that were asked for or answered.
+    /// Number of calls requested or answered.
     changes: AtomicUsize,
-    /// See [`watching`].
+    /// Time to spin before sleeping; see [`watching`].
     watching: Duration,
-    /// Whether a call is under way whose answer nobody waits for.
+    /// True while an abandoned call is in progress.
     left: AtomicBool,
-    /// Whether a kernel is queued for the first time.
+    /// True after a kernel was queued for the first time.
     first: AtomicBool,
     patience: Mutex<Patience>,
-    /// Bytes on their way to or from the device.
+    /// Staging memory for transfers.
     bytes: Mutex<Vec<u8>>,
 }
 
@@ -305,18 +289,18 @@ impl Waiter {
             return Ok(Self { desk, alone });
         }
         let theirs = Arc::clone(&desk);
-        // As much as the main thread has, since some drivers compile in these calls.
+        // Same size as the main thread's stack, because some drivers compile in these calls.
         let thread = std::thread::Builder::new().name("opencl".into()).stack_size(8 << 20);
         thread.spawn(move || theirs.serve())?;
         Ok(Self { desk, alone })
     }
 
-    /// From now on calls may take this long; a `stop` that is set ends the waiting before.
+    /// Sets the timeout of calls; `stop`, once set, ends waiting early.
     pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
         *locked(&self.desk.patience) = Patience { limit, stop };
     }
 
-    /// A kernel was queued for the first time, and the driver may compile it now: whoever waits next waits for that too.
+    /// Records that a kernel was queued for the first time: the driver may compile it during the next wait.
     pub fn first_launch(&self) {
         self.desk.first.store(true, Ordering::Relaxed);
     }
@@ -351,22 +335,22 @@ impl Waiter {
         }
     }
 
-    /// Waits until no call is under way whose answer nobody waits for.
+    /// Waits until no abandoned call is in progress.
     pub fn settle(&self) -> Result<(), Unanswered> {
         if self.is_left() { self.desk.wait_until(|state| !state.left).map(drop) } else { Ok(()) }
     }
 
-    /// Whether there is such a call.
+    /// True while an abandoned call is in progress.
     pub fn is_left(&self) -> bool {
         self.desk.left.load(Ordering::Acquire)
     }
 
-    /// Memory for calls. A call that is left may still use it.
+    /// Staging memory for calls; an abandoned call may still use it.
     pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
         locked(&self.desk.bytes)
     }
 
-    /// Keeps thread and memory for the life of the process.
+    /// Leaks the thread and its memory.
     pub fn leak(&self) {
         std::mem::forget(Arc::clone(&self.desk));
     }
@@ -384,7 +368,7 @@ impl Drop for Waiter {
 }
 
 impl Desk {
-    /// The thread's life.
+    /// Main loop of the thread.
     fn serve(&self) {
         let mut state = locked(&self.state);
         loop {
@@ -411,7 +395,7 @@ impl Desk {
         }
     }
 
-    /// Looks for a change without sleeping, for a moment.
+    /// Spins for a moment until something changes.
     fn watch<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let before = self.changes.load(Ordering::Acquire);
         drop(state);
@@ -428,7 +412,7 @@ impl Desk {
         Patience { limit: limit.max(least), stop }
     }
 
-    /// Waits for the thread, within limits.
+    /// Waits for `done`, within the timeout.
     fn wait_until(&self, done: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, Unanswered> {
         let mut state = locked(&self.state);
         if !done(&state) {
@@ -442,7 +426,7 @@ impl Desk {
             if done(&state) {
                 break;
             }
-            // While the process was stopped (Ctrl-Z), the device's driver was too.
+            // While the process was stopped (Ctrl-Z), so was the driver.
             waited += began.elapsed().min(2 * SLICE);
             let Patience { limit, stop } = patience.get_or_insert_with(|| self.patience());
             if waited >= *limit {
@@ -455,11 +439,11 @@ impl Desk {
         Ok(state)
     }
 
-    /// Nobody waits for the answer of the call under way any more.
+    /// Abandons the call in progress.
     fn leave(&self) {
         let mut state = locked(&self.state);
         match state.step {
-            // It came in the meantime.
+            // The answer came in the meantime.
             Step::Answered(_) => state.step = Step::Idle,
             _ => {
                 state.left = true;

@@ -1,4 +1,4 @@
-//! Matrices as the bytes that are uploaded, and which of them a step can have.
+//! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
 use crate::dims::{DIM, FFN_DIM};
 use crate::model::weights::{Layer, Matrix};
@@ -8,25 +8,25 @@ use numeric::quant::format::GROUP_ROWS;
 use opencl_runtime::failure::{Failure, Kind, Result};
 use std::borrow::Cow;
 
-/// One matrix as bytes, in groups of sixteen rows.
+/// A matrix as bytes, in groups of sixteen rows.
 pub struct Upload<'a> {
     rows: usize,
     /// Columns.
     pub cols: usize,
-    /// How it is stored.
+    /// Storage of the bytes.
     pub storage: Storage,
     /// Quants, or rows.
     pub quants: Cow<'a, [u8]>,
-    /// Empty where the matrix is not quantised.
+    /// Scales; empty for unquantised rows.
     pub scales: &'a [u8],
 }
 
-/// The matrices of a layer's steps. Those of one step are all multiplied with the same input, and gate and up, of which
-/// one kernel reads both, are stored alike: as f32 where they are not quantised.
+/// Returns the matrices of a layer's steps. All matrices of a step read the same form of input. Gate and up, which one
+/// kernel reads, have the same storage: f32 if they are unquantised and differ.
 ///
 /// # Errors
 ///
-/// [`Kind::Build`] where the weights have other mixtures.
+/// [`Kind::Build`] for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     let qkv = vec![Upload::of(&l.wq), Upload::of(&l.wk), Upload::of(&l.wv)];
     if qkv.iter().any(|p| p.storage.reads() != qkv[0].storage.reads()) {
@@ -55,13 +55,13 @@ fn mixed(names: &str, parts: &[Upload<'_>]) -> Failure {
     let kinds: Vec<String> = parts.iter().map(|p| p.storage.to_string()).collect();
     let kinds = kinds.join(" and ");
     let message = format!(
-        "{names} of a layer are {kinds}, which no kernel takes together; `EngineOptions::backend` cpu does"
+        "{names} of a layer are {kinds}, which no kernel supports together; use `EngineOptions::backend` cpu"
     );
     Failure::new(Kind::Build, message)
 }
 
 impl<'a> Upload<'a> {
-    /// The bytes of a matrix.
+    /// Views a matrix as bytes.
     pub fn of<const ROWS: usize, const COLS: usize>(m: &'a Matrix<ROWS, COLS>) -> Self {
         let all = 0..ROWS.div_ceil(GROUP_ROWS);
         let (storage, quants, scales) = match m {
@@ -76,12 +76,12 @@ impl<'a> Upload<'a> {
         self.rows.div_ceil(GROUP_ROWS)
     }
 
-    /// Whether both are stored in the same way.
+    /// True if both have the same storage.
     pub fn same_storage(&self, other: &Self) -> bool {
         self.storage == other.storage
     }
 
-    /// Unquantised rows as f32.
+    /// Converts unquantised rows to f32.
     fn widened<'b>(&self) -> Upload<'b> {
         let dtype = match self.storage {
             Storage::F16 => Dtype::F16,

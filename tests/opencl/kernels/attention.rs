@@ -256,7 +256,7 @@ impl<const HD: usize> Case<HD> {
         rope.arg_ints(6, &self.run()).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
         let items = queries / each * (slots / 4);
-        let options = format!("-DQUERIES={queries} -DSLOTS={slots} -DEACH={each}");
+        let options = format!("-DQUERIES={queries} -DSLOTS={slots} -DQUERIES_PER_ITEM={each}");
         let options = self.options(items, &options);
         let softmax = floats(device, &vec![f32::NAN; n * d.heads * 2]);
         let mut attend = kernel(device, ("attend", ATTEND), &options, &[qkv, k, v, att, &softmax]);

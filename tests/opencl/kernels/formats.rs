@@ -110,8 +110,9 @@ fn one_by_rows(device: &Device, m: &Matrix, variant: &Variant) {
     let [quants, scales] = m.buffers(device);
     let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
     let (input, d) = (buffer(device, &words(&acts)), acts.iter().map(|a| a.d).collect::<Vec<_>>());
-    let options =
-        m.options("STEP_DOWN") + " -DTILE_GROUPS=2 -DBY_ROWS -DEACH=1" + &variant.options(device.facts());
+    let options = m.options("STEP_DOWN")
+        + " -DTILE_GROUPS=2 -DBY_ROWS -DROWS_PER_ITEM=1"
+        + &variant.options(device.facts());
     let d = floats(device, &d);
     let args = [&plane(&quants, variant, 1), &scales, &s, &input, &d, &d, &d];
     let mut k = kernel(device, ("gemv", GEMV_ROWS), &SMALL.options(16, &options), &args);
@@ -136,7 +137,7 @@ fn many_by_rows(device: &Device, m: &Matrix, n: usize, variant: &Variant) {
     let out = floats(device, &vec![0.0; n * dims.vocab]);
     let args = [&plane(&quants, variant, each), &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
     let options = m.options("STEP_HEAD")
-        + &format!(" -DEACH={each} -DTOKENS=4 -DTURNS=4{}", variant.options(device.facts()));
+        + &format!(" -DROWS_PER_ITEM={each} -DTOKENS=4 -DTURNS=4{}", variant.options(device.facts()));
     let mut k = kernel(device, ("gemm", GEMM_ROWS), &dims.options(32, &options), &args);
     k.arg_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
     device.launch(&k, &[m.rows.div_ceil(32 * each) * 16, n.div_ceil(16) * 2], &[16, 2]).unwrap();

@@ -14,23 +14,23 @@ pub const GEMV: &str =
     concat!(include_str!("../../../kernels/blocks.cl"), include_str!("../../../kernels/gemv.cl"));
 pub const GEMM: &str = concat!(
     include_str!("../../../kernels/blocks.cl"),
-    include_str!("../../../kernels/gemm_put.cl"),
+    include_str!("../../../kernels/gemm_epilogue.cl"),
     include_str!("../../../kernels/gemm.cl")
 );
 pub const GEMV_ROWS: &str = concat!(
     include_str!("../../../kernels/blocks.cl"),
-    include_str!("../../../kernels/rows.cl"),
+    include_str!("../../../kernels/whole_rows.cl"),
     include_str!("../../../kernels/gemv.cl")
 );
 pub const GEMM_ROWS: &str = concat!(
     include_str!("../../../kernels/blocks.cl"),
-    include_str!("../../../kernels/rows.cl"),
-    include_str!("../../../kernels/gemm_put.cl"),
+    include_str!("../../../kernels/whole_rows.cl"),
+    include_str!("../../../kernels/gemm_epilogue.cl"),
     include_str!("../../../kernels/gemm_rows.cl")
 );
 pub const GEMM_FEW: &str = concat!(
     include_str!("../../../kernels/blocks.cl"),
-    include_str!("../../../kernels/gemm_put.cl"),
+    include_str!("../../../kernels/gemm_epilogue.cl"),
     include_str!("../../../kernels/gemm_few.cl")
 );
 const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");

@@ -1,4 +1,4 @@
-//! The CPU's views on host-visible buffers: for a while, or for good.
+//! CPU views of host-visible buffers, temporary or permanent.
 
 use super::{Access, Place};
 use super::{Address, Buffer, FROZEN, MAPPED, UNMAPPED};
@@ -8,18 +8,17 @@ use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
 
-/// What a view is for.
+/// Purpose of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapFor {
     Reading,
-    /// The bytes are anything until they are written, all of them.
+    /// The bytes are undefined until written, and all must be written.
     Writing,
     ReadingAndWriting,
 }
 
 impl Buffer {
-    /// Waits for what is queued and gives the CPU `range` of a host-visible buffer; the device has it back
-    /// when the view goes.
+    /// Waits for queued work and lends `range` of a host-visible buffer to the CPU, until the view is dropped.
     pub fn map(&mut self, range: Range<usize>, purpose: MapFor) -> Result<Mapped<'_>> {
         self.clone().into_map(range, purpose)
     }
@@ -47,8 +46,8 @@ impl Buffer {
         Ok(Mapped { buffer: self, start, len: range.len(), purpose, mapped: true, borrowed: PhantomData })
     }
 
-    /// Gives the CPU a host-visible, read-only buffer for reading, for good: kernels go on reading it, and
-    /// nobody writes it any more. For weights that CPU and device share.
+    /// Maps a host-visible, read-only buffer permanently for reading. Kernels keep reading it, and no one writes it any
+    /// more. Used for weights shared by CPU and device.
     pub fn freeze(self) -> Result<SharedView> {
         let m = &self.memory;
         let fits = m.place == Place::HostVisible && m.access == Access::ReadOnly;
@@ -65,31 +64,31 @@ impl Buffer {
     }
 }
 
-/// The CPU's view on a part of a buffer.
+/// CPU view of part of a buffer.
 pub struct Mapped<'a> {
     buffer: Buffer,
-    /// Address of the bytes for the CPU.
+    /// Address for the CPU.
     start: Address,
     len: usize,
     purpose: MapFor,
-    /// Until it is given back.
+    /// True until unmapped.
     mapped: bool,
     borrowed: PhantomData<&'a mut Buffer>,
 }
 
 impl Mapped<'_> {
-    /// The bytes, for writing too.
+    /// The bytes, for reading and writing.
     ///
     /// # Panics
-    /// When the view is for reading only.
+    /// If the view is for reading only.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(self.purpose != MapFor::Reading, "a view for reading is written");
-        // SAFETY: mapped for `len` bytes until `self` goes; `self` is borrowed mutably and the
-        // device leaves the buffer alone (launches and writes assert it).
+        // SAFETY: `len` bytes are mapped while `self` exists; `self` is borrowed mutably, and the device leaves the
+        // buffer alone (launches and writes assert that).
         unsafe { std::slice::from_raw_parts_mut(self.start.0.as_ptr(), self.len) }
     }
 
-    /// Gives the bytes back to the device, which then sees what was written.
+    /// Returns the bytes to the device, which then sees what was written.
     pub fn unmap(mut self) -> Result<()> {
         self.give_back()
     }
@@ -107,7 +106,7 @@ impl Deref for Mapped<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: mapped for `len` bytes until `self` goes.
+        // SAFETY: `len` bytes are mapped while `self` exists.
         unsafe { std::slice::from_raw_parts(self.start.0.as_ptr(), self.len) }
     }
 }
@@ -115,20 +114,20 @@ impl Deref for Mapped<'_> {
 impl Drop for Mapped<'_> {
     fn drop(&mut self) {
         if self.mapped && self.buffer.memory.shared.to_release().is_some() {
-            // A device that fails here fails in the next call too, which reports it.
+            // If the device fails here, the next call fails too and reports it.
             let _ = self.give_back();
         }
     }
 }
 
-/// A frozen buffer as the CPU reads it.
+/// CPU view of a frozen buffer.
 #[derive(Clone)]
 pub struct SharedView {
     buffer: Buffer,
 }
 
 impl SharedView {
-    /// For the arguments of kernels.
+    /// The buffer, for kernel arguments.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
@@ -139,7 +138,7 @@ impl Deref for SharedView {
 
     fn deref(&self) -> &[u8] {
         let start = self.buffer.memory.frozen.get().expect("set by `freeze`").0;
-        // SAFETY: the whole buffer is mapped until the last owner goes; nobody writes a frozen buffer.
+        // SAFETY: the whole buffer stays mapped until the last owner is dropped; no one writes a frozen buffer.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), self.buffer.len()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Trials of what a driver may crash on: each is marked on disk while it is under way.
+//! Trials of code on which a driver may crash, each marked on disk while in progress.
 
 use super::{Cache, Key, files_of, open_own};
 use std::fs::{self, File};
@@ -9,21 +9,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A trial that takes longer may be what a user ends the program for.
+/// The user may interrupt the program because of a trial that takes longer.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Names the marker of binaries that are being loaded.
+/// Name of the marker for binaries being loaded.
 const LOADING: &str = "loading";
 
-/// Markers of this process, and since when; `None` when it ends.
+/// Markers of this process with their start times; `None` once it ends.
 static UNDER_WAY: Mutex<Option<Vec<(PathBuf, Instant)>>> = Mutex::new(Some(Vec::new()));
 
 fn under_way() -> MutexGuard<'static, Option<Vec<(PathBuf, Instant)>>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes the markers of trials under way, before a user's signal ends the program: nothing has crashed. One that has
-/// taken a minute stays, as nobody knows whether the driver would ever have returned.
+/// Deletes the markers of trials in progress, before a signal from the user ends the program: nothing has crashed.
+/// Markers older than a minute stay, because the driver may be hanging.
 pub fn withdraw_trials() {
     for (path, begun) in under_way().take().into_iter().flatten() {
         if begun.elapsed() < LONG {
@@ -32,38 +32,38 @@ pub fn withdraw_trials() {
     }
 }
 
-/// Empties the marker first: who has opened it before it is removed must not take it for a crash's.
+/// Deletes a marker. It is emptied first, so that a process that has just opened it does not assume a crash.
 fn remove(path: &Path) {
     let _ = File::options().write(true).truncate(true).open(path);
     let _ = fs::remove_file(path);
 }
 
-/// What is to end before a marker can be found.
+/// Kind of crash that a marker must survive.
 #[derive(Clone, Copy, PartialEq)]
 enum Ends {
     Process,
-    /// Some drivers take the whole machine with them; that the marker is on its disk costs milliseconds.
+    /// Some drivers take the whole machine down; writing the marker to disk costs milliseconds.
     Machine,
 }
 
-/// The beginning of a trial.
+/// Start of a trial.
 pub enum Attempt {
-    /// It is under way; without a marker where there is no cache, or another process is at it.
+    /// In progress; without a marker if there is no cache or another process is trying the same.
     Begun(Option<Marker>),
-    /// An earlier one ended with its process; the marker that it left.
+    /// An earlier trial ended with its process; the path of its marker.
     Crashed(PathBuf),
 }
 
 impl Attempt {
-    /// Begins a trial, whose marker is the file `path`.
+    /// Starts a trial whose marker is the file `path`.
     fn begin(path: PathBuf, ends: Ends) -> Self {
         let mut under_way = under_way();
         let Some(under_way) = &mut *under_way else { return Attempt::Begun(None) };
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let Some(mut file) = open_own(&path, &mut options) else { return Attempt::Begun(None) };
-        // Another process that has it locked is trying the same now. A process that finds it unlocked and not empty
-        // comes after one that did not live to empty it.
+        // If another process holds the lock, it is trying the same now. A marker that is unlocked but not empty was
+        // left by a process that died before emptying it.
         if file.try_lock().is_err() {
             return Attempt::Begun(None);
         }
@@ -83,14 +83,14 @@ fn written(marker: &mut File, ends: Ends) -> io::Result<()> {
     if ends == Ends::Machine { marker.sync_all() } else { Ok(()) }
 }
 
-/// A marker, locked; goes when the trial has ended, well or not.
+/// A locked marker, deleted when the trial ends.
 pub struct Marker {
     _locked: File,
     path: PathBuf,
 }
 
 impl Marker {
-    /// Leaves it there for good, as if the driver had crashed.
+    /// Leaves the marker behind permanently, as after a crash.
     pub fn stay(self) {
         self.ended();
         forget(self);
@@ -111,34 +111,34 @@ impl Drop for Marker {
 }
 
 impl Cache {
-    /// Says on disk that what has this name is being tried, until the marker is dropped.
+    /// Marks on disk that `name` is being tried, until the marker is dropped.
     pub fn attempt(&self, name: &str) -> Attempt {
         self.try_out(&Key::named(name))
     }
 
-    /// The same of a variant.
+    /// Marks the trial of a variant.
     pub(crate) fn try_out(&self, key: &Key) -> Attempt {
         self.make();
         let begin = |marker| Attempt::begin(marker, Ends::Machine);
         self.marker(key).map_or(Attempt::Begun(None), begin)
     }
 
-    /// Whether a variant is being tried, or a driver crashed on it.
+    /// True if a variant is being tried, or crashed a driver.
     pub(crate) fn is_marked(&self, key: &Key) -> bool {
         self.marker(key).is_some_and(|marker| marker.exists())
     }
 
-    /// Says on disk that a binary is being loaded, until the marker is dropped: at every start and for each program, so it
-    /// has to cost little.
+    /// Marks on disk that a binary is being loaded, until the marker is dropped. Must be cheap: it happens for every
+    /// program at every start.
     pub(crate) fn loading(&self) -> Option<Marker> {
         match Attempt::begin(self.marker(&Key::named(LOADING))?, Ends::Process) {
             Attempt::Begun(marker) => marker,
-            // Of another process, since this one has looked.
+            // Created by another process since this one checked.
             Attempt::Crashed(_) => None,
         }
     }
 
-    /// Removes all that is kept where a process ended while a binary was loaded: what follows is a first start.
+    /// Deletes all cached programs if a process ended while loading a binary: everything is compiled again.
     pub(crate) fn begin_anew_after_crash(&self) {
         let Some(marker) = self.marker(&Key::named(LOADING)).filter(|m| m.exists()) else { return };
         let (Attempt::Crashed(marker), Ok(dir)) = (Attempt::begin(marker, Ends::Process), &self.dir) else {

@@ -1,4 +1,4 @@
-// Where the results of `gemm` go, for every way of computing them. Compiled once per step; see gemm.cl.
+// Epilogue of `gemm`, for every implementation. Compiled once per step; see gemm.cl.
 
 #define BLOCKS (COLS / 32)
 #ifdef STEP_GATE_UP
@@ -7,7 +7,7 @@
 #define HALVES 1
 #endif
 
-// Puts one result where the step wants it. `local_row` counts rows of this chunk.
+// Stores a result as the step requires. `local_row` counts the rows of this chunk.
 void put(__global float *state, __global float *out, const __global float *bias, int2 chunk, int local_row, int t,
          float y) {
 #ifdef STEP_GATE_UP
@@ -24,7 +24,7 @@ void put(__global float *state, __global float *out, const __global float *bias,
 #endif
     out[(size_t)t * QKV + row] = y;
 #elif defined(STEP_HEAD)
-    out[(size_t)t * VOCAB + row] = AS_LOGIT(y);
+    out[(size_t)t * VOCAB + row] = SCALED_LOGIT(y);
 #else
 #if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
     y += bias[row];
@@ -32,9 +32,8 @@ void put(__global float *state, __global float *out, const __global float *bias,
 #if POST_NORMS
     out[(size_t)t * DIM + row] = y;
 #else
-    ROW(state, t)[row] += JOINING(y);
+    ROW(state, t)[row] += SCALED_RESIDUAL(y);
 #endif
 #endif
 #endif
 }
-

@@ -1,9 +1,10 @@
-// Put before `gemv` and `gemm_rows`, in which an item has whole rows: products of four weights and four activations.
+// Placed before `gemv` and `gemm_rows`, in which a work-item computes whole rows: products of four weights and four
+// activations.
 //
-// BY_FLOATS  as floats: they hold integers below 2^24 exactly, so the sum is the same in any order. For devices whose
-//            compilers make more of that than of bytes.
-// SUBGROUPS  words of activations are the same for all items of a work-group: each lane reads one of a block's eight and
-//            the others ask it for that, which takes subgroups of eight lanes at least. Else memory is asked by all.
+// BY_FLOATS  with floats: they hold integers below 2^24 exactly, so the sum is the same in any order. For devices whose
+//            compilers optimise floats better than bytes.
+// SUBGROUPS  all work-items of a work-group need the same words of activations: each lane reads one of a block's eight
+//            and broadcasts it, which takes subgroups of at least eight lanes. Otherwise every work-item reads all.
 
 #ifdef BY_FLOATS
 typedef Floats Sums;
@@ -29,10 +30,10 @@ typedef Ints Sums;
 #define ACT(of_lane, words, v) (words)[v]
 #endif
 
-// Byte k of the rows' words as a float, less what is added to weights.
+// Byte k of the rows' words as a float, minus W_ZERO.
 #define WEIGHT(bytes, k) (TO_FLOATS((bytes) >> (uint)(8 * (k)) & 0xffu) - (float)W_ZERO)
 
-// A block's sum, out of what was multiplied with its halves: `low` is all of it where these have no scales of their own.
+// Sum of a block from the sums of its halves; `low` is the sum of both if the halves have no scales of their own.
 Floats of_halves(Sums low, Sums high, int2 of_acts, const __global uchar *of_group, int b, int at) {
 #ifndef BY_FLOATS
 #if W_HALVES
