@@ -125,16 +125,15 @@ impl ServeArgs {
         keys.iter().try_for_each(|key| check_key("--api-key", key))?;
         if let Some(file) = &self.api_key_file {
             let text = read_text("--api-key-file", file)?;
-            let lines = text.lines().map(str::trim).enumerate().filter(|(_, key)| !key.is_empty());
-            let found = lines.map(|(i, key)| {
-                check_key(&format!("--api-key-file {}: line {}", file.display(), i + 1), key)?;
-                Ok(key.to_owned())
-            });
-            let found = found.collect::<Result<Vec<_>>>()?;
-            if found.is_empty() {
-                return Err(Error::Usage(format!("--api-key-file {}: contains no key", file.display())));
+            let place = format!("--api-key-file {}", file.display());
+            let from_flags = keys.len();
+            for (i, key) in text.lines().map(str::trim).enumerate().filter(|(_, key)| !key.is_empty()) {
+                check_key(&format!("{place}: line {}", i + 1), key)?;
+                keys.push(key.to_owned());
             }
-            keys.extend(found);
+            if keys.len() == from_flags {
+                return Err(Error::Usage(format!("{place}: contains no key")));
+            }
         }
         Ok(keys)
     }
@@ -219,14 +218,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 
 /// Prints the server's address, even with `--quiet`: other programs wait for this line.
 fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
-    let (slots, tokens) = (args.slots, args.model.cache.max_seq_len);
-    match args.quiet.verbosity() {
-        Verbosity::Quiet => say!("{address}"),
-        _ => say!(
-            "{} at {address}: {slots} slots of {tokens} tokens; {empty} of memory now, {full} when all are full",
-            crate::dims::MODEL
-        ),
+    let (model, slots, tokens) = (crate::dims::MODEL, args.slots, args.model.cache.max_seq_len);
+    if args.quiet.verbosity() == Verbosity::Quiet {
+        return say!("{address}");
     }
+    say!(
+        "{model} at {address}: {slots} slots of {tokens} tokens; {empty} of memory now, {full} when all are full"
+    );
 }
 
 /// `system_fingerprint`: a hash of everything that determines a response (weights, program, cache settings).

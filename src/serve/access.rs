@@ -100,30 +100,21 @@ impl Access {
         let refuse = |what: String| Err(ApiError::new(403, what));
         let hosts =
             header_values(&head.headers, "host").chain(head.uri.authority().map(|of| Some(of.as_str())));
-        for host in hosts {
-            let name = host.map(host_name).unwrap_or_default();
-            if !self.is_own_host(name) {
-                let name = quoted(name);
-                return refuse(format!(
-                    "host {name} is not allowed; start the server with --allowed-host NAME or with a key"
-                ));
-            }
+        let mut hosts = hosts.map(|host| host.map(host_name).unwrap_or_default());
+        if let Some(name) = hosts.find(|name| !self.is_own_host(name)) {
+            let remedy = "start the server with --allowed-host NAME or with a key";
+            return refuse(format!("host {} is not allowed; {remedy}", quoted(name)));
         }
-        for origin in header_values(&head.headers, "origin") {
-            let origin = origin.unwrap_or_default();
-            if !self.is_allowed_origin(origin, &head.headers) {
-                let origin = quoted(origin);
-                return refuse(format!(
-                    "origin {origin} is not allowed; start the server with --cors-origin ORIGIN or with a key"
-                ));
-            }
+        let remedy = "start the server with --cors-origin ORIGIN or with a key";
+        let mut origins = header_values(&head.headers, "origin").map(Option::unwrap_or_default);
+        if let Some(origin) = origins.find(|origin| !self.is_allowed_origin(origin, &head.headers)) {
+            return refuse(format!("origin {} is not allowed; {remedy}", quoted(origin)));
         }
         // Requests for a page's images and scripts carry no origin.
         let has = |name, value: &str| header_values(&head.headers, name).any(|of| of == Some(value));
         let is_hidden = has("sec-fetch-site", "cross-site") && !has("sec-fetch-mode", "navigate");
         if is_hidden && !head.headers.contains_key("origin") && !self.allows_all_origins() {
-            let why = "pages of other sites are not allowed; start the server with --cors-origin ORIGIN or with a key";
-            return refuse(why.into());
+            return refuse(format!("pages of other sites are not allowed; {remedy}"));
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ async fn serve_connection(stream: TcpStream, state: Arc<ServerState>) {
             if request.version() >= Version::HTTP_11 {
                 client.start_waiting();
             }
-            let response = routes::respond(state, request, Arc::clone(&client)).await;
+            let response = routes::answer_request(state, request, Arc::clone(&client)).await;
             client.stop_waiting();
             Ok::<_, Infallible>(response)
         }

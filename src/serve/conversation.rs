@@ -10,7 +10,6 @@ use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use files::error::{quoted, unquoted};
 use serde_json::{Map, Value};
-use std::ops::Range;
 use text::chat::{
     Context, Ending, Message, Moment, OutputFormat, OutputParser, Role, Template, TemplateKwargs, join,
 };
@@ -157,18 +156,12 @@ pub enum Turn {
 /// Classifies messages by their roles. The newest question is the last run of user messages and the system messages
 /// among them.
 pub fn classify_turns(roles: &[Role]) -> Vec<Turn> {
-    let newest = find_newest_question(roles);
-    let turn = |(i, role): (usize, &Role)| match role {
-        Role::User if newest.contains(&i) => Turn::Newest,
-        _ => Turn::Earlier,
-    };
-    roles.iter().enumerate().map(turn).collect()
-}
-
-fn find_newest_question(roles: &[Role]) -> Range<usize> {
-    let Some(last) = roles.iter().rposition(|role| *role == Role::User) else { return 0..0 };
+    let end = roles.iter().rposition(|role| *role == Role::User).map_or(0, |last| last + 1);
     let asks = |role: &&Role| matches!(role, Role::User | Role::System);
-    last - roles[..last].iter().rev().take_while(asks).count()..last + 1
+    let start = end - roles[..end].iter().rev().take_while(asks).count();
+    let is_newest = |(i, role): (usize, &Role)| *role == Role::User && (start..end).contains(&i);
+    let turn = |message| if is_newest(message) { Turn::Newest } else { Turn::Earlier };
+    roles.iter().enumerate().map(turn).collect()
 }
 
 /// Note in place of content that cannot be read, such as `[image left out]`.
@@ -252,13 +245,15 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_refused_in_the_newest_question_and_else_left_out() {
         use Role::{Assistant, System, Tool, User};
-        for (roles, range) in [
-            (&[System, User][..], 0..2),
-            (&[User, Assistant, User, System, User], 2..5),
-            (&[User, Assistant, User, Assistant, Tool], 2..3),
-            (&[Assistant], 0..0),
+        for (roles, newest) in [
+            (&[System, User][..], &[1][..]),
+            (&[User, Assistant, User, System, User], &[2, 4]),
+            (&[User, Assistant, User, Assistant, Tool], &[2]),
+            (&[Assistant], &[]),
         ] {
-            assert_eq!(find_newest_question(roles), range, "{roles:?}");
+            let turns = classify_turns(roles).into_iter().enumerate();
+            let found: Vec<_> = turns.filter(|(_, turn)| *turn == Turn::Newest).map(|(i, _)| i).collect();
+            assert_eq!(found, newest, "{roles:?}");
         }
         let document = |source: Value| json!({"type": "document", "source": source});
         let found = json!({"type": "search_result", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});

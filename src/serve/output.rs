@@ -6,7 +6,6 @@ use super::error::{ApiError, ApiResult};
 use super::json_writer::{FRAME, JsonWriter};
 use super::memory::MemoryShare;
 use super::params::{RequestParams, ResponseMode};
-use super::state::ServerModel;
 use crate::dims::VOCAB;
 use crate::run::generate::scheduler::{Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
@@ -40,6 +39,9 @@ impl Drop for CancelOnDrop {
         self.0.cancel();
     }
 }
+
+/// Token ids of a prompt, and the parser of its answers.
+pub type ParsedPrompt = (Arc<[u32]>, OutputParser);
 
 /// A text being generated.
 struct RunningText {
@@ -75,12 +77,8 @@ fn logprobs_bytes(top: usize) -> usize {
 
 /// Estimates the memory of a response in bytes: all of its text up to the end of the context, and the unread events of
 /// a stream. A response that turns out larger takes more later.
-fn estimate_bytes(
-    model: &ServerModel,
-    prompts: &[(Arc<[u32]>, OutputParser)],
-    params: &RequestParams,
-) -> u64 {
-    let options = &params.options;
+fn estimate_bytes(prompts: &[ParsedPrompt], params: &RequestParams) -> u64 {
+    let RequestParams { model, options, .. } = params;
     let [logprobs, prompt_logprobs] =
         [options.logprobs, params.prompt_logprobs].map(|top| top.map_or(0, logprobs_bytes));
     let text_bytes = |prompt: &[u32]| {
@@ -92,7 +90,7 @@ fn estimate_bytes(
         };
         TEXT_BYTES + tokens * TOKEN_BYTES + held
     };
-    let prompt_bytes = |(prompt, _): &(Arc<[u32]>, OutputParser)| {
+    let prompt_bytes = |(prompt, _): &ParsedPrompt| {
         size_of_val(&prompt[..]) + params.n * (text_bytes(prompt) + prompt.len() * prompt_logprobs)
     };
     prompts.iter().map(prompt_bytes).fold(0, usize::saturating_add) as u64
@@ -101,25 +99,24 @@ fn estimate_bytes(
 impl RequestOutput {
     /// Submits all texts of a request to the scheduler.
     pub fn start(
-        model: &ServerModel,
-        prompts: Vec<(Arc<[u32]>, OutputParser)>,
-        params: &RequestParams,
-        (dialect, mut share): (Box<dyn Dialect>, MemoryShare),
+        prompts: Vec<ParsedPrompt>,
+        mut params: RequestParams,
+        dialect: Box<dyn Dialect>,
     ) -> ApiResult<Self> {
-        share.resize(estimate_bytes(model, &prompts, params))?;
+        params.share.resize(estimate_bytes(&prompts, &params))?;
         let unread = match params.mode {
             ResponseMode::Whole => Semaphore::MAX_PERMITS,
             _ => BACKLOG * prompts.len() * params.n,
         };
         let (sender, events) = channel(unread);
         let (mut jobs, mut texts) = (Vec::new(), Vec::new());
-        let options = Arc::new(params.options.clone());
+        let options = Arc::new(std::mem::take(&mut params.options));
         let stops = StopStrings::new(&options.stop).map_err(|e| ApiError::from_request(&e))?;
         for (prompt, reader) in prompts {
             for i in 0..params.n {
                 jobs.push(Job {
                     prompt: Arc::clone(&prompt),
-                    options: with_progress(&options, (jobs.len(), &sender), params),
+                    options: with_progress(&options, (jobs.len(), &sender), &params),
                     seed: options.sampler.seed.wrapping_add(i as u64),
                     stops: stops.clone(),
                     reuse: params.reuse.clone(),
@@ -131,7 +128,7 @@ impl RequestOutput {
             }
         }
         let cancel = CancelOnDrop(options.cancel.clone());
-        model.scheduler.submit(jobs)?;
+        params.model.scheduler.submit(jobs)?;
         Ok(Self {
             mode: params.mode,
             events,
@@ -141,7 +138,7 @@ impl RequestOutput {
             dialect,
             started: false,
             ended: false,
-            share,
+            share: params.share,
             bytes: 0,
             _cancel: cancel,
         })

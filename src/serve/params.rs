@@ -1,9 +1,10 @@
 //! Request parameters common to all APIs: sampling, limits, number of texts, streaming.
 
 use super::access::ApiClient;
-use super::body::{Integer, Object, Seed, Strings, TokenIds, read_object, type_name};
+use super::body::{Integer, Object, RequestBody, Seed, Strings, TokenIds, read_object, type_name};
 use super::constraint::{Constraint, read_constraint};
 use super::error::{ApiError, ApiResult};
+use super::memory::MemoryShare;
 use super::state::{ServerModel, random_number};
 use super::unsupported::{self, RequestKind};
 use crate::run::generate::scheduler::{Realm, Reuse};
@@ -98,9 +99,11 @@ pub enum ResponseMode {
     StreamWithUsage,
 }
 
-/// Parameters of a request.
-#[derive(Clone)]
+/// Parameters of a request, with everything else that generating its texts needs.
 pub struct RequestParams {
+    pub model: Arc<ServerModel>,
+    /// Memory of the request, then of its response.
+    pub share: MemoryShare,
     pub kind: RequestKind,
     pub options: GenerateOptions,
     pub reuse: Reuse,
@@ -120,14 +123,15 @@ pub struct RequestParams {
 }
 
 impl RequestParams {
-    /// Reads the fields common to all APIs.
+    /// Parses a body, and reads the fields common to all APIs.
     pub fn read(
-        body: &Value,
-        model: &ServerModel,
-        (client, kind): (ApiClient, RequestKind),
-    ) -> ApiResult<Self> {
-        unsupported::check_fields(body, kind)?;
-        let fields: RequestFields = read_object(body, "")?;
+        model: &Arc<ServerModel>,
+        mut request: RequestBody,
+        kind: RequestKind,
+    ) -> ApiResult<(Value, Self)> {
+        let body = request.parse()?;
+        unsupported::check_fields(&body, kind)?;
+        let fields: RequestFields = read_object(&body, "")?;
         if let Some(Strings(samplers)) = &fields.samplers {
             unsupported::check_samplers(samplers)?;
         }
@@ -146,9 +150,11 @@ impl RequestParams {
         options.bad_words = encode_bad_words(&fields, tokenizer)?;
         let calls_once = body.pointer("/tool_choice/disable_parallel_tool_use").and_then(Value::as_bool);
         let params = Self {
+            model: Arc::clone(model),
+            share: request.share,
             kind,
-            reuse: read_reuse(&fields, client)?,
-            constraint: read_constraint(body)?,
+            reuse: read_reuse(&fields, request.client)?,
+            constraint: read_constraint(&body)?,
             progress: fields.return_progress.unwrap_or(false),
             n: read_text_count(&fields, model.engine.options().sequences())?,
             mode: read_mode(&fields),
@@ -158,7 +164,7 @@ impl RequestParams {
             options: read_options(fields, options, model.engine.options().max_seq_len)?,
         };
         params.options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| ApiError::from_request(&e))?;
-        Ok(params)
+        Ok((body, params))
     }
 
     /// Compiles the output constraint of a completion into its options.

@@ -5,8 +5,8 @@ use super::constraint::Constraint;
 use super::conversation::{ChatPrompt, ChatRequest};
 use super::dialect::Dialect;
 use super::error::{ApiError, ApiResult};
-use super::memory::{MemoryShare, check_longest_part};
-use super::output::RequestOutput;
+use super::memory::check_longest_part;
+use super::output::{ParsedPrompt, RequestOutput};
 use super::params::{MAX_TEXTS, RequestParams};
 use super::state::ServerModel;
 use super::tools::ToolChoice;
@@ -27,15 +27,14 @@ pub enum Prepared {
 
 /// Checks prompts and submits them to the scheduler.
 fn submit_prompts(
-    model: &Arc<ServerModel>,
-    prompts: Vec<(Arc<[u32]>, OutputParser)>,
+    prompts: Vec<ParsedPrompt>,
     params: RequestParams,
-    answer: (Box<dyn Dialect>, MemoryShare),
+    dialect: Box<dyn Dialect>,
 ) -> ApiResult<Prepared> {
-    let (model, has_grammar) = (Arc::clone(model), grammar_field(&params).is_some());
+    let has_grammar = grammar_field(&params).is_some();
     let start = move || {
-        prompts.iter().try_for_each(|(ids, _)| check_prompt(&model, ids, &params))?;
-        RequestOutput::start(&model, prompts, &params, answer)
+        prompts.iter().try_for_each(|(ids, _)| check_prompt(ids, &params))?;
+        RequestOutput::start(prompts, params, dialect)
     };
     if has_grammar { Ok(Prepared::NeedsGrammar(Box::new(start))) } else { start().map(Prepared::Running) }
 }
@@ -51,12 +50,12 @@ fn grammar_field(_: &RequestParams) -> Option<&str> {
     None
 }
 
-fn check_prompt(model: &ServerModel, ids: &[u32], params: &RequestParams) -> ApiResult<()> {
-    model.engine.check_job(ids, &params.options).map_err(|e| {
+fn check_prompt(ids: &[u32], params: &RequestParams) -> ApiResult<()> {
+    params.model.engine.check_job(ids, &params.options).map_err(|e| {
         let error = ApiError::from_request(&e);
         let field = grammar_field(params).filter(|field| error.message.starts_with(field));
         let param = error.param.clone().unwrap_or_else(|| field.unwrap_or("prompt").to_owned());
-        check_context(ids.len(), model).err().unwrap_or(error).in_field(param)
+        check_context(ids.len(), &params.model).err().unwrap_or(error).in_field(param)
     })
 }
 
@@ -66,14 +65,13 @@ fn check_context(need: usize, model: &ServerModel) -> ApiResult<()> {
     if need > have { Err(ApiError::prompt_too_long("prompt", need, have)) } else { Ok(()) }
 }
 
-/// Starts a chat request.
+/// Starts a chat request; `make_dialect` also gets the length of the prompt in tokens.
 pub fn start_chat(
-    model: &Arc<ServerModel>,
     chat: &ChatRequest,
     mut params: RequestParams,
-    (dialect, share): (impl FnOnce(&RequestParams, usize) -> Box<dyn Dialect>, MemoryShare),
+    make_dialect: impl FnOnce(&RequestParams, usize) -> Box<dyn Dialect>,
 ) -> ApiResult<Prepared> {
-    let ChatPrompt { ids, form, mut reader, stop_tokens, shown_tokens } = chat.build_prompt(model)?;
+    let ChatPrompt { ids, form, mut reader, stop_tokens, shown_tokens } = chat.build_prompt(&params.model)?;
     if !params.options.ignore_eos {
         params.options.stop_tokens.extend(stop_tokens);
     }
@@ -90,17 +88,16 @@ pub fn start_chat(
         }
         None => {
             params.options.shown_tokens = shown_tokens;
-            force_call(model, chat, (form, &reader), &mut params)?;
+            force_call(chat, (form, &reader), &mut params)?;
         }
     }
-    let dialect = dialect(&params, ids.len());
-    submit_prompts(model, vec![(Arc::from(ids), reader)], params, (dialect, share))
+    let dialect = make_dialect(&params, ids.len());
+    submit_prompts(vec![(Arc::from(ids), reader)], params, dialect)
 }
 
 /// Constrains the answer to a tool call if the request requires one.
 #[cfg(feature = "grammar")]
 fn force_call(
-    model: &ServerModel,
     chat: &ChatRequest,
     (form, reader): (OutputFormat, &OutputParser),
     params: &mut RequestParams,
@@ -111,7 +108,7 @@ fn force_call(
         ToolChoice::Function(name) => Some(name.as_str()),
     };
     if let Some(tools) = &chat.variables.tools {
-        let grammar = form.tool_grammar(tools, function, reader, model.engine.tokenizer());
+        let grammar = form.tool_grammar(tools, function, reader, params.model.engine.tokenizer());
         let refuse = |e| ApiError::from_request(&e).in_field("tool_choice");
         params.options.sampler.grammar = Some(grammar.map_err(refuse)?);
     }
@@ -120,25 +117,18 @@ fn force_call(
 
 /// Does nothing: `read_tools` refuses required calls in this build.
 #[cfg(not(feature = "grammar"))]
-fn force_call(
-    _: &ServerModel,
-    _: &ChatRequest,
-    _: (OutputFormat, &OutputParser),
-    _: &mut RequestParams,
-) -> ApiResult<()> {
+fn force_call(_: &ChatRequest, _: (OutputFormat, &OutputParser), _: &mut RequestParams) -> ApiResult<()> {
     Ok(())
 }
 
 /// Starts a completion request.
 pub fn start_completion(
-    model: &Arc<ServerModel>,
     prompts: Vec<Arc<[u32]>>,
     params: RequestParams,
-    answer: (Box<dyn Dialect>, MemoryShare),
+    dialect: Box<dyn Dialect>,
 ) -> ApiResult<Prepared> {
-    let prompts =
-        prompts.into_iter().map(|ids| (ids, OutputParser::new(OutputFormat::default(), ""))).collect();
-    submit_prompts(model, prompts, params, answer)
+    let with_parser = |ids| (ids, OutputParser::new(OutputFormat::default(), ""));
+    submit_prompts(prompts.into_iter().map(with_parser).collect(), params, dialect)
 }
 
 /// A prompt given as an object, as llama.cpp allows.
@@ -154,8 +144,8 @@ fn wrong_prompt(what: impl std::fmt::Display) -> ApiError {
 }
 
 /// Reads and tokenizes one prompt or a list of prompts.
-pub fn read_prompts(body: &Value, model: &ServerModel, params: &RequestParams) -> ApiResult<Vec<Arc<[u32]>>> {
-    let one = |value: &Value| encode_prompt(model, params, value).map(Arc::from);
+pub fn read_prompts(body: &Value, params: &RequestParams) -> ApiResult<Vec<Arc<[u32]>>> {
+    let one = |value: &Value| encode_prompt(params, value).map(Arc::from);
     match &body["prompt"] {
         Value::Null => Err(ApiError::for_field("prompt", "is missing; add a string")),
         Value::Array(all) if all.is_empty() => Err(wrong_prompt("is empty")),
@@ -171,18 +161,18 @@ pub fn read_prompts(body: &Value, model: &ServerModel, params: &RequestParams) -
     }
 }
 
-fn encode_prompt(model: &ServerModel, params: &RequestParams, value: &Value) -> ApiResult<Vec<u32>> {
+fn encode_prompt(params: &RequestParams, value: &Value) -> ApiResult<Vec<u32>> {
     // llama.cpp allows text mixed with ids, and objects.
     let is_llama_cpp = params.kind == RequestKind::LlamaCppCompletion;
     match value {
-        Value::String(text) => encode_text(model, params, text, AddSpecial::Yes),
+        Value::String(text) => encode_text(params, text, AddSpecial::Yes),
         Value::Array(parts) if is_llama_cpp && parts.iter().any(Value::is_string) => {
             let mut prompt = Vec::new();
             for (i, part) in parts.iter().enumerate() {
                 prompt.extend(match part {
-                    Value::String(text) if i > 0 => encode_text(model, params, text, AddSpecial::No)?,
-                    Value::String(text) => encode_text(model, params, text, AddSpecial::Yes)?,
-                    id => encode_prompt(model, params, &json!([id]))?,
+                    Value::String(text) if i > 0 => encode_text(params, text, AddSpecial::No)?,
+                    Value::String(text) => encode_text(params, text, AddSpecial::Yes)?,
+                    id => encode_prompt(params, &json!([id]))?,
                 });
             }
             Ok(prompt)
@@ -198,20 +188,16 @@ fn encode_prompt(model: &ServerModel, params: &RequestParams, value: &Value) -> 
                 let why = "is not text; this model reads only text";
                 return Err(ApiError::for_field("prompt.multimodal_data", why));
             }
-            encode_text(model, params, &object.prompt_string, AddSpecial::Yes)
+            encode_text(params, &object.prompt_string, AddSpecial::Yes)
         }
         other => Err(wrong_prompt(format!("is {}", type_name(other)))),
     }
 }
 
 /// Tokenizes text; only the first part of a prompt gets the tokens that begin one.
-fn encode_text(
-    model: &ServerModel,
-    params: &RequestParams,
-    text: &str,
-    special: AddSpecial,
-) -> ApiResult<Vec<u32>> {
-    let (tokenizer, options) = (model.engine.tokenizer(), &params.options);
+fn encode_text(params: &RequestParams, text: &str, special: AddSpecial) -> ApiResult<Vec<u32>> {
+    let RequestParams { model, options, .. } = params;
+    let tokenizer = model.engine.tokenizer();
     // Refuses text that is far too long before it is tokenized.
     if model.engine.options().eviction.policy == Policy::None {
         check_context(tokenizer.least_tokens(text), model)?;

@@ -125,7 +125,7 @@ fn find_route(path: &str) -> ApiResult<&'static Route> {
 }
 
 /// Responds to a request.
-pub async fn respond(
+pub async fn answer_request(
     state: Arc<ServerState>,
     request: Request<Incoming>,
     client: Arc<ClientState>,
@@ -264,14 +264,11 @@ fn answer_preflight(headers: &HeaderMap) -> Response {
 /// Refuses compressed bodies.
 fn check_encoding(headers: &HeaderMap) -> ApiResult<()> {
     let mut all = headers.get_all("content-encoding").iter().map(HeaderValue::as_bytes);
-    match all.find(|name| !name.eq_ignore_ascii_case(b"identity")) {
-        Some(name) => {
-            let name = quoted(&String::from_utf8_lossy(name));
-            let why = format!("Content-Encoding: {name} is not supported; send the body uncompressed");
-            Err(ApiError::new(415, why))
-        }
-        None => Ok(()),
-    }
+    all.find(|name| !name.eq_ignore_ascii_case(b"identity")).map_or(Ok(()), |name| {
+        let name = quoted(&String::from_utf8_lossy(name));
+        let why = format!("Content-Encoding: {name} is not supported; send the body uncompressed");
+        Err(ApiError::new(415, why))
+    })
 }
 
 async fn next_frame(body: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> {

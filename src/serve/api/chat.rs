@@ -124,9 +124,8 @@ fn read_chat(body: &mut Value, fields: &ChatFields) -> ApiResult<ChatRequest> {
 }
 
 /// `POST /v1/chat/completions`.
-pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let mut body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (mut body, mut params) = RequestParams::read(model, request, RequestKind::Chat)?;
     let fields: ChatFields = read_object(&body, "")?;
     let top = fields.top_logprobs.and_then(LogprobCount::to_count);
     match (fields.logprobs, top) {
@@ -137,8 +136,11 @@ pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiR
         _ => {}
     }
     let chat = read_chat(&mut body, &fields)?;
-    let dialect = |params: &RequestParams, _| Box::new(ChatDialect::new(model, params)) as Box<dyn Dialect>;
-    start_chat(model, &chat, params, (dialect, request.share))
+    start_chat(&chat, params, |params, _| {
+        let objects = ["chat.completion.chunk", "chat.completion"];
+        let head = ResponseHead::new("chatcmpl-", objects, params);
+        Box::new(ChatDialect { head, calls: vec![0; params.n] })
+    })
 }
 
 /// `POST /apply-template`, as in llama.cpp's server.
@@ -157,11 +159,6 @@ struct ChatDialect {
 }
 
 impl ChatDialect {
-    fn new(model: &Arc<ServerModel>, params: &RequestParams) -> Self {
-        let objects = ["chat.completion.chunk", "chat.completion"];
-        Self { head: ResponseHead::new("chatcmpl-", objects, model, params), calls: vec![0; params.n] }
-    }
-
     /// Streaming delta of a part.
     fn part_to_delta(&mut self, choice: usize, part: &Part) -> Option<Value> {
         let calls = &mut self.calls[choice];
@@ -229,7 +226,8 @@ impl Dialect for ChatDialect {
     }
 
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
-        let write_choice = |(index, choice): (usize, &mut Choice), out: &mut JsonWriter| {
+        self.head.write_whole(usage, out, |out| {
+            for (index, choice) in choices.iter_mut().enumerate() {
             let finish_reason = choice.finish_reason();
             let calls: Vec<_> = choice.calls.drain(..).map(call_json).collect();
             let text = std::mem::take(&mut choice.text);
@@ -253,10 +251,7 @@ impl Dialect for ChatDialect {
                     write_logprobs(&self.head.model, logprobs, out);
                 });
             });
-        };
-        let write_all = |out: &mut JsonWriter| {
-            choices.iter_mut().enumerate().for_each(|choice| write_choice(choice, out))
-        };
-        self.head.write_whole(usage, out, write_all);
+            }
+        });
     }
 }

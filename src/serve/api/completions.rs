@@ -25,13 +25,12 @@ struct CompletionFields {
 }
 
 /// `POST /v1/completions`.
-pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Completion))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (body, mut params) = RequestParams::read(model, request, RequestKind::Completion)?;
     let fields: CompletionFields = read_object(&body, "")?;
     params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::to_count);
     params.apply_constraint()?;
-    let prompts = read_prompts(&body, model, &params)?;
+    let prompts = read_prompts(&body, &params)?;
     let mut echoes = Vec::new();
     if fields.echo == Some(true) {
         params.prompt_logprobs = params.options.logprobs;
@@ -44,13 +43,13 @@ pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiR
         echoes = prompts.iter().map(|ids| &ids[..]).enumerate().map(each).collect();
     }
     let dialect = Box::new(CompletionDialect {
-        head: ResponseHead::new("cmpl-", ["text_completion"; 2], model, &params),
+        head: ResponseHead::new("cmpl-", ["text_completion"; 2], &params),
         texts: (0..prompts.len() * params.n).map(|_| TextState::default()).collect(),
         echoes,
         n: params.n,
         has_prompt_logprobs: params.prompt_logprobs.is_some(),
     });
-    start_completion(model, prompts, params, (dialect, request.share))
+    start_completion(prompts, params, dialect)
 }
 
 /// A prompt that the response repeats (`echo`).

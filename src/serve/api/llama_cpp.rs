@@ -13,7 +13,7 @@ use crate::serve::params::{LogprobCount, RequestParams, ResponseMode};
 use crate::serve::prepare::{Prepared, read_prompts, start_completion};
 use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::tokenizer::{AddSpecial, Specials};
@@ -27,18 +27,16 @@ struct LlamaCppFields {
 }
 
 /// `POST /completion`.
-pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let body = request.parse()?;
-    let kind = RequestKind::LlamaCppCompletion;
-    let mut params = RequestParams::read(&body, model, (request.client, kind))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (body, mut params) = RequestParams::read(model, request, RequestKind::LlamaCppCompletion)?;
     let fields: LlamaCppFields = read_object(&body, "")?;
     if let Some(n @ 1..) = fields.n_probs.and_then(LogprobCount::to_count) {
         params.options.logprobs = Some(n);
     }
     params.apply_constraint()?;
-    let prompts = read_prompts(&body, model, &params)?;
-    let dialect = Box::new(LlamaCppDialect::new(model, fields, (&params, &prompts)));
-    start_completion(model, prompts, params, (dialect, request.share))
+    let prompts = read_prompts(&body, &params)?;
+    let dialect = Box::new(LlamaCppDialect::new(fields, &params, &prompts));
+    start_completion(prompts, params, dialect)
 }
 
 /// Responses of `/completion`.
@@ -61,16 +59,12 @@ struct LlamaCppDialect {
 }
 
 impl LlamaCppDialect {
-    fn new(
-        model: &Arc<ServerModel>,
-        fields: LlamaCppFields,
-        (params, prompts): (&RequestParams, &[Arc<[u32]>]),
-    ) -> Self {
+    fn new(fields: LlamaCppFields, params: &RequestParams, prompts: &[Arc<[u32]>]) -> Self {
         let mut settings = generation_settings(&params.options);
         settings["stream"] = (params.mode != ResponseMode::Whole).into();
-        settings["n_ctx"] = model.engine.options().max_seq_len.into();
+        settings["n_ctx"] = params.model.engine.options().max_seq_len.into();
         Self {
-            model: Arc::clone(model),
+            model: Arc::clone(&params.model),
             settings,
             seed: params.options.sampler.seed,
             stops: params.options.stop.clone(),
@@ -194,20 +188,6 @@ struct DetokenizeRequest {
     tokens: TokenIds,
 }
 
-/// A token with its text, or its bytes if they are not UTF-8.
-#[derive(Serialize)]
-struct TokenPiece<'a> {
-    id: u32,
-    piece: TextOrBytes<'a>,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum TextOrBytes<'a> {
-    Text(&'a str),
-    Bytes(&'a [u8]),
-}
-
 /// `POST /tokenize`.
 pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let fields: TokenizeRequest = read_object(&request.parse()?, "")?;
@@ -227,8 +207,9 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
             None => write_json(&ids[i], to),
             Some(pieces) => {
                 let bytes = pieces.bytes(ids[i]);
-                let piece = std::str::from_utf8(bytes).map_or(TextOrBytes::Bytes(bytes), TextOrBytes::Text);
-                write_json(&TokenPiece { id: ids[i], piece }, to);
+                // Bytes that are not UTF-8 become an array of numbers.
+                let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), Value::from);
+                write_json(&json!({"id": ids[i], "piece": piece}), to);
             }
         });
     });

@@ -136,15 +136,11 @@ fn read_blocks(
 }
 
 /// `POST /v1/messages`.
-pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let mut body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (mut body, mut params) = RequestParams::read(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
-    let dialect = |params: &RequestParams, prompt| {
-        Box::new(MessagesDialect::new(model, &params.options.stop, prompt)) as Box<dyn Dialect>
-    };
-    start_chat(model, &chat, params, (dialect, request.share))
+    start_chat(&chat, params, |params, prompt| Box::new(MessagesDialect::new(params, prompt)))
 }
 
 /// `POST /v1/messages/count_tokens`.
@@ -169,8 +165,8 @@ struct MessagesDialect {
 }
 
 impl MessagesDialect {
-    fn new(model: &ServerModel, stops: &[String], prompt: usize) -> Self {
-        let (id, model, stops) = (random_id("msg_"), model.name.clone(), stops.to_vec());
+    fn new(params: &RequestParams, prompt: usize) -> Self {
+        let (id, model, stops) = (random_id("msg_"), params.model.name.clone(), params.options.stop.clone());
         Self { id, model, stops, prompt, open: None, blocks: 0, stop: [None, None] }
     }
 

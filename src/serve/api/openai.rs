@@ -44,13 +44,8 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    pub fn new(
-        prefix: &str,
-        objects: [&'static str; 2],
-        model: &Arc<ServerModel>,
-        params: &RequestParams,
-    ) -> Self {
-        let (id, created, model) = (random_id(prefix), unix_time(), Arc::clone(model));
+    pub fn new(prefix: &str, objects: [&'static str; 2], params: &RequestParams) -> Self {
+        let (id, created, model) = (random_id(prefix), unix_time(), Arc::clone(&params.model));
         Self { id, created, objects, mode: params.mode, timings: params.timings, model }
     }
 

@@ -164,14 +164,11 @@ fn last_answer(messages: &mut Vec<Message>) -> &mut Message {
 }
 
 /// `POST /v1/responses`.
-pub fn start_request(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let mut body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (mut body, mut params) = RequestParams::read(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
-    let dialect =
-        |params: &RequestParams, _| Box::new(ResponsesDialect::new(model, params, &body)) as Box<dyn Dialect>;
-    start_chat(model, &chat, params, (dialect, request.share))
+    start_chat(&chat, params, |params, _| Box::new(ResponsesDialect::new(params, &body)))
 }
 
 /// Kind of an output item.
@@ -189,6 +186,15 @@ impl ItemKind {
             ItemKind::Text => "response.output_text",
             ItemKind::Thinking => "response.reasoning_text",
             ItemKind::Call => "response.function_call_arguments",
+        }
+    }
+
+    /// Fields of an event with a text or a part of one.
+    fn text_fields(self, name: &str, text: &str) -> Value {
+        match self {
+            ItemKind::Text => json!({"content_index": 0, name: text, "logprobs": []}),
+            ItemKind::Thinking => json!({"content_index": 0, name: text}),
+            ItemKind::Call => json!({name: text}),
         }
     }
 
@@ -259,8 +265,8 @@ struct ResponsesDialect {
 
 impl ResponsesDialect {
     /// Response that repeats fields of the request body.
-    fn new(model: &ServerModel, params: &RequestParams, body: &Value) -> Self {
-        let o = &params.options;
+    fn new(params: &RequestParams, body: &Value) -> Self {
+        let RequestParams { model, options: o, .. } = params;
         let [temperature, top_p] = [o.sampler.temperature, o.sampler.top_p].map(short_number);
         let mut base = json!({
             "id": random_id("resp_"), "object": "response", "created_at": unix_time(), "model": model.name, "error": null,
@@ -337,11 +343,7 @@ impl ResponsesDialect {
         let Some(item) = self.items.last_mut() else { return };
         item.text += delta;
         let kind = item.kind;
-        let data = match kind {
-            ItemKind::Text => json!({"content_index": 0, "delta": delta, "logprobs": []}),
-            ItemKind::Thinking => json!({"content_index": 0, "delta": delta}),
-            ItemKind::Call => json!({"delta": delta}),
-        };
+        let data = kind.text_fields("delta", delta);
         self.write_item_event(&format!("{}.delta", kind.event_prefix()), data, out);
     }
 
@@ -351,9 +353,8 @@ impl ResponsesDialect {
         item.status = status;
         let (kind, text, whole) = (item.kind, item.text.as_str(), json!({"item": item.to_json()}));
         let done = match kind {
-            ItemKind::Text => json!({"content_index": 0, "text": text, "logprobs": []}),
-            ItemKind::Thinking => json!({"content_index": 0, "text": text}),
             ItemKind::Call => json!({"name": item.call[1], "arguments": text}),
+            _ => kind.text_fields("text", text),
         };
         let part = json!({"content_index": 0, "part": kind.part_json(text)});
         self.write_item_event(&format!("{}.done", kind.event_prefix()), done, out);
