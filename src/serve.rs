@@ -176,7 +176,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             args.host
         );
     }
-    let connections = connections::start(listener, Arc::clone(&state))?;
+    let connections = connections::start_thread(listener, Arc::clone(&state))?;
 
     let mut opened = Opened::new(&settings)?;
     let memory = MemoryBudget::new(opened.plan.add_requests());
@@ -191,7 +191,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let model = Arc::new(ServerModel {
         name: args.model_name().to_owned(),
         variables,
-        fingerprint: fingerprint(&model_id, loaded.engine.options()),
+        fingerprint: compute_fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
         memory,
         seeded: args.sampler.seed().is_some(),
@@ -228,7 +228,7 @@ fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
 }
 
 /// `system_fingerprint`: a hash of everything that determines a response (weights, program, cache settings).
-fn fingerprint(model_id: &str, o: &EngineOptions) -> String {
+fn compute_fingerprint(model_id: &str, o: &EngineOptions) -> String {
     let what = format!("{model_id} {} {} {:?}", env!("CARGO_PKG_VERSION"), o.kv_types, o.eviction.policy);
     format!("fp_{:08x}", crc32fast::hash(what.as_bytes()))
 }

@@ -54,7 +54,7 @@ impl RequestBody {
     }
 
     /// Parses the body as a JSON object.
-    pub fn parse(&mut self) -> ApiResult<Value> {
+    pub fn parse_json(&mut self) -> ApiResult<Value> {
         let bytes = &*repair_surrogates(self.bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.bytes));
         let mut values = 0;
         for mark in marks(bytes) {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     fn parse(bytes: &[u8]) -> ApiResult<Value> {
-        body(bytes.to_vec(), 256).parse()
+        body(bytes.to_vec(), 256).parse_json()
     }
 
     #[derive(Debug, Deserialize)]
@@ -394,6 +394,6 @@ mod tests {
         assert!(parse(many.as_bytes()).unwrap_err().message.contains("values"));
         // Each value takes memory beside its text.
         let some = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES / 2));
-        assert_eq!(body(some.into(), 4).parse().unwrap_err().status, 413);
+        assert_eq!(body(some.into(), 4).parse_json().unwrap_err().status, 413);
     }
 }

@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts the thread that serves connections until [`ServerState::end_connections`] and the last responses are read.
-pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
+pub fn start_thread(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
     let cannot = |what: &str, e: std::io::Error| Error::Other(format!("cannot {what}: {e}"));
     listener.set_nonblocking(true).map_err(|e| cannot("listen", e))?;
     // Worker threads stay once started. One starts now, in case the system refuses new threads later.

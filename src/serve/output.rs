@@ -98,7 +98,7 @@ fn estimate_bytes(prompts: &[ParsedPrompt], params: &RequestParams) -> u64 {
 
 impl RequestOutput {
     /// Submits all texts of a request to the scheduler.
-    pub fn start(
+    pub fn submit(
         prompts: Vec<ParsedPrompt>,
         mut params: RequestParams,
         dialect: Box<dyn Dialect>,

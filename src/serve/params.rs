@@ -124,12 +124,12 @@ pub struct RequestParams {
 
 impl RequestParams {
     /// Parses a body, and reads the fields common to all APIs.
-    pub fn read(
+    pub fn read_request(
         model: &Arc<ServerModel>,
         mut request: RequestBody,
         kind: RequestKind,
     ) -> ApiResult<(Value, Self)> {
-        let body = request.parse()?;
+        let body = request.parse_json()?;
         unsupported::check_fields(&body, kind)?;
         let fields: RequestFields = read_object(&body, "")?;
         if let Some(Strings(samplers)) = &fields.samplers {

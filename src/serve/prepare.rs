@@ -34,7 +34,7 @@ fn submit_prompts(
     let has_grammar = grammar_field(&params).is_some();
     let start = move || {
         prompts.iter().try_for_each(|(ids, _)| check_prompt(ids, &params))?;
-        RequestOutput::start(prompts, params, dialect)
+        RequestOutput::submit(prompts, params, dialect)
     };
     if has_grammar { Ok(Prepared::NeedsGrammar(Box::new(start))) } else { start().map(Prepared::Running) }
 }

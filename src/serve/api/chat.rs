@@ -125,7 +125,7 @@ fn read_chat(body: &mut Value, fields: &ChatFields) -> ApiResult<ChatRequest> {
 
 /// `POST /v1/chat/completions`.
 pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
-    let (mut body, mut params) = RequestParams::read(model, request, RequestKind::Chat)?;
+    let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     let fields: ChatFields = read_object(&body, "")?;
     let top = fields.top_logprobs.and_then(LogprobCount::to_count);
     match (fields.logprobs, top) {
@@ -145,7 +145,7 @@ pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResul
 
 /// `POST /apply-template`, as in llama.cpp's server.
 pub fn apply_template(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let mut body = request.parse()?;
+    let mut body = request.parse_json()?;
     let fields = read_object(&body, "")?;
     let prompt = read_chat(&mut body, &fields)?.render_prompt(model)?;
     Ok(JsonWriter::from_value(&json!({"prompt": prompt})))

@@ -26,7 +26,7 @@ struct CompletionFields {
 
 /// `POST /v1/completions`.
 pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
-    let (body, mut params) = RequestParams::read(model, request, RequestKind::Completion)?;
+    let (body, mut params) = RequestParams::read_request(model, request, RequestKind::Completion)?;
     let fields: CompletionFields = read_object(&body, "")?;
     params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::to_count);
     params.apply_constraint()?;
@@ -144,7 +144,7 @@ impl CompletionDialect {
 
     /// Log-probabilities of tokens as a table of columns. `start` is the character offset of the first token; `hidden`
     /// characters precede the prompt.
-    fn logprobs(&self, rows: &[TokenLogprobs], (start, hidden): (usize, usize)) -> Value {
+    fn logprobs_json(&self, rows: &[TokenLogprobs], (start, hidden): (usize, usize)) -> Value {
         let mut table = Map::new();
         for (name, cell) in COLUMNS {
             table.insert(name.into(), rows.iter().map(|row| cell(row, self.pieces())).collect());
@@ -196,7 +196,7 @@ impl CompletionDialect {
         let Some((text, rows, hidden)) = self.take_echo(choice) else { return };
         let mut chunk = choice_json(choice, &text, None);
         if self.has_prompt_logprobs {
-            chunk["logprobs"] = self.logprobs(&rows, (0, hidden));
+            chunk["logprobs"] = self.logprobs_json(&rows, (0, hidden));
         }
         self.head.write_chunk(chunk, None, out);
     }
@@ -211,7 +211,8 @@ impl Dialect for CompletionDialect {
         self.write_echo(choice, out);
         let mut chunk = choice_json(choice, &join_parts(&token.parts), None);
         if let Some(row) = &token.logprobs {
-            chunk["logprobs"] = self.logprobs(std::slice::from_ref(row), (self.texts[choice].characters, 0));
+            chunk["logprobs"] =
+                self.logprobs_json(std::slice::from_ref(row), (self.texts[choice].characters, 0));
             self.texts[choice].characters += count_characters(row, self.pieces());
         }
         self.head.write_chunk(chunk, None, out);

@@ -28,7 +28,7 @@ struct LlamaCppFields {
 
 /// `POST /completion`.
 pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
-    let (body, mut params) = RequestParams::read(model, request, RequestKind::LlamaCppCompletion)?;
+    let (body, mut params) = RequestParams::read_request(model, request, RequestKind::LlamaCppCompletion)?;
     let fields: LlamaCppFields = read_object(&body, "")?;
     if let Some(n @ 1..) = fields.n_probs.and_then(LogprobCount::to_count) {
         params.options.logprobs = Some(n);
@@ -190,7 +190,7 @@ struct DetokenizeRequest {
 
 /// `POST /tokenize`.
 pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let fields: TokenizeRequest = read_object(&request.parse()?, "")?;
+    let fields: TokenizeRequest = read_object(&request.parse_json()?, "")?;
     let special = if fields.add_special == Some(true) { AddSpecial::Yes } else { AddSpecial::No };
     let specials = if fields.parse_special == Some(false) { Specials::Text } else { Specials::Tokens };
     let tokenizer = model.engine.tokenizer();
@@ -218,7 +218,7 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
 
 /// `POST /detokenize`.
 pub fn detokenize_ids(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let fields: DetokenizeRequest = read_object(&request.parse()?, "")?;
+    let fields: DetokenizeRequest = read_object(&request.parse_json()?, "")?;
     let (TokenIds(ids), tokenizer) = (fields.tokens, model.engine.tokenizer());
     let bytes: usize = ids.iter().map(|&id| tokenizer.pieces().bytes(id).len()).sum();
     // The text and its JSON.

@@ -137,7 +137,7 @@ fn read_blocks(
 
 /// `POST /v1/messages`.
 pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
-    let (mut body, mut params) = RequestParams::read(model, request, RequestKind::Chat)?;
+    let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
     start_chat(&chat, params, |params, prompt| Box::new(MessagesDialect::new(params, prompt)))
@@ -145,7 +145,7 @@ pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResul
 
 /// `POST /v1/messages/count_tokens`.
 pub fn count_tokens(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let prompt = read_chat(&mut request.parse()?)?.build_prompt(model)?;
+    let prompt = read_chat(&mut request.parse_json()?)?.build_prompt(model)?;
     Ok(JsonWriter::from_value(&json!({"input_tokens": prompt.ids.len()})))
 }
 

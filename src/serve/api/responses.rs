@@ -165,7 +165,7 @@ fn last_answer(messages: &mut Vec<Message>) -> &mut Message {
 
 /// `POST /v1/responses`.
 pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
-    let (mut body, mut params) = RequestParams::read(model, request, RequestKind::Chat)?;
+    let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
     start_chat(&chat, params, |params, _| Box::new(ResponsesDialect::new(params, &body)))
