@@ -1,7 +1,7 @@
 //! `serve`: an HTTP server for the model, compatible with the OpenAI and Anthropic APIs.
 
 mod access;
-/// APIs: each reads its requests and writes its answers in a file of its own.
+/// One file per API, which reads its requests and writes its responses.
 mod api {
     pub mod chat;
     pub mod completions;
@@ -49,58 +49,58 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most texts at once.
-const MOST_SLOTS: usize = 256;
-/// Slots of the cache of each, where nobody says how many.
+/// Maximum of `--slots`.
+const MAX_SLOTS: usize = 256;
+/// Default context size of a slot, in tokens.
 pub const CONTEXT: &str = "4096";
 /// Default of `--cache-mib`.
 pub const CACHE_MIB: u64 = 256;
 
-/// A server.
+/// Flags of `serve`.
 #[derive(Args, Clone)]
 #[command(mut_arg("max_seq_len", |arg| arg.default_value(CONTEXT).help(
-    "Slots of each text's KV cache: the longest text, prompt included"
+    "Context size of each slot in tokens, prompt included"
 )))]
 pub struct ServeArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
-    /// Address to listen at; 0.0.0.0 is all of this machine's
+    /// Address to listen on; 0.0.0.0 listens on every network interface
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Server")]
     host: String,
-    /// Port to listen at; 0 takes a free one
+    /// Port to listen on; 0 picks a free one
     #[arg(long, default_value_t = 8080, value_name = "N", help_heading = "Server")]
     port: u16,
-    /// Texts that are generated together; memory is taken as they grow
+    /// Number of requests to process in parallel; each takes memory only as it grows
     #[arg(long, visible_aliases = ["parallel", "np"], default_value_t = 4, value_name = "N", help_heading = "Server")]
     slots: usize,
-    /// Requests that may wait for a slot; more are refused with 429
+    /// Maximum number of requests waiting for a slot; further ones get 429
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Server")]
     queue: usize,
-    /// Memory for rows of texts that have ended, so that a prompt that begins like one is not computed again; 0 is none
+    /// Memory for cached prompt prefixes of finished requests, in MiB; 0 turns the cache off
     #[arg(long, default_value_t = CACHE_MIB, value_name = "MIB", help_heading = "Server")]
     cache_mib: u64,
-    /// Seconds that running texts may take to end after SIGTERM or Ctrl-C
+    /// Grace period for running requests after SIGTERM or Ctrl-C, in seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Server")]
     drain: u64,
-    /// Seconds that a client may take to send a request, or to read on
+    /// Timeout for a client that sends its request, or reads its response, too slowly, in seconds
     #[arg(long, default_value_t = 60, value_name = "SECONDS", help_heading = "Server")]
     patience: u64,
-    /// Key that requests must bring; may be repeated. Other users of this machine can see it: prefer --api-key-file
+    /// API key that requests must send; may be repeated. Other users of this machine can see it: prefer --api-key-file
     #[arg(long, value_name = "KEY", help_heading = "Server")]
     api_key: Vec<String>,
-    /// File with such keys, one a line
+    /// File of API keys, one per line
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     api_key_file: Option<PathBuf>,
-    /// Without keys: lets pages of this origin ask, such as http://localhost:3000; may be repeated, * is any
+    /// Without keys: allow web pages of this origin, such as http://localhost:3000; may be repeated, * allows any
     #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
     cors_origin: Vec<String>,
-    /// Without keys: answers where requests name this host, as behind a proxy; may be repeated, * is any
+    /// Without keys: accept this name in the Host header, as behind a proxy; may be repeated, * accepts any
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     allowed_host: Vec<String>,
-    /// The model's name in answers, in place of the one that it was built with
+    /// Model name in responses, instead of the one the program was built with
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     alias: Option<String>,
-    /// Answer /slots, which tells how long the texts of others are
+    /// Enable GET /slots, which shows the prompt and output lengths of all clients
     #[arg(long, help_heading = "Server")]
     slots_endpoint: bool,
     #[command(flatten, next_help_heading = "Sampling")]
@@ -114,46 +114,45 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// The model's name in answers.
-    fn name(&self) -> &str {
+    /// Model name in responses.
+    fn model_name(&self) -> &str {
         self.alias.as_deref().unwrap_or(crate::dims::MODEL)
     }
 
-    /// The keys that requests may bring.
+    /// Keys of `--api-key` and `--api-key-file`.
     fn read_keys(&self) -> Result<Vec<String>> {
         let mut keys = self.api_key.clone();
         keys.iter().try_for_each(|key| check_key("--api-key", key))?;
         if let Some(file) = &self.api_key_file {
             let text = read_text("--api-key-file", file)?;
-            let lines = text.lines().map(str::trim).enumerate().filter(|(_, key)| !key.is_empty());
-            let found = lines.map(|(i, key)| {
-                check_key(&format!("--api-key-file {}: line {}", file.display(), i + 1), key)?;
-                Ok(key.to_owned())
-            });
-            let found = found.collect::<Result<Vec<_>>>()?;
-            if found.is_empty() {
-                return Err(Error::Usage(format!("--api-key-file {}: holds no key", file.display())));
+            let place = format!("--api-key-file {}", file.display());
+            let from_flags = keys.len();
+            for (i, key) in text.lines().map(str::trim).enumerate().filter(|(_, key)| !key.is_empty()) {
+                check_key(&format!("{place}: line {}", i + 1), key)?;
+                keys.push(key.to_owned());
             }
-            keys.extend(found);
+            if keys.len() == from_flags {
+                return Err(Error::Usage(format!("{place}: contains no key")));
+            }
         }
         Ok(keys)
     }
 
-    /// Takes the port before anything is loaded.
+    /// Binds the port before anything is loaded.
     fn bind_listener(&self) -> Result<TcpListener> {
         let wrong = |e: std::io::Error| {
             let place = format!("--host {} --port {}", self.host, self.port);
-            Error::Usage(format!("{place}: cannot listen there: {e}; use another --port or --host"))
+            Error::Usage(format!("{place}: cannot listen: {e}; use another --port or --host"))
         };
         let addresses: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs().map_err(wrong)?.collect();
         TcpListener::bind(&addresses[..]).map_err(wrong)
     }
 }
 
-/// Options of an engine with so many slots.
+/// Engine options for `slots` slots and a prefix cache of `cache_mib` MiB.
 pub fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
     Ok(EngineOptions {
-        batch: within("--slots", slots, MOST_SLOTS)?,
+        batch: within("--slots", slots, MAX_SLOTS)?,
         prefix_cache: cache_mib.saturating_mul(1 << 20),
         ..model.resolve()?
     })
@@ -170,11 +169,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let slots_endpoint = if args.slots_endpoint { SlotsEndpoint::Shown } else { SlotsEndpoint::Hidden };
     let patience = Duration::from_secs(args.patience.clamp(1, 1 << 20));
     let access = access.listening_at(address.ip());
-    let state = Arc::new(ServerState::new(args.name(), access, slots_endpoint, patience));
+    let state = Arc::new(ServerState::new(args.model_name(), access, slots_endpoint, patience));
     if !address.ip().is_loopback() && !state.access.has_keys() {
-        say!("warning: --host {}: anybody who reaches this machine may ask; give --api-key-file", args.host);
+        say!(
+            "warning: --host {} accepts requests from the network without a key; use --api-key-file",
+            args.host
+        );
     }
-    let connections = connections::start(listener, Arc::clone(&state))?;
+    let connections = connections::start_thread(listener, Arc::clone(&state))?;
 
     let mut opened = Opened::new(&settings)?;
     let memory = MemoryBudget::new(opened.plan.add_requests());
@@ -187,9 +189,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let model = Arc::new(ServerModel {
-        name: args.name().to_owned(),
+        name: args.model_name().to_owned(),
         variables,
-        fingerprint: fingerprint(&model_id, loaded.engine.options()),
+        fingerprint: compute_fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
         memory,
         seeded: args.sampler.seed().is_some(),
@@ -214,20 +216,19 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     ran
 }
 
-/// Says where the server is: the one line that others wait for, so also where little is to be said.
+/// Prints the server's address, even with `--quiet`: other programs wait for this line.
 fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
-    let (slots, tokens) = (args.slots, args.model.cache.max_seq_len);
-    match args.quiet.verbosity() {
-        Verbosity::Quiet => say!("{address}"),
-        _ => say!(
-            "{} at {address}: {slots} slots of {tokens} tokens, {empty} of memory with none filled, {full} with all",
-            crate::dims::MODEL
-        ),
+    let (model, slots, tokens) = (crate::dims::MODEL, args.slots, args.model.cache.max_seq_len);
+    if args.quiet.verbosity() == Verbosity::Quiet {
+        return say!("{address}");
     }
+    say!(
+        "{model} at {address}: {slots} slots of {tokens} tokens; {empty} of memory now, {full} when all are full"
+    );
 }
 
-/// Names what decides about an answer: the weights, the program, the cache.
-fn fingerprint(model_id: &str, o: &EngineOptions) -> String {
+/// `system_fingerprint`: a hash of everything that determines a response (weights, program, cache settings).
+fn compute_fingerprint(model_id: &str, o: &EngineOptions) -> String {
     let what = format!("{model_id} {} {} {:?}", env!("CARGO_PKG_VERSION"), o.kv_types, o.eviction.policy);
     format!("fp_{:08x}", crc32fast::hash(what.as_bytes()))
 }

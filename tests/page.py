@@ -262,7 +262,7 @@ def what_a_model_writes_is_text(b, _server, stand):
     assert not b.run("return document.querySelector('details').open"), "thoughts are folded"
     assert "Calls look" in b.text(".calls")[0]
     foot = b.text("article.assistant .foot")[0]
-    assert f"{len(Stand.deltas)} tokens, " in foot and " a second, the first after " in foot, foot
+    assert f"{len(Stand.deltas)} tokens, " in foot and " tokens/s, the first after " in foot, foot
     b.picture("hostile")
     b.run("document.querySelector('details').open = true")
     assert "Hm <b>.</b>" in b.text("details")[0]

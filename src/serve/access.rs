@@ -1,6 +1,5 @@
-//! Who may ask: those with a key; where none is asked for, programs of this machine and pages that the server knows. A
-//! browser lets any page of the web send requests to this machine, so that a page is known by its `Origin`, and a name
-//! that leads here by the design of somebody else (DNS rebinding) by its `Host`.
+//! Access control: API keys, or without keys a check of `Host` and `Origin`. A browser lets any web page send requests
+//! to this machine. `Origin` reveals a foreign page, and `Host` a foreign name that points here (DNS rebinding).
 
 use super::error::{ApiError, ApiResult};
 use files::error::quoted;
@@ -10,46 +9,46 @@ use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use std::net::IpAddr;
 
-/// A client that may ask.
+/// A client that passed access control.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ApiClient {
-    /// The number of its key, where keys are asked for.
+    /// Index of its key, if the server has keys.
     pub key: Option<usize>,
 }
 
-/// Finds a name among some, in either case; `*` stands for all.
+/// Tells if `names` contains `name`, ignoring case; `*` matches every name.
 fn contains_name(names: &[String], name: &str) -> bool {
     names.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(name))
 }
 
-/// Rules for who may ask.
+/// Access rules.
 pub struct Access {
     keys: Vec<String>,
-    /// Pages that may ask without a key.
+    /// Origins allowed without a key.
     origins: Vec<String>,
-    /// Names that the server is reached by without a key.
+    /// Host names accepted without a key.
     hosts: Vec<String>,
-    /// Address that it listens at.
+    /// Address that the server listens on.
     address: Option<IpAddr>,
 }
 
 impl Access {
-    /// Of keys, and else of the pages and names that flags give; `host` is the server's own name.
+    /// Rules from keys, the server's own `host`, `--cors-origin` and `--allowed-host`.
     ///
     /// # Errors
     ///
-    /// `Usage` for what can be no origin, and no name of a host.
+    /// `Usage` if an origin or a host name is malformed.
     pub fn new(keys: Vec<String>, host: &str, origins: &[String], hosts: &[String]) -> Result<Self> {
         for origin in origins {
             let rest = origin.split_once("://").map(|(_, rest)| rest.trim_end_matches('/'));
             let is_one = rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['/', ' ', '?', '#']));
             if !is_one && !matches!(origin.as_str(), "*" | "null") {
-                let why = "is no origin; give one such as http://localhost:3000, or * for any";
+                let why = "is not an origin; use one such as http://localhost:3000, or * for any";
                 return Err(Error::Usage(format!("--cors-origin {}: {why}", quoted(origin))));
             }
         }
         if let Some(name) = hosts.iter().find(|name| name.is_empty() || name.contains(['/', ' '])) {
-            let why = "is no name of a host; give one such as box.example, or * for any";
+            let why = "is not a host name; use one such as box.example, or * for any";
             return Err(Error::Usage(format!("--allowed-host {}: {why}", quoted(name))));
         }
         let hosts = ["localhost", host].into_iter().chain(hosts.iter().map(|name| host_name(name)));
@@ -61,31 +60,31 @@ impl Access {
         })
     }
 
-    /// Names the address that the server listens at.
+    /// Sets the address that the server listens on.
     pub fn listening_at(self, address: IpAddr) -> Self {
         Self { address: Some(address), ..self }
     }
 
-    fn lets_all_pages_ask(&self) -> bool {
+    fn allows_all_origins(&self) -> bool {
         contains_name(&self.origins, "*")
     }
 
-    /// Tells if keys are asked for at all.
+    /// Tells if requests need a key.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// Whose key this is, if anybody's; takes as long for any key of its length.
+    /// Finds the client of a key, in constant time for keys of one length. Without keys everybody is a client.
     pub fn identify_client(&self, key: Option<&[u8]>) -> Option<ApiClient> {
         let given = key.unwrap_or_default();
-        let fits = |key: &String| {
+        let matches = |key: &String| {
             let differs = key.bytes().zip(given.iter().chain(std::iter::repeat(&0)));
             let sum = differs.fold(key.len() ^ given.len(), |sum, (a, b)| sum | usize::from(a ^ b));
             std::hint::black_box(sum) == 0
         };
         let number = |found: Option<usize>, (i, key)| {
-            let fits = fits(key);
-            found.or(fits.then_some(i))
+            let matches = matches(key);
+            found.or(matches.then_some(i))
         };
         match self.keys.iter().enumerate().fold(None, number) {
             None if self.has_keys() => None,
@@ -93,7 +92,7 @@ impl Access {
         }
     }
 
-    /// Refuses what a foreign page asks, unless there are keys.
+    /// Refuses requests of foreign pages and for foreign host names, unless there are keys.
     pub fn check(&self, head: &Parts) -> ApiResult<()> {
         if self.has_keys() {
             return Ok(());
@@ -101,44 +100,35 @@ impl Access {
         let refuse = |what: String| Err(ApiError::new(403, what));
         let hosts =
             header_values(&head.headers, "host").chain(head.uri.authority().map(|of| Some(of.as_str())));
-        for host in hosts {
-            let name = host.map(host_name).unwrap_or_default();
-            if !self.is_own(name) {
-                let name = quoted(name);
-                return refuse(format!(
-                    "this server does not answer for the host {name}; start it with --allowed-host NAME or with a key"
-                ));
-            }
+        let mut hosts = hosts.map(|host| host.map(host_name).unwrap_or_default());
+        if let Some(name) = hosts.find(|name| !self.is_own_host(name)) {
+            let remedy = "start the server with --allowed-host NAME or with a key";
+            return refuse(format!("host {} is not allowed; {remedy}", quoted(name)));
         }
-        for origin in header_values(&head.headers, "origin") {
-            let origin = origin.unwrap_or_default();
-            if !self.is_known(origin, &head.headers) {
-                let origin = quoted(origin);
-                return refuse(format!(
-                    "pages of {origin} may not ask this server; start it with --cors-origin ORIGIN or with a key"
-                ));
-            }
+        let remedy = "start the server with --cors-origin ORIGIN or with a key";
+        let mut origins = header_values(&head.headers, "origin").map(Option::unwrap_or_default);
+        if let Some(origin) = origins.find(|origin| !self.is_allowed_origin(origin, &head.headers)) {
+            return refuse(format!("origin {} is not allowed; {remedy}", quoted(origin)));
         }
-        // A page's picture or script has no origin.
-        let says = |name, value: &str| header_values(&head.headers, name).any(|of| of == Some(value));
-        let is_hidden = says("sec-fetch-site", "cross-site") && !says("sec-fetch-mode", "navigate");
-        if is_hidden && !head.headers.contains_key("origin") && !self.lets_all_pages_ask() {
-            let why = "another site's page may not ask this server; start it with --cors-origin ORIGIN or with a key";
-            return refuse(why.into());
+        // Requests for a page's images and scripts carry no origin.
+        let has = |name, value: &str| header_values(&head.headers, name).any(|of| of == Some(value));
+        let is_hidden = has("sec-fetch-site", "cross-site") && !has("sec-fetch-mode", "navigate");
+        if is_hidden && !head.headers.contains_key("origin") && !self.allows_all_origins() {
+            return refuse(format!("pages of other sites are not allowed; {remedy}"));
         }
         Ok(())
     }
 
-    /// Who may read the answer beside the server's own pages: the value of `Access-Control-Allow-Origin`, if there is one.
+    /// Value of `Access-Control-Allow-Origin`: the foreign origin that may read the response.
     pub fn allowed_reader(&self, head: &Parts) -> Option<HeaderValue> {
         self.check(head).ok()?;
-        let any = (self.has_keys() || self.lets_all_pages_ask()).then_some(HeaderValue::from_static("*"));
-        // A page's origin is named, so that the answer to one is not kept for another.
+        let any = (self.has_keys() || self.allows_all_origins()).then_some(HeaderValue::from_static("*"));
+        // The origin itself rather than `*`, so that a response cached for one page is not used for another.
         head.headers.get("origin").cloned().or(any)
     }
 
-    /// Tells if a host's name is one of this server's.
-    fn is_own(&self, name: &str) -> bool {
+    /// Tells if a host name or address belongs to this server.
+    fn is_own_host(&self, name: &str) -> bool {
         let address = name.trim_matches(['[', ']']).parse::<IpAddr>().map(|ip| ip.to_canonical());
         let is_here = |ip: IpAddr| {
             ip.is_loopback()
@@ -147,40 +137,41 @@ impl Access {
         contains_name(&self.hosts, name) || address.is_ok_and(is_here)
     }
 
-    /// Tells if pages of an origin may ask: the server's own, and those that a flag names.
-    fn is_known(&self, origin: &str, headers: &HeaderMap) -> bool {
+    /// Tells if an origin is the server's own, or allowed by `--cors-origin`.
+    fn is_allowed_origin(&self, origin: &str, headers: &HeaderMap) -> bool {
         let place = origin.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"));
         let own = |host: &str| {
-            place.is_some_and(|(_, place)| place.eq_ignore_ascii_case(host)) && self.is_own(host_name(host))
+            place.is_some_and(|(_, place)| place.eq_ignore_ascii_case(host))
+                && self.is_own_host(host_name(host))
         };
         contains_name(&self.origins, origin)
             || header_values(headers, "host").any(|host| host.is_some_and(own))
     }
 }
 
-/// All values of a header; `None` for what is no text.
+/// All values of a header; `None` for one that is not text.
 fn header_values<'a>(headers: &'a HeaderMap, name: &'static str) -> impl Iterator<Item = Option<&'a str>> {
     headers.get_all(name).iter().map(|value| value.to_str().ok())
 }
 
-/// The name in `name:port`.
+/// Host name of `name:port`.
 fn host_name(host: &str) -> &str {
     let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.rfind(':') };
     host[..end.unwrap_or(host.len())].trim_end_matches('.')
 }
 
-/// Refuses a key that no header can hold; `place` is where it stands.
+/// Refuses a key that cannot be sent in a header. `place` names its flag or its line in a file.
 ///
 /// # Errors
 ///
 /// `Usage`.
 pub fn check_key(place: &str, key: &str) -> Result<()> {
     let why = match key {
-        _ if key.trim().is_empty() => "is empty; give a key, or leave it out",
+        _ if key.trim().is_empty() => "is empty; give a key, or omit the flag",
         _ if !key.bytes().all(|byte| matches!(byte, b' '..=b'~')) => {
-            "holds what no header can: a line's end, a control character or one that is not ASCII; give another key"
+            "contains a line break, a control or a non-ASCII character, which a header cannot carry; use another key"
         }
-        _ if key.trim() != key => "begins or ends with a blank, which no header keeps; leave that out",
+        _ if key.trim() != key => "begins or ends with a space, which a header does not keep; remove it",
         _ => return Ok(()),
     };
     Err(Error::Usage(format!("{place}: {why}")))
@@ -197,7 +188,7 @@ mod tests {
         Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().listening_at([127, 0, 0, 1].into())
     }
 
-    /// Whether a request with these headers is answered, and whether a page may read the answer.
+    /// Tells if a request with these headers is answered, and if a page may read the answer.
     fn asks(access: &Access, headers: &str) -> (bool, bool) {
         let mut request = Request::builder().uri("/props");
         for (name, value) in headers.split(" | ").filter_map(|line| line.split_once(": ")) {

@@ -1,5 +1,5 @@
-//! Bodies of requests: JSON within limits, read as types. A wrong type is an error with the field's path; null counts as
-//! left out.
+//! Request bodies: JSON within limits, deserialized into types. Errors name the path of the field; `null` counts as an
+//! absent field.
 
 use super::access::ApiClient;
 use super::error::{ApiError, ApiResult};
@@ -7,7 +7,7 @@ use super::memory::{MemoryBudget, MemoryShare};
 use crate::run::session::CancelToken;
 use files::nesting::marks;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
+use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -15,37 +15,37 @@ use std::fmt::{Display, Formatter};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Values in a body, at most: each takes many times the memory of its text.
+/// Maximum number of JSON values in a body; each takes many times the memory of its text.
 const MAX_VALUES: usize = 1 << 18;
-/// Memory of each, with what a list or an object has room for beside it.
+/// Memory per value in bytes, including spare capacity of the array or object that contains it.
 const VALUE_BYTES: u64 = 2 * size_of::<Value>() as u64 + 96;
-/// Texts are held several times while a prompt is made of them: as a value, as a message, in a template, as a prompt.
+/// Copies of a text while it becomes a prompt: body, JSON value, message, template, prompt.
 const COPIES: u64 = 5;
-/// Brackets in brackets.
+/// Maximum nesting depth of arrays and objects.
 const MAX_NESTING: usize = 64;
-/// Room for a body at first, in bytes.
-const MIN_ROOM: usize = 4 << 10;
+/// Initial capacity of a body, in bytes.
+const MIN_CAPACITY: usize = 4 << 10;
 
-/// Bytes of a request, with the memory that they may take, and who sends them.
+/// Body of a request with its memory share and its client.
 pub struct RequestBody {
     pub bytes: Vec<u8>,
     pub share: MemoryShare,
     pub client: ApiClient,
-    /// Ends what is done for it, once its client has gone.
+    /// Cancelled when the client disconnects.
     pub cancel: CancelToken,
 }
 
 impl RequestBody {
-    /// An empty one.
+    /// Empty body.
     pub fn new(memory: &Arc<MemoryBudget>, client: ApiClient) -> Self {
-        Self { bytes: Vec::new(), share: memory.share(), client, cancel: CancelToken::default() }
+        Self { bytes: Vec::new(), share: memory.new_share(), client, cancel: CancelToken::default() }
     }
 
-    /// Adds bytes, for which memory is taken as they come; no more than so many are expected.
+    /// Appends bytes and takes memory for them; `expected` is the maximum length of the whole body.
     pub fn append(&mut self, data: &[u8], expected: usize) -> ApiResult<()> {
         let (need, room) = (self.bytes.len() + data.len(), self.bytes.capacity());
         if need > room {
-            let more = (2 * room).max(MIN_ROOM).min(expected).max(need);
+            let more = (2 * room).max(MIN_CAPACITY).min(expected).max(need);
             self.share.grow((more - room) as u64)?;
             self.bytes.reserve_exact(more - self.bytes.len());
         }
@@ -53,30 +53,30 @@ impl RequestBody {
         Ok(())
     }
 
-    /// Its JSON, an object.
-    pub fn parse(&mut self) -> ApiResult<Value> {
+    /// Parses the body as a JSON object.
+    pub fn parse_json(&mut self) -> ApiResult<Value> {
         let bytes = &*repair_surrogates(self.bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.bytes));
         let mut values = 0;
         for mark in marks(bytes) {
             values += 1;
             if mark.depth > MAX_NESTING {
-                let why = format!("the body is nested more than {MAX_NESTING} levels deep");
+                let why = format!("request body is nested more than {MAX_NESTING} levels deep");
                 return Err(ApiError::new(400, why));
             }
         }
         if values > MAX_VALUES {
-            return Err(ApiError::new(400, format!("the body holds more than {MAX_VALUES} values")));
+            return Err(ApiError::new(400, format!("request body has more than {MAX_VALUES} values")));
         }
         self.share.grow(values as u64 * VALUE_BYTES + self.bytes.len() as u64 * COPIES)?;
         match serde_json::from_slice(bytes) {
             Ok(body @ Value::Object(_)) => Ok(body),
-            Ok(_) => Err(ApiError::new(400, "the body is not a JSON object")),
-            Err(e) => Err(ApiError::new(400, format!("the body is not valid JSON: {e}"))),
+            Ok(_) => Err(ApiError::new(400, "request body is not a JSON object")),
+            Err(e) => Err(ApiError::new(400, format!("request body is not valid JSON: {e}"))),
         }
     }
 }
 
-/// JSON in which halves of surrogate pairs that stand alone are U+FFFD: they are no text, but some clients send them.
+/// Replaces unpaired surrogate escapes by U+FFFD: they are invalid, but some clients send them.
 fn repair_surrogates(body: &[u8]) -> Cow<'_, [u8]> {
     let mut body = Cow::Borrowed(body);
     let code = |body: &[u8], at: usize| {
@@ -99,17 +99,15 @@ fn repair_surrogates(body: &[u8]) -> Cow<'_, [u8]> {
     body
 }
 
-/// Reads a value of a request; errors name the field, whose path begins with `place`.
-pub fn read<T: DeserializeOwned>(value: &Value, place: &str) -> ApiResult<T> {
-    serde_path_to_error::deserialize(value).map_err(|e| describe(&e, place))
+/// Deserializes a JSON value, owned or borrowed; errors name the field, whose path begins with `place`.
+pub fn read_value<'de, T: Deserialize<'de>>(
+    value: impl Deserializer<'de, Error = serde_json::Error>,
+    place: &str,
+) -> ApiResult<T> {
+    serde_path_to_error::deserialize(value).map_err(|e| describe_type_error(&e, place))
 }
 
-/// Reads a value of a request without a copy of its texts.
-pub fn read_owned<T: DeserializeOwned>(value: Value, place: &str) -> ApiResult<T> {
-    serde_path_to_error::deserialize(value).map_err(|e| describe(&e, place))
-}
-
-fn describe(e: &serde_path_to_error::Error<serde_json::Error>, place: &str) -> ApiError {
+fn describe_type_error(e: &serde_path_to_error::Error<serde_json::Error>, place: &str) -> ApiError {
     let (path, why) = (e.path().to_string(), e.inner().to_string());
     let (missing, why) = explain_type_error(&why);
     let mut field = place.to_owned();
@@ -120,35 +118,35 @@ fn describe(e: &serde_path_to_error::Error<serde_json::Error>, place: &str) -> A
     ApiError::for_field(field, why)
 }
 
-/// Reads an object of a request.
-pub fn read_object<T: DeserializeOwned>(value: &Value, place: &str) -> ApiResult<T> {
-    Ok(read::<Object<T>>(value, place)?.0)
+/// Deserializes a JSON object.
+pub fn read_object<'de, T: Deserialize<'de>>(value: &'de Value, place: &str) -> ApiResult<T> {
+    Ok(read_value::<Object<T>>(value, place)?.0)
 }
 
-/// Reads a field of an object, if it is there.
-pub fn read_field<T: DeserializeOwned>(object: &Value, field: &str) -> ApiResult<Option<T>> {
-    object.get(field).map_or(Ok(None), |value| read::<Option<T>>(value, field))
+/// Deserializes a field of an object; `None` if it is absent or `null`.
+pub fn read_field<'de, T: Deserialize<'de>>(object: &'de Value, field: &str) -> ApiResult<Option<T>> {
+    read_value(&object[field], field)
 }
 
-/// Refuses an object without a field.
-pub fn require<T>(value: Option<T>, field: impl Display) -> ApiResult<T> {
+/// Unwraps a required field.
+pub fn require_field<T>(value: Option<T>, field: impl Display) -> ApiResult<T> {
     value.ok_or_else(|| ApiError::for_field(field.to_string(), "is missing; add it"))
 }
 
-/// A message of serde in plain words, and the name of the field that is missing if one is.
+/// Name of the missing field, if there is one, and serde's message in the words of JSON.
 fn explain_type_error(message: &str) -> (&str, String) {
-    let quoted = |text: &'_ str| text.split('`').nth(1).map(str::to_owned);
+    let quoted = |text| str::split(text, '`').nth(1);
     if message.starts_with("missing field") {
-        return (message.split('`').nth(1).unwrap_or_default(), "is missing; add it".into());
+        return (quoted(message).unwrap_or_default(), "is missing; add it".into());
     }
     let wrong = message.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "));
     let Some((found, expected)) = wrong else { return ("", message.to_owned()) };
     let found = match found.split(' ').next().unwrap_or_default() {
-        "boolean" => "a boolean".into(),
-        "string" => "a string".into(),
-        "sequence" => "an array".into(),
-        "map" => "an object".into(),
-        _ => quoted(found).unwrap_or_else(|| found.to_owned()),
+        "boolean" => "a boolean",
+        "string" => "a string",
+        "sequence" => "an array",
+        "map" => "an object",
+        _ => quoted(found).unwrap_or(found),
     };
     let expected = match expected {
         "a boolean" => "true or false",
@@ -160,13 +158,13 @@ fn explain_type_error(message: &str) -> (&str, String) {
     ("", format!("is {found}; use {expected}"))
 }
 
-/// The value at a path such as `text.format`.
-pub fn find<'a>(body: &'a Value, path: &str) -> Option<&'a Value> {
+/// Finds the value at a path such as `text.format`.
+pub fn find_value<'a>(body: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(body, |value, part| value.get(part))
 }
 
-/// Kind of a value, for messages.
-pub fn kind_of(value: &Value) -> &'static str {
+/// Type of a value, for error messages.
+pub fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -177,7 +175,7 @@ pub fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// A struct that is read from an object alone; those that serde derives are read from arrays too.
+/// A struct deserialized from JSON objects only; serde's derive also accepts arrays.
 #[derive(Debug)]
 pub struct Object<T>(pub T);
 
@@ -199,7 +197,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Reads a value by a function that gives `None` for one of another kind.
+/// Deserializes with a function that returns `None` for a value of the wrong type.
 fn read_with<'de, T, D: Deserializer<'de>>(
     from: D,
     expected: impl Display,
@@ -207,37 +205,37 @@ fn read_with<'de, T, D: Deserializer<'de>>(
 ) -> Result<T, D::Error> {
     let value = Value::deserialize(from)?;
     read(&value).ok_or_else(|| {
-        let found = if value.is_number() { value.to_string() } else { kind_of(&value).into() };
+        let found = if value.is_number() { value.to_string() } else { type_name(&value).into() };
         D::Error::custom(format!("is {found}; use {expected}"))
     })
 }
 
-/// A whole number, which may be written as 3.0.
-fn whole_number(value: &Value) -> Option<i64> {
+/// Integer value of a number, also of one written as 3.0.
+fn integer_value(value: &Value) -> Option<i64> {
     let float = || value.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 9e15).map(|x| x as i64);
     value.as_i64().or_else(float)
 }
 
-/// A whole number in a range.
+/// An integer from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Integer<const MIN: i64, const MAX: i64>(pub i64);
 
 impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Integer<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let expected = format!("a whole number from {MIN} to {MAX}");
-        let in_range = |value: &Value| whole_number(value).filter(|n| (MIN..=MAX).contains(n));
+        let expected = format!("an integer from {MIN} to {MAX}");
+        let in_range = |value: &Value| integer_value(value).filter(|n| (MIN..=MAX).contains(n));
         read_with(from, expected, in_range).map(Integer)
     }
 }
 
 impl<const MIN: i64, const MAX: i64> Integer<MIN, MAX> {
-    /// The number; `None` stands for one below zero.
-    pub fn count(self) -> Option<usize> {
+    /// The number; `None` if it is negative.
+    pub fn to_count(self) -> Option<usize> {
         usize::try_from(self.0).ok()
     }
 }
 
-/// A seed, any whole number of 64 bits; -1 is `None`, which draws one.
+/// A seed: any 64-bit integer. -1 becomes `None`, which requests a random one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Seed(pub Option<u64>);
 
@@ -245,13 +243,13 @@ impl<'de> Deserialize<'de> for Seed {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let seed = |value: &Value| match value.as_u64() {
             Some(n) => Some(Seed(Some(n))),
-            None => whole_number(value).map(|n| Seed((n != -1).then_some(n as u64))),
+            None => integer_value(value).map(|n| Seed((n != -1).then_some(n as u64))),
         };
-        read_with(from, "a whole number from -2^63 to 2^64-1", seed)
+        read_with(from, "an integer from -2^63 to 2^64-1", seed)
     }
 }
 
-/// Strings, or one alone: each once, at most so many, of at most so many bytes.
+/// One string or an array of strings, without duplicates: at most `COUNT`, of at most `BYTES` bytes each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Strings<const COUNT: usize, const BYTES: usize>(pub Vec<String>);
 
@@ -280,7 +278,7 @@ impl<'de, const COUNT: usize, const BYTES: usize> Deserialize<'de> for Strings<C
     }
 }
 
-/// Ids of the vocabulary.
+/// Token ids of the model's vocabulary.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenIds(pub Vec<u32>);
 
@@ -302,13 +300,13 @@ impl<'de> Deserialize<'de> for TokenIds {
 mod tests {
     use super::*;
 
-    /// A body, with a budget of so many MiB.
+    /// Body with a memory budget of `mib` MiB.
     fn body(bytes: Vec<u8>, mib: u64) -> RequestBody {
         RequestBody { bytes, ..RequestBody::new(&MemoryBudget::new(mib << 20), ApiClient::default()) }
     }
 
     fn parse(bytes: &[u8]) -> ApiResult<Value> {
-        body(bytes.to_vec(), 256).parse()
+        body(bytes.to_vec(), 256).parse_json()
     }
 
     #[derive(Debug, Deserialize)]
@@ -338,9 +336,9 @@ mod tests {
         assert_eq!((outer.seed, outer.ids), (Some(Seed(Some(u64::MAX))), Some(TokenIds(vec![1]))));
         assert_eq!(outer.strings, Some(Strings(vec!["x".into(), "yy".into()])));
         for (bad, message) in [
-            (r#"{"a":10}"#, "a: is 10; use a whole number from 0 to 9"),
-            (r#"{"a":"x"}"#, "a: is a string; use a whole number from 0 to 9"),
-            (r#"{"a":0.5}"#, "a: is 0.5; use a whole number from 0 to 9"),
+            (r#"{"a":10}"#, "a: is 10; use an integer from 0 to 9"),
+            (r#"{"a":"x"}"#, "a: is a string; use an integer from 0 to 9"),
+            (r#"{"a":0.5}"#, "a: is 0.5; use an integer from 0 to 9"),
             (r#"{"b":1}"#, "b: is 1; use a string"),
             (r#"{"b":[1]}"#, "b: is an array; use a string"),
             (r#"{"d":1}"#, "d: is 1; use an array"),
@@ -348,7 +346,7 @@ mod tests {
             (r#"{"d":[{"need":"x"},{"e":0}]}"#, "d[1].e: is 0; use true or false"),
             (r#"{"d":[{}]}"#, "d[0].need: is missing; add it"),
             (r#"{"g":true}"#, "g: is a boolean; use a number"),
-            (r#"{"seed":1.5}"#, "seed: is 1.5; use a whole number from -2^63 to 2^64-1"),
+            (r#"{"seed":1.5}"#, "seed: is 1.5; use an integer from -2^63 to 2^64-1"),
             (r#"{"strings":"xxx"}"#, "strings: has a string of 3 bytes; use at most 2"),
             (r#"{"strings":["a","b","c"]}"#, "strings: has more than 2 strings; use at most 2"),
             (r#"{"strings":[1]}"#, "strings: is an array; use a string or an array of strings"),
@@ -360,12 +358,13 @@ mod tests {
             assert_eq!(e.message, message.replace("from 0 to 255", &ids), "{bad}");
             assert_eq!(e.param.as_deref(), field, "{bad}");
         }
-        let inner: Object<Inner> = read(&serde_json::json!({"need": "x", "e": true}), "").expect("reads");
+        let inner: Object<Inner> =
+            read_value(&serde_json::json!({"need": "x", "e": true}), "").expect("reads");
         assert!(inner.0.need == "x" && inner.0.e == Some(true) && outer.d.is_none());
         let e = read_object::<Inner>(&serde_json::json!({"need": 1}), "x[2]").expect_err("a number");
         assert_eq!(e.message, "x[2].need: is 1; use a string");
         let seeds = [(-2, Some(u64::MAX - 1)), (-1, None), (3, Some(3))];
-        assert!(seeds.iter().all(|(n, seed)| read::<Seed>(&(*n).into(), "") == Ok(Seed(*seed))));
+        assert!(seeds.iter().all(|(n, seed)| read_value::<Seed>(Value::from(*n), "") == Ok(Seed(*seed))));
     }
 
     #[test]
@@ -395,6 +394,6 @@ mod tests {
         assert!(parse(many.as_bytes()).unwrap_err().message.contains("values"));
         // Each value takes memory beside its text.
         let some = format!("{{\"a\":[{}0]}}", "0,".repeat(MAX_VALUES / 2));
-        assert_eq!(body(some.into(), 4).parse().unwrap_err().status, 413);
+        assert_eq!(body(some.into(), 4).parse_json().unwrap_err().status, 413);
     }
 }

@@ -1,5 +1,5 @@
-//! The stream of a connection. A client that does not read is not waited for; one that sends no more is still answered,
-//! unless it has gone.
+//! TCP stream of a client. A client that stops reading times out; one that has closed its sending side is still
+//! answered, unless it has disconnected.
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, Result};
@@ -12,11 +12,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Sent to a client that sends no more, before its answer. Whoever still reads passes over it; the system of one that has
-/// gone says so.
-const STILL_THERE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-/// Pause between two looks at what the client's system says, at first and at most; after these two it is sent again.
-const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(5)];
+/// Probe for a half-closed client before its response. HTTP clients ignore this line; the operating system of a client
+/// that has disconnected answers it with a reset.
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// First and longest pause between two checks of a half-closed client; at these two pauses the probe is sent.
+const CHECK_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(5)];
 
 /// State of a connection's client.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub struct ClientState {
 }
 
 impl ClientState {
-    /// Notes that its request waits for an answer that `100 Continue` may come before.
+    /// Notes that a request waits for its response, so that `100 Continue` may be sent.
     pub fn start_waiting(&self) {
         self.waiting.store(true, Ordering::Relaxed);
     }
@@ -35,69 +35,70 @@ impl ClientState {
         self.waiting.store(false, Ordering::Relaxed);
     }
 
-    /// Notes that it sends no more.
+    /// Notes that the client has closed its sending side.
     pub fn set_half_closed(&self) {
         self.half_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Tells if it sends no more: it has closed one side of the connection, or has gone.
+    /// Tells if the client has closed its sending side, or has disconnected.
     pub fn is_half_closed(&self) -> bool {
         self.half_closed.load(Ordering::Relaxed)
     }
 }
 
-/// Time of the next look whether a client that sends no more has gone.
-struct NextLook {
+/// Time of the next check of a half-closed client.
+struct NextCheck {
     pause: Duration,
     sleep: Pin<Box<Sleep>>,
 }
 
-/// The stream of one connection.
+/// TCP stream of one client.
 pub struct ClientStream {
     stream: TcpStream,
     client: Arc<ClientState>,
-    next_look: Option<NextLook>,
-    /// Longest time that its client may leave what it is sent unread.
+    next_check: Option<NextCheck>,
+    /// Maximum time without the client reading.
     patience: Duration,
-    /// End of that time, while it does not read.
+    /// End of that time, while a write is blocked.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl ClientStream {
     pub fn new(stream: TcpStream, patience: Duration, client: Arc<ClientState>) -> Self {
-        Self { stream, client, next_look: None, patience, deadline: None }
+        Self { stream, client, next_check: None, patience, deadline: None }
     }
 
-    /// Looks whether the client has gone.
+    /// Checks that the client is still connected.
     ///
     /// # Errors
     ///
-    /// It has.
+    /// The client has disconnected.
     fn check_client(&mut self, context: &mut Context<'_>) -> Result<()> {
-        let Some(look) = &mut self.next_look else {
+        let Some(check) = &mut self.next_check else {
             if let Poll::Ready(read) = self.stream.poll_peek(context, &mut ReadBuf::new(&mut [0]))
                 && read? == 0
             {
                 self.client.set_half_closed();
-                self.next_look = Some(NextLook { pause: LOOKS[0], sleep: Box::pin(sleep(Duration::ZERO)) });
-                // An answer under way has something to say to it, and this is called again.
+                let sleep = Box::pin(sleep(Duration::ZERO));
+                self.next_check = Some(NextCheck { pause: CHECK_PAUSES[0], sleep });
+                // Polls the response again, which may write a probe, and then this.
                 context.waker().wake_by_ref();
             }
             return Ok(());
         };
-        while look.sleep.as_mut().poll(context).is_ready() {
+        while check.sleep.as_mut().poll(context).is_ready() {
             if let Some(e) = self.stream.take_error()? {
                 return Err(e);
             }
-            if LOOKS.contains(&look.pause) && self.client.waiting.load(Ordering::Relaxed) {
-                match self.stream.try_write(STILL_THERE) {
+            if CHECK_PAUSES.contains(&check.pause) && self.client.waiting.load(Ordering::Relaxed) {
+                match self.stream.try_write(PROBE) {
                     Err(e) if e.kind() != ErrorKind::WouldBlock => return Err(e),
-                    Ok(sent) if sent < STILL_THERE.len() => return Err(ErrorKind::WriteZero.into()),
+                    Ok(sent) if sent < PROBE.len() => return Err(ErrorKind::WriteZero.into()),
                     _ => {}
                 }
             }
-            look.sleep.as_mut().reset(Instant::now() + look.pause);
-            look.pause = (4 * look.pause).min(LOOKS[1]);
+            check.sleep.as_mut().reset(Instant::now() + check.pause);
+            check.pause = (4 * check.pause).min(CHECK_PAUSES[1]);
         }
         Ok(())
     }
@@ -124,7 +125,7 @@ impl AsyncWrite for ClientStream {
         Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not read")))
     }
 
-    /// Called whenever something may be done, when nothing is left to be written: so the client is looked after here.
+    /// Flushes, then checks the client: hyper calls this at every poll of the connection, also with nothing to write.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         Poll::Ready(self.check_client(context))

@@ -1,8 +1,8 @@
-//! Connections of clients, on a thread of their own.
+//! Client connections, served on one thread.
 
 use super::client_stream::{ClientState, ClientStream};
 use super::routes;
-use super::state::{GRAMMARS, ServerState};
+use super::state::{MAX_GRAMMAR_TASKS, ServerState};
 use crate::run::plan::{CONNECTION_BUFFER, CONNECTIONS, request_threads};
 use files::{Error, Result};
 use hyper::body::Incoming;
@@ -19,20 +19,20 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
-/// Pause between two looks whether all is over.
-const LOOK: Duration = Duration::from_millis(50);
-/// Longest time that the last answers may take to be read.
-const LAST_ANSWERS: Duration = Duration::from_secs(5);
+/// Interval at which the accept loop checks for the end.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time for clients to read the last responses.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers connections until [`ServerState::end_connections`] is called, and the last answers are read.
-pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
+/// Starts the thread that serves connections until [`ServerState::end_connections`] and the last responses are read.
+pub fn start_thread(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandle<()>> {
     let cannot = |what: &str, e: std::io::Error| Error::Other(format!("cannot {what}: {e}"));
     listener.set_nonblocking(true).map_err(|e| cannot("listen", e))?;
-    // Threads that have started stay: where the system lets none start later, there is one for what takes a while.
+    // Worker threads stay once started. One starts now, in case the system refuses new threads later.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(request_threads() + GRAMMARS)
+        .max_blocking_threads(request_threads() + MAX_GRAMMAR_TASKS)
         .thread_keep_alive(Duration::MAX)
         .thread_name("prompts")
         .build();
@@ -44,7 +44,7 @@ pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandl
     };
     let run = move || {
         runtime.block_on(accept_connections(listener, state));
-        // Nobody waits for the rest of the work.
+        // No client waits for the remaining tasks.
         runtime.shutdown_background();
     };
     thread::Builder::new().name("http".into()).spawn(run).map_err(|e| cannot("start a thread", e))
@@ -53,7 +53,7 @@ pub fn start(listener: TcpListener, state: Arc<ServerState>) -> Result<JoinHandl
 async fn accept_connections(listener: tokio::net::TcpListener, state: Arc<ServerState>) {
     let open = Arc::new(());
     while !state.is_stopped() {
-        match tokio::time::timeout(LOOK, listener.accept()).await {
+        match tokio::time::timeout(POLL_INTERVAL, listener.accept()).await {
             Ok(Ok((stream, _))) if Arc::strong_count(&open) <= CONNECTIONS => {
                 let (state, open) = (Arc::clone(&state), Arc::clone(&open));
                 tokio::spawn(async move {
@@ -61,20 +61,20 @@ async fn accept_connections(listener: tokio::net::TcpListener, state: Arc<Server
                     drop(open);
                 });
             }
-            // Too many connections, or no files left for them: some end soon.
-            Ok(_) => tokio::time::sleep(LOOK).await,
+            // Too many connections or no free file descriptor: waits for some to end.
+            Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,
             Err(_) => {}
         }
     }
     drop(listener);
-    let end = Instant::now() + LAST_ANSWERS;
+    let end = Instant::now() + CLOSE_TIMEOUT;
     while Arc::strong_count(&open) > 1 && Instant::now() < end {
         state.shutdown.notify_waiters();
-        tokio::time::sleep(LOOK / 5).await;
+        tokio::time::sleep(POLL_INTERVAL / 5).await;
     }
 }
 
-/// Answers one connection. Its failures concern nobody else.
+/// Serves one connection; its errors only end this connection.
 async fn serve_connection(stream: TcpStream, state: Arc<ServerState>) {
     let _ = stream.set_nodelay(true);
     let client = Arc::new(ClientState::default());
@@ -84,7 +84,7 @@ async fn serve_connection(stream: TcpStream, state: Arc<ServerState>) {
             if request.version() >= Version::HTTP_11 {
                 client.start_waiting();
             }
-            let response = routes::answer(state, request, Arc::clone(&client)).await;
+            let response = routes::answer_request(state, request, Arc::clone(&client)).await;
             client.stop_waiting();
             Ok::<_, Infallible>(response)
         }
@@ -94,9 +94,9 @@ async fn serve_connection(stream: TcpStream, state: Arc<ServerState>) {
         .timer(TokioTimer::new())
         .header_read_timeout(state.patience)
         .max_buf_size(CONNECTION_BUFFER)
-        // Some clients know the names of headers in this form alone.
+        // Some clients match header names only in this form.
         .title_case_headers(true)
-        // A client may have closed its side once it has asked.
+        // A client may close its sending side after the request.
         .half_close(true);
     let stream = ClientStream::new(stream, state.patience, Arc::clone(&client));
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));

@@ -1,13 +1,13 @@
-//! The form that the text of an answer must have, in whichever field a request says so.
+//! Output constraints (JSON schema, regex, choice, GBNF), whichever API's field they are given in.
 
-use super::body::{Object, Strings, find, kind_of, read, read_object};
+use super::body::{Object, Strings, find_value, read_object, read_value, type_name};
 use super::error::{ApiError, ApiResult};
 use crate::run::options::GenerateOptions;
 use files::error::quoted;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A schema or a grammar, and the field that it stands in.
+/// A schema or grammar, and the field it comes from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Constraint {
     pub field: String,
@@ -22,13 +22,13 @@ enum ConstraintForm {
     Gbnf(String),
 }
 
-/// Schema of `json_object`.
+/// JSON schema of `json_object`.
 const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
-/// Reads the form that the value of a field stands for, if it is one.
+/// Reads the value of a field, whose path is given; `None` if it constrains nothing.
 type ReadForm = fn(&Value, &str) -> ApiResult<Option<ConstraintForm>>;
 
-/// Fields of OpenAI's, Anthropic's, llama.cpp's, vLLM's and SGLang's, by their paths.
+/// Paths of the fields of OpenAI, Anthropic, llama.cpp, vLLM and SGLang.
 const FIELDS: [(&str, ReadForm); 17] = [
     ("response_format", read_format),
     ("output_format", read_format),
@@ -49,7 +49,7 @@ const FIELDS: [(&str, ReadForm); 17] = [
     ("structured_outputs.choice", read_choice),
 ];
 
-/// OpenAI's `response_format`, in which the schema may stand deeper.
+/// `response_format`: the schema is in `json_schema.schema` (chat completions) or `schema` (others).
 #[derive(Deserialize)]
 struct ResponseFormat {
     #[serde(rename = "type")]
@@ -72,7 +72,7 @@ fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> 
             let nested = format.json_schema.and_then(|named| named.0.schema);
             let missing = || {
                 let field = format!("{place}.json_schema.schema");
-                ApiError::for_field(field, "is missing; give a JSON schema")
+                ApiError::for_field(field, "is missing; add a JSON schema")
             };
             nested.or(format.schema).ok_or_else(missing)?.to_string()
         }
@@ -82,60 +82,65 @@ fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> 
         }
     };
     if cfg!(not(feature = "grammar")) {
-        let why = "this server follows no grammars; use text";
+        let why = "this server supports no grammars; use text";
         return Err(ApiError::for_field(format!("{place}.type"), why));
     }
     Ok(Some(ConstraintForm::Schema(schema)))
 }
 
-/// Reads a schema, or its text.
+/// Reads a JSON schema, given as JSON or as a string.
 fn read_schema(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
     match value {
         Value::String(text) => Ok(Some(ConstraintForm::Schema(text.clone()))),
         Value::Object(_) | Value::Bool(_) => Ok(Some(ConstraintForm::Schema(value.to_string()))),
-        other => Err(ApiError::for_field(place, format!("is {}; use a JSON schema", kind_of(other)))),
+        other => Err(ApiError::for_field(place, format!("is {}; use a JSON schema", type_name(other)))),
     }
 }
 
 fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(read::<bool>(value, place)?.then(|| ConstraintForm::Schema(ANY_OBJECT.into())))
+    Ok(read_value::<bool>(value, place)?.then(|| ConstraintForm::Schema(ANY_OBJECT.into())))
+}
+
+/// Reads a string; `None` if it is empty.
+fn read_text(value: &Value, place: &str) -> ApiResult<Option<String>> {
+    Ok(Some(read_value::<String>(value, place)?).filter(|text| !text.is_empty()))
 }
 
 fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(ConstraintForm::Gbnf))
+    Ok(read_text(value, place)?.map(ConstraintForm::Gbnf))
 }
 
 fn read_regex(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(Some(read::<String>(value, place)?).filter(|text| !text.is_empty()).map(ConstraintForm::Regex))
+    Ok(read_text(value, place)?.map(ConstraintForm::Regex))
 }
 
 fn read_choice(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(Some(ConstraintForm::Choice(read::<Strings<4096, 4096>>(value, place)?.0)))
+    Ok(Some(ConstraintForm::Choice(read_value::<Strings<4096, 4096>>(value, place)?.0)))
 }
 
-/// Reads it from the fields of a body.
+/// Finds the constraint of a request; two are an error.
 pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
     let mut found = Vec::new();
     for (field, read_form) in FIELDS {
-        let value = find(body, field).filter(|value| !value.is_null());
+        let value = find_value(body, field).filter(|value| !value.is_null());
         let form = value.map_or(Ok(None), |value| read_form(value, field))?;
         found.extend(form.map(|form| Constraint { field: field.into(), form }));
     }
     match (found.pop(), found.pop()) {
         (Some(second), Some(first)) => {
-            let why = format!("says how the text must be, and so does {}; leave one out", first.field);
+            let why = format!("constrains the output, and so does {}; use only one of them", first.field);
             Err(ApiError::for_field(second.field, why))
         }
         (Some(one), None) if cfg!(not(feature = "grammar")) => Err(ApiError::for_field(
             one.field,
-            "this program was built without grammars; build it with --features grammar, or leave it out",
+            "this server supports no grammars; omit it, or build the program with --features grammar",
         )),
         (found, _) => Ok(found),
     }
 }
 
 impl Constraint {
-    /// Makes the texts of a request follow it.
+    /// Compiles the constraint into the grammar of the options.
     #[cfg(feature = "grammar")]
     pub fn apply(self, options: &mut GenerateOptions) -> ApiResult<()> {
         use text::sampler::Grammar;
@@ -146,12 +151,12 @@ impl Constraint {
             ConstraintForm::Choice(texts) => Grammar::choice(&field, &texts),
             ConstraintForm::Gbnf(text) => Grammar::gbnf(&field, &text),
         };
-        let wrong = |e| ApiError::from_request(&e).in_field(&field);
-        options.sampler.grammar = Some(grammar.map_err(wrong)?);
+        let refuse = |e| ApiError::from_request(&e).in_field(&field);
+        options.sampler.grammar = Some(grammar.map_err(refuse)?);
         Ok(())
     }
 
-    /// Does nothing: such a request was refused.
+    /// Does nothing: [`read_constraint`] refuses constraints in this build.
     #[cfg(not(feature = "grammar"))]
     pub fn apply(self, _: &mut GenerateOptions) -> ApiResult<()> {
         Ok(())

@@ -1,7 +1,7 @@
-//! Messages and tools of a request, as the prompt of a chat model. What this model cannot read is refused in the newest
-//! question, and else left out.
+//! Chat requests: messages and tools, rendered to a prompt. Content that this model cannot read (such as images) is
+//! refused in the newest question, and replaced by a note in earlier messages.
 
-use super::body::{kind_of, read_field};
+use super::body::{read_field, type_name};
 use super::error::{ApiError, ApiResult};
 use super::memory::check_longest_part;
 use super::state::ServerModel;
@@ -10,15 +10,14 @@ use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use files::error::{quoted, unquoted};
 use serde_json::{Map, Value};
-use std::ops::Range;
 use text::chat::{
     Context, Ending, Message, Moment, OutputFormat, OutputParser, Role, Template, TemplateKwargs, join,
 };
 
-/// Tokens at the end of a prompt that tell how its answer is read.
+/// Tokens at the end of a prompt that show how its answer begins, such as inside a thought.
 const PROMPT_END: usize = 16;
 
-/// A conversation that wants an answer.
+/// A conversation to be answered.
 pub struct ChatRequest {
     pub messages: Vec<Message>,
     pub variables: TemplateKwargs,
@@ -26,7 +25,7 @@ pub struct ChatRequest {
     pub ending: Ending,
 }
 
-/// Its prompt, and how the answer is read.
+/// Prompt of a conversation, and how its answer is parsed.
 pub struct ChatPrompt {
     pub ids: Vec<u32>,
     pub form: OutputFormat,
@@ -35,24 +34,24 @@ pub struct ChatPrompt {
     pub shown_tokens: Vec<u32>,
 }
 
-/// The arguments of an earlier call, as they are: JSON in a text or as it is, or any other text.
-pub fn arguments_of_call(arguments: Option<&Value>) -> String {
+/// Arguments of an earlier call as text: JSON, or any other string unchanged.
+pub fn call_arguments(arguments: Option<&Value>) -> String {
     match arguments {
-        None | Some(Value::Null) => "{}".to_owned(),
-        Some(Value::String(text)) if ["", "null"].contains(&text.trim()) => "{}".to_owned(),
+        None | Some(Value::Null) => "{}".into(),
+        Some(Value::String(text)) if ["", "null"].contains(&text.trim()) => "{}".into(),
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     }
 }
 
-/// The name of the function that was called with this id.
-pub fn called_function(messages: &[Message], id: &str) -> Option<String> {
+/// Finds the name of the function that was called with this id.
+pub fn find_called_function(messages: &[Message], id: &str) -> Option<String> {
     let mut calls = messages.iter().flat_map(|message| &message.tool_calls);
     calls.find(|call| call.id == id).map(|call| call.name.clone())
 }
 
 impl ChatRequest {
-    /// Messages, with what the body of their request says beside them.
+    /// Messages, with tools and template variables from the request body.
     pub fn new(messages: Vec<Message>, body: &Value, convert_tool: ConvertTool) -> ApiResult<Self> {
         let (tools, tool_choice) = read_tools(body, convert_tool)?;
         let mut variables = TemplateKwargs::default();
@@ -66,13 +65,13 @@ impl ChatRequest {
         Ok(Self { messages, variables, tool_choice, ending: Ending::Prompt })
     }
 
-    /// Values that a template gets besides messages.
+    /// Template values other than the messages.
     fn template_context<'a>(&self, model: &'a ServerModel, variables: &'a TemplateKwargs) -> Context<'a> {
         let bos = model.engine.tokenizer().bos_token();
         Context { bos, now: Moment::now(), ending: self.ending, variables: Some(variables) }
     }
 
-    /// Renders the messages, or where the template refuses them some that say the same.
+    /// Renders the messages; if the template refuses them, an equivalent arrangement of them.
     fn render_messages<T>(
         &self,
         template: &Template,
@@ -82,21 +81,21 @@ impl ChatRequest {
             Ok(rendered) => return Ok(rendered),
             Err(why) => why,
         };
-        let milder = Message::milder(&self.messages);
-        let rendered = milder.iter().find_map(|messages| render(messages).ok());
+        let others = Message::milder(&self.messages);
+        let rendered = others.iter().find_map(|messages| render(messages).ok());
         rendered.ok_or_else(|| ApiError::from_template("messages", template, &why))
     }
 
-    /// The prompt as a text.
-    pub fn to_text(&self, model: &ServerModel) -> ApiResult<String> {
+    /// Renders the prompt as text.
+    pub fn render_prompt(&self, model: &ServerModel) -> ApiResult<String> {
         let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
         let variables = self.variables.clone().or(&model.variables);
         let context = self.template_context(model, &variables);
         self.render_messages(template, |messages| Ok(join(&template.render(messages, &context)?)))
     }
 
-    /// The prompt for the answer.
-    pub fn to_prompt(&self, model: &ServerModel) -> ApiResult<ChatPrompt> {
+    /// Tokenizes the prompt.
+    pub fn build_prompt(&self, model: &ServerModel) -> ApiResult<ChatPrompt> {
         let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
         let variables = self.variables.clone().or(&model.variables);
         let context = self.template_context(model, &variables);
@@ -111,14 +110,14 @@ impl ChatRequest {
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
         let mut reader = OutputParser::new(form, &end).with_calls_from(calls);
         if let (Ending::Continue, Some(last)) = (self.ending, self.messages.last()) {
-            // It reads on where the message ends.
+            // Brings the parser to the end of the message that is continued.
             reader.push(&last.content);
         }
         let (stop_tokens, shown_tokens) = (template.stop_tokens(tokenizer), form.shown(tokenizer));
         Ok(ChatPrompt { ids, form, reader, stop_tokens, shown_tokens })
     }
 
-    /// Refuses what cannot fit before time is spent on it.
+    /// Refuses prompts that cannot fit, before they are tokenized.
     fn check_length(&self, engine: &Engine) -> ApiResult<()> {
         let o = engine.options();
         let least: usize = self.messages.iter().map(|m| engine.tokenizer().least_tokens(&m.content)).sum();
@@ -134,82 +133,76 @@ impl ChatRequest {
         }
         let context = Context { ending: Ending::Prompt, ..context.clone() };
         let system = self.messages.iter().find(|m| m.role == Role::System).map(|m| m.content.as_str());
-        // Some refuse system messages.
+        // Some templates refuse system messages.
         let takes = template.takes_tools(&context, system).or_else(|_| template.takes_tools(&context, None));
         if takes.map_err(|e| ApiError::from_template("tools", template, &e))? {
             return Ok(());
         }
-        let why = "this model's chat template has no place for tools; leave it out, or start the server with a \
-                   --chat-template that has one";
+        let why = "this model's chat template has no place for tools; omit them, or start the server with a \
+                   --chat-template that supports tools";
         Err(ApiError::for_field("tools", why))
     }
 }
 
-/// Place of a content in its conversation.
+/// Position of a message's content in its conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// In what was said before, which is taken as it is.
+    /// History, which is accepted as it is.
     Earlier,
-    /// In the newest question, which must be understood.
+    /// The newest question, which must be readable.
     Newest,
 }
 
-/// The turn of each message, by who speaks. The newest question consists of the last messages of the user, and of system
-/// messages among them.
-pub fn turns_of(roles: &[Role]) -> Vec<Turn> {
-    let newest = newest_question(roles);
-    let turn = |(i, role): (usize, &Role)| match role {
-        Role::User if newest.contains(&i) => Turn::Newest,
-        _ => Turn::Earlier,
-    };
+/// Classifies messages by their roles. The newest question is the last run of user messages and the system messages
+/// among them.
+pub fn classify_turns(roles: &[Role]) -> Vec<Turn> {
+    let end = roles.iter().rposition(|role| *role == Role::User).map_or(0, |last| last + 1);
+    let asks = |role: &&Role| matches!(role, Role::User | Role::System);
+    let start = end - roles[..end].iter().rev().take_while(asks).count();
+    let is_newest = |(i, role): (usize, &Role)| *role == Role::User && (start..end).contains(&i);
+    let turn = |message| if is_newest(message) { Turn::Newest } else { Turn::Earlier };
     roles.iter().enumerate().map(turn).collect()
 }
 
-fn newest_question(roles: &[Role]) -> Range<usize> {
-    let Some(last) = roles.iter().rposition(|role| *role == Role::User) else { return 0..0 };
-    let asks = |role: &&Role| matches!(role, Role::User | Role::System);
-    last - roles[..last].iter().rev().take_while(asks).count()..last + 1
-}
-
-/// Text in the place of something that cannot be read.
-pub fn left_out(kind: &str) -> String {
+/// Note in place of content that cannot be read, such as `[image left out]`.
+pub fn omission_note(kind: &str) -> String {
     let name = ["input_", "output_"].iter().find_map(|before| kind.strip_prefix(before)).unwrap_or(kind);
     let name = ["_url", "_file"].iter().find_map(|after| name.strip_suffix(after)).unwrap_or(name);
     format!("[{} left out]", unquoted(name))
 }
 
-/// The text of a content: a string, or parts of text.
-pub fn text_of_content(value: Option<Value>, place: &str, turn: Turn) -> ApiResult<String> {
+/// Text of a message's content, which is a string or an array of parts.
+pub fn content_text(value: Option<Value>, place: &str, turn: Turn) -> ApiResult<String> {
     match value {
         None | Some(Value::Null) if turn == Turn::Earlier => Ok(String::new()),
-        None | Some(Value::Null) => Err(ApiError::for_field(place, "is missing; give a string")),
+        None | Some(Value::Null) => Err(ApiError::for_field(place, "is missing; add a string")),
         Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => {
             let texts = parts.iter().enumerate().map(|(i, part)| match part {
                 Value::String(text) => Ok(text.clone()),
-                _ => text_of_part(part, &format!("{place}[{i}]"), turn),
+                _ => part_text(part, &format!("{place}[{i}]"), turn),
             });
             texts.collect()
         }
-        Some(part @ Value::Object(_)) if turn == Turn::Earlier => text_of_part(&part, place, turn),
+        Some(part @ Value::Object(_)) if turn == Turn::Earlier => part_text(&part, place, turn),
         Some(other) => {
-            let why = format!("is {}; use a string or an array of parts", kind_of(&other));
+            let why = format!("is {}; use a string or an array of parts", type_name(&other));
             Err(ApiError::for_field(place, why))
         }
     }
 }
 
-/// The text of a part of a content.
-pub fn text_of_part(part: &Value, place: &str, turn: Turn) -> ApiResult<String> {
+/// Text of one content part.
+pub fn part_text(part: &Value, place: &str, turn: Turn) -> ApiResult<String> {
     let wrong = |field: &str, why: String| ApiError::for_field(format!("{place}{field}"), why);
     if !part.is_object() {
-        return Err(wrong("", format!("is {}; use an object", kind_of(part))));
+        return Err(wrong("", format!("is {}; use an object", type_name(part))));
     }
     let string = |field: &str| match &part[field] {
         Value::String(text) => Ok(text.as_str()),
         Value::Null if turn == Turn::Earlier => Ok(""),
-        Value::Null => Err(wrong(&format!(".{field}"), "is missing; give a string".into())),
-        other => Err(wrong(&format!(".{field}"), format!("is {}; use a string", kind_of(other)))),
+        Value::Null => Err(wrong(&format!(".{field}"), "is missing; add a string".into())),
+        other => Err(wrong(&format!(".{field}"), format!("is {}; use a string", type_name(other)))),
     };
     match string("type")? {
         "" => Ok(find_text(part).unwrap_or_else(|| part.to_string())),
@@ -217,13 +210,13 @@ pub fn text_of_part(part: &Value, place: &str, turn: Turn) -> ApiResult<String> 
         "thinking" | "redacted_thinking" | "reasoning" => Ok(String::new()),
         other => match find_text(part) {
             Some(text) => Ok(text),
-            None if turn == Turn::Earlier => Ok(left_out(other)),
-            None => Err(wrong(".type", format!("is {}; this model reads text alone", quoted(other)))),
+            None if turn == Turn::Earlier => Ok(omission_note(other)),
+            None => Err(wrong(".type", format!("is {}; this model reads only text", quoted(other)))),
         },
     }
 }
 
-/// The text that a document, a result or a refusal has.
+/// Finds the text of a document, a tool result or a refusal.
 fn find_text(part: &Value) -> Option<String> {
     let string = |value: &Value| value.as_str().map(str::to_owned);
     let source = &part["source"];
@@ -235,7 +228,7 @@ fn find_text(part: &Value) -> Option<String> {
         .or_else(|| join_texts(&part["content"]))
 }
 
-/// The texts of some parts, if there are any.
+/// Concatenates the texts of parts; `None` if there are none.
 fn join_texts(parts: &Value) -> Option<String> {
     let text = |part: &Value| part.as_str().or_else(|| part.get("text")?.as_str()).map(str::to_owned);
     match parts {
@@ -252,13 +245,15 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_refused_in_the_newest_question_and_else_left_out() {
         use Role::{Assistant, System, Tool, User};
-        for (roles, range) in [
-            (&[System, User][..], 0..2),
-            (&[User, Assistant, User, System, User], 2..5),
-            (&[User, Assistant, User, Assistant, Tool], 2..3),
-            (&[Assistant], 0..0),
+        for (roles, newest) in [
+            (&[System, User][..], &[1][..]),
+            (&[User, Assistant, User, System, User], &[2, 4]),
+            (&[User, Assistant, User, Assistant, Tool], &[2]),
+            (&[Assistant], &[]),
         ] {
-            assert_eq!(newest_question(roles), range, "{roles:?}");
+            let turns = classify_turns(roles).into_iter().enumerate();
+            let found: Vec<_> = turns.filter(|(_, turn)| *turn == Turn::Newest).map(|(i, _)| i).collect();
+            assert_eq!(found, newest, "{roles:?}");
         }
         let document = |source: Value| json!({"type": "document", "source": source});
         let found = json!({"type": "search_result", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
@@ -284,8 +279,8 @@ mod tests {
             (json!({"type": "\u{1b}[2J"}), "[\\u{1b}[2J left out]", None),
         ] {
             let list = json!([part]);
-            assert_eq!(text_of_content(Some(list.clone()), "c", Turn::Earlier), Ok(earlier.into()), "{list}");
-            let said = text_of_content(Some(list.clone()), "c", Turn::Newest);
+            assert_eq!(content_text(Some(list.clone()), "c", Turn::Earlier), Ok(earlier.into()), "{list}");
+            let said = content_text(Some(list.clone()), "c", Turn::Newest);
             match newest {
                 Some(text) => assert_eq!(said, Ok(text.into()), "{list}"),
                 None => {

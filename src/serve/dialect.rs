@@ -1,4 +1,4 @@
-//! Dialects: forms in which APIs tell what a request has brought.
+//! Response formats of the APIs, and the data that they are written from.
 
 use super::error::ApiError;
 use super::json_writer::JsonWriter;
@@ -10,48 +10,48 @@ use std::time::{Duration, Instant};
 use text::chat::{Part, ToolCall};
 use text::sampler::TokenLogprobs;
 
-/// Writes the answer to one request, in the form of an API: as events of a stream, or at once.
+/// Writes one request's response in the format of an API: as events of a stream, or whole.
 pub trait Dialect: Send {
-    /// Takes log-probabilities of the next tokens of a text's prompt, which come before its first token.
+    /// Takes log-probabilities of prompt tokens, in order, before the choice's first token.
     fn on_prompt_logprobs(&mut self, _choice: usize, _tokens: Vec<TokenLogprobs>) {}
     /// Writes the first events of a stream.
     fn on_start(&mut self, _out: &mut String) {}
     fn on_prompt_progress(&mut self, _choice: usize, _progress: &PromptProgress, _out: &mut String) {}
     fn on_token(&mut self, choice: usize, token: &TokenOutput, out: &mut String);
     fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String);
-    /// Writes the last events, when all texts have ended.
+    /// Writes the last events, once all choices have ended.
     fn on_end(&mut self, _usage: Usage, _out: &mut String) {}
-    /// Writes what went wrong in the middle of a stream.
+    /// Writes an error in the middle of a stream.
     fn on_error(&mut self, error: &ApiError, out: &mut String) {
         write_event(error.to_openai(), out);
     }
-    /// Writes the whole answer. Texts and log-probabilities may be taken out of its choices.
+    /// Writes the whole response. May take texts and log-probabilities out of the choices.
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter);
-    /// Text of a stream that has nothing to say for a while.
+    /// Text that keeps a silent stream alive.
     fn keep_alive(&self) -> &'static str {
         ": waiting\n\n"
     }
 }
 
-/// Writes an event without a name.
+/// Writes an unnamed event.
 pub fn write_event(data: impl std::fmt::Display, out: &mut String) {
     *out += &format!("data: {data}\n\n");
 }
 
-/// Writes an event with a name, which is also the `type` of its data.
+/// Writes a named event; the name is also the `type` of its data.
 pub fn write_named_event(name: &str, mut data: Value, out: &mut String) {
     data["type"] = name.into();
     *out += &format!("event: {name}\ndata: {data}\n\n");
 }
 
-/// Output of a token, with the tokens before it that brought nothing.
+/// Parsed output of a token, together with preceding tokens that completed no text.
 pub struct TokenOutput {
     pub parts: Vec<Part>,
     pub tokens: Vec<u32>,
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// One text of a request.
+/// One generated text of a request.
 #[derive(Default)]
 pub struct Choice {
     pub text: String,
@@ -59,12 +59,12 @@ pub struct Choice {
     pub calls: Vec<ToolCall>,
     pub tokens: Vec<u32>,
     pub logprobs: Vec<TokenLogprobs>,
-    /// Its end, once it has come.
+    /// Set once the text has ended.
     pub ending: Option<Ending>,
 }
 
 impl Choice {
-    /// Adds the output of a token; only a whole answer tells tokens and log-probabilities at its end.
+    /// Appends the output of a token. Only whole responses need its tokens and log-probabilities later.
     pub fn add(&mut self, token: &TokenOutput, mode: ResponseMode) {
         for part in &token.parts {
             match part {
@@ -80,7 +80,7 @@ impl Choice {
         }
     }
 
-    /// OpenAI's word for why it has ended.
+    /// OpenAI's `finish_reason`.
     pub fn finish_reason(&self) -> &'static str {
         match self.ending.map(|ending| ending.reason) {
             Some(StopReason::Eos | StopReason::Stop) if !self.calls.is_empty() => "tool_calls",
@@ -89,35 +89,35 @@ impl Choice {
         }
     }
 
-    /// The stop string that has ended it, of these.
+    /// The stop string that ended the text.
     pub fn stop_string<'a>(&self, stops: &'a [String]) -> Option<&'a str> {
         let ending = self.ending.filter(|ending| ending.reason == StopReason::Stop)?;
         stops.get(ending.stop?).map(String::as_str)
     }
 
-    /// Its tokens and times alone.
+    /// Usage of this text alone.
     pub fn count_usage(&self) -> Usage {
         Usage::sum([(0, self)], 1)
     }
 }
 
-/// Tokens of a request, and the time that they took.
+/// Token counts and times of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt: usize,
     pub cached: usize,
     pub tokens: usize,
-    /// Texts that have tokens,
+    /// Number of texts with at least one token.
     pub texts: usize,
-    /// the time to their first tokens,
+    /// Time to their first tokens, summed.
     pub first: Duration,
-    /// and from there to the last ones.
+    /// Time from their first to their last tokens, summed.
     pub between: Duration,
     pub drafts: Drafts,
 }
 
 impl Usage {
-    /// Sum over texts with their numbers; each prompt has `n`.
+    /// Sums over indexed texts; each prompt has `n` of them and is counted once.
     pub fn sum<'a>(choices: impl IntoIterator<Item = (usize, &'a Choice)>, n: usize) -> Self {
         let mut usage = Self::default();
         for (i, ending) in choices.into_iter().filter_map(|(i, c)| Some((i, c.ending?))) {
@@ -134,7 +134,7 @@ impl Usage {
         usage
     }
 
-    /// Usage as OpenAI's API has it.
+    /// OpenAI's `usage`.
     pub fn to_json(self) -> Value {
         let Self { prompt, cached, tokens, .. } = self;
         json!({
@@ -143,7 +143,7 @@ impl Usage {
         })
     }
 
-    /// Times as llama.cpp's server has them. First tokens come with their prompts, so they take no time of their own.
+    /// llama.cpp's `timings`. The first token comes with the prompt, so its time counts as prompt time.
     pub fn timings_json(self) -> Value {
         let each = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
         let pace = |n: usize, ms: f64| if ms > 0.0 { 1e3 / ms * n as f64 } else { 0.0 };
@@ -163,21 +163,20 @@ impl Usage {
     }
 }
 
-/// Tokens of a prompt that are read so far.
+/// Prefill progress of one prompt, in tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptProgress {
-    /// Tokens that were copied,
+    /// Copied from the prefix cache.
     pub cached: usize,
-    /// all that are read,
+    /// Processed so far, cached ones included.
     pub done: usize,
-    /// and all.
     pub total: usize,
     pub began: Instant,
     pub reported: Instant,
 }
 
 impl PromptProgress {
-    /// Progress as llama.cpp's server has it.
+    /// llama.cpp's `prompt_progress`.
     pub fn to_json(self) -> Value {
         let Self { cached, done, total, began, .. } = self;
         let took = began.elapsed().as_millis() as u64;

@@ -1,4 +1,4 @@
-//! Errors of requests, in the words of the APIs.
+//! Request errors and their JSON in each API's format.
 
 use crate::cli::flags::name_flags;
 use crate::run::generate::scheduler::SubmitError;
@@ -9,17 +9,17 @@ use text::chat::Template;
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
-/// An error of a request.
+/// Error response to a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ApiError {
-    /// Status of HTTP.
+    /// HTTP status.
     pub status: u16,
     pub message: String,
-    /// Field that is wrong.
+    /// Path of the invalid field.
     pub param: Option<String>,
-    /// Tokens of a prompt that is too long, and tokens that a slot holds.
+    /// Token counts of a prompt that is too long, and of the context.
     pub sizes: Option<(usize, usize)>,
-    /// Method that the path takes.
+    /// Value of the `Allow` header.
     pub allow: Option<&'static str>,
 }
 
@@ -28,18 +28,18 @@ impl ApiError {
         Self { status, message: message.into(), ..Self::default() }
     }
 
-    /// A field that cannot be followed.
+    /// An invalid field.
     pub fn for_field(name: impl Into<String>, why: impl Display) -> Self {
         let name = name.into();
         Self::new(400, format!("{name}: {why}")).in_field(name)
     }
 
-    /// The error as one of a field.
+    /// Sets the field.
     pub fn in_field(self, name: impl Into<String>) -> Self {
         Self { param: Some(name.into()), ..self }
     }
 
-    /// A prompt of so many tokens, or more, for a slot of so many. Clients know it by these words of llama.cpp's.
+    /// A prompt of at least `need` tokens for a context of `have`. Clients recognise llama.cpp's wording.
     pub fn prompt_too_long(field: &str, need: usize, have: usize) -> Self {
         let why = format!(
             "{need} tokens or more: this exceeds the available context size of {have} tokens; shorten it"
@@ -47,34 +47,35 @@ impl ApiError {
         Self { sizes: Some((need, have)), ..Self::for_field(field, why) }
     }
 
-    /// An error of a prompt or of options, which the client has given.
+    /// An error caused by the client's prompt or options.
     pub fn from_request(e: &Error) -> Self {
         match e {
             Error::Usage(text) | Error::Other(text) => {
-                let (message, param) = with_request_names(text);
-                Self { param, ..Self::new(400, for_clients(&message)) }
+                let (message, param) = rename_fields(text);
+                Self { param, ..Self::new(400, remove_flag_clauses(&message)) }
             }
             other => Self::from_engine(other),
         }
     }
 
-    /// An error of a chat template that does not take what a field holds.
+    /// An error of the chat template, which refuses the value of a field.
     pub fn from_template(field: &str, template: &Template, e: &Error) -> Self {
         let (Error::Usage(why) | Error::Model(why), Template::Jinja(jinja)) = (e, template) else {
             return Self::from_request(e).in_field(field);
         };
-        Self::new(400, for_clients(&why.replacen(jinja.place(), "the chat template", 1))).in_field(field)
+        Self::new(400, remove_flag_clauses(&why.replacen(jinja.place(), "the chat template", 1)))
+            .in_field(field)
     }
 
-    /// An error of the engine, of which the log says more than the answer.
+    /// An engine error; the details go to the log only.
     pub fn from_engine(e: &Error) -> Self {
         let error = match e {
             Error::Interrupted => {
-                return Self::new(503, "the server is shutting down; try again elsewhere");
+                return Self::new(503, "the server is shutting down; try another server");
             }
-            Error::Memory(_) => Self::new(503, "the server has too little memory now; try again later"),
+            Error::Memory(_) => Self::new(503, "the server is out of memory; try again later"),
             Error::Usage(_) => return Self::from_request(e),
-            _ => Self::new(500, "the server failed at this; its own messages say why"),
+            _ => Self::new(500, "internal server error; see the server's log"),
         };
         say!("error: {}", name_flags(&e.to_string()));
         error
@@ -102,7 +103,7 @@ impl ApiError {
         }
     }
 
-    /// The error as OpenAI's API has it; a prompt that is too long as llama.cpp's server says it.
+    /// OpenAI's error object, with llama.cpp's fields for a prompt that is too long.
     pub fn to_openai(&self) -> Value {
         let Self { message, param, sizes, .. } = self;
         let mut error =
@@ -114,14 +115,14 @@ impl ApiError {
         json!({"error": error})
     }
 
-    /// The error as Anthropic's API has it.
+    /// Anthropic's error object.
     pub fn to_anthropic(&self) -> Value {
         let kind = match self.status {
             503 => "overloaded_error",
             500.. => "api_error",
             _ => self.error_type(),
         };
-        // Claude Code makes its conversation shorter when it reads this.
+        // Claude Code compacts its conversation when it reads this.
         let too_long = |(need, have)| format!("prompt is too long: {need} tokens > {have} maximum");
         let message = self.sizes.map_or_else(|| self.message.clone(), too_long);
         json!({"type": "error", "error": {"type": kind, "message": message}})
@@ -131,25 +132,25 @@ impl ApiError {
 impl From<SubmitError> for ApiError {
     fn from(e: SubmitError) -> Self {
         match e {
-            SubmitError::Full => Self::new(429, "as many requests wait as may; try again later"),
+            SubmitError::Full => Self::new(429, "request queue is full; try again later"),
             SubmitError::Closed => Self::from_engine(&Error::Interrupted),
         }
     }
 }
 
-/// A message without the clauses that are for who runs the server: what would be flags there.
-fn for_clients(message: &str) -> String {
+/// Removes the clauses of a message that name flags: they are for the operator, not for clients.
+fn remove_flag_clauses(message: &str) -> String {
     let is_for_server = |clause: &&str| name_flags(clause) != **clause || clause.contains("with the model");
     let clauses: Vec<_> = message.split("; ").filter(|clause| !is_for_server(clause)).collect();
     match clauses[..] {
-        [] => "this cannot be done here".into(),
+        [] => "this server does not support the request".into(),
         _ => clauses.join("; "),
     }
 }
 
-/// A message of the library with fields of the request in place of its own, and the first of these.
-fn with_request_names(text: &str) -> (String, Option<String>) {
-    const OWN: [(&str, &str); 4] = [
+/// Replaces the engine's option names in a message by the request's field names; also returns the first of them.
+fn rename_fields(text: &str) -> (String, Option<String>) {
+    const NAMES: [(&str, &str); 4] = [
         ("repetition_penalty", "repeat_penalty"),
         ("repetition_window", "repeat_last_n"),
         ("logprobs", "top_logprobs"),
@@ -158,13 +159,13 @@ fn with_request_names(text: &str) -> (String, Option<String>) {
     const KINDS: [(&str, &str); 4] = [("Sampler", ""), ("Generate", ""), ("Dry", "dry_"), ("Xtc", "xtc_")];
     let (mut message, mut param) = (text.to_owned(), None);
     for (kind, prefix) in KINDS {
-        let of = format!("`{kind}Options::");
-        while let Some(at) = message.find(&of) {
-            let Some(len) = message[at + of.len()..].find('`') else { break };
-            let field = format!("{prefix}{}", &message[at + of.len()..][..len]);
-            let name = OWN.iter().find(|(own, _)| *own == field).map_or(field.as_str(), |(_, name)| name);
+        let start = format!("`{kind}Options::");
+        while let Some(at) = message.find(&start) {
+            let Some((field, _)) = message[at + start.len()..].split_once('`') else { break };
+            let (end, field) = (at + start.len() + field.len() + 1, format!("{prefix}{field}"));
+            let name = NAMES.iter().find(|(own, _)| *own == field).map_or(field.as_str(), |(_, name)| name);
             param.get_or_insert(name.to_owned());
-            message.replace_range(at..at + of.len() + len + 1, name);
+            message.replace_range(at..end, name);
         }
     }
     (message, param)

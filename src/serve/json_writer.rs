@@ -1,11 +1,11 @@
-//! Body of an answer: JSON that is written as bytes, and of which long lists become bytes only when they are sent.
+//! JSON response bodies, written as bytes. Long lists are serialized only as they are sent.
 
 use hyper::body::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// Bytes that are sent at once, more or less.
+/// Approximate size of a frame, in bytes.
 pub const FRAME: usize = 16 << 10;
 
 /// Writes one item of a list.
@@ -13,7 +13,7 @@ type WriteItem = Box<dyn FnMut(usize, &mut Vec<u8>) + Send>;
 
 enum JsonPart {
     Bytes(Bytes),
-    /// A list whose items are written when they are sent.
+    /// A list whose items are serialized as they are sent.
     List {
         items: usize,
         next: usize,
@@ -21,31 +21,31 @@ enum JsonPart {
     },
 }
 
-/// JSON that is being written, then sent.
+/// JSON that is written, then sent frame by frame.
 #[derive(Default)]
 pub struct JsonWriter {
     parts: VecDeque<JsonPart>,
-    /// Bytes behind the last part.
+    /// Bytes after the last part.
     tail: Vec<u8>,
-    /// Last byte so far, which says whether a comma comes next.
+    /// Last byte so far, which decides if a comma comes next.
     last: u8,
 }
 
-/// Writes a value behind other bytes.
+/// Appends a value to other bytes.
 pub fn write_json(value: &(impl Serialize + ?Sized), to: &mut Vec<u8>) {
-    // Only a map whose keys are no texts fails.
+    // Only a map with keys other than strings fails.
     let written = serde_json::to_writer(to, value);
     debug_assert!(written.is_ok(), "{written:?}");
 }
 
 impl JsonWriter {
-    /// Bytes that are sent as they are.
+    /// Bytes to be sent unchanged.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Self {
         Self { parts: [JsonPart::Bytes(bytes.into())].into(), ..Self::default() }
     }
 
     /// One value.
-    pub fn of(value: &(impl Serialize + ?Sized)) -> Self {
+    pub fn from_value(value: &(impl Serialize + ?Sized)) -> Self {
         let mut writer = Self::default();
         writer.write_value(value);
         writer
@@ -57,7 +57,7 @@ impl JsonWriter {
         }
     }
 
-    fn write_mark(&mut self, byte: u8) {
+    fn write_delimiter(&mut self, byte: u8) {
         self.tail.push(byte);
         self.last = byte;
     }
@@ -68,10 +68,10 @@ impl JsonWriter {
         self.last = b'"';
     }
 
-    /// Writes the name of a field, whose value comes next.
+    /// Writes the name of a field; its value comes next.
     pub fn write_key(&mut self, name: &str) {
         self.write_value(name);
-        self.write_mark(b':');
+        self.write_delimiter(b':');
     }
 
     pub fn write_field(&mut self, name: &str, value: &(impl Serialize + ?Sized)) {
@@ -79,23 +79,23 @@ impl JsonWriter {
         self.write_value(value);
     }
 
-    /// Writes a list whose items a function writes.
+    /// Writes an array with the items that `write_items` writes.
     pub fn write_array(&mut self, write_items: impl FnOnce(&mut Self)) {
         self.write_comma();
-        self.write_mark(b'[');
+        self.write_delimiter(b'[');
         write_items(self);
-        self.write_mark(b']');
+        self.write_delimiter(b']');
     }
 
-    /// Writes an object whose fields a function writes.
+    /// Writes an object with the fields that `write_fields` writes.
     pub fn write_object(&mut self, write_fields: impl FnOnce(&mut Self)) {
         self.write_comma();
-        self.write_mark(b'{');
+        self.write_delimiter(b'{');
         write_fields(self);
-        self.write_mark(b'}');
+        self.write_delimiter(b'}');
     }
 
-    /// Writes an object, in which a function writes the value of one field.
+    /// Writes an object; `write_value` replaces the value of one field.
     pub fn write_object_with(&mut self, object: &Value, field: &str, write_value: impl FnOnce(&mut Self)) {
         let mut write_value = Some(write_value);
         self.write_object(|out| {
@@ -111,7 +111,7 @@ impl JsonWriter {
         });
     }
 
-    /// Writes a list of so many items, which become bytes when they are sent.
+    /// Writes a list of `items` items that are serialized as they are sent.
     pub fn write_list(&mut self, items: usize, write_item: impl FnMut(usize, &mut Vec<u8>) + Send + 'static) {
         self.write_array(|out| {
             out.parts.push_back(JsonPart::Bytes(std::mem::take(&mut out.tail).into()));
@@ -119,7 +119,7 @@ impl JsonWriter {
         });
     }
 
-    /// Bytes in all, where that is known.
+    /// Total length in bytes, if no list has to be serialized.
     pub fn len(&self) -> Option<usize> {
         self.parts.iter().try_fold(self.tail.len(), |sum, part| match part {
             JsonPart::Bytes(bytes) => Some(sum + bytes.len()),
@@ -127,7 +127,7 @@ impl JsonWriter {
         })
     }
 
-    /// Takes the next bytes to be sent.
+    /// Takes the next bytes to send.
     pub fn next_frame(&mut self) -> Option<Bytes> {
         if self.parts.is_empty() && !self.tail.is_empty() {
             self.parts.push_back(JsonPart::Bytes(std::mem::take(&mut self.tail).into()));
@@ -152,7 +152,7 @@ impl JsonWriter {
         if frame.is_empty() { self.next_frame() } else { Some(frame) }
     }
 
-    /// All of it.
+    /// Serializes everything.
     pub fn into_text(mut self) -> String {
         let all: Vec<u8> = std::iter::from_fn(|| self.next_frame()).flatten().collect();
         String::from_utf8_lossy(&all).into_owned()
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Value>(&text).expect(&text), expected);
         }
         let long = "x".repeat(3 * FRAME);
-        let mut writer = JsonWriter::of(&long);
+        let mut writer = JsonWriter::from_value(&long);
         assert_eq!(writer.len(), Some(long.len() + 2));
         assert!(writer.next_frame().is_some_and(|first| first.len() == FRAME));
         assert_eq!(JsonWriter::from_bytes("abc").into_text(), "abc");

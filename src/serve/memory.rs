@@ -1,71 +1,67 @@
-//! Memory that all requests and answers under way may take together.
+//! Memory budget shared by all requests and responses in progress.
 
 use super::error::{ApiError, ApiResult};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use text::tokenizer::Tokenizer;
 
-/// Requests of so many bytes may take all that is left.
-const SMALL: u64 = 1 << 20;
+/// Maximum size in bytes of a request that may use the whole budget.
+const SMALL_REQUEST: u64 = 1 << 20;
 
-/// Bytes of a text that may be encoded at once, which takes 130 times as much.
-const LONGEST_PART: usize = 256 << 10;
+/// Maximum bytes of text without a place to split it; tokenizing takes 130 times as much memory.
+const MAX_PART: usize = 256 << 10;
 
-/// Bytes that are there, and those that are taken.
+/// Budget in bytes.
 pub struct MemoryBudget {
-    most: u64,
+    total: u64,
     taken: AtomicU64,
 }
 
-/// Part of a [`MemoryBudget`], given back when it is dropped.
+/// Part of a [`MemoryBudget`], returned when dropped.
 pub struct MemoryShare {
-    of: Arc<MemoryBudget>,
+    budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
 impl MemoryBudget {
-    /// Of so many bytes.
-    pub fn new(most: u64) -> Arc<Self> {
-        Arc::new(Self { most, taken: AtomicU64::new(0) })
+    pub fn new(total: u64) -> Arc<Self> {
+        Arc::new(Self { total, taken: AtomicU64::new(0) })
     }
 
-    /// A share without bytes yet.
-    pub fn share(self: &Arc<Self>) -> MemoryShare {
-        MemoryShare { of: Arc::clone(self), bytes: 0 }
+    /// Creates an empty share.
+    pub fn new_share(self: &Arc<Self>) -> MemoryShare {
+        MemoryShare { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
 impl MemoryShare {
-    /// Takes so many bytes more. Large shares leave a quarter of the budget to small ones, so that a few long requests do
-    /// not keep out the usual ones.
+    /// Takes `more` bytes. Large shares leave a quarter of the budget to small ones, so that a few long requests do not
+    /// block all others.
     pub fn grow(&mut self, more: u64) -> ApiResult<()> {
         let all = self.bytes.saturating_add(more);
-        let most = if all <= SMALL { self.of.most } else { self.of.most / 4 * 3 };
-        if all > most {
-            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let total = self.budget.total;
+        let max = if all <= SMALL_REQUEST { total } else { total / 4 * 3 };
+        if all > max {
+            let [all, max] = [all, max].map(|bytes| bytes.div_ceil(1 << 20));
             let why = format!(
-                "the request needs {} MiB of memory, and there are {} MiB for one; send or ask for less at a time",
-                mib(all),
-                mib(most)
+                "request needs {all} MiB of memory, and the maximum is {max} MiB; send or ask for less"
             );
             return Err(ApiError::new(413, why));
         }
-        let take = |taken: u64| taken.checked_add(more).filter(|&taken| taken <= most);
-        match self.of.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+        let take = |taken: u64| taken.checked_add(more).filter(|&taken| taken <= max);
+        match self.budget.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => {
                 self.bytes = all;
                 Ok(())
             }
-            Err(_) => {
-                Err(ApiError::new(429, "other requests take all the memory that there is; try again later"))
-            }
+            Err(_) => Err(ApiError::new(429, "other requests use all the memory; try again later")),
         }
     }
 
-    /// Takes so many bytes in all.
+    /// Sets the size of the share.
     pub fn resize(&mut self, bytes: u64) -> ApiResult<()> {
         if let Some(less) = self.bytes.checked_sub(bytes) {
-            self.of.taken.fetch_sub(less, Ordering::Relaxed);
+            self.budget.taken.fetch_sub(less, Ordering::Relaxed);
             self.bytes = bytes;
             return Ok(());
         }
@@ -79,17 +75,18 @@ impl MemoryShare {
 
 impl Drop for MemoryShare {
     fn drop(&mut self) {
-        self.of.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// Refuses a text that cannot be encoded in parts and is too long to be encoded at once.
+/// Refuses text with too long a part that must be tokenized at once.
 pub fn check_longest_part(tokenizer: &Tokenizer, text: &str, field: &str) -> ApiResult<()> {
     match tokenizer.longest_part(text) {
-        0..=LONGEST_PART => Ok(()),
+        0..=MAX_PART => Ok(()),
         bytes => {
-            let why =
-                format!("has {bytes} bytes without two words or lines; use at most {LONGEST_PART} at a time");
+            let why = format!(
+                "has {bytes} bytes without a space or line break to split at; use at most {MAX_PART}"
+            );
             Err(ApiError::for_field(field, why))
         }
     }
@@ -104,7 +101,7 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let budget = MemoryBudget::new(16 * MIB);
         let status = |share: &mut MemoryShare, more: u64| share.grow(more).map_err(|e| e.status);
-        let [mut large, mut other, mut small] = [budget.share(), budget.share(), budget.share()];
+        let [mut large, mut other, mut small] = [budget.new_share(), budget.new_share(), budget.new_share()];
         assert_eq!(status(&mut large, 13 * MIB), Err(413));
         assert_eq!(status(&mut large, 8 * MIB), Ok(()));
         assert_eq!((status(&mut other, 5 * MIB), status(&mut other, 4 * MIB)), (Err(429), Ok(())));

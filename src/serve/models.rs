@@ -1,4 +1,4 @@
-//! Descriptions of the model and its slots: `/v1/models`, `/props`, `/slots`.
+//! `/v1/models`, `/props` and `/slots`.
 
 use super::error::{ApiError, ApiResult};
 use super::state::{ServerModel, ServerState, SlotsEndpoint};
@@ -8,7 +8,7 @@ use crate::run::options::GenerateOptions;
 use serde_json::{Value, json};
 use text::chat::Template;
 
-/// `GET /v1/models`: the one model.
+/// `GET /v1/models`.
 pub fn list_models(state: &ServerState) -> Value {
     json!({"object": "list", "data": [describe_model(state)]})
 }
@@ -18,7 +18,7 @@ pub fn find_model(state: &ServerState, path: &str) -> ApiResult<Value> {
     if path.ends_with(&format!("/models/{}", state.model_name)) {
         return Ok(describe_model(state));
     }
-    Err(ApiError::new(404, format!("the one model is {:?}", state.model_name)))
+    Err(ApiError::new(404, format!("unknown model; this server has {:?}", state.model_name)))
 }
 
 fn describe_model(state: &ServerState) -> Value {
@@ -26,19 +26,19 @@ fn describe_model(state: &ServerState) -> Value {
     let meta = context.map(
         |context| json!({"n_vocab": VOCAB, "n_ctx": context, "n_ctx_train": MAX_POSITION, "n_layer": LAYERS}),
     );
-    // vLLM's and OpenRouter's names, by which clients know how long a text may be.
+    // vLLM and OpenRouter report the context size under these two names.
     json!({
         "id": state.model_name, "object": "model", "created": state.created, "owned_by": "antigravity", "meta": meta,
         "max_model_len": context, "context_length": context,
     })
 }
 
-/// A number as it was written, not as its bits are in twice as many.
+/// Shortest decimal of an `f32`: 0.7 instead of 0.699999988079071.
 pub fn short_number(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// Settings that texts are generated with, in llama.cpp's names; the seed is left out.
+/// llama.cpp's `generation_settings`, without the seed.
 pub fn generation_settings(options: &GenerateOptions) -> Value {
     let s = &options.sampler;
     let most = options.max_tokens.map_or(json!(-1), Value::from);
@@ -65,7 +65,7 @@ pub fn describe_props(model: &ServerModel) -> Value {
         Ok(other) => other.name(),
         Err(_) => String::new(),
     };
-    // Where it lies concerns nobody.
+    // Hides the directory.
     let file = o.model.file_name().map_or(model.name.clone().into(), |file| file.to_string_lossy());
     let mut params = generation_settings(defaults);
     params["seed"] = model.seeded.then_some(defaults.sampler.seed).into();
@@ -81,7 +81,7 @@ pub fn describe_props(model: &ServerModel) -> Value {
 /// `GET /slots`.
 pub fn describe_slots(state: &ServerState) -> ApiResult<Value> {
     if state.slots_endpoint == SlotsEndpoint::Hidden {
-        return Err(ApiError::new(501, "this server does not tell what its slots do"));
+        return Err(ApiError::new(501, "this endpoint is disabled; start the server with --slots-endpoint"));
     }
     let one = |(id, slot): (usize, &SlotStats)| {
         json!({

@@ -1,11 +1,11 @@
-//! Output of one request as it comes: read into thoughts, text and calls, and written in the form of an API.
+//! Output of one request: tokens from the scheduler, parsed into thoughts, text and tool calls, and written in the
+//! format of an API.
 
 use super::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage};
 use super::error::{ApiError, ApiResult};
 use super::json_writer::{FRAME, JsonWriter};
 use super::memory::MemoryShare;
 use super::params::{RequestParams, ResponseMode};
-use super::state::ServerModel;
 use crate::dims::VOCAB;
 use crate::run::generate::scheduler::{Event, Job};
 use crate::run::options::{GenerateOptions, Progress};
@@ -20,18 +20,18 @@ use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Events of a stream that are usually unread, at most. [`BACKLOG`] is how many may be, which the plan counts.
-const UNREAD: usize = 256;
-/// Bytes of a text, whatever it says.
+/// Unread events of a stream that its memory share counts at first; the limit is [`BACKLOG`], which the plan counts.
+const EXPECTED_UNREAD: usize = 256;
+/// Fixed size of a text, in bytes.
 const TEXT_BYTES: usize = 2 << 10;
-/// Bytes of a token's text, more or less.
+/// Approximate size of a token's text, in bytes.
 const TOKEN_BYTES: usize = 8;
-/// Bytes that an answer takes more at once, where it turns out longer.
-const MORE_BYTES: u64 = 64 << 10;
-/// Pause between two reports of how far a prompt is read.
-const PROGRESS_PAUSE: Duration = Duration::from_millis(100);
+/// Minimum growth of a response's memory share, in bytes.
+const MIN_GROWTH: u64 = 64 << 10;
+/// Interval between two progress reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Cancels what is done for a client that has gone.
+/// Cancels the work for a client that has disconnected.
 pub struct CancelOnDrop(pub CancelToken);
 
 impl Drop for CancelOnDrop {
@@ -40,12 +40,15 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// A text that is being generated.
+/// Token ids of a prompt, and the parser of its answers.
+pub type ParsedPrompt = (Arc<[u32]>, OutputParser);
+
+/// A text being generated.
 struct RunningText {
     reader: OutputParser,
     choice: Choice,
     progress: Option<PromptProgress>,
-    /// Tokens that a stream has not sent yet.
+    /// Token ids that a stream has not sent yet.
     unsent_tokens: Vec<u32>,
 }
 
@@ -54,112 +57,107 @@ pub struct RequestOutput {
     pub mode: ResponseMode,
     events: Receiver<(usize, Event)>,
     texts: Vec<RunningText>,
-    /// Texts for each prompt.
+    /// Texts per prompt.
     n: usize,
-    /// Calls of a text beyond the first are left out.
-    one_call: bool,
+    /// Omits everything after the first tool call of a text.
+    single_tool_call: bool,
     dialect: Box<dyn Dialect>,
     started: bool,
     ended: bool,
-    /// Memory that it may take, and bytes that it does.
     share: MemoryShare,
+    /// Memory in use, in bytes.
     bytes: u64,
     _cancel: CancelOnDrop,
 }
 
-/// Bytes of a token's log-probabilities.
+/// Size of a token's log-probabilities, in bytes.
 fn logprobs_bytes(top: usize) -> usize {
     size_of::<TokenLogprobs>() + (1 + top) * size_of::<Logprob>()
 }
 
-/// Bytes that the texts of some prompts may take: what they say, as far as a slot goes, and of a stream what its client
-/// has not read. An answer that turns out longer takes more then.
-fn expected_bytes(
-    model: &ServerModel,
-    prompts: &[(Arc<[u32]>, OutputParser)],
-    params: &RequestParams,
-) -> u64 {
-    let options = &params.options;
-    let [of_logprobs, of_prompt_logprobs] =
+/// Estimates the memory of a response in bytes: all of its text up to the end of the context, and the unread events of
+/// a stream. A response that turns out larger takes more later.
+fn estimate_bytes(prompts: &[ParsedPrompt], params: &RequestParams) -> u64 {
+    let RequestParams { model, options, .. } = params;
+    let [logprobs, prompt_logprobs] =
         [options.logprobs, params.prompt_logprobs].map(|top| top.map_or(0, logprobs_bytes));
-    let of_text = |prompt: &[u32]| {
+    let text_bytes = |prompt: &[u32]| {
         let room = model.engine.options().max_seq_len.saturating_sub(prompt.len()) + 1;
-        let tokens = options.max_tokens.map_or(room, |most| most.min(room));
+        let tokens = options.max_tokens.map_or(room, |max| max.min(room));
         let held = match params.mode {
-            ResponseMode::Whole => tokens * (of_logprobs + size_of::<u32>()),
-            _ => tokens.min(UNREAD) * size_of::<(usize, Event)>() + tokens.min(BACKLOG) * of_logprobs,
+            ResponseMode::Whole => tokens * (logprobs + size_of::<u32>()),
+            _ => tokens.min(EXPECTED_UNREAD) * size_of::<(usize, Event)>() + tokens.min(BACKLOG) * logprobs,
         };
         TEXT_BYTES + tokens * TOKEN_BYTES + held
     };
-    let of_prompt = |(prompt, _): &(Arc<[u32]>, OutputParser)| {
-        size_of_val(&prompt[..]) + params.n * (of_text(prompt) + prompt.len() * of_prompt_logprobs)
+    let prompt_bytes = |(prompt, _): &ParsedPrompt| {
+        size_of_val(&prompt[..]) + params.n * (text_bytes(prompt) + prompt.len() * prompt_logprobs)
     };
-    prompts.iter().map(of_prompt).fold(0, usize::saturating_add) as u64
+    prompts.iter().map(prompt_bytes).fold(0, usize::saturating_add) as u64
 }
 
 impl RequestOutput {
-    /// Hands the texts of some prompts to the scheduler.
-    pub fn start(
-        model: &ServerModel,
-        prompts: Vec<(Arc<[u32]>, OutputParser)>,
-        params: &RequestParams,
-        (dialect, mut share): (Box<dyn Dialect>, MemoryShare),
+    /// Submits all texts of a request to the scheduler.
+    pub fn submit(
+        prompts: Vec<ParsedPrompt>,
+        mut params: RequestParams,
+        dialect: Box<dyn Dialect>,
     ) -> ApiResult<Self> {
-        share.resize(expected_bytes(model, &prompts, params))?;
+        params.share.resize(estimate_bytes(&prompts, &params))?;
         let unread = match params.mode {
             ResponseMode::Whole => Semaphore::MAX_PERMITS,
             _ => BACKLOG * prompts.len() * params.n,
         };
         let (sender, events) = channel(unread);
         let (mut jobs, mut texts) = (Vec::new(), Vec::new());
-        let options = Arc::new(params.options.clone());
+        let options = Arc::new(std::mem::take(&mut params.options));
         let stops = StopStrings::new(&options.stop).map_err(|e| ApiError::from_request(&e))?;
         for (prompt, reader) in prompts {
             for i in 0..params.n {
                 jobs.push(Job {
                     prompt: Arc::clone(&prompt),
-                    options: with_progress(&options, (jobs.len(), &sender), params),
+                    options: with_progress(&options, (jobs.len(), &sender), &params),
                     seed: options.sampler.seed.wrapping_add(i as u64),
                     stops: stops.clone(),
                     reuse: params.reuse.clone(),
                     measures: params.prompt_logprobs.and_then(|count| Logprobs::new(count, VOCAB).ok()),
-                    tell: send_events(jobs.len(), sender.clone(), options.cancel.clone()),
+                    tell: make_sender(jobs.len(), sender.clone(), options.cancel.clone()),
                 });
                 let (reader, choice) = (reader.clone(), Choice::default());
                 texts.push(RunningText { reader, choice, progress: None, unsent_tokens: Vec::new() });
             }
         }
         let cancel = CancelOnDrop(options.cancel.clone());
-        model.scheduler.submit(jobs)?;
+        params.model.scheduler.submit(jobs)?;
         Ok(Self {
             mode: params.mode,
             events,
             texts,
             n: params.n,
-            one_call: params.one_call,
+            single_tool_call: params.single_tool_call,
             dialect,
             started: false,
             ended: false,
-            share,
+            share: params.share,
             bytes: 0,
             _cancel: cancel,
         })
     }
 
-    /// Takes an event of a text: what it has brought, and whether it is the last one.
-    fn take(&mut self, index: usize, event: Event) -> ApiResult<(TokenOutput, bool)> {
+    /// Processes an event of a text; returns its output, and if it was the last event.
+    fn take_event(&mut self, index: usize, event: Event) -> ApiResult<(TokenOutput, bool)> {
         let text = &mut self.texts[index];
         let mut output = TokenOutput { parts: Vec::new(), tokens: Vec::new(), logprobs: None };
         let mut bytes = 0;
         match event {
             Event::Prompt(tokens) => {
-                bytes = tokens.iter().map(|of| logprobs_bytes(of.top.len())).sum();
+                bytes = tokens.iter().map(|token| logprobs_bytes(token.top.len())).sum();
                 self.dialect.on_prompt_logprobs(index, tokens);
             }
             Event::Piece(piece) => {
                 let logprobs = piece.logprobs.as_ref().filter(|_| self.mode == ResponseMode::Whole);
-                let of_logprobs = logprobs.map_or(0, |of| logprobs_bytes(of.top.len()));
-                bytes = piece.text.len() + size_of::<u32>() + of_logprobs;
+                let logprobs = logprobs.map_or(0, |token| logprobs_bytes(token.top.len()));
+                bytes = piece.text.len() + size_of::<u32>() + logprobs;
                 output.parts = text.reader.push(&piece.text);
                 (output.tokens, output.logprobs) = (Vec::from_iter(piece.token), piece.logprobs);
             }
@@ -170,7 +168,7 @@ impl RequestOutput {
             Event::Read { .. } => {}
             Event::Failed(e) => return Err(ApiError::from_engine(&e)),
         }
-        if self.one_call {
+        if self.single_tool_call {
             let mut called = !text.choice.calls.is_empty();
             output.parts.retain(|part| {
                 let is_first = !called;
@@ -188,7 +186,7 @@ impl RequestOutput {
         self.bytes += bytes;
         match self.bytes.checked_sub(self.share.bytes()) {
             None | Some(0) => Ok(()),
-            Some(missing) => self.share.grow(missing.max(MORE_BYTES)),
+            Some(missing) => self.share.grow(missing.max(MIN_GROWTH)),
         }
     }
 
@@ -200,22 +198,22 @@ impl RequestOutput {
         Usage::sum(self.texts.iter().map(|text| &text.choice).enumerate(), self.n)
     }
 
-    /// Waits for the ends of all texts.
-    pub async fn finish(&mut self) -> ApiResult<()> {
+    /// Waits until all texts have ended.
+    pub async fn wait_for_end(&mut self) -> ApiResult<()> {
         while !self.have_all_ended() {
-            let lost = || ApiError::new(500, "the text has no end");
+            let lost = || ApiError::new(500, "generation ended unexpectedly");
             let (index, event) = self.events.recv().await.ok_or_else(lost)?;
-            self.take(index, event)?;
+            self.take_event(index, event)?;
         }
         Ok(())
     }
 
-    /// Bytes of its texts.
-    pub fn bytes(&self) -> usize {
+    /// Memory in use, in bytes.
+    pub fn memory_bytes(&self) -> usize {
         self.bytes as usize
     }
 
-    /// The whole answer, and the memory that it takes.
+    /// The whole response as JSON, with its memory share.
     pub fn into_json(mut self) -> (JsonWriter, MemoryShare) {
         let (usage, mut writer) = (self.count_usage(), JsonWriter::default());
         let mut choices: Vec<_> = self.texts.into_iter().map(|text| text.choice).collect();
@@ -223,12 +221,12 @@ impl RequestOutput {
         (writer, self.share)
     }
 
-    /// Text of its stream where that has nothing to say for a while.
+    /// Text that keeps its silent stream alive.
     pub fn keep_alive(&self) -> &'static str {
         self.dialect.keep_alive()
     }
 
-    /// Takes the next events of the stream; `None` at its end.
+    /// Polls for the next events of the stream; `None` at its end.
     pub fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<String>> {
         let mut out = String::new();
         if !std::mem::replace(&mut self.started, true) {
@@ -236,9 +234,12 @@ impl RequestOutput {
         }
         while !self.ended && out.len() < FRAME {
             match self.events.poll_recv(context) {
-                Poll::Ready(Some((index, event))) => self.write(index, event, &mut out),
+                Poll::Ready(Some((index, event))) => self.write_event(index, event, &mut out),
                 Poll::Ready(None) => {
-                    let error = ApiError::new(500, "the text was given up, as it was read too slowly");
+                    let error = ApiError::new(
+                        500,
+                        "generation stopped because the client read the stream too slowly",
+                    );
                     self.write_error(&error, &mut out);
                 }
                 Poll::Pending if out.is_empty() => return Poll::Pending,
@@ -248,16 +249,16 @@ impl RequestOutput {
         Poll::Ready((!out.is_empty()).then_some(out))
     }
 
-    fn write(&mut self, index: usize, event: Event, out: &mut String) {
+    fn write_event(&mut self, index: usize, event: Event, out: &mut String) {
         if let Event::Read { done, all } = event {
             return self.write_progress(index, (done, all), out);
         }
-        let (mut output, is_last) = match self.take(index, event) {
+        let (mut output, is_last) = match self.take_event(index, event) {
             Ok(taken) => taken,
             Err(error) => return self.write_error(&error, out),
         };
         let text = &mut self.texts[index];
-        // Parts of a call were sent before.
+        // A stream has already sent these calls in parts.
         output.parts.retain(|part| !matches!(part, Part::Call(_) | Part::Cut { .. }));
         text.unsent_tokens.append(&mut output.tokens);
         if !output.parts.is_empty() || output.logprobs.is_some() {
@@ -276,7 +277,7 @@ impl RequestOutput {
     fn write_progress(&mut self, index: usize, (done, total): (usize, usize), out: &mut String) {
         let now = Instant::now();
         let known = &mut self.texts[index].progress;
-        let is_due = known.is_none_or(|of| done == total || now - of.reported >= PROGRESS_PAUSE);
+        let is_due = known.is_none_or(|known| done == total || now - known.reported >= PROGRESS_INTERVAL);
         let first = PromptProgress { cached: done, done, total, began: now, reported: now };
         let progress = known.get_or_insert(first);
         progress.done = done;
@@ -292,7 +293,7 @@ impl RequestOutput {
     }
 }
 
-/// Options of a text, which report how far its prompt is read where the request asks for that.
+/// Adds progress reports to the options of a text if a stream asks for them.
 fn with_progress(
     options: &Arc<GenerateOptions>,
     (index, to): (usize, &Sender<(usize, Event)>),
@@ -302,20 +303,20 @@ fn with_progress(
         return Arc::clone(options);
     }
     let to = to.clone();
-    // One that is lost matters to nobody.
+    // Progress may be lost: the next report repeats it.
     let report = move |done, all| drop(to.try_send((index, Event::Read { done, all })));
     Arc::new(GenerateOptions { progress: Progress::new(report), ..GenerateOptions::clone(options) })
 }
 
-/// Sends the events of a text. Where as much is unread as may be, the texts of the request are given up.
-fn send_events(
+/// Creates the callback that sends the events of a text. If the client reads too slowly, the request is cancelled.
+fn make_sender(
     index: usize,
     to: Sender<(usize, Event)>,
     cancel: CancelToken,
 ) -> Box<dyn FnMut(Event) + Send> {
     let mut to = Some(to);
     Box::new(move |event| {
-        // After what is lost nothing may come, and a client that has gone hears nothing anyway.
+        // After a lost event no other may follow.
         if to.as_ref().is_some_and(|to| to.try_send((index, event)).is_err()) {
             to = None;
             cancel.cancel();

@@ -1,9 +1,10 @@
-//! Parameters that requests of all APIs share: settings of the sampler, limits, the number of texts.
+//! Request parameters common to all APIs: sampling, limits, number of texts, streaming.
 
 use super::access::ApiClient;
-use super::body::{Integer, Object, Seed, Strings, TokenIds, kind_of, read_object};
+use super::body::{Integer, Object, RequestBody, Seed, Strings, TokenIds, read_object, type_name};
 use super::constraint::{Constraint, read_constraint};
 use super::error::{ApiError, ApiResult};
+use super::memory::MemoryShare;
 use super::state::{ServerModel, random_number};
 use super::unsupported::{self, RequestKind};
 use crate::run::generate::scheduler::{Realm, Reuse};
@@ -14,26 +15,27 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-/// Texts of one request, at most, or as many as run at once.
+/// Maximum number of texts of one request, over all of its prompts.
 pub const MAX_TEXTS: usize = 128;
-/// Biases, and bytes of a text that has one, at most.
+/// Maximum number of logit biases.
 const MAX_BIASES: usize = 1024;
+/// Maximum length of a text with a logit bias, in bytes.
 const MAX_BIASED_BYTES: usize = 256;
-/// Bytes of a `cache_salt`, at most.
+/// Maximum length of a `cache_salt`, in bytes.
 const MAX_SALT: usize = 1024;
-/// Ids in `stop_token_ids`, at most.
+/// Maximum number of `stop_token_ids`.
 const MAX_STOP_TOKENS: usize = 1024;
-/// Tokens of a completion that does not say how many: as `generate`'s.
+/// Default `max_tokens` of completions, as in `generate`.
 const DEFAULT_MAX_TOKENS: usize = 20;
 
-/// Log-probabilities at each place of a text, of which a whole answer is held in memory.
+/// Number of most likely tokens with log-probabilities at each position. A whole response keeps all in memory.
 pub type LogprobCount = Integer<0, 20>;
-/// A limit of tokens; -1 is none.
+/// A token limit; -1 means none.
 type MaxTokens = Integer<-1, 0xFFFF_FFFF>;
-/// Tokens back from the end of a text; -1 is all.
+/// A number of last tokens; -1 means all.
 type TokenWindow = Integer<-1, 0x7FFF_FFFF>;
 
-/// Fields of a request.
+/// Fields common to all APIs.
 #[derive(Deserialize)]
 struct RequestFields {
     temperature: Option<f32>,
@@ -45,7 +47,7 @@ struct RequestFields {
     xtc_threshold: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    /// vLLM's name, and llama.cpp's.
+    /// Names of vLLM and llama.cpp; the second takes precedence.
     repetition_penalty: Option<f32>,
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<TokenWindow>,
@@ -59,7 +61,7 @@ struct RequestFields {
     _structured_outputs: Option<Map<String, Value>>,
     logit_bias: Option<Value>,
     seed: Option<Seed>,
-    /// Names of several APIs, of which the last counts.
+    /// Names of several APIs; see [`read_options`] for their precedence.
     max_tokens: Option<MaxTokens>,
     max_completion_tokens: Option<MaxTokens>,
     max_output_tokens: Option<MaxTokens>,
@@ -87,45 +89,49 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-/// Form in which an answer is sent.
+/// Delivery of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseMode {
     Whole,
-    /// Events, as the texts come.
+    /// Server-sent events.
     Stream,
-    /// Events, with the numbers of tokens at the end.
+    /// Server-sent events with token counts at the end.
     StreamWithUsage,
 }
 
-/// Parameters that all texts of a request share.
-#[derive(Clone)]
+/// Parameters of a request, with everything else that generating its texts needs.
 pub struct RequestParams {
+    pub model: Arc<ServerModel>,
+    /// Memory of the request, then of its response.
+    pub share: MemoryShare,
+    pub kind: RequestKind,
     pub options: GenerateOptions,
     pub reuse: Reuse,
-    /// Constraint on the texts, until it is in the options as a grammar.
+    /// Output constraint, until it becomes a grammar in the options.
     pub constraint: Option<Constraint>,
-    /// Set where a stream reports how far the prompt is read.
+    /// Reports prefill progress in a stream.
     pub progress: bool,
-    /// Texts for each prompt.
+    /// Texts per prompt.
     pub n: usize,
     pub mode: ResponseMode,
-    /// Set where an answer has one call at most; what comes after it is left out.
-    pub one_call: bool,
-    /// Log-probabilities at each token of the prompt, where these are wanted.
+    /// Omits everything after the first tool call.
+    pub single_tool_call: bool,
+    /// Number of most likely tokens at each prompt position, if log-probabilities of the prompt are wanted.
     pub prompt_logprobs: Option<usize>,
-    /// Set where the answer has times, if its API leaves the choice.
+    /// Includes `timings`, in APIs where they are optional.
     pub timings: bool,
 }
 
 impl RequestParams {
-    /// Reads what every kind of request may hold.
-    pub fn read(
-        body: &Value,
-        model: &ServerModel,
-        (client, kind): (ApiClient, RequestKind),
-    ) -> ApiResult<Self> {
-        unsupported::check_fields(body, kind)?;
-        let fields: RequestFields = read_object(body, "")?;
+    /// Parses a body, and reads the fields common to all APIs.
+    pub fn read_request(
+        model: &Arc<ServerModel>,
+        mut request: RequestBody,
+        kind: RequestKind,
+    ) -> ApiResult<(Value, Self)> {
+        let body = request.parse_json()?;
+        unsupported::check_fields(&body, kind)?;
+        let fields: RequestFields = read_object(&body, "")?;
         if let Some(Strings(samplers)) = &fields.samplers {
             unsupported::check_samplers(samplers)?;
         }
@@ -144,39 +150,41 @@ impl RequestParams {
         options.bad_words = encode_bad_words(&fields, tokenizer)?;
         let calls_once = body.pointer("/tool_choice/disable_parallel_tool_use").and_then(Value::as_bool);
         let params = Self {
-            reuse: read_reuse(&fields, client)?,
-            constraint: read_constraint(body)?,
+            model: Arc::clone(model),
+            share: request.share,
+            kind,
+            reuse: read_reuse(&fields, request.client)?,
+            constraint: read_constraint(&body)?,
             progress: fields.return_progress.unwrap_or(false),
             n: read_text_count(&fields, model.engine.options().sequences())?,
             mode: read_mode(&fields),
-            one_call: fields.parallel_tool_calls == Some(false) || calls_once == Some(true),
+            single_tool_call: fields.parallel_tool_calls == Some(false) || calls_once == Some(true),
             prompt_logprobs: None,
             timings: fields.timings_per_token.unwrap_or(false),
             options: read_options(fields, options, model.engine.options().max_seq_len)?,
         };
         params.options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| ApiError::from_request(&e))?;
-        Ok(params)
+        Ok((body, params))
     }
 
-    /// Makes the texts of a completion follow what the request says of their form.
+    /// Compiles the output constraint of a completion into its options.
     pub fn apply_constraint(&mut self) -> ApiResult<()> {
         self.constraint.take().map_or(Ok(()), |constraint| constraint.apply(&mut self.options))
     }
 }
 
-/// Texts for each prompt.
+/// Reads the number of texts per prompt.
 fn read_text_count(fields: &RequestFields, slots: usize) -> ApiResult<usize> {
     let mut n = 1;
     for (name, given) in [("n", fields.n), ("n_cmpl", fields.n_cmpl)] {
-        n = given.and_then(Integer::count).unwrap_or(n);
+        n = given.and_then(Integer::to_count).unwrap_or(n);
         if n > slots {
-            let why = format!("is {n}; use a whole number from 1 to {slots}");
+            let why = format!("is {n}; use an integer from 1 to {slots}");
             return Err(ApiError::for_field(name, why));
         }
     }
-    if fields.best_of.and_then(Integer::count).is_some_and(|of| of != 1 && of != n) {
-        let why =
-            "choosing from more texts than `n` is not followed by this server; leave it out, or ask for all";
+    if fields.best_of.and_then(Integer::to_count).is_some_and(|count| count != 1 && count != n) {
+        let why = "must equal `n`: this server does not select the best texts; omit it, or set `n`";
         return Err(ApiError::for_field("best_of", why));
     }
     Ok(n)
@@ -191,25 +199,25 @@ fn read_mode(fields: &RequestFields) -> ResponseMode {
     }
 }
 
-/// Rows of which earlier texts may be copied. The salt parts a client's texts, so that the times of one do not tell of
-/// another.
+/// Prefix-cache entries that the request may use. A salt separates the users of one client, so that response times do
+/// not reveal the prompts of another.
 fn read_reuse(fields: &RequestFields, client: ApiClient) -> ApiResult<Reuse> {
     let wrong = |why: String| ApiError::for_field("cache_salt", why);
     match fields.cache_salt.as_deref() {
-        Some("") => Err(wrong("is empty; give a text, or leave it out".into())),
+        Some("") => Err(wrong("is empty; give a string, or omit it".into())),
         Some(salt) if salt.len() > MAX_SALT => {
-            Err(wrong(format!("has {} bytes; {MAX_SALT} are the most", salt.len())))
+            Err(wrong(format!("has {} bytes; use at most {MAX_SALT}", salt.len())))
         }
         _ if fields.cache_prompt == Some(false) => Ok(Reuse::No),
         salt => Ok(Reuse::In(Realm { key: client.key, salt: salt.map(Arc::from) })),
     }
 }
 
-/// Tokens in a row that may not come: those of each word, as it stands at the beginning of a text and behind a blank.
+/// Forbidden token sequences: each bad word, at the start of a text and after a space.
 fn encode_bad_words(fields: &RequestFields, tokenizer: &Tokenizer) -> ApiResult<Vec<Vec<u32>>> {
     let Some(Strings(words)) = &fields.bad_words else { return Ok(Vec::new()) };
     if words.iter().any(String::is_empty) {
-        return Err(ApiError::for_field("bad_words", "holds an empty word; leave it out"));
+        return Err(ApiError::for_field("bad_words", "contains an empty word; remove it"));
     }
     let mut found = Vec::new();
     for word in words.iter().flat_map(|word| [word.clone(), format!(" {}", word.trim_start())]) {
@@ -220,7 +228,7 @@ fn encode_bad_words(fields: &RequestFields, tokenizer: &Tokenizer) -> ApiResult<
     Ok(found)
 }
 
-/// Options with what some fields say in the place of the server's.
+/// Replaces the server's options by those of the request.
 fn read_options(
     fields: RequestFields,
     mut options: GenerateOptions,
@@ -242,19 +250,21 @@ fn read_options(
     ] {
         *to = given.unwrap_or(*to);
     }
-    s.top_k = fields.top_k.map_or(s.top_k, |k| k.count().unwrap_or(0));
-    s.repetition_window = fields.repeat_last_n.map_or(s.repetition_window, |n| n.count().unwrap_or(context));
-    s.dry.allowed_length = fields.dry_allowed_length.and_then(Integer::count).unwrap_or(s.dry.allowed_length);
-    s.dry.window = fields.dry_penalty_last_n.map_or(s.dry.window, Integer::count);
+    s.top_k = fields.top_k.map_or(s.top_k, |k| k.to_count().unwrap_or(0));
+    s.repetition_window =
+        fields.repeat_last_n.map_or(s.repetition_window, |n| n.to_count().unwrap_or(context));
+    s.dry.allowed_length =
+        fields.dry_allowed_length.and_then(Integer::to_count).unwrap_or(s.dry.allowed_length);
+    s.dry.window = fields.dry_penalty_last_n.map_or(s.dry.window, Integer::to_count);
     if let Some(Strings(breakers)) = fields.dry_sequence_breakers {
         s.dry.breakers = breakers;
     }
     let limits =
         [fields.n_predict, fields.max_output_tokens, fields.max_completion_tokens, fields.max_tokens];
-    options.max_tokens = limits.into_iter().flatten().next().map_or(options.max_tokens, Integer::count);
-    options.min_tokens = fields.min_tokens.and_then(Integer::count).unwrap_or(options.min_tokens);
-    if options.max_tokens.is_some_and(|most| most < options.min_tokens) {
-        return Err(ApiError::for_field("min_tokens", "is more than `max_tokens`; use fewer"));
+    options.max_tokens = limits.into_iter().flatten().next().map_or(options.max_tokens, Integer::to_count);
+    options.min_tokens = fields.min_tokens.and_then(Integer::to_count).unwrap_or(options.min_tokens);
+    if options.max_tokens.is_some_and(|max| max < options.min_tokens) {
+        return Err(ApiError::for_field("min_tokens", "is more than `max_tokens`; use a smaller value"));
     }
     if let Some(Strings(stop)) = fields.stop_sequences.or(fields.stop) {
         options.stop = stop.into_iter().filter(|text| !text.is_empty()).collect();
@@ -270,7 +280,7 @@ fn read_options(
     Ok(options)
 }
 
-/// Reads `{"29": 1.5}`, or llama.cpp's `[[29, 1.5], [30, false]]`. With a tokenizer texts stand for all of their tokens.
+/// Reads `{"29": 1.5}`, or llama.cpp's `[[29, 1.5], [30, false]]`. With a tokenizer a text biases each of its tokens.
 fn read_biases(value: &Value, texts: Option<&Tokenizer>) -> ApiResult<Vec<(u32, f32)>> {
     let wrong = |what: String| {
         ApiError::for_field("logit_bias", format!("{what}; use an object of token ids and numbers"))
@@ -283,11 +293,11 @@ fn read_biases(value: &Value, texts: Option<&Tokenizer>) -> ApiResult<Vec<(u32, 
         Value::Array(all) => {
             let pairs = all.iter().map(|pair| match pair.as_array().map(Vec::as_slice) {
                 Some([id, bias]) => Ok((id.clone(), bias)),
-                _ => Err(wrong("has something else than pairs".into())),
+                _ => Err(wrong("has an item that is not a pair".into())),
             });
             pairs.take(MAX_BIASES + 1).collect::<ApiResult<_>>()?
         }
-        other => return Err(wrong(format!("is {}", kind_of(other)))),
+        other => return Err(wrong(format!("is {}", type_name(other)))),
     };
     let mut biases = Vec::new();
     for (name, bias) in pairs.iter().take(MAX_BIASES + 1) {
@@ -296,7 +306,7 @@ fn read_biases(value: &Value, texts: Option<&Tokenizer>) -> ApiResult<Vec<(u32, 
         let ids = match (id, texts) {
             (Some(id), _) => vec![id],
             (None, Some(_)) if text.len() > MAX_BIASED_BYTES => {
-                let why = format!("has a text of {} bytes, and {MAX_BIASED_BYTES} are the most", text.len());
+                let why = format!("has a text of {} bytes instead of at most {MAX_BIASED_BYTES}", text.len());
                 return Err(wrong(why));
             }
             (None, Some(tokenizer)) => {
@@ -305,14 +315,14 @@ fn read_biases(value: &Value, texts: Option<&Tokenizer>) -> ApiResult<Vec<(u32, 
             (None, None) => Vec::new(),
         };
         if ids.is_empty() {
-            return Err(wrong("has a name that is no token id".into()));
+            return Err(wrong("has a key that is not a token id".into()));
         }
-        // OpenAI's range ends at 100, which rules a token in or out.
+        // OpenAI's range is -100 to 100; more is accepted.
         let number = match bias {
             Value::Bool(false) => Some(f32::NEG_INFINITY),
             other => other.as_f64().map(|x| x as f32).filter(|x| x.is_finite()),
         };
-        let number = number.ok_or_else(|| wrong(format!("has {} as a bias", kind_of(bias))))?;
+        let number = number.ok_or_else(|| wrong(format!("has {} as a bias", type_name(bias))))?;
         biases.extend(ids.into_iter().map(|id| (id, number)));
         if biases.len() > MAX_BIASES {
             let why = format!("has more than {MAX_BIASES} biases; use at most {MAX_BIASES}");

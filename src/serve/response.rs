@@ -1,4 +1,4 @@
-//! Responses as HTTP has them: a body of bytes, or a stream of events.
+//! HTTP responses: a body of bytes, or a stream of events.
 
 use super::client_stream::ClientState;
 use super::error::ApiError;
@@ -16,19 +16,20 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Longest silence of a stream: programs between take one that is silent for dead.
-const SILENCE: Duration = Duration::from_secs(10);
+/// Maximum silence of a stream: proxies close one that is silent for long.
+const MAX_SILENCE: Duration = Duration::from_secs(10);
 
 pub type Response = hyper::Response<ResponseBody>;
 
-/// Body of a response. After a long frame it is the turn of the other connections.
+/// Body of a response.
 pub struct ResponseBody {
     content: BodyContent,
+    /// Lets other connections run before the next frame; set after each long one.
     yields: bool,
 }
 
 enum BodyContent {
-    /// Bytes, with the memory that they take.
+    /// Bytes with their memory share.
     Bytes {
         writer: JsonWriter,
         _share: Option<MemoryShare>,
@@ -36,13 +37,13 @@ enum BodyContent {
     Stream(Box<RequestOutput>, KeepAlive),
 }
 
-/// Text that breaks the silence of a stream now and then.
+/// Timer that sends a text when a stream has been silent.
 struct KeepAlive {
     text: &'static str,
     silence: Duration,
     sleep: Pin<Box<Sleep>>,
     client: Arc<ClientState>,
-    /// Set once a client that sends no more was sent something, by which its system tells whether it still reads.
+    /// Set once the text was sent to a half-closed client, to detect a disconnect.
     probed: bool,
 }
 
@@ -51,7 +52,7 @@ impl KeepAlive {
         Self { text, silence, sleep: Box::pin(sleep(silence)), client, probed: false }
     }
 
-    /// Takes the next part of the stream, or the text in its place.
+    /// Returns the next part of the stream, or the text if there is none in time.
     fn poll_next(&mut self, next: Poll<Option<String>>, context: &mut Context<'_>) -> Poll<Option<String>> {
         let probes = self.client.is_half_closed() && !std::mem::replace(&mut self.probed, true);
         if next.is_pending() && !probes && self.sleep.as_mut().poll(context).is_pending() {
@@ -100,7 +101,7 @@ impl Body for ResponseBody {
     }
 }
 
-/// A response with headers, whose names are lower case.
+/// Response with headers; their names are lower case.
 fn with_headers(status: u16, headers: &[(&'static str, &str)], content: BodyContent) -> Response {
     let mut response = Response::new(ResponseBody { content, yields: false });
     *response.status_mut() = hyper::StatusCode::from_u16(status).unwrap_or_default();
@@ -110,20 +111,20 @@ fn with_headers(status: u16, headers: &[(&'static str, &str)], content: BodyCont
     response
 }
 
-/// Sets a header, unless its value is none.
+/// Sets a header; an invalid value is ignored.
 pub fn set_header(response: &mut Response, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(HeaderName::from_static(name), value);
     }
 }
 
-/// Bytes with headers.
-pub fn bytes(headers: &[(&'static str, &str)], bytes: impl Into<Bytes>) -> Response {
+/// Response with a body of bytes.
+pub fn bytes_response(headers: &[(&'static str, &str)], bytes: impl Into<Bytes>) -> Response {
     with_headers(200, headers, BodyContent::Bytes { writer: JsonWriter::from_bytes(bytes), _share: None })
 }
 
-/// JSON, with the memory that it takes where it may be long.
-pub fn json(status: u16, writer: JsonWriter, share: Option<MemoryShare>) -> Response {
+/// JSON response, with the memory share of a long one.
+pub fn json_response(status: u16, writer: JsonWriter, share: Option<MemoryShare>) -> Response {
     let headers = [("content-type", "application/json; charset=utf-8")];
     with_headers(status, &headers, BodyContent::Bytes { writer, _share: share })
 }
@@ -133,16 +134,16 @@ pub fn event_stream(output: RequestOutput, client: Arc<ClientState>) -> Response
     let headers = [
         ("content-type", "text/event-stream; charset=utf-8"),
         ("cache-control", "no-cache"),
-        // For proxies that would wait for more.
+        // Prevents buffering in nginx.
         ("x-accel-buffering", "no"),
     ];
-    let keep_alive = KeepAlive::new(output.keep_alive(), SILENCE, client);
+    let keep_alive = KeepAlive::new(output.keep_alive(), MAX_SILENCE, client);
     with_headers(200, &headers, BodyContent::Stream(Box::new(output), keep_alive))
 }
 
-/// An error in the form of an API.
+/// Error response with a JSON body.
 pub fn error_response(error: &ApiError, body: &Value) -> Response {
-    let mut response = json(error.status, JsonWriter::of(body), None);
+    let mut response = json_response(error.status, JsonWriter::from_value(body), None);
     if matches!(error.status, 429 | 503) {
         set_header(&mut response, "retry-after", "1");
     }
@@ -175,7 +176,7 @@ mod tests {
                 assert_eq!(next.as_deref(), Some(text));
                 assert!(began.elapsed() >= silence / 2, "{:?}", began.elapsed());
             }
-            // A client that may have gone is tried at once, and once.
+            // A half-closed client is probed at once, and only once.
             client.set_half_closed();
             let mut now =
                 async || std::future::poll_fn(|c| Poll::Ready(keep_alive.poll_next(Poll::Pending, c))).await;

@@ -1,4 +1,4 @@
-//! Routes: paths, who may ask for them, and headers that every answer carries.
+//! Routes: paths, access, handlers, and headers of all responses.
 
 use super::access::ApiClient;
 use super::api::{chat, completions, llama_cpp, messages, responses};
@@ -9,7 +9,7 @@ use super::json_writer::JsonWriter;
 use super::output::CancelOnDrop;
 use super::params::ResponseMode;
 use super::prepare::Prepared;
-use super::response::{self, Response, set_header};
+use super::response::{Response, bytes_response, error_response, event_stream, json_response, set_header};
 use super::state::{ServerModel, ServerState, TaskLength, random_id};
 use super::{metrics, models};
 use files::error::quoted;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The chat page, which loads nothing else and asks this server alone.
+/// The chat page: one file that connects only to this server.
 const PAGE: &str = include_str!("page.html");
 const PAGE_HEADERS: [(&str, &str); 5] = [
     ("content-type", "text/html; charset=utf-8"),
@@ -37,50 +37,51 @@ const PAGE_HEADERS: [(&str, &str); 5] = [
     ("referrer-policy", "no-referrer"),
     ("cache-control", "no-cache"),
 ];
-/// Longest body, in bytes.
+/// Maximum length of a body in bytes.
 const MAX_BODY: usize = 8 << 20;
-/// Bytes of a body that is not wanted that are read, for a client that reads its answer only when it has sent all,
-const UNWANTED: usize = 64 << 20;
-/// longest time for that, and for its next part.
-const UNWANTED_TIME: Duration = Duration::from_secs(20);
-const UNWANTED_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum bytes of a refused body that are read and discarded.
+const MAX_DISCARD: usize = 64 << 20;
+/// Maximum time for that.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum wait for its next part.
+const DISCARD_PAUSE: Duration = Duration::from_secs(1);
 
-/// Clients that may ask for a route.
+/// Access to a route.
 #[derive(PartialEq, Eq)]
 enum Audience {
     /// Clients with a key.
     Clients,
-    /// Anybody whom [`Access`](super::access::Access) lets ask.
+    /// Everyone whom [`Access::check`](super::access::Access::check) allows, without a key.
     Visitors,
-    /// Routers and probes too, which know this machine by any name: nothing here is secret.
-    Everybody,
+    /// Everyone, under any host name, as routers and probes need. For routes without secrets.
+    Everyone,
 }
 
-/// Turns a request into prompts, and these into texts that are generated.
-type PrepareRequest = fn(&Arc<ServerModel>, RequestBody) -> ApiResult<Prepared>;
+/// Reads a request and starts its generation.
+type StartRequest = fn(&Arc<ServerModel>, RequestBody) -> ApiResult<Prepared>;
 
-/// Answers a route.
+/// Handler of a route.
 enum Handler {
-    /// Tells what the server is and does.
+    /// Describes the server.
     Describe(fn(&ServerState) -> ApiResult<Response>),
-    /// Tells it as JSON; the path is given.
+    /// Describes the server as JSON; gets the path.
     DescribeAsJson(fn(&ServerState, &str) -> ApiResult<Value>),
-    /// Generates texts.
-    Generate(PrepareRequest),
-    /// Computes something else.
+    /// Generates text.
+    Generate(StartRequest),
+    /// Computes JSON without generating.
     Compute(fn(&Arc<ServerModel>, &mut RequestBody) -> ApiResult<JsonWriter>),
 }
 
-use Audience::{Clients, Everybody, Visitors};
+use Audience::{Clients, Everyone, Visitors};
 use Handler::{Compute, Describe, DescribeAsJson, Generate};
 
 type Route = (&'static str, Audience, Handler);
 
-/// Paths without `/v1`, which may stand before each. A `*` stands for any end.
+/// Routes. Each path also works with `/v1` in front; a final `*` matches anything.
 static ROUTES: [Route; 16] = [
-    ("/", Visitors, Describe(|_| Ok(response::bytes(&PAGE_HEADERS, PAGE)))),
-    ("/health", Everybody, DescribeAsJson(|state, _| state.open_model().map(|_| json!({"status": "ok"})))),
-    ("/metrics", Everybody, Describe(describe_metrics)),
+    ("/", Visitors, Describe(|_| Ok(bytes_response(&PAGE_HEADERS, PAGE)))),
+    ("/health", Everyone, DescribeAsJson(|state, _| state.open_model().map(|_| json!({"status": "ok"})))),
+    ("/metrics", Everyone, Describe(describe_metrics)),
     ("/models", Clients, DescribeAsJson(|state, _| Ok(models::list_models(state)))),
     ("/models/*", Clients, DescribeAsJson(models::find_model)),
     (
@@ -89,42 +90,42 @@ static ROUTES: [Route; 16] = [
         DescribeAsJson(|state, _| state.loaded_model().map(|model| models::describe_props(model))),
     ),
     ("/slots", Clients, DescribeAsJson(|state, _| models::describe_slots(state))),
-    ("/completion", Clients, Generate(llama_cpp::prepare)),
-    ("/chat/completions", Clients, Generate(chat::prepare)),
-    ("/completions", Clients, Generate(completions::prepare)),
-    ("/responses", Clients, Generate(responses::prepare)),
-    ("/messages", Clients, Generate(messages::prepare)),
+    ("/completion", Clients, Generate(llama_cpp::start_request)),
+    ("/chat/completions", Clients, Generate(chat::start_request)),
+    ("/completions", Clients, Generate(completions::start_request)),
+    ("/responses", Clients, Generate(responses::start_request)),
+    ("/messages", Clients, Generate(messages::start_request)),
     ("/messages/count_tokens", Clients, Compute(messages::count_tokens)),
     ("/tokenize", Clients, Compute(llama_cpp::tokenize_text)),
     ("/detokenize", Clients, Compute(llama_cpp::detokenize_ids)),
     ("/apply-template", Clients, Compute(chat::apply_template)),
 ];
 
-/// A path without empty parts, as clients join addresses that end with `/`.
+/// Removes empty parts of a path, such as the first of `//v1/models`.
 fn normalize_path(path: &str) -> String {
     let parts = path.split('/').filter(|part| !part.is_empty());
-    let plain: String = parts.flat_map(|part| ["/", part]).collect();
-    if plain.is_empty() { "/".into() } else { plain }
+    let path: String = parts.flat_map(|part| ["/", part]).collect();
+    if path.is_empty() { "/".into() } else { path }
 }
 
-/// A [normal path](normalize_path) without `/v1`.
-fn without_version(path: &str) -> &str {
+/// Removes `/v1` from a [normalized path](normalize_path).
+fn strip_version(path: &str) -> &str {
     path.strip_prefix("/v1").filter(|rest| rest.starts_with('/')).unwrap_or(path)
 }
 
-/// Finds the route of a [normal path](normalize_path).
+/// Finds the route of a [normalized path](normalize_path).
 fn find_route(path: &str) -> ApiResult<&'static Route> {
-    let plain = without_version(path);
-    let is_asked_for = |(pattern, ..): &&Route| match pattern.strip_suffix('*') {
-        Some(start) => plain.starts_with(start),
-        None => plain == *pattern,
+    let stripped = strip_version(path);
+    let matches = |(pattern, ..): &&Route| match pattern.strip_suffix('*') {
+        Some(start) => stripped.starts_with(start),
+        None => stripped == *pattern,
     };
-    let nothing = || ApiError::new(404, format!("there is nothing at {}", quoted(path)));
-    ROUTES.iter().find(is_asked_for).ok_or_else(nothing)
+    let not_found = || ApiError::new(404, format!("path {} not found", quoted(path)));
+    ROUTES.iter().find(matches).ok_or_else(not_found)
 }
 
-/// Answers a request.
-pub async fn answer(
+/// Responds to a request.
+pub async fn answer_request(
     state: Arc<ServerState>,
     request: Request<Incoming>,
     client: Arc<ClientState>,
@@ -134,14 +135,14 @@ pub async fn answer(
     let (head, body) = request.into_parts();
     let allowed_reader = state.access.allowed_reader(&head);
     let mut body = Some(body);
-    let answered = handle_request(&state, (&head, &path), (&mut body, client)).await;
+    let result = handle_request(&state, (&head, &path), (&mut body, client)).await;
     if let Some(unread) = body {
         discard_body(&head.headers, unread);
     }
-    let mut response = answered.unwrap_or_else(|error| {
-        let is_anthropic = without_version(&path).starts_with("/messages");
+    let mut response = result.unwrap_or_else(|error| {
+        let is_anthropic = strip_version(&path).starts_with("/messages");
         let json = if is_anthropic { error.to_anthropic() } else { error.to_openai() };
-        response::error_response(&error, &json)
+        error_response(&error, &json)
     });
     match id {
         Some(id) => drop(response.headers_mut().insert("x-request-id", id)),
@@ -155,7 +156,7 @@ pub async fn answer(
     response
 }
 
-/// Answers a request for a [normal path](normalize_path); a body that is not read stays.
+/// Handles a request for a [normalized path](normalize_path). Takes the body only if it reads all of it.
 async fn handle_request(
     state: &Arc<ServerState>,
     (head, path): (&Parts, &str),
@@ -167,28 +168,33 @@ async fn handle_request(
     }
     if head.headers.contains_key("transfer-encoding") && head.headers.contains_key("content-length") {
         *body = None;
-        return Err(ApiError::new(400, "two lengths: Transfer-Encoding and Content-Length; send one"));
+        return Err(ApiError::new(
+            400,
+            "request has both Transfer-Encoding and Content-Length; send only one",
+        ));
     }
     let (_, audience, handler) = find_route(path)?;
-    if *audience != Everybody {
+    if *audience != Everyone {
         state.access.check(head)?;
     }
     let visitor = (*audience != Clients).then(ApiClient::default);
     let no_key =
-        || ApiError::new(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`");
+        || ApiError::new(401, "API key is missing or invalid; send it as `Authorization: Bearer KEY`");
     let client = state.access.identify_client(find_key(&head.headers)).or(visitor).ok_or_else(no_key)?;
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
     let allow = if matches!(handler, Describe(_) | DescribeAsJson(_)) { "GET" } else { "POST" };
     if method != allow {
-        let why = format!("{} takes {allow}, not {}", quoted(path), quoted(method));
+        let why = format!("method {} is not allowed for {}; use {allow}", quoted(method), quoted(path));
         return Err(ApiError { allow: Some(allow), ..ApiError::new(405, why) });
     }
     match handler {
         Describe(describe) => describe(state),
-        DescribeAsJson(describe) => Ok(response::json(200, JsonWriter::of(&describe(state, path)?), None)),
-        Generate(prepare) => {
+        DescribeAsJson(describe) => {
+            Ok(json_response(200, JsonWriter::from_value(&describe(state, path)?), None))
+        }
+        Generate(start) => {
             let (model, request) = read_request(state, (&head.headers, body), client).await?;
-            generate(state, *prepare, (model, request), client_state).await
+            generate_texts(state, *start, (model, request), client_state).await
         }
         Compute(compute) => {
             let (model, mut request) = read_request(state, (&head.headers, body), client).await?;
@@ -196,40 +202,40 @@ async fn handle_request(
             let (compute, _cancel) = (*compute, CancelOnDrop(request.cancel.clone()));
             let task = move || Ok((compute(&model, &mut request)?, request.share));
             let (writer, share) = state.run_on_worker(length, task).await?;
-            Ok(response::json(200, writer, Some(share)))
+            Ok(json_response(200, writer, Some(share)))
         }
     }
 }
 
 /// Generates the texts of a request.
-async fn generate(
+async fn generate_texts(
     state: &Arc<ServerState>,
-    prepare: PrepareRequest,
+    start: StartRequest,
     (model, request): (Arc<ServerModel>, RequestBody),
     client: Arc<ClientState>,
 ) -> ApiResult<Response> {
     let length = TaskLength::of_bytes(request.bytes.len());
-    let mut output = match state.run_on_worker(length, move || prepare(&model, request)).await? {
+    let mut output = match state.run_on_worker(length, move || start(&model, request)).await? {
         Prepared::Running(output) => output,
         Prepared::NeedsGrammar(start) => state.run_on_worker(TaskLength::Grammar, start).await?,
     };
     if output.mode != ResponseMode::Whole {
-        return Ok(response::event_stream(output, client));
+        return Ok(event_stream(output, client));
     }
-    output.finish().await?;
-    let length = TaskLength::of_bytes(output.bytes());
+    output.wait_for_end().await?;
+    let length = TaskLength::of_bytes(output.memory_bytes());
     let (writer, share) = state.run_on_worker(length, move || Ok(output.into_json())).await?;
-    Ok(response::json(200, writer, Some(share)))
+    Ok(json_response(200, writer, Some(share)))
 }
 
 fn describe_metrics(state: &ServerState) -> ApiResult<Response> {
     let headers = [("content-type", "text/plain; version=0.0.4; charset=utf-8")];
-    let mut response = response::bytes(&headers, metrics::render_metrics(state.loaded_model()?));
+    let mut response = bytes_response(&headers, metrics::render_metrics(state.loaded_model()?));
     set_header(&mut response, "process-start-time-unix", &state.created.to_string());
     Ok(response)
 }
 
-/// The key of a request.
+/// Finds the API key of a request.
 fn find_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get("authorization").and_then(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked(7)?;
@@ -238,7 +244,7 @@ fn find_key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
-/// Tells a page of another origin what it may send.
+/// Answers a CORS preflight.
 fn answer_preflight(headers: &HeaderMap) -> Response {
     let asked = headers.get("access-control-request-headers").and_then(|value| value.to_str().ok());
     let allowed = asked.unwrap_or("authorization, content-type, x-api-key, x-request-id");
@@ -247,49 +253,46 @@ fn answer_preflight(headers: &HeaderMap) -> Response {
         ("access-control-allow-headers", allowed),
         ("access-control-max-age", "86400"),
     ];
-    let mut response = response::bytes(&answer, "");
-    // A page of the web asks a machine of somebody's own network.
+    let mut response = bytes_response(&answer, "");
+    // A public web page accesses a private network.
     if headers.get("access-control-request-private-network").is_some_and(|value| value == "true") {
         set_header(&mut response, "access-control-allow-private-network", "true");
     }
     response
 }
 
-/// Refuses a body that is compressed.
+/// Refuses compressed bodies.
 fn check_encoding(headers: &HeaderMap) -> ApiResult<()> {
     let mut all = headers.get_all("content-encoding").iter().map(HeaderValue::as_bytes);
-    match all.find(|name| !name.eq_ignore_ascii_case(b"identity")) {
-        Some(name) => {
-            let name = quoted(&String::from_utf8_lossy(name));
-            let why = format!("Content-Encoding: is {name}; send the body as it is, without one");
-            Err(ApiError::new(415, why))
-        }
-        None => Ok(()),
-    }
+    all.find(|name| !name.eq_ignore_ascii_case(b"identity")).map_or(Ok(()), |name| {
+        let name = quoted(&String::from_utf8_lossy(name));
+        let why = format!("Content-Encoding: {name} is not supported; send the body uncompressed");
+        Err(ApiError::new(415, why))
+    })
 }
 
 async fn next_frame(body: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> {
     poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await
 }
 
-/// Reads a body that nobody wants, beside the answer: a client that sends all of it first would hear of a broken
-/// connection only.
+/// Reads and discards a refused body in the background: a client that sends all of it before it reads the response would
+/// otherwise only see a broken connection.
 fn discard_body(headers: &HeaderMap, mut body: Incoming) {
-    // Who waits to be told to go on sends none.
+    // With `Expect: 100-continue` the client sends no body.
     if body.is_end_stream() || headers.contains_key("expect") {
         return;
     }
     let read = async move {
-        let mut left = UNWANTED;
-        while let Ok(Some(Ok(frame))) = timeout(UNWANTED_PAUSE, next_frame(&mut body)).await {
+        let mut left = MAX_DISCARD;
+        while let Ok(Some(Ok(frame))) = timeout(DISCARD_PAUSE, next_frame(&mut body)).await {
             let Some(less) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { break };
             left = less;
         }
     };
-    tokio::spawn(timeout(UNWANTED_TIME, read));
+    tokio::spawn(timeout(DISCARD_TIMEOUT, read));
 }
 
-/// The whole body of a request, which takes memory as it comes. One that is refused stays, to be
+/// Reads the whole body of a request, and takes memory as it arrives. A refused body is put back, to be
 /// [discarded](discard_body).
 async fn read_request(
     state: &ServerState,
@@ -298,20 +301,21 @@ async fn read_request(
 ) -> ApiResult<(Arc<ServerModel>, RequestBody)> {
     let model = state.open_model()?;
     check_encoding(headers)?;
-    let too_long = || ApiError::new(413, format!("the body is longer than {} MiB", MAX_BODY >> 20));
+    let too_long =
+        || ApiError::new(413, format!("request body exceeds the maximum of {} MiB", MAX_BODY >> 20));
     let declared = headers.get("content-length").and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|n| n > MAX_BODY as u64) {
         return Err(too_long());
     }
     let mut request = RequestBody::new(&model.memory, client);
     let Some(mut body) = left.take() else { return Ok((model, request)) };
-    let most = declared.map_or(MAX_BODY, |n| n as usize);
+    let expected = declared.map_or(MAX_BODY, |n| n as usize);
     let all = async {
         while let Some(frame) = next_frame(&mut body).await {
-            let frame = frame.map_err(|e| ApiError::new(400, format!("the body ends early: {e}")))?;
+            let frame = frame.map_err(|e| ApiError::new(400, format!("request body is incomplete: {e}")))?;
             let data = frame.into_data().unwrap_or_default();
             let need = request.bytes.len() + data.len();
-            let taken = if need > MAX_BODY { Err(too_long()) } else { request.append(&data, most) };
+            let taken = if need > MAX_BODY { Err(too_long()) } else { request.append(&data, expected) };
             if let Err(error) = taken {
                 *left = Some(body);
                 return Err(error);
@@ -319,8 +323,8 @@ async fn read_request(
         }
         Ok(())
     };
-    let late = |_| Err(ApiError::new(408, "the body did not come in time"));
+    let late = |_| Err(ApiError::new(408, "request body did not arrive in time"));
     timeout(state.patience, all).await.unwrap_or_else(late)?;
-    // The server may have begun to shut down meanwhile.
+    // The server may have begun to shut down in the meantime.
     Ok((state.open_model()?, request))
 }

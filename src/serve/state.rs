@@ -1,4 +1,4 @@
-//! State that all connections share: the model once it is loaded, who may ask, and the work that takes a while.
+//! State shared by all connections: the model, access rules, and worker threads.
 
 use super::access::Access;
 use super::error::{ApiError, ApiResult};
@@ -16,76 +16,75 @@ use text::chat::TemplateKwargs;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
-/// Grammars that are compiled at the same time; others wait.
-pub const GRAMMARS: usize = 2;
-/// Longest time that a request waits for them.
-const GRAMMAR_PATIENCE: Duration = Duration::from_secs(30);
-/// Work on more bytes may take long.
+/// Maximum number of grammars compiled at the same time.
+pub const MAX_GRAMMAR_TASKS: usize = 2;
+/// Maximum time that a request waits for them.
+const GRAMMAR_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of a short task's input, in bytes.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Time that a task may take. One thread is always left to short ones.
+/// Expected time of a task. One thread is reserved for short ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskLength {
     Short,
     Long,
-    /// Seconds, for a grammar.
+    /// Seconds: compiles a grammar.
     Grammar,
 }
 
 impl TaskLength {
-    /// Length of the work on so many bytes.
+    /// Length of a task with `bytes` bytes of input.
     pub fn of_bytes(bytes: usize) -> Self {
         if bytes <= SHORT_BYTES { TaskLength::Short } else { TaskLength::Long }
     }
 }
 
-/// A model with what its requests share.
+/// The loaded model and everything that its requests share.
 pub struct ServerModel {
     pub engine: Engine,
     pub scheduler: Scheduler,
-    /// Bytes for requests and answers under way.
+    /// Budget for requests and responses in progress.
     pub memory: Arc<MemoryBudget>,
-    /// Options of a request that says nothing.
+    /// Default options of a request.
     pub defaults: GenerateOptions,
-    /// Set where `--seed` was given; else each request draws its own.
+    /// Set with `--seed`; otherwise each request gets a random seed.
     pub seeded: bool,
-    /// The model's name in answers.
+    /// Model name in responses.
     pub name: String,
-    /// Variables of a chat's template where a request does not say otherwise.
+    /// Default variables of the chat template.
     pub variables: TemplateKwargs,
-    /// Names the weights, the program and what else decides about an answer.
+    /// `system_fingerprint`.
     pub fingerprint: String,
 }
 
-/// Answer of `/slots`.
+/// Availability of `/slots`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SlotsEndpoint {
     Hidden,
     Shown,
 }
 
-/// State that all connections share.
+/// State shared by all connections.
 pub struct ServerState {
     model: OnceLock<Arc<ServerModel>>,
     pub access: Access,
-    /// The model's name in answers.
+    /// Model name in responses.
     pub model_name: String,
     pub slots_endpoint: SlotsEndpoint,
-    /// Longest time that a client may take: to send the head of a request or its body, between requests, and to read on.
+    /// Timeout for a client to send the head or the body of a request, between requests, and to read on.
     pub patience: Duration,
-    /// Start, in seconds since 1970.
+    /// Start time as a Unix timestamp.
     pub created: u64,
     draining: AtomicBool,
     stopped: AtomicBool,
-    /// Wakes connections when all is over.
+    /// Wakes idle connections to close them.
     pub shutdown: Notify,
-    /// Places for long tasks, and for grammars.
     long_tasks: Arc<Semaphore>,
-    grammars: Arc<Semaphore>,
+    grammar_tasks: Arc<Semaphore>,
 }
 
 impl ServerState {
-    /// State without a model yet.
+    /// State while the model loads.
     pub fn new(model_name: &str, access: Access, slots_endpoint: SlotsEndpoint, patience: Duration) -> Self {
         Self {
             model: OnceLock::new(),
@@ -98,7 +97,7 @@ impl ServerState {
             stopped: AtomicBool::new(false),
             shutdown: Notify::new(),
             long_tasks: Arc::new(Semaphore::new(request_threads() - 1)),
-            grammars: Arc::new(Semaphore::new(GRAMMARS)),
+            grammar_tasks: Arc::new(Semaphore::new(MAX_GRAMMAR_TASKS)),
         }
     }
 
@@ -106,7 +105,7 @@ impl ServerState {
         let _ = self.model.set(model);
     }
 
-    /// The model, if new requests are taken.
+    /// The model, if the server accepts new requests.
     pub fn open_model(&self) -> ApiResult<Arc<ServerModel>> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::from_engine(&Error::Interrupted));
@@ -120,12 +119,12 @@ impl ServerState {
         self.model.get().ok_or_else(loading)
     }
 
-    /// Takes no new requests from now on.
+    /// Refuses new requests from now on.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Ends connections: all requests have their answers.
+    /// Closes connections; all requests have been answered.
     pub fn end_connections(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
@@ -134,35 +133,36 @@ impl ServerState {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Does something that takes a while on another thread, unless nobody waits for it any more.
+    /// Runs a task on a worker thread, unless its caller has been dropped by then.
     pub async fn run_on_worker<T: Send + 'static>(
         &self,
         length: TaskLength,
         task: impl FnOnce() -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        let (places, patience) = match length {
+        let (permits, wait) = match length {
             TaskLength::Short => (None, Duration::MAX),
             TaskLength::Long => (Some(&self.long_tasks), Duration::MAX),
-            TaskLength::Grammar => (Some(&self.grammars), GRAMMAR_PATIENCE),
+            TaskLength::Grammar => (Some(&self.grammar_tasks), GRAMMAR_TIMEOUT),
         };
-        let mut place = None;
-        if let Some(places) = places {
-            let busy = |_| ApiError::new(429, "as many grammars wait to be compiled as may; try again later");
-            place = timeout(patience, Arc::clone(places).acquire_owned()).await.map_err(busy)?.ok();
+        let mut permit = None;
+        if let Some(permits) = permits {
+            let busy =
+                |_| ApiError::new(429, "too many grammars are waiting to be compiled; try again later");
+            permit = timeout(wait, Arc::clone(permits).acquire_owned()).await.map_err(busy)?.ok();
         }
         let (done, result) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             if !done.is_closed() {
                 let _ = done.send(task());
             }
         });
-        let lost = |_| Err(ApiError::new(500, "the thread that prepares this request has ended"));
+        let lost = |_| Err(ApiError::new(500, "worker thread stopped unexpectedly"));
         result.await.unwrap_or_else(lost)
     }
 }
 
-/// Seconds since 1970.
+/// Current Unix timestamp.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,4 +1,4 @@
-//! Tools of a request: those that are served, and how freely they may be called.
+//! `tools` and `tool_choice` of a request. Only functions are supported; other tools are ignored.
 
 use super::body::{read_field, read_object};
 use super::error::{ApiError, ApiResult};
@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use text::chat::Tools;
 
-/// Kinds of tools that are said to be left out, at most: clients may name any.
-const MAX_NOTED: usize = 64;
+/// Maximum number of unsupported tool types that are logged: clients can send any name.
+const MAX_LOGGED_TYPES: usize = 64;
 
-/// Freedom in calling functions.
+/// `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
     Auto,
@@ -22,15 +22,15 @@ pub enum ToolChoice {
     Function(String),
 }
 
-/// Brings a tool to the form of chat completions; `None` for a kind that is not served.
+/// Converts a tool to the format of chat completions; `None` for an unsupported type.
 pub type ConvertTool = fn(&Value) -> Option<Value>;
 
-/// A tool of chat completions, without fields that say nothing to a model.
-pub fn convert_chat_tool(of: &Value) -> Option<Value> {
-    if !is_function(of) {
+/// Converts a tool of chat completions: removes fields that mean nothing to a model.
+pub fn convert_chat_tool(tool: &Value) -> Option<Value> {
+    if !is_function(tool) {
         return None;
     }
-    let mut tool = of.clone();
+    let mut tool = tool.clone();
     if let Some(fields) = tool.as_object_mut() {
         fields.retain(|_, value| !value.is_null());
         if let Some(function) = fields.get_mut("function").and_then(Value::as_object_mut) {
@@ -41,67 +41,67 @@ pub fn convert_chat_tool(of: &Value) -> Option<Value> {
     Some(tool)
 }
 
-/// A tool of `/v1/responses`.
-pub fn convert_responses_tool(of: &Value) -> Option<Value> {
-    if of.get("function").is_some() || !of.is_object() {
-        return convert_chat_tool(of);
+/// Converts a tool of `/v1/responses`.
+pub fn convert_responses_tool(tool: &Value) -> Option<Value> {
+    if tool.get("function").is_some() || !tool.is_object() {
+        return convert_chat_tool(tool);
     }
-    convert_chat_tool(&json!({"type": of["type"], "function": of}))
+    convert_chat_tool(&json!({"type": tool["type"], "function": tool}))
 }
 
-/// A tool of Anthropic's: a server tool has a type of its own and no schema.
-pub fn convert_anthropic_tool(of: &Value) -> Option<Value> {
-    let kind = of.get("type").and_then(Value::as_str).filter(|kind| *kind != "custom");
-    if kind.is_some() && of["input_schema"].is_null() {
+/// Converts a tool of `/v1/messages`; Anthropic's server tools have another type and no schema.
+pub fn convert_anthropic_tool(tool: &Value) -> Option<Value> {
+    let kind = tool["type"].as_str().filter(|kind| *kind != "custom");
+    if kind.is_some() && tool["input_schema"].is_null() {
         return None;
     }
-    let [name, description, schema] = ["name", "description", "input_schema"].map(|field| &of[field]);
+    let [name, description, schema] = ["name", "description", "input_schema"].map(|field| &tool[field]);
     let function = json!({"name": name, "description": description, "parameters": schema});
     convert_chat_tool(&json!({"type": "function", "function": function}))
 }
 
 fn is_function(tool: &Value) -> bool {
-    tool.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "function")
+    tool["type"].as_str().is_none_or(|kind| kind == "function")
 }
 
-/// The name of the function that a tool, or a choice of one, is about; in either form.
+/// Function name of a tool or a tool choice, in the format of either OpenAI API.
 fn function_name(tool: &Value) -> Option<&str> {
     tool.get("name").or_else(|| tool.get("function")?.get("name"))?.as_str()
 }
 
-/// Says on stderr, once for each kind, that tools of it are left out.
-fn note_left_out(tool: &Value) {
-    static NOTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// Logs that a type of tool is ignored, once per type.
+fn log_ignored_tool(tool: &Value) {
+    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let kind = quoted(tool["type"].as_str().unwrap_or_default());
-    let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if noted.len() < MAX_NOTED && noted.insert(kind.clone()) {
-        say!("tools of type {kind} are left out of requests: functions alone are served");
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.len() < MAX_LOGGED_TYPES && logged.insert(kind.clone()) {
+        say!("ignoring tools of type {kind}: only functions are supported");
     }
 }
 
-/// The tools of a request that may be called, and how freely.
+/// Reads `tools` and `tool_choice`. The tools are `None` if the model may call none.
 pub fn read_tools(body: &Value, convert: ConvertTool) -> ApiResult<(Option<Tools>, ToolChoice)> {
-    let (mut tools, mut left_out) = (Vec::new(), Vec::new());
+    let (mut tools, mut ignored) = (Vec::new(), Vec::new());
     for tool in read_field::<Vec<Value>>(body, "tools")?.unwrap_or_default() {
         match convert(&tool) {
             Some(converted) => tools.push(converted),
-            None => left_out.push(tool),
+            None => ignored.push(tool),
         }
     }
-    left_out.iter().for_each(note_left_out);
+    ignored.iter().for_each(log_ignored_tool);
     let choice = &body["tool_choice"];
     let choice = match choice.as_str().or(choice["type"].as_str()) {
         Some("allowed_tools") => keep_allowed_tools(choice, &mut tools)?,
-        Some(kind) if left_out.iter().any(|tool| tool["type"] == kind) => ToolChoice::Auto,
+        Some(kind) if ignored.iter().any(|tool| tool["type"] == kind) => ToolChoice::Auto,
         kind => read_choice(choice, kind)?,
     };
-    // A choice of a tool that is left out is left out too.
-    let is_left_out = match &choice {
-        ToolChoice::Required => tools.is_empty() && !left_out.is_empty(),
-        ToolChoice::Function(name) => left_out.iter().any(|tool| function_name(tool) == Some(name)),
+    // The choice of an ignored tool is ignored too.
+    let is_ignored = match &choice {
+        ToolChoice::Required => tools.is_empty() && !ignored.is_empty(),
+        ToolChoice::Function(name) => ignored.iter().any(|tool| function_name(tool) == Some(name)),
         _ => false,
     };
-    let choice = if is_left_out { ToolChoice::Auto } else { choice };
+    let choice = if is_ignored { ToolChoice::Auto } else { choice };
     let mut parsed = None;
     if !tools.is_empty() {
         let refuse = |why| ApiError::for_field("tools", why);
@@ -111,14 +111,14 @@ pub fn read_tools(body: &Value, convert: ConvertTool) -> ApiResult<(Option<Tools
     Ok((parsed.filter(|_| choice != ToolChoice::None), choice))
 }
 
-/// Some of the tools, in the form of either of OpenAI's APIs.
+/// `tool_choice` of type `allowed_tools`, in the format of either OpenAI API.
 #[derive(Deserialize)]
 struct AllowedTools {
     mode: Option<String>,
     tools: Option<Vec<Value>>,
 }
 
-/// Leaves the tools that are allowed.
+/// Removes the tools that are not allowed.
 fn keep_allowed_tools(choice: &Value, tools: &mut Vec<Value>) -> ApiResult<ToolChoice> {
     let (allowed, place) = match &choice["allowed_tools"] {
         Value::Null => (choice, "tool_choice"),
@@ -137,7 +137,7 @@ fn keep_allowed_tools(choice: &Value, tools: &mut Vec<Value>) -> ApiResult<ToolC
     let mut names = Vec::new();
     for (i, tool) in allowed.iter().enumerate().filter(|(_, tool)| is_function(tool)) {
         let refuse = |why| ApiError::for_field(format!("{place}.tools[{i}]"), why);
-        let name = function_name(tool).ok_or_else(|| refuse("names no function; give its name".into()))?;
+        let name = function_name(tool).ok_or_else(|| refuse("has no function name; add it".into()))?;
         if !tools.iter().any(|tool| function_name(tool) == Some(name)) {
             return Err(refuse(format!("is {}, which is not one of `tools`; add it", quoted(name))));
         }
@@ -147,7 +147,7 @@ fn keep_allowed_tools(choice: &Value, tools: &mut Vec<Value>) -> ApiResult<ToolC
     Ok(choice)
 }
 
-/// Reads a word, Anthropic's object with one, or what names a function in either API.
+/// Reads a choice given as a string, as Anthropic's object, or as the name of a function.
 fn read_choice(choice: &Value, kind: Option<&str>) -> ApiResult<ToolChoice> {
     match (kind, function_name(choice)) {
         (None, _) if choice.is_null() => Ok(ToolChoice::Auto),
@@ -156,23 +156,22 @@ fn read_choice(choice: &Value, kind: Option<&str>) -> ApiResult<ToolChoice> {
         (Some("required" | "any"), _) => Ok(ToolChoice::Required),
         (Some("function" | "tool"), Some(name)) => Ok(ToolChoice::Function(name.into())),
         _ => {
-            let why = "is none that is known; use \"auto\", \"none\", \"required\" or the name of a function";
+            let why = "is unknown; use \"auto\", \"none\", \"required\" or the name of a function";
             Err(ApiError::for_field("tool_choice", why))
         }
     }
 }
 
-/// Refuses to ask for a call that cannot be made.
+/// Refuses a required call that cannot be made.
 fn check_choice(choice: &ToolChoice, tools: Option<&Tools>) -> ApiResult<()> {
     let why = match (choice, tools) {
         (ToolChoice::Auto | ToolChoice::None, _) => return Ok(()),
         _ if cfg!(not(feature = "grammar")) => {
-            "this server follows no grammars, so the model itself decides what it calls; use \"auto\" or \"none\""
-                .into()
+            "this server supports no grammars, so it cannot force a call; use \"auto\" or \"none\"".into()
         }
-        (_, None) => "asks for a call, and there are no `tools`; give them".into(),
+        (_, None) => "requires a call, but there are no `tools`; add them".into(),
         (ToolChoice::Function(name), Some(tools)) if !tools.names().contains(name) => {
-            format!("asks for {}, which is not one of `tools`; add it", quoted(name))
+            format!("requires {}, which is not one of `tools`; add it", quoted(name))
         }
         _ => return Ok(()),
     };

@@ -1,31 +1,31 @@
-//! Fields of other servers that change a text or what is said of it, and that this one does not follow: each is refused,
-//! unless its value is one that changes nothing. What only hints, such as `service_tier` or `thinking`, is not here.
+//! Fields of other servers that would change a response but are not supported: they are refused unless their value
+//! changes nothing. Mere hints, such as `service_tier` or `thinking`, are ignored and not listed.
 
-use super::body::find;
+use super::body::find_value;
 use super::error::{ApiError, ApiResult};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
-/// Kind of a request, as far as its parameters are read differently.
+/// Kind of a request; some parameters depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Goes on until the model ends it.
+    /// No token limit by default.
     Chat,
     Completion,
-    /// Goes on too, and biases may name texts.
+    /// No token limit by default; biases and prompts may mix ids and text.
     LlamaCppCompletion,
 }
 
-/// Paths of fields of every kind of request, each with the values that change nothing: OpenAI's, vLLM's, llama.cpp's,
-/// and those of SGLang, OpenRouter and text-generation-webui.
+/// Field paths of OpenAI, vLLM, llama.cpp, SGLang, OpenRouter and text-generation-webui, each with the values that
+/// change nothing.
 static FIELDS: LazyLock<Map<String, Value>> =
     LazyLock::new(|| serde_json::from_str(include_str!("unsupported.json")).unwrap_or_default());
 
-/// llama.cpp's order of stages, which may be named. Ours is the specification's.
+/// llama.cpp's sampler order, the only one accepted. The specification of this engine defines the actual order.
 const SAMPLERS: [&str; 9] =
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// Fields that some kinds of requests follow, with the values that change nothing for the others.
+/// Fields that are supported only by other kinds of requests, with the values that change nothing.
 fn fields_of_kind(kind: RequestKind) -> Value {
     match kind {
         RequestKind::Chat => json!({"add_special_tokens": [false], "echo": [false]}),
@@ -34,32 +34,32 @@ fn fields_of_kind(kind: RequestKind) -> Value {
     }
 }
 
-/// Refuses fields that would not be followed.
+/// Refuses unsupported fields.
 pub fn check_fields(body: &Value, kind: RequestKind) -> ApiResult<()> {
     let of_kind = fields_of_kind(kind);
     for (field, neutral) in FIELDS.iter().chain(of_kind.as_object().into_iter().flatten()) {
-        let Some(value) = find(body, field) else { continue };
+        let Some(value) = find_value(body, field) else { continue };
         let neutral = neutral.as_array().map_or(&[][..], Vec::as_slice);
-        // 0.0 is 0.
-        let is_same = |of: &Value| value == of || value.is_number() && value.as_f64() == of.as_f64();
+        // 0.0 equals 0.
+        let is_same = |n: &Value| value == n || value.is_number() && value.as_f64() == n.as_f64();
         if value.is_null() || neutral.iter().any(is_same) {
             continue;
         }
         let values: Vec<_> = neutral.iter().map(Value::to_string).collect();
         let or_use = if values.is_empty() { "" } else { &format!(", or use {}", values.join(" or ")) };
-        let why = format!("is not followed by this server; leave it out{or_use}");
+        let why = format!("is not supported; omit it{or_use}");
         return Err(ApiError::for_field(field, why));
     }
     Ok(())
 }
 
-/// Refuses another order of the sampler's stages.
+/// Refuses any other sampler order.
 pub fn check_samplers(samplers: &[String]) -> ApiResult<()> {
-    let own = SAMPLERS.iter().filter(|name| samplers.iter().any(|of| of == *name));
+    let own = SAMPLERS.iter().filter(|name| samplers.iter().any(|given| given == *name));
     if samplers.iter().eq(own) && samplers.iter().any(|name| name == "temperature") {
         return Ok(());
     }
-    let why = "the order of the stages cannot be changed here; leave it out, and turn stages off by their own fields";
+    let why = "the order of samplers cannot be changed; omit it, and turn samplers off by their own fields";
     Err(ApiError::for_field("samplers", why))
 }
 

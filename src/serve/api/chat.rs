@@ -1,8 +1,10 @@
 //! OpenAI's `/v1/chat/completions`.
 
-use super::openai::{MessageRole, ResponseHead, token_logprobs, write_logprobs};
-use crate::serve::body::{Object, RequestBody, read_object, read_owned, require};
-use crate::serve::conversation::{ChatRequest, Turn, arguments_of_call, left_out, text_of_content, turns_of};
+use super::openai::{MessageRole, ResponseHead, logprobs_json, write_logprobs};
+use crate::serve::body::{Object, RequestBody, read_object, read_value, require_field};
+use crate::serve::conversation::{
+    ChatRequest, Turn, call_arguments, classify_turns, content_text, omission_note,
+};
 use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage};
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
@@ -17,7 +19,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Ending, Message, Part, Role, ToolCall};
 
-/// Fields of a request beside its messages.
+/// Fields of chat completions only.
 #[derive(Deserialize)]
 struct ChatFields {
     logprobs: Option<bool>,
@@ -37,7 +39,7 @@ struct ChatMessage {
     name: Option<String>,
     tool_call_id: Option<String>,
     tool_calls: Option<Vec<Object<MessageCall>>>,
-    /// A call as it was once written.
+    /// Predecessor of `tool_calls`.
     function_call: Option<Object<CalledFunction>>,
 }
 
@@ -57,7 +59,7 @@ struct CalledFunction {
 
 impl CalledFunction {
     fn into_call(self, id: String) -> ToolCall {
-        let arguments = arguments_of_call(self.arguments.as_ref().or(self.input.as_ref()));
+        let arguments = call_arguments(self.arguments.as_ref().or(self.input.as_ref()));
         ToolCall { id, name: self.name, arguments }
     }
 }
@@ -66,54 +68,53 @@ impl ChatMessage {
     fn into_message(self, place: &str, turn: Turn) -> ApiResult<Message> {
         let text = |value: Option<Value>| value.and_then(|value| value.as_str().map(str::to_owned));
         let MessageRole(role) = self.role;
-        let mut message =
-            Message::new(role, text_of_content(self.content, &format!("{place}.content"), turn)?);
+        let mut message = Message::new(role, content_text(self.content, &format!("{place}.content"), turn)?);
         message.reasoning = text(self.reasoning_content).or_else(|| text(self.reasoning));
         (message.tool_call_id, message.name) = (self.tool_call_id, self.name);
         for (i, Object(call)) in self.tool_calls.unwrap_or_default().into_iter().enumerate() {
             let function =
-                require(call.function.or(call.custom), format!("{place}.tool_calls[{i}].function"))?;
+                require_field(call.function.or(call.custom), format!("{place}.tool_calls[{i}].function"))?;
             message.tool_calls.push(function.0.into_call(call.id.unwrap_or_else(|| format!("call_{i}"))));
         }
         if message.tool_calls.is_empty() {
             message.tool_calls.extend(self.function_call.map(|of| of.0.into_call("call_0".into())));
         }
         if message.content.is_empty() && role == Role::Assistant {
-            let audio = self.audio.map(|_| left_out("audio"));
+            let audio = self.audio.map(|_| omission_note("audio"));
             message.content = text(self.refusal).or(audio).unwrap_or_default();
         }
         Ok(message)
     }
 }
 
-/// Takes the `messages` out of a body, of which there must be one at least.
+/// Takes `messages` out of a body; there must be at least one.
 pub fn take_messages<T: serde::de::DeserializeOwned>(body: &mut Value) -> ApiResult<Vec<T>> {
-    let all: Option<Vec<Object<T>>> = read_owned(body["messages"].take(), "messages")?;
-    let all = all.ok_or_else(|| ApiError::for_field("messages", "is missing; give an array"))?;
+    let all: Option<Vec<Object<T>>> = read_value(body["messages"].take(), "messages")?;
+    let all = all.ok_or_else(|| ApiError::for_field("messages", "is missing; add an array"))?;
     if all.is_empty() {
-        return Err(ApiError::for_field("messages", "is empty; give one message at least"));
+        return Err(ApiError::for_field("messages", "is empty; add at least one message"));
     }
     Ok(all.into_iter().map(|message| message.0).collect())
 }
 
-/// Reads the messages of a request, and how its prompt ends.
+/// Reads messages, tools, and the end of the prompt.
 fn read_chat(body: &mut Value, fields: &ChatFields) -> ApiResult<ChatRequest> {
     let messages: Vec<ChatMessage> = take_messages(body)?;
-    let turns = turns_of(&messages.iter().map(|message| message.role.0).collect::<Vec<_>>());
+    let turns = classify_turns(&messages.iter().map(|message| message.role.0).collect::<Vec<_>>());
     let one = |(i, (message, turn)): (usize, (ChatMessage, Turn))| {
         message.into_message(&format!("messages[{i}]"), turn)
     };
     let messages = messages.into_iter().zip(turns).enumerate().map(one).collect::<ApiResult<Vec<_>>>()?;
-    let calls = messages.last().is_some_and(|last| !last.tool_calls.is_empty());
+    let ends_with_calls = messages.last().is_some_and(|last| !last.tool_calls.is_empty());
     let refuse = |why| Err(ApiError::for_field("continue_final_message", why));
     let ending = match (fields.continue_final_message, fields.add_generation_prompt) {
         (Some(true), Some(true)) => {
-            return refuse(
-                "goes on with the last message, and `add_generation_prompt` begins another; set that to false",
-            );
+            return refuse("cannot be combined with `add_generation_prompt`; set that to false");
         }
-        (Some(true), _) if calls => {
-            return refuse("the last message calls functions, so it cannot go on; send their results");
+        (Some(true), _) if ends_with_calls => {
+            return refuse(
+                "the last message ends with tool calls and cannot be continued; send their results",
+            );
         }
         (Some(true), _) => Ending::Continue,
         (_, Some(false)) => Ending::Message,
@@ -123,11 +124,10 @@ fn read_chat(body: &mut Value, fields: &ChatFields) -> ApiResult<ChatRequest> {
 }
 
 /// `POST /v1/chat/completions`.
-pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let mut body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     let fields: ChatFields = read_object(&body, "")?;
-    let top = fields.top_logprobs.and_then(LogprobCount::count);
+    let top = fields.top_logprobs.and_then(LogprobCount::to_count);
     match (fields.logprobs, top) {
         (Some(true), n) => params.options.logprobs = n.or(Some(0)),
         (_, Some(1..)) => {
@@ -136,32 +136,30 @@ pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<
         _ => {}
     }
     let chat = read_chat(&mut body, &fields)?;
-    let dialect = |params: &RequestParams, _| Box::new(ChatDialect::new(model, params)) as Box<dyn Dialect>;
-    start_chat(model, &chat, params, (dialect, request.share))
+    start_chat(&chat, params, |params, _| {
+        let objects = ["chat.completion.chunk", "chat.completion"];
+        let head = ResponseHead::new("chatcmpl-", objects, params);
+        Box::new(ChatDialect { head, calls: vec![0; params.n] })
+    })
 }
 
-/// `POST /apply-template`, as llama.cpp's server has it.
+/// `POST /apply-template`, as in llama.cpp's server.
 pub fn apply_template(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let mut body = request.parse()?;
+    let mut body = request.parse_json()?;
     let fields = read_object(&body, "")?;
-    let prompt = read_chat(&mut body, &fields)?.to_text(model)?;
-    Ok(JsonWriter::of(&json!({"prompt": prompt})))
+    let prompt = read_chat(&mut body, &fields)?.render_prompt(model)?;
+    Ok(JsonWriter::from_value(&json!({"prompt": prompt})))
 }
 
-/// Answers of `/v1/chat/completions`.
+/// Responses of `/v1/chat/completions`.
 struct ChatDialect {
     head: ResponseHead,
-    /// Calls of each text so far.
+    /// Number of tool calls of each choice so far.
     calls: Vec<usize>,
 }
 
 impl ChatDialect {
-    fn new(model: &Arc<ServerModel>, params: &RequestParams) -> Self {
-        let objects = ["chat.completion.chunk", "chat.completion"];
-        Self { head: ResponseHead::new("chatcmpl-", objects, model, params), calls: vec![0; params.n] }
-    }
-
-    /// The delta for a part of a text.
+    /// Streaming delta of a part.
     fn part_to_delta(&mut self, choice: usize, part: &Part) -> Option<Value> {
         let calls = &mut self.calls[choice];
         let call = match part {
@@ -208,7 +206,7 @@ impl Dialect for ChatDialect {
         for delta in deltas {
             let mut chunk = choice_json(choice, delta, None);
             if let Some(token) = logprobs.take() {
-                chunk["logprobs"] = json!({"content": token_logprobs(&self.head.model, token)});
+                chunk["logprobs"] = json!({"content": logprobs_json(&self.head.model, token)});
             }
             self.head.write_chunk(chunk, None, out);
         }
@@ -228,7 +226,8 @@ impl Dialect for ChatDialect {
     }
 
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
-        let write_choice = |(index, choice): (usize, &mut Choice), out: &mut JsonWriter| {
+        self.head.write_whole(usage, out, |out| {
+            for (index, choice) in choices.iter_mut().enumerate() {
             let finish_reason = choice.finish_reason();
             let calls: Vec<_> = choice.calls.drain(..).map(call_json).collect();
             let text = std::mem::take(&mut choice.text);
@@ -252,10 +251,7 @@ impl Dialect for ChatDialect {
                     write_logprobs(&self.head.model, logprobs, out);
                 });
             });
-        };
-        let write_all = |out: &mut JsonWriter| {
-            choices.iter_mut().enumerate().for_each(|choice| write_choice(choice, out))
-        };
-        self.head.write_whole(usage, out, write_all);
+            }
+        });
     }
 }

@@ -7,7 +7,7 @@ use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage}
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::params::{LogprobCount, RequestParams};
-use crate::serve::prepare::{Prepared, PromptForms, read_prompts, start_completion};
+use crate::serve::prepare::{Prepared, read_prompts, start_completion};
 use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
@@ -17,7 +17,7 @@ use text::chat::Part;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::{Pieces, Tokenizer};
 
-/// Fields of a request that no other has.
+/// Fields of completions only.
 #[derive(Deserialize)]
 struct CompletionFields {
     logprobs: Option<LogprobCount>,
@@ -25,40 +25,39 @@ struct CompletionFields {
 }
 
 /// `POST /v1/completions`.
-pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Completion))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (body, mut params) = RequestParams::read_request(model, request, RequestKind::Completion)?;
     let fields: CompletionFields = read_object(&body, "")?;
-    params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::count);
+    params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::to_count);
     params.apply_constraint()?;
-    let prompts = read_prompts(&body, model, &params, PromptForms::None)?;
+    let prompts = read_prompts(&body, &params)?;
     let mut echoes = Vec::new();
     if fields.echo == Some(true) {
         params.prompt_logprobs = params.options.logprobs;
         let evicts = model.engine.options().eviction.policy != Policy::None;
         if params.prompt_logprobs.is_some() && evicts {
-            let why = "needs a server without --evict to say how probable the prompt is";
+            let why = "log-probabilities of the prompt need a server without --evict";
             return Err(ApiError::for_field("echo", why));
         }
         let each = |(i, ids)| PromptEcho::new(&body["prompt"], i, ids, model.engine.tokenizer());
         echoes = prompts.iter().map(|ids| &ids[..]).enumerate().map(each).collect();
     }
     let dialect = Box::new(CompletionDialect {
-        head: ResponseHead::new("cmpl-", ["text_completion"; 2], model, &params),
+        head: ResponseHead::new("cmpl-", ["text_completion"; 2], &params),
         texts: (0..prompts.len() * params.n).map(|_| TextState::default()).collect(),
         echoes,
         n: params.n,
         has_prompt_logprobs: params.prompt_logprobs.is_some(),
     });
-    start_completion(model, prompts, params, (dialect, request.share))
+    start_completion(prompts, params, dialect)
 }
 
-/// A prompt that an answer repeats.
+/// A prompt that the response repeats (`echo`).
 struct PromptEcho {
     text: String,
-    /// Its first token, which has no log-probability.
+    /// First token, which has no log-probability.
     first: Option<u32>,
-    /// Characters of that token, where it begins each text and is no part of the prompt that was given.
+    /// Characters of the first token if the tokenizer added it: they are not part of the given prompt.
     hidden: usize,
 }
 
@@ -73,10 +72,10 @@ impl PromptEcho {
     }
 }
 
-/// Writes one column of the log-probabilities.
+/// Computes a cell of the log-probabilities table.
 type Column = fn(&TokenLogprobs, &Pieces) -> Value;
 
-/// Columns beside the offsets.
+/// Columns, except for the offsets.
 const COLUMNS: [(&str, Column); 3] = [
     ("tokens", |row, pieces| pieces.text(row.chosen.id).into()),
     ("token_logprobs", chosen_logprob),
@@ -87,12 +86,12 @@ fn chosen_logprob(row: &TokenLogprobs, _: &Pieces) -> Value {
     if row.chosen.logprob.is_nan() { Value::Null } else { finite_logprob(row.chosen.logprob).into() }
 }
 
-/// The most probable tokens by their texts. Several may have one text, of which the last counts.
+/// Log-probabilities by token text; of several tokens with the same text the last counts.
 fn top_logprobs(row: &TokenLogprobs, pieces: &Pieces) -> Value {
     if row.chosen.logprob.is_nan() {
         return Value::Null;
     }
-    let entry = |of: &Logprob| (pieces.text(of.id).into_owned(), finite_logprob(of.logprob).into());
+    let entry = |token: &Logprob| (pieces.text(token.id).into_owned(), finite_logprob(token.logprob).into());
     Value::Object(row.top.iter().map(entry).collect())
 }
 
@@ -100,34 +99,34 @@ fn count_characters(row: &TokenLogprobs, pieces: &Pieces) -> usize {
     pieces.text(row.chosen.id).chars().count()
 }
 
-/// Progress of a text.
+/// Progress of a choice.
 #[derive(Default)]
 struct TextState {
-    /// Rows of the prompt's tokens, from the second on.
+    /// Log-probabilities of the prompt, from its second token on.
     prompt: Vec<TokenLogprobs>,
-    /// Characters so far.
+    /// Number of characters so far.
     characters: usize,
-    /// Set once the prompt was repeated.
+    /// Set once the prompt has been repeated.
     echoed: bool,
 }
 
-/// Answers of `/v1/completions`.
+/// Responses of `/v1/completions`.
 struct CompletionDialect {
     head: ResponseHead,
     texts: Vec<TextState>,
-    /// Of each prompt, where they are repeated.
+    /// One per prompt with `echo`, otherwise empty.
     echoes: Vec<PromptEcho>,
-    /// Texts for each prompt.
+    /// Texts per prompt.
     n: usize,
     has_prompt_logprobs: bool,
 }
 
-/// A part of a text.
+/// A choice, or a part of one in a stream.
 fn choice_json(index: usize, text: &str, finish_reason: Option<&str>) -> Value {
     json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish_reason})
 }
 
-/// The text of some parts, as completions are read in no form.
+/// Joins text parts; completions are not parsed, so there are no tool calls.
 pub fn join_parts(parts: &[Part]) -> String {
     let text = |part: &'_ Part| match part {
         Part::Text(text) | Part::Thinking(text) => text.clone(),
@@ -143,8 +142,9 @@ impl CompletionDialect {
         self.head.model.engine.tokenizer().pieces()
     }
 
-    /// The log-probabilities of some tokens of a part, of which the first begins after so many characters.
-    fn logprobs(&self, rows: &[TokenLogprobs], (start, hidden): (usize, usize)) -> Value {
+    /// Log-probabilities of tokens as a table of columns. `start` is the character offset of the first token; `hidden`
+    /// characters precede the prompt.
+    fn logprobs_json(&self, rows: &[TokenLogprobs], (start, hidden): (usize, usize)) -> Value {
         let mut table = Map::new();
         for (name, cell) in COLUMNS {
             table.insert(name.into(), rows.iter().map(|row| cell(row, self.pieces())).collect());
@@ -159,7 +159,7 @@ impl CompletionDialect {
         table.into()
     }
 
-    /// Writes the log-probabilities of all tokens of a text.
+    /// Writes the table of a whole choice, serialized as it is sent.
     fn write_logprobs(&self, rows: Vec<TokenLogprobs>, hidden: usize, out: &mut JsonWriter) {
         let rows = Arc::new(rows);
         out.write_object(|out| {
@@ -177,7 +177,7 @@ impl CompletionDialect {
         });
     }
 
-    /// Takes the prompt of a text and its rows, where it is repeated and was not yet.
+    /// Takes the prompt to repeat with its log-probabilities and hidden characters; `None` if there is nothing to repeat.
     fn take_echo(&mut self, choice: usize) -> Option<(String, Vec<TokenLogprobs>, usize)> {
         let (echo, text) = (self.echoes.get(choice / self.n)?, &mut self.texts[choice]);
         if std::mem::replace(&mut text.echoed, true) {
@@ -191,12 +191,12 @@ impl CompletionDialect {
         Some((echo.text.clone(), rows, echo.hidden))
     }
 
-    /// Repeats the prompt in a stream, where that is still to be done.
+    /// Repeats the prompt in a stream, unless done before.
     fn write_echo(&mut self, choice: usize, out: &mut String) {
         let Some((text, rows, hidden)) = self.take_echo(choice) else { return };
         let mut chunk = choice_json(choice, &text, None);
         if self.has_prompt_logprobs {
-            chunk["logprobs"] = self.logprobs(&rows, (0, hidden));
+            chunk["logprobs"] = self.logprobs_json(&rows, (0, hidden));
         }
         self.head.write_chunk(chunk, None, out);
     }
@@ -211,7 +211,8 @@ impl Dialect for CompletionDialect {
         self.write_echo(choice, out);
         let mut chunk = choice_json(choice, &join_parts(&token.parts), None);
         if let Some(row) = &token.logprobs {
-            chunk["logprobs"] = self.logprobs(std::slice::from_ref(row), (self.texts[choice].characters, 0));
+            chunk["logprobs"] =
+                self.logprobs_json(std::slice::from_ref(row), (self.texts[choice].characters, 0));
             self.texts[choice].characters += count_characters(row, self.pieces());
         }
         self.head.write_chunk(chunk, None, out);

@@ -1,7 +1,7 @@
-//! Paths of llama.cpp's server: `/completion`, and texts and ids without generating: `/tokenize`, `/detokenize`.
+//! `/completion`, `/tokenize` and `/detokenize` of llama.cpp's server.
 
 use super::completions::join_parts;
-use super::openai::{token_logprobs, write_logprobs};
+use super::openai::{logprobs_json, write_logprobs};
 use crate::run::session::StopReason;
 use crate::serve::body::{RequestBody, Strings, TokenIds, read_object};
 use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage, write_event};
@@ -10,15 +10,15 @@ use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::memory::check_longest_part;
 use crate::serve::models::generation_settings;
 use crate::serve::params::{LogprobCount, RequestParams, ResponseMode};
-use crate::serve::prepare::{Prepared, PromptForms, read_prompts, start_completion};
+use crate::serve::prepare::{Prepared, read_prompts, start_completion};
 use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::tokenizer::{AddSpecial, Specials};
 
-/// Fields of a request that no other has.
+/// Fields of `/completion` only.
 #[derive(Deserialize)]
 struct LlamaCppFields {
     n_probs: Option<LogprobCount>,
@@ -27,21 +27,19 @@ struct LlamaCppFields {
 }
 
 /// `POST /completion`.
-pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let body = request.parse()?;
-    let kind = RequestKind::LlamaCppCompletion;
-    let mut params = RequestParams::read(&body, model, (request.client, kind))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (body, mut params) = RequestParams::read_request(model, request, RequestKind::LlamaCppCompletion)?;
     let fields: LlamaCppFields = read_object(&body, "")?;
-    if let Some(n @ 1..) = fields.n_probs.and_then(LogprobCount::count) {
+    if let Some(n @ 1..) = fields.n_probs.and_then(LogprobCount::to_count) {
         params.options.logprobs = Some(n);
     }
     params.apply_constraint()?;
-    let prompts = read_prompts(&body, model, &params, PromptForms::LlamaCpp)?;
-    let dialect = Box::new(LlamaCppDialect::new(model, fields, (&params, &prompts)));
-    start_completion(model, prompts, params, (dialect, request.share))
+    let prompts = read_prompts(&body, &params)?;
+    let dialect = Box::new(LlamaCppDialect::new(fields, &params, &prompts));
+    start_completion(prompts, params, dialect)
 }
 
-/// Answers of `/completion`.
+/// Responses of `/completion`.
 struct LlamaCppDialect {
     model: Arc<ServerModel>,
     /// `generation_settings`, without the seed.
@@ -49,27 +47,24 @@ struct LlamaCppDialect {
     seed: u64,
     stops: Vec<String>,
     mode: ResponseMode,
-    /// Ids of the prompts; each has `n` texts.
+    /// Token ids of the prompts.
     prompts: Vec<Arc<[u32]>>,
+    /// Texts per prompt.
     n: usize,
-    /// Tokens of each text so far.
+    /// Number of tokens of each text so far.
     tokens: Vec<usize>,
     return_tokens: bool,
-    /// Names of the fields that an answer is to have; none are all. `a/b` is the field `b` of the object `a`.
+    /// Fields to return, all if empty. `a/b` is the field `b` of the object `a`.
     response_fields: Vec<String>,
 }
 
 impl LlamaCppDialect {
-    fn new(
-        model: &Arc<ServerModel>,
-        fields: LlamaCppFields,
-        (params, prompts): (&RequestParams, &[Arc<[u32]>]),
-    ) -> Self {
+    fn new(fields: LlamaCppFields, params: &RequestParams, prompts: &[Arc<[u32]>]) -> Self {
         let mut settings = generation_settings(&params.options);
         settings["stream"] = (params.mode != ResponseMode::Whole).into();
-        settings["n_ctx"] = model.engine.options().max_seq_len.into();
+        settings["n_ctx"] = params.model.engine.options().max_seq_len.into();
         Self {
-            model: Arc::clone(model),
+            model: Arc::clone(&params.model),
             settings,
             seed: params.options.sampler.seed,
             stops: params.options.stop.clone(),
@@ -82,11 +77,11 @@ impl LlamaCppDialect {
         }
     }
 
-    fn prompt(&self, index: usize) -> &[u32] {
+    fn prompt_of(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.n]
     }
 
-    /// All fields about a text that has ended, but for those that are as long as itself.
+    /// All fields of a finished text, except for those that grow with its length.
     fn summarize_choice(&self, index: usize, choice: &Choice) -> Value {
         let Some(ending) = choice.ending else { return Value::Null };
         let n_ctx = self.model.engine.options().max_seq_len;
@@ -102,7 +97,7 @@ impl LlamaCppDialect {
             "id_slot": ending.slot, "stop": true, "model": self.model.name,
             "tokens_predicted": ending.tokens, "tokens_evaluated": ending.prompt, "tokens_cached": ending.cached,
             "generation_settings": settings,
-            "prompt": self.model.engine.tokenizer().decode_with_special(self.prompt(index)),
+            "prompt": self.model.engine.tokenizer().decode_with_special(self.prompt_of(index)),
             "has_new_line": choice.text.contains('\n'),
             "truncated": ending.reason == StopReason::Context || ending.prompt + ending.tokens > n_ctx,
             "stop_type": stop_type, "stopping_word": choice.stop_string(&self.stops).unwrap_or(""),
@@ -110,7 +105,7 @@ impl LlamaCppDialect {
         })
     }
 
-    /// Writes all about a text that has ended, or the fields that are wanted.
+    /// Writes a finished text, with all or the requested fields.
     fn write_choice(&self, index: usize, choice: &mut Choice, out: &mut JsonWriter) {
         let mut summary = self.summarize_choice(index, choice);
         let tokens = if self.return_tokens { std::mem::take(&mut choice.tokens) } else { Vec::new() };
@@ -146,10 +141,10 @@ impl Dialect for LlamaCppDialect {
         self.tokens[choice] += token.tokens.len();
         let mut json = json!({
             "index": choice, "content": join_parts(&token.parts), "tokens": token.tokens, "stop": false,
-            "tokens_predicted": self.tokens[choice], "tokens_evaluated": self.prompt(choice).len(),
+            "tokens_predicted": self.tokens[choice], "tokens_evaluated": self.prompt_of(choice).len(),
         });
         if let Some(logprobs) = &token.logprobs {
-            json["completion_probabilities"] = token_logprobs(&self.model, logprobs);
+            json["completion_probabilities"] = logprobs_json(&self.model, logprobs);
         }
         write_event(&json, out);
     }
@@ -157,13 +152,13 @@ impl Dialect for LlamaCppDialect {
     fn on_prompt_progress(&mut self, index: usize, progress: &PromptProgress, out: &mut String) {
         let json = json!({
             "index": index, "content": "", "tokens": [], "stop": false, "tokens_predicted": 0,
-            "tokens_evaluated": self.prompt(index).len(), "prompt_progress": progress.to_json(),
+            "tokens_evaluated": self.prompt_of(index).len(), "prompt_progress": progress.to_json(),
         });
         write_event(&json, out);
     }
 
     fn on_choice_end(&mut self, index: usize, choice: &Choice, out: &mut String) {
-        // Its text is looked at, and was sent.
+        // The text has been sent, but `has_new_line` needs it.
         let mut last = Choice { text: choice.text.clone(), ending: choice.ending, ..Choice::default() };
         let mut writer = JsonWriter::default();
         self.write_choice(index, &mut last, &mut writer);
@@ -193,23 +188,9 @@ struct DetokenizeRequest {
     tokens: TokenIds,
 }
 
-/// A token and its text, or its bytes where they are no text.
-#[derive(Serialize)]
-struct TokenPiece<'a> {
-    id: u32,
-    piece: TextOrBytes<'a>,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum TextOrBytes<'a> {
-    Text(&'a str),
-    Bytes(&'a [u8]),
-}
-
 /// `POST /tokenize`.
 pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let fields: TokenizeRequest = read_object(&request.parse()?, "")?;
+    let fields: TokenizeRequest = read_object(&request.parse_json()?, "")?;
     let special = if fields.add_special == Some(true) { AddSpecial::Yes } else { AddSpecial::No };
     let specials = if fields.parse_special == Some(false) { Specials::Text } else { Specials::Tokens };
     let tokenizer = model.engine.tokenizer();
@@ -226,8 +207,9 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
             None => write_json(&ids[i], to),
             Some(pieces) => {
                 let bytes = pieces.bytes(ids[i]);
-                let piece = std::str::from_utf8(bytes).map_or(TextOrBytes::Bytes(bytes), TextOrBytes::Text);
-                write_json(&TokenPiece { id: ids[i], piece }, to);
+                // Bytes that are not UTF-8 become an array of numbers.
+                let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), Value::from);
+                write_json(&json!({"id": ids[i], "piece": piece}), to);
             }
         });
     });
@@ -236,10 +218,10 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
 
 /// `POST /detokenize`.
 pub fn detokenize_ids(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let fields: DetokenizeRequest = read_object(&request.parse()?, "")?;
+    let fields: DetokenizeRequest = read_object(&request.parse_json()?, "")?;
     let (TokenIds(ids), tokenizer) = (fields.tokens, model.engine.tokenizer());
     let bytes: usize = ids.iter().map(|&id| tokenizer.pieces().bytes(id).len()).sum();
-    // As a text, and as JSON.
+    // The text and its JSON.
     request.share.grow(3 * bytes as u64)?;
-    Ok(JsonWriter::of(&json!({"content": tokenizer.decode_with_special(&ids)})))
+    Ok(JsonWriter::from_value(&json!({"content": tokenizer.decode_with_special(&ids)})))
 }

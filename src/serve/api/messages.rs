@@ -2,9 +2,9 @@
 
 use super::chat::take_messages;
 use crate::run::session::StopReason;
-use crate::serve::body::{RequestBody, read_object, require};
+use crate::serve::body::{RequestBody, read_object, require_field};
 use crate::serve::conversation::{
-    ChatRequest, Turn, arguments_of_call, called_function, text_of_content, text_of_part, turns_of,
+    ChatRequest, Turn, call_arguments, classify_turns, content_text, find_called_function, part_text,
 };
 use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_event};
 use crate::serve::error::{ApiError, ApiResult};
@@ -21,9 +21,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use text::chat::{Ending, Message, Part, Role, ToolCall};
 
-/// The line that Claude Code puts first, which differs from one conversation to the next: with it no two prompts would
-/// begin alike.
-const BILLING: &str = "x-anthropic-billing-header:";
+/// First line that Claude Code adds. It differs between conversations, so it would defeat the prefix cache.
+const BILLING_LINE: &str = "x-anthropic-billing-header:";
 
 #[derive(Deserialize)]
 struct AnthropicMessage {
@@ -31,7 +30,7 @@ struct AnthropicMessage {
     content: Option<Value>,
 }
 
-/// A block of a message that is more than text.
+/// A content block.
 #[derive(Deserialize)]
 struct Block {
     #[serde(rename = "type")]
@@ -43,7 +42,7 @@ struct Block {
     content: Option<Value>,
 }
 
-/// Takes the system message out of a body.
+/// Takes the system prompt out of a body, without Claude Code's billing line.
 fn take_system(body: &mut Value) -> ApiResult<String> {
     let mut system = body["system"].take();
     let first = match &mut system {
@@ -51,15 +50,15 @@ fn take_system(body: &mut Value) -> ApiResult<String> {
         one => Some(one),
     };
     if let Some(Value::String(text)) = first
-        && text.starts_with(BILLING)
+        && text.starts_with(BILLING_LINE)
     {
         let rest = text.split_once('\n').map_or("", |(_, rest)| rest.trim_start_matches('\n'));
         *text = rest.to_owned();
     }
-    text_of_content(Some(system), "system", Turn::Earlier)
+    content_text(Some(system), "system", Turn::Earlier)
 }
 
-/// Reads system message, messages and tools of a request. A last message of the assistant is continued.
+/// Reads system prompt, messages and tools. A last message of the assistant is continued.
 fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
     let system = take_system(body)?;
     let mut messages = Vec::new();
@@ -77,7 +76,7 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
         }
     };
     let roles = all.iter().enumerate().map(role).collect::<ApiResult<Vec<_>>>()?;
-    // Results of tools are no question.
+    // Tool results are not a question.
     let is_result = |block: &Value| block["type"] == "tool_result";
     let has_results = |message: &AnthropicMessage| {
         let blocks = message.content.as_ref().and_then(Value::as_array);
@@ -85,12 +84,12 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
     };
     let speakers = all.iter().zip(&roles);
     let speakers = speakers.map(|(message, role)| if has_results(message) { Role::Tool } else { *role });
-    let turns = turns_of(&speakers.collect::<Vec<_>>());
+    let turns = classify_turns(&speakers.collect::<Vec<_>>());
     for (i, (message, (role, turn))) in all.into_iter().zip(roles.into_iter().zip(turns)).enumerate() {
         let place = format!("messages[{i}].content");
         match message.content {
             Some(Value::Array(blocks)) => read_blocks((role, turn), &place, &blocks, &mut messages)?,
-            other => messages.push(Message::new(role, text_of_content(other, &place, turn)?)),
+            other => messages.push(Message::new(role, content_text(other, &place, turn)?)),
         }
     }
     let chat = ChatRequest::new(messages, body, convert_anthropic_tool)?;
@@ -99,7 +98,7 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
     Ok(ChatRequest { ending, ..chat })
 }
 
-/// Reads the messages that the blocks of one are: results of tools stand before what else is said.
+/// Converts the blocks of one message to messages: tool results become messages of their own, before the rest.
 fn read_blocks(
     (role, turn): (Role, Turn),
     place: &str,
@@ -116,18 +115,18 @@ fn read_blocks(
                 message.reasoning.get_or_insert_default().push_str(thought);
             }
             "tool_use" => {
-                let id = require(block.id, format!("{place}.id"))?;
-                let name = require(block.name, format!("{place}.name"))?;
-                let arguments = arguments_of_call(block.input.as_ref());
+                let id = require_field(block.id, format!("{place}.id"))?;
+                let name = require_field(block.name, format!("{place}.name"))?;
+                let arguments = call_arguments(block.input.as_ref());
                 message.tool_calls.push(ToolCall { id, name, arguments });
             }
             "tool_result" => {
-                let text = text_of_content(block.content, &format!("{place}.content"), Turn::Earlier)?;
-                let id = require(block.tool_use_id, format!("{place}.tool_use_id"))?;
-                let name = called_function(messages, &id);
+                let text = content_text(block.content, &format!("{place}.content"), Turn::Earlier)?;
+                let id = require_field(block.tool_use_id, format!("{place}.tool_use_id"))?;
+                let name = find_called_function(messages, &id);
                 messages.push(Message { tool_call_id: Some(id), name, ..Message::new(Role::Tool, text) });
             }
-            _ => message.content += &text_of_part(value, &place, turn)?,
+            _ => message.content += &part_text(value, &place, turn)?,
         }
     }
     if !message.content.is_empty() || !message.tool_calls.is_empty() || blocks.is_empty() {
@@ -137,43 +136,41 @@ fn read_blocks(
 }
 
 /// `POST /v1/messages`.
-pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let mut body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
-    let dialect = |params: &RequestParams, prompt| {
-        Box::new(MessagesDialect::new(model, &params.options.stop, prompt)) as Box<dyn Dialect>
-    };
-    start_chat(model, &chat, params, (dialect, request.share))
+    start_chat(&chat, params, |params, prompt| Box::new(MessagesDialect::new(params, prompt)))
 }
 
 /// `POST /v1/messages/count_tokens`.
 pub fn count_tokens(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
-    let prompt = read_chat(&mut request.parse()?)?.to_prompt(model)?;
-    Ok(JsonWriter::of(&json!({"input_tokens": prompt.ids.len()})))
+    let prompt = read_chat(&mut request.parse_json()?)?.build_prompt(model)?;
+    Ok(JsonWriter::from_value(&json!({"input_tokens": prompt.ids.len()})))
 }
 
-/// Answers of `/v1/messages`.
+/// Responses of `/v1/messages`.
 struct MessagesDialect {
     id: String,
     model: String,
     stops: Vec<String>,
+    /// Length of the prompt in tokens.
     prompt: usize,
-    /// The block that is open, and how many there were before it.
+    /// Type of the open block.
     open: Option<&'static str>,
+    /// Number of finished blocks.
     blocks: usize,
     /// `stop_reason` and `stop_sequence`, once they are known.
     stop: [Option<String>; 2],
 }
 
 impl MessagesDialect {
-    fn new(model: &ServerModel, stops: &[String], prompt: usize) -> Self {
-        let (id, model, stops) = (random_id("msg_"), model.name.clone(), stops.to_vec());
+    fn new(params: &RequestParams, prompt: usize) -> Self {
+        let (id, model, stops) = (random_id("msg_"), params.model.name.clone(), params.options.stop.clone());
         Self { id, model, stops, prompt, open: None, blocks: 0, stop: [None, None] }
     }
 
-    fn message(&self, usage: Value) -> Value {
+    fn message_json(&self, usage: Value) -> Value {
         let [reason, sequence] = &self.stop;
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": [],
@@ -181,7 +178,7 @@ impl MessagesDialect {
         })
     }
 
-    /// Ends the block that is open.
+    /// Ends the open block, if there is one.
     fn end_block(&mut self, out: &mut String) {
         if self.open.take().is_some() {
             write_named_event("content_block_stop", json!({"index": self.blocks}), out);
@@ -189,7 +186,7 @@ impl MessagesDialect {
         }
     }
 
-    /// Goes on in a block of this kind.
+    /// Continues a block of this type, or begins one.
     fn enter_block(&mut self, kind: &'static str, block: Value, out: &mut String) {
         if self.open != Some(kind) || kind == "tool_use" {
             self.end_block(out);
@@ -203,7 +200,7 @@ impl MessagesDialect {
         write_named_event("content_block_delta", json!({"index": self.blocks, "delta": delta}), out);
     }
 
-    /// Notes why a text has ended, and the stop string that has ended it.
+    /// Sets `stop_reason` and `stop_sequence`.
     fn set_stop(&mut self, choice: &Choice) {
         let reason = match choice.ending.map(|ending| ending.reason) {
             _ if choice.finish_reason() == "tool_calls" => "tool_use",
@@ -216,20 +213,20 @@ impl MessagesDialect {
     }
 }
 
-fn usage_json(of: Usage) -> Value {
+fn usage_json(usage: Usage) -> Value {
     json!({
-        "input_tokens": of.prompt - of.cached, "cache_read_input_tokens": of.cached, "cache_creation_input_tokens": 0,
-        "output_tokens": of.tokens,
+        "input_tokens": usage.prompt - usage.cached, "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0, "output_tokens": usage.tokens,
     })
 }
 
-/// The arguments of a call. Of some that break off it is what is whole of them, as clients read a stream.
+/// Arguments of a call as an object. Incomplete ones are cut after their last whole value, as streaming clients do.
 fn call_input(call: &ToolCall) -> Value {
     let read = |text: &str| serde_json::from_str(text).ok().filter(Value::is_object);
     read(&call.arguments).or_else(|| read(&close_json(&call.arguments))).unwrap_or_else(|| json!({}))
 }
 
-/// JSON that breaks off, up to the last value that is whole, and ended there.
+/// Cuts incomplete JSON after its last whole value and closes it there.
 fn close_json(json: &str) -> String {
     let (mut open, mut end) = (Vec::new(), 0);
     for mark in marks(json.as_bytes()).filter(|mark| mark.byte != b':') {
@@ -247,7 +244,7 @@ fn close_json(json: &str) -> String {
 impl Dialect for MessagesDialect {
     fn on_start(&mut self, out: &mut String) {
         let usage = usage_json(Usage { prompt: self.prompt, ..Usage::default() });
-        write_named_event("message_start", json!({"message": self.message(usage)}), out);
+        write_named_event("message_start", json!({"message": self.message_json(usage)}), out);
     }
 
     fn on_token(&mut self, _: usize, token: &TokenOutput, out: &mut String) {
@@ -294,7 +291,7 @@ impl Dialect for MessagesDialect {
         let Some(choice) = choices.first_mut() else { return out.write_value(&Value::Null) };
         self.set_stop(choice);
         let (thoughts, text) = (std::mem::take(&mut choice.thoughts), std::mem::take(&mut choice.text));
-        out.write_object_with(&self.message(usage_json(usage)), "content", |out| {
+        out.write_object_with(&self.message_json(usage_json(usage)), "content", |out| {
             out.write_array(|out| {
                 if !thoughts.is_empty() {
                     out.write_value(&json!({"type": "thinking", "thinking": thoughts, "signature": ""}));

@@ -1,4 +1,4 @@
-//! Parts that the APIs of OpenAI's have in common.
+//! Common parts of OpenAI's APIs.
 
 use crate::serve::dialect::{PromptProgress, Usage, write_event};
 use crate::serve::json_writer::{JsonWriter, write_json};
@@ -13,7 +13,7 @@ use text::chat::Role;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Pieces;
 
-/// Role of a message.
+/// Role of a message in OpenAI's APIs.
 #[derive(Clone, Copy)]
 pub struct MessageRole(pub Role);
 
@@ -32,11 +32,11 @@ impl<'de> Deserialize<'de> for MessageRole {
     }
 }
 
-/// Fields that all parts of an answer have.
+/// Fields common to all parts of a response.
 pub struct ResponseHead {
     id: String,
     created: u64,
-    /// Names of a part of a stream, and of a whole answer.
+    /// `object` of a stream's chunk, and of a whole response.
     objects: [&'static str; 2],
     mode: ResponseMode,
     timings: bool,
@@ -44,27 +44,22 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    pub fn new(
-        prefix: &str,
-        objects: [&'static str; 2],
-        model: &Arc<ServerModel>,
-        params: &RequestParams,
-    ) -> Self {
-        let (id, created, model) = (random_id(prefix), unix_time(), Arc::clone(model));
+    pub fn new(prefix: &str, objects: [&'static str; 2], params: &RequestParams) -> Self {
+        let (id, created, model) = (random_id(prefix), unix_time(), Arc::clone(&params.model));
         Self { id, created, objects, mode: params.mode, timings: params.timings, model }
     }
 
-    /// A part of a stream, or the whole answer.
-    fn object(&self, name: &str, choices: Value) -> Value {
+    /// A chunk or a whole response.
+    fn response_json(&self, name: &str, choices: Value) -> Value {
         json!({
             "id": self.id, "object": name, "created": self.created, "model": self.model.name,
             "system_fingerprint": self.model.fingerprint, "choices": choices,
         })
     }
 
-    /// Writes a part of a stream about one text, with fields beside its `choices`.
+    /// Writes a chunk with one choice, and optionally one more field.
     pub fn write_chunk(&self, choice: Value, more: Option<(&str, Value)>, out: &mut String) {
-        let mut chunk = self.object(self.objects[0], json!([choice]));
+        let mut chunk = self.response_json(self.objects[0], json!([choice]));
         if self.mode == ResponseMode::StreamWithUsage {
             chunk["usage"] = Value::Null;
         }
@@ -78,14 +73,14 @@ impl ResponseHead {
         self.write_chunk(choice, Some(("prompt_progress", progress.to_json())), out);
     }
 
-    /// The field that tells how long it took, where that is asked for.
+    /// The `timings` field, if requested.
     pub fn timings_field(&self, usage: Usage) -> Option<(&'static str, Value)> {
         self.timings.then(|| ("timings", usage.timings_json()))
     }
 
-    /// An answer without texts, or without them yet.
-    fn with_usage(&self, (name, choices): (&str, Value), usage: Usage) -> Value {
-        let mut object = self.object(name, choices);
+    /// A chunk or response with `usage`, but no text.
+    fn usage_json(&self, (name, choices): (&str, Value), usage: Usage) -> Value {
+        let mut object = self.response_json(name, choices);
         object["usage"] = usage.to_json();
         if let Some((field, timings)) = self.timings_field(usage) {
             object[field] = timings;
@@ -96,24 +91,24 @@ impl ResponseHead {
     /// Writes the last events of a stream.
     pub fn write_end(&self, usage: Usage, out: &mut String) {
         if self.mode == ResponseMode::StreamWithUsage {
-            write_event(self.with_usage((self.objects[0], json!([])), usage), out);
+            write_event(self.usage_json((self.objects[0], json!([])), usage), out);
         }
         *out += "data: [DONE]\n\n";
     }
 
-    /// Writes a whole answer, whose choices a function writes.
+    /// Writes a whole response with the choices that `write_choices` writes.
     pub fn write_whole(
         &self,
         usage: Usage,
         out: &mut JsonWriter,
         write_choices: impl FnOnce(&mut JsonWriter),
     ) {
-        let whole = self.with_usage((self.objects[1], Value::Null), usage);
+        let whole = self.usage_json((self.objects[1], Value::Null), usage);
         out.write_object_with(&whole, "choices", |out| out.write_array(write_choices));
     }
 }
 
-/// A token and its log-probability, as chats have it.
+/// Log-probability of a token in chat completions.
 #[derive(Serialize)]
 struct LogprobEntry<'a> {
     id: u32,
@@ -125,30 +120,30 @@ struct LogprobEntry<'a> {
 }
 
 impl<'a> LogprobEntry<'a> {
-    fn new(pieces: &'a Pieces, of: &Logprob) -> Self {
-        let (token, bytes) = (pieces.text(of.id), pieces.bytes(of.id));
-        Self { id: of.id, token, logprob: finite_logprob(of.logprob), bytes, top_logprobs: None }
+    fn new(pieces: &'a Pieces, &Logprob { id, logprob }: &Logprob) -> Self {
+        let (token, bytes) = (pieces.text(id), pieces.bytes(id));
+        Self { id, token, logprob: finite_logprob(logprob), bytes, top_logprobs: None }
     }
 
-    /// With the most probable tokens in its place.
+    /// Entry with the most likely tokens at this position.
     fn with_top(pieces: &'a Pieces, token: &TokenLogprobs) -> Self {
-        let top = token.top.iter().map(|of| Self::new(pieces, of)).collect();
+        let top = token.top.iter().map(|other| Self::new(pieces, other)).collect();
         Self { top_logprobs: Some(top), ..Self::new(pieces, &token.chosen) }
     }
 }
 
-/// The log-probabilities of one token, as a list.
-pub fn token_logprobs(model: &ServerModel, token: &TokenLogprobs) -> Value {
+/// Log-probabilities of one token, as an array.
+pub fn logprobs_json(model: &ServerModel, token: &TokenLogprobs) -> Value {
     json!([LogprobEntry::with_top(model.engine.tokenizer().pieces(), token)])
 }
 
-/// Writes the log-probabilities of all tokens of a text, as a list.
+/// Writes the log-probabilities of a whole text as an array, serialized as it is sent.
 pub fn write_logprobs(model: &ServerModel, tokens: Vec<TokenLogprobs>, out: &mut JsonWriter) {
     let pieces = Arc::clone(model.engine.tokenizer().pieces());
     out.write_list(tokens.len(), move |i, to| write_json(&LogprobEntry::with_top(&pieces, &tokens[i]), to));
 }
 
-/// A log-probability that JSON can hold: it has no infinity.
+/// Replaces minus infinity, which JSON cannot represent.
 pub fn finite_logprob(logprob: f64) -> f64 {
     logprob.max(-9999.0)
 }

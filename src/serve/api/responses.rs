@@ -1,9 +1,9 @@
-//! OpenAI's `/v1/responses`, as far as it needs no memory of earlier requests.
+//! OpenAI's `/v1/responses`, without stored responses and conversations.
 
 use super::openai::MessageRole;
-use crate::serve::body::{Object, RequestBody, kind_of, read_object, read_owned, require};
+use crate::serve::body::{Object, RequestBody, read_object, read_value, require_field, type_name};
 use crate::serve::conversation::{
-    ChatRequest, Turn, arguments_of_call, called_function, left_out, text_of_content, turns_of,
+    ChatRequest, Turn, call_arguments, classify_turns, content_text, find_called_function, omission_note,
 };
 use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_event};
 use crate::serve::error::{ApiError, ApiResult};
@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use text::chat::{Message, Part, Role, ToolCall};
 
-/// Fields of a request beside its input.
+/// Fields of `/v1/responses` only.
 #[derive(Deserialize)]
 struct ResponsesFields {
     instructions: Option<String>,
@@ -31,7 +31,7 @@ struct ResponsesFields {
     prompt: Option<Value>,
 }
 
-/// An item of the input: a message, a call, its result, or a thought.
+/// An input item: message, tool call, tool result or reasoning.
 #[derive(Deserialize)]
 struct InputItem {
     #[serde(rename = "type")]
@@ -49,14 +49,13 @@ struct InputItem {
     action: Option<Value>,
 }
 
-/// An error of a field that names what was stored, as nothing is.
+/// Error for a field that refers to stored data.
 fn refuse_stored(field: impl Into<String>) -> ApiError {
-    let why =
-        "names what was stored, and nothing is kept here; use `store: false` and send all items in `input`";
+    let why = "refers to stored data, but this server stores none; use `store: false` and send all items in `input`";
     ApiError::for_field(field, why)
 }
 
-/// Reads instructions, input and tools of a request.
+/// Reads instructions, input and tools.
 fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
     let fields: ResponsesFields = read_object(body, "")?;
     let stored = [
@@ -68,35 +67,35 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
         return Err(refuse_stored(field));
     }
     if fields.top_logprobs.is_some_and(|n| n.0 > 0) {
-        let why = "is not followed here; use /v1/chat/completions";
+        let why = "is not supported here; use /v1/chat/completions";
         return Err(ApiError::for_field("top_logprobs", why));
     }
     let mut messages = Vec::from_iter(fields.instructions.map(|text| Message::new(Role::System, text)));
     match body["input"].take() {
-        Value::Null => return Err(ApiError::for_field("input", "is missing; give a string")),
+        Value::Null => return Err(ApiError::for_field("input", "is missing; add a string")),
         Value::String(text) => messages.push(Message::new(Role::User, text)),
         items @ Value::Array(_) => {
-            let items: Vec<Object<InputItem>> = read_owned(items, "input")?;
+            let items: Vec<Object<InputItem>> = read_value(items, "input")?;
             let role = |item: &Object<InputItem>| item.0.role.map_or(Role::Assistant, |role| role.0);
-            let turns = turns_of(&items.iter().map(role).collect::<Vec<_>>());
+            let turns = classify_turns(&items.iter().map(role).collect::<Vec<_>>());
             for (i, (Object(item), turn)) in items.into_iter().zip(turns).enumerate() {
                 item.add_to(&mut messages, &format!("input[{i}]"), turn)?;
             }
         }
         other => {
-            let why = format!("is {}; use a string or an array", kind_of(&other));
+            let why = format!("is {}; use a string or an array", type_name(&other));
             return Err(ApiError::for_field("input", why));
         }
     }
     messages.retain(|m| m.role != Role::Assistant || !m.content.is_empty() || !m.tool_calls.is_empty());
     if messages.is_empty() {
-        return Err(ApiError::for_field("input", "is empty; give a message"));
+        return Err(ApiError::for_field("input", "is empty; add a message"));
     }
     ChatRequest::new(messages, body, convert_responses_tool)
 }
 
 impl InputItem {
-    /// Adds it to the messages before it.
+    /// Adds the item to the messages.
     fn add_to(self, messages: &mut Vec<Message>, place: &str, turn: Turn) -> ApiResult<()> {
         let is_stored = self.kind.is_none() && self.role.is_none() && self.id.is_some();
         let id = self.call_id.or(self.id).unwrap_or_default();
@@ -104,45 +103,45 @@ impl InputItem {
             "item_reference" => return Err(refuse_stored(format!("{place}.type"))),
             _ if is_stored => return Err(refuse_stored(format!("{place}.id"))),
             "message" => {
-                let MessageRole(role) = require(self.role, format!("{place}.role"))?;
-                let text = text_of_content(self.content, &format!("{place}.content"), turn)?;
-                match messages.last_mut().filter(|last| role == Role::Assistant && is_thought(last)) {
+                let MessageRole(role) = require_field(self.role, format!("{place}.role"))?;
+                let text = content_text(self.content, &format!("{place}.content"), turn)?;
+                match messages.last_mut().filter(|last| role == Role::Assistant && has_only_reasoning(last)) {
                     Some(thought) => thought.content = text,
                     None => messages.push(Message::new(role, text)),
                 }
             }
             "reasoning" => {
-                let is_filled = |of: &Value| of.as_array().is_some_and(|of| !of.is_empty());
+                let is_filled = |parts: &Value| parts.as_array().is_some_and(|parts| !parts.is_empty());
                 let parts = self.content.filter(is_filled).or(self.summary.filter(is_filled));
-                let thought = text_of_content(parts, &format!("{place}.content"), Turn::Earlier)?;
+                let thought = content_text(parts, &format!("{place}.content"), Turn::Earlier)?;
                 if !thought.is_empty() {
-                    open_answer(messages).reasoning.get_or_insert_default().push_str(&thought);
+                    last_answer(messages).reasoning.get_or_insert_default().push_str(&thought);
                 }
             }
             kind if kind.ends_with("_output") && self.output.is_some() => {
-                let text = text_of_content(self.output, &format!("{place}.output"), Turn::Earlier)?;
-                let name = called_function(messages, &id);
+                let text = content_text(self.output, &format!("{place}.output"), Turn::Earlier)?;
+                let name = find_called_function(messages, &id);
                 messages.push(Message { tool_call_id: Some(id), name, ..Message::new(Role::Tool, text) });
             }
             "function_call" | "custom_tool_call" | "mcp_call" => {
-                let name = require(self.name, format!("{place}.name"))?;
-                let arguments = arguments_of_call(self.input.as_ref().or(self.arguments.as_ref()));
+                let name = require_field(self.name, format!("{place}.name"))?;
+                let arguments = call_arguments(self.input.as_ref().or(self.arguments.as_ref()));
                 let call = ToolCall { id, name, arguments };
-                open_answer(messages).tool_calls.push(call.clone());
-                // A call that a server has answered.
+                last_answer(messages).tool_calls.push(call.clone());
+                // A call that already has its result.
                 if let Some(output) = self.output {
-                    let output = text_of_content(Some(output), &format!("{place}.output"), Turn::Earlier)?;
+                    let output = content_text(Some(output), &format!("{place}.output"), Turn::Earlier)?;
                     messages.push(Message::result(&call, output));
                 }
             }
             kind @ ("local_shell_call" | "shell_call" | "computer_call" | "apply_patch_call") => {
                 let name = kind.trim_end_matches("_call").to_owned();
-                let arguments = arguments_of_call(self.operation.as_ref().or(self.action.as_ref()));
-                open_answer(messages).tool_calls.push(ToolCall { id, name, arguments });
+                let arguments = call_arguments(self.operation.as_ref().or(self.action.as_ref()));
+                last_answer(messages).tool_calls.push(ToolCall { id, name, arguments });
             }
             kind => {
-                let note = left_out(kind.strip_suffix("_generation_call").unwrap_or(kind));
-                let content = &mut open_answer(messages).content;
+                let note = omission_note(kind.strip_suffix("_generation_call").unwrap_or(kind));
+                let content = &mut last_answer(messages).content;
                 *content = [content.as_str(), if content.is_empty() { "" } else { "\n" }, &note].concat();
             }
         }
@@ -150,13 +149,13 @@ impl InputItem {
     }
 }
 
-/// Tells if an answer was only thought about so far.
-fn is_thought(message: &Message) -> bool {
+/// Tells if a message has only reasoning so far.
+fn has_only_reasoning(message: &Message) -> bool {
     message.reasoning.is_some() && message.content.is_empty() && message.tool_calls.is_empty()
 }
 
-/// The answer that the next item belongs to.
-fn open_answer(messages: &mut Vec<Message>) -> &mut Message {
+/// The assistant's last message, or a new one, for the next item.
+fn last_answer(messages: &mut Vec<Message>) -> &mut Message {
     if messages.last().is_none_or(|last| last.role != Role::Assistant) {
         messages.push(Message::new(Role::Assistant, ""));
     }
@@ -165,17 +164,14 @@ fn open_answer(messages: &mut Vec<Message>) -> &mut Message {
 }
 
 /// `POST /v1/responses`.
-pub fn prepare(model: &Arc<ServerModel>, mut request: RequestBody) -> ApiResult<Prepared> {
-    let mut body = request.parse()?;
-    let mut params = RequestParams::read(&body, model, (request.client, RequestKind::Chat))?;
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+    let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
-    let dialect =
-        |params: &RequestParams, _| Box::new(ResponsesDialect::new(model, params, &body)) as Box<dyn Dialect>;
-    start_chat(model, &chat, params, (dialect, request.share))
+    start_chat(&chat, params, |params, _| Box::new(ResponsesDialect::new(params, &body)))
 }
 
-/// Kind of an item of the output.
+/// Kind of an output item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ItemKind {
     Text,
@@ -184,7 +180,7 @@ enum ItemKind {
 }
 
 impl ItemKind {
-    /// Start of the names of its events.
+    /// Prefix of its event names.
     fn event_prefix(self) -> &'static str {
         match self {
             ItemKind::Text => "response.output_text",
@@ -193,8 +189,17 @@ impl ItemKind {
         }
     }
 
-    /// A part of its content.
-    fn part(self, text: &str) -> Value {
+    /// Fields of an event with a text or a part of one.
+    fn text_fields(self, name: &str, text: &str) -> Value {
+        match self {
+            ItemKind::Text => json!({"content_index": 0, name: text, "logprobs": []}),
+            ItemKind::Thinking => json!({"content_index": 0, name: text}),
+            ItemKind::Call => json!({name: text}),
+        }
+    }
+
+    /// Content part with a text.
+    fn part_json(self, text: &str) -> Value {
         match self {
             ItemKind::Text => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
             _ => json!({"type": "reasoning_text", "text": text}),
@@ -202,11 +207,11 @@ impl ItemKind {
     }
 }
 
-/// An item of the output.
+/// An output item.
 struct OutputItem {
     kind: ItemKind,
     id: String,
-    /// The text, the thought, or the arguments of the call.
+    /// Text, reasoning, or arguments of the call.
     text: String,
     /// Id and name of the call.
     call: [String; 2],
@@ -224,14 +229,14 @@ impl OutputItem {
         Self { kind, id, text: String::new(), call, status: "in_progress" }
     }
 
-    fn of_call(id: &str, name: &str) -> Self {
+    fn new_call(id: &str, name: &str) -> Self {
         Self { call: [id.to_owned(), name.to_owned()], ..Self::new(ItemKind::Call) }
     }
 
-    /// The item as it is when it begins, or when it has ended.
+    /// The item at its start or its end.
     fn to_json(&self) -> Value {
         let Self { kind, id, text, call: [call_id, name], status } = self;
-        let content = if *status == "in_progress" { json!([]) } else { json!([kind.part(text)]) };
+        let content = if *status == "in_progress" { json!([]) } else { json!([kind.part_json(text)]) };
         match kind {
             ItemKind::Call => json!({
                 "type": "function_call", "id": id, "call_id": call_id, "name": name, "status": status, "arguments": text,
@@ -246,35 +251,35 @@ impl OutputItem {
     }
 }
 
-/// Answers of `/v1/responses`.
+/// Responses of `/v1/responses`.
 struct ResponsesDialect {
-    /// The parts of the answer that stay the same.
+    /// Fields that stay the same.
     base: Value,
-    /// Items so far; the last one may be open.
     items: Vec<OutputItem>,
+    /// Set while the last item is incomplete.
     is_open: bool,
-    /// Events so far.
+    /// Number of events so far.
     events: usize,
     status: &'static str,
 }
 
 impl ResponsesDialect {
-    /// An answer to a request with this body, which it says again.
-    fn new(model: &ServerModel, params: &RequestParams, body: &Value) -> Self {
-        let o = &params.options;
+    /// Response that repeats fields of the request body.
+    fn new(params: &RequestParams, body: &Value) -> Self {
+        let RequestParams { model, options: o, .. } = params;
         let [temperature, top_p] = [o.sampler.temperature, o.sampler.top_p].map(short_number);
         let mut base = json!({
             "id": random_id("resp_"), "object": "response", "created_at": unix_time(), "model": model.name, "error": null,
             "incomplete_details": null, "previous_response_id": null, "temperature": temperature, "top_p": top_p,
             "max_output_tokens": o.max_tokens, "usage": null, "background": false, "system_fingerprint": model.fingerprint,
         });
-        let asked = json!({
+        let repeated = json!({
             "instructions": null, "max_tool_calls": null, "metadata": {}, "parallel_tool_calls": true,
             "prompt_cache_key": null, "reasoning": {"effort": null, "summary": null}, "safety_identifier": null,
             "service_tier": "default", "store": false, "text": {"format": {"type": "text"}}, "tool_choice": "auto",
             "tools": [], "top_logprobs": 0, "truncation": "disabled", "user": null,
         });
-        for (field, default) in asked.as_object().into_iter().flatten() {
+        for (field, default) in repeated.as_object().into_iter().flatten() {
             base[field] = body.get(field).filter(|value| !value.is_null()).unwrap_or(default).clone();
         }
         Self { base, items: Vec::new(), is_open: false, events: 0, status: "in_progress" }
@@ -286,8 +291,8 @@ impl ResponsesDialect {
         write_named_event(name, data, out);
     }
 
-    /// Writes an event of the last item.
-    fn write_of_item(&mut self, name: &str, mut data: Value, out: &mut String) {
+    /// Writes an event about the last item.
+    fn write_item_event(&mut self, name: &str, mut data: Value, out: &mut String) {
         data["output_index"] = (self.items.len() - 1).into();
         if let (None, Some(item)) = (data.get("item"), self.items.last()) {
             data["item_id"] = item.id.as_str().into();
@@ -315,53 +320,48 @@ impl ResponsesDialect {
         self.status = if choice.finish_reason() == "length" { "incomplete" } else { "completed" };
     }
 
-    /// Goes on in an item of this kind.
+    /// Continues an item of this kind, or begins one.
     fn enter_item(&mut self, item: OutputItem, out: &mut String) {
         let kind = item.kind;
-        let goes_on = self.items.last().is_some_and(|last| last.kind == kind && kind != ItemKind::Call);
-        if self.is_open && goes_on {
+        let continues = self.items.last().is_some_and(|last| last.kind == kind && kind != ItemKind::Call);
+        if self.is_open && continues {
             return;
         }
         self.end_item("completed", out);
         let added = json!({"item": item.to_json()});
         self.items.push(item);
         self.is_open = true;
-        self.write_of_item("response.output_item.added", added, out);
+        self.write_item_event("response.output_item.added", added, out);
         if kind != ItemKind::Call {
-            let part = json!({"content_index": 0, "part": kind.part("")});
-            self.write_of_item("response.content_part.added", part, out);
+            let part = json!({"content_index": 0, "part": kind.part_json("")});
+            self.write_item_event("response.content_part.added", part, out);
         }
     }
 
-    /// Adds to the item that is open.
+    /// Appends to the open item.
     fn write_delta(&mut self, delta: &str, out: &mut String) {
         let Some(item) = self.items.last_mut() else { return };
         item.text += delta;
         let kind = item.kind;
-        let data = match kind {
-            ItemKind::Text => json!({"content_index": 0, "delta": delta, "logprobs": []}),
-            ItemKind::Thinking => json!({"content_index": 0, "delta": delta}),
-            ItemKind::Call => json!({"delta": delta}),
-        };
-        self.write_of_item(&format!("{}.delta", kind.event_prefix()), data, out);
+        let data = kind.text_fields("delta", delta);
+        self.write_item_event(&format!("{}.delta", kind.event_prefix()), data, out);
     }
 
-    /// Ends the item that is open.
+    /// Ends the open item, if there is one.
     fn end_item(&mut self, status: &'static str, out: &mut String) {
         let Some(item) = self.items.last_mut().filter(|_| std::mem::take(&mut self.is_open)) else { return };
         item.status = status;
         let (kind, text, whole) = (item.kind, item.text.as_str(), json!({"item": item.to_json()}));
         let done = match kind {
-            ItemKind::Text => json!({"content_index": 0, "text": text, "logprobs": []}),
-            ItemKind::Thinking => json!({"content_index": 0, "text": text}),
             ItemKind::Call => json!({"name": item.call[1], "arguments": text}),
+            _ => kind.text_fields("text", text),
         };
-        let part = json!({"content_index": 0, "part": kind.part(text)});
-        self.write_of_item(&format!("{}.done", kind.event_prefix()), done, out);
+        let part = json!({"content_index": 0, "part": kind.part_json(text)});
+        self.write_item_event(&format!("{}.done", kind.event_prefix()), done, out);
         if kind != ItemKind::Call {
-            self.write_of_item("response.content_part.done", part, out);
+            self.write_item_event("response.content_part.done", part, out);
         }
-        self.write_of_item("response.output_item.done", whole, out);
+        self.write_item_event("response.output_item.done", whole, out);
     }
 }
 
@@ -383,7 +383,7 @@ impl Dialect for ResponsesDialect {
                     self.enter_item(OutputItem::new(ItemKind::Thinking), out);
                     self.write_delta(thought, out);
                 }
-                Part::ToolCallStart { id, name } => self.enter_item(OutputItem::of_call(id, name), out),
+                Part::ToolCallStart { id, name } => self.enter_item(OutputItem::new_call(id, name), out),
                 Part::ToolCallDelta(more) => self.write_delta(more, out),
                 Part::Call(_) | Part::Cut { .. } => {}
             }
@@ -421,7 +421,7 @@ impl Dialect for ResponsesDialect {
             add(OutputItem::new(ItemKind::Text), std::mem::take(&mut choice.text));
         }
         for call in choice.calls.drain(..) {
-            add(OutputItem::of_call(&call.id, &call.name), call.arguments);
+            add(OutputItem::new_call(&call.id, &call.name), call.arguments);
         }
         if let Some(last) = self.items.last_mut() {
             last.status = self.status;

@@ -120,7 +120,7 @@ fn tools_of_other_kinds_are_left_out_and_said_once() {
     }
     assert_eq!(
         server.said("odd"),
-        ["tools of type \"odd\\u{1b}[2J\" are left out of requests: functions alone are served"]
+        ["ignoring tools of type \"odd\\u{1b}[2J\": only functions are supported"]
     );
     let allowed =
         json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]});

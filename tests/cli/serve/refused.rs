@@ -242,10 +242,10 @@ fn only_those_with_a_key_may_ask_but_anybody_may_look_after_it() {
     let broken = temp.write("broken", "first\n\nsec\tond\n");
     for (args, words) in [
         (&["serve", "--api-key", ""][..], "--api-key"),
-        (&["serve", "--api-key-file", "/dev/null"], "holds no key"),
-        (&["serve", "--api-key", "a\nb"], "--api-key: holds what no header can"),
-        (&["serve", "--api-key", "k\u{e4}se"], "--api-key: holds what no header can"),
-        (&["serve", "--api-key-file", &broken], "line 3: holds what no header can"),
+        (&["serve", "--api-key-file", "/dev/null"], "contains no key"),
+        (&["serve", "--api-key", "a\nb"], "--api-key: contains a line break"),
+        (&["serve", "--api-key", "k\u{e4}se"], "--api-key: contains a line break"),
+        (&["serve", "--api-key-file", &broken], "line 3: contains a line break"),
         (&["serve", "--cors-origin", "page.example"], "--cors-origin \"page.example\""),
         (&["serve", "--allowed-host", "http://a"], "--allowed-host \"http://a\""),
         (&["serve", "--slots", "0"], "--slots 0"),
