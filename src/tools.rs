@@ -1,4 +1,4 @@
-//! Commands that measure, look into models and write them; none of them is needed to run one.
+//! Commands that measure, inspect and convert models. None is needed to run one.
 
 pub mod bench;
 pub mod bundle;

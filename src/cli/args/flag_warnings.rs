@@ -1,4 +1,4 @@
-//! Warnings about flags that have no effect in this run, or an unlikely one.
+//! Warnings about flags that have no effect in this run, or an effect that is hardly wanted.
 
 use super::device::BackendName;
 use crate::dims::MAX_POSITION;
@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use files::say;
 use numeric::topology;
 
-/// Flags without effect, the condition for that, and the reason.
+/// Flags that have no effect under a condition, and the reason.
 struct Unused {
     flags: &'static [&'static str],
     applies: fn(&ArgMatches) -> bool,
@@ -29,7 +29,7 @@ const UNUSED: &[Unused] = &[
     Unused {
         flags: &["gpu-attn"],
         applies: |m| backend(m) == Some(BackendName::Hybrid),
-        why: "no effect with --backend hybrid, whose GPU always attends",
+        why: "no effect with --backend hybrid: its GPU always computes attention",
     },
     Unused {
         flags: &["eviction-window", "protected-prefix", "memory-threshold-mb"],
@@ -62,7 +62,7 @@ const UNUSED: &[Unused] = &[
     Unused {
         flags: &["kv-type"],
         applies: |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
-        why: "no effect beside --cache-type-k and --cache-type-v",
+        why: "no effect: --cache-type-k and --cache-type-v replace it",
     },
     Unused {
         flags: &["draft-model"],
@@ -77,29 +77,29 @@ const UNUSED: &[Unused] = &[
     Unused {
         flags: &["draft", "draft-model"],
         applies: |m| has_flag(m, "trace_hash"),
-        why: "no effect, as all tokens are given",
+        why: "no effect: all tokens are given",
     },
 ];
 
-/// Warnings about the flags of a command, collected as they are parsed. They are printed once nothing is wrong with the
-/// flags: an error is one line.
+/// Warnings about a command's flags, collected during parsing and printed only if no flag is wrong, because an error
+/// is one line.
 #[derive(Clone, Default)]
 pub struct FlagWarnings(Vec<String>);
 
 impl FlagWarnings {
-    /// Adds one about a flag.
+    /// Adds a warning about a flag.
     pub fn add(&mut self, flag: &str, why: &str) {
         self.0.push(format!("warning: {flag}: {why}"));
     }
 
-    /// Prints them, a line each.
+    /// Prints the warnings, one per line.
     pub fn print(&self) {
         self.0.iter().for_each(|line| say!("{line}"));
     }
 }
 
-/// It has no flags of its own and looks at all that its command has, so it is the command's first field: clap takes the
-/// values of a field out of the matches.
+/// Has no flags of its own and reads all flags of its command. It must be the command's first field, because clap
+/// removes the values of each field from the matches.
 impl Args for FlagWarnings {
     fn augment_args(command: Command) -> Command {
         command
@@ -120,7 +120,7 @@ impl FromArgMatches for FlagWarnings {
     }
 }
 
-/// A line for each flag that has no effect or an unlikely one.
+/// One line per warning.
 fn unused_flags(m: &ArgMatches) -> Vec<String> {
     let unused = UNUSED.iter().filter(|unused| (unused.applies)(m));
     let given = unused.flat_map(|unused| {
@@ -131,8 +131,8 @@ fn unused_flags(m: &ArgMatches) -> Vec<String> {
         value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
     {
         lines.push(format!(
-            "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; a longer text is likely to \
-             make no sense"
+            "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; longer texts are likely to be \
+             incoherent"
         ));
     }
     lines.extend(protected_tokens(m));
@@ -145,7 +145,7 @@ fn unused_flags(m: &ArgMatches) -> Vec<String> {
     lines
 }
 
-/// A line about first tokens that are protected by default.
+/// A line about the first tokens, which some policies protect by default.
 fn protected_tokens(m: &ArgMatches) -> Option<String> {
     let (policy, window) = (value::<Policy>(m, "eviction_policy")?, value::<usize>(m, "eviction_window")?);
     let slots = value::<usize>(m, "max_seq_len")?;
@@ -154,10 +154,10 @@ fn protected_tokens(m: &ArgMatches) -> Option<String> {
     if first == 0 || is_given(m, "protected-prefix") {
         return None;
     }
-    let chat = if has_flag(m, "single_turn") { ", and with them the system message" } else { "" };
+    let chat = if has_flag(m, "single_turn") { ", nor is the system prompt" } else { "" };
     let name = policy.name();
     Some(format!(
-        "--eviction-policy {name}: the first {first} tokens stay{chat}; --protected-prefix sets another number, or 0"
+        "--eviction-policy {name}: the first {first} tokens are never evicted{chat}; --protected-prefix changes the number"
     ))
 }
 
@@ -165,17 +165,17 @@ fn backend(m: &ArgMatches) -> Option<BackendName> {
     value(m, "backend")
 }
 
-/// True if the command has such a flag.
+/// True if the command has this flag.
 fn has_flag(m: &ArgMatches, id: &str) -> bool {
     m.try_contains_id(id).is_ok()
 }
 
-/// The value of an argument that the command has.
+/// The value of an argument; `None` if the command has no such argument.
 fn value<T: Copy + Send + Sync + 'static>(m: &ArgMatches, id: &str) -> Option<T> {
     m.try_get_one(id).ok().flatten().copied()
 }
 
-/// True for a flag that was typed.
+/// True if the flag is on the command line.
 fn is_given(m: &ArgMatches, flag: &str) -> bool {
     let id = flag.replace('-', "_");
     m.try_contains_id(&id).unwrap_or(false) && m.value_source(&id) == Some(ValueSource::CommandLine)

@@ -1,4 +1,4 @@
-//! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
+//! Messages from stdin: through a line editor on a terminal, or as plain lines from a file or pipe.
 
 #[cfg(feature = "line-editor")]
 use crate::cli::terminal_mode::{self, EchoGuard};
@@ -11,10 +11,10 @@ pub enum Typed {
     Line(String),
     /// A text in triple quotes, which is never a command.
     Quoted(String),
-    /// The input ended, or Ctrl-D.
+    /// End of input, or Ctrl-D.
     End,
-    /// Ctrl-C, which is no signal while the editor has the terminal.
-    #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor tells of it"))]
+    /// Ctrl-C, which raises no signal while the editor has the terminal.
+    #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor reports it"))]
     Interrupt,
 }
 
@@ -29,21 +29,21 @@ pub enum ChatInput {
 }
 
 const PROMPT: &str = "> ";
-/// Prompt of a message's further lines.
+/// Prompt for the further lines of a message.
 const MORE: &str = ". ";
-/// Before and after a message of several lines.
+/// Delimiter before and after a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
 /// Maximum bytes of a message.
 const LINE_LIMIT: u64 = 16 << 20;
 
 impl ChatInput {
-    /// Stdin, as it is.
+    /// Opens stdin, with the line editor if stdin and stdout are a terminal.
     pub fn new() -> Self {
         if !std::io::stdin().is_terminal() {
             return ChatInput::Piped;
         }
-        // The editor writes to stdout; unless that is the terminal, it is for answers only.
+        // The editor writes to stdout, which is for answers only unless it is the terminal.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
             terminal_mode::save();
@@ -80,7 +80,7 @@ impl ChatInput {
         };
         text = quoted.to_owned();
         while !text.trim_end().ends_with(QUOTES) {
-            // The line with the quotes need not hold anything else.
+            // The opening quotes may stand alone on their line.
             if !text.is_empty() {
                 text.push('\n');
             }
@@ -107,7 +107,7 @@ impl ChatInput {
         Ok(None)
     }
 
-    /// Disables the echo of what is typed while an answer is printed, until the result is dropped.
+    /// Disables the echo of typed text until the result is dropped; used while an answer is printed.
     #[cfg(feature = "line-editor")]
     pub fn disable_echo(&self) -> Option<EchoGuard> {
         matches!(self, ChatInput::Editor(_)).then(EchoGuard::disable_echo)
