@@ -101,14 +101,13 @@ fn parse_items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>>
                 .and_then(|line| line.into_item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
         };
-        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, without_line_number(&name_flags_in(e)))))
+        read.map_err(|e| {
+            // serde_json's own line number is always 1 here.
+            let e = name_flags_in(e).to_string().replace(" at line 1 column ", ", at column ");
+            Error::Usage(format!("line {}: {e}", i + 1))
+        })
     };
     lines.map(item).collect()
-}
-
-/// An error without serde_json's line number, which is always 1 here.
-fn without_line_number(e: &Error) -> String {
-    e.to_string().replace(" at line 1 column ", ", at column ")
 }
 
 /// Adds the file's name to an error of one prompt.

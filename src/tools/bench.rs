@@ -138,7 +138,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         trace.write_chrome(file)?;
         stderr::write(format_args!("{what}\n{}", steps(&trace)));
     }
-    let peak_rss_bytes = peak_rss.max(model_peak(system::peak_rss(), reader.as_ref()));
+    // Without the reader's buffer, which the model does not need. The peak after the warm-up alone is too low, because
+    // decoding writes slots that the warm-up did not.
+    let buffer = reader.as_ref().map_or(0, Reader::bytes);
+    let peak_rss_bytes = peak_rss.max(system::peak_rss().map(|peak| peak.saturating_sub(buffer)));
     drop(bench);
     let limits = measure_limits(&engine, &environment.threads, reader.as_ref())?;
     let rows = result::results(&rows, samples, &limits, weight_bytes);
@@ -159,12 +162,6 @@ fn measure_limits(engine: &Engine, threads: &[usize], reader: Option<&Reader>) -
     // The integer peak is a limit only if the weights are multiplied as integers.
     let isa = engine.options().isa.filter(|_| engine.weights().head.reads().blocks);
     Ok(limits::measure(threads, reader, isa))
-}
-
-/// Peak memory without the reader's buffer, which the model does not need. The peak after the warm-up would be too low,
-/// because decoding writes slots that the warm-up did not.
-fn model_peak(peak: Option<u64>, reader: Option<&Reader>) -> Option<u64> {
-    peak.map(|peak| peak.saturating_sub(reader.map_or(0, Reader::bytes)))
 }
 
 /// Fails if the caches of all groups do not fit in memory together; else prepares the process.

@@ -6,7 +6,7 @@ use super::columns::{Align, columns};
 use crate::cli::args::PathArgs;
 use crate::cli::flags::name_flags;
 use crate::cli::terminal::put;
-use crate::dims;
+use crate::commands;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
 use crate::run::plan::mib;
 use crate::run::system::{self, Memory, cgroup, read};
@@ -43,7 +43,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         return put(&opencl::tuned(&model, args.cl_device.as_deref())?);
     }
     let facts = [
-        ("program", program()),
+        ("program", commands::version()),
         ("cpu", system::this_cpu()),
         ("kernel", system::kernel()),
         ("instruction sets", instruction_sets()),
@@ -52,7 +52,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         ("threads", threads()),
         ("cpu quota", cgroup::cpu_quota().map_or("none".into(), |q| format!("{q:.2} cores' worth of time"))),
         ("memory", memory()),
-        ("page size", page_size()),
+        ("page size", format!("{} KiB", files::mapped::page_size() >> 10)),
         ("huge pages", huge_pages()),
         ("model path", model.display().to_string()),
         ("model", model_state(&model)),
@@ -67,15 +67,6 @@ fn show(facts: Vec<(String, String)>) -> Result<()> {
         vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), LINE - WIDTH - 2)]
     };
     put(&columns(&[Align::Left, Align::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
-}
-
-fn program() -> String {
-    use dims::*;
-    format!(
-        "{} for {MODEL}: {} {LAYERS} layers, dim {DIM}, vocab {VOCAB}",
-        env!("CARGO_PKG_VERSION"),
-        ARCH.name()
-    )
 }
 
 fn instruction_sets() -> String {
@@ -141,10 +132,6 @@ fn memory() -> String {
         _ => "none".into(),
     };
     format!("{} total, {} available; container limit: {limit}", size(m.total), size(m.available))
-}
-
-fn page_size() -> String {
-    format!("{} KiB", files::mapped::page_size() >> 10)
 }
 
 fn huge_pages() -> String {

@@ -43,7 +43,10 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     };
     let report = ModelReport {
         config: config(&path, &opened),
-        beside: packed.as_ref().map(|packed| (file_name(packed), packed_state(&opened, packed))),
+        beside: packed.as_ref().map(|packed| {
+            let name = packed.file_name().unwrap_or_default();
+            (name.to_string_lossy().into_owned(), packed_state(&opened, packed))
+        }),
         opened: &opened,
     };
     match args.format {
@@ -94,10 +97,6 @@ fn config(path: &ModelPath, opened: &Checkpoint) -> Fit {
             Some((field, ours, theirs)) => Fit::Differs(field, ours, theirs),
         },
     }
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// State of the packed file beside a checkpoint.

@@ -6,6 +6,7 @@ use crate::cli::terminal::{ProgressLine, Verbosity};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
+use crate::run::plan::mib;
 use clap::Args;
 use files::packed_file::PACKED_NAME;
 use files::{Error, Result, atomic_file, say};
@@ -96,7 +97,7 @@ impl PackingArgs {
         let bytes = write(&options, calibration_of)?;
         if self.quiet.verbosity() != Verbosity::Quiet {
             let seconds = began.elapsed().as_secs_f64();
-            say!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);
+            say!("{}: {} in {seconds:.1} s", out.display(), mib(bytes));
         }
         Ok(())
     }

@@ -46,17 +46,14 @@ impl PlanArgs {
     }
 
     /// Memory of a server with no slot filled. If not all slots can be full, lets them share the available memory.
-    #[cfg(feature = "serve")]
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is no server"))]
     fn empty(&self, plan: &mut Plan) -> Option<u64> {
-        self.slots.map(|_| {
+        #[cfg(feature = "serve")]
+        if self.slots.is_some() {
             plan.add_requests();
             plan.share_rows();
-            plan.empty()
-        })
-    }
-
-    #[cfg(not(feature = "serve"))]
-    fn empty(&self, _: &mut Plan) -> Option<u64> {
+            return Some(plan.empty());
+        }
         None
     }
 }
@@ -175,7 +172,7 @@ fn json(plan: &Plan, empty: Option<u64>) -> Value {
         "model": dims::MODEL,
         "path": o.model.to_string_lossy(),
         "form": form(plan),
-        "weight_type": plan.options.weight_type.to_string(),
+        "weight_type": o.weight_type.to_string(),
         "kv_type": o.kv_types.to_string(),
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,

@@ -2,29 +2,25 @@
 
 use super::within;
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
+use clap::builder::PossibleValue;
 use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
 use numeric::pool;
 use numeric::topology::{self, CpuMask};
 
-/// Value of `--backend`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BackendName {
-    Cpu,
-    Opencl,
-    Hybrid,
-    Auto,
-}
+/// Values of `--backend`.
+impl ValueEnum for BackendKind {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[BackendKind::Cpu, BackendKind::OpenCl, BackendKind::Hybrid, BackendKind::Auto]
+    }
 
-impl BackendName {
-    /// The engine's name for it.
-    pub fn kind(self) -> BackendKind {
-        match self {
-            BackendName::Cpu => BackendKind::Cpu,
-            BackendName::Opencl => BackendKind::OpenCl,
-            BackendName::Hybrid => BackendKind::Hybrid,
-            BackendName::Auto => BackendKind::Auto,
-        }
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            BackendKind::Cpu => "cpu",
+            BackendKind::OpenCl => "opencl",
+            BackendKind::Hybrid => "hybrid",
+            BackendKind::Auto => "auto",
+        }))
     }
 }
 
@@ -41,7 +37,7 @@ pub struct DeviceArgs {
     /// Device that runs the model: the CPU, an OpenCL device, both in turn (hybrid), or whichever was measured to be
     /// faster (auto)
     #[arg(short, long, value_enum, default_value = "cpu")]
-    pub backend: BackendName,
+    pub backend: BackendKind,
     /// OpenCL: device to use, by number or part of its name, as listed by doctor [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
@@ -88,8 +84,8 @@ impl DeviceArgs {
         let prefill = if self.prefill_on == Some(SideName::Gpu) { Side::Gpu } else { Side::Cpu };
         options.hybrid = FixedSchedule { prefill, to_gpu, to_cpu: self.switch_back.clone() };
         options.backend = match self.backend {
-            BackendName::Hybrid if measured => BackendKind::Auto,
-            name => name.kind(),
+            BackendKind::Hybrid if measured => BackendKind::Auto,
+            kind => kind,
         };
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;

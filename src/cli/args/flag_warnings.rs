@@ -1,8 +1,8 @@
 //! Warnings about flags that have no effect in this run, or an effect that is hardly wanted.
 
-use super::device::BackendName;
 use crate::dims::MAX_POSITION;
 use crate::run::eviction::{Eviction, Policy, slack};
+use crate::run::options::BackendKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use files::say;
@@ -18,17 +18,17 @@ struct Unused {
 const UNUSED: &[Unused] = &[
     Unused {
         flags: &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
-        applies: |m| backend(m) == Some(BackendName::Cpu),
+        applies: |m| backend(m) == Some(BackendKind::Cpu),
         why: "no effect on the CPU; add --backend opencl",
     },
     Unused {
         flags: &["switch-threshold", "switch-back", "prefill-on"],
-        applies: |m| backend(m).is_some_and(|b| b != BackendName::Hybrid),
+        applies: |m| backend(m).is_some_and(|b| b != BackendKind::Hybrid),
         why: "no effect without --backend hybrid",
     },
     Unused {
         flags: &["gpu-attn"],
-        applies: |m| backend(m) == Some(BackendName::Hybrid),
+        applies: |m| backend(m) == Some(BackendKind::Hybrid),
         why: "no effect with --backend hybrid: its GPU always computes attention",
     },
     Unused {
@@ -161,7 +161,7 @@ fn protected_tokens(m: &ArgMatches) -> Option<String> {
     ))
 }
 
-fn backend(m: &ArgMatches) -> Option<BackendName> {
+fn backend(m: &ArgMatches) -> Option<BackendKind> {
     value(m, "backend")
 }
 

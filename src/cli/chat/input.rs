@@ -62,26 +62,21 @@ impl ChatInput {
 
     /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
     pub fn read_message(&mut self) -> Result<Typed> {
-        let mut text = match self.read_line(PROMPT)? {
+        let line = match self.read_line(PROMPT)? {
             Typed::Line(line) => line,
             other => return Ok(other),
         };
-        let Some(quoted) = text.trim_start().strip_prefix(QUOTES) else {
-            while text.ends_with('\\') {
+        let opened = line.trim_start().strip_prefix(QUOTES).map(str::to_owned);
+        let is_quoted = opened.is_some();
+        let mut text = opened.unwrap_or(line);
+        let continues =
+            |text: &str| if is_quoted { !text.trim_end().ends_with(QUOTES) } else { text.ends_with('\\') };
+        while continues(&text) {
+            if !is_quoted {
                 text.pop();
-                text.push('\n');
-                match self.append_line(&mut text)? {
-                    None => {}
-                    Some(Typed::End) => break,
-                    Some(other) => return Ok(other),
-                }
             }
-            return Ok(Typed::Line(text));
-        };
-        text = quoted.to_owned();
-        while !text.trim_end().ends_with(QUOTES) {
             // The opening quotes may stand alone on their line.
-            if !text.is_empty() {
+            if !is_quoted || !text.is_empty() {
                 text.push('\n');
             }
             match self.append_line(&mut text)? {
@@ -89,6 +84,9 @@ impl ChatInput {
                 Some(Typed::End) => break,
                 Some(other) => return Ok(other),
             }
+        }
+        if !is_quoted {
+            return Ok(Typed::Line(text));
         }
         let text = text.trim_end();
         let text = text.strip_suffix(QUOTES).unwrap_or(text);

@@ -102,8 +102,13 @@ impl AnswerPrinter {
         }
         (self.last, self.ends_line) = (Last::Thought, thought.ends_with('\n'));
         if self.thoughts == ThinkingDisplay::Stderr {
-            let shown =
-                |c: char| if is_harmless(c) || c == '\n' || c == '\t' { c.into() } else { escaped(c) };
+            let shown = |c: char| {
+                if is_harmless(c) || c == '\n' || c == '\t' {
+                    c.into()
+                } else {
+                    c.escape_default().to_string()
+                }
+            };
             let thought: String = thought.chars().map(shown).collect();
             stderr::write(format_args!("{thought}"));
             return out;
@@ -163,10 +168,6 @@ impl AnswerPrinter {
         }
         out
     }
-}
-
-fn escaped(c: char) -> String {
-    c.escape_default().collect()
 }
 
 /// A call as a line of text.

@@ -1,5 +1,6 @@
 //! Figures of an OpenCL device: launches, host time per token, time to build programs.
 
+use crate::cli::generation_report::ms;
 use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl::Device;
 use crate::run::engine::Engine;
@@ -7,7 +8,7 @@ use crate::run::options::EngineOptions;
 use files::Result;
 use opencl_runtime::device::Builds;
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Tokens to measure, after one that is not measured.
 const TOKENS: usize = 16;
@@ -44,7 +45,7 @@ impl OnDevice {
         (1..=tokens).try_for_each(|pos| one(cache.cache(), pos))?;
         let host = start.elapsed();
         device.finish()?;
-        let (each, ms) = (tokens.max(1) as f64, |d: Duration| d.as_secs_f64() * 1e3);
+        let each = tokens.max(1) as f64;
         Ok(Some(Self {
             name: device.facts().name.clone(),
             driver: device.facts().driver.clone(),

@@ -1,8 +1,8 @@
 //! Settings that `eval` compares: `key=value,…` on top of the flags.
 
-use crate::cli::args::BackendName;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
+use clap::ValueEnum;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;
@@ -88,7 +88,7 @@ impl Settings {
                 let wrong = || format!("prefix {value:?}: use a number of tokens");
                 o.eviction.prefix = Some(value.parse().map_err(|_| wrong())?);
             }
-            "backend" => o.backend = <BackendName as clap::ValueEnum>::from_str(value, true)?.kind(),
+            "backend" => o.backend = BackendKind::from_str(value, true)?,
             key => {
                 let known = "kv, k, v, weights, policy, window, prefix or backend";
                 return Err(format!("no setting {key:?}; use {known}"));
@@ -148,11 +148,9 @@ impl std::fmt::Display for Settings {
         if o.eviction.policy != Policy::None {
             write!(f, ", policy {}", self.policy())?;
         }
-        match o.backend {
-            BackendKind::Cpu => Ok(()),
-            BackendKind::OpenCl => f.write_str(", backend opencl"),
-            BackendKind::Hybrid => f.write_str(", backend hybrid"),
-            BackendKind::Auto => f.write_str(", backend auto"),
+        match o.backend.to_possible_value() {
+            Some(name) if o.backend != BackendKind::Cpu => write!(f, ", backend {}", name.get_name()),
+            _ => Ok(()),
         }
     }
 }
