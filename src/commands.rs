@@ -48,88 +48,9 @@ Examples:
   antigravity serve
   antigravity serve --host 0.0.0.0 --api-key-file keys.txt --slots 8")]
     Serve(serve::ServeArgs),
-    /// Measure perplexity, fact recall, and the difference between two settings
     #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity eval --file story.txt
-  antigravity eval --file story.txt --kv-type q4 --against kv=f32,weights=f32")]
-    Eval(tools::eval::EvalArgs),
-    /// Write the raw logits of given token ids
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity logits --tokens ids.json --out logits.f32
-  antigravity logits --tokens ids.json --out logits.f32 --trace-hash")]
-    Logits(tools::logits::LogitsArgs),
-    /// Convert a model to a packed file, which loads instantly
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity pack
-  antigravity pack --model-path model.gguf --out model.packed.safetensors")]
-    Pack(tools::pack::PackArgs),
-    /// Write one executable file that contains this program, its model, tokenizer and chat template
-    #[cfg(feature = "tools")]
-    #[command(
-        before_help = "\
-Examples:
-  antigravity bundle --out story
-  antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/dist/antigravity",
-        after_help = "\
-The file runs from any directory and needs no other file. Every command uses its model unless --model-path names \
-another. Each start verifies the file table and the text files (CRC-32) and the model (a hash of its header and of \
-samples of its weights, and the checks of any packed file); `doctor` verifies every byte. `strip` would remove the \
-model. `bundle`, run from a bundle, replaces the model; `pack`, run from one, writes its packed file."
-    )]
-    Bundle(tools::bundle::BundleArgs),
-    /// Measure prompt and generation speed, loading time and memory
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity bench
-  antigravity bench -p 512 -n 128 --depth 0,1024 --threads 2,4 -o json")]
-    Bench(tools::bench::BenchArgs),
-    /// Show how much memory a run needs, without loading the model
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity plan
-  antigravity plan --max-seq-len 8192 --kv-type f16")]
-    Plan(tools::plan::PlanArgs),
-    /// Show the contents of a model file and the model this program was built for
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity inspect
-  antigravity inspect model.gguf --format json")]
-    Inspect(tools::inspect::InspectArgs),
-    /// Convert text to token ids, or ids to text
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity tokenize --prompt 'Once upon a time'
-  antigravity tokenize --decode '1, 2, 3'")]
-    Tokenize(tools::tokenize::TokenizeArgs),
-    /// (internal) Draft side of speculative decoding; started by --draft-model
-    #[cfg(feature = "tools")]
-    #[command(
-        before_help = "\
-Examples:
-  antigravity generate -p 'Once upon a time' --draft-model ./story-draft
-  antigravity draft < /dev/null",
-        after_help = "\
-Reads requests from stdin and writes answers to stdout, one JSON object per line, until stdin ends. The first line \
-reports that the model is loaded and identifies its tokenizer."
-    )]
-    Draft(tools::draft::DraftArgs),
-    /// Check this machine: CPU, memory, OpenCL, and whether the model is ready
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity doctor
-  antigravity doctor --cl-device 1")]
-    Doctor(tools::doctor::DoctorArgs),
+    #[command(flatten)]
+    Tool(tools::ToolCommand),
     /// Print the version and the built-in model with its dimensions
     Version,
 }
@@ -148,25 +69,7 @@ fn run_command(command: Command) -> Result<()> {
         #[cfg(feature = "serve")]
         Command::Serve(a) => serve::run(&a),
         #[cfg(feature = "tools")]
-        Command::Eval(a) => tools::eval::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Logits(a) => tools::logits::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Pack(a) => tools::pack::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Bundle(a) => tools::bundle::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Bench(a) => tools::bench::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Plan(a) => tools::plan::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Inspect(a) => tools::inspect::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Tokenize(a) => tools::tokenize::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Draft(a) => tools::draft::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Doctor(a) => tools::doctor::run(&a),
+        Command::Tool(command) => tools::run(command),
         Command::Version => cli::terminal::put(&format!("antigravity {}\n", version())),
     }
 }

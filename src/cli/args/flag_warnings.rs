@@ -8,77 +8,62 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use files::say;
 use numeric::topology;
 
-/// Flags that have no effect under a condition, and the reason.
-struct Unused {
-    flags: &'static [&'static str],
-    applies: fn(&ArgMatches) -> bool,
-    why: &'static str,
-}
+/// Condition under which flags have no effect.
+type Condition = fn(&ArgMatches) -> bool;
 
-const UNUSED: &[Unused] = &[
-    Unused {
-        flags: &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
-        applies: |m| backend(m) == Some(BackendKind::Cpu),
-        why: "no effect on the CPU; add --backend opencl",
-    },
-    Unused {
-        flags: &["switch-threshold", "switch-back", "prefill-on"],
-        applies: |m| backend(m).is_some_and(|b| b != BackendKind::Hybrid),
-        why: "no effect without --backend hybrid",
-    },
-    Unused {
-        flags: &["gpu-attn"],
-        applies: |m| backend(m) == Some(BackendKind::Hybrid),
-        why: "no effect with --backend hybrid: its GPU always computes attention",
-    },
-    Unused {
-        flags: &["eviction-window", "protected-prefix", "memory-threshold-mb"],
-        applies: |m| value(m, "eviction_policy") == Some(Policy::None),
-        why: "no effect without an --eviction-policy",
-    },
-    Unused {
-        flags: &["seed", "top-k", "top-p", "min-p", "typical", "xtc-probability"],
-        applies: |m| value(m, "temperature") == Some(0f32),
-        why: "no effect at --temperature 0",
-    },
-    Unused {
-        flags: &["xtc-threshold"],
-        applies: |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
-        why: "no effect without --xtc-probability",
-    },
-    Unused {
-        flags: &["dry-base", "dry-allowed-length", "dry-penalty-last-n", "dry-sequence-breaker"],
-        applies: |m| value(m, "dry_multiplier") == Some(0f32),
-        why: "no effect without --dry-multiplier",
-    },
-    Unused {
-        flags: &["repetition-window"],
-        applies: |m| {
+/// Flags that have no effect under a condition, and the warning.
+const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
+    (
+        &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
+        |m| backend(m) == Some(BackendKind::Cpu),
+        "no effect on the CPU; add --backend opencl",
+    ),
+    (
+        &["switch-threshold", "switch-back", "prefill-on"],
+        |m| backend(m).is_some_and(|b| b != BackendKind::Hybrid),
+        "no effect without --backend hybrid",
+    ),
+    (
+        &["gpu-attn"],
+        |m| backend(m) == Some(BackendKind::Hybrid),
+        "no effect with --backend hybrid: its GPU always computes attention",
+    ),
+    (
+        &["eviction-window", "protected-prefix", "memory-threshold-mb"],
+        |m| value(m, "eviction_policy") == Some(Policy::None),
+        "no effect without an --eviction-policy",
+    ),
+    (
+        &["seed", "top-k", "top-p", "min-p", "typical", "xtc-probability"],
+        |m| value(m, "temperature") == Some(0f32),
+        "no effect at --temperature 0",
+    ),
+    (
+        &["xtc-threshold"],
+        |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
+        "no effect without --xtc-probability",
+    ),
+    (
+        &["dry-base", "dry-allowed-length", "dry-penalty-last-n", "dry-sequence-breaker"],
+        |m| value(m, "dry_multiplier") == Some(0f32),
+        "no effect without --dry-multiplier",
+    ),
+    (
+        &["repetition-window"],
+        |m| {
             value(m, "repetition_penalty") == Some(1f32)
                 && ["presence_penalty", "frequency_penalty"].iter().all(|id| value(m, id) == Some(0f32))
         },
-        why: "no effect without a penalty",
-    },
-    Unused {
-        flags: &["kv-type"],
-        applies: |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
-        why: "no effect: --cache-type-k and --cache-type-v replace it",
-    },
-    Unused {
-        flags: &["draft-model"],
-        applies: |m| value(m, "draft") == Some(0usize),
-        why: "no effect at --draft 0",
-    },
-    Unused {
-        flags: &["draft-when"],
-        applies: |m| !is_given(m, "draft-model"),
-        why: "no effect without a --draft-model",
-    },
-    Unused {
-        flags: &["draft", "draft-model"],
-        applies: |m| has_flag(m, "trace_hash"),
-        why: "no effect: all tokens are given",
-    },
+        "no effect without a penalty",
+    ),
+    (
+        &["kv-type"],
+        |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
+        "no effect: --cache-type-k and --cache-type-v replace it",
+    ),
+    (&["draft-model"], |m| value(m, "draft") == Some(0usize), "no effect at --draft 0"),
+    (&["draft-when"], |m| !is_given(m, "draft-model"), "no effect without a --draft-model"),
+    (&["draft", "draft-model"], |m| has_flag(m, "trace_hash"), "no effect: all tokens are given"),
 ];
 
 /// Warnings about a command's flags, collected during parsing and printed only if no flag is wrong, because an error
@@ -122,11 +107,11 @@ impl FromArgMatches for FlagWarnings {
 
 /// One line per warning.
 fn unused_flags(m: &ArgMatches) -> Vec<String> {
-    let unused = UNUSED.iter().filter(|unused| (unused.applies)(m));
-    let given = unused.flat_map(|unused| {
-        unused.flags.iter().filter(|flag| is_given(m, flag)).map(|flag| (flag, unused.why))
-    });
-    let mut lines: Vec<String> = given.map(|(flag, why)| format!("warning: --{flag}: {why}")).collect();
+    let mut lines = Vec::new();
+    for (flags, _, why) in UNUSED_FLAGS.iter().filter(|(_, applies, _)| applies(m)) {
+        let given = flags.iter().filter(|flag| is_given(m, flag));
+        lines.extend(given.map(|flag| format!("warning: --{flag}: {why}")));
+    }
     if let Some(n) =
         value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
     {
