@@ -1,6 +1,6 @@
-//! Bakes the dimensions of one model into the program: `ANTIGRAVITY_MODEL` (a name under `models/`, a directory, a
-//! GGUF file, or a model of the Hugging Face cache) -> `config.json` or the file's header -> `OUT_DIR/dims.rs`.
-//! It is the build script of the member `src/model`.
+//! Compiles the dimensions of one model into the program: reads `config.json` or the GGUF header of `ANTIGRAVITY_MODEL`
+//! (a name under `models/`, a directory, a GGUF file, or a model in the Hugging Face cache) and writes
+//! `OUT_DIR/dims.rs`. Build script of the member `src/model`.
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "not the program that users run")]
 
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn main() {
         .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", dims.display())));
 }
 
-/// Ends the build because `config.json` cannot be read, and lists what can be used instead.
+/// Ends the build because `config.json` cannot be read, and lists the models that can be used instead.
 fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
     let mut names: Vec<String> = fs::read_dir(root.join("models"))
         .into_iter()
@@ -53,14 +53,14 @@ fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
     ))
 }
 
-/// Ends the build with one line.
+/// Ends the build with a one-line error.
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}");
     process::exit(0)
 }
 
-/// A name under `models/` wins over a path relative to the project, and that over `org/name` of the Hugging Face cache.
-/// A directory without `config.json` stands for its only GGUF file.
+/// Finds the model: a name under `models/`, else a path relative to the project, else `org/name` in the Hugging Face
+/// cache. A directory without `config.json` means its only GGUF file.
 fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
     let given = hub::snapshot(&root.join(hub::find(Path::new(name))?));
     for dir in [&root.join("models").join(name), &given] {
@@ -75,7 +75,8 @@ fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
     Ok(given)
 }
 
-/// Without links in its folder. A file keeps its name: in the Hugging Face cache it is a link to one that has another.
+/// The absolute path with links in the folder resolved. A file keeps its name, because in the Hugging Face cache it is
+/// a link to a file with another name.
 fn absolute(place: &Path) -> PathBuf {
     let folder = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
     match (place.is_file(), place.parent(), place.file_name()) {
@@ -84,7 +85,7 @@ fn absolute(place: &Path) -> PathBuf {
     }
 }
 
-/// `rustc 1.95.0`.
+/// The compiler, such as `rustc 1.95.0`.
 fn compiler() -> String {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let out =
@@ -95,10 +96,10 @@ fn compiler() -> String {
 /// The text of `dims.rs`.
 fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     let short = Path::new(name).file_name().map_or_else(|| name.into(), |n| n.to_string_lossy());
-    // The Hugging Face cache calls a folder `models--org--name`; of a name there, a word may follow that chooses a file.
+    // Folders in the Hugging Face cache are called `models--org--name`; `:word` after a name selects a file.
     let short = short.split(':').next().unwrap_or_default();
     let short = short.strip_prefix("models--").and_then(|n| n.split("--").last()).unwrap_or(short);
-    // A program that leaves this machine says which commit it is of, and no folder of this machine.
+    // A program that leaves this machine names its commit, and no folder of this machine.
     let shipped = env::var("ANTIGRAVITY_SHIPPED").ok();
     let dir = match shipped {
         Some(_) => PathBuf::new(),
@@ -106,18 +107,21 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     };
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put("What `ANTIGRAVITY_MODEL` said at build time, without the path.", format!("MODEL: &str = {short:?}"));
+    put(
+        "Name of the model at build time: `ANTIGRAVITY_MODEL` without the path.",
+        format!("MODEL: &str = {short:?}"),
+    );
     put(
         "The model's directory, or GGUF file, on the build machine; empty in a program of `cargo xtask build` or `deploy`.",
         format!("MODEL_DIR: &str = {:?}", dir.to_string_lossy()),
     );
-    put("The compiler.", format!("COMPILER: &str = {:?}", compiler()));
+    put("Name and version of the compiler.", format!("COMPILER: &str = {:?}", compiler()));
     put(
-        "What `cargo xtask build` or `deploy` compiled: a commit, or empty.",
+        "Commit that `cargo xtask build` or `deploy` compiled, or empty.",
         format!("COMMIT: &str = {:?}", shipped.unwrap_or_default()),
     );
     put(
-        "What tells other builds which model this program is built for.",
+        "Mark and config in the program's file, from which other builds see the model it is built for.",
         format!("BUILT_FOR: &str = {:?}", format!("{}{}\n", bundle::built_for(), m.to_json())),
     );
     put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
@@ -137,7 +141,7 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     s + &switches(m)
 }
 
-/// The part of `dims.rs` by which families differ.
+/// The architecture switches of `dims.rs`, in which model families differ.
 fn switches(m: &ModelConfig) -> String {
     let scaled = |scaling| match scaling {
         RopeScaling::Plain => "RopeScaling::Plain".to_string(),
@@ -158,29 +162,35 @@ fn switches(m: &ModelConfig) -> String {
     let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put("How a layer's input is normed.", format!("NORM: Norm = Norm::{:?}", m.norm));
+    put("Norm of a layer's input.", format!("NORM: Norm = Norm::{:?}", m.norm));
     put(
-        "What attention and the feed-forward layer give is normed before it joins the residual.",
+        "Norms on the outputs of attention and feed-forward, before they are added to the residual.",
         format!("POST_NORMS: bool = {}", m.post_norms),
     );
     put("The feed-forward layer.", format!("MLP: Mlp = Mlp::{:?}", m.mlp));
-    put("Of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
-    put("Slots that a local layer sees; 0 where there is none.", format!("WINDOW: usize = {}", m.window));
+    put("Kind of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
     put(
-        "Elements of a head that RoPE rotates, the first ones; 0 where positions are learned.",
+        "Slots that a sliding-window layer sees; 0 if there is no such layer.",
+        format!("WINDOW: usize = {}", m.window),
+    );
+    put(
+        "Number of first elements of a head that RoPE rotates; 0 if positions are learned.",
         format!("ROPE_DIM: usize = {dim}"),
     );
     put(
-        "RoPE as the config says it.",
+        "RoPE parameters of the config.",
         format!(
             "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
              attention_factor: {attention_factor:?}, local_theta: {local_theta:?}, \
              local_scaling: {local_scaling}, local_attention_factor: {local_attention_factor:?} }}"
         ),
     );
-    put("What rows of the embedding are multiplied with.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
-    put("The same of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
-    put("The same of what joins the residual.", format!("RESIDUAL_SCALE: f64 = {residual:?}"));
-    put("The same of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
+    put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
+    put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
+    put(
+        "Factor of the outputs that are added to the residual.",
+        format!("RESIDUAL_SCALE: f64 = {residual:?}"),
+    );
+    put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
     s
 }

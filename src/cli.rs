@@ -1,4 +1,4 @@
-//! The command line: flags, the terminal, and the commands that make text there.
+//! The command line: flags, the terminal, and the commands that generate text.
 
 pub mod args;
 #[cfg(feature = "chat")]

@@ -1,4 +1,4 @@
-//! The commands with their help, and the function of each.
+//! The commands, their help, and the function that runs each.
 
 use crate::cli;
 #[cfg(feature = "serve")]
@@ -10,7 +10,7 @@ use files::{Error, Result};
 
 pub use cli::signal::leave;
 
-/// Runs one language model, which was chosen when this program was built.
+/// The command line.
 #[derive(Parser)]
 #[command(name = "antigravity", version = version(), about, max_term_width = 100)]
 #[command(before_help = "\
@@ -18,7 +18,7 @@ Examples:
   antigravity -p 'Once upon a time' -n -1
   antigravity chat")]
 #[command(
-    after_help = "Flags without a command mean generate. `antigravity COMMAND --help` lists a command's flags."
+    after_help = "Without a command, flags are those of generate. `antigravity COMMAND --help` lists a command's flags."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -34,7 +34,7 @@ Examples:
   antigravity generate -p 'Once upon a time' -n 100
   antigravity generate --prompt-file question.txt --temperature 0 --format jsonl")]
     Generate(cli::args::GenerateArgs),
-    /// Talk with the model
+    /// Chat with the model
     #[cfg(feature = "chat")]
     #[command(before_help = "\
 Examples:
@@ -48,89 +48,10 @@ Examples:
   antigravity serve
   antigravity serve --host 0.0.0.0 --api-key-file keys.txt --slots 8")]
     Serve(serve::ServeArgs),
-    /// Measure perplexity, fact recall, and the difference between two settings
     #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity eval --file story.txt
-  antigravity eval --file story.txt --kv-type q4 --against kv=f32,weights=f32")]
-    Eval(tools::eval::EvalArgs),
-    /// Write the raw logits of given token ids
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity logits --tokens ids.json --out logits.f32
-  antigravity logits --tokens ids.json --out logits.f32 --trace-hash")]
-    Logits(tools::logits::LogitsArgs),
-    /// Write the packed model file, which loads at once
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity pack
-  antigravity pack --model-path model.gguf --out model.packed.safetensors")]
-    Pack(tools::pack::PackArgs),
-    /// Write one executable file: this program with its model, tokenizer and chat template
-    #[cfg(feature = "tools")]
-    #[command(
-        before_help = "\
-Examples:
-  antigravity bundle --out story
-  antigravity bundle --out story-arm --program target/aarch64-unknown-linux-musl/dist/antigravity",
-        after_help = "\
-The file runs from any directory and reads no other; every command takes its model unless --model-path names another. \
-At each start its table and text files are checked by CRC-32, the model by a hash of its header and of samples of its \
-weights, and by what is checked of any packed file; `doctor` checks every byte. `strip` would remove the model. \
-`bundle` from a bundle replaces the model; `pack` from one writes the packed file."
-    )]
-    Bundle(tools::bundle::BundleArgs),
-    /// Measure the speed of prefill and decode, loading time and memory
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity bench
-  antigravity bench -p 512 -n 128 --depth 0,1024 --threads 2,4 -o json")]
-    Bench(tools::bench::BenchArgs),
-    /// Show how much memory a run would need, without loading the model
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity plan
-  antigravity plan --max-seq-len 8192 --kv-type f16")]
-    Plan(tools::plan::PlanArgs),
-    /// Show what a model file holds and what this program was built for
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity inspect
-  antigravity inspect model.gguf --format json")]
-    Inspect(tools::inspect::InspectArgs),
-    /// Turn text into token ids, or ids into text
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity tokenize --prompt 'Once upon a time'
-  antigravity tokenize --decode '1, 2, 3'")]
-    Tokenize(tools::tokenize::TokenizeArgs),
-    /// (internal) Draft side of speculative decoding; started by --draft-model
-    #[cfg(feature = "tools")]
-    #[command(
-        before_help = "\
-Examples:
-  antigravity generate -p 'Once upon a time' --draft-model ./story-draft
-  antigravity draft < /dev/null",
-        after_help = "\
-It reads requests from stdin and writes answers to stdout, one JSON object a line, and ends when stdin does. The first \
-line says that the model is loaded, and which tokenizer it has."
-    )]
-    Draft(tools::draft::DraftArgs),
-    /// Show what this machine offers: CPU, memory, OpenCL, and whether the model is ready
-    #[cfg(feature = "tools")]
-    #[command(before_help = "\
-Examples:
-  antigravity doctor
-  antigravity doctor --cl-device 1")]
-    Doctor(tools::doctor::DoctorArgs),
-    /// Print the version, the model that was built in, and its dimensions
+    #[command(flatten)]
+    Tool(tools::ToolCommand),
+    /// Print the version and the built-in model with its dimensions
     Version,
 }
 
@@ -148,31 +69,13 @@ fn run_command(command: Command) -> Result<()> {
         #[cfg(feature = "serve")]
         Command::Serve(a) => serve::run(&a),
         #[cfg(feature = "tools")]
-        Command::Eval(a) => tools::eval::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Logits(a) => tools::logits::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Pack(a) => tools::pack::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Bundle(a) => tools::bundle::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Bench(a) => tools::bench::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Plan(a) => tools::plan::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Inspect(a) => tools::inspect::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Tokenize(a) => tools::tokenize::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Draft(a) => tools::draft::run(&a),
-        #[cfg(feature = "tools")]
-        Command::Doctor(a) => tools::doctor::run(&a),
+        Command::Tool(command) => tools::run(command),
         Command::Version => cli::terminal::put(&format!("antigravity {}\n", version())),
     }
 }
 
-/// Version, baked model and its dimensions, compiler and, of a shipped program, the commit.
-fn version() -> String {
+/// Version, built-in model and its dimensions, compiler and, in a shipped program, the commit.
+pub(crate) fn version() -> String {
     use crate::dims::*;
     let commit = if COMMIT.is_empty() { String::new() } else { format!(", commit {COMMIT}") };
     format!(
@@ -182,7 +85,8 @@ fn version() -> String {
     )
 }
 
-/// The command line that [`run`] reads, and that completions and the manual are written from.
+/// The command line as [`run`] parses it; shell completions and the manual are generated from it. Flags may have
+/// underscores in place of hyphens, and values may be negative numbers.
 pub fn command() -> clap::Command {
     let spellings = |arg: clap::Arg| {
         let takes_values = arg.get_action().takes_values();
@@ -194,7 +98,7 @@ pub fn command() -> clap::Command {
     Cli::command().mut_subcommands(|c| c.mut_args(spellings))
 }
 
-/// Reads the process's arguments. Help and version go to stdout and end the process.
+/// Parses the process's arguments. Help and version are printed on stdout and end the process.
 fn parse_args() -> Result<Cli> {
     let command = command();
     let words = cli::args::translate_args(&command, std::env::args_os().collect())?;

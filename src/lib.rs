@@ -1,17 +1,65 @@
-//! Runs one language model whose dimensions were baked in at build time.
+//! Runs one language model whose dimensions are compiled in.
 //!
-//! # The tour of one token
+//! ```
+//! use antigravity::{Engine, EngineOptions, GenerateOptions, dims::MODEL_DIR};
 //!
-//! [`files::config`] reads a `config.json`; `build.rs` turns it into the constants of [`dims`]. [`model::weights`] maps
-//! the checkpoint and packs its matrices or maps a packed file. [`tokenizer`] turns the prompt into ids, [`chat`] a
-//! conversation into a prompt. A [`session`] feeds ids to a [`model::device`] — the CPU is [`model::cpu`], a GPU
-//! [`opencl`] — which looks up the embedding, runs the layers and answers with logits; when the cache is full it evicts
-//! slots ([`run::eviction`]), and where there are two devices, [`run::placement`] moves it between them. In the loop of [`run::generate`] the
-//! [`sampler`] draws the next id, which goes round again, and its text streams out. The [`engine`] has asked [`plan`] and
-//! [`run::system`] whether it all fits. [`model::trace`] can watch every step; [`saved`] puts a sequence to disk,
-//! [`run::past`] hands its keys and values out as plain numbers.
+//! let engine = Engine::load(EngineOptions::new(MODEL_DIR))?;
+//! let mut session = engine.session()?;
+//! let prompt = engine.encode("Once upon a time")?;
+//! for piece in engine.stream(&mut session, &prompt, &GenerateOptions::default())? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok::<(), antigravity::Error>(())
+//! ```
 //!
-//! [`Engine`] is the front door; [`commands`] is what the binary does with it.
+//! # The parts
+//!
+//! A part uses only parts below it.
+//!
+//! ```text
+//!                        main, commands
+//!          ┌───────────────────┼───────────────────┐
+//!         cli                serve               tools
+//!   generate, chat        HTTP server     bench, eval, pack, ...
+//!          └───────────────────┼───────────────────┘
+//!                             run
+//!       engine, session, generation loop, two devices, memory plan
+//!          ┌───────────────────┼───────────────────┐
+//!          │                opencl                 │
+//!          │     GPU passes, kernels, tuning       │
+//!          │                   │                   │
+//!        text                model           opencl/runtime
+//!  tokenizer, chat,    device trait, weights,  OpenCL library,
+//!      sampler             CPU passes        buffers, programs
+//!          │                   │                   │
+//!          │                numeric                │
+//!          │    SIMD kernels, quantised formats,   │
+//!          │              thread pool              │
+//!          └───────────────────┼───────────────────┘
+//!                            files
+//!       config, safetensors, GGUF, packed files, bundles, errors
+//! ```
+//!
+//! # The tour of a token
+//!
+//! Before the first token, `build.rs` reads the model's config with [`files::config`] and writes the constants of
+//! [`dims`]. [`Engine::load`] checks the memory [`plan`] and maps or packs the weights ([`model::weights`]). [`chat`]
+//! turns a conversation into a prompt, and [`tokenizer`] turns the prompt into ids.
+//!
+//! Then each token takes the same way:
+//!
+//! 1. `cli/generate.rs` asks its stream for the next piece of text.
+//! 2. [`run::generate`], the only generation loop, steps a batch of sequences. For each it lets the [`sampler`] choose
+//!    the next id from the last logits, decodes the id to text and looks for stop strings.
+//! 3. [`session`] gives the id a place in the KV cache, evicts slots if the cache is full ([`run::eviction`]), and runs
+//!    one pass on its [`model::device`]. If there are two devices, [`run::placement`] chooses one.
+//! 4. The device computes the pass: it looks up the embedding, runs the layers and returns logits. The CPU is
+//!    [`model::cpu`], which calls the SIMD kernels of [`numeric`]; a GPU is [`opencl`].
+//!
+//! [`model::trace`] can record every step. [`saved`] writes a sequence to disk, and [`run::past`] exports its keys and
+//! values as plain numbers.
+//!
+//! [`Engine`] is the entry point of the library; [`commands`] is that of the program.
 #![deny(unsafe_code)]
 
 mod cli;

@@ -1,11 +1,11 @@
-//! Parses the command line, runs the command, prints the error.
+//! Runs the command line and prints its error.
 
 use antigravity::{Error, commands};
 use files::{say, stderr};
 use rustix::process::{Resource, getrlimit};
 use std::thread;
 
-/// Bytes of stack that the program counts on, as `ulimit -s` usually gives.
+/// Bytes of stack that the program needs: the usual `ulimit -s`.
 const STACK: usize = 8 << 20;
 
 fn main() {
@@ -13,7 +13,7 @@ fn main() {
     if getrlimit(Resource::Stack).current.is_some_and(|bytes| bytes < STACK as u64)
         && let Ok(thread) = thread::Builder::new().stack_size(STACK).spawn(|| run())
     {
-        // It ends the process, unless it panics.
+        // `run` ends the process unless it panics.
         let _ = thread.join();
         commands::leave(101);
     }

@@ -19,7 +19,7 @@ pub use clap_error::one_line;
 pub use completion::{CompletionArgs, show_settings};
 pub use completion::{Format, GenerateArgs, OutputArgs, token_limit};
 #[cfg(feature = "tools")]
-pub use device::{BackendName, MAX_THREADS, MaskArgs};
+pub use device::{MAX_THREADS, MaskArgs};
 pub use flag_warnings::FlagWarnings;
 pub use llama_cpp::translate_args;
 #[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
@@ -36,10 +36,10 @@ pub use template::{ChosenTemplate, TemplateArgs, Think};
 #[cfg(any(feature = "serve", feature = "tools"))]
 pub use {completion::QuietArgs, prompt::read_text};
 
-/// `n`, or an error that names the flag if `n` is not in `1..=max`.
+/// Returns `n`, or an error that names the flag if `n` is not in `1..=max`.
 pub fn within(flag: &str, n: usize, max: usize) -> Result<usize> {
-    match n {
-        n if (1..=max).contains(&n) => Ok(n),
-        _ => Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {max}"))),
+    if (1..=max).contains(&n) {
+        return Ok(n);
     }
+    Err(Error::Usage(format!("{flag} {n}: use a number from 1 to {max}")))
 }

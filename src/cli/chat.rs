@@ -1,4 +1,4 @@
-//! `chat`: a conversation in the form of the model's chat template, one line a turn.
+//! `chat`: a conversation with the model's chat template, one input line per turn.
 
 mod commands;
 mod files;
@@ -33,7 +33,7 @@ use text::sampler::{Rng, SamplerOptions};
 pub struct ChatArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
-    /// System message, which holds for the whole conversation
+    /// System prompt of the whole conversation
     #[arg(
         long,
         aliases = ["system-prompt", "sys"],
@@ -42,15 +42,16 @@ pub struct ChatArgs {
         help_heading = "Prompt"
     )]
     system: Option<String>,
-    /// First message; the next ones are lines of stdin. A message goes on after \ at a line's end, and from """ to """
+    /// First message; the next ones are lines of stdin. End a line with \ to continue the message, or put it between
+    /// """ and """
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Prompt")]
     prompt: Option<String>,
     #[command(flatten, next_help_heading = "Prompt")]
     escape: EscapeArgs,
-    /// End after the first answer; -st for short
+    /// Exit after the first answer; -st for short
     #[arg(long, alias = "st", help_heading = "Prompt")]
     single_turn: bool,
-    /// Continue the conversation in this file, if it exists, and save it there after every answer
+    /// Continue the conversation saved in this file, if it exists, and save it there after every answer
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     session: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Template")]
@@ -116,22 +117,23 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     result
 }
 
-/// Warns that answers are unlikely without a chat template.
+/// Warns that a model without a chat template is unlikely to answer.
 fn warn_no_template() {
     say!(
-        "{} has no chat template, so it is most likely a base model, which goes on with a text and answers nothing: use \
-         generate, or an instruct model, or give --chat-template",
+        "{} has no chat template, so it is probably a base model, which continues text instead of answering: use \
+         generate, an instruct model, or --chat-template",
         crate::dims::MODEL
     );
 }
 
-/// Refuses tools that the model would not see.
+/// Fails if `--tools` is given and the chat template does not show tools to the model.
 fn check_tools(conversation: &Conversation, engine: &Engine) -> Result<()> {
     let context = conversation.context(engine.tokenizer());
     let takes = || conversation.template().takes_tools(&context, conversation.system());
     if conversation.variables().tools.is_some() && !takes()? {
         return Err(Error::Usage(
-            "--tools: this model's chat template has no place for tools; give one that has with --chat-template".into(),
+            "--tools: this model's chat template does not support tools; --chat-template selects another"
+                .into(),
         ));
     }
     Ok(())
@@ -145,12 +147,12 @@ enum Next {
     Ask(Question),
 }
 
-/// Messages to be answered together.
+/// Messages that get one answer.
 struct Question {
     messages: Vec<Message>,
-    /// The random numbers before it was asked, in case it is taken back.
+    /// The random state before the question, restored if it is withdrawn.
     random: Rng,
-    /// The conversation with its answer, if it is asked again.
+    /// For a retry: the conversation with the previous answer.
     answered: Option<ConversationState>,
 }
 
@@ -159,21 +161,21 @@ struct Chat<'a> {
     args: &'a ChatArgs,
     engine: &'a Engine,
     options: GenerateOptions,
-    /// Sampling options of the model, where no flag says otherwise.
+    /// Sampling options that the model recommends, used where no flag is given.
     recommended: SamplerOptions,
-    /// The flags that the options came from, as `/set` has changed them.
+    /// The flags behind `options`, with the changes of `/set`.
     set: CompletionArgs,
     session: Session,
     conversation: Conversation,
     input: ChatInput,
     loading: Duration,
-    /// Continues from answer to answer.
+    /// Random state, carried from answer to answer.
     random: Rng,
-    /// [`Question::random`] of the questions that this process has asked.
+    /// [`Question::random`] of the answered questions of this process.
     asked: Vec<Rng>,
-    /// Of the functions that the last answer called, while others are missing.
+    /// Results so far of the functions that the last answer called.
     results: Vec<Message>,
-    /// A question without an answer, which `/retry` asks again.
+    /// A question without an answer, for `/retry`.
     unanswered: Option<Question>,
     last: Option<Report>,
 }
@@ -183,7 +185,7 @@ impl Chat<'_> {
         self.args.completion.output.verbosity() == Verbosity::Quiet
     }
 
-    /// Model, context and device.
+    /// Model, context size and device, as one line.
     fn about(&self) -> String {
         let slots = self.engine.options().max_seq_len;
         format!("{}, {slots} tokens of context, {}", crate::dims::MODEL, self.session.device_name())
@@ -193,7 +195,7 @@ impl Chat<'_> {
     fn talk(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
-            say!("{}; /help lists commands, Ctrl-D leaves", self.about());
+            say!("{}; /help lists commands, Ctrl-D quits", self.about());
         }
         let mut first = self.args.prompt.as_deref().map(|text| self.args.escape.text(text));
         loop {
@@ -201,7 +203,7 @@ impl Chat<'_> {
                 Some(text) => Next::Ask(self.question(text)),
                 None => self.next()?,
             };
-            // Between two answers: no turn may begin.
+            // Interrupted between two answers: no turn may begin.
             if !interactive && self.options.cancel.is_cancelled() {
                 return Err(Error::Interrupted);
             }
@@ -221,27 +223,27 @@ impl Chat<'_> {
         }
     }
 
-    /// A message, after the results that are there.
+    /// A message, preceded by any function results.
     fn question(&mut self, text: String) -> Question {
         self.results.push(Message::new(Role::User, text));
         self.question_of_results()
     }
 
-    /// The results that are there, as a question.
+    /// The function results so far, as a question.
     fn question_of_results(&mut self) -> Question {
         let messages = std::mem::take(&mut self.results);
         Question { messages, random: self.random.clone(), answered: None }
     }
 
-    /// Sets the form in which answers are read, as template, tools and grammar ask for it.
+    /// Sets the output format of answers, which depends on template, tools and grammar.
     fn set_form_of_answers(&mut self) {
         let (form, shown) = self.form_of_answers();
         self.conversation.set_output_format(form);
         self.options.shown_tokens = shown;
     }
 
-    /// The form in which answers are read, and the control tokens that belong to their text. A grammar leaves no other
-    /// form.
+    /// The output format of answers, and the control tokens that belong to their text. With a grammar, answers are
+    /// plain text.
     fn form_of_answers(&self) -> (OutputFormat, Vec<u32>) {
         let (grammar, tokenizer) = (&self.args.completion.sampler.grammar, self.engine.tokenizer());
         if grammar.json_schema.is_some() || grammar.grammar.is_some() {
@@ -253,7 +255,7 @@ impl Chat<'_> {
         (form, form.shown(tokenizer))
     }
 
-    /// Reads the next message, and runs commands.
+    /// Reads the next message; runs it if it is a command.
     fn next(&mut self) -> Result<Next> {
         let line = match self.input.read_message()? {
             Typed::Line(line) => line,
@@ -274,7 +276,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Answers one question; `None` if the question does not fit, or is refused at a terminal.
+    /// Answers one question. Returns `None` if it does not fit or cannot be asked, and the conversation continues.
     fn turn(&mut self, question: Question) -> Result<Option<StopReason>> {
         let start = Instant::now();
         self.options.cancel.reset();
@@ -306,7 +308,7 @@ impl Chat<'_> {
             return Ok(None);
         }
         let GeneratedAnswer { report, ids, lost } = match self.answer(start) {
-            // More than fits at once, whatever is evicted.
+            // Too long even with eviction.
             Err(e @ Error::Usage(_)) if goes_on => {
                 self.conversation.forget_question();
                 return self.say_unanswered(&e, question);
@@ -333,7 +335,7 @@ impl Chat<'_> {
     /// Keeps the system message from being evicted.
     fn protect(&mut self) {
         if self.evicts() {
-            // What cannot be rendered is refused elsewhere.
+            // Rendering errors are reported when the question is asked.
             self.session.protect(self.conversation.opening(self.engine.tokenizer()).unwrap_or(0));
         }
     }
@@ -342,29 +344,29 @@ impl Chat<'_> {
         self.engine.options().eviction.policy != Policy::None
     }
 
-    /// True if the conversation goes on after a question that cannot be asked: somebody can ask another, or there is a
-    /// conversation to be saved.
+    /// True if the conversation continues after a question that cannot be asked: a user can type another, or there is a
+    /// conversation worth saving.
     fn goes_on(&self) -> bool {
         !self.args.single_turn && (self.input.is_interactive() || self.conversation.questions() > 0)
     }
 
-    /// Forgets the turns whose rows were evicted long ago, so that neither memory nor the time for a turn grows with the
-    /// conversation. What is left is computed anew, so this is done once in many contexts.
+    /// Forgets the turns that were evicted long ago, so that neither memory nor the time per turn grows with the
+    /// conversation. The remaining turns must be computed again, so this happens once in many contexts.
     fn forget_oldest(&mut self) {
         const CONTEXTS: usize = 8;
         let slots = self.session.extent().slots;
         if !self.evicts() || self.conversation.ids().len() <= CONTEXTS * slots {
             return;
         }
-        // If it fails, the question fails for the same reason, and says so.
+        // If this fails, the question fails for the same reason and reports it.
         if self.conversation.forget_oldest(self.engine.tokenizer(), slots / 2).is_ok() {
             let left = self.conversation.questions();
             self.asked.drain(..self.asked.len().saturating_sub(left));
-            self.note(&format!("of the conversation, the last {left} messages are kept"));
+            self.note(&format!("older messages were dropped; the last {left} are kept"));
         }
     }
 
-    /// Says why a question got no answer, after which the conversation is as before it.
+    /// Reports why a question got no answer, and restores the conversation before it.
     fn say_unanswered(&mut self, why: &Error, question: Question) -> Result<Option<StopReason>> {
         let why = one_line(&name_flags(&why.to_string()), LINE - 100);
         if !self.input.is_interactive() {
@@ -374,7 +376,7 @@ impl Chat<'_> {
         Ok(None)
     }
 
-    /// Ctrl-C came while a long question was made into tokens.
+    /// Withdraws a question after Ctrl-C during its tokenization.
     fn stop_before(&mut self, question: Question) -> Result<Option<StopReason>> {
         let then = self.withdraw_question(question);
         self.put_unanswered(json!({"t": "unanswered", "why": "interrupted"}))?;
@@ -384,14 +386,14 @@ impl Chat<'_> {
         Ok(Some(StopReason::Interrupt))
     }
 
-    /// Says how the conversation continues after an interrupt.
+    /// Prints how the conversation continues after an interrupt.
     fn say_interrupt(&self, then: &str) {
         if self.input.is_interactive() {
             say!("Stopped. {then} Press Ctrl-C again to quit.");
         }
     }
 
-    /// Takes back a question that needs more slots than the cache has, and says so.
+    /// Withdraws a question that needs more context than there is, and reports it.
     fn refuse(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
         self.withdraw_question(question);
         self.put_unanswered(json!({"t": "unanswered", "needed": need, "slots": have}))?;
@@ -399,7 +401,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Ends the output of a question without an answer.
+    /// Ends the output of a question that got no answer.
     fn put_unanswered(&self, line: Value) -> Result<()> {
         match self.args.completion.output.format {
             Format::Text => put("\n"),
@@ -408,13 +410,13 @@ impl Chat<'_> {
     }
 
     /// Restores the state before a question that got no answer and is no longer in the conversation. Returns a sentence
-    /// about that state.
+    /// that describes it.
     fn withdraw_question(&mut self, question: Question) -> &'static str {
         match question.answered {
             Some(answered) => {
                 self.conversation.resume(answered);
                 self.asked.push(question.random);
-                "The answer before it stays."
+                "The previous answer stays."
             }
             None => {
                 self.unanswered = Some(question);
@@ -423,7 +425,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Prints what follows an answer; `then` says how the conversation continues after an interrupt.
+    /// Prints the end of a turn; `then` is a sentence about how the conversation continues after an interrupt.
     fn end_turn(&self, report: &Report, then: &str) -> Result<()> {
         let output = &self.args.completion.output;
         match output.format {
@@ -443,9 +445,7 @@ impl Chat<'_> {
                 say_context_full(have, have, "");
             }
             StopReason::Interrupt => self.say_interrupt(then),
-            _ if !self.conversation.calls().is_empty() => {
-                self.note("/tool NAME TEXT gives the result of a call")
-            }
+            _ if !self.conversation.calls().is_empty() => self.note("answer a call with /tool NAME TEXT"),
             _ => {}
         }
         Ok(())
@@ -456,14 +456,14 @@ impl Chat<'_> {
         self.session.tokens().iter().zip(self.conversation.ids()).take_while(|(a, b)| a == b).count()
     }
 
-    /// Slots that the cache needs to hold the conversation.
+    /// Number of cache slots that the conversation needs.
     fn needed_slots(&self) -> usize {
         let (all, held) = (self.conversation.ids().len(), self.session.tokens().len());
         if self.common() == held { self.session.slots() + all - held } else { all }
     }
 }
 
-/// Says that the context is full and what to do; `then` follows what frees room.
+/// Reports a full context and the remedies; `then` is added after the commands that free room.
 fn say_context_full(need: usize, have: usize, then: &str) {
     say!(
         "The context is full ({need} of {have} tokens). /undo or /reset frees room{then}. To keep everything: /save FILE, \

@@ -1,9 +1,8 @@
-//! Flags in place of the library's fields. The library's messages name fields, as `` `EngineOptions::threads` ``; what
-//! the command line shows names flags, as `--threads`.
+//! Replaces field names in the library's messages by flags: `` `EngineOptions::threads` `` becomes `--threads`.
 
 use files::Error;
 
-/// The library's types whose fields are flags, and how those flags begin.
+/// Types of the library whose fields are flags, with the prefix of those flags.
 const PREFIXES: &[(&str, &str)] = &[
     ("EngineOptions", "--"),
     ("GenerateOptions", "--"),
@@ -15,7 +14,7 @@ const PREFIXES: &[(&str, &str)] = &[
     ("Context", "--"),
 ];
 
-/// Flags that are named otherwise than their field.
+/// Flags whose names do not follow from their field.
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("EngineOptions::kv_types", "--kv-type"),
     ("Eviction::prefix", "--protected-prefix"),
@@ -25,7 +24,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("Session", "--session"),
 ];
 
-/// The flag of a field; `None` for words in backquotes that are no field.
+/// The flag of a field; `None` if the quoted word is not a field.
 fn flag_of(field: &str) -> Option<String> {
     if let Some((_, flag)) = EXCEPTIONS.iter().find(|(name, _)| *name == field) {
         return Some(flag.to_string());
@@ -35,11 +34,11 @@ fn flag_of(field: &str) -> Option<String> {
     Some(format!("{prefix}{}", name.to_lowercase().replace('_', "-")))
 }
 
-/// A message of the library with flags in place of fields.
+/// A message with fields replaced by flags.
 pub fn name_flags(message: &str) -> String {
     let mut parts = message.split('`');
     let mut text = parts.next().unwrap_or_default().to_owned();
-    // What stands between two backquotes, and what comes before the next one.
+    // Each turn takes a quoted word and the text up to the next backquote.
     while let Some(quoted) = parts.next() {
         match (parts.next(), flag_of(quoted)) {
             (Some(after), Some(flag)) => text += &format!("{flag}{after}"),
@@ -50,7 +49,7 @@ pub fn name_flags(message: &str) -> String {
     text
 }
 
-/// An error with flags in place of fields.
+/// An error with fields in its message replaced by flags.
 pub fn name_flags_in(mut error: Error) -> Error {
     match &mut error {
         Error::Other(text)
@@ -116,7 +115,7 @@ mod tests {
             ("`KvTypes::k` q8 and `CpuMask` 3", "--cache-type-k q8 and --cpu-mask 3"),
             ("`DryOptions::base` 0.5: use a number", "--dry-base 0.5: use a number"),
             ("`Context::Chunk` 70 or less", "--chunk 70 or less"),
-            // What a file calls so is a field of the file.
+            // Fields of a file keep their names.
             (
                 "unknown field `model`, `base` or `Other::field`",
                 "unknown field `model`, `base` or `Other::field`",

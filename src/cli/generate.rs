@@ -24,7 +24,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         return prompts::run(file, args);
     }
     if args.session.is_some() {
-        let why = "--session: a grammar begins with its text; leave one of them out";
+        let why = "cannot be used with --session, because a grammar must cover the text from its start";
         args.completion.sampler.grammar.refuse(why)?;
     }
     let output = &args.completion.output;
@@ -45,7 +45,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     complete(args, engine, prompt.as_deref(), options, *took)
 }
 
-/// Completes the prompt, or goes on with the saved text.
+/// Completes the prompt, or continues the saved text.
 fn complete(
     args: &GenerateArgs,
     engine: &Engine,
@@ -124,20 +124,20 @@ fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Er
     }
 }
 
-/// The point at which the text of a session ended.
+/// The point at which the saved text ended.
 fn paused(args: &GenerateArgs, state: Option<State>) -> Result<ResumePoint> {
     let file = args.session.as_deref().unwrap_or(Path::new(""));
     match state.map(|state| state.content) {
         None => Ok(ResumePoint::default()),
         Some(Content::Text(pause)) => Ok(pause),
         Some(Content::Chat(_)) => Err(Error::Usage(format!(
-            "--session {}: holds a conversation; go on with it in chat, or give another file",
+            "--session {}: holds a conversation; continue it with chat, or use another file",
             file.display()
         ))),
     }
 }
 
-/// A text to complete.
+/// A prompt to encode.
 #[derive(Clone, Copy)]
 struct PromptText<'a> {
     text: &'a str,
@@ -146,20 +146,20 @@ struct PromptText<'a> {
 }
 
 impl PromptText<'_> {
-    /// Its ids at the beginning of a text, if they can fit.
+    /// Encodes it as the start of a text. Fails if it cannot fit.
     fn first(self, engine: &Engine) -> Result<Vec<u32>> {
         engine.encode_until(self.text, self.specials, self.cancel)
     }
 
-    /// Its ids in the middle of a text.
+    /// Encodes it as the continuation of a text.
     fn next(self, engine: &Engine) -> Result<Vec<u32>> {
         let stop = || self.cancel.is_cancelled();
         engine.tokenizer().encode_until(self.text, self.specials, AddSpecial::No, &stop)
     }
 }
 
-/// The ids to go on from, and the end of their text that was not shown yet. A prompt that begins with the session's
-/// text continues it, and only its new part is computed; any other prompt is appended.
+/// The token ids to continue, and where the saved text ended if there is no new prompt. A prompt that starts with the
+/// session's text extends it, and only the new part is computed; any other prompt is appended.
 fn sequence(
     engine: &Engine,
     session: &Session,
@@ -176,7 +176,7 @@ fn sequence(
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
-                // The same text in other ids: those that agree are not computed again.
+                // The same text in other ids: the common first ids are not computed again.
                 Some(_) if !session.has_evicted() => whole,
                 Some(text) => [held, PromptText { text, ..prompt }.next(engine)?].concat(),
                 None => [held, prompt.next(engine)?].concat(),
@@ -185,7 +185,7 @@ fn sequence(
     };
     if tokens.is_empty() {
         return Err(Error::Usage(
-            "the prompt is empty and this model adds no first token; give a --prompt".into(),
+            "the prompt is empty and this model adds no first token; use --prompt".into(),
         ));
     }
     Ok((tokens, ResumePoint::default()))
@@ -195,7 +195,7 @@ fn sequence(
 fn say_engine(engine: &Engine) {
     let o = engine.options();
     say!(
-        "model {} from {}, weights {}, KV {} x {} slots, {} threads",
+        "model {} from {}, weights {}, KV cache {} x {} tokens, {} threads",
         crate::dims::MODEL,
         o.model.display(),
         o.weight_type,

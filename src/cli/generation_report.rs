@@ -1,4 +1,4 @@
-//! One generation: its session, its text as it comes, and its report.
+//! One generation: its session, its streamed text, and its report.
 
 use super::args::{Format, OutputArgs};
 use super::jsonl_events;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
-/// Opens an empty session whose events are shown and whose run is traced, as the flags say.
+/// Opens an empty session, with events and trace as the flags select.
 pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
     jsonl_events::watch(&mut session, output);
@@ -23,7 +23,7 @@ pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     Ok(session)
 }
 
-/// Writes the trace, and why the last text ended if one did, where `--trace` says.
+/// Writes the trace to the file of `--trace`, with the stop reason of the last text if there is one.
 pub fn write_trace(session: &mut Session, output: &OutputArgs, reason: Option<StopReason>) -> Result<()> {
     let (Some(file), Some(mut trace)) = (&output.trace, session.set_trace(None)) else { return Ok(()) };
     if let Some(reason) = reason {
@@ -32,8 +32,8 @@ pub fn write_trace(session: &mut Session, output: &OutputArgs, reason: Option<St
     trace.write_chrome(file)
 }
 
-/// Prints the pieces as they come; `each` is called with every piece. Returns why stdout could not be written: the text
-/// then ends as by an interrupt, and can be saved.
+/// Prints the pieces as they are generated and calls `each` with every piece. Returns the error if stdout could not be
+/// written; the text then ends as after an interrupt, and can be saved.
 pub fn show(
     stream: &mut TokenStream<'_>,
     format: Format,
@@ -56,7 +56,7 @@ pub fn show(
     Ok(lost)
 }
 
-/// The line of `--format jsonl` for one piece: of the stream's last token, or of none.
+/// The line of `--format jsonl` for one piece, with the stream's last token if there is a stream.
 pub fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> String {
     let mut line = json!({"t": kind, "id": stream.and_then(TokenStream::last_token), "text": piece});
     if let Some((logprobs, stream)) = stream.and_then(|stream| Some((stream.logprobs()?, stream))) {
@@ -65,8 +65,8 @@ pub fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> 
     format!("{line}\n")
 }
 
-/// The log probabilities of one token and of the most probable ones. The text of a token that is part of a character
-/// has U+FFFD; the logarithm of zero is null.
+/// The log probabilities of one token and of the most probable ones, as JSON. An incomplete character is U+FFFD in a
+/// token's text; the logarithm of zero is null.
 pub fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
     let entry =
         |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().text(p.id), "logprob": p.logprob});
@@ -83,7 +83,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a stream that has ended.
+    /// The report of a stream that has ended.
     pub fn new(stream: &TokenStream<'_>, loading: Duration, seed: u64) -> Self {
         let reason = stream.stop_reason().unwrap_or(StopReason::Interrupt);
         Self { timing: stream.timing(), reason, loading, seed }
@@ -95,7 +95,7 @@ impl Report {
         (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
     }
 
-    /// Tokens of the prompt that were computed in a second, up to the first token.
+    /// Computed prompt tokens per second, up to the first generated token.
     fn prompt_pace(&self) -> f64 {
         self.timing.prompt_tokens as f64 / self.timing.ttft.as_secs_f64().max(1e-9)
     }
@@ -115,7 +115,7 @@ impl Report {
         format!("{line}\n")
     }
 
-    /// The lines on stderr, the first two in the specification's format.
+    /// Prints the report on stderr; the first two lines have the specification's format.
     pub fn say(&self, session: &Session) {
         let (timing, (tbt, speed)) = (&self.timing, self.pace());
         say!("TTFT: {:.2} ms", ms(timing.ttft));
@@ -133,7 +133,8 @@ impl Report {
     }
 }
 
-/// Statistics of drafts. Each accepted token saved a pass: `tokens` and `accepted` give the tokens per pass.
+/// Statistics of drafts as JSON. Each accepted token saved a pass, so (`passes` + `accepted`) / `passes` is the number
+/// of tokens per pass.
 fn drafts_json(drafts: Drafts) -> Value {
     let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
     let mut json = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
@@ -151,10 +152,10 @@ pub fn say_drafts(drafts: Drafts) {
     let each = (passes + accepted) as f64 / passes.max(1) as f64;
     let model = match model_drafted {
         0 => String::new(),
-        n => format!("; the model's {model_accepted} of {n} ({:.1} %)", percent(model_accepted, n)),
+        n => format!("; draft model: {model_accepted} of {n} ({:.1} %)", percent(model_accepted, n)),
     };
     say!(
-        "draft: {accepted} of {drafted} tokens accepted ({:.1} %), {each:.2} tokens in each of {passes} passes{model}",
+        "draft: {accepted} of {drafted} tokens accepted ({:.1} %), {each:.2} tokens per pass in {passes} passes{model}",
         percent(accepted, drafted)
     );
 }

@@ -1,4 +1,4 @@
-//! Shows evictions and moves between devices: a line on stderr with `-v`, a JSON line with `--format jsonl`.
+//! Prints evictions and device switches: a line on stderr with `-v`, a JSON line with `--format jsonl`.
 
 use super::args::{Format, OutputArgs};
 use super::generation_report::ms;
@@ -7,7 +7,7 @@ use crate::run::session::{Event, Session};
 use files::say;
 use serde_json::{Value, json};
 
-/// Shows the events of a session as the flags say.
+/// Prints the events of a session as the flags select.
 pub fn watch(session: &mut Session, output: &OutputArgs) {
     let (format, verbosity) = (output.format, output.verbosity());
     session.watch(Box::new(move |event| {
@@ -15,7 +15,7 @@ pub fn watch(session: &mut Session, output: &OutputArgs) {
             say!("{}", line(event));
         }
         if format == Format::Jsonl {
-            // If the reader has gone, the next token reports it.
+            // If the reader is gone, the next token reports it.
             let _ = put(&format!("{}\n", json(event)));
         }
     }));
@@ -24,7 +24,7 @@ pub fn watch(session: &mut Session, output: &OutputArgs) {
 fn line(event: &Event) -> String {
     match event {
         Event::Evicted(e) => format!(
-            "evicted {} slots, {} left, at position {} ({}), {:.2} ms",
+            "evicted {} tokens, {} left, at position {} ({}), {:.2} ms",
             e.removed,
             e.slots,
             e.position,
@@ -32,7 +32,7 @@ fn line(event: &Event) -> String {
             ms(e.took)
         ),
         Event::Switched(s) => format!(
-            "switched from {} to {} at position {} ({}), {} slots, {} bytes copied, {:.2} ms",
+            "switched from {} to {} at position {} ({}), {} tokens, {} bytes copied, {:.2} ms",
             s.from,
             s.to,
             s.position,

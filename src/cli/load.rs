@@ -1,4 +1,4 @@
-//! Loading the model, after what every command that runs one does first: cores, signals, warnings.
+//! Loads the model, after the steps that every command that runs one needs: cores, signals, warnings.
 
 use super::args::FlagWarnings;
 use super::signal;
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 /// A loaded model.
 pub struct LoadedEngine {
     pub engine: Engine,
-    /// Duration of loading.
+    /// Loading time.
     pub took: Duration,
 }
 
-/// Prepares the process for one run of an opened model, and loads it.
+/// Prepares the process to run an opened model, and loads the model.
 ///
 /// # Errors
 ///
-/// `Memory` if it does not fit, and those of [`Engine::load`].
+/// `Memory` if it does not fit, and the errors of [`Engine::load`].
 pub fn load(opened: Opened, verbosity: Verbosity, warnings: &FlagWarnings) -> Result<LoadedEngine> {
     let (began, opening) = (Instant::now(), opened.took);
     opened.plan.check()?;
@@ -31,10 +31,10 @@ pub fn load(opened: Opened, verbosity: Verbosity, warnings: &FlagWarnings) -> Re
     Ok(LoadedEngine { engine, took: opening + began.elapsed() })
 }
 
-/// Prepares the process for plans that were checked and have at most so many threads.
+/// Prepares the process to run at most `threads` threads, after the memory plans were checked.
 pub fn prepare(threads: usize, warnings: &FlagWarnings) -> Result<()> {
-    // First, because threads inherit the cores of the thread that starts them: the big ones of those that it may use, if
-    // they are enough. The user did not ask for these, so a refusal is no error.
+    // First, because threads inherit their parent's cores: the big ones among those allowed, if there are enough.
+    // The user did not ask for them, so a failure is no error.
     if let Some(cores) = topology::placement(threads) {
         let _ = pool::keep_to(&cores);
     }
@@ -44,7 +44,7 @@ pub fn prepare(threads: usize, warnings: &FlagWarnings) -> Result<()> {
     Ok(())
 }
 
-/// A panic ends the release program without destructors.
+/// Removes unfinished files on a panic, because release builds then run no destructors.
 fn clean_up_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,4 +1,4 @@
-//! `generate --prompts`: many prompts from a file, completed together, one JSON line each.
+//! `generate --prompts`: completes many prompts from a file together, one JSON line each.
 
 use super::args::{Format, GenerateArgs, text_of, token_limit, within};
 use super::flags::name_flags_in;
@@ -20,10 +20,10 @@ use text::sampler::Logprobs;
 
 /// Maximum of `--batch`.
 const MAX_BATCH: usize = 256;
-/// Prompts that run together without `--batch`.
+/// Default of `--batch`.
 const DEFAULT_BATCH: usize = 8;
 
-/// A line that is an object. Omitted fields are as on the command line.
+/// A prompt line that is an object. The command line sets the omitted fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -88,7 +88,7 @@ impl Line {
     }
 }
 
-/// The prompts of a text: one on each line that is not blank.
+/// Parses prompts, one on each line that is not blank.
 fn parse_items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let item = |(i, line): (usize, &str)| {
@@ -101,17 +101,16 @@ fn parse_items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>>
                 .and_then(|line| line.into_item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
         };
-        read.map_err(|e| Error::Usage(format!("line {}: {}", i + 1, without_line_number(&name_flags_in(e)))))
+        read.map_err(|e| {
+            // serde_json's own line number is always 1 here.
+            let e = name_flags_in(e).to_string().replace(" at line 1 column ", ", at column ");
+            Error::Usage(format!("line {}: {e}", i + 1))
+        })
     };
     lines.map(item).collect()
 }
 
-/// An error without serde_json's line number, which is always 1 here.
-fn without_line_number(e: &Error) -> String {
-    e.to_string().replace(" at line 1 column ", ", at column ")
-}
-
-/// An error of one prompt, with the file's name.
+/// Adds the file's name to an error of one prompt.
 fn with_file(file: &Path, e: Error) -> Error {
     match e {
         Error::Usage(why) => Error::Usage(format!("--prompts {}: {why}", file.display())),
@@ -119,7 +118,7 @@ fn with_file(file: &Path, e: Error) -> Error {
     }
 }
 
-/// Number of prompts that run together: as `--batch` says, but not more than there are.
+/// Number of prompts that run together: `--batch`, limited to the number of prompts.
 #[cfg(feature = "tools")]
 pub fn together(args: &GenerateArgs) -> Result<usize> {
     match (&args.prompts.prompts, args.prompts.batch) {
@@ -139,7 +138,7 @@ fn read_items(file: &Path, defaults: &GenerateOptions) -> Result<Vec<BatchItem>>
     parse_items(&text_of("--prompts", file)?, defaults).map_err(|e| with_file(file, e))
 }
 
-/// Completes the prompts in `file`, `--batch` at once.
+/// Completes the prompts in `file`, `--batch` at a time.
 pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     let (defaults, output) = (args.options(Format::Jsonl)?, &args.completion.output);
     let mut settings = args.model.resolve()?;
@@ -160,7 +159,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
                 done.interrupted |= answer.stop == StopReason::Interrupt;
                 put(&answer_line(engine, &items, &answer))?;
             }
-            // The last one is said at the end, with its exit code.
+            // The last error ends the program with its exit code.
             Err(e) => {
                 if let Some(earlier) = done.failed.replace(with_file(file, e)) {
                     say!("error: {}", name_flags_in(earlier));
@@ -183,7 +182,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
     }
 }
 
-/// Results of all prompts.
+/// Totals over all prompts.
 #[derive(Default)]
 struct Done {
     tokens: usize,
@@ -192,7 +191,7 @@ struct Done {
     failed: Option<Error>,
 }
 
-/// The JSON line of an answer.
+/// An answer as a JSON line.
 fn answer_line(engine: &Engine, items: &[BatchItem], a: &BatchAnswer) -> String {
     let mut line = json!({"index": a.index, "text": a.text, "tokens": a.tokens, "stop": a.stop.name()});
     if items[a.index].options.logprobs.is_some() {

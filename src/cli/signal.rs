@@ -1,5 +1,5 @@
-//! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it, and wait for
-//! a session to be saved. No signal leaves an unfinished file or a changed terminal behind.
+//! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it after the
+//! session is saved. No signal leaves an unfinished file or a changed terminal behind.
 
 use crate::run::session::CancelToken;
 use files::{Error, Result, atomic_file, say};
@@ -12,29 +12,29 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// Token of the generation that Ctrl-C stops.
+/// Cancels the generation that Ctrl-C stops.
 static RUNNING: OnceLock<CancelToken> = OnceLock::new();
 
-/// The duty that the end of the program waits for.
+/// Work that must be done before the program ends.
 static DUTY: Mutex<Duty> = Mutex::new(Duty::None);
 
-/// Maximum time that the end waits for a session to be saved. A device may never answer.
+/// Maximum wait for a session to be saved; a device may never answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A call of OpenCL that takes longer after Ctrl-C is not waited for.
+/// Maximum wait for one OpenCL call after Ctrl-C.
 const STUCK: Duration = Duration::from_secs(5);
 
-/// Bytes of the stack of a thread that waits for signals.
+/// Stack size of threads that wait for signals, in bytes.
 pub const STACK: usize = 256 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Duty {
     None,
-    /// The running generation will be saved.
+    /// The running generation must be saved.
     Save,
-    /// It is being saved, and then this signal ends the program.
+    /// The generation is being saved; then this signal ends the program.
     SaveAndEnd(i32),
-    /// The server ends by itself at the first signal, whichever it is; a second one does not wait.
+    /// The server finishes its requests and ends after the first signal of any kind; a second one ends it at once.
     #[cfg(feature = "serve")]
     Drain,
 }
@@ -43,19 +43,19 @@ fn duty() -> MutexGuard<'static, Duty> {
     DUTY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a file that grows beyond `ulimit -f` an error like any other.
+/// Ignores SIGXFSZ, so that a file beyond `ulimit -f` is an ordinary error.
 pub fn outlive_file_limit() {
-    // Without it, the signal ends the program, as it does by default.
+    // If this fails, the signal ends the program, as by default.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
-/// Waits for signals on a thread of its own, which may do more than a signal handler may. Where the system allows no
-/// thread, a signal ends the program at once.
+/// Waits for signals on a separate thread, which may do more than a signal handler. If the system allows no thread, a
+/// signal ends the program at once.
 pub fn watch() -> Result<()> {
     let (hand, handed) = mpsc::sync_channel::<Signals>(1);
     let wait = move || handed.into_iter().for_each(|mut signals| signals.forever().for_each(handle_signal));
     if thread::Builder::new().name("signals".into()).stack_size(STACK).spawn(wait).is_ok() {
-        // Only now: what is caught must be heard.
+        // Only after the thread runs, because nobody else handles the signals that are caught from here on.
         let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
         let _ = hand.send(signals.map_err(|e| Error::Other(format!("cannot catch Ctrl-C: {e}")))?);
     }
@@ -84,7 +84,7 @@ fn handle_signal(signal: i32) {
             let _ = thread::Builder::new().stack_size(STACK).spawn(late);
             return;
         }
-        // With a window, both the system and its shell send one.
+        // When a window closes, both the system and its shell send SIGHUP.
         if signal == SIGHUP && matches!(*duty, Duty::SaveAndEnd(_)) {
             return;
         }
@@ -92,8 +92,7 @@ fn handle_signal(signal: i32) {
     end_by_signal(signal);
 }
 
-/// Ends the program if a driver of OpenCL does not return from a call that only queues something: whoever made it cannot
-/// be stopped.
+/// Ends the program if an OpenCL driver does not return from a call: the calling thread cannot be stopped.
 fn end_if_stuck() {
     let watch = || {
         thread::sleep(STUCK / 5);
@@ -102,7 +101,7 @@ fn end_if_stuck() {
             thread::sleep(STUCK);
             let now = under_way();
             if now.iter().any(|call| before.contains(call)) {
-                say!("the OpenCL driver does not return from a call; try --backend cpu");
+                say!("the OpenCL driver is not responding; try --backend cpu");
                 end_by_signal(SIGINT);
             }
             before = now;
@@ -128,23 +127,22 @@ pub fn connect(cancel: &CancelToken) {
     RUNNING.get_or_init(|| cancel.clone());
 }
 
-/// From now on SIGTERM and SIGHUP stop what runs, as Ctrl-C does, and wait for [`saved`].
+/// From now on SIGTERM and SIGHUP stop the generation, as Ctrl-C does, and wait for [`saved`].
 pub fn will_save() {
     *duty() = Duty::Save;
 }
 
-/// From now on the first signal, whichever it is, cancels what runs, which then ends by itself; the second ends the
-/// program.
+/// From now on the first signal of any kind cancels the server, which then ends by itself; the second ends the program.
 #[cfg(feature = "serve")]
 pub fn will_drain() {
     *duty() = Duty::Drain;
 }
 
-/// The generation was saved, or never will be.
+/// Marks the generation as saved, or as not to be saved.
 ///
 /// # Errors
 ///
-/// `Interrupted` if a signal waits for that: nothing new may begin.
+/// `Interrupted` if a signal waited for it: nothing new may begin.
 pub fn saved() -> Result<()> {
     let mut duty = duty();
     match *duty {
@@ -156,12 +154,12 @@ pub fn saved() -> Result<()> {
     }
 }
 
-/// True if a signal waits for the program to save and end.
+/// True if a signal waits for a save before it ends the program.
 pub fn is_ending() -> bool {
     matches!(*duty(), Duty::SaveAndEnd(_))
 }
 
-/// Ends the program by the signal that has waited for it, or with this code.
+/// Ends the program with the signal that waits for its end, else with this exit code.
 pub fn leave(code: i32) -> ! {
     let duty = *duty();
     if let Duty::SaveAndEnd(signal) = duty {

@@ -38,8 +38,8 @@ impl ProgressLine {
     }
 }
 
-/// Shows a prompt before its text, dimmed, where both come to a terminal. The end of a long one is enough, on lines of
-/// its own, as progress is shown after it.
+/// Shows the prompt before the text, dimmed, if both go to a terminal. Of a long prompt only the end is shown, on
+/// separate lines because progress follows it.
 pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
     const MAX_CHARS: usize = 600;
     let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
@@ -59,7 +59,7 @@ pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
     }
 }
 
-/// True if a terminal may show text in another brightness.
+/// True if text on a terminal may be dimmed.
 pub fn has_color() -> bool {
     !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
 }
@@ -69,7 +69,7 @@ pub fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|t| t == "dumb")
 }
 
-/// Shows how much of a long prompt is done, unless nothing is to be said.
+/// A function that shows the progress of a long prompt, unless quiet.
 pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
     match verbosity {
         Verbosity::Quiet => |_, _| {},
@@ -81,17 +81,17 @@ pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
     }
 }
 
-/// Bytes that a pipe with room takes without waiting.
+/// Bytes that a pipe with room accepts without blocking.
 const AT_ONCE: usize = 4096;
-/// Interval at which a writer that waits for room checks if the program is to end.
+/// Interval at which a waiting writer checks if the program must end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Writes text to stdout at once, and waits for a reader that is slow.
+/// Writes text to stdout immediately; waits for a slow reader.
 ///
 /// # Errors
 ///
-/// [`Error::ClosedPipe`], which ends the program quietly: the reader has gone. [`Error::Interrupted`]: a signal came
-/// that ends the program.
+/// [`Error::ClosedPipe`] if the reader is gone, which ends the program quietly. [`Error::Interrupted`] if a signal ends
+/// the program.
 pub fn put(text: &str) -> Result<()> {
     let failed = |e: Errno| match e {
         Errno::PIPE => Error::ClosedPipe,
@@ -115,7 +115,7 @@ pub fn put(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ends the line on a terminal, where nothing or something without an end was written.
+/// Ends the line if stdout is a terminal; for output that may not end with a line break.
 pub fn end_line() {
     if stdout().is_terminal() {
         let _ = put("\n");

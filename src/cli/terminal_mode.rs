@@ -10,15 +10,15 @@ static BEFORE: OnceLock<Termios> = OnceLock::new();
 /// Switches bracketed paste off; the line editor switches it on.
 const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
 
-/// Saves the mode of stdin, before there is an editor.
+/// Saves the mode of stdin; called before the line editor starts.
 pub fn save() {
     if let Ok(mode) = tcgetattr(stdin()) {
         BEFORE.get_or_init(|| mode);
     }
 }
 
-/// Keeps the terminal from echoing what is typed, which waits for the next prompt. Ctrl-C works. Dropping it restores
-/// the mode.
+/// Stops the terminal from echoing typed text, which waits for the next prompt; Ctrl-C still works. Restores the mode
+/// when dropped.
 pub struct EchoGuard(Option<Termios>);
 
 impl EchoGuard {
@@ -40,13 +40,13 @@ impl Drop for EchoGuard {
     }
 }
 
-/// Restores the mode, unless another process has the terminal now: setting it would then stop this one.
+/// Restores the saved mode, unless another process has the terminal: setting the mode would then stop this one.
 pub fn restore() {
     let Some(mode) = BEFORE.get() else { return };
     if tcgetpgrp(stdin()).is_ok_and(|foreground| foreground != getpgrp()) {
         return;
     }
-    // Without waiting for a terminal that has gone or for a lock on stdout.
+    // Never waits for a terminal that is gone or for a lock on stdout.
     let _ = tcsetattr(stdin(), OptionalActions::Now, mode);
     let _ = rustix::io::write(stdout(), NO_BRACKETED_PASTE);
 }

@@ -1,24 +1,24 @@
-//! Word wrap on a terminal. A word is shown as it comes, piece by piece; one that does not fit is erased and written on the
-//! next line.
+//! Word wrap on a terminal. A word is printed piece by piece as it is generated; if it does not fit, it is erased and
+//! printed again on the next line.
 
 use super::terminal::is_dumb;
 use std::io::IsTerminal;
 use unicode_width::UnicodeWidthChar;
 
-/// State of the line that is being written.
+/// State of the current line.
 #[derive(Default)]
 pub struct Wrap {
-    /// Cells that may be written; 0 leaves all to the terminal.
+    /// Maximum cells per line; 0 leaves wrapping to the terminal.
     width: usize,
-    /// Cells written.
+    /// Cells written on this line.
     column: usize,
-    /// The word at the end of the line, and its cells.
+    /// The word at the end of the line, and its width in cells.
     word: String,
     cells: usize,
 }
 
 impl Wrap {
-    /// For stdout, where an answer begins at the left edge.
+    /// Wraps at the width of stdout; the first piece begins at the left edge.
     pub fn stdout() -> Self {
         let stdout = std::io::stdout();
         let size = if stdout.is_terminal() && !is_dumb() {
@@ -26,7 +26,7 @@ impl Wrap {
         } else {
             None
         };
-        // The last cell stays free: what a terminal does there depends on the terminal.
+        // The last cell stays free, because terminals differ there.
         Self::new(size.map_or(0, |size| usize::from(size.ws_col).saturating_sub(1)))
     }
 
@@ -34,7 +34,7 @@ impl Wrap {
         Self { width, ..Self::default() }
     }
 
-    /// Text to write for the next piece, with line breaks in it.
+    /// The next piece with line breaks inserted.
     pub fn piece(&mut self, text: &str) -> String {
         if self.width == 0 {
             return text.into();
@@ -45,7 +45,7 @@ impl Wrap {
     }
 
     fn char(&mut self, c: char, out: &mut String) {
-        // One for what controls the terminal and is no line feed: a tab.
+        // A tab has no width; it counts as one cell.
         let cells = c.width().unwrap_or(1);
         match c {
             '\n' | '\r' => {
@@ -53,7 +53,7 @@ impl Wrap {
                 self.begin_line();
             }
             _ if c.is_whitespace() => {
-                // A blank at the edge is where the line ends.
+                // A blank at the edge becomes the line break.
                 if self.column + cells > self.width {
                     out.push('\n');
                     self.begin_line();
@@ -64,7 +64,7 @@ impl Wrap {
                 }
             }
             _ => {
-                // Lines may end between wide characters, which have no blanks.
+                // Lines may break between wide characters, which have no blanks.
                 if cells == 2 {
                     self.begin_word();
                 }
@@ -79,7 +79,7 @@ impl Wrap {
         }
     }
 
-    /// Goes to the next line, with the word that has begun if there is anything else on this one.
+    /// Begins the next line, and moves the current word there if it is not alone on this one.
     fn break_before(&mut self, out: &mut String) {
         if self.cells == self.column {
             out.push('\n');
@@ -109,7 +109,7 @@ impl Wrap {
 mod tests {
     use super::*;
 
-    /// The lines that a terminal shows, which obeys what [`Wrap`] writes.
+    /// The lines that a terminal shows for the output of [`Wrap`].
     fn shown(width: usize, pieces: &[&str]) -> Vec<String> {
         let mut wrap = Wrap::new(width);
         let text: String = pieces.iter().map(|piece| wrap.piece(piece)).collect();

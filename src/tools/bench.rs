@@ -1,10 +1,10 @@
-//! `bench`: how fast this machine prefills, decodes and loads, and how close that is to what its memory and its
-//! arithmetic allow.
+//! `bench`: measures the speed of prefill, decode and loading, compared with the limits of this machine's memory and
+//! arithmetic.
 //!
-//! Repetitions go round-robin over the rows, so that a machine that slows down as it gets warm slows all rows alike. Each
-//! row starts from a cache filled to its depth, which is not timed. On the CPU, the read bandwidth is measured right
-//! before and right after each repetition that decodes one sequence, because a machine that others use too may read
-//! twice as fast a second later.
+//! Repetitions go round-robin over the rows, so that a machine that slows down as it gets warm slows all rows alike.
+//! Each row starts from a cache filled to its depth, which is not timed. On the CPU, the read bandwidth is measured
+//! right before and after each repetition that decodes one sequence, because on a shared machine it may double within a
+//! second.
 
 mod device;
 mod limits;
@@ -48,7 +48,7 @@ enum BenchFormat {
     Jsonl,
 }
 
-/// Measurements. Lists are separated by commas; flags with lists may be repeated.
+/// Flags of `bench`. Lists are separated by commas; flags with lists may be repeated.
 #[derive(Args, Clone)]
 pub struct BenchArgs {
     #[command(flatten)]
@@ -57,20 +57,20 @@ pub struct BenchArgs {
     lists: Lists,
     #[command(flatten)]
     mask: MaskArgs,
-    /// Timed runs of each row, whose median is shown
+    /// Timed runs per row; the median is shown
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     repetitions: usize,
-    /// Measure with the tokens of this text, from its start again where it ends [default: random tokens]
+    /// Use the tokens of this text, repeated as needed [default: random tokens]
     #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-    /// How results are printed
+    /// Output format
     #[arg(short, long, value_enum, default_value = "md")]
     output: BenchFormat,
-    /// Write a Chrome/Perfetto trace of one decoded token, or of one prompt if no row decodes, and print its steps on
-    /// stderr
+    /// Write a Chrome/Perfetto trace of one generated token, or of one prompt if no row generates, and print its steps
+    /// on stderr
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Measure nothing; drop the model's files from the page cache, so that the next start is a cold one
+    /// Measure nothing; drop the model's files from the page cache, so that the next start is cold
     #[arg(long, hide = true)]
     drop_cache: bool,
     #[command(flatten, next_help_heading = "Model")]
@@ -78,7 +78,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Checks the flags; the options lack what each group sets.
+    /// Checks and resolves the flags, except those that each group of rows sets.
     fn resolve(&self) -> Result<EngineOptions> {
         within("--repetitions", self.repetitions, 10_000)?;
         Ok(EngineOptions { isa: Some(Isa::detect()?), ..self.load.resolve()? })
@@ -91,7 +91,7 @@ impl BenchArgs {
             text if text.is_empty() => {
                 Err(Error::Usage(format!("--prompt-file {}: is empty; give a text", file.display())))
             }
-            // All of it, however long: each row takes what it needs from the start.
+            // The whole text, however long; each row takes what it needs.
             text => engine.tokenizer().encode(&text, AddSpecial::Yes),
         }
     }
@@ -112,7 +112,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let plans = options.iter().map(|o| Plan::of(&model, o)).collect::<Result<Vec<_>>>()?;
     let took = began.elapsed();
     prepare(&plans, args)?;
-    // The longest context, because loading checks the memory for it.
+    // Loading checks the memory for the longest context.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
     let engine = Engine::load_opened(Opened { plan, model, took }.settled(), &|_, _| {})?;
@@ -138,7 +138,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         trace.write_chrome(file)?;
         stderr::write(format_args!("{what}\n{}", steps(&trace)));
     }
-    let peak_rss_bytes = peak_rss.max(model_peak(system::peak_rss(), reader.as_ref()));
+    // Without the reader's buffer, which the model does not need. The peak after the warm-up alone is too low, because
+    // decoding writes slots that the warm-up did not.
+    let buffer = reader.as_ref().map_or(0, Reader::bytes);
+    let peak_rss_bytes = peak_rss.max(system::peak_rss().map(|peak| peak.saturating_sub(buffer)));
     drop(bench);
     let limits = measure_limits(&engine, &environment.threads, reader.as_ref())?;
     let rows = result::results(&rows, samples, &limits, weight_bytes);
@@ -156,24 +159,18 @@ fn measure_limits(engine: &Engine, threads: &[usize], reader: Option<&Reader>) -
     if let Some(device) = engine.device() {
         return limits::of_device(device, threads);
     }
-    // Of integers only if the weights are multiplied as integers.
+    // The integer peak is a limit only if the weights are multiplied as integers.
     let isa = engine.options().isa.filter(|_| engine.weights().head.reads().blocks);
     Ok(limits::measure(threads, reader, isa))
 }
 
-/// The peak of memory in use, less the reader's buffer, which the model does not need. The peak after the warm-up alone
-/// would be too low, because rows that decode write slots that the warm-up did not.
-fn model_peak(peak: Option<u64>, reader: Option<&Reader>) -> Option<u64> {
-    peak.map(|peak| peak.saturating_sub(reader.map_or(0, Reader::bytes)))
-}
-
-/// Refuses what does not fit in memory, because all groups keep their caches at once, and prepares the process.
+/// Fails if the caches of all groups do not fit in memory together; else prepares the process.
 fn prepare(plans: &[Plan], args: &BenchArgs) -> Result<()> {
     plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
     load::prepare(plans.iter().map(|p| p.options.threads).max().unwrap_or(1), &args.warnings)
 }
 
-/// A table of the time that each step took.
+/// A table of the time of each step.
 fn steps(trace: &Trace) -> String {
     let totals = trace.totals();
     let all: u64 = totals.iter().map(|t| t.1).sum();

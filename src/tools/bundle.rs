@@ -10,7 +10,7 @@ use files::config::ModelConfig;
 use files::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// One executable file.
+/// Flags of `bundle`.
 #[derive(Args, Clone)]
 pub struct BundleArgs {
     #[command(flatten)]
@@ -18,7 +18,7 @@ pub struct BundleArgs {
     /// File to write
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
-    /// Program to put in: another build for the same model, as for a phone [default: this program]
+    /// Program to bundle: another build for the same model, for a phone for example [default: this program]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
@@ -31,11 +31,11 @@ pub fn run(args: &BundleArgs) -> Result<()> {
         None => {
             let own = std::env::current_exe();
             checked(&own.map_err(|e| {
-                Error::Other(format!("this program's file is not told: {e}; give --program"))
+                Error::Other(format!("cannot find this program's own file: {e}; use --program"))
             })?)?
         }
     };
-    // What cannot be used would be found only where the bundle runs.
+    // Checked here, because errors would otherwise appear only where the bundle runs.
     let tokenizer = tokenizer_of(&model)?;
     template_source(&model).load()?;
     args.packing.run(&args.out, Some(&tokenizer), |options, calibration_of| {
@@ -43,22 +43,22 @@ pub fn run(args: &BundleArgs) -> Result<()> {
     })
 }
 
-/// The bytes of a program that is built for the same model.
+/// Reads a program and checks that it is built for the same model.
 fn checked(file: &Path) -> Result<Vec<u8>> {
     let program = program(file)?;
     let Some(config) = config_of(&program) else {
-        let why = "is no antigravity program that reads what this one writes; build it from the same sources";
+        let why = "is not a compatible antigravity program; build it from the same sources";
         return Err(Error::io(file, why));
     };
     let Some((field, ours, theirs)) = dims::baked().difference(&config) else { return Ok(program) };
     let why = format!(
-        "is built for another model than this program, {}: {field} is {theirs}, not {ours}; build it with the same ANTIGRAVITY_MODEL",
+        "is not built for this program's model, {}: {field} is {theirs}, not {ours}; build it with the same ANTIGRAVITY_MODEL",
         dims::MODEL
     );
     Err(Error::io(file, why))
 }
 
-/// The config that a program is built for, as its file says.
+/// The model config stored in a program's file.
 fn config_of(program: &[u8]) -> Option<ModelConfig> {
     let mark = built_for();
     let mut found = program.windows(mark.len()).enumerate().filter(|(_, words)| *words == mark.as_bytes());

@@ -1,4 +1,4 @@
-//! Layout of tables and facts on stdout.
+//! Tables on stdout.
 
 use clap::ValueEnum;
 
@@ -16,7 +16,7 @@ pub enum Align {
     Right,
 }
 
-/// Lines of cells, in columns as wide as they need to be, two blanks apart.
+/// Lays out lines of cells in columns, each as wide as its longest cell, two spaces apart.
 pub fn columns(sides: &[Align], lines: &[Vec<String>]) -> String {
     let width = |c: usize| lines.iter().filter_map(|l| l.get(c)).map(|s| s.chars().count()).max();
     let widths: Vec<usize> = (0..sides.len()).map(|c| width(c).unwrap_or(0)).collect();

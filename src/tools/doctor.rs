@@ -1,4 +1,4 @@
-//! `doctor`: what this machine offers and how the program will use it.
+//! `doctor`: reports what this machine offers and how the program uses it.
 
 mod opencl;
 
@@ -6,7 +6,7 @@ use super::columns::{Align, columns};
 use crate::cli::args::PathArgs;
 use crate::cli::flags::name_flags;
 use crate::cli::terminal::put;
-use crate::dims;
+use crate::commands;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
 use crate::run::plan::mib;
 use crate::run::system::{self, Memory, cgroup, read};
@@ -19,31 +19,31 @@ use numeric::topology;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The state of the machine.
+/// Flags of `doctor`.
 #[derive(Args, Clone)]
 pub struct DoctorArgs {
     #[command(flatten)]
     model: PathArgs,
-    /// OpenCL device to take, by its number or a part of its name [default: the first GPU]
+    /// OpenCL device to use, by number or part of its name [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     cl_device: Option<String>,
-    /// Time the variants of the OpenCL device's kernels with the model, whatever was found out before, and show them
+    /// Measure the kernel variants on the OpenCL device again, with this model, and show the times
     #[arg(long)]
     tune: bool,
 }
 
 /// Width of the first column: its longest entry.
 const WIDTH: usize = "instruction sets".len();
-const UNKNOWN: &str = "not told by this system";
+const UNKNOWN: &str = "not reported by this system";
 
-/// Prints the facts. One that cannot be found out is no error; only a broken stdout is.
+/// Prints the facts. An unknown fact is no error; only a broken stdout is.
 pub fn run(args: &DoctorArgs) -> Result<()> {
     let model = args.model.path()?;
     if args.tune {
         return put(&opencl::tuned(&model, args.cl_device.as_deref())?);
     }
     let facts = [
-        ("program", program()),
+        ("program", commands::version()),
         ("cpu", system::this_cpu()),
         ("kernel", system::kernel()),
         ("instruction sets", instruction_sets()),
@@ -52,13 +52,13 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         ("threads", threads()),
         ("cpu quota", cgroup::cpu_quota().map_or("none".into(), |q| format!("{q:.2} cores' worth of time"))),
         ("memory", memory()),
-        ("page size", page_size()),
+        ("page size", format!("{} KiB", files::mapped::page_size() >> 10)),
         ("huge pages", huge_pages()),
         ("model path", model.display().to_string()),
         ("model", model_state(&model)),
     ];
     show(facts.map(|(what, is)| (what.into(), is)).into())?;
-    // Apart and last: a driver that crashes loses only this part.
+    // Separate and last, so that a crashing driver loses only this part.
     show(opencl::facts(args.cl_device.as_deref()))
 }
 
@@ -67,15 +67,6 @@ fn show(facts: Vec<(String, String)>) -> Result<()> {
         vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), LINE - WIDTH - 2)]
     };
     put(&columns(&[Align::Left, Align::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
-}
-
-fn program() -> String {
-    use dims::*;
-    format!(
-        "{} for {MODEL}: {} {LAYERS} layers, dim {DIM}, vocab {VOCAB}",
-        env!("CARGO_PKG_VERSION"),
-        ARCH.name()
-    )
 }
 
 fn instruction_sets() -> String {
@@ -87,7 +78,7 @@ fn instruction_sets() -> String {
     format!("{}; {chosen}", found.join(", "))
 }
 
-/// `0, 1, 4`, or that the system does not tell.
+/// The items as `0, 1, 4`, or [`UNKNOWN`].
 fn listed(items: &[impl ToString]) -> String {
     match items {
         [] => UNKNOWN.into(),
@@ -100,7 +91,7 @@ fn cores() -> String {
     format!("{online} online; this process may use {}", listed(&topology::allowed_cores()))
 }
 
-/// Number of cores by capacity (1024 is the fastest) or by highest clock.
+/// Cores grouped by capacity (1024 is the fastest) or by maximum clock.
 fn speeds() -> String {
     let mut kinds: BTreeMap<(u64, &str), Vec<usize>> = BTreeMap::new();
     for core in topology::allowed_cores() {
@@ -125,10 +116,10 @@ fn threads() -> String {
     let (chosen, allowed, big) =
         (topology::default_threads(), topology::allowed_cores().len(), topology::big_cores());
     let why = match std::thread::available_parallelism().map(|n| n.get()) {
-        Ok(n) if n < allowed => format!("the cpu quota allows {n} of {allowed} cores"),
+        Ok(n) if n < allowed => format!("the CPU quota allows {n} of {allowed} cores"),
         Ok(_) if big.len() < allowed => format!("the big cores are {}", topology::ranges(&big)),
-        Ok(n) if chosen < n => "one for each two hyper-threads".into(),
-        _ => "one for each core this process may use".into(),
+        Ok(n) if chosen < n => "one per two hyper-threads".into(),
+        _ => "one per core this process may use".into(),
     };
     format!("{chosen} by default: {why}")
 }
@@ -137,27 +128,23 @@ fn memory() -> String {
     let m = Memory::now();
     let size = |bytes: Option<u64>| bytes.map_or("?".into(), mib);
     let limit = match (m.limit, m.limit_left) {
-        (Some(limit), Some(left)) => format!("{} of which {} are left", mib(limit), mib(left)),
+        (Some(limit), Some(left)) => format!("{}, of which {} are left", mib(limit), mib(left)),
         _ => "none".into(),
     };
-    format!("{} in all, {} available; container limit: {limit}", size(m.total), size(m.available))
-}
-
-fn page_size() -> String {
-    format!("{} KiB", files::mapped::page_size() >> 10)
+    format!("{} total, {} available; container limit: {limit}", size(m.total), size(m.available))
 }
 
 fn huge_pages() -> String {
     let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
     let meaning = match setting.as_deref().and_then(|s| s.split_once('[')?.1.split(']').next()) {
         Some("always" | "madvise") => "used for weights and cache",
-        Some("never") => "off; \"madvise\" would make decoding faster",
+        Some("never") => "off; \"madvise\" would make generation faster",
         _ => return "none in this kernel".into(),
     };
     format!("{}: {meaning}", setting.unwrap_or_default().trim())
 }
 
-/// State of the model: it exists, fits this program, is packed.
+/// State of the model: found, made for this program, packed.
 fn model_state(path: &Path) -> String {
     let found = || -> Result<String> {
         let path = ModelPath::new(path)?;
@@ -167,7 +154,7 @@ fn model_state(path: &Path) -> String {
         if let Some(bundle) = Bundle::open(&path.weights)? {
             bundle.verify()?;
             return Ok(format!(
-                "a bundle, every byte as it was put in: {}",
+                "a bundle, every byte verified: {}",
                 bundle.names().collect::<Vec<_>>().join(", ")
             ));
         }
@@ -176,7 +163,7 @@ fn model_state(path: &Path) -> String {
         }
         let Some(beside) = path.packed() else { return Ok("a checkpoint".into()) };
         let state = match Checkpoint::open(&beside) {
-            Ok(_) => "of another checkpoint or version",
+            Ok(_) => "from another checkpoint or version",
             Err(_) => "missing",
         };
         Ok(format!(

@@ -1,4 +1,4 @@
-//! `draft`: proposes tokens for another antigravity program, which has started this one.
+//! `draft`: drafts tokens for the antigravity program that started this one.
 
 use crate::cli::args::{LoadArgs, MAX_SEQ_LEN, MAX_THREADS, within};
 use crate::cli::terminal::put;
@@ -12,7 +12,7 @@ use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use text::sampler::{Sampler, SamplerOptions};
 
-/// Maximum number of sequences, as many as prompts.
+/// Maximum of `--sequences`: as many as prompts that run together.
 const MAX_SEQUENCES: usize = 256;
 
 /// The draft side of speculative decoding.
@@ -20,21 +20,22 @@ const MAX_SEQUENCES: usize = 256;
 pub struct DraftArgs {
     #[command(flatten, next_help_heading = "Model")]
     load: LoadArgs,
-    /// CPU threads
+    /// Number of CPU threads
     #[arg(short, long, default_value_t = 2, value_name = "N")]
     threads: usize,
-    /// Slots of the KV cache of each text; of a longer one, the end is read again now and then
+    /// Context size in tokens, for each sequence; of a longer one, the end is recomputed now and then
     #[arg(short = 'c', long, default_value_t = 2048, value_name = "N")]
     max_seq_len: usize,
-    /// Texts at once
+    /// Number of sequences that draft together
     #[arg(short = 'n', long, default_value_t = 1, value_name = "N")]
     sequences: usize,
 }
 
-/// Loads the model, says hello, and answers until its input ends. It writes no file: whoever has started it may kill it.
+/// Loads the model, sends the handshake, and answers requests until stdin ends. Writes no file, because its parent may
+/// kill it.
 pub fn run(args: &DraftArgs) -> Result<()> {
     let options = EngineOptions {
-        // A cache of 16-bit floats is small enough, and nearest to what the model was trained with.
+        // f16 is small enough and closest to the model's training.
         kv_types: KvTypes::both(KvType::F16),
         threads: within("--threads", args.threads, MAX_THREADS)?,
         max_seq_len: within("--max-seq-len", args.max_seq_len, MAX_SEQ_LEN)?,
@@ -56,11 +57,11 @@ pub fn run(args: &DraftArgs) -> Result<()> {
     Ok(())
 }
 
-/// The answer to a request.
+/// Answers a request.
 ///
 /// # Errors
 ///
-/// `Usage` for a request that cannot be; what computing returns.
+/// `Usage` for an invalid request, and the errors of the model.
 fn answer(texts: &mut [DraftSequence], request: Request, engine: &Engine) -> Result<Answer> {
     let wrong = |what: String| Err(Error::Usage(format!("stdin: {what}")));
     let Request { id, sequence, keep, tokens, draft, least, sampler, random } = request;
@@ -82,15 +83,15 @@ fn answer(texts: &mut [DraftSequence], request: Request, engine: &Engine) -> Res
     Ok(Answer { id, tokens: text.draft(draft, least)? })
 }
 
-/// A sequence of the other program.
+/// One of the parent program's sequences.
 struct DraftSequence {
     session: Session,
-    /// All of them; the session may hold the last ones only.
+    /// All tokens; the session may hold only the last ones.
     tokens: Vec<u32>,
-    /// Index of the session's first token among them.
+    /// Index in `tokens` of the session's first token.
     from: usize,
     sampler: Sampler,
-    /// `[VOCAB]`, for the sampler.
+    /// `[VOCAB]`, scratch for the sampler.
     logits: Vec<f32>,
 }
 
@@ -101,11 +102,10 @@ impl DraftSequence {
         Ok(Self { session, tokens: Vec::new(), from: 0, sampler, logits: vec![0.0; VOCAB] })
     }
 
-    /// The next tokens as this model chooses them: at most `most`, while the probability of all together is at
-    /// least `least`.
+    /// Samples the next tokens: at most `most`, as long as their joint probability is at least `least`.
     fn draft(&mut self, most: usize, least: f32) -> Result<Vec<u32>> {
         let (all, slots) = (self.tokens.len(), self.session.extent().slots);
-        // What another vocabulary has more of is at its end, and padding.
+        // The parent's vocabulary may have more ids, for padding at its end.
         let is_known = |&id: &u32| (id as usize) < VOCAB;
         if most == 0 || all == 0 || most >= slots || !self.tokens.iter().all(is_known) {
             return Ok(Vec::new());
@@ -116,13 +116,12 @@ impl DraftSequence {
             self.from = 0;
         }
         self.session.sync(&self.tokens[self.from..], &CancelToken::default())?;
-        // Of the tokens so far, in this model's eyes.
-        let mut whole = 1.0;
+        let mut joint = 1.0;
         for n in 1..=most {
             self.logits.copy_from_slice(self.session.logits());
             let token = self.sampler.sample(&mut self.logits, &self.tokens);
-            whole *= self.probability(token);
-            if whole < least {
+            joint *= self.probability(token);
+            if joint < least {
                 break;
             }
             self.tokens.push(token);
@@ -133,11 +132,11 @@ impl DraftSequence {
         Ok(self.tokens.split_off(all))
     }
 
-    /// The probability of a token that was chosen, before any were cut off.
+    /// The probability of the sampled token, before top-k and the like.
     fn probability(&self, token: u32) -> f32 {
         let chosen = self.logits[token as usize];
         match self.sampler.options().temperature {
-            // They are still logits, and it has the largest.
+            // Greedy: `logits` still holds logits, and the token has the largest.
             0.0 => 1.0 / self.logits.iter().map(|x| (x - chosen).exp()).sum::<f32>(),
             _ => chosen,
         }

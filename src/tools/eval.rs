@@ -1,4 +1,4 @@
-//! `eval`: perplexity of a text, recall of facts, and how far settings of the engine are apart.
+//! `eval`: perplexity of a text, recall of facts, and the difference between settings of the engine.
 
 mod engines;
 mod input;
@@ -22,35 +22,36 @@ use std::path::PathBuf;
 use std::time::Instant;
 use text::tokenizer::AddSpecial;
 
-/// Perplexity, recall, and comparisons.
+/// Flags of `eval`.
 #[derive(Args, Clone)]
 pub struct EvalArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
-    /// Text to predict
+    /// Text file to predict
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["tokens", "recall"])]
     #[arg(conflicts_with = "tokens")]
     pub file: Option<PathBuf>,
-    /// Token ids to predict: a JSON array, or an object with tokens and chunk
+    /// File of token ids to predict: a JSON array, or an object with tokens and chunk
     #[arg(long, value_name = "FILE")]
     pub tokens: Option<PathBuf>,
-    /// Questions to answer: a JSON object with items, each with form, distance, prompt, answer_ids and correct_f32
+    /// File of questions to answer: a JSON object with items, each with form, distance, prompt, answer_ids and
+    /// correct_f32
     #[arg(long, value_name = "FILE")]
     pub recall: Option<PathBuf>,
-    /// Tokens of one chunk, which begins with an empty cache [default: as in the token file, else 512]
+    /// Tokens per chunk; each chunk starts with an empty context [default: from the token file, else 512]
     #[arg(long, value_name = "N")]
     pub chunk: Option<usize>,
     /// Maximum number of chunks to predict
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
-    /// Add a row with settings that replace those of the flags: kv=q4,policy=snapkv,window=25% (keys: kv, k, v,
-    /// weights, policy, window, prefix, backend); may be repeated
+    /// Add a row with changed settings, such as kv=q4,policy=snapkv,window=25% (keys: kv, k, v, weights, policy,
+    /// window, prefix, backend); may be repeated
     #[arg(long, value_name = "SETTINGS")]
     pub settings: Vec<String>,
-    /// Compare the rows with these settings: kv=f32,weights=f32 (the same keys)
+    /// Compare each row with these settings, such as kv=f32,weights=f32 (same keys)
     #[arg(long, value_name = "SETTINGS")]
     pub against: Option<String>,
-    /// Text, or one JSON object for each row of each table, one a line
+    /// Text, or one JSON object per table row
     #[arg(long, value_enum, default_value = "text")]
     pub format: Format,
     #[command(flatten)]
@@ -61,7 +62,7 @@ pub struct EvalArgs {
 
 const DEFAULT_CHUNK: usize = 512;
 
-/// Settings to measure, and the texts and questions to measure them with.
+/// The settings to measure, and the text and questions to measure them with.
 struct Evaluation {
     rows: Vec<Settings>,
     /// The settings that the rows are compared with.
@@ -93,7 +94,7 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     Ok(())
 }
 
-/// Measures and prints perplexities, if there is a text. Returns the number of its chunks.
+/// Measures and prints perplexities if there is a text. Returns the number of chunks.
 fn evaluate_text(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Result<usize> {
     let Some(input) = &work.input else { return Ok(0) };
     let mut chunks = input.chunks(work.chunk, engines.tokenizer())?;
@@ -135,10 +136,10 @@ fn evaluate_recall(args: &EvalArgs, work: &Evaluation, engines: &Engines) -> Res
 }
 
 impl Evaluation {
-    /// Also opens the models that the settings need.
+    /// Resolves the flags and opens the models that the settings need.
     fn resolve(args: &EvalArgs) -> Result<(Self, Models)> {
         let mut options = args.model.resolve()?;
-        // The table names the weight type, so `auto` is settled first.
+        // Resolves `auto`, because the table names the weight type.
         let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
         options.weight_type = model.weight_type;
         let flags = Settings::of_flags(options);
@@ -157,7 +158,7 @@ impl Evaluation {
         let mut questions = Vec::new();
         if let Some(file) = &args.recall {
             let asked = input::read_questions(file)?;
-            // Before the model is loaded, because the memory plan depends on their length.
+            // Encoded before the model is loaded, because the memory plan depends on the lengths.
             let tokenizer = tokenizer_of(&model)?;
             for question in asked {
                 let prompt = tokenizer.encode(&question.prompt, AddSpecial::Yes)?;
@@ -173,17 +174,17 @@ impl Evaluation {
         self.rows.iter().chain(&self.base)
     }
 
-    /// One plan for each of the settings, with this many slots.
+    /// A memory plan for each of the settings, with this many slots.
     fn plans(&self, models: &Models, slots: usize) -> Result<Vec<Plan>> {
         self.settings().map(|s| models.plan(s, slots)).collect()
     }
 }
 
-/// Refuses what does not fit in memory, and prepares the process.
+/// Fails if the evaluation does not fit in memory; else prepares the process.
 fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<()> {
     let mut threads = 1;
     if work.input.is_some() {
-        // All at once. Each session holds a block of logits; those compared with are held beside it.
+        // All sessions exist at once. Each holds a block of logits; the base's logits are copied beside it.
         let rows = |i: usize| if i < work.rows.len() { 1 } else { 2 };
         let plans = work.plans(models, work.chunk)?.into_iter().enumerate();
         let plans: Vec<Plan> = plans.map(|(i, p)| p.with_rows(rows(i))).collect();
@@ -191,7 +192,7 @@ fn prepare(args: &EvalArgs, work: &Evaluation, models: &Models) -> Result<()> {
         threads = plans.first().map_or(threads, |plan| plan.options.threads);
     }
     if !work.questions.is_empty() {
-        // One after another, while all models are loaded.
+        // One session at a time, while all models are loaded.
         let longest = recall::longest(&work.questions);
         let plans = work.plans(models, longest)?;
         let most = |group: &[Plan]| Ok(group.iter().map(Plan::need).max().unwrap_or(0));
@@ -213,7 +214,7 @@ fn need_at_once(plans: &[Plan]) -> Result<u64> {
     check_memory(plans, need, &format!("for {} settings at once", plans.len()))
 }
 
-/// Memory of the plans of each engine, summed up.
+/// Sum of `need` over the groups of plans that share an engine.
 fn sum_by_engine(plans: &[Plan], need: impl Fn(&[Plan]) -> Result<u64>) -> Result<u64> {
     let mut left = plans.to_vec();
     let mut sum = 0u64;
@@ -233,8 +234,8 @@ fn check_memory(plans: &[Plan], need: u64, what: &str) -> Result<u64> {
     };
     if need > have {
         return Err(Error::Memory(format!(
-            "{}: needs {} of memory {what}, but {} are available; use less of them, a smaller KV type, or close \
-             other programs",
+            "{}: needs {} of memory {what}, but {} are available; use fewer or shorter ones, a smaller KV type, \
+             or close other programs",
             first.options.model.display(),
             mib(need),
             mib(have)

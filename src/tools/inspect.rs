@@ -1,4 +1,4 @@
-//! `inspect`: what any model file holds, and what this program was built for.
+//! `inspect`: shows the contents of any model file, and the model this program was built for.
 
 use super::columns::{Align, ReportFormat, columns};
 use crate::cli::args::PathArgs;
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Content of a model file.
+/// Flags of `inspect`.
 #[derive(Args, Clone)]
 pub struct InspectArgs {
-    /// The same as --model-path
+    /// Model to inspect, as with --model-path
     #[arg(value_name = "PATH", conflicts_with = "model_path")]
     path: Option<PathBuf>,
     #[command(flatten)]
@@ -37,13 +37,16 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let path = ModelPath::new(&path)?;
     let packed = path.packed().filter(|packed| packed.is_file());
     let opened = match (Checkpoint::open(&path.weights), &packed) {
-        // A directory may hold nothing but the packed file.
+        // A directory may hold only the packed file.
         (Err(_), Some(packed)) if path.weights.is_dir() => Checkpoint::open(packed)?,
         (other, _) => other?,
     };
     let report = ModelReport {
         config: config(&path, &opened),
-        beside: packed.as_ref().map(|packed| (file_name(packed), packed_state(&opened, packed))),
+        beside: packed.as_ref().map(|packed| {
+            let name = packed.file_name().unwrap_or_default();
+            (name.to_string_lossy().into_owned(), packed_state(&opened, packed))
+        }),
         opened: &opened,
     };
     match args.format {
@@ -52,7 +55,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     }
 }
 
-/// JSON that a terminal can show: what controls one, beyond what JSON escapes anyway, is in strings only.
+/// Escapes characters that control a terminal. JSON has them in strings only, and escapes some itself.
 fn escape_json(json: &str) -> String {
     let escape = |c: char| match c {
         c if c == '\n' || is_harmless(c) => c.to_string(),
@@ -61,19 +64,19 @@ fn escape_json(json: &str) -> String {
     json.chars().map(escape).collect()
 }
 
-/// Comparison of a model's config with the baked one.
+/// Comparison of a model's config with the built-in one.
 #[derive(Debug, PartialEq)]
 enum Fit {
-    /// There is no config, neither in a file nor in the metadata.
+    /// No config, neither as a file nor in the metadata.
     None,
-    /// This program does not understand it; why.
+    /// This program cannot read the config; the reason.
     Other(String),
     Same,
-    /// Field, ours, theirs.
+    /// Field, built-in value, value in the file.
     Differs(&'static str, String, String),
 }
 
-/// The config beside the weights, or inside a packed file, or a GGUF file's header.
+/// Compares the config beside the weights, in a packed file, or in a GGUF file's header.
 fn config(path: &ModelPath, opened: &Checkpoint) -> Fit {
     let file = path.dir.join("config.json");
     let parsed = |text: &str| ModelConfig::parse(text).map_err(|e| e.to_string());
@@ -96,10 +99,6 @@ fn config(path: &ModelPath, opened: &Checkpoint) -> Fit {
     }
 }
 
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
 /// State of the packed file beside a checkpoint.
 fn packed_state(opened: &Checkpoint, packed: &Path) -> &'static str {
     let found = Checkpoint::open(packed);
@@ -112,7 +111,7 @@ fn packed_state(opened: &Checkpoint, packed: &Path) -> &'static str {
     }
 }
 
-/// One line of the table of tensors.
+/// A row of the table of tensors.
 #[derive(Serialize)]
 struct TensorLine {
     name: String,
@@ -139,14 +138,14 @@ fn tensors(opened: &Checkpoint) -> Vec<TensorLine> {
     }
 }
 
-/// The tensors of types that this program cannot read; a GGUF file with such tensors does not open.
+/// The tensors whose types this program cannot read. (A GGUF file with such tensors does not open.)
 fn unreadable(opened: &Checkpoint) -> Vec<TensorLine> {
     let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
     let line = |t: &Unreadable| TensorLine::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
     source.unreadable().map(line).collect()
 }
 
-/// Keys and values; of a GGUF file's arrays their length.
+/// Metadata keys and values; arrays in a GGUF file are shown by their length.
 fn metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
     let shown = |all: &Metadata| {
         let value = |v: &GgufValue| v.as_str().map_or_else(|| v.to_string(), Into::into);
@@ -165,7 +164,7 @@ struct ModelReport<'a> {
     beside: Option<(String, &'static str)>,
 }
 
-/// Sums over the tensors of one element type.
+/// Totals over the tensors of one data type.
 #[derive(Default, Serialize)]
 struct Total {
     tensors: usize,
@@ -174,7 +173,7 @@ struct Total {
 }
 
 impl ModelReport<'_> {
-    /// By element type.
+    /// Totals by data type.
     fn totals(&self) -> BTreeMap<String, Total> {
         let mut totals: BTreeMap<String, Total> = BTreeMap::new();
         for t in tensors(self.opened) {
@@ -194,7 +193,7 @@ impl ModelReport<'_> {
             vec![one_line(&t.name, 120), format!("{}{note}", t.dtype), shape, t.bytes.to_string()]
         };
         lines.extend(tensors(self.opened).into_iter().map(|t| line(t, "")));
-        lines.extend(unreadable(self.opened).into_iter().map(|t| line(t, " (not read)")));
+        lines.extend(unreadable(self.opened).into_iter().map(|t| line(t, " (unsupported)")));
         let path = one_line(&self.opened.path().to_string_lossy(), LINE);
         let mut text = format!("{path}\n\n{}", columns(&SIDES, &lines));
         text += "\ntotals\n";
@@ -215,15 +214,17 @@ impl ModelReport<'_> {
         text + "\n" + &built_for() + "\n" + &self.fit() + "\n"
     }
 
-    /// The comparison as a sentence.
+    /// The comparison of the configs as a sentence.
     fn fit(&self) -> String {
         match &self.config {
-            Fit::None => "there is no config.json to compare with".into(),
+            Fit::None => "no config.json to compare with".into(),
             Fit::Other(why) => format!("this program cannot run it: {}", one_line(why, 300)),
             Fit::Same => "this program runs it".into(),
             Fit::Differs(field, ours, theirs) => {
                 let theirs = one_line(theirs, 120);
-                format!("this program cannot run it: {field} is {theirs}, but was built in as {ours}")
+                format!(
+                    "this program cannot run it: {field} is {theirs}, but this program was built for {ours}"
+                )
             }
         }
     }
@@ -257,8 +258,8 @@ fn built_for() -> String {
         (QKV_BIAS, "q/k/v bias"),
         (O_BIAS, "o bias"),
         (QK_NORM, "q/k norm"),
-        (POST_NORMS, "norms behind"),
-        (WINDOW != 0, "windows"),
+        (POST_NORMS, "post-norms"),
+        (WINDOW != 0, "sliding window"),
         (LEARNED_POSITIONS, "learned positions"),
         (TIED, "tied head"),
     ] {

@@ -1,4 +1,4 @@
-//! `logits`: raw logits of given token ids, for comparison with other engines.
+//! `logits`: writes raw logits of given token ids, for comparison with other engines.
 
 use crate::cli::args::{FlagWarnings, ModelArgs, read_text};
 use crate::cli::load::{self, LoadedEngine};
@@ -11,7 +11,7 @@ use files::{Error, Result, say};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Raw logits.
+/// Flags of `logits`.
 #[derive(Args, Clone)]
 pub struct LogitsArgs {
     #[command(flatten)]
@@ -32,9 +32,9 @@ pub struct LogitsArgs {
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let mut options = args.model.resolve()?;
-    // The cache is as long as the tokens; --max-seq-len only limits a cache that may grow.
+    // The tokens must fit, however small --max-seq-len is.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
-    // Nothing is left to be guessed.
+    // All tokens are given, so nothing is drafted.
     options.draft = 0;
     let fail = |e: std::io::Error| Error::io(&args.out, format!("cannot write: {e}"));
     let file = Unfinished::create(&args.out).map_err(fail)?;
@@ -63,7 +63,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     Ok(())
 }
 
-/// A JSON array of token ids.
+/// Reads a JSON array of token ids.
 fn read_tokens(file: &Path) -> Result<Vec<u32>> {
     let bad =
         |e: String| Error::Usage(format!("--tokens {}: {e}; give a JSON array of token ids", file.display()));

@@ -6,6 +6,7 @@ use crate::cli::terminal::{ProgressLine, Verbosity};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
+use crate::run::plan::mib;
 use clap::Args;
 use files::packed_file::PACKED_NAME;
 use files::{Error, Result, atomic_file, say};
@@ -15,23 +16,23 @@ use std::sync::Arc;
 use std::time::Instant;
 use text::tokenizer::Tokenizer;
 
-/// Packing.
+/// Flags of `pack`.
 #[derive(Args, Clone)]
 pub struct PackArgs {
     #[command(flatten)]
     packing: PackingArgs,
-    /// File to write [default: model.packed.safetensors in the model's directory, or X.packed.safetensors beside
-    /// X where that is a .gguf file or a bundle]
+    /// File to write [default: model.packed.safetensors in the model's directory, or X.packed.safetensors next to X if
+    /// X is a .gguf file or a bundle]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-/// Flags of packing: model, weights, threads.
+/// Flags that `pack` and `bundle` share.
 #[derive(Args, Clone)]
 pub struct PackingArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
-    /// Threads [default: the machine's big cores]
+    /// Number of CPU threads [default: one per performance core]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]
@@ -55,7 +56,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
         });
     }
     let config = config_of(&path.dir, &source)?;
-    // Where there is no tokenizer, nobody can run the model from here; whoever does will compute the calibration.
+    // Without a tokenizer there is no calibration; the program that runs the model computes it.
     let tokenizer = tokenizer_in(source.gguf(), &path.weights).ok();
     args.packing.run(&out, tokenizer.as_ref(), |options, calibration_of| {
         pack::write(&source, &config, &out, options, calibration_of)
@@ -73,7 +74,8 @@ fn default_path(path: &ModelPath) -> PathBuf {
 }
 
 impl PackingArgs {
-    /// Calls `write` with what these flags say and with how a calibration is computed, and says what it wrote to `out`.
+    /// Calls `write` with the resolved flags and a function that computes the calibration, and reports what was written
+    /// to `out`.
     pub fn run(
         &self,
         out: &Path,
@@ -95,7 +97,7 @@ impl PackingArgs {
         let bytes = write(&options, calibration_of)?;
         if self.quiet.verbosity() != Verbosity::Quiet {
             let seconds = began.elapsed().as_secs_f64();
-            say!("{}: {:.1} MiB in {seconds:.1} s", out.display(), bytes as f64 / 1_048_576.0);
+            say!("{}: {} in {seconds:.1} s", out.display(), mib(bytes));
         }
         Ok(())
     }

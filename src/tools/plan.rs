@@ -1,4 +1,4 @@
-//! `plan`: the memory plan, without loading.
+//! `plan`: shows the memory plan without loading the model.
 
 use super::columns::{Align, columns};
 use crate::cli::args::{Format, GenerateArgs};
@@ -16,7 +16,7 @@ use files::error::{LINE, one_line};
 use files::{Error, Result, bundle, say};
 use serde_json::{Value, json};
 
-/// The memory plan of a run with these flags.
+/// Flags of `plan`: those of the run to plan for.
 #[derive(Args, Clone)]
 #[command(mut_arg("format", |arg| arg.help("Text, or one JSON object").hide_possible_values(true)))]
 #[cfg_attr(feature = "serve", command(mut_arg("max_seq_len", |arg| {
@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 pub struct PlanArgs {
     #[command(flatten)]
     run: GenerateArgs,
-    /// Plan for `serve` with so many slots: what it takes with none filled, and with all
+    /// Plan for `serve` with N slots: memory with no slot filled, and with all filled
     #[cfg(feature = "serve")]
     #[arg(long, conflicts_with_all = ["batch", "prompts"], value_name = "N", help_heading = "Server")]
     slots: Option<usize>,
-    /// Its memory for rows of texts that have ended
+    /// Memory of the server's prefix cache
     #[cfg(feature = "serve")]
     #[arg(long, requires = "slots", default_value_t = serve::CACHE_MIB, value_name = "MIB", help_heading = "Server")]
     cache_mib: u64,
@@ -45,23 +45,20 @@ impl PlanArgs {
         Ok(EngineOptions { batch: prompts::together(&self.run)?, ..model.resolve()? })
     }
 
-    /// Memory of a server while no slot is filled; where not all slots can be full, they share what there is.
-    #[cfg(feature = "serve")]
+    /// Memory of a server with no slot filled. If not all slots can be full, lets them share the available memory.
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is no server"))]
     fn empty(&self, plan: &mut Plan) -> Option<u64> {
-        self.slots.map(|_| {
+        #[cfg(feature = "serve")]
+        if self.slots.is_some() {
             plan.add_requests();
             plan.share_rows();
-            plan.empty()
-        })
-    }
-
-    #[cfg(not(feature = "serve"))]
-    fn empty(&self, _: &mut Plan) -> Option<u64> {
+            return Some(plan.empty());
+        }
         None
     }
 }
 
-/// Prints the plan. If it does not fit, that is an error afterwards, as in a run.
+/// Prints the plan. If it does not fit, then fails as a run would.
 pub fn run(args: &PlanArgs) -> Result<()> {
     let options = args.settings()?;
     let mut plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
@@ -116,7 +113,7 @@ fn text(plan: &Plan, empty: Option<u64>) -> String {
     total("available", memory.usable(), memory_source(plan));
     let sides = [Align::Left, Align::Right, Align::Right, Align::Left];
     let longest = match memory.usable().map(|m| plan.longest(m)) {
-        None => "unknown: this system does not tell its memory".to_string(),
+        None => "unknown: this system does not report its memory".to_string(),
         Some(None) => "none: the model does not fit".into(),
         Some(Some(n)) => n.to_string(),
     };
@@ -131,22 +128,23 @@ fn text(plan: &Plan, empty: Option<u64>) -> String {
     )
 }
 
-/// The line about slots that cannot all be full.
+/// A line about server slots that cannot all be full.
 fn sharing(plan: &Plan) -> String {
-    let shared = |bytes| format!("slots share {} for their rows: requests wait, in order\n", mib(bytes));
+    let shared =
+        |bytes| format!("slots share {} of KV cache; requests wait in order when it is full\n", mib(bytes));
     plan.shared_rows().map(shared).unwrap_or_default()
 }
 
-/// The line about a draft model, which is another process.
+/// A line about the draft model, which runs in another process.
 fn draft(plan: &Plan) -> String {
     let Some(draft) = plan.options.draft_model.as_ref().filter(|_| plan.options.draft > 0) else {
         return String::new();
     };
     let program = one_line(&draft.program.to_string_lossy(), LINE / 2);
-    format!("the draft model is another process, with a plan of its own: `{program} plan`\n")
+    format!("the draft model runs in another process; for its plan run `{program} plan`\n")
 }
 
-/// Source of the available memory: the container's limit or the machine, whichever leaves less.
+/// The limit that leaves less memory: the container's or the machine's.
 fn memory_source(plan: &Plan) -> String {
     let m = plan.memory;
     match (m.available, m.limit_left) {
@@ -155,7 +153,7 @@ fn memory_source(plan: &Plan) -> String {
         }
         (Some(_), _) if m.total.is_none() => "as stated".into(),
         (Some(_), _) => "to the machine".into(),
-        _ => "not told by this system".into(),
+        _ => "not reported by this system".into(),
     }
 }
 
@@ -174,7 +172,7 @@ fn json(plan: &Plan, empty: Option<u64>) -> Value {
         "model": dims::MODEL,
         "path": o.model.to_string_lossy(),
         "form": form(plan),
-        "weight_type": plan.options.weight_type.to_string(),
+        "weight_type": o.weight_type.to_string(),
         "kv_type": o.kv_types.to_string(),
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,

@@ -1,4 +1,5 @@
-//! `tokenize`: text to token ids and back, with the tokenizer of any model, whether this program could run it or not.
+//! `tokenize`: converts text to token ids and back, with the tokenizer of any model, even one that this program cannot
+//! run.
 
 use super::columns::ReportFormat;
 use crate::cli::args::{PathArgs, read_text};
@@ -11,38 +12,38 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-/// The largest published vocabularies have a quarter of that.
+/// Maximum vocabulary size; the largest published vocabularies have a quarter of it.
 const MAX_VOCABULARY: usize = 1 << 20;
 
-/// Text to ids and back.
+/// Flags of `tokenize`.
 #[derive(Args, Clone)]
 #[command(mut_arg("model_path", |arg| arg.visible_alias("vocab").help(
     "Model directory, .safetensors or .gguf file; or a vocabulary alone: a GGUF file without tensors, or a directory \
-     with a tokenizer.json [default: the baked model's directory]"
+     with a tokenizer.json [default: the model this program was built for]"
 )))]
 pub struct TokenizeArgs {
     #[command(flatten)]
     model: PathArgs,
-    /// Text [default: stdin]
+    /// Text to tokenize [default: stdin]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// Read the text from a file, with the line feed at its end; - is stdin
+    /// Read the text from a file, including its final line feed; - is stdin
     #[arg(short, long, visible_alias = "prompt-file", value_name = "FILE", conflicts_with = "prompt")]
     file: Option<PathBuf>,
-    /// Turn ids into text; blanks or commas stand between them
+    /// Convert ids to text; separate the ids with spaces or commas
     #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "file"], allow_hyphen_values = true)]
     decode: Option<String>,
-    /// Add no begin-of-text token; with --decode, leave control tokens out
+    /// Do not add a begin-of-text token; with --decode, leave out control tokens
     #[arg(long)]
     no_special: bool,
-    /// Text, or one JSON object with ids and pieces, in one line
+    /// Text, or one JSON object with ids and pieces
     #[arg(long, value_enum, default_value = "text")]
     format: ReportFormat,
 }
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let path = args.model.path()?;
-    // A directory may also hold one GGUF file, as for the other commands.
+    // The directory may hold one GGUF file, as for other commands.
     let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
     let tokenizer = Tokenizer::open(&path, MAX_VOCABULARY)?;
     match &args.decode {
@@ -77,12 +78,12 @@ fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, ids: &[u32]) -> Result<()>
     }
 }
 
-/// The text of each token by itself.
+/// The text of each token alone.
 fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect()
 }
 
-/// Ids below `limit`.
+/// Parses token ids, all below `limit`.
 fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
     let blank = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
     let id = |word: &str| match word.parse() {
@@ -92,13 +93,13 @@ fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
     ids.split(blank).filter(|word| !word.is_empty()).map(id).collect()
 }
 
-/// The text, exactly: from the flag, a file, or piped stdin.
+/// The unchanged text from the flag, a file, or piped stdin.
 fn text(args: &TokenizeArgs) -> Result<String> {
     match (&args.prompt, &args.file) {
         (Some(text), _) => Ok(text.clone()),
         (None, Some(file)) => read_text("--file", file),
         (None, None) if std::io::stdin().is_terminal() => {
-            Err(Error::Usage("a text is missing; give --prompt, --file or --decode, or pipe one".into()))
+            Err(Error::Usage("no text; use --prompt, --file or --decode, or pipe a text to stdin".into()))
         }
         (None, None) => read_text("text from", Path::new("-")),
     }

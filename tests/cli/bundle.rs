@@ -88,7 +88,7 @@ fn every_command_takes_the_model_inside_unless_another_is_named() {
     let path = bundle.path.as_str();
     assert!(bundle.says(&["inspect"]).starts_with(path));
     let doctor = bundle.says(&["doctor"]);
-    mentions(&doctor, &[path, "every byte as it was put in", "tokenizer.json"]);
+    mentions(&doctor, &[path, "every byte verified", "tokenizer.json"]);
     mentions(&bundle.says(&["plan"]), &["packed file"]);
     // Cold starts are of the model, not of the program that is running.
     let dropped: serde_json::Value =
@@ -187,7 +187,7 @@ fn only_a_program_for_the_same_model_is_taken() {
     let at = built_for + place_of(&whole[built_for..built_for + 1000], dim.as_bytes());
     let mut other = whole.clone();
     other[at + dim.len() - 1] ^= 1;
-    mentions(&bundle(&temp.write("other", &other)), &["built for another model", "hidden_size"]);
+    mentions(&bundle(&temp.write("other", &other)), &["not built for this program's model", "hidden_size"]);
     assert!(!Path::new(&out).exists());
     antigravity(["bundle", "-q"]).fails(2);
     antigravity(["bundle", "-q", "--out", "/dev/null"]).fails_with(2, &["/dev/null", "no regular file"]);

@@ -32,7 +32,7 @@ fn commands_are_not_messages_and_reset_forgets_all() {
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[0], answers[1], "after /reset");
     mentions(&said.err, &["/reset ", "no answer yet", "Unknown command /dance.", "TTFT: ", "Avg TBT: "]);
-    mentions(&said.err, &["of 2048 slots", "evictions: 0", "messages: 1, tokens: "]);
+    mentions(&said.err, &["of 2048 tokens", "evictions: 0", "messages: 1, tokens: "]);
 }
 
 /// `prompt_tokens` of each answer.

@@ -66,7 +66,7 @@ fn undo_with_eviction_goes_on() {
         .run();
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(said.out.lines().filter(|l| l.contains("\"stats\"")).count(), 5);
-    mentions(&said.err, &["of 96 slots", "messages: 4"]);
+    mentions(&said.err, &["of 96 tokens", "messages: 4"]);
     assert!(!said.err.contains("evictions: 0"), "{}", said.err);
 }
 

@@ -88,7 +88,7 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
     );
     for (args, words) in [
         (&["-ngl", "2"][..], ["-ngl 2", "--backend opencl --gpu-attn"]),
-        (&["-fa", "off"], ["-fa", "leave it out"]),
+        (&["-fa", "off"], ["-fa", "remove the flag"]),
         (&["-md", "small.gguf"], ["--draft-model small.gguf", "give another antigravity program"]),
         (&["--mlock"], ["--mlock", "antigravity pack"]),
         (&["-hf", "no-such/model"], ["no-such/model", "hf download no-such/model"]),

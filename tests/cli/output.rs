@@ -272,8 +272,8 @@ fn evictions_are_said_where_they_were_asked_for() {
     let trace = temp.path("trace.json");
     let said = antigravity(with(&["-v", "--trace", &trace])).run();
     assert!(said.code == Some(0) && said.err.contains("stop: length"), "{}", said.err);
-    assert!(said.err.contains("evicted 8 slots, 56 left"), "{}", said.err);
-    assert!(!antigravity(with(&[])).run().err.contains("evicted 8 slots"));
+    assert!(said.err.contains("evicted 8 tokens, 56 left"), "{}", said.err);
+    assert!(!antigravity(with(&[])).run().err.contains("evicted 8 tokens"));
     let marks = std::fs::read_to_string(&trace).expect("a trace");
     let marks: serde_json::Value = serde_json::from_str(&marks).expect("JSON");
     let instants = marks["traceEvents"].as_array().expect("events").iter().filter(|e| e["ph"] == "i");
@@ -300,9 +300,12 @@ fn first_tokens_that_stay_are_said_in_help_and_before_the_text() {
     for policy in ["sliding", "snapkv"] {
         mentions(
             evict(policy, &[]).err.lines().next().expect("a line"),
-            &[&format!("--eviction-policy {policy}: the first 4 tokens stay; "), "--protected-prefix"],
+            &[
+                &format!("--eviction-policy {policy}: the first 4 tokens are never evicted; "),
+                "--protected-prefix",
+            ],
         );
-        mentions(&evict(policy, &["-c", "6"]).err, &["the first 2 tokens stay"]);
+        mentions(&evict(policy, &["-c", "6"]).err, &["the first 2 tokens are never evicted"]);
         for silent in [&["--protected-prefix", "0"][..], &["--keep", "9"], &["-q"]] {
             assert!(!evict(policy, silent).err.contains("never evicted"), "{silent:?}");
         }

@@ -148,7 +148,7 @@ fn a_model_that_drafts_changes_no_text_of_any_command() {
         drafted.err
     };
     let err = same(&["generate", "-p", "Once upon a time", "-n", "90", "--seed", "2", "--stop", "zzz"], "");
-    mentions(&err, &["draft: ", "; the model's "]);
+    mentions(&err, &["draft: ", "; draft model: "]);
     let talk = "Tell me a story.\n/retry\nWho is in it?\n/undo\nAnd then?\n";
     same(&["chat", "--seed", "3", "-n", "40"], talk);
     // The answers come as they are complete, which drafts may change.

@@ -100,7 +100,7 @@ fn a_conversation_keeps_its_tools() {
     let others = temp.write("others.json", TOOLS.replace("now", "then"));
     antigravity(&session)
         .args(["--tools", &others, "-p", "x"])
-        .fails_with(2, &["--session", "other --tools"]);
+        .fails_with(2, &["--session", "different --tools"]);
     // A text may still come in place of the result, or after some.
     let text = antigravity(&session).stdin("Never mind.\n").run();
     assert_eq!((text.code, text.out), (Some(0), first.out));
@@ -228,7 +228,7 @@ fn what_is_wrong_with_tools_or_values_is_one_line() {
     antigravity(["chat", "-p", "x", "--tools", "nosuch"]).fails_with(2, &["--tools nosuch"]);
     let tools = temp.path("tools.json");
     antigravity(["chat", "-p", "x", "--tools", &tools])
-        .fails_with(2, &["--tools", "no place for tools", "--chat-template"]);
+        .fails_with(2, &["--tools", "does not support tools", "--chat-template"]);
     for (value, words) in
         [("a", "use NAME=VALUE"), ("a-b=1", "not a valid variable name"), ("messages=[]", "another name")]
     {

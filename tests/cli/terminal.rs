@@ -207,7 +207,7 @@ fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
         // All of it is computed again, as its slots were evicted.
         chat.types("/retry\r");
         let then = chat.interrupts_the_prompt();
-        assert!(then.contains("The answer before it stays"), "{then}");
+        assert!(then.contains("The previous answer stays"), "{then}");
         assert_eq!(chat.size(), before);
     }
     let saved = antigravity(["chat"]).args(evicting).stdin("/stats\n").run();

@@ -179,7 +179,7 @@ fn a_cpu_is_taken_only_when_asked_for() {
             &["FAILURE Absent", "no GPU", "`EngineOptions::cl_device` takes others", "devices: 0: "],
         );
         holds(&doctor(&[], &[]), &["none: no GPU"]);
-        holds(&doctor(&[], &["--cl-device", "0"]), &["takes device 0"]);
+        holds(&doctor(&[], &["--cl-device", "0"]), &["uses device 0"]);
     }
     holds(&opened("any", &[("ANTIGRAVITY_OPENCL_CPU", "1")]), &["RAN [5, 6, 7, 8]"]);
 }

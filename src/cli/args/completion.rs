@@ -1,4 +1,4 @@
-//! A generation: its length, its end, its output. Resolves to [`GenerateOptions`].
+//! Flags of a generation: length, stop conditions, output. They resolve to [`GenerateOptions`].
 
 #[cfg(feature = "chat")]
 use super::clap_error::one_line;
@@ -23,8 +23,8 @@ pub struct GenerateArgs {
     pub prompt: PromptArgs,
     #[command(flatten, next_help_heading = "Prompt")]
     pub prompts: PromptsArgs,
-    /// Continue the text in this file, if it exists, and save it there at the end. A prompt that begins with the saved
-    /// text continues it; any other prompt is appended. Random numbers continue too, unless --seed changes
+    /// Continue the text saved in this file, if it exists, and save it there at the end. A prompt that starts with the
+    /// saved text extends it; any other prompt is appended. The random numbers continue too, unless --seed changes
     #[arg(long, value_name = "FILE", help_heading = "Prompt")]
     pub session: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Output")]
@@ -34,16 +34,16 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// Checks the flags of the generation and resolves them.
+    /// Checks and resolves the flags of the generation.
     pub fn options(&self, format: Format) -> Result<GenerateOptions> {
         Ok(GenerateOptions { specials: self.prompt.specials(), ..self.completion.resolve(format)? })
     }
 }
 
-/// A generation: shared by `generate` and `chat`.
+/// Flags of a generation that `generate` and `chat` share.
 #[derive(Args, Clone)]
 pub struct CompletionArgs {
-    /// Maximum number of tokens to generate; -1 goes on until the text ends or the cache is full
+    /// Maximum number of tokens to generate; -1 continues until the text ends or the context is full
     #[arg(short, long, visible_aliases = ["predict", "n-predict"], default_value = "20", value_name = "N")]
     pub num_tokens: i64,
     /// Stop before this text; may be repeated
@@ -55,7 +55,7 @@ pub struct CompletionArgs {
         allow_hyphen_values = true
     )]
     pub stop: Vec<String>,
-    /// Go on past the end-of-sequence token
+    /// Continue past the end-of-sequence token
     #[arg(long)]
     pub ignore_eos: bool,
     #[command(flatten, next_help_heading = "Sampling")]
@@ -65,7 +65,7 @@ pub struct CompletionArgs {
 }
 
 impl CompletionArgs {
-    /// Checks the flags and resolves them, for an output in `format`.
+    /// Checks and resolves the flags for output in `format`.
     pub fn resolve(&self, format: Format) -> Result<GenerateOptions> {
         Ok(GenerateOptions {
             max_tokens: token_limit(self.num_tokens)?,
@@ -79,7 +79,7 @@ impl CompletionArgs {
     }
 }
 
-/// The flags that `/set` changes in a conversation.
+/// The flags that `/set` can change in a conversation.
 #[cfg(feature = "chat")]
 #[derive(clap::Parser, Clone)]
 #[command(no_binary_name = true, disable_help_flag = true, disable_version_flag = true)]
@@ -92,15 +92,15 @@ struct SetArgs {
 
 #[cfg(feature = "chat")]
 impl CompletionArgs {
-    /// These flags with one of them changed.
+    /// Returns these flags with one of them changed.
     ///
     /// # Errors
     ///
-    /// `Usage` for a name or a value that cannot be.
+    /// `Usage` for an unknown name or an invalid value.
     pub fn with(&self, name: &str, value: &str) -> Result<Self> {
         use clap::{CommandFactory, FromArgMatches};
         let mut set = SetArgs { num_tokens: None, sampler: self.sampler.clone() };
-        // Only what is given changes.
+        // Without defaults, only the given flag changes.
         let unset = |arg: clap::Arg| {
             let takes_values = arg.get_action().takes_values();
             arg.default_value(None::<&str>).allow_negative_numbers(takes_values)
@@ -116,7 +116,7 @@ impl CompletionArgs {
     }
 }
 
-/// The options that `/set` shows, as flags.
+/// The sampling flags with their values, for `/set`.
 #[cfg(feature = "chat")]
 pub fn show_settings(options: &GenerateOptions) -> String {
     let s = &options.sampler;
@@ -127,7 +127,7 @@ pub fn show_settings(options: &GenerateOptions) -> String {
     )
 }
 
-/// `--num-tokens`: -1 is no limit.
+/// Resolves `--num-tokens`; -1 is no limit.
 pub fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
     match num_tokens {
         -1 => Ok(None),
@@ -145,10 +145,10 @@ pub enum Format {
     Jsonl,
 }
 
-/// `--quiet`, where there is no `--verbose`.
+/// `--quiet`, for commands without `--verbose`.
 #[derive(Args, Clone)]
 pub struct QuietArgs {
-    /// Print nothing on stderr but errors
+    /// Print only errors on stderr
     #[arg(short, long)]
     pub quiet: bool,
 }
@@ -159,14 +159,14 @@ impl QuietArgs {
     }
 }
 
-/// Output of a generation.
+/// Output flags of a generation.
 #[derive(Args, Clone)]
 pub struct OutputArgs {
-    /// Plain text, or one JSON object a line
+    /// Plain text, or one JSON object per line
     #[arg(long, value_enum, default_value = "text")]
     pub format: Format,
-    /// Add to each token's JSON line its natural log probability and those of the N most probable tokens, before any
-    /// sampling
+    /// Add to each token's JSON line its log probability and those of the N most probable tokens, before sampling
+    /// (natural logarithm)
     #[arg(long, value_name = "N")]
     pub logprobs: Option<usize>,
     /// Write a Chrome/Perfetto trace of the run
@@ -185,14 +185,14 @@ impl OutputArgs {
         if self.verbose { Verbosity::Verbose } else { self.quiet.verbosity() }
     }
 
-    /// Refuses a `--trace` that cannot be written, before anything is generated.
+    /// Fails if the `--trace` file cannot be written; called before anything is generated.
     pub fn check_trace(&self) -> Result<()> {
         let Some(file) = &self.trace else { return Ok(()) };
         let refused = |e| Error::io(file, format!("cannot write the trace: {e}"));
         Unfinished::create(file).map(drop).map_err(refused)
     }
 
-    /// Checks `--logprobs`, which needs an output of JSON lines.
+    /// Checks `--logprobs`, which requires JSON lines.
     pub fn logprobs(&self, format: Format) -> Result<Option<usize>> {
         let Some(n) = self.logprobs else { return Ok(None) };
         Logprobs::check(n)?;

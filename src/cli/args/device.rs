@@ -1,30 +1,26 @@
-//! The device and the cores that run the model.
+//! Flags for the device and the CPU cores that run the model.
 
 use super::within;
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
+use clap::builder::PossibleValue;
 use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
 use numeric::pool;
 use numeric::topology::{self, CpuMask};
 
-/// Value of `--backend`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BackendName {
-    Cpu,
-    Opencl,
-    Hybrid,
-    Auto,
-}
+/// Values of `--backend`.
+impl ValueEnum for BackendKind {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[BackendKind::Cpu, BackendKind::OpenCl, BackendKind::Hybrid, BackendKind::Auto]
+    }
 
-impl BackendName {
-    /// The engine's name for it.
-    pub fn kind(self) -> BackendKind {
-        match self {
-            BackendName::Cpu => BackendKind::Cpu,
-            BackendName::Opencl => BackendKind::OpenCl,
-            BackendName::Hybrid => BackendKind::Hybrid,
-            BackendName::Auto => BackendKind::Auto,
-        }
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            BackendKind::Cpu => "cpu",
+            BackendKind::OpenCl => "opencl",
+            BackendKind::Hybrid => "hybrid",
+            BackendKind::Auto => "auto",
+        }))
     }
 }
 
@@ -35,58 +31,61 @@ pub enum SideName {
     Gpu,
 }
 
-/// The device that runs the model, and when a hybrid session switches.
+/// The device that runs the model, and when a hybrid run switches devices.
 #[derive(Args, Clone)]
 pub struct DeviceArgs {
-    /// Where the model runs: on the CPU, on an OpenCL device, on both in turn, or where it was measured to be faster
+    /// Device that runs the model: the CPU, an OpenCL device, both in turn (hybrid), or whichever was measured to be
+    /// faster (auto)
     #[arg(short, long, value_enum, default_value = "cpu")]
-    pub backend: BackendName,
-    /// OpenCL: the device, by its number or a part of its name, as doctor lists them [default: the first GPU]
+    pub backend: BackendKind,
+    /// OpenCL: device to use, by number or part of its name, as listed by doctor [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
-    /// OpenCL: compute attention on the GPU too
+    /// OpenCL: also compute attention on the GPU
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub gpu_attn: bool,
-    /// OpenCL: share memory between CPU and GPU if the device can
+    /// OpenCL: share memory between CPU and GPU if the device supports it
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub zero_copy: bool,
-    /// OpenCL: at a first start, wait for the kernels to be compiled; else generate and chat begin on the CPU
+    /// OpenCL: wait while kernels are compiled at the first start; without it, generate and chat begin on the CPU
     #[arg(long)]
     pub wait_for_gpu: bool,
-    /// Hybrid: position at which decoding moves to the GPU; or several (512,2048), never, or auto (by measured speed)
+    /// Hybrid: position in the context at which generation moves to the GPU; several (512,2048), never, or auto (by
+    /// measured speed)
     #[arg(long, default_value = "512", value_name = "N")]
     pub switch_threshold: String,
-    /// Hybrid: position at which decoding moves back to the CPU; or several (1024,4096)
+    /// Hybrid: position in the context at which generation moves back to the CPU; may be several (1024,4096)
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub switch_back: Vec<usize>,
-    /// Hybrid: device that computes prompts of 32 tokens or more [default: cpu]
+    /// Hybrid: device for prompts of 32 tokens or more [default: cpu]
     #[arg(long, value_enum, value_name = "SIDE")]
     pub prefill_on: Option<SideName>,
 }
 
 impl DeviceArgs {
-    /// Checks the flags and sets their options.
+    /// Checks the flags and sets the options they stand for.
     pub fn apply(&self, options: &mut EngineOptions) -> Result<()> {
         let threshold = self.switch_threshold.as_str();
         let measured = threshold == "auto";
         if measured && (self.prefill_on.is_some() || !self.switch_back.is_empty()) {
             return Err(Error::Usage(
-                "--switch-threshold auto chooses by itself; leave --switch-back and --prefill-on out".into(),
+                "--switch-threshold auto chooses when to switch; remove --switch-back and --prefill-on"
+                    .into(),
             ));
         }
         let to_gpu = match threshold {
             "auto" | "never" => Vec::new(),
             list => list.split(',').map(str::parse).collect::<std::result::Result<_, _>>().map_err(|_| {
                 Error::Usage(format!(
-                    "--switch-threshold {threshold}: use positions, as 512 or 512,2048, never or auto"
+                    "--switch-threshold {threshold}: use positions (512 or 512,2048), never or auto"
                 ))
             })?,
         };
         let prefill = if self.prefill_on == Some(SideName::Gpu) { Side::Gpu } else { Side::Cpu };
         options.hybrid = FixedSchedule { prefill, to_gpu, to_cpu: self.switch_back.clone() };
         options.backend = match self.backend {
-            BackendName::Hybrid if measured => BackendKind::Auto,
-            name => name.kind(),
+            BackendKind::Hybrid if measured => BackendKind::Auto,
+            kind => kind,
         };
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;
@@ -101,23 +100,24 @@ pub const MAX_THREADS: usize = 1024;
 /// The cores that threads run on.
 #[derive(Args, Clone)]
 pub struct MaskArgs {
-    /// Cores to run on: a hexadecimal mask (f0) or a list (4-7 or 4,5,7) [default: performance cores]
+    /// CPU cores to use: a hexadecimal mask (f0) or a list (4-7 or 4,5,7) [default: performance cores]
     #[arg(short = 'C', long, value_name = "MASK")]
     pub cpu_mask: Option<CpuMask>,
 }
 
 impl MaskArgs {
-    /// Pins this thread, and all that it starts, to the cores of the mask. Returns how many these are, which is the default
-    /// number of threads; `None` without a mask. It comes before OpenCL is opened: a driver's threads stay where they start.
+    /// Pins this thread, and all that it starts, to the cores of the mask. Returns the number of cores, which is the
+    /// default number of threads, or `None` without a mask. Must run before OpenCL is opened, because a driver's
+    /// threads keep the cores they start on.
     ///
     /// # Errors
     ///
-    /// `Usage` for cores that this process may not use.
+    /// `Usage` for cores that this process is not allowed to use.
     pub fn pin(&self) -> Result<Option<usize>> {
         let Some(mask) = &self.cpu_mask else { return Ok(None) };
         mask.check(&topology::allowed_cores())?;
         pool::keep_to(mask.cores())
-            .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: the system refuses it: {e}")))?;
+            .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: refused by the system: {e}")))?;
         Ok(Some(mask.cores().len()))
     }
 }
@@ -125,7 +125,7 @@ impl MaskArgs {
 /// The number of threads and their cores.
 #[derive(Args, Clone)]
 pub struct ThreadArgs {
-    /// CPU threads [default: one for each core to run on]
+    /// Number of CPU threads [default: one per core used]
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
     #[command(flatten)]
@@ -133,7 +133,7 @@ pub struct ThreadArgs {
 }
 
 impl ThreadArgs {
-    /// The number of threads; 0 leaves it to the engine.
+    /// The number of threads; 0 lets the engine choose.
     pub fn resolve(&self) -> Result<usize> {
         let cores = self.mask.pin()?;
         match self.threads {

@@ -1,105 +1,90 @@
-//! Warnings about flags that have no effect in this run, or an unlikely one.
+//! Warnings about flags that have no effect in this run, or an effect that is hardly wanted.
 
-use super::device::BackendName;
 use crate::dims::MAX_POSITION;
 use crate::run::eviction::{Eviction, Policy, slack};
+use crate::run::options::BackendKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use files::say;
 use numeric::topology;
 
-/// Flags without effect, the condition for that, and the reason.
-struct Unused {
-    flags: &'static [&'static str],
-    applies: fn(&ArgMatches) -> bool,
-    why: &'static str,
-}
+/// Condition under which flags have no effect.
+type Condition = fn(&ArgMatches) -> bool;
 
-const UNUSED: &[Unused] = &[
-    Unused {
-        flags: &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
-        applies: |m| backend(m) == Some(BackendName::Cpu),
-        why: "no effect on the CPU; add --backend opencl",
-    },
-    Unused {
-        flags: &["switch-threshold", "switch-back", "prefill-on"],
-        applies: |m| backend(m).is_some_and(|b| b != BackendName::Hybrid),
-        why: "no effect without --backend hybrid",
-    },
-    Unused {
-        flags: &["gpu-attn"],
-        applies: |m| backend(m) == Some(BackendName::Hybrid),
-        why: "no effect with --backend hybrid, whose GPU always attends",
-    },
-    Unused {
-        flags: &["eviction-window", "protected-prefix", "memory-threshold-mb"],
-        applies: |m| value(m, "eviction_policy") == Some(Policy::None),
-        why: "no effect without an --eviction-policy",
-    },
-    Unused {
-        flags: &["seed", "top-k", "top-p", "min-p", "typical", "xtc-probability"],
-        applies: |m| value(m, "temperature") == Some(0f32),
-        why: "no effect at --temperature 0",
-    },
-    Unused {
-        flags: &["xtc-threshold"],
-        applies: |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
-        why: "no effect without --xtc-probability",
-    },
-    Unused {
-        flags: &["dry-base", "dry-allowed-length", "dry-penalty-last-n", "dry-sequence-breaker"],
-        applies: |m| value(m, "dry_multiplier") == Some(0f32),
-        why: "no effect without --dry-multiplier",
-    },
-    Unused {
-        flags: &["repetition-window"],
-        applies: |m| {
+/// Flags that have no effect under a condition, and the warning.
+const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
+    (
+        &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
+        |m| backend(m) == Some(BackendKind::Cpu),
+        "no effect on the CPU; add --backend opencl",
+    ),
+    (
+        &["switch-threshold", "switch-back", "prefill-on"],
+        |m| backend(m).is_some_and(|b| b != BackendKind::Hybrid),
+        "no effect without --backend hybrid",
+    ),
+    (
+        &["gpu-attn"],
+        |m| backend(m) == Some(BackendKind::Hybrid),
+        "no effect with --backend hybrid: its GPU always computes attention",
+    ),
+    (
+        &["eviction-window", "protected-prefix", "memory-threshold-mb"],
+        |m| value(m, "eviction_policy") == Some(Policy::None),
+        "no effect without an --eviction-policy",
+    ),
+    (
+        &["seed", "top-k", "top-p", "min-p", "typical", "xtc-probability"],
+        |m| value(m, "temperature") == Some(0f32),
+        "no effect at --temperature 0",
+    ),
+    (
+        &["xtc-threshold"],
+        |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
+        "no effect without --xtc-probability",
+    ),
+    (
+        &["dry-base", "dry-allowed-length", "dry-penalty-last-n", "dry-sequence-breaker"],
+        |m| value(m, "dry_multiplier") == Some(0f32),
+        "no effect without --dry-multiplier",
+    ),
+    (
+        &["repetition-window"],
+        |m| {
             value(m, "repetition_penalty") == Some(1f32)
                 && ["presence_penalty", "frequency_penalty"].iter().all(|id| value(m, id) == Some(0f32))
         },
-        why: "no effect without a penalty",
-    },
-    Unused {
-        flags: &["kv-type"],
-        applies: |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
-        why: "no effect beside --cache-type-k and --cache-type-v",
-    },
-    Unused {
-        flags: &["draft-model"],
-        applies: |m| value(m, "draft") == Some(0usize),
-        why: "no effect at --draft 0",
-    },
-    Unused {
-        flags: &["draft-when"],
-        applies: |m| !is_given(m, "draft-model"),
-        why: "no effect without a --draft-model",
-    },
-    Unused {
-        flags: &["draft", "draft-model"],
-        applies: |m| has_flag(m, "trace_hash"),
-        why: "no effect, as all tokens are given",
-    },
+        "no effect without a penalty",
+    ),
+    (
+        &["kv-type"],
+        |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
+        "no effect: --cache-type-k and --cache-type-v replace it",
+    ),
+    (&["draft-model"], |m| value(m, "draft") == Some(0usize), "no effect at --draft 0"),
+    (&["draft-when"], |m| !is_given(m, "draft-model"), "no effect without a --draft-model"),
+    (&["draft", "draft-model"], |m| has_flag(m, "trace_hash"), "no effect: all tokens are given"),
 ];
 
-/// Warnings about the flags of a command, collected as they are parsed. They are printed once nothing is wrong with the
-/// flags: an error is one line.
+/// Warnings about a command's flags, collected during parsing and printed only if no flag is wrong, because an error
+/// is one line.
 #[derive(Clone, Default)]
 pub struct FlagWarnings(Vec<String>);
 
 impl FlagWarnings {
-    /// Adds one about a flag.
+    /// Adds a warning about a flag.
     pub fn add(&mut self, flag: &str, why: &str) {
         self.0.push(format!("warning: {flag}: {why}"));
     }
 
-    /// Prints them, a line each.
+    /// Prints the warnings, one per line.
     pub fn print(&self) {
         self.0.iter().for_each(|line| say!("{line}"));
     }
 }
 
-/// It has no flags of its own and looks at all that its command has, so it is the command's first field: clap takes the
-/// values of a field out of the matches.
+/// Has no flags of its own and reads all flags of its command. It must be the command's first field, because clap
+/// removes the values of each field from the matches.
 impl Args for FlagWarnings {
     fn augment_args(command: Command) -> Command {
         command
@@ -120,19 +105,19 @@ impl FromArgMatches for FlagWarnings {
     }
 }
 
-/// A line for each flag that has no effect or an unlikely one.
+/// One line per warning.
 fn unused_flags(m: &ArgMatches) -> Vec<String> {
-    let unused = UNUSED.iter().filter(|unused| (unused.applies)(m));
-    let given = unused.flat_map(|unused| {
-        unused.flags.iter().filter(|flag| is_given(m, flag)).map(|flag| (flag, unused.why))
-    });
-    let mut lines: Vec<String> = given.map(|(flag, why)| format!("warning: --{flag}: {why}")).collect();
+    let mut lines = Vec::new();
+    for (flags, _, why) in UNUSED_FLAGS.iter().filter(|(_, applies, _)| applies(m)) {
+        let given = flags.iter().filter(|flag| is_given(m, flag));
+        lines.extend(given.map(|flag| format!("warning: --{flag}: {why}")));
+    }
     if let Some(n) =
         value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
     {
         lines.push(format!(
-            "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; a longer text is likely to \
-             make no sense"
+            "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; longer texts are likely to be \
+             incoherent"
         ));
     }
     lines.extend(protected_tokens(m));
@@ -145,7 +130,7 @@ fn unused_flags(m: &ArgMatches) -> Vec<String> {
     lines
 }
 
-/// A line about first tokens that are protected by default.
+/// A line about the first tokens, which some policies protect by default.
 fn protected_tokens(m: &ArgMatches) -> Option<String> {
     let (policy, window) = (value::<Policy>(m, "eviction_policy")?, value::<usize>(m, "eviction_window")?);
     let slots = value::<usize>(m, "max_seq_len")?;
@@ -154,28 +139,28 @@ fn protected_tokens(m: &ArgMatches) -> Option<String> {
     if first == 0 || is_given(m, "protected-prefix") {
         return None;
     }
-    let chat = if has_flag(m, "single_turn") { ", and with them the system message" } else { "" };
+    let chat = if has_flag(m, "single_turn") { ", nor is the system prompt" } else { "" };
     let name = policy.name();
     Some(format!(
-        "--eviction-policy {name}: the first {first} tokens stay{chat}; --protected-prefix sets another number, or 0"
+        "--eviction-policy {name}: the first {first} tokens are never evicted{chat}; --protected-prefix changes the number"
     ))
 }
 
-fn backend(m: &ArgMatches) -> Option<BackendName> {
+fn backend(m: &ArgMatches) -> Option<BackendKind> {
     value(m, "backend")
 }
 
-/// True if the command has such a flag.
+/// True if the command has this flag.
 fn has_flag(m: &ArgMatches, id: &str) -> bool {
     m.try_contains_id(id).is_ok()
 }
 
-/// The value of an argument that the command has.
+/// The value of an argument; `None` if the command has no such argument.
 fn value<T: Copy + Send + Sync + 'static>(m: &ArgMatches, id: &str) -> Option<T> {
     m.try_get_one(id).ok().flatten().copied()
 }
 
-/// True for a flag that was typed.
+/// True if the flag is on the command line.
 fn is_given(m: &ArgMatches, flag: &str) -> bool {
     let id = flag.replace('-', "_");
     m.try_contains_id(&id).unwrap_or(false) && m.value_source(&id) == Some(ValueSource::CommandLine)

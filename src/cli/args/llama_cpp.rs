@@ -1,5 +1,5 @@
-//! llama.cpp's command line: no command, and flags of several letters after one dash. Flags that mean the same are
-//! aliases of ours; others are translated, or refused with what to use. Values stay as they are.
+//! Accepts llama.cpp's command line: no command, and flags of several letters after one dash. Flags with the same
+//! meaning are aliases of ours; others are translated here, or refused with a replacement. Values are not changed.
 
 use crate::dims::LAYERS;
 use clap::Command;
@@ -7,20 +7,20 @@ use files::{Error, Result};
 use std::ffi::OsString;
 use std::iter::Peekable;
 
-/// Meaning of a flag of llama.cpp that is no alias of ours.
+/// Meaning of a llama.cpp flag that is not an alias of ours.
 #[derive(Clone, Copy)]
 enum Meaning {
-    /// Asks for what is always done here.
+    /// Describes the only behaviour here.
     Ignored,
     Mode(Mode),
     Json,
     FlashAttention,
     GpuLayers,
-    /// Cannot be followed; what to use.
+    /// Not supported; the text names the replacement.
     Unsupported(&'static str),
 }
 
-/// Command that a command line without one asks for.
+/// Mode that selects the command if none is given.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Completion,
@@ -36,8 +36,8 @@ const FLAGS: &[(&[&str], Meaning)] = &[
     (&["--json"], Json),
     (&["-fa", "--flash-attn"], FlashAttention),
     (&["-ngl", "--n-gpu-layers", "--gpu-layers"], GpuLayers),
-    (&["--chat-template-kwargs"], Unsupported("--template-arg NAME=VALUE, once for each")),
-    (&["-tb", "--threads-batch"], Unsupported("--threads is for prompts too")),
+    (&["--chat-template-kwargs"], Unsupported("use --template-arg NAME=VALUE, once per variable")),
+    (&["-tb", "--threads-batch"], Unsupported("--threads applies to prompts too")),
     (&["-dev", "--device", "-mg", "--main-gpu"], Unsupported("--cl-device chooses the OpenCL device")),
     (
         &["-sm", "--split-mode", "-ts", "--tensor-split"],
@@ -46,36 +46,38 @@ const FLAGS: &[(&[&str], Meaning)] = &[
     (&["-sysf", "--system-prompt-file"], Unsupported("use --system \"$(cat FILE)\"")),
     (
         &["-mli", "--multiline-input"],
-        Unsupported("in chat, a message goes on after \\ at the line's end, and within \"\"\""),
+        Unsupported(
+            "in chat, end a line with \\ to continue it, or put the message between \"\"\" and \"\"\"",
+        ),
     ),
-    (&["-hff", "--hf-file"], Unsupported("give the file to --model-path")),
-    (&["-mu", "--model-url"], Unsupported("download the file, then give it to --model-path")),
+    (&["-hff", "--hf-file"], Unsupported("pass the file to --model-path")),
+    (&["-mu", "--model-url"], Unsupported("download the file, then pass it to --model-path")),
     (&["-jf", "--json-schema-file"], Unsupported("--json-schema takes a file too")),
-    (&["-nkvo", "--no-kv-offload"], Unsupported("leave --gpu-attn out: the CPU then attends")),
+    (&["-nkvo", "--no-kv-offload"], Unsupported("attention runs on the CPU unless --gpu-attn is given")),
     (
         &["--mmap", "--no-mmap", "--mlock"],
-        Unsupported("leave it out; `antigravity pack` writes a file that is mapped"),
+        Unsupported("remove it; files written by `antigravity pack` are memory-mapped"),
     ),
     (&["--context-shift"], Unsupported("use --eviction-policy sliding")),
     (&["--mirostat"], Unsupported("use --top-p, --min-p or --typical")),
     (
         &["--samplers", "--sampling-seq"],
-        Unsupported("the order of the samplers is fixed; switch off those you do not want"),
+        Unsupported("the order of the samplers is fixed; turn off those you do not want"),
     ),
     (
         &["--no-display-prompt"],
-        Unsupported("the prompt is shown at a terminal only, on stderr; --quiet leaves it out"),
+        Unsupported("the prompt is shown only on a terminal, on stderr; --quiet hides it"),
     ),
 ];
 
-/// Commands whose flags may be llama.cpp's.
+/// Commands that accept llama.cpp's flags.
 const COMMANDS: [&str; 5] = ["generate", "chat", "plan", "bench", "eval"];
 
-/// The arguments of the process as `cli` reads them.
+/// Translates the process's arguments to those that `cli` accepts.
 ///
 /// # Errors
 ///
-/// `Usage` for a flag of llama.cpp that cannot be followed.
+/// `Usage` for a llama.cpp flag that is not supported.
 pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsString>> {
     let is_info = |w: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|flag| w == flag);
     if words.get(1).is_some_and(|w| w == "help") && words.get(2).is_some_and(is_info) {
@@ -97,10 +99,12 @@ pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsS
         (None, Some((Mode::Conversation, _))) => words.push("chat".into()),
         (None, _) => words.push("generate".into()),
         (Some("generate"), Some((Mode::Conversation, flag))) => {
-            return Err(Error::Usage(format!("{flag}: generate completes a text; use antigravity chat")));
+            return Err(Error::Usage(format!(
+                "{flag} starts a conversation, which generate does not; use antigravity chat"
+            )));
         }
         (Some("chat"), Some((Mode::Completion, flag))) => {
-            return Err(Error::Usage(format!("{flag}: chat is a conversation; use antigravity generate")));
+            return Err(Error::Usage(format!("{flag} is for plain completion; use antigravity generate")));
         }
         _ => {}
     }
@@ -108,12 +112,12 @@ pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsS
     Ok(words)
 }
 
-/// One pass over the words after the command.
+/// State of one pass over the words after the command.
 struct Translation<'a> {
     command: &'a Command,
-    /// Has flags that `generate` lacks.
+    /// `chat`, which has flags that `generate` lacks.
     chat: Option<&'a Command>,
-    /// The mode that a flag asked for, with the flag.
+    /// The mode that a flag selected, with the flag.
     mode: Option<(Mode, String)>,
 }
 
@@ -138,7 +142,7 @@ impl Translation<'_> {
         Ok(ours)
     }
 
-    /// Our words for a flag and, if it takes one, its value.
+    /// Translates a flag and, if it takes one, its value.
     fn translate_flag(&mut self, flag: &str, words: &mut Words) -> Result<Vec<OsString>> {
         let (name, inline) = match flag.split_once('=') {
             Some((name, value)) if name.starts_with("--") => (name, Some(value)),
@@ -164,7 +168,7 @@ impl Translation<'_> {
                 let is_value = |v: &OsString| ["on", "off", "auto", "0", "1"].iter().any(|known| v == known);
                 match inline.map(OsString::from).or_else(|| words.next_if(is_value)) {
                     Some(v) if v == "off" || v == "0" => Err(Error::Usage(format!(
-                        "{name}: attention is always computed this way; leave it out"
+                        "{name}: flash attention cannot be turned off; remove the flag"
                     ))),
                     _ => Ok(Vec::new()),
                 }
@@ -173,11 +177,11 @@ impl Translation<'_> {
                 let value = inline.map(OsString::from).or_else(|| words.next());
                 backend_for_layers(name, value.map(|v| v.to_string_lossy().into_owned()))
             }
-            Unsupported(instead) => Err(Error::Usage(format!("{name}: not known here; {instead}"))),
+            Unsupported(instead) => Err(Error::Usage(format!("{name} is not supported; {instead}"))),
         }
     }
 
-    /// `--md` for `-md`: up to three letters after one dash that are an alias of ours, which clap would read as `-m d`.
+    /// Returns `--md` for `-md`: two or three letters after one dash that are an alias of ours. Clap would read `-m d`.
     fn alias(&self, flag: &str) -> Option<String> {
         let letters = flag.strip_prefix('-').filter(|rest| (2..=3).contains(&rest.len()))?;
         let long = format!("-{flag}");
@@ -186,14 +190,14 @@ impl Translation<'_> {
         arg.is_some_and(is_alias).then_some(long)
     }
 
-    /// True for a flag that `generate` was given but only `chat` has.
+    /// True if the command is `generate` and only `chat` has the flag.
     fn is_of_chat_only(&self, flag: &str) -> bool {
         self.command.get_name() == "generate"
             && find_arg(self.command, flag).is_none()
             && self.chat.is_some_and(|chat| find_arg(chat, flag).is_some())
     }
 
-    /// The flag with the word after it if that is its value, whatever it looks like.
+    /// The flag and, if it takes a value, the next word, even one that begins with a dash.
     fn with_value(&self, flag: &str, words: &mut Words) -> Vec<OsString> {
         let found = find_arg(self.command, flag).or_else(|| find_arg(self.chat?, flag));
         let value = if found.is_some_and(takes_next) { words.next() } else { None };
@@ -201,7 +205,7 @@ impl Translation<'_> {
     }
 }
 
-/// The backend of `-ngl N`: all layers, or none.
+/// Translates `-ngl N` to a backend: all layers, or none.
 fn backend_for_layers(flag: &str, value: Option<String>) -> Result<Vec<OsString>> {
     let value =
         value.ok_or_else(|| Error::Usage(format!("{flag}: give a number of layers, or use --backend")))?;
@@ -217,7 +221,7 @@ fn backend_for_layers(flag: &str, value: Option<String>) -> Result<Vec<OsString>
     }
 }
 
-/// The argument that a word names: `--long`, `-x`, or the last of several letters.
+/// The argument that a word names: `--long`, `-x`, or the last of several letters after one dash.
 fn find_arg<'a>(command: &'a Command, word: &str) -> Option<&'a clap::Arg> {
     if let Some(long) = word.strip_prefix("--") {
         let named = |arg: &&clap::Arg| {
@@ -235,14 +239,14 @@ fn find_arg<'a>(command: &'a Command, word: &str) -> Option<&'a clap::Arg> {
         if letters.peek().is_none() {
             return Some(arg);
         } else if takes_next(arg) {
-            // The other letters are its value.
+            // The remaining letters are its value.
             return None;
         }
     }
     None
 }
 
-/// True if the value of an argument may be the next word, and must be given.
+/// True if an argument requires a value, which may then be the next word.
 fn takes_next(arg: &clap::Arg) -> bool {
     arg.get_action().takes_values() && arg.get_num_args().is_none_or(|range| range.min_values() > 0)
 }

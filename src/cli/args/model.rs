@@ -1,4 +1,4 @@
-//! The model, its device and its cache. Resolves to [`EngineOptions`].
+//! Flags of the model, its device and its KV cache. They resolve to [`EngineOptions`].
 
 use super::device::{DeviceArgs, ThreadArgs};
 use super::within;
@@ -23,27 +23,27 @@ pub const MAX_SEQ_LEN: usize = 1 << 24;
 /// Path of the model.
 #[derive(Args, Clone)]
 pub struct PathArgs {
-    /// Model directory, .safetensors file, .gguf file, packed file or bundle; or ORG/NAME, as `hf download` has put it
-    /// into its cache [default: the model in this program's own file, else the baked model's directory]
+    /// Model directory, .safetensors file, .gguf file, packed file or bundle; or ORG/NAME from the Hugging Face cache
+    /// (see `hf download`) [default: the model bundled in this program, else the one it was built for]
     #[arg(short = 'm', long, visible_alias = "model", aliases = ["hf-repo", "hf", "hfr"], value_name = "PATH")]
     pub model_path: Option<PathBuf>,
 }
 
 impl PathArgs {
-    /// The path given, or the baked model's.
+    /// The given path, or the default model's.
     ///
     /// # Errors
     ///
-    /// `Model` for a name that is no file and is not in Hugging Face's cache.
+    /// `Model` for a name that is neither a file nor in the Hugging Face cache.
     pub fn path(&self) -> Result<PathBuf> {
         self.model_path.as_deref().map_or_else(|| Ok(default_model()), hub::find)
     }
 }
 
-/// The program's own file if it is a bundle, else `ANTIGRAVITY_MODEL` as at build time, else the baked directory, else
-/// the program's own.
+/// The program's own file if it is a bundle, else the model that `ANTIGRAVITY_MODEL` names, else the directory that was
+/// built in, else the program's own directory.
 fn default_model() -> PathBuf {
-    // Unused here, but `bundle` looks for it in the program's file.
+    // Keeps the text in the program's file, where `bundle` looks for it.
     black_box(dims::BUILT_FOR);
     let exe = std::env::current_exe().unwrap_or_default();
     if bundle::start(&exe).is_some() {
@@ -59,8 +59,8 @@ fn default_model() -> PathBuf {
     baked_or_beside(baked, exe.parent().unwrap_or(Path::new(".")))
 }
 
-/// The baked directory; if it is gone, the program's own, unless that holds no model either: then the baked one is what
-/// is missing, and the error names it.
+/// The built-in directory or, if that is missing, the program's own if it holds a model. If neither does, the built-in
+/// one, so that the error names it.
 fn baked_or_beside(baked: PathBuf, beside: &Path) -> PathBuf {
     let weights = |file: &Path| file.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
     let holds_model = || {
@@ -76,19 +76,19 @@ fn baked_or_beside(baked: PathBuf, beside: &Path) -> PathBuf {
 pub struct WeightArgs {
     #[command(flatten)]
     pub model: PathArgs,
-    /// What weight matrices become: auto (native for GGUF, q4_0 for safetensors), native (as stored), q4_0, or f32
-    /// (a reference: a GGUF file's blocks are expanded in memory)
+    /// Type of the weight matrices: auto (native for GGUF, q4_0 for safetensors), native (as stored), q4_0, or f32 (for
+    /// reference; GGUF blocks are expanded in memory)
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub weight_type: WeightType,
 }
 
-/// Loading and device of the model: shared by all commands that run it.
+/// Flags for loading the model and for its device, shared by all commands that run it.
 #[derive(Args, Clone)]
 pub struct LoadArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
-    /// Maximum number of tokens per prefill pass [default: 256, or up to 1024 on a large GPU with memory of its own that computes
-    /// attention too]
+    /// Maximum number of prompt tokens per pass [default: 256, or up to 1024 on a large discrete GPU that also computes
+    /// attention]
     #[arg(long, aliases = ["ubatch-size", "ub"], value_name = "N")]
     pub prefill_chunk: Option<usize>,
     #[command(flatten, next_help_heading = "Device")]
@@ -96,11 +96,11 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// Checks the flags and resolves them; the cache and the threads have their defaults.
+    /// Checks and resolves the flags; cache and threads keep their defaults.
     pub fn resolve(&self) -> Result<EngineOptions> {
         let mut options = EngineOptions {
             weight_type: self.weights.weight_type,
-            // Under --quiet too: a lost device or a flag without effect explains what follows.
+            // Printed under --quiet too: a lost device or a flag without effect explains the output that follows.
             notice: Notice::new(|line| say!("{}", one_line(&name_flags(line), LINE))),
             ..EngineOptions::new(self.weights.model.path()?)
         };
@@ -113,7 +113,7 @@ impl LoadArgs {
     }
 }
 
-/// Model, device and cache: shared by all commands that generate.
+/// Flags of model, device and cache, shared by all commands that generate.
 #[derive(Args, Clone)]
 pub struct ModelArgs {
     #[command(flatten, next_help_heading = "Model")]
@@ -124,7 +124,7 @@ pub struct ModelArgs {
     pub cache: CacheArgs,
 }
 
-/// When the model of `--draft-model` proposes tokens.
+/// Value of `--draft-when`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DraftWhenName {
     Pays,
@@ -137,46 +137,47 @@ pub struct CacheArgs {
     /// Context size in tokens, prompt included
     #[arg(short = 'c', long, visible_alias = "ctx-size", default_value_t = 2048, value_name = "N")]
     pub max_seq_len: usize,
-    /// Element type of the KV cache: f32, f16, q8 or q4
+    /// Data type of the KV cache: f32, f16, q8 or q4
     #[arg(long, default_value = "q4", value_name = "TYPE")]
     kv_type: KvType,
-    /// Element type of the keys alone; -ctk for short
+    /// Data type of the keys only; -ctk for short
     #[arg(long = "cache-type-k", visible_alias = "ctk", value_name = "TYPE")]
     cache_type_k: Option<KvType>,
-    /// Element type of the values alone; -ctv for short
+    /// Data type of the values only; -ctv for short
     #[arg(long = "cache-type-v", visible_alias = "ctv", value_name = "TYPE")]
     cache_type_v: Option<KvType>,
-    /// What to do when the cache is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o keep the
-    /// tokens that attention looks at
+    /// Action when the context is full: none ends the text, sliding keeps the latest tokens, snapkv and h2o keep the
+    /// tokens that receive the most attention
     #[arg(long, default_value = "none", value_name = "POLICY")]
     eviction_policy: Policy,
-    /// Slots that an eviction keeps
+    /// Number of tokens that an eviction keeps
     #[arg(long, default_value_t = 1024, value_name = "N")]
     eviction_window: usize,
-    /// First tokens that are never evicted [default: 4 with sliding and snapkv, until the text outgrows the context that
-    /// the model was trained for, else 0; in a chat at least the system message]
+    /// First tokens that are never evicted [default: 4 with sliding and snapkv until the text exceeds the
+    /// context the model was trained for, else 0; in a chat at least the system prompt]
     #[arg(long, visible_alias = "keep", value_name = "N")]
     protected_prefix: Option<usize>,
-    /// Also evict when less than this much of the system's memory is available
+    /// Also evict when less system memory than this is available
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     memory_threshold_mb: u64,
-    /// Guess up to N tokens ahead, from the text so far or by --draft-model, and check them in one pass: the same text,
-    /// faster where guesses are right; 0 is off [default: 0, or 8 with --draft-model]
+    /// Speculative decoding: draft up to N tokens, from the text so far or with --draft-model, and verify them in one
+    /// pass; the text is the same, and faster if drafts are right; 0 is off [default: 0, or 8 with --draft-model]
     #[arg(long, value_name = "N")]
     draft: Option<usize>,
-    /// Let another antigravity program guess, built for a smaller model with the same tokenizer; -md for short
+    /// Draft with another antigravity program, built for a smaller model with the same tokenizer; -md for short
     #[arg(long, aliases = ["model-draft", "md"], value_name = "PROGRAM")]
     draft_model: Option<PathBuf>,
-    /// When it guesses: as far ahead and as long as the text comes faster by the times so far, or always N tokens
+    /// When the draft model drafts: pays (only as many tokens as speed up the text, by measured times), or always (N
+    /// tokens)
     #[arg(long, value_enum, default_value = "pays", value_name = "WHEN")]
     draft_when: DraftWhenName,
 }
 
-/// Length of drafts where only `--draft-model` is given.
+/// Value of `--draft` if only `--draft-model` is given.
 const DRAFT_OF_MODEL: usize = 8;
 
 impl CacheArgs {
-    /// The eviction; its numbers are checked only if there is one.
+    /// The eviction flags; their numbers are checked only if a policy is set.
     fn eviction(&self) -> Result<Eviction> {
         let eviction = Eviction {
             policy: self.eviction_policy,
@@ -227,7 +228,7 @@ impl ModelArgs {
         })
     }
 
-    /// Resolves the flags for one interactive text, which may begin on the CPU while kernels compile.
+    /// Resolves the flags for a single text, which may begin on the CPU while kernels compile.
     pub fn resolve_for_one(&self) -> Result<EngineOptions> {
         Ok(EngineOptions { wait_for_gpu: self.load.device.wait_for_gpu, ..self.resolve()? })
     }

@@ -1,4 +1,4 @@
-//! Prompts, and texts from files and stdin.
+//! Flags of prompts, and texts read from files and stdin.
 
 use clap::Args;
 use files::{Error, Result, text_file};
@@ -12,8 +12,8 @@ const TEXT_LIMIT: u64 = 64 << 20;
 /// One prompt.
 #[derive(Args, Clone)]
 pub struct PromptArgs {
-    /// Prompt, in which control tokens such as <|im_end|> count as such, unless --no-specials is given [default: stdin
-    /// if it is piped, else "Hello, world! I am a"]
+    /// Prompt; control tokens such as <|im_end|> are recognised unless --no-specials is given [default: stdin if it is
+    /// piped, else "Hello, world! I am a"]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the prompt from a file; - is stdin
@@ -21,7 +21,7 @@ pub struct PromptArgs {
     pub prompt_file: Option<PathBuf>,
     #[command(flatten)]
     escape: EscapeArgs,
-    /// Treat control tokens in the prompt as plain text. For programs that pass on what a user wrote
+    /// Treat control tokens in the prompt as plain text; for programs that pass on user input
     #[arg(long)]
     no_specials: bool,
 }
@@ -29,13 +29,13 @@ pub struct PromptArgs {
 /// Escapes in prompts.
 #[derive(Args, Clone)]
 pub struct EscapeArgs {
-    /// Read \n, \t, \r, \" and \\ in --prompt as line feed, tabulator and so on
+    /// Process escape sequences (\n, \t, \r, \', \" and \\) in --prompt
     #[arg(short = 'e', long)]
     escape: bool,
 }
 
 impl EscapeArgs {
-    /// The text of a flag, without its escapes if there shall be none.
+    /// The text of a flag, with escape sequences replaced under `--escape`.
     pub fn text(&self, typed: &str) -> String {
         if !self.escape {
             return typed.to_owned();
@@ -62,18 +62,18 @@ impl EscapeArgs {
 /// Many prompts.
 #[derive(Args, Clone)]
 pub struct PromptsArgs {
-    /// Complete many prompts together; - is stdin. Each line is a JSON string, or an object with "prompt" and settings
-    /// of its own: {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. Each answer is printed as soon as it is
-    /// complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
+    /// Complete many prompts together, one per line; - is stdin. A line is a JSON string, or an object with "prompt"
+    /// and its own settings: {"prompt":"Hi","max_tokens":9,"temperature":0,"stop":"."}. Each answer is printed as soon
+    /// as it is complete: {"index":0,"text":"…","tokens":9,"stop":"length"}
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file", "session", "trace"])]
     pub prompts: Option<PathBuf>,
-    /// Prompts that are computed together, each in a cache of --max-seq-len slots [default: 8]
+    /// Number of prompts computed together, each with its own context of --max-seq-len tokens [default: 8]
     #[arg(long, value_name = "N")]
     pub batch: Option<usize>,
 }
 
 impl PromptArgs {
-    /// Treatment of control tokens in a prompt.
+    /// The treatment of control tokens in the prompt.
     pub fn specials(&self) -> Specials {
         if self.no_specials { Specials::Text } else { Specials::Tokens }
     }
@@ -89,7 +89,7 @@ impl PromptArgs {
     }
 }
 
-/// Reads a text without the line feed at its end, see [`read_text`].
+/// Reads a text with [`read_text`] and removes a final line break.
 pub fn text_of(flag: &str, file: &Path) -> Result<String> {
     let mut text = read_text(flag, file)?;
     if text.ends_with('\n') {

@@ -1,4 +1,4 @@
-//! The choice of tokens: sampler and grammar.
+//! Flags of the sampler and of the grammar.
 
 use crate::dims::VOCAB;
 use clap::Args;
@@ -11,7 +11,7 @@ use {std::path::Path, text::sampler::Grammar};
 /// The sampler, and the grammar of the text.
 #[derive(Args, Clone)]
 pub struct SamplerArgs {
-    /// Randomness: higher is more varied; 0 always takes the most probable token [default: 0.8; the
+    /// Sampling temperature: higher is more varied; 0 always takes the most probable token [default: 0.8; the
     /// model's own in chat and serve]
     #[arg(long, visible_alias = "temp", value_name = "T")]
     pub temperature: Option<f32>,
@@ -33,7 +33,7 @@ pub struct SamplerArgs {
     /// Divide the logits of recent tokens by this; 1 is off [default: 1.1; in chat and serve the model's own, else 1]
     #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
     pub repetition_penalty: Option<f32>,
-    /// How many tokens count as recent [default: 64]
+    /// Number of recent tokens that the penalties look at [default: 64]
     #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
     pub repetition_window: Option<usize>,
     /// Subtract this from the logits of recent tokens; 0 is off
@@ -42,12 +42,12 @@ pub struct SamplerArgs {
     /// Subtract this from the logits of recent tokens, once for each time they occur; 0 is off
     #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub frequency_penalty: f32,
-    /// Add to the logit of a token: 29+1.5, 29-2, or 29-inf to rule it out; may be repeated
+    /// Add to the logit of a token: 29+1.5, 29-2, or 29-inf to ban it; may be repeated
     #[arg(long, short_alias = 'l', value_name = "ID(+|-)VALUE", value_parser = bias)]
     pub logit_bias: Vec<(u32, f32)>,
     #[command(flatten)]
     pub dry: DryArgs,
-    /// XTC: how often to leave out the most probable tokens; 0 is off [default: 0]
+    /// XTC: probability of removing the most probable tokens; 0 is off [default: 0]
     #[arg(long, value_name = "P")]
     pub xtc_probability: Option<f32>,
     /// XTC: of the tokens at least this probable, keep only the least probable one; above 0.5 is off
@@ -56,7 +56,7 @@ pub struct SamplerArgs {
     pub xtc_threshold: Option<f32>,
     #[command(flatten)]
     pub grammar: GrammarArgs,
-    /// Same seed, same text, on any machine; -1 is random [default: random, printed on stderr]
+    /// Random seed: the same seed gives the same text on any machine; -1 is random [default: random, printed on stderr]
     #[arg(short, long, value_name = "N", value_parser = seed)]
     seed: Option<i128>,
 }
@@ -76,56 +76,56 @@ pub struct DryArgs {
     /// DRY: tokens to search for repetitions; -1 is all, 0 is off
     #[arg(long, default_value_t = -1, value_name = "N")]
     pub dry_penalty_last_n: i64,
-    /// DRY: a text that ends a repetition, or none; may be repeated [default: line feed, colon, quotation mark,
+    /// DRY: text that interrupts a repetition, or none; may be repeated [default: line feed, colon, quotation mark,
     /// asterisk]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,
 }
 
-/// The grammar of the text.
+/// The grammar that the text must match.
 #[derive(Args, Clone)]
 pub struct GrammarArgs {
-    /// Generate only JSON that fits this schema, given as a file or as text
+    /// Generate only JSON that matches this schema, given as a file or as text
     #[arg(long, short_alias = 'j', value_name = "FILE|JSON", conflicts_with = "grammar", hide = !cfg!(feature = "grammar"))]
     pub json_schema: Option<String>,
-    /// Generate only text that fits the rule root of this GBNF file
+    /// Generate only text that matches the rule root of this GBNF file
     #[arg(long, value_name = "FILE", hide = !cfg!(feature = "grammar"))]
     pub grammar: Option<PathBuf>,
 }
 
-/// A token id and what is added to its logit.
+/// Parses a token id and the value added to its logit.
 fn bias(text: &str) -> std::result::Result<(u32, f32), String> {
     let parts = text.find(['+', '-']).map(|at| text.split_at(at));
     let parsed = parts.and_then(|(id, value)| Some((id.parse().ok()?, value.parse().ok()?)));
     parsed.ok_or_else(|| "use a token id, a sign and a number, e.g. 29+1.5 or 29-inf".into())
 }
 
-/// A seed, or -1.
+/// Parses a seed, or -1.
 fn seed(text: &str) -> std::result::Result<i128, String> {
     let number: Option<i128> = text.parse().ok().filter(|n| (-1..=u64::MAX.into()).contains(n));
     number.ok_or_else(|| format!("use a number from 0 to {}, or -1 for a random one", u64::MAX))
 }
 
-/// The seed of a user who gives none.
+/// A seed for a run without `--seed`.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() & 0xffff_ffff
 }
 
 impl SamplerArgs {
-    /// The seed, unless it is to be drawn.
+    /// The given seed; `None` if it is to be random.
     pub fn seed(&self) -> Option<u64> {
         self.seed.and_then(|n| u64::try_from(n).ok())
     }
 
-    /// Prints the seed if it was drawn and has an effect.
+    /// Prints the seed if it was random and has an effect.
     pub fn say_drawn_seed(&self, used: &SamplerOptions) {
         if self.seed().is_none() && used.temperature != 0.0 {
             say!("seed: {}", used.seed);
         }
     }
 
-    /// Checks the flags; a missing seed is drawn.
+    /// Checks and resolves the flags; a missing seed is random.
     pub fn resolve(&self) -> Result<SamplerOptions> {
         #[cfg(not(feature = "grammar"))]
         self.grammar.refuse("this program was built without grammars; build it with --features grammar")?;
@@ -142,7 +142,7 @@ impl SamplerArgs {
         self.recommend(options, &SamplerOptions::default())
     }
 
-    /// Resolved options with a model's recommended values wherever no flag was given.
+    /// Fills in a model's recommended values wherever no flag was given.
     pub fn recommend(&self, options: SamplerOptions, recommended: &SamplerOptions) -> Result<SamplerOptions> {
         let top_k = match self.top_k {
             None => recommended.top_k,
@@ -193,7 +193,7 @@ impl DryArgs {
 }
 
 impl GrammarArgs {
-    /// An error if a grammar is given.
+    /// Fails with `why` if a grammar is given.
     pub fn refuse(&self, why: &str) -> Result<()> {
         let flag = match (&self.json_schema, &self.grammar) {
             (None, None) => return Ok(()),

@@ -1,4 +1,4 @@
-//! Commands of a conversation: lines that begin with a slash.
+//! Commands in a conversation: lines that begin with a slash.
 
 use super::{Chat, Next, Question};
 use crate::cli::args::show_settings;
@@ -12,22 +12,22 @@ use text::sampler::{Rng, SamplerOptions};
 /// The text of `/help`.
 const HELP: &str = "\
 /retry           retry the last message
-/undo            take back the last message and its answer
-/clear           forget the conversation, except the system message
-/reset           the same
+/undo            remove the last message and its answer
+/clear           forget the conversation, except the system prompt
+/reset           same as /clear
 /system TEXT     start over with this system prompt
-/tool NAME TEXT  the result of a function that the last answer called; the model goes on when it has all of them
-/set NAME VALUE  change a flag of the sampler, such as temperature, or num-tokens; /set alone shows them
+/tool NAME TEXT  give the result of a function that the last answer called; after the last result the model continues
+/set NAME VALUE  change num-tokens or a sampling flag, such as temperature; /set alone shows them
 /save FILE       save the conversation; continue it later with --session FILE or /load FILE
 /load FILE       continue a saved conversation instead of this one
-/stats           times of the last answer, and how full the context is
-/help            this list
-/exit            leave; so do /quit and Ctrl-D
-A message goes on after \\ at the end of a line. It may also stand between \"\"\" and \"\"\", on any number of lines.
-Ctrl-C stops an answer and keeps what was said. A line that begins with a space is never a command.";
+/stats           show the timings of the last answer and how full the context is
+/help            show this list
+/exit            quit; so do /quit and Ctrl-D
+To continue a message on the next line, end the line with \\, or put the message between \"\"\" and \"\"\".
+Ctrl-C stops an answer and keeps its text so far. A line that starts with a space is never a command.";
 
 impl Chat<'_> {
-    /// Runs the command of a line. If it fails, it says so and changes nothing.
+    /// Runs the command on a line. A command that fails prints why and changes nothing.
     ///
     /// # Errors
     ///
@@ -54,13 +54,13 @@ impl Chat<'_> {
             ("/system", text) => {
                 self.conversation = self.conversation.anew(Some(text.into()));
                 self.forget_answers()?;
-                self.note("a new conversation with this system message");
+                self.note("new conversation with this system prompt");
             }
             ("/tool", result) => match self.add_tool_result(result) {
                 Ok(Some(question)) => return Ok(Next::Ask(question)),
                 Ok(None) => {
                     let (have, all) = (self.results.len(), self.conversation.calls().len());
-                    self.note(&format!("{have} of {all} results"));
+                    self.note(&format!("{have} of {all} results received"));
                 }
                 Err(why) => say!("/tool: {why}"),
             },
@@ -79,7 +79,7 @@ impl Chat<'_> {
                     self.note(&format!("loaded: {}", self.size()));
                     self.save()?;
                 }
-                // Advice about the flag is advice about the command too.
+                // The errors are those of `--session`; their advice holds for the command too.
                 Err(e) => say!("/load: {}", name_flags_in(e).to_string().replace("--session", "/load")),
             },
             _ => say!(
@@ -90,7 +90,7 @@ impl Chat<'_> {
         Ok(Next::Read)
     }
 
-    /// Takes `NAME TEXT`, the result of a call; once all are there, they are the next question.
+    /// Adds `NAME TEXT`, the result of a call. Once all results are there, returns them as the next question.
     fn add_tool_result(&mut self, result: &str) -> std::result::Result<Option<Question>, String> {
         let Some((name, text)) = result.split_once(char::is_whitespace) else {
             return Err("give a name and a text: /tool NAME TEXT".into());
@@ -115,7 +115,7 @@ impl Chat<'_> {
         Ok(Some(self.question_of_results()))
     }
 
-    /// Forgets what belongs to the conversation before.
+    /// Forgets the results, answers and cache of the previous conversation.
     fn forget_answers(&mut self) -> Result<()> {
         self.results.clear();
         self.asked.clear();
@@ -124,7 +124,7 @@ impl Chat<'_> {
         self.save()
     }
 
-    /// Changes a flag, `NAME VALUE`, for the answers to come. The random numbers go on, unless the seed changes.
+    /// Changes a flag, `NAME VALUE`, for later answers. The random numbers continue, unless the seed changes.
     fn change_setting(&mut self, setting: &str) -> Result<()> {
         let Some((name, value)) = setting.split_once(char::is_whitespace) else {
             return Err(Error::Usage(format!("{}: give a value: /set NAME VALUE", setting.escape_debug())));
@@ -143,7 +143,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The question to ask again: one without an answer, or the last one, which is taken back.
+    /// The question to ask again: one without an answer, or the last one, which is removed from the conversation.
     fn retry(&mut self) -> Option<Question> {
         self.unanswered.take().or_else(|| {
             let answered = Some(self.conversation.state());
@@ -154,7 +154,7 @@ impl Chat<'_> {
         })
     }
 
-    /// Takes back the last question and its answer, as if they had never been.
+    /// Removes the last question and its answer, and restores the random state before them.
     fn undo(&mut self) -> Result<()> {
         let Some(messages) = self.conversation.forget_question() else {
             say!("/undo: no message yet");
@@ -169,14 +169,14 @@ impl Chat<'_> {
         let text = messages.last().map_or("", |last| &last.content);
         let begin: String = text.chars().take(40).flat_map(char::escape_debug).collect();
         let dots = if text.chars().nth(40).is_some() { "…" } else { "" };
-        self.note(&format!("taken back: {begin}{dots}"));
+        self.note(&format!("removed: {begin}{dots}"));
         Ok(())
     }
 
-    /// Drops what the cache holds beyond the conversation.
+    /// Drops the tokens in the cache beyond the conversation.
     fn rewind(&mut self) -> Result<()> {
         if self.session.has_evicted() {
-            // What must be computed again waits for the next question, which can be stopped.
+            // Tokens to compute again wait for the next question, which can be stopped.
             self.session.reuse(self.conversation.ids()).map(|_| ())
         } else {
             self.session.rewind(self.common())
@@ -190,20 +190,20 @@ impl Chat<'_> {
         }
         let (slots, all) = (self.session.slots(), self.session.extent().slots);
         say!(
-            "context: {slots} of {all} slots ({:.0} %), evictions: {}; {}",
+            "context: {slots} of {all} tokens ({:.0} %), evictions: {}; {}",
             100.0 * slots as f64 / all as f64,
             self.session.sequence().cuts.len(),
             self.size()
         );
     }
 
-    /// Length of the conversation.
+    /// Length of the conversation, in messages and tokens.
     fn size(&self) -> String {
         let (messages, tokens) = (self.conversation.questions(), self.conversation.ids().len());
         format!("messages: {messages}, tokens: {tokens}")
     }
 
-    /// Tells a user who types that a command worked.
+    /// Prints a confirmation for a user at a terminal, unless quiet.
     pub fn note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
             say!("{text}");

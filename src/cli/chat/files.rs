@@ -15,27 +15,27 @@ impl Chat<'_> {
         let system = self.conversation.system();
         if !saved.ids.is_empty() && system.is_some() && system != saved.system.as_deref() {
             return Err(Error::Usage(format!(
-                "--session {}: was saved with another --system; leave --system out, or give another file",
+                "--session {}: was saved with a different --system; remove --system or use another file",
                 file.display()
             )));
         }
         let tools = &self.conversation.variables().tools;
         if !saved.ids.is_empty() && tools.is_some() && *tools != saved.tools {
             return Err(Error::Usage(format!(
-                "--session {}: was saved with other --tools; leave --tools out, or give another file",
+                "--session {}: was saved with different --tools; remove --tools or use another file",
                 file.display()
             )));
         }
-        self.note(&format!("going on after {} tokens; /reset begins anew", saved.ids.len()));
+        self.note(&format!("continuing after {} tokens; /reset starts over", saved.ids.len()));
         self.adopt(saved, &state);
         Ok(())
     }
 
-    /// Continues the conversation in `file`, whatever its system message.
+    /// Continues the conversation in `file`, with its own system prompt.
     ///
     /// # Errors
     ///
-    /// Errors of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
+    /// The errors of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
     pub fn load(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));
@@ -47,19 +47,20 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The conversation of a saved state, if it is one and has this model's chat template.
+    /// The conversation in a saved state. Fails if it is none, or has another chat template than this model's.
     fn check_saved(&self, file: &Path, state: &State) -> Result<ConversationState> {
         let Content::Chat(saved) = &state.content else {
             return Err(Error::Usage(format!(
-                "--session {}: holds a text, not a conversation; go on with it in generate, or give another file",
+                "--session {}: holds a text, not a conversation; continue it with generate, or use another file",
                 file.display()
             )));
         };
         let ours = self.conversation.template().name();
         if saved.template != ours {
             let theirs = unquoted(&saved.template);
-            let why =
-                format!("was saved with a {theirs} chat template, and this model's is {ours}; use that one");
+            let why = format!(
+                "was saved with chat template {theirs}, but this model's is {ours}; use the same template"
+            );
             return Err(Error::model(file, why));
         }
         Ok(saved.clone())
@@ -79,7 +80,7 @@ impl Chat<'_> {
         self.set_form_of_answers();
     }
 
-    /// Saves the conversation in the file of `--session`.
+    /// Saves the conversation to the file of `--session`, if there is one.
     pub fn save(&mut self) -> Result<()> {
         match self.args.session.as_deref() {
             Some(file) => self.save_to(file),

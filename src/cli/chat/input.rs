@@ -1,4 +1,4 @@
-//! Lines of stdin: with a line editor on a terminal, as they are from a file or pipe.
+//! Messages from stdin: through a line editor on a terminal, or as plain lines from a file or pipe.
 
 #[cfg(feature = "line-editor")]
 use crate::cli::terminal_mode::{self, EchoGuard};
@@ -11,10 +11,10 @@ pub enum Typed {
     Line(String),
     /// A text in triple quotes, which is never a command.
     Quoted(String),
-    /// The input ended, or Ctrl-D.
+    /// End of input, or Ctrl-D.
     End,
-    /// Ctrl-C, which is no signal while the editor has the terminal.
-    #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor tells of it"))]
+    /// Ctrl-C, which raises no signal while the editor has the terminal.
+    #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor reports it"))]
     Interrupt,
 }
 
@@ -29,21 +29,21 @@ pub enum ChatInput {
 }
 
 const PROMPT: &str = "> ";
-/// Prompt of a message's further lines.
+/// Prompt for the further lines of a message.
 const MORE: &str = ". ";
-/// Before and after a message of several lines.
+/// Delimiter before and after a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
 /// Maximum bytes of a message.
 const LINE_LIMIT: u64 = 16 << 20;
 
 impl ChatInput {
-    /// Stdin, as it is.
+    /// Opens stdin, with the line editor if stdin and stdout are a terminal.
     pub fn new() -> Self {
         if !std::io::stdin().is_terminal() {
             return ChatInput::Piped;
         }
-        // The editor writes to stdout; unless that is the terminal, it is for answers only.
+        // The editor writes to stdout, which is for answers only unless it is the terminal.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
             terminal_mode::save();
@@ -62,26 +62,21 @@ impl ChatInput {
 
     /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
     pub fn read_message(&mut self) -> Result<Typed> {
-        let mut text = match self.read_line(PROMPT)? {
+        let line = match self.read_line(PROMPT)? {
             Typed::Line(line) => line,
             other => return Ok(other),
         };
-        let Some(quoted) = text.trim_start().strip_prefix(QUOTES) else {
-            while text.ends_with('\\') {
+        let opened = line.trim_start().strip_prefix(QUOTES).map(str::to_owned);
+        let is_quoted = opened.is_some();
+        let mut text = opened.unwrap_or(line);
+        let continues =
+            |text: &str| if is_quoted { !text.trim_end().ends_with(QUOTES) } else { text.ends_with('\\') };
+        while continues(&text) {
+            if !is_quoted {
                 text.pop();
-                text.push('\n');
-                match self.append_line(&mut text)? {
-                    None => {}
-                    Some(Typed::End) => break,
-                    Some(other) => return Ok(other),
-                }
             }
-            return Ok(Typed::Line(text));
-        };
-        text = quoted.to_owned();
-        while !text.trim_end().ends_with(QUOTES) {
-            // The line with the quotes need not hold anything else.
-            if !text.is_empty() {
+            // The opening quotes may stand alone on their line.
+            if !is_quoted || !text.is_empty() {
                 text.push('\n');
             }
             match self.append_line(&mut text)? {
@@ -89,6 +84,9 @@ impl ChatInput {
                 Some(Typed::End) => break,
                 Some(other) => return Ok(other),
             }
+        }
+        if !is_quoted {
+            return Ok(Typed::Line(text));
         }
         let text = text.trim_end();
         let text = text.strip_suffix(QUOTES).unwrap_or(text);
@@ -107,7 +105,7 @@ impl ChatInput {
         Ok(None)
     }
 
-    /// Disables the echo of what is typed while an answer is printed, until the result is dropped.
+    /// Disables the echo of typed text until the result is dropped; used while an answer is printed.
     #[cfg(feature = "line-editor")]
     pub fn disable_echo(&self) -> Option<EchoGuard> {
         matches!(self, ChatInput::Editor(_)).then(EchoGuard::disable_echo)

@@ -1,4 +1,4 @@
-//! The output of an answer while it is generated: thoughts apart from text, calls on lines of their own.
+//! Prints an answer while it is generated: thoughts separate from text, calls on lines of their own.
 
 use super::Chat;
 use crate::cli::args::{Format, Think};
@@ -19,13 +19,13 @@ use text::tokenizer::AddSpecial;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ThinkingDisplay {
     Hidden,
-    /// To stdout, dimmed.
+    /// On stdout, dimmed.
     Dimmed,
-    /// To stdout, in tags, where nothing can be dimmed.
+    /// On stdout, in tags, on a terminal that cannot dim text.
     Tagged,
-    /// To stderr, as stdout is for answers.
+    /// On stderr, because stdout is for answers.
     Stderr,
-    /// In JSON lines of their own.
+    /// As separate JSON lines.
     Lines,
 }
 
@@ -67,13 +67,13 @@ impl AnswerPrinter {
         Self { thoughts, last: Last::Nothing, ends_line: true, wrap: Wrap::stdout() }
     }
 
-    /// Text for stdout of a part.
+    /// The text to print on stdout for a part.
     fn render_part(&mut self, part: &Part) -> String {
         match part {
             Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => String::new(),
             Part::Thinking(_) if self.thoughts == ThinkingDisplay::Hidden => String::new(),
             Part::Thinking(thought) => self.render_thought(thought),
-            // A call that breaks off cannot be answered: it is shown as it was written.
+            // An incomplete call cannot be answered, so it is shown as text.
             Part::Text(text) | Part::Cut { written: text, .. } => {
                 let mut out = self.end_thought();
                 if self.last == Last::Call {
@@ -102,8 +102,13 @@ impl AnswerPrinter {
         }
         (self.last, self.ends_line) = (Last::Thought, thought.ends_with('\n'));
         if self.thoughts == ThinkingDisplay::Stderr {
-            let shown =
-                |c: char| if is_harmless(c) || c == '\n' || c == '\t' { c.into() } else { escaped(c) };
+            let shown = |c: char| {
+                if is_harmless(c) || c == '\n' || c == '\t' {
+                    c.into()
+                } else {
+                    c.escape_default().to_string()
+                }
+            };
             let thought: String = thought.chars().map(shown).collect();
             stderr::write(format_args!("{thought}"));
             return out;
@@ -114,7 +119,7 @@ impl AnswerPrinter {
         out + &self.wrap.piece(thought)
     }
 
-    /// Text for stdout between thoughts and what follows them.
+    /// The text to print on stdout after thoughts.
     fn end_thought(&mut self) -> String {
         if self.last != Last::Thought {
             return String::new();
@@ -131,13 +136,13 @@ impl AnswerPrinter {
         }
     }
 
-    /// Prints the parts of a token as text.
+    /// Prints a token's parts as text.
     fn print_text(&mut self, parts: &[Part]) -> Result<()> {
         let out: String = parts.iter().map(|part| self.render_part(part)).collect();
         if out.is_empty() { Ok(()) } else { put(&out) }
     }
 
-    /// JSON lines of the parts of the stream's last token. The first line has the token.
+    /// The JSON lines of the last token's parts. The first line names the token.
     fn json_lines(&self, stream: &TokenStream<'_>, parts: &[Part], reader: &OutputParser) -> String {
         let thinks = reader.is_thinking();
         let hidden = self.thoughts == ThinkingDisplay::Hidden;
@@ -165,27 +170,23 @@ impl AnswerPrinter {
     }
 }
 
-fn escaped(c: char) -> String {
-    c.escape_default().collect()
-}
-
 /// A call as a line of text.
 fn call_json(call: &ToolCall) -> String {
-    // Names need no escapes, and arguments are JSON already, but perhaps on several lines.
+    // Names need no escapes. Arguments are JSON already, perhaps on several lines.
     let arguments: String = call.arguments.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     format!("{{\"name\": \"{}\", \"arguments\": {arguments}}}", call.name)
 }
 
-/// Ends thoughts that are too long.
+/// Limits the length of thoughts.
 struct ThinkingBudget {
     left: Option<usize>,
-    /// The tokens that end thoughts.
+    /// Tokens that end the thoughts.
     end: Vec<u32>,
     ending: bool,
 }
 
 impl ThinkingBudget {
-    /// Called before each token.
+    /// Ends the thoughts if the budget is spent; called before each token.
     fn check(&mut self, reader: &OutputParser, stream: &mut TokenStream<'_>) {
         self.ending &= reader.is_thinking();
         if reader.is_thinking() && self.left == Some(0) && !self.ending {
@@ -194,7 +195,7 @@ impl ThinkingBudget {
         }
     }
 
-    /// Counts a token of thoughts.
+    /// Counts one token of thoughts.
     fn spend(&mut self) {
         self.left = self.left.map(|left| left.saturating_sub(1));
     }
@@ -203,14 +204,14 @@ impl ThinkingBudget {
 /// A generated answer.
 pub struct GeneratedAnswer {
     pub report: Report,
-    /// The ids that belong to it.
+    /// Token ids of the answer.
     pub ids: Vec<u32>,
-    /// Why stdout could not be written.
+    /// The error if stdout could not be written.
     pub lost: Option<Error>,
 }
 
 impl Chat<'_> {
-    /// Generates an answer and shows it.
+    /// Generates an answer and prints it.
     pub fn answer(&mut self, start: Instant) -> Result<GeneratedAnswer> {
         let (engine, form) = (self.engine, self.conversation.output_format());
         let (format, flags) = (self.args.completion.output.format, &self.args.template);
@@ -270,11 +271,11 @@ impl Chat<'_> {
         Ok(GeneratedAnswer { report, ids, lost })
     }
 
-    /// Drops the ids at the end that are not part of the answer, whose text has `shown` bytes.
+    /// Removes final ids that are not part of the answer, whose printed text has `shown` bytes.
     fn trim_answer(&self, ids: &mut Vec<u32>, reason: StopReason, shown: usize) {
         let (form, tokenizer) = (self.conversation.output_format(), self.engine.tokenizer());
         match reason {
-            // The next turn adds its own.
+            // The next turn adds its own end-of-sequence token.
             StopReason::Eos => {
                 ids.pop();
             }

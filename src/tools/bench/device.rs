@@ -1,5 +1,6 @@
-//! Figures of an OpenCL device: launches, the host's time for a token, the time to build programs.
+//! Figures of an OpenCL device: launches, host time per token, time to build programs.
 
+use crate::cli::generation_report::ms;
 use crate::model::device::{Cache, Logits, Run, locked};
 use crate::opencl::Device;
 use crate::run::engine::Engine;
@@ -7,18 +8,18 @@ use crate::run::options::EngineOptions;
 use files::Result;
 use opencl_runtime::device::Builds;
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Tokens that are measured, after one that is not.
+/// Tokens to measure, after one that is not measured.
 const TOKENS: usize = 16;
 
-/// Launches and host time of a token, and the time to build programs.
+/// Launches and host time per token, and the time to build programs.
 #[derive(Serialize)]
 pub struct OnDevice {
     name: String,
     driver: String,
     launches_per_token: f64,
-    /// Until everything of a token is queued.
+    /// Time until all work of a token is queued.
     host_us_per_token: f64,
     compiled: usize,
     compiling_ms: f64,
@@ -27,8 +28,8 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Makes a place on the device with these options, which builds the programs, and decodes some tokens without their
-    /// logits. `None` if the engine has no device.
+    /// Creates a cache on the device, which builds the programs, and decodes some tokens without logits. `None` if the
+    /// engine has no device.
     pub fn measure(engine: &Engine, device: &Device, options: &EngineOptions) -> Result<Option<Self>> {
         let tokens = TOKENS.min(options.max_seq_len - 1);
         let Some(mut cache) = engine.device_cache(options)? else { return Ok(None) };
@@ -44,7 +45,7 @@ impl OnDevice {
         (1..=tokens).try_for_each(|pos| one(cache.cache(), pos))?;
         let host = start.elapsed();
         device.finish()?;
-        let (each, ms) = (tokens.max(1) as f64, |d: Duration| d.as_secs_f64() * 1e3);
+        let each = tokens.max(1) as f64;
         Ok(Some(Self {
             name: device.facts().name.clone(),
             driver: device.facts().driver.clone(),
@@ -57,11 +58,11 @@ impl OnDevice {
         }))
     }
 
-    /// For people.
+    /// The figures as one line of text.
     pub fn line(&self) -> String {
         format!(
-            "{}, driver {}: {} launches and {:.0} us of the host a token; programs: {} compiled in {:.0} ms, {} from the \
-             cache in {:.0} ms",
+            "{}, driver {}: {} launches and {:.0} us of host time per token; programs: {} compiled in {:.0} ms, {} from \
+             the cache in {:.0} ms",
             self.name,
             self.driver,
             self.launches_per_token,

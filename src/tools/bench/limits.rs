@@ -1,8 +1,8 @@
-//! The limits of this machine: how fast it reads memory, which limits decode, because decode reads every weight once a
-//! token; and how fast it multiplies integers, which limits prefill.
+//! The limits of this machine: its memory read bandwidth, which limits decode, because decode reads every weight once
+//! per token; and its integer arithmetic, which limits prefill.
 //!
-//! The best way to read is found once, after the warm-up. Reading is then measured right before and right after each
-//! repetition that decodes, because a machine's bandwidth may change from second to second. Integers come last.
+//! The best way to read is found once, after the warm-up. The bandwidth is then measured right before and after each
+//! repetition that decodes, because it may change from second to second. Integer arithmetic is measured last.
 
 use crate::opencl::{Device, stream};
 use crate::run::system::Memory;
@@ -18,26 +18,26 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Far more than any cache holds, and enough that reading it takes some milliseconds.
+/// Buffer size in bytes: far larger than any cache, and reading it takes some milliseconds.
 const BUFFER: usize = 512 << 20;
-/// Minimum size: below it a large last-level cache would be measured instead.
+/// Minimum buffer size: a smaller one could fit in a large last-level cache.
 const MIN_BUFFER: usize = 64 << 20;
-/// Bytes that a thread takes at a time, so that fast cores read more than slow ones, as in decode. It is no power of two, so
-/// that the addresses of two streams through it do not collide in a cache.
+/// Bytes that a thread takes at a time, so that fast cores read more than slow ones, as in decode. Not a power of two,
+/// so that the addresses of two streams do not collide in a cache.
 const PIECE: usize = 5 << 20;
-/// Time for trying the ways of reading, over all numbers of threads.
+/// Total time to try the ways of reading, over all thread counts.
 const READ_TIME: Duration = Duration::from_millis(1000);
 /// Minimum tries of each way of reading.
 const TRIES: usize = 3;
-/// Passes through the buffer that one rate is the median of.
+/// Passes through the buffer; a rate is their median.
 const PASSES: usize = 3;
-/// Time for multiplying, over all numbers of threads.
+/// Total time to multiply, over all thread counts.
 const MULTIPLY_TIME: Duration = Duration::from_millis(300);
-/// Rounds of a piece, which take about 20 microseconds, and pieces for each thread.
+/// Rounds per piece, which take about 20 microseconds, and pieces per thread.
 const ROUNDS: u64 = 4096;
 const PIECES: usize = 256;
 
-/// The limits, for each number of threads.
+/// The limits for each number of threads.
 #[derive(Debug, Default, Serialize)]
 pub struct MachineLimits {
     /// Empty if memory is too short for a meaningful measurement.
@@ -46,7 +46,7 @@ pub struct MachineLimits {
     pub integer_peak: Vec<IntegerPeak>,
 }
 
-/// Bytes read, in units of 1e9 per second: the median of all rates of the run.
+/// Read bandwidth in 1e9 bytes per second: the median of all rates of the run.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ReadBandwidth {
     pub threads: usize,
@@ -55,7 +55,7 @@ pub struct ReadBandwidth {
     pub way: String,
 }
 
-/// Multiplications and additions of integers, in units of 1e9 per second.
+/// Integer multiplications and additions, in 1e9 per second.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct IntegerPeak {
     pub threads: usize,
@@ -72,7 +72,7 @@ impl MachineLimits {
     }
 }
 
-/// Measures the read bandwidth, whenever asked.
+/// Measures the read bandwidth on demand.
 pub struct Reader {
     buffer: AlignedBytes,
     best: Vec<BestWay>,
@@ -82,13 +82,13 @@ pub struct Reader {
 struct BestWay {
     threads: usize,
     way: Way,
-    /// Bytes per second: when the way was chosen, then whenever asked.
+    /// Bytes per second: first from the choice of the way, then from each [`Reader::rate`].
     rates: Vec<f64>,
 }
 
 impl Reader {
-    /// Finds the best way for each number of threads; `None` if memory is too short. `mapped` bytes of weights must stay
-    /// in memory beside the buffer, though the system counts them as usable.
+    /// Finds the best way for each number of threads; `None` if memory is short. `mapped` bytes of weights must stay in
+    /// memory beside the buffer, although the system counts them as usable.
     pub fn new(threads: &[usize], mapped: usize) -> Option<Self> {
         let buffer = buffer(threads.iter().copied().max().unwrap_or(1), mapped)?;
         Some(Self::over(buffer, threads, READ_TIME))
@@ -100,7 +100,7 @@ impl Reader {
         Self { buffer, best }
     }
 
-    /// Bytes per second now; `threads` is one of the numbers that the reader was made for.
+    /// Measures bytes per second now; `threads` is one of the numbers given to [`Reader::new`].
     pub fn rate(&mut self, threads: usize) -> f64 {
         let best = self.best.iter_mut().find(|b| b.threads == threads);
         let best = best.expect("invariant: made for every number of threads");
@@ -118,14 +118,14 @@ impl Reader {
         Some(ReadBandwidth { threads, gb_per_s, way: best.way.to_string() })
     }
 
-    /// Bytes of its buffer, all of them resident.
+    /// Bytes of the buffer, all of them resident.
     pub fn bytes(&self) -> u64 {
         self.buffer.as_slice().len() as u64
     }
 }
 
-/// The limits of the CPU: the bandwidth that `reader` has measured, and integer products, measured here, if `isa` has
-/// them.
+/// The limits of the CPU: the bandwidth that `reader` measured, and the integer peak, measured here if `isa` has
+/// integer instructions.
 pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> MachineLimits {
     let part = MULTIPLY_TIME / threads.len().max(1) as u32;
     let read = |&threads: &usize| reader.and_then(|r| r.bandwidth(threads));
@@ -137,7 +137,7 @@ pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> 
     }
 }
 
-/// The limits of an OpenCL device, which do not depend on the threads of its host.
+/// The limits of an OpenCL device, which do not depend on the host's threads.
 pub fn of_device(device: &Device, threads: &[usize]) -> Result<MachineLimits> {
     let gb_per_s = stream::bandwidth(device)? / 1e9;
     let read = |&threads: &usize| ReadBandwidth { threads, gb_per_s, way: "on the device".into() };
@@ -152,8 +152,8 @@ pub fn median(values: &[f64]) -> f64 {
     (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
 }
 
-/// Memory in huge pages, as weights are, and written: pages that were never written are all the same page of zeros,
-/// which stays in the cache.
+/// A buffer in huge pages, as weights are. It is filled, because unwritten pages all map to one page of zeros, which
+/// stays in the cache.
 fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
     let usable = Memory::now().usable().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
     let len = BUFFER.min(usable.saturating_sub(mapped) / 4);
@@ -166,7 +166,7 @@ fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
     Some(buffer)
 }
 
-/// The best way, by the median of its passes.
+/// Finds the way with the best median rate.
 fn find_fastest(bytes: &[u8], threads: usize, time: Duration) -> BestWay {
     let mut ways: Vec<(Way, Vec<f64>)> = Way::all().into_iter().map(|way| (way, Vec::new())).collect();
     let start = Instant::now();
@@ -183,7 +183,7 @@ fn find_fastest(bytes: &[u8], threads: usize, time: Duration) -> BestWay {
     BestWay { threads, way, rates: vec![rate] }
 }
 
-/// Bytes per second of one pass.
+/// Bytes per second of one pass through the buffer.
 fn measure_pass(bytes: &[u8], threads: usize, way: Way) -> f64 {
     let piece = |i: usize| &bytes[i * PIECE..bytes.len().min((i + 1) * PIECE)];
     let seconds = run_pieces(threads, bytes.len().div_ceil(PIECE), |i| {
@@ -192,7 +192,7 @@ fn measure_pass(bytes: &[u8], threads: usize, way: Way) -> f64 {
     bytes.len() as f64 / seconds
 }
 
-/// Operations per second of the best pass; a multiplication and its addition are two.
+/// Operations per second of the best pass; a multiply-accumulate counts as two.
 fn measure_ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
     let ops = 2 * multiply_accumulates(isa, ROUNDS)?.macs * (threads * PIECES) as u64;
     let start = Instant::now();
@@ -206,7 +206,7 @@ fn measure_ops(isa: Isa, threads: usize, time: Duration) -> Option<f64> {
     Some(best)
 }
 
-/// Seconds that the threads take for all pieces; a thread that is done takes the next piece.
+/// Seconds that the threads take for all pieces; each thread takes the next piece when it is done.
 fn run_pieces(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64 {
     let next = AtomicUsize::new(0);
     let run = || {

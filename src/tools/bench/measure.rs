@@ -1,4 +1,4 @@
-//! Measures the rows. Those that share caches have one set of sequences, filled to their depth once and rewound before
+//! Measures the rows. Rows that share caches use one set of sequences, filled to their depth once and rewound before
 //! every run. All rows are warmed up before the first is timed.
 
 use super::limits::Reader;
@@ -12,17 +12,17 @@ use crate::run::session::{CancelToken, Session, forward};
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// Tokens of a warm-up decode; a prefill is warmed up whole.
+/// Tokens of a warm-up decode; a warm-up prefill is complete.
 const WARM_UP: usize = 8;
 
-/// The sequences of all rows, ready to measure on.
+/// The sequences of all rows, ready to be measured.
 pub struct Bench<'a> {
     groups: Vec<(Row, Vec<Session>)>,
     cancel: &'a CancelToken,
     tokens: BenchTokens,
 }
 
-/// The tokens of a text, again and again; without one, pseudo-random ones.
+/// The tokens of a text, repeated; pseudo-random tokens if empty.
 struct BenchTokens(Vec<u32>);
 
 /// The repetitions of a row, in order.
@@ -30,13 +30,14 @@ struct BenchTokens(Vec<u32>);
 pub struct Samples {
     /// Tokens per second.
     pub speeds: Vec<f64>,
-    /// Bytes per second that the machine read at the time of each: the mean of right before and right after. Empty for
-    /// rows that are not compared with them.
+    /// The machine's read bandwidth in bytes per second at each repetition: the mean of right before and after. Empty
+    /// for rows that are not compared with it.
     pub reads: Vec<f64>,
 }
 
 impl<'a> Bench<'a> {
-    /// Makes the sequences of each group of rows and fills them to their depth, with the tokens of `text` if it has any.
+    /// Creates the sequences of each group of rows and fills them to their depth, with the tokens of `text` if there
+    /// are any.
     pub fn new(
         engine: &Engine,
         groups: &[Row],
@@ -74,7 +75,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Times every row; `reader` measures before and after those that decode one sequence.
+    /// Times every row; `reader` measures before and after rows that decode one sequence.
     pub fn run(
         &mut self,
         rows: &[Row],
@@ -100,7 +101,7 @@ impl<'a> Bench<'a> {
         Ok(samples)
     }
 
-    /// Times one run of a row, or of a shorter one that shares its caches.
+    /// Times one run of a row; it may be shorter than the row of the caches.
     fn run_once(&mut self, row: &Row) -> Result<Duration> {
         let cancel = self.cancel;
         let tokens = self.tokens.take(row.depth, row.tokens());
@@ -131,7 +132,7 @@ impl<'a> Bench<'a> {
         Ok(sessions)
     }
 
-    /// Traces one step of the first row that decodes, else the whole prompt of the first row; also returns a title.
+    /// Traces one step of the first row that decodes, else the whole prompt of the first row. Also returns a title.
     pub fn trace(&mut self, rows: &[Row]) -> Result<(String, Trace)> {
         let row = rows.iter().find(|row| row.decodes()).unwrap_or(&rows[0]);
         let what = match (row.decodes(), row.batch) {
@@ -146,7 +147,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Decodes one token more in each sequence, not the same one.
+/// Decodes one more token in each sequence, a different one each.
 fn decode_together(sessions: &mut [Session], token: u32) -> Result<()> {
     for (i, session) in sessions.iter_mut().enumerate() {
         session.stage_token((token + i as u32) % VOCAB as u32)?;
@@ -155,7 +156,7 @@ fn decode_together(sessions: &mut [Session], token: u32) -> Result<()> {
 }
 
 impl BenchTokens {
-    /// The tokens of some positions, the same in every run.
+    /// The `n` tokens at positions from `from` on, the same in every run.
     fn take(&self, from: usize, n: usize) -> Vec<u32> {
         let mixed = |at: usize| (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let token = |at| match self.0.len() {

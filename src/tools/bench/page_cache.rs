@@ -1,4 +1,4 @@
-//! Cold starts: drops a model's files from the page cache, which needs only the right to read them.
+//! Drops a model's files from the page cache, for cold starts. Read permission is enough.
 
 use files::{Error, Result, bundle};
 use rustix::fs::{Advice, fadvise};
@@ -7,23 +7,23 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Distance of the bytes that are looked up in the cache.
+/// Distance between the bytes that are looked up in the cache.
 #[cfg(not(target_os = "android"))]
 const STRIDE: u64 = 1 << 20;
 
-/// Read-ahead behind the program ends at a multiple of so many bytes.
+/// Read-ahead past the end of the program stops at a multiple of this many bytes.
 const READ_AHEAD: u64 = 1 << 20;
 
-/// Drops the files of a model directory, or one file; of a bundle the model. In the answer, `dropped` is false if some
-/// are still cached, and null if the system does not say, as with file systems in memory.
+/// Drops the files of a model directory, one file, or the model in a bundle. In the returned JSON, `dropped` is false
+/// if some are still cached, and null if the system does not report it, as for file systems in memory.
 pub fn drop_cache(model: &Path) -> Result<Value> {
     let (mut bytes, mut dropped) = (0, Some(true));
     for path in files(model).map_err(|e| Error::io(model, e))? {
         let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
         let len = file.metadata().map_err(|e| Error::io(&path, e))?.len();
-        // The program that a bundle begins with is running, so its pages stay.
+        // The pages of the program at a bundle's start stay, because it is running.
         let from = bundle::start(&path).map_or(0, |start| start.next_multiple_of(READ_AHEAD).min(len));
-        // Pages that were never written out cannot be dropped.
+        // Dirty pages cannot be dropped.
         let _ = file.sync_data();
         let refused = fadvise(&file, from, None, Advice::DontNeed).is_err();
         let gone = if refused { Some(false) } else { cached(&file, from..len).map(|cached| !cached) };
@@ -33,7 +33,7 @@ pub fn drop_cache(model: &Path) -> Result<Value> {
     Ok(json!({"dropped": dropped, "bytes": bytes}))
 }
 
-/// The model's own files; not the program, which may lie beside them and is running.
+/// The model's files, without the running program, which may be in the same directory.
 fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !model.is_dir() {
         return Ok(vec![model.into()]);
@@ -43,7 +43,7 @@ fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files.filter(|p| ours(p) && p.is_file()).collect())
 }
 
-/// True if any part is cached: then a read that may not wait for the disk succeeds.
+/// True if any part is cached: a read that must not wait for the disk then succeeds.
 #[cfg(not(target_os = "android"))]
 fn cached(file: &File, bytes: Range<u64>) -> Option<bool> {
     use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -58,7 +58,7 @@ fn cached(file: &File, bytes: Range<u64>) -> Option<bool> {
     Some(false)
 }
 
-/// Bionic has such reads from API level 33 only.
+/// Unknown on Android: Bionic has `preadv2` only from API level 33 on.
 #[cfg(target_os = "android")]
 fn cached(_: &File, _: Range<u64>) -> Option<bool> {
     None

@@ -1,4 +1,4 @@
-//! The record of a run: what was measured, and what follows from it. Its JSON is the output; tables are made from it.
+//! The record of a run: measurements and derived figures. Its JSON is the output; tables are made from it.
 
 use super::device::OnDevice;
 use super::limits::{MachineLimits, median};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 #[derive(Serialize)]
 pub struct BenchResult {
     pub environment: Environment,
-    /// The OpenCL device, if one runs the model.
+    /// Figures of the OpenCL device, if one runs the model.
     pub device: Option<OnDevice>,
     pub load_ms: f64,
     pub peak_rss_bytes: Option<u64>,
@@ -34,7 +34,7 @@ pub struct Environment {
     pub cpu: String,
     pub isa: String,
     pub kernel: String,
-    /// Every number of threads measured with.
+    /// The thread counts that were measured.
     pub threads: Vec<usize>,
     pub weight_bytes_per_token: usize,
 }
@@ -57,7 +57,7 @@ impl Environment {
         }
     }
 
-    /// One line for people.
+    /// The environment as one line of text.
     pub fn line(&self) -> String {
         let threads: Vec<String> = self.threads.iter().map(usize::to_string).collect();
         format!("{}, {}, threads {}, {}", self.cpu, self.isa, threads.join("/"), self.kernel)
@@ -80,29 +80,29 @@ pub struct MeasuredRow {
     max: f64,
     /// Tokens per second of each repetition.
     samples: Vec<f64>,
-    /// The read bandwidth measured beside each repetition.
+    /// The read bandwidth around each repetition.
     read_gb_per_s_samples: Option<Vec<f64>>,
-    /// Decode: bytes read per second, in units of 1e9.
+    /// Decode: 1e9 bytes read per second.
     gb_per_s: Option<f64>,
-    /// `gb_per_s` in percent of the read bandwidth with as many threads: of each repetition's own if it was measured
-    /// beside them, else of the run's.
+    /// `gb_per_s` in percent of the read bandwidth with as many threads: the bandwidth around each repetition if it was
+    /// measured, else that of the run.
     bandwidth_percent: Option<f64>,
-    /// Prefill: operations of the matrix products per second, in units of 1e9.
+    /// Prefill: 1e9 matrix-product operations per second.
     gops: Option<f64>,
     /// `gops` in percent of the integer peak with as many threads.
     peak_percent: Option<f64>,
-    /// Decode at some depth, where it was measured at depth 0 too.
+    /// Decode at a depth above 0, if depth 0 was measured too.
     ms_per_token: Option<f64>,
-    /// The time at depth 0, and the time to read the slots before at the machine's read bandwidth.
+    /// The time at depth 0 plus the time to read the earlier slots at the machine's read bandwidth.
     predicted_ms_per_token: Option<f64>,
-    /// Measured time beyond the predicted one.
+    /// Measured time above the predicted one, in percent.
     deviation_percent: Option<f64>,
     /// Prefill: speed relative to decode from the same state.
     times_decode: Option<f64>,
 }
 
-/// Multiplications and additions of the matrix products of a prompt of `n` tokens. Only its last token goes through the
-/// head.
+/// Multiplications and additions of the matrix products for a prompt of `n` tokens. Only the last token goes through
+/// the head.
 fn prefill_ops(n: usize) -> f64 {
     let matrices = table().into_iter().filter(|spec| spec.role == Role::Matrix);
     let macs = matrices.map(|spec| {
@@ -112,13 +112,13 @@ fn prefill_ops(n: usize) -> f64 {
     2.0 * macs.sum::<f64>()
 }
 
-/// Bytes of the cache that each decoded token reads on average: the slots filled before the first one, and those of the
-/// tokens so far.
+/// Bytes of the cache that each decoded token reads on average: the slots filled before, and those of the tokens so
+/// far.
 fn cache_bytes(row: &Row) -> f64 {
     read_bytes(row.kv_types, row.depth as f64 + (row.n_gen as f64 + 1.0) / 2.0)
 }
 
-/// The rows with their results. A decode pass reads `weight_bytes` of weights.
+/// Computes the results of all rows. A decode pass reads `weight_bytes` of weights.
 pub fn results(
     rows: &[Row],
     samples: Vec<Samples>,
@@ -138,7 +138,7 @@ pub fn results(
         let shallow = Row { depth: 0, ..*row };
         let twin = speed_of(&|r| *r == shallow).filter(|_| row.decodes() && row.batch == 1 && row.depth > 0);
         if let Some((speed, read)) = twin.zip(limits.read_gb_per_s(row.threads)) {
-            // The shallow row reads the slots of its own tokens too.
+            // The row at depth 0 also reads the slots of its own tokens.
             let added = (cache_bytes(row) - cache_bytes(&shallow)) / (1e9 * read);
             let (ms, predicted) = (1e3 / result.tokens_per_second, 1e3 * (1.0 / speed + added));
             result.ms_per_token = Some(ms);
@@ -151,7 +151,7 @@ pub fn results(
 }
 
 impl MeasuredRow {
-    /// A row with what follows from its own samples.
+    /// A row with the figures that follow from its own samples.
     fn new(row: &Row, samples: Samples, limits: &MachineLimits, weight_bytes: usize) -> Self {
         let Samples { speeds, reads } = samples;
         let speed = median(&speeds);
@@ -170,7 +170,7 @@ impl MeasuredRow {
             ..Self::default()
         };
         if row.decodes() {
-            // All weights once for all sequences, and the slots filled so far.
+            // All weights once for all sequences, plus the filled slots.
             let bytes_per_token = weight_bytes as f64 / row.batch as f64 + cache_bytes(row);
             let paired = |(speed, read): (&f64, &f64)| 100.0 * speed * bytes_per_token / read;
             let paired: Vec<f64> = speeds.iter().zip(&reads).map(paired).collect();
@@ -192,12 +192,12 @@ impl MeasuredRow {
 }
 
 impl BenchResult {
-    /// One object.
+    /// The record as one object.
     pub fn json(&self) -> Value {
         json!(self)
     }
 
-    /// One object a line: all but the rows, then the rows.
+    /// One object per line: everything but the rows, then each row.
     pub fn json_lines(&self) -> String {
         let tagged = |tag: &str, mut value: Value| {
             value["t"] = tag.into();

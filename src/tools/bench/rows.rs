@@ -1,4 +1,4 @@
-//! Rows of the table: every combination of the lists on the command line.
+//! Rows of the table: all combinations of the lists on the command line.
 
 use crate::cli::args::{MAX_SEQ_LEN, MAX_THREADS, within};
 use crate::run::options::EngineOptions;
@@ -9,23 +9,23 @@ use numeric::kv::{KvType, KvTypes};
 const MAX_ROWS: usize = 1000;
 const MAX_SEQUENCES: usize = 256;
 
-/// One measurement: a prompt, or some decoded tokens. The other number of tokens is 0.
+/// One measurement: a prompt, or some decoded tokens; the other number of tokens is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
-    /// Tokens that are computed at once.
+    /// Length of the prompt in tokens.
     pub n_prompt: usize,
-    /// Tokens that each sequence decodes one by one.
+    /// Tokens that each sequence decodes.
     pub n_gen: usize,
     /// Sequences that decode together.
     pub batch: usize,
-    /// Slots that are filled before.
+    /// Slots filled before the run.
     pub depth: usize,
     pub kv_types: KvTypes,
     pub threads: usize,
 }
 
 impl Row {
-    /// `pp512`, `tg128`, `tg128 x8`, `tg128 @ d1024`.
+    /// The row's name: `pp512`, `tg128`, `tg128 x8`, `tg128 @ d1024`.
     pub fn name(&self) -> String {
         let test = if self.decodes() { format!("tg{}", self.n_gen) } else { format!("pp{}", self.n_prompt) };
         let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
@@ -47,13 +47,13 @@ impl Row {
         self.depth.saturating_add(self.tokens())
     }
 
-    /// True if both start from the same caches.
+    /// True if both rows start from the same caches.
     pub fn shares_caches(&self, other: &Row) -> bool {
         let caches = |row: &Row| (row.depth, row.kv_types, row.threads, row.batch);
         caches(self) == caches(other)
     }
 
-    /// The model's options with the row's own.
+    /// The base options with those of the row.
     pub fn options(&self, base: &EngineOptions) -> EngineOptions {
         EngineOptions {
             kv_types: self.kv_types,
@@ -78,19 +78,19 @@ pub fn longest_of_groups(rows: &[Row]) -> Vec<Row> {
     groups
 }
 
-/// Lists on the command line, of which every combination is a row.
+/// Lists on the command line; every combination is a row.
 #[derive(Args, Clone)]
 pub struct Lists {
-    /// Lengths of prompts to prefill; 0 is none
+    /// Prompt lengths in tokens; 0 is none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "LIST")]
     n_prompt: Vec<usize>,
-    /// Numbers of tokens to decode; 0 is none
+    /// Numbers of tokens to generate; 0 is none
     #[arg(short, long, value_delimiter = ',', default_value = "128", value_name = "LIST")]
     n_gen: Vec<usize>,
-    /// Numbers of sequences that decode -n tokens each, together; tokens/s counts all of them
+    /// Numbers of sequences that each generate -n tokens, together; tokens/s counts all of them
     #[arg(long, value_delimiter = ',', default_value = "1", value_name = "LIST")]
     batch: Vec<usize>,
-    /// Numbers of cache slots that are filled before each run
+    /// Numbers of tokens in the context before each run
     #[arg(
         short,
         long,
@@ -100,16 +100,16 @@ pub struct Lists {
         value_name = "LIST"
     )]
     depth: Vec<usize>,
-    /// Element types of the KV cache: f32, f16, q8 or q4
+    /// Data types of the KV cache: f32, f16, q8 or q4
     #[arg(long, value_delimiter = ',', default_value = "q4", value_name = "LIST")]
     kv_type: Vec<KvType>,
-    /// Numbers of CPU threads [default: one for each core to run on]
+    /// Numbers of CPU threads [default: one per core used]
     #[arg(short, long, value_delimiter = ',', value_name = "LIST")]
     threads: Vec<usize>,
 }
 
 impl Lists {
-    /// Every combination once: threads, then cache types, then depths; prompts before generations.
+    /// All combinations without duplicates: by threads, then cache types, then depths; prompts before generations.
     pub fn rows(&self, default_threads: usize) -> Result<Vec<Row>> {
         let threads = if self.threads.is_empty() { &[default_threads][..] } else { &self.threads };
         threads.iter().try_for_each(|&n| within("--threads", n, MAX_THREADS).map(drop))?;
@@ -141,7 +141,7 @@ impl Lists {
             }
         }
         if rows.is_empty() {
-            return Err(Error::Usage("nothing to measure; give -p or -n a number above 0".into()));
+            return Err(Error::Usage("nothing to measure; set -p or -n to a number above 0".into()));
         }
         Ok(rows)
     }

@@ -1,10 +1,10 @@
-//! The results as Markdown and as CSV. Cells of rows are made from their JSON.
+//! The results as Markdown and as CSV. Cells are made from the JSON of the rows.
 
 use super::result::BenchResult;
 use crate::run::plan::mib;
 use serde_json::{Value, json};
 
-/// A column: its title in Markdown; its key in JSON, which is also its title in CSV; and how to write a number.
+/// A column: its title in Markdown, its key in JSON (also its title in CSV), and its number format.
 struct Column {
     title: &'static str,
     key: &'static str,
@@ -15,7 +15,7 @@ const fn column(title: &'static str, key: &'static str, number: fn(f64) -> Strin
     Column { title, key, number }
 }
 
-/// Three significant digits, or the whole integer part and some.
+/// About four significant digits.
 fn short(x: f64) -> String {
     let digits = match x.abs() {
         x if x >= 100.0 => 1,
@@ -33,13 +33,13 @@ fn thousandths(x: f64) -> String {
     format!("{x:.3}")
 }
 
-/// Identity of a row.
+/// Columns that identify a row.
 const ROW: [Column; 3] = [
     column("test", "test", short),
     column("threads", "threads", |n| n.to_string()),
     column("KV", "kv_type", short),
 ];
-/// Speed of a row.
+/// Columns with a row's speed.
 const SPEED: [Column; 8] = [
     column("tokens/s", "tokens_per_second", short),
     column("min", "min", short),
@@ -50,7 +50,7 @@ const SPEED: [Column; 8] = [
     column("% of peak", "peak_percent", tenths),
     column("x decode", "times_decode", short),
 ];
-/// Growth of the time with depth, which has a table of its own in Markdown.
+/// Columns with the growth of the time with depth, which is a separate table in Markdown.
 const GROWTH: [Column; 3] = [
     column("ms/token", "ms_per_token", thousandths),
     column("predicted", "predicted_ms_per_token", thousandths),
@@ -58,7 +58,7 @@ const GROWTH: [Column; 3] = [
 ];
 
 impl Column {
-    /// Its cell of a row; `None` if it was not measured.
+    /// The column's cell in a row; `None` if it was not measured.
     fn cell(&self, row: &Value) -> Option<String> {
         let value = &row[self.key];
         value.as_str().map(String::from).or_else(|| value.as_f64().map(self.number))
@@ -70,7 +70,7 @@ fn limits(result: &BenchResult, threads: usize) -> [Option<String>; 2] {
     [result.limits.read_gb_per_s(threads), result.limits.peak_gops(threads)].map(|limit| limit.map(short))
 }
 
-/// Tables of the rows, of their growth with depth if there is any, and of the whole run.
+/// Tables of the rows, of their growth with depth if measured, and of the run.
 pub fn markdown(result: &BenchResult) -> String {
     let rows: Vec<Value> = result.rows.iter().map(|row| json!(row)).collect();
     let (deep, all): (Vec<&Value>, Vec<&Value>) =
@@ -82,14 +82,14 @@ pub fn markdown(result: &BenchResult) -> String {
     format!("{text}\n{}", run_table(result))
 }
 
-/// A Markdown line for each row.
+/// A Markdown table with a line for each row.
 fn row_table(columns: Vec<&Column>, rows: &[&Value]) -> String {
     let titles: Vec<String> = columns.iter().map(|c| c.title.to_string()).collect();
     let cells = |row: &&Value| columns.iter().map(|c| c.cell(row)).collect();
     pipes(&titles, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
-/// A table of one line for the run.
+/// A Markdown table with one line for the run.
 fn run_table(result: &BenchResult) -> String {
     let e = &result.environment;
     let (mut titles, mut cells): (Vec<String>, _) = (
@@ -109,7 +109,7 @@ fn run_table(result: &BenchResult) -> String {
     pipes(&titles, &[cells])
 }
 
-/// A Markdown table that is also legible as it is; the first column is left-aligned.
+/// A Markdown table that is legible as plain text; the first column is left-aligned.
 fn pipes(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
     let shown = |row: &Vec<Option<String>>| {
         row.iter().map(|cell| cell.clone().unwrap_or_else(|| "–".into())).collect::<Vec<String>>()
@@ -133,7 +133,7 @@ fn pipes(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
     line(titles) + &line(&rule) + &rows.iter().map(|r| line(r)).collect::<String>()
 }
 
-/// One line a row. No cell holds a comma or a quote except the model's name.
+/// A CSV line per row. Only the model's name may contain a comma or a quote.
 pub fn csv(result: &BenchResult) -> String {
     let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(&GROWTH).collect();
     let titles: Vec<&str> = columns.iter().map(|c| c.key).collect();

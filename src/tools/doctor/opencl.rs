@@ -1,4 +1,4 @@
-//! OpenCL in `doctor`: libraries tried, devices, the one to take, and what to do.
+//! OpenCL in `doctor`: the libraries tried, the devices, the choice, and what to do if there is none.
 
 use crate::opencl::tune::{STEP, Timing};
 use crate::opencl::variants::Tokens;
@@ -16,36 +16,36 @@ use opencl_runtime::load::{Search, remedy};
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest text of a driver that is shown.
-const MOST: usize = 200;
+/// Maximum bytes shown of a driver's text.
+const MAX_TEXT: usize = 200;
 
-/// Lines of two columns.
+/// Facts as name and text.
 pub fn facts(select: Option<&str>) -> Vec<(String, String)> {
     let search = Search::get();
     let mut lines = Vec::new();
     for tried in &search.tried {
         let outcome = match &tried.found {
             Ok(used) => format!("{}: {used}", tried.name),
-            // The linker's words mostly begin with the name.
+            // The linker's message usually begins with the name.
             Err(words) if words.starts_with(&tried.name) => words.clone(),
             Err(words) => format!("{}: {words}", tried.name),
         };
-        lines.push(("opencl library".to_string(), one_line(&outcome, MOST)));
+        lines.push(("opencl library".to_string(), one_line(&outcome, MAX_TEXT)));
     }
     let found = devices().unwrap_or_default();
     for (i, device) in found.iter().enumerate() {
-        lines.push((format!("opencl device {i}"), one_line(&identity(&device.facts), 2 * MOST)));
+        lines.push((format!("opencl device {i}"), one_line(&identity(&device.facts), 2 * MAX_TEXT)));
         lines.push((String::new(), sizes(&device.facts)));
         lines.push((String::new(), features(&device.facts)));
     }
     let choice =
         if search.libraries.is_empty() { format!("none: {}", remedy()) } else { choice(found, select) };
-    lines.push(("opencl choice".into(), one_line(&choice, 4 * MOST)));
+    lines.push(("opencl choice".into(), one_line(&choice, 4 * MAX_TEXT)));
     lines.push(("opencl cache".into(), Cache::of_user().describe()));
     lines
 }
 
-/// Times each variant for the products of one token and of many; the fastest are used from then on.
+/// Measures each kernel variant for one token and for many, and returns a table. The fastest are used from then on.
 pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
     let options = EngineOptions {
         backend: BackendKind::OpenCl,
@@ -67,7 +67,7 @@ pub fn tuned(model: &Path, select: Option<&str>) -> Result<String> {
     Ok(columns(&sides, &rows.collect::<Vec<_>>()))
 }
 
-/// Of the table of [`tuned`].
+/// A row of the table of [`tuned`].
 fn row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
     let [took, chosen] =
         [format!("{:.3} ms", 1e3 * took.as_secs_f64()), if chosen { "chosen".into() } else { String::new() }];
@@ -76,7 +76,7 @@ fn row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
 
 fn choice(found: &[Found], select: Option<&str>) -> String {
     match choose(found, select) {
-        Ok(index) => format!("--backend opencl takes device {index}, {}", found[index].facts.name),
+        Ok(index) => format!("--backend opencl uses device {index}, {}", found[index].facts.name),
         Err(failure) => format!("none: {}", failure.message),
     }
 }
@@ -93,7 +93,7 @@ fn sizes(facts: &Facts) -> String {
         LocalMemory::Global => "in global memory",
     };
     format!(
-        "{} units at {} MHz; memory {}, buffers up to {}, {} KiB local {local}; groups up to {}; alignment {}",
+        "{} compute units at {} MHz; memory {}, buffers up to {}, {} KiB local {local}; workgroups up to {}; alignment {}",
         facts.compute_units,
         facts.clock_mhz,
         mib(facts.global_memory),
@@ -108,7 +108,7 @@ fn features(facts: &Facts) -> String {
     let mut list = Vec::new();
     let mut add = |there: bool, what: &str| list.push(format!("{}{what}", if there { "" } else { "no " }));
     add(facts.unified_memory, "memory shared with the CPU");
-    add(facts.fp16(), "half arithmetic");
+    add(facts.fp16(), "fp16 arithmetic");
     add(facts.subgroups(), "subgroups");
     add(facts.dot().is_some(), "integer dot product");
     if let Some((major, minor)) = facts.compute_capability {

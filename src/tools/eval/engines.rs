@@ -1,4 +1,4 @@
-//! The models that `eval` loads: one for each weight type and backend among its settings.
+//! The models that `eval` loads: one per weight type and backend among its settings.
 
 use super::settings::Settings;
 use crate::model::weights::{OpenModel, WeightType};
@@ -10,18 +10,18 @@ use files::Result;
 use std::time::Duration;
 use text::tokenizer::Tokenizer;
 
-/// Settings with different keys need different engines.
+/// Key of an engine: settings with different keys need different engines.
 type Key = (WeightType, BackendKind);
 
 pub fn key(o: &EngineOptions) -> Key {
     (o.weight_type, o.backend)
 }
 
-/// The models' files, each opened once, with the first of the settings that need it.
+/// The opened model files, each with the first of the settings that need it.
 pub struct Models(Vec<(EngineOptions, OpenModel)>);
 
 impl Models {
-    /// Opens the models of all settings. `flags` is the model as opened with the flags.
+    /// Opens the models of all settings. `flags` is the model opened with the command line's flags.
     pub fn open<'s>(flags: OpenModel, settings: impl Iterator<Item = &'s Settings>) -> Result<Self> {
         let path = flags.path.clone();
         let mut flags = Some(flags);
@@ -51,7 +51,7 @@ impl Models {
 pub struct Engines(Vec<(Key, Engine)>);
 
 impl Engines {
-    /// Loads them for sequences of at most `longest` tokens.
+    /// Loads the models for sequences of at most `longest` tokens.
     pub fn load(models: Models, longest: usize) -> Result<Self> {
         let load = |(options, model): (EngineOptions, OpenModel)| {
             let plan = Plan::of(&model, &EngineOptions { max_seq_len: longest, ..options.clone() })?;

@@ -36,7 +36,7 @@ impl EvalInput {
         }
     }
 
-    /// Chunks without overlap. Each chunk of a text begins with the token that the model expects first.
+    /// Splits the tokens into chunks without overlap. Each chunk of a text begins with the model's BOS token, if any.
     pub fn chunks(&self, size: usize, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
         if size < 2 {
             return Err(Error::Usage(format!("--tokens: chunk {size}; use at least 2")));
@@ -55,7 +55,7 @@ impl EvalInput {
         let chunks = tokens.chunks(step).map(|c| first.into_iter().chain(c.iter().copied()).collect());
         let chunks: Vec<Vec<u32>> = chunks.filter(|c: &Vec<u32>| c.len() > 1).collect();
         if chunks.is_empty() {
-            return Err(Error::Usage("nothing to predict: give a file of at least two tokens".into()));
+            return Err(Error::Usage("nothing to predict; use a file of at least two tokens".into()));
         }
         Ok(chunks)
     }
@@ -70,18 +70,18 @@ fn read_tokens(file: &Path) -> Result<TokenFile> {
     })
 }
 
-/// A fact stated early in a prompt that ends with the question about it.
+/// A prompt that states a fact and ends with a question about it.
 #[derive(Deserialize)]
 pub struct RecallQuestion {
     /// `plain` text, or `chat`.
     pub form: String,
-    /// About how many tokens lie between the fact and the question.
+    /// Approximate number of tokens between the fact and the question.
     pub distance: usize,
-    /// Without the tokens that the tokenizer adds.
+    /// The prompt, without the tokens that the tokenizer adds.
     pub prompt: String,
-    /// The ids that a right answer begins with.
+    /// Token ids that a correct answer begins with.
     pub answer_ids: Vec<u32>,
-    /// True if the model answers it in single precision with the whole cache.
+    /// True if the model answers correctly with an f32 cache and no eviction.
     pub correct_f32: bool,
 }
 
@@ -96,7 +96,7 @@ struct Questions {
     items: Vec<RecallQuestion>,
 }
 
-/// The questions of a file, at least one.
+/// Reads the questions of a file, at least one.
 pub fn read_questions(file: &Path) -> Result<Vec<RecallQuestion>> {
     let bad = |e: String| Error::Usage(format!("--recall {}: {e}", file.display()));
     let questions: Questions = serde_json::from_str(&read_text("--recall", file)?).map_err(|e| {

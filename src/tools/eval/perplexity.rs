@@ -1,4 +1,4 @@
-//! Perplexity of a text, and the distance of the distributions from the reference's.
+//! Perplexity of a text, and the divergence of the distributions from the base's.
 
 use super::settings::Settings;
 use crate::cli::terminal::ProgressLine;
@@ -9,7 +9,7 @@ use files::{Error, Result};
 use serde_json::{Value, json};
 use text::sampler::argmax;
 
-/// Settings, their session and its results.
+/// Settings with their session and totals.
 pub struct Predictor<'s> {
     settings: &'s Settings,
     session: Session,
@@ -22,7 +22,7 @@ impl<'s> Predictor<'s> {
     }
 }
 
-/// Predicts the chunks, each from an empty cache, with all rows and with the one they are compared with, if any.
+/// Predicts the chunks, each from an empty cache, with all rows and with the base if there is one.
 pub fn measure<'s>(
     rows: &mut [Predictor<'s>],
     mut base: Option<&mut Predictor<'s>>,
@@ -61,7 +61,7 @@ struct Totals {
     predictions: usize,
     /// Negative log likelihoods in nats.
     nll: f64,
-    /// From the settings compared with.
+    /// KL divergence from the base's distributions, in nats.
     kl: f64,
     same_top: usize,
 }
@@ -77,7 +77,7 @@ impl Totals {
     fn add(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
         let total = log_sum_exp(row);
         self.predictions += 1;
-        // The session refuses an id beyond the vocabulary when its turn comes.
+        // The session refuses an id beyond the vocabulary when it gets there.
         self.nll += total - row.get(next).map_or(f64::NAN, |&x| f64::from(x));
         let Some(base) = base else { return };
         let base_total = log_sum_exp(base);
@@ -121,7 +121,7 @@ pub fn json(row: &Predictor<'_>, base: Option<&Predictor<'_>>, chunk: usize) -> 
     line
 }
 
-/// The table of some records; the row that the others are compared with comes first.
+/// The table of the rows; the base comes first.
 pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
     let mut head = vec!["perplexity", "nats/token", "tokens"];
     if base.is_some() {
@@ -144,7 +144,7 @@ pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
                 format!("{:.6} nats", number("/against/kl_divergence")),
                 format!("{:.3} %", 100.0 * number("/against/same_top")),
             ]),
-            // The row that the others are compared with.
+            // The base has nothing to be compared with.
             None if base.is_some() => line.extend(vec![String::new(); 3]),
             None => {}
         }

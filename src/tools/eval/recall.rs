@@ -1,4 +1,4 @@
-//! Recall of facts that are stated early in a prompt, by a question at its end.
+//! Recall of facts that a prompt states early and asks for at its end.
 
 use super::engines::Engines;
 use super::input::EncodedQuestion;
@@ -16,15 +16,15 @@ struct Outcome {
     /// Form of the prompt, and distance of the fact.
     group: (String, usize),
     correct: usize,
-    /// 1 if the model answers it in single precision with the whole cache, else 0.
+    /// 1 if the model answers correctly with an f32 cache and no eviction, else 0.
     full: usize,
     /// Slots kept after the prompt, and their share of its tokens.
     slots: usize,
     share: f64,
 }
 
-/// Counts of some outcomes: questions, answered ones, those that the full f32 cache answers, and of these the answered
-/// ones.
+/// Counts of outcomes: questions, correct answers, correct answers of the full f32 cache, and of these the ones that
+/// are still correct.
 fn score<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> Value {
     let (mut asked, mut correct, mut full, mut kept) = (0, 0, 0, 0);
     for o in outcomes {
@@ -36,12 +36,12 @@ fn score<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> Value {
     json!({"asked": asked, "correct": correct, "full": full, "kept": kept})
 }
 
-/// The most slots that a question needs.
+/// Maximum number of slots that a question needs.
 pub fn longest(questions: &[EncodedQuestion]) -> usize {
     questions.iter().map(|q| q.prompt.len() + q.question.answer_ids.len()).max().unwrap_or(0)
 }
 
-/// Asks all questions, each in a sequence of its own. Returns the record of these settings.
+/// Asks all questions, each in a new sequence. Returns the JSON record of these settings.
 pub fn measure(
     settings: &Settings,
     engines: &Engines,
@@ -67,7 +67,7 @@ pub fn measure(
     Ok(record(settings, &outcomes))
 }
 
-/// The JSON record of the outcomes, in all and by group, in the order of the questions.
+/// The JSON record of the outcomes, in total and by group, in the order of the questions.
 fn record(settings: &Settings, outcomes: &[Outcome]) -> Value {
     let mut groups: Vec<Value> = Vec::new();
     for Outcome { group: (form, distance), .. } in outcomes {
@@ -104,8 +104,8 @@ fn count_correct(session: &mut Session, ids: &[u32]) -> Result<usize> {
     Ok(1)
 }
 
-/// The table of some records: answered of asked, by form and distance and in all; of those that the full f32 cache
-/// answers; the slots and bytes kept.
+/// The table of records: correct answers by form and distance, in total, and of those that the full f32 cache answers
+/// correctly; the share of the prompt and the bytes kept.
 pub fn text(records: &[Value]) -> String {
     let groups = |record: &Value| record["groups"].as_array().cloned().unwrap_or_default();
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -1,22 +1,22 @@
-//! The settings that `eval` compares: `key=value,…`, on top of the ordinary flags.
+//! Settings that `eval` compares: `key=value,…` on top of the flags.
 
-use crate::cli::args::BackendName;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
+use clap::ValueEnum;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use std::str::FromStr;
 
-/// Slots that an eviction keeps.
+/// Number of slots that an eviction keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Window {
     Slots(usize),
-    /// A share of the prompt or of the chunk, from 1 to 100.
+    /// A percentage of the prompt or chunk, from 1 to 100.
     Percent(usize),
 }
 
 impl Window {
-    /// In slots, for this many tokens; at least one.
+    /// The number of slots for this many tokens; at least one.
     pub fn of(self, tokens: usize) -> usize {
         match self {
             Window::Slots(n) => n,
@@ -46,7 +46,7 @@ impl std::fmt::Display for Window {
     }
 }
 
-/// One row of the tables.
+/// Settings of one table row.
 #[derive(Clone)]
 pub struct Settings {
     options: EngineOptions,
@@ -54,14 +54,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings of the ordinary flags. Low memory evicts nothing, or results would not be reproducible.
+    /// Settings from the flags. Low memory evicts nothing, because results must be reproducible.
     pub fn of_flags(mut options: EngineOptions) -> Self {
         options.eviction.memory_threshold = 0;
         let window = Window::Slots(options.eviction.window);
         Self { options, window }
     }
 
-    /// These, with those in `text` replaced; `flag` is named in errors.
+    /// These settings with those in `text` replaced; `flag` is named in errors.
     pub fn with(&self, flag: &str, text: &str) -> Result<Self> {
         let mut changed = self.clone();
         for part in text.split(',') {
@@ -88,7 +88,7 @@ impl Settings {
                 let wrong = || format!("prefix {value:?}: use a number of tokens");
                 o.eviction.prefix = Some(value.parse().map_err(|_| wrong())?);
             }
-            "backend" => o.backend = <BackendName as clap::ValueEnum>::from_str(value, true)?.kind(),
+            "backend" => o.backend = BackendKind::from_str(value, true)?,
             key => {
                 let known = "kv, k, v, weights, policy, window, prefix or backend";
                 return Err(format!("no setting {key:?}; use {known}"));
@@ -97,12 +97,12 @@ impl Settings {
         Ok(())
     }
 
-    /// The options of the model and of a row of the cache.
+    /// The options of the model and the cache.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// For a text of this many tokens: a policy evicts as soon as its window is full.
+    /// Options for a text of this many tokens: a policy evicts as soon as its window is full.
     pub fn for_text(&self, tokens: usize) -> Result<EngineOptions> {
         let mut o = self.at(tokens)?;
         o.max_seq_len = match o.eviction.policy {
@@ -112,7 +112,8 @@ impl Settings {
         Ok(o)
     }
 
-    /// For a prompt of this many tokens, which the cache holds whole before it is cut to the window, and an answer.
+    /// Options for a prompt and an answer of these lengths: the cache holds the whole prompt before it is evicted down
+    /// to the window.
     pub fn for_prompt(&self, prompt: usize, answer: usize) -> Result<EngineOptions> {
         let mut o = self.at(prompt)?;
         o.max_seq_len = prompt + answer;
@@ -128,7 +129,7 @@ impl Settings {
         Ok(o)
     }
 
-    /// The policy and its numbers: `snapkv 25%`, `sliding 25% prefix 4`, `none`.
+    /// The policy with its numbers: `snapkv 25%`, `sliding 25% prefix 4`, `none`.
     pub fn policy(&self) -> String {
         let e = &self.options.eviction;
         let sinks = e.policy.sinks();
@@ -147,11 +148,9 @@ impl std::fmt::Display for Settings {
         if o.eviction.policy != Policy::None {
             write!(f, ", policy {}", self.policy())?;
         }
-        match o.backend {
-            BackendKind::Cpu => Ok(()),
-            BackendKind::OpenCl => f.write_str(", backend opencl"),
-            BackendKind::Hybrid => f.write_str(", backend hybrid"),
-            BackendKind::Auto => f.write_str(", backend auto"),
+        match o.backend.to_possible_value() {
+            Some(name) if o.backend != BackendKind::Cpu => write!(f, ", backend {}", name.get_name()),
+            _ => Ok(()),
         }
     }
 }
