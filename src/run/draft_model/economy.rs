@@ -1,61 +1,61 @@
-//! When a draft model pays, and for how many tokens: from how often its tokens were chosen, and from the times of passes
-//! with and without them.
+//! Policy for the length of a draft model's drafts, learnt from the acceptance rate and the times of passes with and
+//! without drafts.
 
 use std::time::Duration;
 
-/// What a time or a share was before counts so much beside what it is now.
+/// Weight of earlier measurements in a moving average.
 const MEMORY: f64 = 0.9;
-/// Passes without a draft that are measured first.
+/// Number of passes without a draft that are measured first.
 const PLAIN: usize = 2;
-/// After so many passes with drafts, one without tells how long that takes by now.
+/// Number of passes with drafts after which one without is measured again.
 const AGAIN: usize = 64;
-/// Passes with drafts after which it is decided whether they pay.
+/// Number of passes with drafts after which they are judged.
 const TRIAL: usize = 8;
-/// A trial is over once it has cost as much as so many passes without.
+/// Loss that ends a trial early, in passes without drafts.
 const LOSS: f64 = 16.0;
-/// The first and the longest pause of a draft that does not pay, in tokens.
+/// First and longest pause after drafts that do not pay, in tokens.
 const PAUSE: (usize, usize) = (32, 4096);
 
-/// Passes without a draft.
+/// Measurements of passes without a draft.
 #[derive(Debug, Clone, Copy, Default)]
 struct Plain {
-    /// How long one takes for each of its texts.
+    /// Seconds of a pass per text.
     seconds: Option<f64>,
     passes: usize,
 }
 
-/// How long a pass took for each of its texts, and how many these were.
+/// Time of a pass per text, and its number of texts.
 #[derive(Debug, Clone, Copy)]
 pub struct PassTime {
     pub each: Duration,
     pub texts: usize,
 }
 
-/// Whether and how much a draft model drafts.
+/// Policy for the length of drafts.
 #[derive(Debug)]
 pub struct Economy {
-    /// Drafted tokens that were chosen, and all on which that depended.
+    /// Acceptance rate as a fraction: accepted tokens, and tokens judged.
     chosen: [f64; 2],
-    /// Of passes without a draft, by how many texts they had: several together take less time for each.
+    /// Passes without a draft by number of texts: several together take less time per text.
     plain: Vec<Plain>,
-    /// Texts of the last pass.
+    /// Number of texts of the last pass.
     texts: usize,
-    /// Seconds of passes for which the model was asked, and what their tokens take without.
+    /// Seconds of passes with drafts, and estimated seconds for the same tokens without.
     with: [f64; 2],
-    /// Seconds that each drafted token adds, drafting included.
+    /// Seconds that each drafted token adds, the request included.
     each: Option<f64>,
-    /// Passes for which it was asked since the last pause, and since the last plain pass.
+    /// Passes with drafts since the last pause, and since the last pass without.
     trial: usize,
     since: usize,
     pause: usize,
-    /// What is left of the pause.
+    /// Tokens left of the pause.
     left: usize,
 }
 
 impl Economy {
     pub fn new() -> Self {
         Self {
-            // As if it had been seen to be right now and then.
+            // Assumes an acceptance rate of 3 in 4 at first.
             chosen: [3.0, 4.0],
             plain: Vec::new(),
             texts: 1,
@@ -68,7 +68,7 @@ impl Economy {
         }
     }
 
-    /// Most tokens of the next draft, up to `most`; 0 does not ask for one.
+    /// Length of the next draft, at most `most`; 0 asks for none.
     pub fn length(&mut self, most: usize) -> usize {
         if self.left > 0 {
             self.left -= 1;
@@ -78,7 +78,7 @@ impl Economy {
             return 0;
         }
         if self.since >= AGAIN {
-            // So long that one pass has none for any of its texts.
+            // Long enough that one pass has no draft for any of its texts.
             (self.since, self.left) = (0, 2 * self.texts.saturating_sub(1));
             return 0;
         }
@@ -94,29 +94,29 @@ impl Economy {
         self.best(most)
     }
 
-    /// Of passes with as many texts as the last one.
+    /// Passes without a draft with the last pass's number of texts.
     fn now(&self) -> Plain {
         self.plain.get(self.texts).copied().unwrap_or_default()
     }
 
-    /// How many times as many tokens a second there are with the model.
+    /// Speedup by drafts so far.
     fn gain(&self) -> f64 {
         self.with[1] / self.with[0].max(1e-12)
     }
 
-    /// Whether a trial has cost too much already.
+    /// True if a trial has already cost too much.
     fn is_lost(&self) -> bool {
         let [with, without] = self.with;
         self.trial > 0 && self.now().seconds.is_some_and(|plain| with - without > LOSS * plain)
     }
 
-    /// How long a draft of so many tokens is worth waiting for: as long as they take without.
+    /// Maximum time worth waiting for a draft of `length` tokens: the time that they take without.
     pub fn patience(&self, length: usize) -> Duration {
         let seconds = self.now().seconds.map(|plain| plain * length as f64);
         seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(Duration::MAX)
     }
 
-    /// The length, from one, that should give the most tokens a second.
+    /// Length from 1 to `most` that should give the most tokens per second.
     fn best(&self, most: usize) -> usize {
         let right = self.chosen[0] / self.chosen[1];
         let cost = match (self.now().seconds, self.each) {
@@ -125,7 +125,7 @@ impl Economy {
         };
         let (mut best, mut tokens, mut next) = ((1, 0.0), 1.0, 1.0);
         for n in 1..=most {
-            // The n-th is chosen if all before it were.
+            // The n-th token is accepted only if all before it are.
             next *= right;
             tokens += next;
             let gain = tokens / (1.0 + n as f64 * cost);
@@ -136,7 +136,7 @@ impl Economy {
         best.0
     }
 
-    /// A pass without drafts took so long.
+    /// Records the time of a pass without drafts.
     pub fn plain(&mut self, time: PassTime) {
         self.texts = time.texts;
         if self.plain.len() <= time.texts {
@@ -147,8 +147,7 @@ impl Economy {
         of.passes += 1;
     }
 
-    /// The model was asked for a pass and gave so many tokens, of which so many were chosen; it took so long in all, where
-    /// that is known.
+    /// Records a pass with a draft of `drafted` tokens, `accepted` of which were chosen, and its total time, if known.
     pub fn drafted(&mut self, accepted: usize, drafted: usize, time: Option<PassTime>) {
         let looked_at = (accepted + 1).min(drafted);
         let kept = MEMORY.powf(looked_at as f64 / 4.0);
@@ -167,7 +166,7 @@ impl Economy {
     }
 }
 
-/// A mean in which what is older counts less.
+/// Moving average, in which older values count less.
 fn learnt(old: Option<f64>, new: f64) -> f64 {
     old.map_or(new, |old| MEMORY * old + (1.0 - MEMORY) * new)
 }
