@@ -6,9 +6,9 @@ mod acts;
 pub mod attention;
 mod kv;
 mod matmul;
-mod noted;
 mod runs;
-mod squares;
+mod softmax_cell;
+
 mod steps;
 
 use crate::device::{Cache, CancelToken, Device, Ring, Run};
@@ -138,6 +138,18 @@ impl CpuDevice {
         }
         *sequences = seqs.emptied();
         Ok(())
+    }
+}
+
+impl CpuDevice {
+    /// From now on, sums up the squares of all tokens' queries before calibration, to compute a calibration from.
+    pub fn sum_squares(&mut self) {
+        self.squares = Some(vec![0.0; LAYERS * KV_DIM]);
+    }
+
+    /// Sums of squares so far, over all tokens and the query heads of each group: `[layer][kv_head][HEAD_DIM]`.
+    pub fn squares(&self) -> &[f64] {
+        self.squares.as_deref().unwrap_or_default()
     }
 }
 

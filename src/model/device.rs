@@ -24,6 +24,17 @@ pub enum Logits<'a> {
     All(&'a mut [f32]),
 }
 
+impl Logits<'_> {
+    /// The same destination, borrowed again.
+    pub fn reborrow(&mut self) -> Logits<'_> {
+        match self {
+            Logits::None => Logits::None,
+            Logits::Last(logits) => Logits::Last(logits),
+            Logits::All(logits) => Logits::All(logits),
+        }
+    }
+}
+
 /// Memory for the logits of one token: `[VOCAB]`.
 pub type Row = Box<dyn DerefMut<Target = [f32]> + Send>;
 

@@ -1,19 +1,23 @@
 //! The calibration of a q4 cache: mean keys, which are subtracted from stored keys, and scales of the keys' channels.
-//! It is computed by one short pass over a text that is part of the program, and cached. It belongs to the weights: a
-//! packed file holds it. For other files it is computed once, on the CPU with an f32 cache, hence to the same bits on
-//! every machine, and cached in the user's state directory. A key is a common mean, rotated by RoPE to its position,
-//! plus its own part. So keys are rotated back to position 0 and averaged, and the mean is then rotated to the
-//! positions below [`REACH`] and averaged over them: pairs that rotate fast average to nothing, slow ones hardly
-//! rotate. KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x 512 tokens: without means 0.0635; with means of
-//! 128 tokens not rotated 0.0495, rotated over 256 positions 0.0456, over 512 0.0433. With nine fitted candidates of
-//! block scales: 128 tokens 0.0364, 190 0.0378, 512 of two texts 0.0349; over 1,024 positions 0.0403. The error of a
-//! score is the error of the stored key times the query, and the rotation spreads a key's error evenly over the
-//! channels. With keys times `s` and queries times `1 / s`, the sum of squared errors is the mean square of scaled keys
-//! times that of scaled queries. It is smallest if `s * s` is the root mean square of a channel's queries over that of
-//! its keys. Same measurement: 0.0278. With `s` rounded to powers of two 0.0304; one `s` for both elements of a pair,
-//! which RoPE mixes, 0.0359; statistics rotated over the positions like the means 0.0278 as well.
+//! It is computed by one short pass over a text that is part of the program, and cached.
+//!
+//! It belongs to the weights: a packed file holds it. For other files it is computed once, on the CPU with an f32
+//! cache, hence to the same bits on every machine, and cached in the user's state directory.
+//!
+//! A key is a common mean, rotated by RoPE to its position, plus its own part. So keys are rotated back to position 0
+//! and averaged, and the mean is then rotated to the positions below [`REACH`] and averaged over them: pairs that
+//! rotate fast average to nothing, slow ones hardly rotate. KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x
+//! 512 tokens: without means 0.0635; with means of 128 tokens not rotated 0.0495, rotated over 256 positions 0.0456,
+//! over 512 0.0433. With nine fitted candidates of block scales: 128 tokens 0.0364, 190 0.0378, 512 of two texts
+//! 0.0349; over 1,024 positions 0.0403.
+//!
+//! The error of a score is the error of the stored key times the query, and the rotation spreads a key's error evenly
+//! over the channels. With keys times `s` and queries times `1 / s`, the sum of squared errors is the mean square of
+//! scaled keys times that of scaled queries. It is smallest if `s * s` is the root mean square of a channel's queries
+//! over that of its keys. Same measurement: 0.0278. With `s` rounded to powers of two 0.0304; one `s` for both elements
+//! of a pair, which RoPE mixes, 0.0359; statistics rotated over the positions like the means 0.0278 as well.
 
-mod kept;
+mod cache_file;
 
 use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, angles_of};
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
@@ -22,8 +26,8 @@ use crate::model::rope::Frequencies;
 use crate::model::weights::{Calibration, Weights};
 use crate::run::options::EngineOptions;
 use crate::run::system;
+use cache_file::CalibrationFile;
 use files::Result;
-use kept::Kept;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::sync::Arc;
@@ -56,12 +60,12 @@ pub fn tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
 /// Errors of [`tokens`] and [`compute`].
 pub fn of(weights: &Arc<Weights>, tokenizer: &Tokenizer, options: &EngineOptions) -> Result<Calibration> {
     let tokens = tokens(tokenizer)?;
-    let kept = system::state_directory().map(|dir| Kept::new(&dir, weights, &tokens));
-    if let Some(calibration) = kept.as_ref().and_then(Kept::read) {
+    let file = system::state_directory().map(|dir| CalibrationFile::new(&dir, weights, &tokens));
+    if let Some(calibration) = file.as_ref().and_then(CalibrationFile::read) {
         return Ok(calibration);
     }
     let calibration = compute(weights, &tokens, options.threads)?;
-    if let Some(Err(e)) = kept.map(|kept| kept.write(&calibration)) {
+    if let Some(Err(e)) = file.map(|file| file.write(&calibration)) {
         options.notice.say(&format!("{e}; the calibration of the q4 cache is computed at each start"));
     }
     Ok(calibration)

@@ -5,15 +5,15 @@
 //! not for long.
 
 mod child;
-mod economy;
+mod draft_length;
 pub mod protocol;
 
 pub use child::Setting;
 
 use crate::dims::VOCAB;
 use child::Child;
-use economy::Economy;
-pub use economy::PassTime;
+use draft_length::DraftLengthPolicy;
+pub use draft_length::PassTime;
 use files::error::unquoted;
 use files::{Error, Result};
 use protocol::{Answer, Hello, Request, VERSION};
@@ -90,7 +90,7 @@ struct Client {
     /// Last ids given to sequences and to requests.
     owners: u64,
     requests: u64,
-    economy: Economy,
+    length_policy: DraftLengthPolicy,
 }
 
 /// State of the program.
@@ -143,7 +143,7 @@ impl DraftModel {
             held,
             owners: 0,
             requests: 0,
-            economy: Economy::new(),
+            length_policy: DraftLengthPolicy::new(),
         }))))
     }
 
@@ -170,7 +170,7 @@ impl DraftModel {
         match (client.unless_failed(ready), client.when) {
             (None | Some(false), _) => 0,
             (_, DraftWhen::Always) => most.min(protocol::MOST),
-            (_, DraftWhen::Pays) => client.economy.length(most.min(protocol::MOST)),
+            (_, DraftWhen::Pays) => client.length_policy.length(most.min(protocol::MOST)),
         }
     }
 
@@ -183,13 +183,13 @@ impl DraftModel {
 
     /// Records the time of a pass without drafts.
     pub fn plain(&self, time: PassTime) {
-        self.lock().economy.plain(time);
+        self.lock().length_policy.plain(time);
     }
 
     /// Records how many of the program's tokens were accepted, and the time of the pass including the request, if
     /// known.
     pub fn drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        self.lock().economy.drafted(accepted, drafted, time);
+        self.lock().length_policy.drafted(accepted, drafted, time);
     }
 }
 
@@ -213,7 +213,7 @@ impl Client {
         self.state = State::Asked(Instant::now());
         let patience = match self.when {
             DraftWhen::Always => PATIENCE,
-            DraftWhen::Pays => self.economy.patience(question.length).min(PATIENCE),
+            DraftWhen::Pays => self.length_policy.patience(question.length).min(PATIENCE),
         };
         match self.answer(patience)? {
             // Too late: the text continues without it.
@@ -248,22 +248,19 @@ impl Client {
 
     /// Checks its handshake.
     fn greeted(&self, line: &[u8]) -> Result<()> {
-        let wrong = |what: String| Err(Error::Other(what));
-        let Ok(hello) = protocol::parse::<Hello>(line) else {
-            return wrong("sends no valid handshake; give an antigravity program".into());
-        };
-        match hello {
-            Hello { antigravity_draft: VERSION, tokenizer, .. } if tokenizer != self.tokenizer => {
-                wrong("has another tokenizer; give a program for a model with the same tokenizer".into())
-            }
-            Hello { antigravity_draft: VERSION, sequences, .. } if sequences != self.held.len() => {
-                wrong(format!("keeps {sequences} texts, not {}", self.held.len()))
-            }
-            Hello { antigravity_draft: VERSION, .. } => Ok(()),
-            Hello { antigravity_draft: version, .. } => wrong(format!(
+        Err(Error::Other(match protocol::parse::<Hello>(line) {
+            Err(_) => "sends no valid handshake; give an antigravity program".into(),
+            Ok(Hello { antigravity_draft: version, .. }) if version != VERSION => format!(
                 "uses version {version} of the draft protocol, not {VERSION}; build both from the same source"
-            )),
-        }
+            ),
+            Ok(Hello { tokenizer, .. }) if tokenizer != self.tokenizer => {
+                "has another tokenizer; give a program for a model with the same tokenizer".into()
+            }
+            Ok(Hello { sequences, .. }) if sequences != self.held.len() => {
+                format!("keeps {sequences} texts, not {}", self.held.len())
+            }
+            Ok(_) => return Ok(()),
+        }))
     }
 
     /// Receives the answer to the last request, if it comes in time.
@@ -271,10 +268,10 @@ impl Client {
         let (State::Asked(since), Some(child)) = (self.state, &mut self.child) else { return Ok(None) };
         let Some(line) = child.receive(patience)? else {
             let silent = since.elapsed();
-            return match silent > HUNG {
-                true => Err(Error::Other(format!("has been silent for {} s", silent.as_secs()))),
-                false => Ok(None),
-            };
+            if silent > HUNG {
+                return Err(Error::Other(format!("has been silent for {} s", silent.as_secs())));
+            }
+            return Ok(None);
         };
         let answer: Answer = protocol::parse(&line).map_err(|e| Error::Other(format!("says what is {e}")))?;
         if answer.id != self.requests {

@@ -1,8 +1,9 @@
-//! The KV cache of a sequence as f32 numbers, outside of any device: `past_key_values`, as transformers calls it. Keys
-//! are as attention sees them: after RoPE, whatever form the cache stores (q4: mean subtracted, scaled, rotated). After
-//! import, an f32 or f16 cache has the same bits. A q8 cache has the same bits too, and a q4 cache the same numbers,
-//! except in blocks whose scale loses bits: those whose largest value is below 0.001. A q4 block whose largest integer
-//! is 7 may come back mirrored: scale and integers with the other sign.
+//! The KV cache of a sequence as f32 numbers, outside of any device: `past_key_values`, as transformers calls it.
+//!
+//! Keys are as attention sees them: after RoPE, whatever form the cache stores (q4: mean subtracted, scaled, rotated).
+//! After import, an f32 or f16 cache has the same bits. A q8 cache has the same bits too, and a q4 cache the same
+//! numbers, except in blocks whose scale loses bits: those whose largest value is below 0.001. A q4 block whose largest
+//! integer is 7 may come back mirrored: scale and integers with the other sign.
 
 use crate::dims::{
     HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW, global_layers, is_local,
@@ -96,10 +97,10 @@ impl PastKeyValues {
         let sound = |head: &[u32]| {
             head.is_sorted_by(|a, b| a < b) && head.last().is_none_or(|&p| (p as usize) < tokens)
         };
-        match self.heads().all(sound) {
-            true => Ok(()),
-            false => wrong(format!("`positions` must ascend in each head and be below the {tokens} tokens")),
+        if self.heads().all(sound) {
+            return Ok(());
         }
+        wrong(format!("`positions` must ascend in each head and be below the {tokens} tokens"))
     }
 
     /// Tokens and layout in a session's form.
@@ -194,8 +195,9 @@ impl Rows<'_> {
 }
 
 impl Session {
-    /// Exports the cache as f32 numbers, for any KV type and device. `engine` must be the one that made the session. A
-    /// generation loop with the cache outside of the model: the last token and the cache go in, logits and the longer
+    /// Exports the cache as f32 numbers, for any KV type and device. `engine` must be the one that made the session.
+    ///
+    /// A generation loop with the cache outside of the model: the last token and the cache go in, logits and the longer
     /// cache come out.
     ///
     /// ```
@@ -228,6 +230,7 @@ impl Session {
     /// ```
     ///
     /// # Errors
+    ///
     /// `Usage` if the positions of slots are unknown: after evictions with a growing number of protected tokens. Errors
     /// of reading a device's rows.
     pub fn past_key_values(&mut self, engine: &Engine) -> Result<PastKeyValues> {
@@ -250,6 +253,7 @@ impl Session {
     /// mass. `engine` must be the one that made the session.
     ///
     /// # Errors
+    ///
     /// `Usage` if it has another model's shape, is not finite, inconsistent or too long for the cache, or if its heads
     /// kept different slots but the session's eviction policy does not look at attention.
     pub fn with_past(mut self, past: &PastKeyValues, engine: &Engine) -> Result<Self> {

@@ -1,7 +1,9 @@
 //! The memory plan, made before anything is allocated: estimates the memory of the model, its cache and its buffers,
-//! and checks that the machine has it. It has two sums. *Need* must fit, or the program would be killed or very slow:
-//! all allocated memory, and the mapped weights that every token reads. *Peak* is an upper bound of the resident set
-//! that the system reports; it also counts mapped pages that can be dropped at any time.
+//! and checks that the machine has it.
+//!
+//! It has two sums. *Need* must fit, or the program would be killed or very slow: all allocated memory, and the mapped
+//! weights that every token reads. *Peak* is an upper bound of the resident set that the system reports; it also counts
+//! mapped pages that can be dropped at any time.
 
 mod advice;
 mod opened;
@@ -263,7 +265,7 @@ impl Plan {
         let on_device = if self.device.is_some() { self.weights.device } else { 0 };
         let caches = match batch {
             1 => format!("KV cache, {} x {slots} tokens", o.kv_types),
-            n => format!("{n} KV caches, {} x {slots} tokens", o.kv_types),
+            n => format!("KV caches of {n} sequences, {} x {slots} tokens", o.kv_types),
         };
         let calibration = self.calibration();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
@@ -431,21 +433,16 @@ fn device_scratch(slots: usize, chunk: usize, sequences: usize) -> u64 {
 /// Bytes for observing attention, for the policies that look at it.
 fn mass(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
     const MOST: usize = usize::MAX >> 28;
-    match o.eviction.policy {
-        Policy::None | Policy::Sliding => 0,
-        Policy::SnapKv | Policy::H2o => {
-            let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequences() as u64);
-            add(slots, cpu::notes_bytes(chunk.min(MOST >> 8)) as u64)
-        }
+    if !o.eviction.policy.observes_attention() {
+        return 0;
     }
+    let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequences() as u64);
+    add(slots, cpu::notes_bytes(chunk.min(MOST >> 8)) as u64)
 }
 
 /// Bytes of the list of slots that a device receives at evictions.
 fn evicted(o: &EngineOptions, slots: usize) -> u64 {
-    match o.eviction.policy {
-        Policy::None => 0,
-        _ => opencl::list_bytes(slots.min(usize::MAX >> 32)) as u64,
-    }
+    if o.eviction.policy == Policy::None { 0 } else { opencl::list_bytes(slots.min(usize::MAX >> 32)) as u64 }
 }
 
 /// Bytes sent to a device for a pass: the host's copy and the driver's staging copy.

@@ -9,6 +9,7 @@
 //! | 4 | CRC-32 of everything before, little endian |
 //! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; if attention is observed, its mass, `[kv_head][slot]` f32, little endian. Sliding-window layers have the rows of the latest positions instead, and no mass |
 //! | 4 | CRC-32 of everything before, little endian |
+//!
 //! Rows move between cache and file layer by layer. A file appears complete or not at all. It is not trusted: its size
 //! is checked against its header before memory is allocated.
 
@@ -170,6 +171,7 @@ fn regular(file: &Path) -> Result<()> {
 /// Restores a sequence and returns the state saved with it; `None` if there is no such file.
 ///
 /// # Errors
+///
 /// `Usage`: another option is needed. `Model`: the file is damaged, or of another model or version. The session is then
 /// unchanged or empty.
 pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {

@@ -361,13 +361,9 @@ impl Session {
     /// Computes and appends `tokens`, at most one pass of them; on the CPU if the device is lost.
     fn append(&mut self, tokens: &[u32], known: usize, mut out: Logits<'_>) -> Result<()> {
         self.with_fallback(|session| {
-            let out = match &mut out {
-                Logits::None => Logits::None,
-                Logits::Last(logits) => Logits::Last(logits),
-                Logits::All(logits) => Logits::All(logits),
-            };
             let device = session.device();
-            let run = session.here.run(tokens, RunPosition { pos: session.tokens.len(), known }, out);
+            let at = RunPosition { pos: session.tokens.len(), known };
+            let run = session.here.run(tokens, at, out.reborrow());
             locked(&device).forward(&mut [run], session.cancel.as_ref())
         })?;
         self.tokens.extend_from_slice(tokens);

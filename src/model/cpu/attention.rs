@@ -2,14 +2,14 @@
 //! attention that each slot receives is added to its mass.
 
 use super::kv;
-use super::noted::Noted;
 use super::runs::{Sequences, Span};
+use super::softmax_cell::AtomicSoftmax;
 use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials, partials_for};
 use crate::device::{Attention, AttentionJob};
 use crate::dims::*;
 use crate::weights::{Channels, Weights};
 use files::Result;
-use numeric::kv::{KvTypes, rotate};
+use numeric::kv::{KvType, KvTypes, rotate};
 use numeric::pool::Pool;
 use numeric::simd::attend::{self, ALL, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};
@@ -181,8 +181,17 @@ impl Scratch {
         Heads { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
     }
 
+    /// Adds the squares of `n` tokens' queries of a layer to `sums`: `[kv_head][HEAD_DIM]`.
+    pub(super) fn add_squares(&self, layer: At<'_>, isa: Isa, n: usize, sums: &mut [f64]) {
+        for (t, h) in (0..n).flat_map(|t| (0..HEADS).map(move |h| (t, h))) {
+            let query = self.query(layer, KvTypes::both(KvType::F32), (t, h), isa);
+            let sums = &mut sums[h / GROUP * HEAD_DIM..];
+            sums.iter_mut().zip(query).for_each(|(sum, q)| *sum += f64::from(q) * f64::from(q));
+        }
+    }
+
     /// Query of token `t` and head `h`, rotated and scaled to match the layer's stored keys.
-    pub(super) fn query(
+    fn query(
         &self,
         (weights, index): At<'_>,
         types: KvTypes,
@@ -207,7 +216,7 @@ impl Scratch {
 pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
     let pool = Pool::new(threads);
     let mut partials = partials(capacity)?;
-    let mut notes: Vec<Noted> = Vec::new();
+    let mut notes: Vec<AtomicSoftmax> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
         let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;
         let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
@@ -221,7 +230,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
         }
         let observed = mass.as_ref().map_or(0, |mass| mass.tokens.min(tokens));
         if notes.len() < observed * HEADS {
-            notes.resize_with(observed * HEADS, Noted::default);
+            notes.resize_with(observed * HEADS, AtomicSoftmax::default);
         }
         let (window, first) = (window.unwrap_or(ALL), tokens - observed);
         let heads = Heads { query, rows, types, before, capacity, window, isa, first, notes: &notes };
@@ -258,7 +267,7 @@ struct Heads<'a, Q, R> {
     /// The first observed token; the number of tokens if none is.
     first: usize,
     /// Softmax of observed tokens: `[token - first][HEADS]`.
-    notes: &'a [Noted],
+    notes: &'a [AtomicSoftmax],
 }
 
 impl<'a, Q, R> Heads<'a, Q, R>

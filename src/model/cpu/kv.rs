@@ -77,10 +77,6 @@ pub fn heads_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS] {
     std::array::from_fn(|_| ks.next().zip(vs.next()).expect("invariant: every layer has KV_HEADS heads"))
 }
 
-fn row_bytes(types: KvTypes) -> (usize, usize) {
-    (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM))
-}
-
 /// Zeroed rows of one plane.
 fn plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
     let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
@@ -118,10 +114,10 @@ pub const fn mass_bytes(slots: usize) -> usize {
 impl CpuCache {
     /// An empty cache. The system provides its pages on the first write.
     pub fn new(types: KvTypes, slots: usize, ring: Ring) -> Result<Self> {
-        let ((k, v), rows) = (row_bytes(types), [slots, ring.rows(slots)]);
+        let row_bytes = [types.k, types.v].map(|kind| kind.row_bytes(HEAD_DIM));
+        let ([k, v], rows) = (row_bytes, [slots, ring.rows(slots)]);
         let extent = Extent { types, slots, ring: rows[1], len: 0 };
-        let rows =
-            Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes: [k, v] };
+        let rows = Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes };
         Ok(Self { extent, ring, touched: 0, rows })
     }
 
@@ -133,7 +129,7 @@ impl CpuCache {
         if !self.rows.mass.is_empty() {
             moved.rows.mass = masses(slots)?;
         }
-        moved.filled(len);
+        moved.set_filled(len);
         let mut rows = KvRows::default();
         for layer in 0..LAYERS {
             let all = if is_local(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
@@ -157,7 +153,7 @@ impl CpuCache {
         if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
             return;
         }
-        let (k, v) = row_bytes(types);
+        let [k, v] = self.rows.row_bytes;
         for layer in global_layers() {
             let (first, slots) = self.rows.part(layer);
             for start in (0..KV_HEADS).map(|head| first + head * slots) {
@@ -166,6 +162,12 @@ impl CpuCache {
             }
         }
         self.touched = len;
+    }
+
+    /// Records that the first `len` slots are filled.
+    fn set_filled(&mut self, len: usize) {
+        self.extent.len = len;
+        self.touched = self.touched.max(len);
     }
 
     /// Mass of one layer and KV head: `[slots]`.
@@ -187,7 +189,7 @@ impl Cache for CpuCache {
         if len > before && !self.rows.mass.is_empty() {
             self.rows.mass.chunks_exact_mut(slots).for_each(|head| head[before..len].fill(0.0));
         }
-        self.filled(len);
+        self.set_filled(len);
         self.release();
     }
 
@@ -208,7 +210,7 @@ impl Cache for CpuCache {
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept(slots, self.extent.len)?;
         assert!(!is_local(layer), "nothing is evicted from local layers");
-        let (k, v) = row_bytes(self.extent.types);
+        let [k, v] = self.rows.row_bytes;
         let (ks, vs) = &mut heads_mut(self.rows.layer_mut(layer))[kv_head];
         for (to, &from) in slots.iter().enumerate() {
             let from = from as usize;
@@ -223,7 +225,7 @@ impl Cache for CpuCache {
     }
 
     fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let ((k, v), all) = (row_bytes(self.extent.types), self.extent.rows(layer));
+        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows(layer));
         let (ks, vs) = self.rows.layer(layer);
         rows.k.clear();
         rows.v.clear();
@@ -237,8 +239,7 @@ impl Cache for CpuCache {
     }
 
     fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        let (k, v) = row_bytes(self.extent.types);
-        let all = self.extent.rows(layer);
+        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows(layer));
         if !is_local(layer) {
             self.touched = self.touched.max(slots.end);
         }
@@ -283,13 +284,5 @@ impl Cache for CpuCache {
 
     fn host(&mut self) -> Result<&mut dyn HostRows> {
         Ok(&mut self.rows)
-    }
-}
-
-impl CpuCache {
-    /// Records that the first `len` slots are filled.
-    fn filled(&mut self, len: usize) {
-        self.extent.len = len;
-        self.touched = self.touched.max(len);
     }
 }

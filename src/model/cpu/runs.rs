@@ -58,11 +58,7 @@ impl<'a> Sequences<'a> {
         for Run { cache, tokens, pos, logits, observe, .. } in runs {
             let (extent, tokens) = (cache.extent(), tokens.len());
             let extent = Extent { len: extent.len - tokens, ..extent };
-            let logits = match logits {
-                Logits::None => Logits::None,
-                Logits::Last(logits) => Logits::Last(logits),
-                Logits::All(logits) => Logits::All(logits),
-            };
+            let logits = logits.reborrow();
             let observe = (*observe).min(tokens);
             let kept = match logits {
                 _ if observe > 0 && !is_local(LAYERS - 1) => tokens,

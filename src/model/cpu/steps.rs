@@ -2,8 +2,8 @@
 
 use super::acts::{Acts, try_vec};
 use super::matmul::{self, Columns, GateUp, Input, Output};
-use super::noted::Noted;
 use super::runs::Sequences;
+use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
 use crate::rope::{Frequencies, angles};
@@ -28,11 +28,11 @@ pub(super) const KV_COLS: Range<usize> = Q_PAD..QKV;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last task, large enough
 /// that the first lines, which are not prefetched yet, are a small part of it (20 KiB: 4 % slower).
 const DECODE_TASK_BYTES: usize = 128 << 10;
-/// The same where a thread's share of a matrix is more than [`DECODE_TASKS`] of those. `gate_up` gains by it: between
-/// two pieces of its matrices memory waits for silu. (One thread of a Zen 4 EPYC reads weights at 76 % of the bandwidth
-/// instead of 73.)
+/// Weight bytes of one task if a thread's share of a matrix is more than [`DECODE_TASKS`] small tasks. It helps
+/// `gate_up`, where memory waits for silu between two pieces. (One thread of a Zen 4 EPYC reads weights at 76 % of the
+/// bandwidth instead of 73.)
 const LARGE_DECODE_TASK_BYTES: usize = 512 << 10;
-/// So many tasks a thread are enough for all to end together.
+/// Number of small tasks per thread that lets all threads end together.
 const DECODE_TASKS: usize = 32;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
 /// that threads end together.
@@ -55,7 +55,7 @@ pub(super) struct Scratch {
     /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
     pub(super) partials: Vec<Partial<HEAD_DIM>>,
     /// Softmax of the queries of observed tokens: `[token][HEADS]`; empty until any are.
-    pub(super) notes: Vec<Noted>,
+    pub(super) notes: Vec<AtomicSoftmax>,
     /// Run that each token belongs to.
     pub(super) run_of: Vec<u32>,
     /// Tokens whose logits are wanted.
@@ -96,7 +96,7 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
 
 /// Additional bytes of scratch for passes that observe `max_tokens` tokens.
 pub const fn notes_bytes(max_tokens: usize) -> usize {
-    size_of::<Noted>() * HEADS * max_tokens
+    size_of::<AtomicSoftmax>() * HEADS * max_tokens
 }
 
 /// Stack bytes that a thread touches: tiles of attention, of the widest row, and room for calls.
@@ -153,7 +153,7 @@ impl Scratch {
             self.partials = partials(slots)?;
         }
         if self.notes.len() < observed * HEADS {
-            self.notes = Noted::room(observed * HEADS)?;
+            self.notes = AtomicSoftmax::room(observed * HEADS)?;
         }
         Ok(())
     }
@@ -217,13 +217,8 @@ impl Scratch {
         let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
         pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |dst, y, row| {
-                if O_BIAS {
-                    let bias = &layer.o_bias[row..];
-                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| join(d, y + b));
-                } else {
-                    dst.iter_mut().zip(y).for_each(|(d, y)| join(d, *y));
-                }
+            matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |to, y, row| {
+                join_row(to, y, O_BIAS.then(|| &layer.o_bias[row..]));
             });
         });
         self.post_norm(&layer.attn_post_norm, pool, isa, n);
@@ -270,13 +265,8 @@ impl Scratch {
         let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
         pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |dst, y, row| {
-                if MLP_BIAS {
-                    let bias = &layer.down_bias[row..];
-                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| join(d, y + b));
-                } else {
-                    dst.iter_mut().zip(y).for_each(|(d, y)| join(d, *y));
-                }
+            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |to, y, row| {
+                join_row(to, y, MLP_BIAS.then(|| &layer.down_bias[row..]));
             });
         });
         self.post_norm(&layer.ffn_post_norm, pool, isa, n);
@@ -342,10 +332,21 @@ fn norm(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
 #[inline(always)]
 fn join(to: &mut f32, y: f32) {
     const RESIDUAL: f32 = RESIDUAL_SCALE as f32;
-    match POST_NORMS {
-        true => *to = y,
-        false if RESIDUAL != 1.0 => *to += y * RESIDUAL,
-        false => *to += y,
+    if POST_NORMS {
+        *to = y;
+    } else if RESIDUAL != 1.0 {
+        *to += y * RESIDUAL;
+    } else {
+        *to += y;
+    }
+}
+
+/// Joins a row of a product and its bias, if there is one: see [`join`].
+#[inline(always)]
+fn join_row(to: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
+    match bias {
+        Some(bias) => to.iter_mut().zip(y).zip(bias).for_each(|((to, y), b)| join(to, y + b)),
+        None => to.iter_mut().zip(y).for_each(|(to, y)| join(to, *y)),
     }
 }
 

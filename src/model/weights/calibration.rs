@@ -31,6 +31,7 @@ impl Calibration {
     pub const BYTES: usize = 12 * LAYERS * KV_DIM;
     /// The largest scale, and the inverse of the smallest.
     pub const MAX_SCALE: f32 = 16.0;
+    const MIN_SCALE: f32 = 1.0 / Self::MAX_SCALE;
     /// Floats of one layer.
     const OF_LAYER: usize = 3 * KV_DIM;
     /// A layer's calibration that changes nothing.
@@ -63,7 +64,7 @@ impl Calibration {
         let channels = heads.flat_map(|(means, scales)| {
             let means = means.iter().map(|m| if m.is_finite() { *m } else { 0.0 });
             let sound = |s: &f32| {
-                if s.is_finite() && *s > 0.0 { s.clamp(Self::least(), Self::MAX_SCALE) } else { 1.0 }
+                if s.is_finite() && *s > 0.0 { s.clamp(Self::MIN_SCALE, Self::MAX_SCALE) } else { 1.0 }
             };
             let scales: Vec<f32> = scales.iter().map(sound).collect();
             let inverses: Vec<f32> = scales.iter().map(|s| 1.0 / s).collect();
@@ -77,17 +78,13 @@ impl Calibration {
         Self::new(&[0.0; LAYERS * KV_DIM], &[1.0; LAYERS * KV_DIM])
     }
 
-    fn least() -> f32 {
-        1.0 / Self::MAX_SCALE
-    }
-
     /// Inverse of [`Calibration::to_bytes`]; `None` for a wrong number of bytes or an invalid value.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let floats: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         let (means, scales): (Vec<_>, Vec<_>) =
             floats.chunks_exact(2 * HEAD_DIM).map(|head| head.split_at(HEAD_DIM)).unzip();
         let (means, scales) = (means.concat(), scales.concat());
-        let sound = |s: &f32| (Self::least()..=Self::MAX_SCALE).contains(s);
+        let sound = |s: &f32| (Self::MIN_SCALE..=Self::MAX_SCALE).contains(s);
         let sound = means.iter().all(|m| m.is_finite()) && scales.iter().all(sound);
         (bytes.len() == Self::FILE_BYTES && sound).then(|| Self::new(&means, &scales))
     }

@@ -38,18 +38,14 @@ pub struct Stored {
     /// `[rows][cols / block.values()][block.bytes()]`
     pub data: Plane,
     pub file: Arc<Path>,
-    row_bytes: usize,
+    /// Bytes of one row.
+    pub row_bytes: usize,
 }
 
 impl Stored {
     /// Bytes of row `row` of the matrix, wherever the file has it.
     pub fn row(&self, row: usize) -> &[u8] {
         &self.data.bytes()[self.order.stored(row) * self.row_bytes..][..self.row_bytes]
-    }
-
-    /// Bytes of one row.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
     }
 
     /// Cuts the rows of a spec out of a tensor that also holds others'.
@@ -162,7 +158,9 @@ impl Checkpoint {
         if TIED && self.packed().is_none() && self.has_own_head() {
             for spec in specs.iter_mut().filter(|spec| spec.is_vocabulary()) {
                 spec.tied = false;
-                spec.stored.name = if spec.name == HEAD { HEAD.into() } else { spec.stored.name.clone() };
+                if spec.name == HEAD {
+                    spec.stored.name = HEAD.into();
+                }
             }
         }
         specs

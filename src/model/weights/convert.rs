@@ -127,12 +127,12 @@ fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room:
     };
     let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
-    let width = (WINDOW / (GROUP_ROWS * stored.row_bytes().max(1))).max(1);
+    let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
         let task = Task { stored, spec, storage, first: i * width, groups: window };
         in_parallel(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
-        let bytes = rows.start * stored.row_bytes()..rows.end * stored.row_bytes();
+        let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
         if let Some(done) = stored.data.slice(bytes) {
             done.release();
         }

@@ -4,7 +4,6 @@ use super::Engine;
 use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices};
-use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, Side};
 use crate::run::placement::{
     self, CpuFactory, DeviceCache, DeviceFactory, Devices, KernelCompiler, MeasuredSchedule, Placement,
@@ -138,7 +137,7 @@ impl Engine {
         let room = chunk(o) / o.sequences() - 1;
         let why = match (o.draft, o.eviction.policy) {
             (0, _) => return 0,
-            (_, Policy::SnapKv | Policy::H2o) => {
+            (_, policy) if policy.observes_attention() => {
                 "the eviction policy looks at attention, which drafts would distort"
             }
             _ if room == 0 => "a pass has room for only one token of each sequence",
@@ -340,9 +339,10 @@ pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(
             .notice
             .say("`EngineOptions::zero_copy`: this device has its own memory, so the weights are copied");
     }
-    let matrices = match shared {
-        true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights, opencl::own_place(&device))?,
+    let matrices = if shared {
+        Matrices::share(&device, weights)?
+    } else {
+        Matrices::copy(&device, weights, opencl::own_place(&device))?
     };
     Ok((device, matrices))
 }

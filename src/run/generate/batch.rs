@@ -137,7 +137,7 @@ impl<'a> Generation<'a> {
 
     fn tell_progress(&self) {
         let count = |tokens: usize| tokens.saturating_sub(self.uncounted);
-        self.decoder.tell_progress(count(self.computed()), count(self.tokens.len()));
+        self.decoder.progress.tell(count(self.computed()), count(self.tokens.len()));
     }
 
     /// Computes log-probabilities of the prompt's next tokens, if wanted: at most `room`, but never the last. Returns

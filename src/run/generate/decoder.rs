@@ -66,7 +66,7 @@ pub struct TokenDecoder<'a> {
     /// Tokens that come next without being sampled.
     inserted: VecDeque<u32>,
     cancel: CancelToken,
-    progress: Progress,
+    pub(super) progress: Progress,
     /// Copy of the logits for the sampler: `[VOCAB]`.
     logits: Vec<f32>,
 }
@@ -162,11 +162,6 @@ impl<'a> TokenDecoder<'a> {
         PendingText { bytes: self.text.state(), stop: self.stops.pending().into() }
     }
 
-    /// Reports how much of the prompt is done.
-    pub fn tell_progress(&self, done: usize, all: usize) {
-        self.progress.tell(done, all);
-    }
-
     /// Continues with these tokens instead of sampled ones.
     pub fn insert(&mut self, tokens: &[u32]) {
         self.inserted.extend(tokens);
@@ -229,12 +224,14 @@ impl<'a> TokenDecoder<'a> {
         if let Some(left) = &mut self.left {
             *left -= 1;
         }
-        let reason = match () {
-            () if scan.stopped => Some(StopReason::Stop),
-            () if self.reached_max_tokens() => Some(StopReason::Length),
-            () if self.cancel.is_cancelled() => Some(StopReason::Interrupt),
-            () if is_full() => Some(StopReason::Context),
-            () => None,
+        let reason = if scan.stopped {
+            Some(StopReason::Stop)
+        } else if self.reached_max_tokens() {
+            Some(StopReason::Length)
+        } else if self.cancel.is_cancelled() {
+            Some(StopReason::Interrupt)
+        } else {
+            is_full().then_some(StopReason::Context)
         };
         (scan.text, reason)
     }

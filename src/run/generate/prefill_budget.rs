@@ -1,10 +1,11 @@
 //! Budget of prompt tokens in a pass with other generations' tokens, chosen so that the pass takes less than twice as
 //! long as one without. The time that a part of a prompt adds is measured for parts of several sizes: the first tokens
-//! cost more than the following ones, and all cost more at the end of a long prompt than at its start. Tried: a single
-//! number, the average cost of a token. It never learnt that larger parts are cheaper; one slow pass without prompts
-//! made the next part many times too large; and where even one token is too much, as late in a long prompt of a small
-//! model, every pass took three to seven times as long. Tried: counting the pass after a part, which is up to 40 %
-//! slower, as a pass without prompts: generation ran at a third of its budget.
+//! cost more than the following ones, and all cost more at the end of a long prompt than at its start.
+//!
+//! Tried: a single number, the average cost of a token. It never learnt that larger parts are cheaper; one slow pass
+//! without prompts made the next part many times too large; and where even one token is too much, as late in a long
+//! prompt of a small model, every pass took three to seven times as long. Tried: counting the pass after a part, which
+//! is up to 40 % slower, as a pass without prompts: generation ran at a third of its budget.
 
 use std::time::Duration;
 

@@ -56,12 +56,8 @@ impl CachedPrefix {
         Sequence {
             tokens: self.tokens[..n].to_vec(),
             slots: n,
-            cuts: Vec::new(),
-            prefix: 0,
-            dense: 0,
-            since: None,
-            positions: Vec::new(),
             oldest: self.oldest.min(n),
+            ..Sequence::default()
         }
     }
 

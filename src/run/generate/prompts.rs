@@ -20,7 +20,7 @@ pub struct BatchItem {
 }
 
 /// The result of one prompt.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct BatchAnswer {
     /// Index of the prompt, from 0.
     pub index: usize,
@@ -35,11 +35,6 @@ pub struct BatchAnswer {
 }
 
 impl BatchAnswer {
-    /// An empty answer.
-    fn new(index: usize) -> Self {
-        Self { index, text: String::new(), tokens: 0, logprobs: Vec::new(), stop: StopReason::Length }
-    }
-
     fn push(&mut self, piece: Piece) {
         self.text += &piece.text;
         self.tokens += usize::from(piece.token.is_some());
@@ -68,6 +63,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
+    ///
     /// `Usage`, with the prompt's index, for a prompt that is empty or too long or has invalid options, before anything
     /// is computed; `Memory`. A later error of one prompt takes the place of its answer, with its index, and the others
     /// continue. An error of the device ends all.
@@ -88,7 +84,7 @@ impl Engine {
             waiting,
             complete: VecDeque::new(),
             free: free.into_iter().map(|session| SessionRef::Own(Box::new(session))).collect(),
-            answers: (0..items.len()).map(BatchAnswer::new).collect(),
+            answers: (0..items.len()).map(|index| BatchAnswer { index, ..Default::default() }).collect(),
             batch: self.batch(),
         })
     }
@@ -183,8 +179,7 @@ impl BatchAnswers<'_> {
                     continue;
                 }
                 BatchEvent::Ended(stop) => {
-                    let answer = std::mem::replace(&mut self.answers[index], BatchAnswer::new(index));
-                    Ok(BatchAnswer { stop, ..answer })
+                    Ok(BatchAnswer { stop, ..std::mem::take(&mut self.answers[index]) })
                 }
                 BatchEvent::Failed(e) => Err(with_index(index, e)),
             };

@@ -310,7 +310,7 @@ impl<'a> Slots<'a> {
             reuse,
             drafts: session.drafts().unwrap_or_default(),
             rows: rows(self.engine.options(), prompt.len(), options.max_tokens),
-            ending: Ending { cached, ..Ending::none_yet(prompt.len(), slot) },
+            ending: Ending { cached, slot, prompt: prompt.len(), ..Ending::default() },
             last_token: None,
         };
         locked(&self.scheduler.stats).record_begin(&running.ending, slot);

@@ -8,7 +8,7 @@ pub const BOUNDS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// Outcome of a generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ending {
     pub reason: StopReason,
     /// Tokens of the prompt.
@@ -27,23 +27,6 @@ pub struct Ending {
     pub between: Duration,
     /// Counts of drafted tokens.
     pub drafts: Drafts,
-}
-
-impl Ending {
-    /// The initial value for a generation that begins.
-    pub(super) fn none_yet(prompt: usize, slot: usize) -> Self {
-        Self {
-            reason: StopReason::Length,
-            prompt,
-            cached: 0,
-            tokens: 0,
-            stop: None,
-            slot,
-            first: Duration::ZERO,
-            between: Duration::ZERO,
-            drafts: Drafts::default(),
-        }
-    }
 }
 
 /// Histogram of durations.

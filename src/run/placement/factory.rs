@@ -62,10 +62,8 @@ impl DeviceFactory {
         o: &EngineOptions,
         kernels: KernelSet,
     ) -> Result<Option<OpenClDevice>> {
-        let attention = match o.gpu_attn {
-            true => None,
-            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-        };
+        let on_cpu = || cpu::attention::for_others(o.threads, self.isa, o.max_seq_len);
+        let attention = (!o.gpu_attn).then(on_cpu).transpose()?;
         let options = OpenClOptions {
             kv_types: o.kv_types,
             slots: o.max_seq_len,
@@ -73,9 +71,10 @@ impl DeviceFactory {
             sequences: o.sequences(),
             drafted: 1 + o.draft,
             attention,
-            rows: match o.zero_copy && model.device().facts().unified_memory {
-                true => Place::HostVisible,
-                false => opencl::own_place(model.device()),
+            rows: if o.zero_copy && model.device().facts().unified_memory {
+                Place::HostVisible
+            } else {
+                opencl::own_place(model.device())
             },
             evicts: evicts(o),
             kernels,
@@ -93,20 +92,16 @@ impl DeviceFactory {
         }
         // Kernels that are only faster must have the same bits.
         let most = if device.must_be_exact() { 0.0 } else { selftest::TOLERANCE };
-        let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
-            d if d <= most => Verdict::Passed,
-            _ => Verdict::Failed,
-        };
+        let passed = selftest::distance(device, &mut self.reference(o)?)? <= most;
+        let verdict = if passed { Verdict::Passed } else { Verdict::Failed };
         device.set_verdict(verdict);
         Ok(verdict)
     }
 
     /// Checks that a device measures the same attention mass as the CPU, if evictions depend on it.
     fn observes_right(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
-        if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
-            return Ok(true);
-        }
-        Ok(selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
+        Ok(!o.eviction.policy.observes_attention()
+            || selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
     }
 
     /// Makes a CPU device to compare another device with.

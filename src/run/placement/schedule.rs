@@ -78,16 +78,6 @@ impl MeasuredSchedule {
                 && [0, most].into_iter().all(|n| wins(self.token(side, n), self.token(side.other(), n)))
         })
     }
-
-    /// Updates the speed of a side with the time of a token.
-    fn record_time(&mut self, side: Side, slots: usize, took: Duration) {
-        let ratio =
-            (took.as_secs_f64() / self.speeds[side as usize].token(slots).max(1e-9)).clamp(0.25, 16.0);
-        self.factors[side as usize] += (ratio - self.factors[side as usize]) / 16.0;
-        // The idle device cools down.
-        self.factors[side.other() as usize] += (1.0 - self.factors[side.other() as usize]) / 512.0;
-        self.since = self.since.saturating_add(1);
-    }
 }
 
 /// A switch that is due.
@@ -145,9 +135,13 @@ impl Schedule {
 
     /// Records the time of a decoded token.
     pub fn record_time(&mut self, side: Side, slots: usize, took: Duration) {
-        if let Schedule::Measured(m) = self {
-            m.record_time(side, slots, took);
-        }
+        let Schedule::Measured(m) = self else { return };
+        let (now, idle) = (side as usize, side.other() as usize);
+        let ratio = (took.as_secs_f64() / m.speeds[now].token(slots).max(1e-9)).clamp(0.25, 16.0);
+        m.factors[now] += (ratio - m.factors[now]) / 16.0;
+        // The idle device cools down.
+        m.factors[idle] += (1.0 - m.factors[idle]) / 512.0;
+        m.since = m.since.saturating_add(1);
     }
 }
 

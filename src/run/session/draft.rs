@@ -35,12 +35,16 @@ pub struct Drafts {
 impl Drafts {
     /// Counts since `before`.
     pub fn since(self, before: Self) -> Self {
+        self.combine(before, |now, before| now - before)
+    }
+
+    fn combine(self, other: Self, op: impl Fn(usize, usize) -> usize) -> Self {
         Self {
-            passes: self.passes - before.passes,
-            drafted: self.drafted - before.drafted,
-            accepted: self.accepted - before.accepted,
-            model_drafted: self.model_drafted - before.model_drafted,
-            model_accepted: self.model_accepted - before.model_accepted,
+            passes: op(self.passes, other.passes),
+            drafted: op(self.drafted, other.drafted),
+            accepted: op(self.accepted, other.accepted),
+            model_drafted: op(self.model_drafted, other.model_drafted),
+            model_accepted: op(self.model_accepted, other.model_accepted),
         }
     }
 }
@@ -49,13 +53,7 @@ impl Add for Drafts {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self {
-            passes: self.passes + other.passes,
-            drafted: self.drafted + other.drafted,
-            accepted: self.accepted + other.accepted,
-            model_drafted: self.model_drafted + other.model_drafted,
-            model_accepted: self.model_accepted + other.model_accepted,
-        }
+        self.combine(other, |a, b| a + b)
     }
 }
 
@@ -68,7 +66,7 @@ pub(super) struct Drafter {
     model: Option<DraftClient>,
     /// Tokens of the last pass with a draft: the sequence's token, then the draft.
     pass: Vec<u32>,
-    /// How many of them have become part of the sequence.
+    /// Number of these that have become part of the sequence.
     taken: usize,
     /// Source of the draft.
     source: Source,

@@ -53,13 +53,14 @@ impl Why {
 }
 
 /// Reason for the end of a generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StopReason {
     /// An end-of-sequence token.
     Eos,
     /// A stop string.
     Stop,
     /// The maximum number of tokens.
+    #[default]
     Length,
     /// A full context.
     Context,

@@ -108,7 +108,7 @@ impl Evictor {
 
     /// True if the policy looks at attention.
     pub fn observes(&self) -> bool {
-        matches!(self.settings.policy, Policy::SnapKv | Policy::H2o)
+        self.settings.policy.observes_attention()
     }
 
     /// Chooses which of the `len` filled slots of a head stay after `tokens` tokens, into [`Evictor::slots`]. `at` is
@@ -145,11 +145,12 @@ impl Evictor {
     /// Sets the positions of a saved sequence of `slots` slots and `tokens` tokens. If it has none, the `kept` slots
     /// that its last eviction left get the latest positions possible.
     pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, (kept, slots, tokens): (usize, usize, usize)) {
-        let latest = || (tokens - slots..tokens - slots + kept).map(|p| p as u32).collect::<Vec<_>>();
-        self.positions = match saved.len() == GLOBAL_LAYERS * KV_HEADS {
-            true => saved,
-            false => (0..GLOBAL_LAYERS * KV_HEADS).map(|_| latest()).collect(),
-        };
+        self.positions = saved;
+        let heads = GLOBAL_LAYERS * KV_HEADS;
+        if self.positions.len() != heads {
+            let latest = (tokens - slots..tokens - slots + kept).map(|p| p as u32);
+            self.positions = vec![latest.collect(); heads];
+        }
     }
 
     /// Budget of an eviction down to `keep` slots after `tokens` tokens. Leading tokens are not protected by default
@@ -182,15 +183,13 @@ impl Evictor {
         }
         self.countdown = MEMORY_EVERY;
         let least = self.prefix(self.settings.window) + LEAST;
-        match (self.probe)(self.settings.memory_threshold) {
-            true if len > 2 * least => {
-                self.keep = (len / 2).min(self.settings.window);
-                // SnapKV needs some more queries to score slots.
-                let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
-                self.due = Some(len + wait);
-            }
-            true => {}
-            false => self.keep = self.settings.window,
+        if !(self.probe)(self.settings.memory_threshold) {
+            self.keep = self.settings.window;
+        } else if len > 2 * least {
+            self.keep = (len / 2).min(self.settings.window);
+            // SnapKV needs some more queries to score slots.
+            let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
+            self.due = Some(len + wait);
         }
     }
 

@@ -254,13 +254,12 @@ impl Session {
 
     /// Keeps the first `len` tokens, a number that [`Session::cheap`] allows.
     fn drop_to(&mut self, len: usize) {
-        let slots = match len > self.dense || self.cuts.is_empty() {
-            true => self.here.filled() - (self.tokens.len() - len),
-            false => {
-                self.cuts.clear();
-                self.dense = 0;
-                len
-            }
+        let slots = if len > self.dense || self.cuts.is_empty() {
+            self.here.filled() - (self.tokens.len() - len)
+        } else {
+            self.cuts.clear();
+            self.dense = 0;
+            len
         };
         self.here.truncate(slots, len);
         if let Some(evictor) = &mut self.evictor {

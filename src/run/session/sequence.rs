@@ -15,7 +15,7 @@ pub struct Cut {
 }
 
 /// Tokens and layout of a sequence.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sequence {
     /// Every token, evicted ones included; their number is the next RoPE position.
     pub tokens: Vec<u32>,
@@ -52,15 +52,13 @@ impl Sequence {
             && self.slots <= tokens
             && self.dense <= tokens
             && tokens - self.dense <= self.slots
-            && match self.cuts.is_empty() {
-                true => self.slots == tokens && self.dense == 0,
-                false => self.prefix <= self.slots,
+            && if self.cuts.is_empty() {
+                self.slots == tokens && self.dense == 0
+            } else {
+                self.prefix <= self.slots
             }
             && self.positions_are_sound()
-            && match self.oldest {
-                0 => true,
-                oldest => LOCAL_LAYERS != 0 && oldest.saturating_add(WINDOW) <= tokens + 1,
-            }
+            && (self.oldest == 0 || LOCAL_LAYERS != 0 && self.oldest.saturating_add(WINDOW) <= tokens + 1)
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }
 
@@ -88,12 +86,11 @@ impl Sequence {
             let whole = |kept: &Vec<u32>| kept.iter().copied().chain(latest(slots - kept.len())).collect();
             return Ok(self.positions.iter().map(whole).collect());
         }
-        match self.has_plain_positions() {
-            true => Ok(vec![(0..self.prefix as u32).chain(latest(slots - self.prefix)).collect(); heads]),
-            false => Err(Error::Usage(
-                "the positions of evicted slots are unknown, because the number of protected tokens has grown; set it at the start".into(),
-            )),
+        if self.has_plain_positions() {
+            return Ok(vec![(0..self.prefix as u32).chain(latest(slots - self.prefix)).collect(); heads]);
         }
+        let why = "the positions of evicted slots are unknown: the number of protected tokens has grown; set it first";
+        Err(Error::Usage(why.into()))
     }
 
     /// True if every head evicted exactly the tokens between the leading and the latest ones.
@@ -103,13 +100,15 @@ impl Sequence {
 
     /// Checks that it can be a sequence of this binary's model with at most `capacity` slots.
     pub(super) fn check(&self, capacity: usize) -> Result<()> {
-        match (self.is_sound(), self.slots <= capacity) {
-            (true, true) => Ok(()),
-            (false, _) => Err(Error::Model("the saved sequence is inconsistent".into())),
-            (_, false) => Err(Error::Usage(format!(
-                "the saved sequence fills {} slots but the context has {capacity}; raise `EngineOptions::max_seq_len`",
-                self.slots
-            ))),
+        if !self.is_sound() {
+            return Err(Error::Model("the saved sequence is inconsistent".into()));
         }
+        if self.slots > capacity {
+            return Err(Error::Usage(format!(
+                "the saved sequence has {} tokens but the context has {capacity}; raise `EngineOptions::max_seq_len`",
+                self.slots
+            )));
+        }
+        Ok(())
     }
 }

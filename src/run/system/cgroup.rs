@@ -1,6 +1,7 @@
-//! Limits of this process's control group, versions 1 and 2: memory and processor time. Any ancestor of the group may
-//! have a limit, so all are read. In a container, `/proc/self/cgroup` may have the host's path, which does not exist
-//! inside. Then the mount's root, which is among the ancestors, has the limit.
+//! Limits of this process's control group, versions 1 and 2: memory and processor time.
+//!
+//! Any ancestor of the group may have a limit, so all are read. In a container, `/proc/self/cgroup` may have the host's
+//! path, which does not exist inside. Then the mount's root, which is among the ancestors, has the limit.
 
 use super::read;
 

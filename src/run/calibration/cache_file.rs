@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 const SUM: usize = 8;
 
 /// File for the calibration of some weights.
-pub(super) struct Kept {
+pub(super) struct CalibrationFile {
     path: PathBuf,
     /// First line: everything that the calibration depends on.
     name: String,
 }
 
-impl Kept {
+impl CalibrationFile {
     /// The file in `dir`: one per model and weight type, replaced when the weights change.
     pub fn new(dir: &Path, weights: &Weights, tokens: &[u32]) -> Self {
         let tokens: Vec<f32> = tokens.iter().map(|&id| f32::from_bits(id)).collect();
@@ -67,7 +67,8 @@ mod tests {
     #[test]
     fn that_of_other_weights_is_not_taken() {
         let dir = std::env::temp_dir().join(format!("antigravity-kept-{}", std::process::id()));
-        let kept = |name: &str| Kept { path: dir.join("model.calibration"), name: format!("{name}\n") };
+        let kept =
+            |name: &str| CalibrationFile { path: dir.join("model.calibration"), name: format!("{name}\n") };
         let means: Vec<f32> = (0..Calibration::FILE_BYTES / 8).map(|i| i as f32 - 7.5).collect();
         let ours = Calibration::new(&means, &vec![0.75; means.len()]);
         assert!(kept("a").read().is_none());
@@ -79,7 +80,7 @@ mod tests {
         // Right length and sum, but no numbers.
         let mut bytes = ours.to_bytes();
         bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-        let sum = Kept::sum(&ours);
+        let sum = CalibrationFile::sum(&ours);
         fs::write(&kept("b").path, [&b"b\n"[..], &bytes, &sum].concat()).expect("written");
         assert!(kept("b").read().is_none());
         let _ = fs::remove_dir_all(dir);

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The softmax state of a query. One step writes it and a later step reads it, on any thread.
 #[derive(Default)]
-pub struct Noted(AtomicU64);
+pub struct AtomicSoftmax(AtomicU64);
 
-impl Noted {
+impl AtomicSoftmax {
     /// Stores it. The barrier at the end of the step makes it visible to the next.
     pub fn set(&self, softmax: Softmax) {
         let bits = u64::from(softmax.m.to_bits()) << 32 | u64::from(softmax.l.to_bits());

@@ -33,7 +33,7 @@ pub struct PassTime {
 
 /// Policy for the length of drafts.
 #[derive(Debug)]
-pub struct Economy {
+pub struct DraftLengthPolicy {
     /// Acceptance rate as a fraction: accepted tokens, and tokens judged.
     chosen: [f64; 2],
     /// Passes without a draft by number of texts: several together take less time per text.
@@ -52,7 +52,7 @@ pub struct Economy {
     left: usize,
 }
 
-impl Economy {
+impl DraftLengthPolicy {
     pub fn new() -> Self {
         Self {
             // Assumes an acceptance rate of 3 in 4 at first.
@@ -180,19 +180,19 @@ mod tests {
     }
 
     /// Runs `passes`, where each drafted token costs `each` of a pass and one in `wrong` is wrong: the lengths.
-    fn lengths(economy: &mut Economy, passes: usize, each: f64, wrong: usize) -> Vec<usize> {
+    fn lengths(policy: &mut DraftLengthPolicy, passes: usize, each: f64, wrong: usize) -> Vec<usize> {
         let mut count = 0;
         let pass = |_| {
-            let n = economy.length(8);
+            let n = policy.length(8);
             if n == 0 {
-                economy.plain(seconds(1.0, 1));
+                policy.plain(seconds(1.0, 1));
             } else {
                 let accepted = (0..n).take_while(|_| {
                     count += 1;
                     count % wrong != 0
                 });
                 let accepted = accepted.count();
-                economy.drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
+                policy.drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
             }
             n
         };
@@ -201,25 +201,25 @@ mod tests {
 
     #[test]
     fn a_good_cheap_draft_is_long_and_a_dear_one_short() {
-        let mut economy = Economy::new();
-        let cheap = lengths(&mut economy, 200, 0.05, 12);
+        let mut policy = DraftLengthPolicy::new();
+        let cheap = lengths(&mut policy, 200, 0.05, 12);
         assert_eq!(cheap[..2], [0, 0]);
         assert!(cheap[20..].iter().filter(|&&n| n >= 6).count() > 170, "{cheap:?}");
         // Now and then without, to see how long that takes.
         assert!((1..6).contains(&cheap[20..].iter().filter(|&&n| n == 0).count()), "{cheap:?}");
-        let dear = lengths(&mut Economy::new(), 200, 0.5, 4);
+        let dear = lengths(&mut DraftLengthPolicy::new(), 200, 0.5, 4);
         assert!(dear[20..].iter().all(|&n| n <= 2), "{dear:?}");
     }
 
     #[test]
     fn a_draft_that_does_not_pay_is_left_out_and_tried_again_rarely() {
-        let mut economy = Economy::new();
-        let lengths_ = lengths(&mut economy, 10_000, 1.1, 3);
+        let mut policy = DraftLengthPolicy::new();
+        let lengths_ = lengths(&mut policy, 10_000, 1.1, 3);
         let drafted = lengths_.iter().filter(|&&n| n > 0).count();
         assert!((9..120).contains(&drafted), "{drafted}");
         assert!(lengths_[9_000..].iter().filter(|&&n| n > 0).count() <= 2 * TRIAL);
         // Once it pays, it is used again.
-        let better = lengths(&mut economy, 9000, 0.05, 20);
+        let better = lengths(&mut policy, 9000, 0.05, 20);
         assert!(better[8_000..].iter().filter(|&&n| n > 0).count() > 900);
     }
 
@@ -227,16 +227,16 @@ mod tests {
     #[test]
     fn a_program_that_is_too_slow_for_several_texts_is_hardly_waited_for() {
         const TEXTS: usize = 3;
-        let (mut economy, mut lost, mut passes) = (Economy::new(), 0.0, 0.0);
+        let (mut policy, mut lost, mut passes) = (DraftLengthPolicy::new(), 0.0, 0.0);
         for _ in 0..80 {
-            let lengths: Vec<_> = (0..TEXTS).map(|_| economy.length(8)).collect();
-            let waits: Vec<_> = lengths.iter().map(|&n| economy.patience(n).as_secs_f64().min(0.5)).collect();
+            let lengths: Vec<_> = (0..TEXTS).map(|_| policy.length(8)).collect();
+            let waits: Vec<_> = lengths.iter().map(|&n| policy.patience(n).as_secs_f64().min(0.5)).collect();
             for (&n, wait) in lengths.iter().zip(waits) {
                 if n > 0 {
-                    economy.drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
+                    policy.drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
                     lost += wait;
                 } else {
-                    economy.plain(seconds(0.01, TEXTS));
+                    policy.plain(seconds(0.01, TEXTS));
                 }
                 passes += 0.01;
             }
@@ -247,14 +247,14 @@ mod tests {
     /// What pays for one text may not for three, whose passes take less for each.
     #[test]
     fn each_number_of_texts_has_its_own_pass_to_compare_with() {
-        let mut economy = Economy::new();
-        lengths(&mut economy, 100, 0.5, 9);
+        let mut policy = DraftLengthPolicy::new();
+        lengths(&mut policy, 100, 0.5, 9);
         let mut drafted = 0;
         for _ in 0..400 {
-            match economy.length(8) {
-                0 => economy.plain(seconds(0.4, 3)),
+            match policy.length(8) {
+                0 => policy.plain(seconds(0.4, 3)),
                 n => {
-                    economy.drafted(0, n, Some(seconds(1.0, 3)));
+                    policy.drafted(0, n, Some(seconds(1.0, 3)));
                     drafted += 1;
                 }
             }
