@@ -1,4 +1,4 @@
-//! Running a model: options, the memory plan, sessions, the generation loop, the engine, saved sessions.
+//! Runs the model: options, memory plan, sessions, generation loop, engine, saved sessions.
 
 pub mod calibration;
 pub mod draft_model;

@@ -1,15 +1,14 @@
 //! The CPU: the whole forward pass, one line per step.
 //!
-//! The result is the same bits for every instruction set, thread count and mixture of runs; `simd` and `simd::attend`
-//! say how.
+//! Every instruction set, thread count and mixture of runs gives the same bits; `simd` and `simd::attend` explain how.
 
 mod acts;
 pub mod attention;
 mod kv;
 mod matmul;
-mod noted;
 mod runs;
-mod squares;
+mod softmax_cell;
+
 mod steps;
 
 use crate::device::{Cache, CancelToken, Device, Ring, Run};
@@ -28,22 +27,22 @@ use std::sync::Arc;
 use steps::{KV_COLS, Q_COLS, QKV, Scratch};
 pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
 
-/// How a [`CpuDevice`] is set up.
+/// Settings of a [`CpuDevice`].
 #[derive(Debug, Clone, Copy)]
 pub struct CpuOptions {
-    /// Threads, caller included.
+    /// Number of threads, the caller included.
     pub threads: usize,
     /// Instruction set.
     pub isa: Isa,
     /// Element types of caches.
     pub kv_types: KvTypes,
-    /// Slots of the longest cache; scratch grows for longer ones.
+    /// Slots that scratch is allocated for; it grows for longer caches.
     pub slots: usize,
-    /// Most tokens of one pass; scratch is sized for it.
+    /// Maximum number of tokens of one pass; scratch is sized for it.
     pub max_tokens: usize,
 }
 
-/// A model on the CPU: everything a pass needs except the caches.
+/// The CPU as a device: everything a pass needs except the caches.
 pub struct CpuDevice {
     weights: Arc<Weights>,
     pool: Pool,
@@ -55,7 +54,7 @@ pub struct CpuDevice {
     max_tokens: usize,
     frequencies: Frequencies,
     trace: Option<Trace>,
-    /// See [`CpuDevice::sum_squares`].
+    /// Sums of squared queries: see [`CpuDevice::sum_squares`].
     squares: Option<Vec<f64>>,
 }
 
@@ -78,7 +77,7 @@ impl CpuDevice {
         })
     }
 
-    /// The pass itself. Where it fails, the slots of the tokens are still taken.
+    /// Computes the pass. If it fails, the slots of its tokens are still taken.
     fn pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
         let Self { weights, pool, isa, scratch: s, sequences, trace, squares, .. } = self;
         let (mut n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
@@ -86,7 +85,7 @@ impl CpuDevice {
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
         let mut steps = Steps::begin(trace.as_mut(), n);
 
-        s.embed(weights, runs, &self.frequencies); // rows of the embedding, angles of RoPE
+        s.embed(weights, runs, &self.frequencies); // embedding rows and RoPE angles
         steps.done("embed", 0);
         let mut seqs = std::mem::take(sequences).emptied();
         seqs.fill(runs)?;
@@ -103,10 +102,10 @@ impl CpuDevice {
             if let Some(squares) = squares {
                 s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
             }
-            s.rope(weights, index, &seqs, pool, isa); // keys get their position and join the cache
+            s.rope(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
             steps.done("rope", index);
             if narrows {
-                n = s.narrow(&mut seqs); // what follows is only for tokens whose logits are wanted
+                n = s.narrow(&mut seqs); // from here on, only tokens whose logits are wanted
                 if n == 0 {
                     pool.finished()?;
                     break;
@@ -115,19 +114,19 @@ impl CpuDevice {
                 s.qkv(layer, Q_COLS, pool, isa, n);
                 steps.done("qkv", index);
             }
-            s.attend(weights, index, &seqs, pool, isa); // each query over all slots up to its own
+            s.attend(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
             steps.done("attend", index);
             if observed {
-                s.observe(weights, index, &mut seqs, pool, isa); // what each slot received of it
+                s.observe(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
                 steps.done("observe", index);
             }
-            s.out(layer, pool, isa, n); // attention's output joins the residual
+            s.out(layer, pool, isa, n); // attention's output, added to the residual
             steps.done("out", index);
             s.norm(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
             steps.done("norm", index);
             s.gate_up(layer, pool, isa, n); // silu(gate) * up
             steps.done("gate_up", index);
-            s.down(layer, pool, isa, n); // back to the residual's width, and joins it
+            s.down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.done("down", index);
             steps.residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
             pool.finished()?;
@@ -139,6 +138,18 @@ impl CpuDevice {
         }
         *sequences = seqs.emptied();
         Ok(())
+    }
+}
+
+impl CpuDevice {
+    /// From now on, sums up the squares of all tokens' queries before calibration, to compute a calibration from.
+    pub fn sum_squares(&mut self) {
+        self.squares = Some(vec![0.0; LAYERS * KV_DIM]);
+    }
+
+    /// Sums of squares so far, over all tokens and the query heads of each group: `[layer][kv_head][HEAD_DIM]`.
+    pub fn squares(&self) -> &[f64] {
+        self.squares.as_deref().unwrap_or_default()
     }
 }
 

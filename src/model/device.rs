@@ -14,20 +14,31 @@ use std::any::Any;
 use std::ops::{DerefMut, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where a pass writes the logits of a run.
+/// Destination of a run's logits.
 pub enum Logits<'a> {
-    /// Nowhere: the tokens only fill the cache.
+    /// None: the tokens only fill the cache.
     None,
-    /// Of the last token: `[VOCAB]`.
+    /// Logits of the last token: `[VOCAB]`.
     Last(&'a mut [f32]),
-    /// Of every token: `[tokens][VOCAB]`.
+    /// Logits of every token: `[tokens][VOCAB]`.
     All(&'a mut [f32]),
+}
+
+impl Logits<'_> {
+    /// The same destination, borrowed again.
+    pub fn reborrow(&mut self) -> Logits<'_> {
+        match self {
+            Logits::None => Logits::None,
+            Logits::Last(logits) => Logits::Last(logits),
+            Logits::All(logits) => Logits::All(logits),
+        }
+    }
 }
 
 /// Memory for the logits of one token: `[VOCAB]`.
 pub type Row = Box<dyn DerefMut<Target = [f32]> + Send>;
 
-/// Some tokens of one sequence in a pass.
+/// Consecutive tokens of one sequence in a pass.
 pub struct Run<'a> {
     /// The sequence's cache, made by the device of the pass, or one whose rows that device can reach
     /// ([`Cache::host`]). The tokens take the slots after the filled ones, which must be free.
@@ -36,13 +47,13 @@ pub struct Run<'a> {
     pub tokens: &'a [u32],
     /// Position of the first token; the others follow.
     pub pos: usize,
-    /// Tokens of the sequence that are known: up to the end of a prompt of which this is a part. Models that rotate
-    /// otherwise in long sequences do so from the start of a long prompt on.
+    /// Length of the sequence as far as it is known: includes the whole prompt that this run is a part of. Models with
+    /// other RoPE frequencies for long sequences use them from the first token of a long prompt.
     pub known: usize,
-    /// Which logits are wanted.
+    /// The logits wanted.
     pub logits: Logits<'a>,
-    /// How many of the tokens, the last ones, add their attention to the mass of the slots that they see; 0 is none.
-    /// The cache must have room for the mass: [`Cache::write_mass`] has been called once.
+    /// Number of tokens, counted from the end, whose attention is added to the mass of the slots that they see. Unless
+    /// it is 0, [`Cache::write_mass`] must have been called once to allocate the mass.
     pub observe: usize,
 }
 
@@ -53,7 +64,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A device that several sequences use in turn, or in one pass.
+/// A device that several sequences share, in turn or in one pass.
 pub type SharedDevice = Arc<Mutex<dyn Device>>;
 
 /// Locks a device for a pass.
@@ -61,12 +72,12 @@ pub fn locked(device: &SharedDevice) -> MutexGuard<'_, dyn Device + 'static> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What runs passes: the model's weights on one device, and the buffers of a pass.
+/// One device with the model's weights and the buffers of a pass.
 pub trait Device: Send {
     /// Device and instruction set, for reports.
     fn name(&self) -> String;
 
-    /// Most tokens of one pass, all runs together.
+    /// Maximum number of tokens of one pass, all runs together.
     fn max_tokens(&self) -> usize;
 
     /// An empty cache of `slots` slots.
@@ -76,39 +87,39 @@ pub trait Device: Send {
     /// `Memory` where there is no room for it.
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>>;
 
-    /// Memory to which passes write the logits of a token without a copy; `None` where `now` is as good. A device that is
-    /// lost may write to it still.
-    fn row(&mut self, _now: &[f32]) -> Option<Row> {
+    /// A logits buffer that the device writes to without a copy; `None` if `current` is as good. It must stay valid
+    /// after the device is lost.
+    fn row(&mut self, _current: &[f32]) -> Option<Row> {
         None
     }
 
-    /// Threads that have nothing to do between passes.
+    /// The device's thread pool, for work between passes.
     fn pool(&self) -> Option<&Pool> {
         None
     }
 
-    /// Computes one pass: the tokens of every run join its cache, and the logits asked for are written.
+    /// Computes one pass: appends the rows of each run's tokens to its cache and writes the logits asked for.
     ///
-    /// Allocates nothing, but for the first pass with a cache that is longer than all before, and the first observed one.
+    /// Allocates nothing, except in the first pass with a longer cache than before and in the first observed pass.
     ///
     /// # Errors
     ///
-    /// `Interrupted` soon after `cancel` is cancelled, `Device` where the device is lost; then none of the tokens
-    /// counts. A pass with an observed run is completed: what slots received of half of it could not be taken back.
+    /// `Interrupted` soon after `cancel` is cancelled, `Device` if the device is lost; then none of the tokens is
+    /// added. A pass with an observed run is never interrupted, because half of its mass could not be taken back.
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()>;
 
-    /// Turns step timing and layer digests on, or off, which also hands back the trace.
+    /// Turns step timing and layer digests on, or off with `None`. Returns the previous trace.
     fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace>;
 }
 
-/// Shape of a cache, and how much of it is filled.
+/// Shape and fill level of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// Element types of the rows.
     pub types: KvTypes,
-    /// Slots of a head in layers that see all.
+    /// Slots of a head in full-attention layers.
     pub slots: usize,
-    /// Rows of a head in local layers: see [`Ring`].
+    /// Rows of a head in sliding-window layers: see [`Ring`].
     pub ring: usize,
     /// Filled slots: the first ones.
     pub len: usize,
@@ -126,7 +137,7 @@ impl Extent {
         bytes(GLOBAL_LAYERS, self.slots) + bytes(LOCAL_LAYERS, self.ring)
     }
 
-    /// Whether there is room for `tokens` tokens of one pass, the first at position `pos`.
+    /// Checks that `tokens` tokens of one pass fit, the first at position `pos`.
     pub fn has_room(&self, pos: usize, tokens: usize) -> bool {
         let ring = LOCAL_LAYERS == 0 || pos + tokens <= self.ring || WINDOW + tokens + CHUNK <= self.ring;
         ring && self.len + tokens <= self.slots
@@ -136,12 +147,12 @@ impl Extent {
 /// Slots of a chunk of attention.
 pub const CHUNK: usize = 128;
 
-/// How many rows of a head a local layer keeps.
+/// Size of the ring buffer that holds a head's rows in a sliding-window layer.
 ///
-/// Its rows are the latest positions', whatever is evicted from the slots of the others. That of position `p` lies in
-/// row `p` modulo their number, which is the window, the tokens of the longest pass and a chunk of attention, in whole
-/// chunks: so the rows of a chunk lie next to each other, and no pass writes into a chunk that it reads. As many tokens
-/// as a pass has can be taken back.
+/// The ring holds the latest positions, whatever is evicted from full-attention layers. Position `p` is in row `p`
+/// modulo the number of rows. That number is the window, the tokens of the longest pass and a chunk of attention,
+/// rounded up to whole chunks: so the rows of a chunk are contiguous, and no pass writes into a chunk that it reads. As
+/// many tokens as one pass has can be taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ring {
     most: usize,
@@ -149,23 +160,23 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// For passes of at most `tokens` tokens.
+    /// A ring for passes of at most `tokens` tokens.
     pub fn new(tokens: usize) -> Self {
         let most = WINDOW.saturating_add(tokens.saturating_add(CHUNK)).min(usize::MAX >> 4);
         Self { most: if LOCAL_LAYERS != 0 { most.next_multiple_of(CHUNK) } else { 0 }, outlasts: false }
     }
 
-    /// For sequences that have more positions than the cache has slots: see [`Cache::outlast`].
+    /// A ring for sequences with more positions than the cache has slots: see [`Cache::outlast`].
     pub fn outlasting(self) -> Self {
         Self { outlasts: true, ..self }
     }
 
-    /// Rows of a head beside `slots` slots in the other layers: as many at most, where sequences end with the slots.
+    /// Rows of a head when full-attention layers have `slots` slots: no more than these, unless positions exceed them.
     pub fn rows(self, slots: usize) -> usize {
         if self.outlasts { self.most } else { self.most.min(slots) }
     }
 
-    /// Bytes of a cache of `slots` slots: of the layers that see all, and of the local ones.
+    /// Bytes of a cache of `slots` slots: `[full-attention layers, sliding-window layers]`.
     pub fn bytes(self, types: KvTypes, slots: usize) -> [u64; 2] {
         let bytes = |layers, rows: usize| {
             (types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as u64).saturating_mul(rows as u64)
@@ -174,14 +185,14 @@ impl Ring {
     }
 }
 
-/// Bytes of the rows that a token reads over `slots` filled slots.
+/// Bytes of the rows that one token's attention reads over `slots` filled slots.
 pub fn read_bytes(types: KvTypes, slots: f64) -> f64 {
     let bytes = |layers| types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as f64;
     bytes(GLOBAL_LAYERS) * slots + bytes(LOCAL_LAYERS) * slots.min(WINDOW as f64)
 }
 
-/// Where the rows of `slots`, or of positions in a local layer, lie among the `rows` of a head: runs of neighbours, in
-/// order, each as the first row and how many.
+/// Splits `slots` (positions in a sliding-window layer) into contiguous spans of a head's ring of `rows` rows, in
+/// order: first row and number of rows.
 pub fn pieces(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = slots.start;
     std::iter::from_fn(move || {
@@ -194,75 +205,75 @@ pub fn pieces(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usize, 
 
 /// The K and V rows of one sequence, in the memory of the device that made it.
 ///
-/// In layers that see all, rows are addressed by slot; in local layers by position, and only the latest are there: see
-/// [`Ring`]. Mass and [`Cache::keep`] are for the former alone.
+/// Full-attention layers address rows by slot; sliding-window layers by position, and hold only the latest: see
+/// [`Ring`]. Only full-attention layers have mass and [`Cache::keep`].
 pub trait Cache: Any + Send {
-    /// Its shape.
+    /// The shape and fill level.
     fn extent(&self) -> Extent;
 
-    /// Sets the number of filled slots: rewinds, or makes rows just written count. Slots filled this way have no mass.
+    /// Sets the number of filled slots: rewinds, or adds rows just written. Slots added this way have no mass.
     fn set_len(&mut self, len: usize);
 
     /// Changes the number of slots. Filled slots keep their rows.
     ///
     /// # Errors
     ///
-    /// `Usage` below the filled slots, `Memory`; then nothing has changed.
+    /// `Usage` if `slots` is below the filled slots, `Memory`; then nothing has changed.
     fn resize(&mut self, slots: usize) -> Result<()>;
 
-    /// Makes room in local layers for sequences that have more positions than there are slots, as after evictions.
+    /// Enlarges the rings for a sequence with more positions than slots, as after evictions.
     ///
     /// # Errors
     ///
     /// `Memory`; then nothing has changed.
     fn outlast(&mut self) -> Result<()>;
 
-    /// Moves the rows (and the mass) of `slots`, which ascend, of one layer and KV head to slots `0..`.
-    /// [`Cache::set_len`] follows once every head of every layer keeps as many.
+    /// Moves the rows (and the mass) of `slots`, in ascending order, of one layer and KV head to slots `0..`. The
+    /// caller calls [`Cache::set_len`] once every head of every layer keeps the same number.
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
 
-    /// Copies filled slots of one layer out; of a local layer positions, of which no other has taken the place.
+    /// Copies filled slots of one layer out; in a sliding-window layer, positions that have not been overwritten.
     fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;
 
-    /// Copies rows of one layer in; [`Cache::set_len`] makes them count.
+    /// Copies rows of one layer in; [`Cache::set_len`] then adds them.
     fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()>;
 
-    /// Copies the attention mass of the filled slots of one layer out: `[kv_head][slot]`, zeros before anything was
-    /// observed.
+    /// Copies the attention mass of one layer's filled slots out: `[kv_head][slot]`, zeros before the first observed
+    /// pass.
     fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()>;
 
-    /// Replaces the mass of the filled slots, likewise. The first call makes room for the mass of all slots, so that
-    /// no pass has to.
+    /// Replaces the mass of one layer's filled slots. The first call allocates the mass of all slots, so that no pass
+    /// has to.
     fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()>;
 
-    /// The rows as the CPU reaches them, until the device that made the cache computes with it again.
+    /// Rows that the CPU can address, valid until the device that made the cache computes with it again.
     ///
     /// # Panics
     ///
-    /// Where the CPU cannot reach them: the memory is a GPU's own.
+    /// If the CPU cannot address them: the memory is a GPU's own.
     fn host(&mut self) -> Result<&mut dyn HostRows>;
 }
 
-/// The rows of a cache in memory that the CPU reaches.
+/// Rows of a cache in memory that the CPU can address.
 pub trait HostRows: Send + Sync {
-    /// Keys and values of one layer: `[kv_head][slot][row bytes]` each, all rows that there is room for.
+    /// Keys and values of one layer: `[kv_head][slot][row bytes]` each, filled or not.
     fn layer(&self, layer: usize) -> (&[u8], &[u8]);
 
-    /// The same to write, and the mass.
+    /// Keys, values and mass of one layer, to write.
     fn layer_mut(&mut self, layer: usize) -> HostLayer<'_>;
 }
 
-/// One layer of a cache, to write.
+/// One layer of a cache, borrowed for writing.
 pub struct HostLayer<'a> {
     /// Keys after RoPE: `[kv_head][slot][row bytes]`.
     pub k: &'a mut [u8],
     /// Values, likewise.
     pub v: &'a mut [u8],
-    /// Attention mass: `[kv_head][slot]`, where the cache has room for it.
+    /// Attention mass: `[kv_head][slot]`, if it is allocated.
     pub mass: Option<&'a mut [f32]>,
 }
 
-/// Rows of consecutive slots of one layer, in the cache's own element types: what devices exchange.
+/// Rows of consecutive slots of one layer in the cache's element types, to exchange between devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvRows {
     /// Keys after RoPE, as [`numeric::kv::KvType::rotated`] says: `[kv_head][slot][row bytes]`.
@@ -279,50 +290,51 @@ impl KvRows {
         rows
     }
 
-    /// The numbers of these rows that can be NaN or infinite.
+    /// All numbers of these rows that could be NaN or infinite.
     pub fn floats(&self, types: KvTypes) -> impl Iterator<Item = f32> {
         types.k.floats(&self.k, HEAD_DIM).chain(types.v.floats(&self.v, HEAD_DIM))
     }
 
-    /// Makes it rows of `slots` slots; what they are is not said.
+    /// Resizes to rows of `slots` slots; their content is unspecified.
     pub fn resize(&mut self, types: KvTypes, slots: usize, head_dim: usize) {
         self.k.resize(KV_HEADS * slots * types.k.row_bytes(head_dim), 0);
         self.v.resize(KV_HEADS * slots * types.v.row_bytes(head_dim), 0);
     }
 }
 
-/// Attention of new tokens over one layer's rows, which a device left to another.
+/// Attention of new tokens over one layer's rows, which an OpenCL device leaves to the CPU.
 pub struct AttentionJob<'a> {
     /// New tokens.
     pub tokens: usize,
-    /// Filled slots before them, or positions in a local layer; each token sees those, the ones before it and its own.
+    /// Filled slots (positions in a sliding-window layer) before them; a token sees these, the new ones before it and
+    /// its own.
     pub before: usize,
-    /// Of these, how many each sees at most, the last ones; `None` where it sees all.
+    /// Maximum number of latest positions that a token sees; `None` for full attention.
     pub window: Option<usize>,
     /// Queries as the stored keys expect them: `[token][HEADS][HEAD_DIM]`, rows `stride` apart.
     pub queries: &'a [f32],
-    /// Floats from one token's queries to the next's.
+    /// Distance in floats from one token's queries to the next's.
     pub stride: usize,
     /// Keys, new ones included: `[kv_head][slot][row bytes]`, `capacity` slots a head (fewer of the last).
     pub k: &'a [u8],
     /// Values, likewise.
     pub v: &'a [u8],
-    /// Rows of a head: that of slot or position `i` is row `i % capacity`.
+    /// Rows of a head; slot or position `i` is in row `i % capacity`.
     pub capacity: usize,
     /// Element types of the rows.
     pub types: KvTypes,
     /// `[token][HEADS][HEAD_DIM]`
     pub att: &'a mut [f32],
-    /// Where to add the attention that slots receive; `None` where it is not observed.
+    /// Sums to add the slots' attention to; `None` if it is not observed.
     pub mass: Option<Mass<'a>>,
 }
 
-/// The attention that slots of one layer receive: of each observed token in ascending order, the softmax weights
-/// summed over the query heads of the group in ascending order.
+/// Attention mass of one layer's slots: the softmax weights of observed tokens, summed over the tokens in ascending
+/// order and over the query heads of the group in ascending order.
 pub struct Mass<'a> {
     /// `[kv_head][capacity]`. New attention is added to what is there.
     pub sums: &'a mut [f32],
-    /// How many tokens are observed, the last ones of the pass.
+    /// Number of observed tokens, counted from the end of the pass.
     pub tokens: usize,
 }
 

@@ -11,15 +11,15 @@ pub const Q_DIM: usize = HEADS * HEAD_DIM;
 pub const KV_DIM: usize = KV_HEADS * HEAD_DIM;
 /// Query heads that share one key/value head.
 pub const GROUP: usize = HEADS / KV_HEADS;
-/// Whether a position's embedding is learned and joins the token's, instead of RoPE.
+/// True if positions are learned embeddings, added to the token's, instead of RoPE.
 pub const LEARNED_POSITIONS: bool = ROPE_DIM == 0;
-/// Whether the feed-forward layer has a gate beside `up`.
+/// True if the feed-forward layer has a gate besides `up`.
 pub const GATED: bool = !matches!(MLP, Mlp::Gelu);
-/// Biases of the feed-forward layer.
+/// True if the feed-forward layer has biases.
 pub const MLP_BIAS: bool = matches!(MLP, Mlp::Gelu);
-/// Whether norms have biases; each follows its weights.
+/// True if norms have biases; they are stored after the weights.
 pub const NORM_BIAS: bool = matches!(NORM, Norm::Layer);
-/// Whether some layers rotate by other angles than the rest.
+/// True if not all layers rotate by the same angles.
 pub const TWO_ANGLES: bool = {
     let (mut i, mut two) = (0, false);
     while i < LAYERS {
@@ -28,9 +28,9 @@ pub const TWO_ANGLES: bool = {
     }
     two
 };
-/// Pairs of cosine and sine of a position: of global layers and, where they differ, of the others.
+/// Cosine and sine pairs of a position: for global layers and, where they differ, for the others.
 pub const ANGLES: usize = ROPE_DIM / 2 * (1 + TWO_ANGLES as usize);
-/// Whether the model has no switch but biases, norms of q and k and a shared head: Llama, Qwen 2 and 3.
+/// True if biases, q and k norms and a tied head are the only switches in use: Llama, Qwen 2 and 3.
 pub const PLAIN: bool = matches!(NORM, Norm::Rms)
     && matches!(MLP, Mlp::SwiGlu)
     && !POST_NORMS
@@ -45,11 +45,11 @@ const _: () = assert!(ROPE_DIM.is_multiple_of(2) && ROPE_DIM <= HEAD_DIM && ROPE
 const _: () = assert!(LAYERS > 0 && DIM > 0 && FFN_DIM > 0 && VOCAB > 0);
 const _: () = assert!(MODEL_DIR.len() + MODEL.len() > 0);
 
-/// Layers that see a window of the latest positions.
+/// Number of sliding-window layers.
 pub const LOCAL_LAYERS: usize = before(LAYERS)[1];
-/// Layers that see every slot.
+/// Number of full-attention layers.
 pub const GLOBAL_LAYERS: usize = before(LAYERS)[0];
-/// Global and local layers before each layer.
+/// Number of full-attention and sliding-window layers before each layer.
 pub const BEFORE: [[usize; 2]; LAYERS] = {
     let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
     while i < LAYERS {
@@ -68,22 +68,22 @@ const fn before(layer: usize) -> [usize; 2] {
     counts
 }
 
-/// Whether a layer sees a window.
+/// True for a sliding-window layer.
 pub const fn is_local(layer: usize) -> bool {
     matches!(LAYER_KINDS[layer], LayerKind::Local)
 }
 
-/// The layers that see every slot.
+/// Indices of the full-attention layers.
 pub fn global_layers() -> impl Iterator<Item = usize> {
     (0..LAYERS).filter(|&layer| !is_local(layer))
 }
 
-/// Positions before its own that a query of a layer sees, its own included; `None` where it sees all slots.
+/// Positions that a query of the layer sees, its own included; `None` for full attention.
 pub const fn window(layer: usize) -> Option<usize> {
     if is_local(layer) { Some(WINDOW) } else { None }
 }
 
-/// Where the angles of a layer begin among the [`ANGLES`] of a position.
+/// Index of a layer's first angle among the [`ANGLES`] of a position.
 pub const fn angles_of(layer: usize) -> usize {
     match LAYER_KINDS[layer] {
         LayerKind::Global => 0,

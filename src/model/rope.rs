@@ -8,21 +8,21 @@ use files::config::{LayerKind, LongRope, RopeScaling};
 
 /// Radians per position of each pair.
 pub struct Frequencies {
-    /// [`ANGLES`] pairs: those of global layers, then those of the others, if there are any.
+    /// [`ANGLES`] pairs: for global layers, then for the others, if there are any.
     short: Vec<f64>,
-    /// The same in sequences beyond a length, where these have others.
+    /// Frequencies of sequences longer than the given length, if the model has such.
     long: Option<(Vec<f64>, usize)>,
 }
 
 impl Frequencies {
-    /// Those of the baked model.
+    /// The baked model's frequencies.
     pub fn new() -> Self {
         let long = |LongRope { divisors, beyond }| (frequencies(RopeScaling::Divisors(divisors)), beyond);
         Self { short: frequencies(ROPE.scaling), long: ROPE.long.map(long) }
     }
 
-    /// Those of a position in a sequence of which `known` tokens are known. A position that comes later is itself the
-    /// end of what is known.
+    /// Frequencies for a position of a sequence whose first `known` tokens are known. A later position counts as the
+    /// sequence's end.
     pub fn at(&self, pos: usize, known: usize) -> &[f64] {
         match &self.long {
             Some((long, beyond)) if known.max(pos + 1) > *beyond => long,
@@ -37,7 +37,7 @@ impl Default for Frequencies {
     }
 }
 
-/// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of global layers; then those of other layers.
+/// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of global layers, then of other layers.
 fn frequencies(scaling: RopeScaling) -> Vec<f64> {
     let plain = |theta: f64, i: usize| libm::pow(theta, -2.0 * i as f64 / ROPE_DIM as f64);
     let local = LAYER_KINDS.contains(&LayerKind::Local);

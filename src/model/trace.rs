@@ -1,4 +1,4 @@
-//! What a run did and when: spans of every step, digests of the residual after every layer.
+//! A trace of passes: the time of every step and a digest of the residual after every layer.
 
 use files::atomic_file::Unfinished;
 use files::{Error, Result};
@@ -6,9 +6,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Spans of a trace of which every step is written: about 5 MB.
+/// Maximum number of spans for which every step is written: about 5 MB.
 const SPANS: usize = 50_000;
-/// What a pass begins with, and ends with where it computes logits.
+/// First step of a pass, and last step of one that computes logits.
 const FIRST_STEP: &str = "embed";
 const LAST_STEP: &str = "head";
 
@@ -37,13 +37,13 @@ pub struct LayerHash {
 #[derive(Debug)]
 pub struct Trace {
     origin: Instant,
-    /// [`Trace::origin`] as `/proc/uptime` has it, seconds since boot to two digits: the clock that other
-    /// processes on this machine can read too.
+    /// [`Trace::origin`] on the clock of `/proc/uptime`, in seconds since boot with two decimals, which other processes
+    /// on this machine can read too.
     uptime: Option<f64>,
     spans: Vec<Span>,
     /// Marks: nanoseconds, name.
     marks: Vec<(u64, String)>,
-    /// Digests in the order computed.
+    /// Digests in the order in which they were computed.
     pub hashes: Vec<LayerHash>,
 }
 
@@ -56,19 +56,19 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Nanoseconds since it was made.
+    /// Nanoseconds since the trace was made.
     fn now(&self) -> u64 {
         self.origin.elapsed().as_nanos() as u64
     }
 
-    /// Ends a step that began at `start` and returns the time, which is where the next one begins.
+    /// Records a step that began at `start`. Returns its end, where the next one begins.
     fn step(&mut self, step: &'static str, layer: usize, tokens: usize, start: u64) -> u64 {
         let end = self.now();
         self.spans.push(Span { step, layer, tokens, start_ns: start, end_ns: end });
         end
     }
 
-    /// Marks this moment. `cargo xtask profile` shows the marks that begin with `switch`, `evict` or `stop`.
+    /// Adds a mark at this moment. `cargo xtask profile` shows marks that begin with `switch`, `evict` or `stop`.
     pub fn mark(&mut self, name: &str) {
         let now = self.now();
         self.marks.push((now, name.into()));
@@ -89,8 +89,8 @@ impl Trace {
         totals
     }
 
-    /// The spans to write: of a run with more than [`SPANS`] of them, all steps of some passes, evenly chosen, and one
-    /// span `pass` of each other one that computed logits.
+    /// Spans to write. If there are more than [`SPANS`], evenly chosen passes keep all their steps, and each other pass
+    /// that computed logits becomes one span `pass`.
     fn written(&self) -> Vec<Span> {
         let passes = self.spans.chunk_by(|_, next| next.step != FIRST_STEP);
         let stride = self.spans.len().div_ceil(SPANS).max(1);
@@ -104,8 +104,8 @@ impl Trace {
         passes.enumerate().flat_map(choose).collect()
     }
 
-    /// Writes the Chrome trace event format, which Perfetto and `chrome://tracing` load. `uptime_s` in its
-    /// `otherData` is when its clock began.
+    /// Writes the Chrome trace event format, which Perfetto and `chrome://tracing` load. `uptime_s` in `otherData` is
+    /// the machine's uptime at timestamp 0.
     pub fn write_chrome(&self, path: &Path) -> Result<()> {
         let write = || -> std::io::Result<()> {
             let file = Unfinished::create(path)?;
@@ -146,7 +146,7 @@ impl Trace {
     }
 }
 
-/// Times the steps of one forward pass, where there is a trace.
+/// Timer of one pass's steps; does nothing without a trace.
 pub struct Steps<'a> {
     trace: Option<&'a mut Trace>,
     tokens: usize,
@@ -154,25 +154,25 @@ pub struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// The pass of `tokens` tokens begins.
+    /// Starts timing a pass of `tokens` tokens.
     pub fn begin(trace: Option<&'a mut Trace>, tokens: usize) -> Self {
         let start = trace.as_ref().map_or(0, |r| r.now());
         Self { trace, tokens, start }
     }
 
-    /// Whether there is a trace.
+    /// True if there is a trace.
     pub fn is_traced(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// A step has ended; the next begins.
+    /// Ends a step and begins the next.
     pub fn done(&mut self, step: &'static str, layer: usize) {
         if let Some(r) = &mut self.trace {
             self.start = r.step(step, layer, self.tokens, self.start);
         }
     }
 
-    /// Takes the digest of the last token's residual after a layer.
+    /// Records the digest of the last token's residual after a layer.
     pub fn residual(&mut self, pos: usize, layer: usize, row: &[f32]) {
         if let Some(r) = &mut self.trace {
             r.hashes.push(LayerHash { pos, layer, digest: digest(row) });

@@ -1,8 +1,8 @@
-//! A model's weights in typed places.
+//! The model's weights in typed structs.
 //!
 //! One table has the names and shapes ([`spec`]). Safetensors and GGUF files are read in place ([`checkpoint`]), and
-//! matrices are converted as the [`weight_type`] says ([`convert`]): Q4_0 and GGUF's other blocks bit for bit,
-//! elements quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
+//! matrices are converted to the [`weight_type`] ([`convert`]): Q4_0 and GGUF's other blocks bit for bit, elements
+//! quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
 
 pub mod bundle;
 mod calibration;
@@ -98,7 +98,7 @@ pub struct Reads {
     pub floats: bool,
     /// Quantised, in blocks.
     pub blocks: bool,
-    /// The same blocks arranged in tiles, for instruction sets that read them (AMX, dotprod, i8mm).
+    /// Quantised blocks arranged in tiles, for instruction sets that read them (AMX, dotprod, i8mm).
     pub tiles: bool,
 }
 
@@ -122,7 +122,8 @@ enum Embedding {
     Head,
 }
 
-/// One transformer block. Biases and norms that the model lacks are empty. A norm is its weights, then its biases.
+/// One transformer block. Biases and norms that the model lacks are empty. A norm is its weights followed by its
+/// biases.
 #[allow(missing_docs, reason = "the fields have the names of the steps")]
 pub struct Layer {
     pub attn_norm: Vec<f32>,
@@ -138,7 +139,7 @@ pub struct Layer {
     pub o_bias: Vec<f32>,
     pub attn_post_norm: Vec<f32>,
     pub ffn_norm: Vec<f32>,
-    /// `None` where the feed-forward layer has no gate.
+    /// `None` if the feed-forward layer has no gate.
     pub gate: Option<Matrix<FFN_DIM, DIM>>,
     pub up: Matrix<FFN_DIM, DIM>,
     pub up_bias: Vec<f32>,
@@ -148,7 +149,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// What the matrices read that take the normed residual.
+    /// Forms of the normed residual that its matrices read.
     pub fn read_normed(&self) -> Reads {
         let gate = self.gate.as_ref().map_or(Reads::default(), Matrix::reads);
         self.wq.reads() | self.wk.reads() | self.wv.reads() | gate | self.up.reads()
@@ -158,7 +159,7 @@ impl Layer {
 /// All weights of the baked model.
 pub struct Weights {
     embed: Embedding,
-    /// `[MAX_POSITION][DIM]`, where positions are learned.
+    /// `[MAX_POSITION][DIM]`, if positions are learned.
     positions: Option<(BlockType, Plane)>,
     /// The transformer blocks.
     pub layers: Vec<Layer>,
@@ -166,13 +167,13 @@ pub struct Weights {
     pub norm: Vec<f32>,
     /// The output projection.
     pub head: Matrix<VOCAB, DIM>,
-    /// Set once somebody needs them, or with the rest where a packed file holds them.
+    /// Set at load if a packed file holds it, otherwise when it is first needed.
     calibration: OnceLock<Calibration>,
     /// Bytes that every decoded token reads.
     pub bytes_per_token: usize,
     /// Identifies the checkpoint.
     pub fingerprint: String,
-    /// What matrices became; never [`WeightType::Auto`].
+    /// Type of the matrices; never [`WeightType::Auto`].
     pub weight_type: WeightType,
 }
 
@@ -181,8 +182,8 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// [`Error::Model`]: a file cannot be used. [`Error::Usage`]: a packed file has another type of weights than asked
-    /// for. [`Error::Memory`]: there is not enough.
+    /// [`Error::Model`]: a file cannot be used. [`Error::Usage`]: a packed file has another weight type than asked for.
+    /// [`Error::Memory`]: there is not enough memory.
     pub fn load(model: &OpenModel, options: &LoadOptions<'_>) -> Result<Self> {
         model.check_config()?;
         let checkpoint = &model.checkpoint;
@@ -194,23 +195,23 @@ impl Weights {
         assemble(pack::read(packed, weight_type)?)
     }
 
-    /// The calibration, once it is known.
+    /// The calibration, if it is set.
     pub fn calibration(&self) -> Option<&Calibration> {
         self.calibration.get()
     }
 
-    /// That of one layer; one that changes nothing until it is known.
+    /// One layer's calibration; until it is set, one that changes nothing.
     pub fn calibration_of(&self, layer: usize) -> &[f32] {
         self.calibration().map_or(&Calibration::NONE, |all| all.of_layer(layer))
     }
 
-    /// Makes it known. Whoever comes second has computed the same.
+    /// Sets the calibration. A second caller has computed the same one, so it is ignored.
     pub fn set_calibration(&self, calibration: Calibration) {
         let _ = self.calibration.set(calibration);
     }
 
-    /// Writes the embedding of a token at a position into `x` of `DIM` values: exactly, unless the model scales it or
-    /// adds that of the position.
+    /// Writes the embedding of a token at a position into `x` of `DIM` values: exact, unless the model scales it or
+    /// adds a position embedding.
     ///
     /// # Panics
     ///
@@ -242,8 +243,8 @@ fn from_checkpoint(
     let specs = checkpoint.table();
     let rooms = specs.iter().map(|spec| convert::room_of(checkpoint, spec, weight_type));
     let rooms = rooms.collect::<Result<Vec<usize>>>()?;
-    // One memory for all, so that small matrices lie in huge pages too: decode of a 1B model with 4 KiB pages for
-    // them took a tenth longer.
+    // One allocation for all, so that small matrices are in huge pages too: with 4 KiB pages for them, decode of a 1B
+    // model was 10 % slower.
     let mut memory = AlignedBytes::zeroed(rooms.iter().fold(0, |sum, n| sum.saturating_add(*n)))?;
     let mut rest = memory.as_mut_slice();
     let mut loaded = Vec::with_capacity(specs.len());
@@ -265,7 +266,7 @@ fn from_checkpoint(
     Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file: checkpoint.path().into() })
 }
 
-/// Puts loaded tensors into their typed places.
+/// Moves loaded tensors into the typed structs.
 fn assemble(mut model: LoadedModel) -> Result<Weights> {
     let bytes = |t: &Loaded| t.planes.iter().map(|plane| plane.bytes().len()).sum::<usize>();
     let embed = model.tensors.remove(EMBED);
@@ -316,7 +317,7 @@ fn matrix<const ROWS: usize, const COLS: usize>(
     })
 }
 
-/// A vector's values; none if the model does not have it.
+/// A vector's values; empty if the model does not have it.
 fn vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
     let Some(loaded) = model.tensors.get(name) else { return Ok(Vec::new()) };
     match (loaded.storage, &loaded.planes[..]) {
@@ -325,7 +326,7 @@ fn vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
     }
 }
 
-/// A norm's weights, then its biases; none if the model does not have it.
+/// A norm's weights followed by its biases; empty if the model does not have it.
 fn norm(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
     let mut norm = vector(model, &format!("{name}.weight"))?;
     if NORM_BIAS {

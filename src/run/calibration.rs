@@ -1,22 +1,23 @@
-//! The calibration of a q4 cache: the mean keys of a model, which keys are stored less, and scales of their channels.
-//! Computed by one short pass over a text that is part of the program, and kept.
+//! The calibration of a q4 cache: mean keys, which are subtracted from stored keys, and scales of the keys' channels.
+//! It is computed by one short pass over a text that is part of the program, and cached.
 //!
-//! It belongs to the weights: a packed file holds it. For other files it is computed once, on the CPU with an f32 cache,
-//! hence to the same bits on every machine, and kept in the folder of the user's state.
+//! It belongs to the weights: a packed file holds it. For other files it is computed once, on the CPU with an f32
+//! cache, hence to the same bits on every machine, and cached in the user's state directory.
 //!
-//! A key is a mean, turned by RoPE to its position, and what is its own. So the mean is taken of keys turned back to
-//! position 0, and then turned to the positions below [`REACH`] and averaged over them: pairs that turn fast average to
-//! nothing, slow ones hardly turn. KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x 512 tokens: without means
-//! 0.0635; those of 128 tokens as they are 0.0495, turned over 256 positions 0.0456, over 512 0.0433. With nine fitted
-//! candidates of block scales: 128 tokens 0.0364, 190 0.0378, 512 of two texts 0.0349; over 1,024 positions 0.0403.
+//! A key is a common mean, rotated by RoPE to its position, plus its own part. So keys are rotated back to position 0
+//! and averaged, and the mean is then rotated to the positions below [`REACH`] and averaged over them: pairs that
+//! rotate fast average to nothing, slow ones hardly rotate. KL divergence from an f32 cache in nats, SmolLM2-135M, 3 x
+//! 512 tokens: without means 0.0635; with means of 128 tokens not rotated 0.0495, rotated over 256 positions 0.0456,
+//! over 512 0.0433. With nine fitted candidates of block scales: 128 tokens 0.0364, 190 0.0378, 512 of two texts
+//! 0.0349; over 1,024 positions 0.0403.
 //!
-//! The error of a score is that of the stored key times the query, and the rotation spreads what a key's error is evenly
-//! over the channels. Keys times `s`, queries times `1 / s`: the sum of the errors' squares is the mean square of scaled
-//! keys times that of scaled queries, and least where `s * s` is the root mean square of a channel's queries over that
-//! of its keys. The same measurement: 0.0278. With `s` rounded to powers of two 0.0304; one `s` for both elements of a
-//! pair, which RoPE mixes, 0.0359; statistics turned over the positions as the means are 0.0278 as well.
+//! The error of a score is the error of the stored key times the query, and the rotation spreads a key's error evenly
+//! over the channels. With keys times `s` and queries times `1 / s`, the sum of squared errors is the mean square of
+//! scaled keys times that of scaled queries. It is smallest if `s * s` is the root mean square of a channel's queries
+//! over that of its keys. Same measurement: 0.0278. With `s` rounded to powers of two 0.0304; one `s` for both elements
+//! of a pair, which RoPE mixes, 0.0359; statistics rotated over the positions like the means 0.0278 as well.
 
-mod kept;
+mod cache_file;
 
 use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, angles_of};
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
@@ -25,23 +26,23 @@ use crate::model::rope::Frequencies;
 use crate::model::weights::{Calibration, Weights};
 use crate::run::options::EngineOptions;
 use crate::run::system;
+use cache_file::CalibrationFile;
 use files::Result;
-use kept::Kept;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::sync::Arc;
 use text::tokenizer::{AddSpecial, Tokenizer};
 
-/// What the model reads. A few sentences of several kinds; which ones hardly matters.
+/// Text for the pass: a few sentences of several kinds; which ones hardly matters.
 const TEXT: &str = include_str!("calibration/text.txt");
-/// Tokens of it, at most.
+/// Maximum number of its tokens.
 const TOKENS: usize = 128;
-/// Positions that the means are for.
+/// Number of positions that the means are averaged over.
 const REACH: usize = 512;
-/// Pairs of elements that RoPE turns: `i` and `i + HALF`.
+/// Number of pairs of elements that RoPE rotates: `i` and `i + HALF`.
 const HALF: usize = ROPE_DIM / 2;
 
-/// The tokens whose queries and keys are measured.
+/// Encodes the text whose queries and keys are measured.
 ///
 /// # Errors
 ///
@@ -52,36 +53,36 @@ pub fn tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     Ok(tokens)
 }
 
-/// The calibration of these weights: the one that was kept, else it is computed and kept.
+/// Reads the cached calibration of these weights, or computes and caches it.
 ///
 /// # Errors
 ///
-/// As of [`tokens`] and [`compute`].
+/// Errors of [`tokens`] and [`compute`].
 pub fn of(weights: &Arc<Weights>, tokenizer: &Tokenizer, options: &EngineOptions) -> Result<Calibration> {
     let tokens = tokens(tokenizer)?;
-    let kept = system::state_directory().map(|dir| Kept::new(&dir, weights, &tokens));
-    if let Some(calibration) = kept.as_ref().and_then(Kept::read) {
+    let file = system::state_directory().map(|dir| CalibrationFile::new(&dir, weights, &tokens));
+    if let Some(calibration) = file.as_ref().and_then(CalibrationFile::read) {
         return Ok(calibration);
     }
     let calibration = compute(weights, &tokens, options.threads)?;
-    if let Some(Err(e)) = kept.map(|kept| kept.write(&calibration)) {
+    if let Some(Err(e)) = file.map(|file| file.write(&calibration)) {
         options.notice.say(&format!("{e}; the calibration of the q4 cache is computed at each start"));
     }
     Ok(calibration)
 }
 
-/// Bytes that [`compute`] takes, besides the weights.
+/// Bytes that [`compute`] needs besides the weights.
 pub fn pass_bytes() -> u64 {
     let types = KvTypes::both(KvType::F32);
     let cache = TOKENS * types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
     (cache + cache.div_ceil(LAYERS) + cpu::scratch_bytes(TOKENS, TOKENS)) as u64
 }
 
-/// Computes it with one pass over `tokens`.
+/// Computes the calibration with one pass over `tokens`.
 ///
 /// # Errors
 ///
-/// `Memory` where there is no room for the pass.
+/// `Memory` if there is not enough for the pass.
 pub fn compute(weights: &Arc<Weights>, tokens: &[u32], threads: usize) -> Result<Calibration> {
     if tokens.is_empty() {
         return Ok(Calibration::none());
@@ -94,7 +95,7 @@ pub fn compute(weights: &Arc<Weights>, tokens: &[u32], threads: usize) -> Result
     device.forward(&mut [Run::new(&mut *cache, tokens, 0, Logits::None)], None)?;
     cache.set_len(slots);
     let frequencies = Frequencies::new();
-    // Means are for the positions that they are averaged over, however long the text.
+    // Means are averaged over short positions, whatever the length of a text.
     let frequencies = frequencies.at(0, 0);
     let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
     let (mut means, mut scales) = (Vec::with_capacity(LAYERS * KV_DIM), Vec::with_capacity(LAYERS * KV_DIM));
@@ -114,8 +115,8 @@ pub fn compute(weights: &Arc<Weights>, tokens: &[u32], threads: usize) -> Result
     Ok(Calibration::new(&means, &scales))
 }
 
-/// Scales of a head's channels: the fourth root of the sum of squares of the queries over that of the keys less the mean,
-/// with a geometric mean of 1 over those that have both. 1 for the others.
+/// Scales of a head's channels: fourth root of the queries' sum of squares over that of the keys minus the mean,
+/// normalised to a geometric mean of 1. 1 for channels without queries or keys.
 fn channel_scales(keys: &[f32], mean: &[f32; HEAD_DIM], queries: &[f64]) -> [f32; HEAD_DIM] {
     let mut squares = [0.0; HEAD_DIM];
     for key in keys.chunks_exact(HEAD_DIM) {
@@ -132,11 +133,11 @@ fn channel_scales(keys: &[f32], mean: &[f32; HEAD_DIM], queries: &[f64]) -> [f32
     logs.map(|log| log.map_or(1.0, |log| libm::exp2(log - middle) as f32))
 }
 
-/// How RoPE turns each pair. All in f64 with the `libm` crate.
+/// Rotation of each pair by RoPE, in f64 with the `libm` crate.
 struct Turns {
     /// Radians per position.
     frequencies: [f64; HALF],
-    /// Cosine and sine of the positions below [`REACH`], averaged.
+    /// Averages of cosine and sine over the positions below [`REACH`].
     average: [(f64, f64); HALF],
 }
 
@@ -151,7 +152,7 @@ impl Turns {
         Self { frequencies, average }
     }
 
-    /// The mean of `[position][HEAD_DIM]` keys of one head.
+    /// Mean of the `[position][HEAD_DIM]` keys of one head.
     fn mean(&self, keys: &[f32]) -> [f32; HEAD_DIM] {
         let mut mean = [0.0; HEAD_DIM];
         let n = (keys.len() / HEAD_DIM) as f64;

@@ -1,19 +1,19 @@
-//! A draft model: another antigravity program, specialised for a smaller model with the same tokenizer, that guesses the
-//! next tokens of a text, which the large model then computes in one pass (speculative decoding, arXiv 2211.17192). Both
-//! choose with the same sampler settings and the same random numbers, so that a text that is drawn is guessed too; what is
-//! chosen is the large model's choice alone. The program is not believed: whatever it says or does costs time only,
-//! and that not for long.
+//! A draft model: another antigravity program, built for a smaller model with the same tokenizer, that predicts the
+//! next tokens of a text, which the large model then verifies in one pass (speculative decoding, arXiv 2211.17192).
+//! Both sample with the same settings and the same random numbers, so that random sampling is predicted too; the tokens
+//! are always the large model's choice. The program is not trusted: whatever it says or does can cost only time, and
+//! not for long.
 
 mod child;
-mod economy;
+mod draft_length;
 pub mod protocol;
 
 pub use child::Setting;
 
 use crate::dims::VOCAB;
 use child::Child;
-use economy::Economy;
-pub use economy::PassTime;
+use draft_length::DraftLengthPolicy;
+pub use draft_length::PassTime;
 use files::error::unquoted;
 use files::{Error, Result};
 use protocol::{Answer, Hello, Request, VERSION};
@@ -22,100 +22,100 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use text::sampler::{Rng, SamplerOptions};
 
-/// How long is waited for a program that loads its model, in all: usually it was ready first.
+/// Total time to wait for a program that loads its model; usually it is ready earlier.
 const START: Duration = Duration::from_secs(2);
-/// How long is waited for one answer at most. One that comes later is no draft any more.
+/// Maximum time to wait for one answer. A later one is useless.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// A program that is silent for so long is ended.
+/// Time after which a silent program is killed.
 const HUNG: Duration = Duration::from_secs(20);
-/// The least probability, in the smaller model's eyes, of a draft that is worth being computed. On six stories, 0.4 gave
-/// 3.3 to 3.9 tokens a pass and 70 to 77 % of the drafted tokens were chosen, 0.6 gave 3.0 to 3.4 and 78 to 89 %. Looking at
-/// each token by itself, 0.6 gave 3.1 to 3.6 and 76 to 86 %.
+/// Minimum probability of a draft, by the smaller model's estimate, that is worth verifying. On six stories, 0.4 gave
+/// 3.3 to 3.9 tokens a pass with 70 to 77 % of drafted tokens accepted; 0.6 gave 3.0 to 3.4 and 78 to 89 %. Applied to
+/// each token separately, 0.6 gave 3.1 to 3.6 and 76 to 86 %.
 const LEAST: f32 = 0.6;
-/// Most of its threads: a small model has little work for more.
+/// Maximum number of its threads: a small model has little work for more.
 const THREADS: usize = 2;
 
 /// Another antigravity program that drafts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftProgram {
-    /// Its file, or its name where the system looks for programs.
+    /// Its path, or its name in `PATH`.
     pub program: PathBuf,
-    /// When it does.
+    /// Condition for asking it.
     pub when: DraftWhen,
 }
 
-/// When a draft model drafts.
+/// Condition for asking a draft model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DraftWhen {
-    /// As many tokens as make the text come fastest by the times and guesses so far, and none while it is faster without.
+    /// Draft the number of tokens that is fastest by the measurements so far, or none while it is faster without.
     #[default]
     Pays,
-    /// As many as there may be in every draft.
+    /// Always draft the maximum number of tokens.
     Always,
 }
 
-/// The program while it runs, which the sequences of an engine share.
+/// The running program, which the sequences of an engine share.
 #[derive(Clone)]
 pub struct DraftModel(Arc<Mutex<Client>>);
 
-/// What a sequence asks for.
+/// A sequence's request for a draft.
 pub struct Question<'a> {
-    /// Which sequence it is: see [`DraftModel::owner`].
+    /// Id of the sequence: see [`DraftModel::owner`].
     pub owner: u64,
     /// The text so far.
     pub tokens: &'a [u32],
-    /// Most tokens to guess.
+    /// Maximum number of tokens to draft.
     pub length: usize,
-    /// How the text's tokens are chosen.
+    /// Sampler settings of the text.
     pub sampler: &'a Arc<SamplerOptions>,
-    /// The random numbers of the next tokens, where they are known.
+    /// Random state of the next tokens, if known.
     pub random: Option<&'a Rng>,
 }
 
-/// Where a line for the user goes.
+/// Function that receives a line for the user.
 type Say = Box<dyn Fn(&str) + Send>;
 
 struct Client {
-    /// The program in messages.
+    /// Name of the program in messages.
     name: String,
     when: DraftWhen,
     say: Say,
-    /// `None` once it is of no use.
+    /// `None` once it has failed.
     child: Option<Child>,
-    /// What the ids mean here.
+    /// Digest of this program's tokenizer.
     tokenizer: u32,
     state: State,
-    /// What the program holds of each text.
+    /// State of each of the program's texts.
     held: Vec<Held>,
-    /// Numbers that were given out: of sequences, of requests.
+    /// Last ids given to sequences and to requests.
     owners: u64,
     requests: u64,
-    economy: Economy,
+    length_policy: DraftLengthPolicy,
 }
 
-/// What the program is doing.
+/// State of the program.
 #[derive(Clone, Copy)]
 enum State {
-    /// It loads its model; so much of [`START`] is left.
+    /// Loading its model, with this much of [`START`] left.
     Loading(Duration),
     Idle,
-    /// It has been asked at this time.
+    /// Asked at this time, and not answered yet.
     Asked(Instant),
 }
 
-/// A text that the program holds.
+/// One of the program's texts.
 #[derive(Default)]
 struct Held {
     owner: u64,
     tokens: Vec<u32>,
     sampler: Option<Arc<SamplerOptions>>,
-    /// The request that it was last needed for.
+    /// Id of the last request that used it.
     last: u64,
 }
 
 impl DraftModel {
-    /// Starts a program. `tokenizer` is the [digest](text::tokenizer::Pieces::digest) that its own must have; what becomes of
-    /// the program later is told to `say`, in a line.
+    /// Starts a program. `tokenizer` is the required [digest](text::tokenizer::Pieces::digest) of its tokenizer. `say`
+    /// receives a line if the program fails later.
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ impl DraftModel {
             held,
             owners: 0,
             requests: 0,
-            economy: Economy::new(),
+            length_policy: DraftLengthPolicy::new(),
         }))))
     }
 
@@ -151,52 +151,52 @@ impl DraftModel {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a sequence.
+    /// Returns a new id for a sequence.
     pub fn owner(&self) -> u64 {
         let mut client = self.lock();
         client.owners += 1;
         client.owners
     }
 
-    /// The number of the program's process, while it is of use.
+    /// Process id of the program, while it is in use.
     pub fn process(&self) -> Option<u32> {
         self.lock().child.as_ref().map(Child::id)
     }
 
-    /// How many tokens to ask for now, at most `most`; 0 is not to ask.
+    /// Number of tokens to ask for now, at most `most`; 0 means not to ask.
     pub fn length(&self, most: usize) -> usize {
         let client = &mut *self.lock();
         let ready = client.is_ready();
         match (client.unless_failed(ready), client.when) {
             (None | Some(false), _) => 0,
             (_, DraftWhen::Always) => most.min(protocol::MOST),
-            (_, DraftWhen::Pays) => client.economy.length(most.min(protocol::MOST)),
+            (_, DraftWhen::Pays) => client.length_policy.length(most.min(protocol::MOST)),
         }
     }
 
-    /// Appends the tokens that the program expects, if it says so in time.
+    /// Asks the program and appends its draft, if the answer comes in time.
     pub fn ask(&self, question: &Question<'_>, into: &mut Vec<u32>) {
         let client = &mut *self.lock();
         let answered = client.ask(question);
         into.extend(client.unless_failed(answered).unwrap_or_default());
     }
 
-    /// A pass without drafts took so long.
+    /// Records the time of a pass without drafts.
     pub fn plain(&self, time: PassTime) {
-        self.lock().economy.plain(time);
+        self.lock().length_policy.plain(time);
     }
 
-    /// Of so many tokens that the program gave, so many were chosen; that took so long, asking included, where that is
+    /// Records how many of the program's tokens were accepted, and the time of the pass including the request, if
     /// known.
     pub fn drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        self.lock().economy.drafted(accepted, drafted, time);
+        self.lock().length_policy.drafted(accepted, drafted, time);
     }
 }
 
 impl Client {
-    /// What was found, unless the program is of no use: then it is ended, and that is said.
+    /// Unwraps a result; on an error, reports it and ends the program.
     fn unless_failed<T>(&mut self, found: Result<T>) -> Option<T> {
-        let say = |e: &Error| (self.say)(&format!("{}: {e}; going on without it", self.name));
+        let say = |e: &Error| (self.say)(&format!("{}: {e}; continuing without it", self.name));
         let found = found.inspect_err(say).ok();
         if found.is_none() {
             self.child = None;
@@ -213,10 +213,10 @@ impl Client {
         self.state = State::Asked(Instant::now());
         let patience = match self.when {
             DraftWhen::Always => PATIENCE,
-            DraftWhen::Pays => self.economy.patience(question.length).min(PATIENCE),
+            DraftWhen::Pays => self.length_policy.patience(question.length).min(PATIENCE),
         };
         match self.answer(patience)? {
-            // Of a text that has gone on without it.
+            // Too late: the text continues without it.
             None => Ok(Vec::new()),
             Some(answer) if answer.tokens.len() > question.length => Err(Error::Other(format!(
                 "drafts {} tokens where {} were asked for",
@@ -227,7 +227,7 @@ impl Client {
         }
     }
 
-    /// Whether it can be asked: it has said hello, and nothing is left to be answered.
+    /// True if it can be asked: it has sent its handshake, and no answer is pending.
     fn is_ready(&mut self) -> Result<bool> {
         match self.state {
             _ if self.child.is_none() => Ok(false),
@@ -246,39 +246,36 @@ impl Client {
         }
     }
 
-    /// Checks what it says of itself.
+    /// Checks its handshake.
     fn greeted(&self, line: &[u8]) -> Result<()> {
-        let wrong = |what: String| Err(Error::Other(what));
-        let Ok(hello) = protocol::parse::<Hello>(line) else {
-            return wrong("does not greet as a draft does; give an antigravity program".into());
-        };
-        match hello {
-            Hello { antigravity_draft: VERSION, tokenizer, .. } if tokenizer != self.tokenizer => {
-                wrong("has another tokenizer; give a program for a model with this one's".into())
+        Err(Error::Other(match protocol::parse::<Hello>(line) {
+            Err(_) => "sends no valid handshake; give an antigravity program".into(),
+            Ok(Hello { antigravity_draft: version, .. }) if version != VERSION => format!(
+                "uses version {version} of the draft protocol, not {VERSION}; build both from the same source"
+            ),
+            Ok(Hello { tokenizer, .. }) if tokenizer != self.tokenizer => {
+                "has another tokenizer; give a program for a model with the same tokenizer".into()
             }
-            Hello { antigravity_draft: VERSION, sequences, .. } if sequences != self.held.len() => {
-                wrong(format!("keeps {sequences} texts, not {}", self.held.len()))
+            Ok(Hello { sequences, .. }) if sequences != self.held.len() => {
+                format!("keeps {sequences} texts, not {}", self.held.len())
             }
-            Hello { antigravity_draft: VERSION, .. } => Ok(()),
-            Hello { antigravity_draft: version, .. } => wrong(format!(
-                "speaks version {version} of drafts, not {VERSION}; build both from one source"
-            )),
-        }
+            Ok(_) => return Ok(()),
+        }))
     }
 
-    /// The answer to the last request, if it comes in time.
+    /// Receives the answer to the last request, if it comes in time.
     fn answer(&mut self, patience: Duration) -> Result<Option<Answer>> {
         let (State::Asked(since), Some(child)) = (self.state, &mut self.child) else { return Ok(None) };
         let Some(line) = child.receive(patience)? else {
             let silent = since.elapsed();
-            return match silent > HUNG {
-                true => Err(Error::Other(format!("has been silent for {} s", silent.as_secs()))),
-                false => Ok(None),
-            };
+            if silent > HUNG {
+                return Err(Error::Other(format!("has been silent for {} s", silent.as_secs())));
+            }
+            return Ok(None);
         };
         let answer: Answer = protocol::parse(&line).map_err(|e| Error::Other(format!("says what is {e}")))?;
         if answer.id != self.requests {
-            return Err(Error::Other("answers what nobody asked".into()));
+            return Err(Error::Other("answers a request that was not made".into()));
         }
         if let Some(id) = answer.tokens.iter().find(|&&id| id as usize >= VOCAB) {
             return Err(Error::Other(format!("drafts token {id}; the vocabulary ends at {}", VOCAB - 1)));
@@ -288,7 +285,7 @@ impl Client {
     }
 }
 
-/// The request with this number, whose text takes the place of the one that was not needed for the longest time.
+/// Builds the request with this id. A new text replaces the least recently used one.
 fn request(held: &mut [Held], id: u64, question: &Question<'_>) -> Request {
     let known = held.iter().position(|h| h.owner == question.owner);
     let oldest = || (0..held.len()).min_by_key(|&i| held[i].last).unwrap_or(0);
@@ -314,7 +311,7 @@ fn request(held: &mut [Held], id: u64, question: &Question<'_>) -> Request {
     }
 }
 
-/// Settings without what JSON has no number for, or what a draft need not know.
+/// Settings without values that JSON cannot represent or that a draft need not know.
 fn sendable(sampler: &SamplerOptions) -> SamplerOptions {
     let mut sampler = sampler.clone();
     for (_, bias) in &mut sampler.logit_bias {

@@ -24,7 +24,7 @@ use text::tokenizer::{AddSpecial, Specials, Tokenizer};
 
 use sessions::{upload, use_cpu_instead};
 
-/// A loaded model. Dropping it closes it; sequences that it made hold what they need of it.
+/// A loaded model. Sequences that it made stay usable after it is dropped.
 ///
 /// ```
 /// use antigravity::{Engine, EngineOptions, GenerateOptions};
@@ -36,7 +36,7 @@ use sessions::{upload, use_cpu_instead};
 /// let text = engine.generate("Once upon a time", &options)?;
 /// assert!(!text.is_empty());
 ///
-/// // The same, piece by piece.
+/// // Streaming the same text, piece by piece.
 /// let mut session = engine.session()?;
 /// let prompt = engine.encode("Once upon a time")?;
 /// let mut streamed = String::new();
@@ -54,15 +54,15 @@ pub struct Engine {
     /// Sampling options that the model recommends for conversations.
     #[cfg(feature = "chat")]
     recommended_sampling: Result<SamplerOptions>,
-    /// How the model wants conversations, once somebody has asked.
+    /// The chat template, loaded on first use.
     template: OnceLock<Result<Template>>,
-    /// The weights on an OpenCL device, when one runs the model.
+    /// The model on an OpenCL device, if one runs it.
     device: Option<Arc<opencl::Model>>,
-    /// Settled at the first sequence, where that may begin before.
+    /// Devices in use; chosen at load, or at the first sequence if that may begin on the CPU.
     devices: OnceLock<Devices>,
-    /// What makes the device ready while the CPU computes, where memory is enough for a cache of both.
+    /// Compiles kernels while the CPU computes, if there is memory for the caches of both.
     compiler: Option<Arc<KernelCompiler>>,
-    /// The program that drafts.
+    /// The draft program, if there is one.
     draft: Option<DraftModel>,
 }
 
@@ -72,7 +72,7 @@ impl Engine {
         Self::load_opened(Opened::new(&options)?, &|_, _| {})
     }
 
-    /// Loads weights and tokenizer of an opened model; `progress` is told the tensors done and all tensors.
+    /// Loads weights and tokenizer of an opened model. `progress` gets the number of tensors done and of all tensors.
     pub fn load_opened(opened: Opened, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
         let Opened { plan, model, .. } = opened;
         plan.check()?;
@@ -82,7 +82,7 @@ impl Engine {
             None => Isa::detect()?,
         };
         let drafted = options.draft > 0 && options.draft_model.is_some();
-        // A program that drafts loads its model while this one is loaded.
+        // The draft program loads its model while this one is loaded.
         let early = if drafted { Some(tokenizer_of(&model)?) } else { None };
         let draft = early.as_ref().map(|t| draft_model(&options, t)).transpose()?.flatten();
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
@@ -92,7 +92,7 @@ impl Engine {
         #[cfg(feature = "chat")]
         let recommended_sampling = recommended_sampling(&model);
         let both_fit = fits_beside(&model, &options);
-        // What was converted is mapped no longer.
+        // Unmaps the files whose tensors were converted.
         drop(model);
         let device = match options.backend {
             BackendKind::Cpu => None,
@@ -134,7 +134,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Sees to the calibration, where a cache with these options needs it.
+    /// Makes sure that there is a calibration, if a cache with these options needs it.
     fn ready_keys(&self, o: &EngineOptions) -> Result<()> {
         let weights = &self.factory.weights;
         if o.kv_types.k.rotated() && weights.calibration().is_none() {
@@ -178,38 +178,38 @@ impl Engine {
         self.device.as_ref().map(|model| model.device())
     }
 
-    /// The program that drafts, where [`EngineOptions::draft_model`] names one.
+    /// The draft program, if [`EngineOptions::draft_model`] names one.
     pub fn draft_model(&self) -> Option<&DraftModel> {
         self.draft.as_ref()
     }
 
-    /// Token ids of a prompt, with the special tokens that the model's tokenizer adds.
+    /// Encodes a prompt, with the special tokens that the model's tokenizer adds.
     ///
     /// # Errors
     ///
-    /// `Usage` for a text that is too long for the context, which is said at once.
+    /// `Usage` for a text that is obviously too long for the context, without encoding it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_until(text, Specials::Tokens, &CancelToken::default())
     }
 
-    /// [`Engine::encode`], whose control tokens become what `specials` says. It takes seconds for a text of megabytes,
-    /// until `cancel`.
+    /// [`Engine::encode`] with a choice of how control tokens in the text are treated. Encoding megabytes takes seconds
+    /// and can be cancelled.
     ///
     /// # Errors
     ///
-    /// `Interrupted`, and those of [`Engine::encode`].
+    /// `Interrupted`, and errors of [`Engine::encode`].
     pub fn encode_until(&self, text: &str, specials: Specials, cancel: &CancelToken) -> Result<Vec<u32>> {
         let (least, have) = (self.tokenizer.least_tokens(text), self.options.max_seq_len);
         if least > have && self.options.eviction.policy == Policy::None {
             return Err(Error::Usage(format!(
-                "the prompt needs at least {least} positions but the context has {have}; raise `EngineOptions::max_seq_len`, shorten \
+                "the prompt needs at least {least} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten \
                  the prompt or give an `Eviction::policy`"
             )));
         }
         self.tokenizer.encode_until(text, specials, AddSpecial::Yes, &|| cancel.is_cancelled())
     }
 
-    /// How many tokens a text is, without added special tokens.
+    /// Number of tokens of a text, without added special tokens.
     ///
     /// ```
     /// # use antigravity::{Engine, EngineOptions};
@@ -223,7 +223,7 @@ impl Engine {
         Ok(self.tokenizer.encode(text, AddSpecial::No)?.len())
     }
 
-    /// How the model wants conversations: its own template, or one that goes with its control tokens.
+    /// The chat template: the model's own, or one that fits its control tokens.
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl Engine {
         self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
-    /// Takes a template in place of the model's own.
+    /// Replaces the model's chat template.
     ///
     /// # Errors
     ///
@@ -243,9 +243,9 @@ impl Engine {
         Ok(self)
     }
 
-    /// A conversation as the prompt for its next answer, as [`Template::format`] writes it. Answers end with
-    /// [`Template::stop_tokens`]. [`Engine::encode_chat`] is for messages that nobody has looked at: in one text, control
-    /// tokens that they spell are control tokens.
+    /// Formats a conversation as the prompt for its next answer: see [`Template::format`]. Answers end with
+    /// [`Template::stop_tokens`]. For untrusted messages use [`Engine::encode_chat`]: in one formatted text, control
+    /// tokens spelled in a message become control tokens.
     ///
     /// ```
     /// use antigravity::chat::{Message, Role};
@@ -264,22 +264,24 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As of [`Engine::template`] and [`Template::render`].
+    /// Errors of [`Engine::template`] and [`Template::render`].
     pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
         self.template()?.format(messages)
     }
 
-    /// A conversation as the ids of the prompt for its next answer, for [`Engine::stream`]. Text in messages stays text.
+    /// Encodes a conversation as the prompt for its next answer, for [`Engine::stream`]. Control tokens spelled in
+    /// messages stay text.
     ///
     /// # Errors
     ///
-    /// As of [`Engine::template`] and [`Template::encode`].
+    /// Errors of [`Engine::template`] and [`Template::encode`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         self.encode_chat_with(messages, &TemplateKwargs::default())
     }
 
-    /// [`Engine::encode_chat`] with tools, and values for the template. [`OutputFormat::of`](text::chat::OutputFormat::of) and
-    /// [`OutputParser`](text::chat::OutputParser) read the answer: thoughts, text and calls.
+    /// [`Engine::encode_chat`] with tools and other variables for the template.
+    /// [`OutputFormat::of`](text::chat::OutputFormat::of) and [`OutputParser`](text::chat::OutputParser) read the
+    /// answer: thoughts, text and calls.
     ///
     /// ```
     /// use antigravity::chat::{OutputFormat, Message, Part, OutputParser, Role, TemplateKwargs};
@@ -305,7 +307,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As of [`Engine::encode_chat`].
+    /// Errors of [`Engine::encode_chat`].
     pub fn encode_chat_with(&self, messages: &[Message], variables: &TemplateKwargs) -> Result<Vec<u32>> {
         let (bos, now) = (self.tokenizer.bos_token(), Moment::now());
         let context = Context { bos, now, ending: Ending::Prompt, variables: Some(variables) };
@@ -313,24 +315,24 @@ impl Engine {
     }
 }
 
-/// Whether a device is made ready while the CPU computes: memory suffices for both.
+/// True if there is enough memory to compile a device's kernels while the CPU computes.
 fn fits_beside(model: &OpenModel, o: &EngineOptions) -> bool {
     match o.backend {
         BackendKind::OpenCl => fits(model, o, BackendKind::Hybrid),
-        // The CPU computes in the device's cache where they share memory.
+        // With shared memory, the CPU computes in the device's cache.
         BackendKind::Hybrid => !o.zero_copy,
         BackendKind::Auto => !o.zero_copy && fits(model, &placement::beside(o), BackendKind::Hybrid),
         BackendKind::Cpu => false,
     }
 }
 
-/// Whether there is memory for an opened model with these options, on another backend.
+/// True if there is enough memory for an opened model with these options on another backend.
 fn fits(model: &OpenModel, o: &EngineOptions, backend: BackendKind) -> bool {
     let plan = Plan::of(model, &EngineOptions { backend, ..o.clone() });
     plan.is_ok_and(|plan| plan.check().is_ok())
 }
 
-/// Starts the program that drafts, if there is one.
+/// Starts the draft program, if there is one.
 fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftModel>> {
     let Some(program) = &o.draft_model else { return Ok(None) };
     let setting = Setting { slots: o.max_seq_len, sequences: o.sequences(), threads: o.threads };
@@ -352,7 +354,7 @@ pub fn tokenizer_of(model: &OpenModel) -> Result<Tokenizer> {
 ///
 /// # Errors
 ///
-/// As of [`tokenizer_of`].
+/// Errors of [`tokenizer_of`].
 pub fn tokenizer_in(gguf: Option<&Gguf>, weights: &Path) -> Result<Tokenizer> {
     match gguf {
         Some(gguf) => Tokenizer::from_gguf(gguf, VOCAB),
@@ -360,7 +362,7 @@ pub fn tokenizer_in(gguf: Option<&Gguf>, weights: &Path) -> Result<Tokenizer> {
     }
 }
 
-/// Where the chat template of an opened model is.
+/// Location of the chat template of an opened model.
 pub fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
         Some(gguf) => TemplateSource::of_gguf(gguf),

@@ -1,20 +1,21 @@
-//! Which slots stay when some must go. Pure: attention mass in, slots out.
+//! Chooses the slots that stay at an eviction, as a pure function of attention mass.
 //!
-//! Slots move, keys keep the RoPE position they were stored with, and positions go on counting.
+//! Slots move, keys keep the RoPE position they were stored with, and positions continue counting.
 
 use files::{Error, Result};
 use std::str::FromStr;
 
-/// How the slots that stay are chosen.
+/// Policy that chooses the slots that stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// None are evicted: a full cache ends the text.
+    /// No eviction: a full cache ends the generation.
     None,
-    /// The protected prefix (attention sinks: Xiao et al., arXiv 2309.17453) and the latest.
+    /// Keeps the protected prefix (attention sinks: Xiao et al., arXiv 2309.17453) and the latest slots.
     Sliding,
-    /// The slots that the last queries look at, pooled over neighbours, and the latest (Li et al., arXiv 2404.14469).
+    /// Keeps the slots that the last queries attend to, pooled over neighbours, and the latest (Li et al., arXiv
+    /// 2404.14469).
     SnapKv,
-    /// The slots that received most attention so far, heavy hitters, and the latest (Zhang et al., arXiv 2306.14048).
+    /// Keeps the slots with most attention so far, heavy hitters, and the latest (Zhang et al., arXiv 2306.14048).
     H2o,
 }
 
@@ -29,8 +30,13 @@ impl Policy {
         }
     }
 
-    /// First tokens that are never evicted unless another number is asked for. SmolLM2-135M's perplexity in windows of
-    /// 256 is 38.6 without any under sliding, and 22.4 with four (20.7 with the whole cache). H2O finds them by itself.
+    /// True if it looks at attention.
+    pub fn observes_attention(self) -> bool {
+        matches!(self, Policy::SnapKv | Policy::H2o)
+    }
+
+    /// Default number of leading tokens that are never evicted. SmolLM2-135M's perplexity in windows of 256 is 38.6
+    /// without any under sliding, and 22.4 with four (20.7 with the whole cache). H2O finds sinks by itself.
     pub fn sinks(self) -> usize {
         match self {
             Policy::Sliding | Policy::SnapKv => 4,
@@ -50,15 +56,15 @@ impl FromStr for Policy {
     }
 }
 
-/// When to evict and what to keep.
+/// Settings of evictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eviction {
-    /// How slots are chosen.
+    /// Policy that chooses slots.
     pub policy: Policy,
-    /// Slots kept by an eviction.
+    /// Number of slots that an eviction keeps.
     pub window: usize,
-    /// First tokens that are never evicted. `None`: as many as the policy needs, [`Policy::sinks`], until the text outgrows
-    /// the context that the model was trained for.
+    /// Number of leading tokens that are never evicted. `None`: [`Policy::sinks`], until the text outgrows the context
+    /// that the model was trained for.
     pub prefix: Option<usize>,
     /// Available memory of the system, in bytes, below which slots are evicted.
     pub memory_threshold: u64,
@@ -70,91 +76,70 @@ pub fn slack(slots: usize) -> usize {
 }
 
 impl Eviction {
-    /// Nothing is ever evicted.
+    /// Settings that never evict.
     pub const NEVER: Self =
         Self { policy: Policy::None, window: 1024, prefix: None, memory_threshold: 256 << 20 };
 
-    /// Number of filled slots at which an eviction comes, where the cache has more.
+    /// Number of filled slots at which slots are evicted, if the cache has more.
     pub fn limit(&self) -> usize {
         self.window + slack(self.window)
     }
 
-    /// First tokens that stay when `keep` slots do. Those that nobody asked for take half of the slots at most.
+    /// Number of leading tokens that stay when `keep` slots do. The default number takes at most half of the slots.
     pub fn prefix_of(&self, keep: usize) -> usize {
         self.prefix.unwrap_or(self.policy.sinks().min(keep / 2))
     }
 
-    /// Refuses a window with no room beyond the protected prefix.
+    /// Checks that the window has room beyond the protected prefix.
     pub fn check(&self) -> Result<()> {
         let least = self.prefix.unwrap_or(0).saturating_add(2);
-        match self.window >= least && self.window <= 1 << 24 {
-            true => Ok(()),
-            false => Err(Error::Usage(format!(
-                "`Eviction::window` {}: use a number from {least} (two more than `Eviction::prefix`) to 16777216",
-                self.window
-            ))),
+        if (least..=1 << 24).contains(&self.window) {
+            return Ok(());
         }
+        Err(Error::Usage(format!(
+            "`Eviction::window` {}: use a number from {least} (two more than `Eviction::prefix`) to 16777216",
+            self.window
+        )))
     }
 }
 
-/// How many slots stay.
+/// Numbers of slots that stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Slots that stay, in all.
+    /// Total number of slots that stay.
     pub keep: usize,
-    /// First slots that stay.
+    /// Leading slots that stay.
     pub prefix: usize,
-    /// Last slots that stay, at least.
+    /// Minimum number of latest slots that stay.
     pub recent: usize,
-    /// This many first slots lie further back than the model was trained to look; they stay only if no others are left.
+    /// Number of leading slots further back than the model was trained to look; they stay only if there are no others.
     pub stale: usize,
 }
 
-/// Queries at the end of a prompt that SnapKV looks from, which are also the slots it always keeps.
+/// Number of queries at the end of a prompt that SnapKV scores slots with, whose slots it always keeps.
 pub const SNAP_WINDOW: usize = 16;
 
-/// How SnapKV's scores are pooled: what a query looks at is kept with its neighbours.
+/// Number of neighbouring slots, itself included, that SnapKV pools a score over: a slot that queries attend to is kept
+/// with its neighbours.
 ///
-/// The authors look from 16 or 32 queries and pool the largest of five or seven. A fact of the story model is about
-/// 13 tokens. Of the 46 answers of the full cache a quarter of the slots (q4) keeps, with 32 queries and the largest of
-/// 1, 7, 13, 21: 13, 37, 43, 43; with 16 and 7, 13, 21, 31: 39, 45, 45, 44; with 24 and 13: 45; with 64 and 7: 27; with
-/// the average of five and 32, 16 queries: 26, 35.
-const SNAP_POOLING: Pooling = Pooling { kind: PoolingKind::Most, kernel: 13 };
+/// The authors use 16 or 32 queries and the maximum of five or seven neighbours. A fact of the story model is about 13
+/// tokens long. Of the full cache's 46 correct answers, a quarter of the slots (q4) keeps: with 32 queries and the
+/// maximum of 1, 7, 13, 21: 13, 37, 43, 43; with 16 and 7, 13, 21, 31: 39, 45, 45, 44; with 24 and 13: 45; with 64 and
+/// 7: 27; with the average of five and 32, 16 queries: 26, 35.
+const SNAP_KERNEL: usize = 13;
 
-/// How a score takes in those of its neighbours; none are beyond the ends.
-#[derive(Debug, Clone, Copy)]
-struct Pooling {
-    kind: PoolingKind,
-    /// Neighbours on both sides and the slot itself; odd.
-    kernel: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum PoolingKind {
-    /// Their sum divided by `kernel`, also at the ends, where there are fewer.
-    #[cfg_attr(not(test), expect(dead_code, reason = "measured against the other, see SNAP_POOLING"))]
-    Average,
-    /// The largest.
-    Most,
-}
-
-impl Pooling {
-    /// The pooled scores of all slots, into `pooled`.
-    fn pool(self, scores: &[f32], pooled: &mut Vec<f32>) {
-        let reach = self.kernel / 2;
-        pooled.clear();
-        pooled.extend((0..scores.len()).map(|slot| {
-            let near = &scores[slot.saturating_sub(reach)..scores.len().min(slot + reach + 1)];
-            match self.kind {
-                PoolingKind::Average => near.iter().sum::<f32>() / self.kernel as f32,
-                PoolingKind::Most => near.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-            }
-        }));
-    }
+/// Pools each score to the maximum of the `kernel` scores around it; there are fewer at the ends.
+fn pool_max(scores: &[f32], kernel: usize, pooled: &mut Vec<f32>) {
+    let reach = kernel / 2;
+    pooled.clear();
+    pooled.extend((0..scores.len()).map(|slot| {
+        let near = &scores[slot.saturating_sub(reach)..scores.len().min(slot + reach + 1)];
+        near.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+    }));
 }
 
 impl Budget {
-    /// How an eviction down to `keep` slots divides them.
+    /// Budget of an eviction down to `keep` slots.
     pub fn of(eviction: &Eviction, keep: usize) -> Self {
         let prefix = eviction.prefix_of(keep).min(keep);
         let rest = keep - prefix;
@@ -167,7 +152,7 @@ impl Budget {
     }
 }
 
-/// Chooses slots; allocates only while sequences grow longer than any it has seen.
+/// Selector of slots; allocates only when a sequence is longer than all before.
 #[derive(Debug, Default)]
 pub struct Chooser {
     /// Pooled scores of the slots before the recent ones.
@@ -175,8 +160,8 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// The slots of one KV head that stay, ascending, `budget.keep` of them (all, where there are no more). `mass` is
-    /// the attention of the filled slots as the policy wants it observed; sliding looks at nothing but its length.
+    /// Chooses the `budget.keep` slots of one KV head that stay (all, if there are no more), ascending, into `slots`.
+    /// `mass` is the attention mass of the filled slots; sliding uses only its length.
     pub fn choose(&mut self, policy: Policy, mass: &[f32], budget: Budget, slots: &mut Vec<u32>) {
         let filled = mass.len();
         let prefix = budget.prefix.min(budget.keep);
@@ -194,7 +179,7 @@ impl Chooser {
         let first = prefix.max(budget.stale.min(late - wanted));
         match policy {
             Policy::SnapKv => {
-                SNAP_POOLING.pool(&mass[..late], &mut self.pooled);
+                pool_max(&mass[..late], SNAP_KERNEL, &mut self.pooled);
                 take_best(&self.pooled, first, wanted, slots);
             }
             _ => take_best(&mass[..late], first, wanted, slots),
@@ -203,14 +188,14 @@ impl Chooser {
     }
 }
 
-/// Appends, in ascending order, the `wanted` slots from `first` on that score most; of equal ones the first.
+/// Appends the `wanted` slots from `first` on with the highest scores, in ascending order; ties go to the first.
 fn take_best(scores: &[f32], first: usize, wanted: usize, slots: &mut Vec<u32>) {
     let before = slots.len();
     if wanted > 0 {
         slots.extend(first as u32..scores.len() as u32);
         let candidates = &mut slots[before..];
         if wanted < candidates.len() {
-            // A total order, so that the outcome does not depend on the algorithm, nor breaks on a NaN.
+            // A total order, so that the result does not depend on the algorithm and NaN does no harm.
             candidates.select_nth_unstable_by(wanted - 1, |&a, &b| {
                 scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
             });

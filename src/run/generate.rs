@@ -1,4 +1,4 @@
-//! The generation loop and what steps it: streams, lists of prompts, a server's scheduler.
+//! The generation loop and its users: streams, lists of prompts, a server's scheduler.
 
 pub mod batch;
 pub mod decoder;
@@ -23,13 +23,12 @@ use std::time::Instant;
 use stream::TokenStream;
 
 impl Engine {
-    /// Completes a prompt. What was generated until [`GenerateOptions::cancel`] is a result, not an error.
+    /// Completes a prompt. After [`GenerateOptions::cancel`], the text so far is the result, not an error.
     pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<String> {
         self.generate_stream(prompt, options)?.collect()
     }
 
-    /// Completes a prompt in a sequence of its own, piece by piece: the pieces come as their tokens do, and are whole
-    /// characters.
+    /// Completes a prompt in a new sequence as a stream of pieces, one per token, of whole characters.
     ///
     /// ```
     /// use antigravity::session::{CancelToken, StopReason};
@@ -44,7 +43,7 @@ impl Engine {
     ///     piece?;
     ///     pieces += 1;
     ///     if pieces == 3 {
-    ///         // Any thread may ask.
+    ///         // Any thread may cancel.
     ///         cancel.cancel();
     ///     }
     /// }
@@ -59,7 +58,7 @@ impl Engine {
         TokenStream::begin(session, self.decoder(options)?, &tokens, start)
     }
 
-    /// Completes `prompt` in `session`, reusing what it already holds of it.
+    /// Completes `prompt` in `session`, reusing the prefix that it already holds.
     pub fn stream<'a>(
         &'a self,
         session: &'a mut Session,
@@ -73,7 +72,7 @@ impl Engine {
         TokenDecoder::new(self.tokenizer(), DecoderParams::new(options)?)
     }
 
-    /// An empty batch for as many generations as the options say.
+    /// Makes an empty batch for the number of generations in the options.
     pub(crate) fn batch<'a>(&self) -> Batch<'a> {
         let o = self.options();
         Batch::new(if self.device().is_some() { o.threads.min(o.sequences()) } else { 1 })

@@ -1,4 +1,4 @@
-//! What can be chosen about loading a model and generating text, with the defaults of the command line.
+//! Options for loading a model and generating text, with the command line's defaults.
 
 use crate::model::weights::WeightType;
 use crate::opencl::facts_of;
@@ -12,16 +12,15 @@ use std::sync::Arc;
 use text::sampler::SamplerOptions;
 use text::tokenizer::Specials;
 
-/// Default of the most tokens in one forward pass: whole tiles for every kernel, and short enough that Ctrl-C
-/// does not have to wait long.
+/// Default maximum number of tokens in one pass: whole tiles for every kernel, and short enough for a quick Ctrl-C.
 pub const PREFILL_CHUNK: usize = 256;
-/// The same on the largest GPUs.
+/// Default on the largest GPUs.
 const LARGEST_CHUNK: usize = 1024;
-/// Tokens that keep one of a GPU's compute units busy. Of the 1B shape, matrices of 2,048 rows have 128 tiles for 256
-/// tokens, and an H200 has 132 units.
+/// Number of tokens that keeps one of a GPU's compute units busy. Of the 1B shape, matrices of 2,048 rows have 128
+/// tiles for 256 tokens, and an H200 has 132 units.
 const FOR_A_UNIT: usize = 8;
 
-/// A function that is called with what is done, and with all that is to be done. By default it does nothing.
+/// Callback with the amount done and the total. By default it does nothing.
 #[derive(Clone)]
 pub struct Progress(Arc<dyn Fn(usize, usize) + Send + Sync>);
 
@@ -31,7 +30,7 @@ impl Progress {
         Self(Arc::new(function))
     }
 
-    /// Tells that `done` of `all` are done.
+    /// Reports that `done` of `all` are done.
     pub fn tell(&self, done: usize, all: usize) {
         (self.0)(done, all)
     }
@@ -49,7 +48,7 @@ impl std::fmt::Debug for Progress {
     }
 }
 
-/// A function that is called with one line that the user should see. By default the line is lost.
+/// Callback with one line for the user. By default the line is dropped.
 #[derive(Clone)]
 pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
 
@@ -59,7 +58,7 @@ impl Notice {
         Self(Arc::new(function))
     }
 
-    /// Says a line.
+    /// Reports a line.
     pub fn say(&self, line: &str) {
         (self.0)(line)
     }
@@ -87,10 +86,10 @@ pub enum Side {
 }
 
 impl Side {
-    /// Both.
+    /// Both devices.
     pub const ALL: [Side; 2] = [Side::Cpu, Side::Gpu];
 
-    /// The other one.
+    /// The other device.
     pub fn other(self) -> Self {
         match self {
             Side::Cpu => Side::Gpu,
@@ -107,24 +106,24 @@ impl Side {
     }
 }
 
-/// Prompts on one device, tokens by their position.
+/// Schedule of a hybrid session: prompts on one device, decoded tokens by their position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FixedSchedule {
-    /// Where prompts run.
+    /// Device that computes prompts.
     pub prefill: Side,
-    /// Positions at which decoding moves to the GPU; before the first it is the CPU's.
+    /// Positions at which decoding moves to the GPU; it begins on the CPU.
     pub to_gpu: Vec<usize>,
     /// Positions at which it moves back.
     pub to_cpu: Vec<usize>,
 }
 
 impl FixedSchedule {
-    /// The specification's schedule: all on the CPU until position 512, then decoding on the GPU.
+    /// The default schedule: prompts on the CPU, and decoding on the GPU from position 512 on.
     pub fn specified() -> Self {
         Self { prefill: Side::Cpu, to_gpu: vec![512], to_cpu: Vec::new() }
     }
 
-    /// The device that decodes the token at a position: as the last border at or before it says.
+    /// The device that decodes the token at a position, by the last border at or before it.
     pub fn side_at(&self, position: usize) -> Side {
         let last = |borders: &[usize]| borders.iter().copied().filter(|&b| b <= position).max();
         match (last(&self.to_gpu), last(&self.to_cpu)) {
@@ -144,11 +143,11 @@ pub enum BackendKind {
     OpenCl,
     /// The CPU and an OpenCL device in turn, as [`EngineOptions::hybrid`] says, or an error.
     Hybrid,
-    /// The CPU and an OpenCL device if there is one, each for what it was measured to be faster at; else the CPU.
+    /// The CPU and an OpenCL device, each for what it is faster at by measurement; the CPU if there is no device.
     Auto,
 }
 
-/// How a model is loaded and run.
+/// Options for loading and running a model.
 ///
 /// ```
 /// use antigravity::EngineOptions;
@@ -159,7 +158,7 @@ pub enum BackendKind {
 /// let mut options = EngineOptions::new("models/mine");
 /// options.max_seq_len = 4096;
 ///
-/// // What goes wrong without ending anything arrives as a line.
+/// // Warnings arrive as lines.
 /// let said = Arc::new(Mutex::new(Vec::new()));
 /// let lines = Arc::clone(&said);
 /// options.notice = Notice::new(move |line| lines.lock().unwrap().push(line.to_string()));
@@ -168,23 +167,26 @@ pub enum BackendKind {
 pub struct EngineOptions {
     /// Model directory, `.safetensors` file, `.gguf` file, packed file or bundle.
     pub model: PathBuf,
-    /// What matrices become.
+    /// Type of the matrices.
     pub weight_type: WeightType,
     /// Element types of the KV cache.
     pub kv_types: KvTypes,
-    /// Slots of the KV cache.
+    /// Slots of the KV cache: the context length in tokens, prompt included.
     pub max_seq_len: usize,
-    /// Threads; 0 takes as many as the machine's big cores.
+    /// Number of threads; 0 takes the number of performance cores.
     pub threads: usize,
-    /// Most tokens of one forward pass.
+    /// Maximum number of tokens of one pass.
     pub prefill_chunk: usize,
-    /// Prompts that [`Engine::generate_batch`](crate::Engine::generate_batch) completes at once; the memory plan counts a cache for each.
+    /// Number of prompts that [`Engine::generate_batch`](crate::Engine::generate_batch) completes at once; the memory
+    /// plan counts a cache for each.
     pub batch: usize,
-    /// Bytes of rows that a server keeps of sequences that have ended.
+    /// Bytes of a server's prefix cache: rows of ended sequences.
     pub prefix_cache: u64,
-    /// Most tokens that are drafted at a time, which changes no token: see [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
+    /// Maximum number of tokens drafted at a time, without changing the text: see
+    /// [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
     pub draft: usize,
-    /// The program that drafts where the text so far does not say how it goes on, at most [`EngineOptions::draft`] tokens.
+    /// Draft program, used where the text so far does not suggest its continuation; drafts at most
+    /// [`EngineOptions::draft`] tokens.
     pub draft_model: Option<DraftProgram>,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,
@@ -192,18 +194,18 @@ pub struct EngineOptions {
     pub backend: BackendKind,
     /// Number or name of the OpenCL device; `None` takes the first GPU.
     pub cl_device: Option<String>,
-    /// OpenCL: attention on the device too, not on the CPU.
+    /// OpenCL: compute attention on the device instead of the CPU.
     pub gpu_attn: bool,
-    /// OpenCL: keep the weights once, in memory that CPU and device share.
+    /// OpenCL: keep one copy of the weights, in memory that CPU and device share.
     pub zero_copy: bool,
-    /// OpenCL: whether [`Engine::session`](crate::Engine::session) waits for a device that is new here, whose kernels are
-    /// still to be compiled; else its sequence begins on the CPU.
+    /// OpenCL: if kernels must be compiled first, [`Engine::session`](crate::Engine::session) waits for them; otherwise
+    /// its sequence begins on the CPU.
     pub wait_for_gpu: bool,
-    /// Hybrid: which device runs what.
+    /// Hybrid: the schedule of the two devices.
     pub hybrid: FixedSchedule,
-    /// When slots of the cache are evicted, and which.
+    /// Eviction of slots from a full cache.
     pub eviction: Eviction,
-    /// Called with one line when a device cannot be used and the CPU takes its place.
+    /// Receives warnings, such as that a device cannot be used and the CPU takes its place.
     pub notice: Notice,
 }
 
@@ -233,13 +235,13 @@ impl EngineOptions {
         }
     }
 
-    /// How many sequences [`Engine::generate_batch`](crate::Engine::generate_batch) computes together with these options.
+    /// Number of sequences computed together: [`EngineOptions::batch`], at least 1.
     pub fn sequences(&self) -> usize {
         self.batch.max(1)
     }
 
-    /// The most tokens of one forward pass where nobody says: [`PREFILL_CHUNK`], and on a large GPU that has memory of its
-    /// own and computes all of the model as many as keep it busy.
+    /// Default of [`EngineOptions::prefill_chunk`]: [`PREFILL_CHUNK`], or on a large GPU with its own memory that
+    /// computes the whole model, the number that keeps it busy.
     pub fn usual_chunk(&self) -> usize {
         let alone = matches!(self.backend, BackendKind::OpenCl | BackendKind::Auto) && self.gpu_attn;
         let facts = alone.then(|| facts_of(self.cl_device.as_deref())).flatten();
@@ -247,7 +249,7 @@ impl EngineOptions {
     }
 }
 
-/// What to generate and when to stop.
+/// Options of one generation.
 ///
 /// ```
 /// use antigravity::session::CancelToken;
@@ -255,10 +257,10 @@ impl EngineOptions {
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
-/// // The defaults: 20 tokens, the command line's sampler, nothing but the model's own end.
+/// // The defaults: 20 tokens, the command line's sampler, no stop strings.
 /// assert_eq!(GenerateOptions::default().max_tokens, Some(20));
 ///
-/// // A closure sees how far the prompt is. Whoever holds a clone of the token can end it.
+/// // A closure receives progress, and any clone of the token can cancel.
 /// let (cancel, done) = (CancelToken::default(), Arc::new(AtomicUsize::new(0)));
 /// let (from_closure, seen) = (cancel.clone(), Arc::clone(&done));
 /// let progress = Progress::new(move |tokens, _all| {
@@ -273,29 +275,31 @@ impl EngineOptions {
 /// ```
 #[derive(Debug, Clone)]
 pub struct GenerateOptions {
-    /// Most tokens to generate; `None` goes on until the end of the sequence or of the context.
+    /// Maximum number of tokens to generate; `None` generates until the end of the sequence or of the context.
     pub max_tokens: Option<usize>,
-    /// What becomes of control tokens that a prompt spells.
+    /// Treatment of control tokens spelled in a prompt.
     pub specials: Specials,
-    /// How tokens are chosen.
+    /// Sampler settings.
     pub sampler: SamplerOptions,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
-    /// Fewest tokens: before them nothing ends the text, unless a grammar must end.
+    /// Minimum number of tokens: nothing ends the text before, except a grammar that must end.
     pub min_tokens: usize,
-    /// Ids in a row that the text never has.
+    /// Sequences of token ids that are never generated.
     pub bad_words: Vec<Vec<u32>>,
-    /// Goes on past end-of-sequence tokens.
+    /// Continues past end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// Token ids that end the text besides the model's own, e.g. those of a chat template.
+    /// Additional token ids that end the text, e.g. those of a chat template.
     pub stop_tokens: Vec<u32>,
-    /// Control tokens whose text belongs to the text, e.g. those of [`OutputFormat::shown`](text::chat::OutputFormat::shown).
+    /// Control tokens whose text is shown, e.g. those of
+    /// [`OutputFormat::shown`](text::chat::OutputFormat::shown).
     pub shown_tokens: Vec<u32>,
-    /// How many of the most probable tokens to report with their log-probabilities: [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).
+    /// Number of most probable tokens to report with their log-probabilities:
+    /// [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).
     pub logprobs: Option<usize>,
-    /// Stops the generation from outside: between tokens, and within a long prompt in a fraction of a pass.
+    /// Cancels the generation: between tokens, and in a long prompt within a fraction of a pass.
     pub cancel: CancelToken,
-    /// Called with the number of prompt tokens done, and of all that must be computed.
+    /// Receives the number of prompt tokens done and of all that must be computed.
     pub progress: Progress,
 }
 
@@ -318,7 +322,7 @@ impl Default for GenerateOptions {
     }
 }
 
-/// The usual chunk on a device of so many compute units: a power of two.
+/// Default chunk on a device with this number of compute units: a power of two.
 fn chunk_on(units: u32, unified_memory: bool) -> usize {
     let most = if unified_memory { PREFILL_CHUNK } else { LARGEST_CHUNK };
     let busy = FOR_A_UNIT * units.max(1) as usize;

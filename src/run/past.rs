@@ -1,9 +1,9 @@
-//! The cache of a sequence as plain numbers, outside of any device: `past_key_values`, as other programs call it.
+//! The KV cache of a sequence as f32 numbers, outside of any device: `past_key_values`, as transformers calls it.
 //!
-//! Keys are those that attention sees: after RoPE, whatever the cache's type stores in their place (q4: rotated, scaled,
-//! less a constant vector). Taken in again, an f32 or f16 cache has the same bits. So has a q8 cache, and a q4 cache the
-//! same numbers, where scales have all their bits: in blocks whose largest value is 0.001 or more. A q4 block whose
-//! largest integer is 7 may come back as its mirror: scale and integers with the other sign.
+//! Keys are as attention sees them: after RoPE, whatever form the cache stores (q4: mean subtracted, scaled, rotated).
+//! After import, an f32 or f16 cache has the same bits. A q8 cache has the same bits too, and a q4 cache the same
+//! numbers, except in blocks whose scale loses bits: those whose largest value is below 0.001. A q4 block whose largest
+//! integer is 7 may come back mirrored: scale and integers with the other sign.
 
 use crate::dims::{
     HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW, global_layers, is_local,
@@ -16,14 +16,14 @@ use files::{Error, Result};
 use numeric::kv::{KvType, rotate};
 use numeric::simd::{Isa, kv_row};
 
-/// Keys and values of a sequence, and its tokens. Every layer that sees all has as many slots as any. A local layer has
-/// those of the latest positions, enough for its window.
+/// Keys, values and tokens of a sequence. All full-attention layers have the same number of slots. A sliding-window
+/// layer has the latest positions, enough for its window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PastKeyValues {
-    /// Every token of the sequence, those without a slot too. Their number is the position of the next one. Lookups for
-    /// drafts, penalties, common prefixes, saved sessions and a lost device's rows depend on them.
+    /// All tokens of the sequence, evicted ones included. Their number is the next position. Draft lookup, penalties,
+    /// prefix reuse, saved sessions and recomputing a lost device's rows depend on them.
     pub tokens: Vec<u32>,
-    /// One of each layer.
+    /// Keys and values of each layer.
     pub layers: Vec<PastLayer>,
 }
 
@@ -34,42 +34,44 @@ pub struct PastLayer {
     pub keys: Vec<f32>,
     /// Values: `[kv_head][slot][head_dim]`.
     pub values: Vec<f32>,
-    /// The position of each slot's token: `[kv_head][slot]`, ascending in a head. After an eviction, and in local layers,
-    /// slots are not positions.
+    /// Position of each slot's token: `[kv_head][slot]`, ascending in a head. After an eviction and in sliding-window
+    /// layers, slots differ from positions.
     pub positions: Vec<u32>,
 }
 
 impl PastKeyValues {
-    /// Slots of a head in the layers that see all; tokens where there is no such layer.
+    /// Slots of a head in full-attention layers; the number of tokens if there is no such layer.
     pub fn slots(&self) -> usize {
         let global = global_layers().next().and_then(|layer| self.layers.get(layer));
         global.map_or(self.tokens.len(), PastLayer::slots)
     }
 
-    /// Positions of all heads of the layers that see all: `[layer * KV_HEADS + kv_head][slot]`.
+    /// Positions of all heads of full-attention layers: `[layer * KV_HEADS + kv_head][slot]`.
     fn heads(&self) -> impl Iterator<Item = &[u32]> {
         let slots = self.slots().max(1);
         global_layers().flat_map(move |layer| self.layers[layer].positions.chunks_exact(slots))
     }
 
-    /// The first position whose rows local layers have.
+    /// First position whose rows sliding-window layers have.
     fn oldest(&self) -> usize {
         let local = (0..LAYERS).find(|&layer| is_local(layer));
         local.and_then(|layer| self.layers[layer].positions.first()).map_or(0, |&p| p as usize)
     }
 
-    /// Refuses what cannot be a sequence of this program's model.
+    /// Checks that this can be a sequence of this program's model.
     fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::Usage(format!("PastKeyValues: {what}")));
         if self.layers.len() != LAYERS {
-            return wrong(format!("{} layers, and the model has {LAYERS}", self.layers.len()));
+            return wrong(format!("{} layers, but the model has {LAYERS}", self.layers.len()));
         }
         if let Some(id) = self.tokens.iter().find(|&&id| id as usize >= VOCAB) {
             return wrong(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1));
         }
         let (tokens, slots) = (self.tokens.len(), self.slots());
         if LEARNED_POSITIONS && tokens > MAX_POSITION {
-            return wrong(format!("{tokens} tokens, and the model has learned {MAX_POSITION} positions"));
+            return wrong(format!(
+                "{tokens} tokens, but the model has only {MAX_POSITION} learned positions"
+            ));
         }
         if slots > tokens || (slots == 0) != (tokens == 0) {
             return wrong(format!(
@@ -78,26 +80,30 @@ impl PastKeyValues {
         }
         let oldest = self.oldest();
         if oldest > 0 && oldest.saturating_add(WINDOW) > tokens + 1 {
-            return wrong(format!("local layers begin at position {oldest}; the next token sees {WINDOW}"));
+            return wrong(format!(
+                "sliding-window layers begin at position {oldest}, but the next token sees {WINDOW} positions"
+            ));
         }
         for (i, layer) in self.layers.iter().enumerate() {
             let rows = if is_local(i) { tokens - oldest } else { slots };
             layer.check(rows).or_else(|what| wrong(format!("layer {i}: {what}")))?;
             let recent = |head: &[u32]| head.iter().copied().eq(oldest as u32..tokens as u32);
             if is_local(i) && !layer.positions.chunks_exact(rows.max(1)).all(recent) {
-                return wrong(format!("layer {i}: `positions` of a local layer are those from {oldest} on"));
+                return wrong(format!(
+                    "layer {i}: `positions` of a sliding-window layer must be those from {oldest} on"
+                ));
             }
         }
         let sound = |head: &[u32]| {
             head.is_sorted_by(|a, b| a < b) && head.last().is_none_or(|&p| (p as usize) < tokens)
         };
-        match self.heads().all(sound) {
-            true => Ok(()),
-            false => wrong(format!("`positions` must ascend in each head and be below the {tokens} tokens")),
+        if self.heads().all(sound) {
+            return Ok(());
         }
+        wrong(format!("`positions` must ascend in each head and be below the {tokens} tokens"))
     }
 
-    /// Tokens and layout as a session has them.
+    /// Tokens and layout in a session's form.
     fn sequence(&self) -> Sequence {
         let (all, slots) = (self.tokens.len(), self.slots());
         let first = |head: &[u32]| (0u32..).zip(head).take_while(|(at, p)| at == *p).count();
@@ -133,7 +139,7 @@ impl PastLayer {
             ("values", self.values.len(), rows * HEAD_DIM, "[kv_head][slot][head_dim]"),
         ];
         if let Some((name, found, wanted, shape)) = lengths.into_iter().find(|l| l.1 != l.2) {
-            return Err(format!("{found} numbers in `{name}`; `{shape}` are {wanted}"));
+            return Err(format!("{found} numbers in `{name}`; `{shape}` needs {wanted}"));
         }
         for (name, numbers) in [("keys", &self.keys), ("values", &self.values)] {
             if let Some(at) = numbers.iter().position(|x| !x.is_finite()) {
@@ -144,16 +150,16 @@ impl PastLayer {
     }
 }
 
-/// How rows of numbers become rows of a cache, and back.
+/// Converter between rows of f32 numbers and rows of a cache.
 struct Rows<'a> {
     isa: Isa,
     kind: KvType,
-    /// What keys of this layer go through; none for values.
+    /// Calibration of the layer's keys; `None` for values.
     calibration: Option<&'a [f32]>,
 }
 
 impl Rows<'_> {
-    /// `[kv_head][slot][head_dim]` of `[kv_head][slot][row bytes]`, which stays as it is.
+    /// Decodes `[kv_head][slot][row bytes]` to `[kv_head][slot][head_dim]`.
     fn read(&self, rows: &[u8], slots: usize) -> Vec<f32> {
         let mut numbers = Vec::with_capacity(KV_HEADS * slots * HEAD_DIM);
         let mut copy = vec![0; self.kind.row_bytes(HEAD_DIM)];
@@ -172,7 +178,7 @@ impl Rows<'_> {
         numbers
     }
 
-    /// The other way round.
+    /// Encodes `[kv_head][slot][head_dim]` to `[kv_head][slot][row bytes]`.
     fn write(&self, numbers: &[f32], slots: usize, rows: &mut [u8]) {
         let heads = numbers.as_chunks::<HEAD_DIM>().0.iter();
         for (i, (x, row)) in heads.zip(rows.chunks_exact_mut(self.kind.row_bytes(HEAD_DIM))).enumerate() {
@@ -189,10 +195,10 @@ impl Rows<'_> {
 }
 
 impl Session {
-    /// The cache as plain numbers, for any KV type and on any device. The engine is the one that made the session.
+    /// Exports the cache as f32 numbers, for any KV type and device. `engine` must be the one that made the session.
     ///
-    /// The loop of generation with the cache outside of the model: the last token and the cache go in, logits and the
-    /// grown cache come out.
+    /// A generation loop with the cache outside of the model: the last token and the cache go in, logits and the longer
+    /// cache come out.
     ///
     /// ```
     /// use antigravity::session::CancelToken;
@@ -225,8 +231,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `Usage` where the positions of slots are not known: after evictions with a growing number of protected tokens. What
-    /// reading a device's rows returns.
+    /// `Usage` if the positions of slots are unknown: after evictions with a growing number of protected tokens. Errors
+    /// of reading a device's rows.
     pub fn past_key_values(&mut self, engine: &Engine) -> Result<PastKeyValues> {
         let (types, isa) = (self.extent().types, engine.isa());
         let (mut rows, mut layers) = (KvRows::default(), Vec::with_capacity(LAYERS));
@@ -243,13 +249,13 @@ impl Session {
         Ok(PastKeyValues { tokens: self.tokens().to_vec(), layers })
     }
 
-    /// The sequence of `past` in place of its own. There are no logits of it until the next token is computed, and no
-    /// attention that was observed. The engine is the one that made the session.
+    /// Replaces the sequence by an exported one, which has no logits until the next token is computed, and no attention
+    /// mass. `engine` must be the one that made the session.
     ///
     /// # Errors
     ///
-    /// `Usage` for one that is not of this model's shape, is not finite, contradicts itself or is too long for the cache,
-    /// and for one whose heads hold what they chose for themselves where no policy looks at attention.
+    /// `Usage` if it has another model's shape, is not finite, inconsistent or too long for the cache, or if its heads
+    /// kept different slots but the session's eviction policy does not look at attention.
     pub fn with_past(mut self, past: &PastKeyValues, engine: &Engine) -> Result<Self> {
         past.check()?;
         let (types, isa) = (self.extent().types, engine.isa());
@@ -257,7 +263,7 @@ impl Session {
         let plain = sequence.cuts.is_empty() || sequence.has_plain_positions();
         if !plain && !self.tracks_positions() {
             return Err(Error::Usage(
-                "PastKeyValues: heads hold what attention chose; give an `Eviction::policy` that looks at attention".into(),
+                "PastKeyValues: heads kept different slots; give an `Eviction::policy` that looks at attention".into(),
             ));
         }
         self.restore(sequence, |layer, rows, _| {

@@ -1,6 +1,6 @@
-//! Devices of a sequence where there are two: which one computes a sequence next, copying its rows there, a device whose kernels still
-//! compile, and going on on the CPU when a device is lost. A session has one device; only this copies rows from one to
-//! another.
+//! Placement of a sequence on two devices: decides which one computes next, copies rows there, takes over a device when
+//! its kernels are compiled, and falls back to the CPU when a device is lost. A session has one device; only this
+//! module copies rows between two.
 
 mod background_compile;
 mod device_cache;
@@ -33,56 +33,57 @@ pub enum Devices {
     Both(Schedule),
 }
 
-/// Makes an empty cache on the CPU, for a sequence whose device is lost.
+/// Function that makes an empty cache on the CPU for a sequence whose device is lost.
 pub type CpuFactory = Box<dyn FnOnce() -> Result<DeviceCache> + Send>;
 
-/// Gives a device once its kernels are compiled, and which devices compute from then on; `None` until then.
+/// Function that returns a device once its kernels are compiled, with the devices that compute from then on; `None`
+/// before.
 pub type PendingDevice = Box<dyn FnMut() -> Option<Result<(SharedDevice, Devices)>> + Send>;
 
 /// The device that a sequence can move to.
 enum Second {
-    /// It has a cache of its own.
+    /// A device with its own cache.
     Apart(DeviceCache),
-    /// It computes in the cache that the sequence has, so that a move copies nothing.
+    /// A device that computes in the sequence's cache, so that a switch copies nothing.
     Shared(SharedDevice),
 }
 
-/// Tokens for which a device is chosen.
+/// Kind of tokens for which a device is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// A prompt of so many tokens.
+    /// A prompt with this number of tokens.
     Prompt(usize),
-    /// A part of one.
+    /// A part of a prompt.
     PromptPart,
     /// The next token.
     Token,
 }
 
-/// The rows of a sequence after a device was lost.
+/// State of a sequence's rows after a device was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// All are there: the other device was lost.
+    /// All rows are there: the other device was lost.
     Kept,
-    /// The cache is another, with the first rows or none.
+    /// The cache was replaced by one with the first rows or none.
     Lost,
 }
 
-/// One move to another device.
+/// One switch to another device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Switch {
     /// Position of the next token.
     pub position: usize,
     /// The device left.
     pub from: String,
-    /// The device that goes on.
+    /// The device that continues.
     pub to: String,
-    /// Slots that were copied: those that the new device lacked, none where both share their memory.
+    /// Slots copied, which the new device lacked; 0 if both share memory.
     pub slots: usize,
     /// Bytes of their rows.
     pub bytes: u64,
-    /// Duration of the move.
+    /// Duration of the switch.
     pub took: Duration,
-    /// Why now.
+    /// Reason.
     pub why: String,
 }
 
@@ -93,33 +94,33 @@ pub struct Placement {
     second: Option<(Second, Schedule)>,
     pending: Option<PendingDevice>,
     cpu: Option<CpuFactory>,
-    /// Called with one line when a device is lost.
+    /// Receives a line when a device is lost.
     notice: Notice,
 }
 
 impl Placement {
-    /// A placement with no other device. What becomes of devices is told to `notice`.
+    /// A placement without other devices. `notice` gets a line when a device is lost.
     pub fn new(notice: Notice) -> Self {
         Self { side: Side::Cpu, second: None, pending: None, cpu: None, notice }
     }
 
-    /// Goes on on the CPU when the device is lost.
+    /// Falls back to the CPU when the device is lost.
     pub fn with_cpu(self, cpu: CpuFactory) -> Self {
         Self { cpu: Some(cpu), ..self }
     }
 
-    /// Makes it hybrid: the sequence begins on the CPU, and this is the other device with its cache, which has the same
-    /// element types.
+    /// Makes it hybrid: the sequence begins on the CPU, and `second` is the other device's cache, of the same element
+    /// types.
     pub fn with_second(self, second: DeviceCache, schedule: Schedule) -> Self {
         Self { second: Some((Second::Apart(second), schedule)), ..self }
     }
 
-    /// Makes it hybrid with a device that computes in the cache that the sequence has.
+    /// Makes it hybrid with a device that computes in the sequence's cache.
     pub fn with_shared_second(self, device: SharedDevice, schedule: Schedule) -> Self {
         Self { second: Some((Second::Shared(device), schedule)), ..self }
     }
 
-    /// Goes on on the device that is pending, or on both, once that is ready.
+    /// Uses a pending device, alone or with the CPU, once it is ready.
     pub fn with_pending(self, pending: PendingDevice) -> Self {
         Self { pending: Some(pending), ..self }
     }
@@ -129,7 +130,7 @@ impl Placement {
         self.second.is_some()
     }
 
-    /// Moves a sequence to where its next tokens should be computed, if that is not here.
+    /// Switches to the device that should compute the next tokens, unless it is the current one.
     ///
     /// # Errors
     ///
@@ -154,7 +155,8 @@ impl Placement {
         }
     }
 
-    /// Takes the pending device, if it is ready: the side that computes all from now on, if one does.
+    /// Takes over the pending device, if it is ready. Returns the side that computes everything from now on, if it is
+    /// one.
     fn poll_pending(&mut self, slots: usize) -> Option<Side> {
         let ready = self.pending.as_mut()?()?;
         self.pending = None;
@@ -173,7 +175,7 @@ impl Placement {
         })
     }
 
-    /// Moves a sequence of `position` tokens to the other device.
+    /// Switches a sequence of `position` tokens to the other device.
     ///
     /// # Errors
     ///
@@ -199,11 +201,11 @@ impl Placement {
         Ok(Some(Switch { position, from, to, slots, bytes, took: began.elapsed(), why }))
     }
 
-    /// Leaves a lost device for the CPU, which then is the only one, and says so.
+    /// Leaves a lost device for the CPU, which is then the only device, and reports it.
     ///
     /// # Errors
     ///
-    /// `lost`, where there is none; what making the CPU's cache returns.
+    /// `lost` if there is no fallback; errors of making the CPU's cache.
     pub fn fall_back(&mut self, here: &mut DeviceCache, lost: Error) -> Result<Rows> {
         let trace = here.set_trace(None);
         let rows = match (self.second.take(), self.side) {
@@ -226,10 +228,10 @@ impl Placement {
     }
 
     fn say_lost(&self, why: &Error) {
-        self.notice.say(&format!("{why}; going on on the CPU"));
+        self.notice.say(&format!("{why}; continuing on the CPU"));
     }
 
-    /// Records how long a decoded token took over so many slots.
+    /// Records the time of a decoded token over `slots` filled slots.
     pub fn record_time(&mut self, slots: usize, time: Duration) {
         if let Some((_, schedule)) = &mut self.second {
             schedule.record_time(self.side, slots, time);

@@ -1,17 +1,17 @@
-//! Saved sessions: everything that a text or a conversation needs to go on as if it had never stopped.
+//! Saved sessions: everything that a text or a conversation needs to continue as if it had never stopped.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 7. It is also raised when the rows of a KV type change. Versions 4 to 6 of models without local layers are read too: keys of q4 have no scales, and are whole (4) or less their means (5) |
+//! | 1 | the version, a digit: 7. It is also raised when the rows of a KV type change. Versions 4 to 6 of models without sliding-window layers are read too: keys of q4 have no scales, and their means are not subtracted (4) or subtracted (5) |
 //! | 8 | `n`, little endian |
-//! | `n` | JSON: model, types, calibration of the keys, tokens and evictions, random state, what was held back (`Header`) |
+//! | `n` | JSON: model, types, calibration of the keys, tokens and evictions, random state, held-back text (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
-//! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; where attention is observed, its mass, `[kv_head][slot]` f32, little endian. Local layers have the rows of the latest positions instead, and no mass |
+//! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; if attention is observed, its mass, `[kv_head][slot]` f32, little endian. Sliding-window layers have the rows of the latest positions instead, and no mass |
 //! | 4 | CRC-32 of everything before, little endian |
 //!
-//! Rows move between cache and file layer by layer. A file appears whole or not at all. It is not trusted: its size must
-//! be the one that follows from the header before memory is allocated for it.
+//! Rows move between cache and file layer by layer. A file appears complete or not at all. It is not trusted: its size
+//! is checked against its header before memory is allocated.
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB};
 use crate::model::device::KvRows;
@@ -37,7 +37,7 @@ use text::sampler::{Rng, SamplerOptions};
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
 /// The byte after them.
 pub const VERSION: u8 = b'7';
-/// The versions before: local layers with rows of all slots, keys less their means, whole keys.
+/// Earlier versions: rows of all slots in sliding-window layers; means subtracted from keys; keys as they are.
 const WITHOUT_RINGS: u8 = b'6';
 const WITHOUT_SCALES: u8 = b'5';
 const WHOLE_KEYS: u8 = b'4';
@@ -45,39 +45,39 @@ const WHOLE_KEYS: u8 = b'4';
 const PREFIX: u64 = 16;
 /// Bytes of a checksum.
 const SUM: u64 = 4;
-/// The longest header: about thirty million tokens.
+/// Maximum length of a header: about thirty million tokens.
 const MAX_HEADER: u64 = 1 << 28;
 
-/// What is saved besides the sequence.
+/// State that is saved besides the sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// The seed of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Their current state.
+    /// Current random state.
     pub rng: Rng,
-    /// What kind of text the sequence is.
+    /// Kind of text.
     pub content: Content,
 }
 
-/// What kind of text a sequence is.
+/// Kind of text of a sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Content {
-    /// One text, and where it was cut.
+    /// One text, with the state to continue from.
     Text(ResumePoint),
     /// A conversation.
     Chat(ConversationState),
 }
 
 impl State {
-    /// The random state to go on with; `None` if another seed is `chosen`. Sets the seed in `options`.
+    /// The random state to continue with; `None` if another seed is `chosen`. Sets the seed in `options`.
     pub fn random(&self, chosen: Option<u64>, options: &mut SamplerOptions) -> Option<Rng> {
         options.seed = chosen.unwrap_or(self.seed);
         (options.seed == self.seed).then(|| self.rng.clone())
     }
 
-    /// Whether every id outside the sequence is `known`.
+    /// Checks that every token id outside the sequence is `known`.
     fn all_ids(&self, known: impl Fn(u32) -> bool) -> bool {
         match &self.content {
             Content::Text(pause) => pause.tokens.iter().copied().all(known),
@@ -90,23 +90,23 @@ impl State {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
-    /// The fingerprint of the model's files.
+    /// Fingerprint of the model's files.
     model: String,
-    /// What its matrices became.
+    /// Weight type.
     weights: String,
     /// Element types of the rows: keys, values.
     kv: [String; 2],
-    /// The checksum of the calibration of keys, in version 5 that of its means; `None` where there is none.
+    /// Checksum of the calibration of keys (in version 5, of its means); `None` if there is none.
     #[serde(default, alias = "key_means")]
     calibration: Option<String>,
     sequence: Sequence,
     state: State,
-    /// The version of the file.
+    /// Version of the file.
     #[serde(skip)]
     version: u8,
 }
 
-/// Saves a session. `file` holds the old content or the new one, whatever happens.
+/// Saves a session. `file` always holds either the old or the new content.
 ///
 /// # Errors
 ///
@@ -129,7 +129,7 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     }
     let unfinished = Unfinished::create(file).map_err(failed)?;
     if !file.exists() {
-        // Readable by the owner alone, unless the user changes that. Some file systems have no modes.
+        // Readable only by the owner, unless the user changes that. Some file systems have no modes.
         let _ = unfinished.file.set_permissions(Permissions::from_mode(0o600));
     }
     let mut out = Checksummed::new(&unfinished.file);
@@ -147,14 +147,14 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     unfinished.finish().map_err(failed)
 }
 
-/// [`read`] for a file that will be written later.
+/// Calls [`read`] for a file that will be written later.
 ///
 /// # Errors
 ///
-/// As for [`read`]; `Usage` if the file could not be written.
+/// Errors of [`read`]; `Usage` if the file is not writable.
 pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
     regular(file)?;
-    // Reported now, not after the last token. This also removes what a killed run left.
+    // Reports an unwritable file now, not after the last token. Also removes leftovers of a killed run.
     drop(Unfinished::create(file).map_err(|e| {
         Error::Usage(format!("`Session` {}: cannot be written: {e}; choose another place", file.display()))
     })?);
@@ -168,12 +168,12 @@ fn regular(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Restores a sequence and returns what was saved with it; `None` if there is no such file.
+/// Restores a sequence and returns the state saved with it; `None` if there is no such file.
 ///
 /// # Errors
 ///
-/// `Usage`: another flag is needed. `Model`: the file is damaged, or of another model or version. The session is then
-/// as before, or empty.
+/// `Usage`: another option is needed. `Model`: the file is damaged, or of another model or version. The session is then
+/// unchanged or empty.
 pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
     regular(file)?;
     if fs::metadata(file).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
@@ -214,7 +214,7 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     Ok(Some(header.state))
 }
 
-/// The checksum of the calibration of keys of these types, as a file of this version has it.
+/// Checksum of the calibration of keys of these types, in the form of a file of this version.
 fn calibration(version: u8, types: KvTypes, engine: &Engine) -> Option<String> {
     let all = engine.weights().calibration().filter(|_| types.k.rotated())?;
     let sum = match version {
@@ -225,7 +225,7 @@ fn calibration(version: u8, types: KvTypes, engine: &Engine) -> Option<String> {
     Some(format!("{sum:016x}"))
 }
 
-/// Calibrates the keys of a layer of an older file: `[kv_head][slot][row bytes]`.
+/// Converts the keys of a layer of an older file to the current calibration: `[kv_head][slot][row bytes]`.
 fn renew(engine: &Engine, layer: usize, (kind, less): (KvType, Less), keys: &mut [u8]) {
     let layer = engine.weights().calibration_of(layer);
     for (kv_head, keys) in keys.chunks_exact_mut((keys.len() / KV_HEADS).max(1)).enumerate() {
@@ -237,16 +237,16 @@ fn renew(engine: &Engine, layer: usize, (kind, less): (KvType, Less), keys: &mut
     }
 }
 
-/// An error that no flag avoids.
+/// The error of a file that no option makes usable.
 fn unusable(file: &Path, why: &str) -> Error {
-    Error::model(file, format!("{why}; delete it to begin anew, or give `Session` another file"))
+    Error::model(file, format!("{why}; delete it to start over, or give `Session` another file"))
 }
 
 fn damaged(file: &Path) -> Error {
     unusable(file, "is damaged")
 }
 
-/// The header of a file of `size` bytes, and where it ends.
+/// Reads the header of a file of `size` bytes. Returns it with the offset of its end.
 fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result<(Header, u64)> {
     let mut prefix = [0; PREFIX as usize];
     if size < PREFIX || input.take(&mut prefix).is_err() || !prefix.starts_with(MAGIC) {
@@ -256,10 +256,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
     let older = LOCAL_LAYERS == 0 && [WITHOUT_RINGS, WITHOUT_SCALES, WHOLE_KEYS].contains(version);
     if *version != VERSION && !older {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
-        return Err(unusable(
-            file,
-            &format!("is a session of version {found}, and this program reads {ours}"),
-        ));
+        return Err(unusable(file, &format!("has session format {found}, but this program reads {ours}")));
     }
     let length = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
     let end = length.checked_add(PREFIX + SUM).filter(|&end| length <= MAX_HEADER && end <= size);
@@ -272,7 +269,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
 }
 
 impl Header {
-    /// Refuses a session that this run cannot continue.
+    /// Checks that this run can continue the session.
     fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
         let ours = &engine.weights().fingerprint;
         if self.model != *ours {
@@ -297,7 +294,7 @@ impl Header {
         if self.calibration != calibration(self.version, types, engine) {
             return Err(unusable(
                 file,
-                "was saved with another calibration: by another version of this program",
+                "was saved with another calibration, by another version of this program",
             ));
         }
         let known = |id: u32| (id as usize) < VOCAB;
@@ -307,13 +304,13 @@ impl Header {
         let (slots, capacity) = (self.sequence.slots, session.extent().slots);
         if slots > capacity {
             return usage(format!(
-                "holds {slots} slots, and the context {capacity}; raise `EngineOptions::max_seq_len`"
+                "holds {slots} tokens but the context has {capacity}; raise `EngineOptions::max_seq_len`"
             ));
         }
         Ok(())
     }
 
-    /// The size of a file whose header ends at `end`, checksum included; `None` if that overflows.
+    /// Size of a file whose header ends at `end`, checksum included; `None` if that overflows.
     fn size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
         let Sequence { tokens, slots, since, oldest, .. } = &self.sequence;
@@ -327,7 +324,7 @@ impl Header {
     }
 }
 
-/// A file and the checksum of the bytes written or read so far.
+/// A file with the checksum of the bytes written or read so far.
 struct Checksummed<F> {
     file: F,
     hasher: Hasher,
@@ -349,7 +346,7 @@ impl<F: Write> Checksummed<F> {
         self.file.write_all(bytes)
     }
 
-    /// Writes the checksum of everything before.
+    /// Writes the checksum of everything so far.
     fn put_checksum(&mut self) -> io::Result<()> {
         self.put(&self.checksum())
     }
@@ -363,7 +360,7 @@ impl<F: Read> Checksummed<F> {
         Ok(())
     }
 
-    /// Reads a checksum, and compares it with that of everything before.
+    /// Reads a checksum and compares it with that of everything so far.
     fn checksum_fits(&mut self) -> io::Result<bool> {
         let (expected, mut found) = (self.checksum(), [0; 4]);
         self.take(&mut found)?;

@@ -1,4 +1,4 @@
-//! One sequence of tokens on one device: prompts, single tokens with their drafts, what becomes of a full cache.
+//! One sequence of tokens on one device: computes prompts and single tokens, verifies drafts, evicts from a full cache.
 
 mod draft;
 mod event;
@@ -29,13 +29,13 @@ use numeric::kv::{KvType, KvTypes};
 use pass::{LogitsWanted, PendingPass};
 use text::sampler::{Rng, SamplerOptions, all_finite};
 
-/// Rows of logits held at a time where those of every token are asked for; 64 rows of a 128k vocabulary are 32 MiB.
+/// Rows of logits in memory at once when every token's are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const ROWS: usize = 64;
 
-/// Tokens of a prompt whose logits a server computes at a time.
+/// Prompt tokens whose logits a server computes at once.
 pub(crate) const MEASURED: usize = 16;
 
-/// A sequence: its tokens, its cache on a device, the logits of its last token.
+/// A sequence: its tokens, its KV cache on a device, and the logits of its last token.
 ///
 /// ```
 /// use antigravity::session::CancelToken;
@@ -46,7 +46,7 @@ pub(crate) const MEASURED: usize = 16;
 /// let prompt = engine.encode("Once upon a time")?;
 /// session.prefill(&prompt, &CancelToken::default())?;
 ///
-/// // Greedy by hand: whoever calls chooses from the logits.
+/// // Greedy decoding by hand: the caller chooses from the logits.
 /// for _ in 0..4 {
 ///     let best = session.logits().iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
 ///     let token = best.map_or(0, |(id, _)| id as u32);
@@ -55,42 +55,42 @@ pub(crate) const MEASURED: usize = 16;
 /// assert_eq!(session.position(), prompt.len() + 4);
 ///
 /// session.rewind(prompt.len())?; // another answer to the same prompt
-/// session.resize(128)?; // more slots; those filled stay
+/// session.resize(128)?; // more slots; filled ones stay
 /// assert_eq!((session.slots(), session.extent().slots), (prompt.len(), 128));
 /// session.clear();
 /// assert!(session.tokens().is_empty());
 /// # Ok::<(), antigravity::Error>(())
 /// ```
 pub struct Session {
-    /// The device that computes it, and its rows there.
+    /// The device that computes the sequence, with its KV cache.
     here: DeviceCache,
-    /// Other devices to move to, or to go on on when this one is lost.
+    /// Other devices to switch to, or to fall back to when this one is lost.
     placement: Option<Box<Placement>>,
-    /// All of them, evicted ones included: their number is the RoPE position of the next one.
+    /// All tokens, evicted ones included: their number is the next RoPE position.
     tokens: Vec<u32>,
-    /// Of the last token computed with logits.
+    /// Logits of the last token that was computed with logits.
     logits: Row,
-    /// Chooses slots to evict when they run out; without it a full cache ends the text.
+    /// Chooses slots to evict; without it, a full cache ends the generation.
     evictor: Option<Evictor>,
     /// Evictions so far.
     cuts: Vec<Cut>,
-    /// Leading tokens that still occupy slots `0..prefix`, once slots were evicted.
+    /// After an eviction: number of leading tokens that are still in slots `0..prefix`.
     prefix: usize,
-    /// From this token on, all lie in the last slots, in order, in every head.
+    /// First token from which on all are in the last slots, in order, in every head.
     dense: usize,
-    /// Computes tokens ahead that are likely to be chosen.
+    /// Proposes likely next tokens, which are computed ahead.
     drafter: Option<Drafter>,
     /// Tokens of the next pass.
     pending: PendingPass,
     observer: Option<Observer>,
-    /// Ends what is being computed.
+    /// Interrupts the current computation.
     cancel: Option<CancelToken>,
 }
 
 impl Session {
     /// An empty sequence on a device, with an empty cache there.
     pub fn new(here: DeviceCache) -> Self {
-        // Room for all ids at once, so that no token grows the list.
+        // Room for all ids, so that no token reallocates the list.
         let tokens = Vec::with_capacity(here.extent().slots);
         let logits: Row = Box::new(vec![0.0; VOCAB]);
         let logits = locked(&here.device()).row(&logits).unwrap_or(logits);
@@ -110,16 +110,16 @@ impl Session {
         }
     }
 
-    /// Moves to other devices as `placement` says.
+    /// Lets `placement` move the sequence between devices.
     pub fn with_placement(self, placement: Placement) -> Self {
         Self { placement: Some(Box::new(placement)), ..self }
     }
 
-    /// Evicts slots as `eviction` says instead of ending when they run out.
+    /// Evicts slots by these settings instead of ending when the cache is full.
     ///
     /// # Errors
     ///
-    /// `Usage` where the cache is too small for it, `Memory` where there is no room for the attention mass.
+    /// `Usage` if the cache is too small for them, `Memory` if there is no memory for the attention mass.
     pub fn with_eviction(mut self, eviction: Eviction) -> Result<Self> {
         if eviction.policy != Policy::None {
             self.evictor = Some(Evictor::new(eviction, self.extent().slots)?);
@@ -128,31 +128,31 @@ impl Session {
         Ok(self)
     }
 
-    /// Protects the first `tokens` tokens, such as a system message, from eviction, unless [`Eviction::prefix`] says how
-    /// many are; they take half of the window at most.
+    /// Protects the first `tokens` tokens, such as a system message, from eviction, up to half of the window. Ignored
+    /// if [`Eviction::prefix`] is set.
     pub fn protect(&mut self, tokens: usize) {
         if let Some(evictor) = &mut self.evictor {
             evictor.protect(tokens);
         }
     }
 
-    /// Drafts up to `most` tokens at a time from now on, which changes no token and no logits on a backend that computes
-    /// the same bits for one token and for several, as the CPU's does.
+    /// Drafts up to `most` tokens at a time. Tokens and logits stay the same on devices that compute the same bits for
+    /// one token as for several, like the CPU.
     ///
     /// # Errors
     ///
-    /// `Usage` where the eviction policy looks at attention, which drafted tokens would give too; `Memory`.
+    /// `Usage` if the eviction policy looks at attention, which drafted tokens would distort; `Memory`.
     pub fn with_drafts(mut self, most: usize) -> Result<Self> {
         if self.observes() {
             return Err(Error::Usage(format!(
-                "`EngineOptions::draft` {most}: not with an `Eviction::policy` that looks at attention; use sliding or none"
+                "`EngineOptions::draft` {most}: not possible with an `Eviction::policy` that looks at attention; use sliding or none"
             )));
         }
         self.drafter = (most > 0).then(|| Drafter::new(most)).transpose()?;
         Ok(self)
     }
 
-    /// Lets a smaller model draft too; comes after [`Session::with_drafts`].
+    /// Lets a smaller model draft too. Call it after [`Session::with_drafts`].
     pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
         if let Some(drafter) = &mut self.drafter {
             drafter.set_model(model);
@@ -160,21 +160,21 @@ impl Session {
         self
     }
 
-    /// Says how tokens are chosen from now on, so that a draft model can choose in the same way.
+    /// Sets the sampler settings that a draft model uses too.
     pub(crate) fn set_sampler(&mut self, sampler: &SamplerOptions) {
         if let Some(drafter) = &mut self.drafter {
             drafter.set_sampler(sampler);
         }
     }
 
-    /// Says which random numbers come next.
+    /// Sets the random state that a draft model samples with too.
     pub(crate) fn set_rng(&mut self, random: &Rng) {
         if let Some(drafter) = &mut self.drafter {
             drafter.set_rng(random);
         }
     }
 
-    /// Tells `observer` of evictions and moves from now on.
+    /// Calls `observer` after every eviction and device switch.
     pub fn watch(&mut self, observer: Observer) {
         self.observer = Some(observer);
     }
@@ -186,15 +186,15 @@ impl Session {
         }
     }
 
-    /// Makes it the sequence of `prompt`, with the logits of its last token: keeps the longest common prefix (or what is
-    /// left of it after evictions) and computes the rest. Ends with `Interrupted` soon after `cancel` is cancelled, also
-    /// in the middle of a pass; what was computed before stays.
+    /// Replaces the sequence by `prompt` and computes the logits of its last token. Reuses the longest common prefix
+    /// (or the part of it that is not evicted) and computes the rest. Returns `Interrupted` soon after `cancel` is
+    /// cancelled, also within a pass; tokens computed before stay.
     pub fn sync(&mut self, prompt: &[u32], cancel: &CancelToken) -> Result<()> {
         let held = self.reuse(prompt)?;
         self.prefill(&prompt[held..], cancel)
     }
 
-    /// Appends tokens and computes the logits of the last. Ends with `Interrupted` as [`Session::sync`] does.
+    /// Appends tokens and computes the logits of the last. Can be cancelled like [`Session::sync`].
     pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
         self.with_cancel(Some(cancel), |session| session.place_prompt(tokens))?;
         let mut left = tokens;
@@ -209,8 +209,7 @@ impl Session {
         self.end_prompt()
     }
 
-    /// Begins a prompt that is computed in parts, of which it keeps the longest common prefix: how many tokens those are,
-    /// never the last.
+    /// Begins a prompt that is computed in parts. Returns how many of its first tokens are reused, never the last.
     pub fn begin_prompt(&mut self, prompt: &[u32]) -> Result<usize> {
         let held = self.reuse(prompt)?;
         self.pending.known = prompt.len();
@@ -218,15 +217,15 @@ impl Session {
         Ok(held)
     }
 
-    /// Checks the tokens of a prompt and brings the sequence to the device that computes them.
+    /// Checks the tokens of a prompt and moves the sequence to the device that computes them.
     fn place_prompt(&mut self, tokens: &[u32]) -> Result<()> {
         self.check(tokens)?;
         self.discard_drafts();
         self.place(Work::Prompt(tokens.len()))
     }
 
-    /// Stages as many of `tokens`, the next of a prompt of which `left` tokens are left, as there is room for: how many.
-    /// The logits of the prompt's last token are wanted.
+    /// Stages as many of `tokens` as there is room for, and returns their number. They are the next of the prompt's
+    /// remaining `left` tokens, of which only the last one's logits are computed.
     pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
         self.place(Work::PromptPart)?;
         let n = self.make_room(tokens.len(), Input::Prompt(left))?;
@@ -237,14 +236,14 @@ impl Session {
         Ok(n)
     }
 
-    /// Ends a prompt whose tokens are all computed.
+    /// Ends a prompt that is computed completely.
     pub fn end_prompt(&mut self) -> Result<()> {
         self.evict_after_prompt()?;
         self.check_logits()
     }
 
-    /// Appends one token and computes its logits, unless a draft has done so already: see [`Session::with_drafts`]. Ends
-    /// with `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
+    /// Appends one token and computes its logits, unless a draft already has: see [`Session::with_drafts`]. Returns
+    /// `Interrupted` soon after `cancel` is cancelled; then the token is not appended.
     pub fn step(&mut self, token: u32, cancel: Option<&CancelToken>) -> Result<()> {
         if self.with_cancel(cancel, |session| session.stage_token(token))? == Stage::Staged {
             forward(&mut [self], cancel)?;
@@ -252,12 +251,12 @@ impl Session {
         self.check_logits()
     }
 
-    /// [`Session::step`] that nobody cancels.
+    /// [`Session::step`] without a cancel token.
     pub fn decode(&mut self, token: u32) -> Result<()> {
         self.step(token, None)
     }
 
-    /// Stages the next token and perhaps a draft after it, unless a draft has computed it already.
+    /// Stages the next token, perhaps with a draft after it, unless an earlier draft has computed it already.
     pub fn stage_token(&mut self, token: u32) -> Result<Stage> {
         self.check(&[token])?;
         if self.accept_drafted(token) {
@@ -269,10 +268,10 @@ impl Session {
         Ok(Stage::Staged)
     }
 
-    /// Accepts `token` from the draft, if it is the one that comes next there; else the draft is over.
+    /// Accepts `token` if it is the draft's next one; otherwise discards the draft.
     fn accept_drafted(&mut self, token: u32) -> bool {
         let (slots, Some(drafter)) = (self.slots(), &mut self.drafter) else { return false };
-        // A token that slots are evicted for comes after that.
+        // If slots must be evicted first, the token is computed after that.
         let stays = |e: &mut Evictor| {
             e.watch_memory(slots, 1);
             e.why(slots, Input::Open).is_none()
@@ -287,9 +286,9 @@ impl Session {
         false
     }
 
-    /// Stages `token`, and a draft after it if there is one.
+    /// Stages `token` and, if there is one, a draft after it.
     fn propose(&mut self, token: u32) {
-        // No slot is to be evicted for the sake of a draft.
+        // A draft must not cause an eviction.
         let room = match &self.evictor {
             Some(evictor) => evictor.ahead(self.here.filled(), Input::Open),
             None => self.here.room(),
@@ -305,17 +304,17 @@ impl Session {
         pending.logits = if drafted { LogitsWanted::Draft } else { LogitsWanted::Next };
     }
 
-    /// Tokens that are staged for the next pass.
+    /// Number of tokens staged for the next pass.
     pub fn staged(&self) -> usize {
         self.pending.tokens.len()
     }
 
-    /// True if any are.
+    /// True if any tokens are staged.
     pub fn is_staged(&self) -> bool {
         self.staged() > 0
     }
 
-    /// The staged tokens, as a run of a pass.
+    /// The staged tokens as a run of a pass.
     fn run(&mut self) -> Run<'_> {
         let tokens = &self.pending.tokens[..];
         let logits = match (self.pending.logits, &mut self.drafter) {
@@ -327,7 +326,7 @@ impl Session {
         self.here.run(tokens, at, logits)
     }
 
-    /// Takes the staged tokens, which are computed, into the sequence; those of a draft are ahead of it.
+    /// Appends the staged tokens after their pass; drafted ones stay ahead of the sequence.
     fn commit(&mut self) {
         let pending = &mut self.pending;
         match (pending.logits, &mut self.drafter) {
@@ -340,7 +339,7 @@ impl Session {
         pending.tokens.clear();
     }
 
-    /// Computes what is staged, if anything is, on the CPU if the device is lost.
+    /// Computes the staged tokens, if there are any; on the CPU if the device is lost.
     fn forward_alone(&mut self, cancel: Option<&CancelToken>) -> Result<()> {
         if !self.is_staged() {
             return Ok(());
@@ -359,23 +358,19 @@ impl Session {
         computed
     }
 
-    /// Appends `tokens`, at most as many as a pass takes; on the CPU if the device is lost.
+    /// Computes and appends `tokens`, at most one pass of them; on the CPU if the device is lost.
     fn append(&mut self, tokens: &[u32], known: usize, mut out: Logits<'_>) -> Result<()> {
         self.with_fallback(|session| {
-            let out = match &mut out {
-                Logits::None => Logits::None,
-                Logits::Last(logits) => Logits::Last(logits),
-                Logits::All(logits) => Logits::All(logits),
-            };
             let device = session.device();
-            let run = session.here.run(tokens, RunPosition { pos: session.tokens.len(), known }, out);
+            let at = RunPosition { pos: session.tokens.len(), known };
+            let run = session.here.run(tokens, at, out.reborrow());
             locked(&device).forward(&mut [run], session.cancel.as_ref())
         })?;
         self.tokens.extend_from_slice(tokens);
         Ok(())
     }
 
-    /// Does something that ends with `Interrupted` soon after `cancel` is cancelled.
+    /// Runs a task that `cancel` can interrupt.
     fn with_cancel<T>(
         &mut self,
         cancel: Option<&CancelToken>,
@@ -387,12 +382,12 @@ impl Session {
         done
     }
 
-    /// Appends tokens and hands the logits of every one to `each(index, logits)`.
+    /// Appends tokens and calls `each(index, logits)` for every one.
     pub fn logits_of_all(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32])) -> Result<()> {
         self.logits_of_part(tokens, tokens.len(), each)
     }
 
-    /// [`Session::logits_of_all`] for the next tokens of a prompt of which `left` are left.
+    /// [`Session::logits_of_all`] for the next of a prompt's remaining `left` tokens.
     pub(crate) fn logits_of_part(
         &mut self,
         tokens: &[u32],
@@ -414,7 +409,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tokens must be in the vocabulary and their slots free.
+    /// Checks that the tokens are in the vocabulary and have free slots.
     fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(Error::Usage("the prompt is empty; give at least one token".into()));
@@ -425,20 +420,20 @@ impl Session {
         if self.evictor.is_none() { self.check_room(tokens.len()) } else { Ok(()) }
     }
 
-    /// Fails unless this many slots are free.
+    /// Checks that this many slots are free.
     fn check_room(&self, tokens: usize) -> Result<()> {
         let (need, have) = (self.slots() + tokens, self.extent().slots);
         if need <= have {
             return Ok(());
         }
         Err(Error::Usage(format!(
-            "the prompt needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt \
+            "the prompt needs {need} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt \
              or give an `Eviction::policy`"
         )))
     }
 
-    /// Refuses logits that are NaN or infinite, with `Model` and the cause: a key or value that is too large for the
-    /// cache's type, or broken weights.
+    /// Checks that the logits are finite. The error, `Model`, names the cause: a key or value too large for the cache's
+    /// type, or broken weights.
     pub(crate) fn check_logits(&mut self) -> Result<()> {
         if all_finite(&self.logits) {
             return Ok(());
@@ -448,12 +443,12 @@ impl Session {
                 "a key or value of layer {layer} is too large for a cache of type {}; use `EngineOptions::kv_types` f32",
                 self.extent().types
             ))),
-            None => Err(Error::Model("the model computes NaN or infinity; its weights are broken".into())),
+            None => Err(Error::Model("the model computes NaN or infinity, so its weights are broken".into())),
         }
     }
 
-    /// The layer whose keys or values overflowed in the cache: the first one whose rows are not finite holds infinities
-    /// alone there, since it was computed from finite numbers.
+    /// Finds the layer whose keys or values overflowed in the cache. The first layer with rows that are not finite was
+    /// computed from finite numbers; so if it overflowed, it holds infinities and no NaN.
     fn overflow(&mut self) -> Result<Option<usize>> {
         let types = self.extent().types;
         let mut rows = KvRows::default();
@@ -466,7 +461,7 @@ impl Session {
         Ok(None)
     }
 
-    /// Most tokens of a pass.
+    /// Maximum number of tokens of a pass.
     pub fn max_tokens(&self) -> usize {
         self.here.max_tokens()
     }
@@ -486,32 +481,32 @@ impl Session {
         self.tokens.len()
     }
 
-    /// Whether slots were evicted.
+    /// True if slots were evicted.
     pub fn has_evicted(&self) -> bool {
         !self.cuts.is_empty()
     }
 
-    /// Slots in use.
+    /// Number of slots in use.
     pub fn slots(&self) -> usize {
         self.here.filled() - self.ahead()
     }
 
-    /// Whether no token can be appended.
+    /// True if no token can be appended.
     pub fn is_full(&self) -> bool {
         self.evictor.is_none() && self.here.room() + self.ahead() == 0
     }
 
-    /// Counts of drafted tokens so far, where there are drafts.
+    /// Counts of drafted tokens so far, if drafting is on.
     pub fn drafts(&self) -> Option<Drafts> {
         self.drafter.as_ref().map(|d| d.counts)
     }
 
-    /// Tokens that are computed and not of the sequence.
+    /// Number of drafted tokens that are computed but not part of the sequence yet.
     fn ahead(&self) -> usize {
         self.drafter.as_ref().map_or(0, Drafter::ahead)
     }
 
-    /// Gives up what is computed ahead, so that the cache holds the sequence and nothing else.
+    /// Discards drafted tokens, so that the cache holds only the sequence.
     pub(crate) fn discard_drafts(&mut self) {
         let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
         if ahead > 0 {
@@ -519,7 +514,7 @@ impl Session {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all tokens.
     pub fn clear(&mut self) {
         self.discard_drafts();
         self.here.truncate(0, 0);
@@ -531,7 +526,7 @@ impl Session {
         }
     }
 
-    /// Changes the number of slots; filled ones stay.
+    /// Changes the number of slots; filled slots stay.
     pub fn resize(&mut self, slots: usize) -> Result<()> {
         self.discard_drafts();
         if let Some(evictor) = &mut self.evictor {
@@ -540,7 +535,7 @@ impl Session {
         self.here.resize(slots)
     }
 
-    /// The shape of the cache. Slots of drafted tokens count as filled.
+    /// Shape and fill level of the cache. Slots of drafted tokens count as filled.
     pub fn extent(&self) -> Extent {
         self.here.extent()
     }
@@ -550,7 +545,7 @@ impl Session {
         self.here.device()
     }
 
-    /// The device that runs now, for reports.
+    /// Name of the current device, for reports.
     pub fn device_name(&self) -> String {
         self.here.name()
     }

@@ -1,4 +1,4 @@
-//! The machine and its limits: processor, kernel, memory, container.
+//! Facts about the machine and its limits: processor, kernel, memory, container.
 //!
 //! Everything is read from text files under `/proc` and `/sys`. Any of them may be missing or unusual (on phones many
 //! are), so every answer is optional. The parsers are pure functions of the text.
@@ -10,19 +10,20 @@ use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::path::PathBuf;
 
-/// Replaces the system's available memory in every plan.
+/// Environment variable that replaces the system's available memory in every plan.
 const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
 
-/// Memory counts as low on Android if all tasks waited for it in this share of the last ten seconds, in percent. (The
-/// low-memory killer starts at 7: 70 ms in a second.) On other systems the file may cover other containers too.
+/// Percentage of the last ten seconds in which all tasks waited for memory, from which on memory counts as low on
+/// Android. (The low-memory killer starts at 7: 70 ms in a second.) On other systems the file may cover other
+/// containers too.
 const STALLED: f64 = 5.0;
 
-/// The text of a system file; `None` if it cannot be read.
+/// Reads a system file; `None` if it cannot be read.
 pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// The bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
+/// Bytes in a line `key:  123 kB` of `/proc/meminfo` or `/proc/self/status`.
 pub fn kb_field(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let mut words = rest.split_whitespace();
@@ -34,7 +35,7 @@ pub fn kb_field(text: &str, key: &str) -> Option<u64> {
     }
 }
 
-/// The processor's name in `/proc/cpuinfo`: `model name` on x86, `Hardware` on older Android, otherwise the implementer
+/// Processor name in `/proc/cpuinfo`: `model name` on x86, `Hardware` on older Android, otherwise the implementer
 /// and part of the fastest kind of Arm core.
 pub fn cpu_name(cpuinfo: &str) -> Option<String> {
     let value = |key: &str| {
@@ -61,12 +62,12 @@ pub fn kernel() -> String {
     part("/proc/sys/kernel/osrelease").map_or(name.clone(), |release| format!("{name} {release}"))
 }
 
-/// The peak resident memory of this process so far (`VmHWM`), in bytes.
+/// Peak resident memory of this process so far (`VmHWM`), in bytes.
 pub fn peak_rss() -> Option<u64> {
     kb_field(&read("/proc/self/status")?, "VmHWM")
 }
 
-/// The folder of the user's state, on a phone the one beside the program; `None` if there is none.
+/// Directory for the user's state; on Android the program's own directory; `None` if there is none.
 pub fn state_directory() -> Option<PathBuf> {
     if cfg!(target_os = "android") {
         return Some(std::env::current_exe().ok()?.parent()?.into());
@@ -85,23 +86,23 @@ pub struct Memory {
     pub available: Option<u64>,
     /// The container's limit.
     pub limit: Option<u64>,
-    /// What is left of the container's limit; file cache counts as free.
+    /// Bytes left of the container's limit; file cache counts as free.
     pub limit_left: Option<u64>,
-    /// What is left of the process's limits.
+    /// Bytes left of the process's limits.
     pub process: Process,
 }
 
-/// What the limits of this process leave, in bytes; `None` where there is none.
+/// Bytes left of this process's limits; `None` if there is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Of `ulimit -v`, which counts everything that is mapped.
+    /// Left of `ulimit -v`, which counts everything that is mapped.
     pub address_space: Option<u64>,
-    /// Of `ulimit -d`, which counts what is mapped to be written, stacks of threads included.
+    /// Left of `ulimit -d`, which counts writable mappings, thread stacks included.
     pub data: Option<u64>,
 }
 
 impl Process {
-    /// Reads the process's state.
+    /// Reads the current values.
     fn now() -> Self {
         let status = read("/proc/self/status").unwrap_or_default();
         let left = |resource, used: &str| {
@@ -112,13 +113,14 @@ impl Process {
     }
 }
 
-/// The bytes of this program's file that its loader has mapped.
+/// Bytes of this program's file that its loader has mapped.
 pub fn program_bytes() -> Option<u64> {
     let program = std::env::current_exe().ok()?;
     mapped_bytes(&read("/proc/self/maps")?, program.to_str()?)
 }
 
-/// The bytes of a file in the text of `/proc/self/maps`. Shared ones are a bundle's model, which is counted by itself.
+/// Bytes of a file in the text of `/proc/self/maps`, without shared mappings: these are a bundle's model, which is
+/// counted separately.
 fn mapped_bytes(maps: &str, file: &str) -> Option<u64> {
     let bytes = |line: &str| {
         let mut words = line.strip_suffix(file)?.split_whitespace();
@@ -131,7 +133,7 @@ fn mapped_bytes(maps: &str, file: &str) -> Option<u64> {
 }
 
 impl Memory {
-    /// Reads the machine's state.
+    /// Reads the current values of the machine.
     pub fn now() -> Self {
         let info = read("/proc/meminfo").unwrap_or_default();
         let limit = cgroup::memory();
@@ -144,7 +146,7 @@ impl Memory {
         }
     }
 
-    /// [`Memory::now`], or the available memory that `ANTIGRAVITY_MEMORY_MIB` states: to plan for another machine, or to
+    /// [`Memory::now`], or the available memory given in `ANTIGRAVITY_MEMORY_MIB`: to plan for another machine, or to
     /// leave memory to other programs.
     ///
     /// # Errors
@@ -153,7 +155,7 @@ impl Memory {
     pub fn to_plan_with() -> Result<Self> {
         match std::env::var_os(MEMORY_VARIABLE) {
             None => Ok(Self::now()),
-            // The limits of the process hold all the same.
+            // The limits of the process still apply.
             Some(value) => Ok(Self { process: Process::now(), ..Self::stated(&value.to_string_lossy())? }),
         }
     }
@@ -168,7 +170,7 @@ impl Memory {
         Ok(Self { available: Some(available), ..Self::default() })
     }
 
-    /// What this process may use; `None` if nothing is known.
+    /// Bytes that this process may use; `None` if nothing is known.
     pub fn usable(&self) -> Option<u64> {
         match (self.available, self.limit_left) {
             (Some(a), Some(b)) => Some(a.min(b)),

@@ -264,7 +264,7 @@ fn a_prompt_of_megabytes_is_refused_before_it_is_tokenised() {
         let line = antigravity(args).fails(2);
         mentions(
             &line,
-            &["the prompt needs at least ", " positions but the context has 2048; raise --max-seq-len"],
+            &["the prompt needs at least ", " tokens but the context has 2048; raise --max-seq-len"],
         );
     }
     assert_eq!(names(&temp), ["prompt"]);

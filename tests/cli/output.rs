@@ -215,7 +215,7 @@ fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
     let own = temp.script("draft", &script).display().to_string();
     let args = ["--draft-model", &own, "--draft-when", "always"];
     let err = interrupted(&[&["generate", "-n", "-1", "--ignore-eos", "-p", "Once"], &args[..]].concat());
-    assert!(!err.contains("going on without it"), "{err}");
+    assert!(!err.contains("continuing without it"), "{err}");
     let id = std::fs::read_to_string(format!("{own}.pid")).expect("it ran");
     let there = || std::path::Path::new("/proc").join(id.trim()).join("exe").exists();
     let began = Instant::now();

@@ -114,7 +114,7 @@ fn drafts_are_counted_where_prompts_are_decoded_together() {
     assert!(!plain.err.contains("draft: "));
     // A pass that is no longer than the prompts are many has no room.
     let off = run(&["--draft", "8", "--prefill-chunk", "1"]);
-    mentions(&off.err, &["--draft 8: off, as a pass has no room"]);
+    mentions(&off.err, &["--draft 8: off, because a pass has room for only one token"]);
 }
 
 #[cfg(feature = "grammar")]

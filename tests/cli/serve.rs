@@ -234,7 +234,7 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     assert_eq!((&whole["batch"], &whole["max_seq_len"]), (&json!(3), &json!(4096)));
     let items = whole["items"].as_array().expect("a list");
     let rows = items.iter().filter(|i| {
-        let beside = ["KV cache", "ended", "requests and answers"];
+        let beside = ["KV cache", "prefix cache", "requests and answers"];
         i["what"].as_str().is_some_and(|what| beside.iter().any(|of| what.contains(of)))
     });
     let rows: u64 = rows.map(|i| bytes(i, "bytes")).sum();

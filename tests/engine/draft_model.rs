@@ -233,7 +233,7 @@ fn a_draft_that_is_killed_in_a_text_costs_no_token() {
     let said = said.lock().unwrap();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(
-        said[0].contains("has ended (signal: 9") && said[0].ends_with("; going on without it"),
+        said[0].contains("has ended (signal: 9") && said[0].ends_with("; continuing without it"),
         "{said:?}"
     );
     assert!(engine.draft_model().unwrap().process().is_none());
@@ -256,13 +256,13 @@ fn a_program_that_lies_is_left_out_after_one_line() {
     let long = format!("{hello}\nread line\nwhile :; do printf aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done");
     for (i, (body, words)) in [
         ("exit 3".to_string(), "has ended (exit status: 3)"),
-        ("echo Hello".into(), "does not greet as a draft does"),
-        (greets(2, digest, 1), "speaks version 2 of drafts, not 1"),
+        ("echo Hello".into(), "sends no valid handshake"),
+        (greets(2, digest, 1), "uses version 2 of the draft protocol, not 1"),
         (greets(1, digest ^ 1, 1), "has another tokenizer"),
         (greets(1, digest, 2), "keeps 2 texts, not 1"),
         (hello.clone(), "has ended"),
         (answers("\x1b[2J"), "says what is not a message"),
-        (answers("{\"id\":99,\"tokens\":[]}"), "answers what nobody asked"),
+        (answers("{\"id\":99,\"tokens\":[]}"), "answers a request that was not made"),
         (answers("{\"id\":1,\"tokens\":[99999999]}"), "drafts token 99999999; the vocabulary ends at "),
         (answers("{\"id\":1,\"tokens\":[-1]}"), "says what is not a message"),
         (answers(&many), "drafts 9 tokens where 8 were asked for"),
@@ -279,7 +279,7 @@ fn a_program_that_lies_is_left_out_after_one_line() {
         assert_eq!(drafts.unwrap().model_drafted, 0, "{words}");
         let said = said.lock().unwrap();
         assert_eq!(said.len(), 1, "{words}: {said:?}");
-        assert!(said[0].contains(words) && said[0].ends_with("; going on without it"), "{said:?}");
+        assert!(said[0].contains(words) && said[0].ends_with("; continuing without it"), "{said:?}");
         assert!(!said[0].contains(char::is_control), "{said:?}");
     }
     let (o, _) = with(temp.file("none"), 8, base());

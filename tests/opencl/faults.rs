@@ -73,7 +73,7 @@ fn nothing_is_freed_that_a_failed_device_may_read() {
     goes_on(&OPENCL, "");
     for _ in 0..20 {
         let said = goes_on(&OPENCL, "clEnqueueReadBuffer:17:-5");
-        assert!(said.lines().count() == 1 && said.contains("going on on the CPU"), "{said}");
+        assert!(said.lines().count() == 1 && said.contains("continuing on the CPU"), "{said}");
     }
 }
 
@@ -156,9 +156,9 @@ fn auto_opens_no_device_that_was_slower_before() {
     }
     let (own, fault) = (TestDir::new(), "clCreateContext:1:-6");
     assert!(auto(&own, fault).contains("using the CPU"));
-    assert!(auto(&own, "").contains("auto: the CPU for all"));
+    assert!(auto(&own, "").contains("auto: using the CPU"));
     let said = auto(&own, fault);
-    assert!(said.lines().count() == 1 && said.starts_with("auto: the CPU for all"), "{said}");
+    assert!(said.lines().count() == 1 && said.starts_with("auto: using the CPU"), "{said}");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_program_that_does_not_compile_is_one_line() {
         said(&out.stderr)
     };
     let said = build("clBuildProgram:1:-11:once");
-    assert!(said.lines().count() == 1 && said.contains("using plainer kernels"), "{said}");
+    assert!(said.lines().count() == 1 && said.contains("using baseline kernels"), "{said}");
     let said = build("clBuildProgram:1:-11");
     assert!(said.lines().count() == 1 && said.contains("using the CPU"), "{said}");
 }

@@ -76,7 +76,7 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
     assert_eq!(*moves.lock().unwrap(), ["its kernels are compiled"]);
     {
         let lines = lines.lock().unwrap();
-        assert!(lines.len() == 1 && lines[0].ends_with("once; the CPU begins meanwhile"), "{lines:?}");
+        assert!(lines.len() == 1 && lines[0].ends_with("(only once); the CPU starts meanwhile"), "{lines:?}");
     }
     // Nothing is left to be waited for.
     assert!(engine.session().unwrap().device_name().contains("opencl"));
@@ -105,7 +105,7 @@ fn auto_begins_at_once_too() {
     assert!(!engine.must_compile(), "{:?}", lines.lock());
     let said = |lines: &Mutex<Vec<String>>| lines.lock().unwrap().join("\n");
     let said_first = said(&lines);
-    assert!(said_first.contains("the CPU begins meanwhile\nauto: "), "{said_first}");
+    assert!(said_first.contains("the CPU starts meanwhile\nauto: "), "{said_first}");
     let (engine, lines) = self::engine(BackendKind::Auto, KvType::F32);
     engine.session().unwrap();
     assert_eq!(said(&lines), said_first.lines().last().unwrap());

@@ -110,7 +110,7 @@ fn a_variant_that_is_wrong_with_one_step_is_not_used() {
     };
     for _ in 0..2 {
         let said = run();
-        let expected = said.contains("computes wrong results") && said.contains("using plainer kernels");
+        let expected = said.contains("computes wrong results") && said.contains("using baseline kernels");
         assert!(said.lines().count() == 1 && expected, "{said}");
     }
 }
@@ -152,7 +152,7 @@ fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
         let (expected, _) = run(&[], "");
         let (found, said) = run(&device, fault);
         assert_eq!(found, expected, "{fault}");
-        assert!(said.lines().count() == 1 && said.contains("using plainer kernels"), "{fault}: {said}");
+        assert!(said.lines().count() == 1 && said.contains("using baseline kernels"), "{fault}: {said}");
         assert_eq!(run(&device, fault).1, said, "the verdict is kept");
     }
 }

@@ -1,4 +1,4 @@
-//! The activations of a pass, as the matrices read them.
+//! Activations of a pass, in the forms that matrices read.
 
 use super::matmul::Input;
 use crate::weights::Reads;
@@ -9,13 +9,13 @@ use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::simd::products::lay_out;
 use numeric::simd::{Isa, ops};
 
-/// Activations in the form or forms that the weights reading them need; the other is empty.
+/// One layer input as f32, quantised blocks or tiles: those that its matrices read; the others are empty.
 pub(super) struct Acts<const W: usize> {
     /// `[token][W]`
     pub(super) floats: Vec<f32>,
     /// `[token][W / 32]`
     pub(super) blocks: Vec<ActBlock>,
-    /// `[tile][W / 32]`, where the instruction set reads them.
+    /// `[tile][W / 32]`, if the instruction set reads tiles.
     tiles: Vec<ActTile>,
 }
 
@@ -34,7 +34,7 @@ impl<const W: usize> Acts<W> {
         Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
     }
 
-    /// Number of tiles for rows `0..tokens`: 0 where no matrix reads tiles.
+    /// Number of tile blocks for rows `0..tokens`: 0 if no matrix reads tiles.
     fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
         (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
     }
@@ -65,7 +65,7 @@ impl<const W: usize> Acts<W> {
         self.lay_out(pool, isa, tokens);
     }
 
-    /// Makes the blocks of rows `0..tokens` from the floats, where both are needed.
+    /// Quantises the floats of rows `0..tokens` to blocks and tiles, if any matrix reads them.
     pub(super) fn quantise(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
         let (floats, blocks) = (&self.floats, W / BLOCK);
         if !self.blocks.is_empty() {
@@ -79,7 +79,7 @@ impl<const W: usize> Acts<W> {
         self.lay_out(pool, isa, tokens);
     }
 
-    /// Makes the tiles of rows `0..tokens` from the blocks.
+    /// Arranges the blocks of rows `0..tokens` in tiles, if any matrix reads tiles.
     pub(super) fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
         let tiles = self.tiles_of(isa, tokens);
         let (blocks, wide) = (&self.blocks, W / BLOCK);
@@ -93,7 +93,7 @@ impl<const W: usize> Acts<W> {
     }
 }
 
-/// Memory of a pass, or what to do where there is not enough.
+/// Allocates scratch; the error names the option that needs less.
 pub(super) fn try_vec<T: Clone>(len: usize, zero: T) -> Result<Vec<T>> {
     let mut v = Vec::new();
     v.try_reserve_exact(len).map_err(|_| {

@@ -1,15 +1,15 @@
-//! Attention: new rows join the cache, and each query attends over all slots up to its own. Where attention is observed,
-//! what each slot receives is added up.
+//! Attention: stores new rows in the cache, and each query attends to all slots up to its own. In observed passes, the
+//! attention that each slot receives is added to its mass.
 
 use super::kv;
-use super::noted::Noted;
 use super::runs::{Sequences, Span};
+use super::softmax_cell::AtomicSoftmax;
 use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, partials, partials_for};
 use crate::device::{Attention, AttentionJob};
 use crate::dims::*;
 use crate::weights::{Channels, Weights};
 use files::Result;
-use numeric::kv::{KvTypes, rotate};
+use numeric::kv::{KvType, KvTypes, rotate};
 use numeric::pool::Pool;
 use numeric::simd::attend::{self, ALL, CHUNK, KvChunk, Looks, Partial, QUERIES, Softmax, attend, merge};
 use numeric::simd::{Isa, kv_row, ops};
@@ -19,13 +19,13 @@ use std::sync::Mutex;
 /// Query heads and tokens of one attention task.
 const TASK_HEADS: usize = if GROUP < QUERIES { GROUP } else { QUERIES };
 const TASK_TOKENS: usize = QUERIES / TASK_HEADS;
-/// Most queries that are observed at once; all queries of a token go together.
+/// Maximum number of queries observed at once; all queries of a token go together.
 const OBSERVED: usize = if GROUP < QUERIES { QUERIES / GROUP * GROUP } else { GROUP };
 
-/// The weights and a layer's number.
+/// The weights and a layer's index.
 type At<'a> = (&'a Weights, usize);
 
-/// What a layer's keys go through.
+/// Norm and calibration of a layer's keys.
 #[derive(Clone, Copy)]
 struct Keys<'a> {
     layer: usize,
@@ -34,8 +34,8 @@ struct Keys<'a> {
 }
 
 impl Scratch {
-    /// Norms and rotates the new keys and stores them with the values: of a run of many tokens one task a KV head, of
-    /// runs of one token one task each.
+    /// Norms and rotates the new keys and stores them with the values. A run of many tokens is one task per KV head,
+    /// each run of one token is one task.
     pub(super) fn rope(&self, weights: &Weights, index: usize, seqs: &Sequences<'_>, pool: &Pool, isa: Isa) {
         let norm = &weights.layers[index].k_norm;
         let keys = Keys { layer: index, norm, calibration: weights.calibration_of(index) };
@@ -72,7 +72,7 @@ impl Scratch {
         }
     }
 
-    /// Key and value of token `t` and a KV head, into their row of the head's.
+    /// Stores key and value of token `t` and a KV head in row `place` of the head.
     #[inline(always)]
     fn store_row(
         &self,
@@ -100,7 +100,7 @@ impl Scratch {
         kv_row::encode(isa, types.v, &v, &mut vs[place * v_bytes..][..v_bytes]);
     }
 
-    /// RoPE of token `t` in a layer.
+    /// Rotates a head of token `t` as the layer does (RoPE).
     #[inline(always)]
     fn rotate(&self, isa: Isa, head: &mut [f32; HEAD_DIM], layer: usize, t: usize) {
         if ROPE_DIM > 0 {
@@ -110,7 +110,7 @@ impl Scratch {
         }
     }
 
-    /// Attention of the new tokens, whose rows are already in their caches, into `att`.
+    /// Computes attention of the new tokens, whose rows are already in their caches, into `att`.
     pub(super) fn attend(
         &mut self,
         weights: &Weights,
@@ -142,7 +142,7 @@ impl Scratch {
         (self.att, self.partials) = (att, partials);
     }
 
-    /// Adds the attention of the observed tokens to the mass of the layer's slots, which local layers do not have.
+    /// Adds the attention of observed tokens to the mass of the layer's slots; sliding-window layers have no mass.
     pub(super) fn observe(
         &self,
         weights: &Weights,
@@ -159,7 +159,7 @@ impl Scratch {
         }
     }
 
-    /// What attention of a run reads in one layer, and where it notes the softmax of observed tokens.
+    /// Everything that attention of a run reads in one layer, and the notes on observed tokens' softmax.
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn heads<'a>(
         &'a self,
@@ -181,8 +181,17 @@ impl Scratch {
         Heads { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
     }
 
-    /// Query of token `t` and head `h`, as the stored keys of a layer expect it.
-    pub(super) fn query(
+    /// Adds the squares of `n` tokens' queries of a layer to `sums`: `[kv_head][HEAD_DIM]`.
+    pub(super) fn add_squares(&self, layer: At<'_>, isa: Isa, n: usize, sums: &mut [f64]) {
+        for (t, h) in (0..n).flat_map(|t| (0..HEADS).map(move |h| (t, h))) {
+            let query = self.query(layer, KvTypes::both(KvType::F32), (t, h), isa);
+            let sums = &mut sums[h / GROUP * HEAD_DIM..];
+            sums.iter_mut().zip(query).for_each(|(sum, q)| *sum += f64::from(q) * f64::from(q));
+        }
+    }
+
+    /// Query of token `t` and head `h`, rotated and scaled to match the layer's stored keys.
+    fn query(
         &self,
         (weights, index): At<'_>,
         types: KvTypes,
@@ -202,12 +211,12 @@ impl Scratch {
     }
 }
 
-/// Attention for a backend that keeps its rows elsewhere; it has threads and scratch of its own, for at most
-/// `capacity` slots.
+/// Attention on the CPU for a device that keeps its rows elsewhere, with its own threads and scratch for `capacity`
+/// slots; scratch grows for longer caches.
 pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention> {
     let pool = Pool::new(threads);
     let mut partials = partials(capacity)?;
-    let mut notes: Vec<Noted> = Vec::new();
+    let mut notes: Vec<AtomicSoftmax> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
         let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;
         let query = |t: usize, h: usize| head(&queries[t * stride..], 0, h);
@@ -221,7 +230,7 @@ pub fn for_others(threads: usize, isa: Isa, capacity: usize) -> Result<Attention
         }
         let observed = mass.as_ref().map_or(0, |mass| mass.tokens.min(tokens));
         if notes.len() < observed * HEADS {
-            notes.resize_with(observed * HEADS, Noted::default);
+            notes.resize_with(observed * HEADS, AtomicSoftmax::default);
         }
         let (window, first) = (window.unwrap_or(ALL), tokens - observed);
         let heads = Heads { query, rows, types, before, capacity, window, isa, first, notes: &notes };
@@ -243,7 +252,7 @@ fn normed(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
     out
 }
 
-/// What an attention task reads: queries by token and head, rows by KV head.
+/// Inputs of an attention task: queries by token and head, rows by KV head.
 struct Heads<'a, Q, R> {
     query: Q,
     rows: R,
@@ -255,10 +264,10 @@ struct Heads<'a, Q, R> {
     /// Slots that a query sees, its own included.
     window: usize,
     isa: Isa,
-    /// The first token that is observed; the number of tokens where none is.
+    /// The first observed token; the number of tokens if none is.
     first: usize,
-    /// Where its softmax and those of later tokens are noted: `[token][HEADS]`.
-    notes: &'a [Noted],
+    /// Softmax of observed tokens: `[token - first][HEADS]`.
+    notes: &'a [AtomicSoftmax],
 }
 
 impl<'a, Q, R> Heads<'a, Q, R>
@@ -266,12 +275,12 @@ where
     Q: Fn(usize, usize) -> [f32; HEAD_DIM] + Sync,
     R: Fn(usize) -> (&'a [u8], &'a [u8]) + Sync,
 {
-    /// Attention of `n` tokens, whose rows are already in the cache, into `att`.
+    /// Computes attention of `n` tokens, whose rows are already in the cache, into `att`.
     fn all(&self, pool: &Pool, n: usize, att: &mut [f32], partials: &mut [Partial<HEAD_DIM>]) {
         let skipped = self.first_chunk(0);
         let chunks = (self.before + n).div_ceil(CHUNK) - skipped;
         if n == 1 && chunks > 1 && pool.threads() > 1 && HEADS * chunks <= partials.len() {
-            // One token over a long context: chunks are spread over the threads, then merged.
+            // One token over a long context: the threads share its chunks, then the partial results are merged.
             let span = (KV_HEADS * chunks).div_ceil(4 * pool.threads()).clamp(1, chunks);
             let all = &mut partials[..HEADS * chunks];
             pool.tiles(all, chunks * GROUP, (1, span * GROUP), |mut tile| {
@@ -315,7 +324,7 @@ where
         }
     }
 
-    /// Attention of the only new token of a run over all its slots: the heads from column `col` on, of one KV head.
+    /// Computes attention of a run's only new token over all its slots, for the heads of one KV head from column `col`.
     fn of_one_token(&self, col: usize, att: &mut [f32]) {
         let (first, end) = (col / HEAD_DIM, (col + att.len()) / HEAD_DIM);
         for from in (first..end).step_by(TASK_HEADS) {
@@ -325,7 +334,7 @@ where
         }
     }
 
-    /// The first chunk of which a new token sees anything.
+    /// Index of the first chunk that a new token sees.
     fn first_chunk(&self, token: usize) -> usize {
         (self.before + token + 1).saturating_sub(self.window) / CHUNK
     }
@@ -366,8 +375,8 @@ where
         }
     }
 
-    /// Attention of some tokens and heads of one group, at most `N` pairs; `put(token, head, state)` counts
-    /// from the first.
+    /// Computes attention of some tokens and heads of one group, at most `N` pairs. `put(token, head, state)` counts
+    /// both from the first.
     fn tokens<const N: usize>(
         &self,
         tokens: Range<usize>,
@@ -395,16 +404,16 @@ where
         }
     }
 
-    /// Notes the softmax that an observed query ended with.
+    /// Stores the final softmax state of an observed query.
     fn note(&self, token: usize, head: usize, state: &Partial<HEAD_DIM>) {
         if token >= self.first {
             self.notes[(token - self.first) * HEADS + head].set(Softmax { m: state.m, l: state.l });
         }
     }
 
-    /// Adds the attention of the observed ones of `n` tokens, as noted, to `sums`: `[kv_head][slot]`.
+    /// Adds the attention of the observed among `n` tokens to `sums`: `[kv_head][slot]`.
     fn observe(&self, pool: &Pool, n: usize, sums: &mut [f32]) {
-        /// Parts of a head at most, most of them without work where few slots are filled.
+        /// Maximum number of parts of a head; most have no work while few slots are filled.
         const PARTS: usize = 64;
         if self.first == n {
             return;
@@ -422,7 +431,7 @@ where
         });
     }
 
-    /// The same for the slots of one head from `slot` on, a whole number of chunks; `N` queries at a time.
+    /// Adds it for the slots of one head from `slot` on, in whole chunks, `N` queries at a time.
     fn observe_slots<const N: usize>(&self, kv_head: usize, slot: usize, n: usize, mass: &mut [f32]) {
         let (mut queries, mut softmax) = ([[0.0; HEAD_DIM]; N], [Softmax::default(); N]);
         let row_bytes = self.types.k.row_bytes(HEAD_DIM);
@@ -452,7 +461,7 @@ where
         }
     }
 
-    /// Divides by the softmax sum and undoes the rotation of the values.
+    /// Divides by the softmax sum and rotates back, if values are stored rotated.
     fn finish(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
         out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
         if self.types.v.rotated() {

@@ -1,4 +1,4 @@
-//! The CPU's key/value cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
+//! The CPU's KV cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
 use crate::device::{Cache, Extent, HostLayer, HostRows, KvRows, Ring, pieces};
 use crate::dims::{BEFORE, GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
@@ -9,14 +9,14 @@ use std::ops::Range;
 
 const _: () = assert!(numeric::simd::attend::CHUNK == crate::device::CHUNK);
 
-/// Unused memory is given back to the system from this many bytes on.
+/// Smallest amount of unused memory, in bytes, that is given back to the system.
 const WORTH_RELEASING: usize = 1 << 20;
 
-/// Keys and values of all layers.
+/// Keys and values of all layers of one sequence.
 pub struct CpuCache {
     extent: Extent,
     ring: Ring,
-    /// Slots that have been written, so that their pages take memory.
+    /// Number of slots written so far, whose pages take memory.
     touched: usize,
     rows: Planes,
 }
@@ -27,22 +27,22 @@ struct Planes {
     k: AlignedBytes,
     /// Values, likewise.
     v: AlignedBytes,
-    /// Attention mass of the layers that see all: `[layer][kv_head][slot]`; empty until it is written for the first time.
+    /// Attention mass of full-attention layers: `[layer][kv_head][slot]`; empty until the first write.
     mass: Vec<f32>,
-    /// Rows of a head in layers that see all, and in local ones.
+    /// Rows of a head: `[full-attention layers, sliding-window layers]`.
     rows: [usize; 2],
     /// Bytes of a key row and of a value row.
     row_bytes: [usize; 2],
 }
 
 impl Planes {
-    /// Rows of each head of a layer in a plane, the first one's and how many.
+    /// First row of a layer in a plane, and rows of each head.
     fn part(&self, layer: usize) -> (usize, usize) {
         let ([globals, locals], [slots, ring]) = (BEFORE[layer], self.rows);
         (KV_HEADS * (globals * slots + locals * ring), self.rows[usize::from(is_local(layer))])
     }
 
-    /// Where one layer of a plane of rows of `row` elements lies.
+    /// Byte range of one layer in a plane with rows of `row` bytes.
     fn of_layer(&self, layer: usize, row: usize) -> Range<usize> {
         let (first, rows) = self.part(layer);
         first * row..(first + KV_HEADS * rows) * row
@@ -77,10 +77,6 @@ pub fn heads_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS] {
     std::array::from_fn(|_| ks.next().zip(vs.next()).expect("invariant: every layer has KV_HEADS heads"))
 }
 
-fn row_bytes(types: KvTypes) -> (usize, usize) {
-    (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM))
-}
-
 /// Zeroed rows of one plane.
 fn plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
     let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
@@ -96,7 +92,7 @@ fn plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
     })
 }
 
-/// Zeros for the mass of `slots` slots.
+/// Allocates zeroed mass for `slots` slots.
 fn masses(slots: usize) -> Result<Vec<f32>> {
     let mut mass = Vec::new();
     let len = GLOBAL_LAYERS * KV_HEADS * slots;
@@ -110,30 +106,30 @@ fn masses(slots: usize) -> Result<Vec<f32>> {
     Ok(mass)
 }
 
-/// Bytes that the mass of `slots` slots takes.
+/// Bytes of the mass of `slots` slots.
 pub const fn mass_bytes(slots: usize) -> usize {
     4 * GLOBAL_LAYERS * KV_HEADS * slots
 }
 
 impl CpuCache {
-    /// An empty cache. The system provides its pages as they are first written.
+    /// An empty cache. The system provides its pages on the first write.
     pub fn new(types: KvTypes, slots: usize, ring: Ring) -> Result<Self> {
-        let ((k, v), rows) = (row_bytes(types), [slots, ring.rows(slots)]);
+        let row_bytes = [types.k, types.v].map(|kind| kind.row_bytes(HEAD_DIM));
+        let ([k, v], rows) = (row_bytes, [slots, ring.rows(slots)]);
         let extent = Extent { types, slots, ring: rows[1], len: 0 };
-        let rows =
-            Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes: [k, v] };
+        let rows = Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes };
         Ok(Self { extent, ring, touched: 0, rows })
     }
 
-    /// The same rows with room for another number of slots, or in other rings: those of a ring of another size have not
-    /// come round yet.
+    /// Reallocates with another number of slots or other rings and copies the rows. A ring changes its size only before
+    /// it wraps around.
     fn moved(&mut self, slots: usize, ring: Ring) -> Result<()> {
         let Extent { types, len, .. } = self.extent;
         let mut moved = CpuCache::new(types, slots, ring)?;
         if !self.rows.mass.is_empty() {
             moved.rows.mass = masses(slots)?;
         }
-        moved.filled(len);
+        moved.set_filled(len);
         let mut rows = KvRows::default();
         for layer in 0..LAYERS {
             let all = if is_local(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
@@ -148,8 +144,8 @@ impl CpuCache {
         Ok(())
     }
 
-    /// Gives the memory of unfilled slots back to the system, but only where it is a lot and a good part of what was in
-    /// use: what an ordinary eviction or a benchmark's rewind frees is filled again at once.
+    /// Gives the memory of unfilled slots back to the system if it is large and a good part of the used memory. An
+    /// ordinary eviction or a benchmark's rewind frees less, and fills it again at once.
     fn release(&mut self) {
         let Extent { types, len, .. } = self.extent;
         let unused = self.touched - len;
@@ -157,7 +153,7 @@ impl CpuCache {
         if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
             return;
         }
-        let (k, v) = row_bytes(types);
+        let [k, v] = self.rows.row_bytes;
         for layer in global_layers() {
             let (first, slots) = self.rows.part(layer);
             for start in (0..KV_HEADS).map(|head| first + head * slots) {
@@ -168,7 +164,13 @@ impl CpuCache {
         self.touched = len;
     }
 
-    /// The mass of one layer and KV head, of all slots.
+    /// Records that the first `len` slots are filled.
+    fn set_filled(&mut self, len: usize) {
+        self.extent.len = len;
+        self.touched = self.touched.max(len);
+    }
+
+    /// Mass of one layer and KV head: `[slots]`.
     fn mass_of(&mut self, layer: usize, kv_head: usize) -> &mut [f32] {
         assert!(!is_local(layer), "local layers have no mass");
         let slots = self.extent.slots;
@@ -187,7 +189,7 @@ impl Cache for CpuCache {
         if len > before && !self.rows.mass.is_empty() {
             self.rows.mass.chunks_exact_mut(slots).for_each(|head| head[before..len].fill(0.0));
         }
-        self.filled(len);
+        self.set_filled(len);
         self.release();
     }
 
@@ -208,7 +210,7 @@ impl Cache for CpuCache {
     fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept(slots, self.extent.len)?;
         assert!(!is_local(layer), "nothing is evicted from local layers");
-        let (k, v) = row_bytes(self.extent.types);
+        let [k, v] = self.rows.row_bytes;
         let (ks, vs) = &mut heads_mut(self.rows.layer_mut(layer))[kv_head];
         for (to, &from) in slots.iter().enumerate() {
             let from = from as usize;
@@ -223,7 +225,7 @@ impl Cache for CpuCache {
     }
 
     fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let ((k, v), all) = (row_bytes(self.extent.types), self.extent.rows(layer));
+        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows(layer));
         let (ks, vs) = self.rows.layer(layer);
         rows.k.clear();
         rows.v.clear();
@@ -237,8 +239,7 @@ impl Cache for CpuCache {
     }
 
     fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        let (k, v) = row_bytes(self.extent.types);
-        let all = self.extent.rows(layer);
+        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows(layer));
         if !is_local(layer) {
             self.touched = self.touched.max(slots.end);
         }
@@ -283,13 +284,5 @@ impl Cache for CpuCache {
 
     fn host(&mut self) -> Result<&mut dyn HostRows> {
         Ok(&mut self.rows)
-    }
-}
-
-impl CpuCache {
-    /// Notes that the first `len` slots are filled.
-    fn filled(&mut self, len: usize) {
-        self.extent.len = len;
-        self.touched = self.touched.max(len);
     }
 }

@@ -1,4 +1,4 @@
-//! Matrix products over column tiles: the kernel that a weight format needs, and the order of the loops.
+//! Matrix products over column tiles: selects the kernel of a weight format and orders the loops.
 
 use crate::dims::{GATED, MLP, MLP_BIAS};
 use crate::weights::Matrix;
@@ -12,20 +12,20 @@ use numeric::simd::products::{MOST_TOKENS, multiply};
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
-/// Activations of some tokens, in the form or forms that the weights read.
+/// Activations of some tokens, in the forms that the weights read.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// `[token][cols]`; empty when only quantised weights read it.
     pub floats: &'a [f32],
     /// `[token][block]`; empty when only unquantised weights read it.
     pub blocks: &'a [ActBlock],
-    /// The same, `[tile][block]`; empty unless the instruction set reads them.
+    /// The blocks arranged as `[tile][block]`; empty unless the instruction set reads tiles.
     pub tiles: &'a [ActTile],
     /// Number of tokens.
     pub tokens: usize,
 }
 
-/// Columns of a product: rows of its weights.
+/// Columns of a product, which are rows of its weights.
 #[derive(Clone, Copy)]
 pub struct Columns {
     /// The first column, a multiple of 16.
@@ -41,13 +41,13 @@ impl Columns {
     }
 }
 
-/// Where [`project`] writes.
+/// Destination of [`project`].
 pub struct Output<'a, 'b> {
     /// Rows are tokens.
     pub tile: &'a mut Tile<'b, f32>,
     /// The tile's column for the first of `columns`.
     pub at: usize,
-    /// Which columns of the product.
+    /// Columns of the product.
     pub columns: Columns,
 }
 
@@ -62,18 +62,18 @@ impl<'a, 'b> Output<'a, 'b> {
 /// Gate and up, which are multiplied with the same activations.
 #[derive(Clone, Copy)]
 pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
-    /// The matrix whose product goes through the activation function; without it that of `up` does, and is all.
+    /// Matrix whose product goes through the activation function; without it, the product of `up` does.
     pub gate: Option<&'a Matrix<ROWS, COLS>>,
-    /// The matrix whose product it is multiplied with.
+    /// Matrix whose product the gate's is multiplied with.
     pub up: &'a Matrix<ROWS, COLS>,
-    /// What joins the product of `up`: `[ROWS]`, empty where there is none.
+    /// Bias of `up`: `[ROWS]`, empty if there is none.
     pub up_bias: &'a [f32],
 }
 
-/// Few tokens at once: the most that a kernel without tiles takes.
+/// Maximum number of tokens at once of a kernel without tiles.
 const FEW: usize = 16;
 
-/// Groups `groups` of `w` times the tokens of `x` from `from` on: `out[group][token][row]`.
+/// Multiplies groups of `w`'s rows with the tokens of `x` from `from` on into `out[group][token][row]`.
 fn products<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
@@ -100,7 +100,7 @@ fn products<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// Columns of `x * w^T`, handed to `put(destination in the tile, product, first row of w)` in runs of 16.
+/// Computes columns of `x * w^T` and passes them to `put(destination in the tile, product, first row of w)`, 16 a time.
 pub fn project<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
@@ -116,8 +116,8 @@ pub fn project<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// `PASS` is the most products at once, in runs of sixteen rows of one token. Not inlined, as [`gate_up_by`] is not: what
-/// computes one token would have the stack of many, which is touched page by page.
+/// Computes [`project`] with at most `PASS` products of sixteen rows and one token at once. Not inlined, like
+/// [`gate_up_by`]: otherwise a single token would touch the large stack of many, page by page.
 #[inline(never)]
 fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
@@ -149,11 +149,11 @@ fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// Rows of gate and up that are taken together: one block of the activations that `down` reads.
+/// Rows of gate and up computed together: one block of the activations that `down` reads.
 pub const RUN: usize = 2 * GROUP_ROWS;
 
-/// Columns of `silu(x * gate^T) * (x * up^T)`, or what the model has instead, handed to `put(first token, column -
-/// columns.first, products)` in runs of 32 (fewer at the matrix's end) of several tokens.
+/// Computes columns of `silu(x * gate^T) * (x * up^T)`, or the model's other activation, and passes them to `put(first
+/// token, column - columns.first, products)`, 32 at a time (fewer at the matrix's end), for several tokens.
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: GateUp<'_, ROWS, COLS>,
@@ -169,7 +169,7 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// `PASS` is the most tokens at once, `OUT` two groups of them.
+/// Computes [`gate_up`] with at most `PASS` tokens at once; `OUT` is two groups of them.
 #[inline(never)]
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
@@ -186,8 +186,8 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
     let mut from = 0;
     while from < x.tokens {
         let n = isa.tile(x.tokens - from).0.min(x.tokens - from);
-        // Several runs of one matrix before the other, where there is room: weights in memory are read in longer
-        // pieces. (Two groups at a time: 10 % less bandwidth on a Zen 4 EPYC.)
+        // Several runs of one matrix before the other, if they fit: weights are read in longer pieces. (Two groups at a
+        // time: 10 % less bandwidth on a Zen 4 EPYC.)
         for piece in (first..end).step_by(PASS / n * RUN) {
             let piece = piece..end.min(piece + PASS / n * RUN);
             let products = |w, out: &mut [[f32; GROUP_ROWS]]| {
@@ -208,7 +208,7 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
                     gates.iter_mut().for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
                 }
             }
-            // All tokens in one call: the exponentials of one token alone are bound by latency.
+            // All tokens in one call: the exponentials of a single token are bound by latency.
             match MLP {
                 Mlp::SwiGlu => ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
                 Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),

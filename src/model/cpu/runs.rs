@@ -1,4 +1,4 @@
-//! The runs of a pass as its steps see them: one list of tokens, each with the cache rows of its own sequence.
+//! The runs of a pass, each with its tokens' places in the pass and the cache rows of its sequence.
 
 use crate::device::{Extent, HostRows, Logits, Run};
 use crate::dims::{LAYERS, VOCAB, is_local};
@@ -8,37 +8,37 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// One run of a pass.
 pub(super) struct Sequence<'a> {
     pub span: Span,
-    /// Its rows, the new ones included.
+    /// Rows of its cache, the new ones included.
     pub rows: &'a mut dyn HostRows,
     logits: Logits<'a>,
 }
 
-/// Where the tokens of a run are.
+/// Place of a run's tokens in the cache, the sequence and the pass.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
-    /// Its cache before the pass.
+    /// Shape of its cache before the pass.
     pub extent: Extent,
-    /// Position of the first of its tokens.
+    /// Position of its first token.
     pub pos: usize,
-    /// The first of its tokens in the pass.
+    /// Index of its first token in the pass.
     pub first: usize,
-    /// How many there are.
+    /// Number of tokens.
     pub tokens: usize,
-    /// How many of them, the last ones, are observed.
+    /// Number of observed tokens, counted from the end.
     pub observe: usize,
-    /// How many of them, the last ones, go through all of the last layer: those whose logits are wanted, and where
-    /// attention is observed in that layer all.
+    /// Number of tokens, counted from the end, that go through all of the last layer: those whose logits are wanted, or
+    /// all if attention is observed in that layer.
     pub kept: usize,
 }
 
 impl Span {
-    /// Where the rows of its tokens come in a layer: after so many slots, or positions.
+    /// Slots (positions in a sliding-window layer) before the rows of its tokens.
     pub fn before(&self, layer: usize) -> usize {
         if is_local(layer) { self.pos } else { self.extent.len }
     }
 }
 
-/// The runs of a pass. Tasks of different runs write into different caches; the locks are never waited for.
+/// The runs of a pass. Tasks of different runs write to different caches, so that no task waits for a lock.
 #[derive(Default)]
 pub(super) struct Sequences<'a>(Vec<RwLock<Sequence<'a>>>);
 
@@ -47,7 +47,7 @@ impl<'a> Sequences<'a> {
     ///
     /// # Errors
     ///
-    /// Those of the cache, where the CPU cannot reach its rows; [`release`] gives the slots back.
+    /// Errors of [`Cache::host`](crate::device::Cache::host); [`release`] gives the slots back.
     pub fn fill<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
         let mut first = 0;
         runs.iter_mut().for_each(|run| {
@@ -58,11 +58,7 @@ impl<'a> Sequences<'a> {
         for Run { cache, tokens, pos, logits, observe, .. } in runs {
             let (extent, tokens) = (cache.extent(), tokens.len());
             let extent = Extent { len: extent.len - tokens, ..extent };
-            let logits = match logits {
-                Logits::None => Logits::None,
-                Logits::Last(logits) => Logits::Last(logits),
-                Logits::All(logits) => Logits::All(logits),
-            };
+            let logits = logits.reborrow();
             let observe = (*observe).min(tokens);
             let kept = match logits {
                 _ if observe > 0 && !is_local(LAYERS - 1) => tokens,
@@ -78,7 +74,7 @@ impl<'a> Sequences<'a> {
         Ok(())
     }
 
-    /// Empties the list and keeps its memory for the runs of another pass.
+    /// Empties the list and keeps its memory for the runs of the next pass.
     pub fn emptied<'b>(self) -> Sequences<'b> {
         let mut all = self.0;
         all.clear();
@@ -86,17 +82,17 @@ impl<'a> Sequences<'a> {
         Sequences(all.into_iter().map(|_| unreachable!("it is empty")).collect())
     }
 
-    /// Runs.
+    /// Number of runs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// A run, shared with other readers.
+    /// Borrows a run, shared with other readers.
     pub fn read(&self, run: usize) -> RwLockReadGuard<'_, Sequence<'a>> {
         self.0[run].read().expect("invariant: no job panics")
     }
 
-    /// A run, to write.
+    /// Borrows a run for writing.
     pub fn write(&self, run: usize) -> RwLockWriteGuard<'_, Sequence<'a>> {
         self.0[run].write().expect("invariant: no job panics")
     }
@@ -106,19 +102,19 @@ impl<'a> Sequences<'a> {
         self.0.iter_mut().map(|s| s.get_mut().expect("invariant: no job panics"))
     }
 
-    /// Tokens that go through all of the last layer.
+    /// Number of tokens that go through all of the last layer.
     pub fn kept(&mut self) -> usize {
         self.iter_mut().map(|seq| seq.span.kept).sum()
     }
 
-    /// Keeps the last token of all as well, whatever is read of it.
+    /// Sends the last token of the pass through all of the last layer, even if its logits are not wanted.
     pub fn keep_last(&mut self) {
         if let Some(seq) = self.iter_mut().last() {
             seq.span.kept = seq.span.kept.max(1);
         }
     }
 
-    /// Whether a run is computed by all threads together, rather than as one task beside those of other runs.
+    /// True if all threads compute the run together; otherwise it is one task among those of other runs.
     pub fn is_alone(&self, run: usize) -> bool {
         let Span { tokens, observe, .. } = self.read(run).span;
         self.len() == 1 || tokens > 1 || observe > 0
@@ -126,7 +122,7 @@ impl<'a> Sequences<'a> {
 }
 
 impl Sequence<'_> {
-    /// Leaves only the tokens that are kept, from token `first` of the pass on; which they were before.
+    /// Leaves only the kept tokens, from token `first` of the pass on. Returns their former range in the pass.
     pub fn narrow(&mut self, first: usize) -> std::ops::Range<usize> {
         let Span { tokens, kept, observe, .. } = self.span;
         let left = tokens - kept;
@@ -137,7 +133,7 @@ impl Sequence<'_> {
         from..from + kept
     }
 
-    /// The tokens whose logits are wanted, counted in the pass.
+    /// Range in the pass of the tokens whose logits are wanted.
     pub fn wanted(&self) -> std::ops::Range<usize> {
         let Span { first, tokens, .. } = self.span;
         let end = first + tokens;
@@ -148,7 +144,7 @@ impl Sequence<'_> {
         }
     }
 
-    /// Where their logits go, `[VOCAB]` each.
+    /// Destinations of their logits, `[VOCAB]` each.
     pub fn logits(&mut self) -> impl Iterator<Item = &mut [f32]> {
         let wanted = self.wanted().len();
         let all: &mut [f32] = match &mut self.logits {

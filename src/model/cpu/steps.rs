@@ -2,8 +2,8 @@
 
 use super::acts::{Acts, try_vec};
 use super::matmul::{self, Columns, GateUp, Input, Output};
-use super::noted::Noted;
 use super::runs::Sequences;
+use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
 use crate::rope::{Frequencies, angles};
@@ -28,11 +28,11 @@ pub(super) const KV_COLS: Range<usize> = Q_PAD..QKV;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last task, large enough
 /// that the first lines, which are not prefetched yet, are a small part of it (20 KiB: 4 % slower).
 const DECODE_TASK_BYTES: usize = 128 << 10;
-/// The same where a thread's share of a matrix is more than [`DECODE_TASKS`] of those. `gate_up` gains by it: between two
-/// pieces of its matrices memory waits for silu. (One thread of a Zen 4 EPYC reads weights at 76 % of the bandwidth
-/// instead of 73.)
+/// Weight bytes of one task if a thread's share of a matrix is more than [`DECODE_TASKS`] small tasks. It helps
+/// `gate_up`, where memory waits for silu between two pieces. (One thread of a Zen 4 EPYC reads weights at 76 % of the
+/// bandwidth instead of 73.)
 const LARGE_DECODE_TASK_BYTES: usize = 512 << 10;
-/// So many tasks a thread are enough for all to end together.
+/// Number of small tasks per thread that lets all threads end together.
 const DECODE_TASKS: usize = 32;
 /// Columns of one task in prefill: enough to use the activations in the first-level cache well, few enough
 /// that threads end together.
@@ -48,34 +48,34 @@ pub(super) struct Scratch {
     pub(super) qkv: Vec<f32>,
     /// Attention output: `[token][head][HEAD_DIM]`
     pub(super) att: Vec<f32>,
-    /// The same as the output projection reads it.
+    /// Attention output in the forms that the output projection reads.
     pub(super) att_in: Acts<Q_DIM>,
     /// silu(gate) * up.
     pub(super) ffn: Acts<FFN_DIM>,
     /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
     pub(super) partials: Vec<Partial<HEAD_DIM>>,
     /// Softmax of the queries of observed tokens: `[token][HEADS]`; empty until any are.
-    pub(super) notes: Vec<Noted>,
-    /// Which run a token is of.
+    pub(super) notes: Vec<AtomicSoftmax>,
+    /// Run that each token belongs to.
     pub(super) run_of: Vec<u32>,
-    /// The tokens whose logits are wanted.
+    /// Tokens whose logits are wanted.
     wanted: Vec<usize>,
-    /// Where their logits go.
+    /// Destinations of their logits.
     logits: RowTable<f32>,
-    /// What attention or the feed-forward layer gives, before it is normed: `[token][DIM]`; empty where it joins the
-    /// residual at once.
+    /// Output of attention or the feed-forward layer before its norm: `[token][DIM]`; empty if the model has no such
+    /// norm.
     post: Vec<f32>,
     /// Cosines and sines of the tokens' positions: `[token][ANGLES]`
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
 }
 
-/// Partials for a cache of `capacity` slots.
+/// Number of partials for a cache of `capacity` slots.
 pub(super) fn partials_for(capacity: usize) -> usize {
     HEADS * capacity.div_ceil(CHUNK)
 }
 
-/// Memory for them.
+/// Allocates the partials for a cache of `capacity` slots.
 pub(super) fn partials(capacity: usize) -> Result<Vec<Partial<HEAD_DIM>>> {
     try_vec(partials_for(capacity), Partial::EMPTY)
 }
@@ -94,23 +94,23 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
 }
 
-/// Further bytes of scratch for passes that observe `max_tokens` tokens.
+/// Additional bytes of scratch for passes that observe `max_tokens` tokens.
 pub const fn notes_bytes(max_tokens: usize) -> usize {
-    size_of::<Noted>() * HEADS * max_tokens
+    size_of::<AtomicSoftmax>() * HEADS * max_tokens
 }
 
-/// What a thread touches of its stack: tiles of attention and of the widest row, and room to call.
+/// Stack bytes that a thread touches: tiles of attention, of the widest row, and room for calls.
 pub const fn thread_bytes() -> u64 {
     let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
     (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 
-/// Every form of activations that some matrices, over all layers, read.
+/// Union of the activation forms that some matrices read, over all layers.
 fn reads(weights: &Weights, of: impl Fn(&Layer) -> Reads) -> Reads {
     weights.layers.iter().fold(Reads::default(), |all, layer| all | of(layer))
 }
 
-/// Columns of one task over a matrix with rows of `cols` elements, a multiple of `run`.
+/// Columns of one task over a `(rows, cols)` matrix, a multiple of `run`.
 fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: usize) -> usize {
     if tokens > 1 {
         return PREFILL_TASK_COLS.min(rows.div_ceil(8 * threads).next_multiple_of(run));
@@ -123,7 +123,7 @@ fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: u
 }
 
 impl Scratch {
-    /// For passes of `max_tokens` tokens over a cache of `capacity` slots.
+    /// Scratch for passes of `max_tokens` tokens over a cache of `capacity` slots.
     pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
         Ok(Self {
             x: try_vec(max_tokens * DIM, 0.0)?,
@@ -143,7 +143,7 @@ impl Scratch {
         })
     }
 
-    /// Makes room for caches of `slots` slots, and for notes on `observed` tokens.
+    /// Grows for caches of `slots` slots and for notes on `observed` tokens.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl Scratch {
             self.partials = partials(slots)?;
         }
         if self.notes.len() < observed * HEADS {
-            self.notes = Noted::room(observed * HEADS)?;
+            self.notes = AtomicSoftmax::room(observed * HEADS)?;
         }
         Ok(())
     }
@@ -173,8 +173,8 @@ impl Scratch {
         }
     }
 
-    /// Leaves only the tokens that go through all of the last layer, after their keys and values have joined the
-    /// caches: returns how many, which are the first ones from now on.
+    /// Drops the tokens that need nothing more once their keys and values are in the caches. Returns the number left,
+    /// which are now the first of the pass.
     pub(super) fn narrow(&mut self, seqs: &mut Sequences<'_>) -> usize {
         self.run_of.clear();
         for (run, seq) in seqs.iter_mut().enumerate() {
@@ -188,7 +188,7 @@ impl Scratch {
         self.run_of.len()
     }
 
-    /// q, k and v of the normed residual, or those `columns` of them, in one parallel step.
+    /// Computes these `columns` of q, k and v of the normed residual in one parallel step.
     pub(super) fn qkv(&mut self, layer: &Layer, columns: Range<usize>, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.input(isa, n);
         let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.threads());
@@ -209,7 +209,7 @@ impl Scratch {
         });
     }
 
-    /// The attention output's projection, added to the residual.
+    /// Adds the projection of the attention output to the residual.
     pub(super) fn out(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let att = &self.att;
         self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
@@ -217,19 +217,14 @@ impl Scratch {
         let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
         pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |dst, y, row| {
-                if O_BIAS {
-                    let bias = &layer.o_bias[row..];
-                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| join(d, y + b));
-                } else {
-                    dst.iter_mut().zip(y).for_each(|(d, y)| join(d, *y));
-                }
+            matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |to, y, row| {
+                join_row(to, y, O_BIAS.then(|| &layer.o_bias[row..]));
             });
         });
         self.post_norm(&layer.attn_post_norm, pool, isa, n);
     }
 
-    /// silu(gate) * up of the normed residual, quantised for `down` on the way.
+    /// Computes silu(gate) * up of the normed residual, in the forms that `down` reads.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.input(isa, n);
         let w = GateUp { gate: layer.gate.as_ref(), up: &layer.up, up_bias: &layer.up_bias };
@@ -264,31 +259,26 @@ impl Scratch {
         self.ffn.lay_out(pool, isa, n);
     }
 
-    /// The feed-forward layer's second half, added to the residual.
+    /// Adds the feed-forward layer's second half to the residual.
     pub(super) fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let x = self.ffn.input(isa, n);
         let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
         pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |dst, y, row| {
-                if MLP_BIAS {
-                    let bias = &layer.down_bias[row..];
-                    dst.iter_mut().zip(y).zip(bias).for_each(|((d, y), b)| join(d, y + b));
-                } else {
-                    dst.iter_mut().zip(y).for_each(|(d, y)| join(d, *y));
-                }
+            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |to, y, row| {
+                join_row(to, y, MLP_BIAS.then(|| &layer.down_bias[row..]));
             });
         });
         self.post_norm(&layer.ffn_post_norm, pool, isa, n);
     }
 
-    /// Norm of the first `n` tokens into `h`.
+    /// Norms the residual of the first `n` tokens into `h`.
     pub(super) fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         let x = &self.x;
         self.h.fill(pool, isa, n, |t, h| norm(isa, &x[t * DIM..][..DIM], w, h));
     }
 
-    /// Norms what has not joined the residual yet, and adds it.
+    /// Norms `post` and adds it to the residual, if the model has such norms.
     fn post_norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         if !POST_NORMS {
             return;
@@ -311,7 +301,7 @@ impl Scratch {
         !self.wanted.is_empty()
     }
 
-    /// Final RMS norm of the tokens wanted, and their logits.
+    /// Computes the final norm and the logits of the tokens wanted.
     pub(super) fn head(&mut self, weights: &Weights, seqs: &mut Sequences<'_>, pool: &Pool, isa: Isa) {
         let (x, wanted) = (&self.x, &self.wanted);
         let n = wanted.len();
@@ -330,7 +320,7 @@ impl Scratch {
     }
 }
 
-/// A row of the residual, or of what joins it, normed.
+/// Norms one row into `h`.
 fn norm(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
     match NORM {
         Norm::Rms => ops::norm(isa, x, w, NORM_EPS as f32, h),
@@ -338,14 +328,25 @@ fn norm(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
     }
 }
 
-/// What joins the residual. Where it is to be normed first, it is put down.
+/// Adds `y` to the residual, or stores it in `post` if it is to be normed first.
 #[inline(always)]
 fn join(to: &mut f32, y: f32) {
     const RESIDUAL: f32 = RESIDUAL_SCALE as f32;
-    match POST_NORMS {
-        true => *to = y,
-        false if RESIDUAL != 1.0 => *to += y * RESIDUAL,
-        false => *to += y,
+    if POST_NORMS {
+        *to = y;
+    } else if RESIDUAL != 1.0 {
+        *to += y * RESIDUAL;
+    } else {
+        *to += y;
+    }
+}
+
+/// Joins a row of a product and its bias, if there is one: see [`join`].
+#[inline(always)]
+fn join_row(to: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
+    match bias {
+        Some(bias) => to.iter_mut().zip(y).zip(bias).for_each(|((to, y), b)| join(to, y + b)),
+        None => to.iter_mut().zip(y).for_each(|(to, y)| join(to, *y)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writes a bundle: a program and all files of a model that it reads.
+//! Writes a bundle: one file with the program and the model's files that it reads.
 
 use super::config::config_of;
 use super::convert::LoadOptions;
@@ -13,16 +13,16 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// More than the longest of them may have.
+/// Maximum size of a text file in bytes, above each reader's own limit.
 const LIMIT: u64 = 64 << 20;
 
-/// Writes the model around a program into `out`, which appears whole or not at all, and returns its size.
+/// Writes the program and the model to `out`, which appears complete or not at all, and returns its size.
 ///
-/// A model that is packed is copied, another is packed on the way, as [`pack`](super::pack::write) does.
+/// A packed model is copied; any other is packed as by [`pack`](super::pack::write).
 ///
 /// # Errors
 ///
-/// [`Error::Usage`]: `out` is no regular file, or a packed file has another type of weights than asked for.
+/// [`Error::Usage`]: `out` is not a regular file, or a packed file has another weight type than asked for.
 /// [`Error::Model`]: the model cannot be used. [`Error::Other`]: `out` cannot be written.
 pub fn write(
     model: &OpenModel,
@@ -36,7 +36,7 @@ pub fn write(
     let fail = |e: io::Error| unwritable(out, e);
     let unfinished = Unfinished::create(out).map_err(fail)?;
     let Some(path) = unfinished.path() else {
-        return Err(Error::Usage(format!("{}: is no regular file; a program is one", out.display())));
+        return Err(Error::Usage(format!("{}: is not a regular file; a bundle must be one", out.display())));
     };
     let begun = Begun::new(&unfinished.file, program, &text_files(model)?).map_err(fail)?;
     if let Some(packed) = model.checkpoint.packed().and_then(|packed| packed.only_file()) {
@@ -48,13 +48,13 @@ pub fn write(
         write_to(&model.checkpoint, &config, &place, options, calibration_of)?;
     }
     let bytes = begun.finish(path)?;
-    // Some file systems have no modes.
+    // Some file systems have no modes, so a failure is ignored.
     let _ = unfinished.file.set_permissions(Permissions::from_mode(0o755));
     unfinished.finish().map_err(fail)?;
     Ok(bytes)
 }
 
-/// The text files of a model by name. What a GGUF file says is in its packed file.
+/// The model's text files by name. A GGUF model has none: its packed file holds their content.
 fn text_files(model: &OpenModel) -> Result<Vec<(String, Vec<u8>)>> {
     if model.gguf().is_some() {
         return Ok(Vec::new());

@@ -18,41 +18,37 @@ use std::sync::Arc;
 /// An opened model file.
 #[derive(Debug)]
 pub enum Checkpoint {
-    /// Safetensors, whole or in shards; also a packed file.
+    /// Safetensors, in one file or in shards; also a packed file.
     Safetensors(Source),
     Gguf(Gguf),
 }
 
-/// A tensor as the file stores it. Its shape has been checked.
+/// A tensor as the file stores it, with its shape checked.
 #[derive(Debug, Clone)]
 pub struct Stored {
-    /// The file's name for it.
+    /// Name in the file.
     pub name: String,
     pub block: BlockType,
-    /// The order of its rows in the file.
+    /// Order of its rows in the file.
     pub order: Rows,
-    /// Its columns are the file's rows, and all of them are in `data`: [`Stored::straight`] makes rows of them.
+    /// True if the file's rows are its columns; then `data` holds the whole tensor: see [`Stored::straight`].
     pub transposed: bool,
-    /// Its values are what is added to 1.
+    /// True if 1 must be added to the values.
     pub beside_one: bool,
     /// `[rows][cols / block.values()][block.bytes()]`
     pub data: Plane,
     pub file: Arc<Path>,
-    row_bytes: usize,
+    /// Bytes of one row.
+    pub row_bytes: usize,
 }
 
 impl Stored {
-    /// The bytes of the matrix's row `row`, wherever it is in the file.
+    /// Bytes of row `row` of the matrix, wherever the file has it.
     pub fn row(&self, row: usize) -> &[u8] {
         &self.data.bytes()[self.order.stored(row) * self.row_bytes..][..self.row_bytes]
     }
 
-    /// Bytes of one row.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
-    }
-
-    /// The rows of a spec, of a tensor that holds those of others too.
+    /// Cuts the rows of a spec out of a tensor that also holds others'.
     fn part(self, spec: &Spec) -> Self {
         let Place { first, of, .. } = spec.stored;
         let (rows, bytes) = match spec.role {
@@ -66,7 +62,7 @@ impl Stored {
         Self { data: data.expect("invariant: the shape was checked"), ..self }
     }
 
-    /// The same with its rows as rows, in memory of its own.
+    /// Transposes a transposed tensor, into memory of its own.
     pub fn straight(self, spec: &Spec) -> Result<Self> {
         if !self.transposed {
             return Ok(self);
@@ -113,7 +109,7 @@ impl Checkpoint {
         }
     }
 
-    /// Identifies the content.
+    /// An identifier of the content.
     pub fn fingerprint(&self) -> String {
         match self {
             Checkpoint::Safetensors(source) => source.fingerprint(),
@@ -121,7 +117,7 @@ impl Checkpoint {
         }
     }
 
-    /// Identifies what the weights were made from: a packed file's checkpoint has the same.
+    /// Fingerprint of the checkpoint: for a packed file, of the one it was made from.
     pub fn origin(&self) -> String {
         let source = self.packed().and_then(|packed| packed.metadata().get(key::SOURCE));
         source.cloned().unwrap_or_else(|| self.fingerprint())
@@ -143,7 +139,7 @@ impl Checkpoint {
         }
     }
 
-    /// Resolves [`WeightType::Auto`] for this file; a packed file stays as it is.
+    /// Resolves [`WeightType::Auto`] for this file; a packed file keeps its type.
     pub fn settle(&self, weight_type: WeightType) -> WeightType {
         match self {
             _ if weight_type != WeightType::Auto => weight_type,
@@ -155,20 +151,22 @@ impl Checkpoint {
         }
     }
 
-    /// The model's tensors as this file has them: a head of its own is read where the config ties it to the embedding,
-    /// and the two differ.
+    /// The model's tensors as this file has them. If the config ties the head to the embedding but the file has another
+    /// head, the file's head is read.
     pub fn table(&self) -> Vec<Spec> {
         let mut specs = table();
         if TIED && self.packed().is_none() && self.has_own_head() {
             for spec in specs.iter_mut().filter(|spec| spec.is_vocabulary()) {
                 spec.tied = false;
-                spec.stored.name = if spec.name == HEAD { HEAD.into() } else { spec.stored.name.clone() };
+                if spec.name == HEAD {
+                    spec.stored.name = HEAD.into();
+                }
             }
         }
         specs
     }
 
-    /// Whether it has an output head that is not the embedding.
+    /// True if it has an output head that differs from the embedding.
     pub fn has_own_head(&self) -> bool {
         let Checkpoint::Safetensors(source) = self else { return false };
         let embedding = table().into_iter().find(|spec| spec.name == EMBED).map(|spec| spec.stored.name);
@@ -178,11 +176,11 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that a packed file has this type of weights, which is not [`WeightType::Auto`].
+    /// Checks that a packed file has this weight type, which is not [`WeightType::Auto`].
     ///
     /// # Errors
     ///
-    /// [`Error::Usage`]: it has another.
+    /// [`Error::Usage`]: it has another one.
     pub fn check_packed_as(&self, weight_type: WeightType) -> Result<()> {
         let found = self.settle(WeightType::Auto);
         if self.packed().is_none() || weight_type == found {
@@ -230,7 +228,7 @@ fn check_shape(spec: &Spec, (file, name): (&Path, &str), found: &[usize], config
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
 }
 
-/// A tensor by its name, or by that of the same model inside another: some files have prefixes.
+/// Finds a tensor by its name, with or without the prefix that some families' files have.
 fn tensor<'a>(source: &'a Source, name: &str) -> Option<&'a Tensor> {
     let prefixes: &[&str] = match ARCH {
         Arch::Gpt2 => &["transformer."],

@@ -1,4 +1,4 @@
-//! Whether files are of the model that this program was built for.
+//! Checks that files belong to the model that this program was built for.
 
 use super::checkpoint::Checkpoint;
 use crate::dims::{MODEL, baked};
@@ -8,7 +8,7 @@ use files::{Error, Result, text_file};
 use std::fs;
 use std::path::Path;
 
-/// The text of the `config.json` in `dir` for an opened checkpoint, or the same made from its GGUF header.
+/// Text of the `config.json` in `dir`, or one made from the checkpoint's GGUF header; compared with the baked model.
 ///
 /// # Errors
 ///
@@ -28,17 +28,17 @@ pub fn config_of(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
     Ok(text)
 }
 
-/// Compares the text of a `config.json`, which is in `file`, with the baked model.
+/// Compares the text of `file`, a `config.json`, with the baked model.
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: the field that differs, both values and the command that rebuilds.
+/// [`Error::Model`]: names the field that differs, both values and the command that rebuilds.
 pub(super) fn check_config(file: &Path, text: &str) -> Result<()> {
     let found = ModelConfig::parse(text).map_err(|e| Error::model(file, e))?;
     compare(file, file.parent().unwrap_or(Path::new(".")), &found)
 }
 
-/// Fails with the first difference from the baked model and the command that builds for `model`.
+/// Fails on the first difference from the baked model; names the command that builds for `model`.
 fn compare(file: &Path, model: &Path, found: &ModelConfig) -> Result<()> {
     let Some((field, here, there)) = baked().difference(found) else { return Ok(()) };
     let model = fs::canonicalize(model).unwrap_or_else(|_| model.into());

@@ -1,7 +1,7 @@
-//! Converts stored tensors to the storage that the engine uses, sixteen rows at a time and in parallel.
+//! Converts stored tensors to the engine's storage, sixteen rows at a time and in parallel.
 //!
-//! A tensor is read in windows, and the pages of a window are given back to the system as soon as it is done. So
-//! loading needs memory for its result and for one window, however large a tensor is.
+//! A tensor is read in windows, and each window's pages are given back to the system as soon as it is done. So loading
+//! needs memory for its result and one window, however large a tensor is.
 
 use super::checkpoint::{Checkpoint, Stored};
 use super::spec::{Role, Spec};
@@ -19,31 +19,31 @@ use numeric::quant::rows;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most bytes of a checkpoint that conversion keeps in memory.
+/// Maximum bytes of a checkpoint that conversion keeps in memory.
 pub const WINDOW: usize = 4 << 20;
 
-/// How to load.
+/// Settings for loading weights.
 pub struct LoadOptions<'a> {
-    /// What matrices become.
+    /// Type of the matrices.
     pub weight_type: WeightType,
-    /// For converting.
+    /// Threads for converting.
     pub threads: usize,
-    /// Called with the number of tensors done, and of all tensors.
+    /// Called with the number of tensors done and the number of all.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
-/// Whether the file stores a tensor in another form, or with its rows in another order.
+/// True if the file stores a tensor in another form or with its rows in another order.
 pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
     let asis = storage == Storage::Rows(stored.block) && stored.order == Rows::Plain && !stored.transposed;
     storage != Storage::Head && !asis
 }
 
-/// Loads one tensor. What is converted goes into `room`, of [`room_of`] bytes, and has no planes yet: see
+/// Loads one tensor. A converted tensor goes into `room`, of [`room_of`] bytes, and has no planes yet: see
 /// [`Storage::planes`]. `weight_type` is not `Auto`.
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: the tensor is missing or wrong, has lost its end, or a value that was converted is not finite.
+/// [`Error::Model`]: the tensor is missing, wrong or cut off, or a converted value is not finite.
 pub(super) fn load_one(
     checkpoint: &Checkpoint,
     spec: &Spec,
@@ -69,20 +69,20 @@ pub(super) fn load_one(
     Ok(Loaded { storage, planes })
 }
 
-/// The bytes that [`load_one`] converts a tensor into.
+/// Bytes of the converted tensor; 0 if [`load_one`] does not convert it.
 ///
 /// # Errors
 ///
 /// [`Error::Model`]: the tensor is missing or wrong.
 pub(super) fn room_of(checkpoint: &Checkpoint, spec: &Spec, weight_type: WeightType) -> Result<usize> {
     let mut stored = checkpoint.find(spec)?;
-    stored.transposed = false; // It is made straight before.
+    stored.transposed = false; // `load_one` transposes it before.
     let storage = Storage::of(spec, stored.block, weight_type);
     let is_converted = spec.role != Role::Vector && is_converted(&stored, storage);
     Ok(if is_converted { storage.room(spec) } else { 0 })
 }
 
-/// A vector's values as little-endian f32; all are finite.
+/// A vector's values as little-endian f32, checked to be finite.
 fn vector(stored: &Stored, spec: &Spec) -> Result<Plane> {
     let mut values = vec![0.0; spec.cols];
     decode(stored.block, stored.data.bytes(), &mut values);
@@ -111,11 +111,11 @@ struct Task<'a, 'b> {
     storage: Storage,
     /// Index of the first group.
     first: usize,
-    /// The groups. Each is locked once, by the thread that converts it.
+    /// The groups, each locked once by the thread that converts it.
     groups: &'a [Mutex<Group<'b>>],
 }
 
-/// Converts a tensor: `room` is [`Storage::room`] zeros.
+/// Converts a tensor into `room`, which is [`Storage::room`] zeros.
 fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room: &mut [u8]) -> Result<()> {
     let parts = storage.parts(spec);
     let len = |i: usize| parts.get(i).map_or(0, |part| part.len);
@@ -127,12 +127,12 @@ fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room:
     };
     let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
-    let width = (WINDOW / (GROUP_ROWS * stored.row_bytes().max(1))).max(1);
+    let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
         let task = Task { stored, spec, storage, first: i * width, groups: window };
         in_parallel(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
-        let bytes = rows.start * stored.row_bytes()..rows.end * stored.row_bytes();
+        let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
         if let Some(done) = stored.data.slice(bytes) {
             done.release();
         }
@@ -142,7 +142,7 @@ fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room:
         row => Err(Error::model(
             &stored.file,
             format!(
-                "tensor {}, row {}: holds NaN, infinity or values too large for a f16 scale; \
+                "tensor {}, row {}: holds NaN, infinity or values too large for an f16 scale; \
                  the checkpoint is broken",
                 stored.name,
                 stored.order.stored(row)
@@ -151,7 +151,7 @@ fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room:
     }
 }
 
-/// Converts the groups of a task. The first row that is not finite goes to `bad_row`.
+/// Converts the groups of a task on several threads. `bad_row` becomes the first row that is not finite.
 fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -163,7 +163,7 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
             if let Storage::Blocks(format) = task.storage
                 && format.padding() != 0
             {
-                // Zeros, for the rows that the last group lacks.
+                // The rows missing in the last group are zeros.
                 group.quants.fill(format.padding());
             }
             let first = (task.first + i) * GROUP_ROWS;
@@ -177,7 +177,7 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
     pool::at_once(threads.min(task.groups.len()), work);
 }
 
-/// Room for one decoded row.
+/// Buffer for one decoded row.
 #[derive(Default)]
 struct Decoded {
     values: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Where a model's files are, and which of them are read.
+//! Finds a model's files and selects which of them to read.
 
 use super::checkpoint::Checkpoint;
 use super::config::config_of;
@@ -12,12 +12,12 @@ use files::{Error, Result, bundle, hub};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where a model's files are.
+/// Location of a model's files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelPath {
-    /// Directory of the weights, `config.json` and the tokenizer; or the bundle that holds them.
+    /// Directory of the weights, `config.json` and the tokenizer, or the bundle that holds them.
     pub dir: PathBuf,
-    /// What [`Checkpoint::open`] takes.
+    /// Path for [`Checkpoint::open`].
     pub weights: PathBuf,
 }
 
@@ -25,31 +25,32 @@ pub struct ModelPath {
 #[derive(Debug)]
 pub struct OpenModel {
     pub path: ModelPath,
-    /// The packed file where it is fresh, otherwise the checkpoint.
+    /// The packed file if it is up to date, otherwise the checkpoint.
     pub checkpoint: Checkpoint,
-    /// What matrices become; never [`WeightType::Auto`].
+    /// Type of the matrices; never [`WeightType::Auto`].
     pub weight_type: WeightType,
     /// See [`OpenModel::gguf`].
     packed_gguf: Option<Gguf>,
 }
 
 const TOKENIZER: &str = "tokenizer.json";
-/// Either of these makes a directory a safetensors model.
+/// Files of which either makes a directory a safetensors model.
 const CHECKPOINT: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 
-/// Whether a directory has any of these files.
+/// Checks whether a directory has any of these files.
 fn has_any<'a>(dir: &Path, files: impl IntoIterator<Item = &'a str>) -> Result<bool> {
     let found: Result<Vec<bool>> = files.into_iter().map(|file| is_there(&dir.join(file))).collect();
     Ok(found?.contains(&true))
 }
 
 impl ModelPath {
-    /// Takes a directory, a `.safetensors` file, a packed file, a `.gguf` file or a bundle. A directory with one GGUF
-    /// file and no safetensors stands for that file, a folder `models--org--name` of the Hugging Face cache for its snapshot.
+    /// Accepts a directory, a `.safetensors` file, a packed file, a `.gguf` file or a bundle. A directory with one GGUF
+    /// file and no safetensors stands for that file, a folder `models--org--name` of the Hugging Face cache for its
+    /// snapshot.
     ///
     /// # Errors
     ///
-    /// [`Error::Model`]: nothing is there, or several GGUF files are.
+    /// [`Error::Model`]: the path does not exist, or has several GGUF files.
     pub fn new(path: &Path) -> Result<Self> {
         let path = &hub::snapshot(path);
         let meta = fs::metadata(path).map_err(|e| {
@@ -57,7 +58,7 @@ impl ModelPath {
             Error::model(path, format!("{e}; {remedy}"))
         })?;
         if bundle::start(path).is_some() {
-            // No file beside it counts.
+            // Files beside a bundle are ignored.
             return Ok(Self { dir: path.into(), weights: path.into() });
         }
         if !meta.is_dir() {
@@ -69,7 +70,7 @@ impl ModelPath {
         Ok(Self { dir: path.into(), weights: gguf.unwrap_or_else(|| path.into()) })
     }
 
-    /// Whether all is in one bundle.
+    /// True if the model is a bundle.
     pub fn is_bundle(&self) -> bool {
         self.dir == self.weights && !self.dir.is_dir()
     }
@@ -83,7 +84,7 @@ impl ModelPath {
         Folder::of(&self.dir)
     }
 
-    /// Where the packed file of these weights is, or would be: in the directory, or beside the GGUF file.
+    /// Path of these weights' packed file, which need not exist: in the directory, or beside the GGUF file.
     pub fn packed(&self) -> Option<PathBuf> {
         if is_gguf(&self.weights) {
             return Some(self.weights.with_extension("gguf.packed.safetensors"));
@@ -98,7 +99,7 @@ impl ModelPath {
     /// [`Error::Model`]: a file is missing or damaged.
     pub fn open(&self, weight_type: WeightType) -> Result<OpenModel> {
         let checkpoint = self.open_weights(weight_type)?;
-        // In a directory and in a bundle, a tokenizer.json comes before what a packed file says.
+        // A tokenizer.json in the directory or bundle takes precedence over the packed file's metadata.
         let own_tokenizer = if self.is_bundle() {
             self.folder()?.len_of(TOKENIZER).is_some()
         } else {
@@ -110,7 +111,7 @@ impl ModelPath {
         Ok(OpenModel { path: self.clone(), checkpoint, weight_type, packed_gguf })
     }
 
-    /// The packed file if it was made from the checkpoint beside it with this type of weights, or if there is no
+    /// Opens the packed file if it was made from the checkpoint beside it with this weight type, or if there is no
     /// checkpoint; otherwise the checkpoint.
     fn open_weights(&self, weight_type: WeightType) -> Result<Checkpoint> {
         let Some(packed) = self.packed().filter(|packed| packed.is_file()) else {
@@ -135,14 +136,13 @@ impl ModelPath {
 }
 
 impl OpenModel {
-    /// The GGUF metadata that hold the tokenizer and the chat template; `None` where these are files in the model's
-    /// directory.
+    /// The GGUF metadata with tokenizer and chat template; `None` if these are files in the model's directory.
     pub fn gguf(&self) -> Option<&Gguf> {
         self.checkpoint.gguf().or(self.packed_gguf.as_ref())
     }
 
-    /// Compares the model's config with the baked one. A packed file may come without a `config.json`: it holds a
-    /// config of its own.
+    /// Compares the model's config with the baked one. A packed file holds a config of its own, so `config.json` may be
+    /// missing beside it.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@
 //! of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file is
 //! aligned. The metadata ([`packed_file::key`]) hold the layout's version, the model's `config.json` (of a GGUF file,
 //! the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each tensor that
-//! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor, and so are
+//! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor, and so is
 //! the model's [`Calibration`].
 
 use super::Weights;
@@ -31,7 +31,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The header being made.
+/// The file's header while it is built.
 #[derive(Default)]
 struct Header {
     tensors: Map<String, Value>,
@@ -48,7 +48,7 @@ impl Header {
         self.len = end;
     }
 
-    /// The header's bytes: their number, and the JSON.
+    /// The header's bytes: the JSON's length, then the JSON.
     fn finish(mut self, source: &Checkpoint, weight_type: WeightType, config: &str) -> Vec<u8> {
         self.dtypes.sort_keys();
         let metadata = json!({
@@ -71,22 +71,18 @@ impl Header {
 /// Computes the calibration of some weights.
 pub type CalibrationOf<'a> = dyn Fn(Weights) -> Result<Calibration> + 'a;
 
-/// Where a packed file goes.
+/// Destination of a packed file.
 pub struct Place<'a> {
     pub file: &'a File,
-    /// Where in `file` it begins, and where `file` is written on.
+    /// Offset in `file` where it begins, which is where `file` continues to be written.
     pub from: u64,
-    /// Where `file` is; `None` for a pipe.
+    /// Path of `file`; `None` for a pipe.
     pub path: Option<&'a Path>,
-    /// What messages call it.
+    /// Name in messages.
     pub name: &'a Path,
 }
 
-/// Packs a checkpoint into `out`, which appears whole or not at all, and returns its size. See [`write_to`].
-///
-/// # Errors
-///
-/// Those of [`write_to`].
+/// Packs a checkpoint into `out`, which appears complete or not at all, and returns its size. See [`write_to`].
 pub fn write(
     source: &Checkpoint,
     config: &str,
@@ -101,11 +97,11 @@ pub fn write(
     Ok(bytes)
 }
 
-/// Packs a checkpoint, and returns the bytes written.
+/// Packs a checkpoint and returns the number of bytes written.
 ///
 /// Tensors are converted and written one after another, so that peak memory is one packed tensor. `config` is the text
-/// of a `config.json`. `calibration_of` is given the packed weights, mapped; without it, and where the place is a pipe, no
-/// calibration is written.
+/// of a `config.json`. `calibration_of` receives the packed weights, mapped; without it, or into a pipe, no calibration
+/// is written.
 ///
 /// # Errors
 ///
@@ -170,7 +166,7 @@ pub fn write_to(
     Ok(bytes)
 }
 
-/// Hands the planes of a tensor to `put`, which pads what it is given.
+/// Passes the planes of a tensor to `put`, which pads each.
 fn put_planes(
     source: &Checkpoint,
     spec: &Spec,
@@ -187,13 +183,13 @@ fn put_planes(
     Ok(())
 }
 
-/// A file that cannot be written.
+/// The error of a file that cannot be written.
 pub fn unwritable(name: &Path, e: io::Error) -> Error {
     Error::io(name, format!("cannot write: {e}; free space or choose another place"))
 }
 
 impl Place<'_> {
-    /// The weights of the packed file that was written, in the file at `path`.
+    /// Maps the weights of the packed file just written to `path`.
     fn mapped(&self, path: &Path, weight_type: WeightType) -> Result<Weights> {
         let whole = map_file(path)?;
         let packed = whole.slice(self.from as usize..whole.bytes().len());
@@ -202,7 +198,7 @@ impl Place<'_> {
     }
 }
 
-/// Writes a file in aligned blocks of 2 MiB, so that a file system that can will keep it in huge pages.
+/// Writer of aligned 2 MiB blocks, so that file systems that support huge pages can use them for the file.
 struct Blocks<'a> {
     file: &'a File,
     buf: Vec<u8>,
@@ -230,7 +226,7 @@ impl Write for Blocks<'_> {
     }
 }
 
-/// The storage of each tensor of [`table`], for sizes before anything is checked: what is not readable counts as f32.
+/// Storage of each tensor of [`table`], to estimate sizes before the file is checked: unreadable entries count as f32.
 pub fn storages(source: &Source) -> Vec<Storage> {
     let dtypes = source.metadata().get(key::DTYPES).and_then(|text| serde_json::from_str(text).ok());
     let dtypes: HashMap<String, String> = dtypes.unwrap_or_default();
@@ -241,20 +237,20 @@ pub fn storages(source: &Source) -> Vec<Storage> {
     table().iter().map(storage).collect()
 }
 
-/// Why a packed file cannot be used, and the remedy.
+/// The error of a packed file that cannot be used, with the remedy.
 fn refused(source: &Source, why: String) -> Error {
-    Error::model(source.path(), format!("{why}; make it again with antigravity pack"))
+    Error::model(source.path(), format!("{why}; create it again with antigravity pack"))
 }
 
 fn meta<'a>(source: &'a Source, key: &str) -> Result<&'a String> {
     source.metadata().get(key).ok_or_else(|| refused(source, format!("metadata {key} is missing")))
 }
 
-/// Whether a packed file is of this program's layout and model.
+/// Checks that a packed file is of this program's layout and model.
 ///
 /// # Errors
 ///
-/// [`Error::Model`]: it is of another version or model.
+/// [`Error::Model`]: it has another version or model.
 pub(super) fn check(source: &Source) -> Result<()> {
     if layout_version(source) != Some(LAYOUT) {
         let found = source.metadata().get(key::LAYOUT).map_or("", String::as_str);
@@ -263,7 +259,7 @@ pub(super) fn check(source: &Source) -> Result<()> {
     check_config(source.path(), meta(source, key::CONFIG)?)
 }
 
-/// Maps a packed file of this type of weights that [`check`] accepts.
+/// Maps a packed file that [`check`] accepts and that has this weight type.
 ///
 /// # Errors
 ///
@@ -290,7 +286,7 @@ pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedMod
     Ok(LoadedModel { tensors, calibration, weight_type, fingerprint, file: source.path().into() })
 }
 
-/// The calibration, if it is of the revision that this program computes.
+/// The file's calibration, if it has one of this program's revision.
 fn calibration(source: &Source) -> std::result::Result<Option<Calibration>, String> {
     let name = Calibration::tensor();
     let Some(tensor) = source.get(&name) else { return Ok(None) };
@@ -307,7 +303,7 @@ fn plane(source: &Source, spec: &Spec, part: &Part) -> std::result::Result<Plane
     plane.ok_or_else(|| format!("tensor {name} has {found} bytes, not {want}"))
 }
 
-/// Refuses tensors of zeros. Those of blocks have scales of zero.
+/// Rejects tensors of zeros: for quantised blocks, scales of zero.
 fn check_zeros(source: &Source, spec: &Spec, loaded: &Loaded) -> Result<()> {
     let (data, parts) = match (loaded.storage, &loaded.planes[..]) {
         (Storage::Blocks(_), [_, scales]) => (scales, spec.rows.div_ceil(GROUP_ROWS)),
@@ -317,7 +313,7 @@ fn check_zeros(source: &Source, spec: &Spec, loaded: &Loaded) -> Result<()> {
     zeros::check(spec, &Values { file: source.path(), name: &spec.name, data, parts })
 }
 
-/// Refuses scales and vectors that are NaN or infinite.
+/// Rejects scales and vectors that are NaN or infinite.
 fn check_finite(spec: &Spec, loaded: &Loaded) -> std::result::Result<(), String> {
     let (finite, what) = match (loaded.storage, &loaded.planes[..]) {
         (Storage::Blocks(format), [_, scales]) => {
@@ -331,7 +327,7 @@ fn check_finite(spec: &Spec, loaded: &Loaded) -> std::result::Result<(), String>
     if finite { Ok(()) } else { Err(format!("tensor {} {what} NaN or infinite", spec.name)) }
 }
 
-/// Whether all f16 among the scales are finite.
+/// Checks that all f16 values among the scales are finite.
 fn finite_scales(format: Format, scales: &[u8]) -> bool {
     let (run, halves) = (format.scale_bytes(), format.half_bytes());
     if run == halves {
@@ -340,7 +336,7 @@ fn finite_scales(format: Format, scales: &[u8]) -> bool {
     scales.chunks_exact(run).all(|run| finite_f16(&run[..halves]))
 }
 
-/// Whether all f16 are finite: none has all exponent bits set.
+/// Checks that all f16 values are finite: none has all exponent bits set.
 fn finite_f16(bytes: &[u8]) -> bool {
     // Without an early exit, so that it vectorises.
     bytes.as_chunks::<2>().0.iter().fold(0u16, |bad, b| bad | u16::from(b[1] & 0x7c == 0x7c)) == 0

@@ -1,4 +1,4 @@
-//! Bytes of the weights, by where they will be, before anything is loaded.
+//! Memory needed by the weights, computed before anything is loaded.
 
 use super::checkpoint::Checkpoint;
 use super::convert::{WINDOW, is_converted};
@@ -11,23 +11,23 @@ use files::blocks::{BlockType, Dtype};
 use files::packed_file;
 use files::source::Source;
 
-/// Bytes of the weights, by where they will be.
+/// Bytes of the weights by kind of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WeightBytes {
-    /// In memory of our own.
+    /// In allocated memory.
     pub own: u64,
     /// In pages of a mapped file that every token reads.
     pub mapped: u64,
-    /// In pages of a mapped file of which little is read.
+    /// In pages of a mapped file that are hardly read: embeddings.
     pub dropped: u64,
-    /// On an OpenCL device: matrices padded to whole groups of rows, vectors.
+    /// On an OpenCL device: vectors, and matrices padded to whole groups of rows.
     pub device: u64,
-    /// The largest stored tensor that is read, quantised and dropped again while loading.
+    /// Largest part of a checkpoint that is in memory at once while it is converted.
     pub passing: u64,
 }
 
 impl WeightBytes {
-    /// The bytes of an opened model.
+    /// Bytes of an opened model.
     pub fn of(model: &OpenModel) -> Self {
         match model.checkpoint.packed() {
             Some(source) => packed(source),
@@ -35,7 +35,7 @@ impl WeightBytes {
         }
     }
 
-    /// The bytes of a packed file as `pack` makes it from a model in 16 bits.
+    /// Bytes of a packed file that `pack` would make from a 16-bit checkpoint.
     pub fn assumed() -> Self {
         let form = |spec: &Spec| Storage::of(spec, BlockType::F16, WeightType::Q4_0);
         let mut bytes = Self::default();
@@ -51,7 +51,7 @@ impl WeightBytes {
     }
 }
 
-/// A packed file: all is mapped, vectors are copied.
+/// Bytes of a packed file: everything is mapped, and vectors are copied.
 fn packed(source: &Source) -> WeightBytes {
     let all = source.tensors().fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let of_role = |role| table().into_iter().filter(move |s| s.role == role);
@@ -67,11 +67,11 @@ fn packed(source: &Source) -> WeightBytes {
     WeightBytes { own, mapped: all.saturating_sub(dropped), dropped, device, passing: 0 }
 }
 
-/// A checkpoint: what is converted becomes ours, the rest stays mapped.
+/// Bytes of a checkpoint: converted tensors are allocated, the rest stays mapped.
 fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
     let mut bytes = WeightBytes::default();
     for spec in opened.table() {
-        // A tensor that is missing or wrong is reported when it is loaded.
+        // A missing or wrong tensor is reported when it is loaded.
         let stored = opened.find(&spec).ok();
         let form = Storage::of(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
@@ -91,7 +91,7 @@ fn checkpoint(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes {
     bytes
 }
 
-/// Bytes of a tensor on an OpenCL device: rows of elements are padded to whole groups.
+/// Bytes of a tensor on an OpenCL device, where unquantised matrices are padded to whole groups of rows.
 fn on_device(spec: &Spec, form: Storage) -> u64 {
     let padded = |n: usize| n.next_multiple_of(16) as u64;
     match (spec.role, form) {
@@ -105,12 +105,12 @@ fn on_device(spec: &Spec, form: Storage) -> u64 {
     }
 }
 
-/// Bytes of a tensor in this form.
+/// Bytes of a tensor in this storage.
 fn kept(spec: &Spec, form: Storage) -> u64 {
     form.parts(spec).iter().fold(0, |sum, part| add(sum, part.len as u64))
 }
 
-/// Bytes of a tensor of elements of `size` bytes.
+/// Bytes of a tensor with elements of `size` bytes.
 fn dense(spec: &Spec, size: usize) -> u64 {
     mul(mul(spec.rows as u64, spec.cols as u64), size as u64)
 }

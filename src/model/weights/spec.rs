@@ -1,15 +1,15 @@
-//! The baked model's tensors: names, shapes and roles, and where a checkpoint has them.
+//! The baked model's tensors: names, shapes, roles, and their places in a checkpoint.
 
 use crate::dims::*;
 use files::blocks::BLOCK;
 use files::config::Arch;
 
-/// What a tensor is used for. This decides how it is stored.
+/// Use of a tensor, which decides how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Looked up by row; stays as in the checkpoint.
     Embedding,
-    /// The same by position.
+    /// Looked up by position; stays as in the checkpoint.
     Positions,
     /// Multiplied with activations; may be quantised.
     Matrix,
@@ -22,44 +22,44 @@ pub enum Role {
 pub struct Spec {
     /// Name in the engine and in packed files.
     pub name: String,
-    /// Where the checkpoint has it. (A tied head reads the embedding.)
+    /// Place in the checkpoint. (A tied head reads the embedding.)
     pub stored: Place,
     /// 1 for a vector.
     pub rows: usize,
     pub cols: usize,
     pub role: Role,
-    /// Of the embedding and of the output head: whether they are one.
+    /// True for the embedding and the output head if they are one tensor.
     pub tied: bool,
 }
 
 /// A tensor of a checkpoint, or some rows of it (elements of a vector): some families store several as one.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// Its name.
+    /// Name in the checkpoint.
     pub name: String,
-    /// The first row.
+    /// First row.
     pub first: usize,
     /// Rows of the whole tensor.
     pub of: usize,
 }
 
 impl Spec {
-    /// Whether the weight type Q4_0 quantises this tensor.
+    /// True if the weight type Q4_0 quantises this tensor.
     pub fn quantises(&self) -> bool {
         self.role == Role::Matrix && self.cols.is_multiple_of(BLOCK)
     }
 
-    /// Whether it has a row for each token.
+    /// True if it has a row for each token of the vocabulary.
     pub fn is_vocabulary(&self) -> bool {
         self.role == Role::Embedding || self.name == HEAD
     }
 
-    /// Whether a checkpoint's weights of a norm are what is added to 1.
+    /// True if 1 must be added to a checkpoint's norm weights.
     pub fn is_beside_one(&self) -> bool {
         ARCH == Arch::Gemma3 && self.role == Role::Vector && self.name.ends_with("norm.weight")
     }
 
-    /// Whether a checkpoint has the columns of the matrix as rows (`Conv1D`).
+    /// True if a checkpoint stores the matrix transposed (`Conv1D`).
     pub fn is_transposed(&self) -> bool {
         ARCH == Arch::Gpt2 && self.role == Role::Matrix && self.name != HEAD
     }
@@ -124,13 +124,13 @@ pub fn table() -> Vec<Spec> {
     specs
 }
 
-/// Where a checkpoint has the tensor that the engine calls `name`, of so many rows.
+/// Place in a checkpoint of the engine's tensor `name` with this number of rows.
 fn place(name: &str, rows: usize) -> Place {
     if name == HEAD && TIED {
         return place(EMBED, rows);
     }
     let whole = |name: String| Place { name, first: 0, of: rows };
-    // q, k and v below each other, gate and up likewise.
+    // Fused tensors: the rows of q, k and v one after another, and of gate and up.
     let qkv = |at: &str, name: &str| {
         let first = [("q_proj", 0), ("k_proj", Q_DIM), ("v_proj", Q_DIM + KV_DIM)];
         let (part, first) = first.into_iter().find(|(part, _)| name.contains(part))?;
@@ -154,7 +154,7 @@ fn place(name: &str, rows: usize) -> Place {
     }
 }
 
-/// What GPT-2 calls what other families agree on.
+/// Renames from the common tensor names to GPT-2's, applied in order.
 const GPT2: [(&str, &str); 10] = [
     ("model.embed_tokens", "wte"),
     ("model.embed_positions", "wpe"),
@@ -171,7 +171,7 @@ const GPT2: [(&str, &str); 10] = [
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
 pub(super) const POSITIONS: &str = "model.embed_positions.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
-/// The norms of a layer's second half. With norms behind attention and the feed-forward layer, names move.
+/// Norm before the feed-forward layer. Models with post-norms use its usual name for the norm after attention.
 pub(super) const FFN_NORM: &str =
     if POST_NORMS { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
 pub(super) const ATTN_POST_NORM: &str = "post_attention_layernorm";

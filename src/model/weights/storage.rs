@@ -1,4 +1,4 @@
-//! How a tensor is stored, in memory and in a packed file.
+//! Storage of tensors in memory and in a packed file.
 
 use super::calibration::Calibration;
 use super::spec::{Role, Spec};
@@ -9,21 +9,21 @@ use numeric::quant::format::{Format, GROUP_ROWS};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// How a tensor is stored.
+/// Storage of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
     /// Blocks in the packed layout: a plane of quants and one of scales.
     Blocks(Format),
     /// One row-major plane: elements, or the unchanged blocks of an embedding. A vector is elements of f32.
     Rows(BlockType),
-    /// No planes: an embedding whose values the output projection holds.
+    /// No planes: an embedding that reads the output projection's rows.
     Head,
 }
 
 /// A tensor, ready for use.
 pub struct Loaded {
     pub storage: Storage,
-    /// As [`Storage::parts`] lists them.
+    /// In the order of [`Storage::parts`].
     pub planes: Vec<Plane>,
 }
 
@@ -31,11 +31,11 @@ pub struct Loaded {
 pub struct LoadedModel {
     /// By [`Spec::name`].
     pub tensors: HashMap<String, Loaded>,
-    /// What a packed file holds of them.
+    /// The calibration that a packed file holds.
     pub calibration: Option<Calibration>,
-    /// What matrices became; never [`WeightType::Auto`].
+    /// Type of the matrices; never [`WeightType::Auto`].
     pub weight_type: WeightType,
-    /// Identifies the checkpoint.
+    /// An identifier of the checkpoint.
     pub fingerprint: String,
     /// The file to name in errors.
     pub file: PathBuf,
@@ -43,16 +43,16 @@ pub struct LoadedModel {
 
 /// One plane of a tensor.
 pub struct Part {
-    /// What follows the tensor's name in a packed file.
+    /// Suffix of the tensor's name in a packed file.
     pub suffix: &'static str,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// Bytes that a plane begins at a multiple of.
+/// Alignment of planes, in bytes.
 const ALIGN: usize = 64;
 
-/// The bytes that a plane takes in a packed file, or among others in memory.
+/// Bytes of a plane with its padding, in a packed file and in memory.
 pub fn padded(len: usize) -> usize {
     len.next_multiple_of(ALIGN)
 }
@@ -61,12 +61,12 @@ pub fn padded(len: usize) -> usize {
 const HEAD_NAME: &str = "head";
 
 impl Storage {
-    /// How a tensor that the file stores as `block` is stored after loading; `weight_type` is not `Auto`.
+    /// Storage after loading of a tensor that the file stores as `block`; `weight_type` is not `Auto`.
     pub fn of(spec: &Spec, block: BlockType, weight_type: WeightType) -> Storage {
         match spec.role {
             Role::Vector => Storage::Rows(BlockType::F32),
             Role::Matrix => Storage::of_matrix(spec.cols, block, weight_type),
-            // Only quantising would change the values.
+            // Stays as stored: quantising would change the values.
             Role::Embedding => match Storage::of_matrix(spec.cols, block, weight_type) {
                 Storage::Blocks(format) if format.block() != block => Storage::Rows(block),
                 _ if spec.tied => Storage::Head,
@@ -85,7 +85,7 @@ impl Storage {
         }
     }
 
-    /// Its name in a packed file's metadata; `None` where it is the default, which is left out.
+    /// Name in a packed file's metadata; `None` for the default, which is left out.
     pub fn name(self, spec: &Spec) -> Option<String> {
         match self {
             Storage::Blocks(Format::Q4_0) => None,
@@ -96,7 +96,7 @@ impl Storage {
         }
     }
 
-    /// The storage that [`Storage::name`] stands for; `None` if this tensor cannot have it.
+    /// The storage with this [`Storage::name`]; `None` if the tensor cannot have it.
     pub fn from_name(spec: &Spec, name: Option<&str>) -> Option<Storage> {
         let Some(name) = name else {
             let storage =
@@ -117,7 +117,7 @@ impl Storage {
         spec.cols.is_multiple_of(block.values()).then_some(storage)
     }
 
-    /// Bytes of a group of sixteen rows: quants (or rows), and scales.
+    /// Bytes of a group of sixteen rows: quants (or elements) and scales.
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
         match self {
             Storage::Blocks(format) => format.group_bytes(cols),

@@ -1,20 +1,20 @@
-//! What matrices become when a model is loaded.
+//! The type that matrices are converted to when a model is loaded.
 
 use files::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// What matrices become when a model is loaded.
+/// Type that matrices are converted to when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightType {
-    /// Decided by the file: native for GGUF, Q4_0 for safetensors, a packed file as it is.
+    /// Chosen by the file: native for GGUF, Q4_0 for safetensors, its own type for a packed file.
     #[default]
     Auto,
-    /// Never quantised anew: blocks in the layout that kernels read, elements as stored.
+    /// Not quantised again: blocks in the layout that kernels read, elements as stored.
     Native,
-    /// Quantised to Q4_0 where a row is whole blocks; stored Q4_0 stays bit for bit.
+    /// Quantised to Q4_0 if rows are whole blocks; stored Q4_0 stays bit for bit.
     Q4_0,
-    /// Computed in f32: elements as stored, blocks decoded to f32 in memory. The reference.
+    /// Computed in f32 as the reference: elements as stored, blocks decoded to f32 in memory.
     F32,
 }
 

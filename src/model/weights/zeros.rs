@@ -1,41 +1,40 @@
-//! Weights that are missing: a file whose size was set before a download broke off holds zeros from there on. Such a
-//! model runs, and says nothing or nonsense.
+//! Detects incomplete downloads: a file whose size was set in advance holds zeros from where the download stopped. Such
+//! a model would run and generate nothing or nonsense.
 //!
-//! A search for anything but zeros ends at the first byte that is something, so that a sound file costs a page or two
-//! for each tensor.
+//! The search stops at the first byte that is not zero, so an intact file costs a page or two per tensor.
 
 use super::spec::{Role, Spec};
 use files::mapped::Plane;
 use files::{Error, Result};
 use std::path::Path;
 
-/// The most rows at the end of a vocabulary that no token uses: published models pad theirs to a round number.
+/// Maximum number of unused rows at the end of a vocabulary: published models pad theirs to a round number.
 const PADDING: usize = 1024;
 
 /// The stored values of a tensor.
 pub struct Values<'a> {
-    /// The file, and its name for the tensor.
+    /// The file, and the tensor's name in it.
     pub file: &'a Path,
     pub name: &'a str,
     /// Part of the mapped file.
     pub data: &'a Plane,
-    /// How many parts the data have that no sound file ends with zeros in: a matrix's rows, or groups of them.
+    /// Number of equal parts of the data, the last of which is not zeros in an intact file: rows, or groups of rows.
     pub parts: usize,
 }
 
-/// Refuses a norm or a matrix of zeros, and one that ends in zeros as the rest of its file does. Biases may be zeros, and
-/// so may the last rows of a vocabulary.
+/// Rejects a norm or matrix that is all zeros, or that ends in zeros together with the rest of its file. Biases and the
+/// last rows of a vocabulary may be zeros.
 ///
 /// # Errors
 ///
-/// [`Error::Model`], by name.
+/// [`Error::Model`], with the tensor's name.
 pub fn check(spec: &Spec, values: &Values<'_>) -> Result<()> {
     let Values { file, name, data, parts } = *values;
     if spec.role == Role::Vector && spec.name.ends_with(".bias") {
         return Ok(());
     }
     let parts = if spec.role == Role::Vector { spec.cols.div_ceil(32) } else { parts };
-    // Of a vocabulary's parts, as many as `PADDING` is of its rows.
+    // Parts of a vocabulary that may be padding.
     let spare =
         if spec.is_vocabulary() { (PADDING.min(spec.rows / 8) * parts).div_ceil(spec.rows) } else { 0 };
     let last = parts.saturating_sub(1 + spare) * (data.bytes().len() / parts.max(1));

@@ -1,5 +1,5 @@
-//! The other program: its process, and the two threads that write to it and read from it, so that whoever asks never waits
-//! for longer than they say.
+//! The draft program's process, with two threads that write to it and read from it, so that a caller never waits longer
+//! than its time-out.
 
 use super::protocol;
 use files::{Error, Result};
@@ -10,31 +10,31 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread;
 use std::time::Duration;
 
-/// Bytes of the stack of a thread that reads or writes.
+/// Stack size of the threads that read and write, in bytes.
 const STACK: usize = 128 << 10;
-/// Lines of the other program that are kept until somebody looks: it says one at a time.
+/// Maximum number of unread lines from the program, which sends one at a time.
 const KEPT: usize = 2;
 
-/// A running program. It is ended when this is dropped.
+/// A running program, killed on drop.
 pub struct Child {
     process: Process,
     requests: Sender<String>,
     lines: Receiver<Result<Vec<u8>>>,
 }
 
-/// How the program is to run.
+/// Settings of the program.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
     /// Slots of each of its caches.
     pub slots: usize,
-    /// Texts at once.
+    /// Number of texts at once.
     pub sequences: usize,
-    /// Its threads.
+    /// Number of its threads.
     pub threads: usize,
 }
 
 impl Child {
-    /// Starts a program, which hears nothing of Ctrl-C: its input ends with this process.
+    /// Starts a program. Ctrl-C does not reach it; its input ends with this process.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Child {
         let mut command = Command::new(program);
         let Setting { slots, sequences, threads } = setting;
         command.arg("draft").args([format!("-c{slots}"), format!("-n{sequences}"), format!("-t{threads}")]);
-        // That is this program's model.
+        // The variable names this program's model, not the draft's.
         command.env_remove("ANTIGRAVITY_MODEL");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         #[cfg(unix)]
@@ -53,7 +53,7 @@ impl Child {
             (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
         let (requests, asked) = channel::<String>();
         let (hand, lines) = sync_channel(KEPT);
-        // A pipe that is closed is an end that the reader sees.
+        // The reader notices when the pipe is closed.
         let write = move || {
             for request in asked {
                 if stdin.write_all(request.as_bytes()).and_then(|()| stdin.flush()).is_err() {
@@ -79,15 +79,15 @@ impl Child {
 
     /// Sends a line.
     pub fn send(&self, line: String) {
-        // Where the thread is gone, so is the program: whoever waits for an answer is told.
+        // If the thread is gone, so is the program, which `receive` reports.
         let _ = self.requests.send(line);
     }
 
-    /// Its next line, if it comes in time.
+    /// Receives its next line, if it comes in time.
     ///
     /// # Errors
     ///
-    /// `Other`, in words that follow its name: it has ended, or says what is no line.
+    /// `Other`, with text that follows the program's name: it has ended, or sent something invalid.
     pub fn receive(&mut self, patience: Duration) -> Result<Option<Vec<u8>>> {
         match self.lines.recv_timeout(patience) {
             Ok(line) => line.map(Some).map_err(|e| Error::Other(format!("says {e}"))),
@@ -96,9 +96,9 @@ impl Child {
         }
     }
 
-    /// How it ended, where that is known at once.
+    /// Describes how it ended, if that is known at once.
     fn status(&mut self) -> String {
-        // Its output ends a moment before it does.
+        // Its output closes a moment before the process ends.
         for _ in 0..20 {
             match self.process.try_wait() {
                 Ok(Some(status)) => return format!(" ({status})"),
@@ -109,7 +109,7 @@ impl Child {
         String::new()
     }
 
-    /// The number of its process.
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -117,7 +117,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It keeps nothing that a kill could damage.
+        // It writes no files that a kill could damage.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

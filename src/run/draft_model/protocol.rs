@@ -1,6 +1,7 @@
-//! What a program and its draft say to each other, version 1: one JSON object a line, requests on the draft's stdin, its
-//! answers on its stdout. The draft begins with [`Hello`]; then each [`Request`] has one [`Answer`]. The draft ends when
-//! its stdin does. Neither believes the other: lines have a greatest length, and ids, numbers and fields are checked.
+//! Protocol between a program and its draft program, version 1: one JSON object per line, requests on the draft's
+//! stdin, answers on its stdout. The draft first sends [`Hello`]; then each [`Request`] gets one [`Answer`]. The draft
+//! ends when its stdin does. Neither trusts the other: lines have a maximum length, and ids, numbers and fields are
+//! checked.
 
 use files::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -8,47 +9,47 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read};
 use text::sampler::{Rng, SamplerOptions};
 
-/// Of these messages. Another one is refused.
+/// Version of the protocol; any other is rejected.
 pub const VERSION: u32 = 1;
-/// Most tokens of a draft.
+/// Maximum number of tokens of a draft.
 pub const MOST: usize = 64;
-/// Most bytes of a draft's line, more than [`MOST`] ids take.
+/// Maximum bytes of an answer's line, more than [`MOST`] ids take.
 pub const ANSWER: u64 = 4 << 10;
-/// Most bytes of a request: the ids of the longest context there can be.
+/// Maximum bytes of a request: the ids of the longest possible context.
 pub const REQUEST: u64 = 256 << 20;
 
-/// What a draft says first, once its model is loaded.
+/// Handshake of a draft once its model is loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
     pub antigravity_draft: u32,
-    /// What the ids mean: [`Pieces::digest`](text::tokenizer::Pieces::digest).
+    /// Digest of its tokenizer: [`Pieces::digest`](text::tokenizer::Pieces::digest).
     pub tokenizer: u32,
-    /// Texts that it keeps a cache for.
+    /// Number of texts that it keeps a cache for.
     pub sequences: usize,
 }
 
-/// Asks for the tokens that a text goes on with.
+/// Request for the next tokens of a text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// Its answer has it too.
+    /// Id, repeated in the answer.
     pub id: u64,
-    /// Which of the texts, from 0.
+    /// Index of the text, from 0.
     pub sequence: usize,
-    /// So many of the text's tokens stay, and
+    /// Number of leading tokens of the text that stay.
     pub keep: usize,
-    /// these come after them. A draft before is none of the text.
+    /// Tokens after these. Earlier drafts are not part of the text.
     pub tokens: Vec<u32>,
-    /// Most tokens to draft.
+    /// Maximum number of tokens to draft.
     pub draft: usize,
-    /// A draft ends where all of it is less probable.
+    /// Minimum joint probability: a draft ends before it falls below this.
     pub least: f32,
-    /// How the text's tokens are chosen from now on, where that has changed; at first by the largest logit.
+    /// New sampler settings, if they have changed; initially greedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampler: Option<SamplerOptions>,
-    /// The random numbers that the next tokens will be drawn with: with the same ones, two models that agree nearly draw
-    /// the same token nearly always.
+    /// Random state of the next tokens: with the same random numbers, two similar models nearly always sample the same
+    /// token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random: Option<Rng>,
 }
@@ -57,13 +58,13 @@ pub struct Request {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Answer {
-    /// The request's.
+    /// Id of the request.
     pub id: u64,
-    /// At most as many as asked for.
+    /// Drafted tokens, at most as many as asked for.
     pub tokens: Vec<u32>,
 }
 
-/// A message as its line.
+/// Serializes a message as a line.
 pub fn line(message: &impl Serialize) -> String {
     let text = serde_json::to_string(message).expect("invariant: numbers, texts and lists of them are JSON");
     text + "\n"
@@ -73,7 +74,7 @@ pub fn line(message: &impl Serialize) -> String {
 ///
 /// # Errors
 ///
-/// `Other` for a longer line, and for what cannot be read.
+/// `Other` for a longer line or a failed read.
 pub fn read_line(input: &mut impl BufRead, most: u64) -> Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let read = input.by_ref().take(most).read_until(b'\n', &mut line);
@@ -86,11 +87,11 @@ pub fn read_line(input: &mut impl BufRead, most: u64) -> Result<Option<Vec<u8>>>
     }
 }
 
-/// A message of its line.
+/// Parses a message from its line.
 ///
 /// # Errors
 ///
-/// `Other` for anything else.
+/// `Other` if it is not such a message.
 pub fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
     serde_json::from_slice(line).map_err(|e| Error::Other(format!("not a message: {e}")))
 }

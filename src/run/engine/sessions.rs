@@ -1,10 +1,9 @@
-//! Sessions on the devices of an engine: one device or two, by choice or by measurement.
+//! Sessions on an engine's devices: one device or two, by choice or by measured speed.
 
 use super::Engine;
 use crate::model::device::{SharedDevice, locked};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices};
-use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, Side};
 use crate::run::placement::{
     self, CpuFactory, DeviceCache, DeviceFactory, Devices, KernelCompiler, MeasuredSchedule, Placement,
@@ -15,7 +14,7 @@ use files::{Error, Result};
 use std::sync::{Arc, OnceLock};
 
 impl Engine {
-    /// Settles what runs, once the weights are where they belong.
+    /// Chooses the devices, once the weights are uploaded.
     pub(super) fn decide(&mut self) -> Result<()> {
         if matches!(self.devices()?, Devices::Cpu) {
             self.device = None;
@@ -23,7 +22,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The devices that compute: for `auto` those found by measuring both.
+    /// Devices that compute; for `auto`, chosen by measuring both.
     fn devices(&self) -> Result<&Devices> {
         if let Some(devices) = self.devices.get() {
             return Ok(devices);
@@ -43,9 +42,9 @@ impl Engine {
         Ok(self.devices.get_or_init(|| devices))
     }
 
-    /// An empty sequence with a cache and a device of its own. Where [`EngineOptions::wait_for_gpu`] is false it may begin
-    /// on the CPU, and goes on on the device when that is ready. Whoever drops the engine and its last such session before
-    /// waits for the program that is being compiled.
+    /// Makes an empty sequence. With [`EngineOptions::wait_for_gpu`] false, it may begin on the CPU and switch to the
+    /// device when that is ready; dropping the engine and its last such session earlier waits for the program that is
+    /// being compiled.
     pub fn session(&self) -> Result<Session> {
         match (&self.device, &self.compiler) {
             (Some(model), Some(compiler)) if self.begins_early() => self.early_session(model, compiler),
@@ -58,7 +57,7 @@ impl Engine {
         !self.options.wait_for_gpu && self.must_compile()
     }
 
-    /// A sequence that begins on the CPU while kernels are compiled.
+    /// Makes a sequence that begins on the CPU while kernels are compiled.
     fn early_session(&self, model: &Arc<opencl::Model>, compiler: &Arc<KernelCompiler>) -> Result<Session> {
         let sessions = SessionFactory {
             engine: self,
@@ -68,7 +67,7 @@ impl Engine {
         };
         let o = &sessions.options;
         let name = &model.device().facts().name;
-        o.notice.say(&format!("OpenCL: compiling kernels for {name}, once; the CPU begins meanwhile"));
+        o.notice.say(&format!("OpenCL: compiling kernels for {name} (only once); the CPU starts meanwhile"));
         let Ok(mut compiled) = compiler.make(self.factory.clone(), Arc::clone(model), o.clone()) else {
             return self.session_of(&self.options);
         };
@@ -87,8 +86,7 @@ impl Engine {
         self.with_drafts(session, o, self.draft_length(o))
     }
 
-    /// True if the device's kernels are still to be compiled or, for `auto`, to be timed, and the CPU can compute
-    /// meanwhile.
+    /// True if the device's kernels still have to be compiled (or timed, for `auto`) and the CPU can compute meanwhile.
     pub fn must_compile(&self) -> bool {
         let model = self.device.as_ref().filter(|_| self.compiler.is_some());
         model.is_some_and(|model| {
@@ -96,19 +94,19 @@ impl Engine {
         })
     }
 
-    /// True if nothing is to be timed to settle what runs.
+    /// True if the devices can be chosen without timing them.
     fn has_speeds(&self, model: &opencl::Model) -> bool {
         let (o, facts) = (&self.options, model.device().facts());
         o.backend != BackendKind::Auto
             || placement::known(o, &self.factory.weights.fingerprint, self.factory.isa, facts).is_some()
     }
 
-    /// The options for one sequence.
+    /// Options for one sequence.
     fn options_for_one(&self) -> EngineOptions {
         EngineOptions { batch: 1, ..self.with_attention(&self.options) }
     }
 
-    /// The options with attention where it is computed: on the device as `auto` measures it, and where there are two.
+    /// Options with attention on the device for `auto`, which measures it there, and for two devices.
     fn with_attention(&self, o: &EngineOptions) -> EngineOptions {
         let two = matches!(self.devices.get(), Some(Devices::Both(_)));
         let always = self.options.backend == BackendKind::Auto || two;
@@ -121,34 +119,35 @@ impl Engine {
         self.with_drafts(self.session_factory(&o)?.session()?, &o, self.draft_length(&o))
     }
 
-    /// Empty sequences on the same devices, whose tokens are computed together: see [`crate::session::forward`].
+    /// Makes empty sequences on the same devices, whose tokens can be computed together: see
+    /// [`crate::session::forward`].
     ///
     /// # Errors
     ///
-    /// `Memory`; what the options or the device do not allow.
+    /// `Memory`; errors of invalid options and of the device.
     pub fn sessions_of(&self, o: &EngineOptions, sequences: usize) -> Result<Vec<Session>> {
         let o = EngineOptions { batch: sequences, ..o.clone() };
         let (sessions, most) = (self.session_factory(&o)?, self.draft_length(&o));
         (0..sequences).map(|_| self.with_drafts(sessions.session()?, &o, most)).collect()
     }
 
-    /// Most tokens of a draft with these options. Where there can be none, that is said.
+    /// Maximum number of tokens of a draft with these options. Reports if drafting is impossible.
     fn draft_length(&self, o: &EngineOptions) -> usize {
-        // Drafts of all sequences fit into one pass.
+        // The drafts of all sequences must fit into one pass.
         let room = chunk(o) / o.sequences() - 1;
         let why = match (o.draft, o.eviction.policy) {
             (0, _) => return 0,
-            (_, Policy::SnapKv | Policy::H2o) => {
-                "the eviction policy looks at attention, which drafts would change"
+            (_, policy) if policy.observes_attention() => {
+                "the eviction policy looks at attention, which drafts would distort"
             }
-            _ if room == 0 => "a pass has no room for more than a token of each text",
+            _ if room == 0 => "a pass has room for only one token of each sequence",
             _ => return o.draft.min(room),
         };
-        o.notice.say(&format!("`EngineOptions::draft` {}: off, as {why}", o.draft));
+        o.notice.say(&format!("`EngineOptions::draft` {}: off, because {why}", o.draft));
         0
     }
 
-    /// A session that drafts so many tokens.
+    /// Adds drafting of at most `most` tokens to a session.
     fn with_drafts(&self, session: Session, o: &EngineOptions, most: usize) -> Result<Session> {
         if most == 0 {
             return Ok(session);
@@ -160,7 +159,7 @@ impl Engine {
         })
     }
 
-    /// The devices for sequences with these options: the CPU where no other can be used.
+    /// Makes the devices for sequences with these options; the CPU if no other can be used.
     fn session_factory(&self, o: &EngineOptions) -> Result<SessionFactory<'_>> {
         let options = self.with_attention(o);
         self.ready_keys(&options)?;
@@ -186,15 +185,14 @@ impl Engine {
         Ok(sessions)
     }
 
-    /// An empty cache on the OpenCL device; `None` where there is no device.
+    /// An empty cache on the OpenCL device; `None` if there is no device.
     pub fn device_cache(&self, o: &EngineOptions) -> Result<Option<DeviceCache>> {
         let Some(model) = &self.device else { return Ok(None) };
         self.ready_keys(o)?;
         DeviceCache::new(shared(self.factory.opencl(model, o)?), o.max_seq_len).map(Some)
     }
 
-    /// Times the variants of kernels on the OpenCL device, whatever was found out before, and keeps the fastest;
-    /// `None` where there is no device.
+    /// Times the kernel variants on the OpenCL device again and keeps the fastest; `None` if there is no device.
     pub fn tune(&self) -> Result<Option<opencl::tune::Tuning>> {
         let timed = |model: &Arc<opencl::Model>| {
             opencl::tune::time_variants(model, &opencl::Cache::of_user(), &|line| {
@@ -205,7 +203,7 @@ impl Engine {
     }
 }
 
-/// Chooses the device of `auto`, and says why.
+/// Chooses the devices for `auto` and reports why.
 fn choose_fastest(
     factory: &DeviceFactory,
     model: &Arc<opencl::Model>,
@@ -234,11 +232,11 @@ struct SessionFactory<'a> {
     engine: &'a Engine,
     options: EngineOptions,
     device: DeviceSet,
-    /// The CPU, once a sequence needs it.
+    /// The CPU, made when a sequence first needs it.
     cpu: Arc<OnceLock<SharedDevice>>,
 }
 
-/// Which devices those are.
+/// The devices of a [`SessionFactory`].
 enum DeviceSet {
     Cpu,
     Gpu(SharedDevice),
@@ -250,7 +248,7 @@ enum DeviceSet {
     },
 }
 
-/// Makes the CPU, unless it is there.
+/// Makes the CPU device, unless it exists.
 fn make_cpu_once(
     cpu: &OnceLock<SharedDevice>,
     factory: &DeviceFactory,
@@ -259,25 +257,25 @@ fn make_cpu_once(
     if let Some(cpu) = cpu.get() {
         return Ok(Arc::clone(cpu));
     }
-    // If two threads come here, the second takes what the first made.
+    // If two threads come here, the second uses the first one's.
     let made = shared(factory.cpu(options)?);
     Ok(Arc::clone(cpu.get_or_init(|| made)))
 }
 
 impl SessionFactory<'_> {
-    /// The CPU, one for all sequences.
+    /// The CPU device that all sequences share.
     fn cpu(&self) -> Result<SharedDevice> {
         make_cpu_once(&self.cpu, &self.engine.factory, &self.options)
     }
 
-    /// Makes the cache on the CPU for a sequence whose device is lost.
+    /// A function that makes the CPU's cache for a sequence whose device is lost.
     fn cpu_factory(&self) -> CpuFactory {
         let (factory, options) = (self.engine.factory.clone(), self.options.clone());
         let (cpu, slots) = (Arc::clone(&self.cpu), options.max_seq_len);
         Box::new(move || DeviceCache::new(make_cpu_once(&cpu, &factory, &options)?, slots))
     }
 
-    /// An empty sequence, which in a hybrid session begins on the CPU.
+    /// Makes an empty sequence; a hybrid one begins on the CPU.
     fn session(&self) -> Result<Session> {
         let o = &self.options;
         match self.session_on_devices().and_then(|s| s.with_eviction(o.eviction)) {
@@ -314,7 +312,7 @@ impl SessionFactory<'_> {
     }
 }
 
-/// Says that the CPU runs, because of what a device failed with; `auto` takes it even where the device has no room.
+/// Reports that the CPU is used because a device failed; for `auto`, also because the device has too little memory.
 pub(super) fn use_cpu_instead(o: &EngineOptions, failure: Error) -> Result<()> {
     match failure {
         Error::Device(_) => {}
@@ -325,25 +323,26 @@ pub(super) fn use_cpu_instead(o: &EngineOptions, failure: Error) -> Result<()> {
     Ok(())
 }
 
-/// Opens the OpenCL device and brings the weights there.
+/// Opens the OpenCL device and uploads the weights.
 pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
     let cache = opencl::Cache::of_user();
     let unusable = cache.unusable();
     let device = opencl::open(options.cl_device.as_deref(), cache)?;
-    // Nothing is computed or compiled yet.
+    // Only uploads so far, so the time-out can be short.
     device.set_patience(2 * opencl::waiter::least(), None);
     if let Some(why) = unusable {
-        options.notice.say(&format!("{why}; the device's programs are compiled at each start"));
+        options.notice.say(&format!("{why}; the device's kernels are compiled at each start"));
     }
     let shared = options.zero_copy && device.facts().unified_memory;
     if options.zero_copy && !shared {
         options
             .notice
-            .say("`EngineOptions::zero_copy`: this device has memory of its own; weights are copied");
+            .say("`EngineOptions::zero_copy`: this device has its own memory, so the weights are copied");
     }
-    let matrices = match shared {
-        true => Matrices::share(&device, weights)?,
-        false => Matrices::copy(&device, weights, opencl::own_place(&device))?,
+    let matrices = if shared {
+        Matrices::share(&device, weights)?
+    } else {
+        Matrices::copy(&device, weights, opencl::own_place(&device))?
     };
     Ok((device, matrices))
 }

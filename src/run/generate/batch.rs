@@ -1,4 +1,4 @@
-//! The generation loop: one pass computes the next tokens of all generations, and parts of prompts beside them; then the
+//! The generation loop: one pass computes the next token of every generation together with parts of prompts; then the
 //! next token of each is sampled. A stream is a batch of one.
 
 use super::decoder::TokenDecoder;
@@ -10,31 +10,32 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 use text::sampler::{Logprobs, TokenLogprobs, all_finite};
 
-/// A token's part of a text.
+/// The text of one token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
     /// The token; `None` for text that was held back until the end.
     pub token: Option<u32>,
-    /// Text that may be shown: whole characters, perhaps none yet.
+    /// Displayable text: whole characters, perhaps none yet.
     pub text: String,
-    /// Of the token, where [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) asks for it.
+    /// Log-probabilities of the token, if [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) asks for
+    /// them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Something that came of a generation in a step.
+/// An event of a generation in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BatchEvent {
     /// Log-probabilities of the next tokens of the prompt; the first one has none.
     Prompt(Vec<TokenLogprobs>),
-    /// A token of the text.
+    /// A piece of the text.
     Piece(Piece),
-    /// The last event.
+    /// End of the generation; the last event.
     Ended(StopReason),
-    /// The last event: what went wrong with this generation alone.
+    /// An error of this generation alone; the last event.
     Failed(Error),
 }
 
-/// A session of the generation's own, or a caller's.
+/// A session that the generation owns or borrows.
 pub enum SessionRef<'a> {
     Own(Box<Session>),
     Borrowed(&'a mut Session),
@@ -60,29 +61,29 @@ impl DerefMut for SessionRef<'_> {
     }
 }
 
-/// One text under way: a session, and the decoder that makes text of its tokens.
+/// One running generation: a session, and the decoder that samples tokens and turns them into text.
 pub struct Generation<'a> {
-    /// Its number among the caller's.
+    /// The caller's id for it.
     pub id: usize,
     pub session: SessionRef<'a>,
     pub decoder: TokenDecoder<'a>,
-    /// Ids of the prompt, then those sampled. The session has computed the first ones.
+    /// Tokens of the prompt, then the sampled ones. The session has computed the first of them.
     tokens: Vec<u32>,
-    /// The first tokens, which are computed as a prompt.
+    /// Number of leading tokens that are computed as a prompt.
     prompt: usize,
-    /// True once a part of the prompt was computed since its last end.
+    /// True while a prompt is computed in parts.
     is_prompt_open: bool,
-    /// Tokens of the prompt that progress does not count.
+    /// Tokens of the prompt that progress reports do not count.
     uncounted: usize,
-    /// The next token, or why there is none, where it was sampled beside those of other texts.
+    /// The next token or its error, if it was sampled in parallel with other generations'.
     sampled: Option<Result<u32>>,
-    /// Measures the tokens of the prompt, where that is wanted.
+    /// Computes the log-probabilities of the prompt's tokens, if wanted.
     prompt_logprobs: Option<Logprobs>,
     stop_reason: Option<StopReason>,
 }
 
 impl<'a> Generation<'a> {
-    /// The text of a prompt of which the session holds the first tokens, after [`Session::begin_prompt`].
+    /// A generation from a prompt, after [`Session::begin_prompt`]: the session holds the first tokens.
     pub fn new(
         id: usize,
         mut session: SessionRef<'a>,
@@ -91,7 +92,7 @@ impl<'a> Generation<'a> {
     ) -> Generation<'a> {
         session.set_sampler(decoder.sampler().options());
         let held = session.tokens().len();
-        // One token is computed as a sampled one is, so that a text that was cut continues as if it had not been.
+        // A single token is computed like a sampled one, so that an interrupted text continues as if it had not been.
         let computed_together = if held + 1 == prompt.len() { held } else { prompt.len() };
         Self {
             id,
@@ -107,40 +108,40 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Measures the tokens of its prompt, where that is wanted, and tells of progress from the first one on, also where one
-    /// token is left.
+    /// Computes log-probabilities of the prompt's tokens, if wanted, and counts progress from the first token on.
     #[cfg(feature = "serve")]
     pub fn with_prompt_logprobs(self, logprobs: Option<Logprobs>) -> Self {
         let prompt = self.tokens.len();
         Self { prompt_logprobs: logprobs, uncounted: 0, prompt, ..self }
     }
 
-    /// Why it ended, once it has.
+    /// Reason for its end, once it has ended.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
 
-    /// Tokens of the text that are not computed: the last one sampled, or what is left of a prompt.
+    /// Tokens that are not computed yet: the last sampled one, or the rest of a prompt.
     pub fn uncomputed(&self) -> &[u32] {
         &self.tokens[self.computed()..]
     }
 
-    /// Tokens that are computed.
+    /// Number of computed tokens.
     fn computed(&self) -> usize {
         self.session.tokens().len().min(self.tokens.len())
     }
 
-    /// True if tokens are computed as a prompt next: a part of the prompt, or what a lost device had.
+    /// True if the next tokens are computed as a prompt: a part of the prompt, or tokens that a lost device had.
     fn is_prompt(&self) -> bool {
         self.computed() < self.prompt || self.uncomputed().len() > 1
     }
 
     fn tell_progress(&self) {
         let count = |tokens: usize| tokens.saturating_sub(self.uncounted);
-        self.decoder.tell_progress(count(self.computed()), count(self.tokens.len()));
+        self.decoder.progress.tell(count(self.computed()), count(self.tokens.len()));
     }
 
-    /// Computes the next tokens of a prompt that is to be measured, at most `room`, but never its last: how many.
+    /// Computes log-probabilities of the prompt's next tokens, if wanted: at most `room`, but never the last. Returns
+    /// their number.
     fn measure_prompt(&mut self, room: usize, events: &mut Events) -> Result<usize> {
         let Self { session, tokens, prompt, prompt_logprobs: Some(logprobs), .. } = self else {
             return Ok(0);
@@ -159,7 +160,7 @@ impl<'a> Generation<'a> {
         Ok(end - done)
     }
 
-    /// Stages the next tokens of the prompt, at most `room`: how many join the sequence.
+    /// Stages at most `room` tokens of the prompt. Returns how many are added to the sequence.
     fn stage_prompt(&mut self, room: usize, events: &mut Events) -> Result<usize> {
         if self.decoder.cancel().is_cancelled() {
             return Ok(0);
@@ -175,7 +176,7 @@ impl<'a> Generation<'a> {
         session.stage_prompt(&left[..room.min(left.len())], left.len())
     }
 
-    /// Ends a prompt, once all of it is computed.
+    /// Ends a prompt that is computed completely.
     fn end_prompt(&mut self) -> Result<()> {
         if self.stop_reason.is_some() || !self.uncomputed().is_empty() || !self.is_prompt_open {
             return Ok(());
@@ -185,7 +186,7 @@ impl<'a> Generation<'a> {
         self.session.end_prompt()
     }
 
-    /// Stages the token that was sampled last, and perhaps a draft after it.
+    /// Stages the last sampled token, perhaps with a draft after it.
     fn stage_token(&mut self) -> Result<Stage> {
         match self.tokens[self.computed()..] {
             [token] => self.session.stage_token(token),
@@ -193,7 +194,7 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// Stages the next token, after those that a draft has computed already.
+    /// Stages the next token after accepting the tokens that a draft has already computed.
     fn stage_next_token(&mut self, accepting: Accepting, events: &mut Events) -> Result<()> {
         while self.stage_token()? == Stage::Computed && accepting == Accepting::AllAtOnce {
             self.advance(events)?;
@@ -204,7 +205,7 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// The next token, where its logits are there and it is wanted.
+    /// The task of sampling the next token, if its logits are there and it is wanted.
     fn sampling(&mut self) -> Option<Sampling<'_, 'a>> {
         let is_wanted = self.stop_reason.is_none() && self.uncomputed().is_empty();
         let Self { session, decoder, tokens, sampled, .. } = self;
@@ -216,7 +217,7 @@ impl<'a> Generation<'a> {
         })
     }
 
-    /// Adds the next token to the text, where its logits are there.
+    /// Adds the next token to the text, if its logits are there.
     fn advance(&mut self, events: &mut Events) -> Result<()> {
         if !self.uncomputed().is_empty() {
             if self.decoder.cancel().is_cancelled() {
@@ -247,7 +248,7 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// Ends the text, once what was held back is handed out.
+    /// Emits pending text and ends the generation.
     fn end(&mut self, reason: StopReason, events: &mut Events) {
         self.session.discard_drafts();
         self.stop_reason = Some(reason);
@@ -258,12 +259,12 @@ impl<'a> Generation<'a> {
         events.push((self.id, BatchEvent::Ended(reason)));
     }
 
-    /// Ends it at an error that ends all.
+    /// Marks it as ended after an error that ends the whole batch.
     pub fn give_up(&mut self) {
         self.stop_reason = Some(StopReason::Interrupt);
     }
 
-    /// Ends with what went wrong with this text alone; what goes wrong with the device ends all.
+    /// Ends this generation on its own error; returns errors of the device, which end the batch.
     fn fail(&mut self, e: Error, events: &mut Events) -> Result<()> {
         if !is_request_error(&e) {
             return Err(e);
@@ -274,10 +275,10 @@ impl<'a> Generation<'a> {
     }
 }
 
-/// Events, each with the number of its generation.
+/// Events with the ids of their generations.
 pub type Events = Vec<(usize, BatchEvent)>;
 
-/// A token that is to be sampled.
+/// The task of sampling one token.
 struct Sampling<'t, 'a> {
     decoder: &'t mut TokenDecoder<'a>,
     logits: &'t [f32],
@@ -290,29 +291,29 @@ pub fn is_request_error(e: &Error) -> bool {
     matches!(e, Error::Usage(_) | Error::Model(_) | Error::Other(_))
 }
 
-/// Drafted tokens that a text accepts in a step.
+/// Number of drafted tokens that a generation accepts in a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Accepting {
-    /// One, so that whoever reads the text can go on otherwise after each token.
+    /// One, so that the reader of the stream can intervene after each token.
     One,
-    /// All, so that the text is in every pass.
+    /// All, so that every generation takes part in every pass.
     AllAtOnce,
 }
 
 /// Generations that are computed together.
 pub struct Batch<'a> {
     generations: Vec<Generation<'a>>,
-    /// Most tokens of prompts in a pass beside the tokens of others.
+    /// Maximum number of prompt tokens in a pass with other generations' tokens.
     pub prompt_budget: usize,
-    /// Tokens of prompts in the last pass.
+    /// Number of prompt tokens in the last pass.
     prompt_tokens: usize,
     accepting: Accepting,
-    /// Samples tokens beside a device that has no threads.
+    /// Threads for sampling if the device has none.
     pool: Pool,
 }
 
 impl<'a> Batch<'a> {
-    /// An empty batch, which samples with so many threads beside a device that has none.
+    /// An empty batch that samples on `threads` threads if the device has none.
     pub fn new(threads: usize) -> Self {
         Self {
             generations: Vec::new(),
@@ -323,7 +324,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// A batch of one, which has one token in each step.
+    /// A batch of one generation, with one token per step.
     pub fn of_one(generation: Generation<'a>) -> Self {
         Self { generations: vec![generation], accepting: Accepting::One, ..Self::new(1) }
     }
@@ -333,7 +334,7 @@ impl<'a> Batch<'a> {
         self.generations.push(generation);
     }
 
-    /// All generations, those that have ended included.
+    /// All generations, ended ones included.
     pub fn generations(&self) -> &[Generation<'a>] {
         &self.generations
     }
@@ -354,12 +355,12 @@ impl<'a> Batch<'a> {
         self.generations.clear();
     }
 
-    /// Generations whose prompts are computed.
+    /// Number of generations that are past their prompts.
     pub fn decoding(&self) -> usize {
         self.running().filter(|g| !g.is_prompt()).count()
     }
 
-    /// Tokens of prompts in the last pass.
+    /// Number of prompt tokens in the last pass.
     #[cfg(feature = "serve")]
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
@@ -369,12 +370,12 @@ impl<'a> Batch<'a> {
         self.generations.iter().filter(|g| g.stop_reason.is_none())
     }
 
-    /// One pass: a token of every generation, and with the room that is left the next parts of prompts; then the next
-    /// token of each. What came of it. With a prompt budget of 0 some generation must be no prompt.
+    /// Computes one pass: a token of every generation and, in the remaining room, the next parts of prompts; then
+    /// samples the next token of each. With a prompt budget of 0, some generation must be past its prompt.
     ///
     /// # Errors
     ///
-    /// Errors of the device, which end all.
+    /// Errors of the device, which end the whole batch.
     pub fn step(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
         let mut events = self.compute(cancel)?;
         self.sample();
@@ -384,11 +385,11 @@ impl<'a> Batch<'a> {
         Ok(events)
     }
 
-    /// The first half of a step: one pass, after which no token is sampled. What came of it.
+    /// Computes one pass without sampling: the first half of a step.
     ///
     /// # Errors
     ///
-    /// See [`Batch::step`].
+    /// Errors of [`Batch::step`].
     pub fn compute(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
         let mut events = Events::new();
         self.stage(&mut events)?;
@@ -405,7 +406,7 @@ impl<'a> Batch<'a> {
         Ok(events)
     }
 
-    /// Stages what the next pass computes.
+    /// Stages the tokens of the next pass.
     fn stage(&mut self, events: &mut Events) -> Result<()> {
         let pass = self.running().next().map_or(0, |g| g.session.max_tokens());
         let mut room = pass.saturating_sub(self.decoding()).max(1).min(self.prompt_budget);
@@ -427,8 +428,9 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Samples the next tokens of several texts at the same time: from a large vocabulary, that takes as long as a pass of
-    /// a fast device. None is sampled from broken logits. What is not sampled here, as after Ctrl-C, is sampled later.
+    /// Samples the next tokens of several generations in parallel: from a large vocabulary, sampling takes as long as a
+    /// pass of a fast device. Tokens not sampled here, such as those with broken logits, are left to
+    /// [`Generation::advance`].
     fn sample(&mut self) {
         let Some(device) = self.running().next().map(|g| g.session.device()) else { return };
         let all = self.generations.iter_mut().filter_map(Generation::sampling);

@@ -1,5 +1,4 @@
-//! From logits to tokens, and from tokens to text that may be shown: the sampler, the detokenizer and the stop strings of
-//! one generation.
+//! Samples one generation's tokens and turns them into displayable text: sampler, detokenizer and stop strings.
 
 use crate::dims::VOCAB;
 use crate::run::options::{GenerateOptions, Progress};
@@ -10,44 +9,44 @@ use std::collections::VecDeque;
 use text::sampler::{Logprobs, Sampler, SamplerOptions, TokenLogprobs};
 use text::tokenizer::{Scan, StopStrings, TextState, TextStream, Tokenizer};
 
-/// Text that was held back at a cut.
+/// Text held back where a generation was interrupted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PendingText {
-    /// Part of a character.
+    /// Bytes of an incomplete character.
     bytes: TextState,
-    /// Text that could become a stop string.
+    /// Text that could be the start of a stop string.
     stop: String,
 }
 
-/// What becomes of held-back text where a text is cut, not ended.
+/// Treatment of held-back text when a generation is interrupted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AtCut {
     Show,
     Keep,
 }
 
-/// Options of one text of perhaps several that share them.
+/// Options of one generation; several may share [`GenerateOptions`].
 pub struct DecoderParams<'o> {
     pub options: &'o GenerateOptions,
-    /// Takes the place of the seed in the options.
+    /// Seed that replaces the one in the options.
     pub seed: u64,
     /// The options' stop strings.
     pub stops: StopStrings,
 }
 
 impl<'o> DecoderParams<'o> {
-    /// Those of the options.
+    /// Parameters from the options alone.
     ///
     /// # Errors
     ///
-    /// `Usage` for a stop string that is empty.
+    /// `Usage` for an empty stop string.
     pub fn new(options: &'o GenerateOptions) -> Result<Self> {
         Ok(Self { options, seed: options.sampler.seed, stops: StopStrings::new(&options.stop)? })
     }
 }
 
-/// Turns logits into tokens and tokens into text that may be shown.
+/// Turns logits into tokens, and tokens into displayable text.
 pub struct TokenDecoder<'a> {
     tokenizer: &'a Tokenizer,
     sampler: Sampler,
@@ -56,27 +55,27 @@ pub struct TokenDecoder<'a> {
     stops: StopStrings,
     at_cut: AtCut,
     stop_tokens: Vec<u32>,
-    /// Tokens that may still come.
+    /// Remaining number of tokens; `None` without a maximum.
     left: Option<usize>,
-    /// Tokens so far, of which the least are [`GenerateOptions::min_tokens`].
+    /// Number of tokens so far, and the minimum ([`GenerateOptions::min_tokens`]).
     made: usize,
     least: usize,
     bad_words: Vec<Vec<u32>>,
-    /// Tokens that may not come next.
+    /// Tokens that must not come next.
     banned: Vec<u32>,
-    /// Tokens that come next, without being sampled.
+    /// Tokens that come next without being sampled.
     inserted: VecDeque<u32>,
     cancel: CancelToken,
-    progress: Progress,
-    /// `[VOCAB]`, for the sampler.
+    pub(super) progress: Progress,
+    /// Copy of the logits for the sampler: `[VOCAB]`.
     logits: Vec<f32>,
 }
 
 impl<'a> TokenDecoder<'a> {
-    /// Refuses options that cannot be followed.
+    /// Checks the options.
     #[cfg_attr(
         not(feature = "grammar"),
-        expect(unused_variables, reason = "a grammar asks what ends a text")
+        expect(unused_variables, reason = "only a grammar needs the stop tokens")
     )]
     pub fn check(tokenizer: &Tokenizer, options: &GenerateOptions) -> Result<()> {
         options.sampler.validate_for(VOCAB)?;
@@ -94,11 +93,11 @@ impl<'a> TokenDecoder<'a> {
         StopStrings::new(&options.stop).map(|_| ())
     }
 
-    /// A decoder for a text that begins.
+    /// A decoder for a new text.
     ///
     /// # Errors
     ///
-    /// `Usage` for options that cannot be followed.
+    /// `Usage` for invalid options.
     pub fn new(tokenizer: &'a Tokenizer, params: DecoderParams<'_>) -> Result<Self> {
         let DecoderParams { options, seed, stops } = params;
         let stop_tokens = stop_tokens(tokenizer, options);
@@ -123,12 +122,12 @@ impl<'a> TokenDecoder<'a> {
         })
     }
 
-    /// Whether no token is left to be generated.
+    /// True if the maximum number of tokens is reached.
     pub fn reached_max_tokens(&self) -> bool {
         self.left == Some(0)
     }
 
-    /// The token that asks it to stop.
+    /// The token that cancels the generation.
     pub fn cancel(&self) -> &CancelToken {
         &self.cancel
     }
@@ -143,13 +142,13 @@ impl<'a> TokenDecoder<'a> {
         &mut self.sampler
     }
 
-    /// The tokenizer that makes the text.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> &'a Tokenizer {
         self.tokenizer
     }
 
-    /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for
-    /// [`TokenDecoder::pending_text`].
+    /// Continues an interrupted text. If it is interrupted again, held-back text stays in
+    /// [`TokenDecoder::pending_text`] instead of being shown.
     pub fn resume(&mut self, pending: Option<&PendingText>) {
         self.at_cut = AtCut::Keep;
         if let Some(pending) = pending {
@@ -158,23 +157,18 @@ impl<'a> TokenDecoder<'a> {
         }
     }
 
-    /// The text that is held back.
+    /// The text held back so far.
     pub fn pending_text(&self) -> PendingText {
         PendingText { bytes: self.text.state(), stop: self.stops.pending().into() }
     }
 
-    /// Tells how much of the prompt is done.
-    pub fn tell_progress(&self, done: usize, all: usize) {
-        self.progress.tell(done, all);
-    }
-
-    /// Goes on with these tokens, which are then not sampled.
+    /// Continues with these tokens instead of sampled ones.
     pub fn insert(&mut self, tokens: &[u32]) {
         self.inserted.extend(tokens);
     }
 
-    /// Samples a token from the `logits` that follow the tokens of `history`, or takes one that was inserted.
-    /// [`TokenDecoder::push`] adds it to the text.
+    /// Samples a token from the `logits` after `history`, or takes an inserted one. [`TokenDecoder::push`] adds it to
+    /// the text.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
         let token = match self.inserted.pop_front() {
             Some(token) => token,
@@ -198,7 +192,7 @@ impl<'a> TokenDecoder<'a> {
         Ok(token)
     }
 
-    /// Finds the tokens that may not come next.
+    /// Lists the tokens that must not come next.
     fn ban_tokens(&mut self, history: &[u32]) {
         self.banned.clear();
         if self.made < self.least {
@@ -212,13 +206,13 @@ impl<'a> TokenDecoder<'a> {
         self.banned.extend(self.bad_words.iter().filter_map(last));
     }
 
-    /// The log-probabilities at the token that was sampled last, where the options ask for them.
+    /// Log-probabilities at the last sampled token, if the options ask for them.
     pub fn logprobs(&self) -> Option<&TokenLogprobs> {
         self.logprobs.as_ref().map(Logprobs::last)
     }
 
-    /// Adds a sampled token to the text: what may be shown, and why the text ends if it does. `is_full` says that no
-    /// slot is left to compute the token in.
+    /// Adds a sampled token to the text. Returns the displayable text, and the stop reason if the text ends. `is_full`
+    /// tells whether no slot is left to compute the token in.
     pub fn push(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<StopReason>) {
         if self.stop_tokens.contains(&token) {
             return (String::new(), Some(StopReason::Eos));
@@ -230,23 +224,25 @@ impl<'a> TokenDecoder<'a> {
         if let Some(left) = &mut self.left {
             *left -= 1;
         }
-        let reason = match () {
-            () if scan.stopped => Some(StopReason::Stop),
-            () if self.reached_max_tokens() => Some(StopReason::Length),
-            () if self.cancel.is_cancelled() => Some(StopReason::Interrupt),
-            () if is_full() => Some(StopReason::Context),
-            () => None,
+        let reason = if scan.stopped {
+            Some(StopReason::Stop)
+        } else if self.reached_max_tokens() {
+            Some(StopReason::Length)
+        } else if self.cancel.is_cancelled() {
+            Some(StopReason::Interrupt)
+        } else {
+            is_full().then_some(StopReason::Context)
         };
         (scan.text, reason)
     }
 
-    /// Which of [`GenerateOptions::stop`] has ended the text.
+    /// Index in [`GenerateOptions::stop`] of the string that ended the text.
     #[cfg(feature = "serve")]
     pub fn stop_string(&self) -> Option<usize> {
         self.stops.matched()
     }
 
-    /// The text that was held back, once the text is over.
+    /// Returns the held-back text at the end of the generation.
     pub fn finish(&mut self, reason: StopReason) -> String {
         let is_cut = !matches!(reason, StopReason::Eos | StopReason::Stop);
         if reason == StopReason::Stop || is_cut && self.at_cut == AtCut::Keep {
@@ -258,7 +254,7 @@ impl<'a> TokenDecoder<'a> {
     }
 }
 
-/// The tokens that end a text.
+/// Tokens that end a text.
 fn stop_tokens(tokenizer: &Tokenizer, options: &GenerateOptions) -> Vec<u32> {
     let mut tokens = options.stop_tokens.clone();
     if !options.ignore_eos {
@@ -267,7 +263,7 @@ fn stop_tokens(tokenizer: &Tokenizer, options: &GenerateOptions) -> Vec<u32> {
     tokens
 }
 
-/// The sampler of a text that `stop_tokens` end.
+/// Makes the sampler of a text that `stop_tokens` end.
 #[cfg_attr(
     not(feature = "grammar"),
     expect(unused_variables, reason = "only a grammar looks at the stop tokens")

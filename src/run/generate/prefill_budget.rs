@@ -1,51 +1,52 @@
-//! How much of a prompt is computed beside the tokens of others: so much that a pass takes less than twice as long as
-//! one without. What a part of a prompt adds to a pass is measured, for parts of several sizes: the first tokens are
-//! dearer than those after them, and all are dearer at the end of a long prompt than at its start.
+//! Budget of prompt tokens in a pass with other generations' tokens, chosen so that the pass takes less than twice as
+//! long as one without. The time that a part of a prompt adds is measured for parts of several sizes: the first tokens
+//! cost more than the following ones, and all cost more at the end of a long prompt than at its start.
 //!
-//! Tried before: one number, what a token adds on average. It never found out that larger parts are cheaper, a single
-//! slow pass without prompts made the next part many times too large, and where even one token is too much, as late in
-//! a long prompt of a small model, every pass took three to seven times as long. With the pass after a part as the quiet
-//! one, which is up to two fifths longer, texts went at a third of their budget.
+//! Tried: a single number, the average cost of a token. It never learnt that larger parts are cheaper; one slow pass
+//! without prompts made the next part many times too large; and where even one token is too much, as late in a long
+//! prompt of a small model, every pass took three to seven times as long. Tried: counting the pass after a part, which
+//! is up to 40 % slower, as a pass without prompts: generation ran at a third of its budget.
 
 use std::time::Duration;
 
-/// Sizes of parts whose times are told apart. Kernels take four tokens at a time.
+/// Sizes of parts that are measured separately. Kernels take four tokens at a time.
 const SIZES: [usize; 18] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096];
-/// The size of the first part of all, of which nothing is known.
+/// Size of the very first part, before anything is measured.
 const FIRST: usize = 2;
-/// A pass may take this much longer than a quiet one. Times vary, and twice is too much.
+/// Part of a quiet pass (one without prompts) that prompts may add to a pass. Times vary, and 1.0 is too much.
 const MORE: f64 = 0.55;
-/// One token may make it this much longer, as there is no smaller part, and a size that is tried for the first time.
+/// Part of a quiet pass that a single token, or a size tried for the first time, may add.
 const MOST: f64 = 0.9;
 /// Weight of the latest time.
 const WEIGHT: f64 = 0.25;
-/// How much longer or shorter than before a time counts: somebody else had the machine.
+/// Limit of the change of a time from one measurement to the next: outliers come from other processes.
 const STRAY: f64 = 2.0;
-/// One in so many passes tries a part that seems too large, if prompts have taken no more than they may.
+/// Interval, in passes, of trying a part that seems too large, if prompts are within their budget.
 const TRY: usize = 8;
-/// Passes with prompts, after which one without shows what such a pass takes by now.
+/// Passes with prompts after which a quiet pass is measured again.
 const FRESH: usize = 32;
-/// Part of a quiet pass that prompts may have taken too much before a pass goes without them, or may save.
+/// Part of a quiet pass by which prompts may exceed their budget before a pass goes without them, or that they may save
+/// up.
 const CREDIT: f64 = 0.3;
 
 /// Times of passes, in seconds.
 #[derive(Debug)]
 pub(super) struct PrefillBudget {
-    /// Most tokens of prompts in a pass.
+    /// Maximum number of prompt tokens in a pass.
     chunk: usize,
-    /// A pass of tokens alone, and how many these were.
+    /// Time of a quiet pass and its number of tokens.
     quiet: Option<(f64, usize)>,
-    /// What a part of each size adds to it, where that was seen.
+    /// Time that a part of each size adds to it, if measured.
     adds: [Option<f64>; SIZES.len()],
-    /// What prompts have taken of others' time, less what they may; below 0 where they took less.
+    /// Time that prompts took beyond their budget; negative if they took less.
     debt: f64,
-    /// Passes since the last one without prompts.
+    /// Passes since the last quiet one.
     since: usize,
-    /// Passes without prompts since the last one with some.
+    /// Quiet passes since the last one with prompts.
     rests: usize,
 }
 
-/// The time so far and the latest one.
+/// Moving average of a time.
 fn mix(before: f64, now: f64) -> f64 {
     before + WEIGHT * (now.clamp(before / STRAY, before * STRAY) - before)
 }
@@ -55,7 +56,7 @@ impl PrefillBudget {
         Self { chunk: chunk.max(1), quiet: None, adds: [None; SIZES.len()], debt: 0.0, since: 0, rests: 0 }
     }
 
-    /// Most tokens of prompts beside so many others; 0 for a pass without.
+    /// Maximum number of prompt tokens in a pass with `decoding` other tokens; 0 for a pass without prompts.
     pub fn tokens_beside(&self, decoding: usize) -> usize {
         let (quiet, measured) = match self.quiet {
             _ if decoding == 0 => return self.chunk,
@@ -67,7 +68,7 @@ impl PrefillBudget {
             return 0;
         }
         let sizes = SIZES.iter().enumerate().take_while(|&(_, &n)| n <= self.chunk);
-        // What was not seen is held to be dearer than it is.
+        // An unmeasured size is estimated too high, so it is allowed more.
         let may = |i: usize| match self.adds[i] {
             None => MOST * quiet,
             Some(_) => MORE * quiet + (-self.debt).max(0.0),
@@ -80,7 +81,8 @@ impl PrefillBudget {
         }
     }
 
-    /// The size after one that fits, if it is dear only by what others took: its own time may show that it is not.
+    /// The size after one that fits, unless its own time is known to be too long: estimates from other sizes may be too
+    /// high.
     fn larger(&self, size: usize) -> usize {
         let next = size + 1;
         let own = self.adds.get(next).copied().flatten();
@@ -88,7 +90,7 @@ impl PrefillBudget {
         SIZES.get(next).filter(|&&n| n <= self.chunk && !known).copied().unwrap_or(SIZES[size])
     }
 
-    /// Where nothing fits into a pass: the part that is paid off in the passes after it.
+    /// The part to compute if nothing fits into a pass; its debt is paid off in the following passes.
     fn least(&self) -> usize {
         let [one, .., four] = [0, 1, 2].map(|i| self.adding(i));
         match (one, four) {
@@ -98,37 +100,37 @@ impl PrefillBudget {
         }
     }
 
-    /// What a part of a size adds, as far as that is known.
+    /// Time that a part of a size adds, as far as known.
     fn adding(&self, size: usize) -> Option<f64> {
         let larger = || (size..SIZES.len()).find_map(|i| self.scaled(i, size));
         self.at_most(size).or_else(larger)
     }
 
-    /// The least that it adds by what was seen of it and of smaller ones: tokens together are no dearer than in smaller
+    /// Lowest estimate of that time from its own size and smaller ones: tokens cost no more together than in smaller
     /// parts.
     fn at_most(&self, size: usize) -> Option<f64> {
         (0..=size).filter_map(|i| self.scaled(i, size)).reduce(f64::min)
     }
 
-    /// What a size adds if each token is as dear as in another that was seen.
+    /// Time that a size adds if each token costs as much as in the size `seen`.
     fn scaled(&self, seen: usize, size: usize) -> Option<f64> {
         self.adds[seen].map(|adds| adds * SIZES[size] as f64 / SIZES[seen] as f64)
     }
 
-    /// A pass with so many tokens of texts and of prompts took so long.
+    /// Records the time of a pass with `decoding` tokens of generations and `prompts` tokens of prompts.
     pub fn record_pass(&mut self, decoding: usize, prompts: usize, time: Duration) {
         let time = time.as_secs_f64();
         match (decoding, prompts, self.quiet) {
             (0, ..) => self.debt = 0.0,
             (n, 0, quiet) => {
                 self.rests += 1;
-                // One that follows a part of a prompt takes longer: that has filled the caches.
+                // A pass right after a part of a prompt takes longer, because the part has filled the CPU's caches.
                 if self.rests > 1 || quiet.is_none() {
                     self.since = 0;
                     self.quiet = Some((quiet.map_or(time, |(before, _)| mix(before, time)), n));
                 }
                 let quiet = self.quiet.map_or(time, |(quiet, _)| quiet);
-                // Somebody else had the machine where it took much longer: that is no debt of prompts.
+                // A much longer pass is due to other processes, not a debt of prompts.
                 self.add_debt((time - (1.0 + MORE) * quiet).min(quiet));
             }
             (_, n, Some((quiet, _))) => {
@@ -141,14 +143,14 @@ impl PrefillBudget {
         }
     }
 
-    /// A pass took so much more than it may, or less: little of that is saved for later ones.
+    /// Adds to the debt; only little of a negative debt is saved for later passes.
     fn add_debt(&mut self, more: f64) {
         let saved = CREDIT * self.quiet.map_or(0.0, |(quiet, _)| quiet);
         self.debt = (self.debt + more).max(-saved);
     }
 
-    /// A part of so many tokens has added so much; what such a part is held to add from now on. What has become dearer
-    /// for it has for others. A size that was never seen, or once when somebody else had the machine, begins anew.
+    /// Records that a part of `prompts` tokens added `adds` seconds, and returns the new estimate for it. A change
+    /// applies to all sizes in proportion. A size without a plausible earlier measurement starts from this one.
     fn record_part(&mut self, prompts: usize, adds: f64) -> f64 {
         let i = SIZES.iter().rposition(|&n| n <= prompts).unwrap_or(0);
         let whole = prompts as f64 / SIZES[i] as f64;

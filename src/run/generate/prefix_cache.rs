@@ -1,4 +1,4 @@
-//! Rows of sequences that have ended: what a new prompt begins with is copied from them, not computed.
+//! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
 use crate::model::device::KvRows;
@@ -7,13 +7,13 @@ use files::Result;
 use numeric::kv::KvTypes;
 use std::sync::Arc;
 
-/// Fewer tokens are computed faster than they are kept.
+/// Minimum number of tokens worth caching: fewer are computed faster.
 const WORTH: usize = 8;
 
-/// Texts that share rows: how fast one comes, and how many tokens it copies, tells nothing of those of another realm.
+/// Group of texts that share rows. Neither speed nor the number of cached tokens reveals anything about other realms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Realm {
-    /// The number of the client's key.
+    /// Index of the client's API key.
     pub key: Option<usize>,
     /// A secret of the client's own.
     pub salt: Option<Arc<str>>,
@@ -21,26 +21,26 @@ pub struct Realm {
 
 /// The rows of one sequence.
 struct CachedPrefix {
-    /// Whose they are.
+    /// Realm that may use them.
     realm: Realm,
     tokens: Vec<u32>,
-    /// Which of two frequencies its keys have: see [`is_long`].
+    /// True if its keys have the RoPE frequencies of long sequences: see [`is_long`].
     long: bool,
-    /// The first position whose rows local layers have.
+    /// First position whose rows sliding-window layers have.
     oldest: usize,
-    /// Of each layer: `[kv_head][slot][row bytes]`.
+    /// Rows of each layer: `[kv_head][slot][row bytes]`.
     rows: Vec<KvRows>,
     bytes: u64,
 }
 
-/// Whether keys of a prompt are rotated as in long sequences, where a model has other frequencies for these. Rows of one
-/// kind are not those that a prompt of the other kind would get.
+/// True if keys of this prompt get the RoPE frequencies of long sequences, if the model has such. Prompts of the two
+/// kinds cannot share rows.
 fn is_long(prompt: usize) -> bool {
     ROPE.long.is_some_and(|long| prompt > long.beyond)
 }
 
 impl CachedPrefix {
-    /// How many of the first tokens of a prompt its rows can stand for; never the last, whose logits are wanted.
+    /// Number of the prompt's leading tokens whose rows can be copied; never the last token, whose logits are wanted.
     fn shared_tokens(&self, prompt: &[u32]) -> usize {
         if self.long != is_long(prompt.len()) {
             return 0;
@@ -51,17 +51,13 @@ impl CachedPrefix {
         if reaches && same >= WORTH { same } else { 0 }
     }
 
-    /// The first `n` tokens as a sequence.
+    /// The sequence of the first `n` tokens.
     fn sequence_of_first(&self, n: usize) -> Sequence {
         Sequence {
             tokens: self.tokens[..n].to_vec(),
             slots: n,
-            cuts: Vec::new(),
-            prefix: 0,
-            dense: 0,
-            since: None,
-            positions: Vec::new(),
             oldest: self.oldest.min(n),
+            ..Sequence::default()
         }
     }
 
@@ -81,28 +77,28 @@ impl CachedPrefix {
     }
 }
 
-/// The sequences that are kept, the one used last at the end.
+/// Cache of prefixes, ordered from least to most recently used.
 pub(super) struct PrefixCache {
     most: u64,
     all: Vec<CachedPrefix>,
 }
 
 impl PrefixCache {
-    /// At most so many bytes of rows.
+    /// A cache of at most `most` bytes of rows.
     pub fn new(most: u64) -> Self {
         Self { most, all: Vec::new() }
     }
 
-    /// Bytes that are kept.
+    /// Bytes of cached rows.
     pub fn bytes(&self) -> u64 {
         self.all.iter().map(|kept| kept.bytes).sum()
     }
 
-    /// Makes an empty session begin with what is kept of the prompt in its realm: with how many tokens.
+    /// Copies the longest cached prefix of the prompt in its realm into an empty session. Returns its number of tokens.
     ///
     /// # Errors
     ///
-    /// What writing a device's rows returns; then the session is empty.
+    /// Errors of writing a device's rows; then the session is empty.
     pub fn restore(&mut self, session: &mut Session, prompt: &[u32], realm: &Realm) -> Result<usize> {
         let own = self.all.iter().enumerate().filter(|(_, kept)| kept.realm == *realm);
         let best = own.map(|(i, kept)| (kept.shared_tokens(prompt), i)).max();
@@ -117,11 +113,11 @@ impl PrefixCache {
         restored.map(|()| n)
     }
 
-    /// Keeps the rows of a session that has ended, of a prompt of so many tokens; those used least lately make room.
+    /// Caches the rows of an ended session whose prompt had `prompt` tokens; evicts the least recently used.
     ///
     /// # Errors
     ///
-    /// What reading a device's rows returns.
+    /// Errors of reading a device's rows.
     pub fn store(&mut self, session: &mut Session, prompt: usize, realm: &Realm) -> Result<()> {
         session.discard_drafts();
         let tokens = session.tokens();
@@ -130,7 +126,7 @@ impl PrefixCache {
             return Ok(());
         }
         let is_alike = |kept: &CachedPrefix| kept.long == long && kept.realm == *realm;
-        // What begins another one needs no place of its own.
+        // A prefix of another cached sequence needs no entry of its own.
         if self.all.iter().any(|kept| is_alike(kept) && kept.tokens.starts_with(tokens)) {
             return Ok(());
         }

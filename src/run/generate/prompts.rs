@@ -1,4 +1,4 @@
-//! Several prompts at once: their tokens are computed together, so that weights are read once a step.
+//! Several prompts at once: their tokens are computed together, so that a step reads the weights once.
 
 use super::batch::{Batch, BatchEvent, Generation, Piece, SessionRef, is_request_error};
 use super::decoder::{DecoderParams, TokenDecoder};
@@ -15,31 +15,26 @@ use text::sampler::TokenLogprobs;
 pub struct BatchItem {
     /// The prompt.
     pub prompt: String,
-    /// What to generate.
+    /// Options of its generation.
     pub options: GenerateOptions,
 }
 
 /// The result of one prompt.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct BatchAnswer {
-    /// Which one: its place among the items, from 0.
+    /// Index of the prompt, from 0.
     pub index: usize,
-    /// What was generated.
+    /// Generated text.
     pub text: String,
-    /// Tokens of it, a final end-of-sequence token included.
+    /// Number of its tokens, a final end-of-sequence token included.
     pub tokens: usize,
-    /// The log-probability of each of them, where [`GenerateOptions::logprobs`] asks for it.
+    /// Log-probabilities of each token, if [`GenerateOptions::logprobs`] asks for them.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Why it ended.
+    /// Reason for its end.
     pub stop: StopReason,
 }
 
 impl BatchAnswer {
-    /// The answer to a prompt that begins.
-    fn new(index: usize) -> Self {
-        Self { index, text: String::new(), tokens: 0, logprobs: Vec::new(), stop: StopReason::Length }
-    }
-
     fn push(&mut self, piece: Piece) {
         self.text += &piece.text;
         self.tokens += usize::from(piece.token.is_some());
@@ -48,9 +43,9 @@ impl BatchAnswer {
 }
 
 impl Engine {
-    /// Completes all prompts, [`EngineOptions::batch`] at once; the answers come in the order in which they are
-    /// complete. Each is what its prompt alone gives, bit for bit, on every device and with every eviction policy. When a
-    /// text ends, the next prompt takes its place, and is computed beside the tokens of the others.
+    /// Completes all prompts, [`EngineOptions::batch`] of them at once; answers come in the order in which they
+    /// complete. Each is bit for bit the answer to its prompt alone, on every device and with every eviction policy.
+    /// When a text ends, the next prompt takes its place and is computed together with the others' tokens.
     ///
     /// ```
     /// use antigravity::{BatchItem, Engine, EngineOptions, GenerateOptions};
@@ -69,9 +64,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `Usage` for a prompt that is empty or too long or whose options cannot be followed, with its index, before
-    /// anything is computed; `Memory`. What goes wrong with one prompt later comes in place of its answer, with its
-    /// index, and the others go on; what goes wrong with the device ends all.
+    /// `Usage`, with the prompt's index, for a prompt that is empty or too long or has invalid options, before anything
+    /// is computed; `Memory`. A later error of one prompt takes the place of its answer, with its index, and the others
+    /// continue. An error of the device ends all.
     pub fn generate_batch<'a>(&'a self, items: &'a [BatchItem]) -> Result<BatchAnswers<'a>> {
         let mut waiting = VecDeque::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
@@ -89,28 +84,28 @@ impl Engine {
             waiting,
             complete: VecDeque::new(),
             free: free.into_iter().map(|session| SessionRef::Own(Box::new(session))).collect(),
-            answers: (0..items.len()).map(BatchAnswer::new).collect(),
+            answers: (0..items.len()).map(|index| BatchAnswer { index, ..Default::default() }).collect(),
             batch: self.batch(),
         })
     }
 
-    /// The ids of a prompt that can be completed.
+    /// Encodes and checks a prompt.
     fn prompt_of(&self, item: &BatchItem) -> Result<Vec<u32>> {
-        // Whatever is wrong with the options is said now, not when the turn comes.
+        // Errors in the options are reported now, not when the prompt's turn comes.
         TokenDecoder::check(self.tokenizer(), &item.options)?;
         let tokens = self.encode_until(&item.prompt, item.options.specials, &item.options.cancel)?;
         let (need, have) = (tokens.len(), self.options().max_seq_len);
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),
             n if n > have && self.options().eviction.policy == Policy::None => Err(Error::Usage(format!(
-                "needs {need} positions but the context has {have}; raise `EngineOptions::max_seq_len` or shorten it"
+                "needs {need} tokens but the context has {have}; raise `EngineOptions::max_seq_len` or shorten it"
             ))),
             _ => Ok(tokens),
         }
     }
 }
 
-/// The error with the index of its prompt.
+/// Adds the index of the prompt to an error.
 fn with_index(index: usize, e: Error) -> Error {
     let named = |why| format!("prompt {index} (from 0): {why}");
     match e {
@@ -121,24 +116,24 @@ fn with_index(index: usize, e: Error) -> Error {
     }
 }
 
-/// The answers to some prompts, as they are complete.
+/// Iterator over the answers to some prompts, in the order in which they complete.
 pub struct BatchAnswers<'a> {
     engine: &'a Engine,
     items: &'a [BatchItem],
-    /// Index and ids of the prompts to come.
+    /// Index and tokens of the prompts to come.
     waiting: VecDeque<(usize, Vec<u32>)>,
-    /// Answers, or errors in place of answers, that were not fetched yet.
+    /// Complete answers, or errors in their place, that were not fetched yet.
     complete: VecDeque<Result<BatchAnswer>>,
-    /// Sequences that are free.
+    /// Free sequences.
     free: Vec<SessionRef<'a>>,
-    /// The answers so far, by index.
+    /// Answers so far, by index.
     answers: Vec<BatchAnswer>,
-    /// The texts under way, numbered by index.
+    /// Running generations; their ids are indices.
     batch: Batch<'a>,
 }
 
 impl BatchAnswers<'_> {
-    /// The next answer, or what came in its place; outside of it, what ends all.
+    /// The next answer or the error in its place; the outer error ends all.
     fn next_answer(&mut self) -> Result<Option<Result<BatchAnswer>>> {
         loop {
             if let Some(answer) = self.complete.pop_front() {
@@ -154,7 +149,7 @@ impl BatchAnswers<'_> {
         }
     }
 
-    /// Begins the text of the next prompt in a free sequence.
+    /// Begins the next prompt in a free sequence.
     fn begin_next(&mut self) -> Result<()> {
         let (Some(mut session), Some((index, tokens))) = (self.free.pop(), self.waiting.pop_front()) else {
             return Ok(());
@@ -173,7 +168,7 @@ impl BatchAnswers<'_> {
         Ok(())
     }
 
-    /// One pass. Answers that are complete, or errors in place of them, go to [`BatchAnswers::complete`].
+    /// Computes one pass and moves complete answers, or errors in their place, to `complete`.
     fn step(&mut self) -> Result<()> {
         let cancel = self.batch.generations().first().map(|g| g.decoder.cancel().clone());
         for (index, event) in self.batch.step(cancel.as_ref())? {
@@ -184,8 +179,7 @@ impl BatchAnswers<'_> {
                     continue;
                 }
                 BatchEvent::Ended(stop) => {
-                    let answer = std::mem::replace(&mut self.answers[index], BatchAnswer::new(index));
-                    Ok(BatchAnswer { stop, ..answer })
+                    Ok(BatchAnswer { stop, ..std::mem::take(&mut self.answers[index]) })
                 }
                 BatchEvent::Failed(e) => Err(with_index(index, e)),
             };
@@ -195,7 +189,7 @@ impl BatchAnswers<'_> {
         Ok(())
     }
 
-    /// How drafts went so far, where there are any.
+    /// Counts of drafted tokens so far, if drafting is on.
     pub fn drafts(&self) -> Option<Drafts> {
         let running = self.batch.generations().iter().map(|generation| &generation.session);
         running.chain(&self.free).filter_map(|session| session.drafts()).reduce(|a, b| a + b)

@@ -1,5 +1,5 @@
-//! Requests as they come: those that arrive join the next pass, each gets the bits that it would get alone, and none
-//! holds the others up. One thread runs the sequences; any thread hands requests in.
+//! Continuous batching: a request joins the next pass when it arrives, gets the same bits as alone, and does not hold
+//! the others up. One thread runs the sequences; any thread submits requests.
 
 pub use super::prefix_cache::Realm;
 pub use super::stats::{BOUNDS, Ending, Histogram, SchedulerStats, SlotStats};
@@ -20,85 +20,85 @@ use std::time::{Duration, Instant};
 use text::sampler::{Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 
-/// Time between two looks, while nothing runs, at whether it is to end.
+/// Interval of checks for the end while nothing runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// The longest time that a clock is sure to count.
+/// Longest time that can be added to a clock safely.
 const LONGEST: Duration = Duration::from_secs(1 << 30);
-/// Texts that begin between two passes, at most: copying the rows of one takes a while.
+/// Maximum number of generations that begin between two passes: copying cached rows takes a while.
 const BEGUN_AT_ONCE: usize = 8;
-/// Memory of a sequence that has ended goes back to the system from this many bytes on.
+/// Smallest amount of an ended sequence's memory, in bytes, that is given back to the system.
 const WORTH_RELEASING: u64 = 1 << 20;
 
 /// Limits of a [`Scheduler`]. The number of sequences is [`EngineOptions::batch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests that wait, at most.
+    /// Maximum number of waiting requests.
     pub queue: usize,
-    /// Bytes for the rows of all sequences, where not all of them can be full: requests wait, in order.
+    /// Bytes for the rows of all sequences, if they cannot all be full at once: requests then wait, in order.
     pub rows: Option<u64>,
-    /// Time that requests have after the end was asked for.
+    /// Time that requests have to finish after a stop.
     pub drain: Duration,
 }
 
-/// Copying of rows of earlier sequences, and keeping of this one's.
+/// Use of the prefix cache, for reading and for storing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reuse {
-    /// With texts of this realm.
+    /// Shared with texts of this realm.
     In(Realm),
     No,
 }
 
-/// One text to generate. Those of one request share their prompt and their options.
+/// One generation. Those of one request share prompt and options.
 pub struct Job {
-    /// Ids of the prompt, for which [`Engine::check_job`] has spoken.
+    /// Tokens of the prompt, already validated by [`Engine::check_job`].
     pub prompt: Arc<[u32]>,
-    /// Options of the text; their [`CancelToken`] frees the slot within a pass.
+    /// Options; cancelling their [`CancelToken`] frees the slot within a pass.
     pub options: Arc<GenerateOptions>,
-    /// Takes the place of the seed in the options.
+    /// Seed that replaces the one in the options.
     pub seed: u64,
     /// The options' stop strings, ready for use.
     pub stops: StopStrings,
     pub reuse: Reuse,
-    /// Measures the tokens of the prompt: see [`Event::Prompt`]. Then nothing is copied.
+    /// Computes log-probabilities of the prompt's tokens: see [`Event::Prompt`]. Then no cached rows are used.
     pub measures: Option<Logprobs>,
-    /// Hears what comes of it, on the thread of the passes: it must not wait.
+    /// Called on the scheduler's thread for every event; must not block.
     pub tell: Box<dyn FnMut(Event) + Send>,
 }
 
-/// Something that came of a [`Job`].
+/// An event of a [`Job`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// So many tokens of the prompt are read, where somebody wants to know.
+    /// Progress of the prompt: tokens done, and all that must be computed.
     Read { done: usize, all: usize },
     /// Log-probabilities of the next tokens of the prompt; the first one has none.
     Prompt(Vec<TokenLogprobs>),
-    /// A token of the text.
+    /// A piece of the text.
     Piece(Piece),
-    /// The last event.
+    /// End of the generation; the last event.
     Ended(Ending),
-    /// The last event: what went wrong.
+    /// An error; the last event.
     Failed(Error),
 }
 
-/// A change in a scheduler's life.
+/// A change of the scheduler's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchedulerEvent {
-    /// There are sequences: requests are heard.
+    /// Sequences are allocated, and requests are served.
     Ready,
-    /// The end was asked for.
+    /// The scheduler is stopping.
     Draining,
 }
 
-/// Why a request is not taken.
+/// Reason for rejecting a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubmitError {
-    /// As many wait as may.
+    /// The queue is full.
     Full,
-    /// The end was asked for.
+    /// The scheduler is stopping.
     Closed,
 }
 
-/// A request and when it came.
+/// A waiting request and its time of arrival.
 struct Waiting {
     job: Job,
     since: Instant,
@@ -110,7 +110,7 @@ struct Queue {
     closed: bool,
 }
 
-/// Takes requests, and runs them.
+/// Queue of requests, and the loop that runs them.
 pub struct Scheduler {
     limits: Limits,
     queue: Mutex<Queue>,
@@ -123,43 +123,43 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
-    /// Refuses a text that cannot be generated, before it waits.
+    /// Checks a request before it is queued.
     ///
     /// # Errors
     ///
-    /// `Usage` for a prompt that is empty or longer than a slot, and for options that cannot be followed.
+    /// `Usage` for a prompt that is empty or too long for the context, and for invalid options.
     pub fn check_job(&self, prompt: &[u32], options: &GenerateOptions) -> Result<()> {
         let (need, have) = (prompt.len(), self.options().max_seq_len);
         match need {
             0 => Err(Error::Usage("the prompt is empty, and this model adds no first token".into())),
             n if n > have && self.options().eviction.policy == Policy::None => Err(Error::Usage(format!(
-                "the prompt has {n} tokens, and a slot has {have}; shorten it, or start the server with a larger \
+                "the prompt has {n} tokens but the context has {have}; shorten it, or start the server with a larger \
                  `EngineOptions::max_seq_len`"
             ))),
-            // What takes long comes last: a grammar is compiled.
+            // The slow check comes last: it compiles a grammar.
             _ => TokenDecoder::check(self.tokenizer(), options),
         }
     }
 }
 
 impl Scheduler {
-    /// Nothing waits yet.
+    /// A scheduler with an empty queue.
     pub fn new(limits: Limits) -> Self {
         let (queue, stats) = (Mutex::default(), Mutex::default());
         Self { limits, queue, arrived: Condvar::new(), stats }
     }
 
-    /// Takes all of these texts or none.
+    /// Queues all of these generations or none.
     ///
     /// # Errors
     ///
-    /// Where they cannot wait.
+    /// The reason if they are rejected.
     pub fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), SubmitError> {
         let mut queue = locked(&self.queue);
         if queue.closed {
             return Err(SubmitError::Closed);
         }
-        // One request may ask for more texts than can wait, if nothing else does.
+        // A request for more generations than the queue holds is accepted if the queue is empty.
         if !queue.waiting.is_empty() && queue.waiting.len() + jobs.len() > self.limits.queue {
             return Err(SubmitError::Full);
         }
@@ -175,12 +175,12 @@ impl Scheduler {
         SchedulerStats { waiting, ..locked(&self.stats).clone() }
     }
 
-    /// Runs what arrives until `stop` is cancelled; then it refuses what is new, and ends when all that it had taken has
-    /// ended, or after [`Limits::drain`].
+    /// Runs requests until `stop` is cancelled; then rejects new ones, and returns when all accepted ones have ended or
+    /// after [`Limits::drain`].
     ///
     /// # Errors
     ///
-    /// `Memory` for sequences that do not fit; what goes wrong with the device. All requests have heard of it.
+    /// `Memory` for sequences that do not fit; errors of the device, which all requests have received.
     pub fn run(&self, engine: &Engine, stop: &CancelToken, on_event: &dyn Fn(SchedulerEvent)) -> Result<()> {
         let mut slots = Slots::new(self, engine)?;
         on_event(SchedulerEvent::Ready);
@@ -205,7 +205,7 @@ impl Scheduler {
         }
     }
 
-    /// Waits a while for a request, unless there will be none; whether there may be.
+    /// Waits a while for a request, unless the queue is closed. Returns false if none can come.
     fn wait(&self, closed: bool) -> bool {
         let queue = locked(&self.queue);
         if queue.waiting.is_empty() && !closed {
@@ -219,28 +219,28 @@ impl Scheduler {
 /// A request that runs in a slot.
 struct Running {
     arrived: Instant,
-    /// When it left the queue.
+    /// Time when it left the queue.
     begun: Instant,
     tell: Box<dyn FnMut(Event) + Send>,
     reuse: Reuse,
-    /// Drafts in its slot before.
+    /// Counts of the slot's drafted tokens before it.
     drafts: Drafts,
-    /// Bytes of rows that it may fill.
+    /// Maximum bytes of rows that it can fill.
     rows: u64,
     ending: Ending,
-    /// When its last token came.
+    /// Time of its last token.
     last_token: Option<Instant>,
 }
 
-/// The slots and the texts in them.
+/// The slots and the generations in them.
 struct Slots<'a> {
     scheduler: &'a Scheduler,
     engine: &'a Engine,
-    /// Number and sequence of the slots that are free.
+    /// Index and sequence of each free slot.
     free: Vec<(usize, SessionRef<'a>)>,
-    /// By slot.
+    /// Running requests by slot.
     running: Vec<Option<Running>>,
-    /// Their texts, numbered by slot.
+    /// Their generations; ids are slots.
     batch: Batch<'a>,
     prefix_cache: PrefixCache,
     prefill_budget: PrefillBudget,
@@ -251,7 +251,7 @@ impl<'a> Slots<'a> {
         let o = engine.options();
         let slots = o.sequences();
         let sessions = engine.sessions_of(o, slots)?.into_iter().map(|s| SessionRef::Own(Box::new(s)));
-        // An eviction depends on what was observed while rows were computed.
+        // Evictions depend on attention that was observed while rows were computed, which copied rows lack.
         let cached = if o.eviction.policy == Policy::None { o.prefix_cache } else { 0 };
         locked(&scheduler.stats).slots =
             vec![SlotStats { slots: o.max_seq_len, ..SlotStats::default() }; slots];
@@ -270,7 +270,8 @@ impl<'a> Slots<'a> {
         self.batch.generations().is_empty()
     }
 
-    /// Begins what waits, in order, as far as slots and memory allow; a few at a time, as texts that run wait meanwhile.
+    /// Begins waiting requests, in order, as far as slots and memory allow; only a few at a time, because the running
+    /// ones wait meanwhile.
     fn admit(&mut self) -> Result<()> {
         for _ in 0..BEGUN_AT_ONCE {
             let Some(waiting) = self.next_waiting() else { break };
@@ -279,7 +280,7 @@ impl<'a> Slots<'a> {
         Ok(())
     }
 
-    /// Begins a text in a free slot.
+    /// Begins a request in a free slot.
     fn begin(&mut self, Waiting { job, since }: Waiting) -> Result<()> {
         let (slot, mut session) = self.free.pop().expect("invariant: `next_waiting` found one");
         session.clear();
@@ -309,7 +310,7 @@ impl<'a> Slots<'a> {
             reuse,
             drafts: session.drafts().unwrap_or_default(),
             rows: rows(self.engine.options(), prompt.len(), options.max_tokens),
-            ending: Ending { cached, ..Ending::none_yet(prompt.len(), slot) },
+            ending: Ending { cached, slot, prompt: prompt.len(), ..Ending::default() },
             last_token: None,
         };
         locked(&self.scheduler.stats).record_begin(&running.ending, slot);
@@ -319,7 +320,7 @@ impl<'a> Slots<'a> {
         Ok(())
     }
 
-    /// The next request whose client is still there, where there are a slot and memory for it.
+    /// Takes the next request that is not cancelled from the queue, if there are a slot and memory for it.
     fn next_waiting(&self) -> Option<Waiting> {
         let mut queue = locked(&self.scheduler.queue);
         queue.waiting.retain(|w| !w.job.options.cancel.is_cancelled());
@@ -330,11 +331,11 @@ impl<'a> Slots<'a> {
         let need = rows(self.engine.options(), first.job.prompt.len(), first.job.options.max_tokens);
         let taken: u64 = self.running.iter().flatten().map(|running| running.rows).sum();
         let fits = self.scheduler.limits.rows.is_none_or(|most| taken + need <= most);
-        // Alone, the longest one fits: the plan was checked for that.
+        // A single request always fits: the plan was checked for that.
         if fits || self.is_idle() { queue.waiting.pop_front() } else { None }
     }
 
-    /// One pass, if anything runs, and what came of it.
+    /// Computes one pass, if anything runs, and delivers its events.
     fn step(&mut self) -> Result<()> {
         if self.is_idle() {
             return Ok(());
@@ -372,7 +373,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Records that a token of the text in a slot came.
+    /// Records a token of the generation in a slot.
     fn record_token(&mut self, slot: usize, now: Instant) {
         let Some(running) = &mut self.running[slot] else { return };
         running.ending.tokens += 1;
@@ -386,7 +387,7 @@ impl<'a> Slots<'a> {
         running.last_token = Some(now);
     }
 
-    /// Ends a text: its client hears so, and its slot is free.
+    /// Ends a generation: stores its rows, reports its end and frees its slot.
     fn end(&mut self, slot: usize, result: Result<StopReason>) -> Result<()> {
         let (Some(generation), Some(mut running)) = (self.batch.remove(slot), self.running[slot].take())
         else {
@@ -409,9 +410,9 @@ impl<'a> Slots<'a> {
         });
         let used = rows(self.engine.options(), session.slots(), Some(0));
         session.clear();
-        // The CPU's pages come as rows are written. What a device has, it keeps.
+        // The CPU's pages are allocated when rows are written, so they can be given back; a device keeps its memory.
         if self.engine.device().is_none() && used >= WORTH_RELEASING {
-            // Where that fails nothing has changed: the slot goes on with the memory that it has.
+            // On failure nothing has changed, and the slot keeps its memory.
             let slots = session.extent().slots;
             let _ = session.resize(slots);
         }
@@ -419,7 +420,7 @@ impl<'a> Slots<'a> {
         stored
     }
 
-    /// Tells all that run or wait why they will not end.
+    /// Reports an error to all running and waiting requests.
     fn give_up(&mut self, why: &Error) {
         let mut queue = locked(&self.scheduler.queue);
         queue.closed = true;
@@ -432,7 +433,7 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// Bytes of the rows that a text may fill.
+/// Maximum bytes of rows that a generation can fill.
 fn rows(o: &EngineOptions, prompt: usize, tokens: Option<usize>) -> u64 {
     let slots = tokens.map_or(o.max_seq_len, |n| prompt.saturating_add(n).min(o.max_seq_len));
     (o.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as u64).saturating_mul(slots as u64)

@@ -1,59 +1,42 @@
-//! Numbers of what a scheduler has done and does.
+//! Statistics of a scheduler.
 
 use crate::run::session::{Drafts, StopReason};
 use std::time::Duration;
 
-/// Upper ends of a histogram's buckets, in seconds.
+/// Upper bounds of a histogram's buckets, in seconds.
 pub const BOUNDS: [f64; 15] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// The end of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Outcome of a generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ending {
     pub reason: StopReason,
-    /// Tokens of the prompt,
+    /// Tokens of the prompt.
     pub prompt: usize,
-    /// those of them whose rows were copied,
+    /// Prompt tokens whose rows were copied from the prefix cache.
     pub cached: usize,
-    /// and tokens that were generated, a final end-of-sequence token included.
+    /// Generated tokens, a final end-of-sequence token included.
     pub tokens: usize,
-    /// The number of the stop string that has ended it, where one has.
+    /// Index of the stop string that ended it, if one did.
     pub stop: Option<usize>,
-    /// The slot that it ran in.
+    /// Slot in which it ran.
     pub slot: usize,
-    /// From the beginning, waiting not included, to the first token,
+    /// Time from its start, queueing not included, to the first token.
     pub first: Duration,
-    /// and from there to the last one.
+    /// Time from the first to the last token.
     pub between: Duration,
-    /// Drafts for it.
+    /// Counts of drafted tokens.
     pub drafts: Drafts,
 }
 
-impl Ending {
-    /// The ending of a text that begins.
-    pub(super) fn none_yet(prompt: usize, slot: usize) -> Self {
-        Self {
-            reason: StopReason::Length,
-            prompt,
-            cached: 0,
-            tokens: 0,
-            stop: None,
-            slot,
-            first: Duration::ZERO,
-            between: Duration::ZERO,
-            drafts: Drafts::default(),
-        }
-    }
-}
-
-/// How often something took how long.
+/// Histogram of durations.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Histogram {
-    /// In each bucket of [`BOUNDS`], not cumulative.
+    /// Count in each bucket of [`BOUNDS`], not cumulative.
     pub counts: [u64; BOUNDS.len()],
-    /// In all.
+    /// Total count.
     pub count: u64,
-    /// Seconds in all.
+    /// Total seconds.
     pub sum: f64,
 }
 
@@ -68,58 +51,58 @@ impl Histogram {
     }
 }
 
-/// The state of a slot.
+/// State of a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SlotStats {
-    /// Rows of a head that there is room for,
+    /// Context length: rows of a head that there is room for.
     pub slots: usize,
-    /// and those that are filled.
+    /// Filled rows of a head.
     pub filled: usize,
-    /// Tokens of its prompt; 0 where nothing runs.
+    /// Tokens of its prompt; 0 while the slot is free.
     pub prompt: usize,
     /// Tokens generated.
     pub generated: usize,
 }
 
-/// Counts since the start, and the state of each slot.
+/// Counts since the start and the state of each slot.
 #[derive(Debug, Clone, Default)]
 pub struct SchedulerStats {
     pub slots: Vec<SlotStats>,
-    /// Requests that wait for a slot.
+    /// Requests waiting for a slot.
     pub waiting: usize,
-    /// Bytes of rows that are kept of texts that have ended.
+    /// Bytes of rows in the prefix cache.
     pub kept: u64,
-    /// Tokens of prompts,
+    /// Tokens of prompts.
     pub prompt_tokens: u64,
-    /// those of them whose rows were copied,
+    /// Prompt tokens whose rows were copied from the prefix cache.
     pub cached_tokens: u64,
-    /// and tokens generated.
+    /// Tokens generated.
     pub generated_tokens: u64,
-    /// Texts that have ended,
+    /// Ended generations.
     pub ended: u64,
-    /// and what was drafted for them.
+    /// Counts of tokens drafted for them.
     pub drafts: Drafts,
-    /// Passes,
+    /// Passes.
     pub passes: u64,
-    /// and texts that each of them had, in all.
+    /// Sum over all passes of the slots in use.
     pub busy: u64,
     /// Tokens of the longest text, its prompt included.
     pub longest: usize,
-    /// From arrival to the first token,
+    /// Time from arrival to the first token.
     pub first: Histogram,
-    /// between two tokens of a text,
+    /// Time between two tokens of a text.
     pub between: Histogram,
-    /// and from arrival to the end.
+    /// Time from arrival to the end.
     pub whole: Histogram,
 }
 
 impl SchedulerStats {
-    /// Texts that run.
+    /// Number of running generations.
     pub fn running(&self) -> usize {
         self.slots.iter().filter(|slot| slot.prompt > 0).count()
     }
 
-    /// The part of all rows that is filled.
+    /// Part of all rows that is filled, from 0 to 1.
     pub fn filled(&self) -> f64 {
         let all: usize = self.slots.iter().map(|slot| slot.slots).sum();
         self.slots.iter().map(|slot| slot.filled).sum::<usize>() as f64 / all.max(1) as f64
@@ -131,13 +114,13 @@ impl SchedulerStats {
         (self.slots[slot].prompt, self.slots[slot].filled) = (ending.prompt, ending.cached);
     }
 
-    /// A pass was made.
+    /// Records a pass.
     pub(super) fn record_pass(&mut self) {
         self.passes += 1;
         self.busy += self.running() as u64;
     }
 
-    /// A token came so long after the arrival of its text, of which it is the first, or after the one before.
+    /// Records a token: `arrived` is the time since the request arrived, `before` since the previous token, if any.
     pub(super) fn record_token(&mut self, arrived: Duration, before: Option<Duration>) {
         self.generated_tokens += 1;
         match before {

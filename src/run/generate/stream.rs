@@ -1,4 +1,4 @@
-//! One text: its pieces as an iterator over a batch of one, and when each token came.
+//! One generation as an iterator over its pieces of text, with timing. It runs as a batch of one.
 
 use super::batch::{Batch, BatchEvent, Events, Generation, SessionRef};
 use super::decoder::{PendingText, TokenDecoder};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use text::sampler::{Sampler, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
-/// When tokens came.
+/// Times of a generation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Timing {
-    /// Tokens of the prompt that had to be computed.
+    /// Number of prompt tokens that had to be computed.
     pub prompt_tokens: usize,
-    /// Tokens generated, a final end-of-sequence token included.
+    /// Number of generated tokens, a final end-of-sequence token included.
     pub tokens: usize,
     /// Time to the first sampled token.
     pub ttft: Duration,
@@ -23,27 +23,26 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Average time between tokens; `None` below two tokens.
+    /// Average time between tokens (TBT); `None` below two tokens.
     pub fn tbt(&self) -> Option<Duration> {
         (self.tokens > 1).then(|| self.decoding / (self.tokens - 1) as u32)
     }
 }
 
-/// Where a text was cut that may go on.
+/// State from which an interrupted text can continue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResumePoint {
-    /// Ids of the sequence that are not computed: the last one sampled, or what is left of a prompt.
+    /// Tokens of the sequence that are not computed: the last sampled one, or the rest of a prompt.
     pub tokens: Vec<u32>,
-    /// Text that is not shown yet; `None` where the text has ended.
+    /// Text not shown yet; `None` if the text has ended.
     pub unshown: Option<PendingText>,
 }
 
-/// Text pieces of one generation. Pieces may be empty while a character or a stop
-/// string is incomplete.
+/// Iterator over the text pieces of one generation. A piece is empty while a character or a stop string is incomplete.
 pub struct TokenStream<'a> {
     batch: Batch<'a>,
-    /// Events that were not handed out yet.
+    /// Events not delivered yet.
     events: std::vec::IntoIter<<Events as IntoIterator>::Item>,
     timing: Timing,
     start: Instant,
@@ -53,7 +52,7 @@ pub struct TokenStream<'a> {
 }
 
 impl<'a> TokenStream<'a> {
-    /// Computes the prompt, as far as it is not cancelled.
+    /// Computes the prompt, unless it is cancelled.
     pub(super) fn begin(
         mut session: SessionRef<'a>,
         decoder: TokenDecoder<'a>,
@@ -90,14 +89,14 @@ impl<'a> TokenStream<'a> {
         &mut self.batch.generations_mut()[0].decoder
     }
 
-    /// Goes on with a text that was cut. Where it is cut again, held-back text is kept for [`TokenStream::pause`]
-    /// instead of being shown as it is.
+    /// Continues an interrupted text. If it is interrupted again, held-back text stays in [`TokenStream::pause`]
+    /// instead of being shown.
     pub fn resume(mut self, unshown: Option<&PendingText>) -> Self {
         self.decoder().resume(unshown);
         self
     }
 
-    /// Where the text was cut, once [`TokenStream::stop_reason`] is there.
+    /// State to continue from, once there is a [`TokenStream::stop_reason`].
     pub fn pause(&self) -> ResumePoint {
         let generation = self.generation();
         match generation.stop_reason() {
@@ -120,13 +119,13 @@ impl<'a> TokenStream<'a> {
         self.decoder().sampler_mut()
     }
 
-    /// Asks it to end as soon as it can, as its options' [`CancelToken`](crate::session::CancelToken) does.
+    /// Cancels it, like its options' [`CancelToken`](crate::session::CancelToken).
     pub fn cancel(&self) {
         self.generation().decoder.cancel().cancel();
     }
 
-    /// Goes on with these tokens, which are then not sampled but part of the text like any other. They cost no random
-    /// number, and no grammar looks at them.
+    /// Continues with these tokens instead of sampled ones. They are part of the text like any other, use no random
+    /// number and are not checked by a grammar.
     ///
     /// ```
     /// use antigravity::{Engine, EngineOptions, GenerateOptions};
@@ -147,7 +146,7 @@ impl<'a> TokenStream<'a> {
         self.decoder().insert(tokens);
     }
 
-    /// Why it ended, once it has.
+    /// Reason for its end, once it has ended.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.generation().stop_reason().filter(|_| self.events.len() == 0)
     }
@@ -157,23 +156,23 @@ impl<'a> TokenStream<'a> {
         self.timing
     }
 
-    /// The token that the last piece came from.
+    /// Token of the last piece.
     pub fn last_token(&self) -> Option<u32> {
         self.last_token
     }
 
-    /// The log-probability of the token that the last piece came from, and those of the most probable ones, where
+    /// Log-probabilities of the last piece's token and of the most probable ones, if
     /// [`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs) asks for them.
     pub fn logprobs(&self) -> Option<&TokenLogprobs> {
         self.logprobs.as_ref()
     }
 
-    /// The tokenizer that makes the text.
+    /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         self.generation().decoder.tokenizer()
     }
 
-    /// Computes and samples until there is an event; `None` at the end.
+    /// Computes and samples until there is an event. Returns `None` at the end.
     fn next_event(&mut self) -> Result<Option<BatchEvent>> {
         while self.events.len() == 0 {
             let generation = self.generation();
@@ -210,7 +209,7 @@ impl Iterator for TokenStream<'_> {
                     (self.last_token, self.logprobs) = (piece.token, piece.logprobs);
                     return Some(Ok(piece.text));
                 }
-                // A text of no tokens has one piece all the same.
+                // A text without tokens still has one, empty piece.
                 Ok(Some(BatchEvent::Ended(StopReason::Length))) if self.timing.tokens == 0 => {
                     return Some(Ok(String::new()));
                 }

@@ -1,4 +1,4 @@
-//! An OpenCL device that a thread of its own makes ready while the CPU computes.
+//! Compilation of an OpenCL device's kernels on a background thread while the CPU computes.
 
 use super::{DeviceFactory, shared};
 use crate::model::device::SharedDevice;
@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A longer wait at the end is said.
+/// Longest wait at the end that is not reported.
 const SOON: Duration = Duration::from_millis(300);
 
-/// The threads. When nobody needs their devices any more, each ends with the program that it compiles, which is kept.
+/// Threads that compile kernels. When dropped, each finishes the program that it is compiling, which is cached.
 pub struct KernelCompiler {
     device: opencl::Device,
     notice: Notice,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// One device is made at a time: the next finds the programs of the first.
+    /// Makes one device at a time: the next one finds the first one's programs in the cache.
     turn: Arc<Mutex<()>>,
 }
 
@@ -28,11 +28,11 @@ impl KernelCompiler {
         Arc::new(Self { device, notice, threads: Mutex::default(), turn: Arc::default() })
     }
 
-    /// Begins to make a device.
+    /// Starts making a device. The returned function polls for it.
     ///
     /// # Errors
     ///
-    /// `Device`: there can be no more threads.
+    /// `Device`: no thread can be started.
     pub fn make(
         self: &Arc<Self>,
         factory: DeviceFactory,
@@ -43,20 +43,24 @@ impl KernelCompiler {
         let turn = Arc::clone(&self.turn);
         let work = move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            // The sequence may have ended.
+            // The receiver is gone if the sequence has ended.
             let _ = send.send(factory.opencl(&model, &o).map(shared));
         };
         let thread = thread::Builder::new().name("opencl".into()).spawn(work);
-        let thread = thread.map_err(|e| Error::Device(format!("OpenCL: no thread to compile in: {e}")))?;
+        let thread =
+            thread.map_err(|e| Error::Device(format!("OpenCL: cannot start a thread to compile: {e}")))?;
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         let workers = Arc::clone(self);
         Ok(move || match receive.try_recv() {
             Ok(made) => Some(made),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
-                // It has said why.
+                // The thread's panic message has said why.
                 let ended = workers.device.facts();
-                Some(Err(Error::Device(format!("OpenCL: the thread for {} has ended", ended.name))))
+                Some(Err(Error::Device(format!(
+                    "OpenCL: the thread that compiled for {} has died",
+                    ended.name
+                ))))
             }
         })
     }
@@ -74,10 +78,10 @@ impl Drop for KernelCompiler {
             thread::sleep(Duration::from_millis(5));
         }
         if unfinished() {
-            self.notice.say("OpenCL: one program is still being compiled; it is kept for the next start");
+            self.notice.say("OpenCL: still compiling one program, which is cached for the next start");
         }
         for thread in threads {
-            // A panic has been said.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }

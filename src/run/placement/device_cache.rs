@@ -1,4 +1,4 @@
-//! One device with the KV cache of one sequence there, and which rows of it are the sequence's.
+//! One device with the KV cache of one sequence, and the validity of its rows.
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, WINDOW, global_layers, is_local};
 use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
@@ -7,10 +7,10 @@ use files::Result;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Slots that are copied at a time: a few hundred KiB of rows.
+/// Slots copied at a time: a few hundred KiB of rows.
 const SLOTS: usize = 64;
 
-/// The positions whose rows a cache has in its local layers: those of the latest, as far back as their rings reach, and
+/// Positions whose rows a cache has in its sliding-window layers: the latest, as far back as the ring reaches, and
 /// enough for the next token.
 #[derive(Debug, Clone, Copy, Default)]
 struct WindowRows {
@@ -19,25 +19,25 @@ struct WindowRows {
 }
 
 impl WindowRows {
-    /// Adds the rows of these positions, in a ring of so many.
+    /// Adds the rows of these positions, in a ring of `ring` rows.
     fn extend(&mut self, positions: Range<usize>, ring: usize) {
         self.from = self.from.max(positions.end.saturating_sub(ring));
         self.end = positions.end;
     }
 
-    /// True if a token at this position finds all rows that it sees.
+    /// True if all rows that a token at this position sees are there.
     fn reaches(self, pos: usize) -> bool {
         LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
     }
 
-    /// Keeps the rows before this position; none, where they do not suffice.
+    /// Keeps the rows before this position, or none if they do not suffice.
     fn truncate(&mut self, pos: usize) {
         let end = self.end.min(pos);
         *self = if end > 0 && self.reaches(end) { Self { end, ..*self } } else { Self::default() };
     }
 }
 
-/// Slots and tokens at the beginning of a sequence.
+/// Number of slots and tokens at the beginning of a sequence.
 #[derive(Debug, Clone, Copy)]
 struct Beginning {
     slots: usize,
@@ -51,25 +51,25 @@ impl Beginning {
 /// Positions of the tokens of a run.
 #[derive(Clone, Copy)]
 pub struct RunPosition {
-    /// Of the first one.
+    /// Position of the first one.
     pub pos: usize,
-    /// Tokens of the sequence that are known; see [`Run::known`].
+    /// Length of the sequence as far as it is known: see [`Run::known`].
     pub known: usize,
 }
 
-/// A device, and the KV cache of one sequence there.
+/// A device with the KV cache of one sequence.
 pub struct DeviceCache {
     pub(super) device: SharedDevice,
     pub(super) cache: Box<dyn Cache>,
     window: WindowRows,
     max_tokens: usize,
-    /// The beginning of the sequence that is as it was at the last switch, so that the other device still has its rows.
+    /// Beginning of the sequence that is unchanged since the last switch, so that the other device still has its rows.
     unchanged: Beginning,
-    /// True if there is room for more positions than slots.
+    /// True if sliding-window layers have room for more positions than slots.
     outlasts: bool,
-    /// Tokens of each pass that are observed.
+    /// Number of observed tokens of each pass, counted from its end.
     observed: usize,
-    /// True if the mass is that of this sequence.
+    /// True if the mass belongs to this sequence.
     mass_is_valid: bool,
 }
 
@@ -104,7 +104,7 @@ impl DeviceCache {
         Arc::clone(&self.device)
     }
 
-    /// True if it is this device.
+    /// True if it is on this device.
     pub fn is_on(&self, device: &SharedDevice) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
@@ -135,18 +135,18 @@ impl DeviceCache {
         slots - len
     }
 
-    /// Most tokens of a pass.
+    /// Maximum number of tokens of a pass.
     pub fn max_tokens(&self) -> usize {
         self.max_tokens
     }
 
-    /// Another device computes with the cache from now on.
+    /// Swaps the device that computes with the cache.
     pub(super) fn swap_device(&mut self, device: &mut SharedDevice) {
         std::mem::swap(&mut self.device, device);
         self.max_tokens = locked(&self.device).max_tokens();
     }
 
-    /// Tokens that join the sequence in the next pass.
+    /// A run of a pass that appends `tokens`.
     pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: RunPosition, logits: Logits<'a>) -> Run<'a> {
         let RunPosition { pos, known } = at;
         let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
@@ -162,29 +162,29 @@ impl DeviceCache {
         self.unchanged = Beginning { slots: same.min(slots), tokens: same_tokens.min(tokens) };
     }
 
-    /// Ends an eviction: `kept` slots are in use, the first `same` of which are where they were.
+    /// Ends an eviction: `kept` slots are in use, and the first `same` of them did not move.
     pub fn compact(&mut self, kept: usize, same: usize) {
         self.cache.set_len(kept);
         self.unchanged.slots = self.unchanged.slots.min(same);
     }
 
-    /// True if a sequence cut to `tokens` tokens can go on with the rows that local layers still have.
+    /// True if sliding-window layers still have the rows to continue after the first `tokens` tokens.
     pub fn reaches(&self, tokens: usize) -> bool {
         self.window.reaches(tokens)
     }
 
-    /// The first position whose rows local layers have.
+    /// First position whose rows sliding-window layers have.
     pub fn oldest(&self) -> usize {
         if LOCAL_LAYERS != 0 { self.window.from } else { 0 }
     }
 
-    /// Says that local layers were given the rows of these positions, all that there are.
+    /// Records that sliding-window layers now hold the rows of these positions.
     pub fn set_window(&mut self, positions: Range<usize>) {
         self.window = WindowRows { from: positions.start, end: positions.end };
         self.window.extend(positions, self.extent().ring);
     }
 
-    /// Makes room for more positions than there are slots.
+    /// Enlarges sliding-window layers for more positions than there are slots.
     pub fn outlast(&mut self) -> Result<()> {
         self.outlasts = true;
         self.cache.outlast()
@@ -195,7 +195,7 @@ impl DeviceCache {
         self.cache.resize(slots)
     }
 
-    /// Keeps the rows that are still those of `other`, which had all of them at the last switch, and becomes as large.
+    /// Keeps the rows that `other` has not changed since the last switch, and resizes to its size.
     pub(super) fn keep_common(&mut self, other: &DeviceCache) -> Result<()> {
         self.cache.set_len(self.filled().min(other.unchanged.slots));
         self.window.truncate(other.unchanged.tokens);
@@ -205,14 +205,15 @@ impl DeviceCache {
         if other.outlasts { self.outlast() } else { Ok(()) }
     }
 
-    /// Copies from `other` the rows that it lacks of a sequence of so many tokens: how many slots and bytes.
+    /// Copies missing rows from `other`, for a sequence of `tokens` tokens. Returns the number of slots and bytes
+    /// copied.
     pub(super) fn catch_up(&mut self, other: &mut DeviceCache, tokens: usize) -> Result<(usize, u64)> {
         self.keep_common(other)?;
         let (len, ring) = (other.filled(), self.extent().ring);
         let (from, there) = (other.window.from, self.window);
         let first = if there.end < from { from } else { there.end };
         let first = first.max(tokens.saturating_sub(ring));
-        // Where this fails, the rows that it has written over are gone.
+        // If copying fails, the overwritten rows are lost.
         self.window.from = there.from.max(tokens.saturating_sub(ring));
         let slots = self.filled()..len;
         let copied = slots.len();
@@ -228,7 +229,7 @@ impl DeviceCache {
         Ok((copied, bytes))
     }
 
-    /// Makes room for the mass, so that no pass has to.
+    /// Allocates the mass, so that no pass has to.
     pub fn make_mass(&mut self) -> Result<()> {
         let Some(layer) = global_layers().next() else { return Ok(()) };
         let mut mass = vec![0.0; KV_HEADS * self.filled()];
@@ -236,25 +237,25 @@ impl DeviceCache {
         self.cache.write_mass(layer, &mass)
     }
 
-    /// Observes the last `tokens` tokens of the passes to come. The mass observed before counts on.
+    /// Observes the last `tokens` tokens of the next passes; their attention is added to the mass.
     pub fn observe(&mut self, tokens: usize) {
         self.mass_is_valid |= tokens > 0;
         self.observed = tokens;
     }
 
-    /// Tokens of a pass that are observed.
+    /// Number of observed tokens of a pass.
     pub fn observed(&self) -> usize {
         self.observed
     }
 
-    /// Forgets the mass.
+    /// Clears the mass.
     pub fn zero_mass(&mut self) -> Result<()> {
         self.mass_is_valid = false;
         let zeros = vec![0.0; KV_HEADS * self.filled()];
         global_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
     }
 
-    /// The mass of one layer that sees all, `[kv_head][slot]`; empty where nothing was observed.
+    /// Copies the mass of one full-attention layer out: `[kv_head][slot]`, empty if nothing was observed.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
         if self.mass_is_valid {
@@ -264,7 +265,7 @@ impl DeviceCache {
         Ok(())
     }
 
-    /// Takes the mass of one layer in, if there is any.
+    /// Sets the mass of one layer, unless `mass` is empty.
     pub fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
         if mass.is_empty() {
             return Ok(());
@@ -278,7 +279,7 @@ impl DeviceCache {
         locked(&self.device).set_trace(trace)
     }
 
-    /// Puts a mark into the trace, where there is one.
+    /// Adds a mark to the trace, if there is one.
     pub fn mark(&mut self, name: &str) {
         let mut device = locked(&self.device);
         if let Some(mut trace) = device.set_trace(None) {
@@ -288,8 +289,8 @@ impl DeviceCache {
     }
 }
 
-/// Copies the rows that `to` lacks, these slots, and positions of local layers, and makes it as long as `from`; how many
-/// bytes.
+/// Copies the rows missing in `to` (`[slots, positions of sliding-window layers]`) and sets its length to that of
+/// `from`. Returns the number of bytes copied.
 fn copy_rows(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2]) -> Result<u64> {
     let Extent { types, len, .. } = from.extent();
     let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
@@ -307,7 +308,7 @@ fn copy_rows(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2
     Ok(bytes)
 }
 
-/// Copies the mass of all filled slots, as many in both.
+/// Copies the mass of all filled slots, of which both have the same number.
 fn copy_mass(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<()> {
     let mut mass = vec![0.0; KV_HEADS * from.extent().len];
     global_layers().try_for_each(|layer| {

@@ -1,4 +1,5 @@
-//! Makes the devices that compute a model: the CPU, and an OpenCL device that is tried beside it before it is used.
+//! Makes the devices that run a model: the CPU, and an OpenCL device, which is tested against the CPU before it is
+//! used.
 
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, SharedDevice};
@@ -10,7 +11,7 @@ use files::{Error, Result};
 use numeric::simd::Isa;
 use std::sync::{Arc, Mutex};
 
-/// Makes devices of some weights. Where rows of the cache are rotated, the weights have their calibration.
+/// Maker of devices for some weights. If cache rows are stored rotated, the weights must have a calibration.
 #[derive(Clone)]
 pub struct DeviceFactory {
     pub weights: Arc<Weights>,
@@ -23,7 +24,7 @@ impl DeviceFactory {
         CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))
     }
 
-    /// The OpenCL device with the fastest kernels that compute what the CPU does, tried at their first use.
+    /// Makes the OpenCL device with the fastest kernels that match the CPU's results, tested at their first use.
     pub fn opencl(&self, model: &Arc<opencl::Model>, o: &EngineOptions) -> Result<OpenClDevice> {
         let device = self.select_opencl_device(model, o)?;
         if !was_made(model, o) {
@@ -39,7 +40,7 @@ impl DeviceFactory {
             why = Some(match self.try_kernels(model, o, kernels) {
                 Ok(Some(device)) => {
                     if let Some(why) = why.filter(|_| model.is_news()) {
-                        o.notice.say(&format!("{why}; using plainer kernels"));
+                        o.notice.say(&format!("{why}; using baseline kernels"));
                     }
                     return Ok(device);
                 }
@@ -54,17 +55,15 @@ impl DeviceFactory {
         Err(why.expect("invariant: there are baseline kernels to be tried"))
     }
 
-    /// The device with these kernels; `None` where they do not compute what the CPU does.
+    /// Makes the device with these kernels; `None` if their results differ from the CPU's.
     fn try_kernels(
         &self,
         model: &Arc<opencl::Model>,
         o: &EngineOptions,
         kernels: KernelSet,
     ) -> Result<Option<OpenClDevice>> {
-        let attention = match o.gpu_attn {
-            true => None,
-            false => Some(cpu::attention::for_others(o.threads, self.isa, o.max_seq_len)?),
-        };
+        let on_cpu = || cpu::attention::for_others(o.threads, self.isa, o.max_seq_len);
+        let attention = (!o.gpu_attn).then(on_cpu).transpose()?;
         let options = OpenClOptions {
             kv_types: o.kv_types,
             slots: o.max_seq_len,
@@ -72,9 +71,10 @@ impl DeviceFactory {
             sequences: o.sequences(),
             drafted: 1 + o.draft,
             attention,
-            rows: match o.zero_copy && model.device().facts().unified_memory {
-                true => Place::HostVisible,
-                false => opencl::own_place(model.device()),
+            rows: if o.zero_copy && model.device().facts().unified_memory {
+                Place::HostVisible
+            } else {
+                opencl::own_place(model.device())
             },
             evicts: evicts(o),
             kernels,
@@ -85,30 +85,26 @@ impl DeviceFactory {
         Ok((passed && (!evicts(o) || selftest::compaction_matches(&mut device)?)).then_some(device))
     }
 
-    /// Whether a device's kernels compute what the CPU's do: what is noted, else what a test finds.
+    /// Verdict on a device's kernels: remembered, or found by comparing their results with the CPU's.
     fn verdict(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<Verdict> {
         if let Some(verdict) = device.verdict() {
             return Ok(verdict);
         }
-        // What only its speed speaks for has no other bits.
+        // Kernels that are only faster must have the same bits.
         let most = if device.must_be_exact() { 0.0 } else { selftest::TOLERANCE };
-        let verdict = match selftest::distance(device, &mut self.reference(o)?)? {
-            d if d <= most => Verdict::Passed,
-            _ => Verdict::Failed,
-        };
+        let passed = selftest::distance(device, &mut self.reference(o)?)? <= most;
+        let verdict = if passed { Verdict::Passed } else { Verdict::Failed };
         device.set_verdict(verdict);
         Ok(verdict)
     }
 
-    /// Whether a device measures the same attention mass as the CPU, where evictions depend on it.
+    /// Checks that a device measures the same attention mass as the CPU, if evictions depend on it.
     fn observes_right(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
-        if !matches!(o.eviction.policy, Policy::SnapKv | Policy::H2o) {
-            return Ok(true);
-        }
-        Ok(selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
+        Ok(!o.eviction.policy.observes_attention()
+            || selftest::mass_distance(device, &mut self.reference(o)?)? <= selftest::TOLERANCE)
     }
 
-    /// The CPU, to compare another device with.
+    /// Makes a CPU device to compare another device with.
     fn reference(&self, o: &EngineOptions) -> Result<CpuDevice> {
         let slots = o.max_seq_len.min(selftest::SLOTS);
         let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
@@ -126,12 +122,12 @@ impl DeviceFactory {
     }
 }
 
-/// Whether the device was made before as it would be now, so that its programs are in the cache.
+/// True if a device with the same options was made before, so that its programs are in the cache.
 pub fn was_made(model: &opencl::Model, o: &EngineOptions) -> bool {
     opencl::Cache::of_user().recall(&made(model, o)).is_some()
 }
 
-/// What that is remembered under: all that programs depend on.
+/// Cache key of this: everything that programs depend on.
 fn made(model: &opencl::Model, o: &EngineOptions) -> String {
     let (sequences, evicts) = (o.sequences(), evicts(o));
     let key = opencl::tune::key(model);
@@ -143,12 +139,12 @@ fn made(model: &opencl::Model, o: &EngineOptions) -> String {
     )
 }
 
-/// Most tokens of a pass: a chunk of a prompt, or a token of every sequence.
+/// Maximum number of tokens of a pass: a chunk of a prompt, or a token of every sequence.
 pub fn chunk(o: &EngineOptions) -> usize {
     chunk_in(o, o.max_seq_len)
 }
 
-/// [`chunk`] with caches of so many slots.
+/// [`chunk`] with caches of `slots` slots.
 pub fn chunk_in(o: &EngineOptions, slots: usize) -> usize {
     o.prefill_chunk.clamp(1, slots.max(1)).max(o.sequences())
 }

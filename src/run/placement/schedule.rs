@@ -1,13 +1,13 @@
-//! The schedule of a hybrid sequence: which of two devices computes what, by position, as the user says, or by measured
+//! Schedule of a hybrid sequence: chooses the device for prompts and tokens, by the user's positions or by measured
 //! speed.
 
 use crate::run::options::{FixedSchedule, Side};
 use std::time::Duration;
 
-/// A prompt of fewer tokens stays on the device that decodes: going there and back would cost more than it gains.
+/// Shortest prompt worth a switch: going there and back for fewer tokens costs more than it gains.
 pub const SHORT_PROMPT: usize = 32;
 
-/// The devices of a sequence's tokens.
+/// Rule that chooses the device of a sequence's tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Schedule {
     /// By the user's choice.
@@ -16,52 +16,52 @@ pub enum Schedule {
     Measured(MeasuredSchedule),
 }
 
-/// The measured speed of a device.
+/// Measured speed of a device.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Speed {
     /// Seconds for one token of a prompt.
     pub prefill: f64,
     /// Seconds for one decoded token with an empty cache.
     pub decode: f64,
-    /// Seconds that each slot of the cache adds to it.
+    /// Seconds that each filled slot adds to a decoded token.
     pub slot: f64,
 }
 
 impl Speed {
-    /// Seconds for a decoded token over so many slots.
+    /// Seconds for a decoded token over `slots` filled slots.
     pub fn token(&self, slots: usize) -> f64 {
         self.decode + self.slot * slots as f64
     }
 }
 
-/// The speeds of both devices, corrected while tokens are decoded: a device that throttles becomes slower.
+/// Speeds of both devices, corrected while tokens are decoded: a device that throttles becomes slower.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredSchedule {
-    /// Of the CPU, of the GPU.
+    /// `[CPU, GPU]`
     speeds: [Speed; 2],
-    /// Recent times of tokens, relative to what was measured at first.
+    /// Recent times of tokens relative to the first measurement.
     factors: [f64; 2],
-    /// Decoded tokens since the last move.
+    /// Decoded tokens since the last switch.
     since: usize,
-    /// Tokens one after another before which the other device was faster, if only by [`CLOSE`].
+    /// Consecutive tokens for which the other device was faster, at least by [`CLOSE`].
     behind: usize,
 }
 
-/// The other device must be this much faster, so that noise moves nothing.
+/// Factor by which the other device must be faster, so that noise causes no switch.
 const GAIN: f64 = 1.2;
-/// Or this much, for [`REST`] tokens one after another: noise does not last.
+/// Factor that suffices for [`REST`] consecutive tokens: noise does not last.
 const CLOSE: f64 = 1.03;
-/// Tokens between two moves of decoding, at least.
+/// Minimum number of tokens between two switches of decoding.
 const REST: usize = 64;
 
 impl MeasuredSchedule {
-    /// Of the CPU and of the GPU.
+    /// A schedule with the speeds of `[CPU, GPU]`.
     pub fn new(speeds: [Speed; 2]) -> Self {
-        // Nothing holds a sequence where it begins.
+        // A sequence may switch right at its beginning.
         Self { speeds, factors: [1.0; 2], since: REST, behind: REST }
     }
 
-    /// Seconds for a token on this side now.
+    /// Current seconds for a token on this side.
     fn token(&self, side: Side, slots: usize) -> f64 {
         self.speeds[side as usize].token(slots) * self.factors[side as usize]
     }
@@ -70,7 +70,7 @@ impl MeasuredSchedule {
         self.speeds[side as usize].prefill * tokens as f64 * self.factors[side as usize]
     }
 
-    /// The device that is the faster one by far for prompts, and for tokens over any number of slots up to `most`.
+    /// The device, if any, that is much faster both for prompts and for tokens over up to `most` slots.
     pub fn only(&self, most: usize) -> Option<Side> {
         Side::ALL.into_iter().find(|&side| {
             let wins = |mine: f64, others: f64| mine * GAIN <= others;
@@ -78,34 +78,24 @@ impl MeasuredSchedule {
                 && [0, most].into_iter().all(|n| wins(self.token(side, n), self.token(side.other(), n)))
         })
     }
-
-    /// Records how long a token took.
-    fn record_time(&mut self, side: Side, slots: usize, took: Duration) {
-        let ratio =
-            (took.as_secs_f64() / self.speeds[side as usize].token(slots).max(1e-9)).clamp(0.25, 16.0);
-        self.factors[side as usize] += (ratio - self.factors[side as usize]) / 16.0;
-        // The device that rests cools down.
-        self.factors[side.other() as usize] += (1.0 - self.factors[side.other() as usize]) / 512.0;
-        self.since = self.since.saturating_add(1);
-    }
 }
 
-/// A move that is due.
+/// A switch that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// The device.
     pub to: Side,
-    /// Why.
+    /// Reason.
     pub why: String,
 }
 
 impl Schedule {
-    /// All on the GPU.
+    /// A schedule with everything on the GPU.
     pub fn gpu() -> Self {
         Schedule::Fixed(FixedSchedule { prefill: Side::Gpu, to_gpu: vec![0], to_cpu: Vec::new() })
     }
 
-    /// The move before a prompt of `tokens` tokens, if one is due.
+    /// Switch before a prompt of `tokens` tokens, if one is due.
     pub fn for_prefill(&mut self, now: Side, tokens: usize) -> Option<Move> {
         if tokens < SHORT_PROMPT {
             return None;
@@ -123,7 +113,7 @@ impl Schedule {
         }
     }
 
-    /// The move before the token at `position` is decoded over `slots` slots, if one is due.
+    /// Switch before the token at `position` is decoded over `slots` slots, if one is due.
     pub fn for_decode(&mut self, now: Side, position: usize, slots: usize) -> Option<Move> {
         match self {
             Schedule::Fixed(f) => {
@@ -143,11 +133,15 @@ impl Schedule {
         }
     }
 
-    /// Records how long a decoded token took.
+    /// Records the time of a decoded token.
     pub fn record_time(&mut self, side: Side, slots: usize, took: Duration) {
-        if let Schedule::Measured(m) = self {
-            m.record_time(side, slots, took);
-        }
+        let Schedule::Measured(m) = self else { return };
+        let (now, idle) = (side as usize, side.other() as usize);
+        let ratio = (took.as_secs_f64() / m.speeds[now].token(slots).max(1e-9)).clamp(0.25, 16.0);
+        m.factors[now] += (ratio - m.factors[now]) / 16.0;
+        // The idle device cools down.
+        m.factors[idle] += (1.0 - m.factors[idle]) / 512.0;
+        m.since = m.since.saturating_add(1);
     }
 }
 
@@ -208,8 +202,8 @@ mod tests {
         assert!(moved.is_some_and(|n| (2..40).contains(&n)), "{moved:?}");
     }
 
-    /// What tokens take with measured speeds of 11 ms on the CPU and 10 ms on a GPU whose tokens take up to so many times as
-    /// long when it is hot; and the moves.
+    /// Total seconds and number of switches with measured speeds of 11 ms on the CPU and 10 ms on a GPU that is up to
+    /// `most` times slower when it is hot.
     fn throttling(most: f64, tokens: usize) -> (f64, usize) {
         let mut schedule = Schedule::Measured(speeds([1e-3, 1.1e-2, 0.0], [1e-3, 1e-2, 0.0]));
         let (mut side, mut heat, mut all, mut moves) = (Side::Cpu, 0.0f64, 0.0, 0);

@@ -1,4 +1,4 @@
-//! The speeds of each device for prompts and for decoding: measured once, then remembered.
+//! Speed of each device for prompts and for decoding, measured once and remembered.
 
 use super::{DeviceCache, MeasuredSchedule, Speed};
 use crate::dims::{LEARNED_POSITIONS, VOCAB};
@@ -11,25 +11,25 @@ use std::time::Instant;
 
 /// Tokens of the prompt that is timed.
 const PROMPT: usize = 64;
-/// Slots over which decoding is timed the second time.
+/// Filled slots in the second measurement of decoding.
 const DEEP: usize = 1024;
-/// Decoded tokens that are timed each time; the fastest counts.
+/// Decoded tokens timed in each measurement; the fastest counts.
 const TOKENS: usize = 3;
 
-/// Slots of caches that are only timed.
+/// Slots of a cache for measurements.
 pub const SLOTS: usize = DEEP + 2 * PROMPT;
 
-/// The options for devices that are only timed.
+/// Options for devices that are only measured.
 pub fn measured_options(o: &EngineOptions) -> EngineOptions {
     EngineOptions { max_seq_len: SLOTS, prefill_chunk: o.prefill_chunk.max(PROMPT), ..o.clone() }
 }
 
-/// Options whose plan has room for a sequence on both devices while they are timed beside it.
+/// Options whose plan has memory for a sequence while both devices are measured.
 pub fn beside(o: &EngineOptions) -> EngineOptions {
     EngineOptions { max_seq_len: o.max_seq_len.saturating_add(SLOTS), ..o.clone() }
 }
 
-/// Names everything that speeds depend on.
+/// Cache key with everything that speeds depend on.
 pub fn key(
     o: &EngineOptions,
     fingerprint: &str,
@@ -51,18 +51,18 @@ pub fn key(
     )
 }
 
-/// The speeds of the CPU and of the device that an earlier start measured for the weights with this fingerprint.
+/// Speeds of the CPU and the device that an earlier start measured for the weights with this fingerprint.
 pub fn known(o: &EngineOptions, fingerprint: &str, isa: Isa, facts: &Facts) -> Option<[Speed; 2]> {
     let variants = opencl::tune::known(facts, fingerprint, &opencl::Cache::of_user()).ok()??;
     remembered(&key(o, fingerprint, isa, (facts, variants)))
 }
 
-/// The speeds that are remembered under `key`.
+/// Speeds remembered under `key`.
 fn remembered(key: &str) -> Option<[Speed; 2]> {
     opencl::Cache::of_user().recall(key).and_then(|text| serde_json::from_str(&text).ok())
 }
 
-/// Those remembered, else measured.
+/// Speeds of both devices: remembered, or measured now.
 pub fn of_both(
     key: &str,
     cpu: impl FnOnce() -> Result<DeviceCache>,
@@ -79,7 +79,7 @@ pub fn of_both(
     Ok([cpu, gpu])
 }
 
-/// Times a device. What it computes does not matter.
+/// Measures a device, with arbitrary tokens.
 fn measure(mut cache: DeviceCache) -> Result<Speed> {
     let device = cache.device();
     let cache = cache.cache();
@@ -87,7 +87,7 @@ fn measure(mut cache: DeviceCache) -> Result<Speed> {
     let mut logits = vec![0.0; VOCAB];
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|id| id % VOCAB as u32).collect();
     let n = PROMPT.min(device.max_tokens());
-    // Once to wake threads and caches and to compile what is not.
+    // The first pass warms up threads and caches and compiles kernels.
     let mut pass = |cache: &mut dyn Cache, tokens: &[u32], pos: usize| {
         device.forward(&mut [Run::new(cache, tokens, pos, Logits::Last(&mut logits))], None)
     };
@@ -101,7 +101,7 @@ fn measure(mut cache: DeviceCache) -> Result<Speed> {
         let mut best = f64::INFINITY;
         for i in 0..=TOKENS {
             let began = Instant::now();
-            // A model whose positions are learned may not have its own.
+            // A model with learned positions may not have so many.
             let pos = if LEARNED_POSITIONS { i } else { slots + i };
             pass(cache, &prompt[..1], pos)?;
             best = best.min(began.elapsed().as_secs_f64());
@@ -113,8 +113,8 @@ fn measure(mut cache: DeviceCache) -> Result<Speed> {
     Ok(Speed { prefill, decode: (near - slot * n as f64).max(1e-9), slot })
 }
 
-/// Whether an earlier start found that `auto` is the CPU for the weights with this fingerprint, which is said. Then the
-/// device need not be opened: drivers take memory, and some make the CPU slower.
+/// True if an earlier start found that `auto` means the CPU for the weights with this fingerprint; this is reported.
+/// Then the device need not be opened: drivers take memory, and some slow the CPU down.
 pub fn is_known_to_be_the_cpu(o: &EngineOptions, fingerprint: &str) -> bool {
     let is_cpu = || {
         let isa = o.isa.map_or_else(Isa::detect, Ok).ok()?;
@@ -127,12 +127,12 @@ pub fn is_known_to_be_the_cpu(o: &EngineOptions, fingerprint: &str) -> bool {
     is_cpu().is_some()
 }
 
-/// Says that `auto` chooses `only` one device, or both, and why.
+/// Reports that `auto` chooses one device, `only`, or both, and why.
 pub fn say_choice(o: &EngineOptions, only: Option<Side>, [cpu, gpu]: [Speed; 2]) {
     let choice = match only {
-        Some(Side::Cpu) => "the CPU for all",
-        Some(Side::Gpu) => "the GPU for all",
-        None => "each for what it does faster",
+        Some(Side::Cpu) => "using the CPU",
+        Some(Side::Gpu) => "using the GPU",
+        None => "using each device for what it does faster",
     };
     let most = o.max_seq_len;
     o.notice.say(&format!(

@@ -1,4 +1,4 @@
-//! Advice where a plan does not fit: fields and their values.
+//! Checks that plans fit, and advice on options if they do not.
 
 use super::{DeviceMemory, Plan, longest_where, mib};
 use crate::model::weights::WeightType;
@@ -6,12 +6,12 @@ use crate::run::system::Process;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 
-/// What a command calls its number of slots.
+/// Name of a command's number of slots in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Context {
-    /// The whole context, of what generates.
+    /// The whole context, for commands that generate.
     MaxSeqLen,
-    /// A chunk of a text that is measured.
+    /// A chunk of an evaluated text.
     Chunk,
     /// The longest row of a benchmark.
     Row,
@@ -34,16 +34,16 @@ impl Context {
     }
 }
 
-/// Tokens of a prefill step that take little memory and still use the weights many times.
+/// Tokens of a prefill pass that takes little memory and still uses each weight many times.
 const SMALL_CHUNK: usize = 32;
 
 impl Plan {
-    /// Refuses a plan that does not fit. Where the system does not tell its memory, every plan passes.
+    /// Checks that the plan fits. If the system does not tell its memory, every plan passes.
     pub fn check(&self) -> Result<()> {
         self.check_for(Context::MaxSeqLen)
     }
 
-    /// [`Plan::check`] in the words of a command.
+    /// [`Plan::check`] with a command's name for the context.
     pub fn check_for(&self, context: Context) -> Result<()> {
         self.check_device(context)?;
         self.check_process(context)?;
@@ -60,7 +60,7 @@ impl Plan {
         )))
     }
 
-    /// Refuses what the limits of the process will not hold.
+    /// Checks the limits of the process.
     fn check_process(&self, context: Context) -> Result<()> {
         let Process { address_space, data } = self.memory.process;
         let written = |slots| self.to_map(slots).0;
@@ -93,7 +93,7 @@ impl Plan {
         )))
     }
 
-    /// Refuses what a device's own memory will not hold.
+    /// Checks a device's own memory.
     fn check_device(&self, context: Context) -> Result<()> {
         let (Some(DeviceMemory::Own(have)), need) = (self.device, self.on_device()) else { return Ok(()) };
         if need <= have {
@@ -107,7 +107,7 @@ impl Plan {
         )))
     }
 
-    /// The largest context that fits; where none does, with which settings one would.
+    /// Advice: the largest context that fits, or settings with which one would.
     fn remedy(&self, have: u64, context: Context) -> String {
         let asked = self.options.max_seq_len;
         if let Some(n) = self.longest(have) {
@@ -133,7 +133,7 @@ impl Plan {
         }
     }
 
-    /// With the smallest cache, and the flags for it where it is smaller than now.
+    /// The plan with the smallest cache type, and the option for it, if it is smaller than now.
     fn with_smaller_cache(&self) -> (Plan, String) {
         let mut smaller = self.clone();
         smaller.options.kv_types = KvTypes::both(KvType::Q4);
@@ -146,7 +146,7 @@ fn joined(flags: &str, flag: &str) -> String {
     if flags.is_empty() { flag.into() } else { format!("{flags} {flag}") }
 }
 
-/// Refuses sequences of one model, one a plan, that fit one by one but not at once. Returns what all need.
+/// Checks that sequences of one model, one per plan, fit together. Returns the bytes that all need.
 pub fn check_sharing(plans: &[Plan], context: Context, remedy: &str) -> Result<u64> {
     plans.iter().try_for_each(|p| p.check_for(context))?;
     let Some(largest) = plans.iter().max_by_key(|p| p.need()) else { return Ok(0) };
@@ -163,7 +163,7 @@ pub fn check_sharing(plans: &[Plan], context: Context, remedy: &str) -> Result<u
     }
 }
 
-/// Refuses models of the same context, one a plan, that do not fit at once.
+/// Checks that models with the same context, one per plan, fit together.
 pub fn check_apart(plans: &[Plan], context: Context) -> Result<()> {
     if let [one] = plans {
         return one.check_for(context);

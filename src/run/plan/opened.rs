@@ -1,4 +1,4 @@
-//! What is opened and planned before a model is loaded.
+//! Opens a model and plans its memory before it is loaded.
 
 use super::Plan;
 use crate::dims::{LEARNED_POSITIONS, MAX_POSITION, TIED};
@@ -9,20 +9,20 @@ use crate::run::placement::is_known_to_be_the_cpu;
 use files::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// A model that was opened and planned, and is not loaded yet: nothing of it is opened or planned again.
+/// An opened model with its plan, ready to be loaded.
 pub struct Opened {
     pub plan: Plan,
     pub model: OpenModel,
-    /// How long that took.
+    /// Time taken to open and plan.
     pub took: Duration,
 }
 
 impl Opened {
-    /// Opens the model, and settles what `auto` comes to.
+    /// Opens the model and resolves the backend `auto`.
     ///
     /// # Errors
     ///
-    /// `Model`: a file is missing or damaged. Those of [`Plan::of`].
+    /// `Model`: a file is missing or damaged. Errors of [`Plan::of`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
         let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
@@ -36,14 +36,14 @@ impl Opened {
         Ok(Self { plan, model, took: began.elapsed() }.settled())
     }
 
-    /// Settles `auto`: where there is no device, no memory for both, or the CPU is known to do all faster, it becomes the
-    /// CPU, with one line to the user.
+    /// Changes the backend `auto` to the CPU if there is no device, too little memory for both, or the CPU is known to
+    /// be faster at everything; reports this in one line.
     pub fn settled(mut self) -> Self {
         let plan = &mut self.plan;
         if plan.options.backend == BackendKind::Auto {
             let is_known = || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.origin());
             let why = match (plan.device, plan.check()) {
-                (None, _) => Some("no OpenCL device (doctor says why)".into()),
+                (None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
                 _ if is_known() => None,
                 (_, Err(Error::Memory(why))) => Some(why),
                 _ => return self,
@@ -58,13 +58,13 @@ impl Opened {
     }
 }
 
-/// The options with no more slots than there are positions, where these are learned.
+/// Limits the slots to the number of positions, if these are learned.
 fn within_positions(options: &EngineOptions) -> Result<EngineOptions> {
     let mut options = options.clone();
     if LEARNED_POSITIONS {
         if options.eviction.policy != Policy::None {
             return Err(Error::Usage(format!(
-                "`Eviction::policy`: the model has {MAX_POSITION} positions and none beyond, whatever is evicted; use none"
+                "`Eviction::policy`: the model has only {MAX_POSITION} learned positions, whatever is evicted; use none"
             )));
         }
         options.max_seq_len = options.max_seq_len.min(MAX_POSITION);

@@ -1,37 +1,37 @@
-//! What a server takes beside its sequences: requests and answers under way, connections, threads; and how sequences share
-//! what is left.
+//! Memory of a server besides its sequences: requests and answers in progress, connections, threads; and the rows that
+//! sequences share.
 
 use super::{Plan, add, mul};
 use crate::dims::VOCAB;
 use crate::run::session::MEASURED;
 
-/// Bytes that requests and answers may take: a part of the memory, within these bounds.
+/// Minimum and maximum bytes for requests and answers, which get 1 / [`PART`] of the memory.
 #[cfg(feature = "serve")]
 const REQUESTS: [u64; 2] = [16 << 20, 128 << 20];
 #[cfg(feature = "serve")]
 const PART: u64 = 8;
-/// Connections at once, at most.
+/// Maximum number of simultaneous connections.
 pub const CONNECTIONS: usize = 1024;
-/// Bytes that are read of one, or written to it, before they are taken.
+/// Bytes buffered for reading from or writing to a connection.
 pub const CONNECTION_BUFFER: usize = 16 << 10;
-/// Events of a text that its client may leave unread in a stream, at most: then it is given up.
+/// Maximum number of unread events of a stream, after which its request is cancelled.
 pub const BACKLOG: usize = 2048;
-/// Memory of each.
+/// Bytes of an unread event.
 const EVENT: u64 = 256;
-/// Encoding a text that cannot be cut, one at a time.
+/// Memory of encoding a text that cannot be split; one at a time.
 const ENCODING: u64 = 36 << 20;
-/// Grammars that are compiled or followed. One with a megabyte of rules takes 214 MiB for a second before it is refused.
+/// Memory of grammars. One with a megabyte of rules takes 214 MiB for a second before it is rejected.
 const GRAMMARS: u64 = if cfg!(feature = "grammar") { 64 << 20 } else { 0 };
-/// The stack of a thread of the server.
+/// Stack size of a server thread.
 pub(super) const STACK: u64 = 2 << 20;
 
-/// Threads that prepare requests.
+/// Number of threads that prepare requests.
 pub fn request_threads() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 4)
 }
 
 impl Plan {
-    /// Adds what a server takes for requests and answers; how many bytes these may have.
+    /// Adds a server's requests and answers to the plan. Returns the bytes that these may take.
     #[cfg(feature = "serve")]
     pub fn add_requests(&mut self) -> u64 {
         let [least, most] = REQUESTS;
@@ -39,8 +39,8 @@ impl Plan {
         self.requests
     }
 
-    /// The line of the plan: requests and answers, buffers of connections, what streams leave unread, and the encoding of a
-    /// long text.
+    /// Bytes of the plan's line for requests: requests and answers, connection buffers, unread events, and encoding of
+    /// a long text.
     pub(super) fn of_requests(&self) -> u64 {
         let buffers = (CONNECTIONS * CONNECTION_BUFFER) as u64;
         let unread = mul(self.options.sequences() as u64, BACKLOG as u64 * EVENT);
@@ -53,13 +53,13 @@ impl Plan {
         }
     }
 
-    /// Threads of a server: of connections, and those that prepare requests.
+    /// Number of a server's threads: for connections and for preparing requests.
     pub(super) fn server_threads(&self) -> u64 {
         if self.requests > 0 { 1 + request_threads() as u64 } else { 0 }
     }
 
-    /// Where memory does not suffice for the rows of all sequences: lets them share what there is, at least as much as one
-    /// needs, and returns how many bytes that is.
+    /// If memory does not suffice for the rows of all sequences, lets them share what there is, at least one sequence's
+    /// rows. Returns the shared bytes.
     #[cfg(feature = "serve")]
     pub fn share_rows(&mut self) -> Option<u64> {
         let (need, have) = (self.need(), self.memory.usable()?);
@@ -72,12 +72,12 @@ impl Plan {
         self.shared_rows
     }
 
-    /// What [`Plan::share_rows`] has come to.
+    /// Bytes of rows that sequences share, after [`Plan::share_rows`].
     pub fn shared_rows(&self) -> Option<u64> {
         self.shared_rows
     }
 
-    /// Bytes that are needed before any row is filled, while nobody asks.
+    /// Bytes needed while the server is idle and no row is filled.
     #[cfg(feature = "serve")]
     pub fn empty(&self) -> u64 {
         let rows = self.rows(self.options.max_seq_len).into_iter().fold(self.options.prefix_cache, add);

@@ -1,8 +1,8 @@
-//! Drafts: tokens that the text may go on with, computed in one pass with the token before them. A draft is what
-//! followed the last few tokens where they stood before (prompt lookup decoding, github.com/apoorvumang/
-//! prompt-lookup-decoding), else what a smaller model expects, where there is one (`draft_model.rs`). Whoever chooses tokens
-//! sees nothing of it: each is chosen from the same logits as without, and as long as the draft has it, its logits are
-//! there already.
+//! Drafts (speculative decoding): likely next tokens, computed in one pass with the token before them. A draft repeats
+//! what followed the last few tokens at their latest earlier occurrence (prompt lookup decoding,
+//! github.com/apoorvumang/prompt-lookup-decoding), or comes from a smaller model, if there is one (`draft_model.rs`).
+//! Sampling is unaffected: every token is sampled from the same logits as without drafts, and while the sampled token
+//! is the draft's next one, its logits are already computed.
 
 use crate::dims::VOCAB;
 use crate::run::draft_model::{DraftModel, PassTime, Question};
@@ -12,35 +12,39 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use text::sampler::{Rng, SamplerOptions};
 
-/// Tokens that must have stood in the text before, in order, for what followed them to be drafted; more are better.
+/// Length of the n-gram that must occur earlier in the text to be drafted from; the longest is tried first.
 const GRAM: RangeInclusive<usize> = 2..=3;
-/// The same where a model can be asked, which knows more than a few tokens do.
+/// Length of the n-gram if a draft model can be asked, which predicts better than a short match.
 const LONG_GRAM: RangeInclusive<usize> = 8..=8;
 
-/// How many drafted tokens were chosen.
+/// Counts of drafted and accepted tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Drafts {
-    /// Passes that computed a draft.
+    /// Passes that verified a draft.
     pub passes: usize,
-    /// Tokens that were drafted.
+    /// Tokens drafted.
     pub drafted: usize,
-    /// Those of them that were chosen.
+    /// Drafted tokens accepted.
     pub accepted: usize,
-    /// Tokens that a model drafted, and
+    /// Tokens drafted by a model.
     pub model_drafted: usize,
-    /// those of them that were chosen.
+    /// Tokens drafted by a model and accepted.
     pub model_accepted: usize,
 }
 
 impl Drafts {
-    /// Those that came after `before`.
+    /// Counts since `before`.
     pub fn since(self, before: Self) -> Self {
+        self.combine(before, |now, before| now - before)
+    }
+
+    fn combine(self, other: Self, op: impl Fn(usize, usize) -> usize) -> Self {
         Self {
-            passes: self.passes - before.passes,
-            drafted: self.drafted - before.drafted,
-            accepted: self.accepted - before.accepted,
-            model_drafted: self.model_drafted - before.model_drafted,
-            model_accepted: self.model_accepted - before.model_accepted,
+            passes: op(self.passes, other.passes),
+            drafted: op(self.drafted, other.drafted),
+            accepted: op(self.accepted, other.accepted),
+            model_drafted: op(self.model_drafted, other.model_drafted),
+            model_accepted: op(self.model_accepted, other.model_accepted),
         }
     }
 }
@@ -49,37 +53,31 @@ impl Add for Drafts {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self {
-            passes: self.passes + other.passes,
-            drafted: self.drafted + other.drafted,
-            accepted: self.accepted + other.accepted,
-            model_drafted: self.model_drafted + other.model_drafted,
-            model_accepted: self.model_accepted + other.model_accepted,
-        }
+        self.combine(other, |a, b| a + b)
     }
 }
 
-/// Decides when to draft, and how much.
+/// Proposes drafts and keeps their logits.
 pub(super) struct Drafter {
-    /// Most tokens of a draft.
+    /// Maximum number of tokens of a draft.
     most: usize,
     pace: DraftPace,
     /// A smaller model that drafts.
     model: Option<DraftClient>,
-    /// The tokens of the last pass that drafted: one of the sequence, then the draft.
+    /// Tokens of the last pass with a draft: the sequence's token, then the draft.
     pass: Vec<u32>,
-    /// How many of them are of the sequence.
+    /// Number of these that have become part of the sequence.
     taken: usize,
-    /// Who was asked for it.
+    /// Source of the draft.
     source: Source,
-    /// The time that it took, where that says anything.
+    /// Duration of the pass, if it is a useful measurement.
     time: Option<PassTime>,
-    /// Logits of each: `[token][VOCAB]`.
+    /// Logits of each token of the pass: `[token][VOCAB]`.
     rows: Vec<f32>,
     pub counts: Drafts,
 }
 
-/// Who drafts.
+/// Source of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Nobody,
@@ -87,19 +85,19 @@ enum Source {
     Model,
 }
 
-/// A sequence's part of a draft model.
+/// One sequence's connection to the draft model.
 struct DraftClient {
     model: DraftModel,
-    /// The number of this sequence.
+    /// Id of this sequence.
     owner: u64,
     sampler: Arc<SamplerOptions>,
     random: Option<Rng>,
-    /// The time that the last draft took.
+    /// Duration of the last request to the model.
     asked: Duration,
 }
 
 impl DraftClient {
-    /// Appends to `pass` what the model drafts after `tokens`, at most `room` of them, if it is to be asked.
+    /// Asks the model, if that is worthwhile, and appends its draft of at most `room` tokens to `pass`.
     fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
         let began = Instant::now();
         let length = self.model.length(room);
@@ -136,7 +134,7 @@ impl Drafter {
         })
     }
 
-    /// Lets a smaller model draft too.
+    /// Sets a smaller model that drafts too.
     pub fn set_model(&mut self, model: &DraftModel) {
         let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
         self.model = Some(DraftClient {
@@ -148,7 +146,7 @@ impl Drafter {
         });
     }
 
-    /// Tells the draft model how tokens are chosen from now on.
+    /// Sets the sampler settings that the draft model uses.
     pub fn set_sampler(&mut self, sampler: &SamplerOptions) {
         let Some(client) = &mut self.model else { return };
         client.random = None;
@@ -157,24 +155,24 @@ impl Drafter {
         }
     }
 
-    /// Tells the draft model which random numbers come next.
+    /// Sets the random state that the draft model samples with.
     pub fn set_rng(&mut self, random: &Rng) {
         if let Some(client) = &mut self.model {
             client.random = Some(random.clone());
         }
     }
 
-    /// True if a model drafts.
+    /// True if there is a draft model.
     pub fn has_model(&self) -> bool {
         self.model.is_some()
     }
 
-    /// Tokens that are computed and not of the sequence.
+    /// Number of drafted tokens that are computed but not part of the sequence yet.
     pub fn ahead(&self) -> usize {
         self.pass.len() - self.taken
     }
 
-    /// Forgets them, and returns how many there were.
+    /// Discards these and returns their number.
     pub fn forget(&mut self) -> usize {
         let ahead = self.ahead();
         self.pass.clear();
@@ -182,12 +180,12 @@ impl Drafter {
         ahead
     }
 
-    /// True if `token` comes next in the draft.
+    /// True if `token` is the draft's next one.
     pub fn expects(&self, token: u32) -> bool {
         self.pass.get(self.taken) == Some(&token)
     }
 
-    /// Accepts the next token of the draft: the logits after it.
+    /// Accepts the next token of the draft and returns its logits.
     pub fn accept(&mut self) -> &[f32] {
         self.counts.accepted += 1;
         self.counts.model_accepted += usize::from(self.source == Source::Model);
@@ -195,8 +193,7 @@ impl Drafter {
         &self.rows[(self.taken - 1) * VOCAB..][..VOCAB]
     }
 
-    /// Proposes a pass of the last of `tokens` and at most `room` drafted ones, into `pass`: whether there are any. Until
-    /// it is computed, nothing is ahead.
+    /// Fills `pass` with the last of `tokens` and a draft of at most `room` tokens. Returns true if there is a draft.
     pub fn propose(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> bool {
         self.pass.clear();
         self.taken = 0;
@@ -218,12 +215,12 @@ impl Drafter {
         pass.len() > 1
     }
 
-    /// Memory for the logits of a pass of `tokens`: `[token][VOCAB]`.
+    /// Buffer for the logits of a pass of `tokens` tokens: `[token][VOCAB]`.
     pub fn rows(&mut self, tokens: usize) -> &mut [f32] {
         &mut self.rows[..tokens * VOCAB]
     }
 
-    /// Takes a computed pass, whose first token is the sequence's and the others are ahead: the logits after the first.
+    /// Takes over a computed pass, whose first token is the sequence's, and returns the logits of that token.
     pub fn commit(&mut self, pass: &mut Vec<u32>) -> &[f32] {
         std::mem::swap(&mut self.pass, pass);
         let drafted = self.pass.len() - 1;
@@ -234,7 +231,7 @@ impl Drafter {
         &self.rows[..VOCAB]
     }
 
-    /// Learns from the last pass.
+    /// Updates the draft lengths with the outcome of the last pass.
     pub fn learn(&mut self) {
         let (accepted, drafted) = (self.taken.saturating_sub(1), self.pass.len().saturating_sub(1));
         match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
@@ -245,31 +242,31 @@ impl Drafter {
         }
     }
 
-    /// Records the time of the pass, asking for this text included. Where `others` had drafted tokens, it says nothing of
-    /// one without.
+    /// Records the time of the pass, including the request for this text's draft. A pass without a draft counts only if
+    /// no other text had one (`others` is their number of drafted tokens).
     pub fn record_time(&mut self, others: usize, time: PassTime) {
         self.time = (others == 0 || self.source == Source::Model).then_some(time);
     }
 
-    /// The time that the last draft took; then it counts no more.
+    /// Takes the duration of the last request to the model, which is then zero.
     pub fn take_asked(&mut self) -> Duration {
         self.model.as_mut().map_or(Duration::ZERO, |client| std::mem::take(&mut client.asked))
     }
 }
 
-/// After this many tokens, drafting is tried again on a text where drafts failed. A draft of one token costs a quarter of
-/// a pass where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
+/// Maximum number of tokens without drafts after drafts have failed. A draft of one token costs a quarter of a pass
+/// where arithmetic is slow, so one failed draft in this many tokens costs less than half a percent.
 const LONGEST_PAUSE: usize = 63;
 
-/// The length of drafts, and the pauses between them: twice as long after one that was chosen as a whole, as long as what was
-/// chosen after others, and pauses of growing length while nothing is.
+/// Policy for the length of lookup drafts: twice as long after a fully accepted one, as long as the accepted part after
+/// others, and pauses of growing length while nothing is accepted.
 #[derive(Debug)]
 struct DraftPace {
     most: usize,
     length: usize,
     /// The last pause.
     pause: usize,
-    /// Tokens that are left of it.
+    /// Tokens left of the pause.
     left: usize,
 }
 
@@ -278,7 +275,7 @@ impl DraftPace {
         Self { most, length: most.min(2), pause: 0, left: 0 }
     }
 
-    /// Tokens of the next draft.
+    /// Returns the length of the next draft; 0 during a pause.
     fn length(&mut self) -> usize {
         if self.left > 0 {
             self.left -= 1;
@@ -287,7 +284,7 @@ impl DraftPace {
         self.length
     }
 
-    /// So many tokens of a draft were chosen.
+    /// Records how many tokens of a draft were accepted.
     fn drafted(&mut self, accepted: usize, drafted: usize) {
         match accepted {
             0 => {
@@ -296,7 +293,7 @@ impl DraftPace {
                 self.length = 1;
             }
             n => {
-                // One token alone may have been luck.
+                // A single token may have been luck.
                 self.pause = if n > 1 { 0 } else { self.pause / 2 };
                 self.length = if n == drafted { 2 * n } else { n }.min(self.most);
             }
@@ -304,8 +301,8 @@ impl DraftPace {
     }
 }
 
-/// Appends to `draft` the `length` tokens that followed the last `n` of `tokens` where they stood last before: whether
-/// they did. What goes beyond the end of the text goes on with the draft itself, which repeats.
+/// Finds the latest earlier occurrence of the last `n` of `tokens` and appends the `length` tokens that followed it to
+/// `draft`; beyond the end of the text, the draft repeats itself. Returns true if there is such an occurrence.
 fn ngram_lookup(tokens: &[u32], n: usize, length: usize, draft: &mut Vec<u32>) -> bool {
     let Some(end) = tokens.len().checked_sub(n) else { return false };
     let gram = &tokens[end..];

@@ -1,9 +1,9 @@
-//! Events of a sequence besides its tokens: evictions, moves from device to device, the end.
+//! Events of a sequence besides its tokens: evictions, device switches, the end.
 
 use crate::run::placement::Switch;
 use std::time::Duration;
 
-/// Something a user may want to know of, told when it has happened.
+/// An event that users may want to know about, reported after it has happened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Slots were evicted.
@@ -12,25 +12,25 @@ pub enum Event {
     Switched(Switch),
 }
 
-/// Is told of events.
+/// Callback for events.
 pub type Observer = Box<dyn FnMut(&Event) + Send>;
 
 /// One eviction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvictionResult {
-    /// Slots that became free, of each head.
+    /// Slots freed in each head.
     pub removed: usize,
-    /// Slots in use now.
+    /// Slots in use after it.
     pub slots: usize,
     /// RoPE position of the next token, which evictions do not change.
     pub position: usize,
-    /// Why now.
+    /// Reason.
     pub why: Why,
-    /// Duration of the move.
+    /// Duration.
     pub took: Duration,
 }
 
-/// Why slots were evicted.
+/// Reason for an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     /// No slot was free.
@@ -42,7 +42,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// The word in messages and JSON lines.
+    /// Wording in messages and JSON lines.
     pub fn name(self) -> &'static str {
         match self {
             Why::Full => "cache full",
@@ -52,18 +52,19 @@ impl Why {
     }
 }
 
-/// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Reason for the end of a generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StopReason {
     /// An end-of-sequence token.
     Eos,
     /// A stop string.
     Stop,
-    /// As many tokens as asked for.
+    /// The maximum number of tokens.
+    #[default]
     Length,
-    /// No slot left.
+    /// A full context.
     Context,
-    /// Cancelled.
+    /// Cancellation.
     Interrupt,
 }
 

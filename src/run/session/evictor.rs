@@ -1,4 +1,4 @@
-//! The evictor of a sequence: when slots go, how many stay, and which tokens' attention is observed for that.
+//! The evictor of a sequence: decides when slots are evicted, how many stay, and which tokens' attention is observed.
 
 use super::event::Why;
 use crate::dims::{BEFORE, GLOBAL_LAYERS, KV_HEADS, MAX_POSITION};
@@ -6,46 +6,46 @@ use crate::run::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW, slack
 use crate::run::system;
 use files::{Error, Result};
 
-/// Decoded tokens between two looks at the system's memory, which take some ten microseconds each.
+/// Tokens between two checks of the system's memory, each of which takes about ten microseconds.
 const MEMORY_EVERY: usize = 32;
-/// Slots that stay when memory is low, at least, besides the protected prefix.
+/// Minimum number of slots that stay when memory is low, besides the protected prefix.
 const LEAST: usize = 64;
 
-/// Positions that a kept token may lie back: seven eighths of the longest context that the model was trained for, as
-/// few training texts are that long. Without this limit the story model (2,048) wrote words in any order from 2,400
-/// tokens on under SnapKV and H2O, because positions count on.
+/// Maximum distance of a kept token in positions: seven eighths of the model's trained context, because few training
+/// texts are that long. Without this limit the story model (2,048) wrote words in random order from 2,400 tokens on
+/// under SnapKV and H2O, because positions keep counting.
 const REACH: usize = MAX_POSITION / 8 * 7;
 
-/// Tells whether the system is short of memory, when its available bytes are below a threshold.
+/// Function that checks whether the system's available memory, in bytes, is below a threshold.
 pub(super) type MemoryProbe = fn(threshold: u64) -> bool;
 
 /// The eviction of one sequence.
 pub(super) struct Evictor {
     settings: Eviction,
     capacity: usize,
-    /// The slots that stay now: the window, or fewer while memory is low.
+    /// Slots that stay at an eviction: the window, or fewer while memory is low.
     keep: usize,
     pub probe: MemoryProbe,
-    /// Tokens until memory is looked at again.
+    /// Tokens until the next check of memory.
     countdown: usize,
-    /// The number of filled slots at which slots are evicted for want of memory, once that is known.
+    /// If memory is low: number of filled slots at which to evict.
     due: Option<usize>,
-    /// The first token whose attention counts for the next choice.
+    /// First token whose attention counts for the next eviction.
     since: Option<usize>,
     chooser: Chooser,
-    /// First tokens that the caller knows to matter, protected where the settings don't say how many are.
+    /// Leading tokens that the caller wants protected, unless the settings give a number.
     opening: usize,
-    /// The slots of a head that stay.
+    /// Slots of a head that stay, chosen by [`Evictor::choose`].
     pub slots: Vec<u32>,
-    /// Where each head chooses for itself: the positions of the slots that the last eviction left,
-    /// `[layer * KV_HEADS + kv_head][slot]`, ascending, of the layers that see all. The slots after them are the latest tokens.
+    /// If heads choose their own slots: positions of the slots that the last eviction left in full-attention layers,
+    /// `[layer * KV_HEADS + kv_head][slot]`, ascending. The slots after them are the latest tokens.
     positions: Vec<Vec<u32>>,
-    /// The mass of a layer.
+    /// Attention mass of a layer: `[kv_head][slot]`.
     pub mass: Vec<f32>,
 }
 
 impl Evictor {
-    /// For a cache of `capacity` slots.
+    /// An evictor for a cache of `capacity` slots.
     pub fn new(settings: Eviction, capacity: usize) -> Result<Self> {
         settings.check()?;
         let mut evictor = Self {
@@ -66,7 +66,7 @@ impl Evictor {
         Ok(evictor)
     }
 
-    /// Another number of slots.
+    /// Changes the number of slots.
     pub fn resize(&mut self, capacity: usize) -> Result<()> {
         self.capacity = capacity;
         let prefix = self.settings.prefix.unwrap_or(0);
@@ -80,39 +80,39 @@ impl Evictor {
         Ok(())
     }
 
-    /// The first `tokens` tokens are the sequence's opening.
+    /// Protects the first `tokens` tokens.
     pub fn protect(&mut self, tokens: usize) {
         self.opening = tokens;
     }
 
-    /// First tokens that stay when `keep` slots do.
+    /// Number of protected leading tokens when `keep` slots stay.
     fn prefix(&self, keep: usize) -> usize {
         let least = self.settings.prefix_of(keep);
         if self.settings.prefix.is_some() { least } else { least.max(self.opening.min(keep / 2)) }
     }
 
-    /// Number of filled slots at which some are evicted before the next token.
+    /// Number of filled slots at which slots are evicted before the next token.
     pub fn limit(&self) -> usize {
         self.capacity.min(self.settings.limit())
     }
 
-    /// Slots that stay.
+    /// Number of slots that stay.
     pub fn target(&self) -> usize {
         self.keep.min(self.capacity - slack(self.capacity))
     }
 
-    /// Positions that a token may lie back at an eviction. Tokens that come before the next one look back as well.
+    /// Maximum distance of a token at an eviction, so that it is within [`REACH`] until the next one.
     fn reach(&self) -> usize {
         REACH.saturating_sub(self.limit() - self.target())
     }
 
     /// True if the policy looks at attention.
     pub fn observes(&self) -> bool {
-        matches!(self.settings.policy, Policy::SnapKv | Policy::H2o)
+        self.settings.policy.observes_attention()
     }
 
-    /// Chooses the slots of a head that stay, of `len` that are filled after `tokens` tokens, into
-    /// [`Evictor::slots`]. `at` is the layer and the KV head.
+    /// Chooses which of the `len` filled slots of a head stay after `tokens` tokens, into [`Evictor::slots`]. `at` is
+    /// the layer and the KV head.
     pub fn choose(&mut self, at: (usize, usize), tokens: usize, len: usize, budget: Budget) {
         let head = BEFORE[at.0][0] * KV_HEADS + at.1;
         let mass = &self.mass[at.1 * len..][..len];
@@ -123,7 +123,7 @@ impl Evictor {
         let positions = &mut self.positions[head];
         positions.extend((tokens + positions.len() - len..tokens).map(|p| p as u32));
         let stale = positions.partition_point(|&p| tokens.saturating_sub(p as usize) > reach);
-        // Without any mass, as after a text that was begun without a policy, the latest are the best guess.
+        // Without mass, as after a text that began without a policy, the latest slots are the best guess.
         let policy = if self.since.is_some() { self.settings.policy } else { Policy::Sliding };
         self.chooser.choose(policy, mass, Budget { stale, ..budget }, &mut self.slots);
         for (to, &from) in self.slots.iter().enumerate() {
@@ -132,36 +132,37 @@ impl Evictor {
         positions.truncate(self.slots.len());
     }
 
-    /// Positions of the slots that the last eviction left, by layer and KV head; empty where all heads keep the same.
+    /// Positions of the slots that the last eviction left, by layer and KV head; empty if all heads keep the same.
     pub fn positions(&self) -> &[Vec<u32>] {
         if self.observes() { &self.positions } else { &[] }
     }
 
-    /// Only the first `len` slots are left, or those of a restored sequence.
+    /// Forgets the positions of all but the first `len` slots.
     pub fn truncate(&mut self, len: usize) {
         self.positions.iter_mut().for_each(|p| p.truncate(len));
     }
 
-    /// Takes over the positions of a saved sequence of `slots` slots and `tokens` tokens. Where there are none, the
-    /// `kept` slots that its last eviction left have the latest that they can.
+    /// Sets the positions of a saved sequence of `slots` slots and `tokens` tokens. If it has none, the `kept` slots
+    /// that its last eviction left get the latest positions possible.
     pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, (kept, slots, tokens): (usize, usize, usize)) {
-        let latest = || (tokens - slots..tokens - slots + kept).map(|p| p as u32).collect::<Vec<_>>();
-        self.positions = match saved.len() == GLOBAL_LAYERS * KV_HEADS {
-            true => saved,
-            false => (0..GLOBAL_LAYERS * KV_HEADS).map(|_| latest()).collect(),
-        };
+        self.positions = saved;
+        let heads = GLOBAL_LAYERS * KV_HEADS;
+        if self.positions.len() != heads {
+            let latest = (tokens - slots..tokens - slots + kept).map(|p| p as u32);
+            self.positions = vec![latest.collect(); heads];
+        }
     }
 
-    /// How an eviction down to `keep` slots divides them after `tokens` tokens. First tokens that nobody asked for go too
-    /// where the model was not trained to look that far back: over 6,000 tokens of the story model (2,048) they made a
-    /// perplexity of 2.81 out of 1.74 under sliding.
+    /// Budget of an eviction down to `keep` slots after `tokens` tokens. Leading tokens are not protected by default
+    /// beyond the distance that the model was trained for: over 6,000 tokens of the story model (2,048) they raised
+    /// perplexity from 1.74 to 2.81 under sliding.
     pub fn budget(&self, keep: usize, tokens: usize) -> Budget {
         let far = self.settings.prefix.is_none() && tokens > self.reach();
         let prefix = if far { 0 } else { self.prefix(keep) };
         Budget::of(&Eviction { prefix: Some(prefix), ..self.settings }, keep)
     }
 
-    /// Why slots must go before more tokens join `len` filled slots. A prompt may fill the whole cache first.
+    /// Reason to evict before tokens are added to `len` filled slots, if any. A prompt may first fill the whole cache.
     pub fn why(&self, len: usize, input: Input) -> Option<Why> {
         match (self.due, input) {
             _ if len >= self.capacity => Some(Why::Full),
@@ -171,7 +172,7 @@ impl Evictor {
         }
     }
 
-    /// Looks at the system's memory now and then: `tokens` are about to be appended to `len` filled slots.
+    /// Checks the system's memory now and then, before `tokens` tokens are added to `len` filled slots.
     pub fn watch_memory(&mut self, len: usize, tokens: usize) {
         if self.settings.memory_threshold == 0 || self.due.is_some() {
             return;
@@ -182,42 +183,39 @@ impl Evictor {
         }
         self.countdown = MEMORY_EVERY;
         let least = self.prefix(self.settings.window) + LEAST;
-        match (self.probe)(self.settings.memory_threshold) {
-            true if len > 2 * least => {
-                self.keep = (len / 2).min(self.settings.window);
-                // SnapKV needs some queries to score slots with.
-                let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
-                self.due = Some(len + wait);
-            }
-            true => {}
-            false => self.keep = self.settings.window,
+        if !(self.probe)(self.settings.memory_threshold) {
+            self.keep = self.settings.window;
+        } else if len > 2 * least {
+            self.keep = (len / 2).min(self.settings.window);
+            // SnapKV needs some more queries to score slots.
+            let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
+            self.due = Some(len + wait);
         }
     }
 
-    /// The first token whose attention counts for the next choice, if any did.
+    /// First token whose attention counts for the next eviction, if any.
     pub fn since(&self) -> Option<usize> {
         self.since
     }
 
-    /// Attention counts from this token on.
+    /// Counts attention from this token on.
     pub fn observe_since(&mut self, token: usize) {
         self.since = Some(token);
     }
 
-    /// The sequence was replaced by one with the mass of tokens from `since` on.
+    /// Resets the state for a replaced sequence, whose mass counts tokens from `since` on.
     pub fn reset(&mut self, since: Option<usize>) {
         self.truncate(0);
         (self.due, self.since) = (None, since.filter(|_| self.observes()));
     }
 
-    /// An eviction is over.
+    /// Ends an eviction.
     pub fn done(&mut self) {
-        // What H2O accumulated goes on counting.
+        // H2O's mass keeps accumulating.
         (self.due, self.since) = (None, self.since.filter(|_| self.settings.policy == Policy::H2o));
     }
 
-    /// How many of the next `now` tokens, from token `at` on, are to be observed when slots are chosen `ahead` tokens
-    /// from here.
+    /// Number of the next `now` tokens, from token `at` on, to observe when the next eviction is `ahead` tokens away.
     pub fn observe(&mut self, at: usize, now: usize, ahead: usize) -> Observe {
         let tokens = match self.settings.policy {
             Policy::None | Policy::Sliding => 0,
@@ -233,7 +231,7 @@ impl Evictor {
         }
     }
 
-    /// How many tokens can join `len` filled slots before slots are chosen.
+    /// Number of tokens that can be added to `len` filled slots before the next eviction.
     pub fn ahead(&self, len: usize, input: Input) -> usize {
         let until = |limit: usize| limit.saturating_sub(len);
         match (self.due, input) {
@@ -244,20 +242,20 @@ impl Evictor {
     }
 }
 
-/// What is being appended.
+/// Kind of tokens being appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
-    /// A prompt with this many tokens left: slots are chosen at its end.
+    /// A prompt with this many tokens left; slots are evicted at its end.
     Prompt(usize),
-    /// Generated tokens, whose number is not known.
+    /// Generated tokens, whose number is unknown.
     Open,
 }
 
-/// Whose attention counts.
+/// Tokens of the next pass whose attention is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Observe {
-    /// The last tokens of the pass, this many, added to the mass so far.
+    /// This many tokens at the end of the pass, added to the mass so far.
     Last(usize),
-    /// The same, after the mass so far is cleared.
+    /// This many tokens at the end of the pass, after the mass is cleared.
     Afresh(usize),
 }

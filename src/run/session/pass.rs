@@ -1,5 +1,5 @@
-//! One pass of several sequences: what each has staged is computed together, so that the weights are read once, and each
-//! gets the bits that it would get alone.
+//! One pass over several sequences: their staged tokens are computed together, so that the weights are read once. Each
+//! sequence gets the same bits as alone.
 
 use super::Session;
 use crate::model::device::{CancelToken, Run, SharedDevice, locked};
@@ -8,46 +8,46 @@ use files::{Error, Result};
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 
-/// One thing for each sequence of a pass: as many as mostly run together need no allocation.
+/// A list with one item per sequence of a pass; up to 16 need no allocation.
 pub(crate) type Few<T> = SmallVec<[T; 16]>;
 
-/// Tokens that the next pass computes.
+/// Tokens staged for the next pass.
 #[derive(Default)]
 pub(super) struct PendingPass {
     pub tokens: Vec<u32>,
-    /// The end of the last prompt.
+    /// Length of the sequence up to the end of the last prompt.
     pub known: usize,
     pub logits: LogitsWanted,
 }
 
-/// Logits that a pass gives.
+/// Logits wanted from a pass.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogitsWanted {
     #[default]
     Nothing,
-    /// Those of a prompt's last token.
+    /// Logits of a prompt's last token.
     Last,
-    /// Those of the next token, which is alone.
+    /// Logits of a single next token.
     Next,
-    /// Those of every token: the last of the sequence, then the draft.
+    /// Logits of the sequence's last token and of every drafted token after it.
     Draft,
 }
 
-/// The outcome of staging a token.
+/// Outcome of staging a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// The next pass computes it.
+    /// The next pass computes the token.
     Staged,
-    /// A draft had computed it, so its logits are there already.
+    /// A draft has already computed the token and its logits.
     Computed,
 }
 
-/// Computes what is staged of some sequences, those of one device in as few passes as it allows.
+/// Computes the staged tokens of some sequences, in as few passes as their devices allow.
 ///
 /// # Errors
 ///
-/// `Interrupted` soon after `cancel` is cancelled: what is not computed is not staged any more. What the device of a
-/// sequence returns where there is no other to go on on.
+/// `Interrupted` soon after `cancel` is cancelled; tokens not computed are no longer staged. Errors of a device that
+/// has no fallback.
 pub fn forward(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> Result<()> {
     let (staged, began) = (PassTiming::new(sessions), Instant::now());
     if let [session] = sessions {
@@ -71,7 +71,7 @@ fn forward_together(sessions: &mut [&mut Session], cancel: Option<&CancelToken>)
         match computed {
             Ok(()) => together.iter_mut().for_each(|s| s.commit()),
             Err(Error::Device(_) | Error::Memory(_)) => {
-                // The device is lost for all of them; each finds out, and goes on elsewhere.
+                // The device is lost for all of them: each one falls back by itself.
                 together.iter_mut().try_for_each(|s| s.forward_alone(cancel))?;
             }
             Err(e) => {
@@ -85,7 +85,7 @@ fn forward_together(sessions: &mut [&mut Session], cancel: Option<&CancelToken>)
 
 type Sessions<'a> = Few<&'a mut Session>;
 
-/// Those on `device` that fit into one of its passes, and the others.
+/// Splits the sequences into those that fit into one pass of `device`, and the others.
 fn one_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>, Sessions<'a>) {
     let mut room = locked(device).max_tokens();
     sessions.into_iter().partition(|s| {
@@ -96,13 +96,13 @@ fn one_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>,
     })
 }
 
-/// Staged tokens of some sequences, for the parts that learn from the times of passes: drafts, and schedules of two devices.
+/// Records the time of a pass for draft lengths and for the schedule of two devices.
 struct PassTiming {
-    /// True for one token of one sequence.
+    /// True if the pass is a single token of one sequence.
     is_token_alone: bool,
-    /// Drafted tokens of each; `None` for what is no next token.
+    /// Drafted tokens of each sequence; `None` if it computes no next token.
     drafted: Vec<Option<usize>>,
-    /// Parts of prompts beside them.
+    /// Number of parts of prompts in the pass.
     prompts: usize,
 }
 
@@ -110,7 +110,7 @@ impl PassTiming {
     fn new(sessions: &[&mut Session]) -> Self {
         let is_token_alone =
             matches!(sessions, [s] if s.is_staged() && s.pending.logits == LogitsWanted::Next);
-        // No draft learns, and nothing is allocated.
+        // Without a draft model nothing is allocated.
         if sessions.iter().all(|s| s.drafter.as_ref().is_none_or(|d| !d.has_model())) {
             return Self { is_token_alone, drafted: Vec::new(), prompts: 0 };
         }
@@ -125,7 +125,7 @@ impl PassTiming {
         Self { is_token_alone, prompts: staged - drafted.iter().flatten().count(), drafted }
     }
 
-    /// Records the time that they took together.
+    /// Records the duration of the pass.
     fn record(self, sessions: &mut [&mut Session], time: Duration) {
         if let [Session { here, placement: Some(placement), .. }] = sessions
             && self.is_token_alone
@@ -134,12 +134,12 @@ impl PassTiming {
         }
         let next = self.drafted.iter().flatten().count();
         let all: usize = self.drafted.iter().flatten().sum();
-        // A prompt beside them takes longer than they do.
+        // A prompt in the same pass takes longer than the tokens do.
         let counts = next > 0 && self.prompts == 0;
         let share = time / next.max(1) as u32;
         for (session, drafted) in sessions.iter_mut().zip(&self.drafted) {
             let Some(drafter) = &mut session.drafter else { continue };
-            // All wait while one is drafted for. That is its cost alone: else none would seem to be faster without.
+            // All wait while one asks for a draft, but only that one is charged: otherwise drafts never seem to pay.
             let each = share + drafter.take_asked();
             if let Some(n) = drafted.filter(|_| counts) {
                 drafter.record_time(all - n, PassTime { each, texts: next });

@@ -1,5 +1,5 @@
-//! The rows of a sequence: which of them are evicted, taken back, moved to another device, computed again where they or
-//! their device are lost, saved and restored.
+//! The rows of a sequence: eviction, rewinding, moving to another device, recomputing after a device is lost, saving
+//! and restoring.
 
 use super::event::{Event, EvictionResult, Why};
 use super::evictor::{Evictor, Input, Observe};
@@ -11,13 +11,13 @@ use files::{Error, Result};
 use std::time::Instant;
 
 impl Session {
-    /// Makes room for at least one of `wanted` tokens, by eviction if need be, and returns for how many there is.
-    /// So slots are chosen after the same tokens whatever the size of chunks.
+    /// Makes room for at least one of `wanted` tokens, evicting if necessary, and returns for how many there is room.
+    /// Evictions come after the same tokens whatever the size of chunks.
     pub(super) fn make_room(&mut self, wanted: usize, input: Input) -> Result<usize> {
         self.with_fallback(|session| session.make_room_here(wanted, input))
     }
 
-    /// Evicts what a prompt has filled beyond the slots that are to stay.
+    /// Evicts the slots that a prompt has filled beyond the window.
     pub(super) fn evict_after_prompt(&mut self) -> Result<()> {
         let len = self.here.filled();
         if self.evictor.as_ref().is_some_and(|e| len > e.limit()) {
@@ -26,7 +26,7 @@ impl Session {
         Ok(())
     }
 
-    /// Makes room in the cache for what evictions need, if there are any.
+    /// Allocates what evictions need in the cache, if there are any.
     pub(super) fn prepare_eviction(&mut self) -> Result<()> {
         if self.evictor.is_some() {
             self.here.outlast()?;
@@ -49,12 +49,12 @@ impl Session {
         Ok(most)
     }
 
-    /// True if the policy looks at attention.
+    /// True if the eviction policy looks at attention.
     pub(super) fn observes(&self) -> bool {
         self.evictor.as_ref().is_some_and(Evictor::observes)
     }
 
-    /// Has the attention of the next `now` tokens observed as the policy wants it, `ahead` tokens before it chooses.
+    /// Sets which of the next `now` tokens are observed, with the next eviction `ahead` tokens away.
     pub(super) fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
         let at = self.tokens.len();
         match self.evictor.as_mut().map(|e| e.observe(at, now, ahead)) {
@@ -68,7 +68,7 @@ impl Session {
         Ok(())
     }
 
-    /// Evicts slots and tells of it.
+    /// Evicts slots and reports it.
     fn evict(&mut self, why: Why) -> Result<()> {
         let began = Instant::now();
         let before = self.here.filled();
@@ -81,7 +81,7 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps `keep` slots of every head, those that the policy chooses. Local layers go on as they are.
+    /// Keeps the `keep` slots of every head that the policy chooses. Sliding-window layers stay unchanged.
     pub(super) fn cut(&mut self, keep: usize) -> Result<()> {
         let Some(mut evictor) = self.evictor.take() else { return Ok(()) };
         let result = self.cut_by(&mut evictor, keep);
@@ -112,7 +112,7 @@ impl Session {
         Ok(())
     }
 
-    /// Does something on the device, and if the device is lost, once more on the CPU.
+    /// Runs a task on the device, and if the device is lost, again on the CPU.
     pub(super) fn with_fallback<T>(&mut self, mut task: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
         match task(self) {
             Err(e @ (Error::Device(_) | Error::Memory(_))) => {
@@ -123,7 +123,7 @@ impl Session {
         }
     }
 
-    /// Moves to where the next tokens should be computed.
+    /// Moves to the device that should compute the next tokens.
     pub(super) fn place(&mut self, work: Work) -> Result<()> {
         let Some(placement) = &mut self.placement else { return Ok(()) };
         let placed = placement.place(&mut self.here, work, self.tokens.len());
@@ -134,7 +134,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// None from the devices: where the move fails, the sequence goes on on the CPU.
+    /// None from the devices: if the move fails, the sequence continues on the CPU.
     pub fn switch(&mut self, why: &str) -> Result<()> {
         self.discard_drafts();
         let Some(placement) = &mut self.placement else { return Ok(()) };
@@ -159,12 +159,11 @@ impl Session {
         }
     }
 
-    /// Leaves a lost device for the CPU. Rows that the CPU's cache lacks are computed again, to the same bits.
+    /// Leaves a lost device for the CPU. Rows missing in the CPU's cache are recomputed, to the same bits.
     ///
     /// # Errors
     ///
-    /// `lost`, where there is nowhere to go. `Interrupted`: the tokens that are not computed again are no longer the
-    /// sequence's.
+    /// `lost` if there is no fallback. `Interrupted`: tokens not yet recomputed are removed from the sequence.
     pub(super) fn fall_back(&mut self, lost: Error) -> Result<()> {
         let (slots, all, observed) = (self.here.filled(), self.tokens.len(), self.here.observed());
         let since = self.since();
@@ -172,19 +171,19 @@ impl Session {
         if placement.fall_back(&mut self.here, lost)? == Rows::Kept {
             return Ok(());
         }
-        // The lost device may write to them still.
+        // The lost device may still write to the old buffer.
         self.logits = Box::new(self.logits.to_vec());
         self.prepare_eviction()?;
         let lacking = slots - self.here.filled();
         let kept = self.cuts.last().map_or(0, |cut| cut.kept);
-        // The rows that it lacks are those of the last tokens, computed after the last eviction.
+        // If the missing rows are those of the last tokens, after the last eviction, only these are recomputed.
         if self.here.filled() >= kept && !self.observes() && self.here.reaches(all - lacking) {
             let rest = self.tokens.split_off(all - lacking);
             self.append_all(&rest)?;
         } else {
             self.replay(all)?;
         }
-        // The pass that was lost may have been the first that counted.
+        // The lost pass may have been the first that was observed.
         if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
             evictor.observe_since(first);
             self.here.zero_mass()?;
@@ -193,7 +192,7 @@ impl Session {
         Ok(())
     }
 
-    /// Appends tokens for which there is room: in a smaller cache than the sequence had before, there may be none.
+    /// Computes and appends tokens, after checking for room: the cache may be smaller than before.
     fn append_all(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_room(tokens.len())?;
         tokens
@@ -201,7 +200,7 @@ impl Session {
             .try_for_each(|chunk| self.append(chunk, self.pending.known, Logits::None))
     }
 
-    /// Computes the first `len` tokens again from the start, with the evictions among them.
+    /// Recomputes the first `len` tokens from the start, with the evictions among them.
     fn replay(&mut self, len: usize) -> Result<()> {
         let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
         let since = self.since();
@@ -216,7 +215,7 @@ impl Session {
             }
             self.cut(cut.kept)?;
         }
-        // After the last one, what was being observed already is again.
+        // After the last eviction, the tokens that were observed before are observed again.
         let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
         self.here.observe(0);
         self.append_all(&tokens[self.tokens.len()..since])?;
@@ -228,12 +227,12 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the first `len` tokens. Where their slots were evicted, or local layers have gone on too far to come back
-    /// to them, they are computed again.
+    /// Keeps the first `len` tokens. They are recomputed if their slots were evicted, or if sliding-window layers have
+    /// overwritten their rows.
     ///
     /// # Errors
     ///
-    /// `Usage` beyond the end; what computing returns.
+    /// `Usage` if `len` is beyond the end; errors of recomputing.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
         let all = self.tokens.len();
         if len > all {
@@ -247,21 +246,20 @@ impl Session {
         Ok(())
     }
 
-    /// The largest number of first tokens, at most `len`, that can be kept without computing any.
+    /// Largest number of leading tokens, at most `len`, that can be kept without recomputing any.
     pub(super) fn cheap(&self, len: usize) -> usize {
         let kept = if len > self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) };
         if self.here.reaches(kept) { kept } else { 0 }
     }
 
-    /// Keeps the first `len` tokens, for which [`Session::cheap`] says that it can be done.
+    /// Keeps the first `len` tokens, a number that [`Session::cheap`] allows.
     fn drop_to(&mut self, len: usize) {
-        let slots = match len > self.dense || self.cuts.is_empty() {
-            true => self.here.filled() - (self.tokens.len() - len),
-            false => {
-                self.cuts.clear();
-                self.dense = 0;
-                len
-            }
+        let slots = if len > self.dense || self.cuts.is_empty() {
+            self.here.filled() - (self.tokens.len() - len)
+        } else {
+            self.cuts.clear();
+            self.dense = 0;
+            len
         };
         self.here.truncate(slots, len);
         if let Some(evictor) = &mut self.evictor {
@@ -273,8 +271,8 @@ impl Session {
         }
     }
 
-    /// Makes the sequence begin as `prompt` does: keeps the longest common prefix, or what is left of it after evictions,
-    /// but never the prompt's last token, whose logits are wanted. How many tokens it has then.
+    /// Keeps the longest common prefix with `prompt`, or the part of it that is not evicted, but never the prompt's
+    /// last token, whose logits are wanted. Returns its length.
     pub fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
         self.discard_drafts();
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -283,7 +281,7 @@ impl Session {
         Ok(kept)
     }
 
-    /// Tokens and layout, which with the rows and the mass of all layers are the whole sequence.
+    /// Tokens and layout; with the rows and the mass of all layers, they are the complete sequence.
     pub fn sequence(&self) -> Sequence {
         Sequence {
             tokens: self.tokens.clone(),
@@ -297,16 +295,16 @@ impl Session {
         }
     }
 
-    /// True if it knows the positions of slots that each head chose for itself.
+    /// True if it tracks the positions of slots that each head chooses for itself.
     pub fn tracks_positions(&self) -> bool {
         self.observes()
     }
 
-    /// The positions of each layer's rows: `[kv_head][slot]`, ascending in a head.
+    /// Positions of each layer's rows: `[kv_head][slot]`, ascending in a head.
     ///
     /// # Errors
     ///
-    /// `Usage` where they are not known any more.
+    /// `Usage` if they are no longer known.
     pub fn positions(&self) -> Result<Vec<Vec<u32>>> {
         let sequence = self.sequence();
         let heads = sequence.positions_of_slots()?;
@@ -316,14 +314,14 @@ impl Session {
         Ok((0..LAYERS).map_while(of).collect())
     }
 
-    /// The filled rows of a layer: see [`Sequence::rows`].
+    /// Copies the filled rows of a layer out: see [`Sequence::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
         let slots = if is_local(layer) { self.here.oldest()..self.tokens.len() } else { 0..self.slots() };
         self.here.cache().read(layer, slots, rows)
     }
 
-    /// The attention mass of a layer's filled slots, `[kv_head][slot]`; empty where none was observed, and of local
-    /// layers.
+    /// Copies the attention mass of a layer's filled slots out: `[kv_head][slot]`, empty if none was observed and for
+    /// sliding-window layers.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
         if self.since().is_some() && !is_local(layer) { self.here.read_mass(layer, mass) } else { Ok(()) }
@@ -333,12 +331,12 @@ impl Session {
         self.evictor.as_ref().and_then(Evictor::since)
     }
 
-    /// Becomes a saved sequence. `each` fills in the rows and the mass of a layer, which come with the right lengths.
+    /// Restores a saved sequence. `each(layer, rows, mass)` fills the buffers of a layer, which have the right lengths.
     ///
     /// # Errors
     ///
-    /// What `each` returns, after which the session is empty; `Model` for a sequence that cannot be one, `Usage` for
-    /// one that is too long for this context.
+    /// Errors of `each`, after which the session is empty; `Model` if the sequence is inconsistent, `Usage` if it is
+    /// too long for this context.
     pub fn restore(
         &mut self,
         sequence: Sequence,
@@ -381,7 +379,7 @@ impl Session {
             mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
             each(layer, &mut rows, &mut mass)?;
             self.here.cache().write(layer, all, &rows)?;
-            // A policy that does not look at attention has no place for it.
+            // A policy that does not look at attention drops the mass.
             if !is_local(layer) && self.observes() {
                 self.here.write_mass(layer, &mass)?;
             }

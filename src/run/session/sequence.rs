@@ -1,4 +1,4 @@
-//! Tokens and layout of a sequence, which are saved and restored with its rows.
+//! Tokens and layout of a sequence, saved and restored with its rows.
 
 use crate::dims::{GLOBAL_LAYERS, KV_HEADS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
 use files::{Error, Result};
@@ -8,14 +8,14 @@ use std::ops::Range;
 /// An eviction in the history of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
-    /// Tokens there were.
+    /// Length of the sequence at the eviction.
     pub tokens: usize,
-    /// Slots that stayed.
+    /// Number of slots that stayed.
     pub kept: usize,
 }
 
 /// Tokens and layout of a sequence.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sequence {
     /// Every token, evicted ones included; their number is the next RoPE position.
     pub tokens: Vec<u32>,
@@ -23,28 +23,28 @@ pub struct Sequence {
     pub slots: usize,
     /// Evictions, in order.
     pub cuts: Vec<Cut>,
-    /// So many first tokens lie in the first slots; without evictions all do, whatever this says.
+    /// Number of leading tokens that are in the first slots; without evictions all are, whatever its value.
     pub prefix: usize,
-    /// From this token on, all lie in the last slots, in order, in every head.
+    /// First token from which on all are in the last slots, in order, in every head.
     pub dense: usize,
-    /// The first token whose attention the saved mass counts; without one there is no mass.
+    /// First token whose attention the saved mass counts; `None` if there is no mass.
     pub since: Option<usize>,
-    /// Where heads chose for themselves, the positions of the slots that the last eviction left, ascending:
-    /// `[layer * KV_HEADS + kv_head][slot]`, of the layers that see all.
+    /// If heads choose their own slots: positions of the slots that the last eviction left in full-attention layers,
+    /// `[layer * KV_HEADS + kv_head][slot]`, ascending.
     #[serde(default)]
     pub positions: Vec<Vec<u32>>,
-    /// The first position whose rows local layers have; they have those of all that follow.
+    /// First position whose rows sliding-window layers have; they have all that follow.
     #[serde(default)]
     pub oldest: usize,
 }
 
 impl Sequence {
-    /// What a layer has rows of: slots, or positions.
+    /// Slots (positions in a sliding-window layer) that a layer has rows of.
     pub fn rows(&self, layer: usize) -> Range<usize> {
         if is_local(layer) { self.oldest..self.tokens.len() } else { 0..self.slots }
     }
 
-    /// Whether its parts agree with each other and with this binary's model.
+    /// Checks that its parts agree with each other and with this binary's model.
     pub fn is_sound(&self) -> bool {
         let tokens = self.tokens.len();
         let cuts = self.cuts.iter().all(|c| c.tokens <= tokens && (1..=c.tokens).contains(&c.kept));
@@ -52,19 +52,17 @@ impl Sequence {
             && self.slots <= tokens
             && self.dense <= tokens
             && tokens - self.dense <= self.slots
-            && match self.cuts.is_empty() {
-                true => self.slots == tokens && self.dense == 0,
-                false => self.prefix <= self.slots,
+            && if self.cuts.is_empty() {
+                self.slots == tokens && self.dense == 0
+            } else {
+                self.prefix <= self.slots
             }
             && self.positions_are_sound()
-            && match self.oldest {
-                0 => true,
-                oldest => LOCAL_LAYERS != 0 && oldest.saturating_add(WINDOW) <= tokens + 1,
-            }
+            && (self.oldest == 0 || LOCAL_LAYERS != 0 && self.oldest.saturating_add(WINDOW) <= tokens + 1)
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }
 
-    /// Whether every head has as many positions as any, in order.
+    /// Checks that all heads have the same number of positions, in ascending order.
     fn positions_are_sound(&self) -> bool {
         let (heads, slots) = (self.positions.len(), self.positions.first().map_or(0, Vec::len));
         let sound = |head: &Vec<u32>| {
@@ -77,7 +75,7 @@ impl Sequence {
             && self.positions.iter().all(sound)
     }
 
-    /// The position of each slot, ascending, of the layers that see all: `[layer * KV_HEADS + kv_head][slot]`.
+    /// Positions of all slots of full-attention layers: `[layer * KV_HEADS + kv_head][slot]`, ascending.
     pub(super) fn positions_of_slots(&self) -> Result<Vec<Vec<u32>>> {
         let (all, slots, heads) = (self.tokens.len(), self.slots, GLOBAL_LAYERS * KV_HEADS);
         let latest = |n: usize| (all - n) as u32..all as u32;
@@ -88,28 +86,29 @@ impl Sequence {
             let whole = |kept: &Vec<u32>| kept.iter().copied().chain(latest(slots - kept.len())).collect();
             return Ok(self.positions.iter().map(whole).collect());
         }
-        match self.has_plain_positions() {
-            true => Ok(vec![(0..self.prefix as u32).chain(latest(slots - self.prefix)).collect(); heads]),
-            false => Err(Error::Usage(
-                "positions of evicted slots are not known: the number of protected tokens has grown; set it before".into(),
-            )),
+        if self.has_plain_positions() {
+            return Ok(vec![(0..self.prefix as u32).chain(latest(slots - self.prefix)).collect(); heads]);
         }
+        let why = "the positions of evicted slots are unknown: the number of protected tokens has grown; set it first";
+        Err(Error::Usage(why.into()))
     }
 
-    /// Whether evicted slots are those between the first ones and the latest, in every head.
+    /// True if every head evicted exactly the tokens between the leading and the latest ones.
     pub fn has_plain_positions(&self) -> bool {
         self.slots == self.prefix + self.tokens.len() - self.dense
     }
 
-    /// Whether it can be a sequence of this binary's model with at most `capacity` slots.
+    /// Checks that it can be a sequence of this binary's model with at most `capacity` slots.
     pub(super) fn check(&self, capacity: usize) -> Result<()> {
-        match (self.is_sound(), self.slots <= capacity) {
-            (true, true) => Ok(()),
-            (false, _) => Err(Error::Model("the saved sequence contradicts itself".into())),
-            (_, false) => Err(Error::Usage(format!(
-                "the saved sequence fills {} slots but the context has {capacity}; raise `EngineOptions::max_seq_len`",
-                self.slots
-            ))),
+        if !self.is_sound() {
+            return Err(Error::Model("the saved sequence is inconsistent".into()));
         }
+        if self.slots > capacity {
+            return Err(Error::Usage(format!(
+                "the saved sequence has {} tokens but the context has {capacity}; raise `EngineOptions::max_seq_len`",
+                self.slots
+            )));
+        }
+        Ok(())
     }
 }

@@ -285,7 +285,8 @@ fn a_cache_too_small_for_the_prefix_is_refused() {
     assert!(!new(64, 40, 39) && !new(64, 64, 60));
 }
 
-/// A text that repeats itself, or does not, chosen from the logits: what `decode` must leave as if nothing were drafted.
+/// A text that repeats itself, or does not, chosen from the logits: what `decode` must leave as if nothing were
+/// drafted.
 fn next(session: &Session, i: usize) -> u32 {
     let bits = session.logits()[7] as u32;
     match (i / 60) % 3 {

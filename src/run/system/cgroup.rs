@@ -1,11 +1,11 @@
-//! Limits of the control group this process is in, versions 1 and 2: memory and processor time.
+//! Limits of this process's control group, versions 1 and 2: memory and processor time.
 //!
 //! Any ancestor of the group may have a limit, so all are read. In a container, `/proc/self/cgroup` may have the host's
-//! path, which does not exist inside. The mount's root, which is among the ancestors, then has our limit.
+//! path, which does not exist inside. Then the mount's root, which is among the ancestors, has the limit.
 
 use super::read;
 
-/// A memory limit and what is left of it, in bytes.
+/// A memory limit and the rest of it, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// The limit.
@@ -14,11 +14,11 @@ pub struct MemoryLimit {
     pub left: u64,
 }
 
-/// Version 1 says "no limit" with values from here on.
+/// Smallest value that means "no limit" in version 1.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// The path of our group in `/proc/self/cgroup`, for a controller of version 1, or for version 2 if `controller` is
-/// empty.
+/// Path of this process's group in `/proc/self/cgroup` for a controller of version 1, or for version 2 if `controller`
+/// is empty.
 fn group_path<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -83,7 +83,7 @@ fn quota_v2(text: &str) -> Option<f64> {
     quota(words.next()?.parse().ok()?, words.next()?.parse().ok()?)
 }
 
-/// Quota over period. Version 1 says "no limit" with a negative quota.
+/// Quota over period; in version 1 a negative quota means "no limit".
 fn quota(quota: i64, period: i64) -> Option<f64> {
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
 }

@@ -275,7 +275,7 @@ fn a_device_that_never_gets_ready_leaves_a_sequence_where_it_is() {
         assert_eq!(rows(&mut session), rows(&mut plain));
         let said = said.lock().unwrap();
         assert_eq!(said.len(), expected, "{said:?}");
-        assert!(said.iter().all(|line| line.ends_with("; going on on the CPU")), "{said:?}");
+        assert!(said.iter().all(|line| line.ends_with("; continuing on the CPU")), "{said:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The calibration of one model in the folder of the user's state: a line that names it, its bytes, a checksum.
+//! The cached calibration of one model in the user's state directory: a line that names it, its bytes, a checksum.
 
 use crate::dims;
 use crate::model::trace::digest;
@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 /// Bytes of the checksum.
 const SUM: usize = 8;
 
-/// A place for the calibration of some weights.
-pub(super) struct Kept {
+/// File for the calibration of some weights.
+pub(super) struct CalibrationFile {
     path: PathBuf,
-    /// All that it depends on.
+    /// First line: everything that the calibration depends on.
     name: String,
 }
 
-impl Kept {
-    /// In `dir`; one file a model and weight type, whatever became of its weights.
+impl CalibrationFile {
+    /// The file in `dir`: one per model and weight type, replaced when the weights change.
     pub fn new(dir: &Path, weights: &Weights, tokens: &[u32]) -> Self {
         let tokens: Vec<f32> = tokens.iter().map(|&id| f32::from_bits(id)).collect();
         let Weights { fingerprint, weight_type, .. } = weights;
@@ -31,7 +31,7 @@ impl Kept {
         Self { path: dir.join(format!("{}-{weight_type}.calibration", dims::MODEL)), name }
     }
 
-    /// The calibration, if it is there and whole.
+    /// Reads the calibration, if it is there, intact and of these weights.
     pub fn read(&self) -> Option<Calibration> {
         let want = self.name.len() + Calibration::FILE_BYTES + SUM;
         let meta = fs::metadata(&self.path).ok()?;
@@ -46,7 +46,7 @@ impl Kept {
         (sum == Self::sum(&calibration)).then_some(calibration)
     }
 
-    /// Keeps it, in place of what is there.
+    /// Writes the calibration, replacing the file.
     pub fn write(&self, calibration: &Calibration) -> io::Result<()> {
         if let Some(dir) = self.path.parent() {
             fs::create_dir_all(dir)?;
@@ -67,7 +67,8 @@ mod tests {
     #[test]
     fn that_of_other_weights_is_not_taken() {
         let dir = std::env::temp_dir().join(format!("antigravity-kept-{}", std::process::id()));
-        let kept = |name: &str| Kept { path: dir.join("model.calibration"), name: format!("{name}\n") };
+        let kept =
+            |name: &str| CalibrationFile { path: dir.join("model.calibration"), name: format!("{name}\n") };
         let means: Vec<f32> = (0..Calibration::FILE_BYTES / 8).map(|i| i as f32 - 7.5).collect();
         let ours = Calibration::new(&means, &vec![0.75; means.len()]);
         assert!(kept("a").read().is_none());
@@ -79,7 +80,7 @@ mod tests {
         // Right length and sum, but no numbers.
         let mut bytes = ours.to_bytes();
         bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-        let sum = Kept::sum(&ours);
+        let sum = CalibrationFile::sum(&ours);
         fs::write(&kept("b").path, [&b"b\n"[..], &bytes, &sum].concat()).expect("written");
         assert!(kept("b").read().is_none());
         let _ = fs::remove_dir_all(dir);

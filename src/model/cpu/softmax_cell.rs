@@ -1,27 +1,27 @@
-//! What attention notes about a query, for the step that observes attention.
+//! The softmax state of a query, which attention stores for the step that observes attention.
 
 use files::{Error, Result};
 use numeric::simd::attend::Softmax;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The softmax of a query. One step writes it and a later step reads it, on any thread.
+/// The softmax state of a query. One step writes it and a later step reads it, on any thread.
 #[derive(Default)]
-pub struct Noted(AtomicU64);
+pub struct AtomicSoftmax(AtomicU64);
 
-impl Noted {
-    /// Writes it. The end of the step makes sure that the next step sees it.
+impl AtomicSoftmax {
+    /// Stores it. The barrier at the end of the step makes it visible to the next.
     pub fn set(&self, softmax: Softmax) {
         let bits = u64::from(softmax.m.to_bits()) << 32 | u64::from(softmax.l.to_bits());
         self.0.store(bits, Ordering::Relaxed);
     }
 
-    /// Reads what was written.
+    /// Loads it.
     pub fn get(&self) -> Softmax {
         let bits = self.0.load(Ordering::Relaxed);
         Softmax { m: f32::from_bits((bits >> 32) as u32), l: f32::from_bits(bits as u32) }
     }
 
-    /// Room for so many.
+    /// Allocates `count` of them.
     pub fn room(count: usize) -> Result<Vec<Self>> {
         let mut notes = Vec::new();
         notes.try_reserve_exact(count).map_err(|_| {

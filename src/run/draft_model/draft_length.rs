@@ -1,61 +1,61 @@
-//! When a draft model pays, and for how many tokens: from how often its tokens were chosen, and from the times of passes
-//! with and without them.
+//! Policy for the length of a draft model's drafts, learnt from the acceptance rate and the times of passes with and
+//! without drafts.
 
 use std::time::Duration;
 
-/// What a time or a share was before counts so much beside what it is now.
+/// Weight of earlier measurements in a moving average.
 const MEMORY: f64 = 0.9;
-/// Passes without a draft that are measured first.
+/// Number of passes without a draft that are measured first.
 const PLAIN: usize = 2;
-/// After so many passes with drafts, one without tells how long that takes by now.
+/// Number of passes with drafts after which one without is measured again.
 const AGAIN: usize = 64;
-/// Passes with drafts after which it is decided whether they pay.
+/// Number of passes with drafts after which they are judged.
 const TRIAL: usize = 8;
-/// A trial is over once it has cost as much as so many passes without.
+/// Loss that ends a trial early, in passes without drafts.
 const LOSS: f64 = 16.0;
-/// The first and the longest pause of a draft that does not pay, in tokens.
+/// First and longest pause after drafts that do not pay, in tokens.
 const PAUSE: (usize, usize) = (32, 4096);
 
-/// Passes without a draft.
+/// Measurements of passes without a draft.
 #[derive(Debug, Clone, Copy, Default)]
 struct Plain {
-    /// How long one takes for each of its texts.
+    /// Seconds of a pass per text.
     seconds: Option<f64>,
     passes: usize,
 }
 
-/// How long a pass took for each of its texts, and how many these were.
+/// Time of a pass per text, and its number of texts.
 #[derive(Debug, Clone, Copy)]
 pub struct PassTime {
     pub each: Duration,
     pub texts: usize,
 }
 
-/// Whether and how much a draft model drafts.
+/// Policy for the length of drafts.
 #[derive(Debug)]
-pub struct Economy {
-    /// Drafted tokens that were chosen, and all on which that depended.
+pub struct DraftLengthPolicy {
+    /// Acceptance rate as a fraction: accepted tokens, and tokens judged.
     chosen: [f64; 2],
-    /// Of passes without a draft, by how many texts they had: several together take less time for each.
+    /// Passes without a draft by number of texts: several together take less time per text.
     plain: Vec<Plain>,
-    /// Texts of the last pass.
+    /// Number of texts of the last pass.
     texts: usize,
-    /// Seconds of passes for which the model was asked, and what their tokens take without.
+    /// Seconds of passes with drafts, and estimated seconds for the same tokens without.
     with: [f64; 2],
-    /// Seconds that each drafted token adds, drafting included.
+    /// Seconds that each drafted token adds, the request included.
     each: Option<f64>,
-    /// Passes for which it was asked since the last pause, and since the last plain pass.
+    /// Passes with drafts since the last pause, and since the last pass without.
     trial: usize,
     since: usize,
     pause: usize,
-    /// What is left of the pause.
+    /// Tokens left of the pause.
     left: usize,
 }
 
-impl Economy {
+impl DraftLengthPolicy {
     pub fn new() -> Self {
         Self {
-            // As if it had been seen to be right now and then.
+            // Assumes an acceptance rate of 3 in 4 at first.
             chosen: [3.0, 4.0],
             plain: Vec::new(),
             texts: 1,
@@ -68,7 +68,7 @@ impl Economy {
         }
     }
 
-    /// Most tokens of the next draft, up to `most`; 0 does not ask for one.
+    /// Length of the next draft, at most `most`; 0 asks for none.
     pub fn length(&mut self, most: usize) -> usize {
         if self.left > 0 {
             self.left -= 1;
@@ -78,7 +78,7 @@ impl Economy {
             return 0;
         }
         if self.since >= AGAIN {
-            // So long that one pass has none for any of its texts.
+            // Long enough that one pass has no draft for any of its texts.
             (self.since, self.left) = (0, 2 * self.texts.saturating_sub(1));
             return 0;
         }
@@ -94,29 +94,29 @@ impl Economy {
         self.best(most)
     }
 
-    /// Of passes with as many texts as the last one.
+    /// Passes without a draft with the last pass's number of texts.
     fn now(&self) -> Plain {
         self.plain.get(self.texts).copied().unwrap_or_default()
     }
 
-    /// How many times as many tokens a second there are with the model.
+    /// Speedup by drafts so far.
     fn gain(&self) -> f64 {
         self.with[1] / self.with[0].max(1e-12)
     }
 
-    /// Whether a trial has cost too much already.
+    /// True if a trial has already cost too much.
     fn is_lost(&self) -> bool {
         let [with, without] = self.with;
         self.trial > 0 && self.now().seconds.is_some_and(|plain| with - without > LOSS * plain)
     }
 
-    /// How long a draft of so many tokens is worth waiting for: as long as they take without.
+    /// Maximum time worth waiting for a draft of `length` tokens: the time that they take without.
     pub fn patience(&self, length: usize) -> Duration {
         let seconds = self.now().seconds.map(|plain| plain * length as f64);
         seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(Duration::MAX)
     }
 
-    /// The length, from one, that should give the most tokens a second.
+    /// Length from 1 to `most` that should give the most tokens per second.
     fn best(&self, most: usize) -> usize {
         let right = self.chosen[0] / self.chosen[1];
         let cost = match (self.now().seconds, self.each) {
@@ -125,7 +125,7 @@ impl Economy {
         };
         let (mut best, mut tokens, mut next) = ((1, 0.0), 1.0, 1.0);
         for n in 1..=most {
-            // The n-th is chosen if all before it were.
+            // The n-th token is accepted only if all before it are.
             next *= right;
             tokens += next;
             let gain = tokens / (1.0 + n as f64 * cost);
@@ -136,7 +136,7 @@ impl Economy {
         best.0
     }
 
-    /// A pass without drafts took so long.
+    /// Records the time of a pass without drafts.
     pub fn plain(&mut self, time: PassTime) {
         self.texts = time.texts;
         if self.plain.len() <= time.texts {
@@ -147,8 +147,7 @@ impl Economy {
         of.passes += 1;
     }
 
-    /// The model was asked for a pass and gave so many tokens, of which so many were chosen; it took so long in all, where
-    /// that is known.
+    /// Records a pass with a draft of `drafted` tokens, `accepted` of which were chosen, and its total time, if known.
     pub fn drafted(&mut self, accepted: usize, drafted: usize, time: Option<PassTime>) {
         let looked_at = (accepted + 1).min(drafted);
         let kept = MEMORY.powf(looked_at as f64 / 4.0);
@@ -167,7 +166,7 @@ impl Economy {
     }
 }
 
-/// A mean in which what is older counts less.
+/// Moving average, in which older values count less.
 fn learnt(old: Option<f64>, new: f64) -> f64 {
     old.map_or(new, |old| MEMORY * old + (1.0 - MEMORY) * new)
 }
@@ -181,19 +180,19 @@ mod tests {
     }
 
     /// Runs `passes`, where each drafted token costs `each` of a pass and one in `wrong` is wrong: the lengths.
-    fn lengths(economy: &mut Economy, passes: usize, each: f64, wrong: usize) -> Vec<usize> {
+    fn lengths(policy: &mut DraftLengthPolicy, passes: usize, each: f64, wrong: usize) -> Vec<usize> {
         let mut count = 0;
         let pass = |_| {
-            let n = economy.length(8);
+            let n = policy.length(8);
             if n == 0 {
-                economy.plain(seconds(1.0, 1));
+                policy.plain(seconds(1.0, 1));
             } else {
                 let accepted = (0..n).take_while(|_| {
                     count += 1;
                     count % wrong != 0
                 });
                 let accepted = accepted.count();
-                economy.drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
+                policy.drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
             }
             n
         };
@@ -202,25 +201,25 @@ mod tests {
 
     #[test]
     fn a_good_cheap_draft_is_long_and_a_dear_one_short() {
-        let mut economy = Economy::new();
-        let cheap = lengths(&mut economy, 200, 0.05, 12);
+        let mut policy = DraftLengthPolicy::new();
+        let cheap = lengths(&mut policy, 200, 0.05, 12);
         assert_eq!(cheap[..2], [0, 0]);
         assert!(cheap[20..].iter().filter(|&&n| n >= 6).count() > 170, "{cheap:?}");
         // Now and then without, to see how long that takes.
         assert!((1..6).contains(&cheap[20..].iter().filter(|&&n| n == 0).count()), "{cheap:?}");
-        let dear = lengths(&mut Economy::new(), 200, 0.5, 4);
+        let dear = lengths(&mut DraftLengthPolicy::new(), 200, 0.5, 4);
         assert!(dear[20..].iter().all(|&n| n <= 2), "{dear:?}");
     }
 
     #[test]
     fn a_draft_that_does_not_pay_is_left_out_and_tried_again_rarely() {
-        let mut economy = Economy::new();
-        let lengths_ = lengths(&mut economy, 10_000, 1.1, 3);
+        let mut policy = DraftLengthPolicy::new();
+        let lengths_ = lengths(&mut policy, 10_000, 1.1, 3);
         let drafted = lengths_.iter().filter(|&&n| n > 0).count();
         assert!((9..120).contains(&drafted), "{drafted}");
         assert!(lengths_[9_000..].iter().filter(|&&n| n > 0).count() <= 2 * TRIAL);
         // Once it pays, it is used again.
-        let better = lengths(&mut economy, 9000, 0.05, 20);
+        let better = lengths(&mut policy, 9000, 0.05, 20);
         assert!(better[8_000..].iter().filter(|&&n| n > 0).count() > 900);
     }
 
@@ -228,16 +227,16 @@ mod tests {
     #[test]
     fn a_program_that_is_too_slow_for_several_texts_is_hardly_waited_for() {
         const TEXTS: usize = 3;
-        let (mut economy, mut lost, mut passes) = (Economy::new(), 0.0, 0.0);
+        let (mut policy, mut lost, mut passes) = (DraftLengthPolicy::new(), 0.0, 0.0);
         for _ in 0..80 {
-            let lengths: Vec<_> = (0..TEXTS).map(|_| economy.length(8)).collect();
-            let waits: Vec<_> = lengths.iter().map(|&n| economy.patience(n).as_secs_f64().min(0.5)).collect();
+            let lengths: Vec<_> = (0..TEXTS).map(|_| policy.length(8)).collect();
+            let waits: Vec<_> = lengths.iter().map(|&n| policy.patience(n).as_secs_f64().min(0.5)).collect();
             for (&n, wait) in lengths.iter().zip(waits) {
                 if n > 0 {
-                    economy.drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
+                    policy.drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
                     lost += wait;
                 } else {
-                    economy.plain(seconds(0.01, TEXTS));
+                    policy.plain(seconds(0.01, TEXTS));
                 }
                 passes += 0.01;
             }
@@ -248,14 +247,14 @@ mod tests {
     /// What pays for one text may not for three, whose passes take less for each.
     #[test]
     fn each_number_of_texts_has_its_own_pass_to_compare_with() {
-        let mut economy = Economy::new();
-        lengths(&mut economy, 100, 0.5, 9);
+        let mut policy = DraftLengthPolicy::new();
+        lengths(&mut policy, 100, 0.5, 9);
         let mut drafted = 0;
         for _ in 0..400 {
-            match economy.length(8) {
-                0 => economy.plain(seconds(0.4, 3)),
+            match policy.length(8) {
+                0 => policy.plain(seconds(0.4, 3)),
                 n => {
-                    economy.drafted(0, n, Some(seconds(1.0, 3)));
+                    policy.drafted(0, n, Some(seconds(1.0, 3)));
                     drafted += 1;
                 }
             }
