@@ -1,4 +1,4 @@
-//! `cargo xtask golden`: the golden tests in release here, or the golden set on a device.
+//! `cargo xtask golden`: the golden tests in release on this machine, or the golden set on a device.
 
 pub mod case;
 pub mod comparison;
@@ -14,17 +14,18 @@ pub struct GoldenArgs {
     device: device::DeviceArgs,
     #[command(flatten)]
     model: build::ModelArgs,
-    /// Write the golden files anew, from what this machine computes
+    /// Rewrite the golden files from the results of this machine
     #[arg(long)]
     bless: bool,
 }
 
 pub fn run(args: &GoldenArgs) -> Result<()> {
-    let elsewhere = !args.device.is_empty() || args.model.model.is_some();
-    if elsewhere && args.bless {
-        return Err(Error::Usage("--bless writes what this machine computes; leave --device out".into()));
-    }
-    if elsewhere {
+    if !args.device.is_empty() || args.model.model.is_some() {
+        if args.bless {
+            return Err(Error::Usage(
+                "--bless writes the results of this machine; leave --device out".into(),
+            ));
+        }
         return remote::run(args);
     }
     let mut test =

@@ -8,7 +8,7 @@ mod trace;
 use crate::deploy;
 use crate::device::shell::{self, quote};
 use crate::device::{Device, DeviceArgs};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::sensors::sampler::Plan;
 use crate::{bench, build, command, run, sensors};
 use clap::Args;
@@ -148,7 +148,7 @@ fn write(profile: &Profile) -> Result<PathBuf> {
     let Recording { device, model, time, .. } = &profile.recording;
     let name = [device, model, time].map(|part| deploy::to_file_name(part)).join("-");
     let dir = build::target_dir().join("profile").join(name);
-    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    std::fs::create_dir_all(&dir).at(&dir)?;
     let numbers = profile.json();
     let files = [
         ("profile.json", format!("{numbers:#}\n")),
@@ -157,7 +157,7 @@ fn write(profile: &Profile) -> Result<PathBuf> {
     ];
     for (name, text) in files {
         let file = dir.join(name);
-        atomic_file::write(&file, text.as_bytes()).map_err(|e| Error::at(&file, e))?;
+        atomic_file::write(&file, text.as_bytes()).at(&file)?;
     }
     Ok(dir)
 }

@@ -4,7 +4,7 @@
 mod real;
 mod result;
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command};
 use clap::Args;
 use files::atomic_file;
@@ -87,7 +87,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     let rows = if args.quick { quick_rows() } else { all_rows() };
     let text = story_tables(&rows, &measure(&program, &rows)?);
     match &args.out {
-        Some(file) => atomic_file::write(file, text.as_bytes()).map_err(|e| Error::at(file, e)),
+        Some(file) => atomic_file::write(file, text.as_bytes()).at(file),
         None => {
             print!("{text}");
             Ok(())
@@ -183,7 +183,7 @@ pub fn promises() -> Result<Vec<(String, bool)>> {
     let found = measure(&build::tested(&build::model_dir("story")?)?, &rows)?;
     print!("{}", story_tables(&rows, &found));
     let readme = command::root().join(README);
-    let readme = fs::read_to_string(&readme).map_err(|e| Error::at(&readme, e))?;
+    let readme = fs::read_to_string(&readme).at(&readme)?;
     let mut promises = check_promises(&rows, &found)?;
     for line in lines(&rows, &found, story_cells).lines() {
         let holds = readme.lines().any(|l| l == line);

@@ -12,7 +12,7 @@ mod parts;
 mod style;
 
 use crate::command;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -29,13 +29,13 @@ pub fn run() -> Result<()> {
     paths.sort();
     let mut files = Vec::new();
     for path in &paths {
-        let text = fs::read_to_string(path).map_err(|e| Error::at(path, e))?;
+        let text = fs::read_to_string(path).at(path)?;
         files.push((path.strip_prefix(&root).unwrap_or(path).to_string_lossy().into_owned(), text));
     }
     let mut problems = problems(&files);
     for page in pages::PAGES {
         let path = root.join(page);
-        let text = fs::read_to_string(&path).map_err(|e| Error::at(&path, e))?;
+        let text = fs::read_to_string(&path).at(&path)?;
         problems.extend(pages::find_missing(&root, page, &text));
     }
     for problem in &problems {
@@ -50,8 +50,8 @@ pub fn run() -> Result<()> {
 
 fn collect_sources(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     if place.is_dir() {
-        for entry in fs::read_dir(place).map_err(|e| Error::at(place, e))? {
-            collect_sources(&entry.map_err(|e| Error::at(place, e))?.path(), files)?;
+        for entry in fs::read_dir(place).at(place)? {
+            collect_sources(&entry.at(place)?.path(), files)?;
         }
     } else if place.extension().is_some_and(|e| e == "rs" || e == "cl") {
         files.push(place.into());

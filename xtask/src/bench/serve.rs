@@ -6,7 +6,7 @@ mod stream;
 
 use super::BenchArgs;
 use crate::device::{DeviceArgs, DeviceKind};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::run::serve;
 use crate::{command, deploy};
 use clap::{Args, value_parser};
@@ -95,7 +95,7 @@ impl LoadArgs {
 fn measure(servers: &[Server], args: &LoadArgs, count: u64) -> Result<Value> {
     let read = |name: &&str| {
         let file = command::root().join(name);
-        std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))
+        std::fs::read_to_string(&file).at(&file)
     };
     let text = TEXTS.iter().map(read).collect::<Result<String>>()?;
     let LoadArgs { seconds, prompt, generate, long, .. } = *args;

@@ -1,5 +1,5 @@
-//! The golden set on a device, through the deployed program itself: its texts are compared with the golden files and
-//! with those of this machine; where they differ, the layer is found.
+//! The golden set on a device, through the deployed program. Its texts are compared with the golden files and with those
+//! of this machine; where they differ, the first layer that differs is found.
 
 use super::GoldenArgs;
 use super::case::{Case, cases, parse_outcome};
@@ -7,20 +7,20 @@ use super::comparison::{self, CaseResult};
 use crate::deploy;
 use crate::device::Device;
 use crate::device::files::{Item, install};
-use crate::device::shell;
-use crate::error::{Error, Result};
+use crate::device::shell::{self, Answer};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command, run};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-/// The checkpoint there, for cases whose weights are not quantised. Named so that the program takes the
-/// packed file for all others.
+/// The checkpoint on the device, for cases whose weights are not quantised. By its name the program takes the packed
+/// file for all others.
 const CHECKPOINT: &str = "checkpoint.safetensors";
 const TOKENS: &str = "golden-tokens.json";
 
-/// The program in its two places.
-struct Both<'a> {
+/// The program on the device and on this machine.
+struct Programs<'a> {
     device: &'a dyn Device,
     dir: String,
     model: PathBuf,
@@ -37,20 +37,19 @@ pub fn run(args: &GoldenArgs) -> Result<()> {
     }
     let dir = deploy::deploy(&*device, &model, &more)?;
     let program = build::for_host(Some(&model))?;
-    let both = Both { device: &*device, dir, model, program };
+    let programs = Programs { device: &*device, dir, model, program };
     let mut rows = Vec::new();
     let mut differences = Vec::new();
     for case in &cases {
         let began = Instant::now();
-        let there = parse_outcome(&case.name, &both.there(case, &case.generate, "generate")?.stdout)?;
+        let there = parse_outcome(&case.name, &programs.run_there(case, &case.generate, "generate")?.stdout)?;
         let seconds = began.elapsed().as_secs_f64();
-        let here = parse_outcome(&case.name, &both.here(case, &case.generate, "generate")?.stdout)?;
+        let here = parse_outcome(&case.name, &programs.run_here(case, &case.generate, "generate")?.stdout)?;
         let row =
             CaseResult { name: case.name.clone(), there, here, expected: case.expected.clone(), seconds };
         eprintln!("{}: {} {}", device.name(), case.name, if row.passed() { "equal" } else { "DIFFERS" });
         if !row.passed() {
-            let layer =
-                both.first_difference(case).unwrap_or_else(|e| format!("its layer is not known: {e}"));
+            let layer = programs.find_difference(case).unwrap_or_else(|e| format!("layer unknown: {e}"));
             differences.push(format!("{}: {}; {layer}", case.name, comparison::describe_difference(&row)));
         }
         rows.push(row);
@@ -63,8 +62,8 @@ pub fn run(args: &GoldenArgs) -> Result<()> {
     Err(Error::Golden(format!("{}: {}", device.name(), differences.join("\n       "))))
 }
 
-impl Both<'_> {
-    fn there(&self, case: &Case, flags: &[String], command: &str) -> Result<Output> {
+impl Programs<'_> {
+    fn run_there(&self, case: &Case, flags: &[String], command: &str) -> Result<Answer> {
         let mut args = vec![command.to_string()];
         args.extend(case.settings.iter().chain(flags).cloned());
         if case.exact_weights {
@@ -75,13 +74,12 @@ impl Both<'_> {
             return Err(Error::Failed(format!("{}: {}: {signal}", self.device.name(), case.name)));
         }
         if answer.code != 0 {
-            // Its own last line says why, in its own words.
             return Err(Error::Failed(answer.ok(self.device).err().map_or(String::new(), |e| e.to_string())));
         }
-        Ok(Output { stdout: answer.stdout, stderr: answer.stderr })
+        Ok(answer)
     }
 
-    fn here(&self, case: &Case, flags: &[String], command: &str) -> Result<Output> {
+    fn run_here(&self, case: &Case, flags: &[String], command: &str) -> Result<Answer> {
         let mut program = Command::new(&self.program);
         program.arg(command).args(&case.settings).args(flags).arg("--model-path").arg(&self.model);
         let out = command::output(program.env_remove("ANTIGRAVITY_MODEL"))?;
@@ -93,26 +91,20 @@ impl Both<'_> {
                 command::last_lines(&stderr, 1)
             )));
         }
-        Ok(Output { stdout: String::from_utf8_lossy(&out.stdout).into_owned(), stderr })
+        Ok(Answer { code: 0, stdout: String::from_utf8_lossy(&out.stdout).into_owned(), stderr })
     }
 
-    /// The first layer whose residuals differ, over the prompt and the expected text.
-    fn first_difference(&self, case: &Case) -> Result<String> {
+    /// The first layer whose residuals differ, computed over the prompt and the expected text.
+    fn find_difference(&self, case: &Case) -> Result<String> {
         let file = build::target_dir().join("device").join(TOKENS);
         let tokens: Vec<u32> = case.prompt.iter().chain(&case.expected.ids).copied().collect();
-        std::fs::write(&file, format!("{tokens:?}")).map_err(|e| Error::at(&file, e))?;
+        std::fs::write(&file, format!("{tokens:?}")).at(&file)?;
         install(self.device, &self.dir, &[Item::new(&file, TOKENS)])?;
         let flags = |tokens: &str| -> Vec<String> {
             ["--tokens", tokens, "--out", "/dev/null", "--trace-hash"].map(String::from).into()
         };
-        let there = self.there(case, &flags(TOKENS), "logits")?.stderr;
-        let here = self.here(case, &flags(&file.to_string_lossy()), "logits")?.stderr;
+        let there = self.run_there(case, &flags(TOKENS), "logits")?.stderr;
+        let here = self.run_here(case, &flags(&file.to_string_lossy()), "logits")?.stderr;
         Ok(comparison::find_first_layer(&there, &here))
     }
-}
-
-/// A program's output.
-struct Output {
-    stdout: String,
-    stderr: String,
 }

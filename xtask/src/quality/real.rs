@@ -1,7 +1,7 @@
 //! `cargo xtask quality --model NAME`: a real model on real text, as tables in the page that has the story model's.
 
 use super::{README, Row, lines, prediction_cells, result, run_eval};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{command, fetch};
 use files::atomic_file;
 use std::fs;
@@ -63,15 +63,15 @@ pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let evictions = evictions_table(&rows, &result::parse(&found, rows.len())?);
     let tables = [types, evictions].join("\n");
     if let Some(file) = out {
-        return atomic_file::write(file, tables.as_bytes()).map_err(|e| Error::at(file, e));
+        return atomic_file::write(file, tables.as_bytes()).at(file);
     }
     let page = command::root().join(README);
     let name = model.file_name().unwrap_or_default().to_string_lossy();
-    let old = fs::read_to_string(&page).map_err(|e| Error::at(&page, e))?;
+    let old = fs::read_to_string(&page).at(&page)?;
     let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
         Error::Failed(format!("{README}: has no place for tables of {name}: {} and {END}", begin(&name)))
     })?;
-    atomic_file::write(&page, new.as_bytes()).map_err(|e| Error::at(&page, e))?;
+    atomic_file::write(&page, new.as_bytes()).at(&page)?;
     eprintln!("written: the tables of {name} in {README}");
     Ok(())
 }

@@ -4,7 +4,7 @@
 use super::python::count_promises;
 use super::report::skip;
 use super::{Outcome, python};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command, fetch};
 use std::path::PathBuf;
 use std::process::Command;
@@ -75,12 +75,12 @@ fn node_modules() -> Result<PathBuf> {
     {
         return Ok(modules);
     }
-    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    std::fs::create_dir_all(&dir).at(&dir)?;
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--prefix"])
         .arg(&dir);
     command::run(npm.args(AGENTS).args(newer_node()?))?;
-    std::fs::write(&versions, wanted).map_err(|e| Error::at(&versions, e))?;
+    std::fs::write(&versions, wanted).at(&versions)?;
     Ok(modules)
 }
 

@@ -4,7 +4,7 @@
 use super::report::Tally;
 use super::{Outcome, cargo};
 use crate::command;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::targets::TARGETS;
 use std::collections::BTreeSet;
 use std::fs;
@@ -112,7 +112,7 @@ fn named(readme: &str) -> BTreeSet<String> {
 
 fn read(file: &str) -> Result<String> {
     let path = command::root().join(file);
-    fs::read_to_string(&path).map_err(|e| Error::at(&path, e))
+    fs::read_to_string(&path).at(&path)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use super::SMOLLM;
 use crate::device::qemu::EMULATOR;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::golden::case::{Case, cases};
 use crate::parity::engine::Engine;
 use crate::parity::execution_paths;
@@ -144,9 +144,9 @@ fn check_conversation(engine: &Engine) -> Result<()> {
 fn check_golden_text(file: &str, printed: &str) -> Result<()> {
     let file = command::root().join("tests/golden").join(SMOLLM.name).join(file);
     if std::env::var_os("ANTIGRAVITY_BLESS").is_some() {
-        fs::write(&file, printed).map_err(|e| Error::at(&file, e))?;
+        fs::write(&file, printed).at(&file)?;
     }
-    let expected = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
+    let expected = fs::read_to_string(&file).at(&file)?;
     if printed == expected {
         return Ok(());
     }
