@@ -1,7 +1,7 @@
 //! The state of a device: its cores and their clocks, temperatures, throttling, memory, battery.
 //!
-//! Everything is read by scripts in the device's shell, without rights and without tools but the shell's own.
-//! Any of it may be missing, locked or odd, and then is `None` or left out; that is never an error.
+//! Scripts in the device's shell read everything, without special rights or tools. A value that is missing, locked or odd
+//! is `None` or left out, never an error.
 
 pub mod sampler;
 

@@ -1,4 +1,4 @@
-//! The trace of a profile: the program's steps and the device's counters, for Perfetto and `chrome://tracing`.
+//! The trace of a profile for Perfetto and `chrome://tracing`: the program's steps and the device's counters.
 
 use super::record::Profile;
 use super::trace::micros;

@@ -1,18 +1,18 @@
-//! The page: `page.html` with a profile's numbers in it, which its script draws. One file without a network.
+//! The page of a profile: `page.html` with the numbers, which its script draws. It needs no network.
 
 use serde_json::Value;
 
 const TEMPLATE: &str = include_str!("page.html");
-/// Samples that the page is given: far more than a screen can show.
-const SAMPLES: usize = 4000;
+/// Maximum number of samples in the page, far more than a screen can show.
+const MAX_SAMPLES: usize = 4000;
 
 /// The page of a `profile.json`.
 pub fn html(mut numbers: Value) -> String {
     let samples = numbers["samples"].as_array().map_or(&[][..], Vec::as_slice);
-    let (taken, each) = (samples.len(), samples.len().div_ceil(SAMPLES).max(1));
+    let (taken, each) = (samples.len(), samples.len().div_ceil(MAX_SAMPLES).max(1));
     numbers["samples"] = samples.iter().step_by(each).cloned().collect();
     numbers["taken"] = taken.into();
-    // Nothing else can end a script element, and in JSON it stands in texts only.
+    // Only `<` can end a script element, and in JSON it stands only in strings.
     TEMPLATE.replacen("PROFILE", &numbers.to_string().replace('<', "\\u003c"), 1)
 }
 
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Draws the page in node with a stand-in for the document, and checks it by `page.test.js`.
+    /// Draws the page in node with a fake document, and checks it by `page.test.js`.
     fn draw(page: &str, expectations: &str) {
         let file =
             std::env::temp_dir().join(format!("xtask-page-{}-{expectations}.html", std::process::id()));
@@ -54,9 +54,9 @@ mod tests {
     }
 
     #[test]
-    fn a_page_about_nothing_says_so_and_a_day_of_samples_is_thinned() {
+    fn an_empty_page_says_so_and_a_day_of_samples_is_thinned() {
         draw(&html(nothing().json()), "nothing");
         let numbers = serde_json::json!({"samples": vec![1; 400_000]});
-        assert!(html(numbers).len() < TEMPLATE.len() + 3 * SAMPLES);
+        assert!(html(numbers).len() < TEMPLATE.len() + 3 * MAX_SAMPLES);
     }
 }

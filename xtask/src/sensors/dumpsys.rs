@@ -1,16 +1,15 @@
-//! Android's services: `dumpsys thermalservice` and `dumpsys battery`, whose text differs from version to
-//! version.
+//! Android's `dumpsys thermalservice` and `dumpsys battery`, whose output differs between versions.
 
 use super::reading::{Battery, Temperature, sanitize_name};
 
-/// Output of the thermal service.
+/// The output of the thermal service.
 #[derive(Debug, Default, PartialEq)]
 pub struct Thermal {
     pub status: Option<u64>,
     pub temperatures: Vec<Temperature>,
 }
 
-/// Temperatures are listed once as cached and once as the hardware gives them now; the last of a name counts.
+/// Reads the thermal service. It lists cached and current temperatures; the last one of a name counts.
 pub fn parse_thermal(lines: &[&str]) -> Thermal {
     let mut found = Thermal::default();
     for line in lines {
@@ -27,7 +26,7 @@ pub fn parse_thermal(lines: &[&str]) -> Thermal {
     found
 }
 
-/// `Temperature{mValue=38.4, mType=0, mName=CPU0, mStatus=0}`
+/// Parses `Temperature{mValue=38.4, mType=0, mName=CPU0, mStatus=0}`.
 pub fn parse_temperature(line: &str) -> Option<Temperature> {
     let inner = line.trim().strip_prefix("Temperature{")?.split('}').next()?;
     let field = |name: &str| inner.split(", ").find_map(|f| f.strip_prefix(name)?.strip_prefix('='));
@@ -37,7 +36,7 @@ pub fn parse_temperature(line: &str) -> Option<Temperature> {
     real.then_some(Temperature { name, celsius, zone: None })
 }
 
-/// Fills the gaps that the files left: `level: 83`, `temperature: 315` (tenths of a degree).
+/// Adds values that the files lack: `level: 83`, `temperature: 315` (tenths of a degree).
 pub fn add_battery(lines: &[&str], battery: &mut Battery) {
     let number = |key: &str| {
         let value = |l: &&str| l.trim().strip_prefix(key)?.strip_prefix(':')?.trim().parse::<i64>().ok();

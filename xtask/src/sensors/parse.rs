@@ -1,10 +1,10 @@
-//! Reads the output of `read.sh`. The lines come from a device, so anything may be in them.
+//! Parses the output of `read.sh`, which comes from a device and may contain anything.
 
 use super::dumpsys;
 use super::reading::{Battery, Cooling, Core, Reading, Temperature, sanitize_name};
 
-/// More of a kind than any device has; what follows is dropped.
-const MOST: usize = 512;
+/// Maximum number of cores, temperatures and cooling devices; the rest is dropped.
+const MAX_ITEMS: usize = 512;
 
 pub fn parse_reading(text: &str) -> Reading {
     let mut r = Reading::default();
@@ -31,13 +31,13 @@ pub fn parse_reading(text: &str) -> Reading {
     dumpsys::add_battery(&battery, &mut r.battery);
     r.cores.sort_by_key(|c| c.number);
     r.cores.dedup_by_key(|c| c.number);
-    r.cores.truncate(MOST);
-    r.temperatures.truncate(MOST);
-    r.cooling.truncate(MOST);
+    r.cores.truncate(MAX_ITEMS);
+    r.temperatures.truncate(MAX_ITEMS);
+    r.cooling.truncate(MAX_ITEMS);
     r
 }
 
-/// A finite time, not negative.
+/// Parses a finite time that is not negative.
 pub fn seconds(word: &str) -> Option<f64> {
     word.parse().ok().filter(|s: &f64| s.is_finite() && *s >= 0.0)
 }
@@ -46,15 +46,15 @@ fn kilobytes(word: &str) -> Option<u64> {
     word.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Thousandths of a degree, as the kernel has it; a few drivers give whole degrees. `None` for what no
-/// running device can have, which is how sensors say that they are off.
+/// Parses a temperature of the kernel in thousandths of a degree, or in whole degrees as a few drivers have it. `None` for
+/// impossible values, which sensors that are off report.
 pub fn celsius(word: &str) -> Option<f64> {
     let raw: i64 = word.parse().ok()?;
     let celsius = if (10..=150).contains(&raw) { raw as f64 } else { raw as f64 / 1000.0 };
     (celsius > -40.0 && celsius < 150.0 && raw != 0).then_some(celsius)
 }
 
-/// A clock that exists.
+/// Parses a clock in kHz; `None` if it is impossible.
 pub fn khz(word: &str) -> Option<u64> {
     word.parse().ok().filter(|k| (1..100_000_000).contains(k))
 }
@@ -141,6 +141,6 @@ mod tests {
         let r = parse_reading("zone 1 40000 \u{1b}[2J<script>\u{7}\n");
         assert_eq!(r.temperatures[0].name, "[2J<script>");
         let many: String = (0..2000).map(|i| format!("core {i} 1 1 1 1\n")).collect();
-        assert_eq!(parse_reading(&many).cores.len(), MOST);
+        assert_eq!(parse_reading(&many).cores.len(), MAX_ITEMS);
     }
 }

@@ -1,4 +1,4 @@
-//! The state of a device at one moment, and conclusions from it.
+//! The state of a device at one moment, and values derived from it.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 pub struct Core {
     #[serde(rename = "cpu")]
     pub number: u32,
-    /// Relative speed, 1024 that of the fastest.
+    /// Relative speed; the fastest core has 1024.
     pub capacity: Option<u64>,
-    /// The highest clock that the hardware has.
+    /// The maximum clock of the hardware.
     pub max_khz: Option<u64>,
-    /// The highest clock allowed now; thermal limits lower it.
+    /// The maximum clock allowed now, lowered by thermal limits.
     pub allowed_khz: Option<u64>,
     pub khz: Option<u64>,
 }
@@ -22,11 +22,11 @@ pub struct Core {
 pub struct Temperature {
     pub name: String,
     pub celsius: f64,
-    /// The number of its thermal zone; `None` where Android's thermal service told it.
+    /// The number of its thermal zone; `None` if it comes from Android's thermal service.
     pub zone: Option<u32>,
 }
 
-/// A means of cooling, e.g. a limit on a core's clock.
+/// A cooling device, e.g. a limit on a core's clock: its state, of at most `most`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cooling {
     pub kind: String,
@@ -39,14 +39,14 @@ pub struct Cooling {
 pub struct Battery {
     pub percent: Option<f64>,
     pub celsius: Option<f64>,
-    /// As the device counts it: the sign for charging differs from maker to maker.
+    /// The current; the sign for charging differs between manufacturers.
     pub microamps: Option<f64>,
-    /// The current can be read from a file, that is, often.
+    /// True if the current can be read from a file, which is fast.
     #[serde(skip)]
     pub by_file: bool,
 }
 
-/// All of it at one moment.
+/// The state of a device at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reading {
     /// Seconds since the device started.
@@ -54,9 +54,9 @@ pub struct Reading {
     pub cores: Vec<Core>,
     pub temperatures: Vec<Temperature>,
     pub cooling: Vec<Cooling>,
-    /// Android's own word for throttling: 0 none to 6 shutdown.
+    /// Android's throttling status, from 0 (none) to 6 (shutdown).
     pub thermal_status: Option<u64>,
-    /// Bytes of memory, and of it those that can be had without swapping.
+    /// Bytes of memory, and of memory available without swapping.
     pub total: Option<u64>,
     pub available: Option<u64>,
     pub battery: Battery,
@@ -71,7 +71,7 @@ pub struct Cluster {
 }
 
 impl Reading {
-    /// Cores of a kind together, the fastest last.
+    /// The cores grouped by kind, the fastest last.
     pub fn clusters(&self) -> Vec<Cluster> {
         let mut found: Vec<Cluster> = Vec::new();
         for c in &self.cores {
@@ -86,7 +86,7 @@ impl Reading {
         found
     }
 
-    /// The temperatures of the chip and the case: at most eight, those of cores first.
+    /// The temperatures of chip and case: at most eight, cores first.
     pub fn watched(&self) -> Vec<Temperature> {
         const KINDS: [(&[&str], usize); 4] = [
             (&["cpu", "x86_pkg", "core", "big", "mid", "little", "soc", "apc", "tsens", "acpitz"], 3),
@@ -114,7 +114,7 @@ impl Reading {
         self.watched().iter().map(|t| t.celsius).max_by(f64::total_cmp)
     }
 
-    /// The limits on the cores in a few words; `None` where nothing is known about them.
+    /// The limits on the cores in a few words; `None` if nothing is known.
     pub fn throttling(&self) -> Option<String> {
         const STATUS: [&str; 7] =
             ["none", "light", "moderate", "severe", "critical", "emergency", "shutdown"];
@@ -149,13 +149,13 @@ impl Reading {
 }
 
 impl Cluster {
-    /// `cpu 4-6`
+    /// The name of the cluster, e.g. `cpu 4-6`.
     pub fn name(&self) -> String {
         format!("cpu {}", ranges(&self.cores))
     }
 }
 
-/// `0-3, 7` for 0, 1, 2, 3, 7, which must ascend.
+/// Formats ascending numbers as ranges: `0-3, 7`.
 pub fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &n in numbers {
@@ -168,7 +168,7 @@ pub fn ranges(numbers: &[u32]) -> String {
     parts.iter().map(part).collect::<Vec<_>>().join(", ")
 }
 
-/// Big and little in a line, e.g. `cpu 0-3 (1.80 GHz) + cpu 4-7 (2.84 GHz)`.
+/// Describes the clusters, e.g. `cpu 0-3 (1.80 GHz) + cpu 4-7 (2.84 GHz)`.
 pub fn layout(clusters: &[Cluster]) -> String {
     let one = |c: &Cluster| match (c.max_khz, c.capacity) {
         (Some(khz), _) => format!("{} ({:.2} GHz)", c.name(), khz as f64 / 1e6),
@@ -178,7 +178,7 @@ pub fn layout(clusters: &[Cluster]) -> String {
     clusters.iter().map(one).collect::<Vec<_>>().join(" + ")
 }
 
-/// A name in one line that is not long and cannot steer a terminal.
+/// Shortens a name and removes its control characters.
 pub fn sanitize_name(name: &str) -> String {
     name.trim().chars().filter(|c| !c.is_control()).take(40).collect()
 }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_of_a_kind_are_together_and_the_temperatures_that_matter_are_watched() {
+    fn cores_are_grouped_and_the_important_temperatures_are_watched() {
         let core = |number, capacity| Core { number, capacity, ..Core::default() };
         let cores = vec![core(7, Some(1024)), core(0, Some(300)), core(1, Some(300)), core(2, None)];
         let names = ["pmic", "CPU-0-0", "cpu-1", "cpu-2", "cpu-3", "skin-therm", "gpuss", "battery", "modem"];
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn throttling_is_said_in_words() {
+    fn throttling_is_described_in_words() {
         assert_eq!(Reading::default().throttling(), None);
         let cool = Reading { thermal_status: Some(0), ..Reading::default() };
         assert_eq!(cool.throttling().as_deref(), Some("none"));

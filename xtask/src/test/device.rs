@@ -1,5 +1,5 @@
-//! The part of the tests that brings the program to a device through the real `adb`, with a stand-in for the phone:
-//! `tests/device/fake_adbd.py` on loopback, where an emulator runs the Arm program.
+//! Tests of devices through the real `adb`, with a fake phone: `tests/device/fake_adbd.py` on loopback, which runs the Arm
+//! program in an emulator.
 
 mod checks;
 mod harness;
@@ -15,7 +15,7 @@ pub fn run() -> Outcome {
     if let Some(missing) = missing() {
         return Ok(skip_missing(missing));
     }
-    // Built here, so that no check waits for a compiler.
+    // Built first, so that no check waits for a compiler.
     let model = build::model_dir("story")?;
     build::tested_for(ARM_LINUX, &model)?;
     build::tested(&model)?;
@@ -27,7 +27,7 @@ pub fn run() -> Outcome {
     Ok(tally)
 }
 
-/// The first thing that is not installed, and the command that installs it.
+/// The first missing program, and the command that installs it.
 fn missing() -> Option<(&'static str, &'static str)> {
     let programs = [("adb", "sudo apt-get install adb"), ("python3", "sudo apt-get install python3")];
     programs.into_iter().find(|(program, _)| !command::is_on_path(program)).or_else(arm::missing)

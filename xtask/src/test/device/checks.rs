@@ -1,4 +1,4 @@
-//! The checks, in order: the first deploys what the others use.
+//! The checks, in order: the first one deploys for the others.
 
 use super::harness::{AdbHarness, Checked, expect, run_to_end};
 use crate::{build, command};
@@ -8,17 +8,17 @@ use std::process::{Command, Stdio};
 type Check = fn(&AdbHarness) -> Checked<()>;
 
 pub const ALL: [(&str, Check); 5] = [
-    ("deploy brings every file once", deploy),
-    ("hostile words arrive as they are, exit codes come back", run),
-    ("a chat at a terminal, where Ctrl-C stops the answer only", chat),
-    ("the golden set through adb", golden),
-    ("a stream that breaks is an error, and nothing runs on", broken_stream),
+    ("deploy copies every file once", check_deploy),
+    ("hostile words arrive unchanged, exit codes are returned", check_run),
+    ("a chat at a terminal, where Ctrl-C stops only the answer", check_chat),
+    ("the golden set through adb", check_golden),
+    ("a broken stream is an error, and nothing keeps running", check_broken_stream),
 ];
 
-fn deploy(harness: &AdbHarness) -> Checked<()> {
+fn check_deploy(harness: &AdbHarness) -> Checked<()> {
     let phone = harness.phone(&[])?;
     phone.run_task("run", &[])?.was_refused(5, &[&phone.serial, "cargo xtask deploy"])?;
-    // Remains of a deployment that was stopped.
+    // Remains of an interrupted deployment.
     let remains = phone.deployed().join("antigravity.new");
     let written = fs::create_dir_all(phone.deployed()).and_then(|()| fs::write(&remains, "x"));
     written.map_err(|e| e.to_string())?;
@@ -32,7 +32,7 @@ fn deploy(harness: &AdbHarness) -> Checked<()> {
     expect(second.err.contains("up to date") && !second.err.contains("pushing"), || second.err.clone())
 }
 
-fn run(harness: &AdbHarness) -> Checked<()> {
+fn check_run(harness: &AdbHarness) -> Checked<()> {
     let phone = harness.phone(&[])?;
     let hostile = "-it's $HOME `id` $(id) \"x\" 'y' \\n \\ * ? ; & | < > # ! ~ {a,b}\n\ttwo  lines é日🦊 %s";
     let words = ["generate", "--temp", "0", "-n", "6", "-q", "--prompt", hostile];
@@ -44,9 +44,9 @@ fn run(harness: &AdbHarness) -> Checked<()> {
     phone.run_task("run", &["--", "generate", "-m", "/no/such/model"])?.was_refused(3, &["/no/such/model"])
 }
 
-fn chat(harness: &AdbHarness) -> Checked<()> {
+fn check_chat(harness: &AdbHarness) -> Checked<()> {
     let phone = harness.phone(&[])?;
-    // What to wait for, and what is then typed.
+    // Texts to wait for, each followed by the keys to type.
     let steps =
         ["> ", "Tell me a story\r", " the", "^C", "again to quit", "/stats\r", "messages: 1", "/exit\r"];
     let task = phone.task("run", &["--", "chat", "--temp", "0", "--ignore-eos"]);
@@ -62,12 +62,12 @@ fn chat(harness: &AdbHarness) -> Checked<()> {
     let shown = run_to_end(&mut terminal)?;
     shown.ended_with(0)?;
     expect(shown.out.contains("Your next message continues from here."), || shown.out.clone())?;
-    // The terminal there is a terminal: the line editor is on.
+    // There is a terminal on the device: the line editor is on.
     expect(shown.out.contains("\x1b[?2004h"), || shown.out.clone())?;
     phone.wait_until_idle()
 }
 
-fn golden(harness: &AdbHarness) -> Checked<()> {
+fn check_golden(harness: &AdbHarness) -> Checked<()> {
     let table = harness.phone(&[])?.run_task("golden", &["--device", "adb"])?;
     table.ended_with(0)?;
     let files = fs::read_dir(command::root().join("tests/golden/story")).map_err(|e| e.to_string())?.count();
@@ -75,7 +75,7 @@ fn golden(harness: &AdbHarness) -> Checked<()> {
     expect(equal == files, || format!("{equal} of {files} are equal:\n{}", table.out))
 }
 
-fn broken_stream(harness: &AdbHarness) -> Checked<()> {
+fn check_broken_stream(harness: &AdbHarness) -> Checked<()> {
     let phone = harness.phone(&["--cut-shells", "exec "])?;
     let words = ["--", "generate", "-n", "-1", "--ignore-eos", "--max-seq-len", "60000"];
     phone.run_task("run", &words)?.was_refused(5, &[&phone.serial, "connection broke"])?;
