@@ -1,7 +1,6 @@
 //! `cargo xtask profile`: records a generation on a device, with steps, clocks, temperatures and memory over time.
 
-mod chrome;
-mod page;
+mod export;
 mod record;
 mod trace;
 
@@ -152,8 +151,8 @@ fn write_files(profile: &Profile) -> Result<PathBuf> {
     let numbers = profile.json();
     let files = [
         ("profile.json", format!("{numbers:#}\n")),
-        ("trace.json", chrome::events(profile)),
-        ("index.html", page::html(numbers)),
+        ("trace.json", export::trace_events(profile)),
+        ("index.html", export::render_page(numbers)),
     ];
     for (name, text) in files {
         let file = dir.join(name);

@@ -1,9 +1,8 @@
 //! Samples a device while a program runs there, by a shell loop that prints one line per sample and ends with the program.
 //! The lines have times of the device's clock, so that the connection does not delay them.
 
-use super::dumpsys;
-use super::parse::{celsius, khz, seconds};
-use super::reading::{Reading, Temperature};
+use super::parse::{celsius, khz, parse_temperature, seconds};
+use super::{Reading, Temperature};
 use crate::device::{Device, shell};
 use crate::error::Result;
 use serde::Serialize;
@@ -103,7 +102,7 @@ impl Plan {
         let mut service: Vec<Option<f64>> = vec![None; self.temperatures.len()];
         let mut samples: Vec<Sample> = Vec::new();
         for line in text.lines() {
-            if let Some(warm) = line.strip_prefix("service ").and_then(dumpsys::parse_temperature) {
+            if let Some(warm) = line.strip_prefix("service ").and_then(parse_temperature) {
                 let at = self.temperatures.iter().position(|t| t.zone.is_none() && t.name == warm.name);
                 if let Some(at) = at {
                     service[at] = Some(warm.celsius);

@@ -1,6 +1,6 @@
 //! Made-up profiles, and tests of them.
 
-use super::super::chrome;
+use super::super::export;
 use super::*;
 use crate::sensors::{Core, Temperature};
 use std::time::Duration;
@@ -143,7 +143,7 @@ fn rates_follow_the_tokens_on_one_clock() {
 #[test]
 fn the_trace_has_spans_and_counters_on_one_clock() {
     let p = phone();
-    let back: Value = serde_json::from_str(&chrome::events(&p)).unwrap();
+    let back: Value = serde_json::from_str(&export::trace_events(&p)).unwrap();
     let events = back["traceEvents"].as_array().unwrap();
     let of = |ph: &str, name: &str| -> Vec<&Value> {
         events.iter().filter(|e| e["ph"] == ph && (name.is_empty() || e["name"] == name)).collect()
@@ -158,6 +158,6 @@ fn the_trace_has_spans_and_counters_on_one_clock() {
     assert_eq!(of("i", "switch")[0]["ts"], 7_500_000.0);
     let valid = |e: &Value| e["ph"].is_string() && e["pid"].is_u64() && e["ts"].is_number();
     assert!(events.iter().all(valid));
-    let empty: Value = serde_json::from_str(&chrome::events(&nothing())).unwrap();
+    let empty: Value = serde_json::from_str(&export::trace_events(&nothing())).unwrap();
     assert_eq!(empty["traceEvents"].as_array().unwrap().len(), 2);
 }
