@@ -67,20 +67,23 @@ fn find_bare_words(files: &[&Source], list: &str) -> Vec<String> {
 }
 
 fn find_riddles(file: &str, text: &str) -> Vec<String> {
-    let (mut found, mut in_doc) = (Vec::new(), false);
+    let (mut found, mut before) = (Vec::new(), None);
     for (number, line) in text.lines().enumerate() {
-        let doc = line.trim_start().strip_prefix("//").and_then(|rest| rest.strip_prefix(['/', '!']));
+        let comment = line.trim_start().strip_prefix("//");
+        let doc = comment.and_then(|rest| rest.strip_prefix(['/', '!']));
+        // A comment of a file and one of an item are two, also without a blank line between them.
+        let kind = doc.and(comment).and_then(|rest| rest.chars().next());
         let starts_with = |riddle: &&&str| {
             let rest = doc.and_then(|doc| doc.trim_start().strip_prefix(**riddle));
             rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()))
         };
-        if let Some(riddle) = RIDDLES.iter().find(starts_with).filter(|_| !in_doc) {
+        if let Some(riddle) = RIDDLES.iter().find(starts_with).filter(|_| kind != before) {
             found.push(format!(
                 "{file}:{}: a doc comment begins with {riddle}: say what the thing is or does, beginning with a noun or a verb",
                 number + 1
             ));
         }
-        in_doc = doc.is_some();
+        before = kind;
     }
     found
 }
