@@ -1,6 +1,6 @@
-//! Compares the cache of a model's program with `past_key_values` of transformers, which `tests/fixtures/
-//! past_key_values.py` has written: what `cargo xtask parity` runs for models that have them. It is an example of the
-//! package, and of the loop: the last token and the cache go in, logits and the grown cache come out.
+//! Compares a model's KV cache with the `past_key_values` of transformers, which `tests/fixtures/past_key_values.py` has
+//! written. `cargo xtask parity` runs it for models that have them. It is also an example of the loop: the last token and
+//! the cache go in, logits and the longer cache come out.
 //!
 //!     ANTIGRAVITY_MODEL=tests/fixtures/models/m8-gpt2-bare-f32 cargo run --example past_key_values
 #![allow(clippy::disallowed_macros, reason = "not the program that users run")]
@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::error::Error;
 use std::path::Path;
 
-/// As of the logits in `cargo xtask parity`.
+/// The largest error, as for the logits in `cargo xtask parity`.
 const TOLERANCE: f32 = 1e-4;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -46,24 +46,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         ours = session.past_key_values(&engine)?;
     }
     if ours.tokens != theirs.tokens {
-        return Err("other tokens".into());
+        return Err("the tokens differ".into());
     }
     for (i, (ours, theirs)) in ours.layers.iter().zip(&theirs.layers).enumerate() {
-        close(&format!("keys of layer {i}"), &ours.keys, &theirs.keys)?;
-        close(&format!("values of layer {i}"), &ours.values, &theirs.values)?;
+        check_close(&format!("keys of layer {i}"), &ours.keys, &theirs.keys)?;
+        check_close(&format!("values of layer {i}"), &ours.values, &theirs.values)?;
         if ours.positions != theirs.positions {
-            return Err(format!("positions of layer {i}").into());
+            return Err(format!("the positions of layer {i} differ").into());
         }
     }
     for (what, past) in [("our", &ours), ("transformers'", &theirs)] {
         let mut session = engine.session()?.with_past(past, &engine)?;
         session.decode(next)?;
-        close(&format!("logits after {what} past"), session.logits(), &logits[..VOCAB])?;
+        check_close(&format!("logits after {what} past"), session.logits(), &logits[..VOCAB])?;
     }
     Ok(())
 }
 
-/// `[layer][K, V][head][position][head_dim]` as a cache.
+/// A cache from numbers in the order `[layer][K, V][head][position][head_dim]`.
 fn as_past(tokens: Vec<u32>, numbers: &[f32]) -> Result<PastKeyValues, Box<dyn Error>> {
     let slots = tokens.len();
     if numbers.len() != LAYERS * 2 * KV_HEADS * slots * HEAD_DIM {
@@ -77,13 +77,13 @@ fn as_past(tokens: Vec<u32>, numbers: &[f32]) -> Result<PastKeyValues, Box<dyn E
     Ok(PastKeyValues { layers: layers.collect(), tokens })
 }
 
-/// Checks that numbers are as near as f32 arithmetic in another order leaves them.
-fn close(what: &str, found: &[f32], expected: &[f32]) -> Result<(), Box<dyn Error>> {
+/// Checks that numbers differ by no more than f32 rounding in another order.
+fn check_close(what: &str, found: &[f32], expected: &[f32]) -> Result<(), Box<dyn Error>> {
     let largest = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
     let far = found.iter().zip(expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
     println!("{what}: {:.1e} of the largest", far / largest);
     if found.len() == expected.len() && far <= TOLERANCE * largest {
         return Ok(());
     }
-    Err(format!("{what}: {far} away from transformers', of {largest} at most").into())
+    Err(format!("{what}: off by {far} from transformers, whose largest is {largest}").into())
 }

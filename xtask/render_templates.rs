@@ -1,5 +1,5 @@
-//! Renders chat templates for `tests/templates.py`, which `cargo xtask test templates` runs: each line of stdin is an
-//! object with a template and a conversation, each line of stdout what became of it, `text` or `refused`.
+//! Renders chat templates for `tests/templates.py`, which `cargo xtask test templates` runs. Each line of stdin is an
+//! object with a template and a conversation, each line of stdout the result: `text`, or `refused` with the error.
 #![allow(clippy::disallowed_macros, reason = "not the program that users run")]
 
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use text::chat::{Context, Ending, Jinja, Message, Moment, TemplateKwargs, Tools,
 struct TemplateCase {
     name: String,
     source: String,
-    /// Special tokens by name, `bos_token` excepted.
+    /// Special tokens by name, without `bos_token`.
     tokens: Vec<(String, String)>,
     bos: String,
     unix: u64,

@@ -1,4 +1,4 @@
-//! Building for Android: with an NDK where there is one, otherwise against stubs made here.
+//! Builds for Android: with an NDK if there is one, otherwise against stubs made here.
 
 pub mod bionic;
 mod ndk;
@@ -9,25 +9,26 @@ use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE};
 use crate::toolchain;
 use std::process::Command;
 
-/// Flags of LLVM's linker that take a tenth of the program away: functions of the same code become one, and
-/// relocations are packed in a way that bionic knows from API level 23 on.
+/// Flags of LLVM's linker that make the program a tenth smaller: identical functions are merged, and relocations packed
+/// in a format that bionic supports from API level 23 on.
 const SMALLER: &[&str] = &["--icf=all", "--pack-dyn-relocs=android"];
-/// The rule by which a build uses an NDK.
+
+/// The use of an NDK by a build.
 #[derive(Clone, Copy, PartialEq)]
 pub enum NdkUse {
     IfFound,
     Never,
 }
 
-/// Lets a cargo command build for Android, and says in one line how it links.
+/// Prepares a cargo command to build for Android; returns a line on how it links.
 pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
     let found = match ndk {
-        NdkUse::IfFound => ndk::find(|name| std::env::var_os(name))?,
+        NdkUse::IfFound => ndk::find_ndk(|name| std::env::var_os(name))?,
         NdkUse::Never => None,
     };
     let page = format!("-Clink-arg=max-page-size={ANDROID_PAGE}");
     let mut flags = vec!["-Clink-arg=-z".to_string(), page];
-    // Compilers hand the linker's own flags on.
+    // A compiler passes the linker's flags on.
     let through = if found.is_some() { "-Wl," } else { "" };
     flags.extend(SMALLER.iter().map(|flag| format!("-Clink-arg={through}{flag}")));
     if let Some(ndk) = found {
@@ -36,7 +37,7 @@ pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
     }
     toolchain::ensure_std(stubs::UNWINDER_TARGET)?;
     let lld = toolchain::lld()?;
-    let dir = stubs::make(&lld)?;
+    let dir = stubs::make_stubs(&lld)?;
     flags.push("-Clinker-flavor=ld".into());
     flags.push(format!("-Lnative={}", dir.display()));
     flags.push(format!("-Clink-arg={}", dir.join("start.o").display()));
@@ -45,13 +46,13 @@ pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
     let why =
         if ndk == NdkUse::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };
     Ok(format!(
-        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic, API level {ANDROID_API}; it runs on a \
-         phone, but a release is better linked by an NDK",
+        "{why}: linked by {} against stubs of the symbols in xtask/src/android/bionic, API level {ANDROID_API}; it runs on \
+         phones, but use an NDK for releases",
         lld.display()
     ))
 }
 
-/// The first thing that a build without an NDK lacks on this machine, and the command that brings it.
+/// The first thing missing on this machine for a build without an NDK, and the command that installs it.
 pub fn missing() -> Option<(String, String)> {
     if let Some(target) = [ANDROID, stubs::UNWINDER_TARGET].into_iter().find(|t| !toolchain::has_std(t)) {
         let library = format!("Rust's standard library for {target}");

@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The text there whose tokens are measured: real ones.
+/// The file with the prompt, a real text, on the device.
 const PROMPT: &str = "prompt.txt";
 /// Degrees above the temperature at the start that count as cool.
-const NEAR: f64 = 3.0;
-/// Time between looks at a device that cools down.
+const COOL_MARGIN: f64 = 3.0;
+/// Time between two readings of a device that cools down.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Time between looks at clocks and temperatures: seldom enough that looking costs nothing.
+/// Time between two samples of clocks and temperatures, long enough to cost nothing.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Args)]
@@ -37,18 +37,18 @@ pub struct BenchArgs {
     device: DeviceArgs,
     #[command(flatten)]
     model: build::ModelArgs,
-    /// Repetitions of everything [default: 3, of serve 1]
+    /// Repetitions of everything [default: 3, with serve 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: Option<u64>,
-    /// Write all results there
+    /// Write all results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Longest time to cool down between runs, in seconds [default: 120]
+    /// Maximum time to cool down between runs, in seconds [default: 120]
     #[arg(long, value_name = "S", conflicts_with = "mode", value_parser = clap::value_parser!(u64).range(..=86_400))]
     cool_down: Option<u64>,
     #[command(flatten)]
     load: serve::LoadArgs,
-    /// Flags of `bench`, or of the server
+    /// Flags of `antigravity bench`, or of the server
     #[arg(last = true, value_name = "FLAG")]
     words: Vec<String>,
 }
@@ -79,7 +79,7 @@ fn measure_model(args: &BenchArgs) -> Result<Value> {
         let dir = deploy::directory(&*device, &model);
         let rows = record["runs"][0]["bench"]["rows"].as_array().cloned().unwrap_or_default();
         let plan = Plan::new(&sensors::read(&*device)?, INTERVAL);
-        let ours = |flags: &[String]| bench(&*device, &dir, &plan, flags).map(|(found, _)| found);
+        let ours = |flags: &[String]| run_bench(&*device, &dir, &plan, flags).map(|(found, _)| found);
         record["peer"] = peer::measure_beside(&peer, (&rows, runs), &flags, ours)?;
         print!("\n{}", peer::table(&record["peer"]));
     }
@@ -89,15 +89,12 @@ fn measure_model(args: &BenchArgs) -> Result<Value> {
 fn bench_flags(words: &[String]) -> Result<Vec<String>> {
     let flags = words.strip_prefix(&["bench".to_string()]).unwrap_or(words).to_vec();
     let output = |w: &&String| w.starts_with("-o") || w.starts_with("--output");
-    match flags.iter().find(output) {
-        Some(word) => {
-            Err(Error::Usage(format!("{word}: this task reads the output itself; use --json FILE")))
-        }
-        None => Ok(flags),
-    }
+    let refused = |word| Error::Usage(format!("{word}: not available here; use --json FILE"));
+    flags.iter().find(output).map_or(Ok(()), |word| Err(refused(word)))?;
+    Ok(flags)
 }
 
-/// The record: all runs, and the device that made them.
+/// Measures a model on a device; returns the record of all runs.
 fn measure(
     device: &dyn Device,
     model: &Path,
@@ -113,13 +110,13 @@ fn measure(
         let waited = if i == 0 { 0.0 } else { wait_until_cool(first.hottest(), cool_down, PAUSE, look)? };
         eprintln!("{}: run {} of {count}", device.name(), i + 1);
         let before = sensors::read(device)?;
-        // In turn, so that neither is always the one on the warmer machine.
+        // Cold and warm take turns in being first, as the second one runs on a warmer device.
         let before_cold = if i % 2 == 1 { Some(start::measure_warm(device, &dir)?) } else { None };
         let cold = start::measure_cold(device, &dir)?;
         let warm = before_cold.map_or_else(|| start::measure_warm(device, &dir), Ok)?;
         notes.extend(cold.note.filter(|note| !notes.contains(note)));
         let plan = Plan::new(&before, INTERVAL);
-        let (bench, samples) = bench(device, &dir, &plan, flags)?;
+        let (bench, samples) = run_bench(device, &dir, &plan, flags)?;
         let after = sensors::read(device)?;
         let mut sampled = plan.json();
         sampled["samples"] = json!(samples);
@@ -137,21 +134,21 @@ fn measure(
     }))
 }
 
-/// In a sentence each, what cannot be read on this device.
+/// One sentence about each kind of value that cannot be read on this device.
 fn describe_unreadable(reading: &Reading) -> Vec<String> {
     let known = [
         (
             reading.hottest().is_some(),
-            "No temperature can be read there; --cool-down SECONDS puts a pause between runs.",
+            "No temperature can be read on the device; --cool-down SECONDS sets a pause between runs.",
         ),
-        (reading.cores.iter().any(|c| c.khz.is_some()), "No clock can be read there."),
-        (reading.throttling().is_some(), "Nothing there says whether the clocks are throttled."),
+        (reading.cores.iter().any(|c| c.khz.is_some()), "No clock can be read on the device."),
+        (reading.throttling().is_some(), "It is unknown whether the clocks are throttled."),
     ];
     known.into_iter().filter(|(known, _)| !known).map(|(_, note)| note.into()).collect()
 }
 
-/// Waits until the device is about as warm as at the start, looking every `pause`; returns the seconds waited.
-/// Where there is no temperature, it waits as long as `limit` says, else not at all.
+/// Waits until the device is about as cool as at the start, at most `limit`, with a reading every `pause`. Without a
+/// temperature it waits for `limit`, or not at all. Returns the seconds waited.
 fn wait_until_cool(
     start: Option<f64>,
     limit: Option<Duration>,
@@ -164,7 +161,7 @@ fn wait_until_cool(
         return Ok(began.elapsed().as_secs_f64());
     };
     let limit = limit.unwrap_or(Duration::from_secs(120));
-    while let Some(now) = look()?.filter(|now| *now > start + NEAR) {
+    while let Some(now) = look()?.filter(|now| *now > start + COOL_MARGIN) {
         let left = limit.saturating_sub(began.elapsed());
         if left.is_zero() {
             eprintln!("still {now:.1} °C after {} s of cooling, {start:.1} °C at the start", limit.as_secs());
@@ -176,8 +173,8 @@ fn wait_until_cool(
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// The program's own measurement, sampled meanwhile.
-fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Result<(Value, Vec<Sample>)> {
+/// Runs `antigravity bench` and samples the device meanwhile.
+fn run_bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Result<(Value, Vec<Sample>)> {
     let mut args: Vec<String> = ["bench", "--output", "json"].map(String::from).into();
     args.extend(flags.iter().cloned());
     if !flags.iter().any(|word| ["-f", "--file", "--prompt-file"].iter().any(|flag| word.starts_with(flag))) {
@@ -193,12 +190,12 @@ fn bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> Resul
     let value: Value = serde_json::from_slice(&text).unwrap_or_default();
     if !value["rows"].is_array() {
         let end = command::last_line(&String::from_utf8_lossy(&text)).unwrap_or_default();
-        return Err(Error::Failed(format!("{}: these are no results of `bench`: {end}", device.name())));
+        return Err(Error::Failed(format!("{}: not the output of `bench`: {end}", device.name())));
     }
     Ok((value, samples))
 }
 
-/// Runs a program that reads nothing, and samples the device until it ends.
+/// Runs a program without stdin, and samples the device until it ends.
 pub fn run_sampled(
     device: &dyn Device,
     program: &Program,
@@ -210,7 +207,7 @@ pub fn run_sampled(
         let mut started = |pid| sampler = Some(scope.spawn(move || plan.run(device, pid)));
         let output = ProgramOutput { text, started: &mut started };
         let code = shell::stream_to(device, program, Input::Nothing, output)?;
-        // It ends with the program. Samples that it could not bring are missing from the tables, no more.
+        // The sampler ends with the program. If it fails, the tables lack its samples.
         let samples = sampler.and_then(|s| s.join().ok()?.ok()).unwrap_or_default();
         Ok((code, samples))
     })
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_cools_until_it_is_as_at_the_start() {
+    fn a_device_cools_down_to_its_temperature_at_the_start() {
         let looks = |temperatures: &[f64], limit: u64| {
             let (mut given, mut count) = (temperatures.iter(), 0);
             let look = || {

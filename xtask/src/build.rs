@@ -1,9 +1,9 @@
-//! `cargo xtask build`, and the builds for other models and targets that other tasks need.
+//! `cargo xtask build`, and the builds of other models and targets for other tasks.
 
 mod model;
 
 use crate::elf::{Elf, find_problems};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::targets::{ANDROID, ARM_LINUX, TARGETS, is_static};
 use crate::{android, cargo, command, size, toolchain};
 use clap::Args;
@@ -15,9 +15,9 @@ pub use crate::targets::{Features, host, target_dir};
 pub use model::{ModelArgs, bundled_name, model_dir};
 use model::{build_number, is_story, model_name};
 
-/// The profile of programs that others get, and its folder.
+/// The profile of released programs, and its folder in the target directory.
 const PROFILE: &str = "dist";
-/// Set by tests that run the tasks of users: the program as tests have it suffices them, and is there already.
+/// Variable set by tests that run tasks: they use the test build of the program, which is built already.
 pub const TESTED: &str = "ANTIGRAVITY_TESTED";
 
 #[derive(Args)]
@@ -30,7 +30,7 @@ pub struct BuildArgs {
     /// Link for Android without an NDK, also where there is one
     #[arg(long)]
     no_ndk: bool,
-    /// Write one file, too: the program with packed model, tokenizer and template inside
+    /// Also write one file: the program with packed model, tokenizer and template inside
     #[arg(long)]
     bundle: bool,
 }
@@ -44,14 +44,14 @@ pub fn run(args: &BuildArgs) -> Result<()> {
     };
     let chosen = args.model.dir()?;
     let mut binary = output_path(&chosen, args.target.as_deref());
-    fs::create_dir_all(binary.parent().expect("a file in a folder")).map_err(|e| Error::at(&binary, e))?;
-    fs::copy(&built, &binary).map_err(|e| Error::at(&binary, e))?;
+    fs::create_dir_all(binary.parent().expect("a file in a folder")).at(&binary)?;
+    fs::copy(&built, &binary).at(&binary)?;
     if args.bundle {
         let (host, program) = (host(), binary);
         binary = program.with_file_name(model_name(&chosen));
         bundle(args.target.as_deref().unwrap_or(&host), &chosen, &program, &binary)?;
     }
-    let file = fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
+    let file = fs::read(&binary).at(&binary)?;
     println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
     if let Ok(elf) = Elf::parse(&file) {
         println!("{}", elf.describe_linking());
@@ -59,27 +59,27 @@ pub fn run(args: &BuildArgs) -> Result<()> {
     Ok(())
 }
 
-/// The place of the program of a model that `build` makes: those of two models lie side by side.
+/// The path of the program that `build` makes for a model and a target.
 fn output_path(model: &Path, target: Option<&str>) -> PathBuf {
     target_dir().join("models").join(model_name(model)).join(target.unwrap_or_default()).join("antigravity")
 }
 
-/// Writes `out`: a program for a target with the model inside. A program of this machine makes it.
+/// Writes a bundle to `out`, the program for a target with the model inside, by a program of this machine.
 pub fn bundle(target: &str, model: &Path, program: &Path, out: &Path) -> Result<()> {
     let maker = if target == host() { program.into() } else { for_host(Some(model))? };
     bundle_with(&maker, model, program, out)?;
     check_fit(target, out.into()).map(drop)
 }
 
-/// [`bundle`], unchecked, by a program that runs here.
+/// Writes a bundle by `maker`, a program of this machine, and does not check it.
 pub fn bundle_with(maker: &Path, model: &Path, program: &Path, out: &Path) -> Result<()> {
     let mut bundle = Command::new(maker);
     bundle.arg("bundle").arg("--model-path").arg(model).arg("--program").arg(program);
     command::run(bundle.arg("--out").arg(out))
 }
 
-/// A release build for a target and a model (without one: the one the user's shell is set to), linked as well
-/// as this machine can. Returns the stripped binary, which is what a loader of that target expects.
+/// Builds a release for a target and a model (by default the one of the environment) with the best linker on this
+/// machine. Returns the path of the stripped binary.
 pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
     if target == host() {
         portable_release(model)
@@ -98,7 +98,7 @@ fn release_for(target: &str, model: Option<&Path>, ndk: android::NdkUse) -> Resu
     link_release((build_command(PROFILE, Features::Default, model), &target_dir()), target, ndk)
 }
 
-/// A release build with these features, without an NDK, in a folder of its own: others may run beside it.
+/// Builds a release with these features, without an NDK, in a target directory of its own, so that other builds can run.
 pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<PathBuf> {
     let aside = target_dir().join("aside");
     let mut cargo = build_command(PROFILE, features, Some(model));
@@ -106,7 +106,7 @@ pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<P
     link_release((cargo, &aside), target, android::NdkUse::Never)
 }
 
-/// Builds a release for a target; one that panics ends at once, so nothing reads the tables of how to go on.
+/// Builds a release for a target. Panics abort, so the tables for unwinding are dropped.
 fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::NdkUse) -> Result<PathBuf> {
     let mut cargo = make_reproducible(cargo, &command::root(), dir)?;
     if target == ANDROID || is_static(target) {
@@ -126,11 +126,11 @@ fn build_for(mut cargo: Command, target: &str, ndk: android::NdkUse) -> Result<(
     command::build(&mut cargo)
 }
 
-/// The binary, if a loader of the target takes it.
+/// Returns the binary if a loader of the target accepts it.
 pub fn check_fit(target: &str, binary: PathBuf) -> Result<PathBuf> {
     if TARGETS.contains(&target) {
-        let file = fs::read(&binary).map_err(|e| Error::at(&binary, e))?;
-        let elf = Elf::parse(&file).map_err(|e| Error::at(&binary, e))?;
+        let file = fs::read(&binary).at(&binary)?;
+        let elf = Elf::parse(&file).at(&binary)?;
         let problems = find_problems(target, &elf);
         if !problems.is_empty() {
             return Err(Error::at(&binary, format!("not fit for {target}: it {}", problems.join("; it "))));
@@ -139,7 +139,7 @@ pub fn check_fit(target: &str, binary: PathBuf) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// The release program for this machine.
+/// Builds the release program for this machine.
 pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
     if let (true, Some(model)) = (is_tested(), model) {
         return tested(model);
@@ -148,7 +148,7 @@ pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
     Ok(target_dir().join("release/antigravity"))
 }
 
-/// The release program for other machines like this.
+/// Builds the release program for other machines of this kind.
 fn portable_release(model: Option<&Path>) -> Result<PathBuf> {
     if is_tested() {
         return for_host(model);
@@ -158,14 +158,14 @@ fn portable_release(model: Option<&Path>) -> Result<PathBuf> {
     Ok(target_dir().join(PROFILE).join("antigravity"))
 }
 
-/// Makes a build of the clone in `root`, with its results in `target`, the same bytes in every folder and for every
-/// user: no path of this machine is left in it, and the program looks for its model beside itself.
+/// Makes a build of the checkout `root` into `target` reproducible: the same bytes in every folder and for every user. No
+/// path of this machine stays in it, and the program looks for its model in its own folder.
 pub fn make_reproducible(mut cargo: Command, root: &Path, target: &Path) -> Result<Command> {
     let set = cargo.get_envs().find(|(name, _)| *name == "CARGO_HOME").and_then(|(_, home)| home);
     let home = set.map_or_else(cargo_home, PathBuf::from);
     let sysroot = command::stdout(toolchain::rustc().args(["--print", "sysroot"]))?;
     let sysroot = String::from_utf8_lossy(&sysroot);
-    // Where several fit, the last one counts.
+    // The last one that fits wins.
     let paths = [
         (home.as_path(), "/cargo"),
         (Path::new(sysroot.trim()), "/rust"),
@@ -178,13 +178,13 @@ pub fn make_reproducible(mut cargo: Command, root: &Path, target: &Path) -> Resu
     Ok(cargo)
 }
 
-/// Cargo's folder of downloads.
+/// Cargo's home, with its downloads.
 pub fn cargo_home() -> PathBuf {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     home.unwrap_or_else(|| std::env::home_dir().unwrap_or_default().join(".cargo"))
 }
 
-/// The commit, with a plus where files differ from it; `unknown` outside of a repository.
+/// The commit, followed by a plus if files differ from it; `unknown` outside of a repository.
 fn describe_commit() -> String {
     let git = |words: &[&str]| command::stdout(Command::new("git").args(words).current_dir(command::root()));
     let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
@@ -203,20 +203,20 @@ fn build_command(profile: &str, features: Features, model: Option<&Path>) -> Com
     cargo
 }
 
-/// The program of a model as tests have it: optimised but not whole, so that it is built soon.
+/// Builds the test program of a model: optimised, but without link-time optimisation, which is faster to build.
 pub fn tested(model: &Path) -> Result<PathBuf> {
     command::build(&mut debug_build(model))?;
     Ok(debug_binary(&[]))
 }
 
-/// [`tested`] for another machine than this.
+/// Builds the program of [`tested`] for another target.
 pub fn tested_for(target: &str, model: &Path) -> Result<PathBuf> {
     build_for(checked_on_arm(debug_build(model), target), target, android::NdkUse::IfFound)?;
     check_fit(target, debug_binary(&[target]))
 }
 
-/// The program of a model for checks that compute little: not optimised, and the members are those of the tests. The
-/// story model's program is the tests' own.
+/// Builds the program of a model for checks that compute little: only the members are optimised. For the story model it
+/// is the test program.
 pub fn unoptimised(model: &Path) -> Result<PathBuf> {
     if is_story(model) {
         return tested(model);
@@ -225,13 +225,13 @@ pub fn unoptimised(model: &Path) -> Result<PathBuf> {
     Ok(debug_binary(&[]))
 }
 
-/// [`unoptimised`] for another machine than this.
+/// Builds the program of [`unoptimised`] for another target.
 pub fn unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
     build_for(checked_on_arm(unoptimised_command(model), target), target, android::NdkUse::IfFound)?;
     Ok(debug_binary(&[target]))
 }
 
-/// Gives an emulated Arm's program Rust's checks of pointers: all parts then share what its tests are built of.
+/// Adds Rust's pointer checks to a build for emulated Arm, so that it shares crates with the tests built for Arm.
 fn checked_on_arm(mut cargo: Command, target: &str) -> Command {
     if target == ARM_LINUX {
         cargo.args(pointer_checks());
@@ -239,12 +239,12 @@ fn checked_on_arm(mut cargo: Command, target: &str) -> Command {
     cargo
 }
 
-/// Cargo's flags for what the `dev` profile leaves out where a pass is computed.
+/// Cargo's flags that turn on debug assertions in the packages that compute a pass.
 pub fn pointer_checks() -> Vec<String> {
     dev_profile_flags(["antigravity-model", "antigravity-numeric"], "debug-assertions=true")
 }
 
-/// Runs the example of the package that compares a model's cache with that of transformers.
+/// Runs the example that compares a model's cache with that of transformers.
 pub fn compare_past_key_values(model: &Path) -> Result<()> {
     let mut build = unoptimised_command(model);
     command::build(build.args(["--example", "past_key_values"]))?;
@@ -258,7 +258,7 @@ pub fn unoptimised_command(model: &Path) -> Command {
     cargo
 }
 
-/// Packages that are compiled again for each model.
+/// Packages that are compiled for each model.
 const MODEL_PACKAGES: [&str; 2] = ["antigravity", "antigravity-model"];
 
 /// Cargo's flags that give packages a setting in the `dev` profile.
@@ -267,7 +267,7 @@ fn dev_profile_flags(packages: [&str; 2], setting: &str) -> Vec<String> {
     flags.into_iter().flat_map(|flag| ["--config".into(), flag]).collect()
 }
 
-/// Cargo's flags for a model that is built in a fifth of the time.
+/// Cargo's flags that turn off optimisation of the model's packages: a fifth of the build time.
 pub fn not_optimised() -> Vec<String> {
     dev_profile_flags(MODEL_PACKAGES, "opt-level=0")
 }
@@ -278,9 +278,9 @@ fn debug_build(model: &Path) -> Command {
     cargo
 }
 
-/// Cargo's flags that keep a model's build apart. Cargo keeps one build of a package for each profile, so one model's
-/// would replace another's; a number of codegen units of its own makes each a different one: all stay, and share what
-/// they depend on. The story model's is that of the tests.
+/// Cargo's flags that keep the builds of models apart. Cargo keeps one build of a package per profile, so the build of
+/// one model would replace another's. With a number of codegen units of its own each is a different build, and all share
+/// their dependencies. The story model has no flags: it uses the build of the tests.
 pub fn model_flags(model: &Path) -> Vec<String> {
     if is_story(model) {
         return Vec::new();
@@ -294,16 +294,16 @@ pub fn debug_binary(target: &[&str]) -> PathBuf {
     target_dir().join(target.concat()).join("debug/antigravity")
 }
 
-/// The program that drafts for the story model in tests.
+/// The path of the program that drafts for the story model in tests.
 pub fn draft_program() -> PathBuf {
     output_path(Path::new("story-draft"), Some("tested"))
 }
 
-/// Builds it: a copy, as the next build replaces what this one makes.
+/// Builds the program of [`draft_program`] and copies it there, as the next build replaces it.
 pub fn build_draft_program() -> Result<()> {
     let (built, draft) = (unoptimised(&model_dir("story-draft")?)?, draft_program());
-    fs::create_dir_all(draft.parent().expect("a file in a folder")).map_err(|e| Error::at(&draft, e))?;
-    // Not over one that may be running.
+    fs::create_dir_all(draft.parent().expect("a file in a folder")).at(&draft)?;
+    // By renaming, as the old one may be running.
     let new = draft.with_extension("new");
-    fs::copy(&built, &new).and_then(|_| fs::rename(&new, &draft)).map_err(|e| Error::at(&draft, e))
+    fs::copy(&built, &new).and_then(|_| fs::rename(&new, &draft)).at(&draft)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask completions`: completions for shells and the manual, from the flags that the program has.
+//! `cargo xtask completions`: shell completions and manual pages, from the flags of the program.
 
 use crate::error::Result;
 use crate::{command, targets};

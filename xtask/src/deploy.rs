@@ -1,8 +1,8 @@
-//! `cargo xtask deploy`: the program, the packed model and the tokenizer, on a device; or one file that is all of them.
+//! `cargo xtask deploy`: copies the program, the packed model and the tokenizer to a device, or one file with all of them.
 
 use crate::device::files::{Item, existing, install};
 use crate::device::{Device, DeviceArgs, shell};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command, fetch};
 use clap::Args;
 use files::folder::TEXT_FILES;
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The program's name there.
+/// The program's file name on a device.
 pub const PROGRAM: &str = "antigravity";
 /// The file that `antigravity pack` writes.
 const PACKED: &str = "model.packed.safetensors";
@@ -34,20 +34,20 @@ pub fn run(args: &DeployArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds, packs and brings everything there, and `more`; returns the directory.
+/// Builds the program, packs the model and copies them, and `more`, to the device; returns the directory there.
 pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
     let program = build_program(device, model)?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
     items.extend(existing(model, TEXT_FILES));
     items.extend(more.iter().cloned());
-    // Last, so that the program changes after all that it reads.
+    // Last, so that the program changes after the files that it reads.
     items.push(Item::new(program, PROGRAM));
     install_all(device, model, &items)
 }
 
-/// Brings one file there, under the program's name, and removes what [`deploy`] may have brought for it to read;
-/// returns the directory.
+/// Copies one file to the device, under the program's name, and removes the other files that [`deploy`] may have copied;
+/// returns the directory there.
 fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
     let program = build_program(device, model)?;
     let dir = build::target_dir().join("device/bundle").join(device.target()).join(name(model));
@@ -60,7 +60,7 @@ fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
     Ok(dir)
 }
 
-/// The program for a device and a model that has weights.
+/// Builds the program for a device; an error if the model has no weights.
 fn build_program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
     match fetch::remedy(model) {
         Some(remedy) => Err(Error::at(model, format!("has no weights; {remedy}"))),
@@ -68,7 +68,7 @@ fn build_program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Makes the directory of the model there hold these files; returns it.
+/// Installs files in the directory of the model on the device; returns it.
 fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
     let dir = directory(device, model);
     match install(device, &dir, items)? {
@@ -78,25 +78,24 @@ fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<Stri
     Ok(dir)
 }
 
-/// The directory there that a model is deployed in.
+/// The directory on the device in which a model is deployed.
 pub fn directory(device: &dyn Device, model: &Path) -> String {
     format!("{}/{}", device.home(), name(model))
 }
 
-/// A text of which a file name can be made.
+/// Replaces the characters that a file name should not have.
 pub fn to_file_name(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     text.chars().map(plain).collect()
 }
 
-/// The model's name, as a directory name without surprises.
+/// The name of a model's directory on a device, in plain characters.
 pub fn name(model: &Path) -> String {
     let name = to_file_name(&model.file_name().unwrap_or_default().to_string_lossy());
     if name.trim_matches('.').is_empty() { "model".into() } else { name }
 }
 
-/// Packs the model on this machine, unless that is done already: under cargo's target directory, the
-/// model's own directory stays as it is.
+/// Packs the model into cargo's target directory, unless that is done already.
 fn pack(model: &Path) -> Result<PathBuf> {
     if !model.is_dir() && !is_gguf(model) {
         return Err(Error::Usage(format!("{}: give --model a directory or a .gguf file", model.display())));
@@ -109,30 +108,30 @@ fn pack(model: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Makes the file `out` unless it was made from what `build_id` says.
+/// Makes the file `out` unless it was made with this build id.
 fn make_once(out: &Path, build_id: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let id_file = out.with_file_name("build-id");
     let dir = out.parent().expect("a file in a folder");
-    fs::create_dir_all(dir).map_err(|e| Error::at(dir, e))?;
+    fs::create_dir_all(dir).at(dir)?;
     if out.is_file() && fs::read_to_string(&id_file).is_ok_and(|text| text == build_id) {
         return Ok(out.into());
     }
-    // Gone before the work begins: an id only ever stands beside the file that it is about.
+    // Removed first, so that an id never stands beside another file.
     let _ = fs::remove_file(&id_file);
     make(out)?;
-    fs::write(&id_file, build_id).map_err(|e| Error::at(&id_file, e))?;
+    fs::write(&id_file, build_id).at(&id_file)?;
     Ok(out.into())
 }
 
-/// A packed GGUF file holds all that its program needs.
+/// True for a GGUF file, which packs without other files.
 fn is_gguf(model: &Path) -> bool {
     model.is_file() && model.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// Sizes and times of the checkpoint's files and of the program that packs it.
+/// Sizes and times of the program and of the checkpoint's files.
 fn build_id(model: &Path, program: &Path) -> Result<String> {
     let facts = |path: &Path| -> Result<String> {
-        let meta = fs::metadata(path).map_err(|e| Error::at(path, e))?;
+        let meta = fs::metadata(path).at(path)?;
         let time = meta.modified().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
         Ok(format!("{} {} {:?}\n", path.display(), meta.len(), time.unwrap_or_default()))
     };
@@ -140,8 +139,8 @@ fn build_id(model: &Path, program: &Path) -> Result<String> {
     if is_gguf(model) {
         return Ok(lines.concat() + &facts(model)?);
     }
-    for entry in fs::read_dir(model).map_err(|e| Error::at(model, e))? {
-        let path = entry.map_err(|e| Error::at(model, e))?.path();
+    for entry in fs::read_dir(model).at(model)? {
+        let path = entry.at(model)?.path();
         if path.extension().is_some_and(|e| ["safetensors", "json", "gguf"].iter().any(|kind| e == *kind)) {
             lines.push(facts(&path)?);
         }

@@ -1,5 +1,5 @@
-//! Devices that run programs: a phone through adb, an emulated Arm CPU, this machine. A device runs shell
-//! scripts and takes files; everything else is built on these two (`shell`, `files`).
+//! Devices that run programs: a phone through adb, an emulated Arm CPU, this machine. A device runs shell scripts and
+//! takes files; `shell` and `files` build everything else on these two.
 
 pub mod adb;
 pub mod files;
@@ -20,21 +20,20 @@ pub trait Device: Sync {
     fn name(&self) -> String;
     /// The target triple of the programs it runs.
     fn target(&self) -> &str;
-    /// The absolute directory there that is ours.
+    /// The absolute path of our directory there.
     fn home(&self) -> &str;
-    /// A process, not yet started, whose streams are those of a shell there that runs `script`. Where
-    /// the shell's environment has `ANTIGRAVITY_EMULATOR`, its words start a program of [`Device::target`].
+    /// A command, not yet started, that runs `script` in a shell there and connects its streams. If the shell's
+    /// environment has `ANTIGRAVITY_EMULATOR`, its words start programs of [`Device::target`].
     fn shell(&self, script: &str) -> Command;
-    /// A process like [`Device::shell`], whose streams there are a terminal, as ours are: keys go there as they are
-    /// typed, Ctrl-C included.
+    /// A command like [`Device::shell`] at a terminal there: keys, Ctrl-C included, are passed on as they are typed.
     fn terminal(&self, script: &str) -> Command;
     /// Copies a file to an absolute path there.
     fn push(&self, from: &Path, to: &str) -> Result<()>;
-    /// Lets a port of this machine lead to one there, for as long as what is returned lives.
+    /// Forwards a port of this machine to one there until the result is dropped.
     fn forward(&self, here: u16, there: u16) -> Result<Forward>;
 }
 
-/// A port of this machine that leads to a device; what ends that is done when this is dropped.
+/// A forwarded port, with the command that ends it on drop.
 pub struct Forward(Option<Command>);
 
 impl Drop for Forward {
@@ -43,13 +42,13 @@ impl Drop for Forward {
     }
 }
 
-/// The device that a task is about.
+/// The flags that choose a device.
 #[derive(Clone, Default, Args)]
 pub struct DeviceArgs {
     /// adb: an Android phone; qemu: an emulated Arm CPU; local: this machine [default: adb]
     #[arg(long, value_name = "D", hide_possible_values = true)]
     pub device: Option<DeviceKind>,
-    /// The phone, where several are attached [default: $ANDROID_SERIAL]
+    /// The phone, if several are attached [default: $ANDROID_SERIAL]
     #[arg(long, value_name = "S")]
     pub serial: Option<String>,
     /// The target triple that qemu emulates
@@ -65,7 +64,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The word that names it.
+    /// Its name as a flag's value.
     pub fn word(self) -> &'static str {
         match self {
             DeviceKind::Adb => "adb",
@@ -80,17 +79,17 @@ impl DeviceArgs {
         DeviceArgs { device: Some(kind), ..DeviceArgs::default() }
     }
 
-    /// No flag names a device.
+    /// True if no flag is set.
     pub fn is_empty(&self) -> bool {
         self.device.is_none() && self.serial.is_none() && self.target.is_none()
     }
 
-    /// Opens the device that the flags name; without flags a phone.
+    /// Opens the device in the flags; by default a phone.
     pub fn open(&self) -> Result<Box<dyn Device>> {
-        let only = |flag: &str, of: &str| Err(Error::Usage(format!("{flag} is for --device {of}")));
+        let only = |flag: &str, of: &str| Err(Error::Usage(format!("{flag} requires --device {of}")));
         let kind = self.device.unwrap_or(DeviceKind::Adb);
         if self.target.is_some() && kind != DeviceKind::Qemu {
-            return only("--target", "qemu; a phone says itself what it runs");
+            return only("--target", "qemu; a phone reports its own target");
         }
         if self.serial.is_some() && kind != DeviceKind::Adb {
             return only("--serial", "adb");

@@ -1,5 +1,4 @@
-//! The parts of a 64-bit little-endian ELF file that a loader looks at. The file may be anything: nothing here panics on
-//! it.
+//! The parts of a 64-bit little-endian ELF file that a loader reads. No input panics.
 
 mod check;
 
@@ -20,15 +19,15 @@ pub struct Elf {
     pub kind: FileType,
     pub machine: Machine,
     pub segments: Vec<Segment>,
-    /// The program that loads this one.
+    /// The path of the dynamic linker.
     pub interpreter: Option<String>,
     /// Tags and values of the dynamic section, in order, without the end mark.
     pub dynamic: Vec<(DynamicTag, u64)>,
-    /// Libraries to load.
+    /// Names of the libraries to load.
     pub needed: Vec<String>,
-    /// Symbols that the libraries must have.
+    /// Symbols that come from the libraries.
     pub imports: Vec<Import>,
-    /// Holds the linker's own symbol table, which a stripped file does not.
+    /// Has the linker's symbol table, which stripping removes.
     pub has_symbols: bool,
 }
 
@@ -36,7 +35,7 @@ pub struct Elf {
 pub struct Segment {
     pub kind: ProgramType,
     pub flags: ProgramFlags,
-    /// Its beginning in the file.
+    /// Position in the file, in bytes.
     offset: u64,
     pub address: u64,
     pub align: u64,
@@ -45,14 +44,14 @@ pub struct Segment {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Import {
     pub name: String,
-    /// May be missing.
+    /// Weak: may be missing.
     pub weak: bool,
 }
 
 type Parsed<T> = Result<T, Box<dyn std::error::Error>>;
 
 impl Elf {
-    /// Reads a whole file.
+    /// Reads the bytes of a file.
     pub fn parse(file: &[u8]) -> Parsed<Elf> {
         let header = FileHeader64::<LittleEndian>::parse(file)?;
         header.endian()?;
@@ -89,7 +88,7 @@ impl Elf {
         Ok(elf)
     }
 
-    /// Reads the names of libraries from the string table that the dynamic section names by its address.
+    /// Reads the names of libraries from the string table whose address is in the dynamic section.
     fn read_needed(&mut self, file: &[u8], segments: &[ProgramHeader64<LittleEndian>]) -> Parsed<()> {
         let needed = self.dynamic.iter().filter(|(tag, _)| *tag == DT_NEEDED).map(|(_, at)| *at);
         let needed: Vec<u64> = needed.collect();
@@ -119,7 +118,7 @@ impl Elf {
         self.dynamic.iter().find(|(t, _)| *t == tag).map(|(_, value)| *value)
     }
 
-    /// Describes in a line the loader, the libraries and the alignment of a program.
+    /// A line about the loader, the libraries and the alignment of a program.
     pub fn describe_linking(&self) -> String {
         let loader = match &self.interpreter {
             Some(loader) => format!("loaded by {loader}"),

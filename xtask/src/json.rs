@@ -1,18 +1,18 @@
-//! JSON files; every error names the file.
+//! JSON files. Every error names the file.
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Result};
 use files::atomic_file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::Path;
 
 pub fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
-    let text = std::fs::read(file).map_err(|e| Error::at(file, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::at(file, e))
+    let text = std::fs::read(file).at(file)?;
+    serde_json::from_slice(&text).at(file)
 }
 
-/// Writes a value in lines, whole or not at all.
+/// Writes a value with one line per field, atomically.
 pub fn write(file: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| Error::at(file, e))? + "\n";
-    atomic_file::write(file, text.as_bytes()).map_err(|e| Error::at(file, e))
+    let text = serde_json::to_string_pretty(value).at(file)? + "\n";
+    atomic_file::write(file, text.as_bytes()).at(file)
 }

@@ -50,31 +50,31 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs what every change must keep; `test all` does everything, `test list` names the parts
+    /// Runs the tests that every change must pass; `test all` runs everything, `test list` lists the parts
     Test(test::TestArgs),
-    /// Brings a real model here: smollm2-135m (chats), gemma3-270m (base), or org/name[:file] of the Hugging Face hub
+    /// Downloads a real model: smollm2-135m (chat), gemma3-270m (base), or org/name[:file] of the Hugging Face Hub
     Fetch(fetch::FetchArgs),
     /// Compares logits and text with the reference results of transformers, model by model
     Parity(parity::ParityArgs),
     /// Runs the golden tests in release, or the golden set on a device; --bless rewrites the files
     Golden(golden::GoldenArgs),
-    /// Builds for a device, packs the model and brings both there; --bundle: as one file
+    /// Builds for a device, packs the model and copies both to it; --bundle: as one file
     Deploy(deploy::DeployArgs),
-    /// Runs what is deployed there; a story where no command is given
+    /// Runs the deployed program; without a command it writes a story
     Run(run::RunArgs),
-    /// Measures speeds, starts, clocks and temperatures there; PEER=LLAMA_BENCH: beside llama.cpp; serve: under load
+    /// Measures speed, start-up, clocks and temperatures on a device; PEER=LLAMA_BENCH: next to llama.cpp; serve: under load
     Bench(Box<bench::BenchArgs>),
-    /// Records a generation there as a page of charts and a Perfetto trace
+    /// Records a generation on a device as a page of charts and a Perfetto trace
     Profile(profile::ProfileArgs),
-    /// Measures what KV types and eviction policies cost: perplexity, KL, recall as Markdown
+    /// Measures the cost of KV types and eviction policies: perplexity, KL divergence, recall, as Markdown
     Quality(quality::QualityArgs),
     /// Runs a test binary on the device of $ANTIGRAVITY_DEVICE; `cargo test --target …` calls it
     Runner(runner::RunnerArgs),
-    /// Runs a cargo command with the linker that `build` would use: `xtask cargo test --target T`, no NDK needed
+    /// Runs a cargo command with the linker that `build` would use: `xtask cargo test --target T` needs no NDK
     Cargo(cargo::CargoArgs),
     /// Writes a model of real shapes with random weights to target/synth/MODEL
     Synth(synth::SynthArgs),
-    /// Builds for release; prints the program's path, its size and what it is linked to
+    /// Builds for release; prints the program's path, size and libraries
     Build(build::BuildArgs),
     /// Writes completions for bash, fish and zsh, and manual pages
     Completions(completions::CompletionsArgs),
@@ -121,7 +121,7 @@ fn run_task(task: Option<Task>) -> Result<()> {
     }
 }
 
-/// The arguments of a task, as its user types them.
+/// The arguments of a task, from a line as a user types it.
 #[cfg(test)]
 fn parse_args<T: clap::Args + clap::FromArgMatches>(line: &str) -> Result<T> {
     let words = ["xtask"].into_iter().chain(line.split_whitespace());
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tasks_and_their_flags_are_whole() {
+    fn every_task_and_its_flags_parse() {
         Cli::command().debug_assert();
         let parse = |line: &str| Cli::try_parse_from(["xtask"].into_iter().chain(line.split(' ')));
         for line in ["help", "build --help", "biuld", "tidy x", "synth", "bench --clients 1", "run --nope"] {

@@ -1,14 +1,13 @@
-//! `cargo xtask profile`: a generation on a device, with its steps, clocks, temperatures and memory on one clock.
+//! `cargo xtask profile`: records a generation on a device, with steps, clocks, temperatures and memory over time.
 
-mod chrome;
-mod page;
+mod export;
 mod record;
 mod trace;
 
 use crate::deploy;
 use crate::device::shell::{self, quote};
 use crate::device::{Device, DeviceArgs};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::sensors::sampler::Plan;
 use crate::{bench, build, command, run, sensors};
 use clap::Args;
@@ -29,13 +28,13 @@ pub struct ProfileArgs {
     /// Tokens to generate [default: 256]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     num_tokens: Option<i64>,
-    /// Generate for so long instead
+    /// Generate for this many seconds instead
     #[arg(long, value_name = "S", conflicts_with = "num_tokens", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
     /// Milliseconds between samples of clocks and temperatures
     #[arg(long, value_name = "MS", default_value_t = INTERVAL, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     interval: u64,
-    /// Print the path of the page itself, for a program that opens pages
+    /// Print the path of the page, to open it in a browser
     #[arg(long)]
     open: bool,
     /// Flags of `generate`
@@ -43,13 +42,14 @@ pub struct ProfileArgs {
     words: Vec<String>,
 }
 
-/// Tokens, where neither -n nor --seconds is given.
+/// Default number of tokens.
 const TOKENS: i64 = 256;
-/// Milliseconds between samples, where --interval is not given: some thirty reads of small files each time.
+/// Default milliseconds between samples, each of which reads some thirty small files.
 const INTERVAL: u64 = 200;
-/// The program's own trace, in its directory there.
+/// The file with the program's trace, in its directory on the device.
 const TRACE: &str = "profile-trace.json";
 
+/// The settings of a profile.
 struct Options {
     /// Flags of `generate`, without `--trace`.
     args: Vec<String>,
@@ -62,9 +62,8 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     let device = args.device.open()?;
     let model = args.model.dir()?;
     let profile = record(&*device, &model, &options)?;
-    let dir = write(&profile)?;
+    let dir = write_files(&profile)?;
     eprintln!("\n{}", profile.summary());
-    // The page's path is what a program that opens pages wants; the directory has everything.
     println!("{}", if args.open { dir.join("index.html") } else { dir }.display());
     Ok(())
 }
@@ -81,7 +80,7 @@ impl Options {
             theirs.iter().any(|w| names.iter().any(|n| w == n || w.starts_with(&format!("{n}="))))
         };
         if has(&["--trace"]) {
-            return Err(Error::Usage("--trace: this task takes the trace itself".into()));
+            return Err(Error::Usage("--trace: this task sets it".into()));
         }
         let is_counted = has(&["-n", "--num-tokens", "--predict"]);
         if is_counted && (args.num_tokens.is_some() || args.seconds.is_some()) {
@@ -100,7 +99,7 @@ impl Options {
     }
 }
 
-/// Runs the generation and collects what is known about it.
+/// Runs the generation and collects the samples and the trace.
 fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profile> {
     let dir = deploy::deploy(device, model, &[])?;
     let file = quote(&format!("{dir}/{TRACE}"));
@@ -111,8 +110,8 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     args.extend(options.args.iter().cloned());
     args.extend(["--trace".into(), TRACE.into()]);
     let program = run::program(device, &dir, args);
-    let (code, samples) = bench::run_sampled(device, &program, &plan, &mut show)?;
-    // A generation that was interrupted, by us or by the user, has its trace.
+    let (code, samples) = bench::run_sampled(device, &program, &plan, &mut print_text)?;
+    // An interrupted generation has a trace, too.
     if code != 130 {
         run::check_exit(device, code)?;
     }
@@ -122,42 +121,42 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
         run::check_exit(device, code)?;
         return Err(Error::Failed(format!("{}: the program wrote no trace", device.name())));
     }
-    let trace =
-        Trace::parse(&text).map_err(|e| Error::Failed(format!("{}: its trace: {e}", device.name())))?;
+    let invalid = |e| Error::Failed(format!("{}: invalid trace: {e}", device.name()));
+    let trace = Trace::parse(&text).map_err(invalid)?;
     let after = sensors::read(device)?;
-    let (target, model, time) = (device.target().into(), deploy::name(model), time()?);
+    let (target, model, time) = (device.target().into(), deploy::name(model), format_time()?);
     let (device, args) = (device.name(), program.args);
     let recording = Recording { device, target, model, time, args, before, after, plan, samples };
     Ok(Profile::new(recording, trace))
 }
 
-/// The text goes past on stderr: on stdout is the profile's path alone.
-fn show(text: &[u8]) -> std::io::Result<()> {
+/// Prints the text on stderr: stdout is for the profile's path.
+fn print_text(text: &[u8]) -> std::io::Result<()> {
     let _ = std::io::stderr().write_all(text);
     Ok(())
 }
 
-/// Now, e.g. `20261121-170559`.
-fn time() -> Result<String> {
+/// The time now, e.g. `20261121-170559`.
+fn format_time() -> Result<String> {
     let text = command::stdout(Command::new("date").args(["-u", "+%Y%m%d-%H%M%S"]))?;
     Ok(String::from_utf8_lossy(&text).trim().into())
 }
 
 /// Writes the three files; returns their directory.
-fn write(profile: &Profile) -> Result<PathBuf> {
+fn write_files(profile: &Profile) -> Result<PathBuf> {
     let Recording { device, model, time, .. } = &profile.recording;
     let name = [device, model, time].map(|part| deploy::to_file_name(part)).join("-");
     let dir = build::target_dir().join("profile").join(name);
-    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    std::fs::create_dir_all(&dir).at(&dir)?;
     let numbers = profile.json();
     let files = [
         ("profile.json", format!("{numbers:#}\n")),
-        ("trace.json", chrome::events(profile)),
-        ("index.html", page::html(numbers)),
+        ("trace.json", export::trace_events(profile)),
+        ("index.html", export::render_page(numbers)),
     ];
     for (name, text) in files {
         let file = dir.join(name);
-        atomic_file::write(&file, text.as_bytes()).map_err(|e| Error::at(&file, e))?;
+        atomic_file::write(&file, text.as_bytes()).at(&file)?;
     }
     Ok(dir)
 }

@@ -1,10 +1,10 @@
-//! `cargo xtask quality`: the cost of the KV cache's types and eviction policies, measured on the bundled model, or on a
-//! real one, and written as Markdown. The engine's bits are the same on every machine, and so is every byte of this.
+//! `cargo xtask quality`: measures the cost of KV cache types and eviction policies on the bundled model or on a real one,
+//! as Markdown. The engine is bit-exact on every machine, and so are these tables.
 
 mod real;
 mod result;
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command};
 use clap::Args;
 use files::atomic_file;
@@ -15,21 +15,21 @@ use std::process::Command;
 
 #[derive(Args)]
 pub struct QualityArgs {
-    /// story, or smollm2-135m, whose tables are written into models/story/README.md
+    /// story, or smollm2-135m, whose tables go into models/story/README.md
     #[arg(long, value_name = "M", default_value = "story")]
     model: String,
-    /// Write the tables there instead
+    /// Write the tables to this file instead
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Measure this program [default: one as tests have it]
+    /// Measure this program [default: the test build]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Only what promises are about
+    /// Measure only the rows that tests check
     #[arg(long)]
     quick: bool,
 }
 
-/// A row of a table: its first cells, and its settings as `eval` reads them.
+/// A row of a table: its first cells, and its settings for `eval`.
 #[derive(Debug, Clone, PartialEq)]
 struct Row {
     labels: Vec<String>,
@@ -43,15 +43,15 @@ impl Row {
 }
 
 const SHARE: &str = "25%";
-/// Policies with the first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, without them 1.719 (f32
-/// cache). Policies that look at attention find them by themselves: H2O 1.556 either way.
+/// Policies with the number of first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, without them
+/// 1.719 (f32 cache). Policies that use attention scores find the sinks by themselves: H2O has 1.556 either way.
 const EVICTING: [(&str, usize); 3] = [("sliding", 4), ("snapkv", 0), ("h2o", 0)];
-/// Types of keys and values, the first without loss.
+/// Types of keys and values; the first is lossless.
 const TYPES: [(&str, &str); 5] = [("f32", "f32"), ("f16", "f16"), ("q8", "q8"), ("q8", "q4"), ("q4", "q4")];
-/// The type that users get unless they say otherwise.
+/// The default type.
 const DEFAULT: &str = "q4";
 
-/// Every policy with every type; the others are held against the first row.
+/// Every policy with every type; the first row is the baseline.
 fn all_rows() -> Vec<Row> {
     let evicting =
         EVICTING.map(|(name, prefix)| (name, format!("policy={name},window={SHARE},prefix={prefix}")));
@@ -63,7 +63,7 @@ fn all_rows() -> Vec<Row> {
     policies.flat_map(|(name, policy)| TYPES.map(|kv| row(kv, name, &policy))).collect()
 }
 
-/// The rows that promises are about.
+/// The rows that tests check.
 fn quick_rows() -> Vec<Row> {
     let rows = all_rows();
     rows.iter().filter(|row| **row == rows[0] || row.labels[1] == DEFAULT).cloned().collect()
@@ -74,7 +74,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     if !is_story {
         real::check(&model)?;
         if args.quick {
-            return Err(Error::Usage("--quick: only for the story model, whose promises are tested".into()));
+            return Err(Error::Usage("--quick: only for the story model, which tests check".into()));
         }
     }
     let program = match &args.program {
@@ -87,7 +87,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     let rows = if args.quick { quick_rows() } else { all_rows() };
     let text = story_tables(&rows, &measure(&program, &rows)?);
     match &args.out {
-        Some(file) => atomic_file::write(file, text.as_bytes()).map_err(|e| Error::at(file, e)),
+        Some(file) => atomic_file::write(file, text.as_bytes()).at(file),
         None => {
             print!("{text}");
             Ok(())
@@ -95,7 +95,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     }
 }
 
-/// Runs `eval` on the rows, the first of which the others are held against, free of settings from the environment.
+/// Runs `eval` on the rows, with the first as the baseline, without settings from the environment.
 fn run_eval(program: &Path, model: &Path, inputs: &[&str], rows: &[Row]) -> Result<String> {
     let mut eval = Command::new(program);
     command::remove_settings(&mut eval);
@@ -107,7 +107,7 @@ fn run_eval(program: &Path, model: &Path, inputs: &[&str], rows: &[Row]) -> Resu
     Ok(String::from_utf8_lossy(&command::stdout(&mut eval)?).into_owned())
 }
 
-/// One result for each row.
+/// Measures the rows on the story model.
 fn measure(program: &Path, rows: &[Row]) -> Result<Vec<Measurement>> {
     let model = build::model_dir("story")?;
     let golden = |file: &str| model.join("golden").join(file).display().to_string();
@@ -130,12 +130,12 @@ const HEAD: &str = "| policy | KV cache | slots kept | KiB kept | perplexity | c
                     recall 300 | 800 | 1,400 | plain | chat | all |\n\
                     |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
 
-/// The story model's table, and above it how to read it.
+/// The story model's table with its explanation.
 fn story_tables(rows: &[Row], found: &[Measurement]) -> String {
     format!("{HOW_TO_READ}\n{HEAD}{}", lines(rows, found, story_cells))
 }
 
-/// Lines of a table: the labels of each row, and the cells of its measurement.
+/// The lines of a table: the labels of each row and the cells of its measurement.
 fn lines(rows: &[Row], found: &[Measurement], cells: impl Fn(&Measurement) -> Vec<String>) -> String {
     let line = |(row, found): (&Row, &Measurement)| {
         format!("| {} |\n", [row.labels.clone(), cells(found)].concat().join(" | "))
@@ -154,7 +154,7 @@ fn story_cells(row: &Measurement) -> Vec<String> {
     cells
 }
 
-/// Perplexity with six or three decimals, and its distance from the first row's.
+/// The cells of a prediction: perplexity with `digits` decimals, its change, KL divergence, equal top tokens.
 fn prediction_cells(row: &Measurement, digits: usize) -> [String; 4] {
     let perplexity = format!("{:.digits$}", row.perplexity);
     let Some((change, kl, top)) = row.against else {
@@ -168,26 +168,26 @@ fn prediction_cells(row: &Measurement, digits: usize) -> [String; 4] {
     [perplexity, change, format!("{kl:.kl_digits$}"), format!("{:.2} %", 100.0 * top)]
 }
 
-/// Largest distance of a four-bit cache's perplexity from that of a single-precision one.
-const Q4_CHANGE: f64 = 0.01;
+/// Maximum relative change of perplexity with a four-bit cache.
+const MAX_Q4_CHANGE: f64 = 0.01;
 /// The share of a full cache's recall that SnapKV keeps, and sliding does not.
-const KEPT: f64 = 0.9;
+const MIN_RECALL: f64 = 0.9;
 
 /// The page with the tables.
 const README: &str = "models/story/README.md";
 
-/// Measures the rows of `--quick` and returns promises, each with whether it holds: those of the cache, and that the
-/// table in the story model's README is what this machine measures.
+/// Measures the rows of `--quick` and returns promises, each with `true` if it holds: of the cache, and that the table in
+/// the story model's README has the measured values.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick_rows();
     let found = measure(&build::tested(&build::model_dir("story")?)?, &rows)?;
     print!("{}", story_tables(&rows, &found));
     let readme = command::root().join(README);
-    let readme = fs::read_to_string(&readme).map_err(|e| Error::at(&readme, e))?;
+    let readme = fs::read_to_string(&readme).at(&readme)?;
     let mut promises = check_promises(&rows, &found)?;
     for line in lines(&rows, &found, story_cells).lines() {
         let holds = readme.lines().any(|l| l == line);
-        promises.push((format!("{README} has what `cargo xtask quality` measures: {line}"), holds));
+        promises.push((format!("{README} has the results of `cargo xtask quality`: {line}"), holds));
     }
     Ok(promises)
 }
@@ -206,9 +206,12 @@ fn check_promises(rows: &[Row], found: &[Measurement]) -> Result<Vec<(String, bo
     };
     let (snapkv, sliding) = (share("snapkv")?, share("sliding")?);
     Ok(vec![
-        (format!("perplexity with q4 within 1.0 % of f32: {:.3} %", 100.0 * change), change <= Q4_CHANGE),
-        (format!("SnapKV at {SHARE} keeps 90 % of the recall: {:.1} %", 100.0 * snapkv), snapkv >= KEPT),
-        (format!("sliding at {SHARE} does not: {:.1} %", 100.0 * sliding), sliding < KEPT),
+        (format!("perplexity with q4 within 1.0 % of f32: {:.3} %", 100.0 * change), change <= MAX_Q4_CHANGE),
+        (
+            format!("SnapKV at {SHARE} keeps 90 % of the recall: {:.1} %", 100.0 * snapkv),
+            snapkv >= MIN_RECALL,
+        ),
+        (format!("sliding at {SHARE} does not: {:.1} %", 100.0 * sliding), sliding < MIN_RECALL),
     ])
 }
 

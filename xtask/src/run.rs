@@ -1,4 +1,4 @@
-//! `cargo xtask run`: the deployed program on a device, its arguments passed through.
+//! `cargo xtask run`: runs the deployed program on a device with the arguments after `--`.
 
 pub mod serve;
 
@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use clap::Args;
 use std::io::IsTerminal;
 
-const STORY: &[&str] = &["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
+/// The command that runs where none is given.
+const STORY: [&str; 5] = ["generate", "--prompt", "Once upon a time", "--num-tokens", "200"];
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -26,10 +27,7 @@ pub struct RunArgs {
 }
 
 pub fn run(args: &RunArgs) -> Result<()> {
-    let mut words = args.words.clone();
-    if words.is_empty() {
-        words = STORY.iter().map(|w| w.to_string()).collect();
-    }
+    let words = if args.words.is_empty() { STORY.map(String::from).into() } else { args.words.clone() };
     let serves = words[0] == "serve";
     args.serve.check(serves)?;
     let device = args.device.open()?;
@@ -55,12 +53,12 @@ pub fn program(device: &dyn Device, dir: &str, args: Vec<String>) -> Program {
     Program { dir: dir.into(), environment, path: format!("./{PROGRAM}"), args }
 }
 
-/// The program's environment.
+/// The environment of the program.
 pub fn environment(device: &dyn Device, dir: &str) -> Vec<(&'static str, String)> {
-    // Notes that the program takes of its runs stay with the deployment.
+    // The program keeps the state of its runs beside the deployment.
     let mut set = vec![("ANTIGRAVITY_MODEL", dir.into()), ("XDG_STATE_HOME", dir.into())];
     if device.target().ends_with("android") {
-        // Where vendors keep OpenCL; programs of the shell user do not search there by themselves.
+        // Folders where vendors keep OpenCL; programs of the shell user do not search them by default.
         set.push(("LD_LIBRARY_PATH", "/vendor/lib64:/vendor/lib64/egl:/system/vendor/lib64".into()));
         set.push(("TMPDIR", "/data/local/tmp".into()));
     }
@@ -73,10 +71,10 @@ fn check_deployed(device: &dyn Device, dir: &str) -> Result<()> {
         return Ok(());
     }
     let remedy = "run: cargo xtask deploy, with the same flags";
-    Err(Error::Device(format!("{}: nothing is deployed in {dir}; {remedy}", device.name())))
+    Err(Error::Device(format!("{}: {dir} has no deployment; {remedy}", device.name())))
 }
 
-/// A program's exit code as a result.
+/// The result that a program's exit code stands for; a signal is printed.
 pub fn check_exit(device: &dyn Device, code: u32) -> Result<()> {
     if let Some(signal) = shell::signal_in(code) {
         eprintln!("error: {}: {signal}", device.name());
@@ -84,6 +82,6 @@ pub fn check_exit(device: &dyn Device, code: u32) -> Result<()> {
     match u8::try_from(code) {
         Ok(0) => Ok(()),
         Ok(code) => Err(Error::Program(code)),
-        Err(_) => Err(Error::Failed(format!("{}: impossible exit code {code}", device.name()))),
+        Err(_) => Err(Error::Failed(format!("{}: exit code {code} is out of range", device.name()))),
     }
 }

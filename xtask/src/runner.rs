@@ -1,20 +1,20 @@
-//! `cargo xtask runner`: runs one of cargo's test binaries on a device, with the files that the tests read.
-//! `.cargo/config.toml` names it as the runner of the Android target.
+//! `cargo xtask runner`: runs a test binary of cargo on a device, with the files that the tests read.
+//! `.cargo/config.toml` makes it the runner of the Android target.
 
 use crate::deploy::PROGRAM;
 use crate::device::files::{Item, existing, install};
 use crate::device::shell::{self, Input, Program, quote};
 use crate::device::{DeviceArgs, DeviceKind};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command, run};
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Folders that tests read, relative to the project.
+/// Folders of the project that tests read.
 const DATA: &[&str] = &["models/story", "tests/fixtures", "tests/golden"];
 const ARCHIVE: &str = "data.tar";
-/// Unpacks the archive of hash `$h` unless that is done already.
+/// Script: unpacks the archive with hash `$h` unless it is unpacked already.
 const UNPACK: &str =
     "{ [ \"$(cat unpacked 2>/dev/null)\" = \"$h\" ] || { tar -xf data.tar && echo \"$h\" >unpacked; }; }";
 
@@ -36,11 +36,11 @@ pub fn run(args: &RunnerArgs) -> Result<()> {
     let binary = args.program.as_path();
     let name = binary.file_name().and_then(|n| n.to_str());
     let name = name.ok_or_else(|| Error::Usage(format!("{}: not a program", binary.display())))?;
-    let archive = archive()?;
+    let archive = make_archive()?;
     install(&*device, &dir, &[Item::new(archive, ARCHIVE), Item::new(binary, &strip_hash(name))])?;
     let unpack = format!("cd {} && h=$(sha256sum {ARCHIVE}) && {UNPACK}", quote(&dir));
     shell::capture(&*device, &unpack)?.ok(&*device)?;
-    // Tests start the program itself, which cargo has built beside them. It finds the model where it lies.
+    // Tests start the program, which cargo has built beside them and which finds the model in its own folder.
     let model = format!("{dir}/models/story");
     let built = binary.parent().and_then(Path::parent);
     install(&*device, &model, &built.map_or_else(Vec::new, |d| existing(d, &[PROGRAM])))?;
@@ -62,16 +62,16 @@ fn strip_hash(name: &str) -> String {
     format!("test-{}", stem.map_or(name, |(stem, _)| stem))
 }
 
-/// One file with everything in [`DATA`], the same bytes whenever the data are the same.
-fn archive() -> Result<PathBuf> {
+/// An archive of [`DATA`]: the same data make the same bytes.
+fn make_archive() -> Result<PathBuf> {
     let dir = build::target_dir().join("device");
-    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    std::fs::create_dir_all(&dir).at(&dir)?;
     let (archive, fresh) = (dir.join(ARCHIVE), dir.join(format!("{ARCHIVE}.{}", std::process::id())));
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--format=ustar"]);
     let tar = tar.arg("-cf").arg(&fresh).arg("-C").arg(command::root()).args(DATA);
     command::stdout(tar)?;
-    std::fs::rename(&fresh, &archive).map_err(|e| Error::at(&archive, e))?;
+    std::fs::rename(&fresh, &archive).at(&archive)?;
     Ok(archive)
 }
 

@@ -1,22 +1,22 @@
-//! How large release binaries may become.
+//! Maximum sizes of release binaries.
 //!
-//! The least build was meant to be 2.5 MB, which the packages do not allow. Of its size OpenCL is 0.3 MB and regular
-//! expressions are 0.8, 0.47 of code and 0.35 of Unicode tables: `tokenizers` asks for `regex` with all its default
-//! features, so neither slower engines nor fewer tables can be chosen. Rust's standard library is 0.5 MB and as it was
-//! built; 0.16 of that print backtraces. Of kernels' texts, 0.12, the 0.05 that only NVIDIA runs are left out of Android's.
+//! The goal for the smallest build was 2.5 MB; the packages do not allow it. OpenCL takes 0.3 MB and regular expressions
+//! 0.8 (0.47 code, 0.35 Unicode tables): `tokenizers` asks for `regex` with all default features, so neither slower
+//! engines nor fewer tables can be chosen. Rust's standard library takes 0.5 MB as built, 0.16 of it for backtraces.
+//! Kernel sources take 0.12; the 0.05 that only NVIDIA runs are left out on Android.
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::targets::Features;
 use std::path::Path;
 
-/// The largest size of a stripped release binary of the bundled model.
+/// The maximum size of a stripped release binary with the bundled model.
 pub struct Budget {
     pub target: &'static str,
     pub features: Features,
     pub bytes: u64,
 }
 
-/// One line a binary that tests build and weigh.
+/// One line per binary that the tests build and measure.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
     Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 6_800_000 },
@@ -24,19 +24,19 @@ pub const BUDGETS: &[Budget] = &[
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 9_360_000 },
 ];
 
-/// Finds out whether there is a budget for a target.
+/// True if a target has a budget.
 pub fn has_budget(target: &str) -> bool {
     BUDGETS.iter().any(|b| b.target == target)
 }
 
-/// The size of a file, if it is within its budget.
+/// The size of a file in bytes; an error if it is over its budget.
 pub fn check(binary: &Path, target: &str, features: Features) -> Result<u64> {
-    let size = std::fs::metadata(binary).map_err(|e| Error::at(binary, e))?.len();
+    let size = std::fs::metadata(binary).at(binary)?.len();
     match BUDGETS.iter().find(|b| b.target == target && b.features == features) {
         Some(&Budget { bytes, .. }) if size > bytes => Err(Error::at(
             binary,
             format!(
-                "{} is over the budget of {} for {target} {}; `cargo tree` shows what came in, xtask/src/size.rs holds the budget",
+                "{} is over the budget of {} for {target} {}; see `cargo tree` for new dependencies; the budget is in xtask/src/size.rs",
                 megabytes(size),
                 megabytes(bytes),
                 features.words()
@@ -46,7 +46,7 @@ pub fn check(binary: &Path, target: &str, features: Features) -> Result<u64> {
     }
 }
 
-/// `3.21 MB`
+/// A number of bytes as `3.21 MB`.
 pub fn megabytes(bytes: u64) -> String {
     format!("{:.2} MB", bytes as f64 / 1e6)
 }

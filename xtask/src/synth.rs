@@ -1,16 +1,16 @@
-//! `cargo xtask synth`: a model of real shapes with random weights, for measuring without a download: a BF16
-//! checkpoint, or with `--gguf` a GGUF file in blocks.
+//! `cargo xtask synth`: a model of real shapes with random weights, to measure without a download. It is a BF16 checkpoint,
+//! or with `--gguf` a GGUF file with quantised blocks.
 //!
-//! The weights are streamed to the file by all cores. Each chunk has a seed of its own, so the bytes
-//! depend on the seed only and not on the number of threads.
+//! All cores write the weights. Each chunk has a seed of its own, so the bytes do not depend on the number of threads.
 
 mod gguf;
 mod shapes;
 mod tokenizer;
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, json, size};
 use clap::Args;
+use files::atomic_file::Unfinished;
 use files::blocks::BlockType;
 use files::config::ModelConfig;
 use shapes::{Fill, Tensor};
@@ -26,12 +26,12 @@ const STD: f32 = 0.02;
 
 #[derive(Args)]
 pub struct SynthArgs {
-    /// The model whose shapes it has, e.g. llama3.2-1b
+    /// The model whose shapes to use, e.g. llama3.2-1b
     model: String,
     /// The folder to write [default: target/synth/MODEL]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Another model of the same shapes
+    /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Write a GGUF file with these block types, e.g. q4_k
@@ -41,33 +41,29 @@ pub struct SynthArgs {
 
 pub fn run(args: &SynthArgs) -> Result<()> {
     let model = build::model_dir(&args.model)?;
-    let out = match &args.out {
-        Some(dir) => dir.clone(),
-        None => {
-            let name = model.file_name().unwrap_or_default().to_string_lossy();
-            let mix = args.gguf.as_ref().map_or(String::new(), |mix| format!("-{mix}"));
-            build::target_dir().join("synth").join(format!("{name}{mix}"))
-        }
-    };
+    let name = model.file_name().unwrap_or_default().to_string_lossy();
+    let mix = args.gguf.as_ref().map_or(String::new(), |mix| format!("-{mix}"));
+    let default = || build::target_dir().join("synth").join(format!("{name}{mix}"));
+    let out = args.out.clone().unwrap_or_else(default);
     if fs::canonicalize(&out).is_ok_and(|out| out == model) {
-        return Err(Error::Usage(format!("--out {}: is the model itself", out.display())));
+        return Err(Error::Usage(format!("--out {} is the model itself", out.display())));
     }
 
     println!("{}", write(&model, args.gguf.as_deref(), &out, args.seed)?.display());
     Ok(())
 }
 
-/// Writes a model of the shapes that the `config.json` in `model` gives: a GGUF file in the formats of `mix`, or a BF16
-/// checkpoint. Returns what `--model` would name.
+/// Writes a model with the shapes of the `config.json` in `model`: a GGUF file in the block types of `mix`, or a BF16
+/// checkpoint. Returns the path for `--model`.
 pub fn write(model: &Path, mix: Option<&str>, out: &Path, seed: u64) -> Result<PathBuf> {
     let source = model.join("config.json");
     let config: serde_json::Value = json::read(&source)?;
-    let shape = ModelConfig::parse(&config.to_string()).map_err(|e| Error::at(&source, e))?;
+    let shape = ModelConfig::parse(&config.to_string()).at(&source)?;
     let tokens: TokenConfig = json::read(&source)?;
-    fs::create_dir_all(out).map_err(|e| Error::at(out, e))?;
+    fs::create_dir_all(out).at(out)?;
     let start = std::time::Instant::now();
     let (file, plan) = match mix {
-        Some(mix) => (out.join("model.gguf"), gguf::plan(&tokens, &shape, mix)?),
+        Some(mix) => (out.join("model.gguf"), gguf::plan_file(&tokens, &shape, mix)?),
         None => {
             json::write(&out.join("config.json"), &config)?;
             write_texts(out, &tokens)?;
@@ -87,39 +83,20 @@ fn write_texts(out: &Path, config: &TokenConfig) -> Result<()> {
     json::write(&out.join("tokenizer.json"), &tokenizer::tokenizer(config)?)
 }
 
-/// The beginning of a safetensors file: length, JSON padded with spaces to a multiple of 8, and the
-/// number of bytes of data that follow.
-fn header(tensors: &[Tensor]) -> (Vec<u8>, u64) {
-    let mut entries = serde_json::Map::new();
-    entries.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));
-    let mut end = 0u64;
-    for tensor in tensors {
-        let begin = end;
-        end += 2 * tensor.len() as u64;
-        let entry = serde_json::json!({"dtype": "BF16", "shape": tensor.shape, "data_offsets": [begin, end]});
-        entries.insert(tensor.name.clone(), entry);
-    }
-    let mut text = serde_json::Value::Object(entries).to_string().into_bytes();
-    text.resize(text.len().next_multiple_of(8), b' ');
-    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(text);
-    (bytes, end)
-}
-
-/// A file to write: how it begins, and what comes after that.
+/// A file to write: its header, and the tensors after it.
 struct FilePlan {
     head: Vec<u8>,
     parts: Vec<TensorData>,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     len: u64,
 }
 
 /// One tensor's data.
 struct TensorData {
     content: Content,
-    /// Values, or blocks.
+    /// Number of values or blocks.
     units: usize,
-    /// In the file, bytes.
+    /// Position in the file, in bytes.
     offset: u64,
 }
 
@@ -129,12 +106,12 @@ enum Content {
     Bf16(Fill),
     F32(Fill),
     Blocks(BlockType),
-    /// These bytes.
+    /// The bytes themselves.
     Given(Vec<u8>),
 }
 
 impl Content {
-    /// Bytes of one value or block, and how many values that is.
+    /// Bytes of one value or block, and the number of its values.
     fn unit(&self) -> (usize, usize) {
         match self {
             Content::Bf16(_) => (2, 1),
@@ -144,48 +121,47 @@ impl Content {
     }
 }
 
-/// A safetensors file of these tensors.
+/// A safetensors file of these tensors: the length of the JSON, the JSON padded with spaces to a multiple of 8, the data.
 fn safetensors(tensors: &[Tensor]) -> FilePlan {
-    let (head, data) = header(tensors);
-    let mut offset = head.len() as u64;
-    let len = offset + data;
-    let part = |tensor: &Tensor| {
-        let at = offset;
-        offset += 2 * tensor.len() as u64;
-        TensorData { content: Content::Bf16(tensor.fill), units: tensor.len(), offset: at }
-    };
-    let parts = tensors.iter().map(part).collect();
-    FilePlan { head, parts, len }
+    let mut entries = serde_json::Map::new();
+    entries.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));
+    let (mut parts, mut end) = (Vec::new(), 0);
+    for tensor in tensors {
+        let begin = end;
+        end += 2 * tensor.len() as u64;
+        let entry = serde_json::json!({"dtype": "BF16", "shape": tensor.shape, "data_offsets": [begin, end]});
+        entries.insert(tensor.name.clone(), entry);
+        parts.push(TensorData { content: Content::Bf16(tensor.fill), units: tensor.len(), offset: begin });
+    }
+    let mut text = serde_json::Value::Object(entries).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let head = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
+    parts.iter_mut().for_each(|part| part.offset += head.len() as u64);
+    FilePlan { len: head.len() as u64 + end, head, parts }
 }
 
-/// Writes the file under another name first, so that what bears the name is whole.
+/// Writes a file atomically.
 fn write_file(file: &Path, plan: &FilePlan, seed: u64) -> Result<()> {
-    let mut part = file.as_os_str().to_os_string();
-    part.push(".tmp");
-    let part = Path::new(&part);
     let write = || {
-        let out = File::create(part)?;
-        out.set_len(plan.len)?;
-        out.write_all_at(&plan.head, 0)?;
-        write_chunks(&out, &plan.parts, seed)?;
-        fs::rename(part, file)
+        let unfinished = Unfinished::create(file)?;
+        unfinished.file.set_len(plan.len)?;
+        unfinished.file.write_all_at(&plan.head, 0)?;
+        write_chunks(&unfinished.file, &plan.parts, seed)?;
+        unfinished.finish()
     };
-    write().map_err(|e: std::io::Error| {
-        let _ = fs::remove_file(part);
-        Error::at(part, e)
-    })
+    write().at(file)
 }
 
 /// One unit of work.
 struct Chunk<'a> {
     content: &'a Content,
     seed: u64,
-    /// In the file, bytes.
+    /// Position in the file, in bytes.
     offset: u64,
     units: usize,
 }
 
-fn chunks(parts: &[TensorData], seed: u64) -> Vec<Chunk<'_>> {
+fn split_chunks(parts: &[TensorData], seed: u64) -> Vec<Chunk<'_>> {
     let mut chunks = Vec::new();
     let mut seeds = Random(seed);
     for TensorData { content, units, offset } in parts {
@@ -202,13 +178,13 @@ fn chunks(parts: &[TensorData], seed: u64) -> Vec<Chunk<'_>> {
 }
 
 fn write_chunks(out: &File, parts: &[TensorData], seed: u64) -> std::io::Result<()> {
-    let chunks = chunks(parts, seed);
+    let chunks = split_chunks(parts, seed);
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut bytes = Vec::new();
         while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
             bytes.clear();
-            fill(chunk, &mut bytes);
+            fill_chunk(chunk, &mut bytes);
             out.write_all_at(&bytes, chunk.offset)?;
         }
         Ok(())
@@ -220,14 +196,17 @@ fn write_chunks(out: &File, parts: &[TensorData], seed: u64) -> std::io::Result<
     })
 }
 
-fn fill(chunk: &Chunk<'_>, bytes: &mut Vec<u8>) {
+/// Appends the random bytes of a chunk.
+fn fill_chunk(chunk: &Chunk<'_>, bytes: &mut Vec<u8>) {
     let mut random = Random(chunk.seed);
     let mut value = |fill: Fill| match fill {
         Fill::Weights => STD * random.normal(),
         Fill::Norm => 1.0 + STD * random.normal(),
     };
     match chunk.content {
-        Content::Bf16(fill) => (0..chunk.units).for_each(|_| bytes.extend(bf16(value(*fill)).to_le_bytes())),
+        Content::Bf16(fill) => {
+            (0..chunk.units).for_each(|_| bytes.extend(to_bf16(value(*fill)).to_le_bytes()))
+        }
         Content::F32(fill) => (0..chunk.units).for_each(|_| bytes.extend(value(*fill).to_le_bytes())),
         Content::Blocks(block) => {
             let len = chunk.units * block.bytes();
@@ -254,7 +233,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Nearly normal, mean 0, variance 1: the sum of four uniform 16-bit numbers, whose variance is
+    /// A nearly normal number of mean 0 and variance 1: the sum of four uniform 16-bit numbers, of variance
     /// 4 * 65536^2 / 12.
     fn normal(&mut self) -> f32 {
         let x = self.next();
@@ -263,8 +242,8 @@ impl Random {
     }
 }
 
-/// Rounds to the nearest, ties to even. The values here are finite and far from overflow.
-fn bf16(x: f32) -> u16 {
+/// Rounds to bfloat16, ties to even. The values here are finite and far from overflow.
+fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
@@ -280,8 +259,9 @@ mod tests {
     #[test]
     fn the_header_is_a_safetensors_header() {
         let tensors = [tensor("b", &[3, 5], Fill::Weights), tensor("a", &[7], Fill::Norm)];
-        let (bytes, data) = header(&tensors);
-        assert_eq!((data, bytes.len() % 8), (44, 0));
+        let plan = safetensors(&tensors);
+        let bytes = &plan.head;
+        assert_eq!((plan.len - bytes.len() as u64, bytes.len() % 8), (44, 0));
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         assert_eq!(length, bytes.len() - 8);
         let json: serde_json::Value = serde_json::from_slice(&bytes[8..]).unwrap();
@@ -292,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_what_its_seed_says() {
+    fn a_file_depends_on_its_seed_only() {
         let dir = std::env::temp_dir().join(format!("xtask-synth-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let tensors = [tensor("w", &[1000, 2500], Fill::Weights), tensor("n", &[64], Fill::Norm)];
@@ -307,7 +287,7 @@ mod tests {
         let (a, b, c) = (write("a", 1), write("b", 1), write("c", 2));
         fs::remove_dir_all(&dir).unwrap();
         assert!(a == b && a != c);
-        let (head, _) = header(&tensors);
+        let head = safetensors(&tensors).head;
         let value = |b: &[u8]| f64::from(f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16));
         let values: Vec<f64> = a[head.len()..].chunks_exact(2).map(value).collect();
         let (weights, norm) = values.split_at(2_500_000);
@@ -315,7 +295,7 @@ mod tests {
         let std = (weights.iter().map(|x| x * x).sum::<f64>() / weights.len() as f64).sqrt();
         assert!(mean.abs() < 1e-4 && (std - 0.02).abs() < 1e-4, "mean {mean}, std {std}");
         assert!(norm.iter().all(|x| (x - 1.0).abs() < 0.1));
-        let rounded = [1.0, -2.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0].map(bf16);
+        let rounded = [1.0, -2.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0].map(to_bf16);
         assert_eq!(rounded, [0x3f80, 0xc000, 0x3f80, 0x3f82], "to even");
     }
 }

@@ -1,4 +1,4 @@
-//! The parts of this tool's reports: medians, numbers as text, Markdown tables; `–` is not known.
+//! Parts of reports: medians, numbers as text, Markdown tables with `–` for unknown values.
 
 /// Stands for an unknown value.
 pub const UNKNOWN: &str = "–";
@@ -12,7 +12,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` of no values.
+    /// The spread of some values; `None` without any.
     pub fn of(values: impl Iterator<Item = f64>) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);
@@ -22,12 +22,12 @@ impl Spread {
     }
 }
 
-/// A number with this many decimals.
+/// A number with `digits` decimals.
 pub fn fixed(x: Option<f64>, digits: usize) -> String {
     x.map_or(UNKNOWN.into(), |x| format!("{x:.digits$}"))
 }
 
-/// Three significant digits or all of the integer part.
+/// A number with about three significant digits and its whole integer part.
 pub fn short(x: Option<f64>) -> String {
     let digits = match x.unwrap_or(0.0).abs() {
         x if x >= 100.0 => 1,
@@ -37,15 +37,14 @@ pub fn short(x: Option<f64>) -> String {
     fixed(x, digits)
 }
 
-/// Cells, or titles.
+/// Cells or titles of a row.
 pub fn cells<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     texts.into_iter().map(String::from).collect()
 }
 
-/// A Markdown table that is also legible as it is; the first column is left-aligned. Every row has as many cells as
-/// there are titles.
+/// A Markdown table with padded columns; the first one is left-aligned. Every row has as many cells as there are titles.
 pub fn markdown(titles: Vec<String>, rows: impl Iterator<Item = Vec<String>>) -> String {
-    // Names come from devices: no cell may end its column or its line.
+    // Names come from devices: a cell must not end its column or its line.
     let tame = |s: String| s.replace('|', "/").replace(char::is_control, " ");
     let mut lines: Vec<Vec<String>> =
         [titles].into_iter().chain(rows).map(|row| row.into_iter().map(tame).collect()).collect();

@@ -1,4 +1,4 @@
-//! Counts of checks that held, failed and were skipped.
+//! Counts of checks that passed, failed and were skipped.
 
 use crate::error::Result;
 
@@ -7,20 +7,20 @@ pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
-    /// Lines of the failed ones.
+    /// One line for each failed check.
     pub messages: Vec<String>,
 }
 
 impl Tally {
-    /// One check that held.
+    /// One check that passed.
     pub const ONE: Tally = Tally { passed: 1, failed: 0, skipped: 0, messages: Vec::new() };
 
-    /// Number of checks, the skipped ones included.
+    /// Number of all checks, including skipped ones.
     pub fn total(&self) -> u64 {
         self.passed + self.failed + self.skipped
     }
 
-    /// Counts a promise, and prints whether it holds.
+    /// Counts the outcome of a check and prints it.
     pub fn count(&mut self, promise: &str, outcome: Result<()>) {
         if outcome.is_ok() {
             eprintln!("holds: {promise}");
@@ -28,7 +28,7 @@ impl Tally {
         self.count_quietly(promise, outcome);
     }
 
-    /// Counts a promise, and prints only that it is broken.
+    /// Counts the outcome of a check and prints it only if it failed.
     pub fn count_quietly(&mut self, promise: &str, outcome: Result<()>) {
         match outcome {
             Ok(()) => self.passed += 1,

@@ -1,20 +1,20 @@
-//! Targets and features that programs are built for, Android's demands on a program, and cargo's folder.
+//! Targets and features of programs, Android's requirements, and cargo's target directory.
 
 use crate::command;
 use std::path::PathBuf;
 
 pub const ANDROID: &str = "aarch64-linux-android";
-/// The Android version programs are made for, at least: 24 is Android 7.
+/// The oldest Android API level that is supported: 24 is Android 7.
 pub const ANDROID_API: u32 = 24;
-/// Phones with pages of 16 KiB load nothing that is aligned to less.
+/// Alignment of segments in bytes: phones with pages of 16 KiB refuse less.
 pub const ANDROID_PAGE: u64 = 16384;
-/// The program of Android that loads others.
+/// The dynamic linker of Android.
 pub const ANDROID_LOADER: &str = "/system/bin/linker64";
 
-/// Linux on 64-bit Arm, static, so that an emulator needs no other files: all tests that run Arm's programs run these.
+/// Linux on 64-bit Arm, static, so that an emulator needs no other files. All emulated tests are built for it.
 pub const ARM_LINUX: &str = "aarch64-unknown-linux-musl";
 
-/// Targets that the program is made for. Other targets are tried as they are, unchecked.
+/// Supported targets. Programs for others are built too, but not checked.
 pub const TARGETS: &[&str] = &[
     ANDROID,
     "aarch64-unknown-linux-gnu",
@@ -23,17 +23,17 @@ pub const TARGETS: &[&str] = &[
     "x86_64-unknown-linux-musl",
 ];
 
-/// Features of the program that are built.
+/// Cargo features that the program is built with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Features {
-    /// All that users get.
+    /// The default features, as users get it.
     Default,
-    /// Only what generating needs.
+    /// None: generation only.
     None,
 }
 
 impl Features {
-    /// Words for cargo and for reports.
+    /// The words for cargo and for reports.
     pub fn words(self) -> &'static str {
         match self {
             Features::Default => "with default features",
@@ -47,12 +47,12 @@ pub fn host() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }
 
-/// Programs for the target hold all they need.
+/// True if programs for the target are static.
 pub fn is_static(target: &str) -> bool {
     target.ends_with("-linux-musl")
 }
 
-/// Cargo's folder of results.
+/// Cargo's target directory.
 pub fn target_dir() -> PathBuf {
     let dir = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     command::root().join(dir)

@@ -1,4 +1,4 @@
-//! The machine's part of building for a target: Rust's standard library for it, a linker, and a way to add flags.
+//! The toolchain for a target: Rust's standard library, a linker, and flags for rustc.
 
 use crate::command;
 use crate::error::{Error, Result};
@@ -7,19 +7,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The command that brings a linker for every target.
-pub const LLD_REMEDY: &str = "sudo apt-get install lld, or a Rust of rustup.rs, which brings it";
-/// A file of this text is a library without members.
+/// The command that installs a linker for every target.
+pub const LLD_REMEDY: &str = "sudo apt-get install lld, or install Rust from rustup.rs, which includes it";
+/// The text of a static library without members.
 pub const EMPTY_ARCHIVE: &str = "!<arch>\n";
 
-/// Names the linker and adds flags to those the user has set, since cargo takes only one of its sources.
+/// Sets the linker and adds flags to the user's, as cargo reads only one source of flags.
 pub fn link_with(cargo: &mut Command, target: &str, linker: &Path, flags: &[String]) {
     let name = target.to_uppercase().replace('-', "_");
     cargo.env(format!("CARGO_TARGET_{name}_LINKER"), linker);
     add_flags(cargo, flags);
 }
 
-/// Adds flags of rustc to those that a command has already, else to those the user has set.
+/// Adds flags of rustc to the ones of a command, or to the user's if it has none.
 pub fn add_flags(cargo: &mut Command, flags: &[String]) {
     let set = cargo.get_envs().find(|(name, _)| *name == FLAGS).and_then(|(_, value)| value);
     let set = set.map(|flags| flags.to_string_lossy().into_owned());
@@ -30,7 +30,7 @@ pub fn add_flags(cargo: &mut Command, flags: &[String]) {
     cargo.env(FLAGS, all.join("\x1f"));
 }
 
-/// Cargo's variable for flags that may hold blanks.
+/// Cargo's variable for flags that may contain spaces.
 const FLAGS: &str = "CARGO_ENCODED_RUSTFLAGS";
 
 fn user_flags(encoded: Option<&str>, plain: Option<&str>) -> Vec<String> {
@@ -69,13 +69,13 @@ pub fn ensure_std(target: &str) -> Result<()> {
     let lacking =
         |e: &str| Error::Failed(format!("Rust's standard library for {target} is missing{e}: {add}"));
     if !command::is_on_path("rustup") {
-        return Err(lacking(" and there is no rustup; with Rust of rustup.rs"));
+        return Err(lacking(", and so is rustup; with Rust from rustup.rs"));
     }
     command::run(Command::new("rustup").args(["target", "add", target]))
         .map_err(|_| lacking("; add it by hand"))
 }
 
-/// LLVM's linker under a name by which it takes the usual arguments: rustup's, or the newest in `PATH`.
+/// The path of LLVM's linker: rustup's, or the newest in `PATH`.
 pub fn lld() -> Result<PathBuf> {
     let own = command::stdout(rustc().args(["--print", "target-libdir"]))?;
     let own = Path::new(String::from_utf8_lossy(&own).trim()).join("../bin/gcc-ld/ld.lld");
@@ -96,7 +96,7 @@ pub fn lld() -> Result<PathBuf> {
         .ok_or_else(|| Error::Failed(format!("LLVM's linker ld.lld is missing: {LLD_REMEDY}")))
 }
 
-/// 19 for `ld.lld-19`, and more than any for `ld.lld`, which is the one the user prefers.
+/// The version in a linker's name: 19 for `ld.lld-19`, and the maximum for `ld.lld`, the user's default.
 fn lld_version(name: &str) -> Option<u32> {
     match name.strip_prefix("ld.lld")? {
         "" => Some(u32::MAX),

@@ -1,10 +1,10 @@
-//! Public symbols of Android's C library that a program may import: those that Rust's standard library and
-//! the crates of this project use, and their usual neighbours. Each was looked up in AOSP's `libc.map.txt`,
-//! `libm.map.txt` and `libdl.map.txt`; all are there from API level 24 on, but for [`LATER`].
+//! Public symbols of Android's C library that a program may import: the ones that Rust's standard library and the crates
+//! of this project use, and related ones. Each was looked up in AOSP's `libc.map.txt`, `libm.map.txt` and
+//! `libdl.map.txt`; all exist from API level 24 on, except [`LATER`].
 
 use crate::targets::ANDROID_API;
 
-/// A library of bionic and the names it is known for here.
+/// A library of bionic and its symbols that are known here.
 pub struct Library {
     pub name: &'static str,
     functions: &'static str,
@@ -21,8 +21,8 @@ pub const LIBRARIES: &[Library] = &[
     Library { name: "libdl.so", functions: include_str!("bionic/libdl.txt"), variables: "" },
 ];
 
-/// Functions of libc newer than API level 24, with their level. A program may import them weakly, which
-/// means: do without if they are missing.
+/// Functions of libc newer than API level 24, with their level. A program may import them weakly, that is, run without
+/// them.
 pub const LATER: &[(&str, u32)] = &[
     ("aligned_alloc", 28),
     ("copy_file_range", 34),
@@ -47,8 +47,8 @@ impl Library {
     }
 }
 
-/// The API level a public symbol came with, where 24 stands for that and all before.
-pub fn level(symbol: &str) -> Option<u32> {
+/// The API level in which a public symbol appeared; 24 stands for that level and all before.
+pub fn find_level(symbol: &str) -> Option<u32> {
     let later = LATER.iter().find(|(name, _)| *name == symbol).map(|(_, level)| *level);
     let early = || LIBRARIES.iter().any(|l| l.functions().chain(l.variables()).any(|name| name == symbol));
     later.or_else(|| early().then_some(ANDROID_API))
@@ -68,7 +68,8 @@ mod tests {
             assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'), "{name}");
         }
         assert!(LATER.iter().all(|(_, level)| *level > ANDROID_API));
-        let levels = ["malloc", "environ", "tanhf", "dlsym", "getrandom", "__errno_location", ""].map(level);
+        let levels =
+            ["malloc", "environ", "tanhf", "dlsym", "getrandom", "__errno_location", ""].map(find_level);
         assert_eq!(levels, [Some(24), Some(24), Some(24), Some(24), Some(28), None, None]);
     }
 }

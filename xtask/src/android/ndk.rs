@@ -1,12 +1,12 @@
-//! Finds Android's NDK: the variables that name one first, then the newest of the SDK's.
+//! Finds Android's NDK: the one that a variable names, else the newest in an SDK.
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::targets::ANDROID_API;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Before this one, the unwinder that Rust links to was not part of it.
+/// The oldest supported release: earlier ones lack the unwinder that Rust links to.
 const OLDEST: u64 = 23;
 
 /// A usable NDK.
@@ -15,26 +15,26 @@ pub struct Ndk {
     pub dir: PathBuf,
     /// `27.0.12077973` or `27.0.11718014-beta1`
     pub version: String,
-    /// The compiler that links for the lowest API level of at least [`ANDROID_API`].
+    /// The compiler for the lowest API level that is at least [`ANDROID_API`].
     pub clang: PathBuf,
     pub api: u32,
 }
 
-/// The best NDK of those the environment leads to; an error if a variable names something else.
-pub fn find(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Ndk>> {
+/// The NDK that the environment leads to; an error if a variable names something else.
+pub fn find_ndk(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Ndk>> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     for name in ["ANDROID_NDK_HOME", "ANDROID_NDK_ROOT"] {
         if let Some(dir) = env(name) {
             let remedy = "set it to an NDK's folder, or unset it to look elsewhere";
-            return open(&dir).map(Some).map_err(|e| Error::Failed(format!("{name}: {e}; {remedy}")));
+            return open_ndk(&dir).map(Some).map_err(|e| Error::Failed(format!("{name}: {e}; {remedy}")));
         }
     }
     let home = env("HOME").unwrap_or_default();
     let sdks = [env("ANDROID_HOME"), env("ANDROID_SDK_ROOT")].into_iter().flatten();
     for sdk in sdks.chain([home.join("Android/Sdk"), home.join("Library/Android/sdk")]) {
         let dirs = fs::read_dir(sdk.join("ndk")).into_iter().flatten().flatten();
-        let usable =
-            dirs.filter_map(|dir| open(&dir.path()).inspect_err(|e| eprintln!("note: not used: {e}")).ok());
+        let usable = dirs
+            .filter_map(|dir| open_ndk(&dir.path()).inspect_err(|e| eprintln!("note: not used: {e}")).ok());
         if let Some(newest) = usable.max_by_key(|ndk| release_order(&ndk.version)) {
             return Ok(Some(newest));
         }
@@ -42,9 +42,9 @@ pub fn find(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Ndk>> {
     Ok(None)
 }
 
-fn open(dir: &Path) -> Result<Ndk> {
+fn open_ndk(dir: &Path) -> Result<Ndk> {
     let properties = dir.join("source.properties");
-    let text = fs::read_to_string(&properties).map_err(|e| Error::at(&properties, e))?;
+    let text = fs::read_to_string(&properties).at(&properties)?;
     let revision =
         text.lines().filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == "Pkg.Revision");
     let version = revision.map_or("", |(_, value)| value.trim()).to_string();
@@ -55,7 +55,7 @@ fn open(dir: &Path) -> Result<Ndk> {
     }
     let hosts = dir.join("toolchains/llvm/prebuilt");
     let mut compilers = Vec::new();
-    for host in fs::read_dir(&hosts).map_err(|e| Error::at(&hosts, e))?.flatten() {
+    for host in fs::read_dir(&hosts).at(&hosts)?.flatten() {
         for file in fs::read_dir(host.path().join("bin")).into_iter().flatten().flatten() {
             let name = file.file_name().to_string_lossy().into_owned();
             let api = name.strip_prefix("aarch64-linux-android").and_then(|name| name.strip_suffix("-clang"));
@@ -69,7 +69,7 @@ fn open(dir: &Path) -> Result<Ndk> {
     Ok(Ndk { dir: dir.into(), version, clang, api })
 }
 
-/// A key by which versions have the order of their releases; a stage such as `beta1` is before the release itself.
+/// A key that sorts versions by release; a stage such as `beta1` comes before the release itself.
 fn release_order(version: &str) -> Option<(Vec<u64>, bool, String)> {
     let (numbers, stage) = version.split_once('-').unwrap_or((version, ""));
     let numbers = numbers.split('.').map(|n| n.parse().ok()).collect::<Option<Vec<u64>>>()?;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn found(pairs: &[(&str, &Path)]) -> Result<Option<Ndk>> {
-        find(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, dir)| dir.as_os_str().into()))
+        find_ndk(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, dir)| dir.as_os_str().into()))
     }
 
     #[test]

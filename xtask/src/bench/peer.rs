@@ -1,5 +1,5 @@
-//! Another program beside ours: each row of `antigravity bench` and the same one of llama.cpp's `llama-bench`, or of
-//! another version of this program, in turn.
+//! Compares with another program: each row of `antigravity bench` and the row of llama.cpp's `llama-bench`, or of another
+//! version of this program, in turn.
 
 use crate::command;
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The other program, and the file that it runs.
+/// The other program, and its model file.
 pub struct Peer {
     program: PathBuf,
     model: PathBuf,
@@ -29,7 +29,7 @@ struct BenchRow {
 }
 
 impl Peer {
-    /// The program that `PEER` names.
+    /// The program in the variable `PEER`.
     pub fn of_environment(model: &Path) -> Result<Option<Peer>> {
         let named = std::env::var_os("PEER").filter(|program| !program.is_empty());
         named.map(|program| Peer::new(program.into(), model)).transpose()
@@ -45,20 +45,20 @@ impl Peer {
         let no_file = || {
             let model = model.display();
             Error::Usage(format!(
-                "PEER: llama-bench reads GGUF files, and {model} has none; give --model another"
+                "PEER: llama-bench reads GGUF files, and {model} has none; give another --model"
             ))
         };
         Ok(Peer { program, model: only.ok_or_else(no_file)?, is_ours })
     }
 
-    /// Tokens per second of one row, and what the program calls its build.
+    /// Measures one row; returns tokens per second and the build of the program.
     fn measure(&self, row: &BenchRow, rest: &[String]) -> Result<(f64, Value)> {
         let mut bench = Command::new(&self.program);
         if self.is_ours {
             bench.args(["bench", "--output", "json", "-m"]).arg(&self.model).args(row.flags()).args(rest);
         } else {
             bench.args(["-o", "json", "-ngl", "0", "-m"]).arg(&self.model).args(row.llama_bench_flags());
-            // Of our other flags it has the number of repetitions.
+            // The only other flag that it shares is the number of repetitions.
             let repetitions =
                 rest.iter().position(|word| word == "-r").map(|at| &rest[at..rest.len().min(at + 2)]);
             bench.args(repetitions.unwrap_or_default());
@@ -80,7 +80,7 @@ impl Peer {
 }
 
 impl BenchRow {
-    /// `None` for several sequences together, which `llama-bench` does not have.
+    /// Parses a row; `None` for batches, which `llama-bench` does not have.
     fn parse(row: &Value) -> Option<BenchRow> {
         serde_json::from_value(row.clone()).ok().filter(|row: &BenchRow| !row.test.contains(" x"))
     }
@@ -99,8 +99,7 @@ impl BenchRow {
     }
 }
 
-/// Measures the rows of a run of ours again, each beside the peer's, so many times. `ours` runs `antigravity bench`
-/// with these flags.
+/// Measures each row with both programs in turn, `runs` times. `ours` runs `antigravity bench` with the given flags.
 pub fn measure_beside(
     peer: &Peer,
     (rows, runs): (&[Value], u64),
@@ -113,8 +112,8 @@ pub fn measure_beside(
     let mut build = Value::Null;
     for i in 0..runs {
         for (row, (mine, theirs)) in rows.iter().zip(&mut speeds) {
-            eprintln!("{} beside {}: run {} of {runs}", row.test, peer.program.display(), i + 1);
-            // Each is first in every other run.
+            eprintln!("{} and {}: run {} of {runs}", row.test, peer.program.display(), i + 1);
+            // The programs take turns in being first.
             for peers_turn in [i % 2 == 1, i % 2 == 0] {
                 if peers_turn {
                     let (speed, of) = peer.measure(row, &rest)?;
@@ -136,7 +135,7 @@ pub fn measure_beside(
     Ok(json!({"program": peer.program.display().to_string(), "build": build, "rows": lines}))
 }
 
-/// Flags whose lists make the rows.
+/// Flags with lists of values, one for each row.
 const LISTS: [&str; 11] = [
     "-p",
     "--n-prompt",
@@ -152,7 +151,7 @@ const LISTS: [&str; 11] = [
 ];
 const REPETITIONS: [&str; 2] = ["-r", "--repetitions"];
 
-/// The other flags; the number of repetitions is the last of them.
+/// The flags without [`LISTS`], and the number of repetitions at the end.
 fn remove_lists(flags: &[String]) -> Vec<String> {
     let (mut rest, mut repetitions) = (Vec::new(), None);
     let mut words = flags.iter();
@@ -173,7 +172,7 @@ fn remove_lists(flags: &[String]) -> Vec<String> {
     rest
 }
 
-/// The table of a record that [`measure_beside`] made.
+/// The table of a record of [`measure_beside`].
 pub fn table(record: &Value) -> String {
     let rows = record["rows"].as_array().map_or(&[][..], Vec::as_slice);
     let text = |value: &Value| value.as_str().map_or_else(|| UNKNOWN.to_string(), command::one_line);
@@ -189,8 +188,7 @@ pub fn table(record: &Value) -> String {
     };
     let titles = ["test", "threads", "KV", "tokens/s", "peer", "ratio", "min", "max"];
     let (program, build) = (text(&record["program"]), text(&record["build"]));
-    let head =
-        format!("In turn with {program} (build {build}); llama.cpp's cache is of its own default type\n\n");
+    let head = format!("In turn with {program} (build {build}); llama.cpp's cache has its default type\n\n");
     head + &markdown(cells(titles), rows.iter().map(line))
 }
 
@@ -203,7 +201,7 @@ mod tests {
         line.split_whitespace().map(String::from).collect()
     }
 
-    /// A stand-in for `llama-bench` in a folder with a GGUF file.
+    /// A fake `llama-bench` in a folder with a GGUF file.
     fn stand_in(name: &str, script: &str) -> (PathBuf, Peer) {
         let dir = std::env::temp_dir().join(format!("xtask-peer-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
@@ -215,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_both_programs_alternate_and_ratios_are_theirs_of_one_turn() {
+    fn rows_of_both_programs_alternate_and_ratios_compare_one_turn() {
         let (dir, peer) = stand_in("rows", "echo '[{\"avg_ts\": 50.0, \"build_commit\": \"abc123\"}]'");
         let row = |test: &str, n_gen: u64, depth: u64| json!({"test": test, "n_prompt": 0, "n_gen": n_gen, "depth": depth, "threads": 2, "kv_type": "q4"});
         let rows = [row("tg32 @ d64", 32, 64), row("tg32 x8", 32, 0)];

@@ -1,12 +1,12 @@
-//! The tables of a benchmark's record, and the speeds of all its runs.
+//! The tables of a benchmark's record.
 
 use crate::sensors::ranges;
 use crate::table::{Spread, UNKNOWN, cells, fixed, markdown, short};
 use serde_json::{Value, json};
 
-/// So many runs have a column of their own.
-const COLUMNS: usize = 6;
-/// Columns of a run's state: title, place in its record, decimals.
+/// Maximum number of runs that have columns of their own.
+const MAX_COLUMNS: usize = 6;
+/// Columns of a run's state: title, JSON pointer in its record, decimals.
 const STATE: [(&str, &str, usize); 6] = [
     ("waited s", "/waited_s", 0),
     ("°C start", "/start/hottest", 1),
@@ -16,7 +16,7 @@ const STATE: [(&str, &str, usize); 6] = [
     ("end", "/end/throttling", 0),
 ];
 
-/// Every test with the tokens per second of each run.
+/// One row per test, with the tokens per second of each run.
 pub fn rows(runs: &[Value]) -> Vec<Value> {
     let mut found: Vec<([Value; 3], Vec<Option<f64>>)> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
@@ -38,7 +38,7 @@ pub fn rows(runs: &[Value]) -> Vec<Value> {
     found.into_iter().map(row).collect()
 }
 
-/// Tables: speeds, starts, the device's state, its cores.
+/// The tables of speeds, starts, the device's state and its cores.
 pub fn tables(record: &Value) -> String {
     let runs = list(&record["runs"]);
     let [model, device, target, layout] =
@@ -60,13 +60,13 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A text, or a number with so many decimals.
+/// A text, or a number with `digits` decimals.
 fn cell(value: &Value, digits: usize) -> String {
     value.as_str().map_or_else(|| fixed(value.as_f64(), digits), String::from)
 }
 
 fn speeds(rows: &[Value], runs: usize) -> String {
-    let each = if (2..=COLUMNS).contains(&runs) { runs } else { 0 };
+    let each = if (2..=MAX_COLUMNS).contains(&runs) { runs } else { 0 };
     let mut titles = cells(["test", "threads", "KV", "tokens/s", "min", "max"]);
     titles.extend((1..=each).map(|i| format!("run {i}")));
     let line = |row: &Value| {
@@ -108,14 +108,13 @@ fn states(runs: &[Value]) -> String {
     markdown(cells(titles), runs.iter().enumerate().map(line))
 }
 
-/// Clocks in GHz, core by core: at the start, the median while it ran, and at the end. Empty where no core
-/// tells any.
+/// The table of clocks in GHz per core: at the start, the median while it ran, and at the end. Empty if none is known.
 fn cores(runs: &[Value]) -> String {
     let cores = runs.first().map_or(&[][..], |first| list(&first["start"]["cores"]));
     if cores.iter().all(|c| c["max_khz"].is_null() && c["khz"].is_null()) {
         return String::new();
     }
-    let shown = &runs[..runs.len().min(COLUMNS)];
+    let shown = &runs[..runs.len().min(MAX_COLUMNS)];
     let mut titles = cells(["cpu", "capacity", "max GHz"]);
     titles.extend((1..=shown.len()).flat_map(|i| [format!("run {i} start"), "running".into(), "end".into()]));
     let ghz = |khz: Option<f64>| fixed(khz.map(|k| k / 1e6), 2);
@@ -140,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_whole_and_dashes_stand_for_what_is_not_known() {
+    fn tables_have_every_cell_and_dashes_for_unknown_values() {
         let row =
             |speed: f64| json!([{"test": "tg8", "threads": 2, "kv_type": "q4", "tokens_per_second": speed}]);
         let core = json!([{"cpu": 0, "capacity": 1024, "max_khz": null, "khz": 1_500_000}]);

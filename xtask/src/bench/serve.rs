@@ -1,4 +1,4 @@
-//! `cargo xtask bench serve`: clients that ask the server together, alone or in turn with another server.
+//! `cargo xtask bench serve`: the server under the load of many clients, alone or in turn with another server.
 
 mod figures;
 mod load;
@@ -6,7 +6,7 @@ mod stream;
 
 use super::BenchArgs;
 use crate::device::{DeviceArgs, DeviceKind};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::run::serve;
 use crate::{command, deploy};
 use clap::{Args, value_parser};
@@ -18,40 +18,38 @@ use stream::Server;
 
 #[derive(Args)]
 pub struct LoadArgs {
-    /// Of serve: how many ask together
+    /// With serve: numbers of concurrent clients
     #[arg(long, value_name = "LIST", requires = "mode", value_delimiter = ',', default_value = "1,4,16",
           value_parser = value_parser!(u64).range(1..=1024))]
     clients: Vec<u64>,
-    /// Of serve: seconds that each load lasts
+    /// With serve: seconds that each load lasts
     #[arg(long, value_name = "S", requires = "mode", default_value_t = 30, value_parser = value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Of serve: tokens of a prompt, about
+    /// With serve: tokens of a prompt, approximately
     #[arg(long, value_name = "N", requires = "mode", default_value_t = 128, value_parser = value_parser!(u64).range(1..=1_000_000))]
     prompt: u64,
-    /// Of serve: tokens of an answer
+    /// With serve: tokens of an answer
     #[arg(long, value_name = "N", requires = "mode", default_value_t = 128, value_parser = value_parser!(u64).range(1..=1_000_000))]
     generate: u64,
-    /// Of serve: tokens of the prompt that comes in the middle; 0: none
+    /// With serve: tokens of a long prompt sent in the middle; 0: none
     #[arg(long, value_name = "N", requires = "mode", default_value_t = 4096, value_parser = value_parser!(u64).range(0..=1_000_000))]
     long: u64,
-    /// Of serve: measure this server too, in turn, each first in every other run
+    /// With serve: measure this server too, taking turns in being first
     #[arg(long, value_name = "URL", requires = "mode", value_parser = Server::parse)]
     peer: Option<Server>,
-    /// Of serve: measure this server instead of one that is started
+    /// With serve: measure this running server instead of starting one
     #[arg(long, value_name = "URL", requires = "mode", value_parser = Server::parse)]
     server: Option<Server>,
 }
 
-/// Pages whose text is asked about.
+/// Files whose text the prompts are cut from.
 const TEXTS: [&str; 4] = ["README.md", "CONTRIBUTING.md", "xtask/README.md", "CHANGELOG.md"];
 
 pub fn run(args: &BenchArgs) -> Result<Value> {
     let mut started = None;
     let ours = match &args.load.server {
         Some(_) if !args.words.is_empty() => {
-            return Err(Error::Usage(
-                "--server: that server runs already; flags after -- are for one that is started".into(),
-            ));
+            return Err(Error::Usage("--server: flags after -- need a server that is started here".into()));
         }
         Some(server) => server.clone(),
         None => {
@@ -69,10 +67,10 @@ pub fn run(args: &BenchArgs) -> Result<Value> {
 }
 
 impl LoadArgs {
-    /// Flags of a server that takes all of this at once, where the user gives no others.
+    /// Flags of a server with room for all clients, unless the user gives others.
     fn server_words(&self, theirs: &[String]) -> Vec<String> {
         let most = self.clients.iter().copied().max().unwrap_or(1) + u64::from(self.long > 0);
-        // Prompts are about as long as was asked for.
+        // Prompts may be a little longer than `--prompt`.
         let room = self.prompt.max(self.long) * 9 / 8 + self.generate + 32;
         let mut words = ["serve", "-q", "--port", "0"].map(String::from).to_vec();
         words.extend_from_slice(theirs);
@@ -91,11 +89,11 @@ impl LoadArgs {
     }
 }
 
-/// Puts every load on every server, in turn.
+/// Measures every load on every server, in turn.
 fn measure(servers: &[Server], args: &LoadArgs, count: u64) -> Result<Value> {
     let read = |name: &&str| {
         let file = command::root().join(name);
-        std::fs::read_to_string(&file).map_err(|e| Error::at(&file, e))
+        std::fs::read_to_string(&file).at(&file)
     };
     let text = TEXTS.iter().map(read).collect::<Result<String>>()?;
     let LoadArgs { seconds, prompt, generate, long, .. } = *args;
@@ -112,23 +110,24 @@ fn measure(servers: &[Server], args: &LoadArgs, count: u64) -> Result<Value> {
             for (server, &length) in order {
                 eprintln!("{}: {clients} clients, run {} of {count}", server.name, run + 1);
                 turn += 1;
-                let mut figures = figures::figures(&load.put(server, clients as usize, (turn, length)));
+                let mut figures =
+                    figures::figures(&load.run_clients(server, clients as usize, (turn, length)));
                 if let (Some(0), Some(why)) = (figures["requests"].as_u64(), figures["error"].as_str()) {
-                    return Err(Error::Failed(format!("nothing was answered: {why}")));
+                    return Err(Error::Failed(format!("no request succeeded: {why}")));
                 }
                 figures["server"] = server.name.as_str().into();
                 runs.push(figures);
             }
         }
     }
-    // A table has the first server first, whichever began.
+    // In the table the first server comes first.
     runs.sort_by_key(|run| servers.iter().position(|server| run["server"] == server.name));
     Ok(
         json!({"schema": 1, "seconds": seconds, "prompt": prompt, "generate": generate, "long": long, "runs": runs}),
     )
 }
 
-/// The server that is started for this, as `cargo xtask run -- serve` starts it: on a phone too.
+/// A server that was started by `cargo xtask run -- serve`, perhaps on a phone.
 struct StartedServer {
     child: Child,
     address: String,
@@ -146,7 +145,7 @@ impl StartedServer {
         run.arg("run").arg("--model").arg(&model);
         let kind = device.device.unwrap_or(DeviceKind::Adb);
         if kind == DeviceKind::Adb {
-            // Not the port there, which is one of this machine too where a stand-in plays the phone.
+            // Another port than on the phone: a fake phone shares the ports of this machine.
             run.arg("--port").arg(serve::free_port()?.to_string());
         }
         run.args(["--device", kind.word()]);
@@ -160,14 +159,14 @@ impl StartedServer {
         let _ = BufReader::new(stdout).read_line(&mut address);
         let started = StartedServer { child, address: address.trim().into() };
         if started.address.is_empty() {
-            return Err(Error::Failed("the server did not start; it says why above".into()));
+            return Err(Error::Failed("the server did not start; see its error above".into()));
         }
         Ok(started)
     }
 }
 
 impl Drop for StartedServer {
-    /// Ends it there, too.
+    /// Ends the server, on the device too.
     fn drop(&mut self) {
         let _ = Command::new("kill").arg("-INT").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_takes_what_the_clients_ask_for() {
+    fn the_server_has_room_for_all_clients() {
         let parse = |line: &str| crate::parse_args::<BenchArgs>(line);
         let words = |line: &str| {
             let args = parse(line).unwrap();

@@ -1,7 +1,7 @@
-//! Models by name: their folders, and the builds that they have.
+//! Models by name: their folders and the numbers of their builds.
 
 use crate::command::root;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use clap::Args;
 use files::hub;
 use files::source::gguf::only_gguf;
@@ -18,20 +18,20 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// The folder or file of the model that the flags, else the environment, name.
+    /// The folder or file of the model in the flags, else in the environment.
     pub fn dir(&self) -> Result<PathBuf> {
         let default = || std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
         model_dir(&self.model.clone().unwrap_or_else(default))
     }
 }
 
-/// A model's name, without the ending of a file.
+/// A model's name, without a file extension.
 pub(super) fn model_name(model: &Path) -> &OsStr {
     let gguf = model.extension().is_some_and(|e| e == "gguf");
     if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default()
 }
 
-/// A bundled model by its name: the same build as without xtask, not another one.
+/// The name of a bundled model, which makes it the same build as without xtask; else the path.
 pub fn bundled_name(model: &Path) -> &Path {
     model.strip_prefix(root().join("models")).unwrap_or(model)
 }
@@ -59,18 +59,18 @@ pub fn model_dir(name: &str) -> Result<PathBuf> {
         let mut bundled: Vec<String> = names_in("models").map(|e| e.to_string_lossy().into_owned()).collect();
         bundled.sort();
         Error::Usage(format!(
-            "no model `{name}`: neither a directory with a config.json nor one of {}",
+            "no model `{name}`: give a directory with a config.json, a .gguf file or one of {}",
             bundled.join(", ")
         ))
     })?;
-    fs::canonicalize(&found).map_err(|e| Error::at(&found, e))
+    fs::canonicalize(&found).at(&found)
 }
 
 fn names_in(dir: &str) -> impl Iterator<Item = std::ffi::OsString> {
     fs::read_dir(root().join(dir)).into_iter().flatten().flatten().map(|entry| entry.file_name())
 }
 
-/// The place of a model among those that come with the project; others share the first.
+/// The number of a model among the ones of the project, from 1; 0 for any other.
 pub(super) fn build_number(model: &Path) -> usize {
     let dirs = ["models", "tests/fixtures/models", "tests/fixtures/gguf"];
     let in_dir = |dir| names_in(dir).map(move |name| root().join(dir).join(name));

@@ -1,4 +1,4 @@
-//! Phones, and anything else that runs an adb daemon, through the `adb` program.
+//! Phones and other devices with an adb daemon, through the `adb` program.
 
 use super::{Device, Forward, shell};
 use crate::command;
@@ -15,12 +15,12 @@ const CONNECT: &str = "connect the phone by USB and allow USB debugging on it \
 #[derive(Debug)]
 pub struct Adb {
     serial: String,
-    facts: Facts,
+    info: DeviceInfo,
 }
 
-/// A device's description of itself.
+/// A device's target triple, and our directory there.
 #[derive(Debug, Default, PartialEq)]
-struct Facts {
+struct DeviceInfo {
     target: String,
     home: String,
 }
@@ -31,18 +31,18 @@ impl Adb {
         if !command::is_on_path("adb") {
             return Err(Error::Device(MISSING.into()));
         }
-        // Starting adb's server says so on stdout; done apart, it does not get into the list.
+        // Started first, as a starting server prints a message into the list of devices.
         let _ = command::output(Command::new("adb").arg("start-server"));
         let out = command::output(Command::new("adb").arg("devices"))?;
         if !out.status.success() {
             let why = last_line(&out.stderr);
             return Err(Error::Device(format!("`adb devices` fails ({why}); try: adb kill-server")));
         }
-        let serial = choose(&parse_devices(&String::from_utf8_lossy(&out.stdout)), serial)?;
-        let mut device = Adb { serial, facts: Facts::default() };
+        let serial = choose_serial(&parse_devices(&String::from_utf8_lossy(&out.stdout)), serial)?;
+        let mut device = Adb { serial, info: DeviceInfo::default() };
         let answer = shell::capture(&device, PROBE)?.ok(&device)?;
-        device.facts =
-            parse_facts(&answer).map_err(|why| Error::Device(format!("{}: {why}", device.serial)))?;
+        device.info =
+            parse_info(&answer).map_err(|why| Error::Device(format!("{}: {why}", device.serial)))?;
         Ok(device)
     }
 
@@ -59,17 +59,17 @@ impl Device for Adb {
     }
 
     fn target(&self) -> &str {
-        &self.facts.target
+        &self.info.target
     }
 
     fn home(&self) -> &str {
-        &self.facts.home
+        &self.info.home
     }
 
     fn shell(&self, script: &str) -> Command {
         let mut adb = self.command();
-        // One argument reaches the device's shell as it is. -T: no terminal there, which would mix
-        // stderr into stdout and change newlines.
+        // One argument reaches the device's shell unchanged. -T: no terminal, which would mix stderr into stdout and
+        // change newlines.
         adb.args(["shell", "-T", script]);
         adb
     }
@@ -88,18 +88,15 @@ impl Device for Adb {
         adb.stdout(if terminal { Stdio::from(std::io::stderr()) } else { Stdio::piped() });
         let out = adb.spawn().and_then(|child| child.wait_with_output());
         let out = out.map_err(|e| Error::Device(format!("{}: adb push: {e}", self.serial)))?;
-        // adb gives its reasons on stdout or stderr, depending on what failed, sums among them.
+        // adb prints errors on stdout or stderr, depending on what failed, among transfer statistics.
         let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
         let why = said.lines().rfind(|l| l.contains("error")).unwrap_or(&said);
-        match (out.status.success(), terminal && said.is_empty()) {
-            (true, _) => Ok(()),
-            (_, true) => Err(Error::Device(format!("{}: cannot push {to}; adb says why above", self.serial))),
-            _ => Err(Error::Device(format!(
-                "{}: cannot push {to}: {}",
-                self.serial,
-                last_line(why.as_bytes())
-            ))),
+        if out.status.success() {
+            return Ok(());
         }
+        let above = terminal && said.is_empty();
+        let why = if above { "see adb's error above".into() } else { last_line(why.as_bytes()) };
+        Err(Error::Device(format!("{}: cannot push {to}: {why}", self.serial)))
     }
 
     fn forward(&self, here: u16, there: u16) -> Result<Forward> {
@@ -117,7 +114,7 @@ impl Device for Adb {
     }
 }
 
-/// The last line that says something, tamed.
+/// The last line that is not empty, without control characters.
 fn last_line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().map(str::trim).rfind(|l| !l.is_empty()).unwrap_or("no reason given");
@@ -133,14 +130,14 @@ fn parse_devices(text: &str) -> Vec<(String, String)> {
     lines.filter_map(pair).collect()
 }
 
-/// The serial number to use, or one line that says what to do.
-fn choose(devices: &[(String, String)], wanted: Option<&str>) -> Result<String> {
+/// The serial number to use, or an error with the remedy.
+fn choose_serial(devices: &[(String, String)], wanted: Option<&str>) -> Result<String> {
     let unavailable = |text: String| Err(Error::Device(text));
     let all = || devices.iter().map(|(s, state)| format!("{s} ({state})")).collect::<Vec<_>>().join(", ");
     let found = match (wanted, devices) {
         (None, []) => return unavailable(format!("no device: {CONNECT}")),
         (Some(serial), []) => {
-            return unavailable(format!("no device {serial}: none is attached; {CONNECT}"));
+            return unavailable(format!("no device {serial}, and none is attached; {CONNECT}"));
         }
         (Some(serial), _) => match devices.iter().find(|(s, _)| s == serial) {
             Some(device) => device,
@@ -152,14 +149,14 @@ fn choose(devices: &[(String, String)], wanted: Option<&str>) -> Result<String> 
             _ => return unavailable(format!("several devices: {}; choose one with --serial", all())),
         },
     };
-    match remedy(&found.1) {
+    match find_remedy(&found.1) {
         None => Ok(found.0.clone()),
         Some(remedy) => unavailable(format!("{}: {}: {remedy}", found.0, found.1)),
     }
 }
 
-/// The remedy for a state that is not ready.
-fn remedy(state: &str) -> Option<&'static str> {
+/// The remedy for a device state; `None` if the device is ready.
+fn find_remedy(state: &str) -> Option<&'static str> {
     Some(match state {
         "device" => return None,
         "unauthorized" | "authorizing" => {
@@ -173,15 +170,15 @@ fn remedy(state: &str) -> Option<&'static str> {
     })
 }
 
-/// Prints the lines that [`parse_facts`] reads.
+/// The script whose output [`parse_info`] reads.
 const PROBE: &str = "\
 echo sdk=$(getprop ro.build.version.sdk 2>/dev/null)
 echo abi=$(getprop ro.product.cpu.abi 2>/dev/null)
 echo machine=$(uname -m)
 echo tmp=${TMPDIR:-/tmp}";
 
-/// An Android system has an SDK level; another one is a Linux board, which gets a static program.
-fn parse_facts(answer: &str) -> std::result::Result<Facts, String> {
+/// Reads the output of [`PROBE`]. A system without an SDK level is a Linux board, which gets a static program.
+fn parse_info(answer: &str) -> std::result::Result<DeviceInfo, String> {
     let field = |name: &str| {
         let value = answer.lines().find_map(|l| l.trim().strip_prefix(name)?.strip_prefix('='));
         value.unwrap_or("").trim()
@@ -201,7 +198,7 @@ fn parse_facts(answer: &str) -> std::result::Result<Facts, String> {
     if !base.starts_with('/') {
         return Err(format!("its TMPDIR is {base:?}, not an absolute path"));
     }
-    Ok(Facts { target, home: format!("{}/antigravity", base.trim_end_matches('/')) })
+    Ok(DeviceInfo { target, home: format!("{}/antigravity", base.trim_end_matches('/')) })
 }
 
 #[cfg(test)]
@@ -213,7 +210,7 @@ mod tests {
         X1\tno permissions (missing udev rules? user is in the plugdev group); see [http://x]\n\n";
 
     fn error(devices: &str, serial: Option<&str>) -> String {
-        let e = choose(&parse_devices(devices), serial).unwrap_err();
+        let e = choose_serial(&parse_devices(devices), serial).unwrap_err();
         assert_eq!(e.exit_code(), 5);
         assert_eq!(e.to_string().lines().count(), 1);
         e.to_string()
@@ -227,9 +224,12 @@ mod tests {
         assert_eq!(devices[2], ("0123 45".into(), "unauthorized".into()));
         assert!(parse_devices("List of devices attached\n\n").is_empty());
         assert!(parse_devices("").is_empty());
-        assert_eq!(choose(&parse_devices("List of devices attached\nA\tdevice\n"), None).unwrap(), "A");
-        assert_eq!(choose(&parse_devices(LIST), None).unwrap(), "R58M123");
-        assert_eq!(choose(&parse_devices(LIST), Some("R58M123")).unwrap(), "R58M123");
+        assert_eq!(
+            choose_serial(&parse_devices("List of devices attached\nA\tdevice\n"), None).unwrap(),
+            "A"
+        );
+        assert_eq!(choose_serial(&parse_devices(LIST), None).unwrap(), "R58M123");
+        assert_eq!(choose_serial(&parse_devices(LIST), Some("R58M123")).unwrap(), "R58M123");
     }
 
     #[test]
@@ -246,12 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn a_device_says_what_it_runs() {
+    fn the_target_of_a_device_is_recognised() {
         let phone =
-            parse_facts("sdk=34\r\nabi=arm64-v8a\r\nmachine=aarch64\r\ntmp=/data/local/tmp\r\n").unwrap();
+            parse_info("sdk=34\r\nabi=arm64-v8a\r\nmachine=aarch64\r\ntmp=/data/local/tmp\r\n").unwrap();
         assert_eq!(phone.target, "aarch64-linux-android");
         assert_eq!(phone.home, "/data/local/tmp/antigravity");
-        let board = parse_facts("sdk=\nabi=\nmachine=aarch64\ntmp=/var/tmp/\n").unwrap();
+        let board = parse_info("sdk=\nabi=\nmachine=aarch64\ntmp=/var/tmp/\n").unwrap();
         assert_eq!(board.target, "aarch64-unknown-linux-musl");
         assert_eq!(board.home, "/var/tmp/antigravity");
         for (answer, word) in [
@@ -262,7 +262,7 @@ mod tests {
             ("\u{1b}[2J", "CPU"),
             ("", "CPU"),
         ] {
-            assert!(parse_facts(answer).unwrap_err().contains(word), "{answer:?}");
+            assert!(parse_info(answer).unwrap_err().contains(word), "{answer:?}");
         }
         let said = b"adb: error: failed to copy 'a': no space\n\n";
         assert_eq!(last_line(said), "failed to copy 'a': no space");

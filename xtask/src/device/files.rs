@@ -1,14 +1,13 @@
-//! Brings files to a device: only those that differ, checked there before they replace the old ones.
+//! Copies files to a device: only the ones that differ, checked there before they replace the old ones.
 
 use super::Device;
 use super::shell::{capture, quote};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
+use crate::fetch::hash_file;
 use crate::size::megabytes;
-use sha2::{Digest, Sha256};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A file here and its name in the directory there.
+/// A local file, and its name in the directory on the device.
 #[derive(Debug, Clone)]
 pub struct Item {
     pub from: PathBuf,
@@ -28,17 +27,17 @@ struct HashedItem<'a> {
     hash: String,
 }
 
-/// Makes the directory `dir` there hold these files. Whatever stops it, the files there are whole: each
-/// is pushed under another name and checked, and only when all are there they are renamed, in one script
-/// that goes on without us. Returns how many differed.
+/// Installs files in the directory `dir` of a device; returns the number of files that differed. If it is interrupted the
+/// files there stay intact: each is pushed under another name and checked, and one script renames all of them at the end,
+/// even if the connection breaks.
 pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> {
     if items.is_empty() {
         return Ok(0);
     }
     let known = items.iter().map(hash_item).collect::<Result<Vec<_>>>()?;
     let names: Vec<&str> = items.iter().map(|i| i.name.as_str()).collect();
-    // Remains of an installation that was stopped; then what is there.
-    let script = format!("mkdir -p {0} && cd {0} && rm -f ./*.new && {1}", quote(dir), hashes_of(&names));
+    // Removes the remains of an interrupted installation, then prints the hashes.
+    let script = format!("mkdir -p {0} && cd {0} && rm -f ./*.new && {1}", quote(dir), hash_script(&names));
     let there = parse_hashes(&capture(device, &script)?.ok(device)?);
     let differs =
         |k: &&HashedItem<'_>| there.iter().all(|(name, hash)| *name != k.item.name || *hash != k.hash);
@@ -47,9 +46,9 @@ pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> 
         return Ok(0);
     }
     check_space(device, dir, different.iter().map(|k| k.bytes).sum())?;
-    let pushed = different.iter().try_for_each(|k| push(device, dir, k));
-    if let Err(e) = pushed.and_then(|()| swap(device, dir, &different)) {
-        // What was pushed is of no use and takes space; where the device is gone, the next time clears it.
+    let pushed = different.iter().try_for_each(|k| push_new(device, dir, k));
+    if let Err(e) = pushed.and_then(|()| replace_old(device, dir, &different)) {
+        // Frees the space; if the device is gone, the next installation does.
         let _ = capture(device, &format!("cd {} && rm -f ./*.new", quote(dir)));
         return Err(e);
     }
@@ -57,31 +56,17 @@ pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> 
 }
 
 fn hash_item(item: &Item) -> Result<HashedItem<'_>> {
-    let read = || -> std::io::Result<(u64, String)> {
-        let (mut file, mut hash, mut bytes) = (std::fs::File::open(&item.from)?, Sha256::new(), 0);
-        let mut piece = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut piece)? {
-                0 => break,
-                n => {
-                    hash.update(&piece[..n]);
-                    bytes += n as u64;
-                }
-            }
-        }
-        Ok((bytes, hash.finalize().iter().map(|b| format!("{b:02x}")).collect()))
-    };
-    let (bytes, hash) = read().map_err(|e| Error::at(&item.from, e))?;
-    Ok(HashedItem { item, bytes, hash })
+    let bytes = std::fs::metadata(&item.from).at(&item.from)?.len();
+    Ok(HashedItem { item, bytes, hash: hash_file(&item.from)? })
 }
 
-/// A script that prints the hashes of those files that exist.
-fn hashes_of(names: &[&str]) -> String {
+/// A script that prints the hashes of the files that exist.
+fn hash_script(names: &[&str]) -> String {
     let names: Vec<String> = names.iter().map(|n| quote(n)).collect();
     format!("for f in {}; do if [ -f \"$f\" ]; then sha256sum \"$f\" || exit 1; fi; done", names.join(" "))
 }
 
-/// `(name, hash)` of the lines of sha256sum that are such.
+/// `(name, hash)` of each valid line of sha256sum.
 fn parse_hashes(text: &str) -> Vec<(String, String)> {
     let pair = |line: &str| {
         let (hash, name) = line.trim_end().split_once(' ')?;
@@ -91,23 +76,23 @@ fn parse_hashes(text: &str) -> Vec<(String, String)> {
     text.lines().filter_map(pair).collect()
 }
 
-/// Refuses what does not fit, with a little left over for the system.
+/// Refuses files that do not fit into the free space, less a reserve for the system.
 fn check_space(device: &dyn Device, dir: &str, need: u64) -> Result<()> {
     const SPARE: u64 = 16 << 20;
     let answer = capture(device, &format!("df -k {}", quote(dir)))?.ok(device)?;
     match parse_free_bytes(&answer) {
         Some(free) if free < need + SPARE => Err(Error::Device(format!(
-            "{}: {dir} has {} free, {} are needed; delete something there (`rm -r {dir}` drops this model)",
+            "{}: {dir} has {} free, {} are needed; delete something there (`rm -r {dir}` removes this model)",
             device.name(),
             megabytes(free),
             megabytes(need + SPARE)
         ))),
-        // A `df` that nobody can read must not stand in the way: a push that does not fit fails cleanly.
+        // An unknown format of `df` is no error: a push that does not fit fails cleanly.
         _ => Ok(()),
     }
 }
 
-/// The free bytes in the output of `df -k`. Long device names push the numbers to a line of their own.
+/// The free bytes in the output of `df -k`, which puts the numbers on a new line after a long device name.
 fn parse_free_bytes(text: &str) -> Option<u64> {
     let (_, rows) = text.split_once('\n')?;
     let words: Vec<&str> = rows.split_whitespace().collect();
@@ -115,27 +100,24 @@ fn parse_free_bytes(text: &str) -> Option<u64> {
     words.get(percent.checked_sub(1)?)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn push(device: &dyn Device, dir: &str, file: &HashedItem<'_>) -> Result<()> {
+/// Pushes a file under the name `NAME.new`.
+fn push_new(device: &dyn Device, dir: &str, file: &HashedItem<'_>) -> Result<()> {
     let name = &file.item.name;
-    eprintln!("{}: pushing {name}, {}", device.name(), size(file.bytes));
+    let size = if file.bytes < 100_000 { format!("{} bytes", file.bytes) } else { megabytes(file.bytes) };
+    eprintln!("{}: pushing {name}, {size}", device.name());
     device.push(&file.item.from, &format!("{dir}/{name}.new"))
 }
 
-/// Bytes as a person reads them.
-fn size(bytes: u64) -> String {
-    if bytes < 100_000 { format!("{bytes} bytes") } else { megabytes(bytes) }
-}
-
-/// Checks the new files there and puts them in place of the old ones.
-fn swap(device: &dyn Device, dir: &str, files: &[&HashedItem<'_>]) -> Result<()> {
+/// Checks the new files there and renames them over the old ones.
+fn replace_old(device: &dyn Device, dir: &str, files: &[&HashedItem<'_>]) -> Result<()> {
     let new: Vec<String> = files.iter().map(|k| format!("{}.new", k.item.name)).collect();
     let names: Vec<&str> = new.iter().map(String::as_str).collect();
-    let script = format!("cd {} && {}", quote(dir), hashes_of(&names));
+    let script = format!("cd {} && {}", quote(dir), hash_script(&names));
     let there = parse_hashes(&capture(device, &script)?.ok(device)?);
     for (name, file) in names.iter().zip(files) {
         if there.iter().all(|(n, hash)| n != name || *hash != file.hash) {
             return Err(Error::Device(format!(
-                "{}: {dir}/{name} arrived with another content; the cable, or full or failing storage: do it again",
+                "{}: {dir}/{name} arrived with other content; check cable and storage, then try again",
                 device.name()
             )));
         }
@@ -149,7 +131,7 @@ fn swap(device: &dyn Device, dir: &str, files: &[&HashedItem<'_>]) -> Result<()>
     Ok(())
 }
 
-/// The files of a directory that exist, of those named.
+/// The named files of a directory that exist.
 pub fn existing(dir: &Path, names: &[&str]) -> Vec<Item> {
     names.iter().filter(|n| dir.join(n).is_file()).map(|n| Item::new(dir.join(n), n)).collect()
 }
@@ -176,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_replaced_and_remains_are_cleared() {
+    fn only_files_that_differ_are_replaced_and_remains_are_removed() {
         let root = std::env::temp_dir().join(format!("xtask-files 'x' {}", std::process::id()));
         let (here, there) = (root.join("here"), root.join("there"));
         std::fs::create_dir_all(&here).unwrap();

@@ -1,4 +1,4 @@
-//! This machine as a device; also the base of the emulated one.
+//! This machine as a device, and the base of the emulated one.
 
 use super::{Device, Forward};
 use crate::error::{Error, Result};
@@ -6,12 +6,12 @@ use crate::targets;
 use std::path::Path;
 use std::process::Command;
 
-/// A shell of this machine, and a directory for what is deployed.
+/// A shell of this machine, and a directory for deployments.
 pub struct Local {
     pub(super) name: String,
     pub(super) target: String,
     pub(super) home: String,
-    /// Set for the shell.
+    /// Environment variables of the shell.
     pub(super) environment: Vec<(&'static str, String)>,
 }
 
@@ -64,7 +64,7 @@ impl Device for Local {
             return Ok(Forward(None));
         }
         Err(Error::Usage(format!(
-            "--port {here}: is for --device adb; {}'s server takes its own --port after --",
+            "--port {here} requires --device adb; for {}, give --port after --",
             self.name
         )))
     }

@@ -1,30 +1,29 @@
-//! Finds the lines that our own scripts print among a program's output.
+//! Finds the lines of our own scripts in a program's output.
 //!
-//! `adb shell` answers 0 when its stream breaks, so a script's end has to be said by the script. A marker
-//! line is a nonce nobody can guess, what it is about, and a number: `@a3f0…@ exit 3`. It may follow text
-//! that does not end in a newline, and it may arrive in pieces.
+//! `adb shell` returns 0 when its stream breaks, so the script itself must report its end. A marker line is a random
+//! nonce, a word and a number: `@a3f0…@ exit 3`. It may follow text without a newline, and may arrive in pieces.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// A marker line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Marker {
-    /// The program that is about to start has this process id there.
+    /// The process id, on the device, of the program that is about to start.
     Pid(u32),
-    /// The script has ended with this exit code; nothing follows.
+    /// The exit code of the script, whose output ends here.
     Exit(u32),
 }
 
-/// A word that no program prints by chance or on purpose.
+/// A random word that no program prints.
 pub fn nonce() -> String {
     let draw = || RandomState::new().build_hasher().finish();
     format!("@{:016x}{:016x}@", draw(), draw())
 }
 
-/// Separates marker lines from what a program printed.
+/// Separates marker lines from a program's output.
 pub struct MarkerFilter {
     nonce: Vec<u8>,
-    /// Not yet known to be text: the beginning of a marker, or empty.
+    /// The possible beginning of a marker, or empty.
     held: Vec<u8>,
 }
 
@@ -33,7 +32,7 @@ impl MarkerFilter {
         MarkerFilter { nonce: nonce.into(), held: Vec::new() }
     }
 
-    /// Takes a piece of the stream; appends the program's bytes to `text` and the marks to `marks`.
+    /// Takes a piece of the stream; appends the program's bytes to `text` and the markers to `marks`.
     pub fn feed(&mut self, piece: &[u8], text: &mut Vec<u8>, marks: &mut Vec<Marker>) {
         self.held.extend_from_slice(piece);
         while let Some(at) = self.held.windows(self.nonce.len()).position(|w| w == self.nonce) {
@@ -58,7 +57,7 @@ impl MarkerFilter {
     }
 }
 
-/// ` exit 3\n`, also with the carriage return that old devices put in.
+/// Parses ` exit 3\n`, also with the carriage return of old devices.
 fn parse_marker(line: &[u8]) -> Option<Marker> {
     let line = std::str::from_utf8(line).ok()?;
     let (what, number) = line.trim_end().strip_prefix(' ')?.split_once(' ')?;
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_found_however_the_stream_is_cut() {
+    fn markers_are_found_however_the_stream_is_split() {
         let stream = format!("{N} pid 77\nOnce\nupon a time{N} exit 3\r\n");
         for size in 1..=stream.len() {
             let (text, marks, rest) = split(stream.as_bytes(), size);

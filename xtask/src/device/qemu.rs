@@ -1,16 +1,16 @@
-//! A 64-bit Arm CPU emulated in user mode: programs of another architecture in this machine's shell.
+//! A 64-bit Arm CPU, emulated in user mode: this machine's shell with programs of another architecture.
 
 use super::local::{Local, home};
 use crate::error::{Error, Result};
 use crate::{command, toolchain};
 
 pub const EMULATOR: &str = "qemu-aarch64-static";
-/// Emulated unless `QEMU_CPU` says otherwise. Vectors of scalable length make emulation slower.
+/// The default CPU, overridden by `QEMU_CPU`. Without SVE, which makes emulation slower.
 const CPU: &str = "max,sve=off";
-/// The static build needs nothing but the emulator; the other one Debian's C library for Arm.
+/// Supported targets. The first is static; the second needs Debian's C library for Arm.
 const TARGETS: &[&str] = &["aarch64-unknown-linux-musl", "aarch64-unknown-linux-gnu"];
 
-/// `target` is one of [`TARGETS`]; the first whose standard library is installed where it is not given.
+/// Opens the emulator for one of [`TARGETS`], by default the first whose standard library is installed.
 pub fn open(target: Option<&str>) -> Result<Local> {
     if let Some(other) = target.filter(|t| !TARGETS.contains(t)) {
         return Err(Error::Usage(format!("--target {other}: use {}", TARGETS.join(" or "))));

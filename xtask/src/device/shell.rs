@@ -1,4 +1,4 @@
-//! Runs scripts and programs in a device's shell: quoting, exit codes, streams, Ctrl-C.
+//! Runs scripts and programs in a device's shell, with quoting, exit codes, streams and Ctrl-C.
 
 use super::Device;
 use super::marker::{Marker, MarkerFilter, nonce};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A word that a POSIX shell reads as exactly this text.
+/// Quotes a word for a POSIX shell.
 pub fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -28,7 +28,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// stdout of a script that has succeeded.
+    /// The stdout of a script; an error if it failed.
     pub fn ok(self, device: &dyn Device) -> Result<String> {
         if self.code == 0 {
             return Ok(self.stdout);
@@ -40,7 +40,7 @@ impl Answer {
 
 /// A program on a device.
 pub struct Program {
-    /// Absolute; where it starts.
+    /// Absolute path of its working directory.
     pub dir: String,
     pub environment: Vec<(&'static str, String)>,
     /// Relative to `dir`, or absolute.
@@ -49,7 +49,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program with its environment, as words of a shell.
+    /// The shell command that runs the program with its environment.
     fn words(&self) -> String {
         let set = self.environment.iter().map(|(name, value)| quote(&format!("{name}={value}")));
         let words = [quote(&self.path)].into_iter().chain(self.args.iter().map(|a| quote(a)));
@@ -57,68 +57,69 @@ impl Program {
         format!("env {} $ANTIGRAVITY_EMULATOR {}", set.join(" "), words.join(" "))
     }
 
-    /// Says its process id, then becomes the program. The program is not put in the background: a shell
-    /// would make it deaf to Ctrl-C and take its stdin away.
+    /// A script that prints its process id, then becomes the program. The program does not run in the background: a
+    /// shell would make it ignore Ctrl-C and close its stdin.
     fn script(&self, nonce: &str, input: Input) -> Result<String> {
         let start = match input {
             Input::Nothing => LIFELINE,
             Input::Forward => "exec \"$@\"",
         };
         let (dir, words) = (quote(&self.dir), self.words());
-        sendable(format!("cd {dir} && sh -c 'echo \"{nonce} pid $$\"; {start}' sh {words}"))
+        check_script(format!("cd {dir} && sh -c 'echo \"{nonce} pid $$\"; {start}' sh {words}"))
     }
 }
 
-/// A script that reaches a device whole.
-fn sendable(script: String) -> Result<String> {
+/// Returns a script if adb can send it.
+fn check_script(script: String) -> Result<String> {
     if script.contains('\0') {
-        return Err(Error::Usage("an argument holds a zero byte, which no program can take".into()));
+        return Err(Error::Usage("an argument contains a zero byte".into()));
     }
     // adb writes the length of a command in four hexadecimal digits.
     match script.len() {
         0..60_000 => Ok(script),
-        n => Err(Error::Usage(format!("the arguments have {n} bytes, a device takes 60000; use a file"))),
+        n => {
+            Err(Error::Usage(format!("the arguments have {n} bytes, over the maximum of 60000; use a file")))
+        }
     }
 }
 
-/// Runs a program at this terminal until it ends, as if it ran here: the terminal there does what a terminal does.
-/// Returns its exit code.
+/// Runs a program at this terminal until it ends, with a terminal on the device; returns its exit code.
 pub fn talk(device: &dyn Device, program: &Program) -> Result<u32> {
-    // Where the program runs here, Ctrl-C reaches us too, and is for the program.
+    // Ctrl-C is meant for the program, and may reach this process too.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, ignored)
         .map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
-    let script = sendable(format!("cd {} && exec {}", quote(&program.dir), program.words()))?;
+    let script = check_script(format!("cd {} && exec {}", quote(&program.dir), program.words()))?;
     let status = device.terminal(&script).status().map_err(|e| lost(device, &e.to_string()))?;
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u32::try_from(code).ok()).ok_or_else(|| lost(device, ""))
 }
 
-/// Starts a program that reads nothing. Our end of the script's stdin stays open for as long as we live and
-/// are connected; when it closes, nobody waits for the program any more, and it is ended, a second later killed.
+/// Script: starts a program without stdin. Our end of the script's stdin stays open as long as this process lives and is
+/// connected. When it closes, the program is terminated, and killed a second later.
 const LIFELINE: &str = "exec 3<&0; { cat <&3; kill -TERM $$ && sleep 1 && kill -KILL $$; } >/dev/null 2>&1 & \
                         exec \"$@\" </dev/null 3<&-";
 
-/// The script, its end said by itself.
+/// A script that also prints its exit code.
 fn with_end(script: &str, nonce: &str) -> String {
     format!("(\n{script}\n)\necho \"{nonce} exit $?\"")
 }
 
-/// Runs a script and returns what it printed.
+/// Runs a script and returns its output.
 pub fn capture(device: &dyn Device, script: &str) -> Result<Answer> {
     let nonce = nonce();
-    captured(device, device.shell(&with_end(script, &nonce)), &nonce)
+    capture_shell(device, device.shell(&with_end(script, &nonce)), &nonce)
 }
 
-/// [`capture`], whose connection Ctrl-C in a terminal does not cut.
+/// Runs a script like [`capture`]; Ctrl-C in the terminal does not break the connection.
 pub fn capture_apart(device: &dyn Device, script: &str) -> Result<Answer> {
     let nonce = nonce();
     let mut shell = device.shell(&with_end(script, &nonce));
     shell.process_group(0);
-    captured(device, shell, &nonce)
+    capture_shell(device, shell, &nonce)
 }
 
-fn captured(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answer> {
+fn capture_shell(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answer> {
     let out = shell.stdin(Stdio::null()).output();
     let out = out.map_err(|e| lost(device, &e.to_string()))?;
     let (mut stdout, mut marks, mut filter) = (Vec::new(), Vec::new(), MarkerFilter::new(nonce));
@@ -131,15 +132,15 @@ fn captured(device: &dyn Device, mut shell: Command, nonce: &str) -> Result<Answ
     }
 }
 
-/// A stream that ended before its script did.
+/// The error of a stream that ended before its script.
 fn lost(device: &dyn Device, stderr: &str) -> Error {
     let why = command::last_line(stderr).map_or(String::new(), |line| format!(" ({line})"));
-    Error::Device(format!("{}: the connection broke{why}; check the cable, then do it again", device.name()))
+    Error::Device(format!("{}: the connection broke{why}; check the cable, then try again", device.name()))
 }
 
-/// Runs a program and returns what it printed.
+/// Runs a program and returns its output.
 pub fn capture_program(device: &dyn Device, program: &Program) -> Result<Answer> {
-    // Of the marks only the end matters; the process id goes to a nonce that is then cut out.
+    // The process id is not needed: it gets another nonce, whose line is then removed.
     let inner = nonce();
     let mut answer = capture(device, &program.script(&inner, Input::Forward)?)?;
     let start = answer
@@ -150,21 +151,21 @@ pub fn capture_program(device: &dyn Device, program: &Program) -> Result<Answer>
     Ok(answer)
 }
 
-/// Runs a program with this process's streams until it ends. Ctrl-C reaches it; a second one ends it.
-/// Its exit code is the result, 128 and the signal's number where a signal ended it.
+/// Runs a program with this process's streams until it ends. Ctrl-C interrupts it; a second one terminates it. Returns its
+/// exit code, or 128 plus the number of the signal that ended it.
 pub fn stream(device: &dyn Device, program: &Program, stdin: Input) -> Result<u32> {
     stream_to(device, program, stdin, ProgramOutput { text: &mut put, started: &mut |_| {} })
 }
 
 /// Receivers of a program's output in [`stream_to`].
 pub struct ProgramOutput<'a> {
-    /// Gets its stdout, piece by piece; an error means that nobody reads it any more, which ends it.
+    /// Called with each piece of its stdout; an error ends the program.
     pub text: &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>,
-    /// Gets its process id there.
+    /// Called with its process id on the device.
     pub started: &'a mut dyn FnMut(u32),
 }
 
-/// [`stream`] with stdout going elsewhere.
+/// Runs a program like [`stream`], with its output to callbacks.
 pub fn stream_to(
     device: &dyn Device,
     program: &Program,
@@ -173,13 +174,12 @@ pub fn stream_to(
 ) -> Result<u32> {
     let exit_by_signal = exit_by_signal()?;
     exit_by_signal.store(false, Ordering::SeqCst);
-    let ended = stream_caught(device, program, stdin, output);
+    let ended = stream_with_signals(device, program, stdin, output);
     exit_by_signal.store(true, Ordering::SeqCst);
     ended
 }
 
-/// The flag by which a signal that asks to end ends this process, as it does where nobody catches it: catching cannot
-/// be undone.
+/// A flag: while it is set, SIGINT, SIGTERM and SIGHUP end this process, as by default. Handlers cannot be removed.
 fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     if let Some(flag) = FLAG.get() {
@@ -193,7 +193,7 @@ fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn stream_caught(
+fn stream_with_signals(
     device: &dyn Device,
     program: &Program,
     stdin: Input,
@@ -205,18 +205,18 @@ fn stream_caught(
     command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::inherit());
     command.stdin(Stdio::piped());
     let mut child = command.spawn().map_err(|e| lost(device, &e.to_string()))?;
-    // Kept open to the end where nothing goes through it.
+    // Kept open to the end if the program has no stdin.
     let _lifeline = match stdin {
         Input::Forward => forward_stdin(child.stdin.take()),
         Input::Nothing => child.stdin.take(),
     };
-    let (state, connection) = (&State::default(), child.id());
+    let (state, connection) = (&StreamState::default(), child.id());
     let ended = std::thread::scope(|scope| {
         let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
         let signals = signals.map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
         let handle = signals.handle();
-        let watcher = scope.spawn(move || watch(device, state, signals, connection));
-        let ended = copy_out(&mut child, (&nonce, state), output, || kill(device, state, "KILL"));
+        let watcher = scope.spawn(move || forward_signals(device, state, signals, connection));
+        let ended = copy_stdout(&mut child, (&nonce, state), output, || send_signal(device, state, "KILL"));
         state.ended.store(true, Ordering::SeqCst);
         handle.close();
         let _ = watcher.join();
@@ -228,13 +228,13 @@ fn stream_caught(
         None if state.closed.load(Ordering::SeqCst) => Ok(0),
         None => {
             // The program may still run where only the connection was lost.
-            kill(device, state, "KILL");
+            send_signal(device, state, "KILL");
             Err(lost(device, ""))
         }
     }
 }
 
-/// A program's input.
+/// The stdin of a program.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Input {
     Nothing,
@@ -243,27 +243,27 @@ pub enum Input {
 }
 
 impl Input {
-    /// Input from a pipe or a file goes along; a terminal only where the program talks with a person.
+    /// Forwards a pipe or a file, and a terminal only to a program that talks with a person.
     pub fn for_program(talks: bool) -> Input {
         let piped = || std::fs::metadata("/dev/stdin").is_ok_and(|m| !m.file_type().is_char_device());
         if talks || piped() { Input::Forward } else { Input::Nothing }
     }
 }
 
-/// The state that the two sides of [`stream`] share.
+/// The state that the threads of [`stream`] share.
 #[derive(Default)]
-struct State {
-    /// The program's process id there; 0 until it is known.
+struct StreamState {
+    /// The program's process id on the device; 0 until it is known.
     pid: AtomicU32,
     ended: AtomicBool,
-    /// The reader of our stdout has gone.
+    /// The reader of our stdout has closed it.
     closed: AtomicBool,
 }
 
-/// Copies the program's stdout, unbuffered, until its end mark or the end of the stream.
-fn copy_out(
+/// Copies the program's stdout, unbuffered, until its end marker, whose exit code it returns, or the end of the stream.
+fn copy_stdout(
     child: &mut Child,
-    (nonce, state): (&str, &State),
+    (nonce, state): (&str, &StreamState),
     output: ProgramOutput<'_>,
     stop: impl Fn(),
 ) -> Option<u32> {
@@ -300,10 +300,10 @@ fn put(text: &[u8]) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Hands signals on: the first as an interrupt, the next to end the program, a third ends the connection.
-fn watch(device: &dyn Device, state: &State, mut signals: Signals, connection: u32) {
+/// Passes signals on: the first interrupts the program, the second terminates it, the third ends the connection.
+fn forward_signals(device: &dyn Device, state: &StreamState, mut signals: Signals, connection: u32) {
     for (count, _) in signals.forever().enumerate() {
-        // Right after the start the process id is still on its way.
+        // Right after the start the process id may not have arrived yet.
         for _ in 0..100 {
             if state.pid.load(Ordering::SeqCst) != 0 || state.ended.load(Ordering::SeqCst) {
                 break;
@@ -311,8 +311,8 @@ fn watch(device: &dyn Device, state: &State, mut signals: Signals, connection: u
             std::thread::sleep(Duration::from_millis(50));
         }
         match count {
-            0 => kill(device, state, "INT"),
-            1 => kill(device, state, "TERM"),
+            0 => send_signal(device, state, "INT"),
+            1 => send_signal(device, state, "TERM"),
             _ => {
                 let _ = Command::new("kill").arg(connection.to_string()).status();
             }
@@ -320,8 +320,8 @@ fn watch(device: &dyn Device, state: &State, mut signals: Signals, connection: u
     }
 }
 
-/// Sends the program a signal, if it has started. Process ids are reused, but not this soon.
-fn kill(device: &dyn Device, state: &State, signal: &str) {
+/// Sends the program a signal, if it has started. Process ids are not reused this soon.
+fn send_signal(device: &dyn Device, state: &StreamState, signal: &str) {
     let pid = state.pid.load(Ordering::SeqCst);
     if pid != 0 {
         let mut shell = device.shell(&format!("kill -{signal} {pid}"));
@@ -330,7 +330,7 @@ fn kill(device: &dyn Device, state: &State, signal: &str) {
     }
 }
 
-/// Copies our stdin in a thread that ends with this process, or closes what it writes to.
+/// Copies our stdin to the program in a thread that ends with this process.
 fn forward_stdin(to: Option<ChildStdin>) -> Option<ChildStdin> {
     let mut to = to?;
     std::thread::spawn(move || {
@@ -344,14 +344,14 @@ fn forward_stdin(to: Option<ChildStdin>) -> Option<ChildStdin> {
     None
 }
 
-/// `killed by signal 9 (…)` for an exit code that stands for a signal.
+/// The text `killed by signal 9 (…)` for an exit code that stands for a signal.
 pub fn signal_in(code: u32) -> Option<String> {
     let why = match code.checked_sub(128)? {
         2 | 13 => return None,
-        4 => "SIGILL: an instruction this CPU does not have",
+        4 => "SIGILL: an instruction that this CPU does not have",
         6 => "SIGABRT: it panicked",
-        7 => "SIGBUS: a file it had mapped changed, or the storage failed",
-        9 => "SIGKILL: the system ended it, most likely for want of memory",
+        7 => "SIGBUS: a mapped file changed, or the storage failed",
+        9 => "SIGKILL: the system ended it, most likely out of memory",
         11 => "SIGSEGV: a bug",
         15 => "SIGTERM",
         1..=64 => "a signal",

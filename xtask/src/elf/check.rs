@@ -1,4 +1,4 @@
-//! The conditions for a program of each target, so that no machine it is for refuses to load it.
+//! The conditions that a program must meet so that every machine of its target loads it.
 
 use super::Elf;
 use crate::android::bionic;
@@ -8,7 +8,7 @@ use object::elf::{
     EM_X86_64, ET_DYN, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
 };
 
-/// Finds all that is wrong with a program as one for `target`, a sentence each.
+/// Problems of a program for `target`, each the end of a sentence that begins with "it".
 pub fn find_problems(target: &str, elf: &Elf) -> Vec<String> {
     let mut found = Vec::new();
     let machine = if target.starts_with("aarch64") { EM_AARCH64 } else { EM_X86_64 };
@@ -30,24 +30,24 @@ pub fn find_problems(target: &str, elf: &Elf) -> Vec<String> {
         if !elf.needed.is_empty() {
             found.push(format!("needs {}, so it is not static", elf.needed.join(", ")));
         }
-        // In a program that nothing is linked to, weak ones are taken as missing.
+        // Weak imports of a static program count as missing.
         let strong = elf.imports.iter().filter(|i| !i.weak).map(|i| format!("has no {}", i.name));
         found.extend(strong);
     }
     found
 }
 
-/// Checks that no memory is both written and run, and that the loader changes none that is not written.
+/// Checks that no memory is both writable and executable, and that the loader patches no read-only memory.
 fn check_memory(elf: &Elf, found: &mut Vec<String>) {
     let loaded = || elf.segments.iter().filter(|s| s.kind == PT_LOAD);
     if loaded().next().is_none() {
         found.push("has nothing to load".into());
     }
     if loaded().any(|s| s.flags.contains(PF_W | PF_X)) {
-        found.push("has memory that can be both written and run".into());
+        found.push("has memory that is both writable and executable".into());
     }
     if elf.segment(PT_GNU_STACK).is_none_or(|s| s.flags.contains(PF_X)) {
-        found.push("has a stack that can be run".into());
+        found.push("has an executable stack".into());
     }
     if elf.tag(DT_TEXTREL).is_some() || elf.tag(DT_FLAGS).is_some_and(|flags| flags & DF_TEXTREL.0 != 0) {
         found.push("has text relocations".into());
@@ -60,13 +60,13 @@ fn check_loading_by_bionic(elf: &Elf, found: &mut Vec<String>) {
     }
     if elf.interpreter.as_deref() != Some(ANDROID_LOADER) {
         let loader = elf.interpreter.as_deref().unwrap_or("nothing");
-        found.push(format!("is loaded by {loader}, not by {}", ANDROID_LOADER));
+        found.push(format!("is loaded by {loader}, not by {ANDROID_LOADER}"));
     }
     for segment in elf.segments.iter().filter(|s| s.kind == PT_LOAD) {
         let page = ANDROID_PAGE;
         if segment.align < page || !segment.align.is_power_of_two() {
             found.push(format!(
-                "has a segment at {:#x} aligned to {}, which a phone with pages of {page} bytes refuses",
+                "has a segment at {:#x} aligned to {}, which phones with pages of {page} bytes refuse",
                 segment.address, segment.align
             ));
         } else if segment.address.wrapping_sub(segment.offset) % segment.align != 0 {
@@ -74,17 +74,17 @@ fn check_loading_by_bionic(elf: &Elf, found: &mut Vec<String>) {
         }
     }
     if elf.segment(PT_TLS).is_some() {
-        found.push("has thread local storage of a kind that Android knows from API level 29 on".into());
+        found.push("has thread local storage, which Android supports from API level 29 on".into());
     }
     if elf.tag(DT_RELR).is_some() {
-        found.push("has packed relocations, which Android knows from API level 28 on".into());
+        found.push("has packed relocations, which Android supports from API level 28 on".into());
     }
     if elf.tag(DT_RPATH).is_some() || elf.tag(DT_RUNPATH).is_some() {
-        found.push("names folders of this machine to look for libraries in".into());
+        found.push("has library search paths of this machine".into());
     }
 }
 
-/// Checks that only bionic's public symbols are needed, and those newer than the API level only if they may be missing.
+/// Checks that a program needs only bionic's public symbols, and newer ones than the API level only weakly.
 fn check_symbols_of_bionic(elf: &Elf, found: &mut Vec<String>) {
     let known = || bionic::LIBRARIES.iter().map(|l| l.name);
     for library in elf.needed.iter().filter(|n| known().all(|k| k != n.as_str())) {
@@ -97,9 +97,9 @@ fn check_symbols_of_bionic(elf: &Elf, found: &mut Vec<String>) {
         found.push("does not need libc.so".into());
     }
     for import in &elf.imports {
-        match bionic::level(&import.name) {
+        match bionic::find_level(&import.name) {
             None => found.push(format!(
-                "imports {}, which xtask/src/android/bionic does not list; if bionic has it, add it there",
+                "imports {}, which xtask/src/android/bionic does not list; add it there if bionic has it",
                 import.name
             )),
             Some(level) if level > ANDROID_API && !import.weak => found.push(format!(
@@ -156,9 +156,9 @@ mod tests {
             (&|e| e.segments[1].offset += 0x1000, "no page of the file fits"),
             (&|e| e.segments.push(tls.clone()), "thread local"),
             (&|e| e.dynamic.push((DT_RELR, 0)), "packed relocations"),
-            (&|e| e.dynamic.push((DT_RUNPATH, 1)), "folders"),
+            (&|e| e.dynamic.push((DT_RUNPATH, 1)), "search paths"),
             (&|e| e.has_symbols = true, "not stripped"),
-            (&|e| e.segments[2].flags |= PF_X, "written and run"),
+            (&|e| e.segments[2].flags |= PF_X, "writable and executable"),
             (&|e| e.segments.truncate(3), "stack"),
             (&|e| e.dynamic.push((DT_TEXTREL, 0)), "text relocations"),
             (&|e| e.imports.push(import("__errno_location")), "does not list"),

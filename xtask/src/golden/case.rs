@@ -1,4 +1,4 @@
-//! Golden files as flags of the program, and the results that it prints.
+//! Golden files: the flags of the program that they stand for, and the results that it prints.
 
 use super::comparison::Outcome;
 use crate::error::{Error, Result};
@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 /// One golden file.
 pub struct Case {
     pub name: String,
-    /// The flags of its settings, without the model.
+    /// Flags of the weights and the KV cache, without the model.
     pub settings: Vec<String>,
-    /// The flags that make a text of it.
+    /// Flags of `generate`.
     pub generate: Vec<String>,
     pub exact_weights: bool,
-    /// The prompt, and its ids.
+    /// The prompt, and below its token ids.
     pub text: String,
     pub prompt: Vec<u32>,
     pub expected: Outcome,
@@ -32,19 +32,18 @@ impl Case {
     }
 }
 
-/// The golden files of a model.
+/// The golden files of a model, by name.
 pub fn cases(model: &Path) -> Result<Vec<Case>> {
     let dir = command::root().join("tests/golden").join(model.file_name().unwrap_or_default());
-    let entries = std::fs::read_dir(&dir);
-    let entries =
-        entries.map_err(|e| Error::at(&dir, format!("{e}; there are no goldens for this model")))?;
+    let missing = |e| Error::at(&dir, format!("{e}; there are no golden files of this model"));
+    let entries = std::fs::read_dir(&dir).map_err(missing)?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "json"));
     files.sort();
     files.iter().map(|file| read_case(file)).collect()
 }
 
-/// A golden file's content.
+/// The content of a golden file.
 #[derive(Deserialize)]
 struct Golden {
     prompt: String,
@@ -100,11 +99,11 @@ pub fn parse_outcome(case: &str, lines: &str) -> Result<Outcome> {
         match value["t"].as_str() {
             Some("token") => found.ids.extend(value["id"].as_u64().and_then(|id| u32::try_from(id).ok())),
             Some("stats") => found.digest = value["logits"].as_str().unwrap_or_default().into(),
-            // A hybrid's move changes nothing.
+            // A hybrid that switches devices computes the same.
             Some("switch") => {}
             _ => {
                 let line = command::one_line(line);
-                return Err(Error::Failed(format!("{case}: this is no line of `generate`: {line}")));
+                return Err(Error::Failed(format!("{case}: not a line of `generate`: {line}")));
             }
         }
     }

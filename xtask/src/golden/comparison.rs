@@ -1,15 +1,15 @@
-//! Results beside golden ones: a table, and the place where two runs part.
+//! Results compared with golden ones: a table, and the first difference.
 
 use crate::table::{cells, fixed, markdown};
 
-/// Token ids, and the digest of the last logits.
+/// A text: its token ids, and the digest of the last logits.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Outcome {
     pub ids: Vec<u32>,
     pub digest: String,
 }
 
-/// Results of a case, there and here.
+/// Results of a case: on the device (`there`), on this machine (`here`), and in the golden file.
 pub struct CaseResult {
     pub name: String,
     pub there: Outcome,
@@ -24,7 +24,7 @@ impl CaseResult {
     }
 }
 
-/// One line a case.
+/// The table, one line per case.
 pub fn table(rows: &[CaseResult]) -> String {
     let said = |equal: bool| if equal { "equal".to_string() } else { "DIFFERS".into() };
     let line = |r: &CaseResult| {
@@ -66,7 +66,7 @@ pub fn find_first_layer(there: &str, here: &str) -> String {
     }
     match there.iter().zip(&here).find(|(a, b)| a != b) {
         Some(((pos, layer, _), _)) => format!("first differing layer: {layer}, at position {pos}"),
-        None => "no layer differs: look at the head, the sampler and the tokenizer".into(),
+        None => "no layer differs; check the head, the sampler and the tokenizer".into(),
     }
 }
 

@@ -100,7 +100,7 @@ if (process.argv[3] === "phone") {
 } else {
   assert.equal(figures.length, 0);
   assert.equal(root.all("figure").length, 0);
-  for (const part of ["No temperature can be read there.", "no token was decoded", "no prompt", "m on d"])
+  for (const part of ["No temperature could be read on the device.", "no token was decoded", "no prompt", "m on d"])
     assert(text.includes(part), `${part} is not in ${text.slice(0, 700)}`);
   for (const part of ["Hottest", "Throttling", "ended"]) assert(!text.includes(part), part);
 }

@@ -1,50 +1,50 @@
-//! One profile: the program's trace and the device's samples on one clock, and its JSON.
+//! A profile: the program's trace and the device's samples on one clock, and its JSON.
 
 use super::trace::{Pass, Trace};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
 use crate::sensors::{Reading, layout};
 use serde_json::{Value, json};
 
-/// Of `profile.json`; counts up when a field changes its meaning or goes.
+/// Version of `profile.json`, raised when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
-/// The trace's clock is believed if it lies this near to the samples, in seconds.
-const BELIEVED: f64 = 600.0;
+/// Maximum seconds between the trace's clock and the samples; beyond that the clock is ignored.
+const MAX_CLOCK_SKEW: f64 = 600.0;
 
-/// A generation as a device ran it.
+/// The data of a generation on a device.
 pub struct Recording {
     pub device: String,
     pub target: String,
     pub model: String,
-    /// When, as the directory's name has it.
+    /// The time, as in the directory's name.
     pub time: String,
     /// The program's arguments.
     pub args: Vec<String>,
     pub before: Reading,
     pub after: Reading,
     pub plan: Plan,
-    /// Their times are seconds since the device started.
+    /// Samples; their times are seconds since the device started.
     pub samples: Vec<Sample>,
 }
 
-/// Everything known about one generation. Times are seconds since `zero`.
+/// A generation with its trace. Times are seconds since `zero`.
 pub struct Profile {
     pub recording: Recording,
     pub trace: Trace,
-    /// Seconds since the device started.
+    /// The zero of all times, in seconds since the device started.
     pub zero: f64,
-    /// Both clocks are known to be one; else the trace was made to end with the samples.
+    /// True if the trace has the clock of the samples; else it was shifted to end with them.
     pub aligned: bool,
 }
 
-/// Some decoded tokens in a row.
+/// A run of decoded tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bin {
     pub from: f64,
     pub to: f64,
     pub tokens: u64,
-    /// Tokens before it: the prompt's and those decoded.
+    /// Number of tokens before it, prompt and decoded.
     pub position: u64,
-    /// Seconds of each step of the trace, as in the passes whose steps are known.
+    /// Seconds of each step, from the passes whose steps are known.
     pub steps: Vec<f64>,
 }
 
@@ -62,11 +62,13 @@ impl Bin {
 }
 
 impl Profile {
-    /// Puts the trace on the clock of the samples.
+    /// Shifts the trace to the clock of the samples.
     pub fn new(recording: Recording, mut trace: Trace) -> Profile {
         let first = recording.samples.first().map(|s| s.uptime);
         let last = recording.samples.last().map(|s| s.uptime);
-        let near = |o: &f64| first.is_none_or(|f| (f - BELIEVED..=last.unwrap_or(f) + BELIEVED).contains(o));
+        let near = |o: &f64| {
+            first.is_none_or(|f| (f - MAX_CLOCK_SKEW..=last.unwrap_or(f) + MAX_CLOCK_SKEW).contains(o))
+        };
         let origin = trace.origin.filter(near);
         let guess = last.unwrap_or(0.0) - trace.end().unwrap_or(0.0);
         let begins = origin.unwrap_or(guess);
@@ -75,19 +77,19 @@ impl Profile {
         Profile { recording, trace, zero, aligned: origin.is_some() }
     }
 
-    /// From the first to the last moment known.
+    /// Seconds until the last known time.
     pub fn span(&self) -> f64 {
         let last = self.recording.samples.last().map(|s| s.uptime - self.zero);
         last.into_iter().chain(self.trace.end()).fold(0.0, f64::max).max(1e-3)
     }
 
-    /// Decoded tokens in about `count` bins of equal time.
+    /// The decoded tokens in about `count` bins of equal time.
     pub fn bins(&self, count: usize) -> Vec<Bin> {
         let (prompt, decode) = self.trace.split();
         let (Some(first), Some(last)) = (decode.first(), decode.last()) else { return Vec::new() };
         let from = prompt.last().map_or(first.from, |p| p.to);
         let length = (last.to - from) / count.max(1) as f64;
-        // The passes of each bin.
+        // The end of each bin, as an index of passes.
         let (mut ends, mut began) = (Vec::new(), from);
         for (i, pass) in decode.iter().enumerate() {
             if pass.to - began >= length || i + 1 == decode.len() {
@@ -95,7 +97,7 @@ impl Profile {
                 began = pass.to;
             }
         }
-        // The rest of a bin at the end is too short to be one.
+        // A rest of less than half a bin joins the last one.
         if let [.., before, end] = ends[..]
             && decode[end - 1].to - decode[before - 1].to < length / 2.0
         {
@@ -114,14 +116,14 @@ impl Profile {
         ends.into_iter().map(&mut bin).collect()
     }
 
-    /// Seconds a token of each step, where the steps are known.
+    /// Seconds per token of each step, from the passes whose steps are known.
     fn step_seconds(&self, passes: &[Pass]) -> Vec<f64> {
         let known = || passes.iter().filter(|p| p.detailed);
         let tokens = known().map(|p| p.tokens).sum::<u64>().max(1) as f64;
         (0..self.trace.steps.len()).map(|i| known().map(|p| p.steps[i]).sum::<f64>() / tokens).collect()
     }
 
-    /// Tokens per second over a part of the decode, from one fraction of its tokens to another.
+    /// Tokens per second of decoding, from one fraction of the tokens to another.
     pub fn rate(&self, from: f64, to: f64) -> Option<f64> {
         let (prompt, decode) = self.trace.split();
         let at = |f: f64| ((decode.len() as f64 * f).round() as usize).min(decode.len());
@@ -131,12 +133,12 @@ impl Profile {
         Some(part.iter().map(|p| p.tokens).sum::<u64>() as f64 / time.max(1e-9))
     }
 
-    /// Decoding: milliseconds a token of each step.
+    /// Milliseconds per decoded token of each step.
     fn step_milliseconds(&self) -> Vec<f64> {
         self.step_seconds(self.trace.split().1).into_iter().map(|s| s * 1e3).collect()
     }
 
-    /// The highest value of all samples.
+    /// The maximum over all samples.
     fn peak(&self, of: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
         self.recording.samples.iter().filter_map(of).max_by(f64::total_cmp)
     }
@@ -146,20 +148,20 @@ impl Profile {
         sampler::hottest([before, after], samples)
     }
 
-    /// Describes in a sentence each the values that could not be read.
+    /// One sentence about each kind of value that could not be read.
     pub fn notes(&self) -> Vec<&'static str> {
         let any = |of: fn(&Sample) -> bool| self.recording.samples.iter().any(of);
         let known = [
-            (any(|s| s.celsius.iter().any(Option::is_some)), "No temperature can be read there."),
-            (any(|s| s.khz.iter().any(Option::is_some)), "No clock can be read there."),
-            (any(|s| s.microamps.is_some()), "The battery's current cannot be read there."),
+            (any(|s| s.celsius.iter().any(Option::is_some)), "No temperature could be read on the device."),
+            (any(|s| s.khz.iter().any(Option::is_some)), "No clock could be read on the device."),
+            (any(|s| s.microamps.is_some()), "The battery's current could not be read."),
             (any(|s| s.rss.is_some()), "The program's memory was not sampled."),
-            (self.aligned, "The trace does not tell when it began: it was made to end with the samples."),
+            (self.aligned, "The trace has no start time; it was shifted to end with the samples."),
         ];
         known.into_iter().filter(|(known, _)| !known).map(|(_, note)| note).collect()
     }
 
-    /// For people, in a few lines.
+    /// A few lines for the user.
     pub fn summary(&self) -> String {
         let rate = self.rate(0.0, 1.0).map_or("–".into(), |r| format!("{r:.1}"));
         let hottest = self.hottest().map_or("–".into(), |c| format!("{c:.1} °C"));
@@ -167,7 +169,7 @@ impl Profile {
         let rss = rss.map_or("–".into(), |m| format!("{m:.0} MiB"));
         let (tokens, samples) = (self.trace.split().1.len(), self.recording.samples.len());
         let numbers = format!(
-            "{tokens} tokens decoded, {samples} samples: {rate} tokens/s, at most {hottest} and {rss}"
+            "{tokens} tokens at {rate} tokens/s; peak memory {rss}, peak temperature {hottest}; {samples} samples"
         );
         [vec![numbers.as_str()], self.notes()].concat().join("\n")
     }
@@ -209,7 +211,7 @@ impl Profile {
         })
     }
 
-    /// Its tokens, when it was computed, and how long that took.
+    /// The prompt for JSON: its tokens, and the time of its computation.
     fn prompt(&self) -> Value {
         let (prompt, _) = self.trace.split();
         let Some((first, last)) = prompt.first().zip(prompt.last()) else { return json!({}) };
@@ -219,7 +221,7 @@ impl Profile {
     }
 }
 
-/// To a millionth.
+/// Rounds to six decimals.
 fn round(x: f64) -> f64 {
     (x * 1e6).round() / 1e6
 }

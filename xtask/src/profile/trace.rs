@@ -1,15 +1,15 @@
-//! The program's trace: read, and cut into forward passes.
+//! Reads the program's trace and splits it into forward passes.
 //!
-//! The program writes the Chrome trace event format: a span (`"ph":"X"`) a step of the forward pass, and an
-//! instant (`"ph":"i"`) named `switch…` or `evict…` where decode moved to another backend or the cache gave
-//! slots up. `otherData.uptime_s` is the device's uptime when the trace's clock began.
+//! The program writes the Chrome trace event format: a span (`"ph":"X"`) for each step of a forward pass, and an instant
+//! (`"ph":"i"`) named `switch…` or `evict…` where decoding moved to another backend or the cache evicted slots.
+//! `otherData.uptime_s` is the device's uptime at the zero of the trace's clock.
 
 use serde_json::{Value, json};
 
-/// Names of steps that are told apart; the rest is `other`.
-const STEPS: usize = 11;
+/// Maximum number of step names; the rest is `other`.
+const MAX_STEPS: usize = 11;
 
-/// Beginnings of the names of instants that are marks: another backend goes on, the cache gave slots up.
+/// Prefixes of the names of instants that are marks: a switch of backends, an eviction.
 const KINDS: [&str; 2] = ["switch", "evict"];
 
 /// One forward pass. Times are seconds on the trace's clock until [`Trace::shift`] moves them.
@@ -20,13 +20,13 @@ pub struct Pass {
     pub tokens: u64,
     /// Seconds of each of [`Trace::steps`].
     pub steps: Vec<f64>,
-    /// It ended in logits, that is, in a token.
+    /// True if it computed logits, that is, gave a token.
     pub head: bool,
-    /// The program wrote its steps, which it does not do for every pass of a long run.
+    /// True if its steps are known; a long run has them for some passes only.
     pub detailed: bool,
 }
 
-/// Something that happened at a moment.
+/// An event at a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
     pub at: f64,
@@ -35,26 +35,26 @@ pub struct Mark {
     pub text: String,
 }
 
-/// The program's recording.
+/// The trace of the program.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// The uptime at which its clock began.
+    /// The device's uptime at the zero of the trace's clock.
     pub origin: Option<f64>,
     pub steps: Vec<String>,
     pub passes: Vec<Pass>,
     pub marks: Vec<Mark>,
-    /// Why the text ended.
+    /// The reason why the text ended.
     pub stop: Option<String>,
-    /// The events as written.
+    /// The events as they were written.
     pub events: Vec<Value>,
 }
 
 impl Trace {
-    /// Reads the program's file; an error says what is wrong with it.
+    /// Parses the program's file.
     pub fn parse(text: &str) -> std::result::Result<Trace, String> {
         let mut file: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let Some(Value::Array(mut events)) = file.get_mut("traceEvents").map(Value::take) else {
-            return Err("it has no list `traceEvents`".into());
+            return Err("no list `traceEvents`".into());
         };
         let timed = |e: &Value| e["ts"].as_f64().is_some_and(|ts| ts.abs() < 1e15) && e["name"].is_string();
         events.retain(timed);
@@ -63,7 +63,7 @@ impl Trace {
         let mut trace = Trace { origin, ..Trace::default() };
         for event in &events {
             match event["ph"].as_str() {
-                Some("X") => trace.span(event),
+                Some("X") => trace.add_span(event),
                 Some("i" | "I" | "R") => {
                     let stop = event["name"].as_str().and_then(|name| name.strip_prefix("stop: "));
                     trace.stop = stop.map(|why| sanitize(why, 40)).or(trace.stop);
@@ -78,7 +78,8 @@ impl Trace {
         Ok(trace)
     }
 
-    fn span(&mut self, event: &Value) {
+    /// Adds a span to its pass.
+    fn add_span(&mut self, event: &Value) {
         let name = event["name"].as_str().unwrap_or_default();
         let (from, time) = (seconds(event, "ts"), seconds(event, "dur").clamp(0.0, 1e9));
         let tokens = event["args"]["tokens"].as_u64().unwrap_or(1);
@@ -90,7 +91,7 @@ impl Trace {
         if name == "embed" || self.passes.is_empty() {
             self.passes.push(Pass { from, to: from, tokens, steps: Vec::new(), head: false, detailed: true });
         }
-        let step = self.step(name);
+        let step = self.find_step(name);
         let pass = self.passes.last_mut().expect("one was just pushed");
         if pass.steps.len() <= step {
             pass.steps.resize(step + 1, 0.0);
@@ -100,12 +101,13 @@ impl Trace {
         pass.head |= name == "head";
     }
 
-    fn step(&mut self, name: &str) -> usize {
+    /// The index of a step, which is added if it is new.
+    fn find_step(&mut self, name: &str) -> usize {
         let name = if name.is_empty() { "?" } else { name };
         if let Some(at) = self.steps.iter().position(|s| s == name) {
             return at;
         }
-        let name = if self.steps.len() < STEPS { name } else { "other" };
+        let name = if self.steps.len() < MAX_STEPS { name } else { "other" };
         let known = self.steps.iter().position(|s| s == name);
         known.unwrap_or_else(|| {
             self.steps.push(sanitize(name, 24));
@@ -113,7 +115,7 @@ impl Trace {
         })
     }
 
-    /// Moves all times by so many seconds.
+    /// Moves all times by `by` seconds.
     pub fn shift(&mut self, by: f64) {
         for pass in &mut self.passes {
             (pass.from, pass.to) = (pass.from + by, pass.to + by);
@@ -124,13 +126,13 @@ impl Trace {
         }
     }
 
-    /// The last moment that it knows of.
+    /// The last time in the trace.
     pub fn end(&self) -> Option<f64> {
         let ends = self.passes.iter().map(|p| p.to).chain(self.marks.iter().map(|m| m.at));
         ends.max_by(f64::total_cmp)
     }
 
-    /// The passes of the prompt, the last of which gives the first token, and those of one token each after it.
+    /// The passes of the prompt, the last of which gives the first token, and the passes of one token each after it.
     pub fn split(&self) -> (&[Pass], &[Pass]) {
         let first = self.passes.iter().position(|p| p.head).map_or(self.passes.len(), |at| at + 1);
         self.passes.split_at(first)
@@ -141,7 +143,7 @@ fn seconds(event: &Value, field: &str) -> f64 {
     event[field].as_f64().unwrap_or(0.0) / 1e6
 }
 
-/// Microseconds with three digits.
+/// Microseconds with three decimals.
 pub fn micros(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
@@ -156,7 +158,7 @@ fn parse_mark(event: &Value) -> Option<Mark> {
     Some(Mark { at: seconds(event, "ts"), kind, text: sanitize(&text, 120) })
 }
 
-/// The first characters of a text, without those that steer a terminal.
+/// At most `most` characters of a text, without control characters.
 fn sanitize(text: &str, most: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(most).collect()
 }
@@ -224,7 +226,7 @@ mod tests {
         let many: Vec<Value> =
             (0..100).map(|i| json!({"name": format!("s{i}"), "ts": i, "ph": "X", "dur": 1})).collect();
         let trace = Trace::parse(&json!({"traceEvents": many}).to_string()).unwrap();
-        assert_eq!((trace.steps.len(), trace.steps[STEPS].as_str()), (STEPS + 1, "other"));
-        assert!(trace.passes.iter().all(|p| p.steps.len() == STEPS + 1));
+        assert_eq!((trace.steps.len(), trace.steps[MAX_STEPS].as_str()), (MAX_STEPS + 1, "other"));
+        assert!(trace.passes.iter().all(|p| p.steps.len() == MAX_STEPS + 1));
     }
 }

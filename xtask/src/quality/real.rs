@@ -1,13 +1,13 @@
-//! `cargo xtask quality --model NAME`: a real model on real text, as tables in the page that has the story model's.
+//! `cargo xtask quality --model NAME`: a real model on real text, as tables in the README of the story model.
 
 use super::{README, Row, lines, prediction_cells, result, run_eval};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{command, fetch};
 use files::atomic_file;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Types of the weights and of the cache; the first is the one that the others are held against.
+/// Types of the weights and of the cache, with their settings; the first is the baseline.
 const TYPES: [(&str, &str, &str); 7] = [
     ("native", "f32", "weights=native,kv=f32"),
     ("native", "f16", "weights=native,kv=f16"),
@@ -34,7 +34,7 @@ const EVICTING: [(&str, usize, usize); 9] = [
 ];
 const EVICTING_HEAD: &str = "| policy | window | protected prefix | perplexity | change | KL, nats | same top token | \
                              recall 400 | 1,300 |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
-/// Tokens between a fact and its question, as in the questions.
+/// Tokens between a fact and its question in `recall.json`.
 const DISTANCES: [usize; 2] = [400, 1300];
 
 fn type_rows() -> Vec<Row> {
@@ -50,7 +50,7 @@ fn eviction_rows() -> Vec<Row> {
     [whole].into_iter().chain(evicting).collect()
 }
 
-/// Measures with `program`, and writes the tables to `out` or into the page.
+/// Measures with `program`, and writes the tables to `out` or into the README.
 pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let (text, recall) = (golden(model, "text.txt"), golden(model, "recall.json"));
     let (text, recall) = (text.display().to_string(), recall.display().to_string());
@@ -63,24 +63,24 @@ pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let evictions = evictions_table(&rows, &result::parse(&found, rows.len())?);
     let tables = [types, evictions].join("\n");
     if let Some(file) = out {
-        return atomic_file::write(file, tables.as_bytes()).map_err(|e| Error::at(file, e));
+        return atomic_file::write(file, tables.as_bytes()).at(file);
     }
     let page = command::root().join(README);
     let name = model.file_name().unwrap_or_default().to_string_lossy();
-    let old = fs::read_to_string(&page).map_err(|e| Error::at(&page, e))?;
+    let old = fs::read_to_string(&page).at(&page)?;
     let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
-        Error::Failed(format!("{README}: has no place for tables of {name}: {} and {END}", begin(&name)))
+        Error::Failed(format!("{README} has no place for the tables of {name}: {} and {END}", begin(&name)))
     })?;
-    atomic_file::write(&page, new.as_bytes()).map_err(|e| Error::at(&page, e))?;
+    atomic_file::write(&page, new.as_bytes()).at(&page)?;
     eprintln!("written: the tables of {name} in {README}");
     Ok(())
 }
 
-/// Refuses a model whose weights or questions are not there.
+/// Checks that a model has weights and questions.
 pub fn check(model: &Path) -> Result<()> {
     if let Some(file) = ["text.txt", "recall.json"].iter().find(|file| !golden(model, file).is_file()) {
         let file = golden(model, file);
-        let why = format!("{}: is missing, so its quality can't be measured", file.display());
+        let why = format!("{}: missing; the quality of this model cannot be measured", file.display());
         return Err(Error::Usage(why));
     }
     match fetch::remedy(model) {
@@ -99,7 +99,7 @@ fn begin(name: &str) -> String {
     format!("<!-- quality of {name} -->")
 }
 
-/// The page with other tables of this model; `None` where it has no place for them.
+/// The page with new tables of a model; `None` if it has no place for them.
 fn replace_tables(page: &str, name: &str, tables: &str) -> Option<String> {
     let begin = begin(name);
     let (before, rest) = page.split_once(&begin)?;
@@ -126,7 +126,7 @@ mod tests {
     use crate::build::model_dir;
 
     #[test]
-    fn tables_take_the_place_of_those_of_their_model() {
+    fn tables_replace_the_old_ones_of_their_model() {
         let page = "a\n<!-- quality of one -->\nold\n<!-- end of quality -->\nb\n<!-- quality of two -->\nold\n\
                     <!-- end of quality -->\nc\n";
         let new = replace_tables(page, "two", "| new |\n").unwrap();
@@ -147,6 +147,6 @@ mod tests {
         let snapkv = "| snapkv | 256 | 4 | 21.000 | +5.000 % | 0.2500 | 50.00 % | 0/0 | 0/0 |";
         assert_eq!(evictions.lines().nth(4), Some(snapkv));
         let e = check(&model_dir("qwen2.5-0.5b").unwrap()).unwrap_err();
-        assert!(e.exit_code() == 2 && e.to_string().contains("text.txt: is missing"), "{e}");
+        assert!(e.exit_code() == 2 && e.to_string().contains("text.txt: missing"), "{e}");
     }
 }

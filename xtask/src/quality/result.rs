@@ -1,10 +1,9 @@
-//! The output of `eval --format jsonl`, row by row.
+//! Parses the output of `eval --format jsonl`.
 
 use crate::error::{Error, Result};
 use serde::Deserialize;
 
-/// Of the questions that the model answers in single precision with all of the cache (`full`), how many this cache
-/// still answers.
+/// Numbers of questions: answered in single precision with the full cache (`full`), and of these with this cache (`kept`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 pub struct Score {
     pub kept: usize,
@@ -24,12 +23,12 @@ impl std::ops::AddAssign for Score {
     }
 }
 
-/// One row's numbers.
+/// The numbers of a row.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measurement {
     pub perplexity: f64,
-    /// From the first row, which has none itself: change of the perplexity, KL divergence in nats, share of equal top
-    /// tokens.
+    /// Differences from the first row, which has none: relative change of perplexity, KL divergence in nats, share of equal
+    /// top tokens.
     pub against: Option<(f64, f64, f64)>,
     pub recall: Recall,
 }
@@ -37,7 +36,7 @@ pub struct Measurement {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct Recall {
     pub settings: String,
-    /// Slots kept after a prompt, by its tokens, and their bytes; means over the questions.
+    /// Share of a prompt's slots that are kept, and their bytes; means over the questions.
     #[serde(rename = "slots_of_prompt")]
     pub slots: f64,
     pub bytes: f64,
@@ -50,14 +49,14 @@ pub struct Recall {
 pub struct Group {
     /// `plain` or `chat`.
     pub form: String,
-    /// Tokens between fact and question.
+    /// Tokens between the fact and the question.
     pub distance: usize,
     #[serde(flatten)]
     pub score: Score,
 }
 
 impl Recall {
-    /// The score of some groups.
+    /// The sum of the scores of some groups.
     pub fn of(&self, is_wanted: impl Fn(&Group) -> bool) -> Score {
         let mut sum = Score::default();
         self.groups.iter().filter(|group| is_wanted(group)).for_each(|group| sum += group.score);
@@ -93,12 +92,12 @@ fn failed(why: String) -> Error {
     Error::Failed(format!("eval: {why}"))
 }
 
-/// Reads the lines for `rows` rows without questions, the first of which the others were held against.
+/// Parses the lines for `rows` rows without questions; the first row is the baseline.
 pub fn parse_predictions(text: &str, rows: usize) -> Result<Vec<Measurement>> {
     Ok(parse_rows(text, rows)?.0.into_iter().map(|(_, measurement)| measurement).collect())
 }
 
-/// Reads the lines for `rows` rows with questions.
+/// Parses the lines for `rows` rows with questions.
 pub fn parse(text: &str, rows: usize) -> Result<Vec<Measurement>> {
     let (predicted, recalled) = parse_rows(text, rows)?;
     if recalled.len() != rows {
@@ -115,7 +114,7 @@ pub fn parse(text: &str, rows: usize) -> Result<Vec<Measurement>> {
     Ok(found)
 }
 
-/// Rows with their settings, and the lines of questions.
+/// Measurements with their settings, and the results of questions.
 type Rows = (Vec<(String, Measurement)>, Vec<Recall>);
 
 fn parse_rows(text: &str, rows: usize) -> Result<Rows> {
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_put_together_and_lines_that_do_not_belong_together_are_refused() {
+    fn lines_are_joined_into_rows_and_mismatches_are_refused() {
         let other = BASE.replace("\"a\"", "\"b\"").replace("\"kept\":3", "\"kept\":2");
         let found = parse(&lines(&[EVAL, BASE, &other]), 2).unwrap();
         assert_eq!((found[0].perplexity, found[0].against), (2.0, None));

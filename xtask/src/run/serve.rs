@@ -1,4 +1,4 @@
-//! The server on a device: the port here that leads to it, its address, and a page that opens it.
+//! The server on a device: the local port that is forwarded to it, its address, and its page in a browser.
 
 use super::{check_exit, program};
 use crate::command;
@@ -14,28 +14,26 @@ use std::time::Duration;
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Of `-- serve` on a phone: the port here that leads to it [default: the server's own]
+    /// With `-- serve` on a phone: the local port that is forwarded to it [default: the server's own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Of `-- serve`: open its page ($BROWSER, xdg-open, open)
+    /// With `-- serve`: open its page ($BROWSER, xdg-open, open)
     #[arg(long)]
     open: bool,
 }
 
-/// The server's port, where its flags name none.
+/// The server's default port.
 const PORT: u16 = 8080;
-/// Time between polls, and a poll's time-out.
+/// Time between two polls, and the time-out of one.
 const PAUSE: Duration = Duration::from_millis(100);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ServeArgs {
-    /// Refuses flags that mean nothing where no server is started.
+    /// Refuses flags that need a server when none is started.
     pub fn check(&self, serves: bool) -> Result<()> {
         let flag = self.port.map(|_| "--port").or_else(|| self.open.then_some("--open"));
         match flag {
-            Some(flag) if !serves => {
-                Err(Error::Usage(format!("{flag}: belongs to `-- serve`, which is not there")))
-            }
+            Some(flag) if !serves => Err(Error::Usage(format!("{flag} requires `-- serve`"))),
             _ => Ok(()),
         }
     }
@@ -50,7 +48,7 @@ pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<Stri
     let ended = AtomicBool::new(false);
     let code = std::thread::scope(|scope| {
         scope.spawn(|| announce(here, args.open, &ended));
-        // It ends with this process, whatever ends that: its stdin is a lifeline.
+        // The server ends when this process does: its stdin is then closed.
         let code = shell::stream(device, &program, Input::Nothing);
         ended.store(true, Ordering::SeqCst);
         code
@@ -58,7 +56,7 @@ pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<Stri
     check_exit(device, code)
 }
 
-/// The port that the server's flags name. 0, which is any, becomes one that is free here: it has to be known before.
+/// The port in the server's flags. Port 0, which means any, is replaced by one that is free here, as it must be known now.
 fn resolve_port(words: &mut [String]) -> Result<u16> {
     let Some(at) = words.iter().rposition(|word| word == "--port" || word.starts_with("--port=")) else {
         return Ok(PORT);
@@ -76,7 +74,7 @@ fn resolve_port(words: &mut [String]) -> Result<u16> {
     }
 }
 
-/// A port that nobody has here now.
+/// A port that is free on this machine now.
 pub fn free_port() -> Result<u16> {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     free.map(|address| address.port()).map_err(|e| Error::Failed(format!("no free port: {e}")))
@@ -97,7 +95,7 @@ fn announce(port: u16, open: bool, ended: &AtomicBool) {
     }
 }
 
-/// `Some` if a server answers that it is ready.
+/// Asks a server for its health: `Some` if it is ready.
 fn check_health(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).ok()?;
@@ -107,12 +105,12 @@ fn check_health(port: u16) -> Option<()> {
     reply.starts_with(b"HTTP/1.1 200").then_some(())
 }
 
-/// Opens a page in the user's browser, which is not waited for.
+/// Opens a page in the user's browser without waiting for it.
 fn open_page(address: &str) {
     let chosen = std::env::var("BROWSER").ok().filter(|name| !name.is_empty());
     let known = ["xdg-open", "open"].into_iter().find(|name| command::is_on_path(name)).map(String::from);
     let Some(browser) = chosen.or(known) else {
-        eprintln!("no program opens pages here: set BROWSER, or open {address} yourself");
+        eprintln!("no browser found: set BROWSER, or open {address} yourself");
         return;
     };
     let mut open = Command::new(&browser);

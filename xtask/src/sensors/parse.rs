@@ -1,10 +1,9 @@
-//! Reads the output of `read.sh`. The lines come from a device, so anything may be in them.
+//! Parses the output of `read.sh`, which comes from a device and may contain anything.
 
-use super::dumpsys;
-use super::reading::{Battery, Cooling, Core, Reading, Temperature, sanitize_name};
+use super::{Battery, Cooling, Core, Reading, Temperature, sanitize_name};
 
-/// More of a kind than any device has; what follows is dropped.
-const MOST: usize = 512;
+/// Maximum number of cores, temperatures and cooling devices; the rest is dropped.
+const MAX_ITEMS: usize = 512;
 
 pub fn parse_reading(text: &str) -> Reading {
     let mut r = Reading::default();
@@ -25,19 +24,19 @@ pub fn parse_reading(text: &str) -> Reading {
             _ => {}
         }
     }
-    let service = dumpsys::parse_thermal(&thermal);
+    let service = parse_thermal(&thermal);
     r.thermal_status = service.status;
     r.temperatures = if zones.is_empty() { service.temperatures } else { zones };
-    dumpsys::add_battery(&battery, &mut r.battery);
+    add_battery(&battery, &mut r.battery);
     r.cores.sort_by_key(|c| c.number);
     r.cores.dedup_by_key(|c| c.number);
-    r.cores.truncate(MOST);
-    r.temperatures.truncate(MOST);
-    r.cooling.truncate(MOST);
+    r.cores.truncate(MAX_ITEMS);
+    r.temperatures.truncate(MAX_ITEMS);
+    r.cooling.truncate(MAX_ITEMS);
     r
 }
 
-/// A finite time, not negative.
+/// Parses a finite time that is not negative.
 pub fn seconds(word: &str) -> Option<f64> {
     word.parse().ok().filter(|s: &f64| s.is_finite() && *s >= 0.0)
 }
@@ -46,15 +45,15 @@ fn kilobytes(word: &str) -> Option<u64> {
     word.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Thousandths of a degree, as the kernel has it; a few drivers give whole degrees. `None` for what no
-/// running device can have, which is how sensors say that they are off.
+/// Parses a temperature of the kernel in thousandths of a degree, or in whole degrees as a few drivers have it. `None` for
+/// impossible values, which sensors that are off report.
 pub fn celsius(word: &str) -> Option<f64> {
     let raw: i64 = word.parse().ok()?;
     let celsius = if (10..=150).contains(&raw) { raw as f64 } else { raw as f64 / 1000.0 };
     (celsius > -40.0 && celsius < 150.0 && raw != 0).then_some(celsius)
 }
 
-/// A clock that exists.
+/// Parses a clock in kHz; `None` if it is impossible.
 pub fn khz(word: &str) -> Option<u64> {
     word.parse().ok().filter(|k| (1..100_000_000).contains(k))
 }
@@ -87,6 +86,52 @@ fn battery_files<'a>(words: &mut impl Iterator<Item = &'a str>) -> Battery {
     let percent = number().filter(|p| (0..=100).contains(p)).map(|p| p as f64);
     let celsius = number().filter(|t| (-400..1500).contains(t)).map(|t| t as f64 / 10.0);
     Battery { microamps, percent, celsius, by_file: microamps.is_some() }
+}
+
+/// The output of the thermal service.
+#[derive(Debug, Default, PartialEq)]
+pub struct Thermal {
+    pub status: Option<u64>,
+    pub temperatures: Vec<Temperature>,
+}
+
+/// Reads the thermal service. It lists cached and current temperatures; the last one of a name counts.
+pub fn parse_thermal(lines: &[&str]) -> Thermal {
+    let mut found = Thermal::default();
+    for line in lines {
+        if let Some(status) = line.trim().strip_prefix("Thermal Status:") {
+            found.status = status.trim().parse().ok().filter(|s| *s <= 6);
+        }
+        if let Some(warm) = parse_temperature(line) {
+            match found.temperatures.iter_mut().find(|t| t.name == warm.name) {
+                Some(old) => *old = warm,
+                None => found.temperatures.push(warm),
+            }
+        }
+    }
+    found
+}
+
+/// Parses `Temperature{mValue=38.4, mType=0, mName=CPU0, mStatus=0}`.
+pub fn parse_temperature(line: &str) -> Option<Temperature> {
+    let inner = line.trim().strip_prefix("Temperature{")?.split('}').next()?;
+    let field = |name: &str| inner.split(", ").find_map(|f| f.strip_prefix(name)?.strip_prefix('='));
+    let celsius: f64 = field("mValue")?.parse().ok()?;
+    let name = sanitize_name(field("mName")?);
+    let real = celsius > -40.0 && celsius < 150.0 && celsius != 0.0 && !name.is_empty();
+    real.then_some(Temperature { name, celsius, zone: None })
+}
+
+/// Adds values that the files lack: `level: 83`, `temperature: 315` (tenths of a degree).
+pub fn add_battery(lines: &[&str], battery: &mut Battery) {
+    let number = |key: &str| {
+        let value = |l: &&str| l.trim().strip_prefix(key)?.strip_prefix(':')?.trim().parse::<i64>().ok();
+        lines.iter().find_map(value)
+    };
+    let level = number("level").filter(|p| (0..=100).contains(p));
+    let tenths = number("temperature").filter(|t| (-400..1500).contains(t));
+    battery.percent = battery.percent.or(level.map(|p| p as f64));
+    battery.celsius = battery.celsius.or(tenths.map(|t| t as f64 / 10.0));
 }
 
 #[cfg(test)]
@@ -141,6 +186,31 @@ mod tests {
         let r = parse_reading("zone 1 40000 \u{1b}[2J<script>\u{7}\n");
         assert_eq!(r.temperatures[0].name, "[2J<script>");
         let many: String = (0..2000).map(|i| format!("core {i} 1 1 1 1\n")).collect();
-        assert_eq!(parse_reading(&many).cores.len(), MOST);
+        assert_eq!(parse_reading(&many).cores.len(), MAX_ITEMS);
+    }
+
+    const THERMAL: &str = "IsStatusOverride: false\nThermalEventListeners:\n\tcallbacks: 2\nThermal Status: 2\n\
+        Cached temperatures:\n\tTemperature{mValue=30.1, mType=3, mName=skin, mStatus=0}\nHAL Ready: true\n\
+        Current temperatures from HAL:\n\tTemperature{mValue=44.5, mType=0, mName=CPU0, mStatus=0}\n\
+        \tTemperature{mValue=36.25, mType=3, mName=skin, mStatus=0}\n\
+        \tTemperature{mValue=NaN, mType=9, mName=x, mStatus=0}\n\
+        Current cooling devices from HAL:\n\tCoolingDevice{mValue=0, mType=2, mName=cpu}\n";
+
+    #[test]
+    fn androids_services_are_read_and_nonsense_is_left_out() {
+        let found = parse_thermal(&THERMAL.lines().collect::<Vec<_>>());
+        let warm: Vec<(&str, f64)> = found.temperatures.iter().map(|t| (&*t.name, t.celsius)).collect();
+        assert_eq!((found.status, &warm[..]), (Some(2), &[("skin", 36.25), ("CPU0", 44.5)][..]));
+        for line in [
+            "Thermal Status: 7",
+            "Temperature{",
+            "Temperature{mValue=1e9, mName=a}",
+            "Temperature{mName=a, mValue=}",
+        ] {
+            assert_eq!(parse_thermal(&[line]), Thermal::default(), "{line}");
+        }
+        let mut battery = Battery { percent: Some(50.0), ..Battery::default() };
+        add_battery(&["  level: 83", "  temperature: 287"], &mut battery);
+        assert_eq!((battery.percent, battery.celsius), (Some(50.0), Some(28.7)));
     }
 }

@@ -1,9 +1,8 @@
-//! Samples a device while a program runs there: one shell loop, which prints a line a sample and ends with
-//! the program. The device's own clock stamps the lines, so that the connection does not blur them.
+//! Samples a device while a program runs there, by a shell loop that prints one line per sample and ends with the program.
+//! The lines have times of the device's clock, so that the connection does not delay them.
 
-use super::dumpsys;
-use super::parse::{celsius, khz, seconds};
-use super::reading::{Reading, Temperature};
+use super::parse::{celsius, khz, parse_temperature, seconds};
+use super::{Reading, Temperature};
 use crate::device::{Device, shell};
 use crate::error::Result;
 use serde::Serialize;
@@ -16,43 +15,43 @@ use std::time::Duration;
 pub struct Plan {
     pub cores: Vec<u32>,
     pub temperatures: Vec<Temperature>,
-    /// The battery's current and level, from files.
+    /// Sample the battery's current and level, from files.
     pub battery: bool,
-    /// The least time between two samples.
+    /// The minimum time between two samples.
     pub interval: Duration,
-    /// When the program is interrupted, if it has not ended by then.
+    /// Time after which the program is interrupted.
     pub stop_after: Option<Duration>,
 }
 
-/// The values at one moment. `None` could not be read.
+/// The values at one moment; `None` if one could not be read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Sample {
     /// Seconds since the device started.
     #[serde(rename = "uptime_s")]
     pub uptime: f64,
-    /// As in the plan.
+    /// Clocks of the plan's cores.
     pub khz: Vec<Option<u64>>,
-    /// As in the plan.
+    /// The plan's temperatures.
     pub celsius: Vec<Option<f64>>,
     pub microamps: Option<f64>,
     #[serde(rename = "battery_percent")]
     pub percent: Option<f64>,
-    /// Of the machine, in bytes.
+    /// Available memory of the device, in bytes.
     #[serde(rename = "available_bytes")]
     pub available: Option<u64>,
-    /// Of the program, in bytes.
+    /// Memory of the program, in bytes.
     #[serde(rename = "rss_bytes")]
     pub rss: Option<u64>,
-    /// Shared pages counted in part, in bytes; not in every sample, since it takes the kernel some time.
+    /// Memory with shared pages divided among processes, in bytes; not in every sample, as it is slow to read.
     #[serde(rename = "pss_bytes")]
     pub pss: Option<u64>,
-    /// Of each thread: its number, the core that it last ran on, and the ticks that it has worked.
+    /// For each thread: its id, the core that it last ran on, and its CPU ticks.
     #[serde(skip)]
     pub tasks: Vec<(u32, u32, u64)>,
 }
 
 impl Plan {
-    /// Samples everything that a reading found.
+    /// A plan to sample everything that a reading found.
     pub fn new(reading: &Reading, interval: Duration) -> Plan {
         Plan {
             cores: reading.cores.iter().map(|c| c.number).collect(),
@@ -63,13 +62,13 @@ impl Plan {
         }
     }
 
-    /// The names of the values in a sample's lists.
+    /// The names of the values in a sample, for JSON.
     pub fn json(&self) -> Value {
         let names = self.temperatures.iter().map(|t| &t.name).collect::<Vec<_>>();
         json!({"interval_ms": self.interval.as_millis() as u64, "cores": self.cores, "temperatures": names})
     }
 
-    /// The loop about process `pid`: `sample.sh` after its settings.
+    /// The script that samples process `pid`: settings, then `sample.sh`.
     fn script(&self, pid: u32) -> String {
         let mut files: Vec<String> = vec!["/proc/uptime".into()];
         let clock = |n: &u32| format!("/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_cur_freq");
@@ -81,11 +80,8 @@ impl Plan {
         }
         let seconds = self.interval.as_secs_f64();
         let every = |time: f64| (time / seconds).ceil().clamp(1.0, 1e6) as u64;
-        let service = if self.temperatures.iter().any(|t| t.zone.is_none()) {
-            every(2.0).to_string()
-        } else {
-            String::new()
-        };
+        let has_service = self.temperatures.iter().any(|t| t.zone.is_none());
+        let service = if has_service { every(2.0).to_string() } else { String::new() };
         format!(
             "pid={pid} stop={} service={service} shared={} pause={:.3} files='{}'\n{}",
             self.stop_after.map_or(String::new(), |time| time.as_secs().to_string()),
@@ -101,12 +97,12 @@ impl Plan {
         Ok(self.parse(&shell::capture_apart(device, &self.script(pid))?.stdout))
     }
 
-    /// The lines that are samples.
+    /// Parses the lines that are samples.
     fn parse(&self, text: &str) -> Vec<Sample> {
         let mut service: Vec<Option<f64>> = vec![None; self.temperatures.len()];
         let mut samples: Vec<Sample> = Vec::new();
         for line in text.lines() {
-            if let Some(warm) = line.strip_prefix("service ").and_then(dumpsys::parse_temperature) {
+            if let Some(warm) = line.strip_prefix("service ").and_then(parse_temperature) {
                 let at = self.temperatures.iter().position(|t| t.zone.is_none() && t.name == warm.name);
                 if let Some(at) = at {
                     service[at] = Some(warm.celsius);
@@ -115,10 +111,10 @@ impl Plan {
             let Some(mut sample) = line.strip_prefix("sample ").and_then(|l| self.parse_sample(l)) else {
                 continue;
             };
-            for (i, told) in service.iter_mut().enumerate() {
-                sample.celsius[i] = sample.celsius[i].or(told.take());
+            for (i, latest) in service.iter_mut().enumerate() {
+                sample.celsius[i] = sample.celsius[i].or(latest.take());
             }
-            // Time does not go back; a line that says so is damaged.
+            // A line whose time goes back is damaged.
             if samples.last().is_none_or(|last| last.uptime <= sample.uptime) {
                 samples.push(sample);
             }
@@ -147,21 +143,21 @@ impl Plan {
     }
 }
 
-/// `1234:7:560`: thread, core, ticks.
+/// Parses `1234:7:560`: thread, core, ticks.
 fn parse_task(word: &str) -> Option<(u32, u32, u64)> {
     let mut numbers = word.split(':');
     let task = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     numbers.next().is_none().then_some(task)
 }
 
-/// The highest of the watched temperatures: at both ends and in between.
+/// The highest watched temperature, before, after and in between.
 pub fn hottest(ends: [&Reading; 2], samples: &[Sample]) -> Option<f64> {
     let during = samples.iter().flat_map(|s| s.celsius.iter().flatten().copied());
     ends.into_iter().filter_map(Reading::hottest).chain(during).max_by(f64::total_cmp)
 }
 
-/// The cores that did more than a twentieth of the busiest one's work, ascending: between two samples a
-/// thread's ticks count for the core where it was seen last.
+/// The cores that did more than 5 % of the busiest one's work, ascending. A thread's ticks between two samples count for
+/// the core on which it was seen last.
 pub fn cores_used(samples: &[Sample]) -> Vec<u32> {
     let (mut before, mut work) = (HashMap::new(), HashMap::<u32, u64>::new());
     for &(thread, core, ticks) in samples.iter().flat_map(|s| &s.tasks) {
@@ -225,7 +221,7 @@ mod tests {
         let device = Local::open();
         let reading = super::super::read(&device).unwrap();
         let plan = Plan::new(&reading, Duration::from_millis(20));
-        // Whoever runs tests in the background may have them, and what they start, ignore interrupts.
+        // Tests in the background, and their children, may ignore interrupts.
         let sleep = ["--default-signal=INT", "sleep", "100"];
         let mut child = Command::new("env").args(sleep).spawn().unwrap();
         let plan = Plan { stop_after: Some(Duration::ZERO), ..plan };

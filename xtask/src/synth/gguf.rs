@@ -1,4 +1,4 @@
-//! A synthetic model as a GGUF file: random blocks of a format, with scales that make weights of the usual size.
+//! A synthetic model as a GGUF file: random blocks, with scales that give weights of a usual size.
 
 use super::shapes::{self, Fill};
 use super::tokenizer::{self, TokenConfig};
@@ -8,7 +8,7 @@ use files::blocks::BlockType;
 use files::config::{Arch, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, stored};
 
-/// Ways to store a whole file, as tools name them: the type of most matrices, and of those that matter more.
+/// Mixes of block types, named as in llama.cpp: the type of most matrices, and of the more important ones.
 pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
     ("q4_0", BlockType::Q4_0, BlockType::Q4_0),
     ("q8_0", BlockType::Q8_0, BlockType::Q8_0),
@@ -17,31 +17,31 @@ pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
     ("q6_k", BlockType::Q6_K, BlockType::Q6_K),
 ];
 const ALIGNMENT: usize = 32;
-/// Types of metadata.
+/// Types of metadata values.
 const U32: u32 = 4;
 const F32: u32 = 6;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// A file of these tensors, all matrices in the formats of `mix`.
-pub(super) fn plan(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Result<FilePlan> {
+/// A GGUF file of the model, its matrices in the block types of `mix`.
+pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Result<FilePlan> {
     let Some((_, most, better)) = MIXES.iter().find(|(name, ..)| *name == mix) else {
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
     if !matches!(model.arch, Arch::Llama | Arch::Qwen2 | Arch::Qwen3 | Arch::Gemma3) {
-        let text = format!("--gguf {mix}: of a {} model; leave it out", model.arch.name());
+        let text = format!("--gguf {mix}: not available for {} models", model.arch.name());
         return Err(Error::Usage(text));
     }
-    let mut writer = Writer::default();
-    writer.model(config, model)?;
-    let divisors = divisors(model);
+    let mut metadata = Metadata::default();
+    metadata.write_model(config, model)?;
+    let divisors = rope_divisors(model);
     let mut infos = Vec::new();
     if let Some(divisors) = &divisors {
         infos.push((ROPE_FREQS.to_string(), vec![divisors.len()], BlockType::F32, None));
     }
     for tensor in shapes::tensors(model) {
-        // As in llama.cpp's mixes: what is summed up over all tokens, and the embedding.
+        // As in llama.cpp's mixes: values, the second FFN matrix, embedding and head.
         let matters =
             ["embed_tokens", "lm_head", "v_proj", "down_proj"].iter().any(|n| tensor.name.contains(n));
         let block = match (tensor.shape.len(), matters) {
@@ -51,47 +51,50 @@ pub(super) fn plan(config: &TokenConfig, model: &ModelConfig, mix: &str) -> Resu
         };
         let cols = tensor.shape.last().copied().unwrap_or(0);
         if !cols.is_multiple_of(block.values()) {
-            let text = format!("{} has rows of {cols}, which are no whole blocks of {block:?}", tensor.name);
+            let text =
+                format!("{} has rows of {cols} values, not a multiple of a {block:?} block", tensor.name);
             return Err(Error::Failed(text));
         }
         let name = stored(model.arch, &tensor.name).unwrap_or_else(|| tensor.name.clone());
         infos.push((name, tensor.shape, block, Some(tensor.fill)));
     }
-    Ok(writer.finish(infos, divisors.unwrap_or_default()))
+    Ok(metadata.finish(infos, divisors.unwrap_or_default()))
 }
 
-/// Divisors of RoPE's frequencies, where they are scaled.
-fn divisors(model: &ModelConfig) -> Option<Vec<f32>> {
+/// Divisors of RoPE's frequencies, if they are scaled.
+fn rope_divisors(model: &ModelConfig) -> Option<Vec<f32>> {
     let divisor = |i: usize| (1.0 / model.rope.scaling.multiplier(i, model.rope.frequency(i))) as f32;
     (model.rope.scaling != RopeScaling::Plain).then(|| (0..model.head_dim / 2).map(divisor).collect())
 }
 
-type Info = (String, Vec<usize>, BlockType, Option<Fill>);
+/// Name, shape, block type and values of a tensor.
+type TensorInfo = (String, Vec<usize>, BlockType, Option<Fill>);
 
+/// The metadata of a GGUF file.
 #[derive(Default)]
-struct Writer {
+struct Metadata {
     pairs: Vec<u8>,
     count: u64,
 }
 
-impl Writer {
-    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) {
-        self.pairs.extend(text(key));
+impl Metadata {
+    fn push_pair(&mut self, key: &str, kind: u32, value: &[u8]) {
+        self.pairs.extend(encode_string(key));
         self.pairs.extend(kind.to_le_bytes());
         self.pairs.extend(value);
         self.count += 1;
     }
 
-    fn array(&mut self, key: &str, kind: u32, elements: &[Vec<u8>]) {
+    fn push_array(&mut self, key: &str, kind: u32, elements: &[Vec<u8>]) {
         let head = [&kind.to_le_bytes()[..], &(elements.len() as u64).to_le_bytes()].concat();
-        self.pair(key, ARRAY, &[head, elements.concat()].concat());
+        self.push_pair(key, ARRAY, &[head, elements.concat()].concat());
     }
 
-    /// Dimensions and tokenizer.
-    fn model(&mut self, config: &TokenConfig, m: &ModelConfig) -> Result<()> {
+    /// Writes the dimensions and the tokenizer.
+    fn write_model(&mut self, config: &TokenConfig, m: &ModelConfig) -> Result<()> {
         let arch = m.arch.gguf_name();
-        self.pair("general.architecture", STRING, &text(arch));
-        self.pair("general.name", STRING, &text("synthetic"));
+        self.push_pair("general.architecture", STRING, &encode_string(arch));
+        self.push_pair("general.name", STRING, &encode_string("synthetic"));
         for (key, n) in [
             ("block_count", m.layers),
             ("embedding_length", m.dim),
@@ -103,41 +106,41 @@ impl Writer {
             ("context_length", m.max_position),
             ("vocab_size", m.vocab),
         ] {
-            self.pair(&format!("{arch}.{key}"), U32, &(n as u32).to_le_bytes());
+            self.push_pair(&format!("{arch}.{key}"), U32, &(n as u32).to_le_bytes());
         }
         let mut floats =
             vec![("attention.layer_norm_rms_epsilon", m.norm_eps), ("rope.freq_base", m.rope.theta)];
         if m.window > 0 {
             let window = (m.window as u32).to_le_bytes();
-            self.pair(&format!("{arch}.attention.sliding_window"), U32, &window);
+            self.push_pair(&format!("{arch}.attention.sliding_window"), U32, &window);
             floats.push(("rope.freq_base_swa", m.rope.local_theta));
         }
         for (key, x) in floats {
-            self.pair(&format!("{arch}.{key}"), F32, &(x as f32).to_le_bytes());
+            self.push_pair(&format!("{arch}.{key}"), F32, &(x as f32).to_le_bytes());
         }
         let tokenizer = tokenizer::list_tokens(config)?;
         let pre = if arch == "llama" { "llama-bpe" } else { "qwen2" };
-        self.pair("tokenizer.ggml.model", STRING, &text("gpt2"));
-        self.pair("tokenizer.ggml.pre", STRING, &text(pre));
-        let tokens: Vec<Vec<u8>> = tokenizer.tokens.iter().map(|(token, _)| text(token)).collect();
+        self.push_pair("tokenizer.ggml.model", STRING, &encode_string("gpt2"));
+        self.push_pair("tokenizer.ggml.pre", STRING, &encode_string(pre));
+        let tokens: Vec<Vec<u8>> = tokenizer.tokens.iter().map(|(token, _)| encode_string(token)).collect();
         // Control tokens are of type 3, ordinary ones of type 1.
         let kinds: Vec<Vec<u8>> = tokenizer
             .tokens
             .iter()
             .map(|(_, special)| if *special { 3i32 } else { 1 }.to_le_bytes().into())
             .collect();
-        self.array("tokenizer.ggml.tokens", STRING, &tokens);
-        self.array("tokenizer.ggml.token_type", 5, &kinds);
-        self.array("tokenizer.ggml.merges", STRING, &[]);
+        self.push_array("tokenizer.ggml.tokens", STRING, &tokens);
+        self.push_array("tokenizer.ggml.token_type", 5, &kinds);
+        self.push_array("tokenizer.ggml.merges", STRING, &[]);
         for (key, id) in [("bos_token_id", tokenizer.bos), ("eos_token_id", tokenizer.eos)] {
             if let Some(id) = id {
-                self.pair(&format!("tokenizer.ggml.{key}"), U32, &id.to_le_bytes());
+                self.push_pair(&format!("tokenizer.ggml.{key}"), U32, &id.to_le_bytes());
             }
         }
         Ok(())
     }
 
-    fn finish(self, infos: Vec<Info>, divisors: Vec<f32>) -> FilePlan {
+    fn finish(self, infos: Vec<TensorInfo>, divisors: Vec<f32>) -> FilePlan {
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
         head.extend((infos.len() as u64).to_le_bytes());
@@ -146,7 +149,7 @@ impl Writer {
         let mut offset = 0usize;
         let mut parts = Vec::new();
         for (name, shape, block, fill) in infos {
-            head.extend(text(&name));
+            head.extend(encode_string(&name));
             head.extend((shape.len() as u32).to_le_bytes());
             shape.iter().rev().for_each(|dim| head.extend((*dim as u64).to_le_bytes()));
             head.extend(block.id().to_le_bytes());
@@ -167,12 +170,13 @@ impl Writer {
     }
 }
 
-fn text(text: &str) -> Vec<u8> {
+/// A string with its length, as GGUF stores it.
+fn encode_string(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// Writes the f16 scales of a random block, so that its values have the spread of `STD`: with `q` uniform, of the
-/// K-quants a part's scale too, and the minimum about what the mean of scale and integer is.
+/// Writes the f16 scales of a random block so that the deviation of its values is `STD`. The integers are uniform, in
+/// K-quants the sub-block scales too, and the minimum is about the mean of scale times integer.
 pub(super) fn set_scales(block: BlockType, bytes: &mut [u8]) {
     // f16: 0.0043; 2.7e-4; 9.0e-5 and 6.7e-4; 4.5e-5 and 7.0e-4; 1.5e-5.
     let scales: &[(usize, u16)] = match block {

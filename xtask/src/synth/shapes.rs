@@ -1,13 +1,13 @@
-//! The tensors of a model, from its `config.json`.
+//! Names and shapes of a model's tensors, from its `config.json`.
 
 use files::config::{Arch, ModelConfig};
 
 /// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fill {
-    /// Around 0.
+    /// Mean 0.
     Weights,
-    /// Around 1.
+    /// Mean 1.
     Norm,
 }
 
@@ -21,16 +21,16 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Counts the values.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// Every tensor, named as transformers names it.
+/// All tensors, with their names in transformers.
 pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
     if model.arch == Arch::Gpt2 {
-        return gpt2(model);
+        return gpt2_tensors(model);
     }
     let (dim, ffn) = (model.dim, model.ffn_dim);
     let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
@@ -78,8 +78,8 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
     list
 }
 
-/// GPT-2 has names of its own, and matrices whose rows are the input's.
-fn gpt2(model: &ModelConfig) -> Vec<Tensor> {
+/// The tensors of GPT-2, whose names differ and whose matrices are transposed.
+fn gpt2_tensors(model: &ModelConfig) -> Vec<Tensor> {
     let (dim, ffn) = (model.dim, model.ffn_dim);
     let mut list = Vec::new();
     let mut put = |name: String, shape: &[usize], fill| list.push(Tensor { name, shape: shape.into(), fill });
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn published_sizes() {
+    fn models_have_their_published_sizes() {
         for (name, parameters) in [
             ("llama3.2-1b", 1_235_814_400),
             ("llama3.2-3b", 3_212_749_824),

@@ -1,12 +1,12 @@
-//! A tokenizer for a synthetic model: byte-level BPE without merges, so any text is encoded byte by
-//! byte; ids that no text encodes to decode to made-up words.
+//! A tokenizer for a synthetic model: byte-level BPE without merges, which encodes any text byte by byte. Other ids decode
+//! to made-up words.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Special tokens of the families whose vocabulary size gives them away.
+/// Special tokens of model families, by the size of their vocabulary.
 const KNOWN: &[(usize, &[(u32, &str)])] = &[
     (
         128_256,
@@ -48,12 +48,12 @@ fn list_ids(ids: &Option<TokenIds>) -> Vec<u32> {
     }
 }
 
-/// `generation_config.json`: the ids that begin and end a text.
+/// The content of `generation_config.json`: the ids that begin and end a text.
 pub fn generation_config(config: &TokenConfig) -> Value {
     json!({"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id})
 }
 
-/// `tokenizer_config.json`.
+/// The content of `tokenizer_config.json`.
 pub fn tokenizer_config(config: &TokenConfig) -> Result<Value> {
     let special = special_tokens(config)?;
     let name = |ids: &Option<TokenIds>| list_ids(ids).first().map(|id| special[id].clone());
@@ -67,7 +67,7 @@ pub fn tokenizer_config(config: &TokenConfig) -> Result<Value> {
 
 /// A vocabulary as a list, for a GGUF file.
 pub struct TokenList {
-    /// By id: the token, and whether it is special.
+    /// By id: the token, and true if it is special.
     pub tokens: Vec<(String, bool)>,
     pub bos: Option<u32>,
     pub eos: Option<u32>,
@@ -84,7 +84,7 @@ pub fn list_tokens(config: &TokenConfig) -> Result<TokenList> {
     Ok(TokenList { tokens, bos: first(&config.bos_token_id), eos: first(&config.eos_token_id) })
 }
 
-/// `tokenizer.json`.
+/// The content of `tokenizer.json`.
 pub fn tokenizer(config: &TokenConfig) -> Result<Value> {
     let special = special_tokens(config)?;
     let vocab: Map<String, Value> =
@@ -115,7 +115,7 @@ pub fn tokenizer(config: &TokenConfig) -> Result<Value> {
     }))
 }
 
-/// Every id's token.
+/// The tokens by id.
 fn vocabulary(config: &TokenConfig, special: &BTreeMap<u32, String>) -> Result<BTreeMap<u32, String>> {
     let vocab_size = config.vocab_size;
     if vocab_size < 256 + special.len() {
@@ -130,14 +130,14 @@ fn vocabulary(config: &TokenConfig, special: &BTreeMap<u32, String>) -> Result<B
     for id in 0..vocab_size as u32 {
         let token = match special.get(&id) {
             Some(name) => name.clone(),
-            None => bytes.next().map_or_else(|| word(id), String::from),
+            None => bytes.next().map_or_else(|| make_word(id), String::from),
         };
         vocab.insert(id, token);
     }
     Ok(vocab)
 }
 
-/// Llama 3 puts its first token in front of every text; Qwen and SmolLM2 do not.
+/// The post-processor: Llama 3 prepends its BOS token to every text; Qwen and SmolLM2 do not.
 fn post_processor(config: &TokenConfig, special: &BTreeMap<u32, String>) -> Value {
     let bos = list_ids(&config.bos_token_id).first().copied();
     let llama = config.model_type == "llama";
@@ -157,7 +157,7 @@ fn post_processor(config: &TokenConfig, special: &BTreeMap<u32, String>) -> Valu
     })
 }
 
-/// The ids that the config or the family gives a meaning, and their names.
+/// The ids of special tokens in the config or of the family, and their names.
 fn special_tokens(config: &TokenConfig) -> Result<BTreeMap<u32, String>> {
     let vocab = config.vocab_size;
     let known = KNOWN.iter().filter(|(size, _)| *size == vocab).flat_map(|(_, tokens)| *tokens);
@@ -175,7 +175,7 @@ fn special_tokens(config: &TokenConfig) -> Result<BTreeMap<u32, String>> {
     Ok(special)
 }
 
-/// GPT-2's printable character for a byte: itself where it is printable Latin-1, else U+0100 and on.
+/// GPT-2's printable character for a byte: printable Latin-1 stays, others are U+0100 and up.
 fn byte_char(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -185,8 +185,8 @@ fn byte_char(byte: u8) -> char {
     char::from_u32(256 + before).expect("far below the surrogates")
 }
 
-/// ` abcde`-like, another for each id; `Ġ` is the space of byte-level BPE.
-fn word(mut id: u32) -> String {
+/// A made-up word like ` abcde`, different for each id; `Ġ` is the space of byte-level BPE.
+fn make_word(mut id: u32) -> String {
     let mut letters = ['a'; 5];
     for letter in letters.iter_mut().rev() {
         *letter = char::from(b'a' + (id % 26) as u8);

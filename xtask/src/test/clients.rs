@@ -1,21 +1,21 @@
-//! The server beside real clients: Python packages in an environment of their own, its page in Chromium, and coding
-//! agents from npm.
+//! The server with real clients: Python packages in an environment of their own, its page in Chromium, and coding agents
+//! from npm.
 
 use super::python::count_promises;
 use super::report::skip;
 use super::{Outcome, python};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command, fetch};
 use std::path::PathBuf;
 use std::process::Command;
 
 const PACKAGES: [&str; 3] = ["openai>=2,<4", "anthropic>=0.40,<3", "litellm>=1.60,<2"];
 
-/// Of each the line of versions that was tried; agents change fast.
+/// The agents in the versions that were tested, as they change fast.
 const AGENTS: [&str; 3] = ["@openai/codex@~0.171", "@qwen-code/qwen-code@~0.24", "opencode-ai@~1.18"];
 /// Their programs.
 const AGENT_PROGRAMS: [&str; 3] = ["codex", "qwen", "opencode"];
-/// The oldest Node.js that all of them run on, and the model that they talk to.
+/// The oldest Node.js that all agents support, and their model.
 const NODE: u32 = 22;
 const AGENTS_MODEL: &str = "smollm2-135m";
 
@@ -39,14 +39,14 @@ pub fn run() -> Outcome {
             "sudo apt-get install chromium chromium-driver python3",
         ),
     };
-    // Last: it builds the program for another model.
-    tally += agents()?;
+    // Last, as it builds the program for another model.
+    tally += run_agents()?;
     Ok(tally)
 }
 
-/// Coding agents, each with a task to do.
-fn agents() -> Outcome {
-    let fetched = fetch::weights(AGENTS_MODEL).and_then(|model| Ok((model, node_modules()?)));
+/// Runs coding agents, each with a task.
+fn run_agents() -> Outcome {
+    let fetched = fetch::weights(AGENTS_MODEL).and_then(|model| Ok((model, install_agents()?)));
     let (model, modules) = match fetched {
         Ok(both) => both,
         Err(e) => {
@@ -59,14 +59,13 @@ fn agents() -> Outcome {
     count_promises("an agent", Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
 }
 
-/// The folder of the agents' packages, and of Node.js where this machine's is too old for them; the first time they are
-/// fetched.
-fn node_modules() -> Result<PathBuf> {
+/// The folder of the agents' packages, installed the first time, with Node.js if this machine's is too old.
+fn install_agents() -> Result<PathBuf> {
     if let Some(missing) = ["npm", "node"].into_iter().find(|program| !command::is_on_path(program)) {
         return Err(Error::Failed(format!("{missing} is missing")));
     }
     let dir = command::root().join("target/agents");
-    // What is installed is of these versions.
+    // The versions that are installed.
     let (versions, wanted) = (dir.join("versions"), AGENTS.join(" "));
     let modules = dir.join("node_modules");
     let is_there = |program: &&str| modules.join(".bin").join(program).exists();
@@ -75,16 +74,16 @@ fn node_modules() -> Result<PathBuf> {
     {
         return Ok(modules);
     }
-    std::fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    std::fs::create_dir_all(&dir).at(&dir)?;
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--prefix"])
         .arg(&dir);
     command::run(npm.args(AGENTS).args(newer_node()?))?;
-    std::fs::write(&versions, wanted).map_err(|e| Error::at(&versions, e))?;
+    std::fs::write(&versions, wanted).at(&versions)?;
     Ok(modules)
 }
 
-/// The package of a newer Node.js, where this machine's is too old.
+/// The package of a newer Node.js, if this machine's is too old.
 fn newer_node() -> Result<Option<String>> {
     let version = command::stdout(Command::new("node").arg("--version"))?;
     let version = String::from_utf8_lossy(&version).trim().to_owned();

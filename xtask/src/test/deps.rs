@@ -1,19 +1,19 @@
-//! The program's crates: they no C toolchain, have licences that `deny.toml` allows, and are
-//! all named by README.md.
+//! Checks the program's crates: none needs a C toolchain, all have licences that `deny.toml` allows, and README.md lists
+//! them.
 
 use super::report::Tally;
 use super::{Outcome, cargo};
 use crate::command;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::targets::TARGETS;
 use std::collections::BTreeSet;
 use std::fs;
 
 pub fn run() -> Outcome {
-    // Crates for other systems may not be on this machine; those a build needs are.
-    let everywhere = tree(&["all"]).or_else(|e| {
+    // Crates for other systems may not be on this machine; crates of the supported targets are.
+    let everywhere = list_crates(&["all"]).or_else(|e| {
         eprintln!("{e}\ntrying the supported targets only");
-        tree(TARGETS)
+        list_crates(TARGETS)
     })?;
     let bad: Vec<&str> = everywhere.iter().map(|c| &*c.name).filter(|name| needs_c(name)).collect();
     if !bad.is_empty() {
@@ -23,22 +23,22 @@ pub fn run() -> Outcome {
         )));
     }
     let deny = read("deny.toml")?;
-    let allowed = quoted(&deny);
+    let allowed = parse_allowed(&deny);
     let bad: Vec<String> = everywhere
         .iter()
         .filter(|c| !is_allowed(&c.licence, &allowed))
         .map(|c| format!("{} ({})", c.name, c.licence))
         .collect();
     if !bad.is_empty() {
-        let remedy = "allow the licence in deny.toml, if it may be, or use another crate";
+        let remedy = "allow the licence in deny.toml if it is acceptable, or use another crate";
         return Err(Error::Failed(format!("licences: {}; {remedy}", bad.join(", "))));
     }
-    let contained: BTreeSet<String> = tree(TARGETS)?.into_iter().map(|c| c.name).collect();
+    let contained: BTreeSet<String> = list_crates(TARGETS)?.into_iter().map(|c| c.name).collect();
     let readme = read("README.md")?;
-    let named = named(&readme);
+    let named = parse_named(&readme);
     let lists = [
         ("lacks", contained.difference(&named)),
-        ("names, though not contained,", named.difference(&contained)),
+        ("names crates that are not used:", named.difference(&contained)),
     ];
     for (what, names) in lists {
         let names: Vec<&str> = names.map(String::as_str).collect();
@@ -51,15 +51,15 @@ pub fn run() -> Outcome {
     Ok(Tally::ONE)
 }
 
-/// A crate of the program that is not the project's own.
+/// A crate of the program, not of the project.
 struct Crate {
     name: String,
-    /// As its manifest has it: `MIT OR Apache-2.0`.
+    /// The licence in its manifest, e.g. `MIT OR Apache-2.0`.
     licence: String,
 }
 
-/// All crates of the program for some targets.
-fn tree(targets: &[&str]) -> Result<Vec<Crate>> {
+/// The crates of the program for some targets.
+fn list_crates(targets: &[&str]) -> Result<Vec<Crate>> {
     let words = ["tree", "--package", "antigravity", "--edges", "normal,build", "--prefix", "none"];
     let mut tree = cargo(&words);
     tree.args(["--format", "{p}|{l}"]).args(targets.iter().flat_map(|target| ["--target", target]));
@@ -77,16 +77,16 @@ fn tree(targets: &[&str]) -> Result<Vec<Crate>> {
     Ok(parsed.filter(|c| c.name != "antigravity" && !c.name.starts_with("antigravity-")).collect())
 }
 
-/// Crates that compile or link C. The four `-sys` crates here are plain Rust declarations.
+/// True for crates that compile or link C. The four `-sys` crates here are only Rust declarations.
 fn needs_c(name: &str) -> bool {
     let tools = ["cc", "cmake", "bindgen", "pkg-config"];
     let rust = ["windows-sys", "linux-raw-sys", "js-sys", "web-sys"];
     tools.contains(&name) || ((name.ends_with("-sys") || name.ends_with("_sys")) && !rust.contains(&name))
 }
 
-/// Finds out whether one of the alternatives asks for nothing but allowed licences.
+/// True if one of the alternatives has only allowed licences.
 fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
-    // The only brackets in use stand around alternatives: `(MIT OR Apache-2.0) AND Unicode-3.0`.
+    // Brackets are used only as in `(MIT OR Apache-2.0) AND Unicode-3.0`.
     let all_of = |part: &str| part.split(" AND ").all(|one| allowed.contains(&one.trim()));
     match licence.strip_prefix('(').and_then(|rest| rest.split_once(") AND ")) {
         Some((first, second)) => is_allowed(first, allowed) && is_allowed(second, allowed),
@@ -94,16 +94,16 @@ fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
     }
 }
 
-/// The texts of the list `allow` of licences.
-fn quoted(deny: &str) -> Vec<&str> {
+/// The licences in the list `allow`.
+fn parse_allowed(deny: &str) -> Vec<&str> {
     let list = deny.split_once("allow = [").and_then(|(_, rest)| rest.split_once(']'));
     list.map_or("", |(list, _)| list).split('"').skip(1).step_by(2).collect()
 }
 
 const SECTION: &str = "What is in it";
 
-/// The crates that the section's table names: words in backquotes.
-fn named(readme: &str) -> BTreeSet<String> {
+/// The crates in the table of the section: words in backquotes.
+fn parse_named(readme: &str) -> BTreeSet<String> {
     let section = readme.split_once(&format!("\n## {SECTION}\n")).map_or("", |(_, rest)| rest);
     let section = section.split("\n## ").next().unwrap_or_default();
     let rows = section.lines().filter(|line| line.starts_with('|'));
@@ -112,7 +112,7 @@ fn named(readme: &str) -> BTreeSet<String> {
 
 fn read(file: &str) -> Result<String> {
     let path = command::root().join(file);
-    fs::read_to_string(&path).map_err(|e| Error::at(&path, e))
+    fs::read_to_string(&path).at(&path)
 }
 
 #[cfg(test)]
@@ -120,14 +120,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_of_c_licences_and_the_table_are_read() {
+    fn c_crates_licences_and_the_table_are_recognised() {
         for name in ["cc", "onig_sys", "zstd-sys", "pkg-config", "cmake", "bindgen"] {
             assert!(needs_c(name), "{name}");
         }
         for name in ["windows-sys", "linux-raw-sys", "libc", "ccx", "systemd"] {
             assert!(!needs_c(name), "{name}");
         }
-        let allowed = quoted("[licenses]\nallow = [\n  \"MIT\",\n  \"Unicode-3.0\",\n]\n");
+        let allowed = parse_allowed("[licenses]\nallow = [\n  \"MIT\",\n  \"Unicode-3.0\",\n]\n");
         assert_eq!(allowed, ["MIT", "Unicode-3.0"]);
         for licence in ["MIT", "GPL-3.0 OR MIT", "GPL-3.0/MIT", "(MIT OR GPL-3.0) AND Unicode-3.0"] {
             assert!(is_allowed(licence, &allowed), "{licence}");
@@ -136,7 +136,7 @@ mod tests {
             assert!(!is_allowed(licence, &allowed), "{licence}");
         }
         let readme = "# x\n`not`\n\n## What is in it\n\n| `a` `b` | for |\ntext `c`\n\n## Next\n| `d` |\n";
-        assert_eq!(named(readme), ["a", "b"].map(String::from).into());
-        assert!(named("no section").is_empty());
+        assert_eq!(parse_named(readme), ["a", "b"].map(String::from).into());
+        assert!(parse_named("no section").is_empty());
     }
 }

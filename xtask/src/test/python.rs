@@ -1,4 +1,4 @@
-//! Scripts in Python: their packages, in environments of their own, and the promises that they print.
+//! Python scripts: environments with packages, and the promises that the scripts print.
 
 use super::Outcome;
 use super::report::Tally;
@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The advice where a script cannot run.
+/// The advice when a script cannot run.
 pub const REMEDY: &str = "sudo apt-get install python3 python3-venv, and a network for the first time";
 
-/// Python with some packages, whose modules are named; the first time they are fetched to `target/NAME`.
+/// Python with the given packages and modules in `target/NAME`, installed the first time.
 pub fn with_packages(name: &str, packages: &[&str], modules: &[&str]) -> Result<PathBuf> {
     let dir = command::root().join("target").join(name);
     let python = dir.join("bin/python3");
@@ -28,7 +28,7 @@ fn has_modules(python: &Path, modules: &[&str]) -> bool {
     found.is_ok_and(|out| out.status.success())
 }
 
-/// Counts the promises that a script prints, `ok NAME` or `not ok NAME: why`; `of` names whose they are.
+/// Counts the promises that a script prints, `ok NAME` or `not ok NAME: why`; `of` is their kind in messages.
 pub fn count_promises(of: &str, script: &mut Command) -> Outcome {
     let mut tally = Tally::default();
     command::stream(script, |line| match (line.strip_prefix("ok "), line.strip_prefix("not ok ")) {
@@ -37,7 +37,7 @@ pub fn count_promises(of: &str, script: &mut Command) -> Outcome {
         _ => {}
     })?;
     match tally.passed + tally.failed {
-        0 => Err(Error::Failed(format!("`{}` has said nothing", command::show(script)))),
+        0 => Err(Error::Failed(format!("`{}` printed nothing", command::show(script)))),
         _ => Ok(tally),
     }
 }

@@ -1,5 +1,5 @@
-//! The part of the tests that runs real models: their logits, texts and perplexity are those of transformers, and one has
-//! one text on every instruction set, on Arm, on an OpenCL device, in batches, sessions and conversations.
+//! Tests of real models: their logits, texts and perplexity match transformers. One of them has the same text on every
+//! instruction set, on Arm, on an OpenCL device, in batches, sessions and conversations.
 
 mod golden;
 mod questions;
@@ -12,14 +12,14 @@ use crate::parity::engine::Engine;
 use crate::{build, fetch};
 use std::path::Path;
 
-/// A model whose configuration is in `models/`, whose weights come from the Python package registry, and whose expected
-/// values are in `tests/fixtures/real`.
+/// A real model: its configuration is in `models/`, its weights come from the Python package index, its expected values
+/// are in `tests/fixtures/real`.
 struct RealModel {
     name: &'static str,
     vocabulary: usize,
-    /// Tests of [`STRINGS`] that it has values for.
+    /// Tests of [`STRINGS`] for which it has expected values.
     strings: &'static [&'static str],
-    /// Prompts that are compared; a large vocabulary takes seconds for each.
+    /// Number of prompts to compare; with a large vocabulary each takes seconds.
     prompts: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Chat templates as transformers renders them: those that a registry has, in jinja2 and in `text::chat`.
+//! Chat templates, rendered by `text::chat` and by jinja2 as transformers does.
 
 use super::report::skip;
 use super::{Outcome, cargo, python};
@@ -7,17 +7,17 @@ use crate::{build, command};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Its source distribution has the templates that llama.cpp is tested with.
+/// The package whose source distribution has the templates of llama.cpp's tests.
 const SOURCES: &str = "llama-cpp-python";
 
 pub fn run() -> Outcome {
     let fetched = python::with_packages("templates", &["jinja2>=3.1,<4"], &["jinja2"])
-        .and_then(|python| Ok((sources(&python)?, python)));
+        .and_then(|python| Ok((fetch_archive(&python)?, python)));
     let (archive, python) = match fetched {
         Ok(fetched) => fetched,
         Err(e) => return Ok(skip(&format!("chat templates beside jinja2: {e}"), python::REMEDY)),
     };
-    // Of the whole workspace, whose tests have built it already: alone the package has other features.
+    // With `--workspace`, as the tests have built it already; alone the package has other features.
     command::build(&mut cargo(&["build", "--workspace", "--example", "render_templates"]))?;
     let renderer = build::target_dir().join("debug/examples/render_templates");
     let mut script = Command::new(python);
@@ -25,8 +25,8 @@ pub fn run() -> Outcome {
     python::count_promises("a template", &mut script)
 }
 
-/// The archive; the first time it is fetched.
-fn sources(python: &Path) -> Result<PathBuf> {
+/// The archive, downloaded the first time.
+fn fetch_archive(python: &Path) -> Result<PathBuf> {
     let dir = command::root().join("target/templates/sources");
     if let Some(archive) = archive_in(&dir) {
         return Ok(archive);
@@ -34,7 +34,7 @@ fn sources(python: &Path) -> Result<PathBuf> {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", SOURCES, SOURCES, "--dest"]);
     command::run(pip.arg(&dir))?;
-    archive_in(&dir).ok_or_else(|| Error::Failed(format!("pip has fetched no archive of {SOURCES}")))
+    archive_in(&dir).ok_or_else(|| Error::Failed(format!("pip has downloaded no archive of {SOURCES}")))
 }
 
 fn archive_in(dir: &Path) -> Option<PathBuf> {

@@ -1,6 +1,6 @@
-//! Lines of code of a Rust or OpenCL file. No lexer is needed: rustfmt ends an item where its first line is indented.
+//! Lines of code of a Rust or OpenCL file. No lexer is needed: rustfmt indents the last line of an item like its first.
 
-/// The lines that are neither blank nor comments nor tests, with their numbers.
+/// The numbered lines that are neither blank nor comments nor tests.
 pub fn code_lines(text: &str) -> Vec<(usize, &str)> {
     let mut comment = false;
     let lines = text.lines().enumerate().filter(|(_, line)| {
@@ -25,20 +25,26 @@ pub fn code_lines(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// The functions among lines of code: the number of the first line, the name, how many lines.
+/// The functions among lines of code: number of the first line, name, length in lines.
 pub fn functions<'a>(lines: &[(usize, &'a str)]) -> Vec<(usize, &'a str, usize)> {
     let function = |(at, &(number, line)): (usize, &(usize, &'a str))| {
-        let (before, rest) = line.split_once("fn ")?;
-        let is_declaration = before.split_whitespace().all(|word| {
-            ["const", "async", "unsafe", "extern", "\"C\""].contains(&word) || word.starts_with("pub")
-        });
-        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
-        (is_declaration && !name.is_empty()).then(|| (number, name, item_length(&lines[at..])))
+        Some((number, declared_name(line, &["fn"])?, item_length(&lines[at..])))
     };
     lines.iter().enumerate().filter_map(function).collect()
 }
 
-/// Counts the lines of the item that they begin with.
+/// The name that a line declares with one of these keywords.
+pub fn declared_name<'a>(line: &'a str, keywords: &[&str]) -> Option<&'a str> {
+    let is_modifier = |word: &&str| {
+        ["const", "async", "unsafe", "extern", "\"C\""].contains(word) || word.starts_with("pub")
+    };
+    let mut words = line.split_whitespace().skip_while(is_modifier);
+    words.next().filter(|word| keywords.contains(word))?;
+    let name = words.next()?.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    (!name.is_empty()).then_some(name)
+}
+
+/// The length in lines of the item that begins at the first one.
 fn item_length(lines: &[(usize, &str)]) -> usize {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let Some((_, first)) = lines.first() else { return 0 };

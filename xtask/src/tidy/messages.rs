@@ -1,22 +1,20 @@
-//! The library's messages name its own fields, never flags of the command line (`src/cli/flags.rs` puts flags in their
-//! place).
+//! The library's messages name its own fields, never flags of the command line, which `src/cli/flags.rs` puts in their
+//! place.
 
-use super::Source;
 use super::code::code_lines;
+use super::{Source, is_test};
 
-/// Folders and files where the library's messages are.
+/// Beginnings of the paths of the library's sources.
 const LIBRARY: [&str; 6] = ["src/files/", "src/model", "src/numeric/", "src/opencl", "src/run", "src/text/"];
-/// Flags of other programs, by the words before them.
+/// Words before flags of other programs.
 const OF_OTHERS: [&str; 4] = ["cargo build", "llama-gguf-split", "models", "org"];
 
 pub fn problems(files: &[Source]) -> Vec<String> {
     let in_library =
         |name: &str| LIBRARY.iter().any(|place| name.starts_with(place)) && name.ends_with(".rs");
-    let is_test =
-        |name: &str| name.ends_with("tests.rs") || name.contains("/tests/") || name.ends_with("hostile.rs");
     let mut found = Vec::new();
     for (name, text) in files.iter().filter(|(name, _)| in_library(name) && !is_test(name)) {
-        // Outside of literals there are neither two hyphens nor backquotes in code.
+        // Two hyphens stand in literals only.
         for (number, line) in code_lines(text) {
             let line = line.split(" // ").next().unwrap_or_default();
             if let Some(flag) = find_flag(line) {

@@ -1,11 +1,11 @@
-//! Parts of the package name only those below them. Other crates are members, whose manifests hold that.
+//! Parts of the package use only those below them. The manifests of the members check that between packages.
 
-use super::Source;
 use super::code::code_lines;
+use super::{Source, is_test};
 
-/// Folders of `src` with their files, the lowest first: a part names itself and those before it.
+/// Folders of `src`, the lowest first: a part may use itself and the ones before it.
 const PARTS: [&str; 6] = ["opencl", "run", "cli", "serve", "tools", "commands"];
-/// Other names that a place may not use: devices do not know each other, and nothing above them knows a memory layout.
+/// Names that a folder may not use: devices do not know each other, and nothing above them knows a memory layout.
 const APART: [(&str, &str); 8] = [
     ("src/opencl", "crate::model::cpu"),
     ("src/run", "numeric::quant"),
@@ -18,19 +18,20 @@ const APART: [(&str, &str); 8] = [
 ];
 
 pub fn problems(files: &[Source]) -> Vec<String> {
-    let is_code =
-        |name: &str| name.ends_with(".rs") && !name.ends_with("tests.rs") && !name.contains("/tests/");
-    let rust = files.iter().filter(|(name, _)| name.starts_with("src/") && is_code(name));
-    rust.flat_map(|(name, text)| {
-        let lines = code_lines(text);
-        lines.into_iter().filter_map(|(number, line)| {
-            let named = upward(name, line).or_else(|| apart(name, line))?;
-            Some(format!("{name}:{number}: names {named}, which is not below it: see PARTS in xtask/src/tidy/parts.rs"))
-        }).collect::<Vec<_>>()
-    }).collect()
+    let mut found = Vec::new();
+    let is_code = |name: &str| name.starts_with("src/") && name.ends_with(".rs") && !is_test(name);
+    for (name, text) in files.iter().filter(|(name, _)| is_code(name)) {
+        for (number, line) in code_lines(text) {
+            let named = find_upward(name, line).or_else(|| find_apart(name, line));
+            found.extend(named.map(|named| {
+                format!("{name}:{number}: uses {named}, which is not below it: see PARTS in xtask/src/tidy/parts.rs")
+            }));
+        }
+    }
+    found
 }
 
-/// The place of the part that a file is in.
+/// The index in [`PARTS`] of a file.
 fn part_of(file: &str) -> Option<usize> {
     PARTS.iter().position(|part| is_in(file, &format!("src/{part}")))
 }
@@ -40,7 +41,7 @@ fn is_in(file: &str, place: &str) -> bool {
 }
 
 /// A part above the file's own that the line names.
-fn upward<'a>(file: &str, line: &'a str) -> Option<&'a str> {
+fn find_upward<'a>(file: &str, line: &'a str) -> Option<&'a str> {
     let own = part_of(file)?;
     let words = line.split("crate::").skip(1).flat_map(|rest| match rest.strip_prefix('{') {
         Some(group) => group.split(", ").collect(),
@@ -50,7 +51,8 @@ fn upward<'a>(file: &str, line: &'a str) -> Option<&'a str> {
     names.into_iter().find(|name| PARTS.iter().position(|part| part == name).is_some_and(|part| part > own))
 }
 
-fn apart(file: &str, line: &str) -> Option<&'static str> {
+/// A name of [`APART`] that the line has.
+fn find_apart(file: &str, line: &str) -> Option<&'static str> {
     let of_file = APART.iter().filter(|(place, _)| is_in(file, place));
     of_file.map(|(_, other)| *other).find(|other| line.contains(other))
 }

@@ -1,58 +1,54 @@
-//! How files begin, what they are called and how long they and their functions are.
+//! The first line of a file, its name, and the length of files and functions.
 
 use super::code::{code_lines, functions};
+use super::is_test;
 
 /// Clippy refuses `mod.rs`.
 const BAD_NAMES: [&str; 6] = ["utils.rs", "util.rs", "helpers.rs", "helper.rs", "common.rs", "manager.rs"];
 // Written in two pieces so that this file passes its own check.
 const MARKS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
-/// Lines of code, not counting tests: of a file, of a function, and of one that lists the steps of a pass.
+/// Maximum lines of code without tests: of a file, of a function, and of one that lists the steps of a pass.
 const FILE: usize = 400;
 const FUNCTION: usize = 60;
 const FORWARD: usize = 120;
 const FORWARDS: [&str; 2] = ["forward", "pass"];
-/// Functions that are longer all the same: the file, the name, and why.
+/// Functions that may be longer: the file, the name, and the reason.
 const LONGER: [(&str, &str, &str); 1] =
     [("src/numeric/simd/amx.rs", "add_products", "one loop of assembly, whose macros share its registers")];
 
 pub fn problems(name: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     if name.ends_with(".rs") && !text.starts_with("//! ") {
-        found.push(format!("{name}:1: the first line is not `//! ` and what the file owns"));
+        found.push(format!("{name}:1: the first line is not `//! ` and a sentence on what the file holds"));
     }
     if let Some(bad) = BAD_NAMES.iter().find(|bad| name.rsplit('/').next() == Some(bad)) {
-        found.push(format!("{name}: a file named {bad}: name it after what it owns"));
+        found.push(format!("{name}: a file named {bad}: name it after the type or task that it holds"));
     }
     for (i, line) in text.lines().enumerate() {
         for mark in MARKS.iter().filter(|mark| line.contains(**mark)) {
-            found.push(format!(
-                "{name}:{}: {mark}: do it, or write the limit down where users read it",
-                i + 1
-            ));
+            found.push(format!("{name}:{}: {mark}: do it, or state the limit where users read it", i + 1));
         }
     }
-    let is_test = name.starts_with("tests/") || name.ends_with("tests.rs") || name.contains("/tests/");
-    if !is_test {
-        found.extend(too_long(name, text));
+    if !is_test(name) {
+        found.extend(check_lengths(name, text));
     }
     found
 }
 
-fn too_long(name: &str, text: &str) -> Vec<String> {
+fn check_lengths(name: &str, text: &str) -> Vec<String> {
     let (lines, mut found) = (code_lines(text), Vec::new());
     if lines.len() > FILE {
-        found.push(format!(
-            "{name}: {} lines of code, of at most {FILE}: a file that asks to be split",
-            lines.len()
-        ));
+        found.push(format!("{name}: {} lines of code, of at most {FILE}: split the file", lines.len()));
     }
     let functions = if name.ends_with(".rs") { functions(&lines) } else { Vec::new() };
     for (number, function, length) in functions {
         let most = if FORWARDS.contains(&function) { FORWARD } else { FUNCTION };
         let is_excused = LONGER.iter().any(|(file, of, _)| (*file, *of) == (name, function));
         if length > most && !is_excused {
-            found.push(format!("{name}:{number}: fn {function}: {length} lines of code, of at most {most}"));
+            found.push(format!(
+                "{name}:{number}: fn {function}: {length} lines of code, of at most {most}: split it"
+            ));
         }
     }
     found

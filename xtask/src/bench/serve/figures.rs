@@ -1,10 +1,10 @@
-//! The figures of a load: speeds, waits, fairness, and the tables that say so.
+//! The results of a load, speeds, latencies and fairness, and their tables.
 
 use super::load::{LoadResult, RequestTiming};
 use crate::table::{Spread, UNKNOWN, cells, fixed, markdown, short};
 use serde_json::{Value, json};
 
-/// Percentiles, by their names.
+/// Percentiles with their names.
 const PARTS: [(&str, f64); 3] = [("p50", 0.50), ("p95", 0.95), ("p99", 0.99)];
 
 /// The figures of one load.
@@ -37,13 +37,13 @@ pub fn figures(found: &LoadResult) -> Value {
     figures
 }
 
-/// From the request to the first piece of its text.
+/// Seconds from the request to the first piece of its text.
 fn time_to_first_token(asked: &RequestTiming) -> Option<f64> {
     Some(asked.pieces.first()? - asked.sent)
 }
 
-/// Tokens that came within a time, of one client or all. Of a piece of text nobody says how many tokens it has, so
-/// all pieces of a text count the same.
+/// Number of tokens that arrived within a time, of one client or all. A piece of text may have several tokens, so all
+/// pieces of an answer count the same share of its tokens.
 fn tokens(asked: &[RequestTiming], client: Option<usize>, (from, to): (f64, f64)) -> f64 {
     let of = |asked: &RequestTiming| {
         let within = asked.pieces.iter().filter(|at| (from..to).contains(*at)).count() as f64;
@@ -53,7 +53,7 @@ fn tokens(asked: &[RequestTiming], client: Option<usize>, (from, to): (f64, f64)
     asked.iter().filter(|a| client.is_none_or(|client| client == a.client)).map(of).sum()
 }
 
-/// Times between pieces of a text, as far as they touch a time.
+/// Seconds between the pieces of answers, for gaps that overlap a time.
 fn gaps(asked: &[RequestTiming], (from, to): (f64, f64)) -> Vec<f64> {
     let pairs = asked.iter().flat_map(|a| a.pieces.windows(2));
     pairs.filter(|pair| pair[1] > from && pair[0] < to).map(|pair| pair[1] - pair[0]).collect()
@@ -68,7 +68,7 @@ fn parts(mut values: Vec<f64>) -> Value {
     PARTS.iter().map(|(name, of)| (name.to_string(), json!(part(*of)))).collect()
 }
 
-/// The tables of a record: each server with so many clients, and what the long prompt did to them.
+/// The tables of a record: each server and number of clients, and the effect of the long prompt.
 pub fn tables(record: &Value) -> String {
     let rows = rows(record);
     let mut text = markdown(
@@ -99,7 +99,7 @@ pub fn tables(record: &Value) -> String {
     text + &ratios(&rows)
 }
 
-/// The table of the other clients while a long prompt was read, if there was one.
+/// The table of the other clients during a long prompt, if there was one.
 fn beside_long(rows: &[Row<'_>]) -> String {
     let long = |(.., runs): &&Row<'_>| runs.iter().any(|run| run["long"].is_object());
     let mut long = rows.iter().filter(long).peekable();
@@ -131,12 +131,12 @@ fn beside_long(rows: &[Row<'_>]) -> String {
         }));
         line
     };
-    format!("\nWhile a long prompt is read\n\n{}", markdown(cells(titles), long.map(line)))
+    format!("\nDuring a long prompt\n\n{}", markdown(cells(titles), long.map(line)))
 }
 
 type Row<'a> = (String, u64, Vec<&'a Value>);
 
-/// The runs of each server and number of clients, in their order.
+/// The runs grouped by server and number of clients.
 fn rows(record: &Value) -> Vec<Row<'_>> {
     let mut rows: Vec<Row<'_>> = Vec::new();
     for run in record["runs"].as_array().into_iter().flatten() {
@@ -150,7 +150,7 @@ fn rows(record: &Value) -> Vec<Row<'_>> {
     rows
 }
 
-/// The median of a figure over runs.
+/// The median of a number over runs.
 fn median(runs: &[&Value], path: &[&str]) -> Option<f64> {
     let of = |run: &&Value| path.iter().try_fold(*run, |value, key| value.get(key))?.as_f64();
     Spread::of(runs.iter().filter_map(of)).map(|spread| spread.median)
@@ -160,7 +160,7 @@ fn milliseconds(runs: &[&Value], path: &[&str]) -> Vec<String> {
     PARTS.iter().map(|(part, _)| short(median(runs, &[path, &[part]].concat()).map(|s| s * 1000.0))).collect()
 }
 
-/// Tokens/s of the first server against those of the second, where there are two.
+/// The ratio of tokens/s of the first server to the second, if there are two.
 fn ratios(rows: &[Row<'_>]) -> String {
     let Some((ours, theirs)) = rows.first().zip(rows.iter().find(|row| row.0 != rows[0].0)) else {
         return String::new();
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_is_summed_up_apart_from_the_long_prompt() {
+    fn the_long_prompt_does_not_count_in_the_results_of_a_load() {
         let request = |client: usize, sent: f64, pieces: &[f64], tokens: u64| RequestTiming {
             client,
             sent,

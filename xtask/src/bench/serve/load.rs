@@ -1,4 +1,4 @@
-//! Clients that ask a server again and again for a while, and one that comes in the middle with a long prompt.
+//! Clients that send requests to a server for a while, and one with a long prompt in the middle.
 
 use super::stream::Server;
 use crate::error::{Error, Result};
@@ -6,47 +6,47 @@ use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Characters of the text whose length in tokens is asked first, for a token of the prompts that will come.
+/// Characters per prompt token of the first request, which measures characters per token.
 const PROBE: u64 = 4;
 
-/// Requests of many clients.
+/// The settings of a load.
 pub struct Load<'a> {
     /// The text that prompts are cut from.
     pub text: &'a str,
     pub seconds: u64,
-    /// Tokens of a prompt, about.
+    /// Approximate tokens of a prompt.
     pub prompt: u64,
     /// Tokens of an answer.
     pub generate: u64,
-    /// Tokens of the long prompt, about; 0 is none.
+    /// Approximate tokens of the long prompt; 0 for none.
     pub long: u64,
 }
 
-/// One request; times are seconds since the start.
+/// The times of a request, in seconds since the start.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestTiming {
     pub client: usize,
     pub sent: f64,
     /// Arrival of each piece of text.
     pub pieces: Vec<f64>,
-    /// Tokens of the answer and of the prompt, as the server says.
+    /// Tokens of the answer and of the prompt, as reported by the server.
     pub tokens: Option<u64>,
     pub prompt: Option<u64>,
     pub error: Option<String>,
 }
 
-/// All requests that one server got under a load.
+/// All requests of a load.
 #[derive(Debug, Default)]
 pub struct LoadResult {
     pub clients: usize,
     pub requests: Vec<RequestTiming>,
     pub long: Option<RequestTiming>,
-    /// End of the quiet part: the arrival of the long prompt, or the end.
+    /// Seconds until the long prompt, or until the end.
     pub quiet: f64,
 }
 
 impl Load<'_> {
-    /// Characters of the text for a token of this server's model. The server has answered then.
+    /// Measures the characters per token of the server's model, which also waits until the server answers.
     pub fn characters_per_token(&self, server: &Server) -> Result<f64> {
         let prompt = self.excerpt(0, (self.prompt.clamp(32, 1024) * PROBE) as usize);
         let characters = prompt.chars().count();
@@ -54,13 +54,18 @@ impl Load<'_> {
         match (probe.error, probe.prompt) {
             (Some(why), _) => Err(Error::Failed(why)),
             (None, Some(tokens)) if tokens > 0 => Ok(characters as f64 / tokens as f64),
-            // Common for English.
+            // Usual for English.
             (None, _) => Ok(4.0),
         }
     }
 
-    /// Puts the load of so many clients on a server. `turn` makes the prompts others than those of another turn.
-    pub fn put(&self, server: &Server, clients: usize, (turn, per_token): (usize, f64)) -> LoadResult {
+    /// Runs the load with a number of clients. Each `turn` has different prompts.
+    pub fn run_clients(
+        &self,
+        server: &Server,
+        clients: usize,
+        (turn, per_token): (usize, f64),
+    ) -> LoadResult {
         let began = Instant::now();
         let ended = &AtomicBool::new(false);
         let characters = |tokens: u64| (tokens as f64 * per_token) as usize;
@@ -71,7 +76,7 @@ impl Load<'_> {
                     let mut all: Vec<RequestTiming> = Vec::new();
                     while !ended.load(Ordering::SeqCst) {
                         let nth = all.len();
-                        // No prompt begins like another, so that nothing of it is kept from an earlier one.
+                        // No two prompts begin alike, so that no prefix is cached.
                         let from = (client * 31 + nth * 7 + turn) * 211;
                         let prompt = self.excerpt(from, characters(self.prompt));
                         let prompt = format!("{turn}.{client}.{nth}: {prompt}");
@@ -89,7 +94,7 @@ impl Load<'_> {
                 std::thread::sleep(whole / 2);
                 result.quiet = began.elapsed().as_secs_f64();
                 let prompt = format!("{turn}.long: {}", self.excerpt(turn * 17, characters(self.long)));
-                // It may take longer than the load was to last; the others go on until it is answered.
+                // It may take longer than the load lasts; the others continue until it is answered.
                 result.long = Some(Request { server, prompt, tokens: 1, client: usize::MAX }.send(began));
             }
             std::thread::sleep(whole.saturating_sub(began.elapsed()));
@@ -100,7 +105,7 @@ impl Load<'_> {
         result
     }
 
-    /// So many characters of the text, which goes round, from a place in it.
+    /// Some characters of the text from a position on, wrapping around at the end.
     fn excerpt(&self, from: usize, characters: usize) -> String {
         let length = self.text.chars().count().max(1);
         self.text.chars().cycle().skip(from % length).take(characters).collect()
@@ -117,7 +122,7 @@ struct Request<'a> {
 impl Request<'_> {
     fn send(self, began: Instant) -> RequestTiming {
         let now = || began.elapsed().as_secs_f64();
-        // `ignore_eos` is no field of OpenAI's, but most servers know it.
+        // `ignore_eos` is not a field of OpenAI's API, but most servers support it.
         let body = json!({
             "model": "any", "prompt": self.prompt, "max_tokens": self.tokens, "temperature": 0, "stream": true,
             "stream_options": {"include_usage": true}, "ignore_eos": true,

@@ -1,4 +1,4 @@
-//! A request to a server of OpenAI's shapes, and the events of its answer as they come: HTTP/1.1 without TLS.
+//! A client of OpenAI-compatible servers that streams the events of an answer: HTTP/1.1 without TLS.
 
 use crate::command;
 use crate::error::{Error, Result};
@@ -7,10 +7,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Time that a server may say nothing.
+/// Maximum time without data from a server.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// The longest refusal that is read.
-const REFUSAL: u64 = 1 << 16;
+/// Maximum bytes of an error that are read.
+const MAX_ERROR: u64 = 1 << 16;
 
 /// A server's address.
 #[derive(Clone)]
@@ -19,13 +19,13 @@ pub struct Server {
     pub name: String,
     /// Host and port.
     authority: String,
-    /// The beginning of its paths.
+    /// The common prefix of its paths.
     prefix: String,
     key: Option<String>,
 }
 
 impl Server {
-    /// The server at `http://HOST:PORT`, whose paths begin with `/v1` where the address has none.
+    /// Parses `http://HOST:PORT`; the prefix is `/v1` if the address has no path.
     pub fn parse(url: &str) -> std::result::Result<Server, String> {
         let rest = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
         let rest = rest.filter(|rest| !rest.is_empty() && !rest.contains(char::is_whitespace));
@@ -41,12 +41,12 @@ impl Server {
         })
     }
 
-    /// Gives it another name in messages.
+    /// Sets its name in messages.
     pub fn named(self, name: &str) -> Server {
         Server { name: name.into(), ..self }
     }
 
-    /// Posts to a path and hands on each event of the answer; a refusal is an error with the server's words.
+    /// Posts to a path and calls `event` with each event of the answer; an error status returns the server's message.
     pub fn post(&self, path: &str, body: &Value, event: &mut dyn FnMut(&Value)) -> Result<()> {
         let lost = |e: io::Error| Error::Failed(format!("{}: {e}", self.name));
         let mut stream = TcpStream::connect(&self.authority).map_err(lost)?;
@@ -71,11 +71,8 @@ impl Server {
                     .map_err(|e| Error::Failed(format!("{}: an event: {e}", self.name)))?,
             };
             if let Some(error) = value.get("error").filter(|e| !e.is_null()) {
-                return Err(Error::Failed(format!(
-                    "{}: {}",
-                    self.name,
-                    command::one_line(&error.to_string())
-                )));
+                let error = command::one_line(&error.to_string());
+                return Err(Error::Failed(format!("{}: {error}", self.name)));
             }
             event(&value);
         }
@@ -92,7 +89,7 @@ impl Server {
     }
 }
 
-/// The end of a body.
+/// The way in which the length of a body is given.
 enum Framing {
     Chunks,
     Length(u64),
@@ -110,7 +107,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Framing)> {
     loop {
         line.clear();
         if reader.read_line(&mut line)? == 0 {
-            return Err(bad("it ends within its headers"));
+            return Err(bad("it ends in its headers"));
         }
         let Some((name, value)) = line.trim_end().split_once(':') else { break };
         match (name.to_ascii_lowercase().as_str(), value.trim()) {
@@ -126,7 +123,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Framing)> {
     Ok((status, framing))
 }
 
-/// A body in chunks, as one.
+/// Reads a chunked body.
 struct Chunks<R> {
     inner: R,
     /// Bytes left of this chunk.
@@ -143,7 +140,7 @@ impl<R: BufRead> Read for Chunks<R> {
             if self.inner.read_line(&mut line)? == 0 {
                 return Err(bad());
             }
-            // The end of the chunk before it.
+            // An empty line ends the previous chunk.
             let size = line.trim().split(';').next().unwrap_or("");
             if !size.is_empty() {
                 self.left = u64::from_str_radix(size, 16).map_err(|_| bad())?;
@@ -164,10 +161,10 @@ impl<R: BufRead> Read for Chunks<R> {
     }
 }
 
-/// The message of a refusal: that in its JSON, or the whole text.
+/// The message of an error: from its JSON, or the whole text.
 fn read_reason(body: impl Read) -> String {
     let mut text = Vec::new();
-    let _ = body.take(REFUSAL).read_to_end(&mut text);
+    let _ = body.take(MAX_ERROR).read_to_end(&mut text);
     let json: Value = serde_json::from_slice(&text).unwrap_or_default();
     let message = json["error"]["message"].as_str().map(String::from);
     command::one_line(&message.unwrap_or_else(|| String::from_utf8_lossy(&text).into_owned()))
@@ -179,7 +176,7 @@ mod tests {
     use serde_json::json;
     use std::net::TcpListener;
 
-    /// The events that a server's answer has, which comes in these pieces.
+    /// The events of an answer that a server sends in these pieces.
     fn events(pieces: &'static [&'static str]) -> Result<Vec<Value>> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

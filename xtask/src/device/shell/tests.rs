@@ -1,9 +1,9 @@
-//! Words, codes and broken streams across a shell.
+//! Quoting, exit codes and broken streams of a shell.
 
 use super::super::local::Local;
 use super::*;
 
-/// Words that a shell would take apart, or a terminal obey.
+/// Words with characters that shells or terminals interpret.
 const HOSTILE: &[&str] = &[
     "",
     " ",
@@ -30,7 +30,7 @@ fn program(path: &str, args: Vec<String>) -> Program {
 }
 
 #[test]
-fn hostile_words_directories_and_settings_arrive_as_they_are() {
+fn hostile_words_directories_and_settings_arrive_unchanged() {
     let device = Local::open();
     let args: Vec<String> = HOSTILE.iter().map(|w| w.to_string()).collect();
     let mut all = vec!["%s\\0".to_string()];
@@ -54,7 +54,7 @@ fn hostile_words_directories_and_settings_arrive_as_they_are() {
 }
 
 #[test]
-fn exit_codes_and_signals_come_back_and_a_broken_stream_is_no_success() {
+fn exit_codes_and_signals_are_returned_and_a_broken_stream_is_an_error() {
     let device = Local::open();
     for (script, code) in [("true", 0), ("exit 3", 3), ("exit 255", 255), ("sh -c 'kill -9 $$'", 137)] {
         assert_eq!(capture(&device, script).unwrap().code, code, "{script}");

@@ -1,4 +1,4 @@
-//! Fetching from a stand-in for the hub on this machine: models in memory, over plain HTTP.
+//! Downloads from a fake hub on this machine: models in memory, over plain HTTP.
 
 use super::*;
 use sha2::{Digest, Sha256};
@@ -11,19 +11,19 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const CONFIG: &str = include_str!("../../../../models/smollm2-135m/config.json");
 const BLOB: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
-/// The files of the stand-in, its faults, and the requests that it got.
+/// The files of a fake hub, its faults, and the requests that it got.
 #[derive(Default)]
 struct FakeHub {
     files: Vec<(&'static str, Vec<u8>)>,
     /// Another model that it knows of.
     sibling: Option<&'static str>,
-    /// Who brings no such token gets nothing.
+    /// The token that requests must have.
     token: Option<&'static str>,
-    /// So many answers with a file break off in the middle.
+    /// Number of file downloads that break off in the middle.
     cuts: AtomicUsize,
-    /// A text of the list, and the one that comes instead.
+    /// A text of the list of files, and its replacement.
     lie: (&'static str, &'static str),
-    /// Sent instead of a file, again and again.
+    /// Sent instead of a file, without end.
     flood: Option<&'static [u8]>,
     /// The server that files are redirected to.
     elsewhere: Option<String>,
@@ -31,15 +31,15 @@ struct FakeHub {
     requests: Mutex<Vec<String>>,
 }
 
-/// A hub and a user's cache.
-struct Bed {
+/// A fake hub, and a user's cache.
+struct HubFixture {
     dir: PathBuf,
     server: Arc<FakeHub>,
     hub: Hub,
 }
 
-impl Bed {
-    fn new(name: &str, server: FakeHub) -> Bed {
+impl HubFixture {
+    fn new(name: &str, server: FakeHub) -> HubFixture {
         let dir = std::env::temp_dir().join(format!("xtask-hub-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         let (listener, server) = (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(server));
@@ -53,7 +53,7 @@ impl Bed {
             }
         });
         let client = Client { token: server.token.map(String::from), timeout: 1 };
-        Bed { server, hub: Hub { endpoint, cache: dir.join("hub"), client }, dir }
+        HubFixture { server, hub: Hub { endpoint, cache: dir.join("hub"), client }, dir }
     }
 
     fn folder(&self) -> PathBuf {
@@ -75,7 +75,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for HubFixture {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.dir);
     }
@@ -171,11 +171,11 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_model_comes_into_the_users_cache_once_and_goes_on_where_it_was_cut_off() {
-    let bed = Bed::new("whole", FakeHub::model());
+fn a_model_is_downloaded_once_and_an_interrupted_download_continues() {
+    let bed = HubFixture::new("whole", FakeHub::model());
     // Within one run, and in the next one.
     bed.server.cuts.store(20, Ordering::SeqCst);
-    assert!(bed.refused("org/name").contains("the part that has come stays"));
+    assert!(bed.refused("org/name").contains("the part that has come is kept"));
     bed.server.cuts.store(2, Ordering::SeqCst);
     bed.server.requests.lock().unwrap().clear();
     let model = bed.hub.fetch("org/name").unwrap().path;
@@ -191,7 +191,7 @@ fn a_model_comes_into_the_users_cache_once_and_goes_on_where_it_was_cut_off() {
 }
 
 #[test]
-fn shards_and_gguf_files_come_as_they_are_named_and_base_models_are_told() {
+fn shards_and_gguf_files_are_fetched_by_name_and_base_models_are_reported() {
     let index = br#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
     let config = ("config.json", CONFIG.as_bytes());
     let shards: [(&str, &[u8]); 5] = [
@@ -201,7 +201,7 @@ fn shards_and_gguf_files_come_as_they_are_named_and_base_models_are_told() {
         ("model-2.safetensors", b"22"),
         ("model-3.safetensors", b"333"),
     ];
-    let bed = Bed::new("shards", FakeHub { sibling: Some("org/name-it"), ..FakeHub::of(&shards) });
+    let bed = HubFixture::new("shards", FakeHub { sibling: Some("org/name-it"), ..FakeHub::of(&shards) });
     let base = bed.hub.fetch("org/name").unwrap().base.unwrap();
     assert!(base.starts_with("org/name is a base model: ") && base.ends_with("fetch org/name-it"), "{base}");
     assert_eq!(
@@ -209,31 +209,31 @@ fn shards_and_gguf_files_come_as_they_are_named_and_base_models_are_told() {
         (&b"22"[..], 0)
     );
     let hostile = br#"{"weight_map": {"a": "../../../out.safetensors"}}"#;
-    let bed = Bed::new("hostile", FakeHub::of(&[config, ("model.safetensors.index.json", hostile)]));
+    let bed = HubFixture::new("hostile", FakeHub::of(&[config, ("model.safetensors.index.json", hostile)]));
     assert!(bed.refused("org/name").contains("`weight_map` does not name files"));
     let gguf = fs::read(command::root().join("tests/fixtures/gguf/m4-qwen2-bf16.Q8_0.gguf")).unwrap();
-    let bed = Bed::new("gguf", FakeHub::of(&[("model-q4.gguf", b"no"), ("model-q8.gguf", &gguf)]));
+    let bed = HubFixture::new("gguf", FakeHub::of(&[("model-q4.gguf", b"no"), ("model-q8.gguf", &gguf)]));
     assert!(bed.refused("org/name").contains("name one: org/name:FILE"));
     assert_eq!(fs::read(bed.hub.fetch("org/name:Q8").unwrap().path).unwrap(), gguf);
     assert_eq!(bed.requests("model-q4"), 0);
 }
 
 #[test]
-fn an_endpoint_that_lies_writes_nothing_and_is_told_in_a_line() {
+fn a_lying_endpoint_writes_nothing_and_is_one_line_of_error() {
     let cases = [
-        (COMMIT, "../../../../evil", "its commit is `../../../../evil`, which is no hash"),
+        (COMMIT, "../../../../evil", "its commit is `../../../../evil`, which is not a hash"),
         (COMMIT, "", "its commit is ``"),
         ("\"rfilename\":\"model.safetensors\"", "\"rfilename\":\"../../evil\"", "the hub has neither"),
         ("\"rfilename\":\"model.safetensors\"", "\"rfilename\":\"evil\\u0000\"", "the hub has neither"),
         ("\"sha256\":\"", "\"sha256\":\"/evil", "model.safetensors: its hash is `/evil"),
-        ("\"size\":400000", "\"size\":10", "more comes than the 10 bytes"),
+        ("\"size\":400000", "\"size\":10", "more than the 10 bytes"),
         ("\"size\":400000", "\"size\":null", "or without size and hash"),
         ("\"blobId\":\"", "\"blobId\":\"../", "config.json: its hash is `../"),
-        ("{", "[", "its list of files is none of a hub"),
-        ("\"siblings\"", "\"brothers\"", "its list of files is none of a hub"),
+        ("{", "[", "its list of files is invalid"),
+        ("\"siblings\"", "\"brothers\"", "its list of files is invalid"),
     ];
     for (i, (from, to, words)) in cases.into_iter().enumerate() {
-        let bed = Bed::new(&format!("lie-{i}"), FakeHub { lie: (from, to), ..FakeHub::model() });
+        let bed = HubFixture::new(&format!("lie-{i}"), FakeHub { lie: (from, to), ..FakeHub::model() });
         let said = bed.refused("org/name");
         assert!(said.contains(words), "{i}: {said}, not {words}");
         let blobs = fs::read_dir(bed.folder().join("blobs")).into_iter().flatten().flatten();
@@ -241,23 +241,24 @@ fn an_endpoint_that_lies_writes_nothing_and_is_told_in_a_line() {
     }
     for (name, flood, words) in [
         ("drip", &b"x"[..], "Operation too slow"),
-        ("flood", &[b'x'; 10_000], "more comes than"),
+        ("flood", &[b'x'; 10_000], "more than the"),
         ("silence", b"", "Operation too slow"),
     ] {
-        let said = Bed::new(name, FakeHub { flood: Some(flood), ..FakeHub::model() }).refused("org/name");
+        let said =
+            HubFixture::new(name, FakeHub { flood: Some(flood), ..FakeHub::model() }).refused("org/name");
         assert!(said.contains(words), "{name}: {said}");
     }
     let other = FakeHub::of(&[("config.json", CONFIG.as_bytes()), ("model.safetensors", &[0; 400_000])]);
     let sum: &'static str = Box::leak(sha256(&[0; 400_000]).into_boxed_str());
     let wrong: &'static str = Box::leak(sha256(b"").into_boxed_str());
-    let said = Bed::new("sum", FakeHub { lie: (sum, wrong), ..other }).refused("org/name");
+    let said = HubFixture::new("sum", FakeHub { lie: (sum, wrong), ..other }).refused("org/name");
     assert!(said.contains("model.safetensors: has SHA-256"), "{said}");
 }
 
 #[test]
 fn the_token_goes_to_the_hub_and_to_nobody_else() {
-    let elsewhere = Bed::new("elsewhere", FakeHub::model());
-    let bed = Bed::new(
+    let elsewhere = HubFixture::new("elsewhere", FakeHub::model());
+    let bed = HubFixture::new(
         "token",
         FakeHub {
             token: Some("hf_secret"),
@@ -268,20 +269,20 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
     bed.hub.fetch("org/name").unwrap();
     assert_eq!((bed.requests("hf_secret"), elsewhere.requests("resolve")), (bed.requests(""), 2));
     assert_eq!(elsewhere.requests("hf_secret"), 0);
-    let mut bed = Bed::new("no-token", FakeHub { token: Some("hf_secret"), ..FakeHub::model() });
+    let mut bed = HubFixture::new("no-token", FakeHub { token: Some("hf_secret"), ..FakeHub::model() });
     bed.hub.client.token = None;
     let said = bed.refused("org/name");
     assert!(said.contains("HF_TOKEN") && said.contains("accept its terms at http://127.0.0.1:"), "{said}");
 }
 
 #[test]
-fn no_model_no_network_and_no_room_are_said_in_a_line() {
+fn a_missing_model_network_or_space_is_one_line_of_error() {
     let unsupported: [(&str, &[u8]); 2] =
         [("config.json", br#"{"model_type": "lfm2"}"#), ("model.safetensors", b"w")];
-    let bed = Bed::new("arch", FakeHub::of(&unsupported));
+    let bed = HubFixture::new("arch", FakeHub::of(&unsupported));
     assert!(bed.refused("org/name").contains("field `model_type` is \"lfm2\"; supported: \"llama\""));
     assert_eq!(bed.requests("model.safetensors"), 0, "not fetched, as it cannot be used");
-    let mut bed = Bed::new("lines", FakeHub::model());
+    let mut bed = HubFixture::new("lines", FakeHub::model());
     assert!(bed.refused("org/another").contains("check the name"));
     // A file system that is full.
     let blobs = bed.folder().join("blobs");

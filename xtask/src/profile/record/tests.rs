@@ -1,12 +1,11 @@
-//! Profiles made up for tests, and what must hold for them.
+//! Made-up profiles, and tests of them.
 
-use super::super::chrome;
+use super::super::export;
 use super::*;
 use crate::sensors::{Core, Temperature};
 use std::time::Duration;
 
-/// A phone of two kinds of cores that gets warm and slow, with a switch and an eviction; its names are
-/// hostile.
+/// A phone with two kinds of cores that gets warm and slow, with a switch, an eviction and hostile names.
 pub fn phone() -> Profile {
     let core = |n: u32| {
         let fast = n >= 4;
@@ -58,7 +57,7 @@ pub fn phone() -> Profile {
     Profile::new(recording, generation())
 }
 
-/// Loading ends at 1.5 s; a prompt of 40 tokens, then decode, slower from 12 s on.
+/// A trace: loading until 1.5 s, a prompt of 40 tokens, then decoding, slower from 12 s on.
 fn generation() -> Trace {
     const STEPS: [(&str, f64); 8] = [
         ("embed", 0.01),
@@ -93,12 +92,12 @@ fn generation() -> Trace {
     Trace::parse(&file.to_string()).unwrap()
 }
 
-/// A machine that tells nothing, and a program that did nothing.
+/// A profile without sensors and without tokens.
 pub fn nothing() -> Profile {
     Profile::new(recording(Vec::new()), Trace::parse("{\"traceEvents\":[]}").unwrap())
 }
 
-/// One of a machine that tells nothing but these samples.
+/// A recording with nothing but these samples.
 fn recording(samples: Vec<Sample>) -> Recording {
     let [device, target, model, time] = ["d", "t", "m", "x"].map(String::from);
     let (before, after) = (Reading::default(), Reading::default());
@@ -144,7 +143,7 @@ fn rates_follow_the_tokens_on_one_clock() {
 #[test]
 fn the_trace_has_spans_and_counters_on_one_clock() {
     let p = phone();
-    let back: Value = serde_json::from_str(&chrome::events(&p)).unwrap();
+    let back: Value = serde_json::from_str(&export::trace_events(&p)).unwrap();
     let events = back["traceEvents"].as_array().unwrap();
     let of = |ph: &str, name: &str| -> Vec<&Value> {
         events.iter().filter(|e| e["ph"] == ph && (name.is_empty() || e["name"] == name)).collect()
@@ -159,6 +158,6 @@ fn the_trace_has_spans_and_counters_on_one_clock() {
     assert_eq!(of("i", "switch")[0]["ts"], 7_500_000.0);
     let valid = |e: &Value| e["ph"].is_string() && e["pid"].is_u64() && e["ts"].is_number();
     assert!(events.iter().all(valid));
-    let empty: Value = serde_json::from_str(&chrome::events(&nothing())).unwrap();
+    let empty: Value = serde_json::from_str(&export::trace_events(&nothing())).unwrap();
     assert_eq!(empty["traceEvents"].as_array().unwrap().len(), 2);
 }

@@ -1,4 +1,4 @@
-//! An adb server of the checks' own, a stand-in for a phone, and this tool as a process.
+//! A private adb server, a fake phone, and this tool as a process.
 
 use crate::run::serve::free_port;
 use crate::{build, command};
@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A result, or what was expected and what was found.
+/// A result, or a message with the expected and the actual value.
 pub type Checked<T> = Result<T, String>;
 
-/// An adb server that no other program uses, and the directory of everything that the checks write.
+/// An adb server that no other program uses, and the directory for all files of the checks.
 pub struct AdbHarness {
     pub dir: PathBuf,
     port: u16,
@@ -21,10 +21,9 @@ impl AdbHarness {
     pub fn start() -> Checked<AdbHarness> {
         let dir = std::env::temp_dir().join(format!("antigravity-device-{}", std::process::id()));
         fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        // The server takes it at once.
         let port = free_port().map_err(|e| e.to_string())?;
         let harness = AdbHarness { dir, port };
-        // The server keeps keys in its home, and it adopts emulators on the ports up to 5585.
+        // The server keeps keys in its home, and would adopt emulators on ports up to 5585.
         let mut start = harness.adb(&["start-server"]);
         start.env("HOME", &harness.dir).env("ADB_LOCAL_TRANSPORT_MAX_PORT", "5554");
         command::output(&mut start).map_err(|e| e.to_string())?;
@@ -37,7 +36,7 @@ impl AdbHarness {
         adb
     }
 
-    /// A stand-in whose storage all checks share.
+    /// Starts a fake phone; all share one storage.
     pub fn phone(&self, options: &[&str]) -> Checked<FakePhone<'_>> {
         let root = self.dir.join("phone");
         let mut daemon = Command::new("python3");
@@ -70,7 +69,7 @@ impl Drop for AdbHarness {
     }
 }
 
-/// A device daemon that runs until this is dropped; its storage stays.
+/// A device daemon that runs until it is dropped; its storage stays.
 pub struct FakePhone<'a> {
     harness: &'a AdbHarness,
     child: Child,
@@ -79,7 +78,7 @@ pub struct FakePhone<'a> {
 }
 
 impl FakePhone<'_> {
-    /// A task of this tool on this device, with nothing of the user's settings.
+    /// A task of this tool on this device, without the user's settings.
     pub fn task(&self, task: &str, words: &[&str]) -> Command {
         let mut xtask = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
         xtask.args([task, "--serial", &self.serial]).args(words).stdin(Stdio::null());
@@ -99,7 +98,7 @@ impl FakePhone<'_> {
         self.root.join("antigravity/story")
     }
 
-    /// Waits until no program of ours runs there.
+    /// Waits until no deployed program runs on the device.
     pub fn wait_until_idle(&self) -> Checked<()> {
         let end = Instant::now() + Duration::from_secs(15);
         loop {
@@ -111,7 +110,7 @@ impl FakePhone<'_> {
         }
     }
 
-    /// Command lines of the deployed program that were started there.
+    /// Command lines of the deployed program that run on the device.
     fn running_programs(&self) -> Vec<String> {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let line = |process: fs::DirEntry| {
@@ -150,7 +149,7 @@ impl TaskOutput {
         })
     }
 
-    /// Ended with `code` and one `error:` line with these words.
+    /// Checks for exit code `code` and one `error:` line with these words.
     pub fn was_refused(&self, code: i32, words: &[&str]) -> Checked<()> {
         self.ended_with(code)?;
         let lines: Vec<&str> = self.err.lines().filter(|l| l.starts_with("error: ")).collect();

@@ -1,9 +1,9 @@
-//! One text of a real model on every path: the golden files of `tests/golden` on every
-//! instruction set, on emulated Arm, on an OpenCL device; in a batch, over a session, in a conversation.
+//! The golden files of a real model on every path: every instruction set, emulated Arm, an OpenCL device, a batch, a saved
+//! session, a conversation.
 
 use super::SMOLLM;
 use crate::device::qemu::EMULATOR;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::golden::case::{Case, cases};
 use crate::parity::engine::Engine;
 use crate::parity::execution_paths;
@@ -15,7 +15,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// The case of the default settings, and one that emulated Arm computes in time.
+/// The case of the default settings, and one that is short enough for emulated Arm.
 const DEFAULT: &str = "default";
 const SHORT: &str = "short";
 /// The case whose prompt is longer than the cache of [`check_eviction`].
@@ -32,8 +32,8 @@ pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
     };
     let (default, short) = (named(DEFAULT)?, named(SHORT)?);
     for case in &cases {
-        let told = check_case(case, &mut command(engine, case));
-        tally.count(&format!("{} is as its golden file says", case.name), told);
+        let outcome = check_case(case, &mut command(engine, case));
+        tally.count(&format!("{} matches its golden file", case.name), outcome);
     }
     for set in instruction_sets(engine)? {
         let mut run = command(engine, default);
@@ -74,7 +74,7 @@ fn instruction_sets(engine: &Engine) -> Result<Vec<String>> {
     Ok(sets)
 }
 
-/// A few tokens on cores of three kinds.
+/// Checks a few tokens on three kinds of Arm cores.
 fn count_on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
     if std::env::consts::ARCH == "aarch64" {
         return Ok(());
@@ -108,7 +108,7 @@ fn count_on_device(engine: &Engine, case: &Case, tally: &mut Tally) {
     }
 }
 
-/// The text, where no other than the device told it: its end says who did.
+/// Checks the text, and by the last line of stderr that the OpenCL device computed it.
 fn check_on_device(case: &Case, run: &mut Command) -> Result<()> {
     let out = command::output(run)?;
     let said = String::from_utf8_lossy(&out.stderr);
@@ -118,7 +118,7 @@ fn check_on_device(case: &Case, run: &mut Command) -> Result<()> {
     case.check_output(&out.stdout)
 }
 
-/// A prompt that does not fit, in other chunks than by default.
+/// Checks a prompt longer than the cache, in chunks of another size than the default.
 fn check_eviction(engine: &Engine, case: &Case, policy: &str) -> Result<()> {
     let flags = ["--num-tokens", "32", "--max-seq-len", "256", "--eviction-window", "128"];
     let more = [&flags[..], &["--eviction-policy", policy, "--prefill-chunk", "100"]].concat();
@@ -140,13 +140,13 @@ fn check_conversation(engine: &Engine) -> Result<()> {
     check_golden_text("conversation.txt", &String::from_utf8_lossy(&out.stdout))
 }
 
-/// Compares a text with the golden one; with `ANTIGRAVITY_BLESS` it becomes the golden one.
+/// Compares a text with the golden one, which `ANTIGRAVITY_BLESS` rewrites.
 fn check_golden_text(file: &str, printed: &str) -> Result<()> {
     let file = command::root().join("tests/golden").join(SMOLLM.name).join(file);
     if std::env::var_os("ANTIGRAVITY_BLESS").is_some() {
-        fs::write(&file, printed).map_err(|e| Error::at(&file, e))?;
+        fs::write(&file, printed).at(&file)?;
     }
-    let expected = fs::read_to_string(&file).map_err(|e| Error::at(&file, e))?;
+    let expected = fs::read_to_string(&file).at(&file)?;
     if printed == expected {
         return Ok(());
     }

@@ -1,14 +1,14 @@
-//! Questions of a first chat: with the defaults of `chat` a real model answers them, and with the repetition penalty of
-//! `generate` it answers fewer, neither the one for a program nor the one for a name.
+//! Simple questions, which a real model answers with the defaults of `chat`. With the repetition penalty of `generate` it
+//! answers fewer: not the ones for a program and for a name.
 //!
-//! A seed makes each answer the same on every machine. Beside them stands what llama.cpp's defaults give here.
+//! A seed makes each answer the same on every machine. The results with llama.cpp's defaults are printed for comparison.
 
 use crate::command;
 use crate::error::{Error, Result};
 use crate::parity::engine::Engine;
 use crate::test::report::Tally;
 
-/// A question, its seed, the most tokens of its answer, and texts that a right answer has, blanks left out.
+/// A question, its seed, the maximum tokens of its answer, and texts of a right answer without spaces.
 type Question = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
 const QUESTIONS: [Question; 10] = [
@@ -24,12 +24,12 @@ const QUESTIONS: [Question; 10] = [
     ("How many legs does a spider have?", "4", "30", &["8legs"]),
 ];
 
-/// The questions that need what a repetition penalty spoils: a program and a name.
+/// Number of questions, from the first, that a repetition penalty spoils.
 const SPOILED: usize = 2;
 
 /// The repetition penalty of `generate`.
 const PENALTY: [&str; 2] = ["--repeat-penalty", "1.1"];
-/// Defaults of llama.cpp where they are others than those of `chat`.
+/// Defaults of llama.cpp that differ from `chat`.
 const AS_LLAMA_CPP: [&str; 4] = ["--top-p", "0.95", "--min-p", "0.05"];
 
 pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
@@ -42,7 +42,7 @@ pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
         with_penalty += usize::from(unspoiled);
         as_llama_cpp += usize::from(is_right(question, &ask(engine, question, &AS_LLAMA_CPP)?));
         if i < SPOILED && unspoiled {
-            let why = Error::Failed(format!("a penalty of 1.1 spoils it no more: {penalised:?}"));
+            let why = Error::Failed(format!("a penalty of 1.1 no longer spoils it: {penalised:?}"));
             tally.count(&format!("{} With a penalty", question.0), Err(why));
         }
     }

@@ -1,5 +1,5 @@
-//! Real models' logits, greedy texts and perplexity beside those that transformers computed in single precision, from
-//! the weights of the same file.
+//! Compares logits, greedy texts and perplexity of real models with transformers in single precision, on the same weights
+//! file.
 
 use super::RealModel;
 use crate::command;
@@ -12,15 +12,15 @@ use crate::test::report::Tally;
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// Windows of the text whose perplexity is compared; a window takes a few seconds.
+/// Number of windows whose perplexity is compared; each takes a few seconds.
 const WINDOWS: usize = 2;
-/// Relative, of the nats of a window.
+/// Maximum relative error of the nats of a window.
 const NATS: f64 = 1e-5;
 
 /// The text whose perplexity is compared.
 const TEXT: &str = "models/smollm2-135m/golden/text.txt";
 
-/// `logits.json`: logits of ids that were drawn at random, and of the greatest ones.
+/// `logits.json`: logits of random ids, and the greatest ones.
 #[derive(Deserialize)]
 struct LogitsReference {
     at: Vec<u32>,
@@ -62,7 +62,7 @@ pub(super) fn check(model: &RealModel, engine: &Engine, tally: &mut Tally) -> Re
     let texts: Vec<GreedyReference> = json::read(&file(model, "greedy.json"))?;
     for (prompt, text) in prompts.iter().zip(texts).take(model.prompts) {
         let (what, ids, continued) = (&prompt.prompt, &prompt.ids, text.greedy);
-        // The last one is not fed: nothing was computed from it.
+        // The last token is not fed, as the reference did not.
         let fed = [&ids[..], &continued[..continued.len() - 1]].concat();
         let bytes = engine.logits(&fed, model.vocabulary, Variant::with(FLOAT))?;
         let found = reference::to_floats(&bytes);
@@ -78,7 +78,7 @@ pub(super) fn check(model: &RealModel, engine: &Engine, tally: &mut Tally) -> Re
     check_perplexity(model, engine, tally)
 }
 
-/// The eight greatest logits of each position, and those of ids that were drawn at random.
+/// Compares the greatest logits of each position, and the logits of random ids.
 fn check_logits<'a>(
     found: impl Iterator<Item = &'a [f32]>,
     prompt: &PromptReference,
@@ -99,7 +99,7 @@ fn check_logits<'a>(
     Ok(())
 }
 
-/// Of the second half of each window.
+/// Compares the mean surprise of the second half of each window.
 fn check_perplexity(model: &RealModel, engine: &Engine, tally: &mut Tally) -> Result<()> {
     let PerplexityReference { window, nats: expected } = json::read(&file(model, "perplexity.json"))?;
     let ids = engine.tokenize(&command::root().join(TEXT))?;
