@@ -9,7 +9,7 @@ use std::{env, fs, io, process};
 use files::bundle;
 use files::config::{LongRope, ModelConfig, Rope, RopeScaling, Scales};
 use files::hub;
-use files::source::gguf::{Gguf, only_gguf};
+use files::source::gguf::{Gguf, find_only_gguf};
 
 fn main() {
     for variable in ["ANTIGRAVITY_MODEL", "ANTIGRAVITY_SHIPPED"] {
@@ -19,26 +19,26 @@ fn main() {
     let name = env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
     let member = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let root = member.ancestors().nth(2).expect("src/model").to_path_buf();
-    let unusable = |e: &dyn std::fmt::Display| -> ! { fail(&format!("ANTIGRAVITY_MODEL={name}: {e}")) };
-    let place = model_place(&root, &name).unwrap_or_else(|e| unusable(&e));
+    let unusable = |e: &dyn std::fmt::Display| -> ! { fail_build(&format!("ANTIGRAVITY_MODEL={name}: {e}")) };
+    let place = find_model(&root, &name).unwrap_or_else(|e| unusable(&e));
     let gguf = place.is_file();
     let file = if gguf { place.clone() } else { place.join("config.json") };
     println!("cargo:rerun-if-changed={}", file.display());
     let model = if gguf {
-        Gguf::open(&file).and_then(|gguf| gguf.config()).unwrap_or_else(|e| unusable(&e))
+        Gguf::open(&file).and_then(|gguf| gguf.read_config()).unwrap_or_else(|e| unusable(&e))
     } else {
-        let text = fs::read_to_string(&file).unwrap_or_else(|e| missing(&root, &name, &file, &e));
+        let text = fs::read_to_string(&file).unwrap_or_else(|e| fail_missing_config(&root, &name, &file, &e));
         let model = ModelConfig::parse(&text).map_err(|e| files::Error::model(&file, e));
         model.unwrap_or_else(|e| unusable(&e))
     };
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let dims = out.join("dims.rs");
     fs::write(&dims, dims_source(&name, &place, &model))
-        .unwrap_or_else(|e| fail(&format!("cannot write {}: {e}", dims.display())));
+        .unwrap_or_else(|e| fail_build(&format!("cannot write {}: {e}", dims.display())));
 }
 
 /// Ends the build because `config.json` cannot be read, and lists the models that can be used instead.
-fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
+fn fail_missing_config(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
     let mut names: Vec<String> = fs::read_dir(root.join("models"))
         .into_iter()
         .flatten()
@@ -46,7 +46,7 @@ fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
         .map(|e| e.file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
-    fail(&format!(
+    fail_build(&format!(
         "ANTIGRAVITY_MODEL={name}: cannot read {}: {e}; use a directory with a config.json, a GGUF file or one of: {}",
         file.display(),
         names.join(", ")
@@ -54,21 +54,21 @@ fn missing(root: &Path, name: &str, file: &Path, e: &io::Error) -> ! {
 }
 
 /// Ends the build with a one-line error.
-fn fail(message: &str) -> ! {
+fn fail_build(message: &str) -> ! {
     println!("cargo::error={message}");
     process::exit(0)
 }
 
 /// Finds the model: a name under `models/`, else a path relative to the project, else `org/name` in the Hugging Face
 /// cache. A directory without `config.json` means its only GGUF file.
-fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
-    let given = hub::snapshot(&root.join(hub::find(Path::new(name))?));
+fn find_model(root: &Path, name: &str) -> files::Result<PathBuf> {
+    let given = hub::resolve_snapshot(&root.join(hub::resolve_model(Path::new(name))?));
     for dir in [&root.join("models").join(name), &given] {
         if dir.join("config.json").is_file() {
             return Ok(dir.clone());
         }
         let gguf = dir.is_dir() && !dir.join("config.json").exists();
-        if let Some(only) = if gguf { only_gguf(dir)? } else { None } {
+        if let Some(only) = if gguf { find_only_gguf(dir)? } else { None } {
             return Ok(only);
         }
     }
@@ -77,7 +77,7 @@ fn model_place(root: &Path, name: &str) -> files::Result<PathBuf> {
 
 /// The absolute path with links in the folder resolved. A file keeps its name, because in the Hugging Face cache it is
 /// a link to a file with another name.
-fn absolute(place: &Path) -> PathBuf {
+fn absolute_path(place: &Path) -> PathBuf {
     let folder = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
     match (place.is_file(), place.parent(), place.file_name()) {
         (true, Some(parent), Some(name)) => folder(parent).join(name),
@@ -86,7 +86,7 @@ fn absolute(place: &Path) -> PathBuf {
 }
 
 /// The compiler, such as `rustc 1.95.0`.
-fn compiler() -> String {
+fn compiler_version() -> String {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let out =
         process::Command::new(rustc).arg("--version").output().map(|out| out.stdout).unwrap_or_default();
@@ -103,7 +103,7 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     let shipped = env::var("ANTIGRAVITY_SHIPPED").ok();
     let dir = match shipped {
         Some(_) => PathBuf::new(),
-        None => absolute(dir),
+        None => absolute_path(dir),
     };
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
@@ -115,14 +115,14 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
         "The model's directory, or GGUF file, on the build machine; empty in a program of `cargo xtask build` or `deploy`.",
         format!("MODEL_DIR: &str = {:?}", dir.to_string_lossy()),
     );
-    put("Name and version of the compiler.", format!("COMPILER: &str = {:?}", compiler()));
+    put("Name and version of the compiler.", format!("COMPILER: &str = {:?}", compiler_version()));
     put(
         "Commit that `cargo xtask build` or `deploy` compiled, or empty.",
         format!("COMMIT: &str = {:?}", shipped.unwrap_or_default()),
     );
     put(
         "Mark and config in the program's file, from which other builds see the model it is built for.",
-        format!("BUILT_FOR: &str = {:?}", format!("{}{}\n", bundle::built_for(), m.to_json())),
+        format!("BUILT_FOR: &str = {:?}", format!("{}{}\n", bundle::program_marker(), m.to_json())),
     );
     put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
     put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));
@@ -136,15 +136,15 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     put("Biases on q, k and v.", format!("QKV_BIAS: bool = {}", m.qkv_bias));
     put("Bias on the attention output.", format!("O_BIAS: bool = {}", m.o_bias));
     put("RMS norm on every q and k head before RoPE.", format!("QK_NORM: bool = {}", m.qk_norm));
-    put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tied));
+    put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tie_embeddings));
     put("Epsilon of every norm.", format!("NORM_EPS: f64 = {:?}", m.norm_eps));
-    s + &switches(m)
+    s + &switches_source(m)
 }
 
 /// The architecture switches of `dims.rs`, in which model families differ.
-fn switches(m: &ModelConfig) -> String {
+fn switches_source(m: &ModelConfig) -> String {
     let scaled = |scaling| match scaling {
-        RopeScaling::Plain => "RopeScaling::Plain".to_string(),
+        RopeScaling::Unscaled => "RopeScaling::Unscaled".to_string(),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
             format!(
                 "RopeScaling::Llama3 {{ factor: {factor:?}, low_freq_factor: {low_freq_factor:?}, \
@@ -153,7 +153,7 @@ fn switches(m: &ModelConfig) -> String {
         }
         RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
     };
-    let long = m.rope.long.map_or("None".into(), |LongRope { divisors, beyond }| {
+    let long = m.rope.long.map_or("None".into(), |LongRope { divisors, original_context: beyond }| {
         format!("Some(LongRope {{ divisors: &{divisors:?}, beyond: {beyond} }})")
     });
     let Rope { dim, theta, attention_factor, local_theta, local_attention_factor, .. } = m.rope;
@@ -171,7 +171,7 @@ fn switches(m: &ModelConfig) -> String {
     put("Kind of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
     put(
         "Slots that a sliding-window layer sees; 0 if there is no such layer.",
-        format!("WINDOW: usize = {}", m.window),
+        format!("WINDOW: usize = {}", m.sliding_window),
     );
     put(
         "Number of first elements of a head that RoPE rotates; 0 if positions are learned.",

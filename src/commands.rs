@@ -8,11 +8,11 @@ use crate::tools;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use files::{Error, Result};
 
-pub use cli::signal::leave;
+pub use cli::signal::exit_process;
 
 /// The command line.
 #[derive(Parser)]
-#[command(name = "antigravity", version = version(), about, max_term_width = 100)]
+#[command(name = "antigravity", version = version_text(), about, max_term_width = 100)]
 #[command(before_help = "\
 Examples:
   antigravity -p 'Once upon a time' -n -1
@@ -57,7 +57,7 @@ Examples:
 
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
-    cli::signal::outlive_file_limit();
+    cli::signal::ignore_file_size_signal();
     parse_args().and_then(|args| run_command(args.command)).map_err(cli::flags::name_flags_in)
 }
 
@@ -70,12 +70,12 @@ fn run_command(command: Command) -> Result<()> {
         Command::Serve(a) => serve::run(&a),
         #[cfg(feature = "tools")]
         Command::Tool(command) => tools::run(command),
-        Command::Version => cli::terminal::put(&format!("antigravity {}\n", version())),
+        Command::Version => cli::terminal::write_stdout(&format!("antigravity {}\n", version_text())),
     }
 }
 
 /// Version, built-in model and its dimensions, compiler and, in a shipped program, the commit.
-pub(crate) fn version() -> String {
+pub(crate) fn version_text() -> String {
     use crate::dims::*;
     let commit = if COMMIT.is_empty() { String::new() } else { format!(", commit {COMMIT}") };
     format!(
@@ -87,7 +87,7 @@ pub(crate) fn version() -> String {
 
 /// The command line as [`run`] parses it; shell completions and the manual are generated from it. Flags may have
 /// underscores in place of hyphens, and values may be negative numbers.
-pub fn command() -> clap::Command {
+pub fn clap_command() -> clap::Command {
     let spellings = |arg: clap::Arg| {
         let takes_values = arg.get_action().takes_values();
         let long = arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
@@ -100,7 +100,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the process's arguments. Help and version are printed on stdout and end the process.
 fn parse_args() -> Result<Cli> {
-    let command = command();
+    let command = clap_command();
     let words = cli::args::translate_args(&command, std::env::args_os().collect())?;
     let named = words.get(1).and_then(|w| w.to_str()).filter(|name| command.find_subcommand(name).is_some());
     let named = named.map(str::to_owned);
@@ -108,7 +108,7 @@ fn parse_args() -> Result<Cli> {
         if e.use_stderr() {
             return Error::Usage(cli::args::one_line(&e, named.as_deref()));
         }
-        match cli::terminal::put(&e.render().to_string()) {
+        match cli::terminal::write_stdout(&e.render().to_string()) {
             Ok(()) => std::process::exit(0),
             Err(e) => e,
         }

@@ -77,7 +77,7 @@ pub use model::dims;
 pub use run::engine::Engine;
 pub use run::generate::prompts::BatchItem;
 pub use run::options::{EngineOptions, GenerateOptions, Progress};
-pub use run::past::{PastKeyValues, PastLayer};
+pub use run::past::{LayerKeyValues, PastKeyValues};
 pub use run::{engine, plan, saved, session};
 pub use text::{chat, sampler, tokenizer};
 

@@ -126,10 +126,10 @@ pub use opencl_runtime::*;
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
-use buffer::Landing;
+use buffer::ReadbackBuffer;
 use cache::OpenClCache;
 use compaction::Compactor;
-pub use compaction::list_bytes;
+pub use compaction::slot_list_bytes;
 pub use defines::QKV;
 use files::Result;
 use host_attention::HostAttention;
@@ -142,12 +142,12 @@ use numeric::kv::KvTypes;
 use nvidia::PersistentKernels;
 use pass::Pass;
 use pass_timeout::PassTimeout;
-use scratch::Scratch;
+use scratch::PassBuffers;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
-use seam::{Attention, CancelToken, Logits, Run};
+use seam::{AttentionFn, CancelToken, Logits, Run};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-pub use threads::{facts_of, open};
+pub use threads::{facts_of, open_device};
 pub use weights::{Matrices, Model};
 
 /// Settings of an [`OpenClDevice`].
@@ -161,21 +161,21 @@ pub struct OpenClOptions {
     /// Maximum number of sequences that decode together.
     pub sequences: usize,
     /// Tokens of each sequence in such a pass: one, plus those of a draft.
-    pub drafted: usize,
+    pub tokens_per_sequence: usize,
     /// Attention on the host, which then holds the KV cache; `None` if the device computes it.
-    pub attention: Option<Attention>,
+    pub attention: Option<AttentionFn>,
     /// Memory of the caches: `HostVisible` to share them with the CPU (needs unified memory), otherwise the device's
     /// own. Ignored when attention is computed on the host.
-    pub rows: Place,
+    pub cache_place: Place,
     /// True if slots may be evicted.
-    pub evicts: bool,
+    pub can_evict: bool,
     /// Kernels to use.
     pub kernels: KernelSet,
 }
 
 /// Kind of device memory in which weights and caches should be allocated.
-pub fn own_place(device: &Device) -> Place {
-    if nvidia::has_persistent_kernels(device.facts()) { Place::InOne } else { Place::Device }
+pub fn preferred_place(device: &Device) -> Place {
+    if nvidia::has_persistent_kernels(device.info()) { Place::SharedBuffer } else { Place::Device }
 }
 
 /// A model on an OpenCL device: everything a pass needs except the caches.
@@ -187,12 +187,12 @@ pub struct OpenClDevice {
     ring: seam::Ring,
     /// Calibration of keys and queries, by layer; empty if the KV types need none.
     calibration: Vec<buffer::Buffer>,
-    scratch: Scratch,
+    scratch: PassBuffers,
     launches: Launches,
     /// Kernels of whole passes, if the device has them.
     persistent: Option<PersistentKernels>,
     /// Page-locked memory for reading logits; `None` if memory is unified.
-    readback: Option<Landing>,
+    readback: Option<ReadbackBuffer>,
     host: Option<HostAttention>,
     /// Location of the caches.
     kv_location: KvLocation,
@@ -212,21 +212,30 @@ impl OpenClDevice {
     ///
     /// `Memory` if there is no room for them, `Device` if the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, slots, max_tokens, sequences, drafted, attention, rows, .. } = options;
-        let OpenClOptions { evicts, kernels: set, .. } = options;
+        let OpenClOptions {
+            kv_types,
+            slots,
+            max_tokens,
+            sequences,
+            tokens_per_sequence: drafted,
+            attention,
+            cache_place: rows,
+            ..
+        } = options;
+        let OpenClOptions { can_evict: evicts, kernels: set, .. } = options;
         let (device, matrices) = (&model.device, &model.matrices);
-        let unified = device.facts().unified_memory;
-        let kernels = Kernels::new(device, kv_types, set, model.variants()?)?;
+        let unified = device.info().unified_memory;
+        let kernels = Kernels::new(device, kv_types, set, model.kernel_variants()?)?;
         let mut kernels = kernels.with_few(sequences.saturating_mul(drafted));
         // Another device may run longer passes on the same cache.
         let ring = seam::Ring::new(max_tokens.max(1));
-        let max_tokens = if kernels.shapes().batches() { max_tokens } else { 1 };
+        let max_tokens = if kernels.device_shapes().supports_batches() { max_tokens } else { 1 };
         let at_once = if attention.is_some() || set == KernelSet::Baseline { 1 } else { sequences };
-        let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
+        let scratch = PassBuffers::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|compute| HostAttention::new(compute, kv_types, scratch.max_tokens));
-        let calibration = if kv_types.k.rotated() {
-            weights::calibration(device, &model.weights, own_place(device))?
+        let calibration = if kv_types.k.is_rotated() {
+            weights::calibration(device, &model.weights, preferred_place(device))?
         } else {
             Vec::new()
         };
@@ -244,14 +253,14 @@ impl OpenClDevice {
             calibration: &calibration,
             scratch: &scratch,
             attend,
-            one,
+            needs_one: one,
         };
-        let launches = binder.launches()?;
+        let launches = binder.bind_launches()?;
         let compactor = match attend {
-            AttendOn::Device if evicts => Some(Compactor::new(device, binder.compaction()?)),
+            AttendOn::Device if evicts => Some(Compactor::new(device, binder.bind_compaction()?)),
             _ => None,
         };
-        let readback = (!unified).then(|| Landing::new(device, scratch.logits.len())).transpose()?;
+        let readback = (!unified).then(|| ReadbackBuffer::new(device, scratch.logits.len())).transpose()?;
         Ok(Self {
             kernels,
             kv_types,
@@ -288,8 +297,8 @@ impl OpenClDevice {
     }
 
     /// Result of an earlier self-test of these kernels, if there was one.
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.kernels.verdict(self.persistent.iter().flat_map(PersistentKernels::programs))
+    pub fn self_test_verdict(&self) -> Option<Verdict> {
+        self.kernels.combined_verdict(self.persistent.iter().flat_map(PersistentKernels::programs))
     }
 
     /// Stores the result of the self-test permanently.
@@ -302,30 +311,31 @@ impl OpenClDevice {
     }
 
     /// Makes room for attention over `slots` slots, and rebinds the launches if buffers have moved.
-    fn reserve(&mut self, slots: usize) -> Result<()> {
+    fn reserve_slots(&mut self, slots: usize) -> Result<()> {
         let attend = self.attend_on();
         let Self { model, kernels, calibration, scratch, persistent, launches, .. } = self;
-        scratch.reserve(&model.device, slots)?;
+        scratch.reserve_slots(&model.device, slots)?;
         if let Some(persistent) = persistent {
             persistent.reserve(&model.device, scratch)?;
         }
         if launches.slots != scratch.slots {
             let (matrices, one) = (&model.matrices, launches.has_one());
-            *launches = Binder { kernels, matrices, calibration, scratch, attend, one }.launches()?;
+            *launches =
+                Binder { kernels, matrices, calibration, scratch, attend, needs_one: one }.bind_launches()?;
         }
         Ok(())
     }
 
     /// Moves a run's cache to the device and binds its launches, unless already done.
-    fn bind(&mut self, run: &mut Run<'_>) -> Result<()> {
+    fn bind_cache(&mut self, run: &mut Run<'_>) -> Result<()> {
         let extent = run.cache.extent();
         assert!(!run.tokens.is_empty() && extent.has_room(run.pos, run.tokens.len()));
-        self.reserve(extent.slots.max(extent.ring))?;
+        self.reserve_slots(extent.slots.max(extent.ring))?;
         let attend = self.attend_on();
         let Self { model, kernels, calibration, scratch, persistent, launches, .. } = self;
-        let cache = OpenClCache::of(run.cache);
+        let cache = OpenClCache::downcast(run.cache);
         cache.take_back()?;
-        assert!(run.observe == 0 || cache.mass.is_some(), "a cache that is observed has mass");
+        assert!(run.observed_tokens == 0 || cache.mass.is_some(), "a cache that is observed has mass");
         if cache.launches.as_ref().is_some_and(|bound| bound.slots == scratch.slots) {
             return Ok(());
         }
@@ -334,8 +344,8 @@ impl OpenClDevice {
             scratch.reserve_softmax(&model.device)?;
         }
         let (matrices, one) = (&model.matrices, launches.has_one());
-        let mut binder = Binder { kernels, matrices, calibration, scratch, attend, one };
-        let mut bound = binder.cache(&cache.rows, mass)?;
+        let mut binder = Binder { kernels, matrices, calibration, scratch, attend, needs_one: one };
+        let mut bound = binder.bind_cache(&cache.rows, mass)?;
         if let Some(persistent) = persistent {
             bound.decode = persistent.bind(scratch, &cache.rows)?;
         }
@@ -344,30 +354,32 @@ impl OpenClDevice {
     }
 
     /// True for several runs of one token each that are neither traced nor observed.
-    fn decodes(&self, runs: &[Run<'_>]) -> bool {
-        let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observe == 0;
+    fn is_batched_decode(&self, runs: &[Run<'_>]) -> bool {
+        let single = |run: &Run<'_>| run.tokens.len() == 1 && run.observed_tokens == 0;
         runs.len() > 1 && self.trace.is_none() && runs.iter().all(single)
     }
 
     /// Number of runs computed together.
     fn runs_at_once(&self, runs: &[Run<'_>]) -> usize {
         match &self.persistent {
-            Some(kernels) if self.decodes(runs) => kernels.runs_at_once(runs.len(), self.scratch.at_once),
+            Some(kernels) if self.is_batched_decode(runs) => {
+                kernels.runs_at_once(runs.len(), self.scratch.at_once)
+            }
             _ => runs.len(),
         }
     }
 
     /// Creates the pass of some runs and sets the state header for it.
-    fn pass<'a>(&'a mut self, runs: &mut [Run<'_>], cancel: Option<&'a CancelToken>) -> Pass<'a> {
+    fn create_pass<'a>(&'a mut self, runs: &mut [Run<'_>], cancel: Option<&'a CancelToken>) -> Pass<'a> {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
-        let observed = runs.iter().any(|run| run.observe > 0);
+        let observed = runs.iter().any(|run| run.observed_tokens > 0);
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.trace.is_some());
-        let (read, decodes) = (output_tokens(runs).count(), self.decodes(runs));
+        let (read, decodes) = (output_tokens(runs).count(), self.is_batched_decode(runs));
         // If only a few tokens need logits, they are moved to the front. Traced or observed passes need all tokens.
         let narrowed = Some(read)
             .filter(|_| read < n && n > 1 && read <= self.scratch.logit_rows && !timed && !observed);
         let row = if narrowed.is_some() { 0 } else { output_tokens(runs).next().unwrap_or(0) };
-        let cache = OpenClCache::of(runs[0].cache);
+        let cache = OpenClCache::downcast(runs[0].cache);
         self.scratch.set_token(cache.len(), row);
         let alone = n == 1 && !timed && !observed;
         let whole = alone || (decodes && read == n);
@@ -386,8 +398,8 @@ impl OpenClDevice {
             cancel: cancel.filter(|_| several && !observed),
             frequencies: &self.frequencies,
             n,
-            narrowed,
-            steps: Steps::begin(self.trace.as_mut(), n),
+            kept_tokens: narrowed,
+            steps: Steps::start_pass(self.trace.as_mut(), n),
         }
     }
 }
@@ -395,19 +407,19 @@ impl OpenClDevice {
 impl seam::Device for OpenClDevice {
     fn name(&self) -> String {
         let attention = if self.host.is_some() { "CPU" } else { "GPU" };
-        format!("opencl ({}, attention on the {attention})", self.model.device.facts().name)
+        format!("opencl ({}, attention on the {attention})", self.model.device.info().name)
     }
 
     fn max_tokens(&self) -> usize {
         self.scratch.max_tokens
     }
 
-    fn row(&mut self, now: &[f32]) -> Option<seam::Row> {
+    fn logits_buffer(&mut self, now: &[f32]) -> Option<seam::LogitsBuffer> {
         self.persistent.as_mut()?.lend_row(&self.model.device, now)
     }
 
-    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::Cache>> {
-        self.reserve(slots)?;
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::KvCache>> {
+        self.reserve_slots(slots)?;
         let rows = DeviceKv::new(&self.model.device, self.kv_types, (slots, self.ring), self.kv_location)?;
         Ok(Box::new(OpenClCache::new(&self.model.device, rows, self.attend_on(), self.compactor.clone())))
     }
@@ -415,23 +427,23 @@ impl seam::Device for OpenClDevice {
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
         assert!(n > 0 && n <= self.scratch.max_tokens);
-        let (began, limit) = (Instant::now(), self.timeout.limit(n));
-        self.device().set_patience(limit, None);
-        runs.iter_mut().try_for_each(|run| self.bind(run))?;
+        let (began, limit) = (Instant::now(), self.timeout.limit_for(n));
+        self.device().set_timeout(limit, None);
+        runs.iter_mut().try_for_each(|run| self.bind_cache(run))?;
         // The mass collected by half a pass could not be undone, and a single launch writes to memory that the caller
         // may read.
         let one_launch = self.persistent.is_some() && runs.iter().all(|run| run.tokens.len() == 1);
-        let stop = cancel.filter(|_| !one_launch && runs.iter().all(|run| run.observe == 0));
-        self.device().set_patience(limit, stop.map(CancelToken::flag));
+        let stop = cancel.filter(|_| !one_launch && runs.iter().all(|run| run.observed_tokens == 0));
+        self.device().set_timeout(limit, stop.map(CancelToken::atomic_flag));
         let at_once = self.runs_at_once(runs);
-        let computed = runs.chunks_mut(at_once).try_for_each(|runs| self.pass(runs, cancel).run(runs));
-        self.device().set_patience(limit, None);
+        let computed = runs.chunks_mut(at_once).try_for_each(|runs| self.create_pass(runs, cancel).run(runs));
+        self.device().set_timeout(limit, None);
         computed?;
         if runs.iter().any(|run| !matches!(run.logits, Logits::None)) {
-            self.timeout.record(n, began.elapsed());
+            self.timeout.record_time(n, began.elapsed());
         }
         for run in runs {
-            OpenClCache::of(run.cache).advance(run.tokens.len(), run.observe > 0);
+            OpenClCache::downcast(run.cache).advance_len(run.tokens.len(), run.observed_tokens > 0);
         }
         Ok(())
     }

@@ -30,18 +30,20 @@ mod state;
 mod tools;
 mod unsupported;
 
-use crate::cli::args::{ChosenTemplate, FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, read_text, within};
+use crate::cli::args::{
+    FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, TemplateChoiceArgs, check_range, read_text,
+};
 use crate::cli::load;
 use crate::cli::signal;
 use crate::cli::terminal::Verbosity;
 use crate::run::engine::template_source;
 use crate::run::generate::scheduler::{Limits, Scheduler, SchedulerEvent};
 use crate::run::options::{EngineOptions, GenerateOptions};
-use crate::run::plan::{Opened, mib};
+use crate::run::plan::{OpenedModel, format_mib};
 use crate::run::session::CancelToken;
-use access::{Access, check_key};
+use access::{AccessRules, check_key};
 use clap::Args;
-use files::{Error, Result, say};
+use files::{Error, Result, print_stderr};
 use memory::MemoryBudget;
 use state::{ServerModel, ServerState, SlotsEndpoint};
 use std::net::{TcpListener, ToSocketAddrs};
@@ -52,13 +54,13 @@ use std::time::Duration;
 /// Maximum of `--slots`.
 const MAX_SLOTS: usize = 256;
 /// Default context size of a slot, in tokens.
-pub const CONTEXT: &str = "4096";
+pub const DEFAULT_CONTEXT: &str = "4096";
 /// Default of `--cache-mib`.
-pub const CACHE_MIB: u64 = 256;
+pub const DEFAULT_CACHE_MIB: u64 = 256;
 
 /// Flags of `serve`.
 #[derive(Args, Clone)]
-#[command(mut_arg("max_seq_len", |arg| arg.default_value(CONTEXT).help(
+#[command(mut_arg("max_seq_len", |arg| arg.default_value(DEFAULT_CONTEXT).help(
     "Context size of each slot in tokens, prompt included"
 )))]
 pub struct ServeArgs {
@@ -77,7 +79,7 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Server")]
     queue: usize,
     /// Memory for cached prompt prefixes of finished requests, in MiB; 0 turns the cache off
-    #[arg(long, default_value_t = CACHE_MIB, value_name = "MIB", help_heading = "Server")]
+    #[arg(long, default_value_t = DEFAULT_CACHE_MIB, value_name = "MIB", help_heading = "Server")]
     cache_mib: u64,
     /// Grace period for running requests after SIGTERM or Ctrl-C, in seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Server")]
@@ -106,7 +108,7 @@ pub struct ServeArgs {
     #[command(flatten, next_help_heading = "Sampling")]
     sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Chat")]
-    template: ChosenTemplate,
+    template: TemplateChoiceArgs,
     #[command(flatten, next_help_heading = "Output")]
     quiet: QuietArgs,
     #[command(flatten)]
@@ -150,20 +152,23 @@ impl ServeArgs {
 }
 
 /// Engine options for `slots` slots and a prefix cache of `cache_mib` MiB.
-pub fn settings(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
+pub fn engine_options(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
     Ok(EngineOptions {
-        batch: within("--slots", slots, MAX_SLOTS)?,
+        batch: check_range("--slots", slots, MAX_SLOTS)?,
         prefix_cache: cache_mib.saturating_mul(1 << 20),
-        ..model.resolve()?
+        ..model.resolve_options()?
     })
 }
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let access = Access::new(args.read_keys()?, &args.host, &args.cors_origin, &args.allowed_host)?;
-    let settings = settings(&args.model, args.slots, args.cache_mib)?;
-    let queue = within("--queue", args.queue, 1 << 16)?;
-    let mut defaults =
-        GenerateOptions { sampler: args.sampler.resolve()?, max_tokens: None, ..GenerateOptions::default() };
+    let access = AccessRules::new(args.read_keys()?, &args.host, &args.cors_origin, &args.allowed_host)?;
+    let settings = engine_options(&args.model, args.slots, args.cache_mib)?;
+    let queue = check_range("--queue", args.queue, 1 << 16)?;
+    let mut defaults = GenerateOptions {
+        sampler: args.sampler.resolve_options()?,
+        max_tokens: None,
+        ..GenerateOptions::default()
+    };
     let listener = args.bind_listener()?;
     let address = listener.local_addr().map_err(|e| Error::Other(format!("cannot listen: {e}")))?;
     let slots_endpoint = if args.slots_endpoint { SlotsEndpoint::Shown } else { SlotsEndpoint::Hidden };
@@ -171,30 +176,32 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let access = access.listening_at(address.ip());
     let state = Arc::new(ServerState::new(args.model_name(), access, slots_endpoint, patience));
     if !address.ip().is_loopback() && !state.access.has_keys() {
-        say!(
+        print_stderr!(
             "warning: --host {} accepts requests from the network without a key; use --api-key-file",
             args.host
         );
     }
     let connections = connections::start_thread(listener, Arc::clone(&state))?;
 
-    let mut opened = Opened::new(&settings)?;
+    let mut opened = OpenedModel::new(&settings)?;
     let memory = MemoryBudget::new(opened.plan.add_requests());
     let rows = opened.plan.share_rows();
-    let planned = [opened.plan.empty(), opened.plan.need()].map(mib);
+    let planned = [opened.plan.idle_bytes(), opened.plan.needed_bytes()].map(format_mib);
     let model_id = opened.plan.model_id.clone();
-    let chosen = args.template.is_given().then(|| args.template.template(&template_source(&opened.model)));
-    let (template, variables) = (chosen.transpose()?, args.template.variables()?);
-    let loaded = load::load(opened, args.quiet.verbosity(), &args.warnings)?;
-    defaults.sampler = args.sampler.recommend(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
+    let chosen =
+        args.template.is_given().then(|| args.template.load_template(&template_source(&opened.model)));
+    let (template, variables) = (chosen.transpose()?, args.template.parse_variables()?);
+    let loaded = load::load_engine(opened, args.quiet.verbosity(), &args.warnings)?;
+    defaults.sampler =
+        args.sampler.with_recommended(defaults.sampler, &loaded.engine.recommended_sampling()?)?;
     let limits = Limits { queue, rows, drain: Duration::from_secs(args.drain) };
     let model = Arc::new(ServerModel {
         name: args.model_name().to_owned(),
-        variables,
+        template_kwargs: variables,
         fingerprint: compute_fingerprint(&model_id, loaded.engine.options()),
         scheduler: Scheduler::new(limits),
         memory,
-        seeded: args.sampler.seed().is_some(),
+        has_fixed_seed: args.sampler.parse_seed().is_some(),
         engine: match template {
             Some(template) => loaded.engine.with_template(template)?,
             None => loaded.engine,
@@ -202,8 +209,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         defaults,
     });
     let stop = CancelToken::default();
-    signal::connect(&stop);
-    signal::will_drain();
+    signal::connect_cancel(&stop);
+    signal::expect_drain();
     let ran = model.scheduler.run(&model.engine, &stop, &|event| match event {
         SchedulerEvent::Ready => {
             state.set_model(Arc::clone(&model));
@@ -220,9 +227,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
     let (model, slots, tokens) = (crate::dims::MODEL, args.slots, args.model.cache.max_seq_len);
     if args.quiet.verbosity() == Verbosity::Quiet {
-        return say!("{address}");
+        return print_stderr!("{address}");
     }
-    say!(
+    print_stderr!(
         "{model} at {address}: {slots} slots of {tokens} tokens; {empty} of memory now, {full} when all are full"
     );
 }

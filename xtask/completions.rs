@@ -6,12 +6,16 @@ use std::io::Result;
 use std::path::Path;
 
 fn main() -> Result<()> {
-    let dir = std::env::args_os().nth(1).expect("the folder to write");
-    let man = Path::new(&dir).join("man1");
+    write_completions(Path::new(&std::env::args_os().nth(1).expect("the folder to write")))
+}
+
+/// Writes the completions of bash, fish and zsh into `dir`, and the manual pages into `dir/man1`.
+pub fn write_completions(dir: &Path) -> Result<()> {
+    let man = dir.join("man1");
     std::fs::create_dir_all(&man)?;
-    let command = antigravity::commands::command();
+    let command = antigravity::commands::clap_command();
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-        generate_to(shell, &mut command.clone(), "antigravity", &dir)?;
+        generate_to(shell, &mut command.clone(), "antigravity", dir)?;
     }
     clap_mangen::generate_to(command, &man)
 }

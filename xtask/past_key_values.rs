@@ -8,7 +8,7 @@
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS, MODEL_DIR, VOCAB};
 use antigravity::model::weights::WeightType;
 use antigravity::session::CancelToken;
-use antigravity::{Engine, EngineOptions, PastKeyValues, PastLayer};
+use antigravity::{Engine, EngineOptions, LayerKeyValues, PastKeyValues};
 use numeric::kv::{KvType, KvTypes};
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let engine = Engine::load(EngineOptions {
         weight_type: WeightType::F32,
-        kv_types: KvTypes::both(KvType::F32),
+        kv_types: KvTypes::same(KvType::F32),
         max_seq_len: theirs.tokens.len() + 1,
         ..EngineOptions::new(dir)
     })?;
@@ -72,7 +72,7 @@ fn as_past(tokens: Vec<u32>, numbers: &[f32]) -> Result<PastKeyValues, Box<dyn E
     let layers = numbers.chunks_exact(numbers.len() / LAYERS).map(|layer| {
         let (keys, values) = layer.split_at(layer.len() / 2);
         let positions = (0..slots as u32).collect::<Vec<_>>().repeat(KV_HEADS);
-        PastLayer { keys: keys.into(), values: values.into(), positions }
+        LayerKeyValues { keys: keys.into(), values: values.into(), positions }
     });
     Ok(PastKeyValues { layers: layers.collect(), tokens })
 }

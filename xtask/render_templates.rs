@@ -6,7 +6,9 @@ use serde::Deserialize;
 use serde_json::json;
 use std::error::Error;
 use std::io::BufRead;
-use text::chat::{Context, Ending, Jinja, Message, Moment, TemplateKwargs, Tools, join};
+use text::chat::{
+    Jinja, Message, PromptEnding, RenderContext, TemplateKwargs, Tools, UtcTime, join_segments,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,16 +35,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn render(case: TemplateCase) -> Result<String, String> {
-    let mut variables = case.tools.map_or_else(TemplateKwargs::default, TemplateKwargs::of_tools);
+    let mut variables = case.tools.map_or_else(TemplateKwargs::default, TemplateKwargs::with_tools);
     for (name, value) in &case.kwargs {
-        variables.set(name, value)?;
+        variables.set_variable(name, value)?;
     }
-    let context = Context {
+    let context = RenderContext {
         bos: Some(&case.bos),
-        now: Moment::from_unix(case.unix),
-        ending: if case.add_generation_prompt { Ending::Prompt } else { Ending::Message },
+        now: UtcTime::from_unix(case.unix),
+        ending: if case.add_generation_prompt { PromptEnding::Prompt } else { PromptEnding::Message },
         variables: Some(&variables),
     };
     let template = Jinja::new(case.name, case.source, case.tokens).map_err(|e| e.to_string())?;
-    Ok(join(&template.render(&case.messages, &context).map_err(|e| e.to_string())?))
+    Ok(join_segments(&template.render_messages(&case.messages, &context).map_err(|e| e.to_string())?))
 }

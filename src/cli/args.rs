@@ -16,8 +16,8 @@ use files::{Error, Result};
 
 pub use clap_error::one_line;
 #[cfg(feature = "chat")]
-pub use completion::{CompletionArgs, show_settings};
-pub use completion::{Format, GenerateArgs, OutputArgs, token_limit};
+pub use completion::{CompletionArgs, format_settings};
+pub use completion::{Format, GenerateArgs, OutputArgs, parse_token_limit};
 #[cfg(feature = "tools")]
 pub use device::{MAX_THREADS, MaskArgs};
 pub use flag_warnings::FlagWarnings;
@@ -28,16 +28,16 @@ pub use model::ModelArgs;
 pub use model::{LoadArgs, MAX_SEQ_LEN, PathArgs, WeightArgs};
 #[cfg(feature = "chat")]
 pub use prompt::EscapeArgs;
-pub use prompt::text_of;
+pub use prompt::read_trimmed_text;
 #[cfg(feature = "serve")]
 pub use sampling::SamplerArgs;
 #[cfg(feature = "chat")]
-pub use template::{ChosenTemplate, TemplateArgs, Think};
+pub use template::{TemplateArgs, TemplateChoiceArgs, Think};
 #[cfg(any(feature = "serve", feature = "tools"))]
 pub use {completion::QuietArgs, prompt::read_text};
 
 /// Returns `n`, or an error that names the flag if `n` is not in `1..=max`.
-pub fn within(flag: &str, n: usize, max: usize) -> Result<usize> {
+pub fn check_range(flag: &str, n: usize, max: usize) -> Result<usize> {
     if (1..=max).contains(&n) {
         return Ok(n);
     }

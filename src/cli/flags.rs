@@ -80,7 +80,7 @@ mod tests {
     /// Needs the sources, which are not on a phone.
     #[test]
     fn every_field_that_the_library_names_has_a_flag_that_there_is() {
-        let command = crate::commands::command();
+        let command = crate::commands::clap_command();
         let all: Vec<&clap::Arg> = command.get_subcommands().flat_map(|c| c.get_arguments()).collect();
         let is_flag = |word: &str| {
             let named = |arg: &&clap::Arg| match word.strip_prefix("--") {

@@ -1,21 +1,21 @@
 //! `generate`: streams one completion.
 
 use super::args::{Format, GenerateArgs};
-use super::generation_report::{self, Report, show};
+use super::generation_report::{self, GenerationReport, print_stream};
 use super::load::{self, LoadedEngine};
 use super::prompts;
 use super::signal;
-use super::terminal::{Verbosity, end_line, put, show_prompt};
+use super::terminal::{Verbosity, end_line, show_prompt, write_stdout};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::{ResumePoint, TokenStream};
 use crate::run::options::GenerateOptions;
-use crate::run::plan::Opened;
-use crate::run::saved::{self, Content, State};
+use crate::run::plan::OpenedModel;
+use crate::run::saved::{self, SavedContent, SavedState};
 use crate::run::session::{CancelToken, Session, StopReason};
-use files::{Error, Result, say};
+use files::{Error, Result, print_stderr};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use text::tokenizer::{AddSpecial, Specials};
+use text::tokenizer::{AddSpecial, SpecialText};
 
 const DEFAULT_PROMPT: &str = "Hello, world! I am a";
 
@@ -25,28 +25,29 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     }
     if args.session.is_some() {
         let why = "cannot be used with --session, because a grammar must cover the text from its start";
-        args.completion.sampler.grammar.refuse(why)?;
+        args.completion.sampler.grammar.fail_if_given(why)?;
     }
     let output = &args.completion.output;
     output.check_trace()?;
-    let options = args.options(output.format)?;
-    let settings = args.model.resolve_for_one()?;
+    let options = args.resolve_options(output.format)?;
+    let settings = args.model.resolve_for_one_text()?;
     let mut warnings = args.warnings.clone();
     if args.prompts.batch.is_some() && output.verbosity() != Verbosity::Quiet {
-        warnings.add("--batch", "no effect without --prompts");
+        warnings.add_warning("--batch", "no effect without --prompts");
     }
-    let prompt = args.prompt.read()?;
-    let opened = Opened::new(&settings)?;
-    let LoadedEngine { engine, took, .. } = &load::load(opened, output.verbosity(), &warnings)?;
+    let prompt = args.prompt.read_prompt()?;
+    let opened = OpenedModel::new(&settings)?;
+    let LoadedEngine { engine, load_time: took, .. } =
+        &load::load_engine(opened, output.verbosity(), &warnings)?;
     if output.verbosity() == Verbosity::Verbose {
-        say_engine(engine);
+        print_engine(engine);
     }
-    signal::connect(&options.cancel);
-    complete(args, engine, prompt.as_deref(), options, *took)
+    signal::connect_cancel(&options.cancel);
+    complete_prompt(args, engine, prompt.as_deref(), options, *took)
 }
 
 /// Completes the prompt, or continues the saved text.
-fn complete(
+fn complete_prompt(
     args: &GenerateArgs,
     engine: &Engine,
     prompt: Option<&str>,
@@ -56,53 +57,53 @@ fn complete(
     let (sampler, output) = (&args.completion.sampler, &args.completion.output);
     let start = Instant::now();
     if args.session.is_some() {
-        signal::will_save();
+        signal::expect_save();
     }
-    let mut session = generation_report::session(engine, output)?;
+    let mut session = generation_report::open_session(engine, output)?;
     let state = match &args.session {
-        Some(file) => saved::load(file, &mut session, engine)?,
+        Some(file) => saved::load_session(file, &mut session, engine)?,
         None => None,
     };
-    let rng = state.as_ref().and_then(|state| state.random(sampler.seed(), &mut options.sampler));
+    let rng = state.as_ref().and_then(|state| state.resume_rng(sampler.parse_seed(), &mut options.sampler));
     let text =
         prompt.map(|prompt| PromptText { text: prompt, specials: options.specials, cancel: &options.cancel });
-    let (tokens, pause) = sequence(engine, &session, paused(args, state)?, text)?;
+    let (tokens, pause) = build_sequence(engine, &session, resume_point(args, state)?, text)?;
     let prompt =
         prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
     if let (Format::Text, Some(prompt)) = (output.format, prompt) {
         show_prompt(prompt, output.verbosity());
     }
-    let mut stream = engine.stream(&mut session, &tokens, &options)?.since(start);
+    let mut stream = engine.stream(&mut session, &tokens, &options)?.timed_from(start);
     if args.session.is_some() {
-        stream = stream.resume(pause.unshown.as_ref());
+        stream = stream.resume_from(pause.unshown.as_ref());
     }
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
     let shown = stream_text(&mut stream, output.format);
-    let report = Report::new(&stream, loading, options.sampler.seed);
-    let state = State {
+    let report = GenerationReport::new(&stream, loading, options.sampler.seed);
+    let state = SavedState {
         seed: options.sampler.seed,
         rng: stream.sampler_mut().rng().clone(),
-        content: Content::Text(stream.pause()),
+        content: SavedContent::Text(stream.resume_point()),
     };
     drop(stream);
     let lost = shown?;
 
     if let Some(file) = &args.session {
-        saved::save(file, &mut session, engine, state)?;
-        signal::saved()?;
+        saved::save_session(file, &mut session, engine, state)?;
+        signal::mark_saved()?;
     }
     if let Some(lost) = lost {
         return Err(lost);
     }
     generation_report::write_trace(&mut session, output, Some(report.reason))?;
     if output.format == Format::Jsonl {
-        put(&report.json(&session))?;
+        write_stdout(&report.stats_line(&session))?;
     }
     if output.verbosity() != Verbosity::Quiet {
-        report.say(&session);
-        sampler.say_drawn_seed(&options.sampler);
+        report.print_stats(&session);
+        sampler.print_random_seed(&options.sampler);
     }
     if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
 }
@@ -110,14 +111,14 @@ fn complete(
 /// Streams the text and a final newline to stdout, even on error. Returns the write error, if any.
 fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
     let mut empty = true;
-    let shown = show(stream, format, |piece| empty &= piece.is_empty());
+    let shown = print_stream(stream, format, |piece| empty &= piece.is_empty());
     match (format, &shown) {
         (Format::Jsonl, _) | (_, Ok(Some(_))) => shown,
         _ if empty => {
             end_line();
             shown
         }
-        _ => match put("\n") {
+        _ => match write_stdout("\n") {
             Err(lost) => shown.map(|_| Some(lost)),
             Ok(()) => shown,
         },
@@ -125,12 +126,12 @@ fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Er
 }
 
 /// The point at which the saved text ended.
-fn paused(args: &GenerateArgs, state: Option<State>) -> Result<ResumePoint> {
+fn resume_point(args: &GenerateArgs, state: Option<SavedState>) -> Result<ResumePoint> {
     let file = args.session.as_deref().unwrap_or(Path::new(""));
     match state.map(|state| state.content) {
         None => Ok(ResumePoint::default()),
-        Some(Content::Text(pause)) => Ok(pause),
-        Some(Content::Chat(_)) => Err(Error::Usage(format!(
+        Some(SavedContent::Text(pause)) => Ok(pause),
+        Some(SavedContent::Chat(_)) => Err(Error::Usage(format!(
             "--session {}: holds a conversation; continue it with chat, or use another file",
             file.display()
         ))),
@@ -141,18 +142,18 @@ fn paused(args: &GenerateArgs, state: Option<State>) -> Result<ResumePoint> {
 #[derive(Clone, Copy)]
 struct PromptText<'a> {
     text: &'a str,
-    specials: Specials,
+    specials: SpecialText,
     cancel: &'a CancelToken,
 }
 
 impl PromptText<'_> {
     /// Encodes it as the start of a text. Fails if it cannot fit.
-    fn first(self, engine: &Engine) -> Result<Vec<u32>> {
-        engine.encode_until(self.text, self.specials, self.cancel)
+    fn encode_start(self, engine: &Engine) -> Result<Vec<u32>> {
+        engine.encode_cancellable(self.text, self.specials, self.cancel)
     }
 
     /// Encodes it as the continuation of a text.
-    fn next(self, engine: &Engine) -> Result<Vec<u32>> {
+    fn encode_continuation(self, engine: &Engine) -> Result<Vec<u32>> {
         let stop = || self.cancel.is_cancelled();
         engine.tokenizer().encode_until(self.text, self.specials, AddSpecial::No, &stop)
     }
@@ -160,7 +161,7 @@ impl PromptText<'_> {
 
 /// The token ids to continue, and where the saved text ended if there is no new prompt. A prompt that starts with the
 /// session's text extends it, and only the new part is computed; any other prompt is appended.
-fn sequence(
+fn build_sequence(
     engine: &Engine,
     session: &Session,
     pause: ResumePoint,
@@ -169,17 +170,17 @@ fn sequence(
     let (tokenizer, held) = (engine.tokenizer(), [session.tokens(), &pause.tokens].concat());
     let tokens = match prompt {
         None if held.is_empty() => engine.encode(DEFAULT_PROMPT)?,
-        Some(prompt) if held.is_empty() => prompt.first(engine)?,
+        Some(prompt) if held.is_empty() => prompt.encode_start(engine)?,
         None | Some(PromptText { text: "", .. }) => return Ok((held, pause)),
         Some(prompt) => {
-            let whole = prompt.first(engine)?;
+            let whole = prompt.encode_start(engine)?;
             let (text, all) = (tokenizer.decode_with_special(&held), tokenizer.decode_with_special(&whole));
             match all.strip_prefix(&text) {
                 _ if whole.starts_with(&held) => whole,
                 // The same text in other ids: the common first ids are not computed again.
                 Some(_) if !session.has_evicted() => whole,
-                Some(text) => [held, PromptText { text, ..prompt }.next(engine)?].concat(),
-                None => [held, prompt.next(engine)?].concat(),
+                Some(text) => [held, PromptText { text, ..prompt }.encode_continuation(engine)?].concat(),
+                None => [held, prompt.encode_continuation(engine)?].concat(),
             }
         }
     };
@@ -192,9 +193,9 @@ fn sequence(
 }
 
 /// Prints model, weights, cache and threads on stderr.
-fn say_engine(engine: &Engine) {
+fn print_engine(engine: &Engine) {
     let o = engine.options();
-    say!(
+    print_stderr!(
         "model {} from {}, weights {}, KV cache {} x {} tokens, {} threads",
         crate::dims::MODEL,
         o.model.display(),

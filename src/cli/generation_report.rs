@@ -2,21 +2,21 @@
 
 use super::args::{Format, OutputArgs};
 use super::jsonl_events;
-use super::terminal::put;
-use crate::model::trace::{Trace, digest};
+use super::terminal::write_stdout;
+use crate::model::trace::{Trace, fnv1a_digest};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::{Timing, TokenStream};
-use crate::run::session::{Drafts, Session, StopReason};
-use files::{Error, Result, say};
+use crate::run::session::{DraftCounts, Session, StopReason};
+use files::{Error, Result, print_stderr};
 use serde_json::{Value, json};
 use std::time::Duration;
 use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::Tokenizer;
 
 /// Opens an empty session, with events and trace as the flags select.
-pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
+pub fn open_session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
     let mut session = engine.session()?;
-    jsonl_events::watch(&mut session, output);
+    jsonl_events::print_events(&mut session, output);
     if output.trace.is_some() {
         session.set_trace(Some(Trace::default()));
     }
@@ -27,14 +27,14 @@ pub fn session(engine: &Engine, output: &OutputArgs) -> Result<Session> {
 pub fn write_trace(session: &mut Session, output: &OutputArgs, reason: Option<StopReason>) -> Result<()> {
     let (Some(file), Some(mut trace)) = (&output.trace, session.set_trace(None)) else { return Ok(()) };
     if let Some(reason) = reason {
-        trace.mark(&format!("stop: {}", reason.name()));
+        trace.add_mark(&format!("stop: {}", reason.name()));
     }
     trace.write_chrome(file)
 }
 
 /// Prints the pieces as they are generated and calls `each` with every piece. Returns the error if stdout could not be
 /// written; the text then ends as after an interrupt, and can be saved.
-pub fn show(
+pub fn print_stream(
     stream: &mut TokenStream<'_>,
     format: Format,
     mut each: impl FnMut(&str),
@@ -44,8 +44,8 @@ pub fn show(
         let piece = piece?;
         if lost.is_none() {
             lost = match format {
-                Format::Text => put(&piece).err(),
-                Format::Jsonl => put(&token_line(Some(stream), "token", &piece)).err(),
+                Format::Text => write_stdout(&piece).err(),
+                Format::Jsonl => write_stdout(&token_line(Some(stream), "token", &piece)).err(),
             };
             if lost.is_some() {
                 stream.cancel();
@@ -75,14 +75,14 @@ pub fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
 
 /// Times and stop reason of one generation.
 #[derive(Clone, Copy)]
-pub struct Report {
+pub struct GenerationReport {
     pub timing: Timing,
     pub reason: StopReason,
     pub loading: Duration,
     pub seed: u64,
 }
 
-impl Report {
+impl GenerationReport {
     /// The report of a stream that has ended.
     pub fn new(stream: &TokenStream<'_>, loading: Duration, seed: u64) -> Self {
         let reason = stream.stop_reason().unwrap_or(StopReason::Interrupt);
@@ -90,24 +90,24 @@ impl Report {
     }
 
     /// Average milliseconds between tokens, and tokens per second.
-    fn pace(&self) -> (f64, f64) {
-        let tbt = self.timing.tbt().unwrap_or(Duration::ZERO);
-        (ms(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
+    fn decode_speed(&self) -> (f64, f64) {
+        let tbt = self.timing.mean_token_time().unwrap_or(Duration::ZERO);
+        (milliseconds(tbt), if tbt.is_zero() { 0.0 } else { 1.0 / tbt.as_secs_f64() })
     }
 
     /// Computed prompt tokens per second, up to the first generated token.
-    fn prompt_pace(&self) -> f64 {
+    fn prompt_speed(&self) -> f64 {
         self.timing.prompt_tokens as f64 / self.timing.ttft.as_secs_f64().max(1e-9)
     }
 
     /// The last line of `--format jsonl`; `logits` is the digest of the last logits, as in the golden files.
-    pub fn json(&self, session: &Session) -> String {
-        let (timing, (tbt, speed)) = (&self.timing, self.pace());
+    pub fn stats_line(&self, session: &Session) -> String {
+        let (timing, (tbt, speed)) = (&self.timing, self.decode_speed());
         let mut line = json!({
-            "t": "stats", "ttft_ms": ms(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
-            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_pace(),
-            "tokens": timing.tokens, "load_ms": ms(self.loading), "stop": self.reason.name(), "seed": self.seed,
-            "logits": format!("{:016x}", digest(session.logits())),
+            "t": "stats", "ttft_ms": milliseconds(timing.ttft), "tbt_ms": tbt, "tokens_per_second": speed,
+            "prompt_tokens": timing.prompt_tokens, "prompt_tokens_per_second": self.prompt_speed(),
+            "tokens": timing.tokens, "load_ms": milliseconds(self.loading), "stop": self.reason.name(), "seed": self.seed,
+            "logits": format!("{:016x}", fnv1a_digest(session.logits())),
         });
         if let Some(drafts) = session.drafts() {
             line["draft"] = drafts_json(drafts);
@@ -116,27 +116,27 @@ impl Report {
     }
 
     /// Prints the report on stderr; the first two lines have the specification's format.
-    pub fn say(&self, session: &Session) {
-        let (timing, (tbt, speed)) = (&self.timing, self.pace());
-        say!("TTFT: {:.2} ms", ms(timing.ttft));
-        say!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
-        say!("stop: {}", self.reason.name());
-        say!(
+    pub fn print_stats(&self, session: &Session) {
+        let (timing, (tbt, speed)) = (&self.timing, self.decode_speed());
+        print_stderr!("TTFT: {:.2} ms", milliseconds(timing.ttft));
+        print_stderr!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
+        print_stderr!("stop: {}", self.reason.name());
+        print_stderr!(
             "prompt: {} tokens ({:.1} tokens/sec), generated: {} tokens, load: {:.2} ms, {}",
             timing.prompt_tokens,
-            self.prompt_pace(),
+            self.prompt_speed(),
             timing.tokens,
-            ms(self.loading),
+            milliseconds(self.loading),
             session.device_name()
         );
-        session.drafts().into_iter().for_each(say_drafts);
+        session.drafts().into_iter().for_each(print_drafts);
     }
 }
 
 /// Statistics of drafts as JSON. Each accepted token saved a pass, so (`passes` + `accepted`) / `passes` is the number
 /// of tokens per pass.
-fn drafts_json(drafts: Drafts) -> Value {
-    let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
+fn drafts_json(drafts: DraftCounts) -> Value {
+    let DraftCounts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
     let mut json = json!({"passes": passes, "drafted": drafted, "accepted": accepted});
     if model_drafted > 0 {
         json["model_drafted"] = model_drafted.into();
@@ -146,21 +146,21 @@ fn drafts_json(drafts: Drafts) -> Value {
 }
 
 /// Prints the statistics of drafts on stderr.
-pub fn say_drafts(drafts: Drafts) {
-    let Drafts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
+pub fn print_drafts(drafts: DraftCounts) {
+    let DraftCounts { passes, drafted, accepted, model_drafted, model_accepted } = drafts;
     let percent = |some: usize, all: usize| 100.0 * some as f64 / all.max(1) as f64;
     let each = (passes + accepted) as f64 / passes.max(1) as f64;
     let model = match model_drafted {
         0 => String::new(),
         n => format!("; draft model: {model_accepted} of {n} ({:.1} %)", percent(model_accepted, n)),
     };
-    say!(
+    print_stderr!(
         "draft: {accepted} of {drafted} tokens accepted ({:.1} %), {each:.2} tokens per pass in {passes} passes{model}",
         percent(accepted, drafted)
     );
 }
 
 /// Milliseconds.
-pub fn ms(d: Duration) -> f64 {
+pub fn milliseconds(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }

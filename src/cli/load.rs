@@ -4,7 +4,7 @@ use super::args::FlagWarnings;
 use super::signal;
 use super::terminal::{ProgressLine, Verbosity};
 use crate::run::engine::Engine;
-use crate::run::plan::Opened;
+use crate::run::plan::OpenedModel;
 use files::{Result, atomic_file};
 use numeric::pool;
 use numeric::topology;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct LoadedEngine {
     pub engine: Engine,
     /// Loading time.
-    pub took: Duration,
+    pub load_time: Duration,
 }
 
 /// Prepares the process to run an opened model, and loads the model.
@@ -22,24 +22,28 @@ pub struct LoadedEngine {
 /// # Errors
 ///
 /// `Memory` if it does not fit, and the errors of [`Engine::load`].
-pub fn load(opened: Opened, verbosity: Verbosity, warnings: &FlagWarnings) -> Result<LoadedEngine> {
+pub fn load_engine(
+    opened: OpenedModel,
+    verbosity: Verbosity,
+    warnings: &FlagWarnings,
+) -> Result<LoadedEngine> {
     let (began, opening) = (Instant::now(), opened.took);
     opened.plan.check()?;
-    prepare(opened.plan.options.threads, warnings)?;
+    prepare_process(opened.plan.options.threads, warnings)?;
     let progress = ProgressLine::new("loading tensor", verbosity);
-    let engine = Engine::load_opened(opened, &|done, all| progress.show(done, all))?;
-    Ok(LoadedEngine { engine, took: opening + began.elapsed() })
+    let engine = Engine::load_opened(opened, &|done, all| progress.show_progress(done, all))?;
+    Ok(LoadedEngine { engine, load_time: opening + began.elapsed() })
 }
 
 /// Prepares the process to run at most `threads` threads, after the memory plans were checked.
-pub fn prepare(threads: usize, warnings: &FlagWarnings) -> Result<()> {
+pub fn prepare_process(threads: usize, warnings: &FlagWarnings) -> Result<()> {
     // First, because threads inherit their parent's cores: the big ones among those allowed, if there are enough.
     // The user did not ask for them, so a failure is no error.
-    if let Some(cores) = topology::placement(threads) {
-        let _ = pool::keep_to(&cores);
+    if let Some(cores) = topology::choose_cores(threads) {
+        let _ = pool::pin_to_cores(&cores);
     }
-    signal::watch()?;
-    warnings.print();
+    signal::watch_signals()?;
+    warnings.print_all();
     clean_up_on_panic();
     Ok(())
 }
@@ -48,7 +52,7 @@ pub fn prepare(threads: usize, warnings: &FlagWarnings) -> Result<()> {
 fn clean_up_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        atomic_file::remove_unfinished();
+        atomic_file::remove_temporary_files();
         before(panic);
     }));
 }

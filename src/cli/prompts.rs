@@ -1,17 +1,17 @@
 //! `generate --prompts`: completes many prompts from a file together, one JSON line each.
 
-use super::args::{Format, GenerateArgs, text_of, token_limit, within};
+use super::args::{Format, GenerateArgs, check_range, parse_token_limit, read_trimmed_text};
 use super::flags::name_flags_in;
-use super::generation_report::{logprobs_json, say_drafts};
+use super::generation_report::{logprobs_json, print_drafts};
 use super::load::{self, LoadedEngine};
 use super::signal;
-use super::terminal::{Verbosity, put};
+use super::terminal::{Verbosity, write_stdout};
 use crate::run::engine::Engine;
 use crate::run::generate::prompts::{BatchAnswer, BatchItem};
 use crate::run::options::GenerateOptions;
-use crate::run::plan::Opened;
+use crate::run::plan::OpenedModel;
 use crate::run::session::StopReason;
-use files::{Error, Result, say};
+use files::{Error, Result, print_stderr};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::Path;
@@ -26,7 +26,7 @@ const DEFAULT_BATCH: usize = 8;
 /// A prompt line that is an object. The command line sets the omitted fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct PromptLine {
     prompt: String,
     max_tokens: Option<i64>,
     temperature: Option<f32>,
@@ -39,7 +39,7 @@ struct Line {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     seed: Option<u64>,
-    stop: Option<Stop>,
+    stop: Option<StopField>,
     ignore_eos: Option<bool>,
     logprobs: Option<usize>,
 }
@@ -47,41 +47,41 @@ struct Line {
 /// One stop string, or several.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Stop {
+enum StopField {
     One(String),
     Several(Vec<String>),
 }
 
-impl Line {
+impl PromptLine {
     fn into_item(self, defaults: &GenerateOptions) -> Result<BatchItem> {
         let mut options = defaults.clone();
         let sampler = &mut options.sampler;
-        fn set<T>(to: &mut T, from: Option<T>) {
+        fn set_if_given<T>(to: &mut T, from: Option<T>) {
             if let Some(from) = from {
                 *to = from;
             }
         }
-        set(&mut sampler.temperature, self.temperature);
-        set(&mut sampler.top_p, self.top_p);
-        set(&mut sampler.top_k, self.top_k);
-        set(&mut sampler.min_p, self.min_p);
-        set(&mut sampler.typical_p, self.typical);
-        set(&mut sampler.repetition_penalty, self.repetition_penalty);
-        set(&mut sampler.repetition_window, self.repetition_window);
-        set(&mut sampler.presence_penalty, self.presence_penalty);
-        set(&mut sampler.frequency_penalty, self.frequency_penalty);
-        set(&mut sampler.seed, self.seed);
-        set(&mut options.ignore_eos, self.ignore_eos);
+        set_if_given(&mut sampler.temperature, self.temperature);
+        set_if_given(&mut sampler.top_p, self.top_p);
+        set_if_given(&mut sampler.top_k, self.top_k);
+        set_if_given(&mut sampler.min_p, self.min_p);
+        set_if_given(&mut sampler.typical_p, self.typical);
+        set_if_given(&mut sampler.repetition_penalty, self.repetition_penalty);
+        set_if_given(&mut sampler.repetition_window, self.repetition_window);
+        set_if_given(&mut sampler.presence_penalty, self.presence_penalty);
+        set_if_given(&mut sampler.frequency_penalty, self.frequency_penalty);
+        set_if_given(&mut sampler.seed, self.seed);
+        set_if_given(&mut options.ignore_eos, self.ignore_eos);
         if let Some(n) = self.logprobs {
-            Logprobs::check(n)?;
+            Logprobs::check_count(n)?;
             options.logprobs = Some(n);
         }
-        set(&mut options.max_tokens, self.max_tokens.map(token_limit).transpose()?);
+        set_if_given(&mut options.max_tokens, self.max_tokens.map(parse_token_limit).transpose()?);
         let stop = self.stop.map(|stop| match stop {
-            Stop::One(text) => vec![text],
-            Stop::Several(texts) => texts,
+            StopField::One(text) => vec![text],
+            StopField::Several(texts) => texts,
         });
-        set(&mut options.stop, stop);
+        set_if_given(&mut options.stop, stop);
         options.sampler.validate_for(crate::dims::VOCAB)?;
         text::tokenizer::StopStrings::new(&options.stop)?;
         Ok(BatchItem { prompt: self.prompt, options })
@@ -96,7 +96,7 @@ fn parse_items(text: &str, defaults: &GenerateOptions) -> Result<Vec<BatchItem>>
             b'"' => serde_json::from_str(line)
                 .map(|prompt| BatchItem { prompt, options: defaults.clone() })
                 .map_err(|e| Error::Usage(e.to_string())),
-            b'{' => serde_json::from_str::<Line>(line)
+            b'{' => serde_json::from_str::<PromptLine>(line)
                 .map_err(|e| Error::Usage(e.to_string()))
                 .and_then(|line| line.into_item(defaults)),
             _ => Err(Error::Usage("is neither a JSON string nor a JSON object".into())),
@@ -120,49 +120,48 @@ fn with_file(file: &Path, e: Error) -> Error {
 
 /// Number of prompts that run together: `--batch`, limited to the number of prompts.
 #[cfg(feature = "tools")]
-pub fn together(args: &GenerateArgs) -> Result<usize> {
+pub fn count_sequences(args: &GenerateArgs) -> Result<usize> {
     match (&args.prompts.prompts, args.prompts.batch) {
-        (Some(file), _) => {
-            Ok(batch_limit(args)?.min(read_items(file, &args.options(Format::Jsonl)?)?.len().max(1)))
-        }
-        (None, Some(_)) => batch_limit(args),
+        (Some(file), _) => Ok(check_batch_size(args)?
+            .min(read_items(file, &args.resolve_options(Format::Jsonl)?)?.len().max(1))),
+        (None, Some(_)) => check_batch_size(args),
         (None, None) => Ok(1),
     }
 }
 
-fn batch_limit(args: &GenerateArgs) -> Result<usize> {
-    within("--batch", args.prompts.batch.unwrap_or(DEFAULT_BATCH), MAX_BATCH)
+fn check_batch_size(args: &GenerateArgs) -> Result<usize> {
+    check_range("--batch", args.prompts.batch.unwrap_or(DEFAULT_BATCH), MAX_BATCH)
 }
 
 fn read_items(file: &Path, defaults: &GenerateOptions) -> Result<Vec<BatchItem>> {
-    parse_items(&text_of("--prompts", file)?, defaults).map_err(|e| with_file(file, e))
+    parse_items(&read_trimmed_text("--prompts", file)?, defaults).map_err(|e| with_file(file, e))
 }
 
 /// Completes the prompts in `file`, `--batch` at a time.
 pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
-    let (defaults, output) = (args.options(Format::Jsonl)?, &args.completion.output);
-    let mut settings = args.model.resolve()?;
-    let limit = batch_limit(args)?;
+    let (defaults, output) = (args.resolve_options(Format::Jsonl)?, &args.completion.output);
+    let mut settings = args.model.resolve_options()?;
+    let limit = check_batch_size(args)?;
     let items = read_items(file, &defaults)?;
     settings.batch = limit.min(items.len().max(1));
-    let opened = Opened::new(&settings)?;
+    let opened = OpenedModel::new(&settings)?;
     let verbosity = output.verbosity();
-    let LoadedEngine { engine, .. } = &load::load(opened, verbosity, &args.warnings)?;
-    signal::connect(&defaults.cancel);
+    let LoadedEngine { engine, .. } = &load::load_engine(opened, verbosity, &args.warnings)?;
+    signal::connect_cancel(&defaults.cancel);
     let start = Instant::now();
-    let mut done = Done::default();
+    let mut done = BatchTotals::default();
     let mut batch = engine.generate_batch(&items).map_err(|e| with_file(file, e))?;
     for answer in &mut batch {
         match answer {
             Ok(answer) => {
                 done.tokens += answer.tokens;
                 done.interrupted |= answer.stop == StopReason::Interrupt;
-                put(&answer_line(engine, &items, &answer))?;
+                write_stdout(&answer_line(engine, &items, &answer))?;
             }
             // The last error ends the program with its exit code.
             Err(e) => {
                 if let Some(earlier) = done.failed.replace(with_file(file, e)) {
-                    say!("error: {}", name_flags_in(earlier));
+                    print_stderr!("error: {}", name_flags_in(earlier));
                 }
             }
         }
@@ -171,9 +170,9 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
         let (tokens, took) = (done.tokens, start.elapsed().as_secs_f64());
         let speed = tokens as f64 / took.max(1e-9);
         let n = items.len();
-        say!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
-        batch.drafts().into_iter().for_each(say_drafts);
-        args.completion.sampler.say_drawn_seed(&defaults.sampler);
+        print_stderr!("prompts: {n}, generated: {tokens} tokens in {took:.2} s ({speed:.1} tokens/sec)");
+        batch.drafts().into_iter().for_each(print_drafts);
+        args.completion.sampler.print_random_seed(&defaults.sampler);
     }
     match done.failed {
         Some(e) => Err(e),
@@ -184,7 +183,7 @@ pub fn run(file: &Path, args: &GenerateArgs) -> Result<()> {
 
 /// Totals over all prompts.
 #[derive(Default)]
-struct Done {
+struct BatchTotals {
     tokens: usize,
     interrupted: bool,
     /// The last error.

@@ -20,20 +20,20 @@ pub enum Verbosity {
 
 /// A line on stderr that is rewritten during long work; shown only on a terminal.
 pub struct ProgressLine {
-    what: &'static str,
+    label: &'static str,
     shown: bool,
 }
 
 impl ProgressLine {
     pub fn new(what: &'static str, verbosity: Verbosity) -> Self {
         let shown = verbosity != Verbosity::Quiet && !is_dumb() && std::io::stderr().is_terminal();
-        Self { what, shown }
+        Self { label: what, shown }
     }
 
-    pub fn show(&self, done: usize, all: usize) {
+    pub fn show_progress(&self, done: usize, all: usize) {
         if self.shown {
             let end = if done == all { "\r\x1b[K" } else { "" };
-            stderr::write(format_args!("\r{} {done}/{all}{end}", self.what));
+            stderr::write_stderr(format_args!("\r{} {done}/{all}{end}", self.label));
         }
     }
 }
@@ -53,9 +53,9 @@ pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
     }
     let end = if cut > 0 { "\n" } else { "" };
     if has_color() {
-        stderr::write(format_args!("\x1b[2m{text}\x1b[0m{end}"));
+        stderr::write_stderr(format_args!("\x1b[2m{text}\x1b[0m{end}"));
     } else {
-        stderr::write(format_args!("{text}{end}"));
+        stderr::write_stderr(format_args!("{text}{end}"));
     }
 }
 
@@ -75,16 +75,16 @@ pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
         Verbosity::Quiet => |_, _| {},
         _ => |done, all| {
             if all > PREFILL_CHUNK {
-                ProgressLine::new("prompt token", Verbosity::Normal).show(done, all);
+                ProgressLine::new("prompt token", Verbosity::Normal).show_progress(done, all);
             }
         },
     }
 }
 
 /// Bytes that a pipe with room accepts without blocking.
-const AT_ONCE: usize = 4096;
+const WRITE_BYTES: usize = 4096;
 /// Interval at which a waiting writer checks if the program must end.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Writes text to stdout immediately; waits for a slow reader.
 ///
@@ -92,7 +92,7 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 ///
 /// [`Error::ClosedPipe`] if the reader is gone, which ends the program quietly. [`Error::Interrupted`] if a signal ends
 /// the program.
-pub fn put(text: &str) -> Result<()> {
+pub fn write_stdout(text: &str) -> Result<()> {
     let failed = |e: Errno| match e {
         Errno::PIPE => Error::ClosedPipe,
         e => Error::Other(format!("cannot write to stdout: {}", std::io::Error::from(e))),
@@ -102,11 +102,11 @@ pub fn put(text: &str) -> Result<()> {
         if is_ending() {
             return Err(Error::Interrupted);
         }
-        match poll(&mut [PollFd::new(&stdout(), PollFlags::OUT)], Some(&LOOK)) {
+        match poll(&mut [PollFd::new(&stdout(), PollFlags::OUT)], Some(&POLL_INTERVAL)) {
             Ok(0) | Err(Errno::INTR) => continue,
             ready => ready.map_err(failed)?,
         };
-        match rustix::io::write(stdout(), &rest[..rest.len().min(AT_ONCE)]) {
+        match rustix::io::write(stdout(), &rest[..rest.len().min(WRITE_BYTES)]) {
             Ok(n) => rest = &rest[n..],
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(e) => return Err(failed(e)),
@@ -118,6 +118,6 @@ pub fn put(text: &str) -> Result<()> {
 /// Ends the line if stdout is a terminal; for output that may not end with a line break.
 pub fn end_line() {
     if stdout().is_terminal() {
-        let _ = put("\n");
+        let _ = write_stdout("\n");
     }
 }

@@ -5,15 +5,15 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp
 use std::io::{stdin, stdout};
 use std::sync::OnceLock;
 
-static BEFORE: OnceLock<Termios> = OnceLock::new();
+static SAVED_MODE: OnceLock<Termios> = OnceLock::new();
 
 /// Switches bracketed paste off; the line editor switches it on.
 const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
 
 /// Saves the mode of stdin; called before the line editor starts.
-pub fn save() {
+pub fn save_mode() {
     if let Ok(mode) = tcgetattr(stdin()) {
-        BEFORE.get_or_init(|| mode);
+        SAVED_MODE.get_or_init(|| mode);
     }
 }
 
@@ -41,8 +41,8 @@ impl Drop for EchoGuard {
 }
 
 /// Restores the saved mode, unless another process has the terminal: setting the mode would then stop this one.
-pub fn restore() {
-    let Some(mode) = BEFORE.get() else { return };
+pub fn restore_mode() {
+    let Some(mode) = SAVED_MODE.get() else { return };
     if tcgetpgrp(stdin()).is_ok_and(|foreground| foreground != getpgrp()) {
         return;
     }

@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthChar;
 
 /// State of the current line.
 #[derive(Default)]
-pub struct Wrap {
+pub struct WordWrap {
     /// Maximum cells per line; 0 leaves wrapping to the terminal.
     width: usize,
     /// Cells written on this line.
@@ -17,9 +17,9 @@ pub struct Wrap {
     cells: usize,
 }
 
-impl Wrap {
+impl WordWrap {
     /// Wraps at the width of stdout; the first piece begins at the left edge.
-    pub fn stdout() -> Self {
+    pub fn for_stdout() -> Self {
         let stdout = std::io::stdout();
         let size = if stdout.is_terminal() && !is_dumb() {
             rustix::termios::tcgetwinsize(&stdout).ok()
@@ -35,16 +35,16 @@ impl Wrap {
     }
 
     /// The next piece with line breaks inserted.
-    pub fn piece(&mut self, text: &str) -> String {
+    pub fn wrap_piece(&mut self, text: &str) -> String {
         if self.width == 0 {
             return text.into();
         }
         let mut out = String::with_capacity(text.len() + 8);
-        text.chars().for_each(|c| self.char(c, &mut out));
+        text.chars().for_each(|c| self.wrap_char(c, &mut out));
         out
     }
 
-    fn char(&mut self, c: char, out: &mut String) {
+    fn wrap_char(&mut self, c: char, out: &mut String) {
         // A tab has no width; it counts as one cell.
         let cells = c.width().unwrap_or(1);
         match c {
@@ -111,8 +111,8 @@ mod tests {
 
     /// The lines that a terminal shows for the output of [`Wrap`].
     fn shown(width: usize, pieces: &[&str]) -> Vec<String> {
-        let mut wrap = Wrap::new(width);
-        let text: String = pieces.iter().map(|piece| wrap.piece(piece)).collect();
+        let mut wrap = WordWrap::new(width);
+        let text: String = pieces.iter().map(|piece| wrap.wrap_piece(piece)).collect();
         let mut lines = vec![String::new()];
         let mut rest = text.as_str();
         while let Some(c) = rest.chars().next() {

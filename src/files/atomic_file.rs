@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 ///
 /// The temporary name, `.NAME.RANDOM.unfinished`, is always new, so it is never a user's file. The file is locked while
 /// it is written; the system releases the lock when the process dies, so an unlocked one is a leftover.
-pub struct Unfinished {
+pub struct AtomicFile {
     pub file: File,
     target: PathBuf,
     /// Path of the temporary file; `None` if the target itself is written.
@@ -37,20 +37,20 @@ fn lock_temporary() -> MutexGuard<'static, Vec<PathBuf>> {
 }
 
 /// Removes the temporary files of this process, before an exit that runs no destructors.
-pub fn remove_unfinished() {
+pub fn remove_temporary_files() {
     for path in lock_temporary().drain(..) {
         let _ = fs::remove_file(path);
     }
 }
 
 /// Writes a file atomically.
-pub fn write(out: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut unfinished = Unfinished::create(out)?;
+pub fn write_file(out: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut unfinished = AtomicFile::create(out)?;
     unfinished.file.write_all(bytes)?;
-    unfinished.finish()
+    unfinished.commit()
 }
 
-impl Unfinished {
+impl AtomicFile {
     /// Creates the temporary file, with the permissions of the file that it will replace.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Unfinished {
     }
 
     /// Renames the file to its target and waits until both are on disk.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
         let Some(path) = &self.path else { return self.file.flush() };
         self.file.sync_all()?;
         fs::rename(path, &self.target)?;
@@ -116,7 +116,7 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             let _ = fs::remove_file(path);
@@ -191,8 +191,8 @@ mod tests {
         fs::write(dir.join(&left), "half").expect("a file");
         let place = dir.join("out");
         // A file that another writer holds stays.
-        let other = Unfinished::create(&place).expect("begun");
-        write(&place, b"whole").expect("written");
+        let other = AtomicFile::create(&place).expect("begun");
+        write_file(&place, b"whole").expect("written");
         assert_eq!(fs::read(&place).expect("there"), b"whole");
         assert_eq!(names(&dir).len(), theirs.len() + 2);
         drop(other);
@@ -210,16 +210,16 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("a mode");
         symlink(&file, &link).expect("a link");
         symlink(dir.join("nowhere"), &dangling).expect("a link");
-        write(&link, b"new").expect("written");
+        write_file(&link, b"new").expect("written");
         let meta = fs::metadata(&file).expect("there");
         assert_eq!(
             (fs::read(&file).expect("there"), meta.permissions().mode() & 0o777),
             (b"new".to_vec(), 0o640)
         );
         assert!(fs::symlink_metadata(&link).is_ok_and(|meta| meta.is_symlink()));
-        assert!(write(&dangling, b"new").is_err_and(|e| e.to_string().contains("dangling link")));
-        write(Path::new("/dev/null"), b"gone").expect("no regular file");
-        assert!(write(Path::new("/dev/full"), b"too much").is_err());
+        assert!(write_file(&dangling, b"new").is_err_and(|e| e.to_string().contains("dangling link")));
+        write_file(Path::new("/dev/null"), b"gone").expect("no regular file");
+        assert!(write_file(Path::new("/dev/full"), b"too much").is_err());
         fs::remove_dir_all(dir).expect("removed");
     }
 }

@@ -58,11 +58,11 @@ impl BlockQ4 {
     /// Decodes the 32 values.
     pub fn decode(&self) -> [f32; BLOCK] {
         let d = self.d.to_f32();
-        std::array::from_fn(|i| (self.nibble(i) as i32 - 8) as f32 * d)
+        std::array::from_fn(|i| (self.nibble_at(i) as i32 - 8) as f32 * d)
     }
 
     /// The stored integer (0..=15) of element `i`.
-    pub fn nibble(&self, i: usize) -> u8 {
+    pub fn nibble_at(&self, i: usize) -> u8 {
         if i < 16 { self.qs[i] & 15 } else { self.qs[i - 16] >> 4 }
     }
 }

@@ -13,7 +13,7 @@
 mod elf;
 mod write;
 
-pub use write::Begun;
+pub use write::BundleWriter;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -21,10 +21,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::mapped::{Plane, map_file};
-use crate::packed_file::{self, LAYOUT, PACKED_NAME};
-use crate::source::header::{Entry, Header};
-use crate::source::{Source, fingerprint};
+use crate::mapped::{MappedSlice, map_file};
+use crate::packed_file::{self, LAYOUT_VERSION, PACKED_NAME};
+use crate::source::header::{Header, TensorEntry};
+use crate::source::{Safetensors, hash_files};
 use crate::{Error, Result};
 
 /// Start of the mark, before the layout version.
@@ -56,14 +56,14 @@ mod key {
 pub struct Bundle {
     path: PathBuf,
     /// By name, without the padding.
-    files: BTreeMap<String, Plane>,
+    files: BTreeMap<String, MappedSlice>,
     metadata: BTreeMap<String, String>,
 }
 
 /// Text in a program's file that precedes the JSON of the baked config and a line feed. The program in a bundle can be
 /// replaced by another build with the same text and config.
-pub fn built_for() -> String {
-    format!("antigravity with bundle layout {VERSION} and packed layout {LAYOUT} is built for ")
+pub fn program_marker() -> String {
+    format!("antigravity with bundle layout {VERSION} and packed layout {LAYOUT_VERSION} is built for ")
 }
 
 /// Reads the program at `path`, without the files of a bundle.
@@ -71,7 +71,7 @@ pub fn built_for() -> String {
 /// # Errors
 ///
 /// [`Error::Other`]: it cannot be read or is not a program.
-pub fn program(path: &Path) -> Result<Vec<u8>> {
+pub fn read_program(path: &Path) -> Result<Vec<u8>> {
     let unreadable = |e| Error::io(path, format_args!("cannot be read: {e}"));
     let file = File::open(path).map_err(unreadable)?;
     let len = file.metadata().map_err(unreadable)?.len();
@@ -86,7 +86,7 @@ pub fn program(path: &Path) -> Result<Vec<u8>> {
 
 /// Finds the mark of the bundle at `path`; `None` if it is another file or cannot be read. A program followed by at
 /// least [`LEAST`] bytes without a mark counts as a bundle with a damaged mark.
-pub fn start(path: &Path) -> Option<u64> {
+pub fn find_mark(path: &Path) -> Option<u64> {
     // Regular files only: opening others could block for ever.
     let file = path.is_file().then(|| File::open(path).ok()).flatten()?;
     let len = file.metadata().ok()?.len();
@@ -110,7 +110,7 @@ impl Bundle {
     ///
     /// [`Error::Model`]: it is damaged or has another version.
     pub fn open(path: &Path) -> Result<Option<Bundle>> {
-        let Some(start) = start(path) else { return Ok(None) };
+        let Some(start) = find_mark(path) else { return Ok(None) };
         let plane = map_file(path)?;
         let read = || {
             let start = usize::try_from(start).map_err(|_| "it is too long for this machine".to_string())?;
@@ -120,7 +120,7 @@ impl Bundle {
     }
 
     /// Parses the bundle at `path`, which is mapped as `plane` and has its mark at byte `start`.
-    fn parse(path: &Path, plane: &Plane, start: usize) -> std::result::Result<Bundle, String> {
+    fn parse(path: &Path, plane: &MappedSlice, start: usize) -> std::result::Result<Bundle, String> {
         let len = plane.bytes().len();
         let inside = plane.slice(start..len).ok_or("the file was truncated meanwhile")?;
         let (mark, rest) =
@@ -141,7 +141,7 @@ impl Bundle {
         }
         let Header { len: from, metadata, entries } = Header::parse(rest)?;
         let from = start + MARK_LEN + from;
-        let file = |(name, entry): (String, Entry)| {
+        let file = |(name, entry): (String, TensorEntry)| {
             let (begin, end) = entry.data_offsets;
             // The header's ranges are inside the file.
             Some((name, plane.slice(from + begin..from + end)?))
@@ -155,7 +155,7 @@ impl Bundle {
     }
 
     /// Names of its files.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn file_names(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)
     }
 
@@ -164,14 +164,14 @@ impl Bundle {
     /// # Errors
     ///
     /// [`Error::Model`]: its checksum is wrong.
-    pub fn file(&self, name: &str) -> Result<Option<&[u8]>> {
+    pub fn read_file(&self, name: &str) -> Result<Option<&[u8]>> {
         let Some(plane) = self.files.get(name) else { return Ok(None) };
-        self.check(name, plane.bytes(), name)?;
+        self.check_crc(name, plane.bytes(), name)?;
         Ok(Some(plane.bytes()))
     }
 
     /// Size of a file in bytes; `None` if there is no such file.
-    pub fn len_of(&self, name: &str) -> Option<u64> {
+    pub fn file_size(&self, name: &str) -> Option<u64> {
         self.files.get(name).map(|plane| plane.bytes().len() as u64)
     }
 
@@ -180,18 +180,18 @@ impl Bundle {
     /// # Errors
     ///
     /// [`Error::Model`]: it is missing or damaged.
-    pub fn packed(&self) -> Result<Source> {
+    pub fn open_model(&self) -> Result<Safetensors> {
         let plane = self.files.get(PACKED_NAME).ok_or_else(|| damaged(&self.path, "it contains no model"))?;
         let bytes = plane.bytes();
         let header = self.metadata.get(key::HEADER).and_then(|text| text.parse().ok());
         let found = header.filter(|&header: &usize| header <= bytes.len());
-        let found = found.map(|header| fingerprint(std::iter::once((plane, header))));
+        let found = found.map(|header| hash_files(std::iter::once((plane, header))));
         if found.is_none() || found.as_ref() != self.metadata.get(key::FINGERPRINT) {
             return Err(damaged(&self.path, "the fingerprint of its model is wrong"));
         }
-        let source = Source::within(&self.path, plane.clone())?;
-        if let Some(gguf) = source.get(packed_file::GGUF) {
-            self.check(key::GGUF, gguf.data.bytes(), "the model's metadata")?;
+        let source = Safetensors::open_embedded(&self.path, plane.clone())?;
+        if let Some(gguf) = source.get(packed_file::GGUF_TENSOR) {
+            self.check_crc(key::GGUF, gguf.data.bytes(), "the model's metadata")?;
         }
         Ok(source)
     }
@@ -202,13 +202,13 @@ impl Bundle {
     ///
     /// [`Error::Model`]: the first file whose checksum is wrong.
     pub fn verify(&self) -> Result<()> {
-        self.packed()?;
-        self.files.iter().try_for_each(|(name, plane)| self.check(name, plane.bytes(), name))
+        self.open_model()?;
+        self.files.iter().try_for_each(|(name, plane)| self.check_crc(name, plane.bytes(), name))
     }
 
     /// Compares bytes with the checksum under this key; `what` names them in the error.
-    fn check(&self, key: &str, bytes: &[u8], what: &str) -> Result<()> {
-        if self.metadata.get(key) == Some(&checksum(bytes)) {
+    fn check_crc(&self, key: &str, bytes: &[u8], what: &str) -> Result<()> {
+        if self.metadata.get(key) == Some(&format_crc(bytes)) {
             return Ok(());
         }
         Err(damaged(&self.path, format_args!("the checksum of {what} is wrong")))
@@ -216,7 +216,7 @@ impl Bundle {
 }
 
 /// Formats a CRC-32 as in the table.
-fn checksum(bytes: &[u8]) -> String {
+fn format_crc(bytes: &[u8]) -> String {
     format!("{:08x}", crc32fast::hash(bytes))
 }
 

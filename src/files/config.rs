@@ -11,9 +11,9 @@ mod written;
 
 pub use families::{Arch, LayerKind, Mlp, Norm};
 pub use fields::ConfigError;
-pub use rope::{LongRope, Rope, RopeScaling, yarn_attention};
+pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 
-use crate::text_file::without_mark;
+use crate::text_file::strip_bom;
 use fields::Fields;
 use serde_json::{Map, Value};
 
@@ -32,7 +32,7 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub qk_norm: bool,
-    pub tied: bool,
+    pub tie_embeddings: bool,
     pub norm: Norm,
     /// The outputs of attention and feed-forward are normed before they are added to the residual.
     pub post_norms: bool,
@@ -42,7 +42,7 @@ pub struct ModelConfig {
     /// One per layer.
     pub layer_kinds: Vec<LayerKind>,
     /// Tokens in the window of a sliding-window layer; 0 if there is no such layer.
-    pub window: usize,
+    pub sliding_window: usize,
     pub scales: Scales,
 }
 
@@ -74,7 +74,7 @@ impl ModelConfig {
     /// A field is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
         let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
-        match serde_json::from_str(without_mark(json)) {
+        match serde_json::from_str(strip_bom(json)) {
             Ok(Value::Object(map)) => Self::from_map(&map),
             Ok(_) => Err(not("not a JSON object".into())),
             Err(e) => Err(not(format!("not JSON ({e})"))),
@@ -98,7 +98,7 @@ impl ModelConfig {
         }
         let named = f.get("model_type").and_then(Value::as_str);
         let Some(arch) = Arch::ALL.into_iter().find(|arch| named == Some(arch.name())) else {
-            return f.unsupported("model_type", &Arch::names(Arch::name));
+            return f.unsupported("model_type", &Arch::list_names(Arch::name));
         };
         let mut model = Self::read_family(&f, arch)?;
         match f.get("antigravity").map(Value::as_object) {
@@ -114,8 +114,8 @@ impl ModelConfig {
         check_supported(f, arch)?;
         // Configs of the larger Gemma 3 models omit fields that have the default value.
         let gemma = |default: usize| (arch == Arch::Gemma3).then_some(default);
-        let dim = f.read_size(arch.field("hidden_size"), gemma(2304), MAX_DIM)?;
-        let heads = f.read_size(arch.field("num_attention_heads"), gemma(8), MAX_DIM)?;
+        let dim = f.read_size(arch.field_name("hidden_size"), gemma(2304), MAX_DIM)?;
+        let heads = f.read_size(arch.field_name("num_attention_heads"), gemma(8), MAX_DIM)?;
         let kv_default = match arch {
             Arch::Qwen2 | Arch::Qwen3 => 32,
             Arch::SmolLm3 | Arch::Gemma3 => 4,
@@ -127,10 +127,10 @@ impl ModelConfig {
                 .unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
         }
         let head_dim = read_head_dim(f, arch, dim, heads)?;
-        let layers = f.read_size(arch.field("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
+        let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
         let layer_kinds = families::layer_kinds(f, arch, layers)?;
-        let local = layer_kinds.contains(&LayerKind::Local);
+        let local = layer_kinds.contains(&LayerKind::SlidingWindow);
         if local && f.0.get("sliding_window").is_some_and(Value::is_null) {
             return f.unsupported("sliding_window", "the length of the window, or no such field");
         }
@@ -143,13 +143,17 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
-            ffn_dim: f.read_size(arch.field("intermediate_size"), ffn_default, MAX_DIM)?,
+            ffn_dim: f.read_size(arch.field_name("intermediate_size"), ffn_default, MAX_DIM)?,
             vocab: f.read_size("vocab_size", gemma(262_208), MAX_VOCAB)?,
-            max_position: f.read_size(arch.field("max_position_embeddings"), Some(positions), 1 << 30)?,
+            max_position: f.read_size(
+                arch.field_name("max_position_embeddings"),
+                Some(positions),
+                1 << 30,
+            )?,
             qkv_bias: arch == Arch::Qwen2 || bias,
             o_bias: arch != Arch::Qwen2 && bias,
             qk_norm: matches!(arch, Arch::Qwen3 | Arch::Gemma3),
-            tied: f.read_bool("tie_word_embeddings", arch.ties_embeddings())?,
+            tie_embeddings: f.read_bool("tie_word_embeddings", arch.ties_embeddings())?,
             norm: if arch == Arch::Gpt2 { Norm::Layer } else { Norm::Rms },
             post_norms: arch == Arch::Gemma3,
             mlp: match arch {
@@ -160,13 +164,13 @@ impl ModelConfig {
             norm_eps: f.read_float(arch.epsilon_field(), Some(arch.default_epsilon()))?,
             rope: rope::read_rope(f, arch, head_dim)?,
             layer_kinds,
-            window: if local { f.read_size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
+            sliding_window: if local { f.read_size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
             scales: read_scales(f, arch, (dim, head_dim))?,
         })
     }
 
     /// Finds the first field in which `found` differs from `self`: its name, the value here, the value there.
-    pub fn difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
+    pub fn find_difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
         let fields = |m: &Self| {
             [
                 ("model_type", format!("{:?}", m.arch)),
@@ -180,17 +184,17 @@ impl ModelConfig {
                 ("attention_bias", m.qkv_bias.to_string()),
                 ("attention_bias", m.o_bias.to_string()),
                 ("use_qk_norm", m.qk_norm.to_string()),
-                ("tie_word_embeddings", m.tied.to_string()),
+                ("tie_word_embeddings", m.tie_embeddings.to_string()),
                 ("norm", format!("{:?}", m.norm)),
                 ("hidden_act", format!("{:?}", m.mlp)),
                 (m.arch.epsilon_field(), format!("{:?}", m.norm_eps)),
                 ("rope_theta", format!("{:?}", m.rope.theta)),
                 ("partial_rotary_factor", m.rope.dim.to_string()),
                 ("layer_types", format!("{:?}", m.layer_kinds)),
-                ("sliding_window", m.window.to_string()),
+                ("sliding_window", m.sliding_window.to_string()),
                 (
                     "rope_local_base_freq",
-                    if m.window > 0 { format!("{:?}", m.rope.local_theta) } else { String::new() },
+                    if m.sliding_window > 0 { format!("{:?}", m.rope.local_theta) } else { String::new() },
                 ),
                 ("embedding_multiplier", format!("{:?}", m.scales.embedding as f32)),
                 ("attention_multiplier", format!("{:?}", m.scales.attention as f32)),
@@ -214,8 +218,12 @@ impl ModelConfig {
             (!here.scales_like(there)).then(|| (name, shown(here), shown(there)))
         };
         differ("rope_scaling", &self.rope, &found.rope).or_else(|| {
-            let local = differ("rope_parameters.sliding_attention", &self.rope.local(), &found.rope.local());
-            local.filter(|_| self.window > 0)
+            let local = differ(
+                "rope_parameters.sliding_attention",
+                &self.rope.for_sliding_window(),
+                &found.rope.for_sliding_window(),
+            );
+            local.filter(|_| self.sliding_window > 0)
         })
     }
 }
@@ -243,7 +251,7 @@ fn read_scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> R
 
 /// Rejects configs whose features are not implemented.
 fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
-    let activations = arch.activations();
+    let activations = arch.supported_activations();
     for field in ["hidden_act", "hidden_activation", "activation_function"] {
         if !f.get(field).is_none_or(|act| act.as_str().is_some_and(|act| activations.contains(&act))) {
             return f.unsupported(field, &format!("{:?}", activations[0]));

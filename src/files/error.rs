@@ -3,9 +3,9 @@
 use std::path::Path;
 
 /// Maximum bytes of a line on stderr.
-pub const LINE: usize = 400;
+pub const MAX_LINE_BYTES: usize = 400;
 /// Maximum bytes of an error message; leaves room in the line for a few words before and after it.
-const MESSAGE: usize = LINE - 40;
+const MESSAGE: usize = MAX_LINE_BYTES - 40;
 /// Maximum bytes of a value inside a message.
 const VALUE: usize = 120;
 
@@ -69,24 +69,24 @@ impl Error {
 }
 
 /// Quotes, escapes and shortens a value from an untrusted file for a message.
-pub fn quoted(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     format!("\"{}\"", cut_by(text, VALUE, |c| c.escape_debug().collect()))
 }
 
 /// Escapes and shortens a value from an untrusted file, like [`quoted`] but without quotes.
-pub fn unquoted(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     one_line(text, VALUE)
 }
 
 /// Formats text as one line of at most `most` bytes. Characters that control a terminal or reorder text are escaped.
 /// Text that is too long loses its middle, since a message begins with the file and ends with the remedy.
 pub fn one_line(text: &str, most: usize) -> String {
-    let shown = |c: char| if is_harmless(c) { c.to_string() } else { c.escape_default().collect() };
+    let shown = |c: char| if is_printable(c) { c.to_string() } else { c.escape_default().collect() };
     cut_by(text, most, shown)
 }
 
 /// Returns true if a character only displays itself: no control character, zero width or change of direction.
-pub fn is_harmless(c: char) -> bool {
+pub fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
         && !matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn quoted_text_is_short_and_has_no_control_characters() {
-        assert_eq!(quoted("a\n\u{1b}[2J\"\\"), r#""a\n\u{1b}[2J\"\\""#);
-        assert_eq!(quoted(&"é".repeat(10_000)).len(), VALUE - 1 + 2);
-        assert!(quoted(&"\u{9b}".repeat(10_000)).len() <= VALUE + 2);
+        assert_eq!(quote("a\n\u{1b}[2J\"\\"), r#""a\n\u{1b}[2J\"\\""#);
+        assert_eq!(quote(&"é".repeat(10_000)).len(), VALUE - 1 + 2);
+        assert!(quote(&"\u{9b}".repeat(10_000)).len() <= VALUE + 2);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads a model's text files (tokenizer, settings, chat template) from a directory or a bundle.
 
 use crate::bundle::Bundle;
-use crate::text_file::bytes_without_mark;
+use crate::text_file::strip_bom_bytes;
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -18,34 +18,34 @@ pub const TEXT_FILES: &[&str] = &[
 
 /// A directory or bundle with the text files of a model.
 #[derive(Debug)]
-pub enum Folder {
+pub enum ModelDir {
     Dir(PathBuf),
     Bundle(Bundle),
 }
 
-impl Folder {
+impl ModelDir {
     /// Opens the directory or bundle at `path`.
     ///
     /// # Errors
     ///
     /// [`Error::Model`]: a bundle is damaged.
-    pub fn of(path: &Path) -> Result<Folder> {
-        Ok(Bundle::open(path)?.map_or_else(|| Folder::Dir(path.into()), Folder::Bundle))
+    pub fn open(path: &Path) -> Result<ModelDir> {
+        Ok(Bundle::open(path)?.map_or_else(|| ModelDir::Dir(path.into()), ModelDir::Bundle))
     }
 
     /// Path of a file for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
-            Folder::Dir(dir) => dir.join(name),
-            Folder::Bundle(bundle) => bundle.path().join(name),
+            ModelDir::Dir(dir) => dir.join(name),
+            ModelDir::Bundle(bundle) => bundle.path().join(name),
         }
     }
 
     /// Size of a file in bytes; `None` if there is no such file.
-    pub fn len_of(&self, name: &str) -> Option<u64> {
+    pub fn file_size(&self, name: &str) -> Option<u64> {
         match self {
-            Folder::Dir(dir) => fs::metadata(dir.join(name)).ok().map(|meta| meta.len()),
-            Folder::Bundle(bundle) => bundle.len_of(name),
+            ModelDir::Dir(dir) => fs::metadata(dir.join(name)).ok().map(|meta| meta.len()),
+            ModelDir::Bundle(bundle) => bundle.file_size(name),
         }
     }
 
@@ -54,10 +54,10 @@ impl Folder {
     /// # Errors
     ///
     /// [`Error::Model`]: it cannot be read, is too long or is damaged.
-    pub fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+    pub fn read_file(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let bytes = match self {
-            Folder::Dir(dir) => read_regular_file(&dir.join(name), limit)?,
-            Folder::Bundle(bundle) => bundle.file(name)?.map(<[u8]>::to_vec),
+            ModelDir::Dir(dir) => read_regular_file(&dir.join(name), limit)?,
+            ModelDir::Bundle(bundle) => bundle.read_file(name)?.map(<[u8]>::to_vec),
         };
         if bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > limit) {
             let why = format!(
@@ -65,7 +65,7 @@ impl Folder {
             );
             return Err(Error::model(&self.path(name), why));
         }
-        Ok(bytes.map(bytes_without_mark))
+        Ok(bytes.map(strip_bom_bytes))
     }
 }
 
@@ -93,15 +93,15 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("antigravity-folder-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a temporary directory");
         fs::write(dir.join("x.json"), "[1]").expect("a file");
-        let folder = Folder::of(&dir).expect("a directory");
-        assert_eq!(folder.read("x.json", 3), Ok(Some(b"[1]".to_vec())));
+        let folder = ModelDir::open(&dir).expect("a directory");
+        assert_eq!(folder.read_file("x.json", 3), Ok(Some(b"[1]".to_vec())));
         fs::write(dir.join("marked.json"), "\u{feff}[1]").expect("a file");
-        assert_eq!(folder.read("marked.json", 6), Ok(Some(b"[1]".to_vec())));
-        assert!(matches!(folder.read("x.json", 2), Err(Error::Model(_))));
-        assert_eq!(folder.read("none", 9), Ok(None));
-        assert!(matches!(folder.read(".", 9), Err(Error::Model(m)) if m.contains("not a regular file")));
-        let devices = Folder::Dir("/dev".into());
-        assert!(matches!(devices.read("zero", 9), Err(Error::Model(_))));
+        assert_eq!(folder.read_file("marked.json", 6), Ok(Some(b"[1]".to_vec())));
+        assert!(matches!(folder.read_file("x.json", 2), Err(Error::Model(_))));
+        assert_eq!(folder.read_file("none", 9), Ok(None));
+        assert!(matches!(folder.read_file(".", 9), Err(Error::Model(m)) if m.contains("not a regular file")));
+        let devices = ModelDir::Dir("/dev".into());
+        assert!(matches!(devices.read_file("zero", 9), Err(Error::Model(_))));
         fs::remove_dir_all(&dir).expect("removable");
     }
 }

@@ -7,13 +7,13 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 /// Directory in which `hf download` stores models; `None` without a home directory.
-pub fn cache() -> Option<PathBuf> {
-    read_env("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
+pub fn cache_dir() -> Option<PathBuf> {
+    read_env("HF_HUB_CACHE").or_else(|| Some(home_dir()?.join("hub")))
 }
 
 /// Directory of the Hugging Face tools, in which `hf auth login` also stores the token; `None` without a home
 /// directory.
-pub fn home() -> Option<PathBuf> {
+pub fn home_dir() -> Option<PathBuf> {
     read_env("HF_HOME")
         .or_else(|| Some(read_env("XDG_CACHE_HOME")?.join("huggingface")))
         .or_else(|| Some(read_env("HOME")?.join(".cache/huggingface")))
@@ -25,7 +25,7 @@ fn read_env(name: &str) -> Option<PathBuf> {
 
 /// Resolves a folder `models--org--name` to the snapshot named by `refs/main`, or else to its only snapshot. Any other
 /// path is returned unchanged.
-pub fn snapshot(path: &Path) -> PathBuf {
+pub fn resolve_snapshot(path: &Path) -> PathBuf {
     let snapshots = path.join("snapshots");
     let commit = fs::read_to_string(path.join("refs/main")).unwrap_or_default();
     // Only a name, so that the path stays in the folder.
@@ -47,7 +47,7 @@ pub fn snapshot(path: &Path) -> PathBuf {
 /// # Errors
 ///
 /// [`Error::Model`]: the cache has no such model or file.
-pub fn find(given: &Path) -> Result<PathBuf> {
+pub fn resolve_model(given: &Path) -> Result<PathBuf> {
     if given.exists() {
         return Ok(given.into());
     }
@@ -57,10 +57,10 @@ pub fn find(given: &Path) -> Result<PathBuf> {
         let remedy = format!("run: hf download {org}/{name}; or give a directory or file");
         Err(Error::model(given, format!("is not a file, and {what}; {remedy}")))
     };
-    let Some(cache) = cache() else {
+    let Some(cache) = cache_dir() else {
         return missing("without a home directory there is no Hugging Face cache");
     };
-    let found = snapshot(&cache.join(&folder));
+    let found = resolve_snapshot(&cache.join(&folder));
     if !found.is_dir() {
         return missing(&format!("the Hugging Face cache {} has no {folder}", cache.display()));
     }
@@ -107,15 +107,15 @@ mod tests {
         let model = dir.join("models--org--name");
         let (old, new) = (model.join("snapshots/0a"), model.join("snapshots/1b"));
         fs::create_dir_all(&old).unwrap();
-        assert_eq!(snapshot(&model), old, "the only one");
+        assert_eq!(resolve_snapshot(&model), old, "the only one");
         fs::create_dir_all(&new).unwrap();
-        assert_eq!(snapshot(&model), model, "nothing says which");
+        assert_eq!(resolve_snapshot(&model), model, "nothing says which");
         fs::create_dir_all(model.join("refs")).unwrap();
         fs::write(model.join("refs/main"), "1b\n").unwrap();
-        assert_eq!(snapshot(&model), new);
+        assert_eq!(resolve_snapshot(&model), new);
         fs::write(model.join("refs/main"), "../../..").unwrap();
-        assert_eq!(snapshot(&model), model, "no way out of the folder");
-        assert_eq!(snapshot(&new), new, "a snapshot itself");
+        assert_eq!(resolve_snapshot(&model), model, "no way out of the folder");
+        assert_eq!(resolve_snapshot(&new), new, "a snapshot itself");
         fs::remove_dir_all(&dir).unwrap();
     }
 }

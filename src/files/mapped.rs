@@ -22,7 +22,7 @@ const HUGE_PAGE: usize = 2 << 20;
 enum Memory {
     /// Fields drop in this order: the watch must end before the addresses can be reused.
     File {
-        _watch: sigbus::Watch,
+        _watch: sigbus::MappedFileGuard,
         map: Mmap,
     },
     Owned(AlignedBytes),
@@ -42,20 +42,20 @@ impl Memory {
 
 /// A range of mapped or owned memory, reference-counted. Cheap to clone.
 #[derive(Clone)]
-pub struct Plane {
+pub struct MappedSlice {
     memory: Arc<Memory>,
     range: Range<usize>, // inside the memory, checked at construction
 }
 
-impl Plane {
-    fn new(memory: Memory) -> Plane {
+impl MappedSlice {
+    fn new(memory: Memory) -> MappedSlice {
         let range = 0..memory.bytes().len();
-        Plane { memory: Arc::new(memory), range }
+        MappedSlice { memory: Arc::new(memory), range }
     }
 
     /// Wraps `bytes`, whose address must not change when the value is moved.
-    pub fn shared(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static) -> Plane {
-        Plane::new(Memory::Shared(Box::new(bytes)))
+    pub fn from_owner(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static) -> MappedSlice {
+        MappedSlice::new(Memory::Shared(Box::new(bytes)))
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -69,12 +69,12 @@ impl Plane {
     }
 
     /// Returns the subrange `range`; `None` if it is not inside this plane.
-    pub fn slice(&self, range: Range<usize>) -> Option<Plane> {
+    pub fn slice(&self, range: Range<usize>) -> Option<MappedSlice> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
         }
         let start = self.range.start;
-        Some(Plane { memory: self.memory.clone(), range: start + range.start..start + range.end })
+        Some(MappedSlice { memory: self.memory.clone(), range: start + range.start..start + range.end })
     }
 
     /// Tells the system that these bytes of a mapped file are not needed soon: their pages stop counting as this
@@ -82,7 +82,7 @@ impl Plane {
     ///
     /// Releases a huge page more on each side: Linux 6.18 and later map a whole large folio when one byte of it is
     /// read, so bytes released earlier would come back with the first byte of their neighbours.
-    pub fn release(&self) {
+    pub fn release_pages(&self) {
         let Memory::File { map, .. } = &*self.memory else { return };
         let around = self.range.start.saturating_sub(HUGE_PAGE)..map.len().min(self.range.end + HUGE_PAGE);
         if let Some(whole) = whole_pages(&around, map.len(), page_size()) {
@@ -103,7 +103,7 @@ impl Plane {
     }
 }
 
-impl fmt::Debug for Plane {
+impl fmt::Debug for MappedSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if matches!(*self.memory, Memory::File { .. }) { "file" } else { "owned" };
         write!(f, "Plane({kind} {:?})", self.range)
@@ -150,7 +150,7 @@ impl AlignedBytes {
     }
 
     /// Returns the whole pages inside a range to the system. The content of the range is unspecified afterwards.
-    pub fn discard(&mut self, range: Range<usize>) {
+    pub fn discard_pages(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.range.len());
         let range = self.range.start + range.start..self.range.start + range.end;
         if let Some(whole) = whole_pages(&range, self.map.len(), page_size()) {
@@ -163,8 +163,8 @@ impl AlignedBytes {
     }
 
     /// Makes the bytes immutable.
-    pub fn into_plane(self) -> Plane {
-        Plane::new(Memory::Owned(self))
+    pub fn freeze(self) -> MappedSlice {
+        MappedSlice::new(Memory::Owned(self))
     }
 }
 
@@ -206,7 +206,7 @@ pub fn page_size() -> usize {
 /// # Errors
 ///
 /// [`Error::Model`]: the file cannot be read, is empty or is not a regular file, or too many files are mapped.
-pub fn map_file(path: &Path) -> Result<Plane> {
+pub fn map_file(path: &Path) -> Result<MappedSlice> {
     let failed = |what: &'static str, remedy: &'static str| {
         move |e: io::Error| Error::model(path, format_args!("{what}: {e}; {remedy}"))
     };
@@ -230,11 +230,11 @@ pub fn map_file(path: &Path) -> Result<Plane> {
     // On file systems with large folios, pages are then read in units of 2 MiB, and decoding reads a third faster.
     // Elsewhere the advice has no effect.
     ask_for_huge_pages(&map);
-    let Some(watch) = sigbus::Watch::start(path, &map) else {
+    let Some(watch) = sigbus::MappedFileGuard::register(path, &map) else {
         let limit = sigbus::MAX_FILES;
         return Err(Error::model(path, format_args!("more than {limit} model files are open; close some")));
     };
-    Ok(Plane::new(Memory::File { _watch: watch, map }))
+    Ok(MappedSlice::new(Memory::File { _watch: watch, map }))
 }
 
 /// Rejects anything but a regular file; the error names the kind of file found.
@@ -266,14 +266,14 @@ mod tests {
             assert_eq!(bytes.as_slice().len(), len);
             assert!(bytes.as_slice().iter().all(|&b| b == 0));
             bytes.as_mut_slice().fill(7);
-            let plane = bytes.into_plane();
-            plane.release();
+            let plane = bytes.freeze();
+            plane.release_pages();
             plane.prefetch();
             assert!(plane.bytes().len() == len && plane.bytes().iter().all(|&b| b == 7));
         }
         let mut bytes = AlignedBytes::zeroed(8).unwrap();
         bytes.as_mut_slice().copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7]);
-        let plane = bytes.into_plane();
+        let plane = bytes.freeze();
         let part = plane.slice(2..6).unwrap();
         drop(plane);
         assert_eq!(part.bytes(), [2, 3, 4, 5]);
@@ -293,7 +293,7 @@ mod tests {
             {
                 let mut bytes = AlignedBytes::zeroed(len).unwrap();
                 bytes.as_mut_slice().fill(7);
-                bytes.discard(range.clone());
+                bytes.discard_pages(range.clone());
                 let outside = |at: usize| {
                     let last = if range.end == len { len } else { range.end / page * page };
                     at < range.start.next_multiple_of(page) || at >= last
@@ -332,7 +332,7 @@ mod tests {
         for range in [0..data.len(), 0..1, page - 1..page + 1, 1..200_000, 299_999..300_000, 7..7] {
             let part = plane.slice(range.clone()).unwrap();
             part.prefetch();
-            part.release();
+            part.release_pages();
             assert_eq!(part.bytes(), &data[range]);
         }
     }
@@ -374,9 +374,9 @@ mod tests {
         };
         assert_eq!(plane.bytes().iter().map(|&b| b as usize).sum::<usize>(), len);
         assert_eq!(resident(), len);
-        plane.slice(1..len / 2).unwrap().release();
+        plane.slice(1..len / 2).unwrap().release_pages();
         assert!(resident() <= len / 2 + 2 * page_size());
-        plane.release();
+        plane.release_pages();
         assert_eq!(resident(), 0);
     }
 }

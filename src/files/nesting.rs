@@ -3,7 +3,7 @@
 
 /// A bracket, comma or colon of JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark {
+pub struct JsonToken {
     /// Offset in bytes.
     pub at: usize,
     pub byte: u8,
@@ -12,25 +12,25 @@ pub struct Mark {
 }
 
 /// Lists the brackets, commas and colons outside strings, in order. The JSON need not be valid.
-pub fn marks(json: &[u8]) -> impl Iterator<Item = Mark> {
-    let mut nesting = Nesting::default();
+pub fn list_tokens(json: &[u8]) -> impl Iterator<Item = JsonToken> {
+    let mut nesting = JsonDepth::default();
     json.iter().enumerate().filter_map(move |(at, &byte)| {
-        let depth = nesting.pass(byte)?;
-        Some(Mark { at, byte, depth })
+        let depth = nesting.push_byte(byte)?;
+        Some(JsonToken { at, byte, depth })
     })
 }
 
 /// The nesting of JSON that arrives byte by byte. It need not be valid.
 #[derive(Debug, Clone, Default)]
-pub struct Nesting {
+pub struct JsonDepth {
     depth: usize,
     in_string: bool,
     escaped: bool,
 }
 
-impl Nesting {
+impl JsonDepth {
     /// Takes the next byte. Returns the number of open brackets after it if it is a [`Mark`].
-    pub fn pass(&mut self, byte: u8) -> Option<usize> {
+    pub fn push_byte(&mut self, byte: u8) -> Option<usize> {
         match byte {
             _ if self.escaped => self.escaped = false,
             b'\\' if self.in_string => self.escaped = true,
@@ -61,16 +61,16 @@ mod tests {
     #[test]
     fn what_stands_in_strings_is_no_mark() {
         let json = br#"{"a[,\"{": [1, "]\\"], "b": {}}}}"#;
-        let found: Vec<(u8, usize)> = marks(json).map(|m| (m.byte, m.depth)).collect();
+        let found: Vec<(u8, usize)> = list_tokens(json).map(|m| (m.byte, m.depth)).collect();
         let marks = b"{:[,],:{}}}}";
         let depths = [1, 1, 2, 2, 1, 1, 1, 2, 1, 0, 0, 0];
         assert_eq!(found, marks.iter().copied().zip(depths).collect::<Vec<_>>());
-        assert!(super::marks(json).all(|m| json[m.at] == m.byte));
+        assert!(super::list_tokens(json).all(|m| json[m.at] == m.byte));
     }
 
     #[test]
     fn an_escape_outside_of_strings_is_none() {
-        assert_eq!(marks(br#"\"{"#).count(), 0);
-        assert_eq!(marks(br#"\{"#).count(), 1);
+        assert_eq!(list_tokens(br#"\"{"#).count(), 0);
+        assert_eq!(list_tokens(br#"\{"#).count(), 1);
     }
 }

@@ -1,20 +1,20 @@
 //! Metadata of packed files: safetensors files written by `antigravity pack`.
 
 use crate::Result;
-use crate::source::Source;
+use crate::source::Safetensors;
 use crate::source::gguf::Gguf;
 
 /// Default name in a model's directory.
 pub const PACKED_NAME: &str = "model.packed.safetensors";
 /// The layout version that this program writes and reads.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 1;
 /// The tensor that holds the header of a GGUF file.
-pub const GGUF: &str = "gguf";
+pub const GGUF_TENSOR: &str = "gguf";
 
 /// Metadata keys.
 pub mod key {
     /// The layout version. Only packed files have this key.
-    pub const LAYOUT: &str = "antigravity.layout";
+    pub const LAYOUT_VERSION: &str = "antigravity.layout";
     /// Content of a `config.json`.
     pub const CONFIG: &str = "config";
     /// Element types of the tensors that are not stored in the default one; JSON.
@@ -26,13 +26,13 @@ pub mod key {
 }
 
 /// Reads the layout version of a packed file; `None` for any other file.
-pub fn layout_version(source: &Source) -> Option<u32> {
-    source.metadata().get(key::LAYOUT).map(|v| v.parse().unwrap_or(0))
+pub fn read_layout_version(source: &Safetensors) -> Option<u32> {
+    source.metadata().get(key::LAYOUT_VERSION).map(|v| v.parse().unwrap_or(0))
 }
 
 /// Reads the name of the weight type of a packed file's matrices.
-pub fn weight_type(source: &Source) -> Option<&str> {
-    layout_version(source)?;
+pub fn read_weight_type(source: &Safetensors) -> Option<&str> {
+    read_layout_version(source)?;
     source.metadata().get(key::WEIGHTS).map(String::as_str)
 }
 
@@ -41,7 +41,7 @@ pub fn weight_type(source: &Source) -> Option<&str> {
 /// # Errors
 ///
 /// [`Error::Model`](crate::Error::Model): they are not valid GGUF.
-pub fn gguf(source: &Source) -> Result<Option<Gguf>> {
-    let found = source.get(GGUF).filter(|_| layout_version(source).is_some());
-    found.map(|tensor| Gguf::within(source.path(), tensor.data.clone())).transpose()
+pub fn open_gguf_metadata(source: &Safetensors) -> Result<Option<Gguf>> {
+    let found = source.get(GGUF_TENSOR).filter(|_| read_layout_version(source).is_some());
+    found.map(|tensor| Gguf::open_embedded(source.path(), tensor.data.clone())).transpose()
 }

@@ -17,8 +17,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::quoted;
-use crate::mapped::{Plane, map_file};
+use crate::error::quote;
+use crate::mapped::{MappedSlice, map_file};
 use crate::{Error, Result};
 use header::Header;
 
@@ -32,13 +32,13 @@ pub struct Tensor {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     /// Product of the shape times the dtype's size, in bytes.
-    pub data: Plane,
+    pub data: MappedSlice,
     pub file: Arc<Path>,
 }
 
 /// A tensor whose element type this program cannot read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Unreadable {
+pub struct UnsupportedTensor {
     pub name: String,
     /// As the file spells it, e.g. `I64`.
     pub dtype: String,
@@ -49,38 +49,38 @@ pub struct Unreadable {
 
 /// An opened model.
 #[derive(Debug, Default)]
-pub struct Source {
+pub struct Safetensors {
     path: PathBuf,
     tensors: BTreeMap<String, Tensor>,
-    unreadable: BTreeMap<String, Unreadable>,
+    unreadable: BTreeMap<String, UnsupportedTensor>,
     metadata: BTreeMap<String, String>,
     files: Vec<File>,
 }
 
 #[derive(Debug)]
 struct File {
-    plane: Plane,
+    plane: MappedSlice,
     header_len: usize,
 }
 
-impl Source {
+impl Safetensors {
     /// Opens a `.safetensors` file, a directory with a `model.safetensors`, or a directory with a
     /// `model.safetensors.index.json` and its shards.
     ///
     /// # Errors
     ///
     /// [`Error::Model`], one line: a file is missing or damaged.
-    pub fn open(path: &Path) -> Result<Source> {
+    pub fn open(path: &Path) -> Result<Safetensors> {
         let meta = fs::metadata(path).map_err(|e| {
             let remedy = "give a model directory or a .safetensors file";
             Error::model(path, format_args!("cannot be read: {e}; {remedy}"))
         })?;
-        let mut source = Source { path: path.into(), ..Source::default() };
+        let mut source = Safetensors { path: path.into(), ..Safetensors::default() };
         if !meta.is_dir() {
             source.add_file(path.into())?;
-        } else if is_there(&path.join(FILE))? {
+        } else if path_exists(&path.join(FILE))? {
             source.add_file(path.join(FILE).into())?;
-        } else if is_there(&path.join(INDEX))? {
+        } else if path_exists(&path.join(INDEX))? {
             source.add_shards(path, &path.join(INDEX))?;
         } else {
             let remedy = "give the directory of a downloaded model, or download one: cargo xtask fetch NAME";
@@ -94,8 +94,8 @@ impl Source {
     /// # Errors
     ///
     /// [`Error::Model`], one line: it is damaged.
-    pub fn within(path: &Path, plane: Plane) -> Result<Source> {
-        let mut source = Source { path: path.into(), ..Source::default() };
+    pub fn open_embedded(path: &Path, plane: MappedSlice) -> Result<Safetensors> {
+        let mut source = Safetensors { path: path.into(), ..Safetensors::default() };
         source.add_mapped(path.into(), plane)?;
         Ok(source)
     }
@@ -106,7 +106,7 @@ impl Source {
     }
 
     /// Content of the file, if the model is a single file; packed models always are.
-    pub fn only_file(&self) -> Option<&Plane> {
+    pub fn only_file(&self) -> Option<&MappedSlice> {
         if let [file] = &self.files[..] { Some(&file.plane) } else { None }
     }
 
@@ -120,11 +120,11 @@ impl Source {
     /// # Errors
     ///
     /// [`Error::Model`]: it is missing or not readable.
-    pub fn require(&self, name: &str) -> Result<&Tensor> {
+    pub fn get_required(&self, name: &str) -> Result<&Tensor> {
         self.get(name).ok_or_else(|| match self.unreadable.get(name) {
-            None => missing(&self.path, name),
-            Some(Unreadable { file, dtype, .. }) => {
-                let (name, readable) = (quoted(name), Dtype::NAMES);
+            None => missing_tensor(&self.path, name),
+            Some(UnsupportedTensor { file, dtype, .. }) => {
+                let (name, readable) = (quote(name), Dtype::NAMES);
                 let remedy = "convert the model to one of these";
                 Error::model(
                     file,
@@ -140,7 +140,7 @@ impl Source {
     }
 
     /// The unreadable tensors, sorted by name.
-    pub fn unreadable(&self) -> impl Iterator<Item = &Unreadable> {
+    pub fn unsupported_tensors(&self) -> impl Iterator<Item = &UnsupportedTensor> {
         self.unreadable.values()
     }
 
@@ -152,8 +152,8 @@ impl Source {
     /// Hash of the content, in hex. It covers the size, the header and a few samples of the data of every file, but no
     /// names or times. The samples distinguish models of the same shapes, such as two fine-tunes of one base; a change
     /// of a few bytes can go unnoticed.
-    pub fn fingerprint(&self) -> String {
-        fingerprint(self.files.iter().map(|file| (&file.plane, file.header_len)))
+    pub fn hash_files(&self) -> String {
+        hash_files(self.files.iter().map(|file| (&file.plane, file.header_len)))
     }
 
     /// Maps and reads one file. Returns the names of its tensors, sorted.
@@ -163,7 +163,7 @@ impl Source {
     }
 
     /// Reads one mapped file. Returns the names of its tensors, sorted.
-    fn add_mapped(&mut self, path: Arc<Path>, plane: Plane) -> Result<Vec<String>> {
+    fn add_mapped(&mut self, path: Arc<Path>, plane: MappedSlice) -> Result<Vec<String>> {
         if plane.bytes().starts_with(b"version https://git-lfs") {
             let remedy = "run `git lfs pull` in its directory";
             return Err(Error::model(&path, format_args!("is a Git LFS pointer, not the weights; {remedy}")));
@@ -172,7 +172,7 @@ impl Source {
             Header::parse(plane.bytes()).map_err(|e| match detect_other_format(&path, plane.bytes()) {
                 // Only for a file that the user named, not one found in a directory or index.
                 Some(what) if self.path == *path => Error::model(&path, what),
-                _ => damaged(&path, e),
+                _ => damaged_file(&path, e),
             })?;
         for (key, value) in header.metadata {
             self.metadata.entry(key).or_insert(value);
@@ -189,7 +189,8 @@ impl Source {
                 safetensors::Dtype::U8 => Dtype::U8,
                 other => {
                     let (dtype, bytes) = (other.to_string(), range.len());
-                    self.unreadable.insert(name.clone(), Unreadable { name, dtype, shape, bytes, file });
+                    self.unreadable
+                        .insert(name.clone(), UnsupportedTensor { name, dtype, shape, bytes, file });
                     continue;
                 }
             };
@@ -203,7 +204,7 @@ impl Source {
     /// Reads the shards of an index. Each must hold exactly the tensors listed for it, so no tensor can come from two
     /// shards.
     fn add_shards(&mut self, dir: &Path, index: &Path) -> Result<()> {
-        let shards = index::parse(map_file(index)?.bytes()).map_err(|e| damaged(index, e))?;
+        let shards = index::parse_index(map_file(index)?.bytes()).map_err(|e| damaged_file(index, e))?;
         for (shard, listed) in shards {
             let path = dir.join(&shard);
             if fs::metadata(&path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
@@ -212,7 +213,7 @@ impl Source {
             }
             let held = self.add_file(path.as_path().into())?;
             let wrong =
-                |name: &str, what| damaged(&path, format_args!("tensor {} {what} {INDEX}", quoted(name)));
+                |name: &str, what| damaged_file(&path, format_args!("tensor {} {what} {INDEX}", quote(name)));
             // Both lists are sorted.
             if let Some(extra) = held.iter().find(|name| listed.binary_search(name).is_err()) {
                 return Err(wrong(extra, "is in this file, but not listed for it in"));
@@ -230,7 +231,7 @@ impl Source {
 /// # Errors
 ///
 /// [`Error::Model`]: the system cannot tell, e.g. the directory may not be searched or its disk fails.
-pub fn is_there(path: &Path) -> Result<bool> {
+pub fn path_exists(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
@@ -253,17 +254,17 @@ fn detect_other_format(path: &Path, bytes: &[u8]) -> Option<&'static str> {
         .then_some("is not a weights file; give the model's directory, a .safetensors or a .gguf file")
 }
 
-fn missing(file: &Path, tensor: &str) -> Error {
-    Error::model(file, format_args!("tensor {} is missing; download the whole model", quoted(tensor)))
+fn missing_tensor(file: &Path, tensor: &str) -> Error {
+    Error::model(file, format_args!("tensor {} is missing; download the whole model", quote(tensor)))
 }
 
-fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
+fn damaged_file(path: &Path, what: impl std::fmt::Display) -> Error {
     let remedy = "the file is damaged or of another kind: download it again";
     Error::model(path, format_args!("{what}; {remedy}"))
 }
 
 /// Computes [`Source::fingerprint`] from the contents of files, each with the length of its header in bytes.
-pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a Plane, usize)>) -> String {
+pub(crate) fn hash_files<'a>(files: impl Iterator<Item = (&'a MappedSlice, usize)>) -> String {
     const SAMPLES: usize = 16;
     const SAMPLE: usize = 256; // bytes
     let mut hash = Fnv::new();
@@ -278,7 +279,7 @@ pub(crate) fn fingerprint<'a>(files: impl Iterator<Item = (&'a Plane, usize)>) -
             hash.add(&data[sample.clone()]);
             // Reading the sample can map a huge page; releasing it keeps memory use low.
             if let Some(read) = plane.slice(header_len + sample.start..header_len + sample.end) {
-                read.release();
+                read.release_pages();
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The only writer of stderr. Text that cannot be written is dropped: `eprintln!` would end the program if a disk is
 //! full or a terminal has been closed.
 
-use crate::error::{LINE, one_line};
+use crate::error::{MAX_LINE_BYTES, one_line};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -11,14 +11,14 @@ use std::panic::{self, PanicHookInfo};
 
 /// Writes a line to stderr, formatted as by `format!`.
 #[macro_export]
-macro_rules! say {
+macro_rules! print_stderr {
     ($($text:tt)*) => {
-        $crate::stderr::write(::core::format_args!("{}\n", ::core::format_args!($($text)*)))
+        $crate::stderr::write_stderr(::core::format_args!("{}\n", ::core::format_args!($($text)*)))
     };
 }
 
 /// Writes text to stderr in one call, so that lines of several threads do not mix.
-pub fn write(text: Arguments<'_>) {
+pub fn write_stderr(text: Arguments<'_>) {
     let text = text.to_string();
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
@@ -36,12 +36,12 @@ pub fn write(text: Arguments<'_>) {
 }
 
 /// Sets a panic hook that prints panics through [`write`].
-pub fn say_panics() {
+pub fn install_panic_hook() {
     panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
-        say!("error: {}", one_line(&info.to_string().replace('\n', " "), LINE));
+        print_stderr!("error: {}", one_line(&info.to_string().replace('\n', " "), MAX_LINE_BYTES));
         // A release has no symbols, so a trace would name nothing.
         if cfg!(debug_assertions) && Backtrace::capture().status() == BacktraceStatus::Captured {
-            say!("{}", Backtrace::capture());
+            print_stderr!("{}", Backtrace::capture());
         }
     }));
 }

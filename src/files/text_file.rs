@@ -5,12 +5,12 @@ use std::io::Read;
 const BOM: char = '\u{feff}';
 
 /// Strips a leading byte order mark from a text.
-pub fn without_mark(text: &str) -> &str {
+pub fn strip_bom(text: &str) -> &str {
     text.strip_prefix(BOM).unwrap_or(text)
 }
 
 /// Strips a leading byte order mark from the bytes of a text.
-pub fn bytes_without_mark(mut bytes: Vec<u8>) -> Vec<u8> {
+pub fn strip_bom_bytes(mut bytes: Vec<u8>) -> Vec<u8> {
     let mut bom = [0; 4];
     let bom = BOM.encode_utf8(&mut bom).as_bytes();
     if bytes.starts_with(bom) {
@@ -24,14 +24,14 @@ pub fn bytes_without_mark(mut bytes: Vec<u8>) -> Vec<u8> {
 /// # Errors
 ///
 /// The reason, to be appended to the file's name: unreadable, too long or not UTF-8.
-pub fn read(input: impl Read, limit: u64) -> Result<String, String> {
+pub fn read_text(input: impl Read, limit: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     input.take(limit + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
     if bytes.len() as u64 > limit {
         return Err(format!("is longer than {} MiB; give a shorter text", limit >> 20));
     }
     String::from_utf8(bytes)
-        .map(|text| without_mark(&text).into())
+        .map(|text| strip_bom(&text).into())
         .map_err(|e| format!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to()))
 }
 
@@ -44,13 +44,13 @@ mod tests {
         let cases =
             [("\u{feff}a", "a"), ("a\u{feff}", "a\u{feff}"), ("\u{feff}\u{feff}", "\u{feff}"), ("", "")];
         for (text, want) in cases {
-            assert_eq!(without_mark(text), want);
-            assert_eq!(read(text.as_bytes(), 1 << 20).as_deref(), Ok(want));
-            assert_eq!(bytes_without_mark(text.into()), want.as_bytes());
+            assert_eq!(strip_bom(text), want);
+            assert_eq!(read_text(text.as_bytes(), 1 << 20).as_deref(), Ok(want));
+            assert_eq!(strip_bom_bytes(text.into()), want.as_bytes());
         }
-        assert_eq!(read(&b"a\xff"[..], 1 << 20).unwrap_err(), "byte 1 is not UTF-8; convert the file");
+        assert_eq!(read_text(&b"a\xff"[..], 1 << 20).unwrap_err(), "byte 1 is not UTF-8; convert the file");
         let long = vec![b'a'; (1 << 20) + 1];
-        assert!(read(&long[..], 1 << 20).unwrap_err().contains("longer than 1 MiB"));
-        assert!(read(&long[..], 2 << 20).is_ok());
+        assert!(read_text(&long[..], 1 << 20).unwrap_err().contains("longer than 1 MiB"));
+        assert!(read_text(&long[..], 2 << 20).is_ok());
     }
 }

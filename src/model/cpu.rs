@@ -11,7 +11,7 @@ mod softmax_cell;
 
 mod steps;
 
-use crate::device::{Cache, CancelToken, Device, Ring, Run};
+use crate::device::{CancelToken, Device, KvCache, Ring, Run};
 use crate::dims::*;
 use crate::rope::Frequencies;
 use crate::trace::{Steps, Trace};
@@ -22,7 +22,7 @@ pub use kv::mass_bytes;
 use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use numeric::simd::Isa;
-use runs::Sequences;
+use runs::PassRuns;
 use std::sync::Arc;
 use steps::{KV_COLS, Q_COLS, QKV, Scratch};
 pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
@@ -50,7 +50,7 @@ pub struct CpuDevice {
     kv_types: KvTypes,
     scratch: Scratch,
     /// Empty between passes.
-    sequences: Sequences<'static>,
+    sequences: PassRuns<'static>,
     max_tokens: usize,
     frequencies: Frequencies,
     trace: Option<Trace>,
@@ -68,7 +68,7 @@ impl CpuDevice {
             isa,
             kv_types,
             scratch: Scratch::new(isa, &weights, slots, max_tokens)?,
-            sequences: Sequences::default(),
+            sequences: PassRuns::default(),
             max_tokens,
             frequencies: Frequencies::new(),
             trace: None,
@@ -78,91 +78,91 @@ impl CpuDevice {
     }
 
     /// Computes the pass. If it fails, the slots of its tokens are still taken.
-    fn pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+    fn compute_pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
         let Self { weights, pool, isa, scratch: s, sequences, trace, squares, .. } = self;
         let (mut n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
-        let observed = runs.iter().any(|run| run.observe > 0);
+        let observed = runs.iter().any(|run| run.observed_tokens > 0);
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
-        let mut steps = Steps::begin(trace.as_mut(), n);
+        let mut steps = Steps::start_pass(trace.as_mut(), n);
 
-        s.embed(weights, runs, &self.frequencies); // embedding rows and RoPE angles
-        steps.done("embed", 0);
-        let mut seqs = std::mem::take(sequences).emptied();
-        seqs.fill(runs)?;
+        s.embed_tokens(weights, runs, &self.frequencies); // embedding rows and RoPE angles
+        steps.end_step("embed", 0);
+        let mut seqs = std::mem::take(sequences).into_empty();
+        seqs.borrow_rows(runs)?;
         if steps.is_traced() {
-            seqs.keep_last(); // its residual is digested after every layer
+            seqs.force_last_token(); // its residual is digested after every layer
         }
-        let narrows = squares.is_none() && seqs.kept() < n;
+        let narrows = squares.is_none() && seqs.tokens_in_last_layer() < n;
         for (index, layer) in weights.layers.iter().enumerate() {
             let narrows = narrows && index == LAYERS - 1;
-            s.norm(&layer.attn_norm, pool, isa, n); // RMS norm before attention
-            steps.done("norm", index);
-            s.qkv(layer, if narrows { KV_COLS } else { 0..QKV }, pool, isa, n); // queries, keys and values
-            steps.done("qkv", index);
+            s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention
+            steps.end_step("norm", index);
+            s.compute_qkv(layer, if narrows { KV_COLS } else { 0..QKV }, pool, isa, n); // queries, keys and values
+            steps.end_step("qkv", index);
             if let Some(squares) = squares {
                 s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
             }
-            s.rope(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
-            steps.done("rope", index);
+            s.store_keys_values(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
+            steps.end_step("rope", index);
             if narrows {
-                n = s.narrow(&mut seqs); // from here on, only tokens whose logits are wanted
+                n = s.select_output_tokens(&mut seqs); // from here on, only tokens whose logits are wanted
                 if n == 0 {
-                    pool.finished()?;
+                    pool.check_cancelled()?;
                     break;
                 }
-                s.norm(&layer.attn_norm, pool, isa, n);
-                s.qkv(layer, Q_COLS, pool, isa, n);
-                steps.done("qkv", index);
+                s.norm_tokens(&layer.attn_norm, pool, isa, n);
+                s.compute_qkv(layer, Q_COLS, pool, isa, n);
+                steps.end_step("qkv", index);
             }
-            s.attend(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
-            steps.done("attend", index);
+            s.compute_attention(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
+            steps.end_step("attend", index);
             if observed {
-                s.observe(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
-                steps.done("observe", index);
+                s.record_mass(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
+                steps.end_step("observe", index);
             }
-            s.out(layer, pool, isa, n); // attention's output, added to the residual
-            steps.done("out", index);
-            s.norm(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
-            steps.done("norm", index);
+            s.project_attention(layer, pool, isa, n); // attention's output, added to the residual
+            steps.end_step("out", index);
+            s.norm_tokens(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
+            steps.end_step("norm", index);
             s.gate_up(layer, pool, isa, n); // silu(gate) * up
-            steps.done("gate_up", index);
-            s.down(layer, pool, isa, n); // back to the residual's width, and added to it
-            steps.done("down", index);
-            steps.residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
-            pool.finished()?;
+            steps.end_step("gate_up", index);
+            s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
+            steps.end_step("down", index);
+            steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
+            pool.check_cancelled()?;
         }
-        if s.wanted(&mut seqs) {
-            s.head(weights, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
-            steps.done("head", LAYERS);
-            pool.finished()?;
+        if s.list_output_tokens(&mut seqs) {
+            s.compute_logits(weights, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
+            steps.end_step("head", LAYERS);
+            pool.check_cancelled()?;
         }
-        *sequences = seqs.emptied();
+        *sequences = seqs.into_empty();
         Ok(())
     }
 }
 
 impl CpuDevice {
     /// From now on, sums up the squares of all tokens' queries before calibration, to compute a calibration from.
-    pub fn sum_squares(&mut self) {
+    pub fn record_query_squares(&mut self) {
         self.squares = Some(vec![0.0; LAYERS * KV_DIM]);
     }
 
     /// Sums of squares so far, over all tokens and the query heads of each group: `[layer][kv_head][HEAD_DIM]`.
-    pub fn squares(&self) -> &[f64] {
+    pub fn query_squares(&self) -> &[f64] {
         self.squares.as_deref().unwrap_or_default()
     }
 }
 
 impl Device for CpuDevice {
     fn name(&self) -> String {
-        format!("cpu ({}, {} threads)", self.isa.name(), self.pool.threads())
+        format!("cpu ({}, {} threads)", self.isa.name(), self.pool.thread_count())
     }
 
     fn max_tokens(&self) -> usize {
         self.max_tokens
     }
 
-    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>> {
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn KvCache>> {
         Ok(Box::new(CpuCache::new(self.kv_types, slots, Ring::new(self.max_tokens))?))
     }
 
@@ -170,17 +170,17 @@ impl Device for CpuDevice {
         let n: usize = runs.iter().map(|run| run.tokens.len()).sum();
         assert!(n > 0 && n <= self.max_tokens);
         let slots = runs.iter().map(|run| run.cache.extent().slots).max().unwrap_or(0);
-        let observed = runs.iter().any(|run| run.observe > 0);
-        self.scratch.grow(slots, if observed { self.max_tokens } else { 0 })?;
-        self.pool.heed(cancel.filter(|_| !observed));
-        let result = self.pass(runs);
+        let observed = runs.iter().any(|run| run.observed_tokens > 0);
+        self.scratch.grow_for(slots, if observed { self.max_tokens } else { 0 })?;
+        self.pool.set_cancel(cancel.filter(|_| !observed));
+        let result = self.compute_pass(runs);
         if result.is_err() {
-            runs::release(runs);
+            runs::release_slots(runs);
         }
         result
     }
 
-    fn pool(&self) -> Option<&Pool> {
+    fn thread_pool(&self) -> Option<&Pool> {
         Some(&self.pool)
     }
 

@@ -36,31 +36,31 @@ impl Logits<'_> {
 }
 
 /// Memory for the logits of one token: `[VOCAB]`.
-pub type Row = Box<dyn DerefMut<Target = [f32]> + Send>;
+pub type LogitsBuffer = Box<dyn DerefMut<Target = [f32]> + Send>;
 
 /// Consecutive tokens of one sequence in a pass.
 pub struct Run<'a> {
     /// The sequence's cache, made by the device of the pass, or one whose rows that device can reach
     /// ([`Cache::host`]). The tokens take the slots after the filled ones, which must be free.
-    pub cache: &'a mut dyn Cache,
+    pub cache: &'a mut dyn KvCache,
     /// At least one; ids below `VOCAB`.
     pub tokens: &'a [u32],
     /// Position of the first token; the others follow.
     pub pos: usize,
     /// Length of the sequence as far as it is known: includes the whole prompt that this run is a part of. Models with
     /// other RoPE frequencies for long sequences use them from the first token of a long prompt.
-    pub known: usize,
+    pub known_len: usize,
     /// The logits wanted.
     pub logits: Logits<'a>,
     /// Number of tokens, counted from the end, whose attention is added to the mass of the slots that they see. Unless
     /// it is 0, [`Cache::write_mass`] must have been called once to allocate the mass.
-    pub observe: usize,
+    pub observed_tokens: usize,
 }
 
 impl<'a> Run<'a> {
     /// A run whose attention is not observed.
-    pub fn new(cache: &'a mut dyn Cache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
-        Self { cache, tokens, pos, known: 0, logits, observe: 0 }
+    pub fn new(cache: &'a mut dyn KvCache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
+        Self { cache, tokens, pos, known_len: 0, logits, observed_tokens: 0 }
     }
 }
 
@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
 pub type SharedDevice = Arc<Mutex<dyn Device>>;
 
 /// Locks a device for a pass.
-pub fn locked(device: &SharedDevice) -> MutexGuard<'_, dyn Device + 'static> {
+pub fn lock_device(device: &SharedDevice) -> MutexGuard<'_, dyn Device + 'static> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -85,16 +85,16 @@ pub trait Device: Send {
     /// # Errors
     ///
     /// `Memory` where there is no room for it.
-    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>>;
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn KvCache>>;
 
     /// A logits buffer that the device writes to without a copy; `None` if `current` is as good. It must stay valid
     /// after the device is lost.
-    fn row(&mut self, _current: &[f32]) -> Option<Row> {
+    fn logits_buffer(&mut self, _current: &[f32]) -> Option<LogitsBuffer> {
         None
     }
 
     /// The device's thread pool, for work between passes.
-    fn pool(&self) -> Option<&Pool> {
+    fn thread_pool(&self) -> Option<&Pool> {
         None
     }
 
@@ -127,25 +127,26 @@ pub struct Extent {
 
 impl Extent {
     /// Rows of a head of a layer.
-    pub fn rows(&self, layer: usize) -> usize {
+    pub fn rows_per_head(&self, layer: usize) -> usize {
         if is_local(layer) { self.ring } else { self.slots }
     }
 
     /// Bytes of all rows.
-    pub fn bytes(&self) -> usize {
+    pub fn total_bytes(&self) -> usize {
         let bytes = |layers, rows| self.types.slot_bytes(layers, KV_HEADS, HEAD_DIM) * rows;
         bytes(GLOBAL_LAYERS, self.slots) + bytes(LOCAL_LAYERS, self.ring)
     }
 
     /// Checks that `tokens` tokens of one pass fit, the first at position `pos`.
     pub fn has_room(&self, pos: usize, tokens: usize) -> bool {
-        let ring = LOCAL_LAYERS == 0 || pos + tokens <= self.ring || WINDOW + tokens + CHUNK <= self.ring;
+        let ring =
+            LOCAL_LAYERS == 0 || pos + tokens <= self.ring || WINDOW + tokens + ATTN_BLOCK <= self.ring;
         ring && self.len + tokens <= self.slots
     }
 }
 
 /// Slots of a chunk of attention.
-pub const CHUNK: usize = 128;
+pub const ATTN_BLOCK: usize = 128;
 
 /// Size of the ring buffer that holds a head's rows in a sliding-window layer.
 ///
@@ -155,33 +156,36 @@ pub const CHUNK: usize = 128;
 /// many tokens as one pass has can be taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ring {
-    most: usize,
-    outlasts: bool,
+    window_rows: usize,
+    has_whole_window: bool,
 }
 
 impl Ring {
     /// A ring for passes of at most `tokens` tokens.
     pub fn new(tokens: usize) -> Self {
-        let most = WINDOW.saturating_add(tokens.saturating_add(CHUNK)).min(usize::MAX >> 4);
-        Self { most: if LOCAL_LAYERS != 0 { most.next_multiple_of(CHUNK) } else { 0 }, outlasts: false }
+        let most = WINDOW.saturating_add(tokens.saturating_add(ATTN_BLOCK)).min(usize::MAX >> 4);
+        Self {
+            window_rows: if LOCAL_LAYERS != 0 { most.next_multiple_of(ATTN_BLOCK) } else { 0 },
+            has_whole_window: false,
+        }
     }
 
     /// A ring for sequences with more positions than the cache has slots: see [`Cache::outlast`].
-    pub fn outlasting(self) -> Self {
-        Self { outlasts: true, ..self }
+    pub fn with_whole_window(self) -> Self {
+        Self { has_whole_window: true, ..self }
     }
 
     /// Rows of a head when full-attention layers have `slots` slots: no more than these, unless positions exceed them.
-    pub fn rows(self, slots: usize) -> usize {
-        if self.outlasts { self.most } else { self.most.min(slots) }
+    pub fn rows_per_head(self, slots: usize) -> usize {
+        if self.has_whole_window { self.window_rows } else { self.window_rows.min(slots) }
     }
 
     /// Bytes of a cache of `slots` slots: `[full-attention layers, sliding-window layers]`.
-    pub fn bytes(self, types: KvTypes, slots: usize) -> [u64; 2] {
+    pub fn cache_bytes(self, types: KvTypes, slots: usize) -> [u64; 2] {
         let bytes = |layers, rows: usize| {
             (types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as u64).saturating_mul(rows as u64)
         };
-        [bytes(GLOBAL_LAYERS, slots), bytes(LOCAL_LAYERS, self.rows(slots))]
+        [bytes(GLOBAL_LAYERS, slots), bytes(LOCAL_LAYERS, self.rows_per_head(slots))]
     }
 }
 
@@ -193,7 +197,7 @@ pub fn read_bytes(types: KvTypes, slots: f64) -> f64 {
 
 /// Splits `slots` (positions in a sliding-window layer) into contiguous spans of a head's ring of `rows` rows, in
 /// order: first row and number of rows.
-pub fn pieces(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+pub fn ring_spans(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = slots.start;
     std::iter::from_fn(move || {
         let at = next % rows.max(1);
@@ -207,7 +211,7 @@ pub fn pieces(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usize, 
 ///
 /// Full-attention layers address rows by slot; sliding-window layers by position, and hold only the latest: see
 /// [`Ring`]. Only full-attention layers have mass and [`Cache::keep`].
-pub trait Cache: Any + Send {
+pub trait KvCache: Any + Send {
     /// The shape and fill level.
     fn extent(&self) -> Extent;
 
@@ -226,17 +230,17 @@ pub trait Cache: Any + Send {
     /// # Errors
     ///
     /// `Memory`; then nothing has changed.
-    fn outlast(&mut self) -> Result<()>;
+    fn reserve_window_rows(&mut self) -> Result<()>;
 
     /// Moves the rows (and the mass) of `slots`, in ascending order, of one layer and KV head to slots `0..`. The
     /// caller calls [`Cache::set_len`] once every head of every layer keeps the same number.
-    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
+    fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
 
     /// Copies filled slots of one layer out; in a sliding-window layer, positions that have not been overwritten.
-    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;
+    fn read_rows(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;
 
     /// Copies rows of one layer in; [`Cache::set_len`] then adds them.
-    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()>;
+    fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()>;
 
     /// Copies the attention mass of one layer's filled slots out: `[kv_head][slot]`, zeros before the first observed
     /// pass.
@@ -251,16 +255,16 @@ pub trait Cache: Any + Send {
     /// # Panics
     ///
     /// If the CPU cannot address them: the memory is a GPU's own.
-    fn host(&mut self) -> Result<&mut dyn HostRows>;
+    fn host_rows(&mut self) -> Result<&mut dyn HostRows>;
 }
 
 /// Rows of a cache in memory that the CPU can address.
 pub trait HostRows: Send + Sync {
     /// Keys and values of one layer: `[kv_head][slot][row bytes]` each, filled or not.
-    fn layer(&self, layer: usize) -> (&[u8], &[u8]);
+    fn layer_rows(&self, layer: usize) -> (&[u8], &[u8]);
 
     /// Keys, values and mass of one layer, to write.
-    fn layer_mut(&mut self, layer: usize) -> HostLayer<'_>;
+    fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_>;
 }
 
 /// One layer of a cache, borrowed for writing.
@@ -291,8 +295,8 @@ impl KvRows {
     }
 
     /// All numbers of these rows that could be NaN or infinite.
-    pub fn floats(&self, types: KvTypes) -> impl Iterator<Item = f32> {
-        types.k.floats(&self.k, HEAD_DIM).chain(types.v.floats(&self.v, HEAD_DIM))
+    pub fn iter_floats(&self, types: KvTypes) -> impl Iterator<Item = f32> {
+        types.k.stored_floats(&self.k, HEAD_DIM).chain(types.v.stored_floats(&self.v, HEAD_DIM))
     }
 
     /// Resizes to rows of `slots` slots; their content is unspecified.
@@ -326,12 +330,12 @@ pub struct AttentionJob<'a> {
     /// `[token][HEADS][HEAD_DIM]`
     pub att: &'a mut [f32],
     /// Sums to add the slots' attention to; `None` if it is not observed.
-    pub mass: Option<Mass<'a>>,
+    pub mass: Option<AttentionMass<'a>>,
 }
 
 /// Attention mass of one layer's slots: the softmax weights of observed tokens, summed over the tokens in ascending
 /// order and over the query heads of the group in ascending order.
-pub struct Mass<'a> {
+pub struct AttentionMass<'a> {
     /// `[kv_head][capacity]`. New attention is added to what is there.
     pub sums: &'a mut [f32],
     /// Number of observed tokens, counted from the end of the pass.
@@ -339,4 +343,4 @@ pub struct Mass<'a> {
 }
 
 /// Computes an [`AttentionJob`]. The engine hands it to the device, so that devices do not know each other.
-pub type Attention = Box<dyn FnMut(AttentionJob<'_>) + Send>;
+pub type AttentionFn = Box<dyn FnMut(AttentionJob<'_>) + Send>;

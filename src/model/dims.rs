@@ -14,27 +14,27 @@ pub const GROUP: usize = HEADS / KV_HEADS;
 /// True if positions are learned embeddings, added to the token's, instead of RoPE.
 pub const LEARNED_POSITIONS: bool = ROPE_DIM == 0;
 /// True if the feed-forward layer has a gate besides `up`.
-pub const GATED: bool = !matches!(MLP, Mlp::Gelu);
+pub const HAS_GATE: bool = !matches!(MLP, Mlp::Gelu);
 /// True if the feed-forward layer has biases.
 pub const MLP_BIAS: bool = matches!(MLP, Mlp::Gelu);
 /// True if norms have biases; they are stored after the weights.
 pub const NORM_BIAS: bool = matches!(NORM, Norm::Layer);
 /// True if not all layers rotate by the same angles.
-pub const TWO_ANGLES: bool = {
+pub const HAS_TWO_ANGLE_SETS: bool = {
     let (mut i, mut two) = (0, false);
     while i < LAYERS {
-        two |= !matches!(LAYER_KINDS[i], LayerKind::Global);
+        two |= !matches!(LAYER_KINDS[i], LayerKind::FullAttention);
         i += 1;
     }
     two
 };
 /// Cosine and sine pairs of a position: for global layers and, where they differ, for the others.
-pub const ANGLES: usize = ROPE_DIM / 2 * (1 + TWO_ANGLES as usize);
+pub const ANGLES: usize = ROPE_DIM / 2 * (1 + HAS_TWO_ANGLE_SETS as usize);
 /// True if biases, q and k norms and a tied head are the only switches in use: Llama, Qwen 2 and 3.
-pub const PLAIN: bool = matches!(NORM, Norm::Rms)
+pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
     && matches!(MLP, Mlp::SwiGlu)
     && !POST_NORMS
-    && !TWO_ANGLES
+    && !HAS_TWO_ANGLE_SETS
     && ROPE_DIM == HEAD_DIM
     && RESIDUAL_SCALE == 1.0
     && LOGIT_SCALE == 1.0;
@@ -50,7 +50,7 @@ pub const LOCAL_LAYERS: usize = before(LAYERS)[1];
 /// Number of full-attention layers.
 pub const GLOBAL_LAYERS: usize = before(LAYERS)[0];
 /// Number of full-attention and sliding-window layers before each layer.
-pub const BEFORE: [[usize; 2]; LAYERS] = {
+pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
     let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
     while i < LAYERS {
         all[i] = before(i);
@@ -70,7 +70,7 @@ const fn before(layer: usize) -> [usize; 2] {
 
 /// True for a sliding-window layer.
 pub const fn is_local(layer: usize) -> bool {
-    matches!(LAYER_KINDS[layer], LayerKind::Local)
+    matches!(LAYER_KINDS[layer], LayerKind::SlidingWindow)
 }
 
 /// Indices of the full-attention layers.
@@ -79,20 +79,20 @@ pub fn global_layers() -> impl Iterator<Item = usize> {
 }
 
 /// Positions that a query of the layer sees, its own included; `None` for full attention.
-pub const fn window(layer: usize) -> Option<usize> {
+pub const fn attention_window(layer: usize) -> Option<usize> {
     if is_local(layer) { Some(WINDOW) } else { None }
 }
 
 /// Index of a layer's first angle among the [`ANGLES`] of a position.
-pub const fn angles_of(layer: usize) -> usize {
+pub const fn first_angle(layer: usize) -> usize {
     match LAYER_KINDS[layer] {
-        LayerKind::Global => 0,
-        LayerKind::Local | LayerKind::NoRope => ROPE_DIM / 2,
+        LayerKind::FullAttention => 0,
+        LayerKind::SlidingWindow | LayerKind::NoRope => ROPE_DIM / 2,
     }
 }
 
 /// The baked dimensions as a value, to compare with a config found at run time.
-pub fn baked() -> ModelConfig {
+pub fn baked_config() -> ModelConfig {
     ModelConfig {
         arch: ARCH,
         layers: LAYERS,
@@ -106,14 +106,14 @@ pub fn baked() -> ModelConfig {
         qkv_bias: QKV_BIAS,
         o_bias: O_BIAS,
         qk_norm: QK_NORM,
-        tied: TIED,
+        tie_embeddings: TIED,
         norm: NORM,
         post_norms: POST_NORMS,
         mlp: MLP,
         norm_eps: NORM_EPS,
         rope: ROPE,
         layer_kinds: LAYER_KINDS.to_vec(),
-        window: WINDOW,
+        sliding_window: WINDOW,
         scales: Scales {
             embedding: EMBEDDING_SCALE,
             attention: ATTENTION_SCALE,

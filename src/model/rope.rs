@@ -17,13 +17,15 @@ pub struct Frequencies {
 impl Frequencies {
     /// The baked model's frequencies.
     pub fn new() -> Self {
-        let long = |LongRope { divisors, beyond }| (frequencies(RopeScaling::Divisors(divisors)), beyond);
-        Self { short: frequencies(ROPE.scaling), long: ROPE.long.map(long) }
+        let long = |LongRope { divisors, original_context: beyond }| {
+            (compute_frequencies(RopeScaling::Divisors(divisors)), beyond)
+        };
+        Self { short: compute_frequencies(ROPE.scaling), long: ROPE.long.map(long) }
     }
 
     /// Frequencies for a position of a sequence whose first `known` tokens are known. A later position counts as the
     /// sequence's end.
-    pub fn at(&self, pos: usize, known: usize) -> &[f64] {
+    pub fn for_position(&self, pos: usize, known: usize) -> &[f64] {
         match &self.long {
             Some((long, beyond)) if known.max(pos + 1) > *beyond => long,
             _ => &self.short,
@@ -38,17 +40,17 @@ impl Default for Frequencies {
 }
 
 /// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of global layers, then of other layers.
-fn frequencies(scaling: RopeScaling) -> Vec<f64> {
+fn compute_frequencies(scaling: RopeScaling) -> Vec<f64> {
     let plain = |theta: f64, i: usize| libm::pow(theta, -2.0 * i as f64 / ROPE_DIM as f64);
-    let local = LAYER_KINDS.contains(&LayerKind::Local);
+    let local = LAYER_KINDS.contains(&LayerKind::SlidingWindow);
     let of = |pair: usize| {
         let i = pair % (ROPE_DIM / 2).max(1);
         if pair < ROPE_DIM / 2 {
             let frequency = plain(ROPE.theta, i);
-            frequency * scaling.multiplier(i, frequency)
+            frequency * scaling.frequency_multiplier(i, frequency)
         } else if local {
             let frequency = plain(ROPE.local_theta, i);
-            frequency * ROPE.local_scaling.multiplier(i, frequency)
+            frequency * ROPE.local_scaling.frequency_multiplier(i, frequency)
         } else {
             0.0 // not rotated
         }
@@ -57,7 +59,7 @@ fn frequencies(scaling: RopeScaling) -> Vec<f64> {
 }
 
 /// Cosine and sine of every pair's angle at a position.
-pub fn angles(pos: usize, frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
+pub fn compute_angles(pos: usize, frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
     for (i, ((f, cos), sin)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
         let (s, c) = libm::sincos(pos as f64 * f);
         let factor = if i < ROPE_DIM / 2 { ROPE.attention_factor } else { ROPE.local_attention_factor };

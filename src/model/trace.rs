@@ -1,6 +1,6 @@
 //! A trace of passes: the time of every step and a digest of the residual after every layer.
 
-use files::atomic_file::Unfinished;
+use files::atomic_file::AtomicFile;
 use files::{Error, Result};
 use std::io::Write;
 use std::path::Path;
@@ -57,25 +57,25 @@ impl Default for Trace {
 
 impl Trace {
     /// Nanoseconds since the trace was made.
-    fn now(&self) -> u64 {
+    fn elapsed_ns(&self) -> u64 {
         self.origin.elapsed().as_nanos() as u64
     }
 
     /// Records a step that began at `start`. Returns its end, where the next one begins.
-    fn step(&mut self, step: &'static str, layer: usize, tokens: usize, start: u64) -> u64 {
-        let end = self.now();
+    fn record_step(&mut self, step: &'static str, layer: usize, tokens: usize, start: u64) -> u64 {
+        let end = self.elapsed_ns();
         self.spans.push(Span { step, layer, tokens, start_ns: start, end_ns: end });
         end
     }
 
     /// Adds a mark at this moment. `cargo xtask profile` shows marks that begin with `switch`, `evict` or `stop`.
-    pub fn mark(&mut self, name: &str) {
-        let now = self.now();
+    pub fn add_mark(&mut self, name: &str) {
+        let now = self.elapsed_ns();
         self.marks.push((now, name.into()));
     }
 
     /// Time per step over the whole run, in the order first seen: name, nanoseconds, calls.
-    pub fn totals(&self) -> Vec<(&'static str, u64, u64)> {
+    pub fn step_totals(&self) -> Vec<(&'static str, u64, u64)> {
         let mut totals: Vec<(&'static str, u64, u64)> = Vec::new();
         for s in &self.spans {
             match totals.iter_mut().find(|t| t.0 == s.step) {
@@ -91,7 +91,7 @@ impl Trace {
 
     /// Spans to write. If there are more than [`SPANS`], evenly chosen passes keep all their steps, and each other pass
     /// that computed logits becomes one span `pass`.
-    fn written(&self) -> Vec<Span> {
+    fn spans_to_write(&self) -> Vec<Span> {
         let passes = self.spans.chunk_by(|_, next| next.step != FIRST_STEP);
         let stride = self.spans.len().div_ceil(SPANS).max(1);
         let choose = |(i, pass): (usize, &[Span])| {
@@ -108,7 +108,7 @@ impl Trace {
     /// the machine's uptime at timestamp 0.
     pub fn write_chrome(&self, path: &Path) -> Result<()> {
         let write = || -> std::io::Result<()> {
-            let file = Unfinished::create(path)?;
+            let file = AtomicFile::create(path)?;
             let mut f = std::io::BufWriter::new(&file.file);
             write!(f, "{{\"displayTimeUnit\":\"ms\",")?;
             if let Some(uptime) = self.uptime.filter(|u| u.is_finite()) {
@@ -116,7 +116,7 @@ impl Trace {
             }
             write!(f, "\"traceEvents\":[")?;
             let mut comma = "";
-            for s in self.written() {
+            for s in self.spans_to_write() {
                 write!(
                     f,
                     "{comma}\n{{\"name\":\"{}\",\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":{:.3},\"dur\":{:.3},\
@@ -140,7 +140,7 @@ impl Trace {
             writeln!(f, "\n]}}")?;
             f.flush()?;
             drop(f);
-            file.finish()
+            file.commit()
         };
         write().map_err(|e| Error::io(path, format!("cannot write the trace: {e}")))
     }
@@ -155,8 +155,8 @@ pub struct Steps<'a> {
 
 impl<'a> Steps<'a> {
     /// Starts timing a pass of `tokens` tokens.
-    pub fn begin(trace: Option<&'a mut Trace>, tokens: usize) -> Self {
-        let start = trace.as_ref().map_or(0, |r| r.now());
+    pub fn start_pass(trace: Option<&'a mut Trace>, tokens: usize) -> Self {
+        let start = trace.as_ref().map_or(0, |r| r.elapsed_ns());
         Self { trace, tokens, start }
     }
 
@@ -166,23 +166,23 @@ impl<'a> Steps<'a> {
     }
 
     /// Ends a step and begins the next.
-    pub fn done(&mut self, step: &'static str, layer: usize) {
+    pub fn end_step(&mut self, step: &'static str, layer: usize) {
         if let Some(r) = &mut self.trace {
-            self.start = r.step(step, layer, self.tokens, self.start);
+            self.start = r.record_step(step, layer, self.tokens, self.start);
         }
     }
 
     /// Records the digest of the last token's residual after a layer.
-    pub fn residual(&mut self, pos: usize, layer: usize, row: &[f32]) {
+    pub fn record_residual(&mut self, pos: usize, layer: usize, row: &[f32]) {
         if let Some(r) = &mut self.trace {
-            r.hashes.push(LayerHash { pos, layer, digest: digest(row) });
-            self.start = r.now();
+            r.hashes.push(LayerHash { pos, layer, digest: fnv1a_digest(row) });
+            self.start = r.elapsed_ns();
         }
     }
 }
 
 /// FNV-1a over the bits of a row of floats.
-pub fn digest(row: &[f32]) -> u64 {
+pub fn fnv1a_digest(row: &[f32]) -> u64 {
     row.iter()
         .flat_map(|x| x.to_bits().to_le_bytes())
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -204,13 +204,13 @@ mod tests {
         };
         pass(40);
         (0..SPANS).for_each(|_| pass(1));
-        let written = trace.written();
+        let written = trace.spans_to_write();
         assert!(written.len() < 2 * SPANS, "{}", written.len());
         assert_eq!(written[..4].iter().filter(|s| s.tokens == 40).count(), 4, "a prompt is written whole");
         let tokens = |s: &&Span| s.step == "pass" || s.step == LAST_STEP;
         assert_eq!(written.iter().filter(tokens).count(), 1 + SPANS, "no pass is lost");
         assert!(written.windows(2).all(|w| w[0].end_ns == w[1].start_ns), "nor any time");
         trace.spans.truncate(400);
-        assert_eq!(trace.written().len(), 400, "a short run is written whole");
+        assert_eq!(trace.spans_to_write().len(), 400, "a short run is written whole");
     }
 }

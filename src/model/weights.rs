@@ -17,46 +17,46 @@ mod storage;
 mod weight_type;
 mod zeros;
 
-pub use calibration::{Calibration, Channels, Less};
+pub use calibration::{Calibration, Channels, SubtractedMean};
 pub use checkpoint::Checkpoint;
-pub use config::{config_of, read_text};
+pub use config::{load_config, read_text};
 pub use convert::LoadOptions;
 pub use model_path::{ModelPath, OpenModel};
 pub use size::WeightBytes;
-pub use spec::{Role, Spec, table};
+pub use spec::{TensorRole, TensorSpec, model_tensors};
 pub use storage::Storage;
 pub use weight_type::WeightType;
 
 use crate::dims::*;
-use files::blocks::gguf::decode;
+use files::blocks::gguf::decode_values;
 use files::blocks::{BlockType, Dtype};
-use files::mapped::{AlignedBytes, Plane};
+use files::mapped::{AlignedBytes, MappedSlice};
 use files::{Error, Result};
 use numeric::quant::format::Format;
-use numeric::quant::matrix::Quantised;
+use numeric::quant::matrix::QuantMatrix;
 use spec::{ATTN_POST_NORM, EMBED, FFN_NORM, FFN_POST_NORM, HEAD, POSITIONS};
 use std::collections::HashMap;
 use std::ops::BitOr;
 use std::sync::OnceLock;
-use storage::{Loaded, LoadedModel};
+use storage::{LoadedModel, LoadedTensor};
 
 /// A matrix that is multiplied with activations.
 pub enum Matrix<const ROWS: usize, const COLS: usize> {
     /// Quantised blocks, in the packed layout.
-    Quantised(Quantised<ROWS, COLS>),
+    Quantised(QuantMatrix<ROWS, COLS>),
     /// Unquantised elements (f32, f16, bf16).
     Dense {
         dtype: Dtype,
         /// `[ROWS][COLS]`
-        data: Plane,
+        data: MappedSlice,
     },
 }
 
 impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// The forms of activations that this matrix is multiplied with.
-    pub fn reads(&self) -> Reads {
+    pub fn activation_forms(&self) -> ActivationForms {
         let floats = matches!(self, Self::Dense { .. });
-        Reads {
+        ActivationForms {
             floats,
             blocks: !floats,
             tiles: matches!(self, Self::Quantised(w) if w.format() == Format::Q4_0),
@@ -68,23 +68,23 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
     /// # Panics
     ///
     /// There is no such row, or `x` has another length.
-    pub fn row(&self, row: usize, x: &mut [f32]) {
+    pub fn decode_row(&self, row: usize, x: &mut [f32]) {
         match self {
-            Matrix::Quantised(w) => w.row(row, x),
+            Matrix::Quantised(w) => w.decode_row(row, x),
             Matrix::Dense { dtype, data } => {
-                let bytes = &data.bytes()[row * COLS * dtype.size()..][..COLS * dtype.size()];
-                dtype.widen_all(bytes, x);
+                let bytes = &data.bytes()[row * COLS * dtype.byte_size()..][..COLS * dtype.byte_size()];
+                dtype.widen_slice(bytes, x);
             }
         }
     }
 
-    fn new(loaded: &Loaded) -> Option<Self> {
+    fn new(loaded: &LoadedTensor) -> Option<Self> {
         match (loaded.storage, &loaded.planes[..]) {
             (Storage::Blocks(format), [quants, scales]) => {
-                Quantised::new(format, quants.clone(), scales.clone()).map(Matrix::Quantised)
+                QuantMatrix::new(format, quants.clone(), scales.clone()).map(Matrix::Quantised)
             }
-            (Storage::Rows(block), [data]) => Dtype::of(block)
-                .filter(|dtype| data.bytes().len() == ROWS * COLS * dtype.size())
+            (Storage::Rows(block), [data]) => Dtype::from_block_type(block)
+                .filter(|dtype| data.bytes().len() == ROWS * COLS * dtype.byte_size())
                 .map(|dtype| Matrix::Dense { dtype, data: data.clone() }),
             _ => None,
         }
@@ -93,7 +93,7 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
 
 /// The forms of activations that matrices read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Reads {
+pub struct ActivationForms {
     /// As floats.
     pub floats: bool,
     /// Quantised, in blocks.
@@ -102,7 +102,7 @@ pub struct Reads {
     pub tiles: bool,
 }
 
-impl BitOr for Reads {
+impl BitOr for ActivationForms {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
@@ -117,7 +117,7 @@ impl BitOr for Reads {
 /// The embedding matrix: `[VOCAB][DIM]`.
 enum Embedding {
     /// Elements or blocks, as in the checkpoint.
-    Rows { block: BlockType, data: Plane },
+    Rows { block: BlockType, data: MappedSlice },
     /// The rows of the output projection, which the embedding is tied to.
     Head,
 }
@@ -150,9 +150,13 @@ pub struct Layer {
 
 impl Layer {
     /// Forms of the normed residual that its matrices read.
-    pub fn read_normed(&self) -> Reads {
-        let gate = self.gate.as_ref().map_or(Reads::default(), Matrix::reads);
-        self.wq.reads() | self.wk.reads() | self.wv.reads() | gate | self.up.reads()
+    pub fn normed_forms(&self) -> ActivationForms {
+        let gate = self.gate.as_ref().map_or(ActivationForms::default(), Matrix::activation_forms);
+        self.wq.activation_forms()
+            | self.wk.activation_forms()
+            | self.wv.activation_forms()
+            | gate
+            | self.up.activation_forms()
     }
 }
 
@@ -160,7 +164,7 @@ impl Layer {
 pub struct Weights {
     embed: Embedding,
     /// `[MAX_POSITION][DIM]`, if positions are learned.
-    positions: Option<(BlockType, Plane)>,
+    positions: Option<(BlockType, MappedSlice)>,
     /// The transformer blocks.
     pub layers: Vec<Layer>,
     /// The final norm.
@@ -187,12 +191,12 @@ impl Weights {
     pub fn load(model: &OpenModel, options: &LoadOptions<'_>) -> Result<Self> {
         model.check_config()?;
         let checkpoint = &model.checkpoint;
-        let weight_type = checkpoint.settle(options.weight_type);
+        let weight_type = checkpoint.resolve_weight_type(options.weight_type);
         let Some(packed) = checkpoint.packed() else {
-            return assemble(from_checkpoint(checkpoint, weight_type, options)?);
+            return build_weights(from_checkpoint(checkpoint, weight_type, options)?);
         };
         checkpoint.check_packed_as(weight_type)?;
-        assemble(pack::read(packed, weight_type)?)
+        build_weights(pack::read_packed(packed, weight_type)?)
     }
 
     /// The calibration, if it is set.
@@ -201,8 +205,8 @@ impl Weights {
     }
 
     /// One layer's calibration; until it is set, one that changes nothing.
-    pub fn calibration_of(&self, layer: usize) -> &[f32] {
-        self.calibration().map_or(&Calibration::NONE, |all| all.of_layer(layer))
+    pub fn layer_calibration(&self, layer: usize) -> &[f32] {
+        self.calibration().map_or(&Calibration::NONE, |all| all.layer(layer))
     }
 
     /// Sets the calibration. A second caller has computed the same one, so it is ignored.
@@ -216,12 +220,12 @@ impl Weights {
     /// # Panics
     ///
     /// There is no such token or position, or `x` has another length.
-    pub fn embed(&self, token: usize, pos: usize, x: &mut [f32]) {
+    pub fn embed_token(&self, token: usize, pos: usize, x: &mut [f32]) {
         match &self.embed {
-            Embedding::Head => self.head.row(token, x),
+            Embedding::Head => self.head.decode_row(token, x),
             Embedding::Rows { block, data } => {
                 let len = block.row_bytes(DIM);
-                decode(*block, &data.bytes()[token * len..][..len], x);
+                decode_values(*block, &data.bytes()[token * len..][..len], x);
             }
         }
         if EMBEDDING_SCALE != 1.0 {
@@ -229,7 +233,7 @@ impl Weights {
         }
         if let Some((block, data)) = self.positions.as_ref().filter(|_| LEARNED_POSITIONS) {
             let (len, mut learned) = (block.row_bytes(DIM), [0.0; DIM]);
-            decode(*block, &data.bytes()[pos * len..][..len], &mut learned);
+            decode_values(*block, &data.bytes()[pos * len..][..len], &mut learned);
             x.iter_mut().zip(learned).for_each(|(x, learned)| *x += learned);
         }
     }
@@ -240,8 +244,8 @@ fn from_checkpoint(
     weight_type: WeightType,
     options: &LoadOptions<'_>,
 ) -> Result<LoadedModel> {
-    let specs = checkpoint.table();
-    let rooms = specs.iter().map(|spec| convert::room_of(checkpoint, spec, weight_type));
+    let specs = checkpoint.tensor_specs();
+    let rooms = specs.iter().map(|spec| convert::converted_bytes(checkpoint, spec, weight_type));
     let rooms = rooms.collect::<Result<Vec<usize>>>()?;
     // One allocation for all, so that small matrices are in huge pages too: with 4 KiB pages for them, decode of a 1B
     // model was 10 % slower.
@@ -251,13 +255,13 @@ fn from_checkpoint(
     for (i, (spec, room)) in specs.iter().zip(&rooms).enumerate() {
         (options.progress)(i, specs.len());
         let room = rest.split_off_mut(..*room).expect("invariant: the sum of all");
-        loaded.push(convert::load_one(checkpoint, spec, weight_type, options.threads, room)?);
+        loaded.push(convert::load_tensor(checkpoint, spec, weight_type, options.threads, room)?);
     }
     (options.progress)(specs.len(), specs.len());
-    let (memory, mut at, mut tensors) = (memory.into_plane(), 0, HashMap::with_capacity(specs.len()));
+    let (memory, mut at, mut tensors) = (memory.freeze(), 0, HashMap::with_capacity(specs.len()));
     for ((spec, room), mut loaded) in specs.iter().zip(rooms).zip(loaded) {
         if room > 0 {
-            loaded.planes = loaded.storage.planes(spec, &memory, at);
+            loaded.planes = loaded.storage.slice_planes(spec, &memory, at);
             at += room;
         }
         tensors.insert(spec.name.clone(), loaded);
@@ -267,12 +271,13 @@ fn from_checkpoint(
 }
 
 /// Moves loaded tensors into the typed structs.
-fn assemble(mut model: LoadedModel) -> Result<Weights> {
-    let bytes = |t: &Loaded| t.planes.iter().map(|plane| plane.bytes().len()).sum::<usize>();
+fn build_weights(mut model: LoadedModel) -> Result<Weights> {
+    let bytes = |t: &LoadedTensor| t.planes.iter().map(|plane| plane.bytes().len()).sum::<usize>();
     let embed = model.tensors.remove(EMBED);
     let (embed, row) = match embed.as_ref().map(|t| (t.storage, &t.planes[..])) {
         Some((Storage::Rows(block), [data]))
-            if DIM.is_multiple_of(block.values()) && data.bytes().len() == VOCAB * block.row_bytes(DIM) =>
+            if DIM.is_multiple_of(block.values_per_block())
+                && data.bytes().len() == VOCAB * block.row_bytes(DIM) =>
         {
             (Embedding::Rows { block, data: data.clone() }, block.row_bytes(DIM))
         }
@@ -283,7 +288,7 @@ fn assemble(mut model: LoadedModel) -> Result<Weights> {
     };
     let positions = model.tensors.remove(POSITIONS).and_then(|t| match (t.storage, &t.planes[..]) {
         (Storage::Rows(block), [data])
-            if DIM.is_multiple_of(block.values())
+            if DIM.is_multiple_of(block.values_per_block())
                 && data.bytes().len() == MAX_POSITION * block.row_bytes(DIM) =>
         {
             Some((block, data.clone()))
@@ -298,9 +303,9 @@ fn assemble(mut model: LoadedModel) -> Result<Weights> {
     Ok(Weights {
         embed,
         positions,
-        layers: (0..LAYERS).map(|l| layer(&model, l)).collect::<Result<_>>()?,
-        norm: norm(&model, "model.norm")?,
-        head: matrix(&model, HEAD)?,
+        layers: (0..LAYERS).map(|l| take_layer(&model, l)).collect::<Result<_>>()?,
+        norm: take_norm(&model, "model.norm")?,
+        head: take_matrix(&model, HEAD)?,
         calibration: model.calibration.map(OnceLock::from).unwrap_or_default(),
         bytes_per_token,
         fingerprint: model.fingerprint,
@@ -308,7 +313,7 @@ fn assemble(mut model: LoadedModel) -> Result<Weights> {
     })
 }
 
-fn matrix<const ROWS: usize, const COLS: usize>(
+fn take_matrix<const ROWS: usize, const COLS: usize>(
     model: &LoadedModel,
     name: &str,
 ) -> Result<Matrix<ROWS, COLS>> {
@@ -318,7 +323,7 @@ fn matrix<const ROWS: usize, const COLS: usize>(
 }
 
 /// A vector's values; empty if the model does not have it.
-fn vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
+fn take_vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
     let Some(loaded) = model.tensors.get(name) else { return Ok(Vec::new()) };
     match (loaded.storage, &loaded.planes[..]) {
         (Storage::Rows(BlockType::F32), [data]) => Ok(Dtype::F32.to_f32(data.bytes())),
@@ -327,35 +332,35 @@ fn vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
 }
 
 /// A norm's weights followed by its biases; empty if the model does not have it.
-fn norm(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
-    let mut norm = vector(model, &format!("{name}.weight"))?;
+fn take_norm(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
+    let mut norm = take_vector(model, &format!("{name}.weight"))?;
     if NORM_BIAS {
-        norm.extend(vector(model, &format!("{name}.bias"))?);
+        norm.extend(take_vector(model, &format!("{name}.bias"))?);
     }
     Ok(norm)
 }
 
-fn layer(model: &LoadedModel, l: usize) -> Result<Layer> {
+fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
     let at = |s: &str| format!("model.layers.{l}.{s}");
     Ok(Layer {
-        attn_norm: norm(model, &at("input_layernorm"))?,
-        wq: matrix(model, &at("self_attn.q_proj.weight"))?,
-        wk: matrix(model, &at("self_attn.k_proj.weight"))?,
-        wv: matrix(model, &at("self_attn.v_proj.weight"))?,
-        q_bias: vector(model, &at("self_attn.q_proj.bias"))?,
-        k_bias: vector(model, &at("self_attn.k_proj.bias"))?,
-        v_bias: vector(model, &at("self_attn.v_proj.bias"))?,
-        q_norm: vector(model, &at("self_attn.q_norm.weight"))?,
-        k_norm: vector(model, &at("self_attn.k_norm.weight"))?,
-        wo: matrix(model, &at("self_attn.o_proj.weight"))?,
-        o_bias: vector(model, &at("self_attn.o_proj.bias"))?,
-        attn_post_norm: if POST_NORMS { norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
-        ffn_norm: norm(model, &at(FFN_NORM))?,
-        gate: GATED.then(|| matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
-        up: matrix(model, &at("mlp.up_proj.weight"))?,
-        up_bias: vector(model, &at("mlp.up_proj.bias"))?,
-        down: matrix(model, &at("mlp.down_proj.weight"))?,
-        down_bias: vector(model, &at("mlp.down_proj.bias"))?,
-        ffn_post_norm: if POST_NORMS { norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
+        attn_norm: take_norm(model, &at("input_layernorm"))?,
+        wq: take_matrix(model, &at("self_attn.q_proj.weight"))?,
+        wk: take_matrix(model, &at("self_attn.k_proj.weight"))?,
+        wv: take_matrix(model, &at("self_attn.v_proj.weight"))?,
+        q_bias: take_vector(model, &at("self_attn.q_proj.bias"))?,
+        k_bias: take_vector(model, &at("self_attn.k_proj.bias"))?,
+        v_bias: take_vector(model, &at("self_attn.v_proj.bias"))?,
+        q_norm: take_vector(model, &at("self_attn.q_norm.weight"))?,
+        k_norm: take_vector(model, &at("self_attn.k_norm.weight"))?,
+        wo: take_matrix(model, &at("self_attn.o_proj.weight"))?,
+        o_bias: take_vector(model, &at("self_attn.o_proj.bias"))?,
+        attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
+        ffn_norm: take_norm(model, &at(FFN_NORM))?,
+        gate: HAS_GATE.then(|| take_matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
+        up: take_matrix(model, &at("mlp.up_proj.weight"))?,
+        up_bias: take_vector(model, &at("mlp.up_proj.bias"))?,
+        down: take_matrix(model, &at("mlp.down_proj.weight"))?,
+        down_bias: take_vector(model, &at("mlp.down_proj.bias"))?,
+        ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
     })
 }

@@ -23,7 +23,7 @@ impl CancelToken {
     }
 
     /// The underlying flag, for a signal handler.
-    pub fn flag(&self) -> Arc<AtomicBool> {
+    pub fn atomic_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
 }

@@ -35,7 +35,7 @@ impl KvType {
     }
 
     /// Elements that share one scale: 32, or the whole head if its width is not a multiple of 32.
-    pub const fn block(head_dim: usize) -> usize {
+    pub const fn block_len(head_dim: usize) -> usize {
         if head_dim.is_multiple_of(32) { 32 } else { head_dim }
     }
 
@@ -51,15 +51,15 @@ impl KvType {
 
     /// Bytes of one head's row.
     pub const fn row_bytes(self, head_dim: usize) -> usize {
-        let block = Self::block(head_dim);
+        let block = Self::block_len(head_dim);
         head_dim / block * self.block_bytes(block)
     }
 
     /// Lists the floats stored in rows of `head_dim` elements, which can be NaN or infinite: elements, or block scales.
-    pub fn floats(self, rows: &[u8], head_dim: usize) -> impl Iterator<Item = f32> {
+    pub fn stored_floats(self, rows: &[u8], head_dim: usize) -> impl Iterator<Item = f32> {
         let step = match self {
             KvType::F32 | KvType::F16 => self.block_bytes(1),
-            KvType::Q8 | KvType::Q4 => self.block_bytes(Self::block(head_dim)),
+            KvType::Q8 | KvType::Q4 => self.block_bytes(Self::block_len(head_dim)),
         };
         rows.chunks_exact(step).map(move |bytes| match (self, bytes) {
             (KvType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
@@ -79,7 +79,7 @@ impl KvType {
     /// have a smaller range. Before the rotation each channel of the keys is multiplied by a scale, and that of the
     /// queries by its inverse. Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +1.9 % with both,
     /// +3.2 % with the means alone, +5.9 % without.
-    pub const fn rotated(self) -> bool {
+    pub const fn is_rotated(self) -> bool {
         matches!(self, KvType::Q4)
     }
 }
@@ -107,7 +107,7 @@ pub struct KvTypes {
 
 impl KvTypes {
     /// One type for both keys and values.
-    pub fn both(t: KvType) -> Self {
+    pub fn same(t: KvType) -> Self {
         Self { k: t, v: t }
     }
 
@@ -136,7 +136,7 @@ pub fn check_capacity(capacity: usize, len: usize) -> Result<()> {
 }
 
 /// Rejects a list of slots to keep that does not ascend or names slots beyond the `len` filled ones.
-pub fn check_kept(slots: &[u32], len: usize) -> Result<()> {
+pub fn check_kept_slots(slots: &[u32], len: usize) -> Result<()> {
     let ascending = slots.windows(2).all(|w| w[0] < w[1]);
     if ascending && slots.last().is_none_or(|&s| (s as usize) < len) {
         return Ok(());
@@ -150,7 +150,7 @@ pub fn check_kept(slots: &[u32], len: usize) -> Result<()> {
 /// Only additions and subtractions, then one product, so any vectorisation gives the same bits. Two rounds at a time
 /// halve the loads and stores, and vectorise the rounds of neighbours too: 64 elements take 425 instructions on Arm and
 /// 38 ns on an EPYC; one round at a time took 2,064 and 84.
-pub fn rotate(head: &mut [f32]) {
+pub fn hadamard_transform(head: &mut [f32]) {
     let run = 1 << head.len().trailing_zeros();
     let scale = 1.0 / (run as f32).sqrt();
     for part in head.chunks_exact_mut(run) {

@@ -16,4 +16,4 @@ pub mod topology;
 #[allow(unsafe_code)]
 mod widely;
 
-pub use widely::widely;
+pub use widely::with_avx2;

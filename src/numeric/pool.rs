@@ -11,7 +11,7 @@
 mod cores;
 mod tile;
 
-pub use cores::{keep_to, on_big_cores};
+pub use cores::{pin_to_cores, run_on_big_cores};
 pub use tile::{RowTable, Tile};
 
 use super::topology;
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_micros(300);
 const ASIDE: Duration = Duration::from_millis(20);
 
 /// Bytes of a thread's stack; address space, of which little is used.
-pub const STACK: usize = 4 << 20;
+pub const STACK_BYTES: usize = 4 << 20;
 
 type Job = *const (dyn Fn(usize) + Sync);
 
@@ -169,14 +169,16 @@ impl Pool {
         let (workers, skipped) = (Vec::new(), AtomicBool::new(false));
         let mut pool = Self { shared, workers, cancel: None, skipped, one: PhantomData };
         // Only workers are pinned; the calling thread is not.
-        let cores = Arc::new((threads > 1).then(|| topology::placement(threads)).flatten());
+        let cores = Arc::new((threads > 1).then(|| topology::choose_cores(threads)).flatten());
         for i in 1..threads.max(1) {
             let (shared, cores) = (Arc::clone(&pool.shared), Arc::clone(&cores));
-            let worker =
-                std::thread::Builder::new().name(format!("worker-{i}")).stack_size(STACK).spawn(move || {
+            let worker = std::thread::Builder::new()
+                .name(format!("worker-{i}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
                     if let Some(cores) = &*cores {
                         // Results do not depend on a thread's core, so an error is ignored.
-                        let _ = keep_to(cores);
+                        let _ = pin_to_cores(cores);
                     }
                     run_worker(i, &shared);
                 });
@@ -188,13 +190,13 @@ impl Pool {
     }
 
     /// Number of threads, caller included.
-    pub fn threads(&self) -> usize {
+    pub fn thread_count(&self) -> usize {
         self.workers.len() + 1
     }
 
     /// Sets the token whose cancellation skips all further tasks, since a single step of a long prompt may take longer
     /// than a user waits. See [`Pool::finished`].
-    pub fn heed(&mut self, cancel: Option<&CancelToken>) {
+    pub fn set_cancel(&mut self, cancel: Option<&CancelToken>) {
         self.cancel = cancel.cloned();
         *self.skipped.get_mut() = false;
     }
@@ -204,7 +206,7 @@ impl Pool {
     /// # Errors
     ///
     /// [`Error::Interrupted`]: a task was skipped; the content of buffers is unspecified.
-    pub fn finished(&self) -> Result<()> {
+    pub fn check_cancelled(&self) -> Result<()> {
         if self.skipped.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
@@ -245,7 +247,7 @@ impl Pool {
         if rest.sleeping.load(Ordering::Relaxed) > 0 {
             self.workers.iter().for_each(|w| w.thread().unpark());
         }
-        let mut begun = Begun { shared: &self.shared, step, own: 0, at: Instant::now() };
+        let mut begun = RunningStep { shared: &self.shared, step, own: 0, at: Instant::now() };
         self.shared.claim_tasks(0, step, |task| {
             begun.own += 1;
             job(task);
@@ -254,7 +256,7 @@ impl Pool {
 }
 
 /// A running step. Dropping it waits for the workers that have claimed tasks, also if a job panics.
-struct Begun<'a> {
+struct RunningStep<'a> {
     shared: &'a Shared,
     step: StepTask,
     /// Tasks that the caller has claimed.
@@ -262,7 +264,7 @@ struct Begun<'a> {
     at: Instant,
 }
 
-impl Drop for Begun<'_> {
+impl Drop for RunningStep<'_> {
     fn drop(&mut self) {
         // Tasks are left only if a job on the caller's thread has panicked.
         self.shared.claim_tasks(0, self.step, |_| self.own += 1);
@@ -299,10 +301,10 @@ impl Drop for Pool {
 
 /// Runs `work` concurrently on `threads` threads, including this one; on fewer if the system allows no more. So `work`
 /// must claim its tasks itself, and must not rely on the number of threads.
-pub fn at_once(threads: usize, work: impl Fn() + Sync) {
+pub fn run_on_threads(threads: usize, work: impl Fn() + Sync) {
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            let thread = std::thread::Builder::new().stack_size(STACK);
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
             if thread.spawn_scoped(scope, &work).is_err() {
                 break;
             }

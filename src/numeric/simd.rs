@@ -86,7 +86,7 @@ impl Isa {
                     && has!("avx512vnni")
                 {
                     sets.push(Isa::Avx512);
-                    if amx::granted() {
+                    if amx::is_amx_granted() {
                         sets.push(Isa::Amx);
                     }
                 }

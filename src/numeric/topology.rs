@@ -2,7 +2,7 @@
 
 mod mask;
 
-pub use mask::{CpuMask, ranges};
+pub use mask::{CpuMask, format_ranges};
 
 use std::fs;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn count_big_cores(cores: Vec<Core>) -> Option<usize> {
 }
 
 /// Cores to pin threads to: the big ones, if there are others and the big ones are enough for `threads`.
-pub fn placement(threads: usize) -> Option<Vec<usize>> {
+pub fn choose_cores(threads: usize) -> Option<Vec<usize>> {
     place_threads(list_cores(Path::new(ROOT)), threads)
 }
 

@@ -2,7 +2,7 @@
 //! `kernels/attend_one.cl`.
 
 use super::kv::LayerRows;
-use super::shapes::SEVERAL;
+use super::shapes::MAX_BATCH_RUNS;
 use super::step_launch::Launch;
 use crate::dims::{HEADS, KV_HEADS};
 use opencl_runtime::buffer::Buffer;
@@ -10,9 +10,9 @@ use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
 /// Number of buffers before the rows of the runs.
-pub const BEFORE_ROWS: usize = 6;
+pub const FIRST_ROW_BUFFER: usize = 6;
 /// Number of buffers for the rows of all runs.
-pub const ROWS: usize = 2 * SEVERAL;
+pub const ROW_BUFFERS: usize = 2 * MAX_BATCH_RUNS;
 
 /// `Runs` in `kernels/common.cl`: the integers of `Run` for each run, the first chunk of each, and the end of all
 /// chunks.
@@ -26,7 +26,7 @@ pub struct RunTable {
 
 impl RunTable {
     /// Number of integers in the table.
-    pub const INTS: usize = 4 * SEVERAL + SEVERAL + 4;
+    pub const INTS: usize = 4 * MAX_BATCH_RUNS + MAX_BATCH_RUNS + 4;
 
     /// Creates an empty table.
     pub fn new() -> Self {
@@ -36,14 +36,14 @@ impl RunTable {
     /// Adds a run of one token that sees `chunks` chunks.
     pub fn add(&mut self, run: [i32; 4], chunks: usize) {
         self.table[4 * self.len..4 * self.len + 4].copy_from_slice(&run);
-        self.table[4 * SEVERAL + self.len] = self.chunks as i32;
+        self.table[4 * MAX_BATCH_RUNS + self.len] = self.chunks as i32;
         self.len += 1;
         self.chunks += chunks;
     }
 
     /// Table of the added runs.
     pub fn table(&mut self) -> &[i32; Self::INTS] {
-        self.table[4 * SEVERAL + self.len..].fill(self.chunks as i32);
+        self.table[4 * MAX_BATCH_RUNS + self.len..].fill(self.chunks as i32);
         &self.table
     }
 }
@@ -55,28 +55,28 @@ pub struct BatchedAttention {
     /// Placeholder for the rows of missing runs.
     none: Buffer,
     /// Maximum runs of a launch.
-    most: usize,
+    max_runs: usize,
     runs: RunTable,
 }
 
 impl BatchedAttention {
     /// Creates it from the kernels of all layers, bound to everything but rows.
     pub fn new(attend: Vec<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
-        Self { attend, merge, none, most, runs: RunTable::new() }
+        Self { attend, merge, none, max_runs: most, runs: RunTable::new() }
     }
 
     /// Adds a run of one token that sees `chunks` chunks. Its buffers are kept alive until [`BatchedAttention::run`]
     /// has queued it.
     pub fn add(&mut self, layer: usize, run: [i32; 4], chunks: usize, rows: &LayerRows) -> Result<()> {
-        let first = BEFORE_ROWS + 2 * self.runs.len;
+        let first = FIRST_ROW_BUFFER + 2 * self.runs.len;
         self.runs.add(run, chunks);
-        self.attend[layer].rebind(first, &rows.k)?.rebind(first + 1, &rows.v)?;
+        self.attend[layer].rebind_buffer(first, &rows.k)?.rebind_buffer(first + 1, &rows.v)?;
         Ok(())
     }
 
     /// True if the launch has no room for another run.
     pub fn is_full(&self) -> bool {
-        self.runs.len == self.most
+        self.runs.len == self.max_runs
     }
 
     /// Queues the attention of the added runs, if any.
@@ -85,13 +85,13 @@ impl BatchedAttention {
         if runs.len == 0 {
             return Ok(());
         }
-        let (attend, rows) = (&mut self.attend[layer], BEFORE_ROWS..BEFORE_ROWS + ROWS);
+        let (attend, rows) = (&mut self.attend[layer], FIRST_ROW_BUFFER..FIRST_ROW_BUFFER + ROW_BUFFERS);
         for argument in rows.clone().skip(2 * runs.len) {
-            attend.rebind(argument, &self.none)?;
+            attend.rebind_buffer(argument, &self.none)?;
         }
         attend.set_ints(runs.table())?.run(device, [runs.chunks * KV_HEADS, 1])?;
         // Do not keep a cache alive after its sequence has ended.
-        attend.release(rows);
+        attend.release_buffers(rows);
         self.merge.set_ints(runs.table())?.run(device, [HEADS, runs.len])
     }
 }

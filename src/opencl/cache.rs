@@ -1,15 +1,15 @@
 //! KV cache of one sequence: its rows, the attention mass of its slots, and the launches bound to both. With unified
 //! memory the CPU can borrow rows and mass until the device needs them again.
 
-use super::compaction::{Compactor, Keep};
-use super::kv::{DeviceKv, MappedLayer, gather};
+use super::compaction::{Compactor, PendingCompaction};
+use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
-use super::mass::Mass;
+use super::mass::AttentionMass;
 use super::nvidia::BoundDecode;
-use crate::dims::{BEFORE, is_local};
-use crate::model::device::{Cache, Extent, HostLayer, HostRows, KvRows};
+use crate::dims::{LAYERS_BEFORE, is_local};
+use crate::model::device::{Extent, HostLayer, HostRows, KvCache, KvRows};
 use files::{Error, Result};
-use numeric::kv::{check_capacity, check_kept};
+use numeric::kv::{check_capacity, check_kept_slots};
 use opencl_runtime::buffer::bytes_of_mut;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Result as Outcome};
@@ -26,40 +26,41 @@ pub struct OpenClCache {
     pub rows: DeviceKv,
     len: usize,
     /// Attention mass; `None` until first written.
-    pub mass: Option<Mass>,
+    pub mass: Option<AttentionMass>,
     /// Launches bound to the cache; `None` until the first pass, and after rows or mass were reallocated.
     pub launches: Option<CacheLaunches>,
     /// Rows and mass while the CPU has borrowed them.
-    on_host: Option<OnHost>,
+    borrowed: Option<BorrowedRows>,
     /// Moves rows in device memory, if slots may be evicted there.
     compactor: Option<Arc<Mutex<Compactor>>>,
     /// Compaction of a layer, until all heads have stated their slots.
-    keep: Option<Keep>,
+    pending_compaction: Option<PendingCompaction>,
 }
 
 /// Rows and mass borrowed by the CPU.
-struct OnHost {
+struct BorrowedRows {
     /// By layer.
     rows: Vec<MappedLayer>,
     /// By full-attention layer: `[kv_head][slot]`; empty if there is no mass.
     mass: Vec<Vec<f32>>,
 }
 
-impl HostRows for OnHost {
-    fn layer(&self, layer: usize) -> (&[u8], &[u8]) {
+impl HostRows for BorrowedRows {
+    fn layer_rows(&self, layer: usize) -> (&[u8], &[u8]) {
         let (k, v) = &self.rows[layer];
         (k, v)
     }
 
-    fn layer_mut(&mut self, layer: usize) -> HostLayer<'_> {
+    fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_> {
         let (k, v) = &mut self.rows[layer];
-        let mass = self.mass.get_mut(BEFORE[layer][0]).filter(|_| !is_local(layer)).map(|mass| &mut mass[..]);
+        let mass =
+            self.mass.get_mut(LAYERS_BEFORE[layer][0]).filter(|_| !is_local(layer)).map(|mass| &mut mass[..]);
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
     }
 }
 
 /// Converts a failure to a lost device: the sequence can continue on another one.
-fn lost(failure: Failure) -> Error {
+fn to_lost_device(failure: Failure) -> Error {
     Error::Device(failure.to_string())
 }
 
@@ -73,7 +74,17 @@ impl OpenClCache {
     ) -> Self {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        Self { device, attend, rows, len, mass, launches, on_host, compactor, keep }
+        Self {
+            device,
+            attend,
+            rows,
+            len,
+            mass,
+            launches,
+            borrowed: on_host,
+            compactor,
+            pending_compaction: keep,
+        }
     }
 
     /// Downcasts the cache of a run.
@@ -81,7 +92,7 @@ impl OpenClCache {
     /// # Panics
     ///
     /// If it belongs to another device.
-    pub fn of(cache: &mut dyn Cache) -> &mut Self {
+    pub fn downcast(cache: &mut dyn KvCache) -> &mut Self {
         let cache: &mut dyn Any = cache;
         cache.downcast_mut().expect("an OpenCL device computes with caches of its own")
     }
@@ -106,7 +117,7 @@ impl OpenClCache {
     }
 
     /// Ends a pass that has filled `new` slots; an observed pass has also given mass to all slots.
-    pub fn advance(&mut self, new: usize, observed: bool) {
+    pub fn advance_len(&mut self, new: usize, observed: bool) {
         self.len += new;
         if let Some(mass) = self.mass.as_mut().filter(|_| observed) {
             mass.set_filled(self.len);
@@ -115,33 +126,36 @@ impl OpenClCache {
 
     /// Takes rows and mass back from the CPU, and queues a pending compaction.
     pub fn take_back(&mut self) -> Result<()> {
-        self.compact().map_err(lost)?;
-        let Some(OnHost { rows, mass }) = self.on_host.take() else { return Ok(()) };
+        self.run_compaction().map_err(to_lost_device)?;
+        let Some(BorrowedRows { rows, mass }) = self.borrowed.take() else { return Ok(()) };
         let mut views = rows.into_iter().flat_map(|(k, v)| [k, v]);
-        views.try_for_each(|view| view.unmap()).map_err(lost)?;
+        views.try_for_each(|view| view.unmap()).map_err(to_lost_device)?;
         match &mut self.mass {
-            Some(sums) => sums.take_back(&mass, self.len).map_err(lost),
+            Some(sums) => sums.write_all(&mass, self.len).map_err(to_lost_device),
             None => Ok(()),
         }
     }
 
     /// Queues the pending compaction of a layer.
-    fn compact(&mut self) -> Outcome<()> {
-        let (Some(keep), Some(compactor)) = (self.keep.take(), &self.compactor) else { return Ok(()) };
+    fn run_compaction(&mut self) -> Outcome<()> {
+        let (Some(keep), Some(compactor)) = (self.pending_compaction.take(), &self.compactor) else {
+            return Ok(());
+        };
         let layer = keep.layer();
         let rows = self.rows.layer(layer).expect("invariant: the device has what it moves");
-        let mut planes = vec![(&rows.k, self.rows.row(0)), (&rows.v, self.rows.row(1))];
+        let mut planes =
+            vec![(&rows.k, self.rows.plane_row_bytes(0)), (&rows.v, self.rows.plane_row_bytes(1))];
         let mass = self.mass.as_ref().and_then(|mass| mass.on_device());
-        planes.extend(mass.map(|layers| (&layers[BEFORE[layer][0]], 4)));
+        planes.extend(mass.map(|layers| (&layers[LAYERS_BEFORE[layer][0]], 4)));
         let mut compactor = compactor.lock().unwrap_or_else(PoisonError::into_inner);
         compactor.run(&keep, &planes, self.rows.slots())
     }
 }
 
-impl Cache for OpenClCache {
+impl KvCache for OpenClCache {
     fn extent(&self) -> Extent {
         let (types, slots) = (self.rows.types(), self.rows.slots());
-        Extent { types, slots, ring: self.rows.ring().rows(slots), len: self.len }
+        Extent { types, slots, ring: self.rows.ring().rows_per_head(slots), len: self.len }
     }
 
     fn set_len(&mut self, len: usize) {
@@ -152,7 +166,7 @@ impl Cache for OpenClCache {
             mass.set_filled(mass.filled().min(before.min(len)));
         }
         // The CPU adds to existing values.
-        for layer in self.on_host.iter_mut().flat_map(|host| &mut host.mass) {
+        for layer in self.borrowed.iter_mut().flat_map(|host| &mut host.mass) {
             layer.chunks_exact_mut(slots.max(1)).for_each(|head| head[before.min(len)..len].fill(0.0));
         }
     }
@@ -161,57 +175,62 @@ impl Cache for OpenClCache {
         check_capacity(slots, self.len)?;
         self.take_back()?;
         let (device, len) = (&self.device, self.len);
-        let mass = self.mass.as_mut().map(|m| m.resized(device, slots, len)).transpose()?;
-        self.rows = self.rows.resized(device, (slots, self.rows.ring()), len)?;
+        let mass = self.mass.as_mut().map(|m| m.copy_resized(device, slots, len)).transpose()?;
+        self.rows = self.rows.copy_resized(device, (slots, self.rows.ring()), len)?;
         (self.mass, self.launches) = (mass, None);
         Ok(())
     }
 
-    fn outlast(&mut self) -> Result<()> {
-        let (slots, ring) = (self.rows.slots(), self.rows.ring().outlasting());
+    fn reserve_window_rows(&mut self) -> Result<()> {
+        let (slots, ring) = (self.rows.slots(), self.rows.ring().with_whole_window());
         if ring != self.rows.ring() {
             self.take_back()?;
-            self.rows = self.rows.resized(&self.device, (slots, ring), self.len)?;
+            self.rows = self.rows.copy_resized(&self.device, (slots, ring), self.len)?;
             self.launches = None;
         }
         Ok(())
     }
 
-    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        check_kept(slots, self.len)?;
+    fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+        check_kept_slots(slots, self.len)?;
         assert!(!is_local(layer), "nothing is evicted from local layers");
-        let (len, all, rows) = (self.len, self.rows.slots(), [self.rows.row(0), self.rows.row(1)]);
-        if let Some(OnHost { rows: views, mass }) = &mut self.on_host {
+        let (len, all, rows) =
+            (self.len, self.rows.slots(), [self.rows.plane_row_bytes(0), self.rows.plane_row_bytes(1)]);
+        if let Some(BorrowedRows { rows: views, mass }) = &mut self.borrowed {
             let (k, v) = &mut views[layer];
             for (view, row) in [k, v].into_iter().zip(rows) {
-                gather(&mut view.bytes_mut()[kv_head * all * row..], slots, row);
+                compact_rows(&mut view.bytes_mut()[kv_head * all * row..], slots, row);
             }
-            if let Some(mass) = mass.get_mut(BEFORE[layer][0]) {
-                gather(bytes_of_mut(&mut mass[kv_head * all..]), slots, 4);
+            if let Some(mass) = mass.get_mut(LAYERS_BEFORE[layer][0]) {
+                compact_rows(bytes_of_mut(&mut mass[kv_head * all..]), slots, 4);
             }
             return Ok(());
         }
-        if self.rows.keep(layer, kv_head, slots) {
+        if self.rows.compact_host_rows(layer, kv_head, slots) {
             let mass = self.mass.as_mut();
-            return Ok(mass.map_or(Ok(()), |mass| mass.keep((layer, kv_head), slots, len))?);
+            return Ok(mass.map_or(Ok(()), |mass| mass.compact_mass((layer, kv_head), slots, len))?);
         }
         assert!(self.compactor.is_some(), "invariant: a device that is to evict has a kernel for it");
-        if self.keep.as_ref().is_some_and(|keep| !keep.takes((layer, kv_head), slots.len())) {
-            self.compact()?;
+        if self
+            .pending_compaction
+            .as_ref()
+            .is_some_and(|keep| !keep.accepts_head((layer, kv_head), slots.len()))
+        {
+            self.run_compaction()?;
         }
         // Slots without mass get 0 before the mass moves.
         self.mass.iter_mut().try_for_each(|mass| mass.fill_up(len))?;
-        let keep = self.keep.get_or_insert_with(|| Keep::new(layer, slots.len()));
-        keep.tell(kv_head, slots);
-        if keep.is_complete() { Ok(self.compact()?) } else { Ok(()) }
+        let keep = self.pending_compaction.get_or_insert_with(|| PendingCompaction::new(layer, slots.len()));
+        keep.set_head(kv_head, slots);
+        if keep.is_complete() { Ok(self.run_compaction()?) } else { Ok(()) }
     }
 
-    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+    fn read_rows(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
         self.take_back()?;
         Ok(self.rows.read(layer, slots, rows)?)
     }
 
-    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+    fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
         self.take_back()?;
         Ok(self.rows.write(layer, slots, rows)?)
     }
@@ -229,19 +248,20 @@ impl Cache for OpenClCache {
         self.take_back()?;
         if self.mass.is_none() {
             self.launches = None;
-            self.mass = Some(Mass::new(&self.device, self.rows.slots(), self.attend)?);
+            self.mass = Some(AttentionMass::new(&self.device, self.rows.slots(), self.attend)?);
         }
         let sums = self.mass.as_mut().expect("made above");
         Ok(sums.write(layer, self.len, mass)?)
     }
 
-    fn host(&mut self) -> Result<&mut dyn HostRows> {
-        if self.on_host.is_none() {
-            self.compact().map_err(lost)?;
-            let (rows, len) = (self.rows.map().map_err(lost)?, self.len);
-            let mass = self.mass.as_mut().map(|mass| mass.lend(len)).transpose().map_err(lost)?;
-            self.on_host = Some(OnHost { rows, mass: mass.unwrap_or_default() });
+    fn host_rows(&mut self) -> Result<&mut dyn HostRows> {
+        if self.borrowed.is_none() {
+            self.run_compaction().map_err(to_lost_device)?;
+            let (rows, len) = (self.rows.map_layers().map_err(to_lost_device)?, self.len);
+            let mass =
+                self.mass.as_mut().map(|mass| mass.read_all(len)).transpose().map_err(to_lost_device)?;
+            self.borrowed = Some(BorrowedRows { rows, mass: mass.unwrap_or_default() });
         }
-        Ok(self.on_host.as_mut().expect("made above"))
+        Ok(self.borrowed.as_mut().expect("made above"))
     }
 }

@@ -3,7 +3,7 @@
 use crate::dims::*;
 use files::config::Mlp;
 use numeric::kv::{KvType, KvTypes};
-use opencl_runtime::facts::Facts;
+use opencl_runtime::facts::DeviceInfo;
 
 /// Rows of q in the fused qkv matrix, padded to whole groups of sixteen.
 pub const Q_PAD: usize = Q_DIM.next_multiple_of(16);
@@ -14,7 +14,7 @@ pub const QKV: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of gate, and of up, in the fused matrix of both.
 pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 
-pub use crate::model::device::CHUNK;
+pub use crate::model::device::ATTN_BLOCK;
 
 /// Slots visible to attention in a layer, and the RoPE angles of the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,7 +28,7 @@ pub struct LayerView {
 impl LayerView {
     /// View of a layer.
     pub fn of(layer: usize) -> Self {
-        Self { window: window(layer).unwrap_or(0), angles: angles_of(layer) }
+        Self { window: attention_window(layer).unwrap_or(0), angles: first_angle(layer) }
     }
 }
 
@@ -38,7 +38,7 @@ pub struct Defines(String);
 
 impl Defines {
     /// Options for the model's dimensions.
-    pub fn of_model() -> Self {
+    pub fn for_model() -> Self {
         let sizes = [
             ("LAYERS", LAYERS),
             ("DIM", DIM),
@@ -61,13 +61,13 @@ impl Defines {
             ("ANGLES", ANGLES),
             ("NORM_BIAS", NORM_BIAS as usize),
             ("POST_NORMS", POST_NORMS as usize),
-            ("GATED", GATED as usize),
+            ("GATED", HAS_GATE as usize),
             ("GELU", !matches!(MLP, Mlp::SwiGlu) as usize),
             ("MLP_BIAS", MLP_BIAS as usize),
         ];
         // No option may let the compiler change rounding, because results must match the CPU's bits. -w: some drivers
         // print warning counts on stderr.
-        let all = sizes.into_iter().fold(Defines(" -w".into()), |d, (name, n)| d.with(name, n));
+        let all = sizes.into_iter().fold(Defines(" -w".into()), |d, (name, n)| d.add_value(name, n));
         let run = 1 << HEAD_DIM.trailing_zeros();
         let scales = [("RESIDUAL_SCALE", RESIDUAL_SCALE as f32), ("LOGIT_SCALE", LOGIT_SCALE as f32)];
         [
@@ -82,41 +82,41 @@ impl Defines {
     }
 
     /// Requests correctly rounded division and square root, if the device has an option for it.
-    pub fn of_device(self, facts: &Facts) -> Self {
-        if facts.correct_divide {
-            return self.option("-cl-fp32-correctly-rounded-divide-sqrt").flag("CORRECT_DIVIDE");
+    pub fn add_device(self, facts: &DeviceInfo) -> Self {
+        if facts.has_correct_divide {
+            return self.add_option("-cl-fp32-correctly-rounded-divide-sqrt").add_flag("CORRECT_DIVIDE");
         }
         self
     }
 
     /// Adds a compiler option.
-    pub fn option(self, option: &str) -> Self {
+    pub fn add_option(self, option: &str) -> Self {
         Defines(format!("{} {option}", self.0))
     }
 
     /// Adds `-DNAME=VALUE`.
-    pub fn with(self, name: &str, value: usize) -> Self {
+    pub fn add_value(self, name: &str, value: usize) -> Self {
         Defines(format!("{} -D{name}={value}", self.0))
     }
 
     /// Adds `-DNAME`.
-    pub fn flag(self, name: &str) -> Self {
+    pub fn add_flag(self, name: &str) -> Self {
         Defines(format!("{} -D{name}", self.0))
     }
 
     /// Adds the options of layers with this view.
-    pub fn of_view(self, view: LayerView) -> Self {
-        self.with("WINDOW", view.window).with("ANGLES_AT", view.angles)
+    pub fn add_view(self, view: LayerView) -> Self {
+        self.add_value("WINDOW", view.window).add_value("ANGLES_AT", view.angles)
     }
 
     /// Adds the options of the rows of a cache.
-    pub fn of_cache(self, types: KvTypes) -> Self {
+    pub fn add_cache(self, types: KvTypes) -> Self {
         let index = |t: KvType| KvType::ALL.iter().position(|&x| x == t).expect("ALL has all types");
-        self.with("K_TYPE", index(types.k))
-            .with("V_TYPE", index(types.v))
-            .with("K_ROW", types.k.row_bytes(HEAD_DIM))
-            .with("V_ROW", types.v.row_bytes(HEAD_DIM))
-            .with("KV_BLOCK", KvType::block(HEAD_DIM))
+        self.add_value("K_TYPE", index(types.k))
+            .add_value("V_TYPE", index(types.v))
+            .add_value("K_ROW", types.k.row_bytes(HEAD_DIM))
+            .add_value("V_ROW", types.v.row_bytes(HEAD_DIM))
+            .add_value("KV_BLOCK", KvType::block_len(HEAD_DIM))
     }
 
     /// The compiler options.

@@ -5,12 +5,12 @@
 
 use super::defines::{Defines, LayerView};
 use super::shapes::*;
-use super::storage::{Activations, Step, Storage};
-use super::variants::{BASELINE, Form, Tokens, Variant, VariantPair};
+use super::storage::{Activations, MatrixStorage, Step};
+use super::variants::{BASELINE, ProductForm, Tokens, Variant, VariantPair};
 use crate::dims::*;
 use numeric::kv::KvTypes;
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::{Failure, FailureKind, Result};
 use opencl_runtime::program::{Kernel, Program, Source};
 use opencl_runtime::program_cache::Verdict;
 use std::collections::HashMap;
@@ -41,13 +41,19 @@ pub(super) const SOURCES: [&str; 8] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KernelName {
     /// Product of one token and a matrix; `gate_up` stores its result as `next` reads it.
-    Gemv { step: Step, storage: Storage, input: Input, next: Activations, variant: &'static Variant },
+    Gemv {
+        step: Step,
+        storage: MatrixStorage,
+        input: MatmulInput,
+        next: Activations,
+        variant: &'static Variant,
+    },
     /// Product of many tokens and a matrix.
-    Gemm(Step, Storage, &'static Variant),
+    Gemm(Step, MatrixStorage, &'static Variant),
     /// Product of at most [`FEW`] tokens and a matrix of blocks.
-    GemmFew(Step, Storage),
+    GemmFew(Step, MatrixStorage),
     /// Converts the input of a `gemm` to the form that its matrix reads.
-    Activations(Input, Activations),
+    Activations(MatmulInput, Activations),
     /// RoPE, and new rows of the cache.
     Rope(LayerView),
     /// Attention of many tokens.
@@ -55,11 +61,11 @@ pub enum KernelName {
     /// RoPE and attention of one token, in chunks.
     AttendOne(LayerView),
     /// Attention of several runs with one token each.
-    AttendSeveral(LayerView),
+    AttendBatch(LayerView),
     /// Merges the chunks of one token.
     Merge,
     /// Merges the chunks of several runs.
-    MergeSeveral,
+    MergeBatch,
     /// Adds attention to the mass of slots.
     Observe(Observed, LayerView),
     /// Norm of an output before it is added to the residual.
@@ -78,7 +84,7 @@ pub enum Observed {
 
 /// Source of a matrix's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Input {
+pub enum MatmulInput {
     /// Normed residual.
     Norm,
     /// Chunks of attention over the last `window` positions; over all slots if it is 0.
@@ -92,13 +98,13 @@ pub enum Input {
     Ffn,
 }
 
-impl Input {
+impl MatmulInput {
     /// Number of columns.
-    fn cols(self) -> usize {
+    fn column_count(self) -> usize {
         match self {
-            Input::Norm => DIM,
-            Input::Merge { .. } | Input::Att => Q_DIM,
-            Input::Ffn => FFN_DIM,
+            MatmulInput::Norm => DIM,
+            MatmulInput::Merge { .. } | MatmulInput::Att => Q_DIM,
+            MatmulInput::Ffn => FFN_DIM,
         }
     }
 }
@@ -132,11 +138,11 @@ pub struct Kernels {
 impl Kernels {
     /// Builds nothing yet.
     pub fn new(device: &Device, types: KvTypes, set: KernelSet, variants: VariantPair) -> Result<Self> {
-        if HEAD_DIM > WIDEST_HEAD {
+        if HEAD_DIM > MAX_HEAD_DIM {
             let message = format!(
-                "head size {HEAD_DIM} exceeds the maximum of {WIDEST_HEAD}; use `EngineOptions::backend` cpu"
+                "head size {HEAD_DIM} exceeds the maximum of {MAX_HEAD_DIM}; use `EngineOptions::backend` cpu"
             );
-            return Err(Failure::new(Kind::Absent, message));
+            return Err(Failure::new(FailureKind::Unsupported, message));
         }
         Ok(Self {
             device: device.clone(),
@@ -155,18 +161,18 @@ impl Kernels {
     }
 
     /// True if few tokens have a kernel of their own, beside that of a variant for many.
-    pub fn has_few(&self, storage: Storage, variant: &Variant) -> bool {
-        self.few && storage.reads() == Activations::Quantised && !variant.by_rows()
+    pub fn has_few(&self, storage: MatrixStorage, variant: &Variant) -> bool {
+        self.few && storage.activation_form() == Activations::Quantised && !variant.by_rows()
     }
 
     /// Sizes for this device.
-    pub fn shapes(&self) -> Shapes {
+    pub fn device_shapes(&self) -> Shapes {
         self.shapes
     }
 
     /// Variant that multiplies with a matrix of this storage.
-    pub fn variant(&self, tokens: Tokens, storage: Storage) -> &'static Variant {
-        match storage.reads() {
+    pub fn variant_for(&self, tokens: Tokens, storage: MatrixStorage) -> &'static Variant {
+        match storage.activation_form() {
             Activations::Floats => BASELINE,
             _ => self.variants.get(tokens),
         }
@@ -178,17 +184,17 @@ impl Kernels {
     }
 
     /// Form in which the activations of many tokens are passed to matrices that read `reads`.
-    pub fn activations(&self, reads: Activations) -> Activations {
+    pub fn activation_form(&self, reads: Activations) -> Activations {
         match (reads, self.variants.many.form) {
-            (Activations::Quantised, Form::Floats) => Activations::Integers,
+            (Activations::Quantised, ProductForm::Floats) => Activations::Integers,
             _ => reads,
         }
     }
 
     /// Combined self-test result of all kernels built so far and of `others`; `None` if unknown.
-    pub fn verdict<'a>(&'a self, others: impl Iterator<Item = &'a Program>) -> Option<Verdict> {
-        let note = self.note();
-        let mut all = self.programs.values().chain(others).map(|p| p.verdict(&note));
+    pub fn combined_verdict<'a>(&'a self, others: impl Iterator<Item = &'a Program>) -> Option<Verdict> {
+        let note = self.verdict_name();
+        let mut all = self.programs.values().chain(others).map(|p| p.kernel_verdict(&note));
         all.try_fold(Verdict::Passed, |all, one| {
             Some(if one? == Verdict::Failed { Verdict::Failed } else { all })
         })
@@ -196,41 +202,43 @@ impl Kernels {
 
     /// Stores the self-test result, also in the program cache.
     pub fn set_verdict<'a>(&'a self, verdict: Verdict, others: impl Iterator<Item = &'a Program>) {
-        let note = self.note();
+        let note = self.verdict_name();
         self.programs.values().chain(others).for_each(|p| p.set_verdict(&note, verdict));
     }
 
     /// Name under which the result for exactly this set of kernels is stored.
-    fn note(&self) -> String {
+    fn verdict_name(&self) -> String {
         format!("forward, {:?}{}", self.set, if self.few { ", few tokens" } else { "" })
     }
 
     /// Builds a kernel that is needed later, so that it is part of the self-test and fails now if at all.
-    pub fn require(&mut self, name: KernelName) -> Result<()> {
-        self.kernel(name).map(drop)
+    pub fn require_kernel(&mut self, name: KernelName) -> Result<()> {
+        self.create_kernel(name).map(drop)
     }
 
     /// Creates a kernel with arguments of its own.
-    pub fn kernel(&mut self, name: KernelName) -> Result<Kernel> {
+    pub fn create_kernel(&mut self, name: KernelName) -> Result<Kernel> {
         if !self.programs.contains_key(&name) {
-            let program = self.build(name)?;
+            let program = self.build_program(name)?;
             self.programs.insert(name, program);
         }
-        let (symbol, items) = (symbol(name), self.items(name));
-        let kernel = self.programs[&name].kernel(symbol)?;
+        let (symbol, items) = (kernel_symbol(name), self.group_items(name));
+        let kernel = self.programs[&name].create_kernel(symbol)?;
         if kernel.max_work_group() < items {
             let most = kernel.max_work_group();
             let message =
                 format!("kernel {symbol} needs work-groups of {items} items, the device allows {most}");
-            return Err(Failure::new(Kind::Build, message));
+            return Err(Failure::new(FailureKind::Build, message));
         }
         Ok(kernel)
     }
 
     /// Work-items of a work-group.
-    pub fn items(&self, name: KernelName) -> usize {
+    pub fn group_items(&self, name: KernelName) -> usize {
         match name {
-            KernelName::Gemv { step, storage, variant, .. } => self.shapes.gemv(step, storage, variant).items,
+            KernelName::Gemv { step, storage, variant, .. } => {
+                self.shapes.gemv_shape(step, storage, variant).items
+            }
             KernelName::Gemm(_, _, variant) if variant.by_rows() => GEMM_ROWS_ITEMS,
             KernelName::Gemm(..) => GEMM_ITEMS,
             KernelName::GemmFew(step, storage)
@@ -238,28 +246,28 @@ impl Kernels {
             {
                 GEMM_ITEMS
             }
-            KernelName::GemmFew(step, _) => 4 * self.shapes.few(step).slices,
+            KernelName::GemmFew(step, _) => 4 * self.shapes.few_shape(step).slices,
             KernelName::Activations(..) => ACTIVATIONS_ITEMS,
             KernelName::Rope(_) => ROPE_ITEMS,
             KernelName::Attend(_) => self.shapes.attend.map_or(0, AttendShape::items),
-            KernelName::AttendOne(_) | KernelName::AttendSeveral(_) => self.shapes.one_items,
-            KernelName::Merge | KernelName::MergeSeveral => MERGE_ITEMS,
+            KernelName::AttendOne(_) | KernelName::AttendBatch(_) => self.shapes.one_items,
+            KernelName::Merge | KernelName::MergeBatch => MERGE_ITEMS,
             KernelName::Observe(..) => OBSERVE_ITEMS,
             KernelName::PostNorm | KernelName::CompactKv => ACTIVATIONS_ITEMS,
         }
     }
 
     /// Shape of a work-group: items per line, lines.
-    pub fn local(&self, name: KernelName) -> [usize; 2] {
+    pub fn group_shape(&self, name: KernelName) -> [usize; 2] {
         match name {
             KernelName::Gemm(_, _, variant) if variant.by_rows() => [LINE, GEMM_ROWS_ITEMS / LINE],
-            _ => [self.items(name), 1],
+            _ => [self.group_items(name), 1],
         }
     }
 
-    fn build(&self, name: KernelName) -> Result<Program> {
-        let (text, defines) = self.source(name);
-        let source = Source { name: symbol(name), text: &text, options: defines.as_str() };
+    fn build_program(&self, name: KernelName) -> Result<Program> {
+        let (text, defines) = self.kernel_source(name);
+        let source = Source { name: kernel_symbol(name), text: &text, options: defines.as_str() };
         if self.shapes.dot_ptx || variant_of(name) != BASELINE {
             Program::build_variant(&self.device, &source)
         } else {
@@ -267,93 +275,102 @@ impl Kernels {
         }
     }
 
-    fn source(&self, name: KernelName) -> (String, Defines) {
+    fn kernel_source(&self, name: KernelName) -> (String, Defines) {
         let s = &self.shapes;
-        let mut defines = Defines::of_model().with("WG", self.items(name)).of_device(self.device.facts());
+        let mut defines =
+            Defines::for_model().add_value("WG", self.group_items(name)).add_device(self.device.info());
         if s.dot_ptx {
-            defines = defines.flag("DOT_PTX");
+            defines = defines.add_flag("DOT_PTX");
         }
-        let of_layer = |d: Defines, view: LayerView| d.of_cache(self.types).of_view(view);
+        let of_layer = |d: Defines, view: LayerView| d.add_cache(self.types).add_view(view);
         let (parts, defines): (&'static [&'static str], _) = match name {
-            KernelName::Gemv { .. } => self.of_gemv(name, defines),
-            KernelName::Gemm(step, storage, variant) => self.of_gemm((step, storage, variant), defines),
-            KernelName::GemmFew(step, storage) => self.of_gemm_few((step, storage), defines),
+            KernelName::Gemv { .. } => self.gemv_source(name, defines),
+            KernelName::Gemm(step, storage, variant) => self.gemm_source((step, storage, variant), defines),
+            KernelName::GemmFew(step, storage) => self.gemm_few_source((step, storage), defines),
             KernelName::Activations(input, quantised) => {
                 let quantised = match quantised {
                     Activations::Floats => 0,
                     Activations::Quantised => 1,
                     Activations::Integers => 2,
                 };
-                let d = defines.with("COLS", input.cols()).with("QUANTISED", quantised);
-                (&[COMMON, ACTIVATIONS], d.flag(input_flag(input)))
+                let d = defines.add_value("COLS", input.column_count()).add_value("QUANTISED", quantised);
+                (&[COMMON, ACTIVATIONS], d.add_flag(input_flag(input)))
             }
             KernelName::Rope(view) => (&[COMMON, KV, ROPE], of_layer(defines, view)),
             KernelName::Attend(view) => {
                 let tile = s.attend.unwrap_or(AttendShape { queries: 4, slots: 16, each: 2 });
-                let d = of_layer(defines, view).with("QUERIES", tile.queries).with("SLOTS", tile.slots);
-                (&[COMMON, KV, ATTEND], d.with("QUERIES_PER_ITEM", tile.each))
+                let d =
+                    of_layer(defines, view).add_value("QUERIES", tile.queries).add_value("SLOTS", tile.slots);
+                (&[COMMON, KV, ATTEND], d.add_value("QUERIES_PER_ITEM", tile.each))
             }
             KernelName::AttendOne(view) => (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view)),
-            KernelName::AttendSeveral(view) => {
-                (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view).with("SEVERAL", SEVERAL))
+            KernelName::AttendBatch(view) => {
+                (&[COMMON, KV, ATTEND_ONE], of_layer(defines, view).add_value("SEVERAL", MAX_BATCH_RUNS))
             }
-            KernelName::MergeSeveral => {
-                (&[COMMON, KV, MERGE], defines.of_cache(self.types).with("SEVERAL", SEVERAL))
+            KernelName::MergeBatch => {
+                (&[COMMON, KV, MERGE], defines.add_cache(self.types).add_value("SEVERAL", MAX_BATCH_RUNS))
             }
-            KernelName::Merge => (&[COMMON, KV, MERGE], defines.of_cache(self.types)),
+            KernelName::Merge => (&[COMMON, KV, MERGE], defines.add_cache(self.types)),
             KernelName::PostNorm => (&[COMMON, POST_NORM], defines),
             KernelName::CompactKv => (&[COMPACT_KV], defines),
             KernelName::Observe(observed, view) => {
                 let d = of_layer(defines, view);
-                (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.flag("ONE") } else { d })
+                (&[COMMON, KV, OBSERVE], if observed == Observed::OneToken { d.add_flag("ONE") } else { d })
             }
         };
         (parts.concat(), defines)
     }
 
     /// Adds the options of every matrix product.
-    fn of_matrix(&self, defines: Defines, step: Step, storage: Storage, variant: &Variant) -> Defines {
-        let (rows, cols) = step.shape();
-        let d = defines.option(&variant.options(self.device.facts())).flag(step.names().1);
-        d.with("ROWS", rows).with("COLS", cols).with("W_TYPE", storage.number())
+    fn matrix_defines(
+        &self,
+        defines: Defines,
+        step: Step,
+        storage: MatrixStorage,
+        variant: &Variant,
+    ) -> Defines {
+        let (rows, cols) = step.rows_and_cols();
+        let d = defines.add_option(&variant.compiler_options(self.device.info())).add_flag(step.names().1);
+        d.add_value("ROWS", rows).add_value("COLS", cols).add_value("W_TYPE", storage.kernel_number())
     }
 
-    fn of_gemv(&self, name: KernelName, defines: Defines) -> (&'static [&'static str], Defines) {
+    fn gemv_source(&self, name: KernelName, defines: Defines) -> (&'static [&'static str], Defines) {
         let KernelName::Gemv { step, storage, input, next, variant } = name else {
             unreachable!("invariant: the caller has looked")
         };
-        let (shape, by_rows) = (self.shapes.gemv(step, storage, variant), variant.by_rows());
-        let mut d = self.of_matrix(defines, step, storage, variant).with("TILE_GROUPS", shape.tile_groups);
+        let (shape, by_rows) = (self.shapes.gemv_shape(step, storage, variant), variant.by_rows());
+        let mut d =
+            self.matrix_defines(defines, step, storage, variant).add_value("TILE_GROUPS", shape.tile_groups);
         if by_rows {
-            d = d.flag("BY_ROWS").with("ROWS_PER_ITEM", 1);
-        } else if storage.reads() == Activations::Quantised {
-            d = d.with("SLICES", shape.slices).with("PASS", shape.pass);
+            d = d.add_flag("BY_ROWS").add_value("ROWS_PER_ITEM", 1);
+        } else if storage.activation_form() == Activations::Quantised {
+            d = d.add_value("SLICES", shape.slices).add_value("PASS", shape.pass);
         }
         if step == Step::GateUp && next == Activations::Quantised {
-            d = d.flag("DOWN_QUANTISED");
+            d = d.add_flag("DOWN_QUANTISED");
         }
-        let Input::Merge { window } = input else {
+        let MatmulInput::Merge { window } = input else {
             let parts: &[&str] =
                 if by_rows { &[COMMON, BLOCKS, WHOLE_ROWS, GEMV] } else { &[COMMON, BLOCKS, GEMV] };
             return (parts, d);
         };
-        d = d.of_cache(self.types).flag("INPUT_MERGE").with("WINDOW", window);
+        d = d.add_cache(self.types).add_flag("INPUT_MERGE").add_value("WINDOW", window);
         let parts: &[&str] =
             if by_rows { &[COMMON, KV, BLOCKS, WHOLE_ROWS, GEMV] } else { &[COMMON, KV, BLOCKS, GEMV] };
-        (parts, d.with("FUSED_CHUNKS", FUSED_CHUNKS))
+        (parts, d.add_value("FUSED_CHUNKS", FUSED_CHUNKS))
     }
 
-    fn of_gemm(
+    fn gemm_source(
         &self,
-        (step, storage, variant): (Step, Storage, &Variant),
+        (step, storage, variant): (Step, MatrixStorage, &Variant),
         defines: Defines,
     ) -> (&'static [&'static str], Defines) {
-        let d = self.of_matrix(defines, step, storage, variant);
+        let d = self.matrix_defines(defines, step, storage, variant);
         if variant.by_rows() {
-            let d = d.with("ROWS_PER_ITEM", variant.rows).with("TOKENS", variant.tokens);
+            let d = d.add_value("ROWS_PER_ITEM", variant.rows).add_value("TOKENS", variant.tokens);
             return (
                 &[COMMON, BLOCKS, WHOLE_ROWS, GEMM_EPILOGUE, GEMM_ROWS],
-                d.with("TURNS", GEMM_ROWS_TOKENS / variant.tokens),
+                d.add_value("TURNS", GEMM_ROWS_TOKENS / variant.tokens),
             );
         }
         match self.shapes.on_tensor_cores(storage, variant) {
@@ -362,20 +379,20 @@ impl Kernels {
         }
     }
 
-    fn of_gemm_few(
+    fn gemm_few_source(
         &self,
-        (step, storage): (Step, Storage),
+        (step, storage): (Step, MatrixStorage),
         defines: Defines,
     ) -> (&'static [&'static str], Defines) {
-        let (s, d) = (&self.shapes, self.of_matrix(defines, step, storage, BASELINE).flag("FEW"));
+        let (s, d) = (&self.shapes, self.matrix_defines(defines, step, storage, BASELINE).add_flag("FEW"));
         if let Some(cores) = s.few_on_tensor_cores(step, storage) {
             return cores.source(d, cores.few_tile());
         }
-        let FewShape { slices, tokens } = s.few(step);
-        let d = d.flag("W_HELD").with("TOKENS", tokens).with("SLICES", slices);
+        let FewShape { slices, tokens } = s.few_shape(step);
+        let d = d.add_flag("W_HELD").add_value("TOKENS", tokens).add_value("SLICES", slices);
         (
             &[COMMON, BLOCKS, GEMM_EPILOGUE, GEMM_FEW],
-            if s.tensor_cores.is_some() { d.flag("TENSOR") } else { d },
+            if s.tensor_cores.is_some() { d.add_flag("TENSOR") } else { d },
         )
     }
 }
@@ -388,26 +405,26 @@ pub(super) fn variant_of(name: KernelName) -> &'static Variant {
     }
 }
 
-fn symbol(name: KernelName) -> &'static str {
+fn kernel_symbol(name: KernelName) -> &'static str {
     match name {
         KernelName::Gemv { .. } => "gemv",
         KernelName::Gemm(..) | KernelName::GemmFew(..) => "gemm",
         KernelName::Activations(..) => "activations",
         KernelName::Rope(_) => "rope",
         KernelName::Attend(_) => "attend",
-        KernelName::AttendOne(_) | KernelName::AttendSeveral(_) => "attend_one",
-        KernelName::Merge | KernelName::MergeSeveral => "merge",
+        KernelName::AttendOne(_) | KernelName::AttendBatch(_) => "attend_one",
+        KernelName::Merge | KernelName::MergeBatch => "merge",
         KernelName::Observe(..) => "observe",
         KernelName::PostNorm => "post_norm",
         KernelName::CompactKv => "compact_kv",
     }
 }
 
-fn input_flag(input: Input) -> &'static str {
+fn input_flag(input: MatmulInput) -> &'static str {
     match input {
-        Input::Norm => "INPUT_NORM",
-        Input::Merge { .. } => "INPUT_MERGE",
-        Input::Att => "INPUT_ATT",
-        Input::Ffn => "INPUT_FFN",
+        MatmulInput::Norm => "INPUT_NORM",
+        MatmulInput::Merge { .. } => "INPUT_MERGE",
+        MatmulInput::Att => "INPUT_ATT",
+        MatmulInput::Ffn => "INPUT_FFN",
     }
 }

@@ -2,12 +2,12 @@
 //! (`[kv_head][slot][row bytes]`). They are device buffers, or host memory if the host computes attention.
 
 use crate::dims::*;
-use crate::model::device::{KvRows, Ring, pieces};
+use crate::model::device::{KvRows, Ring, ring_spans};
 use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
-use opencl_runtime::buffer::{Access, Buffer, MapFor, Mapped, Pieces, Place};
+use opencl_runtime::buffer::{Access, Buffer, MapFor, Mapped, Place, StridedPieces};
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::{Failure, FailureKind, Result};
 use std::ops::Range;
 
 /// Keys and values of one layer in device memory.
@@ -48,7 +48,7 @@ pub struct DeviceKv {
     types: KvTypes,
     slots: usize,
     ring: Ring,
-    home: KvLocation,
+    location: KvLocation,
     layers: Layers,
 }
 
@@ -62,17 +62,19 @@ impl DeviceKv {
         home: KvLocation,
     ) -> Result<Self> {
         let layers = match home {
-            KvLocation::Device(place) => on_device(device, types, (slots, ring), place).map(Layers::Device),
-            KvLocation::Host => on_host(types, (slots, ring)).map(Layers::Host),
+            KvLocation::Device(place) => {
+                allocate_on_device(device, types, (slots, ring), place).map(Layers::Device)
+            }
+            KvLocation::Host => allocate_on_host(types, (slots, ring)).map(Layers::Host),
         };
         let layers = layers.map_err(|f: Failure| match f.kind {
-            Kind::Memory => {
+            FailureKind::Memory => {
                 let message = format!("KV cache for `EngineOptions::max_seq_len` {slots}: {}", f.message);
-                Failure::new(Kind::Memory, message + "; use a smaller context or KV type")
+                Failure::new(FailureKind::Memory, message + "; use a smaller context or KV type")
             }
             _ => f,
         })?;
-        Ok(Self { types, slots, ring, home, layers })
+        Ok(Self { types, slots, ring, location: home, layers })
     }
 
     /// Element types.
@@ -86,7 +88,7 @@ impl DeviceKv {
     }
 
     /// Rows per head in a layer.
-    pub fn rows(&self, layer: usize) -> usize {
+    pub fn rows_per_head(&self, layer: usize) -> usize {
         rows_of(layer, self.slots, self.ring)
     }
 
@@ -96,7 +98,7 @@ impl DeviceKv {
     }
 
     /// Bytes of a row of keys (0) or values (1).
-    pub fn row(&self, plane: usize) -> usize {
+    pub fn plane_row_bytes(&self, plane: usize) -> usize {
         row_bytes(self.types)[plane]
     }
 
@@ -109,7 +111,7 @@ impl DeviceKv {
     }
 
     /// Keys and values of one layer, if they are in host memory.
-    pub fn of_host(&self, layer: usize) -> Option<&[Vec<u8>; 2]> {
+    pub fn host_layer(&self, layer: usize) -> Option<&[Vec<u8>; 2]> {
         match &self.layers {
             Layers::Device(_) => None,
             Layers::Host(layers) => Some(&layers[layer]),
@@ -118,10 +120,10 @@ impl DeviceKv {
 
     /// Copies the rows of the first `len` slots to a new object with another number of slots, or other rings. A ring
     /// that changes its size must not have wrapped around yet.
-    pub fn resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
-        let mut grown = Self::new(device, self.types, (slots, ring), self.home)?;
+    pub fn copy_resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
+        let mut grown = Self::new(device, self.types, (slots, ring), self.location)?;
         for layer in 0..LAYERS {
-            let (here, there) = (self.rows(layer), grown.rows(layer));
+            let (here, there) = (self.rows_per_head(layer), grown.rows_per_head(layer));
             let len = if is_local(layer) { here.min(there) } else { len };
             for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
                 for head in 0..KV_HEADS {
@@ -129,7 +131,7 @@ impl DeviceKv {
                     let range = from..from + len * row;
                     match (&self.layers, &mut grown.layers) {
                         (Layers::Device(old), Layers::Device(new)) => {
-                            old[layer].plane(plane).copy(range, new[layer].plane(plane), to)?;
+                            old[layer].plane(plane).copy_to(range, new[layer].plane(plane), to)?;
                         }
                         (Layers::Host(old), Layers::Host(new)) => {
                             new[layer][plane][to..to + len * row].copy_from_slice(&old[layer][plane][range]);
@@ -143,29 +145,29 @@ impl DeviceKv {
     }
 
     /// Compacts the rows of `slots`, which ascend, to slots `0..`, in host memory; otherwise returns false.
-    pub fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> bool {
+    pub fn compact_host_rows(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> bool {
         let (all, rows) = (self.slots, row_bytes(self.types));
         let Layers::Host(layers) = &mut self.layers else { return false };
         for (plane, row) in layers[layer].iter_mut().zip(rows) {
-            gather(&mut plane[kv_head * all * row..], slots, row);
+            compact_rows(&mut plane[kv_head * all * row..], slots, row);
         }
         true
     }
 
     /// Reads rows: `[kv_head][slot][row bytes]`.
     pub fn read(&self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let (all, n) = (self.rows(layer), slots.len());
+        let (all, n) = (self.rows_per_head(layer), slots.len());
         for (plane, out) in [&mut rows.k, &mut rows.v].into_iter().enumerate() {
-            let row = self.row(plane);
+            let row = self.plane_row_bytes(plane);
             out.resize(KV_HEADS * n * row, 0);
             if let Layers::Device(layers) = &self.layers
-                && let Some(pieces) = of_heads(&slots, all, row)
+                && let Some(pieces) = head_pieces(&slots, all, row)
             {
                 layers[layer].plane(plane).read_pieces(pieces, out)?;
                 continue;
             }
             for (head, mut out) in out.chunks_exact_mut((n * row).max(1)).enumerate() {
-                for (at, n) in pieces(slots.clone(), all) {
+                for (at, n) in ring_spans(slots.clone(), all) {
                     let (piece, rest) = out.split_at_mut(n * row);
                     let from = (head * all + at) * row;
                     match &self.layers {
@@ -183,9 +185,9 @@ impl DeviceKv {
 
     /// Writes rows: `[kv_head][slot][row bytes]`.
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        assert!(is_local(layer) || slots.end <= self.rows(layer));
+        assert!(is_local(layer) || slots.end <= self.rows_per_head(layer));
         [&rows.k, &rows.v].into_iter().enumerate().try_for_each(|(plane, from)| {
-            assert_eq!(from.len(), KV_HEADS * slots.len() * self.row(plane));
+            assert_eq!(from.len(), KV_HEADS * slots.len() * self.plane_row_bytes(plane));
             self.write_plane((layer, plane), slots.clone(), from)
         })
     }
@@ -197,14 +199,14 @@ impl DeviceKv {
         slots: Range<usize>,
         from: &[u8],
     ) -> Result<()> {
-        let (all, row) = (self.rows(layer), self.row(plane));
+        let (all, row) = (self.rows_per_head(layer), self.plane_row_bytes(plane));
         if let Layers::Device(layers) = &self.layers
-            && let Some(pieces) = of_heads(&slots, all, row)
+            && let Some(pieces) = head_pieces(&slots, all, row)
         {
             return layers[layer].plane(plane).write_pieces(pieces, from);
         }
         for (head, mut from) in from.chunks_exact((slots.len() * row).max(1)).enumerate() {
-            for (at, n) in pieces(slots.clone(), all) {
+            for (at, n) in ring_spans(slots.clone(), all) {
                 let (piece, rest) = from.split_at(n * row);
                 let to = (head * all + at) * row;
                 match &mut self.layers {
@@ -224,7 +226,7 @@ impl DeviceKv {
     /// # Panics
     ///
     /// If the rows are not in host-visible device memory.
-    pub fn map(&self) -> Result<Vec<MappedLayer>> {
+    pub fn map_layers(&self) -> Result<Vec<MappedLayer>> {
         let map = |b: &Buffer| b.clone().into_map(0..b.len(), MapFor::ReadingAndWriting);
         let layer = |layer| {
             let rows = self.layer(layer).expect("the device has the rows that it shares");
@@ -234,7 +236,7 @@ impl DeviceKv {
     }
 }
 
-fn on_device(
+fn allocate_on_device(
     device: &Device,
     types: KvTypes,
     (slots, ring): (usize, Ring),
@@ -258,11 +260,11 @@ fn on_device(
     (0..LAYERS).map(layer).collect()
 }
 
-fn on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>; 2]>> {
+fn allocate_on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>; 2]>> {
     let plane = |layer: usize, row: usize| {
         let len = (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
         let room = Vec::<u8>::new().try_reserve_exact(len);
-        room.map_err(|_| Failure::new(Kind::Memory, format!("cannot allocate {len} bytes")))?;
+        room.map_err(|_| Failure::new(FailureKind::Memory, format!("cannot allocate {len} bytes")))?;
         // Pages are allocated when first written.
         Ok(vec![0; len])
     };
@@ -271,14 +273,14 @@ fn on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>;
 }
 
 /// The rows of `slots` of all heads, if they are one piece per head.
-fn of_heads(slots: &Range<usize>, rows: usize, row: usize) -> Option<Pieces> {
-    let (at, n) = pieces(slots.clone(), rows).next()?;
-    let pieces = Pieces { start: at * row, len: n * row, count: KV_HEADS, pitch: rows * row };
+fn head_pieces(slots: &Range<usize>, rows: usize, row: usize) -> Option<StridedPieces> {
+    let (at, n) = ring_spans(slots.clone(), rows).next()?;
+    let pieces = StridedPieces { start: at * row, len: n * row, count: KV_HEADS, pitch: rows * row };
     (n == slots.len()).then_some(pieces)
 }
 
 /// Moves the rows of `slots`, which ascend, to the front.
-pub fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
+pub fn compact_rows(rows: &mut [u8], slots: &[u32], row: usize) {
     for (to, &from) in slots.iter().enumerate() {
         let from = from as usize;
         rows.copy_within(from * row..(from + 1) * row, to * row);
@@ -287,7 +289,7 @@ pub fn gather(rows: &mut [u8], slots: &[u32], row: usize) {
 
 /// Rows per head in a layer.
 fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
-    if is_local(layer) { ring.rows(slots) } else { slots }
+    if is_local(layer) { ring.rows_per_head(slots) } else { slots }
 }
 
 /// Bytes of a row of keys, and of values.

@@ -3,10 +3,10 @@
 
 use super::batched_attention::{self, BatchedAttention};
 use super::defines::LayerView;
-use super::kernels::{Input, KernelName, Kernels, Observed, variant_of};
+use super::kernels::{KernelName, Kernels, MatmulInput, Observed, variant_of};
 use super::kv::{DeviceKv, LayerRows};
 use super::nvidia::BoundDecode;
-use super::scratch::Scratch;
+use super::scratch::PassBuffers;
 use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
 use super::variants::{Feature, Tokens};
@@ -135,27 +135,27 @@ pub struct Binder<'a> {
     /// Calibration of keys and queries, by layer; empty if there is none.
     pub calibration: &'a [Buffer],
     /// Buffers of a pass.
-    pub scratch: &'a Scratch,
+    pub scratch: &'a PassBuffers,
     /// Place that computes attention.
     pub attend: AttendOn,
     /// True if the layers need kernels for one token.
-    pub one: bool,
+    pub needs_one: bool,
 }
 
 impl Binder<'_> {
     /// Builds all kernels that are needed, and binds those that use no cache.
-    pub fn launches(&mut self) -> Result<Launches> {
+    pub fn bind_launches(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
-        let one = self.one;
+        let one = self.needs_one;
         for view in (0..LAYERS).map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
-                self.kernels.require(KernelName::AttendOne(view))?;
+                self.kernels.require_kernel(KernelName::AttendOne(view))?;
             }
             if many || self.attend == AttendOn::Host {
-                self.kernels.require(KernelName::Rope(view))?;
+                self.kernels.require_kernel(KernelName::Rope(view))?;
             }
             if many && self.attend == AttendOn::Device {
-                self.kernels.require(KernelName::Attend(view))?;
+                self.kernels.require_kernel(KernelName::Attend(view))?;
             }
         }
         let merge = [&s.partials, &s.ml, &s.att];
@@ -163,20 +163,20 @@ impl Binder<'_> {
         Ok(Launches {
             one: (0..LAYERS)
                 .filter(|_| one)
-                .map(|i| self.one_token(&m.layers[i], window(i)))
+                .map(|i| self.one_token(&m.layers[i], attention_window(i)))
                 .collect::<Result<_>>()?,
-            head: self.head()?,
+            head: self.bind_head()?,
             batched: (many && on_device && s.at_once > 1).then(|| self.batched_attention()).transpose()?,
-            merge: (one && on_device).then(|| self.launch(KernelName::Merge, &merge)).transpose()?,
+            merge: (one && on_device).then(|| self.bind_launch(KernelName::Merge, &merge)).transpose()?,
             many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
             post_norms: m
                 .layers
                 .iter()
                 .filter_map(|l| self.post_norms(l).transpose())
                 .collect::<Result<_>>()?,
-            norm: many.then(|| self.norm(&m.norm, m.head.reads)).transpose()?,
-            heads: if many { self.heads()? } else { MatmulLaunches::default() },
-            queries: self.kernels.shapes().attend.map_or(1, |s| s.queries),
+            norm: many.then(|| self.bind_norm(&m.norm, m.head.reads)).transpose()?,
+            heads: if many { self.bind_heads()? } else { MatmulLaunches::default() },
+            queries: self.kernels.device_shapes().attend.map_or(1, |s| s.queries),
             slots: s.slots,
         })
     }
@@ -188,20 +188,23 @@ impl Binder<'_> {
             let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
             let calibration = self.calibration.get(i).unwrap_or(&s.none);
             let buffers = [s.state.buffer(), &s.qkv, norm, calibration, &s.partials, &s.ml];
-            let launch = self.launch(KernelName::AttendSeveral(LayerView::of(i)), &buffers)?;
-            Ok(Launch { ints: batched_attention::BEFORE_ROWS + batched_attention::ROWS, ..launch })
+            let launch = self.bind_launch(KernelName::AttendBatch(LayerView::of(i)), &buffers)?;
+            Ok(Launch {
+                ints: batched_attention::FIRST_ROW_BUFFER + batched_attention::ROW_BUFFERS,
+                ..launch
+            })
         };
         let attend = m.layers.iter().enumerate().map(&mut layer).collect::<Result<_>>()?;
-        let merge = self.launch(KernelName::MergeSeveral, &[&s.partials, &s.ml, &s.att])?;
+        let merge = self.bind_launch(KernelName::MergeBatch, &[&s.partials, &s.ml, &s.att])?;
         Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
     }
 
     /// Binds the launches of a cache. They observe attention if there is `mass`, by full-attention layer.
-    pub fn cache(&mut self, rows: &DeviceKv, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
+    pub fn bind_cache(&mut self, rows: &DeviceKv, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[BEFORE[i][0]]);
+            let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
@@ -216,9 +219,9 @@ impl Binder<'_> {
         let (s, many) = (self.scratch, self.scratch.max_tokens > 1);
         let (state, norm) = (s.state.buffer(), l.qk_norm.as_ref().unwrap_or(&s.none));
         let softmax = s.softmax.as_ref().unwrap_or(&s.none);
-        let (on_device, one_token) = (self.attend == AttendOn::Device, self.one);
+        let (on_device, one_token) = (self.attend == AttendOn::Device, self.needs_one);
         let mut bind = |wanted: bool, name: KernelName, buffers: &[&Buffer]| {
-            wanted.then(|| self.launch(name, buffers)).transpose()
+            wanted.then(|| self.bind_launch(name, buffers)).transpose()
         };
         // If the host computes attention, new rows are written to buffers that are idle meanwhile.
         let [k, v] = rows.map_or([&s.acts, &s.gate_up], |rows| [&rows.k, &rows.v]);
@@ -238,31 +241,31 @@ impl Binder<'_> {
     }
 
     /// Kernel that compacts the rows of a layer; its buffers are bound later.
-    pub fn compaction(&mut self) -> Result<Launch> {
-        Ok(Launch { ints: 2, ..self.launch(KernelName::CompactKv, &[])? })
+    pub fn bind_compaction(&mut self) -> Result<Launch> {
+        Ok(Launch { ints: 2, ..self.bind_launch(KernelName::CompactKv, &[])? })
     }
 
     /// Creates a kernel and binds its buffers, starting with argument 0.
-    fn launch(&mut self, name: KernelName, buffers: &[&Buffer]) -> Result<Launch> {
-        let mut kernel = self.kernels.kernel(name)?;
+    fn bind_launch(&mut self, name: KernelName, buffers: &[&Buffer]) -> Result<Launch> {
+        let mut kernel = self.kernels.create_kernel(name)?;
         for (i, buffer) in buffers.iter().enumerate() {
-            kernel.arg_buffer(i, buffer)?;
+            kernel.set_buffer(i, buffer)?;
         }
-        Ok(Launch { kernel, local: self.kernels.local(name), ints: buffers.len() })
+        Ok(Launch { kernel, local: self.kernels.group_shape(name), ints: buffers.len() })
     }
 
-    fn product(&mut self, name: KernelName, chunk: &Chunk, io: &Io<'_>) -> Result<MatmulLaunch> {
+    fn bind_product(&mut self, name: KernelName, chunk: &Chunk, io: &Io<'_>) -> Result<MatmulLaunch> {
         let state = self.scratch.state.buffer();
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
         let variant = variant_of(name);
         // For one token, the words of a row are read one by one.
         let words = if matches!(name, KernelName::Gemm(..)) { variant.rows } else { 1 };
-        let image = variant.needs(Feature::Images).then(|| quants.image(words)).transpose()?;
+        let image = variant.needs_feature(Feature::Images).then(|| quants.create_image(words)).transpose()?;
         let quants = image.as_ref().unwrap_or(quants);
         let mut buffers = vec![quants, scales, state, io.input, io.scales, io.out, io.extra];
         buffers.extend(io.sums);
-        let tiles = Tiles { launch: self.launch(name, &buffers)?, groups: *groups, tile: [16, 1] };
+        let tiles = Tiles { launch: self.bind_launch(name, &buffers)?, groups: *groups, tile: [16, 1] };
         Ok(MatmulLaunch { rows: [*first as i32, *groups as i32], tiles, few: None })
     }
 
@@ -272,18 +275,19 @@ impl Binder<'_> {
         &mut self,
         step: Step,
         w: &StepWeights,
-        (input, next): (Input, Activations),
+        (input, next): (MatmulInput, Activations),
         io: Io<'_>,
     ) -> Result<MatmulLaunches> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
-            let variant = self.kernels.variant(Tokens::One, storage);
-            let mut p = self.product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
+            let variant = self.kernels.variant_for(Tokens::One, storage);
+            let mut p =
+                self.bind_product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
             // If chunks are merged, their number is set for each token.
-            if !matches!(input, Input::Merge { .. }) {
+            if !matches!(input, MatmulInput::Merge { .. }) {
                 p.tiles.launch.set_ints(&p.rows)?;
             }
-            p.tiles.groups = self.kernels.shapes().gemv_groups(step, storage, variant, p.tiles.groups);
+            p.tiles.groups = self.kernels.device_shapes().gemv_groups(step, storage, variant, p.tiles.groups);
             Ok(p)
         };
         w.chunks.iter().map(product).collect::<Result<_>>().map(MatmulLaunches)
@@ -298,18 +302,18 @@ impl Binder<'_> {
     ) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let product = |chunk: &Chunk| {
-            let variant = self.kernels.variant(Tokens::Many, chunk.storage);
+            let variant = self.kernels.variant_for(Tokens::Many, chunk.storage);
             let sums = variant.by_rows().then_some(&s.act_sums);
             let io = Io { input: &s.acts, scales: &s.act_scales, out, extra, sums };
-            let mut p = self.product(KernelName::Gemm(step, chunk.storage, variant), chunk, &io)?;
-            let groups = chunk.groups * step.halves();
-            p.tiles.tile = self.kernels.shapes().gemm_tile(step, chunk.storage, variant);
+            let mut p = self.bind_product(KernelName::Gemm(step, chunk.storage, variant), chunk, &io)?;
+            let groups = chunk.groups * step.matrix_count();
+            p.tiles.tile = self.kernels.device_shapes().gemm_tile(step, chunk.storage, variant);
             p.tiles.groups = (groups * 16).div_ceil(p.tiles.tile[0]);
             if self.kernels.has_few(chunk.storage, variant) {
-                let shapes = self.kernels.shapes();
+                let shapes = self.kernels.device_shapes();
                 let cores = shapes.few_on_tensor_cores(step, chunk.storage);
                 let io = Io { sums: cores.is_none().then_some(&s.act_sums), ..io };
-                let few = self.product(KernelName::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
+                let few = self.bind_product(KernelName::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
                 let tile = shapes.few_tile(step, chunk.storage);
                 p.few = Some(Tiles { groups: (groups * 16).div_ceil(tile[0]), tile, ..few });
             }
@@ -319,14 +323,14 @@ impl Binder<'_> {
     }
 
     /// Final norm and output head of one token.
-    fn head(&mut self) -> Result<MatmulLaunches> {
+    fn bind_head(&mut self) -> Result<MatmulLaunches> {
         let (s, m) = (self.scratch, self.matrices);
         let io = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
-        self.bind_gemv(Step::Head, &m.head, (Input::Norm, Activations::Floats), io)
+        self.bind_gemv(Step::Head, &m.head, (MatmulInput::Norm, Activations::Floats), io)
     }
 
     /// Output head of several tokens.
-    fn heads(&mut self) -> Result<MatmulLaunches> {
+    fn bind_heads(&mut self) -> Result<MatmulLaunches> {
         let s = self.scratch;
         self.bind_gemm(Step::Head, &self.matrices.head, [&s.logits, &s.none])
     }
@@ -349,7 +353,7 @@ impl Binder<'_> {
         let s = self.scratch;
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
         let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
-        let input = Input::Merge { window: window.unwrap_or(0) };
+        let input = MatmulInput::Merge { window: window.unwrap_or(0) };
         self.bind_gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
     }
 
@@ -376,9 +380,9 @@ impl Binder<'_> {
             _ => Activations::Floats,
         };
         let input = match step {
-            Step::Qkv | Step::GateUp => Input::Norm,
-            Step::Out => Input::Att,
-            _ => Input::Ffn,
+            Step::Qkv | Step::GateUp => MatmulInput::Norm,
+            Step::Out => MatmulInput::Att,
+            _ => MatmulInput::Ffn,
         };
         self.bind_gemv(step, &l.steps[step as usize], (input, next), io)
     }
@@ -400,14 +404,17 @@ impl Binder<'_> {
         let s = self.scratch;
         let w = &l.steps[step as usize];
         let or_none = |bias| Option::as_ref(bias).unwrap_or(&s.none);
-        let reads = self.kernels.activations(w.reads);
+        let reads = self.kernels.activation_form(w.reads);
         let input = match step {
-            Step::Qkv => self.norm(&l.attn_norm, w.reads)?,
-            Step::Out => self.inputs(KernelName::Activations(Input::Att, reads), [&s.att, &s.none])?,
-            Step::GateUp => self.norm(&l.ffn_norm, w.reads)?,
-            _ => {
-                self.inputs(KernelName::Activations(Input::Ffn, reads), [&s.gate_up, or_none(&l.up_bias)])?
+            Step::Qkv => self.bind_norm(&l.attn_norm, w.reads)?,
+            Step::Out => {
+                self.bind_inputs(KernelName::Activations(MatmulInput::Att, reads), [&s.att, &s.none])?
             }
+            Step::GateUp => self.bind_norm(&l.ffn_norm, w.reads)?,
+            _ => self.bind_inputs(
+                KernelName::Activations(MatmulInput::Ffn, reads),
+                [&s.gate_up, or_none(&l.up_bias)],
+            )?,
         };
         let products = match step {
             Step::Qkv => self.bind_gemm(step, w, [&s.qkv, or_none(&l.qkv_bias)])?,
@@ -422,20 +429,20 @@ impl Binder<'_> {
     fn post_norms(&mut self, l: &LayerWeights) -> Result<Option<[Launch; 2]>> {
         let [Some(attn), Some(ffn)] = &l.post_norms else { return Ok(None) };
         let s = self.scratch;
-        let mut launch = |w: &Buffer| self.launch(KernelName::PostNorm, &[s.state.buffer(), &s.post, w]);
+        let mut launch = |w: &Buffer| self.bind_launch(KernelName::PostNorm, &[s.state.buffer(), &s.post, w]);
         Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
     /// Norm of the residual, in the form that the matrices of a step read.
-    fn norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
-        let (state, reads) = (self.scratch.state.buffer(), self.kernels.activations(reads));
-        self.inputs(KernelName::Activations(Input::Norm, reads), [state, w])
+    fn bind_norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
+        let (state, reads) = (self.scratch.state.buffer(), self.kernels.activation_form(reads));
+        self.bind_inputs(KernelName::Activations(MatmulInput::Norm, reads), [state, w])
     }
 
     /// Converts all tokens of a pass to the form that a matrix reads.
-    fn inputs(&mut self, name: KernelName, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
+    fn bind_inputs(&mut self, name: KernelName, [from, weights]: [&Buffer; 2]) -> Result<Launch> {
         let s = self.scratch;
-        let mut launch = self.launch(name, &[from, weights, &s.acts, &s.act_scales, &s.act_sums])?;
+        let mut launch = self.bind_launch(name, &[from, weights, &s.acts, &s.act_scales, &s.act_sums])?;
         launch.set_ints(&[0, 0])?;
         Ok(launch)
     }

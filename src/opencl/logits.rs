@@ -1,6 +1,6 @@
 //! Logits of a pass: which ones are requested, and where they go.
 
-use super::threads::both;
+use super::threads::run_both;
 use crate::dims::VOCAB;
 use crate::model::device::{Logits, Run};
 use opencl_runtime::buffer::bytes_of_mut;
@@ -43,18 +43,21 @@ pub fn outputs_of<'a>(
 const SPREAD: usize = 1 << 21;
 
 /// Bytes of all requested rows.
-fn bytes(runs: &[Run<'_>]) -> usize {
+fn requested_bytes(runs: &[Run<'_>]) -> usize {
     4 * VOCAB * runs.iter().map(output_rows).sum::<usize>()
 }
 
 /// Copies logits of `rows` to their destinations. `end` is the number of requested rows before `runs`. The logits of
 /// sixteen sequences are eight megabytes; copying them takes one thread as long as some GPUs need to compute them.
-pub fn scatter(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<'_>]) {
-    if runs.len() > 1 && bytes(runs) >= 2 * SPREAD {
+pub fn scatter_logits(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run<'_>]) {
+    if runs.len() > 1 && requested_bytes(runs) >= 2 * SPREAD {
         let (some, others) = runs.split_at_mut(runs.len() / 2);
         let middle = end + some.iter().map(output_rows).sum::<usize>();
         let rows = || rows.clone();
-        return both(|| scatter(found, (rows(), middle), others), || scatter(found, (rows(), end), some));
+        return run_both(
+            || scatter_logits(found, (rows(), middle), others),
+            || scatter_logits(found, (rows(), end), some),
+        );
     }
     for (first, out) in outputs_of(&rows, end, runs) {
         let (at, out) = (4 * (first - rows.start) * VOCAB, bytes_of_mut(out));
@@ -65,24 +68,24 @@ pub fn scatter(found: &[u8], (rows, end): (Range<usize>, usize), runs: &mut [Run
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::device::{Cache, Extent, HostRows, KvRows};
+    use crate::model::device::{Extent, HostRows, KvCache, KvRows};
     use files::Result;
 
     /// A cache that is never used.
     struct Absent;
 
     #[rustfmt::skip]
-    impl Cache for Absent {
+    impl KvCache for Absent {
         fn extent(&self) -> Extent { unreachable!() }
         fn set_len(&mut self, _: usize) { unreachable!() }
         fn resize(&mut self, _: usize) -> Result<()> { unreachable!() }
-        fn outlast(&mut self) -> Result<()> { unreachable!() }
-        fn keep(&mut self, _: usize, _: usize, _: &[u32]) -> Result<()> { unreachable!() }
-        fn read(&mut self, _: usize, _: Range<usize>, _: &mut KvRows) -> Result<()> { unreachable!() }
-        fn write(&mut self, _: usize, _: Range<usize>, _: &KvRows) -> Result<()> { unreachable!() }
+        fn reserve_window_rows(&mut self) -> Result<()> { unreachable!() }
+        fn retain_slots(&mut self, _: usize, _: usize, _: &[u32]) -> Result<()> { unreachable!() }
+        fn read_rows(&mut self, _: usize, _: Range<usize>, _: &mut KvRows) -> Result<()> { unreachable!() }
+        fn write_rows(&mut self, _: usize, _: Range<usize>, _: &KvRows) -> Result<()> { unreachable!() }
         fn read_mass(&mut self, _: usize, _: &mut [f32]) -> Result<()> { unreachable!() }
         fn write_mass(&mut self, _: usize, _: &[f32]) -> Result<()> { unreachable!() }
-        fn host(&mut self) -> Result<&mut dyn HostRows> { unreachable!() }
+        fn host_rows(&mut self) -> Result<&mut dyn HostRows> { unreachable!() }
     }
 
     /// Three kinds of runs, few tokens and enough for several threads, in one piece and in several.
@@ -108,7 +111,7 @@ mod tests {
                 .collect();
             for rows in [0..all / 3, all / 3..all] {
                 let found: Vec<u8> = rows.clone().flat_map(row).flat_map(f32::to_le_bytes).collect();
-                scatter(&found, (rows, 0), &mut runs);
+                scatter_logits(&found, (rows, 0), &mut runs);
             }
             drop(runs);
             assert!(out.concat().into_iter().eq((0..all).flat_map(row)), "{many}");

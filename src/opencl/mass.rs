@@ -1,44 +1,46 @@
 //! Attention mass of slots, summed where attention is computed: on the device, or on the host.
 
-use super::kv::gather;
+use super::kv::compact_rows;
 use super::launches::AttendOn;
 use crate::dims::*;
 use crate::model::device;
-use opencl_runtime::buffer::{Access, Buffer, Pieces, Place, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{Access, Buffer, Place, StridedPieces, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
 /// Mass of all slots, by full-attention layer: `[kv_head][slot]`.
-enum Sums {
+enum MassStorage {
     Device(Vec<Buffer>),
     Host(Vec<Vec<f32>>),
 }
 
 /// Attention mass of the slots of a cache.
-pub struct Mass {
-    sums: Sums,
+pub struct AttentionMass {
+    sums: MassStorage,
     /// Slots per head.
     slots: usize,
     /// Number of leading slots with valid mass; the values of the others are undefined.
     filled: usize,
 }
 
-impl Mass {
+impl AttentionMass {
     /// Allocates mass without valid slots.
     pub fn new(device: &Device, slots: usize, attend: AttendOn) -> Result<Self> {
-        let buffer = || device.buffer(4 * KV_HEADS * slots, Access::ReadWrite, Place::Device);
+        let buffer = || device.allocate_buffer(4 * KV_HEADS * slots, Access::ReadWrite, Place::Device);
         let sums = match attend {
-            AttendOn::Host => Sums::Host(vec![vec![0.0; KV_HEADS * slots]; GLOBAL_LAYERS]),
-            AttendOn::Device => Sums::Device((0..GLOBAL_LAYERS).map(|_| buffer()).collect::<Result<_>>()?),
+            AttendOn::Host => MassStorage::Host(vec![vec![0.0; KV_HEADS * slots]; GLOBAL_LAYERS]),
+            AttendOn::Device => {
+                MassStorage::Device((0..GLOBAL_LAYERS).map(|_| buffer()).collect::<Result<_>>()?)
+            }
         };
         Ok(Self { sums, slots, filled: 0 })
     }
 
     /// Copies the mass of `len` filled slots to a new object with another number of slots.
-    pub fn resized(&mut self, device: &Device, slots: usize, len: usize) -> Result<Self> {
+    pub fn copy_resized(&mut self, device: &Device, slots: usize, len: usize) -> Result<Self> {
         let attend = match self.sums {
-            Sums::Host(_) => AttendOn::Host,
-            Sums::Device(_) => AttendOn::Device,
+            MassStorage::Host(_) => AttendOn::Host,
+            MassStorage::Device(_) => AttendOn::Device,
         };
         let mut grown = Self::new(device, slots, attend)?;
         let mut mass = vec![0.0; KV_HEADS * len];
@@ -52,8 +54,8 @@ impl Mass {
     /// Buffers by full-attention layer, if the device computes the mass.
     pub fn on_device(&self) -> Option<&[Buffer]> {
         match &self.sums {
-            Sums::Device(layers) => Some(layers),
-            Sums::Host(_) => None,
+            MassStorage::Device(layers) => Some(layers),
+            MassStorage::Host(_) => None,
         }
     }
 
@@ -68,25 +70,35 @@ impl Mass {
     }
 
     /// Mass for attention on the host over `slots` slots, new ones included, of a run whose last `tokens` are observed.
-    pub fn for_host(&mut self, layer: usize, slots: usize, tokens: usize) -> Option<device::Mass<'_>> {
+    pub fn for_host(
+        &mut self,
+        layer: usize,
+        slots: usize,
+        tokens: usize,
+    ) -> Option<device::AttentionMass<'_>> {
         let (filled, all) = (self.filled, self.slots);
         match &mut self.sums {
-            Sums::Host(layers) if tokens > 0 && !is_local(layer) => {
-                let sums = &mut layers[BEFORE[layer][0]][..];
+            MassStorage::Host(layers) if tokens > 0 && !is_local(layer) => {
+                let sums = &mut layers[LAYERS_BEFORE[layer][0]][..];
                 sums.chunks_exact_mut(all).for_each(|head| head[filled..slots].fill(0.0));
-                Some(device::Mass { sums, tokens })
+                Some(device::AttentionMass { sums, tokens })
             }
             _ => None,
         }
     }
 
     /// Moves the mass of `slots`, out of `len` filled ones, to slots `0..`.
-    pub fn keep(&mut self, (layer, kv_head): (usize, usize), slots: &[u32], len: usize) -> Result<()> {
+    pub fn compact_mass(
+        &mut self,
+        (layer, kv_head): (usize, usize),
+        slots: &[u32],
+        len: usize,
+    ) -> Result<()> {
         self.fill_up(len)?;
-        let (mut mass, layer) = (vec![0.0; len], BEFORE[layer][0]);
+        let (mut mass, layer) = (vec![0.0; len], LAYERS_BEFORE[layer][0]);
         let start = kv_head * self.slots;
         self.get(layer, start, &mut mass)?;
-        gather(bytes_of_mut(&mut mass), slots, 4);
+        compact_rows(bytes_of_mut(&mut mass), slots, 4);
         self.put(layer, start, &mass[..slots.len()])
     }
 
@@ -94,32 +106,32 @@ impl Mass {
     pub fn read(&mut self, layer: usize, len: usize, mass: &mut [f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
-        if let Sums::Device(layers) = &self.sums {
-            return layers[BEFORE[layer][0]].read_pieces(self.of_heads(len), bytes_of_mut(mass));
+        if let MassStorage::Device(layers) = &self.sums {
+            return layers[LAYERS_BEFORE[layer][0]].read_pieces(self.head_pieces(len), bytes_of_mut(mass));
         }
         let mut heads = mass.chunks_exact_mut(len.max(1)).enumerate();
-        heads.try_for_each(|(head, mass)| self.get(BEFORE[layer][0], head * self.slots, mass))
+        heads.try_for_each(|(head, mass)| self.get(LAYERS_BEFORE[layer][0], head * self.slots, mass))
     }
 
     /// First `len` slots of all heads in a layer.
-    fn of_heads(&self, len: usize) -> Pieces {
-        Pieces { start: 0, len: 4 * len, count: KV_HEADS, pitch: 4 * self.slots }
+    fn head_pieces(&self, len: usize) -> StridedPieces {
+        StridedPieces { start: 0, len: 4 * len, count: KV_HEADS, pitch: 4 * self.slots }
     }
 
     /// Writes the mass of `len` filled slots.
     pub fn write(&mut self, layer: usize, len: usize, mass: &[f32]) -> Result<()> {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
-        if let Sums::Device(layers) = &self.sums {
-            return layers[BEFORE[layer][0]].write_pieces(self.of_heads(len), bytes_of(mass));
+        if let MassStorage::Device(layers) = &self.sums {
+            return layers[LAYERS_BEFORE[layer][0]].write_pieces(self.head_pieces(len), bytes_of(mass));
         }
         let slots = self.slots;
         let mut heads = mass.chunks_exact(len.max(1)).enumerate();
-        heads.try_for_each(|(head, mass)| self.put(BEFORE[layer][0], head * slots, mass))
+        heads.try_for_each(|(head, mass)| self.put(LAYERS_BEFORE[layer][0], head * slots, mass))
     }
 
     /// Reads all mass, so that the CPU can add to it: by full-attention layer, `[kv_head][slot]`.
-    pub fn lend(&mut self, len: usize) -> Result<Vec<Vec<f32>>> {
+    pub fn read_all(&mut self, len: usize) -> Result<Vec<Vec<f32>>> {
         self.fill_up(len)?;
         let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; GLOBAL_LAYERS];
         layers.iter_mut().enumerate().try_for_each(|(layer, mass)| self.get(layer, 0, mass))?;
@@ -127,7 +139,7 @@ impl Mass {
     }
 
     /// Writes back the mass from [`Mass::lend`], with `len` filled slots.
-    pub fn take_back(&mut self, layers: &[Vec<f32>], len: usize) -> Result<()> {
+    pub fn write_all(&mut self, layers: &[Vec<f32>], len: usize) -> Result<()> {
         self.filled = len;
         layers.iter().enumerate().try_for_each(|(layer, mass)| self.put(layer, 0, mass))
     }
@@ -138,8 +150,8 @@ impl Mass {
             for (layer, head) in (0..GLOBAL_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
                 let (first, end) = (head * self.slots + self.filled, head * self.slots + len);
                 match &mut self.sums {
-                    Sums::Device(layers) => layers[layer].fill(4 * first..4 * end, 0)?,
-                    Sums::Host(layers) => layers[layer][first..end].fill(0.0),
+                    MassStorage::Device(layers) => layers[layer].fill(4 * first..4 * end, 0)?,
+                    MassStorage::Host(layers) => layers[layer][first..end].fill(0.0),
                 }
             }
             self.filled = len;
@@ -150,8 +162,8 @@ impl Mass {
     /// Reads mass from `start` on; `layer` counts full-attention layers only.
     fn get(&self, layer: usize, start: usize, mass: &mut [f32]) -> Result<()> {
         match &self.sums {
-            Sums::Device(layers) => layers[layer].read(4 * start, bytes_of_mut(mass)),
-            Sums::Host(layers) => {
+            MassStorage::Device(layers) => layers[layer].read(4 * start, bytes_of_mut(mass)),
+            MassStorage::Host(layers) => {
                 mass.copy_from_slice(&layers[layer][start..][..mass.len()]);
                 Ok(())
             }
@@ -160,8 +172,8 @@ impl Mass {
 
     fn put(&mut self, layer: usize, start: usize, mass: &[f32]) -> Result<()> {
         match &mut self.sums {
-            Sums::Device(layers) => layers[layer].write(4 * start, bytes_of(mass)),
-            Sums::Host(layers) => {
+            MassStorage::Device(layers) => layers[layer].write(4 * start, bytes_of(mass)),
+            MassStorage::Host(layers) => {
                 layers[layer][start..][..mass.len()].copy_from_slice(mass);
                 Ok(())
             }

@@ -12,10 +12,10 @@ mod layout;
 
 use super::cache::OpenClCache;
 use super::kv::DeviceKv;
-use super::scratch::Scratch;
+use super::scratch::PassBuffers;
 use super::selftest::OTHERS;
 use super::weights::Model;
-use crate::model::device::{Logits, Row, Run};
+use crate::model::device::{Logits, LogitsBuffer, Run};
 pub use decode::BoundDecode;
 use decode::Decode;
 use decode_batch::DecodeBatch;
@@ -25,7 +25,7 @@ use layout::WeightLayout;
 use numeric::kv::KvTypes;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::Facts;
+use opencl_runtime::facts::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::Program;
 
@@ -44,8 +44,8 @@ const GEMM: &str = kernel_text!("nvidia/gemm");
 const SUBGROUP_BARRIER: &str = kernel_text!("nvidia/subgroup_barrier");
 
 /// True if the device may compute a token in one launch. Its weights and caches should then each be in one buffer.
-pub fn has_persistent_kernels(facts: &Facts) -> bool {
-    decode::fits(facts)
+pub fn has_persistent_kernels(facts: &DeviceInfo) -> bool {
+    decode::supports_device(facts)
 }
 
 /// Kernels that compute whole passes.
@@ -65,14 +65,14 @@ impl PersistentKernels {
         model: &Model,
         calibration: &[Buffer],
         (types, slots): (KvTypes, usize),
-        scratch: &Scratch,
+        scratch: &PassBuffers,
     ) -> Result<Option<Self>> {
         let device = &model.device;
-        if !decode::fits(device.facts()) {
+        if !decode::supports_device(device.info()) {
             return Ok(None);
         }
-        let Some(layout) = WeightLayout::find(&model.matrices, calibration) else { return Ok(None) };
-        let batches = scratch.at_once > 1 && decode_batch::fits(device.facts());
+        let Some(layout) = WeightLayout::find_layout(&model.matrices, calibration) else { return Ok(None) };
+        let batches = scratch.at_once > 1 && decode_batch::supports_device(device.info());
         let batch = batches.then(|| DecodeBatch::new(device, &layout, types, scratch)).transpose()?;
         let decode = Decode::new(device, layout, types, slots)?;
         Ok(Some(Self { decode, batch, logits: HostLogits::default() }))
@@ -84,19 +84,19 @@ impl PersistentKernels {
     }
 
     /// Makes room for attention over `scratch.slots` slots. Launches bound for fewer must be bound again.
-    pub fn reserve(&mut self, device: &Device, scratch: &Scratch) -> Result<()> {
+    pub fn reserve(&mut self, device: &Device, scratch: &PassBuffers) -> Result<()> {
         self.decode.reserve(device, scratch.slots)?;
         self.batch.as_mut().map_or(Ok(()), |batch| batch.reserve(scratch))
     }
 
     /// Binds the single-token kernel to a cache; `None` if its rows are not parts of one buffer.
-    pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
+    pub fn bind(&self, scratch: &PassBuffers, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
         self.decode.bind(scratch, rows)
     }
 
     /// Memory for the logits of a token, unless `now` is such memory; see [`row`](crate::model::device::Device::row).
-    pub fn lend_row(&mut self, device: &Device, now: &[f32]) -> Option<Row> {
-        self.logits.lend(device, now)
+    pub fn lend_row(&mut self, device: &Device, now: &[f32]) -> Option<LogitsBuffer> {
+        self.logits.lend_row(device, now)
     }
 
     /// Number of runs of one token each to compute at once, at most `most`, if there are `runs` of them.
@@ -114,7 +114,7 @@ impl PersistentKernels {
     }
 
     /// Sets the header for the single-token kernel, before [`Scratch::embed`] sends it.
-    pub fn set_header(&self, scratch: &mut Scratch, cache: &mut OpenClCache) {
+    pub fn set_header(&self, scratch: &mut PassBuffers, cache: &mut OpenClCache) {
         if let Some(bound) = cache.bound_decode() {
             self.decode.set_header(scratch, bound);
         }
@@ -122,18 +122,18 @@ impl PersistentKernels {
 
     /// Computes a pass that [`PersistentKernels::takes`], after its embeddings were sent, and copies its logits;
     /// `false` if the caches are unsuitable.
-    pub fn run(&mut self, device: &Device, scratch: &Scratch, runs: &mut [Run<'_>]) -> Result<bool> {
+    pub fn run(&mut self, device: &Device, scratch: &PassBuffers, runs: &mut [Run<'_>]) -> Result<bool> {
         let Self { decode, batch, logits } = self;
         match batch.as_mut().filter(|_| runs.len() > 1) {
             None => {
-                let to = logits.buffer(device, 0, &runs[0].logits)?;
-                let bound = OpenClCache::of(runs[0].cache).bound_decode();
+                let to = logits.output_buffer(device, 0, &runs[0].logits)?;
+                let bound = OpenClCache::downcast(runs[0].cache).bound_decode();
                 decode.run(device, bound.expect("the caller has looked"), &to)?;
             }
             Some(batch) => {
                 let sequences = runs.iter_mut().enumerate().map(|(i, run)| {
-                    let to = logits.buffer(device, i, &run.logits);
-                    let cache = OpenClCache::of(run.cache);
+                    let to = logits.output_buffer(device, i, &run.logits);
+                    let cache = OpenClCache::downcast(run.cache);
                     (&cache.rows, cache.len(), to)
                 });
                 if !batch.run(device, scratch, sequences)? {
@@ -145,7 +145,7 @@ impl PersistentKernels {
             [Run { logits: Logits::None, .. }] => device.flush()?,
             _ => device.finish()?,
         }
-        runs.iter_mut().enumerate().try_for_each(|(i, run)| logits.bring(i, &mut run.logits))?;
+        runs.iter_mut().enumerate().try_for_each(|(i, run)| logits.copy_logits(i, &mut run.logits))?;
         Ok(true)
     }
 }

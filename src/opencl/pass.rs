@@ -10,10 +10,10 @@
 use super::cache::OpenClCache;
 use super::host_attention::HostAttention;
 use super::launches::Launches;
-use super::logits::{output_rows, output_tokens, outputs_of, scatter};
+use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
 use super::nvidia::PersistentKernels;
 use super::run_span::RunSpan;
-use super::scratch::Scratch;
+use super::scratch::PassBuffers;
 use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::weights::Model;
 use crate::dims::*;
@@ -21,7 +21,7 @@ use crate::model::device::{CancelToken, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
-use opencl_runtime::buffer::{Landing, bytes_of_mut};
+use opencl_runtime::buffer::{ReadbackBuffer, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 use std::ops::Range;
@@ -32,8 +32,8 @@ pub struct Pass<'a> {
     pub launches: &'a mut Launches,
     /// Kernels that compute all of this pass in one launch.
     pub persistent: Option<&'a mut PersistentKernels>,
-    pub scratch: &'a mut Scratch,
-    pub readback: Option<&'a mut Landing>,
+    pub scratch: &'a mut PassBuffers,
+    pub readback: Option<&'a mut ReadbackBuffer>,
     pub host: Option<&'a mut HostAttention>,
     pub cancel: Option<&'a CancelToken>,
     pub frequencies: &'a Frequencies,
@@ -41,7 +41,7 @@ pub struct Pass<'a> {
     pub n: usize,
     /// Number of tokens that continue after keys and values of the last layer, if not all do: those with logits to be
     /// read. They have been moved to the front.
-    pub narrowed: Option<usize>,
+    pub kept_tokens: Option<usize>,
     pub steps: Steps<'a>,
 }
 
@@ -58,7 +58,7 @@ impl Pass<'_> {
             self.qkv(layer, runs)?; // queries, keys and values
             self.rope(layer, runs)?; // keys get their position and join the cache
             self.attend(layer, runs)?; // each query over all slots up to its own, and what each slot received of it
-            self.narrow(layer, runs)?; // what follows is only for tokens whose logits are wanted
+            self.keep_output_tokens(layer, runs)?; // what follows is only for tokens whose logits are wanted
             if self.n == 0 {
                 break;
             }
@@ -82,15 +82,15 @@ impl Pass<'_> {
     }
 
     /// True if this layer continues with fewer tokens than it began with.
-    fn narrows(&self, layer: usize) -> bool {
-        self.narrowed.is_some() && layer == LAYERS - 1
+    fn is_narrowed_layer(&self, layer: usize) -> bool {
+        self.kept_tokens.is_some() && layer == LAYERS - 1
     }
 
     /// Ends a step; waits for it if steps are timed.
     fn end_step(&mut self, step: &'static str, layer: usize) -> Result<()> {
         if self.steps.is_traced() {
             self.device().finish()?;
-            self.steps.done(step, layer);
+            self.steps.end_step(step, layer);
         }
         Ok(())
     }
@@ -105,17 +105,17 @@ impl Pass<'_> {
         let mut first = 0;
         for run in runs {
             let mut span = RunSpan::of(run, first, layer);
-            if self.narrows(layer) {
+            if self.is_narrowed_layer(layer) {
                 span.attending = output_rows(run);
             }
             first += span.tokens;
-            step(self, layer, span, OpenClCache::of(run.cache))?;
+            step(self, layer, span, OpenClCache::downcast(run.cache))?;
         }
         Ok(())
     }
 
     fn embed(&mut self, runs: &[Run<'_>]) -> Result<()> {
-        self.scratch.embed(&self.model.weights, runs, self.frequencies)?;
+        self.scratch.upload_tokens(&self.model.weights, runs, self.frequencies)?;
         self.end_step("embed", 0)
     }
 
@@ -150,7 +150,7 @@ impl Pass<'_> {
 
     fn qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let device = &self.model.device;
-        if self.narrows(layer) {
+        if self.is_narrowed_layer(layer) {
             return self.narrowed_qkv(layer, runs);
         }
         if self.is_single() {
@@ -207,12 +207,12 @@ impl Pass<'_> {
         if self.joins_batch(span) {
             return self.join_batch(layer, span, cache);
         }
-        let (attending, merges) = (span.of_attending(), self.out_merges(span));
+        let (attending, merges) = (span.attending_part(), self.out_merges(span));
         let device = &self.model.device;
         if let Some(host) = self.host.as_mut().filter(|_| attending.tokens > 0) {
             host.attend((self.scratch, self.readback.as_deref_mut()), (layer, attending), cache)?;
         } else if let Some(one) = cache.layer(layer).attend_one.as_mut().filter(|_| span.tokens == 1) {
-            let chunks = span.chunks();
+            let chunks = span.visible_chunks();
             one.set_ints(&span.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
             if !merges {
                 let merge = self.launches.merge.as_mut().expect("invariant: there is one with `attend_one`");
@@ -236,7 +236,7 @@ impl Pass<'_> {
     fn join_batch(&mut self, layer: usize, span: RunSpan, cache: &OpenClCache) -> Result<()> {
         let batched = self.launches.batched.as_mut().expect("the caller has looked");
         let rows = cache.rows.layer(layer).expect("invariant: attention is the device's");
-        batched.add(layer, span.as_run(), span.chunks(), rows)?;
+        batched.add(layer, span.as_run(), span.visible_chunks(), rows)?;
         if batched.is_full() { batched.run(&self.model.device, layer) } else { Ok(()) }
     }
 
@@ -251,13 +251,13 @@ impl Pass<'_> {
         let launch = launch.as_mut().expect("invariant: bound with the mass");
         let launch =
             launch.set_ints(&span.as_run())?.set_second_ints(&[span.observed as i32, massed as i32])?;
-        launch.run(&self.model.device, [span.filled().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
+        launch.run(&self.model.device, [span.filled_slots().div_ceil(OBSERVE_ITEMS), KV_HEADS])?;
         self.end_step("observe", layer)
     }
 
     /// Moves the tokens that continue to the front.
-    fn narrow(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
-        let Some(kept) = self.narrowed.filter(|_| layer == LAYERS - 1) else { return Ok(()) };
+    fn keep_output_tokens(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
+        let Some(kept) = self.kept_tokens.filter(|_| layer == LAYERS - 1) else { return Ok(()) };
         output_tokens(runs).enumerate().try_for_each(|(to, from)| self.scratch.move_token(from, to))?;
         self.n = kept;
         Ok(())
@@ -265,15 +265,15 @@ impl Pass<'_> {
 
     /// True if `out` merges the chunks of attention.
     fn out_merges(&self, span: RunSpan) -> bool {
-        let on_device = self.is_single() && self.narrowed.is_none() && self.host.is_none();
-        on_device && span.chunks() <= FUSED_CHUNKS
+        let on_device = self.is_single() && self.kept_tokens.is_none() && self.host.is_none();
+        on_device && span.visible_chunks() <= FUSED_CHUNKS
     }
 
     fn out(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         let span = RunSpan::of(&mut runs[0], 0, layer);
         let (merges, device) = (self.out_merges(span), &self.model.device);
         if merges {
-            self.launches.one[layer].out.launch_merging(device, span.filled())?; // fused: the end of attend, out
+            self.launches.one[layer].out.launch_merging(device, span.filled_slots())?; // fused: the end of attend, out
         } else if self.is_single() {
             self.launches.one[layer].out_merged.launch_one(device)?;
         } else {
@@ -328,15 +328,15 @@ impl Pass<'_> {
         if self.steps.is_traced() {
             let pos = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
             let mut x = [0.0; DIM];
-            self.scratch.residual(self.n - 1, &mut x)?;
-            self.steps.residual(pos, layer, &x);
+            self.scratch.read_residual(self.n - 1, &mut x)?;
+            self.steps.record_residual(pos, layer, &x);
         }
         Ok(())
     }
 
     /// Lets the device start on the first layer while the rest is queued.
     fn begin_device(&self, layer: usize) -> Result<()> {
-        if layer == 0 { self.device().begin() } else { Ok(()) }
+        if layer == 0 { self.device().flush_if_gpu() } else { Ok(()) }
     }
 
     /// Computes the requested logits.
@@ -351,7 +351,7 @@ impl Pass<'_> {
             count => {
                 for first in (0..count).step_by(self.scratch.logit_rows) {
                     let rows = first..count.min(first + self.scratch.logit_rows);
-                    match self.narrowed {
+                    match self.kept_tokens {
                         Some(_) => self.final_norm(rows.clone())?,
                         None => self.final_norm(output_tokens(runs).skip(first).take(rows.len()))?,
                     }
@@ -385,7 +385,7 @@ impl Pass<'_> {
         match &mut self.readback {
             Some(readback) => {
                 // A read costs as much as half a megabyte.
-                scatter(readback.fetch(logits, 0..4 * rows.len() * VOCAB)?, (rows, 0), runs);
+                scatter_logits(readback.fetch_range(logits, 0..4 * rows.len() * VOCAB)?, (rows, 0), runs);
                 Ok(())
             }
             None => outputs_of(&rows, 0, runs).try_for_each(|(first, out)| {

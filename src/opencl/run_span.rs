@@ -1,8 +1,8 @@
 //! Tokens of a run, in a pass and in one layer of their cache.
 
 use super::cache::OpenClCache;
-use super::defines::CHUNK;
-use crate::dims::{is_local, window};
+use super::defines::ATTN_BLOCK;
+use crate::dims::{attention_window, is_local};
 use crate::model::device::Run;
 
 /// Tokens of a run, in a pass and in one layer of their cache.
@@ -30,17 +30,18 @@ impl RunSpan {
     /// Span of a run whose first token has index `first` in the pass.
     pub fn of(run: &mut Run<'_>, first: usize, layer: usize) -> Self {
         let (tokens, pos, is_plain_token) =
-            (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observe == 0);
-        let cache = OpenClCache::of(run.cache);
+            (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observed_tokens == 0);
+        let cache = OpenClCache::downcast(run.cache);
         let (before, observed) =
-            if is_local(layer) { (pos, 0) } else { (cache.len(), run.observe.min(tokens)) };
-        let skipped = window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / CHUNK);
-        let rows = cache.rows.rows(layer);
+            if is_local(layer) { (pos, 0) } else { (cache.len(), run.observed_tokens.min(tokens)) };
+        let skipped =
+            attention_window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / ATTN_BLOCK);
+        let rows = cache.rows.rows_per_head(layer);
         Self { first, tokens, before, rows, observed, skipped, attending: tokens, is_plain_token }
     }
 
     /// The part with the attending tokens only, after keys and values of all have joined the cache.
-    pub fn of_attending(self) -> Self {
+    pub fn attending_part(self) -> Self {
         let left = self.tokens - self.attending;
         Self { first: self.first + left, tokens: self.attending, before: self.before + left, ..self }
     }
@@ -51,12 +52,12 @@ impl RunSpan {
     }
 
     /// Slots that are filled after the pass.
-    pub fn filled(self) -> usize {
+    pub fn filled_slots(self) -> usize {
         self.before + self.tokens
     }
 
     /// Number of chunks that its only token sees.
-    pub fn chunks(self) -> usize {
-        self.filled().div_ceil(CHUNK) - self.skipped
+    pub fn visible_chunks(self) -> usize {
+        self.filled_slots().div_ceil(ATTN_BLOCK) - self.skipped
     }
 }

@@ -1,14 +1,14 @@
 //! Buffers of a forward pass, allocated once. Additional buffers for attention over a longer cache, or for observed
 //! attention, are allocated on demand.
 
-use super::defines::{CHUNK, FFN_PAD, QKV};
-use super::shapes::SEVERAL;
-use super::threads::both;
+use super::defines::{ATTN_BLOCK, FFN_PAD, QKV};
+use super::shapes::MAX_BATCH_RUNS;
+use super::threads::run_both;
 use crate::dims::*;
 use crate::model::device::Run;
-use crate::model::rope::{Frequencies, angles};
+use crate::model::rope::{Frequencies, compute_angles};
 use crate::model::weights::Weights;
-use opencl_runtime::buffer::{Access, Buffer, Place, Staged, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{Access, Buffer, Place, StagingBuffer, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
@@ -25,9 +25,9 @@ const LOGIT_ROWS: usize = 16;
 const NONE: usize = 64;
 
 /// Buffers of a forward pass.
-pub struct Scratch {
+pub struct PassBuffers {
     /// Header, then `[token][x | cos | sin]`: everything the host sends, in one transfer, and the residual stream.
-    pub state: Staged,
+    pub state: StagingBuffer,
     /// `[token][QKV]`
     pub qkv: Buffer,
     /// Attention's output: `[token][head][HEAD_DIM]`
@@ -71,7 +71,7 @@ pub struct Scratch {
 const _: () = assert!(FFN_PAD >= KV_DIM);
 
 /// Bytes of each buffer for `tokens` tokens, in the order of the fields.
-fn sizes(tokens: usize) -> [usize; 9] {
+fn buffer_sizes(tokens: usize) -> [usize; 9] {
     let widest = DIM.max(Q_DIM).max(FFN_DIM);
     let floats = [
         HEADER + tokens * STATE_ROW,
@@ -80,7 +80,7 @@ fn sizes(tokens: usize) -> [usize; 9] {
         tokens * widest,
         tokens * widest.div_ceil(32),
         tokens * widest.div_ceil(32) * 2,
-        tokens * (1 + GATED as usize) * FFN_PAD,
+        tokens * (1 + HAS_GATE as usize) * FFN_PAD,
         tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
     ];
@@ -89,7 +89,7 @@ fn sizes(tokens: usize) -> [usize; 9] {
 
 /// Bytes of `partials` and of `ml` for `caches` caches with `slots` slots.
 fn part_sizes(slots: usize, caches: usize) -> [usize; 2] {
-    let heads = HEADS * slots.div_ceil(CHUNK).max(1) * caches;
+    let heads = HEADS * slots.div_ceil(ATTN_BLOCK).max(1) * caches;
     [4 * heads * HEAD_DIM, 4 * heads * 2]
 }
 
@@ -100,7 +100,7 @@ pub fn logits_bytes(tokens: usize) -> usize {
 
 /// Bytes of all buffers together, without those of attention.
 pub fn bytes(tokens: usize) -> usize {
-    sizes(tokens).iter().sum::<usize>() + NONE
+    buffer_sizes(tokens).iter().sum::<usize>() + NONE
 }
 
 /// Bytes for the chunks of attention over `slots` slots, of one token of each sequence.
@@ -110,55 +110,55 @@ pub fn parts_bytes(slots: usize, sequences: usize) -> usize {
 
 /// Number of sequences that attend in one launch.
 fn at_once(sequences: usize) -> usize {
-    sequences.clamp(1, SEVERAL)
+    sequences.clamp(1, MAX_BATCH_RUNS)
 }
 
-fn buffer(device: &Device, len: usize) -> Result<Buffer> {
-    device.buffer(len, Access::ReadWrite, Place::Device)
+fn allocate_buffer(device: &Device, len: usize) -> Result<Buffer> {
+    device.allocate_buffer(len, Access::ReadWrite, Place::Device)
 }
 
-impl Scratch {
+impl PassBuffers {
     /// Allocates buffers for `tokens` tokens, or fewer if the device's buffers are too small, and for the caches of
     /// `sequences` sequences with `slots` slots.
     pub fn new(device: &Device, tokens: usize, (slots, sequences): (usize, usize)) -> Result<Self> {
-        let most = device.facts().max_alloc;
+        let most = device.info().max_alloc;
         let mut tokens = tokens.max(1);
-        while tokens > 1 && sizes(tokens).iter().any(|&n| n as u64 > most) {
+        while tokens > 1 && buffer_sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
-        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits] = sizes(tokens);
-        let none = buffer(device, NONE)?;
+        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits] = buffer_sizes(tokens);
+        let none = allocate_buffer(device, NONE)?;
         let at_once = at_once(sequences);
         let [partials, ml] = part_sizes(slots, at_once);
         Ok(Self {
-            state: Staged::new(device, state, Access::ReadWrite)?,
-            qkv: buffer(device, qkv)?,
-            att: buffer(device, att)?,
-            acts: buffer(device, acts)?,
-            act_scales: buffer(device, act_scales)?,
-            act_sums: buffer(device, act_sums)?,
-            gate_up: buffer(device, gate_up)?,
-            post: if POST_NORMS { buffer(device, post)? } else { none.clone() },
-            logits: buffer(device, logits)?,
-            partials: buffer(device, partials)?,
-            ml: buffer(device, ml)?,
+            state: StagingBuffer::new(device, state, Access::ReadWrite)?,
+            qkv: allocate_buffer(device, qkv)?,
+            att: allocate_buffer(device, att)?,
+            acts: allocate_buffer(device, acts)?,
+            act_scales: allocate_buffer(device, act_scales)?,
+            act_sums: allocate_buffer(device, act_sums)?,
+            gate_up: allocate_buffer(device, gate_up)?,
+            post: if POST_NORMS { allocate_buffer(device, post)? } else { none.clone() },
+            logits: allocate_buffer(device, logits)?,
+            partials: allocate_buffer(device, partials)?,
+            ml: allocate_buffer(device, ml)?,
             softmax: None,
             none,
             header: [0; HEADER],
             tokens: Vec::with_capacity(tokens),
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
-            slots: slots.max(1).next_multiple_of(CHUNK),
+            slots: slots.max(1).next_multiple_of(ATTN_BLOCK),
             at_once,
         })
     }
 
     /// Makes room for attention over `slots` slots. Launches bound to reallocated buffers must be bound again.
-    pub fn reserve(&mut self, device: &Device, slots: usize) -> Result<()> {
+    pub fn reserve_slots(&mut self, device: &Device, slots: usize) -> Result<()> {
         if slots > self.slots {
             let [partials, ml] = part_sizes(slots, self.at_once);
-            (self.partials, self.ml) = (buffer(device, partials)?, buffer(device, ml)?);
-            self.slots = slots.next_multiple_of(CHUNK);
+            (self.partials, self.ml) = (allocate_buffer(device, partials)?, allocate_buffer(device, ml)?);
+            self.slots = slots.next_multiple_of(ATTN_BLOCK);
         }
         Ok(())
     }
@@ -166,17 +166,22 @@ impl Scratch {
     /// Allocates the buffer for observing attention of many tokens.
     pub fn reserve_softmax(&mut self, device: &Device) -> Result<()> {
         if self.softmax.is_none() {
-            self.softmax = Some(buffer(device, 4 * 2 * HEADS * self.max_tokens)?);
+            self.softmax = Some(allocate_buffer(device, 4 * 2 * HEADS * self.max_tokens)?);
         }
         Ok(())
     }
 
     /// Looks up the tokens' embedding rows, computes their RoPE angles, and sends both to the device.
-    pub fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) -> Result<()> {
+    pub fn upload_tokens(
+        &mut self,
+        weights: &Weights,
+        runs: &[Run<'_>],
+        frequencies: &Frequencies,
+    ) -> Result<()> {
         self.tokens.clear();
         for run in runs {
             let at = run.tokens.iter().zip(run.pos..);
-            self.tokens.extend(at.map(|(&id, pos)| Token { id, pos, known: run.known }));
+            self.tokens.extend(at.map(|(&id, pos)| Token { id, pos, known: run.known_len }));
         }
         let (header, tokens) = (self.header, &self.tokens[..]);
         self.state.write(4 * (HEADER + tokens.len() * STATE_ROW), |bytes| {
@@ -202,13 +207,13 @@ impl Scratch {
             return Ok(());
         }
         let ([x, new_x], state) = ([from, to].map(|t| 4 * (HEADER + t * STATE_ROW)), self.state.buffer());
-        state.copy(x..x + 4 * DIM, state, new_x)?;
+        state.copy_to(x..x + 4 * DIM, state, new_x)?;
         let [att, new_att] = [from, to].map(|t| 4 * t * Q_DIM);
-        self.att.copy(att..att + 4 * Q_DIM, &self.att, new_att)
+        self.att.copy_to(att..att + 4 * Q_DIM, &self.att, new_att)
     }
 
     /// Reads the residual of token `t`.
-    pub fn residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
+    pub fn read_residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
         self.state.buffer().read(4 * (HEADER + t * STATE_ROW), bytes_of_mut(x))
     }
 }
@@ -232,14 +237,14 @@ fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], row
         let (some, others) = tokens.split_at(tokens.len() / 2);
         let (of_some, of_others) = rows.split_at_mut(4 * STATE_ROW * some.len());
         let embed_others = || embed_all(weights, frequencies, others, of_others);
-        return both(embed_others, || embed_all(weights, frequencies, some, of_some));
+        return run_both(embed_others, || embed_all(weights, frequencies, some, of_some));
     }
     for (&Token { id, pos, known }, row) in tokens.iter().zip(rows.chunks_exact_mut(4 * STATE_ROW)) {
         let mut floats = [0.0; STATE_ROW];
         let (x, of_pos) = floats.split_at_mut(DIM);
-        weights.embed(id as usize, pos, x);
+        weights.embed_token(id as usize, pos, x);
         let (cos, sin) = of_pos.split_at_mut(ANGLES);
-        angles(pos, frequencies.at(pos, known), cos, sin);
+        compute_angles(pos, frequencies.for_position(pos, known), cos, sin);
         row.copy_from_slice(bytes_of(&floats));
     }
 }

@@ -6,7 +6,7 @@
 //! bundled one), while a wrong kernel changes them completely.
 
 use crate::dims::{KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, global_layers};
-use crate::model::device::{Cache, Device, KvRows, Logits, Run};
+use crate::model::device::{Device, KvCache, KvRows, Logits, Run};
 use files::Result;
 
 /// Largest relative distance of logits explained by rounding.
@@ -27,17 +27,17 @@ pub const SLOTS: usize = MANY + AFTER;
 const OBSERVED: usize = 8;
 
 /// Largest relative L2 distance of a row of logits: 0 for identical bits, infinite if a value is not finite.
-pub fn distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
+pub fn max_logit_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
     let ids: Vec<u32> =
         (1..=SLOTS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
-    let (a, b) = (logits(found, &ids)?, logits(expected, &ids)?);
+    let (a, b) = (collect_logits(found, &ids)?, collect_logits(expected, &ids)?);
     let rows = a.chunks(VOCAB).zip(b.chunks(VOCAB));
-    Ok(rows.map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
+    Ok(rows.map(|(a, b)| relative_distance(a, b)).fold(0.0, f64::max))
 }
 
 /// Logits of the last of the first [`MANY`] tokens, of each token computed alone, of the last of the few, and of the
 /// last token together with the first ones of other sequences.
-fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
+fn collect_logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
     let mut cache = device.new_cache(SLOTS)?;
     let mut others = (0..OTHERS).map(|_| device.new_cache(SLOTS)).collect::<Result<Vec<_>>>()?;
     let mut out = vec![0.0; (1 + ONE + 2 + OTHERS) * VOCAB];
@@ -63,22 +63,24 @@ fn logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
 }
 
 /// Largest relative L2 distance of the attention mass of any layer.
-pub fn mass_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
-    let (a, b) = (masses(found)?, masses(expected)?);
-    Ok(a.iter().zip(&b).map(|(a, b)| relative(a, b)).fold(0.0, f64::max))
+pub fn max_mass_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
+    let (a, b) = (collect_masses(found)?, collect_masses(expected)?);
+    Ok(a.iter().zip(&b).map(|(a, b)| relative_distance(a, b)).fold(0.0, f64::max))
 }
 
 /// Mass by layer, after several tokens at once and several one by one.
-fn masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
+fn collect_masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
     let ids: Vec<u32> = (1..=(OBSERVED + ONE) as u32).map(|i| i * 97 % VOCAB as u32).collect();
     let many = OBSERVED.min(device.max_tokens());
     let mut cache = device.new_cache(SLOTS)?;
     let Some(layer) = global_layers().next() else { return Ok(Vec::new()) };
     cache.write_mass(layer, &[])?;
-    let mut run = |cache: &mut dyn Cache, tokens: std::ops::Range<usize>| {
+    let mut run = |cache: &mut dyn KvCache, tokens: std::ops::Range<usize>| {
         let (pos, tokens) = (tokens.start, &ids[tokens]);
-        device
-            .forward(&mut [Run { observe: tokens.len(), ..Run::new(cache, tokens, pos, Logits::None) }], None)
+        device.forward(
+            &mut [Run { observed_tokens: tokens.len(), ..Run::new(cache, tokens, pos, Logits::None) }],
+            None,
+        )
     };
     run(&mut *cache, 0..many)?;
     (many..many + ONE).try_for_each(|pos| run(&mut *cache, pos..pos + 1))?;
@@ -100,9 +102,10 @@ pub fn compaction_matches(device: &mut dyn Device) -> Result<bool> {
         device.forward(&mut [Run::new(&mut *cache, tokens, pos, Logits::None)], None)?;
     }
     let (mut before, mut after) = (KvRows::default(), KvRows::default());
-    cache.read(layer, 0..OBSERVED, &mut before)?;
-    (0..KV_HEADS).try_for_each(|head| cache.keep(layer, head, &KEPT.map(|slot| slot + (head % 2) as u32)))?;
-    cache.read(layer, 0..KEPT.len(), &mut after)?;
+    cache.read_rows(layer, 0..OBSERVED, &mut before)?;
+    (0..KV_HEADS)
+        .try_for_each(|head| cache.retain_slots(layer, head, &KEPT.map(|slot| slot + (head % 2) as u32)))?;
+    cache.read_rows(layer, 0..KEPT.len(), &mut after)?;
     let stayed = |before: &[u8], after: &[u8]| {
         let row = before.len() / (KV_HEADS * OBSERVED);
         let slots =
@@ -113,7 +116,7 @@ pub fn compaction_matches(device: &mut dyn Device) -> Result<bool> {
     Ok(stayed(&before.k, &after.k) && stayed(&before.v, &after.v))
 }
 
-fn relative(a: &[f32], b: &[f32]) -> f64 {
+fn relative_distance(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x).powi(2);
     let (mut diff, mut norm) = (0.0, 0.0);
     for (&a, &b) in a.iter().zip(b) {
@@ -126,13 +129,13 @@ fn relative(a: &[f32], b: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::relative;
+    use super::relative_distance;
 
     #[test]
     fn distance_of_rows() {
-        assert_eq!(relative(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
-        assert_eq!(relative(&[0.0, 0.0], &[3.0, 4.0]), 1.0);
-        assert_eq!(relative(&[f32::NAN, 0.0], &[3.0, 4.0]), f64::INFINITY);
-        assert_eq!(relative(&[1.0], &[0.0]), f64::INFINITY);
+        assert_eq!(relative_distance(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
+        assert_eq!(relative_distance(&[0.0, 0.0], &[3.0, 4.0]), 1.0);
+        assert_eq!(relative_distance(&[f32::NAN, 0.0], &[3.0, 4.0]), f64::INFINITY);
+        assert_eq!(relative_distance(&[1.0], &[0.0]), f64::INFINITY);
     }
 }

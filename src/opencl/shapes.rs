@@ -1,9 +1,9 @@
 //! Sizes of work-groups and tiles that depend on the device.
 
-use super::defines::CHUNK;
+use super::defines::ATTN_BLOCK;
 use super::kernels::KernelSet;
 use super::nvidia::TensorCores;
-use super::storage::{Activations, Step, Storage};
+use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::{BASELINE, Variant};
 use crate::dims::*;
 use opencl_runtime::device::Device;
@@ -30,11 +30,11 @@ pub const FUSED_CHUNKS: usize = 8;
 /// Floats of local memory for the partial sums of a `gemv`.
 const PART_FLOATS: usize = 4096;
 /// Maximum runs of one token each in one attention launch.
-pub const SEVERAL: usize = 16;
+pub const MAX_BATCH_RUNS: usize = 16;
 /// Maximum tokens of the kernels for few tokens; each group of tokens reads the weights once more, from a cache.
-pub const FEW: usize = 16;
+pub const MAX_FEW_TOKENS: usize = 16;
 /// Maximum head size of decode attention.
-pub const WIDEST_HEAD: usize = 256;
+pub const MAX_HEAD_DIM: usize = 256;
 
 /// Work-group shape of a `gemv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl AttendShape {
     /// Bytes of local memory: queries, rows, scores, and a few numbers per query.
     fn local_memory(self) -> u64 {
         let width = HEAD_DIM.next_multiple_of(16);
-        let of_query = width + CHUNK + 4 + 16 + self.items() / self.queries + 2;
+        let of_query = width + ATTN_BLOCK + 4 + 16 + self.items() / self.queries + 2;
         4 * (self.queries * of_query + self.slots * (width + 4)) as u64
     }
 }
@@ -89,8 +89,8 @@ pub struct Shapes {
     /// Maximum work-items of a work-group.
     max_items: usize,
     /// Number of work-groups that fill the device; then that of small work-groups with sixteen work-items.
-    busy: usize,
-    busy_small: usize,
+    groups_to_fill: usize,
+    small_groups_to_fill: usize,
     /// Work-items of a work-group of decode attention: one per element of a head, at least 64.
     pub one_items: usize,
     /// Tile of prefill attention; `None` if none fits.
@@ -106,7 +106,7 @@ pub struct Shapes {
 impl Shapes {
     /// Sizes for a device and a set of kernels.
     pub fn of(device: &Device, set: KernelSet) -> Self {
-        let facts = device.facts();
+        let facts = device.info();
         let units = facts.compute_units.max(1) as usize;
         let fits = |s: &AttendShape| {
             // Four queries need a hundred registers.
@@ -117,8 +117,8 @@ impl Shapes {
         let tiles = tiles.map(|(queries, slots, each)| AttendShape { queries, slots, each });
         Self {
             max_items: facts.max_work_group.max(1),
-            busy: 4 * units,
-            busy_small: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
+            groups_to_fill: 4 * units,
+            small_groups_to_fill: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
             one_items: HEAD_DIM.next_power_of_two().max(64),
             attend: tiles.into_iter().find(fits),
             local_memory: facts.local_memory,
@@ -129,12 +129,12 @@ impl Shapes {
     }
 
     /// True if there are kernels for prefill of many tokens at once.
-    pub fn batches(&self) -> bool {
+    pub fn supports_batches(&self) -> bool {
         self.attend.is_some() && self.max_items >= GEMM_ITEMS
     }
 
     /// Shape of a `gemv`: about 256 work-items that load a few blocks each, fewer if the device does not allow so many.
-    pub fn gemv(&self, step: Step, storage: Storage, variant: &Variant) -> GemvShape {
+    pub fn gemv_shape(&self, step: Step, storage: MatrixStorage, variant: &Variant) -> GemvShape {
         let by_rows = variant.by_rows();
         let tile_groups = match step {
             // `down` reads blocks of 32.
@@ -143,38 +143,38 @@ impl Shapes {
             _ if by_rows => 4,
             _ => 1,
         };
-        let (groups, most) = (tile_groups * step.halves(), self.max_items.min(256));
+        let (groups, most) = (tile_groups * step.matrix_count(), self.max_items.min(256));
         if by_rows {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: LINE };
         }
-        if storage.reads() == Activations::Floats {
+        if storage.activation_form() == Activations::Floats {
             return GemvShape { tile_groups, slices: 0, pass: 0, items: most / 16 * 16 };
         }
-        let blocks = step.shape().1 / 32;
+        let blocks = step.rows_and_cols().1 / 32;
         // Four work-items per block and group; at least one per row, for adding up.
         let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
         // Per row a sum and a scale, with floors also a floor, and per block the sum of its activations.
-        let floats = if storage.floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
+        let floats = if storage.has_floors() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
         let pass = blocks.min(PART_FLOATS / floats);
         GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
     }
 
     /// Rows and tokens of a work-group of `gemm`.
-    pub fn gemm_tile(&self, step: Step, storage: Storage, variant: &Variant) -> [usize; 2] {
+    pub fn gemm_tile(&self, step: Step, storage: MatrixStorage, variant: &Variant) -> [usize; 2] {
         if variant.by_rows() {
             return [GEMM_ROWS_ITEMS * variant.rows, GEMM_ROWS_TOKENS];
         }
         match self.on_tensor_cores(storage, variant) {
             Some(cores) => cores.tile(step),
-            None if storage.reads() == Activations::Quantised => [64, 64],
+            None if storage.activation_form() == Activations::Quantised => [64, 64],
             None => [16, 8],
         }
     }
 
     /// Blocks at once and tokens of a work-group of `gemm_few.cl`: as many blocks as local memory allows, so that even
     /// few rows fill the device.
-    pub fn few(&self, step: Step) -> FewShape {
-        let blocks = step.shape().1 / 32;
+    pub fn few_shape(&self, step: Step) -> FewShape {
+        let blocks = step.rows_and_cols().1 / 32;
         let fits = |s: &FewShape| {
             let floats = s.tokens * (16 * s.slices + 4) + 32 * s.slices + 2 * s.tokens * (s.slices + 1);
             4 * floats as u64 <= self.local_memory && 4 * s.slices <= self.max_items
@@ -185,27 +185,27 @@ impl Shapes {
     }
 
     /// Tensor cores that multiply many tokens with a matrix of this storage, if any.
-    pub fn on_tensor_cores(&self, storage: Storage, variant: &Variant) -> Option<TensorCores> {
+    pub fn on_tensor_cores(&self, storage: MatrixStorage, variant: &Variant) -> Option<TensorCores> {
         self.tensor_cores.filter(|cores| variant == BASELINE && cores.takes(storage))
     }
 
     /// Tensor cores that multiply few tokens, if any.
-    pub fn few_on_tensor_cores(&self, step: Step, storage: Storage) -> Option<TensorCores> {
+    pub fn few_on_tensor_cores(&self, step: Step, storage: MatrixStorage) -> Option<TensorCores> {
         self.tensor_cores.filter(|cores| cores.takes_few(step, storage))
     }
 
     /// Rows and tokens of a work-group for few tokens.
-    pub fn few_tile(&self, step: Step, storage: Storage) -> [usize; 2] {
+    pub fn few_tile(&self, step: Step, storage: MatrixStorage) -> [usize; 2] {
         match self.few_on_tensor_cores(step, storage) {
             Some(cores) => cores.few_tile(),
-            None => [16, self.few(step).tokens],
+            None => [16, self.few_shape(step).tokens],
         }
     }
 
     /// Number of work-groups for `groups` groups of sixteen rows. Each processes several tiles if there are more tiles
     /// than the device runs at once, so that the input is prepared less often.
-    pub fn gemv_groups(&self, step: Step, storage: Storage, variant: &Variant, groups: usize) -> usize {
-        let busy = if variant.by_rows() { self.busy_small } else { self.busy };
-        groups.div_ceil(self.gemv(step, storage, variant).tile_groups).min(busy)
+    pub fn gemv_groups(&self, step: Step, storage: MatrixStorage, variant: &Variant, groups: usize) -> usize {
+        let busy = if variant.by_rows() { self.small_groups_to_fill } else { self.groups_to_fill };
+        groups.div_ceil(self.gemv_shape(step, storage, variant).tile_groups).min(busy)
     }
 }

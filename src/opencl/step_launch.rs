@@ -1,6 +1,6 @@
 //! A launch, and the launches of the products of a step.
 
-use super::shapes::FEW;
+use super::shapes::MAX_FEW_TOKENS;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
@@ -26,24 +26,24 @@ impl Launch {
 
     /// Sets the first argument after the buffers.
     pub fn set_ints(&mut self, ints: &[i32]) -> Result<&mut Self> {
-        self.kernel.arg_ints(self.ints, ints)?;
+        self.kernel.set_ints(self.ints, ints)?;
         Ok(self)
     }
 
     /// Sets a buffer, at no cost if it has not changed.
-    pub fn rebind(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
-        self.kernel.arg_again(index, buffer)?;
+    pub fn rebind_buffer(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
+        self.kernel.rebind_buffer(index, buffer)?;
         Ok(self)
     }
 
     /// Stops keeping these buffers alive.
-    pub fn release(&mut self, buffers: Range<usize>) {
-        self.kernel.let_go(buffers);
+    pub fn release_buffers(&mut self, buffers: Range<usize>) {
+        self.kernel.release_buffers(buffers);
     }
 
     /// Sets the second argument after the buffers.
     pub fn set_second_ints(&mut self, ints: &[i32]) -> Result<&mut Self> {
-        self.kernel.arg_ints(self.ints + 1, ints)?;
+        self.kernel.set_ints(self.ints + 1, ints)?;
         Ok(self)
     }
 }
@@ -70,13 +70,13 @@ pub struct Tiles {
 
 impl MatmulLaunch {
     /// Queues tiles of rows and of tokens of `gemm` on `all` tokens, as selected by `which`.
-    fn tiles(
+    fn launch_tiles(
         &mut self,
         device: &Device,
         all: usize,
         which: impl FnOnce(&Tiles, usize) -> [Range<usize>; 2],
     ) -> Result<()> {
-        let few = self.few.as_mut().filter(|_| all <= FEW);
+        let few = self.few.as_mut().filter(|_| all <= MAX_FEW_TOKENS);
         let turned = few.is_some();
         let tiles = few.unwrap_or(&mut self.tiles);
         let [rows, tokens] = which(tiles, self.rows[0] as usize);
@@ -111,14 +111,14 @@ impl MatmulLaunches {
     /// Queues the product of many tokens.
     pub fn launch_many(&mut self, device: &Device, tokens: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
-            p.tiles(device, tokens, |tiles, _| [0..tiles.groups, 0..tokens.div_ceil(tiles.tile[1])])
+            p.launch_tiles(device, tokens, |tiles, _| [0..tiles.groups, 0..tokens.div_ceil(tiles.tile[1])])
         })
     }
 
     /// Queues only the groups of rows from `first` on of the product of many tokens.
     pub fn launch_rows_from(&mut self, device: &Device, tokens: usize, first: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {
-            p.tiles(device, tokens, |tiles, start| {
+            p.launch_tiles(device, tokens, |tiles, start| {
                 let rows = first.saturating_sub(start) * 16 / tiles.tile[0];
                 [rows..tiles.groups, 0..tokens.div_ceil(tiles.tile[1])]
             })
@@ -138,7 +138,7 @@ impl MatmulLaunches {
             return Ok(());
         }
         self.0.iter_mut().try_for_each(|p| {
-            p.tiles(device, tokens, |tiles, start| {
+            p.launch_tiles(device, tokens, |tiles, start| {
                 let rows = (end.saturating_sub(start) * 16).div_ceil(tiles.tile[0]);
                 let [_, size] = tiles.tile;
                 [0..rows.min(tiles.groups), some.start / size..some.end.div_ceil(size)]

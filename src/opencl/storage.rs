@@ -34,7 +34,7 @@ impl Step {
     }
 
     /// Rows of the result, and columns; for gate and up those of one matrix.
-    pub const fn shape(self) -> (usize, usize) {
+    pub const fn rows_and_cols(self) -> (usize, usize) {
         match self {
             Step::Qkv => (QKV, DIM),
             Step::Out => (DIM, Q_DIM),
@@ -45,22 +45,22 @@ impl Step {
     }
 
     /// Number of matrices side by side whose rows the step combines.
-    pub const fn halves(self) -> usize {
-        if matches!(self, Step::GateUp) && GATED { 2 } else { 1 }
+    pub const fn matrix_count(self) -> usize {
+        if matches!(self, Step::GateUp) && HAS_GATE { 2 } else { 1 }
     }
 
     /// Groups of sixteen result rows.
-    pub const fn groups(self) -> usize {
+    pub const fn row_groups(self) -> usize {
         match self {
             Step::GateUp => FFN_PAD / GROUP_ROWS,
-            step => step.shape().0.div_ceil(GROUP_ROWS),
+            step => step.rows_and_cols().0.div_ceil(GROUP_ROWS),
         }
     }
 }
 
 /// Storage of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Storage {
+pub enum MatrixStorage {
     /// Blocks in the packed layout.
     Blocks(Format),
     /// f32, row-major.
@@ -71,21 +71,21 @@ pub enum Storage {
     Bf16,
 }
 
-impl Storage {
+impl MatrixStorage {
     /// Number in kernels: `W_TYPE` in `kernels/common.cl`.
-    pub fn number(self) -> usize {
+    pub fn kernel_number(self) -> usize {
         match self {
-            Storage::Blocks(Format::Q4_0) => 0,
-            Storage::F32 => 1,
-            Storage::F16 => 2,
-            Storage::Bf16 => 3,
-            Storage::Blocks(Format::Q4_1) => 4,
-            Storage::Blocks(Format::Q5_0) => 5,
-            Storage::Blocks(Format::Q5_1) => 6,
-            Storage::Blocks(Format::Q8_0) => 7,
-            Storage::Blocks(Format::Q4_K) => 8,
-            Storage::Blocks(Format::Q5_K) => 9,
-            Storage::Blocks(Format::Q6_K) => 10,
+            MatrixStorage::Blocks(Format::Q4_0) => 0,
+            MatrixStorage::F32 => 1,
+            MatrixStorage::F16 => 2,
+            MatrixStorage::Bf16 => 3,
+            MatrixStorage::Blocks(Format::Q4_1) => 4,
+            MatrixStorage::Blocks(Format::Q5_0) => 5,
+            MatrixStorage::Blocks(Format::Q5_1) => 6,
+            MatrixStorage::Blocks(Format::Q8_0) => 7,
+            MatrixStorage::Blocks(Format::Q4_K) => 8,
+            MatrixStorage::Blocks(Format::Q5_K) => 9,
+            MatrixStorage::Blocks(Format::Q6_K) => 10,
         }
     }
 
@@ -93,35 +93,35 @@ impl Storage {
     pub fn group_bytes(self, cols: usize) -> (usize, usize) {
         // The device stores the host's bytes.
         let form = match self {
-            Storage::F32 => HostStorage::Rows(BlockType::F32),
-            Storage::F16 => HostStorage::Rows(BlockType::F16),
-            Storage::Bf16 => HostStorage::Rows(BlockType::BF16),
-            Storage::Blocks(format) => HostStorage::Blocks(format),
+            MatrixStorage::F32 => HostStorage::Rows(BlockType::F32),
+            MatrixStorage::F16 => HostStorage::Rows(BlockType::F16),
+            MatrixStorage::Bf16 => HostStorage::Rows(BlockType::BF16),
+            MatrixStorage::Blocks(format) => HostStorage::Blocks(format),
         };
         form.group_bytes(cols)
     }
 
     /// True if a floor is added to the weights of a block.
-    pub fn floors(self) -> bool {
-        matches!(self, Storage::Blocks(format) if format.has_floor())
+    pub fn has_floors(self) -> bool {
+        matches!(self, MatrixStorage::Blocks(format) if format.has_floor())
     }
 
     /// Form of activations that it is multiplied with.
-    pub fn reads(self) -> Activations {
+    pub fn activation_form(self) -> Activations {
         match self {
-            Storage::F32 | Storage::F16 | Storage::Bf16 => Activations::Floats,
-            Storage::Blocks(_) => Activations::Quantised,
+            MatrixStorage::F32 | MatrixStorage::F16 | MatrixStorage::Bf16 => Activations::Floats,
+            MatrixStorage::Blocks(_) => Activations::Quantised,
         }
     }
 }
 
-impl fmt::Display for Storage {
+impl fmt::Display for MatrixStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Storage::F32 => f.write_str("F32"),
-            Storage::F16 => f.write_str("F16"),
-            Storage::Bf16 => f.write_str("BF16"),
-            Storage::Blocks(format) => write!(f, "{format:?}"),
+            MatrixStorage::F32 => f.write_str("F32"),
+            MatrixStorage::F16 => f.write_str("F16"),
+            MatrixStorage::Bf16 => f.write_str("BF16"),
+            MatrixStorage::Blocks(format) => write!(f, "{format:?}"),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Host threads: helpers for work that takes one thread as long as a pass takes a fast GPU, and the driver's own.
 
-use numeric::pool::on_big_cores;
+use numeric::pool::run_on_big_cores;
 use opencl_runtime::device::{self, Device};
-use opencl_runtime::facts::Facts;
+use opencl_runtime::facts::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program_cache::Cache;
 use std::sync::Once;
@@ -10,23 +10,23 @@ use std::thread;
 
 /// [`device::facts_of`], called on the performance cores. A driver starts threads when it is first used and when a
 /// device is opened, and they inherit the CPU affinity: on a phone's efficiency cores every launch would take longer.
-pub fn facts_of(select: Option<&str>) -> Option<&'static Facts> {
+pub fn facts_of(select: Option<&str>) -> Option<&'static DeviceInfo> {
     static FIRST: Once = Once::new();
-    FIRST.call_once(|| drop(on_big_cores(device::devices)));
-    device::facts_of(select)
+    FIRST.call_once(|| drop(run_on_big_cores(device::list_devices)));
+    device::select_info(select)
 }
 
 /// [`Device::open`], called on the performance cores. Does not store binaries if the driver has its own cache.
-pub fn open(select: Option<&str>, cache: Cache) -> Result<Device> {
+pub fn open_device(select: Option<&str>, cache: Cache) -> Result<Device> {
     let cache = match facts_of(select) {
-        Some(facts) if facts.keeps_programs() => cache.without_binaries(),
+        Some(facts) if facts.has_program_cache() => cache.without_binaries(),
         _ => cache,
     };
-    on_big_cores(|| Device::open(select, cache))
+    run_on_big_cores(|| Device::open(select, cache))
 }
 
 /// Runs both functions, `one` on another thread if possible.
-pub fn both(mut one: impl FnMut() + Send, other: impl FnOnce()) {
+pub fn run_both(mut one: impl FnMut() + Send, other: impl FnOnce()) {
     let there = thread::scope(|scope| {
         let thread = thread::Builder::new().spawn_scoped(scope, &mut one);
         other();

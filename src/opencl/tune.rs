@@ -8,7 +8,7 @@
 use super::defines::Defines;
 use super::kernels::{KernelSet, Kernels, SOURCES};
 use super::launches::{AttendOn, Binder};
-use super::scratch::{HEADER, Scratch};
+use super::scratch::{HEADER, PassBuffers};
 use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
@@ -17,9 +17,9 @@ use crate::dims::LAYERS;
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::Facts;
-use opencl_runtime::failure::{Kind, Result};
-use opencl_runtime::program_cache::{Attempt, Cache, Marker};
+use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::failure::{FailureKind, Result};
+use opencl_runtime::program_cache::{Cache, CompileAttempt, Marker};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const MANY: usize = 64;
 /// Time after which nothing more is compiled just for timing, counted for many tokens and again for one. The chosen
 /// variant would have been compiled anyway.
-const ENOUGH: Duration = Duration::from_millis(2500);
+const COMPILE_BUDGET: Duration = Duration::from_millis(2500);
 /// Step used for timing.
 pub const STEP: Step = Step::GateUp;
 /// Number of layers whose matrices are read in turn, so that they do not stay in a cache.
@@ -36,7 +36,7 @@ const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
 const TIMED_FOR: Duration = Duration::from_millis(20);
 
 /// Time of one variant.
-pub struct Timing {
+pub struct VariantTiming {
     /// Number of tokens.
     pub tokens: Tokens,
     /// The variant.
@@ -50,7 +50,7 @@ pub struct Tuning {
     /// The fastest.
     pub fastest: VariantPair,
     /// All variants that gave the baseline's bits, in the order tried.
-    pub timings: Vec<Timing>,
+    pub timings: Vec<VariantTiming>,
 }
 
 /// Variants for the model with this fingerprint on a device, if known without loading the model or opening the device.
@@ -58,10 +58,14 @@ pub struct Tuning {
 /// # Errors
 ///
 /// See [`VariantPair::forced`].
-pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<Option<VariantPair>> {
-    Ok(match VariantPair::forced(facts)? {
+pub fn known_variants(
+    facts: &DeviceInfo,
+    fingerprint: &str,
+    cache: &Cache,
+) -> files::Result<Option<VariantPair>> {
+    Ok(match VariantPair::from_environment(facts)? {
         None if facts.compute_capability.is_some() => Some(VariantPair::BASELINE),
-        None => cache.recall(&name_of(facts, fingerprint)).and_then(|names| names.parse().ok()),
+        None => cache.get_text(&fingerprint_key(facts, fingerprint)).and_then(|names| names.parse().ok()),
         forced => forced,
     })
 }
@@ -72,15 +76,18 @@ pub fn known(facts: &Facts, fingerprint: &str, cache: &Cache) -> files::Result<O
 /// # Errors
 ///
 /// If the device is lost.
-pub fn decide(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<()> {
-    let facts = model.device.facts();
-    if model.has_variants() || facts.compute_capability.is_some() || VariantPair::forced(facts)?.is_some() {
+pub fn select_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<()> {
+    let facts = model.device.info();
+    if model.has_variants()
+        || facts.compute_capability.is_some()
+        || VariantPair::from_environment(facts)?.is_some()
+    {
         return Ok(());
     }
-    let variants = match cache.recall(&key(model)).and_then(|names| names.parse().ok()) {
+    let variants = match cache.get_text(&variants_key(model)).and_then(|names| names.parse().ok()) {
         Some(variants) => {
-            if known(facts, &model.weights.fingerprint, cache)? != Some(variants) {
-                remember(model, cache, variants);
+            if known_variants(facts, &model.weights.fingerprint, cache)? != Some(variants) {
+                store_variants(model, cache, variants);
             }
             variants
         }
@@ -91,9 +98,9 @@ pub fn decide(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result
 }
 
 /// Stores the variants for all models of this shape, and for this fingerprint.
-fn remember(model: &Model, cache: &Cache, variants: VariantPair) {
-    for name in [key(model), name_of(model.device.facts(), &model.weights.fingerprint)] {
-        cache.remember(&name, &variants.to_string());
+fn store_variants(model: &Model, cache: &Cache, variants: VariantPair) {
+    for name in [variants_key(model), fingerprint_key(model.device.info(), &model.weights.fingerprint)] {
+        cache.put_text(&name, &variants.to_string());
     }
 }
 
@@ -103,30 +110,30 @@ fn remember(model: &Model, cache: &Cache, variants: VariantPair) {
 ///
 /// See [`decide`].
 pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<Tuning> {
-    say(&format!("OpenCL: timing kernels on {}, once", model.device.facts().name));
+    say(&format!("OpenCL: timing kernels on {}, once", model.device.info().name));
     let mut tuner = Tuner::new(model, cache, say)?;
     let mut fastest = VariantPair::BASELINE;
     for tokens in [Tokens::Many, Tokens::One] {
         fastest.set(tokens, tuner.find_fastest(tokens)?);
     }
-    remember(model, cache, fastest);
+    store_variants(model, cache, fastest);
     Ok(Tuning { fastest, timings: tuner.timings })
 }
 
 /// Key with everything that speed depends on: device, kernels and model.
-pub fn key(model: &Model) -> String {
+pub fn variants_key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
     let of_layers = model.matrices.layers.iter().flat_map(|l| &l.steps).chain([&model.matrices.head]);
-    let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.number());
+    let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.kernel_number());
     stored.collect::<Vec<_>>().hash(&mut sources);
-    let device = model.device.facts().identity();
-    format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::of_model().as_str())
+    let device = model.device.info().cache_key_parts();
+    format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::for_model().as_str())
 }
 
 /// Key for one model, by fingerprint.
-fn name_of(facts: &Facts, fingerprint: &str) -> String {
-    format!("variants of {fingerprint} on {:?} {}", facts.identity(), env!("CARGO_PKG_VERSION"))
+fn fingerprint_key(facts: &DeviceInfo, fingerprint: &str) -> String {
+    format!("variants of {fingerprint} on {:?} {}", facts.cache_key_parts(), env!("CARGO_PKG_VERSION"))
 }
 
 struct Tuner<'a> {
@@ -135,17 +142,17 @@ struct Tuner<'a> {
     key: String,
     say: &'a dyn Fn(&str),
     kernels: Kernels,
-    scratch: Scratch,
-    timings: Vec<Timing>,
+    scratch: PassBuffers,
+    timings: Vec<VariantTiming>,
 }
 
 impl<'a> Tuner<'a> {
     fn new(model: &'a Model, cache: &'a Cache, say: &'a dyn Fn(&str)) -> Result<Self> {
-        let (device, types) = (&model.device, KvTypes::both(KvType::F16));
+        let (device, types) = (&model.device, KvTypes::same(KvType::F16));
         let kernels = Kernels::new(device, types, KernelSet::Tuned, VariantPair::BASELINE)?;
-        let many = if kernels.shapes().batches() { MANY } else { 1 };
-        let scratch = Scratch::new(device, many, (1, 1))?;
-        Ok(Self { model, cache, key: key(model), say, kernels, scratch, timings: Vec::new() })
+        let many = if kernels.device_shapes().supports_batches() { MANY } else { 1 };
+        let scratch = PassBuffers::new(device, many, (1, 1))?;
+        Ok(Self { model, cache, key: variants_key(model), say, kernels, scratch, timings: Vec::new() })
     }
 
     /// Times the variants for a number of tokens and returns the fastest.
@@ -155,18 +162,18 @@ impl<'a> Tuner<'a> {
             return Ok(BASELINE);
         }
         let began = Instant::now();
-        let mut baseline = self.bind(tokens, BASELINE)?;
+        let mut baseline = self.bind_variant(tokens, BASELINE)?;
         let (first, expected) = self.run_once(&mut baseline)?;
-        let mut best = (self.time(&mut baseline, first)?, BASELINE);
-        self.timings.push(Timing { tokens, variant: BASELINE, took: best.0 });
-        let facts = self.model.device.facts();
+        let mut best = (self.time_product(&mut baseline, first)?, BASELINE);
+        self.timings.push(VariantTiming { tokens, variant: BASELINE, took: best.0 });
+        let facts = self.model.device.info();
         let there = |v: &&Variant| v.for_tokens.contains(&tokens) && v.missing_feature(facts).is_none();
         for (i, variant) in VARIANTS[1..].iter().filter(there).enumerate() {
-            if i > 0 && began.elapsed() > ENOUGH {
+            if i > 0 && began.elapsed() > COMPILE_BUDGET {
                 break;
             }
             let Some(took) = self.try_variant(tokens, variant, &expected, best.0)? else { continue };
-            self.timings.push(Timing { tokens, variant, took });
+            self.timings.push(VariantTiming { tokens, variant, took });
             if took < best.0 {
                 best = (took, variant);
             }
@@ -183,22 +190,22 @@ impl<'a> Tuner<'a> {
         best: Duration,
     ) -> Result<Option<Duration>> {
         let name = full_name(tokens, variant);
-        let marker = match self.cache.attempt(&format!("{name} {}", self.key)) {
-            Attempt::Begun(marker) => marker,
-            Attempt::Crashed(path) => {
+        let marker = match self.cache.start_trial(&format!("{name} {}", self.key)) {
+            CompileAttempt::Started(marker) => marker,
+            CompileAttempt::Crashed(path) => {
                 let path = path.display();
                 let why = format!("the driver crashed or hung on it; remove {path} to try again");
                 self.leave_out(&name, &why);
                 return Ok(None);
             }
         };
-        match self.measure(tokens, variant, expected, best) {
+        match self.measure_variant(tokens, variant, expected, best) {
             Ok(Some(took)) => return Ok(Some(took)),
             Ok(None) => self.leave_out(&name, "it computes wrong results"),
-            Err(e) if e.kind == Kind::Stopped => return Err(e),
+            Err(e) if e.kind == FailureKind::Stopped => return Err(e),
             Err(e) if self.model.device.is_lost() => {
                 // What lost the device is not tried again.
-                marker.into_iter().for_each(Marker::stay);
+                marker.into_iter().for_each(Marker::leave_behind);
                 return Err(e);
             }
             Err(e) => self.leave_out(&name, &e.message),
@@ -211,40 +218,46 @@ impl<'a> Tuner<'a> {
     }
 
     /// Time of a product by a variant; `None` if its bits differ from the expected ones.
-    fn measure(
+    fn measure_variant(
         &mut self,
         tokens: Tokens,
         variant: &'static Variant,
         expected: &[u8],
         best: Duration,
     ) -> Result<Option<Duration>> {
-        let mut trial = self.bind(tokens, variant)?;
+        let mut trial = self.bind_variant(tokens, variant)?;
         let (first, found) = self.run_once(&mut trial)?;
         if found != expected {
             return Ok(None);
         }
         // The first run may be slow, but not that slow.
-        if first > 10 * best { Ok(Some(first)) } else { self.time(&mut trial, first).map(Some) }
+        if first > 10 * best { Ok(Some(first)) } else { self.time_product(&mut trial, first).map(Some) }
     }
 
     /// Binds the products of some layers to a variant.
-    fn bind(&mut self, tokens: Tokens, variant: &'static Variant) -> Result<Trial> {
+    fn bind_variant(&mut self, tokens: Tokens, variant: &'static Variant) -> Result<BoundVariant> {
         self.kernels.set_variant(tokens, variant);
         let matrices = &self.model.matrices;
         let (kernels, scratch) = (&mut self.kernels, &self.scratch);
-        let mut binder =
-            Binder { kernels, matrices, calibration: &[], scratch, attend: AttendOn::Device, one: true };
+        let mut binder = Binder {
+            kernels,
+            matrices,
+            calibration: &[],
+            scratch,
+            attend: AttendOn::Device,
+            needs_one: true,
+        };
         let of_layer = |l| match tokens {
             Tokens::One => binder.bind_one(STEP, l).map(|products| (None, products)),
             Tokens::Many => binder.bind_many(STEP, l).map(|(input, products)| (Some(input), products)),
         };
         let layers = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
         let tokens = if tokens == Tokens::One { 1 } else { self.scratch.max_tokens };
-        Ok(Trial { tokens, layers })
+        Ok(BoundVariant { tokens, layers })
     }
 
     /// Runs a product on fixed input: the time taken, and the resulting bits.
-    fn run_once(&mut self, trial: &mut Trial) -> Result<(Duration, Vec<u8>)> {
+    fn run_once(&mut self, trial: &mut BoundVariant) -> Result<(Duration, Vec<u8>)> {
         let s = &self.scratch;
         let floats = |buffer: &Buffer, first: usize| {
             let n = buffer.len() / 4 - first;
@@ -274,7 +287,7 @@ impl<'a> Tuner<'a> {
     }
 
     /// Time of a product: the fastest of several rounds, if the first run took `first`.
-    fn time(&mut self, trial: &mut Trial, first: Duration) -> Result<Duration> {
+    fn time_product(&mut self, trial: &mut BoundVariant, first: Duration) -> Result<Duration> {
         let times = (TIMED_FOR.as_secs_f64() / 3.0 / first.as_secs_f64().max(1e-6)).clamp(1.0, 64.0) as usize;
         let (mut best, device) = (first, &self.model.device);
         let rounds = if first > TIMED_FOR { 1 } else { 3 };
@@ -298,13 +311,13 @@ fn full_name(tokens: Tokens, variant: &Variant) -> String {
 }
 
 /// Products of [`STEP`] by one variant, ready to run.
-struct Trial {
+struct BoundVariant {
     tokens: usize,
     /// By layer: the launch that prepares the input, and the products.
     layers: Vec<(Option<Launch>, MatmulLaunches)>,
 }
 
-impl Trial {
+impl BoundVariant {
     fn run(&mut self, i: usize, device: &Device) -> Result<()> {
         let (n, layers) = (self.tokens, self.layers.len());
         match &mut self.layers[i % layers] {

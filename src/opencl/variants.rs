@@ -2,7 +2,7 @@
 //! added in the CPU's order, so all variants give the same bits. Speed alone decides: [`super::tune`] times them.
 
 use files::{Error, Result};
-use opencl_runtime::facts::{Dot, Facts};
+use opencl_runtime::facts::{DeviceInfo, DotExtension};
 use std::fmt;
 use std::str::FromStr;
 
@@ -11,7 +11,7 @@ pub const VARIANT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_VARIANT";
 
 /// Part of a product that one work-item computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum ProductForm {
     /// Parts of a tile, combined by the work-group in local memory.
     Tile,
     /// Whole rows, in registers.
@@ -33,10 +33,10 @@ pub enum Feature {
 
 impl Feature {
     /// True if the device has it.
-    fn is_had_by(self, facts: &Facts) -> bool {
+    fn is_supported_by(self, facts: &DeviceInfo) -> bool {
         match self {
-            Feature::Dot => facts.dot().is_some(),
-            Feature::Subgroups => facts.subgroups(),
+            Feature::Dot => facts.dot_extension().is_some(),
+            Feature::Subgroups => facts.has_subgroups(),
             Feature::Images => facts.image_texels > 0,
         }
     }
@@ -65,7 +65,7 @@ pub struct Variant {
     /// Name for users, and on disk.
     pub name: &'static str,
     /// Part of a product that a work-item computes.
-    pub form: Form,
+    pub form: ProductForm,
     /// Rows per work-item of a `gemm` by whole rows.
     pub rows: usize,
     /// Tokens per work-item of a `gemm` by whole rows.
@@ -84,14 +84,14 @@ const MANY: &[Tokens] = &[Tokens::Many];
 /// baseline's time (Intel's runtime on Zen 4).
 #[rustfmt::skip]
 pub const VARIANTS: [Variant; 8] = [
-    Variant { name: "tile", form: Form::Tile, rows: 1, tokens: 1, needs: &[], for_tokens: BOTH },
-    Variant { name: "floats", form: Form::Floats, rows: 1, tokens: 4, needs: &[], for_tokens: MANY },
-    Variant { name: "floats-four", form: Form::Floats, rows: 4, tokens: 8, needs: &[], for_tokens: MANY },
-    Variant { name: "rows", form: Form::Rows, rows: 1, tokens: 8, needs: &[], for_tokens: BOTH },
-    Variant { name: "rows-dot", form: Form::Rows, rows: 1, tokens: 8, needs: &[Feature::Dot], for_tokens: BOTH },
-    Variant { name: "rows-dot-image", form: Form::Rows, rows: 4, tokens: 8, needs: &[Feature::Dot, Feature::Images], for_tokens: BOTH },
-    Variant { name: "rows-dot-subgroups", form: Form::Rows, rows: 1, tokens: 8, needs: &[Feature::Dot, Feature::Subgroups], for_tokens: BOTH },
-    Variant { name: "tile-dot", form: Form::Tile, rows: 1, tokens: 1, needs: &[Feature::Dot], for_tokens: BOTH },
+    Variant { name: "tile", form: ProductForm::Tile, rows: 1, tokens: 1, needs: &[], for_tokens: BOTH },
+    Variant { name: "floats", form: ProductForm::Floats, rows: 1, tokens: 4, needs: &[], for_tokens: MANY },
+    Variant { name: "floats-four", form: ProductForm::Floats, rows: 4, tokens: 8, needs: &[], for_tokens: MANY },
+    Variant { name: "rows", form: ProductForm::Rows, rows: 1, tokens: 8, needs: &[], for_tokens: BOTH },
+    Variant { name: "rows-dot", form: ProductForm::Rows, rows: 1, tokens: 8, needs: &[Feature::Dot], for_tokens: BOTH },
+    Variant { name: "rows-dot-image", form: ProductForm::Rows, rows: 4, tokens: 8, needs: &[Feature::Dot, Feature::Images], for_tokens: BOTH },
+    Variant { name: "rows-dot-subgroups", form: ProductForm::Rows, rows: 1, tokens: 8, needs: &[Feature::Dot, Feature::Subgroups], for_tokens: BOTH },
+    Variant { name: "tile-dot", form: ProductForm::Tile, rows: 1, tokens: 1, needs: &[Feature::Dot], for_tokens: BOTH },
 ];
 
 /// Variant that every device supports.
@@ -103,49 +103,49 @@ impl Variant {
     /// # Errors
     ///
     /// `Usage` if there is none.
-    pub fn named(name: &str) -> Result<&'static Self> {
+    pub fn from_name(name: &str) -> Result<&'static Self> {
         VARIANTS.iter().find(|variant| variant.name == name).ok_or_else(|| {
             let names = VARIANTS.each_ref().map(|variant| variant.name).join(", ");
             Error::Usage(format!(
                 "no variant of kernels is named {}; there are {names}",
-                files::error::quoted(name)
+                files::error::quote(name)
             ))
         })
     }
 
     /// First required feature that the device lacks.
-    pub fn missing_feature(&self, facts: &Facts) -> Option<&'static str> {
-        self.needs.iter().find(|feature| !feature.is_had_by(facts)).map(|feature| feature.name())
+    pub fn missing_feature(&self, facts: &DeviceInfo) -> Option<&'static str> {
+        self.needs.iter().find(|feature| !feature.is_supported_by(facts)).map(|feature| feature.name())
     }
 
     /// True if it requires a feature.
-    pub fn needs(&self, feature: Feature) -> bool {
+    pub fn needs_feature(&self, feature: Feature) -> bool {
         self.needs.contains(&feature)
     }
 
     /// True if a work-item computes whole rows.
     pub fn by_rows(&self) -> bool {
-        self.form != Form::Tile
+        self.form != ProductForm::Tile
     }
 
     /// Compiler options.
-    pub fn options(&self, facts: &Facts) -> String {
+    pub fn compiler_options(&self, facts: &DeviceInfo) -> String {
         let mut options = String::new();
-        let dot = facts.dot().filter(|_| self.needs(Feature::Dot));
+        let dot = facts.dot_extension().filter(|_| self.needs_feature(Feature::Dot));
         // Older language versions lack these functions.
-        if dot.is_some_and(|dot| dot != Dot::Arm) || self.needs(Feature::Subgroups) {
+        if dot.is_some_and(|dot| dot != DotExtension::Arm) || self.needs_feature(Feature::Subgroups) {
             options += facts.newest_language();
         }
         options += match dot {
-            Some(Dot::Khr) => " -DDOT_KHR",
-            Some(Dot::Arm) => " -DDOT_ARM",
-            Some(Dot::Qcom) => " -DDOT_QCOM",
+            Some(DotExtension::Khr) => " -DDOT_KHR",
+            Some(DotExtension::Arm) => " -DDOT_ARM",
+            Some(DotExtension::Qcom) => " -DDOT_QCOM",
             None => "",
         };
         for (there, flag) in [
-            (self.form == Form::Floats, " -DBY_FLOATS"),
-            (self.needs(Feature::Subgroups), " -DSUBGROUPS"),
-            (self.needs(Feature::Images), " -DW_IMAGE"),
+            (self.form == ProductForm::Floats, " -DBY_FLOATS"),
+            (self.needs_feature(Feature::Subgroups), " -DSUBGROUPS"),
+            (self.needs_feature(Feature::Images), " -DW_IMAGE"),
         ] {
             options += if there { flag } else { "" };
         }
@@ -176,11 +176,11 @@ impl VariantPair {
     /// # Errors
     ///
     /// `Usage` if there is no such variant, `Device` if the device lacks a required feature.
-    pub fn forced(facts: &Facts) -> Result<Option<Self>> {
+    pub fn from_environment(facts: &DeviceInfo) -> Result<Option<Self>> {
         let Some(name) = std::env::var(VARIANT_VARIABLE).ok().filter(|name| !name.is_empty()) else {
             return Ok(None);
         };
-        let variant = Variant::named(&name)?;
+        let variant = Variant::from_name(&name)?;
         match variant.missing_feature(facts) {
             Some(what) => {
                 Err(Error::Device(format!("OpenCL: {} has no {what}; {VARIANT_VARIABLE}={name}", facts.name)))
@@ -217,7 +217,7 @@ impl FromStr for VariantPair {
 
     fn from_str(names: &str) -> Result<Self> {
         let (one, many) = names.split_once(' ').unwrap_or((names, ""));
-        Ok(Self { one: Variant::named(one)?, many: Variant::named(many)? })
+        Ok(Self { one: Variant::from_name(one)?, many: Variant::from_name(many)? })
     }
 }
 
@@ -228,10 +228,10 @@ mod tests {
     #[test]
     fn names_come_back() {
         for variant in &VARIANTS {
-            assert_eq!(Variant::named(variant.name).unwrap(), variant);
+            assert_eq!(Variant::from_name(variant.name).unwrap(), variant);
         }
         for name in ["", "tiles", "rows-four", "rows-"] {
-            let e = Variant::named(name).unwrap_err().to_string();
+            let e = Variant::from_name(name).unwrap_err().to_string();
             assert!(e.contains("no variant") && e.contains("rows-dot") && !e.contains('\n'), "{e}");
         }
         let pair = VariantPair { one: &VARIANTS[3], many: &VARIANTS[1] };

@@ -4,17 +4,17 @@
 mod upload;
 
 use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
-use super::storage::{Activations, Step, Storage};
+use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
 use crate::model::weights::{Calibration, Layer, Matrix, Weights};
-use files::mapped::Plane;
+use files::mapped::MappedSlice;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::{Failure, FailureKind, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ use upload::Upload;
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
 pub struct Chunk {
     /// Storage of the rows.
-    pub storage: Storage,
+    pub storage: MatrixStorage,
     /// `[half][group]` quants, or `[half][row]`.
     pub quants: Buffer,
     /// `[half][group]` scales; `None` for unquantised rows.
@@ -94,27 +94,27 @@ impl Model {
     /// # Errors
     ///
     /// See [`VariantPair::forced`].
-    pub fn variants(&self) -> files::Result<VariantPair> {
-        let forced = VariantPair::forced(self.device.facts())?;
-        Ok(forced.or(*self.chosen()).unwrap_or(VariantPair::BASELINE))
+    pub fn kernel_variants(&self) -> files::Result<VariantPair> {
+        let forced = VariantPair::from_environment(self.device.info())?;
+        Ok(forced.or(*self.lock_variants()).unwrap_or(VariantPair::BASELINE))
     }
 
     /// True once variants were set.
     pub(super) fn has_variants(&self) -> bool {
-        self.chosen().is_some()
+        self.lock_variants().is_some()
     }
 
     /// Sets the variants of the kernels.
     pub fn set_variants(&self, variants: VariantPair) {
-        *self.chosen() = Some(variants);
+        *self.lock_variants() = Some(variants);
     }
 
-    fn chosen(&self) -> MutexGuard<'_, Option<VariantPair>> {
+    fn lock_variants(&self) -> MutexGuard<'_, Option<VariantPair>> {
         self.variants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True on the first call: the user has not been told yet that the kernels are not the fastest.
-    pub fn is_news(&self) -> bool {
+    pub fn take_untold(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }
 
@@ -141,12 +141,12 @@ impl Matrices {
     ///
     /// `Memory` if there is no room for them, `Device` if the device fails.
     pub fn copy(device: &Device, weights: &Weights, place: Place) -> files::Result<Self> {
-        let mut to = To::new(device, place, weights)?;
+        let mut to = Uploader::new(device, place, weights)?;
         let to = &mut to;
         let copied = Self {
-            layers: weights.layers.iter().map(|l| layer(to, l)).collect::<Result<_>>()?,
-            norm: floats(to, &weights.norm)?,
-            head: step(to, Step::Head, &[Upload::of(&weights.head)])?,
+            layers: weights.layers.iter().map(|l| upload_layer(to, l)).collect::<Result<_>>()?,
+            norm: upload_floats(to, &weights.norm)?,
+            head: upload_step(to, Step::Head, &[Upload::of(&weights.head)])?,
         };
         device.finish()?;
         Ok(copied)
@@ -159,11 +159,11 @@ impl Matrices {
     ///
     /// See [`Matrices::copy`].
     pub fn share(device: &Device, weights: &mut Weights) -> files::Result<Self> {
-        let mut to = To::new(device, Place::HostVisible, weights)?;
+        let mut to = Uploader::new(device, Place::HostVisible, weights)?;
         let to = &mut to;
         let mut layers = Vec::with_capacity(weights.layers.len());
         for l in &mut weights.layers {
-            let on_device = layer(to, l)?;
+            let on_device = upload_layer(to, l)?;
             let [qkv, out, gate_up, down] = &on_device.steps;
             adopt_rows(&mut l.wq, qkv, 0)?;
             adopt_rows(&mut l.wk, qkv, Q_PAD / GROUP_ROWS)?;
@@ -172,15 +172,15 @@ impl Matrices {
             if let [both] = &gate_up.chunks[..] {
                 let gate = l.gate.as_mut();
                 let first = if gate.is_some() { FFN_PAD / GROUP_ROWS } else { 0 };
-                gate.map_or(Ok(()), |gate| adopt(gate, both, 0))?;
-                adopt(&mut l.up, both, first)?;
+                gate.map_or(Ok(()), |gate| view_device_copy(gate, both, 0))?;
+                view_device_copy(&mut l.up, both, first)?;
             }
             adopt_rows(&mut l.down, down, 0)?;
             layers.push(on_device);
         }
-        let head = step(to, Step::Head, &[Upload::of(&weights.head)])?;
+        let head = upload_step(to, Step::Head, &[Upload::of(&weights.head)])?;
         adopt_rows(&mut weights.head, &head, 0)?;
-        Ok(Self { layers, norm: floats(to, &weights.norm)?, head })
+        Ok(Self { layers, norm: upload_floats(to, &weights.norm)?, head })
     }
 }
 
@@ -192,14 +192,14 @@ fn adopt_rows<const ROWS: usize, const COLS: usize>(
 ) -> Result<()> {
     let end = first + ROWS.div_ceil(GROUP_ROWS);
     match step.chunks.iter().find(|c| c.first <= first && end <= c.first + c.groups) {
-        Some(chunk) => adopt(matrix, chunk, first - chunk.first),
+        Some(chunk) => view_device_copy(matrix, chunk, first - chunk.first),
         None => Ok(()),
     }
 }
 
 /// Turns a matrix into a view of the device's copy, starting at group `first` of a chunk, if both have the same
 /// storage.
-fn adopt<const ROWS: usize, const COLS: usize>(
+fn view_device_copy<const ROWS: usize, const COLS: usize>(
     matrix: &mut Matrix<ROWS, COLS>,
     chunk: &Chunk,
     first: usize,
@@ -209,7 +209,7 @@ fn adopt<const ROWS: usize, const COLS: usize>(
     }
     let (group, scale) = chunk.storage.group_bytes(COLS);
     let view = |buffer: &Buffer, range: Range<usize>| {
-        let plane = Plane::shared(buffer.clone().freeze()?);
+        let plane = MappedSlice::from_owner(buffer.clone().map_read_only()?);
         Ok(plane.slice(range).expect("invariant: the chunk holds all of the matrix"))
     };
     let end = first + ROWS.div_ceil(GROUP_ROWS);
@@ -222,12 +222,12 @@ fn adopt<const ROWS: usize, const COLS: usize>(
     // Data mapped from a file is read from device memory from now on, and need not stay in memory.
     match matrix {
         Matrix::Dense { dtype, data } => {
-            data.release();
-            *data = quants(ROWS * COLS * dtype.size())?;
+            data.release_pages();
+            *data = quants(ROWS * COLS * dtype.byte_size())?;
         }
         Matrix::Quantised(w) => {
-            w.release();
-            *w = matrix::Quantised::new(w.format(), quants(all)?, scales()?)
+            w.release_pages();
+            *w = matrix::QuantMatrix::new(w.format(), quants(all)?, scales()?)
                 .expect("invariant: lengths are those of the shape");
         }
     }
@@ -235,15 +235,15 @@ fn adopt<const ROWS: usize, const COLS: usize>(
 }
 
 /// Destination of weights.
-struct To<'a> {
+struct Uploader<'a> {
     device: &'a Device,
     matrices: Arena<'a>,
     floats: Arena<'a>,
 }
 
-impl<'a> To<'a> {
+impl<'a> Uploader<'a> {
     fn new(device: &'a Device, place: Place, weights: &Weights) -> Result<Self> {
-        let (matrices, floats) = sizes(weights)?;
+        let (matrices, floats) = upload_sizes(weights)?;
         let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
         // The CPU has its own copy of the small ones.
         let small = if place == Place::HostVisible { Place::Device } else { place };
@@ -252,7 +252,7 @@ impl<'a> To<'a> {
 }
 
 /// Bytes of unsplit matrices, and of floats, in the order of upload.
-fn sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
+fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut matrices = Vec::new();
     let mut of_step = |parts: &[Upload<'_>]| {
         for run in parts.chunk_by(Upload::same_storage) {
@@ -274,24 +274,26 @@ fn sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     Ok((matrices, floats))
 }
 
-fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
+fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
     let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
     if QKV_BIAS {
         for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
             bias[at..at + part.len()].copy_from_slice(part);
         }
     }
-    let some = |to: &mut To<'_>, values: &[f32]| (!values.is_empty()).then(|| floats(to, values)).transpose();
+    let some = |to: &mut Uploader<'_>, values: &[f32]| {
+        (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
+    };
     let [qkv, out, gate_up, down] = upload::of_layer(l)?;
     Ok(LayerWeights {
         steps: [
-            step(to, Step::Qkv, &qkv)?,
-            step(to, Step::Out, &out)?,
-            step(to, Step::GateUp, &gate_up)?,
-            step(to, Step::Down, &down)?,
+            upload_step(to, Step::Qkv, &qkv)?,
+            upload_step(to, Step::Out, &out)?,
+            upload_step(to, Step::GateUp, &gate_up)?,
+            upload_step(to, Step::Down, &down)?,
         ],
-        attn_norm: floats(to, &l.attn_norm)?,
-        ffn_norm: floats(to, &l.ffn_norm)?,
+        attn_norm: upload_floats(to, &l.attn_norm)?,
+        ffn_norm: upload_floats(to, &l.ffn_norm)?,
         qkv_bias: some(to, &bias)?,
         o_bias: some(to, &l.o_bias)?,
         qk_norm: some(to, &[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
@@ -304,40 +306,40 @@ fn layer(to: &mut To<'_>, l: &Layer) -> Result<LayerWeights> {
 /// Calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`.
 pub fn calibration(device: &Device, weights: &Weights, place: Place) -> Result<Vec<Buffer>> {
     let mut arena = Arena::new(device, &[Calibration::BYTES / LAYERS; LAYERS], Access::ReadOnly, place);
-    (0..LAYERS).map(|layer| arena.buffer_of(bytes_of(weights.calibration_of(layer)))).collect()
+    (0..LAYERS).map(|layer| arena.buffer_of(bytes_of(weights.layer_calibration(layer)))).collect()
 }
 
-fn floats(to: &mut To<'_>, values: &[f32]) -> Result<Buffer> {
+fn upload_floats(to: &mut Uploader<'_>, values: &[f32]) -> Result<Buffer> {
     to.floats.buffer_of(bytes_of(values))
 }
 
 /// Uploads the matrices of one step. Those with the same storage are adjacent, in as few chunks as the device allows.
-fn step(to: &mut To<'_>, step: Step, parts: &[Upload<'_>]) -> Result<StepWeights> {
+fn upload_step(to: &mut Uploader<'_>, step: Step, parts: &[Upload<'_>]) -> Result<StepWeights> {
     let mut chunks = Vec::new();
     let mut first = 0;
     for run in parts.chunk_by(Upload::same_storage) {
-        self::run(to, (step, first), run, &mut chunks)?;
+        self::upload_matrices(to, (step, first), run, &mut chunks)?;
         first += run.iter().map(Upload::groups).sum::<usize>();
     }
-    Ok(StepWeights { reads: parts[0].storage.reads(), chunks })
+    Ok(StepWeights { reads: parts[0].storage.activation_form(), chunks })
 }
 
 /// Uploads matrices with the same storage that start at group `start` of the step's result.
-fn run(
-    to: &mut To<'_>,
+fn upload_matrices(
+    to: &mut Uploader<'_>,
     (step, start): (Step, usize),
     run: &[Upload<'_>],
     chunks: &mut Vec<Chunk>,
 ) -> Result<()> {
-    let (storage, cols, halves) = (run[0].storage, run[0].cols, step.halves());
+    let (storage, cols, halves) = (run[0].storage, run[0].cols, step.matrix_count());
     let (group, scale) = storage.group_bytes(cols);
     let groups = run.iter().map(Upload::groups).sum::<usize>() / halves;
     // Pairs of groups: `gate_up` writes blocks of 32.
-    let most = usize::try_from(to.device.facts().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
+    let most = usize::try_from(to.device.info().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
     if most == 0 {
         let (name, bytes) = (step.names().0, 2 * group * halves);
         let message = format!("the device allows no buffer of {bytes} bytes, which {name} needs for 32 rows");
-        return Err(Failure::new(Kind::Memory, message));
+        return Err(Failure::new(FailureKind::Memory, message));
     }
     for first in (0..groups).step_by(most) {
         let n = most.min(groups - first);
@@ -346,14 +348,14 @@ fn run(
         let scales = if scale > 0 { Some(buffer(scale)?) } else { None };
         let chunk = Chunk { storage, quants, scales, first: start + first, groups: n };
         if halves == 2 {
-            write(&run[0], first..first + n, &chunk, 0)?;
-            write(&run[1], first..first + n, &chunk, n)?;
+            write_groups(&run[0], first..first + n, &chunk, 0)?;
+            write_groups(&run[1], first..first + n, &chunk, n)?;
         } else {
             let mut start = 0;
             for part in run {
                 let (from, to) = (first.max(start), (first + n).min(start + part.groups()));
                 if from < to {
-                    write(part, from - start..to - start, &chunk, from - first)?;
+                    write_groups(part, from - start..to - start, &chunk, from - first)?;
                 }
                 start += part.groups();
             }
@@ -364,7 +366,7 @@ fn run(
 }
 
 /// Writes some groups of a matrix to a chunk, starting at its group `at`; padding rows are zeros.
-fn write(matrix: &Upload<'_>, range: Range<usize>, chunk: &Chunk, at: usize) -> Result<()> {
+fn write_groups(matrix: &Upload<'_>, range: Range<usize>, chunk: &Chunk, at: usize) -> Result<()> {
     let (group, scale) = matrix.storage.group_bytes(matrix.cols);
     let end = (range.end * group).min(matrix.quants.len());
     let bytes = &matrix.quants[range.start * group..end];

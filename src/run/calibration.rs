@@ -19,7 +19,9 @@
 
 mod cache_file;
 
-use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, angles_of};
+use crate::dims::{
+    HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, first_angle,
+};
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, KvRows, Logits, Run};
 use crate::model::rope::Frequencies;
@@ -47,7 +49,7 @@ const HALF: usize = ROPE_DIM / 2;
 /// # Errors
 ///
 /// `Model` for a tokenizer that cannot be used.
-pub fn tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+pub fn encode_text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let mut tokens = tokenizer.encode(TEXT, AddSpecial::Yes)?;
     tokens.truncate(if LEARNED_POSITIONS { TOKENS.min(MAX_POSITION) } else { TOKENS });
     Ok(tokens)
@@ -58,22 +60,26 @@ pub fn tokens(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
 /// # Errors
 ///
 /// Errors of [`tokens`] and [`compute`].
-pub fn of(weights: &Arc<Weights>, tokenizer: &Tokenizer, options: &EngineOptions) -> Result<Calibration> {
-    let tokens = tokens(tokenizer)?;
+pub fn load_or_compute(
+    weights: &Arc<Weights>,
+    tokenizer: &Tokenizer,
+    options: &EngineOptions,
+) -> Result<Calibration> {
+    let tokens = encode_text(tokenizer)?;
     let file = system::state_directory().map(|dir| CalibrationFile::new(&dir, weights, &tokens));
     if let Some(calibration) = file.as_ref().and_then(CalibrationFile::read) {
         return Ok(calibration);
     }
-    let calibration = compute(weights, &tokens, options.threads)?;
+    let calibration = compute_calibration(weights, &tokens, options.threads)?;
     if let Some(Err(e)) = file.map(|file| file.write(&calibration)) {
-        options.notice.say(&format!("{e}; the calibration of the q4 cache is computed at each start"));
+        options.notice.warn(&format!("{e}; the calibration of the q4 cache is computed at each start"));
     }
     Ok(calibration)
 }
 
 /// Bytes that [`compute`] needs besides the weights.
 pub fn pass_bytes() -> u64 {
-    let types = KvTypes::both(KvType::F32);
+    let types = KvTypes::same(KvType::F32);
     let cache = TOKENS * types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
     (cache + cache.div_ceil(LAYERS) + cpu::scratch_bytes(TOKENS, TOKENS)) as u64
 }
@@ -83,31 +89,31 @@ pub fn pass_bytes() -> u64 {
 /// # Errors
 ///
 /// `Memory` if there is not enough for the pass.
-pub fn compute(weights: &Arc<Weights>, tokens: &[u32], threads: usize) -> Result<Calibration> {
+pub fn compute_calibration(weights: &Arc<Weights>, tokens: &[u32], threads: usize) -> Result<Calibration> {
     if tokens.is_empty() {
-        return Ok(Calibration::none());
+        return Ok(Calibration::identity());
     }
-    let (slots, types) = (tokens.len(), KvTypes::both(KvType::F32));
+    let (slots, types) = (tokens.len(), KvTypes::same(KvType::F32));
     let options = CpuOptions { threads, isa: Isa::detect()?, kv_types: types, slots, max_tokens: slots };
     let mut device = CpuDevice::new(Arc::clone(weights), options)?;
     let mut cache = device.new_cache(slots)?;
-    device.sum_squares();
+    device.record_query_squares();
     device.forward(&mut [Run::new(&mut *cache, tokens, 0, Logits::None)], None)?;
     cache.set_len(slots);
     let frequencies = Frequencies::new();
     // Means are averaged over short positions, whatever the length of a text.
-    let frequencies = frequencies.at(0, 0);
+    let frequencies = frequencies.for_position(0, 0);
     let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
     let (mut means, mut scales) = (Vec::with_capacity(LAYERS * KV_DIM), Vec::with_capacity(LAYERS * KV_DIM));
-    let mut queries = device.squares().chunks_exact(HEAD_DIM);
+    let mut queries = device.query_squares().chunks_exact(HEAD_DIM);
     for layer in 0..LAYERS {
-        let from = if ROPE_DIM > 0 { angles_of(layer) } else { 0 };
-        let turns = Turns::new(&frequencies[from..][..HALF]);
-        cache.read(layer, 0..slots, &mut rows)?;
+        let from = if ROPE_DIM > 0 { first_angle(layer) } else { 0 };
+        let turns = Rotations::new(&frequencies[from..][..HALF]);
+        cache.read_rows(layer, 0..slots, &mut rows)?;
         let heads = rows.k.chunks_exact(slots * types.k.row_bytes(HEAD_DIM));
         for (keys, queries) in heads.zip(&mut queries) {
             let keys: Vec<f32> = keys.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            let mean = turns.mean(&keys);
+            let mean = turns.mean_key(&keys);
             scales.extend(channel_scales(&keys, &mean, queries));
             means.extend(mean);
         }
@@ -134,14 +140,14 @@ fn channel_scales(keys: &[f32], mean: &[f32; HEAD_DIM], queries: &[f64]) -> [f32
 }
 
 /// Rotation of each pair by RoPE, in f64 with the `libm` crate.
-struct Turns {
+struct Rotations {
     /// Radians per position.
     frequencies: [f64; HALF],
     /// Averages of cosine and sine over the positions below [`REACH`].
     average: [(f64, f64); HALF],
 }
 
-impl Turns {
+impl Rotations {
     fn new(frequencies: &[f64]) -> Self {
         let frequencies: [f64; HALF] = std::array::from_fn(|i| frequencies[i]);
         let average = frequencies.map(|frequency| {
@@ -153,7 +159,7 @@ impl Turns {
     }
 
     /// Mean of the `[position][HEAD_DIM]` keys of one head.
-    fn mean(&self, keys: &[f32]) -> [f32; HEAD_DIM] {
+    fn mean_key(&self, keys: &[f32]) -> [f32; HEAD_DIM] {
         let mut mean = [0.0; HEAD_DIM];
         let n = (keys.len() / HEAD_DIM) as f64;
         for (i, (frequency, (cos, sin))) in self.frequencies.iter().zip(self.average).enumerate() {
@@ -199,16 +205,16 @@ mod tests {
         let scales = channel_scales(&keys, &[0.0; HEAD_DIM], &squares);
         let miss = |scales: &[f32; HEAD_DIM]| -> f64 {
             let calibration = Calibration::new(&[0.0; LAYERS * KV_DIM], &scales.repeat(LAYERS * KV_HEADS));
-            let channels = Channels::of(calibration.of_layer(0), 0);
+            let channels = Channels::of_head(calibration.layer(0), 0);
             let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
             let misses = keys.as_chunks().0.iter().flat_map(|key| {
                 let (mut stored, mut row) = (*key, vec![0; KvType::Q4.row_bytes(HEAD_DIM)]);
-                channels.key(&mut stored);
-                kv_row::encode(Isa::Scalar, KvType::Q4, &stored, &mut row);
-                kv_row::change(Isa::Scalar, KvType::Q4, &mut row, |k| stored = *k);
+                channels.encode_key(&mut stored);
+                kv_row::encode_row(Isa::Scalar, KvType::Q4, &stored, &mut row);
+                kv_row::update_row(Isa::Scalar, KvType::Q4, &mut row, |k| stored = *k);
                 queries.as_chunks().0.iter().map(move |query| {
                     let mut ready = *query;
-                    channels.query(&mut ready);
+                    channels.encode_query(&mut ready);
                     (dot(query, key) - dot(&ready, &stored)).powi(2)
                 })
             });

@@ -8,15 +8,15 @@ mod child;
 mod draft_length;
 pub mod protocol;
 
-pub use child::Setting;
+pub use child::DraftSettings;
 
 use crate::dims::VOCAB;
-use child::Child;
+use child::DraftProcess;
 use draft_length::DraftLengthPolicy;
 pub use draft_length::PassTime;
-use files::error::unquoted;
+use files::error::escape;
 use files::{Error, Result};
-use protocol::{Answer, Hello, Request, VERSION};
+use protocol::{DraftAnswer, DraftRequest, Handshake, VERSION};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -56,10 +56,10 @@ pub enum DraftWhen {
 
 /// The running program, which the sequences of an engine share.
 #[derive(Clone)]
-pub struct DraftModel(Arc<Mutex<Client>>);
+pub struct DraftModel(Arc<Mutex<DraftState>>);
 
 /// A sequence's request for a draft.
-pub struct Question<'a> {
+pub struct DraftQuery<'a> {
     /// Id of the sequence: see [`DraftModel::owner`].
     pub owner: u64,
     /// The text so far.
@@ -73,20 +73,20 @@ pub struct Question<'a> {
 }
 
 /// Function that receives a line for the user.
-type Say = Box<dyn Fn(&str) + Send>;
+type LineSink = Box<dyn Fn(&str) + Send>;
 
-struct Client {
+struct DraftState {
     /// Name of the program in messages.
     name: String,
     when: DraftWhen,
-    say: Say,
+    say: LineSink,
     /// `None` once it has failed.
-    child: Option<Child>,
+    child: Option<DraftProcess>,
     /// Digest of this program's tokenizer.
     tokenizer: u32,
-    state: State,
+    state: ProgramState,
     /// State of each of the program's texts.
-    held: Vec<Held>,
+    held: Vec<CachedText>,
     /// Last ids given to sequences and to requests.
     owners: u64,
     requests: u64,
@@ -95,7 +95,7 @@ struct Client {
 
 /// State of the program.
 #[derive(Clone, Copy)]
-enum State {
+enum ProgramState {
     /// Loading its model, with this much of [`START`] left.
     Loading(Duration),
     Idle,
@@ -105,7 +105,7 @@ enum State {
 
 /// One of the program's texts.
 #[derive(Default)]
-struct Held {
+struct CachedText {
     owner: u64,
     tokens: Vec<u32>,
     sampler: Option<Arc<SamplerOptions>>,
@@ -123,23 +123,23 @@ impl DraftModel {
     pub fn start(
         draft: &DraftProgram,
         tokenizer: u32,
-        setting: Setting,
+        setting: DraftSettings,
         say: impl Fn(&str) + Send + 'static,
     ) -> Result<Self> {
-        let name = format!("`EngineOptions::draft_model` {}", unquoted(&draft.program.to_string_lossy()));
-        let setting = Setting { threads: setting.threads.clamp(1, THREADS), ..setting };
-        let child = Child::start(&draft.program, setting).map_err(|e| {
+        let name = format!("`EngineOptions::draft_model` {}", escape(&draft.program.to_string_lossy()));
+        let setting = DraftSettings { threads: setting.threads.clamp(1, THREADS), ..setting };
+        let child = DraftProcess::spawn(&draft.program, setting).map_err(|e| {
             Error::Usage(format!("{name}: cannot be started: {e}; give another antigravity program"))
         })?;
         let mut held = Vec::new();
-        held.resize_with(setting.sequences, Held::default);
-        Ok(Self(Arc::new(Mutex::new(Client {
+        held.resize_with(setting.sequences, CachedText::default);
+        Ok(Self(Arc::new(Mutex::new(DraftState {
             name,
             when: draft.when,
             say: Box::new(say),
             child: Some(child),
             tokenizer,
-            state: State::Loading(START),
+            state: ProgramState::Loading(START),
             held,
             owners: 0,
             requests: 0,
@@ -147,53 +147,53 @@ impl DraftModel {
         }))))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Client> {
+    fn lock(&self) -> MutexGuard<'_, DraftState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a new id for a sequence.
-    pub fn owner(&self) -> u64 {
+    pub fn new_sequence_id(&self) -> u64 {
         let mut client = self.lock();
         client.owners += 1;
         client.owners
     }
 
     /// Process id of the program, while it is in use.
-    pub fn process(&self) -> Option<u32> {
-        self.lock().child.as_ref().map(Child::id)
+    pub fn process_id(&self) -> Option<u32> {
+        self.lock().child.as_ref().map(DraftProcess::id)
     }
 
     /// Number of tokens to ask for now, at most `most`; 0 means not to ask.
-    pub fn length(&self, most: usize) -> usize {
+    pub fn draft_length(&self, most: usize) -> usize {
         let client = &mut *self.lock();
         let ready = client.is_ready();
         match (client.unless_failed(ready), client.when) {
             (None | Some(false), _) => 0,
-            (_, DraftWhen::Always) => most.min(protocol::MOST),
-            (_, DraftWhen::Pays) => client.length_policy.length(most.min(protocol::MOST)),
+            (_, DraftWhen::Always) => most.min(protocol::MAX_DRAFT),
+            (_, DraftWhen::Pays) => client.length_policy.next_length(most.min(protocol::MAX_DRAFT)),
         }
     }
 
     /// Asks the program and appends its draft, if the answer comes in time.
-    pub fn ask(&self, question: &Question<'_>, into: &mut Vec<u32>) {
+    pub fn request_draft(&self, question: &DraftQuery<'_>, into: &mut Vec<u32>) {
         let client = &mut *self.lock();
-        let answered = client.ask(question);
+        let answered = client.send_request(question);
         into.extend(client.unless_failed(answered).unwrap_or_default());
     }
 
     /// Records the time of a pass without drafts.
-    pub fn plain(&self, time: PassTime) {
-        self.lock().length_policy.plain(time);
+    pub fn record_undrafted(&self, time: PassTime) {
+        self.lock().length_policy.record_undrafted(time);
     }
 
     /// Records how many of the program's tokens were accepted, and the time of the pass including the request, if
     /// known.
-    pub fn drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        self.lock().length_policy.drafted(accepted, drafted, time);
+    pub fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
+        self.lock().length_policy.record_drafted(accepted, drafted, time);
     }
 }
 
-impl Client {
+impl DraftState {
     /// Unwraps a result; on an error, reports it and ends the program.
     fn unless_failed<T>(&mut self, found: Result<T>) -> Option<T> {
         let say = |e: &Error| (self.say)(&format!("{}: {e}; continuing without it", self.name));
@@ -205,17 +205,17 @@ impl Client {
     }
 
     /// Asks a program that [is ready](Client::is_ready).
-    fn ask(&mut self, question: &Question<'_>) -> Result<Vec<u32>> {
+    fn send_request(&mut self, question: &DraftQuery<'_>) -> Result<Vec<u32>> {
         let Some(child) = &self.child else { return Ok(Vec::new()) };
         self.requests += 1;
-        let request = request(&mut self.held, self.requests, question);
-        child.send(protocol::line(&request));
-        self.state = State::Asked(Instant::now());
+        let request = build_request(&mut self.held, self.requests, question);
+        child.send_line(protocol::to_line(&request));
+        self.state = ProgramState::Asked(Instant::now());
         let patience = match self.when {
             DraftWhen::Always => PATIENCE,
-            DraftWhen::Pays => self.length_policy.patience(question.length).min(PATIENCE),
+            DraftWhen::Pays => self.length_policy.max_wait(question.length).min(PATIENCE),
         };
-        match self.answer(patience)? {
+        match self.receive_answer(patience)? {
             // Too late: the text continues without it.
             None => Ok(Vec::new()),
             Some(answer) if answer.tokens.len() > question.length => Err(Error::Other(format!(
@@ -231,32 +231,32 @@ impl Client {
     fn is_ready(&mut self) -> Result<bool> {
         match self.state {
             _ if self.child.is_none() => Ok(false),
-            State::Idle => Ok(true),
-            State::Asked(_) => Ok(self.answer(Duration::ZERO)?.is_some()),
-            State::Loading(patience) => {
+            ProgramState::Idle => Ok(true),
+            ProgramState::Asked(_) => Ok(self.receive_answer(Duration::ZERO)?.is_some()),
+            ProgramState::Loading(patience) => {
                 let (began, Some(child)) = (Instant::now(), &mut self.child) else { return Ok(false) };
-                let line = child.receive(patience);
-                self.state = State::Loading(patience.saturating_sub(began.elapsed()));
+                let line = child.receive_line(patience);
+                self.state = ProgramState::Loading(patience.saturating_sub(began.elapsed()));
                 let why = |e| Error::Other(format!("{e}; try it alone: `PROGRAM draft`"));
                 let Some(line) = line.map_err(why)? else { return Ok(false) };
-                self.greeted(&line)?;
-                self.state = State::Idle;
+                self.check_handshake(&line)?;
+                self.state = ProgramState::Idle;
                 Ok(true)
             }
         }
     }
 
     /// Checks its handshake.
-    fn greeted(&self, line: &[u8]) -> Result<()> {
-        Err(Error::Other(match protocol::parse::<Hello>(line) {
+    fn check_handshake(&self, line: &[u8]) -> Result<()> {
+        Err(Error::Other(match protocol::parse_message::<Handshake>(line) {
             Err(_) => "sends no valid handshake; give an antigravity program".into(),
-            Ok(Hello { antigravity_draft: version, .. }) if version != VERSION => format!(
+            Ok(Handshake { antigravity_draft: version, .. }) if version != VERSION => format!(
                 "uses version {version} of the draft protocol, not {VERSION}; build both from the same source"
             ),
-            Ok(Hello { tokenizer, .. }) if tokenizer != self.tokenizer => {
+            Ok(Handshake { tokenizer, .. }) if tokenizer != self.tokenizer => {
                 "has another tokenizer; give a program for a model with the same tokenizer".into()
             }
-            Ok(Hello { sequences, .. }) if sequences != self.held.len() => {
+            Ok(Handshake { sequences, .. }) if sequences != self.held.len() => {
                 format!("keeps {sequences} texts, not {}", self.held.len())
             }
             Ok(_) => return Ok(()),
@@ -264,29 +264,32 @@ impl Client {
     }
 
     /// Receives the answer to the last request, if it comes in time.
-    fn answer(&mut self, patience: Duration) -> Result<Option<Answer>> {
-        let (State::Asked(since), Some(child)) = (self.state, &mut self.child) else { return Ok(None) };
-        let Some(line) = child.receive(patience)? else {
+    fn receive_answer(&mut self, patience: Duration) -> Result<Option<DraftAnswer>> {
+        let (ProgramState::Asked(since), Some(child)) = (self.state, &mut self.child) else {
+            return Ok(None);
+        };
+        let Some(line) = child.receive_line(patience)? else {
             let silent = since.elapsed();
             if silent > HUNG {
                 return Err(Error::Other(format!("has been silent for {} s", silent.as_secs())));
             }
             return Ok(None);
         };
-        let answer: Answer = protocol::parse(&line).map_err(|e| Error::Other(format!("says what is {e}")))?;
+        let answer: DraftAnswer =
+            protocol::parse_message(&line).map_err(|e| Error::Other(format!("says what is {e}")))?;
         if answer.id != self.requests {
             return Err(Error::Other("answers a request that was not made".into()));
         }
         if let Some(id) = answer.tokens.iter().find(|&&id| id as usize >= VOCAB) {
             return Err(Error::Other(format!("drafts token {id}; the vocabulary ends at {}", VOCAB - 1)));
         }
-        self.state = State::Idle;
+        self.state = ProgramState::Idle;
         Ok(Some(answer))
     }
 }
 
 /// Builds the request with this id. A new text replaces the least recently used one.
-fn request(held: &mut [Held], id: u64, question: &Question<'_>) -> Request {
+fn build_request(held: &mut [CachedText], id: u64, question: &DraftQuery<'_>) -> DraftRequest {
     let known = held.iter().position(|h| h.owner == question.owner);
     let oldest = || (0..held.len()).min_by_key(|&i| held[i].last).unwrap_or(0);
     let sequence = known.unwrap_or_else(oldest);
@@ -299,20 +302,20 @@ fn request(held: &mut [Held], id: u64, question: &Question<'_>) -> Request {
     place.owner = question.owner;
     place.last = id;
     place.sampler = Some(Arc::clone(question.sampler));
-    Request {
+    DraftRequest {
         id,
         sequence,
         keep: common,
         tokens: news,
         draft: question.length,
         least: LEAST,
-        sampler: (!is_known).then(|| sendable(question.sampler)),
+        sampler: (!is_known).then(|| sendable_settings(question.sampler)),
         random: question.random.cloned(),
     }
 }
 
 /// Settings without values that JSON cannot represent or that a draft need not know.
-fn sendable(sampler: &SamplerOptions) -> SamplerOptions {
+fn sendable_settings(sampler: &SamplerOptions) -> SamplerOptions {
     let mut sampler = sampler.clone();
     for (_, bias) in &mut sampler.logit_bias {
         *bias = bias.max(f32::MIN);

@@ -6,23 +6,23 @@ use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::calibration;
-use crate::run::draft_model::{DraftModel, Setting};
+use crate::run::draft_model::{DraftModel, DraftSettings};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler};
-use crate::run::plan::{Opened, Plan};
+use crate::run::plan::{OpenedModel, Plan};
 use crate::run::session::CancelToken;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::simd::Isa;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use text::chat::{Context, Ending, Message, Moment, Template, TemplateKwargs, TemplateSource};
+use text::chat::{Message, PromptEnding, RenderContext, Template, TemplateKwargs, TemplateSource, UtcTime};
 #[cfg(feature = "chat")]
 use text::sampler::SamplerOptions;
-use text::tokenizer::{AddSpecial, Specials, Tokenizer};
+use text::tokenizer::{AddSpecial, SpecialText, Tokenizer};
 
-use sessions::{upload, use_cpu_instead};
+use sessions::{upload_weights, use_cpu_instead};
 
 /// A loaded model. Sequences that it made stay usable after it is dropped.
 ///
@@ -69,12 +69,12 @@ pub struct Engine {
 impl Engine {
     /// Loads weights and tokenizer, silently.
     pub fn load(options: EngineOptions) -> Result<Self> {
-        Self::load_opened(Opened::new(&options)?, &|_, _| {})
+        Self::load_opened(OpenedModel::new(&options)?, &|_, _| {})
     }
 
     /// Loads weights and tokenizer of an opened model. `progress` gets the number of tensors done and of all tensors.
-    pub fn load_opened(opened: Opened, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        let Opened { plan, model, .. } = opened;
+    pub fn load_opened(opened: OpenedModel, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
+        let OpenedModel { plan, model, .. } = opened;
         plan.check()?;
         let options = plan.options;
         let isa = match options.isa {
@@ -91,12 +91,12 @@ impl Engine {
         let template_source = template_source(&model);
         #[cfg(feature = "chat")]
         let recommended_sampling = recommended_sampling(&model);
-        let both_fit = fits_beside(&model, &options);
+        let both_fit = can_compile_meanwhile(&model, &options);
         // Unmaps the files whose tensors were converted.
         drop(model);
         let device = match options.backend {
             BackendKind::Cpu => None,
-            kind => match upload(&options, &mut weights) {
+            kind => match upload_weights(&options, &mut weights) {
                 Ok(found) => Some(found),
                 Err(e) if kind == BackendKind::Auto => {
                     use_cpu_instead(&options, e)?;
@@ -126,19 +126,19 @@ impl Engine {
             compiler,
             draft,
         };
-        engine.ready_keys(&engine.options)?;
+        engine.ensure_calibration(&engine.options)?;
         let auto = engine.options.backend == BackendKind::Auto;
         if !(auto && engine.begins_early()) {
-            engine.decide()?;
+            engine.choose_devices()?;
         }
         Ok(engine)
     }
 
     /// Makes sure that there is a calibration, if a cache with these options needs it.
-    fn ready_keys(&self, o: &EngineOptions) -> Result<()> {
+    fn ensure_calibration(&self, o: &EngineOptions) -> Result<()> {
         let weights = &self.factory.weights;
-        if o.kv_types.k.rotated() && weights.calibration().is_none() {
-            weights.set_calibration(calibration::of(weights, &self.tokenizer, &self.options)?);
+        if o.kv_types.k.is_rotated() && weights.calibration().is_none() {
+            weights.set_calibration(calibration::load_or_compute(weights, &self.tokenizer, &self.options)?);
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Engine {
     ///
     /// `Usage` for a text that is obviously too long for the context, without encoding it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_until(text, Specials::Tokens, &CancelToken::default())
+        self.encode_cancellable(text, SpecialText::AsTokens, &CancelToken::default())
     }
 
     /// [`Engine::encode`] with a choice of how control tokens in the text are treated. Encoding megabytes takes seconds
@@ -198,8 +198,13 @@ impl Engine {
     /// # Errors
     ///
     /// `Interrupted`, and errors of [`Engine::encode`].
-    pub fn encode_until(&self, text: &str, specials: Specials, cancel: &CancelToken) -> Result<Vec<u32>> {
-        let (least, have) = (self.tokenizer.least_tokens(text), self.options.max_seq_len);
+    pub fn encode_cancellable(
+        &self,
+        text: &str,
+        specials: SpecialText,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u32>> {
+        let (least, have) = (self.tokenizer.min_tokens(text), self.options.max_seq_len);
         if least > have && self.options.eviction.policy == Policy::None {
             return Err(Error::Usage(format!(
                 "the prompt needs at least {least} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten \
@@ -219,7 +224,7 @@ impl Engine {
     /// assert_eq!(engine.token_count("")?, 0);
     /// # Ok::<(), antigravity::Error>(())
     /// ```
-    pub fn token_count(&self, text: &str) -> Result<usize> {
+    pub fn count_tokens(&self, text: &str) -> Result<usize> {
         Ok(self.tokenizer.encode(text, AddSpecial::No)?.len())
     }
 
@@ -229,7 +234,7 @@ impl Engine {
     ///
     /// `Model` for a template that cannot be used.
     pub fn template(&self) -> Result<&Template> {
-        let load = || self.template_source.load()?.for_tokenizer(&self.tokenizer);
+        let load = || self.template_source.load_template()?.for_tokenizer(&self.tokenizer);
         self.template.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
@@ -266,7 +271,7 @@ impl Engine {
     ///
     /// Errors of [`Engine::template`] and [`Template::render`].
     pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
-        self.template()?.format(messages)
+        self.template()?.format_prompt(messages)
     }
 
     /// Encodes a conversation as the prompt for its next answer, for [`Engine::stream`]. Control tokens spelled in
@@ -309,36 +314,38 @@ impl Engine {
     ///
     /// Errors of [`Engine::encode_chat`].
     pub fn encode_chat_with(&self, messages: &[Message], variables: &TemplateKwargs) -> Result<Vec<u32>> {
-        let (bos, now) = (self.tokenizer.bos_token(), Moment::now());
-        let context = Context { bos, now, ending: Ending::Prompt, variables: Some(variables) };
-        self.template()?.encode_in(&self.tokenizer, messages, &context)
+        let (bos, now) = (self.tokenizer.bos_token(), UtcTime::now());
+        let context = RenderContext { bos, now, ending: PromptEnding::Prompt, variables: Some(variables) };
+        self.template()?.encode_with_context(&self.tokenizer, messages, &context)
     }
 }
 
 /// True if there is enough memory to compile a device's kernels while the CPU computes.
-fn fits_beside(model: &OpenModel, o: &EngineOptions) -> bool {
+fn can_compile_meanwhile(model: &OpenModel, o: &EngineOptions) -> bool {
     match o.backend {
-        BackendKind::OpenCl => fits(model, o, BackendKind::Hybrid),
+        BackendKind::OpenCl => fits_in_memory(model, o, BackendKind::Hybrid),
         // With shared memory, the CPU computes in the device's cache.
         BackendKind::Hybrid => !o.zero_copy,
-        BackendKind::Auto => !o.zero_copy && fits(model, &placement::beside(o), BackendKind::Hybrid),
+        BackendKind::Auto => {
+            !o.zero_copy && fits_in_memory(model, &placement::options_with_measuring(o), BackendKind::Hybrid)
+        }
         BackendKind::Cpu => false,
     }
 }
 
 /// True if there is enough memory for an opened model with these options on another backend.
-fn fits(model: &OpenModel, o: &EngineOptions, backend: BackendKind) -> bool {
-    let plan = Plan::of(model, &EngineOptions { backend, ..o.clone() });
+fn fits_in_memory(model: &OpenModel, o: &EngineOptions, backend: BackendKind) -> bool {
+    let plan = Plan::for_model(model, &EngineOptions { backend, ..o.clone() });
     plan.is_ok_and(|plan| plan.check().is_ok())
 }
 
 /// Starts the draft program, if there is one.
 fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftModel>> {
     let Some(program) = &o.draft_model else { return Ok(None) };
-    let setting = Setting { slots: o.max_seq_len, sequences: o.sequences(), threads: o.threads };
+    let setting = DraftSettings { slots: o.max_seq_len, sequences: o.sequence_count(), threads: o.threads };
     let notice = o.notice.clone();
-    let say = move |line: &str| notice.say(line);
-    DraftModel::start(program, tokenizer.pieces().digest(), setting, say).map(Some)
+    let say = move |line: &str| notice.warn(line);
+    DraftModel::start(program, tokenizer.pieces().compute_checksum(), setting, say).map(Some)
 }
 
 /// The tokenizer of an opened model.
@@ -365,8 +372,8 @@ pub fn tokenizer_in(gguf: Option<&Gguf>, weights: &Path) -> Result<Tokenizer> {
 /// Location of the chat template of an opened model.
 pub fn template_source(model: &OpenModel) -> TemplateSource {
     match model.gguf() {
-        Some(gguf) => TemplateSource::of_gguf(gguf),
-        None => TemplateSource::of_path(&model.path.weights),
+        Some(gguf) => TemplateSource::from_gguf(gguf),
+        None => TemplateSource::from_path(&model.path.weights),
     }
 }
 
@@ -374,7 +381,7 @@ pub fn template_source(model: &OpenModel) -> TemplateSource {
 #[cfg(feature = "chat")]
 fn recommended_sampling(model: &OpenModel) -> Result<SamplerOptions> {
     match model.gguf() {
-        Some(gguf) => SamplerOptions::recommended_by(gguf),
+        Some(gguf) => SamplerOptions::recommended_in_gguf(gguf),
         None => SamplerOptions::recommended_at(&model.path.weights),
     }
 }

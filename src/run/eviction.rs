@@ -37,7 +37,7 @@ impl Policy {
 
     /// Default number of leading tokens that are never evicted. SmolLM2-135M's perplexity in windows of 256 is 38.6
     /// without any under sliding, and 22.4 with four (20.7 with the whole cache). H2O finds sinks by itself.
-    pub fn sinks(self) -> usize {
+    pub fn default_prefix(self) -> usize {
         match self {
             Policy::Sliding | Policy::SnapKv => 4,
             Policy::None | Policy::H2o => 0,
@@ -71,7 +71,7 @@ pub struct Eviction {
 }
 
 /// Slots that an eviction down to `slots` frees: an eighth of them, so that not every token evicts.
-pub fn slack(slots: usize) -> usize {
+pub fn slots_to_free(slots: usize) -> usize {
     (slots / 8).max(1)
 }
 
@@ -81,17 +81,17 @@ impl Eviction {
         Self { policy: Policy::None, window: 1024, prefix: None, memory_threshold: 256 << 20 };
 
     /// Number of filled slots at which slots are evicted, if the cache has more.
-    pub fn limit(&self) -> usize {
-        self.window + slack(self.window)
+    pub fn eviction_limit(&self) -> usize {
+        self.window + slots_to_free(self.window)
     }
 
     /// Number of leading tokens that stay when `keep` slots do. The default number takes at most half of the slots.
-    pub fn prefix_of(&self, keep: usize) -> usize {
-        self.prefix.unwrap_or(self.policy.sinks().min(keep / 2))
+    pub fn prefix_len(&self, keep: usize) -> usize {
+        self.prefix.unwrap_or(self.policy.default_prefix().min(keep / 2))
     }
 
     /// Checks that the window has room beyond the protected prefix.
-    pub fn check(&self) -> Result<()> {
+    pub fn validate(&self) -> Result<()> {
         let least = self.prefix.unwrap_or(0).saturating_add(2);
         if (least..=1 << 24).contains(&self.window) {
             return Ok(());
@@ -140,8 +140,8 @@ fn pool_max(scores: &[f32], kernel: usize, pooled: &mut Vec<f32>) {
 
 impl Budget {
     /// Budget of an eviction down to `keep` slots.
-    pub fn of(eviction: &Eviction, keep: usize) -> Self {
-        let prefix = eviction.prefix_of(keep).min(keep);
+    pub fn for_eviction(eviction: &Eviction, keep: usize) -> Self {
+        let prefix = eviction.prefix_len(keep).min(keep);
         let rest = keep - prefix;
         let recent = match eviction.policy {
             Policy::None | Policy::Sliding => rest,
@@ -154,15 +154,15 @@ impl Budget {
 
 /// Selector of slots; allocates only when a sequence is longer than all before.
 #[derive(Debug, Default)]
-pub struct Chooser {
+pub struct SlotSelector {
     /// Pooled scores of the slots before the recent ones.
     pooled: Vec<f32>,
 }
 
-impl Chooser {
+impl SlotSelector {
     /// Chooses the `budget.keep` slots of one KV head that stay (all, if there are no more), ascending, into `slots`.
     /// `mass` is the attention mass of the filled slots; sliding uses only its length.
-    pub fn choose(&mut self, policy: Policy, mass: &[f32], budget: Budget, slots: &mut Vec<u32>) {
+    pub fn choose_slots(&mut self, policy: Policy, mass: &[f32], budget: Budget, slots: &mut Vec<u32>) {
         let filled = mass.len();
         let prefix = budget.prefix.min(budget.keep);
         let recent = match policy {

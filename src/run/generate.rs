@@ -54,8 +54,8 @@ impl Engine {
     pub fn generate_stream(&self, prompt: &str, options: &GenerateOptions) -> Result<TokenStream<'_>> {
         let start = Instant::now();
         let session = SessionRef::Own(Box::new(self.session()?));
-        let tokens = self.encode_until(prompt, options.specials, &CancelToken::default())?;
-        TokenStream::begin(session, self.decoder(options)?, &tokens, start)
+        let tokens = self.encode_cancellable(prompt, options.specials, &CancelToken::default())?;
+        TokenStream::begin(session, self.new_decoder(options)?, &tokens, start)
     }
 
     /// Completes `prompt` in `session`, reusing the prefix that it already holds.
@@ -65,16 +65,16 @@ impl Engine {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<TokenStream<'a>> {
-        TokenStream::begin(SessionRef::Borrowed(session), self.decoder(options)?, prompt, Instant::now())
+        TokenStream::begin(SessionRef::Borrowed(session), self.new_decoder(options)?, prompt, Instant::now())
     }
 
-    fn decoder(&self, options: &GenerateOptions) -> Result<TokenDecoder<'_>> {
+    fn new_decoder(&self, options: &GenerateOptions) -> Result<TokenDecoder<'_>> {
         TokenDecoder::new(self.tokenizer(), DecoderParams::new(options)?)
     }
 
     /// Makes an empty batch for the number of generations in the options.
-    pub(crate) fn batch<'a>(&self) -> Batch<'a> {
+    pub(crate) fn new_batch<'a>(&self) -> Batch<'a> {
         let o = self.options();
-        Batch::new(if self.device().is_some() { o.threads.min(o.sequences()) } else { 1 })
+        Batch::new(if self.device().is_some() { o.threads.min(o.sequence_count()) } else { 1 })
     }
 }

@@ -10,7 +10,7 @@ use numeric::simd::Isa;
 use std::path::PathBuf;
 use std::sync::Arc;
 use text::sampler::SamplerOptions;
-use text::tokenizer::Specials;
+use text::tokenizer::SpecialText;
 
 /// Default maximum number of tokens in one pass: whole tiles for every kernel, and short enough for a quick Ctrl-C.
 pub const PREFILL_CHUNK: usize = 256;
@@ -18,7 +18,7 @@ pub const PREFILL_CHUNK: usize = 256;
 const LARGEST_CHUNK: usize = 1024;
 /// Number of tokens that keeps one of a GPU's compute units busy. Of the 1B shape, matrices of 2,048 rows have 128
 /// tiles for 256 tokens, and an H200 has 132 units.
-const FOR_A_UNIT: usize = 8;
+const TOKENS_PER_COMPUTE_UNIT: usize = 8;
 
 /// Callback with the amount done and the total. By default it does nothing.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ impl Progress {
     }
 
     /// Reports that `done` of `all` are done.
-    pub fn tell(&self, done: usize, all: usize) {
+    pub fn report(&self, done: usize, all: usize) {
         (self.0)(done, all)
     }
 }
@@ -59,7 +59,7 @@ impl Notice {
     }
 
     /// Reports a line.
-    pub fn say(&self, line: &str) {
+    pub fn warn(&self, line: &str) {
         (self.0)(line)
     }
 }
@@ -90,7 +90,7 @@ impl Side {
     pub const ALL: [Side; 2] = [Side::Cpu, Side::Gpu];
 
     /// The other device.
-    pub fn other(self) -> Self {
+    pub fn other_side(self) -> Self {
         match self {
             Side::Cpu => Side::Gpu,
             Side::Gpu => Side::Cpu,
@@ -119,7 +119,7 @@ pub struct FixedSchedule {
 
 impl FixedSchedule {
     /// The default schedule: prompts on the CPU, and decoding on the GPU from position 512 on.
-    pub fn specified() -> Self {
+    pub fn default_schedule() -> Self {
         Self { prefill: Side::Cpu, to_gpu: vec![512], to_cpu: Vec::new() }
     }
 
@@ -215,7 +215,7 @@ impl EngineOptions {
         Self {
             model: model.into(),
             weight_type: WeightType::Auto,
-            kv_types: KvTypes::both(KvType::Q4),
+            kv_types: KvTypes::same(KvType::Q4),
             max_seq_len: 2048,
             threads: 0,
             prefill_chunk: PREFILL_CHUNK,
@@ -229,23 +229,23 @@ impl EngineOptions {
             gpu_attn: false,
             zero_copy: false,
             wait_for_gpu: true,
-            hybrid: FixedSchedule::specified(),
+            hybrid: FixedSchedule::default_schedule(),
             eviction: Eviction::NEVER,
             notice: Notice::default(),
         }
     }
 
     /// Number of sequences computed together: [`EngineOptions::batch`], at least 1.
-    pub fn sequences(&self) -> usize {
+    pub fn sequence_count(&self) -> usize {
         self.batch.max(1)
     }
 
     /// Default of [`EngineOptions::prefill_chunk`]: [`PREFILL_CHUNK`], or on a large GPU with its own memory that
     /// computes the whole model, the number that keeps it busy.
-    pub fn usual_chunk(&self) -> usize {
+    pub fn default_chunk(&self) -> usize {
         let alone = matches!(self.backend, BackendKind::OpenCl | BackendKind::Auto) && self.gpu_attn;
         let facts = alone.then(|| facts_of(self.cl_device.as_deref())).flatten();
-        facts.map_or(PREFILL_CHUNK, |facts| chunk_on(facts.compute_units, facts.unified_memory))
+        facts.map_or(PREFILL_CHUNK, |facts| default_chunk_for(facts.compute_units, facts.unified_memory))
     }
 }
 
@@ -278,7 +278,7 @@ pub struct GenerateOptions {
     /// Maximum number of tokens to generate; `None` generates until the end of the sequence or of the context.
     pub max_tokens: Option<usize>,
     /// Treatment of control tokens spelled in a prompt.
-    pub specials: Specials,
+    pub specials: SpecialText,
     /// Sampler settings.
     pub sampler: SamplerOptions,
     /// Strings that end the text; they are not part of it.
@@ -307,7 +307,7 @@ impl Default for GenerateOptions {
     fn default() -> Self {
         Self {
             max_tokens: Some(20),
-            specials: Specials::default(),
+            specials: SpecialText::default(),
             sampler: SamplerOptions::default(),
             stop: Vec::new(),
             min_tokens: 0,
@@ -323,9 +323,9 @@ impl Default for GenerateOptions {
 }
 
 /// Default chunk on a device with this number of compute units: a power of two.
-fn chunk_on(units: u32, unified_memory: bool) -> usize {
+fn default_chunk_for(units: u32, unified_memory: bool) -> usize {
     let most = if unified_memory { PREFILL_CHUNK } else { LARGEST_CHUNK };
-    let busy = FOR_A_UNIT * units.max(1) as usize;
+    let busy = TOKENS_PER_COMPUTE_UNIT * units.max(1) as usize;
     (1 << busy.ilog2()).clamp(PREFILL_CHUNK, most)
 }
 
@@ -335,7 +335,8 @@ mod tests {
 
     #[test]
     fn large_gpus_with_memory_of_their_own_take_larger_chunks() {
-        let chunks = [0, 28, 80, 132, 4000].map(|units| [chunk_on(units, false), chunk_on(units, true)]);
+        let chunks = [0, 28, 80, 132, 4000]
+            .map(|units| [default_chunk_for(units, false), default_chunk_for(units, true)]);
         assert_eq!(chunks, [[256, 256], [256, 256], [512, 256], [1024, 256], [1024, 256]]);
     }
 }

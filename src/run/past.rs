@@ -11,9 +11,9 @@ use crate::dims::{
 use crate::model::device::KvRows;
 use crate::model::weights::Channels;
 use crate::run::engine::Engine;
-use crate::run::session::{Cut, Sequence, Session};
+use crate::run::session::{PastEviction, Sequence, Session};
 use files::{Error, Result};
-use numeric::kv::{KvType, rotate};
+use numeric::kv::{KvType, hadamard_transform};
 use numeric::simd::{Isa, kv_row};
 
 /// Keys, values and tokens of a sequence. All full-attention layers have the same number of slots. A sliding-window
@@ -24,12 +24,12 @@ pub struct PastKeyValues {
     /// prefix reuse, saved sessions and recomputing a lost device's rows depend on them.
     pub tokens: Vec<u32>,
     /// Keys and values of each layer.
-    pub layers: Vec<PastLayer>,
+    pub layers: Vec<LayerKeyValues>,
 }
 
 /// Keys and values of one layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PastLayer {
+pub struct LayerKeyValues {
     /// Keys after RoPE: `[kv_head][slot][head_dim]`.
     pub keys: Vec<f32>,
     /// Values: `[kv_head][slot][head_dim]`.
@@ -43,23 +43,23 @@ impl PastKeyValues {
     /// Slots of a head in full-attention layers; the number of tokens if there is no such layer.
     pub fn slots(&self) -> usize {
         let global = global_layers().next().and_then(|layer| self.layers.get(layer));
-        global.map_or(self.tokens.len(), PastLayer::slots)
+        global.map_or(self.tokens.len(), LayerKeyValues::slots)
     }
 
     /// Positions of all heads of full-attention layers: `[layer * KV_HEADS + kv_head][slot]`.
-    fn heads(&self) -> impl Iterator<Item = &[u32]> {
+    fn head_positions(&self) -> impl Iterator<Item = &[u32]> {
         let slots = self.slots().max(1);
         global_layers().flat_map(move |layer| self.layers[layer].positions.chunks_exact(slots))
     }
 
     /// First position whose rows sliding-window layers have.
-    fn oldest(&self) -> usize {
+    fn oldest_position(&self) -> usize {
         let local = (0..LAYERS).find(|&layer| is_local(layer));
         local.and_then(|layer| self.layers[layer].positions.first()).map_or(0, |&p| p as usize)
     }
 
     /// Checks that this can be a sequence of this program's model.
-    fn check(&self) -> Result<()> {
+    fn validate(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::Usage(format!("PastKeyValues: {what}")));
         if self.layers.len() != LAYERS {
             return wrong(format!("{} layers, but the model has {LAYERS}", self.layers.len()));
@@ -78,7 +78,7 @@ impl PastKeyValues {
                 "{slots} slots for {tokens} tokens; give every token, and a slot at least"
             ));
         }
-        let oldest = self.oldest();
+        let oldest = self.oldest_position();
         if oldest > 0 && oldest.saturating_add(WINDOW) > tokens + 1 {
             return wrong(format!(
                 "sliding-window layers begin at position {oldest}, but the next token sees {WINDOW} positions"
@@ -86,7 +86,7 @@ impl PastKeyValues {
         }
         for (i, layer) in self.layers.iter().enumerate() {
             let rows = if is_local(i) { tokens - oldest } else { slots };
-            layer.check(rows).or_else(|what| wrong(format!("layer {i}: {what}")))?;
+            layer.check_shape(rows).or_else(|what| wrong(format!("layer {i}: {what}")))?;
             let recent = |head: &[u32]| head.iter().copied().eq(oldest as u32..tokens as u32);
             if is_local(i) && !layer.positions.chunks_exact(rows.max(1)).all(recent) {
                 return wrong(format!(
@@ -97,41 +97,45 @@ impl PastKeyValues {
         let sound = |head: &[u32]| {
             head.is_sorted_by(|a, b| a < b) && head.last().is_none_or(|&p| (p as usize) < tokens)
         };
-        if self.heads().all(sound) {
+        if self.head_positions().all(sound) {
             return Ok(());
         }
         wrong(format!("`positions` must ascend in each head and be below the {tokens} tokens"))
     }
 
     /// Tokens and layout in a session's form.
-    fn sequence(&self) -> Sequence {
+    fn to_sequence(&self) -> Sequence {
         let (all, slots) = (self.tokens.len(), self.slots());
         let first = |head: &[u32]| (0u32..).zip(head).take_while(|(at, p)| at == *p).count();
         let last = |head: &[u32]| {
             (0..all as u32).rev().zip(head.iter().rev()).take_while(|(at, p)| at == *p).count()
         };
         let evicted = slots < all;
-        let dense = all - self.heads().map(last).min().unwrap_or(0);
+        let dense = all - self.head_positions().map(last).min().unwrap_or(0);
         Sequence {
             tokens: self.tokens.clone(),
             slots,
-            cuts: if evicted { vec![Cut { tokens: all, kept: slots }] } else { Vec::new() },
-            prefix: if evicted { self.heads().map(first).min().unwrap_or(0) } else { 0 },
-            dense: if evicted { dense } else { 0 },
-            since: None,
-            positions: if evicted { self.heads().map(<[u32]>::to_vec).collect() } else { Vec::new() },
-            oldest: self.oldest(),
+            cuts: if evicted { vec![PastEviction { tokens: all, kept: slots }] } else { Vec::new() },
+            prefix: if evicted { self.head_positions().map(first).min().unwrap_or(0) } else { 0 },
+            dense_from: if evicted { dense } else { 0 },
+            observed_since: None,
+            positions: if evicted {
+                self.head_positions().map(<[u32]>::to_vec).collect()
+            } else {
+                Vec::new()
+            },
+            oldest: self.oldest_position(),
         }
     }
 }
 
-impl PastLayer {
+impl LayerKeyValues {
     /// Slots of a head.
     pub fn slots(&self) -> usize {
         self.positions.len() / KV_HEADS
     }
 
-    fn check(&self, slots: usize) -> std::result::Result<(), String> {
+    fn check_shape(&self, slots: usize) -> std::result::Result<(), String> {
         let rows = KV_HEADS * slots;
         let lengths = [
             ("positions", self.positions.len(), rows, "[kv_head][slot]"),
@@ -151,26 +155,26 @@ impl PastLayer {
 }
 
 /// Converter between rows of f32 numbers and rows of a cache.
-struct Rows<'a> {
+struct RowCodec<'a> {
     isa: Isa,
     kind: KvType,
     /// Calibration of the layer's keys; `None` for values.
     calibration: Option<&'a [f32]>,
 }
 
-impl Rows<'_> {
+impl RowCodec<'_> {
     /// Decodes `[kv_head][slot][row bytes]` to `[kv_head][slot][head_dim]`.
-    fn read(&self, rows: &[u8], slots: usize) -> Vec<f32> {
+    fn decode_rows(&self, rows: &[u8], slots: usize) -> Vec<f32> {
         let mut numbers = Vec::with_capacity(KV_HEADS * slots * HEAD_DIM);
         let mut copy = vec![0; self.kind.row_bytes(HEAD_DIM)];
         for (i, row) in rows.chunks_exact(copy.len()).enumerate() {
             copy.copy_from_slice(row);
             let mut x = [0.0; HEAD_DIM];
-            kv_row::change(self.isa, self.kind, &mut copy, |stored| x = *stored);
-            if self.kind.rotated() {
+            kv_row::update_row(self.isa, self.kind, &mut copy, |stored| x = *stored);
+            if self.kind.is_rotated() {
                 match self.calibration {
-                    Some(layer) => Channels::of(layer, i / slots).seen(&mut x),
-                    None => rotate(&mut x),
+                    Some(layer) => Channels::of_head(layer, i / slots).decode_key(&mut x),
+                    None => hadamard_transform(&mut x),
                 }
             }
             numbers.extend(x);
@@ -179,17 +183,17 @@ impl Rows<'_> {
     }
 
     /// Encodes `[kv_head][slot][head_dim]` to `[kv_head][slot][row bytes]`.
-    fn write(&self, numbers: &[f32], slots: usize, rows: &mut [u8]) {
+    fn encode_rows(&self, numbers: &[f32], slots: usize, rows: &mut [u8]) {
         let heads = numbers.as_chunks::<HEAD_DIM>().0.iter();
         for (i, (x, row)) in heads.zip(rows.chunks_exact_mut(self.kind.row_bytes(HEAD_DIM))).enumerate() {
             let mut x = *x;
-            if self.kind.rotated() {
+            if self.kind.is_rotated() {
                 match self.calibration {
-                    Some(layer) => Channels::of(layer, i / slots).key(&mut x),
-                    None => rotate(&mut x),
+                    Some(layer) => Channels::of_head(layer, i / slots).encode_key(&mut x),
+                    None => hadamard_transform(&mut x),
                 }
             }
-            kv_row::encode_again(self.isa, self.kind, &x, row);
+            kv_row::reencode_row(self.isa, self.kind, &x, row);
         }
     }
 }
@@ -239,10 +243,10 @@ impl Session {
         for (layer, positions) in self.positions()?.into_iter().enumerate() {
             let slots = positions.len() / KV_HEADS;
             self.read_rows(layer, &mut rows)?;
-            let calibration = Some(engine.weights().calibration_of(layer));
-            layers.push(PastLayer {
-                keys: Rows { isa, kind: types.k, calibration }.read(&rows.k, slots),
-                values: Rows { isa, kind: types.v, calibration: None }.read(&rows.v, slots),
+            let calibration = Some(engine.weights().layer_calibration(layer));
+            layers.push(LayerKeyValues {
+                keys: RowCodec { isa, kind: types.k, calibration }.decode_rows(&rows.k, slots),
+                values: RowCodec { isa, kind: types.v, calibration: None }.decode_rows(&rows.v, slots),
                 positions,
             });
         }
@@ -257,10 +261,10 @@ impl Session {
     /// `Usage` if it has another model's shape, is not finite, inconsistent or too long for the cache, or if its heads
     /// kept different slots but the session's eviction policy does not look at attention.
     pub fn with_past(mut self, past: &PastKeyValues, engine: &Engine) -> Result<Self> {
-        past.check()?;
+        past.validate()?;
         let (types, isa) = (self.extent().types, engine.isa());
-        let sequence = past.sequence();
-        let plain = sequence.cuts.is_empty() || sequence.has_plain_positions();
+        let sequence = past.to_sequence();
+        let plain = sequence.cuts.is_empty() || sequence.has_contiguous_positions();
         if !plain && !self.tracks_positions() {
             return Err(Error::Usage(
                 "PastKeyValues: heads kept different slots; give an `Eviction::policy` that looks at attention".into(),
@@ -268,9 +272,13 @@ impl Session {
         }
         self.restore(sequence, |layer, rows, _| {
             let of = &past.layers[layer];
-            let calibration = Some(engine.weights().calibration_of(layer));
-            Rows { isa, kind: types.k, calibration }.write(&of.keys, of.slots(), &mut rows.k);
-            Rows { isa, kind: types.v, calibration: None }.write(&of.values, of.slots(), &mut rows.v);
+            let calibration = Some(engine.weights().layer_calibration(layer));
+            RowCodec { isa, kind: types.k, calibration }.encode_rows(&of.keys, of.slots(), &mut rows.k);
+            RowCodec { isa, kind: types.v, calibration: None }.encode_rows(
+                &of.values,
+                of.slots(),
+                &mut rows.v,
+            );
             Ok(())
         })?;
         Ok(self)

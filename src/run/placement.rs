@@ -10,16 +10,17 @@ mod speeds;
 
 pub(super) use background_compile::KernelCompiler;
 pub use device_cache::{DeviceCache, RunPosition};
-pub(super) use factory::{DeviceFactory, chunk, chunk_in, shared, was_made};
+pub(super) use factory::{DeviceFactory, into_shared, max_pass_tokens, max_pass_tokens_for, was_made_before};
 pub use schedule::{MeasuredSchedule, SHORT_PROMPT, Schedule, Speed};
 pub(super) use speeds::{
-    SLOTS, beside, is_known_to_be_the_cpu, key, known, measured_options, of_both, say_choice,
+    MEASURED_SLOTS, is_known_to_be_the_cpu, known_speeds, measure_both, measured_options,
+    options_with_measuring, report_choice, speeds_key,
 };
 
-use crate::model::device::{SharedDevice, locked};
+use crate::model::device::{SharedDevice, lock_device};
 use crate::run::options::{Notice, Side};
 use files::{Error, Result};
-use schedule::Move;
+use schedule::PlannedSwitch;
 use std::time::{Duration, Instant};
 
 /// The devices that compute the sequences of an engine.
@@ -41,16 +42,16 @@ pub type CpuFactory = Box<dyn FnOnce() -> Result<DeviceCache> + Send>;
 pub type PendingDevice = Box<dyn FnMut() -> Option<Result<(SharedDevice, Devices)>> + Send>;
 
 /// The device that a sequence can move to.
-enum Second {
+enum SecondDevice {
     /// A device with its own cache.
-    Apart(DeviceCache),
+    OwnCache(DeviceCache),
     /// A device that computes in the sequence's cache, so that a switch copies nothing.
-    Shared(SharedDevice),
+    SharedCache(SharedDevice),
 }
 
 /// Kind of tokens for which a device is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum TokenKind {
     /// A prompt with this number of tokens.
     Prompt(usize),
     /// A part of a prompt.
@@ -61,7 +62,7 @@ pub enum Work {
 
 /// State of a sequence's rows after a device was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum RowState {
     /// All rows are there: the other device was lost.
     Kept,
     /// The cache was replaced by one with the first rows or none.
@@ -91,7 +92,7 @@ pub struct Switch {
 pub struct Placement {
     /// The device that computes now.
     side: Side,
-    second: Option<(Second, Schedule)>,
+    second: Option<(SecondDevice, Schedule)>,
     pending: Option<PendingDevice>,
     cpu: Option<CpuFactory>,
     /// Receives a line when a device is lost.
@@ -112,12 +113,12 @@ impl Placement {
     /// Makes it hybrid: the sequence begins on the CPU, and `second` is the other device's cache, of the same element
     /// types.
     pub fn with_second(self, second: DeviceCache, schedule: Schedule) -> Self {
-        Self { second: Some((Second::Apart(second), schedule)), ..self }
+        Self { second: Some((SecondDevice::OwnCache(second), schedule)), ..self }
     }
 
     /// Makes it hybrid with a device that computes in the sequence's cache.
     pub fn with_shared_second(self, device: SharedDevice, schedule: Schedule) -> Self {
-        Self { second: Some((Second::Shared(device), schedule)), ..self }
+        Self { second: Some((SecondDevice::SharedCache(device), schedule)), ..self }
     }
 
     /// Uses a pending device, alone or with the CPU, once it is ready.
@@ -135,9 +136,14 @@ impl Placement {
     /// # Errors
     ///
     /// What copying returns; then the sequence is where it was.
-    pub fn place(&mut self, here: &mut DeviceCache, work: Work, position: usize) -> Result<Option<Switch>> {
+    pub fn place_tokens(
+        &mut self,
+        here: &mut DeviceCache,
+        work: TokenKind,
+        position: usize,
+    ) -> Result<Option<Switch>> {
         if self.poll_pending(here.extent().slots) == Some(Side::Gpu) {
-            let switch = self.switch(here, position, "its kernels are compiled".into());
+            let switch = self.switch_device(here, position, "its kernels are compiled".into());
             if switch.is_ok() {
                 self.second = None;
             }
@@ -145,12 +151,12 @@ impl Placement {
         }
         let Some((_, schedule)) = &mut self.second else { return Ok(None) };
         let to = match work {
-            Work::Prompt(tokens) => schedule.for_prefill(self.side, tokens),
-            Work::PromptPart => None,
-            Work::Token => schedule.for_decode(self.side, position, here.filled()),
+            TokenKind::Prompt(tokens) => schedule.switch_before_prefill(self.side, tokens),
+            TokenKind::PromptPart => None,
+            TokenKind::Token => schedule.switch_before_decode(self.side, position, here.filled_slots()),
         };
         match to {
-            Some(Move { to, why }) if to != self.side => self.switch(here, position, why),
+            Some(PlannedSwitch { to, why }) if to != self.side => self.switch_device(here, position, why),
             _ => Ok(None),
         }
     }
@@ -161,16 +167,16 @@ impl Placement {
         let ready = self.pending.as_mut()?()?;
         self.pending = None;
         let mut take = |device: SharedDevice, schedule: Schedule| {
-            self.second = Some((Second::Apart(DeviceCache::new(device, slots)?), schedule));
+            self.second = Some((SecondDevice::OwnCache(DeviceCache::new(device, slots)?), schedule));
             Ok(())
         };
         let taken = ready.and_then(|(device, devices)| match devices {
             Devices::Cpu => Ok(None),
-            Devices::Gpu => take(device, Schedule::gpu()).map(|()| Some(Side::Gpu)),
+            Devices::Gpu => take(device, Schedule::gpu_only()).map(|()| Some(Side::Gpu)),
             Devices::Both(schedule) => take(device, schedule).map(|()| None),
         });
         taken.unwrap_or_else(|why| {
-            self.say_lost(&why);
+            self.report_lost_device(&why);
             None
         })
     }
@@ -180,24 +186,29 @@ impl Placement {
     /// # Errors
     ///
     /// What copying returns; then the sequence is where it was.
-    pub fn switch(&mut self, here: &mut DeviceCache, position: usize, why: String) -> Result<Option<Switch>> {
+    pub fn switch_device(
+        &mut self,
+        here: &mut DeviceCache,
+        position: usize,
+        why: String,
+    ) -> Result<Option<Switch>> {
         let Some((second, _)) = &mut self.second else { return Ok(None) };
         let (began, left) = (Instant::now(), here.device());
         let (slots, bytes) = match second {
-            Second::Apart(there) => {
-                let copied = there.catch_up(here, position)?;
+            SecondDevice::OwnCache(there) => {
+                let copied = there.copy_missing_rows(here, position)?;
                 std::mem::swap(here, there);
                 copied
             }
-            Second::Shared(device) => {
+            SecondDevice::SharedCache(device) => {
                 here.swap_device(device);
                 (0, 0)
             }
         };
-        let trace = locked(&left).set_trace(None);
+        let trace = lock_device(&left).set_trace(None);
         here.set_trace(trace);
-        self.side = self.side.other();
-        let (from, to) = (locked(&left).name(), here.name());
+        self.side = self.side.other_side();
+        let (from, to) = (lock_device(&left).name(), here.name());
         Ok(Some(Switch { position, from, to, slots, bytes, took: began.elapsed(), why }))
     }
 
@@ -206,29 +217,29 @@ impl Placement {
     /// # Errors
     ///
     /// `lost` if there is no fallback; errors of making the CPU's cache.
-    pub fn fall_back(&mut self, here: &mut DeviceCache, lost: Error) -> Result<Rows> {
+    pub fn fall_back(&mut self, here: &mut DeviceCache, lost: Error) -> Result<RowState> {
         let trace = here.set_trace(None);
         let rows = match (self.second.take(), self.side) {
-            (Some((Second::Apart(_), _)), Side::Cpu) => Rows::Kept,
-            (Some((Second::Apart(mut cpu), _)), Side::Gpu) => {
+            (Some((SecondDevice::OwnCache(_), _)), Side::Cpu) => RowState::Kept,
+            (Some((SecondDevice::OwnCache(mut cpu), _)), Side::Gpu) => {
                 cpu.keep_common(here)?;
                 *here = cpu;
-                Rows::Lost
+                RowState::Lost
             }
             _ => {
                 let Some(cpu) = self.cpu.take() else { return Err(lost) };
                 *here = cpu()?;
-                Rows::Lost
+                RowState::Lost
             }
         };
-        self.say_lost(&lost);
+        self.report_lost_device(&lost);
         self.side = Side::Cpu;
         here.set_trace(trace);
         Ok(rows)
     }
 
-    fn say_lost(&self, why: &Error) {
-        self.notice.say(&format!("{why}; continuing on the CPU"));
+    fn report_lost_device(&self, why: &Error) {
+        self.notice.warn(&format!("{why}; continuing on the CPU"));
     }
 
     /// Records the time of a decoded token over `slots` filled slots.

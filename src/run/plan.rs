@@ -9,8 +9,8 @@ mod advice;
 mod opened;
 mod server;
 
-pub use advice::{Context, check_apart, check_sharing};
-pub use opened::Opened;
+pub use advice::{ContextName, check_models_fit, check_sequences_fit};
+pub use opened::OpenedModel;
 #[cfg(feature = "serve")]
 pub use server::{BACKLOG, CONNECTION_BUFFER, CONNECTIONS, request_threads};
 
@@ -23,55 +23,55 @@ use crate::run::calibration;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement;
-use crate::run::session::ROWS;
+use crate::run::session::LOGITS_ROWS;
 use crate::run::system::{self, Memory};
-use files::folder::Folder;
+use files::folder::ModelDir;
 use files::{Result, containment};
 use numeric::pool;
 use std::path::Path;
 
 /// Kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Allocated memory, until the end.
     Own,
     /// Pages of a mapped file that every token reads; they must stay in memory.
     Mapped,
     /// Pages of a mapped file that are rarely read; the system drops and rereads them at will.
-    Dropped,
+    Reclaimable,
     /// Memory of an OpenCL device, which is the machine's if it is unified.
     Device,
     /// Address space that is hardly touched; only the process's limits count it.
-    Reserved,
+    AddressSpace,
 }
 
-impl Kind {
+impl MemoryKind {
     /// Name in the plan's table.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Own => "own",
-            Kind::Mapped => "mapped",
-            Kind::Dropped => "mapped, may be dropped",
-            Kind::Device => "device",
-            Kind::Reserved => "address space",
+            MemoryKind::Own => "own",
+            MemoryKind::Mapped => "mapped",
+            MemoryKind::Reclaimable => "mapped, may be dropped",
+            MemoryKind::Device => "device",
+            MemoryKind::AddressSpace => "address space",
         }
     }
 }
 
 /// One line of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Item {
+pub struct PlanItem {
     /// Purpose.
-    pub what: String,
+    pub purpose: String,
     /// Size.
     pub bytes: u64,
     /// Kind of memory.
-    pub kind: Kind,
+    pub kind: MemoryKind,
 }
 
 /// Form of the weights on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum WeightsForm {
     /// A packed file, which is mapped.
     Packed,
     /// A checkpoint: matrices are quantised into memory, or used as mapped with [`WeightType::F32`].
@@ -109,7 +109,7 @@ pub struct Plan {
     /// Options that it is for, threads resolved.
     pub options: EngineOptions,
     /// Form of the weights on disk.
-    pub form: Form,
+    pub form: WeightsForm,
     /// The machine.
     pub memory: Memory,
     /// Fingerprint of the weights' files; empty if there are none.
@@ -153,7 +153,7 @@ impl DeviceMemory {
 impl Plan {
     /// The plan for an existing model. Reads only headers.
     pub fn new(options: &EngineOptions) -> Result<Self> {
-        Self::of(&ModelPath::new(&options.model)?.open(options.weight_type)?, options)
+        Self::for_model(&ModelPath::new(&options.model)?.open(options.weight_type)?, options)
     }
 
     /// The plan for an opened model.
@@ -161,11 +161,12 @@ impl Plan {
     /// # Errors
     ///
     /// `Usage` if the environment variable for the machine's memory is not a number.
-    pub fn of(model: &OpenModel, options: &EngineOptions) -> Result<Self> {
+    pub fn for_model(model: &OpenModel, options: &EngineOptions) -> Result<Self> {
         let mut options = options.clone();
         options.weight_type = model.weight_type;
-        let mut plan = Self::with(options, WeightBytes::of(model), &model.path.dir)?;
-        plan.form = if model.checkpoint.packed().is_some() { Form::Packed } else { Form::Checkpoint };
+        let mut plan = Self::with(options, WeightBytes::for_model(model), &model.path.dir)?;
+        plan.form =
+            if model.checkpoint.packed().is_some() { WeightsForm::Packed } else { WeightsForm::Checkpoint };
         if let Some(gguf) = model.gguf() {
             plan.tokenizer_file = gguf.header_len() as u64;
         }
@@ -173,23 +174,23 @@ impl Plan {
     }
 
     /// The plan for a packed file of the baked model that does not exist yet.
-    pub fn assumed(options: &EngineOptions) -> Result<Self> {
+    pub fn estimate(options: &EngineOptions) -> Result<Self> {
         let mut options = options.clone();
         if options.weight_type == WeightType::Auto {
             options.weight_type = WeightType::Q4_0;
         }
         let dir = options.model.clone();
-        Self::with(options, WeightBytes::assumed(), &dir)
+        Self::with(options, WeightBytes::estimate(), &dir)
     }
 
     fn with(mut options: EngineOptions, weights: WeightBytes, dir: &Path) -> Result<Self> {
         if options.threads == 0 {
             options.threads = numeric::topology::default_threads();
         }
-        let tokenizer_file = Folder::of(dir)?.len_of("tokenizer.json").unwrap_or(0);
-        let memory = Memory::to_plan_with()?;
+        let tokenizer_file = ModelDir::open(dir)?.file_size("tokenizer.json").unwrap_or(0);
+        let memory = Memory::for_planning()?;
         let device = DeviceMemory::of(&options);
-        let (form, model_id) = (Form::Assumed, String::new());
+        let (form, model_id) = (WeightsForm::Assumed, String::new());
         let program = add(system::program_bytes().unwrap_or(PROGRAM), LIBRARIES);
         Ok(Self {
             options,
@@ -213,24 +214,25 @@ impl Plan {
     }
 
     /// Bytes of the rows of all sequences: `[full-attention layers, sliding-window layers]`.
-    fn rows(&self, slots: usize) -> [u64; 2] {
-        let (o, chunk) = (&self.options, self.chunk(slots));
-        let [all, local] =
-            ring(o, chunk).bytes(o.kv_types, slots).map(|bytes| mul(bytes, o.sequences() as u64));
+    fn kv_row_bytes(&self, slots: usize) -> [u64; 2] {
+        let (o, chunk) = (&self.options, self.max_pass_tokens(slots));
+        let [all, local] = window_ring(o, chunk)
+            .cache_bytes(o.kv_types, slots)
+            .map(|bytes| mul(bytes, o.sequence_count() as u64));
         match self.shared_rows {
             // At least the rows of one sequence.
-            Some(most) => [all.min(most.saturating_sub(local).max(all / o.sequences() as u64)), local],
+            Some(most) => [all.min(most.saturating_sub(local).max(all / o.sequence_count() as u64)), local],
             None => [all, local],
         }
     }
 
     /// Maximum number of tokens of a pass.
-    fn chunk(&self, slots: usize) -> usize {
-        placement::chunk_in(&self.options, slots)
+    fn max_pass_tokens(&self, slots: usize) -> usize {
+        placement::max_pass_tokens_for(&self.options, slots)
     }
 
     /// The plan's lines for the requested context.
-    pub fn items(&self) -> Vec<Item> {
+    pub fn plan_items(&self) -> Vec<PlanItem> {
         self.items_for(self.options.max_seq_len)
     }
 
@@ -239,27 +241,30 @@ impl Plan {
         self.options.zero_copy && self.device == Some(DeviceMemory::Unified)
     }
 
-    fn items_for(&self, slots: usize) -> Vec<Item> {
+    fn items_for(&self, slots: usize) -> Vec<PlanItem> {
         let o = &self.options;
-        let put = |what: &str, bytes: u64, kind: Kind| Item { what: what.into(), bytes, kind };
-        let (batch, chunk) = (o.sequences(), self.chunk(slots));
+        let put = |what: &str, bytes: u64, kind: MemoryKind| PlanItem { purpose: what.into(), bytes, kind };
+        let (batch, chunk) = (o.sequence_count(), self.max_pass_tokens(slots));
         let all_slots = mul(slots as u64, batch as u64);
-        let ring = ring(o, chunk);
-        let [of_all, of_local] = self.rows(slots);
+        let ring = window_ring(o, chunk);
+        let [of_all, of_local] = self.kv_row_bytes(slots);
         let vocab = VOCAB as u64;
         // Logits of the session, the sampler's input and its ranking.
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
         // The drafts of all sequences fit into one pass.
         let drafted = if o.draft > 0 { mul(o.draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
-        let rows = add(mul(self.row_blocks as u64, ROWS.min(chunk) as u64), drafted);
-        let cpu_scratch = scratch(slots, chunk);
+        let rows = add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted);
+        let cpu_scratch = cpu_scratch_bytes(slots, chunk);
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let (there, scratch) = match (self.device, if o.gpu_attn || both { batch } else { 1 }) {
-            (None, _) => (Kind::Own, cpu_scratch),
-            (_, attended) => (Kind::Device, device_scratch(slots.max(ring.rows(slots)), chunk, attended)),
+            (None, _) => (MemoryKind::Own, cpu_scratch),
+            (_, attended) => (
+                MemoryKind::Device,
+                device_scratch_bytes(slots.max(ring.rows_per_head(slots)), chunk, attended),
+            ),
         };
         // Attention on the CPU needs the cache in memory that the CPU can address.
-        let of_attention = if o.gpu_attn || both { there } else { Kind::Own };
+        let of_attention = if o.gpu_attn || both { there } else { MemoryKind::Own };
         // Shared weights are counted once, as the device's.
         let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
         let on_device = if self.device.is_some() { self.weights.device } else { 0 };
@@ -267,111 +272,115 @@ impl Plan {
             1 => format!("KV cache, {} x {slots} tokens", o.kv_types),
             n => format!("KV caches of {n} sequences, {} x {slots} tokens", o.kv_types),
         };
-        let calibration = self.calibration();
+        let calibration = self.calibration_bytes();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![
-            put("weights", copied(self.weights.own), Kind::Own),
-            put("weights", copied(self.weights.mapped), Kind::Mapped),
-            put("weights", on_device, Kind::Device),
-            put("embedding", self.weights.dropped, Kind::Dropped),
-            put("calibration", calibration, Kind::Own),
+            put("weights", copied(self.weights.own), MemoryKind::Own),
+            put("weights", copied(self.weights.mapped), MemoryKind::Mapped),
+            put("weights", on_device, MemoryKind::Device),
+            put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
+            put("calibration", calibration, MemoryKind::Own),
             put(&caches, of_all, of_attention),
-            put(&of_rings(o, ring.rows(slots)), of_local, of_attention),
-            put("prefix cache", o.prefix_cache, Kind::Own),
+            put(&window_cache_name(o, ring.rows_per_head(slots)), of_local, of_attention),
+            put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
-            put("attention mass", mass(o, slots, chunk), of_attention),
-            put("logits", add(logits, mul(rows, mul(vocab, 4))), Kind::Own),
-            put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), Kind::Own),
-            put("tokenizer", self.tokenizer(), Kind::Own),
-            put("requests and answers", self.of_requests(), Kind::Own),
-            put(&format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()), Kind::Own),
-            put("program", self.program, Kind::Own),
-            put("stacks", self.stacks(), Kind::Reserved),
+            put("attention mass", mass_bytes(o, slots, chunk), of_attention),
+            put("logits", add(logits, mul(rows, mul(vocab, 4))), MemoryKind::Own),
+            put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), MemoryKind::Own),
+            put("tokenizer", self.tokenizer_bytes(), MemoryKind::Own),
+            put("requests and answers", self.request_bytes(), MemoryKind::Own),
+            put(
+                &format!("{} threads", o.threads),
+                mul(o.threads as u64, cpu::thread_bytes()),
+                MemoryKind::Own,
+            ),
+            put("program", self.program, MemoryKind::Own),
+            put("stacks", self.stack_bytes(), MemoryKind::AddressSpace),
         ];
         if both {
-            items.push(put("attention mass, the CPU's", mass(o, slots, chunk), Kind::Own));
-            items.push(put("KV cache, the CPU's", copied(add(of_all, of_local)), Kind::Own));
-            items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, Kind::Own));
+            items.push(put("attention mass, the CPU's", mass_bytes(o, slots, chunk), MemoryKind::Own));
+            items.push(put("KV cache, the CPU's", copied(add(of_all, of_local)), MemoryKind::Own));
+            items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, MemoryKind::Own));
         }
         if self.device.is_some() {
-            items.push(put("calibration", calibration, Kind::Device));
-            items.push(put("list of slots for evictions", evicted(o, slots), of_attention));
+            items.push(put("calibration", calibration, MemoryKind::Device));
+            items.push(put("list of slots for evictions", eviction_list_bytes(o, slots), of_attention));
             let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
-            let landing = if self.is_apart() { opencl::logits_bytes(chunk) as u64 } else { 0 };
+            let landing = if self.has_own_memory() { opencl::logits_bytes(chunk) as u64 } else { 0 };
             let host = add(attention, add(host_state(chunk), add(landing, DRIVER)));
-            items.push(put("host side of the device", host, Kind::Own));
+            items.push(put("host side of the device", host, MemoryKind::Own));
         }
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }
 
     /// True if a device with its own memory runs the model.
-    fn is_apart(&self) -> bool {
+    fn has_own_memory(&self) -> bool {
         matches!(self.device, Some(DeviceMemory::Own(_)))
     }
 
-    fn need_for(&self, slots: usize) -> u64 {
-        let apart = self.is_apart();
-        let counts = |i: &&Item| match i.kind {
-            Kind::Own | Kind::Mapped => true,
-            Kind::Dropped | Kind::Reserved => false,
-            Kind::Device => !apart,
+    fn needed_bytes_for(&self, slots: usize) -> u64 {
+        let apart = self.has_own_memory();
+        let counts = |i: &&PlanItem| match i.kind {
+            MemoryKind::Own | MemoryKind::Mapped => true,
+            MemoryKind::Reclaimable | MemoryKind::AddressSpace => false,
+            MemoryKind::Device => !apart,
         };
         sum(self.items_for(slots).iter().filter(counts))
     }
 
     /// Bytes on an OpenCL device.
-    pub fn on_device(&self) -> u64 {
-        sum(self.items().iter().filter(|i| i.kind == Kind::Device))
+    pub fn device_bytes(&self) -> u64 {
+        sum(self.plan_items().iter().filter(|i| i.kind == MemoryKind::Device))
     }
 
     /// Bytes that must fit.
-    pub fn need(&self) -> u64 {
-        self.need_for(self.options.max_seq_len)
+    pub fn needed_bytes(&self) -> u64 {
+        self.needed_bytes_for(self.options.max_seq_len)
     }
 
     /// Bytes of one sequence: its cache, buffers and threads. Every other sequence needs the same.
-    pub fn session(&self) -> u64 {
-        let shared = [self.weights.mapped, self.calibration(), self.tokenizer(), self.program];
-        self.need().saturating_sub(shared.into_iter().fold(self.weights.own, add))
+    pub fn session_bytes(&self) -> u64 {
+        let shared = [self.weights.mapped, self.calibration_bytes(), self.tokenizer_bytes(), self.program];
+        self.needed_bytes().saturating_sub(shared.into_iter().fold(self.weights.own, add))
     }
 
     /// An upper bound of the resident set, mapped pages included.
-    pub fn peak(&self) -> u64 {
+    pub fn peak_bytes(&self) -> u64 {
         // While loading, the cache and the buffers are not allocated yet, but one stored tensor or the calibration's
         // pass is.
-        let calibrating = if self.calibration() > 0 { calibration::pass_bytes() } else { 0 };
-        let passing = self.weights.passing.max(calibrating);
+        let calibrating = if self.calibration_bytes() > 0 { calibration::pass_bytes() } else { 0 };
+        let passing = self.weights.conversion_window.max(calibrating);
         let loading = [self.weights.own, self.weights.mapped, self.weights.dropped, passing];
         let loading = loading.into_iter().fold(self.program, add);
-        loading.max(sum(self.items().iter().filter(|i| i.kind != Kind::Reserved)))
+        loading.max(sum(self.plan_items().iter().filter(|i| i.kind != MemoryKind::AddressSpace)))
     }
 
     /// Bytes of the calibration, if keys are stored rotated.
-    fn calibration(&self) -> u64 {
-        if self.options.kv_types.k.rotated() { Calibration::BYTES as u64 } else { 0 }
+    fn calibration_bytes(&self) -> u64 {
+        if self.options.kv_types.k.is_rotated() { Calibration::BYTES as u64 } else { 0 }
     }
 
     /// Bytes of loading the tokenizer.
-    fn tokenizer(&self) -> u64 {
+    fn tokenizer_bytes(&self) -> u64 {
         if self.tokenizer_file == 0 { 0 } else { add(WORDS, mul(self.tokenizer_file, TOKENIZER)) }
     }
 
     /// Bytes of the stacks of all threads: for passes, for loading the tokenizer, for signals.
-    fn stacks(&self) -> u64 {
-        let team = mul(self.options.threads as u64, pool::STACK as u64);
-        add(team, containment::STACK as u64 + SMALL + self.server_threads() * server::STACK)
+    fn stack_bytes(&self) -> u64 {
+        let team = mul(self.options.threads as u64, pool::STACK_BYTES as u64);
+        add(team, containment::STACK_BYTES as u64 + SMALL + self.server_threads() * server::STACK)
     }
 
     /// Bytes still to be mapped for `slots` slots: writable, and in total. The model's files are already mapped.
-    fn to_map(&self, slots: usize) -> (u64, u64) {
-        let own = self.need_for(slots).saturating_sub(add(self.weights.mapped, self.program));
-        let data = add(own, add(self.stacks(), SMALL));
+    fn address_space_needed(&self, slots: usize) -> (u64, u64) {
+        let own = self.needed_bytes_for(slots).saturating_sub(add(self.weights.mapped, self.program));
+        let data = add(own, add(self.stack_bytes(), SMALL));
         (data, add(data, mul(self.options.threads as u64 + 2 + self.server_threads(), HEAP)))
     }
 
     /// The longest context, at most 2^24, that fits in `memory`; `None` if not even the model does.
-    pub fn longest(&self, memory: u64) -> Option<usize> {
-        longest_where(|slots| self.need_for(slots) <= memory)
+    pub fn longest_context(&self, memory: u64) -> Option<usize> {
+        longest_where(|slots| self.needed_bytes_for(slots) <= memory)
     }
 }
 
@@ -390,18 +399,18 @@ fn longest_where(fits: impl Fn(usize) -> bool) -> Option<usize> {
 }
 
 /// Name of the sliding-window layers' part of a cache.
-fn of_rings(o: &EngineOptions, rows: usize) -> String {
+fn window_cache_name(o: &EngineOptions, rows: usize) -> String {
     format!("KV cache of sliding-window layers, {} x {rows} tokens", o.kv_types)
 }
 
 /// Ring of the sliding-window layers, with passes of `chunk` tokens.
-fn ring(o: &EngineOptions, chunk: usize) -> Ring {
+fn window_ring(o: &EngineOptions, chunk: usize) -> Ring {
     let ring = Ring::new(chunk);
-    if o.eviction.policy == Policy::None { ring } else { ring.outlasting() }
+    if o.eviction.policy == Policy::None { ring } else { ring.with_whole_window() }
 }
 
 /// Formats bytes as `1.5 MiB`, as in all messages.
-pub fn mib(bytes: u64) -> String {
+pub fn format_mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
@@ -413,36 +422,40 @@ fn mul(a: u64, b: u64) -> u64 {
     a.saturating_mul(b)
 }
 
-fn sum<'a>(items: impl IntoIterator<Item = &'a Item>) -> u64 {
+fn sum<'a>(items: impl IntoIterator<Item = &'a PlanItem>) -> u64 {
     items.into_iter().fold(0, |sum, i| add(sum, i.bytes))
 }
 
 /// Bytes of the CPU's scratch. Numbers that cannot fit anyway are clamped before they overflow.
-fn scratch(slots: usize, chunk: usize) -> u64 {
+fn cpu_scratch_bytes(slots: usize, chunk: usize) -> u64 {
     const MOST: usize = usize::MAX >> 28;
     cpu::scratch_bytes(slots.min(MOST), chunk.min(MOST >> 8)) as u64
 }
 
 /// Bytes of an OpenCL device's scratch, with partial attention of one token of each sequence.
-fn device_scratch(slots: usize, chunk: usize, sequences: usize) -> u64 {
+fn device_scratch_bytes(slots: usize, chunk: usize, sequences: usize) -> u64 {
     const MOST: usize = usize::MAX >> 32;
     let slots = slots.min(MOST);
     add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots, sequences) as u64)
 }
 
 /// Bytes for observing attention, for the policies that look at it.
-fn mass(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
+fn mass_bytes(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
     const MOST: usize = usize::MAX >> 28;
     if !o.eviction.policy.observes_attention() {
         return 0;
     }
-    let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequences() as u64);
+    let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequence_count() as u64);
     add(slots, cpu::notes_bytes(chunk.min(MOST >> 8)) as u64)
 }
 
 /// Bytes of the list of slots that a device receives at evictions.
-fn evicted(o: &EngineOptions, slots: usize) -> u64 {
-    if o.eviction.policy == Policy::None { 0 } else { opencl::list_bytes(slots.min(usize::MAX >> 32)) as u64 }
+fn eviction_list_bytes(o: &EngineOptions, slots: usize) -> u64 {
+    if o.eviction.policy == Policy::None {
+        0
+    } else {
+        opencl::slot_list_bytes(slots.min(usize::MAX >> 32)) as u64
+    }
 }
 
 /// Bytes sent to a device for a pass: the host's copy and the driver's staging copy.
@@ -453,7 +466,7 @@ fn host_state(chunk: usize) -> u64 {
 /// Bytes of attention on the host: input, output, new rows and partial results.
 fn host_attention(slots: usize, chunk: usize) -> u64 {
     let token = 4 * (Q_DIM + KV_DIM + opencl::QKV) as u64;
-    add(mul(chunk as u64, token), scratch(slots, 0))
+    add(mul(chunk as u64, token), cpu_scratch_bytes(slots, 0))
 }
 
 #[cfg(test)]

@@ -15,13 +15,13 @@
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB};
 use crate::model::device::KvRows;
-use crate::model::weights::{Channels, Less};
+use crate::model::weights::{Channels, SubtractedMean};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::ResumePoint;
 use crate::run::session::{Sequence, Session};
 use crc32fast::Hasher;
-use files::atomic_file::Unfinished;
-use files::error::unquoted;
+use files::atomic_file::AtomicFile;
+use files::error::escape;
 use files::{Error, Result};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::kv_row;
@@ -51,28 +51,28 @@ const MAX_HEADER: u64 = 1 << 28;
 /// State that is saved besides the sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct SavedState {
     /// Seed of the random numbers.
     pub seed: u64,
     /// Current random state.
     pub rng: Rng,
     /// Kind of text.
-    pub content: Content,
+    pub content: SavedContent,
 }
 
 /// Kind of text of a sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum Content {
+pub enum SavedContent {
     /// One text, with the state to continue from.
     Text(ResumePoint),
     /// A conversation.
     Chat(ConversationState),
 }
 
-impl State {
+impl SavedState {
     /// The random state to continue with; `None` if another seed is `chosen`. Sets the seed in `options`.
-    pub fn random(&self, chosen: Option<u64>, options: &mut SamplerOptions) -> Option<Rng> {
+    pub fn resume_rng(&self, chosen: Option<u64>, options: &mut SamplerOptions) -> Option<Rng> {
         options.seed = chosen.unwrap_or(self.seed);
         (options.seed == self.seed).then(|| self.rng.clone())
     }
@@ -80,8 +80,8 @@ impl State {
     /// Checks that every token id outside the sequence is `known`.
     fn all_ids(&self, known: impl Fn(u32) -> bool) -> bool {
         match &self.content {
-            Content::Text(pause) => pause.tokens.iter().copied().all(known),
-            Content::Chat(chat) => chat.all_ids().all(known),
+            SavedContent::Text(pause) => pause.tokens.iter().copied().all(known),
+            SavedContent::Chat(chat) => chat.all_ids().all(known),
         }
     }
 }
@@ -89,7 +89,7 @@ impl State {
 /// The JSON part of a file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header {
+struct SessionHeader {
     /// Fingerprint of the model's files.
     model: String,
     /// Weight type.
@@ -100,7 +100,7 @@ struct Header {
     #[serde(default, alias = "key_means")]
     calibration: Option<String>,
     sequence: Sequence,
-    state: State,
+    state: SavedState,
     /// Version of the file.
     #[serde(skip)]
     version: u8,
@@ -111,14 +111,14 @@ struct Header {
 /// # Errors
 ///
 /// `Other`: the file cannot be written.
-pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -> Result<()> {
+pub fn save_session(file: &Path, session: &mut Session, engine: &Engine, state: SavedState) -> Result<()> {
     let failed = |e: io::Error| Error::io(file, format!("cannot save the session: {e}"));
     let types = session.extent().types;
-    let header = Header {
+    let header = SessionHeader {
         model: engine.weights().fingerprint.clone(),
         weights: engine.options().weight_type.to_string(),
         kv: [types.k, types.v].map(|t| t.name().into()),
-        calibration: calibration(VERSION, types, engine),
+        calibration: calibration_checksum(VERSION, types, engine),
         sequence: session.sequence(),
         state,
         version: VERSION,
@@ -127,24 +127,24 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
     if json.len() as u64 > MAX_HEADER {
         return Err(failed(io::Error::new(ErrorKind::FileTooLarge, "too many tokens")));
     }
-    let unfinished = Unfinished::create(file).map_err(failed)?;
+    let unfinished = AtomicFile::create(file).map_err(failed)?;
     if !file.exists() {
         // Readable only by the owner, unless the user changes that. Some file systems have no modes.
         let _ = unfinished.file.set_permissions(Permissions::from_mode(0o600));
     }
     let mut out = Checksummed::new(&unfinished.file);
     let length = (json.len() as u64).to_le_bytes();
-    out.put(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
+    out.write_bytes(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
     out.put_checksum().map_err(failed)?;
     let (mut rows, mut mass) = (KvRows::default(), Vec::new());
     for layer in 0..LAYERS {
         session.read_rows(layer, &mut rows)?;
         session.read_mass(layer, &mut mass)?;
         let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
-        [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.put(bytes)).map_err(failed)?;
+        [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.write_bytes(bytes)).map_err(failed)?;
     }
     out.put_checksum().map_err(failed)?;
-    unfinished.finish().map_err(failed)
+    unfinished.commit().map_err(failed)
 }
 
 /// Calls [`read`] for a file that will be written later.
@@ -152,16 +152,16 @@ pub fn save(file: &Path, session: &mut Session, engine: &Engine, state: State) -
 /// # Errors
 ///
 /// Errors of [`read`]; `Usage` if the file is not writable.
-pub fn load(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
-    regular(file)?;
+pub fn load_session(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<SavedState>> {
+    check_regular_file(file)?;
     // Reports an unwritable file now, not after the last token. Also removes leftovers of a killed run.
-    drop(Unfinished::create(file).map_err(|e| {
+    drop(AtomicFile::create(file).map_err(|e| {
         Error::Usage(format!("`Session` {}: cannot be written: {e}; choose another place", file.display()))
     })?);
-    read(file, session, engine)
+    read_session(file, session, engine)
 }
 
-fn regular(file: &Path) -> Result<()> {
+fn check_regular_file(file: &Path) -> Result<()> {
     if fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
         return Err(Error::model(file, "is not a regular file"));
     }
@@ -174,8 +174,8 @@ fn regular(file: &Path) -> Result<()> {
 ///
 /// `Usage`: another option is needed. `Model`: the file is damaged, or of another model or version. The session is then
 /// unchanged or empty.
-pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<State>> {
-    regular(file)?;
+pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<SavedState>> {
+    check_regular_file(file)?;
     if fs::metadata(file).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
         return Ok(None);
     }
@@ -183,105 +183,111 @@ pub fn read(file: &Path, session: &mut Session, engine: &Engine) -> Result<Optio
     let (size, stored) = opened.map_err(|e| Error::model(file, format!("cannot read: {e}")))?;
     let mut input = Checksummed::new(&stored);
     let (header, header_end) = read_header(file, &mut input, size)?;
-    header.check(file, session, engine)?;
+    header.check_compatible(file, session, engine)?;
     let types = session.extent().types;
     let less = match header.version {
-        WHOLE_KEYS => Some(Less::Nothing),
-        WITHOUT_SCALES => Some(Less::Mean),
+        WHOLE_KEYS => Some(SubtractedMean::Nothing),
+        WITHOUT_SCALES => Some(SubtractedMean::Mean),
         _ => None,
     };
-    let less = less.filter(|_| types.k.rotated());
-    if header.size(session, header_end) != Some(size) {
-        return Err(damaged(file));
+    let less = less.filter(|_| types.k.is_rotated());
+    if header.file_size(session, header_end) != Some(size) {
+        return Err(damaged_file(file));
     }
     session.restore(header.sequence, |layer, rows, mass| {
         let mut bytes = vec![0; size_of_val(&mass[..])];
-        let mut read = |bytes: &mut [u8]| input.take(bytes).map_err(|_| damaged(file));
+        let mut read = |bytes: &mut [u8]| input.read_bytes(bytes).map_err(|_| damaged_file(file));
         [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
-        if !rows.floats(types).all(f32::is_finite) {
+        if !rows.iter_floats(types).all(f32::is_finite) {
             let why = "holds NaN or infinity, so its cache overflowed or the file was altered";
-            return Err(unusable(file, &format!("layer {layer} {why}")));
+            return Err(unusable_file(file, &format!("layer {layer} {why}")));
         }
         if let Some(less) = less {
-            renew(engine, layer, (types.k, less), &mut rows.k);
+            convert_old_keys(engine, layer, (types.k, less), &mut rows.k);
         }
         for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
             *m = f32::from_le_bytes(*bytes);
         }
         let whole = layer + 1 < LAYERS || input.checksum_fits().unwrap_or(false);
-        if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged(file)) }
+        if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged_file(file)) }
     })?;
     Ok(Some(header.state))
 }
 
 /// Checksum of the calibration of keys of these types, in the form of a file of this version.
-fn calibration(version: u8, types: KvTypes, engine: &Engine) -> Option<String> {
-    let all = engine.weights().calibration().filter(|_| types.k.rotated())?;
+fn calibration_checksum(version: u8, types: KvTypes, engine: &Engine) -> Option<String> {
+    let all = engine.weights().calibration().filter(|_| types.k.is_rotated())?;
     let sum = match version {
         WHOLE_KEYS => return None,
-        WITHOUT_SCALES => all.checksum_of_means(),
+        WITHOUT_SCALES => all.means_checksum(),
         _ => all.checksum(),
     };
     Some(format!("{sum:016x}"))
 }
 
 /// Converts the keys of a layer of an older file to the current calibration: `[kv_head][slot][row bytes]`.
-fn renew(engine: &Engine, layer: usize, (kind, less): (KvType, Less), keys: &mut [u8]) {
-    let layer = engine.weights().calibration_of(layer);
+fn convert_old_keys(engine: &Engine, layer: usize, (kind, less): (KvType, SubtractedMean), keys: &mut [u8]) {
+    let layer = engine.weights().layer_calibration(layer);
     for (kv_head, keys) in keys.chunks_exact_mut((keys.len() / KV_HEADS).max(1)).enumerate() {
         for row in keys.chunks_exact_mut(kind.row_bytes(HEAD_DIM)) {
-            kv_row::change::<HEAD_DIM>(engine.isa(), kind, row, |k| {
-                Channels::of(layer, kv_head).renew(k, less)
+            kv_row::update_row::<HEAD_DIM>(engine.isa(), kind, row, |k| {
+                Channels::of_head(layer, kv_head).convert_old_key(k, less)
             });
         }
     }
 }
 
 /// The error of a file that no option makes usable.
-fn unusable(file: &Path, why: &str) -> Error {
+fn unusable_file(file: &Path, why: &str) -> Error {
     Error::model(file, format!("{why}; delete it to start over, or give `Session` another file"))
 }
 
-fn damaged(file: &Path) -> Error {
-    unusable(file, "is damaged")
+fn damaged_file(file: &Path) -> Error {
+    unusable_file(file, "is damaged")
 }
 
 /// Reads the header of a file of `size` bytes. Returns it with the offset of its end.
-fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result<(Header, u64)> {
+fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result<(SessionHeader, u64)> {
     let mut prefix = [0; PREFIX as usize];
-    if size < PREFIX || input.take(&mut prefix).is_err() || !prefix.starts_with(MAGIC) {
-        return Err(unusable(file, "is not a saved session"));
+    if size < PREFIX || input.read_bytes(&mut prefix).is_err() || !prefix.starts_with(MAGIC) {
+        return Err(unusable_file(file, "is not a saved session"));
     }
     let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
     let older = LOCAL_LAYERS == 0 && [WITHOUT_RINGS, WITHOUT_SCALES, WHOLE_KEYS].contains(version);
     if *version != VERSION && !older {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
-        return Err(unusable(file, &format!("has session format {found}, but this program reads {ours}")));
+        return Err(unusable_file(
+            file,
+            &format!("has session format {found}, but this program reads {ours}"),
+        ));
     }
     let length = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
     let end = length.checked_add(PREFIX + SUM).filter(|&end| length <= MAX_HEADER && end <= size);
-    let end = end.ok_or_else(|| damaged(file))?;
+    let end = end.ok_or_else(|| damaged_file(file))?;
     let mut json = vec![0; length as usize];
-    let whole = input.take(&mut json).is_ok() && input.checksum_fits().unwrap_or(false);
-    let header: Option<Header> = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
-    let header = header.map(|header| Header { version: *version, ..header });
-    Ok((header.ok_or_else(|| damaged(file))?, end))
+    let whole = input.read_bytes(&mut json).is_ok() && input.checksum_fits().unwrap_or(false);
+    let header: Option<SessionHeader> = whole.then(|| serde_json::from_slice(&json).ok()).flatten();
+    let header = header.map(|header| SessionHeader { version: *version, ..header });
+    Ok((header.ok_or_else(|| damaged_file(file))?, end))
 }
 
-impl Header {
+impl SessionHeader {
     /// Checks that this run can continue the session.
-    fn check(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
+    fn check_compatible(&self, file: &Path, session: &Session, engine: &Engine) -> Result<()> {
         let ours = &engine.weights().fingerprint;
         if self.model != *ours {
-            let theirs = unquoted(&self.model);
-            return Err(unusable(file, &format!("was saved with another model ({theirs}, this is {ours})")));
+            let theirs = escape(&self.model);
+            return Err(unusable_file(
+                file,
+                &format!("was saved with another model ({theirs}, this is {ours})"),
+            ));
         }
         let usage = |what: String| Err(Error::Usage(format!("`Session` {}: {what}", file.display())));
         let set = |flags: String| usage(format!("was saved with {flags}; set that, or give another file"));
         if self.weights != engine.options().weight_type.to_string() {
-            return set(format!("`EngineOptions::weight_type` {}", unquoted(&self.weights)));
+            return set(format!("`EngineOptions::weight_type` {}", escape(&self.weights)));
         }
-        let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged(file));
+        let kv = |i: usize| self.kv[i].parse::<KvType>().map_err(|_| damaged_file(file));
         let (types, ours) = (KvTypes { k: kv(0)?, v: kv(1)? }, session.extent().types);
         if types != ours {
             let (k, v) = (types.k.name(), types.v.name());
@@ -291,15 +297,15 @@ impl Header {
                 format!("`KvTypes::k` {k} `KvTypes::v` {v}")
             });
         }
-        if self.calibration != calibration(self.version, types, engine) {
-            return Err(unusable(
+        if self.calibration != calibration_checksum(self.version, types, engine) {
+            return Err(unusable_file(
                 file,
                 "was saved with another calibration, by another version of this program",
             ));
         }
         let known = |id: u32| (id as usize) < VOCAB;
-        if !self.sequence.is_sound() || !self.state.all_ids(known) {
-            return Err(damaged(file));
+        if !self.sequence.is_consistent() || !self.state.all_ids(known) {
+            return Err(damaged_file(file));
         }
         let (slots, capacity) = (self.sequence.slots, session.extent().slots);
         if slots > capacity {
@@ -311,9 +317,9 @@ impl Header {
     }
 
     /// Size of a file whose header ends at `end`, checksum included; `None` if that overflows.
-    fn size(&self, session: &Session, end: u64) -> Option<u64> {
+    fn file_size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
-        let Sequence { tokens, slots, since, oldest, .. } = &self.sequence;
+        let Sequence { tokens, slots, observed_since: since, oldest, .. } = &self.sequence;
         let mass = since.map_or(0, |_| GLOBAL_LAYERS * KV_HEADS * size_of::<f32>());
         let all = |rows: usize, layers: usize, more: usize| {
             let row = types.slot_bytes(layers, KV_HEADS, HEAD_DIM) + more;
@@ -341,20 +347,20 @@ impl<F> Checksummed<F> {
 }
 
 impl<F: Write> Checksummed<F> {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.update(bytes);
         self.file.write_all(bytes)
     }
 
     /// Writes the checksum of everything so far.
     fn put_checksum(&mut self) -> io::Result<()> {
-        self.put(&self.checksum())
+        self.write_bytes(&self.checksum())
     }
 }
 
 impl<F: Read> Checksummed<F> {
     /// Fills `bytes`.
-    fn take(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+    fn read_bytes(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact(bytes)?;
         self.hasher.update(bytes);
         Ok(())
@@ -363,7 +369,7 @@ impl<F: Read> Checksummed<F> {
     /// Reads a checksum and compares it with that of everything so far.
     fn checksum_fits(&mut self) -> io::Result<bool> {
         let (expected, mut found) = (self.checksum(), [0; 4]);
-        self.take(&mut found)?;
+        self.read_bytes(&mut found)?;
         Ok(found == expected)
     }
 }
@@ -376,17 +382,17 @@ mod tests {
     fn every_flipped_bit_is_noticed() {
         let mut stored = Vec::new();
         let mut out = Checksummed::new(&mut stored);
-        out.put(b"123456789").expect("memory");
+        out.write_bytes(b"123456789").expect("memory");
         out.put_checksum().expect("memory");
-        out.put(b"more").expect("memory");
+        out.write_bytes(b"more").expect("memory");
         out.put_checksum().expect("memory");
         // The check value of CRC-32 (IEEE 802.3).
         assert_eq!(stored[9..13], 0xcbf4_3926u32.to_le_bytes());
         let fits = |stored: &[u8]| -> io::Result<(bool, bool)> {
             let mut input = Checksummed::new(stored);
-            input.take(&mut [0; 9])?;
+            input.read_bytes(&mut [0; 9])?;
             let first = input.checksum_fits()?;
-            input.take(&mut [0; 4])?;
+            input.read_bytes(&mut [0; 4])?;
             Ok((first, input.checksum_fits()?))
         };
         assert_eq!(fits(&stored).expect("whole"), (true, true));

@@ -9,20 +9,20 @@ mod sequence;
 
 pub use super::options::{FixedSchedule, Notice, Side};
 pub use super::placement::Switch;
-pub use draft::Drafts;
-pub use event::{Event, EvictionResult, Observer, StopReason, Why};
-pub(crate) use pass::Few;
+pub use draft::DraftCounts;
+pub use event::{EvictionReason, EvictionResult, Observer, SessionEvent, StopReason};
+pub(crate) use pass::SmallList;
 pub use pass::{Stage, forward};
-pub use sequence::{Cut, Sequence};
+pub use sequence::{PastEviction, Sequence};
 
 use crate::dims::{LAYERS, VOCAB};
-use crate::model::device::{Extent, KvRows, Logits, Row, Run, SharedDevice, locked};
+use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
 use crate::run::eviction::{Eviction, Policy};
-use crate::run::placement::{DeviceCache, Placement, RunPosition, Work};
+use crate::run::placement::{DeviceCache, Placement, RunPosition, TokenKind};
 use draft::Drafter;
-use evictor::{Evictor, Input};
+use evictor::{AppendKind, Evictor};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
@@ -30,10 +30,10 @@ use pass::{LogitsWanted, PendingPass};
 use text::sampler::{Rng, SamplerOptions, all_finite};
 
 /// Rows of logits in memory at once when every token's are asked for; 64 rows of a 128k vocabulary are 32 MiB.
-pub const ROWS: usize = 64;
+pub const LOGITS_ROWS: usize = 64;
 
 /// Prompt tokens whose logits a server computes at once.
-pub(crate) const MEASURED: usize = 16;
+pub(crate) const PROMPT_LOGITS_ROWS: usize = 16;
 
 /// A sequence: its tokens, its KV cache on a device, and the logits of its last token.
 ///
@@ -63,17 +63,17 @@ pub(crate) const MEASURED: usize = 16;
 /// ```
 pub struct Session {
     /// The device that computes the sequence, with its KV cache.
-    here: DeviceCache,
+    device_cache: DeviceCache,
     /// Other devices to switch to, or to fall back to when this one is lost.
     placement: Option<Box<Placement>>,
     /// All tokens, evicted ones included: their number is the next RoPE position.
     tokens: Vec<u32>,
     /// Logits of the last token that was computed with logits.
-    logits: Row,
+    logits: LogitsBuffer,
     /// Chooses slots to evict; without it, a full cache ends the generation.
     evictor: Option<Evictor>,
     /// Evictions so far.
-    cuts: Vec<Cut>,
+    evictions: Vec<PastEviction>,
     /// After an eviction: number of leading tokens that are still in slots `0..prefix`.
     prefix: usize,
     /// First token from which on all are in the last slots, in order, in every head.
@@ -92,15 +92,15 @@ impl Session {
     pub fn new(here: DeviceCache) -> Self {
         // Room for all ids, so that no token reallocates the list.
         let tokens = Vec::with_capacity(here.extent().slots);
-        let logits: Row = Box::new(vec![0.0; VOCAB]);
-        let logits = locked(&here.device()).row(&logits).unwrap_or(logits);
+        let logits: LogitsBuffer = Box::new(vec![0.0; VOCAB]);
+        let logits = lock_device(&here.device()).logits_buffer(&logits).unwrap_or(logits);
         Self {
-            here,
+            device_cache: here,
             placement: None,
             tokens,
             logits,
             evictor: None,
-            cuts: Vec::new(),
+            evictions: Vec::new(),
             prefix: 0,
             dense: 0,
             drafter: None,
@@ -130,9 +130,9 @@ impl Session {
 
     /// Protects the first `tokens` tokens, such as a system message, from eviction, up to half of the window. Ignored
     /// if [`Eviction::prefix`] is set.
-    pub fn protect(&mut self, tokens: usize) {
+    pub fn protect_prefix(&mut self, tokens: usize) {
         if let Some(evictor) = &mut self.evictor {
-            evictor.protect(tokens);
+            evictor.protect_prefix(tokens);
         }
     }
 
@@ -143,7 +143,7 @@ impl Session {
     ///
     /// `Usage` if the eviction policy looks at attention, which drafted tokens would distort; `Memory`.
     pub fn with_drafts(mut self, most: usize) -> Result<Self> {
-        if self.observes() {
+        if self.observes_attention() {
             return Err(Error::Usage(format!(
                 "`EngineOptions::draft` {most}: not possible with an `Eviction::policy` that looks at attention; use sliding or none"
             )));
@@ -175,12 +175,12 @@ impl Session {
     }
 
     /// Calls `observer` after every eviction and device switch.
-    pub fn watch(&mut self, observer: Observer) {
+    pub fn set_observer(&mut self, observer: Observer) {
         self.observer = Some(observer);
     }
 
-    fn tell(&mut self, mark: &str, event: Event) {
-        self.here.mark(mark);
+    fn report_event(&mut self, mark: &str, event: SessionEvent) {
+        self.device_cache.mark_trace(mark);
         if let Some(observer) = &mut self.observer {
             observer(&event);
         }
@@ -189,8 +189,8 @@ impl Session {
     /// Replaces the sequence by `prompt` and computes the logits of its last token. Reuses the longest common prefix
     /// (or the part of it that is not evicted) and computes the rest. Returns `Interrupted` soon after `cancel` is
     /// cancelled, also within a pass; tokens computed before stay.
-    pub fn sync(&mut self, prompt: &[u32], cancel: &CancelToken) -> Result<()> {
-        let held = self.reuse(prompt)?;
+    pub fn sync_prompt(&mut self, prompt: &[u32], cancel: &CancelToken) -> Result<()> {
+        let held = self.reuse_prefix(prompt)?;
         self.prefill(&prompt[held..], cancel)
     }
 
@@ -211,7 +211,7 @@ impl Session {
 
     /// Begins a prompt that is computed in parts. Returns how many of its first tokens are reused, never the last.
     pub fn begin_prompt(&mut self, prompt: &[u32]) -> Result<usize> {
-        let held = self.reuse(prompt)?;
+        let held = self.reuse_prefix(prompt)?;
         self.pending.known = prompt.len();
         self.place_prompt(&prompt[held..])?;
         Ok(held)
@@ -219,16 +219,16 @@ impl Session {
 
     /// Checks the tokens of a prompt and moves the sequence to the device that computes them.
     fn place_prompt(&mut self, tokens: &[u32]) -> Result<()> {
-        self.check(tokens)?;
+        self.check_tokens(tokens)?;
         self.discard_drafts();
-        self.place(Work::Prompt(tokens.len()))
+        self.place_tokens(TokenKind::Prompt(tokens.len()))
     }
 
     /// Stages as many of `tokens` as there is room for, and returns their number. They are the next of the prompt's
     /// remaining `left` tokens, of which only the last one's logits are computed.
     pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
-        self.place(Work::PromptPart)?;
-        let n = self.make_room(tokens.len(), Input::Prompt(left))?;
+        self.place_tokens(TokenKind::PromptPart)?;
+        let n = self.make_room(tokens.len(), AppendKind::Prompt(left))?;
         self.pending.tokens.clear();
         self.pending.tokens.extend_from_slice(&tokens[..n]);
         self.pending.known = self.tokens.len() + left;
@@ -258,13 +258,13 @@ impl Session {
 
     /// Stages the next token, perhaps with a draft after it, unless an earlier draft has computed it already.
     pub fn stage_token(&mut self, token: u32) -> Result<Stage> {
-        self.check(&[token])?;
+        self.check_tokens(&[token])?;
         if self.accept_drafted(token) {
             return Ok(Stage::Computed);
         }
-        self.place(Work::Token)?;
-        self.make_room(1, Input::Open)?;
-        self.propose(token);
+        self.place_tokens(TokenKind::Token)?;
+        self.make_room(1, AppendKind::Open)?;
+        self.propose_draft(token);
         Ok(Stage::Staged)
     }
 
@@ -274,26 +274,28 @@ impl Session {
         // If slots must be evicted first, the token is computed after that.
         let stays = |e: &mut Evictor| {
             e.watch_memory(slots, 1);
-            e.why(slots, Input::Open).is_none()
+            e.eviction_reason(slots, AppendKind::Open).is_none()
         };
-        if drafter.expects(token) && self.evictor.as_mut().is_none_or(stays) {
-            self.logits.copy_from_slice(drafter.accept());
+        if drafter.expects_token(token) && self.evictor.as_mut().is_none_or(stays) {
+            self.logits.copy_from_slice(drafter.accept_token());
             self.tokens.push(token);
             return true;
         }
-        drafter.learn();
+        drafter.learn_from_pass();
         self.discard_drafts();
         false
     }
 
     /// Stages `token` and, if there is one, a draft after it.
-    fn propose(&mut self, token: u32) {
+    fn propose_draft(&mut self, token: u32) {
         // A draft must not cause an eviction.
         let room = match &self.evictor {
-            Some(evictor) => evictor.ahead(self.here.filled(), Input::Open),
-            None => self.here.room(),
+            Some(evictor) => {
+                evictor.tokens_until_eviction(self.device_cache.filled_slots(), AppendKind::Open)
+            }
+            None => self.device_cache.free_slots(),
         };
-        let room = room.min(self.here.max_tokens()).saturating_sub(1);
+        let room = room.min(self.device_cache.max_tokens()).saturating_sub(1);
         let pending = &mut self.pending;
         pending.tokens.clear();
         pending.tokens.push(token);
@@ -305,13 +307,13 @@ impl Session {
     }
 
     /// Number of tokens staged for the next pass.
-    pub fn staged(&self) -> usize {
+    pub fn staged_tokens(&self) -> usize {
         self.pending.tokens.len()
     }
 
     /// True if any tokens are staged.
     pub fn is_staged(&self) -> bool {
-        self.staged() > 0
+        self.staged_tokens() > 0
     }
 
     /// The staged tokens as a run of a pass.
@@ -319,20 +321,20 @@ impl Session {
         let tokens = &self.pending.tokens[..];
         let logits = match (self.pending.logits, &mut self.drafter) {
             (LogitsWanted::Last | LogitsWanted::Next, _) => Logits::Last(&mut self.logits),
-            (LogitsWanted::Draft, Some(drafter)) => Logits::All(drafter.rows(tokens.len())),
+            (LogitsWanted::Draft, Some(drafter)) => Logits::All(drafter.logits_rows(tokens.len())),
             _ => Logits::None,
         };
         let at = RunPosition { pos: self.tokens.len(), known: self.pending.known };
-        self.here.run(tokens, at, logits)
+        self.device_cache.run(tokens, at, logits)
     }
 
     /// Appends the staged tokens after their pass; drafted ones stay ahead of the sequence.
-    fn commit(&mut self) {
+    fn commit_staged(&mut self) {
         let pending = &mut self.pending;
         match (pending.logits, &mut self.drafter) {
             (LogitsWanted::Draft, Some(drafter)) => {
                 self.tokens.push(pending.tokens[0]);
-                self.logits.copy_from_slice(drafter.commit(&mut pending.tokens));
+                self.logits.copy_from_slice(drafter.commit_pass(&mut pending.tokens));
             }
             _ => self.tokens.extend_from_slice(&pending.tokens),
         }
@@ -348,11 +350,11 @@ impl Session {
             session.with_fallback(|session| {
                 let device = session.device();
                 let cancel = session.cancel.clone();
-                locked(&device).forward(&mut [session.run()], cancel.as_ref())
+                lock_device(&device).forward(&mut [session.run()], cancel.as_ref())
             })
         });
         match computed {
-            Ok(()) => self.commit(),
+            Ok(()) => self.commit_staged(),
             Err(_) => self.pending.tokens.clear(),
         }
         computed
@@ -363,8 +365,8 @@ impl Session {
         self.with_fallback(|session| {
             let device = session.device();
             let at = RunPosition { pos: session.tokens.len(), known };
-            let run = session.here.run(tokens, at, out.reborrow());
-            locked(&device).forward(&mut [run], session.cancel.as_ref())
+            let run = session.device_cache.run(tokens, at, out.reborrow());
+            lock_device(&device).forward(&mut [run], session.cancel.as_ref())
         })?;
         self.tokens.extend_from_slice(tokens);
         Ok(())
@@ -394,12 +396,13 @@ impl Session {
         left: usize,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
-        self.check(tokens)?;
+        self.check_tokens(tokens)?;
         self.discard_drafts();
-        let mut rows = vec![0.0f32; self.here.max_tokens().min(ROWS).min(tokens.len()) * VOCAB];
+        let mut rows =
+            vec![0.0f32; self.device_cache.max_tokens().min(LOGITS_ROWS).min(tokens.len()) * VOCAB];
         let mut done = 0;
         while done < tokens.len() {
-            let n = self.make_room((tokens.len() - done).min(ROWS), Input::Open)?;
+            let n = self.make_room((tokens.len() - done).min(LOGITS_ROWS), AppendKind::Open)?;
             let rows = &mut rows[..n * VOCAB];
             let known = self.tokens.len() + left - done;
             self.append(&tokens[done..done + n], known, Logits::All(rows))?;
@@ -410,7 +413,7 @@ impl Session {
     }
 
     /// Checks that the tokens are in the vocabulary and have free slots.
-    fn check(&self, tokens: &[u32]) -> Result<()> {
+    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(Error::Usage("the prompt is empty; give at least one token".into()));
         }
@@ -438,7 +441,7 @@ impl Session {
         if all_finite(&self.logits) {
             return Ok(());
         }
-        match self.overflow()? {
+        match self.find_overflow()? {
             Some(layer) => Err(Error::Model(format!(
                 "a key or value of layer {layer} is too large for a cache of type {}; use `EngineOptions::kv_types` f32",
                 self.extent().types
@@ -449,12 +452,12 @@ impl Session {
 
     /// Finds the layer whose keys or values overflowed in the cache. The first layer with rows that are not finite was
     /// computed from finite numbers; so if it overflowed, it holds infinities and no NaN.
-    fn overflow(&mut self) -> Result<Option<usize>> {
+    fn find_overflow(&mut self) -> Result<Option<usize>> {
         let types = self.extent().types;
         let mut rows = KvRows::default();
-        for layer in (0..LAYERS).filter(|_| types != KvTypes::both(KvType::F32)) {
+        for layer in (0..LAYERS).filter(|_| types != KvTypes::same(KvType::F32)) {
             self.read_rows(layer, &mut rows)?;
-            if let Some(first) = rows.floats(types).find(|x| !x.is_finite()) {
+            if let Some(first) = rows.iter_floats(types).find(|x| !x.is_finite()) {
                 return Ok(first.is_infinite().then_some(layer));
             }
         }
@@ -463,7 +466,7 @@ impl Session {
 
     /// Maximum number of tokens of a pass.
     pub fn max_tokens(&self) -> usize {
-        self.here.max_tokens()
+        self.device_cache.max_tokens()
     }
 
     /// Logits of the last token: `[VOCAB]`.
@@ -483,43 +486,43 @@ impl Session {
 
     /// True if slots were evicted.
     pub fn has_evicted(&self) -> bool {
-        !self.cuts.is_empty()
+        !self.evictions.is_empty()
     }
 
     /// Number of slots in use.
     pub fn slots(&self) -> usize {
-        self.here.filled() - self.ahead()
+        self.device_cache.filled_slots() - self.drafted_ahead()
     }
 
     /// True if no token can be appended.
     pub fn is_full(&self) -> bool {
-        self.evictor.is_none() && self.here.room() + self.ahead() == 0
+        self.evictor.is_none() && self.device_cache.free_slots() + self.drafted_ahead() == 0
     }
 
     /// Counts of drafted tokens so far, if drafting is on.
-    pub fn drafts(&self) -> Option<Drafts> {
+    pub fn drafts(&self) -> Option<DraftCounts> {
         self.drafter.as_ref().map(|d| d.counts)
     }
 
     /// Number of drafted tokens that are computed but not part of the sequence yet.
-    fn ahead(&self) -> usize {
-        self.drafter.as_ref().map_or(0, Drafter::ahead)
+    fn drafted_ahead(&self) -> usize {
+        self.drafter.as_ref().map_or(0, Drafter::drafted_ahead)
     }
 
     /// Discards drafted tokens, so that the cache holds only the sequence.
     pub(crate) fn discard_drafts(&mut self) {
-        let ahead = self.drafter.as_mut().map_or(0, Drafter::forget);
+        let ahead = self.drafter.as_mut().map_or(0, Drafter::discard_draft);
         if ahead > 0 {
-            self.here.truncate(self.here.filled() - ahead, self.tokens.len());
+            self.device_cache.truncate(self.device_cache.filled_slots() - ahead, self.tokens.len());
         }
     }
 
     /// Removes all tokens.
     pub fn clear(&mut self) {
         self.discard_drafts();
-        self.here.truncate(0, 0);
+        self.device_cache.truncate(0, 0);
         self.tokens.clear();
-        self.cuts.clear();
+        self.evictions.clear();
         (self.prefix, self.dense) = (0, 0);
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(None);
@@ -532,22 +535,22 @@ impl Session {
         if let Some(evictor) = &mut self.evictor {
             evictor.resize(slots)?;
         }
-        self.here.resize(slots)
+        self.device_cache.resize(slots)
     }
 
     /// Shape and fill level of the cache. Slots of drafted tokens count as filled.
     pub fn extent(&self) -> Extent {
-        self.here.extent()
+        self.device_cache.extent()
     }
 
     /// The device that computes the next pass.
     pub fn device(&self) -> SharedDevice {
-        self.here.device()
+        self.device_cache.device()
     }
 
     /// Name of the current device, for reports.
     pub fn device_name(&self) -> String {
-        self.here.name()
+        self.device_cache.name()
     }
 
     /// True if there are two devices.
@@ -557,7 +560,7 @@ impl Session {
 
     /// Starts or ends a trace; see [`crate::model::device::Device::set_trace`].
     pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
-        self.here.set_trace(trace)
+        self.device_cache.set_trace(trace)
     }
 }
 

@@ -19,7 +19,7 @@ const MEMORY_VARIABLE: &str = "ANTIGRAVITY_MEMORY_MIB";
 const STALLED: f64 = 5.0;
 
 /// Reads a system file; `None` if it cannot be read.
-pub fn read(path: &str) -> Option<String> {
+pub fn read_file(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
@@ -52,19 +52,19 @@ pub fn cpu_name(cpuinfo: &str) -> Option<String> {
 
 /// [`cpu_name`] of this machine.
 pub fn this_cpu() -> String {
-    read("/proc/cpuinfo").and_then(|t| cpu_name(&t)).unwrap_or_else(|| std::env::consts::ARCH.into())
+    read_file("/proc/cpuinfo").and_then(|t| cpu_name(&t)).unwrap_or_else(|| std::env::consts::ARCH.into())
 }
 
 /// Name and release of the running kernel.
-pub fn kernel() -> String {
-    let part = |file| read(file).map(|t| t.trim().to_string());
+pub fn kernel_name() -> String {
+    let part = |file| read_file(file).map(|t| t.trim().to_string());
     let name = part("/proc/sys/kernel/ostype").unwrap_or_else(|| std::env::consts::OS.into());
     part("/proc/sys/kernel/osrelease").map_or(name.clone(), |release| format!("{name} {release}"))
 }
 
 /// Peak resident memory of this process so far (`VmHWM`), in bytes.
 pub fn peak_rss() -> Option<u64> {
-    kb_field(&read("/proc/self/status")?, "VmHWM")
+    kb_field(&read_file("/proc/self/status")?, "VmHWM")
 }
 
 /// Directory for the user's state; on Android the program's own directory; `None` if there is none.
@@ -89,22 +89,22 @@ pub struct Memory {
     /// Bytes left of the container's limit; file cache counts as free.
     pub limit_left: Option<u64>,
     /// Bytes left of the process's limits.
-    pub process: Process,
+    pub process: ProcessLimits,
 }
 
 /// Bytes left of this process's limits; `None` if there is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessLimits {
     /// Left of `ulimit -v`, which counts everything that is mapped.
     pub address_space: Option<u64>,
     /// Left of `ulimit -d`, which counts writable mappings, thread stacks included.
     pub data: Option<u64>,
 }
 
-impl Process {
+impl ProcessLimits {
     /// Reads the current values.
-    fn now() -> Self {
-        let status = read("/proc/self/status").unwrap_or_default();
+    fn current() -> Self {
+        let status = read_file("/proc/self/status").unwrap_or_default();
         let left = |resource, used: &str| {
             let limit = getrlimit(resource).current?;
             Some(limit.saturating_sub(kb_field(&status, used).unwrap_or(0)))
@@ -116,7 +116,7 @@ impl Process {
 /// Bytes of this program's file that its loader has mapped.
 pub fn program_bytes() -> Option<u64> {
     let program = std::env::current_exe().ok()?;
-    mapped_bytes(&read("/proc/self/maps")?, program.to_str()?)
+    mapped_bytes(&read_file("/proc/self/maps")?, program.to_str()?)
 }
 
 /// Bytes of a file in the text of `/proc/self/maps`, without shared mappings: these are a bundle's model, which is
@@ -134,15 +134,15 @@ fn mapped_bytes(maps: &str, file: &str) -> Option<u64> {
 
 impl Memory {
     /// Reads the current values of the machine.
-    pub fn now() -> Self {
-        let info = read("/proc/meminfo").unwrap_or_default();
-        let limit = cgroup::memory();
+    pub fn current() -> Self {
+        let info = read_file("/proc/meminfo").unwrap_or_default();
+        let limit = cgroup::memory_limit();
         Self {
             total: kb_field(&info, "MemTotal"),
             available: kb_field(&info, "MemAvailable"),
             limit: limit.map(|l| l.limit),
             limit_left: limit.map(|l| l.left),
-            process: Process::now(),
+            process: ProcessLimits::current(),
         }
     }
 
@@ -152,15 +152,17 @@ impl Memory {
     /// # Errors
     ///
     /// `Usage`: the variable is not a number.
-    pub fn to_plan_with() -> Result<Self> {
+    pub fn for_planning() -> Result<Self> {
         match std::env::var_os(MEMORY_VARIABLE) {
-            None => Ok(Self::now()),
+            None => Ok(Self::current()),
             // The limits of the process still apply.
-            Some(value) => Ok(Self { process: Process::now(), ..Self::stated(&value.to_string_lossy())? }),
+            Some(value) => {
+                Ok(Self { process: ProcessLimits::current(), ..Self::from_mib(&value.to_string_lossy())? })
+            }
         }
     }
 
-    fn stated(value: &str) -> Result<Self> {
+    fn from_mib(value: &str) -> Result<Self> {
         let bytes = value.parse::<u64>().ok().and_then(|mib| mib.checked_mul(1 << 20));
         let available = bytes.ok_or_else(|| {
             Error::Usage(format!(
@@ -171,7 +173,7 @@ impl Memory {
     }
 
     /// Bytes that this process may use; `None` if nothing is known.
-    pub fn usable(&self) -> Option<u64> {
+    pub fn usable_bytes(&self) -> Option<u64> {
         match (self.available, self.limit_left) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -182,10 +184,10 @@ impl Memory {
 /// True if the system (or the container) has less than `threshold` bytes available, or spends its time waiting for
 /// memory. Unknown counts as enough.
 pub fn memory_is_low(threshold: u64) -> bool {
-    let memory = Memory::to_plan_with().unwrap_or_default();
-    memory.usable().is_some_and(|bytes| bytes < threshold)
+    let memory = Memory::for_planning().unwrap_or_default();
+    memory.usable_bytes().is_some_and(|bytes| bytes < threshold)
         || cfg!(target_os = "android")
-            && read("/proc/pressure/memory")
+            && read_file("/proc/pressure/memory")
                 .and_then(|t| full_avg10(&t))
                 .is_some_and(|percent| percent >= STALLED)
 }
@@ -226,9 +228,9 @@ mod tests {
 
     #[test]
     fn stated_memory_is_a_whole_number_of_mib() {
-        assert_eq!(Memory::stated("900").map(|m| m.usable()), Ok(Some(900 << 20)));
+        assert_eq!(Memory::from_mib("900").map(|m| m.usable_bytes()), Ok(Some(900 << 20)));
         for bad in ["", "x", "-1", "1.5", "99999999999999999"] {
-            let said = Memory::stated(bad).expect_err("no number").to_string();
+            let said = Memory::from_mib(bad).expect_err("no number").to_string();
             assert!(said.starts_with(&format!("ANTIGRAVITY_MEMORY_MIB={bad}: ")), "{said}");
         }
     }
@@ -245,10 +247,10 @@ mod tests {
     #[test]
     fn the_smaller_of_two_limits_counts() {
         let m = |available, limit_left| Memory { available, limit_left, ..Memory::default() };
-        assert_eq!(m(Some(5), Some(3)).usable(), Some(3));
-        assert_eq!(m(Some(5), None).usable(), Some(5));
-        assert_eq!(m(None, Some(3)).usable(), Some(3));
-        assert_eq!(m(None, None).usable(), None);
+        assert_eq!(m(Some(5), Some(3)).usable_bytes(), Some(3));
+        assert_eq!(m(Some(5), None).usable_bytes(), Some(5));
+        assert_eq!(m(None, Some(3)).usable_bytes(), Some(3));
+        assert_eq!(m(None, None).usable_bytes(), None);
     }
 
     #[test]
@@ -262,6 +264,6 @@ mod tests {
 
     #[test]
     fn memory_is_low_below_the_threshold() {
-        assert!(memory_is_low(u64::MAX) || Memory::now().usable().is_none());
+        assert!(memory_is_low(u64::MAX) || Memory::current().usable_bytes().is_none());
     }
 }

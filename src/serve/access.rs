@@ -2,7 +2,7 @@
 //! to this machine. `Origin` reveals a foreign page, and `Host` a foreign name that points here (DNS rebinding).
 
 use super::error::{ApiError, ApiResult};
-use files::error::quoted;
+use files::error::quote;
 use files::{Error, Result};
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ApiClient {
     /// Index of its key, if the server has keys.
-    pub key: Option<usize>,
+    pub key_index: Option<usize>,
 }
 
 /// Tells if `names` contains `name`, ignoring case; `*` matches every name.
@@ -22,7 +22,7 @@ fn contains_name(names: &[String], name: &str) -> bool {
 }
 
 /// Access rules.
-pub struct Access {
+pub struct AccessRules {
     keys: Vec<String>,
     /// Origins allowed without a key.
     origins: Vec<String>,
@@ -32,7 +32,7 @@ pub struct Access {
     address: Option<IpAddr>,
 }
 
-impl Access {
+impl AccessRules {
     /// Rules from keys, the server's own `host`, `--cors-origin` and `--allowed-host`.
     ///
     /// # Errors
@@ -44,12 +44,12 @@ impl Access {
             let is_one = rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['/', ' ', '?', '#']));
             if !is_one && !matches!(origin.as_str(), "*" | "null") {
                 let why = "is not an origin; use one such as http://localhost:3000, or * for any";
-                return Err(Error::Usage(format!("--cors-origin {}: {why}", quoted(origin))));
+                return Err(Error::Usage(format!("--cors-origin {}: {why}", quote(origin))));
             }
         }
         if let Some(name) = hosts.iter().find(|name| name.is_empty() || name.contains(['/', ' '])) {
             let why = "is not a host name; use one such as box.example, or * for any";
-            return Err(Error::Usage(format!("--allowed-host {}: {why}", quoted(name))));
+            return Err(Error::Usage(format!("--allowed-host {}: {why}", quote(name))));
         }
         let hosts = ["localhost", host].into_iter().chain(hosts.iter().map(|name| host_name(name)));
         Ok(Self {
@@ -88,12 +88,12 @@ impl Access {
         };
         match self.keys.iter().enumerate().fold(None, number) {
             None if self.has_keys() => None,
-            key => Some(ApiClient { key }),
+            key => Some(ApiClient { key_index: key }),
         }
     }
 
     /// Refuses requests of foreign pages and for foreign host names, unless there are keys.
-    pub fn check(&self, head: &Parts) -> ApiResult<()> {
+    pub fn check_origin(&self, head: &Parts) -> ApiResult<()> {
         if self.has_keys() {
             return Ok(());
         }
@@ -103,12 +103,12 @@ impl Access {
         let mut hosts = hosts.map(|host| host.map(host_name).unwrap_or_default());
         if let Some(name) = hosts.find(|name| !self.is_own_host(name)) {
             let remedy = "start the server with --allowed-host NAME or with a key";
-            return refuse(format!("host {} is not allowed; {remedy}", quoted(name)));
+            return refuse(format!("host {} is not allowed; {remedy}", quote(name)));
         }
         let remedy = "start the server with --cors-origin ORIGIN or with a key";
         let mut origins = header_values(&head.headers, "origin").map(Option::unwrap_or_default);
         if let Some(origin) = origins.find(|origin| !self.is_allowed_origin(origin, &head.headers)) {
-            return refuse(format!("origin {} is not allowed; {remedy}", quoted(origin)));
+            return refuse(format!("origin {} is not allowed; {remedy}", quote(origin)));
         }
         // Requests for a page's images and scripts carry no origin.
         let has = |name, value: &str| header_values(&head.headers, name).any(|of| of == Some(value));
@@ -121,7 +121,7 @@ impl Access {
 
     /// Value of `Access-Control-Allow-Origin`: the foreign origin that may read the response.
     pub fn allowed_reader(&self, head: &Parts) -> Option<HeaderValue> {
-        self.check(head).ok()?;
+        self.check_origin(head).ok()?;
         let any = (self.has_keys() || self.allows_all_origins()).then_some(HeaderValue::from_static("*"));
         // The origin itself rather than `*`, so that a response cached for one page is not used for another.
         head.headers.get("origin").cloned().or(any)
@@ -182,20 +182,20 @@ mod tests {
     use super::*;
     use hyper::Request;
 
-    fn access(keys: &[&str], origins: &[&str], hosts: &[&str]) -> Access {
+    fn access(keys: &[&str], origins: &[&str], hosts: &[&str]) -> AccessRules {
         let [keys, origins, hosts] =
             [keys, origins, hosts].map(|all| all.iter().map(|s| s.to_string()).collect());
-        Access::new(keys, "127.0.0.1", &origins, &hosts).unwrap().listening_at([127, 0, 0, 1].into())
+        AccessRules::new(keys, "127.0.0.1", &origins, &hosts).unwrap().listening_at([127, 0, 0, 1].into())
     }
 
     /// Tells if a request with these headers is answered, and if a page may read the answer.
-    fn asks(access: &Access, headers: &str) -> (bool, bool) {
+    fn asks(access: &AccessRules, headers: &str) -> (bool, bool) {
         let mut request = Request::builder().uri("/props");
         for (name, value) in headers.split(" | ").filter_map(|line| line.split_once(": ")) {
             request = request.header(name, value);
         }
         let head = request.body(()).unwrap().into_parts().0;
-        (access.check(&head).is_ok(), access.allowed_reader(&head).is_some())
+        (access.check_origin(&head).is_ok(), access.allowed_reader(&head).is_some())
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
             ("secret\0", None),
         ] {
             let client = two.identify_client(Some(key.as_bytes()));
-            assert_eq!(client, number.map(|n| ApiClient { key: Some(n) }), "{key:?}");
+            assert_eq!(client, number.map(|n| ApiClient { key_index: Some(n) }), "{key:?}");
         }
         assert_eq!(two.identify_client(None), None);
         assert_eq!(access(&[], &[], &[]).identify_client(None), Some(ApiClient::default()));
@@ -274,7 +274,7 @@ mod tests {
         for (origin, host) in
             [("page.example", "a"), ("http://", "a"), ("http://a/b", "a"), ("*", ""), ("*", "a/b")]
         {
-            let found = Access::new(Vec::new(), "localhost", &[origin.into()], &[host.into()]);
+            let found = AccessRules::new(Vec::new(), "localhost", &[origin.into()], &[host.into()]);
             assert!(found.is_err(), "{origin} {host}");
         }
     }

@@ -5,7 +5,7 @@ use super::access::ApiClient;
 use super::error::{ApiError, ApiResult};
 use super::memory::{MemoryBudget, MemoryShare};
 use crate::run::session::CancelToken;
-use files::nesting::marks;
+use files::nesting::list_tokens;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -57,7 +57,7 @@ impl RequestBody {
     pub fn parse_json(&mut self) -> ApiResult<Value> {
         let bytes = &*repair_surrogates(self.bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.bytes));
         let mut values = 0;
-        for mark in marks(bytes) {
+        for mark in list_tokens(bytes) {
             values += 1;
             if mark.depth > MAX_NESTING {
                 let why = format!("request body is nested more than {MAX_NESTING} levels deep");
@@ -359,7 +359,7 @@ mod tests {
             assert_eq!(e.param.as_deref(), field, "{bad}");
         }
         let inner: Object<Inner> =
-            read_value(&serde_json::json!({"need": "x", "e": true}), "").expect("reads");
+            read_value(serde_json::json!({"need": "x", "e": true}), "").expect("reads");
         assert!(inner.0.need == "x" && inner.0.e == Some(true) && outer.d.is_none());
         let e = read_object::<Inner>(&serde_json::json!({"need": 1}), "x[2]").expect_err("a number");
         assert_eq!(e.message, "x[2].need: is 1; use a string");

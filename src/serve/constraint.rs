@@ -3,7 +3,7 @@
 use super::body::{Object, Strings, find_value, read_object, read_value, type_name};
 use super::error::{ApiError, ApiResult};
 use crate::run::options::GenerateOptions;
-use files::error::quoted;
+use files::error::quote;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Constraint {
     pub field: String,
-    form: ConstraintForm,
+    form: ConstraintKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum ConstraintForm {
+enum ConstraintKind {
     Schema(String),
     Regex(String),
     Choice(Vec<String>),
@@ -26,7 +26,7 @@ enum ConstraintForm {
 const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
 /// Reads the value of a field, whose path is given; `None` if it constrains nothing.
-type ReadForm = fn(&Value, &str) -> ApiResult<Option<ConstraintForm>>;
+type ReadForm = fn(&Value, &str) -> ApiResult<Option<ConstraintKind>>;
 
 /// Paths of the fields of OpenAI, Anthropic, llama.cpp, vLLM and SGLang.
 const FIELDS: [(&str, ReadForm); 17] = [
@@ -63,7 +63,7 @@ struct NamedSchema {
     schema: Option<Value>,
 }
 
-fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintKind>> {
     let format: ResponseFormat = read_object(value, place)?;
     let schema = match format.kind.as_str() {
         "text" => return Ok(None),
@@ -77,7 +77,7 @@ fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> 
             nested.or(format.schema).ok_or_else(missing)?.to_string()
         }
         other => {
-            let why = format!("is {}; use text, json_object or json_schema", quoted(other));
+            let why = format!("is {}; use text, json_object or json_schema", quote(other));
             return Err(ApiError::for_field(format!("{place}.type"), why));
         }
     };
@@ -85,20 +85,20 @@ fn read_format(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> 
         let why = "this server supports no grammars; use text";
         return Err(ApiError::for_field(format!("{place}.type"), why));
     }
-    Ok(Some(ConstraintForm::Schema(schema)))
+    Ok(Some(ConstraintKind::Schema(schema)))
 }
 
 /// Reads a JSON schema, given as JSON or as a string.
-fn read_schema(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
+fn read_schema(value: &Value, place: &str) -> ApiResult<Option<ConstraintKind>> {
     match value {
-        Value::String(text) => Ok(Some(ConstraintForm::Schema(text.clone()))),
-        Value::Object(_) | Value::Bool(_) => Ok(Some(ConstraintForm::Schema(value.to_string()))),
+        Value::String(text) => Ok(Some(ConstraintKind::Schema(text.clone()))),
+        Value::Object(_) | Value::Bool(_) => Ok(Some(ConstraintKind::Schema(value.to_string()))),
         other => Err(ApiError::for_field(place, format!("is {}; use a JSON schema", type_name(other)))),
     }
 }
 
-fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(read_value::<bool>(value, place)?.then(|| ConstraintForm::Schema(ANY_OBJECT.into())))
+fn read_any_object(value: &Value, place: &str) -> ApiResult<Option<ConstraintKind>> {
+    Ok(read_value::<bool>(value, place)?.then(|| ConstraintKind::Schema(ANY_OBJECT.into())))
 }
 
 /// Reads a string; `None` if it is empty.
@@ -106,16 +106,16 @@ fn read_text(value: &Value, place: &str) -> ApiResult<Option<String>> {
     Ok(Some(read_value::<String>(value, place)?).filter(|text| !text.is_empty()))
 }
 
-fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(read_text(value, place)?.map(ConstraintForm::Gbnf))
+fn read_gbnf(value: &Value, place: &str) -> ApiResult<Option<ConstraintKind>> {
+    Ok(read_text(value, place)?.map(ConstraintKind::Gbnf))
 }
 
-fn read_regex(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(read_text(value, place)?.map(ConstraintForm::Regex))
+fn read_regex(value: &Value, place: &str) -> ApiResult<Option<ConstraintKind>> {
+    Ok(read_text(value, place)?.map(ConstraintKind::Regex))
 }
 
-fn read_choice(value: &Value, place: &str) -> ApiResult<Option<ConstraintForm>> {
-    Ok(Some(ConstraintForm::Choice(read_value::<Strings<4096, 4096>>(value, place)?.0)))
+fn read_choice(value: &Value, place: &str) -> ApiResult<Option<ConstraintKind>> {
+    Ok(Some(ConstraintKind::Choice(read_value::<Strings<4096, 4096>>(value, place)?.0)))
 }
 
 /// Finds the constraint of a request; two are an error.
@@ -142,14 +142,14 @@ pub fn read_constraint(body: &Value) -> ApiResult<Option<Constraint>> {
 impl Constraint {
     /// Compiles the constraint into the grammar of the options.
     #[cfg(feature = "grammar")]
-    pub fn apply(self, options: &mut GenerateOptions) -> ApiResult<()> {
+    pub fn apply_to_options(self, options: &mut GenerateOptions) -> ApiResult<()> {
         use text::sampler::Grammar;
         let Self { field, form } = self;
         let grammar = match form {
-            ConstraintForm::Schema(text) => Grammar::json_schema(&field, &text),
-            ConstraintForm::Regex(text) => Grammar::regex(&field, &text),
-            ConstraintForm::Choice(texts) => Grammar::choice(&field, &texts),
-            ConstraintForm::Gbnf(text) => Grammar::gbnf(&field, &text),
+            ConstraintKind::Schema(text) => Grammar::from_json_schema(&field, &text),
+            ConstraintKind::Regex(text) => Grammar::from_regex(&field, &text),
+            ConstraintKind::Choice(texts) => Grammar::from_choice(&field, &texts),
+            ConstraintKind::Gbnf(text) => Grammar::from_gbnf(&field, &text),
         };
         let refuse = |e| ApiError::from_request(&e).in_field(&field);
         options.sampler.grammar = Some(grammar.map_err(refuse)?);

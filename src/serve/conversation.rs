@@ -8,10 +8,11 @@ use super::state::ServerModel;
 use super::tools::{ConvertTool, ToolChoice, read_tools};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
-use files::error::{quoted, unquoted};
+use files::error::{escape, quote};
 use serde_json::{Map, Value};
 use text::chat::{
-    Context, Ending, Message, Moment, OutputFormat, OutputParser, Role, Template, TemplateKwargs, join,
+    Message, OutputFormat, OutputParser, PromptEnding, RenderContext, Role, Template, TemplateKwargs,
+    UtcTime, join_segments,
 };
 
 /// Tokens at the end of a prompt that show how its answer begins, such as inside a thought.
@@ -20,16 +21,16 @@ const PROMPT_END: usize = 16;
 /// A conversation to be answered.
 pub struct ChatRequest {
     pub messages: Vec<Message>,
-    pub variables: TemplateKwargs,
+    pub template_kwargs: TemplateKwargs,
     pub tool_choice: ToolChoice,
-    pub ending: Ending,
+    pub ending: PromptEnding,
 }
 
 /// Prompt of a conversation, and how its answer is parsed.
 pub struct ChatPrompt {
     pub ids: Vec<u32>,
-    pub form: OutputFormat,
-    pub reader: OutputParser,
+    pub output_format: OutputFormat,
+    pub parser: OutputParser,
     pub stop_tokens: Vec<u32>,
     pub shown_tokens: Vec<u32>,
 }
@@ -59,16 +60,20 @@ impl ChatRequest {
         for (name, value) in
             read_field::<Map<String, Value>>(body, "chat_template_kwargs")?.unwrap_or_default()
         {
-            let set = variables.set(&name, &value.to_string());
+            let set = variables.set_variable(&name, &value.to_string());
             set.map_err(|why| ApiError::for_field("chat_template_kwargs", why))?;
         }
-        Ok(Self { messages, variables, tool_choice, ending: Ending::Prompt })
+        Ok(Self { messages, template_kwargs: variables, tool_choice, ending: PromptEnding::Prompt })
     }
 
     /// Template values other than the messages.
-    fn template_context<'a>(&self, model: &'a ServerModel, variables: &'a TemplateKwargs) -> Context<'a> {
+    fn template_context<'a>(
+        &self,
+        model: &'a ServerModel,
+        variables: &'a TemplateKwargs,
+    ) -> RenderContext<'a> {
         let bos = model.engine.tokenizer().bos_token();
-        Context { bos, now: Moment::now(), ending: self.ending, variables: Some(variables) }
+        RenderContext { bos, now: UtcTime::now(), ending: self.ending, variables: Some(variables) }
     }
 
     /// Renders the messages; if the template refuses them, an equivalent arrangement of them.
@@ -81,7 +86,7 @@ impl ChatRequest {
             Ok(rendered) => return Ok(rendered),
             Err(why) => why,
         };
-        let others = Message::milder(&self.messages);
+        let others = Message::fallback_conversations(&self.messages);
         let rendered = others.iter().find_map(|messages| render(messages).ok());
         rendered.ok_or_else(|| ApiError::from_template("messages", template, &why))
     }
@@ -89,49 +94,51 @@ impl ChatRequest {
     /// Renders the prompt as text.
     pub fn render_prompt(&self, model: &ServerModel) -> ApiResult<String> {
         let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
-        let variables = self.variables.clone().or(&model.variables);
+        let variables = self.template_kwargs.clone().with_defaults(&model.template_kwargs);
         let context = self.template_context(model, &variables);
-        self.render_messages(template, |messages| Ok(join(&template.render(messages, &context)?)))
+        self.render_messages(template, |messages| {
+            Ok(join_segments(&template.render_messages(messages, &context)?))
+        })
     }
 
     /// Tokenizes the prompt.
     pub fn build_prompt(&self, model: &ServerModel) -> ApiResult<ChatPrompt> {
         let template = model.engine.template().map_err(|e| ApiError::from_engine(&e))?;
-        let variables = self.variables.clone().or(&model.variables);
+        let variables = self.template_kwargs.clone().with_defaults(&model.template_kwargs);
         let context = self.template_context(model, &variables);
         let tokenizer = model.engine.tokenizer();
         self.check_length(&model.engine)?;
         self.check_tools(template, &context)?;
-        let encode = |messages: &[Message]| template.encode_in(tokenizer, messages, &context);
+        let encode = |messages: &[Message]| template.encode_with_context(tokenizer, messages, &context);
         let ids = self.render_messages(template, encode)?;
-        let form = OutputFormat::of(template, tokenizer);
-        let form = if self.variables.tools.is_some() { form } else { form.without_tools() };
+        let form = OutputFormat::for_template(template, tokenizer);
+        let form = if self.template_kwargs.tools.is_some() { form } else { form.without_tools() };
         let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(PROMPT_END)..]);
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
         let mut reader = OutputParser::new(form, &end).with_calls_from(calls);
-        if let (Ending::Continue, Some(last)) = (self.ending, self.messages.last()) {
+        if let (PromptEnding::Continue, Some(last)) = (self.ending, self.messages.last()) {
             // Brings the parser to the end of the message that is continued.
             reader.push(&last.content);
         }
-        let (stop_tokens, shown_tokens) = (template.stop_tokens(tokenizer), form.shown(tokenizer));
-        Ok(ChatPrompt { ids, form, reader, stop_tokens, shown_tokens })
+        let (stop_tokens, shown_tokens) = (template.stop_tokens(tokenizer), form.marker_token_ids(tokenizer));
+        Ok(ChatPrompt { ids, output_format: form, parser: reader, stop_tokens, shown_tokens })
     }
 
     /// Refuses prompts that cannot fit, before they are tokenized.
     fn check_length(&self, engine: &Engine) -> ApiResult<()> {
         let o = engine.options();
-        let least: usize = self.messages.iter().map(|m| engine.tokenizer().least_tokens(&m.content)).sum();
+        let least: usize = self.messages.iter().map(|m| engine.tokenizer().min_tokens(&m.content)).sum();
         if least > o.max_seq_len && o.eviction.policy == Policy::None {
             return Err(ApiError::prompt_too_long("messages", least, o.max_seq_len));
         }
         self.messages.iter().try_for_each(|m| check_longest_part(engine.tokenizer(), &m.content, "messages"))
     }
 
-    fn check_tools(&self, template: &Template, context: &Context<'_>) -> ApiResult<()> {
-        if self.variables.tools.is_none() {
+    fn check_tools(&self, template: &Template, context: &RenderContext<'_>) -> ApiResult<()> {
+        if self.template_kwargs.tools.is_none() {
             return Ok(());
         }
-        let context = Context { ending: Ending::Prompt, ..context.clone() };
+        let context = RenderContext { ending: PromptEnding::Prompt, ..context.clone() };
         let system = self.messages.iter().find(|m| m.role == Role::System).map(|m| m.content.as_str());
         // Some templates refuse system messages.
         let takes = template.takes_tools(&context, system).or_else(|_| template.takes_tools(&context, None));
@@ -168,7 +175,7 @@ pub fn classify_turns(roles: &[Role]) -> Vec<Turn> {
 pub fn omission_note(kind: &str) -> String {
     let name = ["input_", "output_"].iter().find_map(|before| kind.strip_prefix(before)).unwrap_or(kind);
     let name = ["_url", "_file"].iter().find_map(|after| name.strip_suffix(after)).unwrap_or(name);
-    format!("[{} left out]", unquoted(name))
+    format!("[{} left out]", escape(name))
 }
 
 /// Text of a message's content, which is a string or an array of parts.
@@ -211,7 +218,7 @@ pub fn part_text(part: &Value, place: &str, turn: Turn) -> ApiResult<String> {
         other => match find_text(part) {
             Some(text) => Ok(text),
             None if turn == Turn::Earlier => Ok(omission_note(other)),
-            None => Err(wrong(".type", format!("is {}; this model reads only text", quoted(other)))),
+            None => Err(wrong(".type", format!("is {}; this model reads only text", quote(other)))),
         },
     }
 }

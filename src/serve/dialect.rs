@@ -3,11 +3,11 @@
 use super::error::ApiError;
 use super::json_writer::JsonWriter;
 use super::params::ResponseMode;
-use crate::run::generate::scheduler::Ending;
-use crate::run::session::{Drafts, StopReason};
+use crate::run::generate::scheduler::GenerationStats;
+use crate::run::session::{DraftCounts, StopReason};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use text::chat::{Part, ToolCall};
+use text::chat::{AnswerPart, ToolCall};
 use text::sampler::TokenLogprobs;
 
 /// Writes one request's response in the format of an API: as events of a stream, or whole.
@@ -46,7 +46,7 @@ pub fn write_named_event(name: &str, mut data: Value, out: &mut String) {
 
 /// Parsed output of a token, together with preceding tokens that completed no text.
 pub struct TokenOutput {
-    pub parts: Vec<Part>,
+    pub parts: Vec<AnswerPart>,
     pub tokens: Vec<u32>,
     pub logprobs: Option<TokenLogprobs>,
 }
@@ -55,23 +55,25 @@ pub struct TokenOutput {
 #[derive(Default)]
 pub struct Choice {
     pub text: String,
-    pub thoughts: String,
-    pub calls: Vec<ToolCall>,
+    pub reasoning: String,
+    pub tool_calls: Vec<ToolCall>,
     pub tokens: Vec<u32>,
     pub logprobs: Vec<TokenLogprobs>,
     /// Set once the text has ended.
-    pub ending: Option<Ending>,
+    pub ending: Option<GenerationStats>,
 }
 
 impl Choice {
     /// Appends the output of a token. Only whole responses need its tokens and log-probabilities later.
-    pub fn add(&mut self, token: &TokenOutput, mode: ResponseMode) {
+    pub fn push_output(&mut self, token: &TokenOutput, mode: ResponseMode) {
         for part in &token.parts {
             match part {
-                Part::Text(text) => self.text += text,
-                Part::Thinking(thought) => self.thoughts += thought,
-                Part::Call(call) | Part::Cut { call, .. } => self.calls.push(call.clone()),
-                Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => {}
+                AnswerPart::Text(text) => self.text += text,
+                AnswerPart::Thinking(thought) => self.reasoning += thought,
+                AnswerPart::ToolCall(call) | AnswerPart::ToolCallCut { call, .. } => {
+                    self.tool_calls.push(call.clone())
+                }
+                AnswerPart::ToolCallStart { .. } | AnswerPart::ToolCallDelta(_) => {}
             }
         }
         if mode == ResponseMode::Whole {
@@ -83,7 +85,7 @@ impl Choice {
     /// OpenAI's `finish_reason`.
     pub fn finish_reason(&self) -> &'static str {
         match self.ending.map(|ending| ending.reason) {
-            Some(StopReason::Eos | StopReason::Stop) if !self.calls.is_empty() => "tool_calls",
+            Some(StopReason::Eos | StopReason::Stop) if !self.tool_calls.is_empty() => "tool_calls",
             Some(StopReason::Eos | StopReason::Stop) => "stop",
             _ => "length",
         }
@@ -92,43 +94,43 @@ impl Choice {
     /// The stop string that ended the text.
     pub fn stop_string<'a>(&self, stops: &'a [String]) -> Option<&'a str> {
         let ending = self.ending.filter(|ending| ending.reason == StopReason::Stop)?;
-        stops.get(ending.stop?).map(String::as_str)
+        stops.get(ending.stop_index?).map(String::as_str)
     }
 
     /// Usage of this text alone.
     pub fn count_usage(&self) -> Usage {
-        Usage::sum([(0, self)], 1)
+        Usage::sum_choices([(0, self)], 1)
     }
 }
 
 /// Token counts and times of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    pub prompt: usize,
-    pub cached: usize,
-    pub tokens: usize,
+    pub prompt_tokens: usize,
+    pub cached_tokens: usize,
+    pub generated_tokens: usize,
     /// Number of texts with at least one token.
-    pub texts: usize,
+    pub nonempty_texts: usize,
     /// Time to their first tokens, summed.
-    pub first: Duration,
+    pub time_to_first_token: Duration,
     /// Time from their first to their last tokens, summed.
-    pub between: Duration,
-    pub drafts: Drafts,
+    pub generation_time: Duration,
+    pub drafts: DraftCounts,
 }
 
 impl Usage {
     /// Sums over indexed texts; each prompt has `n` of them and is counted once.
-    pub fn sum<'a>(choices: impl IntoIterator<Item = (usize, &'a Choice)>, n: usize) -> Self {
+    pub fn sum_choices<'a>(choices: impl IntoIterator<Item = (usize, &'a Choice)>, n: usize) -> Self {
         let mut usage = Self::default();
         for (i, ending) in choices.into_iter().filter_map(|(i, c)| Some((i, c.ending?))) {
-            usage.tokens += ending.tokens;
-            usage.texts += usize::from(ending.tokens > 0);
-            usage.first += ending.first;
-            usage.between += ending.between;
+            usage.generated_tokens += ending.tokens;
+            usage.nonempty_texts += usize::from(ending.tokens > 0);
+            usage.time_to_first_token += ending.time_to_first;
+            usage.generation_time += ending.decode_time;
             usage.drafts = usage.drafts + ending.drafts;
             if i % n.max(1) == 0 {
-                usage.prompt += ending.prompt;
-                usage.cached += ending.cached;
+                usage.prompt_tokens += ending.prompt;
+                usage.cached_tokens += ending.cached;
             }
         }
         usage
@@ -136,7 +138,7 @@ impl Usage {
 
     /// OpenAI's `usage`.
     pub fn to_json(self) -> Value {
-        let Self { prompt, cached, tokens, .. } = self;
+        let Self { prompt_tokens: prompt, cached_tokens: cached, generated_tokens: tokens, .. } = self;
         json!({
             "prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
@@ -147,12 +149,14 @@ impl Usage {
     pub fn timings_json(self) -> Value {
         let each = |ms: f64, n: usize| if n > 0 { ms / n as f64 } else { 0.0 };
         let pace = |n: usize, ms: f64| if ms > 0.0 { 1e3 / ms * n as f64 } else { 0.0 };
-        let [first, between] = [self.first, self.between].map(|took| took.as_secs_f64() * 1e3);
-        let (computed, later) = (self.prompt - self.cached, self.tokens - self.texts);
+        let [first, between] =
+            [self.time_to_first_token, self.generation_time].map(|took| took.as_secs_f64() * 1e3);
+        let (computed, later) =
+            (self.prompt_tokens - self.cached_tokens, self.generated_tokens - self.nonempty_texts);
         let mut timings = json!({
-            "cache_n": self.cached, "prompt_n": computed, "prompt_ms": first,
+            "cache_n": self.cached_tokens, "prompt_n": computed, "prompt_ms": first,
             "prompt_per_token_ms": each(first, computed), "prompt_per_second": pace(computed, first),
-            "predicted_n": self.tokens, "predicted_ms": between,
+            "predicted_n": self.generated_tokens, "predicted_ms": between,
             "predicted_per_token_ms": each(between, later), "predicted_per_second": pace(later, between),
         });
         if self.drafts.drafted > 0 {
@@ -169,7 +173,7 @@ pub struct PromptProgress {
     /// Copied from the prefix cache.
     pub cached: usize,
     /// Processed so far, cached ones included.
-    pub done: usize,
+    pub processed: usize,
     pub total: usize,
     pub began: Instant,
     pub reported: Instant,
@@ -178,7 +182,7 @@ pub struct PromptProgress {
 impl PromptProgress {
     /// llama.cpp's `prompt_progress`.
     pub fn to_json(self) -> Value {
-        let Self { cached, done, total, began, .. } = self;
+        let Self { cached, processed: done, total, began, .. } = self;
         let took = began.elapsed().as_millis() as u64;
         json!({"total": total, "cache": cached, "processed": done, "time_ms": took})
     }

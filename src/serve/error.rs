@@ -2,7 +2,7 @@
 
 use crate::cli::flags::name_flags;
 use crate::run::generate::scheduler::SubmitError;
-use files::{Error, say};
+use files::{Error, print_stderr};
 use serde_json::{Value, json};
 use std::fmt::Display;
 use text::chat::Template;
@@ -18,9 +18,9 @@ pub struct ApiError {
     /// Path of the invalid field.
     pub param: Option<String>,
     /// Token counts of a prompt that is too long, and of the context.
-    pub sizes: Option<(usize, usize)>,
+    pub context_sizes: Option<(usize, usize)>,
     /// Value of the `Allow` header.
-    pub allow: Option<&'static str>,
+    pub allowed_method: Option<&'static str>,
 }
 
 impl ApiError {
@@ -44,7 +44,7 @@ impl ApiError {
         let why = format!(
             "{need} tokens or more: this exceeds the available context size of {have} tokens; shorten it"
         );
-        Self { sizes: Some((need, have)), ..Self::for_field(field, why) }
+        Self { context_sizes: Some((need, have)), ..Self::for_field(field, why) }
     }
 
     /// An error caused by the client's prompt or options.
@@ -63,7 +63,7 @@ impl ApiError {
         let (Error::Usage(why) | Error::Model(why), Template::Jinja(jinja)) = (e, template) else {
             return Self::from_request(e).in_field(field);
         };
-        Self::new(400, remove_flag_clauses(&why.replacen(jinja.place(), "the chat template", 1)))
+        Self::new(400, remove_flag_clauses(&why.replacen(jinja.origin(), "the chat template", 1)))
             .in_field(field)
     }
 
@@ -77,7 +77,7 @@ impl ApiError {
             Error::Usage(_) => return Self::from_request(e),
             _ => Self::new(500, "internal server error; see the server's log"),
         };
-        say!("error: {}", name_flags(&e.to_string()));
+        print_stderr!("error: {}", name_flags(&e.to_string()));
         error
     }
 
@@ -99,13 +99,13 @@ impl ApiError {
             401 => Some("invalid_api_key"),
             404 => Some("not_found"),
             429 => Some("rate_limit_exceeded"),
-            _ => self.sizes.map(|_| "context_length_exceeded"),
+            _ => self.context_sizes.map(|_| "context_length_exceeded"),
         }
     }
 
     /// OpenAI's error object, with llama.cpp's fields for a prompt that is too long.
     pub fn to_openai(&self) -> Value {
-        let Self { message, param, sizes, .. } = self;
+        let Self { message, param, context_sizes: sizes, .. } = self;
         let mut error =
             json!({"message": message, "type": self.error_type(), "param": param, "code": self.error_code()});
         if let Some((prompt, slots)) = sizes {
@@ -124,7 +124,7 @@ impl ApiError {
         };
         // Claude Code compacts its conversation when it reads this.
         let too_long = |(need, have)| format!("prompt is too long: {need} tokens > {have} maximum");
-        let message = self.sizes.map_or_else(|| self.message.clone(), too_long);
+        let message = self.context_sizes.map_or_else(|| self.message.clone(), too_long);
         json!({"type": "error", "error": {"type": kind, "message": message}})
     }
 }

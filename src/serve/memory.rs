@@ -81,7 +81,7 @@ impl Drop for MemoryShare {
 
 /// Refuses text with too long a part that must be tokenized at once.
 pub fn check_longest_part(tokenizer: &Tokenizer, text: &str, field: &str) -> ApiResult<()> {
-    match tokenizer.longest_part(text) {
+    match tokenizer.longest_chunk(text) {
         0..=MAX_PART => Ok(()),
         bytes => {
             let why = format!(

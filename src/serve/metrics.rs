@@ -9,11 +9,11 @@ type Metric = (&'static str, &'static str, fn(&SchedulerStats) -> f64);
 
 /// Metrics that routers read, labelled with the model's name as vLLM does.
 const VLLM_METRICS: [Metric; 12] = [
-    ("vllm:num_requests_running", "Running requests", |n| n.running() as f64),
+    ("vllm:num_requests_running", "Running requests", |n| n.count_running() as f64),
     ("vllm:num_requests_waiting", "Requests waiting for a slot", |n| n.waiting as f64),
-    ("vllm:kv_cache_usage_perc", "KV cache usage (0 to 1)", SchedulerStats::filled),
-    ("vllm:gpu_cache_usage_perc", "KV cache usage (0 to 1)", SchedulerStats::filled),
-    ("antigravity:prefix_cache_bytes", "Size of the prefix cache", |n| n.kept as f64),
+    ("vllm:kv_cache_usage_perc", "KV cache usage (0 to 1)", SchedulerStats::filled_fraction),
+    ("vllm:gpu_cache_usage_perc", "KV cache usage (0 to 1)", SchedulerStats::filled_fraction),
+    ("antigravity:prefix_cache_bytes", "Size of the prefix cache", |n| n.prefix_cache_bytes as f64),
     ("vllm:gpu_prefix_cache_queries_total", "Prompt tokens looked up", |n| n.prompt_tokens as f64),
     ("vllm:gpu_prefix_cache_hits_total", "Prompt tokens found", |n| n.cached_tokens as f64),
     ("vllm:prefix_cache_queries_total", "Prompt tokens looked up", |n| n.prompt_tokens as f64),
@@ -27,34 +27,34 @@ const VLLM_METRICS: [Metric; 12] = [
 type HistogramMetric = (&'static str, &'static str, fn(&SchedulerStats) -> &Histogram);
 
 const HISTOGRAMS: [HistogramMetric; 4] = [
-    ("vllm:time_to_first_token_seconds", "Time to first token, including queueing", |n| &n.first),
-    ("vllm:time_per_output_token_seconds", "Time between two tokens of a text", |n| &n.between),
-    ("vllm:inter_token_latency_seconds", "Time between two tokens of a text", |n| &n.between),
-    ("vllm:e2e_request_latency_seconds", "Time from arrival to the last token", |n| &n.whole),
+    ("vllm:time_to_first_token_seconds", "Time to first token, including queueing", |n| &n.time_to_first),
+    ("vllm:time_per_output_token_seconds", "Time between two tokens of a text", |n| &n.time_between_tokens),
+    ("vllm:inter_token_latency_seconds", "Time between two tokens of a text", |n| &n.time_between_tokens),
+    ("vllm:e2e_request_latency_seconds", "Time from arrival to the last token", |n| &n.total_time),
 ];
 
 /// Metrics of llama.cpp's server, without labels.
 const LLAMA_CPP_METRICS: [Metric; 16] = [
     ("prompt_tokens_total", "Prompt tokens processed", |n| (n.prompt_tokens - n.cached_tokens) as f64),
     ("prompt_tokens_cached_total", "Prompt tokens from the cache", |n| n.cached_tokens as f64),
-    ("prompt_seconds_total", "Time to first tokens", |n| n.first.sum),
+    ("prompt_seconds_total", "Time to first tokens", |n| n.time_to_first.sum),
     ("tokens_predicted_total", "Generated tokens", |n| n.generated_tokens as f64),
-    ("tokens_predicted_seconds_total", "Time between tokens", |n| n.between.sum),
+    ("tokens_predicted_seconds_total", "Time between tokens", |n| n.time_between_tokens.sum),
     ("predicted_tokens_seconds", "Generation speed of one text, in tokens/s", |n| {
-        per_second(n.between.count, &n.between)
+        per_second(n.time_between_tokens.count, &n.time_between_tokens)
     }),
     ("prompt_tokens_seconds", "Prompt processing speed with queueing, in tokens/s", |n| {
-        per_second(n.prompt_tokens, &n.first)
+        per_second(n.prompt_tokens, &n.time_to_first)
     }),
-    ("requests_processing", "Running requests", |n| n.running() as f64),
+    ("requests_processing", "Running requests", |n| n.count_running() as f64),
     ("requests_deferred", "Requests waiting for a slot", |n| n.waiting as f64),
     ("n_decode_total", "Forward passes", |n| n.passes as f64),
-    ("n_busy_slots_per_decode", "Texts per pass", |n| n.busy as f64 / n.passes.max(1) as f64),
+    ("n_busy_slots_per_decode", "Texts per pass", |n| n.slot_passes as f64 / n.passes.max(1) as f64),
     ("n_tokens_max", "Length of the longest text in tokens", |n| n.longest as f64),
     ("spec_decode_num_drafts_total", "Passes with drafts", |n| n.drafts.passes as f64),
     ("spec_decode_num_draft_tokens_total", "Draft tokens", |n| n.drafts.drafted as f64),
     ("spec_decode_num_accepted_tokens_total", "Accepted draft tokens", |n| n.drafts.accepted as f64),
-    ("kv_cache_usage_ratio", "KV cache usage (0 to 1)", SchedulerStats::filled),
+    ("kv_cache_usage_ratio", "KV cache usage (0 to 1)", SchedulerStats::filled_fraction),
 ];
 
 /// Events per second of a histogram's total time.
@@ -66,7 +66,7 @@ fn per_second(count: u64, times: &Histogram) -> f64 {
 pub fn render_metrics(model: &ServerModel) -> String {
     let stats = model.scheduler.stats();
     let name = model.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let mut page = Page { label: format!("model_name=\"{name}\""), text: String::new() };
+    let mut page = MetricsText { label: format!("model_name=\"{name}\""), text: String::new() };
     for (name, help, value) in VLLM_METRICS {
         page.write_head(name, help, metric_kind(name));
         let _ = writeln!(page.text, "{name}{{{}}} {}", page.label, value(&stats));
@@ -88,13 +88,13 @@ fn metric_kind(name: &str) -> &'static str {
 }
 
 /// Metrics text.
-struct Page {
+struct MetricsText {
     /// Label with the model's name.
     label: String,
     text: String,
 }
 
-impl Page {
+impl MetricsText {
     fn write_head(&mut self, name: &str, help: &str, kind: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}.\n# TYPE {name} {kind}");
     }

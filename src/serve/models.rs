@@ -28,7 +28,7 @@ fn describe_model(state: &ServerState) -> Value {
     );
     // vLLM and OpenRouter report the context size under these two names.
     json!({
-        "id": state.model_name, "object": "model", "created": state.created, "owned_by": "antigravity", "meta": meta,
+        "id": state.model_name, "object": "model", "created": state.start_time, "owned_by": "antigravity", "meta": meta,
         "max_model_len": context, "context_length": context,
     })
 }
@@ -68,7 +68,7 @@ pub fn describe_props(model: &ServerModel) -> Value {
     // Hides the directory.
     let file = o.model.file_name().map_or(model.name.clone().into(), |file| file.to_string_lossy());
     let mut params = generation_settings(defaults);
-    params["seed"] = model.seeded.then_some(defaults.sampler.seed).into();
+    params["seed"] = model.has_fixed_seed.then_some(defaults.sampler.seed).into();
     json!({
         "default_generation_settings": {"n_ctx": o.max_seq_len, "params": params},
         "total_slots": o.batch, "model": model.name, "model_alias": model.name,

@@ -7,14 +7,14 @@ use super::json_writer::{FRAME, JsonWriter};
 use super::memory::MemoryShare;
 use super::params::{RequestParams, ResponseMode};
 use crate::dims::VOCAB;
-use crate::run::generate::scheduler::{Event, Job};
+use crate::run::generate::scheduler::{Job, JobEvent};
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::plan::BACKLOG;
 use crate::run::session::CancelToken;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use text::chat::{OutputParser, Part};
+use text::chat::{AnswerPart, OutputParser};
 use text::sampler::{Logprob, Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
@@ -45,7 +45,7 @@ pub type ParsedPrompt = (Arc<[u32]>, OutputParser);
 
 /// A text being generated.
 struct RunningText {
-    reader: OutputParser,
+    parser: OutputParser,
     choice: Choice,
     progress: Option<PromptProgress>,
     /// Token ids that a stream has not sent yet.
@@ -55,7 +55,7 @@ struct RunningText {
 /// Output of one request.
 pub struct RequestOutput {
     pub mode: ResponseMode,
-    events: Receiver<(usize, Event)>,
+    events: Receiver<(usize, JobEvent)>,
     texts: Vec<RunningText>,
     /// Texts per prompt.
     n: usize,
@@ -86,7 +86,9 @@ fn estimate_bytes(prompts: &[ParsedPrompt], params: &RequestParams) -> u64 {
         let tokens = options.max_tokens.map_or(room, |max| max.min(room));
         let held = match params.mode {
             ResponseMode::Whole => tokens * (logprobs + size_of::<u32>()),
-            _ => tokens.min(EXPECTED_UNREAD) * size_of::<(usize, Event)>() + tokens.min(BACKLOG) * logprobs,
+            _ => {
+                tokens.min(EXPECTED_UNREAD) * size_of::<(usize, JobEvent)>() + tokens.min(BACKLOG) * logprobs
+            }
         };
         TEXT_BYTES + tokens * TOKEN_BYTES + held
     };
@@ -119,12 +121,14 @@ impl RequestOutput {
                     options: with_progress(&options, (jobs.len(), &sender), &params),
                     seed: options.sampler.seed.wrapping_add(i as u64),
                     stops: stops.clone(),
-                    reuse: params.reuse.clone(),
-                    measures: params.prompt_logprobs.and_then(|count| Logprobs::new(count, VOCAB).ok()),
-                    tell: make_sender(jobs.len(), sender.clone(), options.cancel.clone()),
+                    reuse: params.prefix_cache_scope.clone(),
+                    prompt_logprobs: params
+                        .prompt_logprobs
+                        .and_then(|count| Logprobs::new(count, VOCAB).ok()),
+                    on_event: make_sender(jobs.len(), sender.clone(), options.cancel.clone()),
                 });
                 let (reader, choice) = (reader.clone(), Choice::default());
-                texts.push(RunningText { reader, choice, progress: None, unsent_tokens: Vec::new() });
+                texts.push(RunningText { parser: reader, choice, progress: None, unsent_tokens: Vec::new() });
             }
         }
         let cancel = CancelOnDrop(options.cancel.clone());
@@ -145,38 +149,38 @@ impl RequestOutput {
     }
 
     /// Processes an event of a text; returns its output, and if it was the last event.
-    fn take_event(&mut self, index: usize, event: Event) -> ApiResult<(TokenOutput, bool)> {
+    fn take_event(&mut self, index: usize, event: JobEvent) -> ApiResult<(TokenOutput, bool)> {
         let text = &mut self.texts[index];
         let mut output = TokenOutput { parts: Vec::new(), tokens: Vec::new(), logprobs: None };
         let mut bytes = 0;
         match event {
-            Event::Prompt(tokens) => {
+            JobEvent::Prompt(tokens) => {
                 bytes = tokens.iter().map(|token| logprobs_bytes(token.top.len())).sum();
                 self.dialect.on_prompt_logprobs(index, tokens);
             }
-            Event::Piece(piece) => {
+            JobEvent::Piece(piece) => {
                 let logprobs = piece.logprobs.as_ref().filter(|_| self.mode == ResponseMode::Whole);
                 let logprobs = logprobs.map_or(0, |token| logprobs_bytes(token.top.len()));
                 bytes = piece.text.len() + size_of::<u32>() + logprobs;
-                output.parts = text.reader.push(&piece.text);
+                output.parts = text.parser.push(&piece.text);
                 (output.tokens, output.logprobs) = (Vec::from_iter(piece.token), piece.logprobs);
             }
-            Event::Ended(ending) => {
-                output.parts = text.reader.finish();
+            JobEvent::Ended(ending) => {
+                output.parts = text.parser.finish();
                 text.choice.ending = Some(ending);
             }
-            Event::Read { .. } => {}
-            Event::Failed(e) => return Err(ApiError::from_engine(&e)),
+            JobEvent::PromptProgress { .. } => {}
+            JobEvent::Failed(e) => return Err(ApiError::from_engine(&e)),
         }
         if self.single_tool_call {
-            let mut called = !text.choice.calls.is_empty();
+            let mut called = !text.choice.tool_calls.is_empty();
             output.parts.retain(|part| {
                 let is_first = !called;
-                called |= matches!(part, Part::Call(_));
+                called |= matches!(part, AnswerPart::ToolCall(_));
                 is_first
             });
         }
-        text.choice.add(&output, self.mode);
+        text.choice.push_output(&output, self.mode);
         let is_last = text.choice.ending.is_some();
         self.take_memory(bytes as u64)?;
         Ok((output, is_last))
@@ -195,7 +199,7 @@ impl RequestOutput {
     }
 
     fn count_usage(&self) -> Usage {
-        Usage::sum(self.texts.iter().map(|text| &text.choice).enumerate(), self.n)
+        Usage::sum_choices(self.texts.iter().map(|text| &text.choice).enumerate(), self.n)
     }
 
     /// Waits until all texts have ended.
@@ -249,8 +253,8 @@ impl RequestOutput {
         Poll::Ready((!out.is_empty()).then_some(out))
     }
 
-    fn write_event(&mut self, index: usize, event: Event, out: &mut String) {
-        if let Event::Read { done, all } = event {
+    fn write_event(&mut self, index: usize, event: JobEvent, out: &mut String) {
+        if let JobEvent::PromptProgress { done, all } = event {
             return self.write_progress(index, (done, all), out);
         }
         let (mut output, is_last) = match self.take_event(index, event) {
@@ -259,7 +263,7 @@ impl RequestOutput {
         };
         let text = &mut self.texts[index];
         // A stream has already sent these calls in parts.
-        output.parts.retain(|part| !matches!(part, Part::Call(_) | Part::Cut { .. }));
+        output.parts.retain(|part| !matches!(part, AnswerPart::ToolCall(_) | AnswerPart::ToolCallCut { .. }));
         text.unsent_tokens.append(&mut output.tokens);
         if !output.parts.is_empty() || output.logprobs.is_some() {
             output.tokens = std::mem::take(&mut text.unsent_tokens);
@@ -278,9 +282,9 @@ impl RequestOutput {
         let now = Instant::now();
         let known = &mut self.texts[index].progress;
         let is_due = known.is_none_or(|known| done == total || now - known.reported >= PROGRESS_INTERVAL);
-        let first = PromptProgress { cached: done, done, total, began: now, reported: now };
+        let first = PromptProgress { cached: done, processed: done, total, began: now, reported: now };
         let progress = known.get_or_insert(first);
-        progress.done = done;
+        progress.processed = done;
         if is_due {
             progress.reported = now;
             self.dialect.on_prompt_progress(index, progress, out);
@@ -296,24 +300,24 @@ impl RequestOutput {
 /// Adds progress reports to the options of a text if a stream asks for them.
 fn with_progress(
     options: &Arc<GenerateOptions>,
-    (index, to): (usize, &Sender<(usize, Event)>),
+    (index, to): (usize, &Sender<(usize, JobEvent)>),
     params: &RequestParams,
 ) -> Arc<GenerateOptions> {
-    if !params.progress || params.mode == ResponseMode::Whole {
+    if !params.reports_progress || params.mode == ResponseMode::Whole {
         return Arc::clone(options);
     }
     let to = to.clone();
     // Progress may be lost: the next report repeats it.
-    let report = move |done, all| drop(to.try_send((index, Event::Read { done, all })));
+    let report = move |done, all| drop(to.try_send((index, JobEvent::PromptProgress { done, all })));
     Arc::new(GenerateOptions { progress: Progress::new(report), ..GenerateOptions::clone(options) })
 }
 
 /// Creates the callback that sends the events of a text. If the client reads too slowly, the request is cancelled.
 fn make_sender(
     index: usize,
-    to: Sender<(usize, Event)>,
+    to: Sender<(usize, JobEvent)>,
     cancel: CancelToken,
-) -> Box<dyn FnMut(Event) + Send> {
+) -> Box<dyn FnMut(JobEvent) + Send> {
     let mut to = Some(to);
     Box::new(move |event| {
         // After a lost event no other may follow.

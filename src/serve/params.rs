@@ -106,11 +106,11 @@ pub struct RequestParams {
     pub share: MemoryShare,
     pub kind: RequestKind,
     pub options: GenerateOptions,
-    pub reuse: Reuse,
+    pub prefix_cache_scope: Reuse,
     /// Output constraint, until it becomes a grammar in the options.
     pub constraint: Option<Constraint>,
     /// Reports prefill progress in a stream.
-    pub progress: bool,
+    pub reports_progress: bool,
     /// Texts per prompt.
     pub n: usize,
     pub mode: ResponseMode,
@@ -119,7 +119,7 @@ pub struct RequestParams {
     /// Number of most likely tokens at each prompt position, if log-probabilities of the prompt are wanted.
     pub prompt_logprobs: Option<usize>,
     /// Includes `timings`, in APIs where they are optional.
-    pub timings: bool,
+    pub has_timings: bool,
 }
 
 impl RequestParams {
@@ -143,7 +143,7 @@ impl RequestParams {
         }
         options.sampler.seed = match fields.seed {
             Some(Seed(Some(given))) => given,
-            None if model.seeded => options.sampler.seed,
+            None if model.has_fixed_seed => options.sampler.seed,
             _ => random_number() >> 32,
         };
         options.max_tokens = (kind == RequestKind::Completion).then_some(DEFAULT_MAX_TOKENS);
@@ -153,14 +153,14 @@ impl RequestParams {
             model: Arc::clone(model),
             share: request.share,
             kind,
-            reuse: read_reuse(&fields, request.client)?,
+            prefix_cache_scope: read_reuse(&fields, request.client)?,
             constraint: read_constraint(&body)?,
-            progress: fields.return_progress.unwrap_or(false),
-            n: read_text_count(&fields, model.engine.options().sequences())?,
+            reports_progress: fields.return_progress.unwrap_or(false),
+            n: read_text_count(&fields, model.engine.options().sequence_count())?,
             mode: read_mode(&fields),
             single_tool_call: fields.parallel_tool_calls == Some(false) || calls_once == Some(true),
             prompt_logprobs: None,
-            timings: fields.timings_per_token.unwrap_or(false),
+            has_timings: fields.timings_per_token.unwrap_or(false),
             options: read_options(fields, options, model.engine.options().max_seq_len)?,
         };
         params.options.sampler.validate_for(crate::dims::VOCAB).map_err(|e| ApiError::from_request(&e))?;
@@ -169,7 +169,7 @@ impl RequestParams {
 
     /// Compiles the output constraint of a completion into its options.
     pub fn apply_constraint(&mut self) -> ApiResult<()> {
-        self.constraint.take().map_or(Ok(()), |constraint| constraint.apply(&mut self.options))
+        self.constraint.take().map_or(Ok(()), |constraint| constraint.apply_to_options(&mut self.options))
     }
 }
 
@@ -209,7 +209,7 @@ fn read_reuse(fields: &RequestFields, client: ApiClient) -> ApiResult<Reuse> {
             Err(wrong(format!("has {} bytes; use at most {MAX_SALT}", salt.len())))
         }
         _ if fields.cache_prompt == Some(false) => Ok(Reuse::No),
-        salt => Ok(Reuse::In(Realm { key: client.key, salt: salt.map(Arc::from) })),
+        salt => Ok(Reuse::In(Realm { key: client.key_index, salt: salt.map(Arc::from) })),
     }
 }
 

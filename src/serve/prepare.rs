@@ -19,7 +19,7 @@ use text::chat::{OutputFormat, OutputParser};
 use text::tokenizer::AddSpecial;
 
 /// A request with tokenized prompts.
-pub enum Prepared {
+pub enum PreparedRequest {
     Running(RequestOutput),
     /// Starts once its grammar is compiled, which may take seconds.
     NeedsGrammar(Box<dyn FnOnce() -> ApiResult<RequestOutput> + Send>),
@@ -30,19 +30,23 @@ fn submit_prompts(
     prompts: Vec<ParsedPrompt>,
     params: RequestParams,
     dialect: Box<dyn Dialect>,
-) -> ApiResult<Prepared> {
+) -> ApiResult<PreparedRequest> {
     let has_grammar = grammar_field(&params).is_some();
     let start = move || {
         prompts.iter().try_for_each(|(ids, _)| check_prompt(ids, &params))?;
         RequestOutput::submit(prompts, params, dialect)
     };
-    if has_grammar { Ok(Prepared::NeedsGrammar(Box::new(start))) } else { start().map(Prepared::Running) }
+    if has_grammar {
+        Ok(PreparedRequest::NeedsGrammar(Box::new(start)))
+    } else {
+        start().map(PreparedRequest::Running)
+    }
 }
 
 /// Field that the grammar comes from.
 #[cfg(feature = "grammar")]
 fn grammar_field(params: &RequestParams) -> Option<&str> {
-    params.options.sampler.grammar.as_ref().map(text::sampler::Grammar::place)
+    params.options.sampler.grammar.as_ref().map(text::sampler::Grammar::origin)
 }
 
 #[cfg(not(feature = "grammar"))]
@@ -70,8 +74,9 @@ pub fn start_chat(
     chat: &ChatRequest,
     mut params: RequestParams,
     make_dialect: impl FnOnce(&RequestParams, usize) -> Box<dyn Dialect>,
-) -> ApiResult<Prepared> {
-    let ChatPrompt { ids, form, mut reader, stop_tokens, shown_tokens } = chat.build_prompt(&params.model)?;
+) -> ApiResult<PreparedRequest> {
+    let ChatPrompt { ids, output_format: form, parser: mut reader, stop_tokens, shown_tokens } =
+        chat.build_prompt(&params.model)?;
     if !params.options.ignore_eos {
         params.options.stop_tokens.extend(stop_tokens);
     }
@@ -83,7 +88,7 @@ pub fn start_chat(
             return Err(ApiError::for_field("tool_choice", why));
         }
         Some(constraint) => {
-            constraint.apply(&mut params.options)?;
+            constraint.apply_to_options(&mut params.options)?;
             reader = OutputParser::new(OutputFormat::default(), "");
         }
         None => {
@@ -107,7 +112,7 @@ fn force_call(
         ToolChoice::Required => None,
         ToolChoice::Function(name) => Some(name.as_str()),
     };
-    if let Some(tools) = &chat.variables.tools {
+    if let Some(tools) = &chat.template_kwargs.tools {
         let grammar = form.tool_grammar(tools, function, reader, params.model.engine.tokenizer());
         let refuse = |e| ApiError::from_request(&e).in_field("tool_choice");
         params.options.sampler.grammar = Some(grammar.map_err(refuse)?);
@@ -126,7 +131,7 @@ pub fn start_completion(
     prompts: Vec<Arc<[u32]>>,
     params: RequestParams,
     dialect: Box<dyn Dialect>,
-) -> ApiResult<Prepared> {
+) -> ApiResult<PreparedRequest> {
     let with_parser = |ids| (ids, OutputParser::new(OutputFormat::default(), ""));
     submit_prompts(prompts.into_iter().map(with_parser).collect(), params, dialect)
 }
@@ -200,7 +205,7 @@ fn encode_text(params: &RequestParams, text: &str, special: AddSpecial) -> ApiRe
     let tokenizer = model.engine.tokenizer();
     // Refuses text that is far too long before it is tokenized.
     if model.engine.options().eviction.policy == Policy::None {
-        check_context(tokenizer.least_tokens(text), model)?;
+        check_context(tokenizer.min_tokens(text), model)?;
     }
     check_longest_part(tokenizer, text, "prompt")?;
     let ids = tokenizer.encode_until(text, options.specials, special, &|| options.cancel.is_cancelled());

@@ -147,7 +147,7 @@ pub fn error_response(error: &ApiError, body: &Value) -> Response {
     if matches!(error.status, 429 | 503) {
         set_header(&mut response, "retry-after", "1");
     }
-    if let Some(method) = error.allow {
+    if let Some(method) = error.allowed_method {
         set_header(&mut response, "allow", method);
     }
     response

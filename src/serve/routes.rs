@@ -8,11 +8,11 @@ use super::error::{ApiError, ApiResult};
 use super::json_writer::JsonWriter;
 use super::output::CancelOnDrop;
 use super::params::ResponseMode;
-use super::prepare::Prepared;
+use super::prepare::PreparedRequest;
 use super::response::{Response, bytes_response, error_response, event_stream, json_response, set_header};
 use super::state::{ServerModel, ServerState, TaskLength, random_id};
 use super::{metrics, models};
-use files::error::quoted;
+use files::error::quote;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
@@ -48,7 +48,7 @@ const DISCARD_PAUSE: Duration = Duration::from_secs(1);
 
 /// Access to a route.
 #[derive(PartialEq, Eq)]
-enum Audience {
+enum RouteAccess {
     /// Clients with a key.
     Clients,
     /// Everyone whom [`Access::check`](super::access::Access::check) allows, without a key.
@@ -58,7 +58,7 @@ enum Audience {
 }
 
 /// Reads a request and starts its generation.
-type StartRequest = fn(&Arc<ServerModel>, RequestBody) -> ApiResult<Prepared>;
+type StartRequest = fn(&Arc<ServerModel>, RequestBody) -> ApiResult<PreparedRequest>;
 
 /// Handler of a route.
 enum Handler {
@@ -72,10 +72,10 @@ enum Handler {
     Compute(fn(&Arc<ServerModel>, &mut RequestBody) -> ApiResult<JsonWriter>),
 }
 
-use Audience::{Clients, Everyone, Visitors};
 use Handler::{Compute, Describe, DescribeAsJson, Generate};
+use RouteAccess::{Clients, Everyone, Visitors};
 
-type Route = (&'static str, Audience, Handler);
+type Route = (&'static str, RouteAccess, Handler);
 
 /// Routes. Each path also works with `/v1` in front; a final `*` matches anything.
 static ROUTES: [Route; 16] = [
@@ -120,7 +120,7 @@ fn find_route(path: &str) -> ApiResult<&'static Route> {
         Some(start) => stripped.starts_with(start),
         None => stripped == *pattern,
     };
-    let not_found = || ApiError::new(404, format!("path {} not found", quoted(path)));
+    let not_found = || ApiError::new(404, format!("path {} not found", quote(path)));
     ROUTES.iter().find(matches).ok_or_else(not_found)
 }
 
@@ -163,7 +163,7 @@ async fn handle_request(
     (body, client_state): (&mut Option<Incoming>, Arc<ClientState>),
 ) -> ApiResult<Response> {
     if head.method == Method::OPTIONS {
-        state.access.check(head)?;
+        state.access.check_origin(head)?;
         return Ok(answer_preflight(&head.headers));
     }
     if head.headers.contains_key("transfer-encoding") && head.headers.contains_key("content-length") {
@@ -175,7 +175,7 @@ async fn handle_request(
     }
     let (_, audience, handler) = find_route(path)?;
     if *audience != Everyone {
-        state.access.check(head)?;
+        state.access.check_origin(head)?;
     }
     let visitor = (*audience != Clients).then(ApiClient::default);
     let no_key =
@@ -184,8 +184,8 @@ async fn handle_request(
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
     let allow = if matches!(handler, Describe(_) | DescribeAsJson(_)) { "GET" } else { "POST" };
     if method != allow {
-        let why = format!("method {} is not allowed for {}; use {allow}", quoted(method), quoted(path));
-        return Err(ApiError { allow: Some(allow), ..ApiError::new(405, why) });
+        let why = format!("method {} is not allowed for {}; use {allow}", quote(method), quote(path));
+        return Err(ApiError { allowed_method: Some(allow), ..ApiError::new(405, why) });
     }
     match handler {
         Describe(describe) => describe(state),
@@ -216,8 +216,8 @@ async fn generate_texts(
 ) -> ApiResult<Response> {
     let length = TaskLength::of_bytes(request.bytes.len());
     let mut output = match state.run_on_worker(length, move || start(&model, request)).await? {
-        Prepared::Running(output) => output,
-        Prepared::NeedsGrammar(start) => state.run_on_worker(TaskLength::Grammar, start).await?,
+        PreparedRequest::Running(output) => output,
+        PreparedRequest::NeedsGrammar(start) => state.run_on_worker(TaskLength::Grammar, start).await?,
     };
     if output.mode != ResponseMode::Whole {
         return Ok(event_stream(output, client));
@@ -231,7 +231,7 @@ async fn generate_texts(
 fn describe_metrics(state: &ServerState) -> ApiResult<Response> {
     let headers = [("content-type", "text/plain; version=0.0.4; charset=utf-8")];
     let mut response = bytes_response(&headers, metrics::render_metrics(state.loaded_model()?));
-    set_header(&mut response, "process-start-time-unix", &state.created.to_string());
+    set_header(&mut response, "process-start-time-unix", &state.start_time.to_string());
     Ok(response)
 }
 
@@ -265,7 +265,7 @@ fn answer_preflight(headers: &HeaderMap) -> Response {
 fn check_encoding(headers: &HeaderMap) -> ApiResult<()> {
     let mut all = headers.get_all("content-encoding").iter().map(HeaderValue::as_bytes);
     all.find(|name| !name.eq_ignore_ascii_case(b"identity")).map_or(Ok(()), |name| {
-        let name = quoted(&String::from_utf8_lossy(name));
+        let name = quote(&String::from_utf8_lossy(name));
         let why = format!("Content-Encoding: {name} is not supported; send the body uncompressed");
         Err(ApiError::new(415, why))
     })

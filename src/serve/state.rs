@@ -1,6 +1,6 @@
 //! State shared by all connections: the model, access rules, and worker threads.
 
-use super::access::Access;
+use super::access::AccessRules;
 use super::error::{ApiError, ApiResult};
 use super::memory::MemoryBudget;
 use crate::run::engine::Engine;
@@ -48,11 +48,11 @@ pub struct ServerModel {
     /// Default options of a request.
     pub defaults: GenerateOptions,
     /// Set with `--seed`; otherwise each request gets a random seed.
-    pub seeded: bool,
+    pub has_fixed_seed: bool,
     /// Model name in responses.
     pub name: String,
     /// Default variables of the chat template.
-    pub variables: TemplateKwargs,
+    pub template_kwargs: TemplateKwargs,
     /// `system_fingerprint`.
     pub fingerprint: String,
 }
@@ -67,14 +67,14 @@ pub enum SlotsEndpoint {
 /// State shared by all connections.
 pub struct ServerState {
     model: OnceLock<Arc<ServerModel>>,
-    pub access: Access,
+    pub access: AccessRules,
     /// Model name in responses.
     pub model_name: String,
     pub slots_endpoint: SlotsEndpoint,
     /// Timeout for a client to send the head or the body of a request, between requests, and to read on.
     pub patience: Duration,
     /// Start time as a Unix timestamp.
-    pub created: u64,
+    pub start_time: u64,
     draining: AtomicBool,
     stopped: AtomicBool,
     /// Wakes idle connections to close them.
@@ -85,14 +85,19 @@ pub struct ServerState {
 
 impl ServerState {
     /// State while the model loads.
-    pub fn new(model_name: &str, access: Access, slots_endpoint: SlotsEndpoint, patience: Duration) -> Self {
+    pub fn new(
+        model_name: &str,
+        access: AccessRules,
+        slots_endpoint: SlotsEndpoint,
+        patience: Duration,
+    ) -> Self {
         Self {
             model: OnceLock::new(),
             access,
             model_name: model_name.to_owned(),
             slots_endpoint,
             patience,
-            created: unix_time(),
+            start_time: unix_time(),
             draining: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             shutdown: Notify::new(),
@@ -183,7 +188,7 @@ mod tests {
 
     #[test]
     fn long_tasks_do_not_hold_up_short_ones() {
-        let access = Access::new(Vec::new(), "localhost", &[], &[]).expect("no flags");
+        let access = AccessRules::new(Vec::new(), "localhost", &[], &[]).expect("no flags");
         let state = Arc::new(ServerState::new("x", access, SlotsEndpoint::Hidden, Duration::ZERO));
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime =

@@ -2,8 +2,8 @@
 
 use super::body::{read_field, read_object};
 use super::error::{ApiError, ApiResult};
-use files::error::quoted;
-use files::say;
+use files::error::quote;
+use files::print_stderr;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -72,10 +72,10 @@ fn function_name(tool: &Value) -> Option<&str> {
 /// Logs that a type of tool is ignored, once per type.
 fn log_ignored_tool(tool: &Value) {
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let kind = quoted(tool["type"].as_str().unwrap_or_default());
+    let kind = quote(tool["type"].as_str().unwrap_or_default());
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     if logged.len() < MAX_LOGGED_TYPES && logged.insert(kind.clone()) {
-        say!("ignoring tools of type {kind}: only functions are supported");
+        print_stderr!("ignoring tools of type {kind}: only functions are supported");
     }
 }
 
@@ -105,7 +105,7 @@ pub fn read_tools(body: &Value, convert: ConvertTool) -> ApiResult<(Option<Tools
     let mut parsed = None;
     if !tools.is_empty() {
         let refuse = |why| ApiError::for_field("tools", why);
-        parsed = Some(Tools::parse(&Value::from(tools).to_string()).map_err(refuse)?);
+        parsed = Some(Tools::parse_json(&Value::from(tools).to_string()).map_err(refuse)?);
     }
     check_choice(&choice, parsed.as_ref())?;
     Ok((parsed.filter(|_| choice != ToolChoice::None), choice))
@@ -129,7 +129,7 @@ fn keep_allowed_tools(choice: &Value, tools: &mut Vec<Value>) -> ApiResult<ToolC
         "auto" => ToolChoice::Auto,
         "required" => ToolChoice::Required,
         other => {
-            let why = format!("is {}; use auto or required", quoted(other));
+            let why = format!("is {}; use auto or required", quote(other));
             return Err(ApiError::for_field(format!("{place}.mode"), why));
         }
     };
@@ -139,7 +139,7 @@ fn keep_allowed_tools(choice: &Value, tools: &mut Vec<Value>) -> ApiResult<ToolC
         let refuse = |why| ApiError::for_field(format!("{place}.tools[{i}]"), why);
         let name = function_name(tool).ok_or_else(|| refuse("has no function name; add it".into()))?;
         if !tools.iter().any(|tool| function_name(tool) == Some(name)) {
-            return Err(refuse(format!("is {}, which is not one of `tools`; add it", quoted(name))));
+            return Err(refuse(format!("is {}, which is not one of `tools`; add it", quote(name))));
         }
         names.push(name);
     }
@@ -170,8 +170,8 @@ fn check_choice(choice: &ToolChoice, tools: Option<&Tools>) -> ApiResult<()> {
             "this server supports no grammars, so it cannot force a call; use \"auto\" or \"none\"".into()
         }
         (_, None) => "requires a call, but there are no `tools`; add them".into(),
-        (ToolChoice::Function(name), Some(tools)) if !tools.names().contains(name) => {
-            format!("requires {}, which is not one of `tools`; add it", quoted(name))
+        (ToolChoice::Function(name), Some(tools)) if !tools.function_names().contains(name) => {
+            format!("requires {}, which is not one of `tools`; add it", quote(name))
         }
         _ => return Ok(()),
     };
@@ -184,7 +184,7 @@ mod tests {
 
     fn names(body: &Value, convert: ConvertTool) -> Result<(Vec<String>, ToolChoice), String> {
         let (tools, choice) = read_tools(body, convert).map_err(|e| e.message)?;
-        Ok((tools.map_or(Vec::new(), |tools| tools.names().to_vec()), choice))
+        Ok((tools.map_or(Vec::new(), |tools| tools.function_names().to_vec()), choice))
     }
 
     #[test]

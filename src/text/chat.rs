@@ -18,12 +18,12 @@ mod tool_calls;
 #[cfg(feature = "grammar")]
 mod tool_grammar;
 
-pub use clock::Moment;
-pub use conversation::{Before, Conversation, ConversationState};
+pub use clock::UtcTime;
+pub use conversation::{Conversation, ConversationState, QuestionUndo};
 pub use jinja::Jinja;
 pub use message::{Message, Role, ToolCall};
 pub use output_format::OutputFormat;
-pub use output_parser::{OutputParser, Part};
+pub use output_parser::{AnswerPart, OutputParser};
 pub use template::Template;
 pub use template_kwargs::{TemplateKwargs, Tools};
 pub use template_source::TemplateSource;
@@ -43,7 +43,7 @@ pub enum Segment {
 
 /// The end of a rendered conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum PromptEnding {
     /// The start of an answer, for the model to continue.
     Prompt,
     /// The end of the last message.
@@ -54,12 +54,12 @@ pub enum Ending {
 
 /// The input of a template besides the messages.
 #[derive(Debug, Clone)]
-pub struct Context<'a> {
+pub struct RenderContext<'a> {
     /// The tokenizer's begin-of-text token.
     pub bos: Option<&'a str>,
     /// The date and time that the template sees.
-    pub now: Moment,
-    pub ending: Ending,
+    pub now: UtcTime,
+    pub ending: PromptEnding,
     /// Tools, and the caller's own variables.
     pub variables: Option<&'a TemplateKwargs>,
 }
@@ -85,7 +85,7 @@ fn encode_segments(
 const OPEN_END: &str = "\u{fdd0}end of the last message\u{fdd0} ";
 
 /// Truncates the conversation before [`OPEN_END`]; `None` if it is not there.
-fn up_to_open_end(mut segments: Vec<Segment>) -> Option<Vec<Segment>> {
+fn truncate_at_mark(mut segments: Vec<Segment>) -> Option<Vec<Segment>> {
     let mark = OPEN_END.trim_end();
     let found = segments.iter().enumerate().rev().find_map(|(i, segment)| match segment {
         Segment::Text(text) => Some((i, text.rfind(mark)?)),
@@ -105,7 +105,7 @@ fn up_to_open_end(mut segments: Vec<Segment>) -> Option<Vec<Segment>> {
 }
 
 /// Concatenates segments.
-pub fn join(segments: &[Segment]) -> String {
+pub fn join_segments(segments: &[Segment]) -> String {
     segments
         .iter()
         .map(|s| match s {

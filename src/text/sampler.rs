@@ -42,24 +42,24 @@ mod tests;
 pub use grammar::Grammar;
 pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS, TokenLogprobs};
 pub use options::{DryOptions, SamplerOptions, XtcOptions};
-pub use penalties::penalise;
+pub use penalties::apply_repetition_penalty;
 pub use rng::Rng;
 pub use softmax::{all_finite, argmax, softmax};
 
 use crate::Result;
-use crate::tokenizer::Pieces;
-use penalties::{Dry, add_bias, last, penalise_occurrences};
-use rank::{Ranked, Ranking, Typical, entropy, xtc_excluded};
+use crate::tokenizer::TokenBytes;
+use penalties::{DryPenalty, add_bias, apply_occurrence_penalties, last_tokens};
+use rank::{Ranking, TokenScore, TypicalCut, compute_entropy, count_xtc_excluded};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The condition under which enough of the most probable tokens have been ranked.
 #[derive(Clone, Copy)]
-enum Until {
+enum RankUntil {
     /// Typicality, top-p or min-p has cut, or all of top-k are ranked.
-    Cut(Option<Typical>),
+    FirstCut(Option<TypicalCut>),
     /// The running sum has reached this value: enough for a draw from the whole vocabulary.
-    Sum(f64),
+    RunningSum(f64),
 }
 
 /// Samples tokens. All memory is allocated at construction.
@@ -70,11 +70,11 @@ pub struct Sampler {
     rng: Rng,
     /// The most probable tokens; its capacity is the whole vocabulary.
     ranking: Ranking,
-    dry: Option<Dry>,
+    dry: Option<DryPenalty>,
     /// Number of occurrences of each token, `[vocab]`, all zero between calls; empty if no penalty needs it.
     counts: Vec<u32>,
     #[cfg(feature = "grammar")]
-    guide: Option<grammar::Guide>,
+    guide: Option<grammar::GrammarState>,
 }
 
 impl Sampler {
@@ -83,7 +83,7 @@ impl Sampler {
         options.validate_for(vocab)?;
         assert!(vocab > 0 && u32::try_from(vocab).is_ok(), "a vocabulary has 1 to 2^32 - 1 tokens");
         let rng = Rng::new(options.seed);
-        let dry = options.dry.is_on().then(|| Dry::new(&options.dry));
+        let dry = options.dry.is_on().then(|| DryPenalty::new(&options.dry));
         let counted = dry.is_some() || options.presence_penalty != 0.0 || options.frequency_penalty != 0.0;
         let counts = vec![0; if counted { vocab } else { 0 }];
         Ok(Self {
@@ -104,8 +104,8 @@ impl Sampler {
     ///
     /// `Usage` if there is a grammar and `ends` is empty.
     #[cfg(feature = "grammar")]
-    pub fn with_grammar(mut self, pieces: &Arc<Pieces>, ends: &[u32]) -> Result<Self> {
-        let begin = |grammar: &Grammar| grammar.begin(pieces, ends, self.vocab);
+    pub fn with_grammar(mut self, pieces: &Arc<TokenBytes>, ends: &[u32]) -> Result<Self> {
+        let begin = |grammar: &Grammar| grammar.start_matching(pieces, ends, self.vocab);
         self.guide = self.options.grammar.as_ref().map(begin).transpose()?;
         Ok(self)
     }
@@ -117,11 +117,11 @@ impl Sampler {
     /// `Usage` if the grammar has become too complex, or if other stages rule out every token that it allows.
     #[cfg(feature = "grammar")]
     pub fn check_grammar(&self) -> Result<()> {
-        self.guide.as_ref().map_or(Ok(()), grammar::Guide::check)
+        self.guide.as_ref().map_or(Ok(()), grammar::GrammarState::check_failure)
     }
 
     /// Sets the text of each token. Without them, DRY has no sequence breakers.
-    pub fn with_pieces(mut self, pieces: &Arc<Pieces>) -> Self {
+    pub fn with_pieces(mut self, pieces: &Arc<TokenBytes>) -> Self {
         if let Some(dry) = &mut self.dry {
             dry.set_pieces(Arc::clone(pieces));
         }
@@ -144,7 +144,7 @@ impl Sampler {
     }
 
     /// The token with the largest logit; `None` if sampling would change the logits or use a random number.
-    pub fn greedy(&self, logits: &[f32]) -> Option<u32> {
+    pub fn greedy_token(&self, logits: &[f32]) -> Option<u32> {
         let changed = self.has_penalties();
         #[cfg(feature = "grammar")]
         let changed = changed || self.guide.is_some();
@@ -152,15 +152,15 @@ impl Sampler {
     }
 
     /// Samples the next token. Overwrites `logits`; `recent` is the history, oldest first.
-    pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
-        self.sample_except(logits, recent, &[])
+    pub fn sample_token(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
+        self.sample_token_except(logits, recent, &[])
     }
 
     /// [`Sampler::sample`] without the tokens in `except`, unless the grammar allows only the end.
-    pub fn sample_except(&mut self, logits: &mut [f32], recent: &[u32], except: &[u32]) -> u32 {
+    pub fn sample_token_except(&mut self, logits: &mut [f32], recent: &[u32], except: &[u32]) -> u32 {
         assert_eq!(logits.len(), self.vocab, "one logit for each token");
         #[cfg(feature = "grammar")]
-        let must_end = self.guide.as_mut().is_some_and(|guide| guide.mask(logits));
+        let must_end = self.guide.as_mut().is_some_and(|guide| guide.mask_logits(logits));
         #[cfg(not(feature = "grammar"))]
         let must_end = false;
         if !must_end {
@@ -169,7 +169,7 @@ impl Sampler {
         let token = self.sample_unguided(logits, recent);
         #[cfg(feature = "grammar")]
         if let Some(guide) = &mut self.guide {
-            guide.accept(token);
+            guide.accept_token(token);
         }
         token
     }
@@ -196,12 +196,12 @@ impl Sampler {
         let o = &self.options;
         add_bias(logits, &o.logit_bias);
         if o.repetition_penalty != 1.0 {
-            penalise(logits, recent, o.repetition_penalty, o.repetition_window);
+            apply_repetition_penalty(logits, recent, o.repetition_penalty, o.repetition_window);
         }
         let (presence, frequency) = (o.presence_penalty, o.frequency_penalty);
         if presence != 0.0 || frequency != 0.0 {
-            let window = last(recent, o.repetition_window);
-            penalise_occurrences(logits, window, presence, frequency, &mut self.counts);
+            let window = last_tokens(recent, o.repetition_window);
+            apply_occurrence_penalties(logits, window, presence, frequency, &mut self.counts);
         }
         if let Some(dry) = &mut self.dry {
             dry.apply_penalty(logits, recent, &mut self.counts);
@@ -210,16 +210,16 @@ impl Sampler {
 
     /// Runs the stages that work on probabilities, and draws a token.
     fn draw_token(&mut self, probs: &[f32]) -> u32 {
-        let uniform = f64::from(self.rng.uniform());
+        let uniform = f64::from(self.rng.next_f32());
         let (kept, total) = if self.is_uncut() {
             // No token is cut: rank only as far as the draw needs.
             let total: f64 = probs.iter().map(|&p| f64::from(p)).sum();
-            (self.rank_tokens(probs, Until::Sum(uniform * total)), total)
+            (self.rank_tokens(probs, RankUntil::RunningSum(uniform * total)), total)
         } else {
             let mut kept = self.rank_tokens(probs, self.cut_rule(probs));
             let xtc = self.options.xtc;
-            if xtc.is_on() && self.rng.uniform() < xtc.probability {
-                kept.start += xtc_excluded(&self.ranking.best[kept.clone()], xtc.threshold);
+            if xtc.is_on() && self.rng.next_f32() < xtc.probability {
+                kept.start += count_xtc_excluded(&self.ranking.best[kept.clone()], xtc.threshold);
             }
             let total = self.ranking.best[kept.clone()].iter().map(|r| f64::from(r.1)).sum();
             (kept, total)
@@ -249,18 +249,18 @@ impl Sampler {
         if self.options.top_k == 0 { self.vocab } else { self.options.top_k.min(self.vocab) }
     }
 
-    fn cut_rule(&self, probs: &[f32]) -> Until {
+    fn cut_rule(&self, probs: &[f32]) -> RankUntil {
         let p = self.options.typical_p;
-        Until::Cut((p < 1.0).then(|| Typical { entropy: entropy(probs), mass: p.into() }))
+        RankUntil::FirstCut((p < 1.0).then(|| TypicalCut { entropy: compute_entropy(probs), mass: p.into() }))
     }
 
     /// Ranks the most probable tokens and returns the range that stays. It starts with a few and ranks more only until
     /// the cut is found, so a vocabulary of 128k tokens is hardly ever sorted as a whole.
-    fn rank_tokens(&mut self, probs: &[f32], until: Until) -> Range<usize> {
+    fn rank_tokens(&mut self, probs: &[f32], until: RankUntil) -> Range<usize> {
         let limit = self.top_k_limit();
         let mut count = limit.min(256);
         loop {
-            self.ranking.select(probs, count);
+            self.ranking.select_top(probs, count);
             if let Some(kept) = self.find_cut(until, limit - count) {
                 return kept;
             }
@@ -269,10 +269,10 @@ impl Sampler {
     }
 
     /// The range of the ranked tokens that stays; `None` if it depends on the `behind` tokens not ranked yet.
-    fn find_cut(&self, until: Until, behind: usize) -> Option<Range<usize>> {
-        let best: &[Ranked] = &self.ranking.best;
+    fn find_cut(&self, until: RankUntil, behind: usize) -> Option<Range<usize>> {
+        let best: &[TokenScore] = &self.ranking.best;
         let (range, open) = match until {
-            Until::Cut(Some(typical)) => (typical.range(best, behind)?, false),
+            RankUntil::FirstCut(Some(typical)) => (typical.select_range(best, behind)?, false),
             _ => (0..best.len(), behind > 0),
         };
         let floor = self.options.min_p * best.get(range.start).map_or(0.0, |r| r.1);
@@ -285,8 +285,8 @@ impl Sampler {
             }
             sum += f64::from(p);
             let full = match until {
-                Until::Cut(_) => self.options.top_p < 1.0 && sum > f64::from(self.options.top_p),
-                Until::Sum(target) => sum >= target,
+                RankUntil::FirstCut(_) => self.options.top_p < 1.0 && sum > f64::from(self.options.top_p),
+                RankUntil::RunningSum(target) => sum >= target,
             };
             if full {
                 return Some(range.start..i + 1);

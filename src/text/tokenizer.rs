@@ -19,17 +19,17 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use stop::{Scan, StopStrings};
-pub use stream::{Pieces, TextState, TextStream};
+pub use stop::{StopScan, StopStrings};
+pub use stream::{TextState, TextStream, TokenBytes};
 
 use crate::{Error, Result};
-use ::files::containment::{self, Subject};
-use ::files::folder::Folder;
+use ::files::containment::{self, PanicContext};
+use ::files::folder::ModelDir;
 use ::files::source::gguf::Gguf;
 use spec::TokenizerSpec;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use stream::Special;
+use stream::SpecialTokenMode;
 use tokenizers::Tokenizer as Library;
 
 /// Maximum bytes of a text: more than any context holds.
@@ -51,12 +51,12 @@ pub enum AddSpecial {
 
 /// The treatment of text that spells a control token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Specials {
+pub enum SpecialText {
     /// It becomes that token: for prompts written in the model's format.
     #[default]
-    Tokens,
+    AsTokens,
     /// It stays text: for messages of users and for documents.
-    Text,
+    AsText,
 }
 
 /// A model's tokenizer.
@@ -67,10 +67,10 @@ pub struct Tokenizer {
     library: RwLock<Library>,
     /// Held while a long chunk is encoded, which takes many times its memory.
     long_chunk: Mutex<()>,
-    pieces: Arc<Pieces>,
-    size: usize,
+    pieces: Arc<TokenBytes>,
+    vocab_size: usize,
     /// Maximum bytes of text that become one token; `None` if unbounded.
-    longest: Option<usize>,
+    max_token_bytes: Option<usize>,
     unk: Option<u32>,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -80,7 +80,7 @@ pub struct Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tokenizer({}, {} tokens)", self.file.display(), self.size)
+        write!(f, "Tokenizer({}, {} tokens)", self.file.display(), self.vocab_size)
     }
 }
 
@@ -91,11 +91,11 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Model`] for a file that is missing, damaged, not supported or of another model.
     pub fn open(path: &Path, vocab_limit: usize) -> Result<Self> {
-        match files::settings_of(path)? {
+        match files::find_settings(path)? {
             files::SettingsSource::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
             files::SettingsSource::Files(folder) => {
-                let subject = library_subject(&folder.path(files::TOKENIZER));
-                containment::guarded_with_limit(&subject, move || load_folder(&folder, vocab_limit))
+                let subject = library_subject(&folder.path(files::TOKENIZER_FILE));
+                containment::catch_panic_with_timeout(&subject, move || load_folder(&folder, vocab_limit))
             }
         }
     }
@@ -106,7 +106,7 @@ impl Tokenizer {
     /// [`Error::Model`] with the key that is missing, damaged or not supported.
     pub fn from_gguf(gguf: &Gguf, vocab_limit: usize) -> Result<Self> {
         let (file, metadata) = (gguf.path().to_path_buf(), gguf.metadata().clone());
-        containment::guarded_with_limit(&library_subject(gguf.path()), move || {
+        containment::catch_panic_with_timeout(&library_subject(gguf.path()), move || {
             let refused = |why: String| file_error(&file, &why, "use the GGUF file published with the model");
             let found = gguf::read_tokenizer(&metadata, vocab_limit).map_err(refused)?;
             let mut tokenizer = Self::new(file.clone(), found.spec).map_err(refused)?;
@@ -119,13 +119,25 @@ impl Tokenizer {
     /// A tokenizer whose begin-of-text and end-of-text tokens are not set yet.
     fn new(file: PathBuf, spec: TokenizerSpec) -> std::result::Result<Self, String> {
         let special: Vec<u32> = spec.added.iter().filter(|a| a.token.special).map(|a| a.id).collect();
-        let pieces = Arc::new(Pieces::new(spec.decoder.clone(), &spec.tokens, &special));
+        let pieces = Arc::new(TokenBytes::new(spec.decoder.clone(), &spec.tokens, &special));
         let (unk, size) = (spec.unk.as_ref().map(|u| u.1), spec.tokens.len());
         let (prefix, suffix) = (spec.prefix.clone(), spec.suffix.clone());
-        let longest = split::longest_token(&spec, &pieces);
-        let library = RwLock::new(spec.build()?);
+        let longest = split::max_token_bytes(&spec, &pieces);
+        let library = RwLock::new(spec.build_library()?);
         let (long_chunk, bos, eos) = (Mutex::default(), None, Vec::new());
-        Ok(Self { file, library, long_chunk, pieces, size, longest, unk, prefix, suffix, bos, eos })
+        Ok(Self {
+            file,
+            library,
+            long_chunk,
+            pieces,
+            vocab_size: size,
+            max_token_bytes: longest,
+            unk,
+            prefix,
+            suffix,
+            bos,
+            eos,
+        })
     }
 
     fn set_bos(&mut self, id: Option<u32>) {
@@ -144,7 +156,7 @@ impl Tokenizer {
 
     /// Encodes `text`. The text of a special token becomes that token.
     pub fn encode(&self, text: &str, special: AddSpecial) -> Result<Vec<u32>> {
-        self.encode_until(text, Specials::Tokens, special, &|| false)
+        self.encode_until(text, SpecialText::AsTokens, special, &|| false)
     }
 
     /// Encodes `text`, with control tokens in it treated as `specials` says. May take seconds; ends early once `stop`
@@ -155,13 +167,13 @@ impl Tokenizer {
     pub fn encode_until(
         &self,
         text: &str,
-        specials: Specials,
+        specials: SpecialText,
         special: AddSpecial,
         stop: &dyn Fn() -> bool,
     ) -> Result<Vec<u32>> {
         let ids = match specials {
-            Specials::Text => self.encode_plain_until(text, stop)?,
-            Specials::Tokens => {
+            SpecialText::AsText => self.encode_plain_until(text, stop)?,
+            SpecialText::AsTokens => {
                 self.check_text(text)?;
                 self.encode_chunks(specials, text, stop)?
             }
@@ -173,8 +185,8 @@ impl Tokenizer {
     }
 
     /// A lower bound of the number of tokens of `text`, found without encoding it.
-    pub fn least_tokens(&self, text: &str) -> usize {
-        let Some(longest) = self.longest else { return 0 };
+    pub fn min_tokens(&self, text: &str) -> usize {
+        let Some(longest) = self.max_token_bytes else { return 0 };
         // Unicode normalisation keeps ASCII, and shortens other text to a twelfth at most.
         text.len() / if text.is_ascii() { longest } else { 12 * longest }
     }
@@ -190,7 +202,7 @@ impl Tokenizer {
     }
 
     fn encode_as_text(&self, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
-        let ids = self.encode_chunks(Specials::Text, text, stop)?;
+        let ids = self.encode_chunks(SpecialText::AsText, text, stop)?;
         if !ids.iter().any(|&id| self.is_special(id) && Some(id) != self.unk) {
             return Ok(ids);
         }
@@ -209,7 +221,7 @@ impl Tokenizer {
     }
 
     /// Encodes `text` chunk by chunk: other threads can encode in between.
-    fn encode_chunks(&self, specials: Specials, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
+    fn encode_chunks(&self, specials: SpecialText, text: &str, stop: &dyn Fn() -> bool) -> Result<Vec<u32>> {
         let (mut rest, mut ids) = (text, Vec::new());
         while let Some(at) = split::find_split(rest, |part| self.encode_chunk(specials, part))? {
             ids.extend(self.encode_chunk(specials, &rest[..at])?);
@@ -225,12 +237,12 @@ impl Tokenizer {
     }
 
     /// A lower bound of the longest chunk, in bytes, that `text` is encoded in, found without encoding it.
-    pub fn longest_part(&self, text: &str) -> usize {
+    pub fn longest_chunk(&self, text: &str) -> usize {
         split::longest_chunk(text)
     }
 
-    fn encode_chunk(&self, specials: Specials, text: &str) -> Result<Vec<u32>> {
-        if specials == Specials::Tokens {
+    fn encode_chunk(&self, specials: SpecialText, text: &str) -> Result<Vec<u32>> {
+        if specials == SpecialText::AsTokens {
             return self.encode_with(&self.library.read().unwrap_or_else(PoisonError::into_inner), text);
         }
         let mut library = self.library.write().unwrap_or_else(PoisonError::into_inner);
@@ -243,7 +255,7 @@ impl Tokenizer {
     fn encode_with(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets, which would take most of the time.
         // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
-        match containment::guarded(&library_subject(&self.file), || library.encode_fast(text, false))? {
+        match containment::catch_panic(&library_subject(&self.file), || library.encode_fast(text, false))? {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(e) => Err(Error::model(&self.file, format!("cannot encode a text: {e}"))),
         }
@@ -268,27 +280,27 @@ impl Tokenizer {
 
     /// Decodes `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32]) -> String {
-        self.stream().decode_all(ids)
+        self.decode_stream().decode_all(ids)
     }
 
     /// Decodes `ids`, special tokens included.
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
-        self.pieces.stream(Special::Keep).decode_all(ids)
+        self.pieces.decode_stream(SpecialTokenMode::Keep).decode_all(ids)
     }
 
     /// A stream that decodes ids one at a time, without special tokens.
-    pub fn stream(&self) -> TextStream<'_> {
-        self.pieces.stream(Special::Skip)
+    pub fn decode_stream(&self) -> TextStream<'_> {
+        self.pieces.decode_stream(SpecialTokenMode::Skip)
     }
 
     /// The bytes of every token.
-    pub fn pieces(&self) -> &Arc<Pieces> {
+    pub fn pieces(&self) -> &Arc<TokenBytes> {
         &self.pieces
     }
 
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
-        self.size
+        self.vocab_size
     }
 
     /// The end-of-text ids.
@@ -314,7 +326,7 @@ impl Tokenizer {
     /// The texts of all control tokens, by id.
     pub fn special_tokens(&self) -> Vec<String> {
         let library = self.library.read().unwrap_or_else(PoisonError::into_inner);
-        let ids = (0..self.size as u32).filter(|&id| self.is_special(id));
+        let ids = (0..self.vocab_size as u32).filter(|&id| self.is_special(id));
         ids.filter_map(|id| library.id_to_token(id)).collect()
     }
 
@@ -334,16 +346,16 @@ fn file_error(file: &Path, why: &str, remedy: &str) -> Error {
     }
 }
 
-fn load_folder(folder: &Folder, limit: usize) -> Result<Tokenizer> {
-    let file = folder.path(files::TOKENIZER);
+fn load_folder(folder: &ModelDir, limit: usize) -> Result<Tokenizer> {
+    let file = folder.path(files::TOKENIZER_FILE);
     let refused = |why: String| file_error(&file, &why, "use the tokenizer.json published with the model");
-    let bytes = folder.read(files::TOKENIZER, json::MAX_FILE)?.ok_or_else(|| {
+    let bytes = folder.read_file(files::TOKENIZER_FILE, json::MAX_FILE)?.ok_or_else(|| {
         Error::model(&file, "is missing; put the tokenizer.json published with the model there")
     })?;
-    let spec = json::read(&bytes, limit).map_err(refused)?;
+    let spec = json::read_tokenizer_json(&bytes, limit).map_err(refused)?;
     drop(bytes);
     let mut tokenizer = Tokenizer::new(file.clone(), spec).map_err(refused)?;
-    let settings = settings::load(folder, limit, &tokenizer)?;
+    let settings = settings::load_boundary_tokens(folder, limit, &tokenizer)?;
     let bos = settings.bos.unwrap_or_else(|| tokenizer.prefix.first().copied());
     if let Some(id) = bos.filter(|id| settings.add_bos && !tokenizer.prefix.contains(id)) {
         tokenizer.prefix.insert(0, id);
@@ -354,11 +366,11 @@ fn load_folder(folder: &Folder, limit: usize) -> Result<Tokenizer> {
 }
 
 /// The context for messages about a failure of the library on `file`.
-fn library_subject(file: &Path) -> Subject {
-    Subject {
+fn library_subject(file: &Path) -> PanicContext {
+    PanicContext {
         place: file.display().to_string(),
-        panicked: "the tokenizer library failed on this file",
-        hung: "not loaded",
+        panic_message: "the tokenizer library failed on this file",
+        timeout_message: "not loaded",
         remedy: "use the file published with the model",
     }
 }

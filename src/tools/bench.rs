@@ -14,27 +14,27 @@ mod result;
 mod rows;
 mod table;
 
-use super::columns::{Align, columns};
-use crate::cli::args::{FlagWarnings, LoadArgs, MaskArgs, text_of, within};
+use super::columns::{Align, align_columns};
+use crate::cli::args::{FlagWarnings, LoadArgs, MaskArgs, check_range, read_trimmed_text};
 use crate::cli::load;
 use crate::cli::signal;
-use crate::cli::terminal::put;
+use crate::cli::terminal::write_stdout;
 use crate::model::trace::Trace;
 use crate::model::weights::ModelPath;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
-use crate::run::plan::{self, Context, Opened, Plan};
+use crate::run::plan::{self, ContextName, OpenedModel, Plan};
 use crate::run::session::CancelToken;
 use crate::run::system;
 use clap::{Args, ValueEnum};
-use device::OnDevice;
-use files::{Error, Result, say, stderr};
-use limits::{MachineLimits, Reader};
+use device::DeviceFigures;
+use files::{Error, Result, print_stderr, stderr};
+use limits::{BandwidthReader, MachineLimits};
 use measure::Bench;
 use numeric::simd::Isa;
 use numeric::topology;
 use result::{BenchResult, Environment};
-use rows::Lists;
+use rows::RowLists;
 use std::path::PathBuf;
 use std::time::Instant;
 use text::tokenizer::AddSpecial;
@@ -54,7 +54,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
     #[command(flatten)]
-    lists: Lists,
+    lists: RowLists,
     #[command(flatten)]
     mask: MaskArgs,
     /// Timed runs per row; the median is shown
@@ -79,15 +79,15 @@ pub struct BenchArgs {
 
 impl BenchArgs {
     /// Checks and resolves the flags, except those that each group of rows sets.
-    fn resolve(&self) -> Result<EngineOptions> {
-        within("--repetitions", self.repetitions, 10_000)?;
-        Ok(EngineOptions { isa: Some(Isa::detect()?), ..self.load.resolve()? })
+    fn resolve_options(&self) -> Result<EngineOptions> {
+        check_range("--repetitions", self.repetitions, 10_000)?;
+        Ok(EngineOptions { isa: Some(Isa::detect()?), ..self.load.resolve_options()? })
     }
 
     /// Reads the tokens of `--prompt-file`.
     fn read_tokens(&self, engine: &Engine) -> Result<Vec<u32>> {
         let Some(file) = &self.prompt_file else { return Ok(Vec::new()) };
-        match text_of("--prompt-file", file)? {
+        match read_trimmed_text("--prompt-file", file)? {
             text if text.is_empty() => {
                 Err(Error::Usage(format!("--prompt-file {}: is empty; give a text", file.display())))
             }
@@ -99,80 +99,89 @@ impl BenchArgs {
 
 pub fn run(args: &BenchArgs) -> Result<()> {
     if args.drop_cache {
-        let model = args.load.weights.model.path()?;
-        return put(&format!("{}\n", page_cache::drop_cache(&model)?));
+        let model = args.load.weights.model.model_path()?;
+        return write_stdout(&format!("{}\n", page_cache::drop_cache(&model)?));
     }
-    let cores = args.mask.pin()?;
-    let rows = args.lists.rows(cores.unwrap_or_else(topology::default_threads))?;
-    let base = args.resolve()?;
+    let cores = args.mask.pin_thread()?;
+    let rows = args.lists.combine_rows(cores.unwrap_or_else(topology::default_threads))?;
+    let base = args.resolve_options()?;
     let groups = rows::longest_of_groups(&rows);
-    let options: Vec<EngineOptions> = groups.iter().map(|row| row.options(&base)).collect();
+    let options: Vec<EngineOptions> = groups.iter().map(|row| row.with_options(&base)).collect();
     let began = Instant::now();
     let model = ModelPath::new(&base.model)?.open(base.weight_type)?;
-    let plans = options.iter().map(|o| Plan::of(&model, o)).collect::<Result<Vec<_>>>()?;
+    let plans = options.iter().map(|o| Plan::for_model(&model, o)).collect::<Result<Vec<_>>>()?;
     let took = began.elapsed();
-    prepare(&plans, args)?;
+    prepare_run(&plans, args)?;
     // Loading checks the memory for the longest context.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
-    let engine = Engine::load_opened(Opened { plan, model, took }.settled(), &|_, _| {})?;
+    let engine = Engine::load_opened(OpenedModel { plan, model, took }.resolve_auto(), &|_, _| {})?;
     let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);
-    say!("{}", environment.line());
-    let device = engine.device().map(|d| OnDevice::measure(&engine, d, &options[0])).transpose()?.flatten();
+    print_stderr!("{}", environment.summary_line());
+    let device =
+        engine.device().map(|d| DeviceFigures::measure(&engine, d, &options[0])).transpose()?.flatten();
     if let Some(device) = &device {
-        say!("{}", device.line());
+        print_stderr!("{}", device.summary_line());
     }
 
     let cancel = CancelToken::default();
-    signal::connect(&cancel);
+    signal::connect_cancel(&cancel);
     let mut bench = Bench::new(&engine, &groups, &options, &cancel, args.read_tokens(&engine)?)?;
     bench.warm_up(&rows)?;
     let peak_rss = system::peak_rss();
     let weight_bytes = engine.weights().bytes_per_token;
-    let reader = engine.device().is_none().then(|| Reader::new(&environment.threads, weight_bytes));
+    let reader = engine.device().is_none().then(|| BandwidthReader::new(&environment.threads, weight_bytes));
     let mut reader = reader.flatten();
     let samples = bench.run(&rows, args.repetitions, reader.as_mut())?;
     if let Some(file) = &args.trace {
-        let (what, trace) = bench.trace(&rows)?;
+        let (what, trace) = bench.trace_row(&rows)?;
         trace.write_chrome(file)?;
-        stderr::write(format_args!("{what}\n{}", steps(&trace)));
+        stderr::write_stderr(format_args!("{what}\n{}", steps_table(&trace)));
     }
     // Without the reader's buffer, which the model does not need. The peak after the warm-up alone is too low, because
     // decoding writes slots that the warm-up did not.
-    let buffer = reader.as_ref().map_or(0, Reader::bytes);
+    let buffer = reader.as_ref().map_or(0, BandwidthReader::buffer_bytes);
     let peak_rss_bytes = peak_rss.max(system::peak_rss().map(|peak| peak.saturating_sub(buffer)));
     drop(bench);
     let limits = measure_limits(&engine, &environment.threads, reader.as_ref())?;
-    let rows = result::results(&rows, samples, &limits, weight_bytes);
+    let rows = result::compute_results(&rows, samples, &limits, weight_bytes);
     let result = BenchResult { environment, device, load_ms, peak_rss_bytes, limits, rows };
-    put(&match args.output {
-        BenchFormat::Md => table::markdown(&result),
-        BenchFormat::Csv => table::csv(&result),
-        BenchFormat::Json => format!("{:#}\n", result.json()),
+    write_stdout(&match args.output {
+        BenchFormat::Md => table::to_markdown(&result),
+        BenchFormat::Csv => table::to_csv(&result),
+        BenchFormat::Json => format!("{:#}\n", result.to_json()),
         BenchFormat::Jsonl => result.json_lines(),
     })
 }
 
 /// Measures the limits of the device that runs the model.
-fn measure_limits(engine: &Engine, threads: &[usize], reader: Option<&Reader>) -> Result<MachineLimits> {
+fn measure_limits(
+    engine: &Engine,
+    threads: &[usize],
+    reader: Option<&BandwidthReader>,
+) -> Result<MachineLimits> {
     if let Some(device) = engine.device() {
-        return limits::of_device(device, threads);
+        return limits::measure_device(device, threads);
     }
     // The integer peak is a limit only if the weights are multiplied as integers.
-    let isa = engine.options().isa.filter(|_| engine.weights().head.reads().blocks);
-    Ok(limits::measure(threads, reader, isa))
+    let isa = engine.options().isa.filter(|_| engine.weights().head.activation_forms().blocks);
+    Ok(limits::measure_cpu(threads, reader, isa))
 }
 
 /// Fails if the caches of all groups do not fit in memory together; else prepares the process.
-fn prepare(plans: &[Plan], args: &BenchArgs) -> Result<()> {
-    plan::check_sharing(plans, Context::Row, "measure fewer --depth, --kv-type or --threads at a time")?;
-    load::prepare(plans.iter().map(|p| p.options.threads).max().unwrap_or(1), &args.warnings)
+fn prepare_run(plans: &[Plan], args: &BenchArgs) -> Result<()> {
+    plan::check_sequences_fit(
+        plans,
+        ContextName::Row,
+        "measure fewer --depth, --kv-type or --threads at a time",
+    )?;
+    load::prepare_process(plans.iter().map(|p| p.options.threads).max().unwrap_or(1), &args.warnings)
 }
 
 /// A table of the time of each step.
-fn steps(trace: &Trace) -> String {
-    let totals = trace.totals();
+fn steps_table(trace: &Trace) -> String {
+    let totals = trace.step_totals();
     let all: u64 = totals.iter().map(|t| t.1).sum();
     let mut lines = vec![vec!["step".to_string(), "calls".into(), "ms".into(), "%".into()]];
     let mut line = |step: &str, calls: u64, ns: u64| {
@@ -182,5 +191,5 @@ fn steps(trace: &Trace) -> String {
     };
     totals.iter().for_each(|&(step, ns, calls)| line(step, calls, ns));
     line("all", totals.iter().map(|t| t.2).sum(), all);
-    columns(&[Align::Left, Align::Right, Align::Right, Align::Right], &lines)
+    align_columns(&[Align::Left, Align::Right, Align::Right, Align::Right], &lines)
 }

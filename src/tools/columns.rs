@@ -17,7 +17,7 @@ pub enum Align {
 }
 
 /// Lays out lines of cells in columns, each as wide as its longest cell, two spaces apart.
-pub fn columns(sides: &[Align], lines: &[Vec<String>]) -> String {
+pub fn align_columns(sides: &[Align], lines: &[Vec<String>]) -> String {
     let width = |c: usize| lines.iter().filter_map(|l| l.get(c)).map(|s| s.chars().count()).max();
     let widths: Vec<usize> = (0..sides.len()).map(|c| width(c).unwrap_or(0)).collect();
     let mut text = String::new();
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let lines = [vec!["a".into(), "1".into()], vec!["long".into(), "20".into(), "dropped".into()]];
-        assert_eq!(columns(&[Align::Left, Align::Right], &lines), "a      1\nlong  20\n");
-        assert_eq!(columns(&[], &[]), "");
+        assert_eq!(align_columns(&[Align::Left, Align::Right], &lines), "a      1\nlong  20\n");
+        assert_eq!(align_columns(&[], &[]), "");
     }
 }

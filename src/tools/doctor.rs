@@ -2,18 +2,18 @@
 
 mod opencl;
 
-use super::columns::{Align, columns};
+use super::columns::{Align, align_columns};
 use crate::cli::args::PathArgs;
 use crate::cli::flags::name_flags;
-use crate::cli::terminal::put;
+use crate::cli::terminal::write_stdout;
 use crate::commands;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
-use crate::run::plan::mib;
-use crate::run::system::{self, Memory, cgroup, read};
+use crate::run::plan::format_mib;
+use crate::run::system::{self, Memory, cgroup, read_file};
 use clap::Args;
 use files::Result;
 use files::bundle::Bundle;
-use files::error::{LINE, one_line};
+use files::error::{MAX_LINE_BYTES, one_line};
 use numeric::simd::Isa;
 use numeric::topology;
 use std::collections::BTreeMap;
@@ -38,35 +38,38 @@ const UNKNOWN: &str = "not reported by this system";
 
 /// Prints the facts. An unknown fact is no error; only a broken stdout is.
 pub fn run(args: &DoctorArgs) -> Result<()> {
-    let model = args.model.path()?;
+    let model = args.model.model_path()?;
     if args.tune {
-        return put(&opencl::tuned(&model, args.cl_device.as_deref())?);
+        return write_stdout(&opencl::tune_variants(&model, args.cl_device.as_deref())?);
     }
     let facts = [
-        ("program", commands::version()),
+        ("program", commands::version_text()),
         ("cpu", system::this_cpu()),
-        ("kernel", system::kernel()),
+        ("kernel", system::kernel_name()),
         ("instruction sets", instruction_sets()),
-        ("cores", cores()),
-        ("core speeds", speeds()),
-        ("threads", threads()),
+        ("cores", describe_cores()),
+        ("core speeds", describe_speeds()),
+        ("threads", describe_threads()),
         ("cpu quota", cgroup::cpu_quota().map_or("none".into(), |q| format!("{q:.2} cores' worth of time"))),
-        ("memory", memory()),
+        ("memory", describe_memory()),
         ("page size", format!("{} KiB", files::mapped::page_size() >> 10)),
         ("huge pages", huge_pages()),
         ("model path", model.display().to_string()),
         ("model", model_state(&model)),
     ];
-    show(facts.map(|(what, is)| (what.into(), is)).into())?;
+    print_facts(facts.map(|(what, is)| (what.into(), is)).into())?;
     // Separate and last, so that a crashing driver loses only this part.
-    show(opencl::facts(args.cl_device.as_deref()))
+    print_facts(opencl::list_facts(args.cl_device.as_deref()))
 }
 
-fn show(facts: Vec<(String, String)>) -> Result<()> {
+fn print_facts(facts: Vec<(String, String)>) -> Result<()> {
     let line = |(what, is): (String, String)| {
-        vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), LINE - WIDTH - 2)]
+        vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), MAX_LINE_BYTES - WIDTH - 2)]
     };
-    put(&columns(&[Align::Left, Align::Left], &facts.into_iter().map(line).collect::<Vec<_>>()))
+    write_stdout(&align_columns(
+        &[Align::Left, Align::Left],
+        &facts.into_iter().map(line).collect::<Vec<_>>(),
+    ))
 }
 
 fn instruction_sets() -> String {
@@ -79,24 +82,24 @@ fn instruction_sets() -> String {
 }
 
 /// The items as `0, 1, 4`, or [`UNKNOWN`].
-fn listed(items: &[impl ToString]) -> String {
+fn join_or_unknown(items: &[impl ToString]) -> String {
     match items {
         [] => UNKNOWN.into(),
         _ => items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
     }
 }
 
-fn cores() -> String {
-    let online = read("/sys/devices/system/cpu/online").map_or("?".into(), |t| t.trim().to_string());
-    format!("{online} online; this process may use {}", listed(&topology::allowed_cores()))
+fn describe_cores() -> String {
+    let online = read_file("/sys/devices/system/cpu/online").map_or("?".into(), |t| t.trim().to_string());
+    format!("{online} online; this process may use {}", join_or_unknown(&topology::allowed_cores()))
 }
 
 /// Cores grouped by capacity (1024 is the fastest) or by maximum clock.
-fn speeds() -> String {
+fn describe_speeds() -> String {
     let mut kinds: BTreeMap<(u64, &str), Vec<usize>> = BTreeMap::new();
     for core in topology::allowed_cores() {
         let number = |file: &str| -> Option<u64> {
-            read(&format!("/sys/devices/system/cpu/cpu{core}/{file}"))?.trim().parse().ok()
+            read_file(&format!("/sys/devices/system/cpu/cpu{core}/{file}"))?.trim().parse().ok()
         };
         let speed = number("cpu_capacity").map(|c| (c, "capacity"));
         let speed = speed.or_else(|| number("cpufreq/cpuinfo_max_freq").map(|khz| (khz / 1000, "MHz")));
@@ -107,35 +110,35 @@ fn speeds() -> String {
     let kinds: Vec<String> = kinds
         .iter()
         .rev()
-        .map(|((n, unit), cores)| format!("{n} {unit} on core {}", listed(cores)))
+        .map(|((n, unit), cores)| format!("{n} {unit} on core {}", join_or_unknown(cores)))
         .collect();
     if kinds.is_empty() { UNKNOWN.into() } else { kinds.join("; ") }
 }
 
-fn threads() -> String {
+fn describe_threads() -> String {
     let (chosen, allowed, big) =
         (topology::default_threads(), topology::allowed_cores().len(), topology::big_cores());
     let why = match std::thread::available_parallelism().map(|n| n.get()) {
         Ok(n) if n < allowed => format!("the CPU quota allows {n} of {allowed} cores"),
-        Ok(_) if big.len() < allowed => format!("the big cores are {}", topology::ranges(&big)),
+        Ok(_) if big.len() < allowed => format!("the big cores are {}", topology::format_ranges(&big)),
         Ok(n) if chosen < n => "one per two hyper-threads".into(),
         _ => "one per core this process may use".into(),
     };
     format!("{chosen} by default: {why}")
 }
 
-fn memory() -> String {
-    let m = Memory::now();
-    let size = |bytes: Option<u64>| bytes.map_or("?".into(), mib);
+fn describe_memory() -> String {
+    let m = Memory::current();
+    let size = |bytes: Option<u64>| bytes.map_or("?".into(), format_mib);
     let limit = match (m.limit, m.limit_left) {
-        (Some(limit), Some(left)) => format!("{}, of which {} are left", mib(limit), mib(left)),
+        (Some(limit), Some(left)) => format!("{}, of which {} are left", format_mib(limit), format_mib(left)),
         _ => "none".into(),
     };
     format!("{} total, {} available; container limit: {limit}", size(m.total), size(m.available))
 }
 
 fn huge_pages() -> String {
-    let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = read_file("/sys/kernel/mm/transparent_hugepage/enabled");
     let meaning = match setting.as_deref().and_then(|s| s.split_once('[')?.1.split(']').next()) {
         Some("always" | "madvise") => "used for weights and cache",
         Some("never") => "off; \"madvise\" would make generation faster",
@@ -155,13 +158,13 @@ fn model_state(path: &Path) -> String {
             bundle.verify()?;
             return Ok(format!(
                 "a bundle, every byte verified: {}",
-                bundle.names().collect::<Vec<_>>().join(", ")
+                bundle.file_names().collect::<Vec<_>>().join(", ")
             ));
         }
         if opened.packed().is_some() {
             return Ok(format!("packed: {}", opened.path().display()));
         }
-        let Some(beside) = path.packed() else { return Ok("a checkpoint".into()) };
+        let Some(beside) = path.packed_path() else { return Ok("a checkpoint".into()) };
         let state = match Checkpoint::open(&beside) {
             Ok(_) => "from another checkpoint or version",
             Err(_) => "missing",

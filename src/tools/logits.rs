@@ -4,10 +4,10 @@ use crate::cli::args::{FlagWarnings, ModelArgs, read_text};
 use crate::cli::load::{self, LoadedEngine};
 use crate::cli::terminal::Verbosity;
 use crate::model::trace::Trace;
-use crate::run::plan::Opened;
+use crate::run::plan::OpenedModel;
 use clap::Args;
-use files::atomic_file::Unfinished;
-use files::{Error, Result, say};
+use files::atomic_file::AtomicFile;
+use files::{Error, Result, print_stderr};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -31,16 +31,16 @@ pub struct LogitsArgs {
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
-    let mut options = args.model.resolve()?;
+    let mut options = args.model.resolve_options()?;
     // The tokens must fit, however small --max-seq-len is.
     options.max_seq_len = options.max_seq_len.max(tokens.len());
     // All tokens are given, so nothing is drafted.
     options.draft = 0;
     let fail = |e: std::io::Error| Error::io(&args.out, format!("cannot write: {e}"));
-    let file = Unfinished::create(&args.out).map_err(fail)?;
-    let mut opened = Opened::new(&options)?;
+    let file = AtomicFile::create(&args.out).map_err(fail)?;
+    let mut opened = OpenedModel::new(&options)?;
     opened.plan = opened.plan.with_rows(1);
-    let LoadedEngine { engine, .. } = &load::load(opened, Verbosity::Normal, &args.warnings)?;
+    let LoadedEngine { engine, .. } = &load::load_engine(opened, Verbosity::Normal, &args.warnings)?;
     let mut session = engine.session()?;
     if args.trace_hash {
         session.set_trace(Some(Trace::default()));
@@ -56,9 +56,9 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     })?;
     written.and_then(|()| out.flush()).map_err(fail)?;
     drop(out);
-    file.finish().map_err(fail)?;
+    file.commit().map_err(fail)?;
     for h in session.set_trace(None).into_iter().flat_map(|r| r.hashes) {
-        say!("position {} layer {} residual {:016x}", h.pos, h.layer, h.digest);
+        print_stderr!("position {} layer {} residual {:016x}", h.pos, h.layer, h.digest);
     }
     Ok(())
 }

@@ -3,13 +3,13 @@
 use crate::cli::args::{MAX_THREADS, QuietArgs, WeightArgs};
 use crate::cli::signal;
 use crate::cli::terminal::{ProgressLine, Verbosity};
-use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, config_of, pack};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, load_config, pack};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
-use crate::run::plan::mib;
+use crate::run::plan::format_mib;
 use clap::Args;
 use files::packed_file::PACKED_NAME;
-use files::{Error, Result, atomic_file, say};
+use files::{Error, Result, atomic_file, print_stderr};
 use numeric::topology;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,25 +41,25 @@ pub struct PackingArgs {
 
 pub fn run(args: &PackArgs) -> Result<()> {
     let weights = &args.packing.weights;
-    let path = ModelPath::new(&weights.model.path()?)?;
+    let path = ModelPath::new(&weights.model.model_path()?)?;
     let source = Checkpoint::open(&path.weights)?;
     let out = args.out.clone().unwrap_or_else(|| default_path(&path));
     if out.is_dir() {
         return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));
     }
     if path.is_bundle() {
-        source.check_packed_as(source.settle(weights.weight_type))?;
+        source.check_packed_as(source.resolve_weight_type(weights.weight_type))?;
         let content = source.packed().and_then(|packed| packed.only_file()).map_or(&[][..], |f| f.bytes());
         return args.packing.run(&out, None, |_, _| {
-            atomic_file::write(&out, content).map_err(|e| pack::unwritable(&out, e))?;
+            atomic_file::write_file(&out, content).map_err(|e| pack::write_error(&out, e))?;
             Ok(content.len() as u64)
         });
     }
-    let config = config_of(&path.dir, &source)?;
+    let config = load_config(&path.dir, &source)?;
     // Without a tokenizer there is no calibration; the program that runs the model computes it.
     let tokenizer = tokenizer_in(source.gguf(), &path.weights).ok();
     args.packing.run(&out, tokenizer.as_ref(), |options, calibration_of| {
-        pack::write(&source, &config, &out, options, calibration_of)
+        pack::write_packed(&source, &config, &out, options, calibration_of)
     })
 }
 
@@ -70,7 +70,7 @@ fn default_path(path: &ModelPath) -> PathBuf {
         name.push(".packed.safetensors");
         return name.into();
     }
-    path.packed().unwrap_or_else(|| path.dir.join(PACKED_NAME))
+    path.packed_path().unwrap_or_else(|| path.dir.join(PACKED_NAME))
 }
 
 impl PackingArgs {
@@ -83,21 +83,23 @@ impl PackingArgs {
         write: impl FnOnce(&LoadOptions<'_>, Option<&pack::CalibrationOf<'_>>) -> Result<u64>,
     ) -> Result<()> {
         let began = Instant::now();
-        signal::watch()?;
+        signal::watch_signals()?;
         let progress = ProgressLine::new("packing tensor", self.quiet.verbosity());
         let options = LoadOptions {
             weight_type: self.weights.weight_type,
             threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS),
-            progress: &|done, all| progress.show(done, all),
+            progress: &|done, all| progress.show_progress(done, all),
         };
-        let calibration_of = tokenizer.and_then(|t| calibration::tokens(t).ok()).map(|tokens| {
-            move |weights: Weights| calibration::compute(&Arc::new(weights), &tokens, options.threads)
+        let calibration_of = tokenizer.and_then(|t| calibration::encode_text(t).ok()).map(|tokens| {
+            move |weights: Weights| {
+                calibration::compute_calibration(&Arc::new(weights), &tokens, options.threads)
+            }
         });
         let calibration_of = calibration_of.as_ref().map(|of| of as &pack::CalibrationOf<'_>);
         let bytes = write(&options, calibration_of)?;
         if self.quiet.verbosity() != Verbosity::Quiet {
             let seconds = began.elapsed().as_secs_f64();
-            say!("{}: {} in {seconds:.1} s", out.display(), mib(bytes));
+            print_stderr!("{}: {} in {seconds:.1} s", out.display(), format_mib(bytes));
         }
         Ok(())
     }

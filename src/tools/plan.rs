@@ -1,26 +1,26 @@
 //! `plan`: shows the memory plan without loading the model.
 
-use super::columns::{Align, columns};
+use super::columns::{Align, align_columns};
 use crate::cli::args::{Format, GenerateArgs};
 use crate::cli::flags::name_flags_in;
 use crate::cli::prompts;
-use crate::cli::terminal::put;
+use crate::cli::terminal::write_stdout;
 use crate::dims;
 use crate::model::weights::ModelPath;
 use crate::run::options::EngineOptions;
-use crate::run::plan::{Form, Kind, Plan, mib};
+use crate::run::plan::{MemoryKind, Plan, WeightsForm, format_mib};
 #[cfg(feature = "serve")]
 use crate::serve;
 use clap::Args;
-use files::error::{LINE, one_line};
-use files::{Error, Result, bundle, say};
+use files::error::{MAX_LINE_BYTES, one_line};
+use files::{Error, Result, bundle, print_stderr};
 use serde_json::{Value, json};
 
 /// Flags of `plan`: those of the run to plan for.
 #[derive(Args, Clone)]
 #[command(mut_arg("format", |arg| arg.help("Text, or one JSON object").hide_possible_values(true)))]
 #[cfg_attr(feature = "serve", command(mut_arg("max_seq_len", |arg| {
-    arg.default_value_if("slots", clap::builder::ArgPredicate::IsPresent, serve::CONTEXT)
+    arg.default_value_if("slots", clap::builder::ArgPredicate::IsPresent, serve::DEFAULT_CONTEXT)
 })))]
 pub struct PlanArgs {
     #[command(flatten)]
@@ -31,28 +31,28 @@ pub struct PlanArgs {
     slots: Option<usize>,
     /// Memory of the server's prefix cache
     #[cfg(feature = "serve")]
-    #[arg(long, requires = "slots", default_value_t = serve::CACHE_MIB, value_name = "MIB", help_heading = "Server")]
+    #[arg(long, requires = "slots", default_value_t = serve::DEFAULT_CACHE_MIB, value_name = "MIB", help_heading = "Server")]
     cache_mib: u64,
 }
 
 impl PlanArgs {
-    fn settings(&self) -> Result<EngineOptions> {
+    fn resolve_options(&self) -> Result<EngineOptions> {
         let model = &self.run.model;
         #[cfg(feature = "serve")]
         if let Some(slots) = self.slots {
-            return serve::settings(model, slots, self.cache_mib);
+            return serve::engine_options(model, slots, self.cache_mib);
         }
-        Ok(EngineOptions { batch: prompts::together(&self.run)?, ..model.resolve()? })
+        Ok(EngineOptions { batch: prompts::count_sequences(&self.run)?, ..model.resolve_options()? })
     }
 
     /// Memory of a server with no slot filled. If not all slots can be full, lets them share the available memory.
     #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is no server"))]
-    fn empty(&self, plan: &mut Plan) -> Option<u64> {
+    fn empty_server_bytes(&self, plan: &mut Plan) -> Option<u64> {
         #[cfg(feature = "serve")]
         if self.slots.is_some() {
             plan.add_requests();
             plan.share_rows();
-            return Some(plan.empty());
+            return Some(plan.idle_bytes());
         }
         None
     }
@@ -60,46 +60,46 @@ impl PlanArgs {
 
 /// Prints the plan. If it does not fit, then fails as a run would.
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let options = args.settings()?;
+    let options = args.resolve_options()?;
     let mut plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
         Ok(model) => {
             model.check_config()?;
-            Plan::of(&model, &options)?
+            Plan::for_model(&model, &options)?
         }
         Err(e @ Error::Model(_))
-            if args.run.model.given_path().is_none() && bundle::start(&options.model).is_none() =>
+            if args.run.model.given_path().is_none() && bundle::find_mark(&options.model).is_none() =>
         {
-            say!("{}", name_flags_in(e));
-            say!("planning for a packed file of {}", dims::MODEL);
-            Plan::assumed(&options)?
+            print_stderr!("{}", name_flags_in(e));
+            print_stderr!("planning for a packed file of {}", dims::MODEL);
+            Plan::estimate(&options)?
         }
         Err(other) => return Err(other),
     };
-    args.run.warnings.print();
-    let empty = args.empty(&mut plan);
+    args.run.warnings.print_all();
+    let empty = args.empty_server_bytes(&mut plan);
     match args.run.completion.output.format {
-        Format::Text => put(&text(&plan, empty))?,
-        Format::Jsonl => put(&format!("{:#}\n", json(&plan, empty)))?,
+        Format::Text => write_stdout(&plan_text(&plan, empty))?,
+        Format::Jsonl => write_stdout(&format!("{:#}\n", plan_json(&plan, empty)))?,
     }
     plan.check()
 }
 
-fn form(plan: &Plan) -> &'static str {
+fn form_name(plan: &Plan) -> &'static str {
     match plan.form {
-        Form::Packed => "packed file",
-        Form::Checkpoint => "checkpoint",
-        Form::Assumed => "no file yet",
+        WeightsForm::Packed => "packed file",
+        WeightsForm::Checkpoint => "checkpoint",
+        WeightsForm::Assumed => "no file yet",
     }
 }
 
-fn text(plan: &Plan, empty: Option<u64>) -> String {
+fn plan_text(plan: &Plan, empty: Option<u64>) -> String {
     let mut lines: Vec<Vec<String>> = plan
-        .items()
+        .plan_items()
         .into_iter()
-        .map(|i| vec![i.what, i.bytes.to_string(), mib(i.bytes), i.kind.name().into()])
+        .map(|i| vec![i.purpose, i.bytes.to_string(), format_mib(i.bytes), i.kind.name().into()])
         .collect();
     let mut total = |what: &str, bytes: Option<u64>, note: String| {
-        let known = bytes.map_or(["?".into(), "?".into()], |b| [b.to_string(), mib(b)]);
+        let known = bytes.map_or(["?".into(), "?".into()], |b| [b.to_string(), format_mib(b)]);
         let [bytes, mib] = known;
         lines.push(vec![what.into(), bytes, mib, note]);
     };
@@ -108,39 +108,40 @@ fn text(plan: &Plan, empty: Option<u64>) -> String {
         total("need, no slot filled", Some(bytes), "own + mapped".into());
     }
     let full = if empty.is_some() { "need, all filled" } else { "need" };
-    total(full, Some(plan.need()), "own + mapped".into());
-    total("peak resident", Some(plan.peak()), "upper bound".into());
-    total("available", memory.usable(), memory_source(plan));
+    total(full, Some(plan.needed_bytes()), "own + mapped".into());
+    total("peak resident", Some(plan.peak_bytes()), "upper bound".into());
+    total("available", memory.usable_bytes(), memory_source(plan));
     let sides = [Align::Left, Align::Right, Align::Right, Align::Left];
-    let longest = match memory.usable().map(|m| plan.longest(m)) {
+    let longest = match memory.usable_bytes().map(|m| plan.longest_context(m)) {
         None => "unknown: this system does not report its memory".to_string(),
         Some(None) => "none: the model does not fit".into(),
         Some(Some(n)) => n.to_string(),
     };
     format!(
         "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}",
-        one_line(&plan.options.model.to_string_lossy(), LINE - 40),
+        one_line(&plan.options.model.to_string_lossy(), MAX_LINE_BYTES - 40),
         dims::MODEL,
-        form(plan),
-        columns(&sides, &lines),
-        sharing(plan),
-        draft(plan)
+        form_name(plan),
+        align_columns(&sides, &lines),
+        sharing_line(plan),
+        draft_line(plan)
     )
 }
 
 /// A line about server slots that cannot all be full.
-fn sharing(plan: &Plan) -> String {
-    let shared =
-        |bytes| format!("slots share {} of KV cache; requests wait in order when it is full\n", mib(bytes));
+fn sharing_line(plan: &Plan) -> String {
+    let shared = |bytes| {
+        format!("slots share {} of KV cache; requests wait in order when it is full\n", format_mib(bytes))
+    };
     plan.shared_rows().map(shared).unwrap_or_default()
 }
 
 /// A line about the draft model, which runs in another process.
-fn draft(plan: &Plan) -> String {
+fn draft_line(plan: &Plan) -> String {
     let Some(draft) = plan.options.draft_model.as_ref().filter(|_| plan.options.draft > 0) else {
         return String::new();
     };
-    let program = one_line(&draft.program.to_string_lossy(), LINE / 2);
+    let program = one_line(&draft.program.to_string_lossy(), MAX_LINE_BYTES / 2);
     format!("the draft model runs in another process; for its plan run `{program} plan`\n")
 }
 
@@ -149,7 +150,7 @@ fn memory_source(plan: &Plan) -> String {
     let m = plan.memory;
     match (m.available, m.limit_left) {
         (a, Some(left)) if a.is_none_or(|a| left < a) => {
-            format!("left of the container's {}", m.limit.map_or("limit".into(), mib))
+            format!("left of the container's {}", m.limit.map_or("limit".into(), format_mib))
         }
         (Some(_), _) if m.total.is_none() => "as stated".into(),
         (Some(_), _) => "to the machine".into(),
@@ -157,32 +158,32 @@ fn memory_source(plan: &Plan) -> String {
     }
 }
 
-fn json(plan: &Plan, empty: Option<u64>) -> Value {
+fn plan_json(plan: &Plan, empty: Option<u64>) -> Value {
     let o = &plan.options;
     let items: Vec<Value> = plan
-        .items()
+        .plan_items()
         .into_iter()
         .map(|i| {
-            let mapped = !matches!(i.kind, Kind::Own | Kind::Reserved);
-            let (dropped, reserved) = (i.kind == Kind::Dropped, i.kind == Kind::Reserved);
-            json!({"what": i.what, "bytes": i.bytes, "mapped": mapped, "may_be_dropped": dropped, "reserved": reserved})
+            let mapped = !matches!(i.kind, MemoryKind::Own | MemoryKind::AddressSpace);
+            let (dropped, reserved) = (i.kind == MemoryKind::Reclaimable, i.kind == MemoryKind::AddressSpace);
+            json!({"what": i.purpose, "bytes": i.bytes, "mapped": mapped, "may_be_dropped": dropped, "reserved": reserved})
         })
         .collect();
     json!({
         "model": dims::MODEL,
         "path": o.model.to_string_lossy(),
-        "form": form(plan),
+        "form": form_name(plan),
         "weight_type": o.weight_type.to_string(),
         "kv_type": o.kv_types.to_string(),
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,
-        "batch": o.sequences(),
+        "batch": o.sequence_count(),
         "draft_model": o.draft_model.as_ref().map(|draft| draft.program.to_string_lossy()),
         "items": items,
         "empty_bytes": empty,
         "shared_rows_bytes": plan.shared_rows(),
-        "need_bytes": plan.need(),
-        "peak_bytes": plan.peak(),
+        "need_bytes": plan.needed_bytes(),
+        "peak_bytes": plan.peak_bytes(),
         "memory": {
             "total_bytes": plan.memory.total,
             "available_bytes": plan.memory.available,
@@ -190,6 +191,6 @@ fn json(plan: &Plan, empty: Option<u64>) -> Value {
             "limit_left_bytes": plan.memory.limit_left,
         },
         "fits": plan.check().is_ok(),
-        "largest_max_seq_len": plan.memory.usable().map(|m| plan.longest(m).unwrap_or(0)),
+        "largest_max_seq_len": plan.memory.usable_bytes().map(|m| plan.longest_context(m).unwrap_or(0)),
     })
 }

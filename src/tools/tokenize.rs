@@ -3,7 +3,7 @@
 
 use super::columns::ReportFormat;
 use crate::cli::args::{PathArgs, read_text};
-use crate::cli::terminal::{end_line, put};
+use crate::cli::terminal::{end_line, write_stdout};
 use crate::model::weights::ModelPath;
 use clap::Args;
 use files::{Error, Result};
@@ -42,49 +42,52 @@ pub struct TokenizeArgs {
 }
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
-    let path = args.model.path()?;
+    let path = args.model.model_path()?;
     // The directory may hold one GGUF file, as for other commands.
     let path = if path.join("tokenizer.json").exists() { path } else { ModelPath::new(&path)?.weights };
     let tokenizer = Tokenizer::open(&path, MAX_VOCABULARY)?;
     match &args.decode {
-        Some(ids) => decode(args, &tokenizer, &parse(ids, tokenizer.vocab_size())?),
-        None => encode(args, &tokenizer, &text(args)?),
+        Some(ids) => print_text(args, &tokenizer, &parse_ids(ids, tokenizer.vocab_size())?),
+        None => print_ids(args, &tokenizer, &read_input(args)?),
     }
 }
 
-fn encode(args: &TokenizeArgs, tokenizer: &Tokenizer, text: &str) -> Result<()> {
+fn print_ids(args: &TokenizeArgs, tokenizer: &Tokenizer, text: &str) -> Result<()> {
     let special = if args.no_special { AddSpecial::No } else { AddSpecial::Yes };
     let ids = tokenizer.encode(text, special)?;
     match args.format {
         ReportFormat::Text => {
             let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-            put(&format!("{}\n", ids.join(" ")))
+            write_stdout(&format!("{}\n", ids.join(" ")))
         }
-        ReportFormat::Json => put(&format!("{}\n", json!({"ids": ids, "pieces": pieces(tokenizer, &ids)}))),
+        ReportFormat::Json => {
+            write_stdout(&format!("{}\n", json!({"ids": ids, "pieces": token_texts(tokenizer, &ids)})))
+        }
     }
 }
 
-fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, ids: &[u32]) -> Result<()> {
+fn print_text(args: &TokenizeArgs, tokenizer: &Tokenizer, ids: &[u32]) -> Result<()> {
     let text = if args.no_special { tokenizer.decode(ids) } else { tokenizer.decode_with_special(ids) };
     match args.format {
         ReportFormat::Text => {
-            put(&text)?;
+            write_stdout(&text)?;
             end_line();
             Ok(())
         }
-        ReportFormat::Json => {
-            put(&format!("{}\n", json!({"ids": ids, "pieces": pieces(tokenizer, ids), "text": text})))
-        }
+        ReportFormat::Json => write_stdout(&format!(
+            "{}\n",
+            json!({"ids": ids, "pieces": token_texts(tokenizer, ids), "text": text})
+        )),
     }
 }
 
 /// The text of each token alone.
-fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+fn token_texts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect()
 }
 
 /// Parses token ids, all below `limit`.
-fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
+fn parse_ids(ids: &str, limit: usize) -> Result<Vec<u32>> {
     let blank = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
     let id = |word: &str| match word.parse() {
         Ok(id) if (id as usize) < limit => Ok(id),
@@ -94,7 +97,7 @@ fn parse(ids: &str, limit: usize) -> Result<Vec<u32>> {
 }
 
 /// The unchanged text from the flag, a file, or piped stdin.
-fn text(args: &TokenizeArgs) -> Result<String> {
+fn read_input(args: &TokenizeArgs) -> Result<String> {
     match (&args.prompt, &args.file) {
         (Some(text), _) => Ok(text.clone()),
         (None, Some(file)) => read_text("--file", file),

@@ -218,7 +218,7 @@ fn a_model_in_the_cache_of_hugging_face_has_a_name() {
 #[test]
 fn completions_and_the_manual_know_every_command_and_flag() {
     let temp = TestDir::new();
-    completions::write(&temp.0).expect("written");
+    completions::write_completions(&temp.0).expect("written");
     let read = |name: &str| std::fs::read_to_string(temp.0.join(name)).expect(name);
     for name in ["antigravity.bash", "antigravity.fish", "_antigravity"] {
         mentions(&read(name), &["generate", "chat", "doctor", "kv-type", "eviction-policy"]);

@@ -64,7 +64,7 @@ fn packed_models_say_the_same() {
     assert!(logits(&packed) == reference);
     // Files of older programs hold mean keys alone, or nothing.
     let bytes = std::fs::read(&packed).expect("the packed file");
-    let name = format!("{:?}", antigravity::model::weights::Calibration::tensor());
+    let name = format!("{:?}", antigravity::model::weights::Calibration::tensor_name());
     let at = bytes.windows(name.len()).position(|w| w == name.as_bytes()).expect("a calibration");
     for older in [r#""key_means.1""#, r#""something""#] {
         let mut bytes = bytes.clone();

@@ -6,7 +6,7 @@ use crate::support::paths;
 use crate::support::process::run_alone;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, Logits, Run};
-use antigravity::run::eviction::{Budget, Chooser, Policy};
+use antigravity::run::eviction::{Budget, Policy, SlotSelector};
 use antigravity::run::session::{CancelToken, forward};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
@@ -45,7 +45,7 @@ fn decoding_a_token_allocates_nothing() {
 fn decode_counting() {
     for (kv, threads) in [(KvType::Q4, 2), (KvType::F32, 1), (KvType::Q8, 3)] {
         let options =
-            EngineOptions { kv_types: KvTypes::both(kv), threads, ..EngineOptions::new(paths::model()) };
+            EngineOptions { kv_types: KvTypes::same(kv), threads, ..EngineOptions::new(paths::model()) };
         let engine = Engine::load(options).unwrap();
         let mut session = engine.session().unwrap();
         // Long enough that attention is spread over chunks, one token short of the next one.
@@ -59,8 +59,8 @@ fn decode_counting() {
         for _ in 0..64 {
             let before = COUNT.load(Ordering::Relaxed);
             logits.copy_from_slice(session.logits());
-            let token = sampler.sample(&mut logits, session.tokens());
-            logprobs.take(session.logits(), token);
+            let token = sampler.sample_token(&mut logits, session.tokens());
+            logprobs.compute_logprobs(session.logits(), token);
             session.decode(token).unwrap();
             allocating += usize::from(COUNT.load(Ordering::Relaxed) != before);
         }
@@ -105,7 +105,7 @@ fn passes_together(engine: &Engine) -> usize {
 
 /// The same for sequences as the server runs them, in passes of all of them.
 fn sequences_together(engine: &Engine) -> usize {
-    let mut sessions = engine.sessions_of(engine.options(), 3).unwrap();
+    let mut sessions = engine.sessions_with(engine.options(), 3).unwrap();
     for (i, session) in sessions.iter_mut().enumerate() {
         session.prefill(&vec![7; 10 + 60 * i], &CancelToken::default()).unwrap();
     }
@@ -152,8 +152,8 @@ fn observed_passes(engine: &Engine) -> usize {
     let (mut mass, mut slots) = (vec![0.0; dims::KV_HEADS * 380], Vec::new());
     let budget = Budget { keep: 300, prefix: 4, recent: 32, stale: 0 };
     // Makes room for all choices to come.
-    let mut chooser = Chooser::default();
-    chooser.choose(Policy::SnapKv, &mass[..380], budget, &mut slots);
+    let mut chooser = SlotSelector::default();
+    chooser.choose_slots(Policy::SnapKv, &mass[..380], budget, &mut slots);
     let (mut allocating, mut evictions) = (0, 0);
     for pass in 0..130 {
         let before = COUNT.load(Ordering::Relaxed);
@@ -163,8 +163,13 @@ fn observed_passes(engine: &Engine) -> usize {
             for layer in 0..dims::LAYERS {
                 alone.cache.read_mass(layer, mass).unwrap();
                 for (kv_head, mass) in mass.chunks(alone.len()).enumerate() {
-                    chooser.choose([Policy::SnapKv, Policy::H2o][evictions % 2], mass, budget, &mut slots);
-                    alone.cache.keep(layer, kv_head, &slots).unwrap();
+                    chooser.choose_slots(
+                        [Policy::SnapKv, Policy::H2o][evictions % 2],
+                        mass,
+                        budget,
+                        &mut slots,
+                    );
+                    alone.cache.retain_slots(layer, kv_head, &slots).unwrap();
                 }
             }
             alone.cache.set_len(300);

@@ -6,12 +6,15 @@ use crate::support::paths;
 use crate::support::random::{Random, ids};
 use antigravity::dims::{GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::cpu::CpuOptions;
-use antigravity::model::cpu::attention::for_others;
-use antigravity::model::device::{AttentionJob, Logits, Mass};
+use antigravity::model::cpu::attention::attention_for_device;
+use antigravity::model::device::{AttentionJob, AttentionMass, Logits};
 use antigravity::model::weights::Weights;
 use antigravity::{Engine, EngineOptions};
 use numeric::kv::{KvType, KvTypes};
-use numeric::simd::attend::{ALL, CHUNK, KvChunk, Looks, Partial, Softmax, attend, merge, observe};
+use numeric::simd::attend::{
+    CHUNK, FULL_ATTENTION, KvChunk, ObservedQueries, Partial, SoftmaxState, add_attention_mass, attend,
+    merge_partial,
+};
 use numeric::simd::{Isa, kv_row, ops};
 use std::sync::{Arc, OnceLock};
 
@@ -36,7 +39,7 @@ impl<const HD: usize> Head<HD> {
         let (floats, row_bytes) = (r.floats(slots * HD), kind.row_bytes(HD));
         let mut rows = vec![0; slots * row_bytes];
         for (x, row) in floats.chunks(HD).zip(rows.chunks_mut(row_bytes)) {
-            kv_row::encode(Isa::Scalar, kind, x, row);
+            kv_row::encode_row(Isa::Scalar, kind, x, row);
         }
         let queries = r.floats(tokens * group * HD);
         let queries = queries.as_chunks().0.iter().map(|q| q.map(|x| 2.0 * x / (HD as f32).sqrt())).collect();
@@ -59,31 +62,31 @@ impl<const HD: usize> Head<HD> {
     /// What attention computes of one query over some slots.
     fn attend(&self, query: usize, first: usize, slots: usize) -> Partial<HD> {
         let (k, mut out) = (self.from(first), [Partial::EMPTY]);
-        let kv = KvChunk { k, v: k, types: KvTypes::both(self.kind), window: ALL };
+        let kv = KvChunk { k, v: k, types: KvTypes::same(self.kind), window: FULL_ATTENTION };
         attend::<HD, 1>(Isa::Scalar, kv, &self.queries[query..=query], &[slots], &mut out);
         out[0]
     }
 
-    fn softmax(&self) -> Vec<Softmax> {
+    fn softmax(&self) -> Vec<SoftmaxState> {
         let of = |query: usize| {
             let (sees, mut state) = (self.sees(query / self.group), Partial::EMPTY);
             for first in (0..sees).step_by(CHUNK) {
-                merge(Isa::Scalar, &mut state, &self.attend(query, first, CHUNK.min(sees - first)));
+                merge_partial(Isa::Scalar, &mut state, &self.attend(query, first, CHUNK.min(sees - first)));
             }
-            Softmax { m: state.m, l: state.l }
+            SoftmaxState { m: state.m, l: state.l }
         };
         (0..self.queries.len()).map(of).collect()
     }
 
     /// The mass as it is defined, slot by slot; a score is what attention over one slot alone calls the largest.
-    fn defined(&self, softmax: &[Softmax]) -> Vec<f32> {
+    fn defined(&self, softmax: &[SoftmaxState]) -> Vec<f32> {
         let mut mass = vec![0.0f32; self.slots];
         for token in 0..self.tokens() {
             for (slot, mass) in mass[..self.sees(token)].iter_mut().enumerate() {
                 let weight = |head: usize| {
                     let query = token * self.group + head;
                     let mut e = [self.attend(query, slot, 1).m - softmax[query].m];
-                    ops::exp(Isa::Scalar, &mut e);
+                    ops::exp_in_place(Isa::Scalar, &mut e);
                     e[0] / softmax[query].l
                 };
                 *mass += (1..self.group).fold(weight(0), |sum, head| sum + weight(head));
@@ -93,19 +96,19 @@ impl<const HD: usize> Head<HD> {
     }
 
     /// The same by the kernel, `at_once` tokens a call.
-    fn observed<const N: usize>(&self, isa: Isa, softmax: &[Softmax], at_once: usize) -> Vec<f32> {
+    fn observed<const N: usize>(&self, isa: Isa, softmax: &[SoftmaxState], at_once: usize) -> Vec<f32> {
         let mut mass = vec![0.0f32; self.slots];
         for first in (0..self.tokens()).step_by(at_once) {
             let tokens = first..self.tokens().min(first + at_once);
             let of_group = tokens.start * self.group..tokens.end * self.group;
             for (chunk, mass) in mass.chunks_mut(CHUNK).enumerate() {
                 let seen = |t| self.sees(t).saturating_sub(chunk * CHUNK).min(CHUNK);
-                let looks = Looks {
+                let looks = ObservedQueries {
                     queries: &self.queries[of_group.clone()],
                     softmax: &softmax[of_group.clone()],
                     visible: &tokens.clone().map(seen).collect::<Vec<_>>(),
                 };
-                observe::<HD, N>(isa, (self.kind, self.from(chunk * CHUNK)), looks, mass);
+                add_attention_mass::<HD, N>(isa, (self.kind, self.from(chunk * CHUNK)), looks, mass);
             }
         }
         mass
@@ -162,7 +165,7 @@ fn weights() -> &'static Arc<Weights> {
 const CAPACITY: usize = 400;
 
 fn alone(kv: KvType, threads: usize, isa: Isa) -> CpuSequence {
-    let kv_types = KvTypes::both(kv);
+    let kv_types = KvTypes::same(kv);
     let options = CpuOptions { threads, isa, kv_types, slots: CAPACITY, max_tokens: 256 };
     CpuSequence::new(Arc::clone(weights()), options)
 }
@@ -251,10 +254,10 @@ fn kept_slots_take_rows_and_mass_along() {
         let (all, all_mass) = (alone.rows(), alone.mass());
         for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
             assert!(
-                alone.cache.keep(layer, kv_head, &[3, 2]).is_err()
-                    && alone.cache.keep(layer, kv_head, &[300]).is_err()
+                alone.cache.retain_slots(layer, kv_head, &[3, 2]).is_err()
+                    && alone.cache.retain_slots(layer, kv_head, &[300]).is_err()
             );
-            alone.cache.keep(layer, kv_head, &chosen(layer, kv_head)).unwrap();
+            alone.cache.retain_slots(layer, kv_head, &chosen(layer, kv_head)).unwrap();
         }
         alone.cache.set_len(150);
         let row_bytes = kv.row_bytes(HEAD_DIM);
@@ -289,7 +292,7 @@ fn slots_filled_anew_have_no_mass_and_the_others_keep_theirs() {
     // Rows that are written count from `set_len` on, and have no mass until it is written.
     let (all, old) = (b.rows(), b.mass());
     b.cache.set_len(100);
-    (0..LAYERS).for_each(|layer| b.cache.write(layer, 0..150, &all[layer]).unwrap());
+    (0..LAYERS).for_each(|layer| b.cache.write_rows(layer, 0..150, &all[layer]).unwrap());
     b.cache.set_len(150);
     for (now, old) in b.mass().chunks(150).zip(old.chunks(150)) {
         assert_eq!(bits(&now[..100]), bits(&old[..100]));
@@ -321,16 +324,16 @@ fn a_cache_that_grows_keeps_the_mass() {
 
 #[test]
 fn attention_done_for_another_backend_gives_the_same_mass() {
-    let (slots, capacity, types) = (300, 310, KvTypes::both(KvType::Q4));
+    let (slots, capacity, types) = (300, 310, KvTypes::same(KvType::Q4));
     let mut r = Random(5);
     let row_bytes = types.k.row_bytes(HEAD_DIM);
     let mut k = vec![0; KV_HEADS * capacity * row_bytes];
     for row in k.chunks_mut(row_bytes) {
-        kv_row::encode(Isa::Scalar, types.k, &r.floats(HEAD_DIM), row);
+        kv_row::encode_row(Isa::Scalar, types.k, &r.floats(HEAD_DIM), row);
     }
     let queries = r.floats(40 * Q_DIM);
     let run = |threads, at_once: usize, observed: usize| {
-        let mut attention = for_others(threads, fastest(), capacity).unwrap();
+        let mut attention = attention_for_device(threads, fastest(), capacity).unwrap();
         let mut sums = vec![0.0; KV_HEADS * capacity];
         for (i, queries) in queries.chunks(at_once * Q_DIM).enumerate() {
             let tokens = queries.len() / Q_DIM;
@@ -345,7 +348,7 @@ fn attention_done_for_another_backend_gives_the_same_mass() {
                 capacity,
                 types,
                 att: &mut vec![0.0; tokens * Q_DIM],
-                mass: Some(Mass { sums: &mut sums, tokens: observed }),
+                mass: Some(AttentionMass { sums: &mut sums, tokens: observed }),
             });
         }
         sums

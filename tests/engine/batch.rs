@@ -128,7 +128,7 @@ fn a_prompt_that_cannot_be_completed_is_named_before_anything_runs() {
 fn a_text_that_cannot_go_on_ends_alone() {
     for batch in [1, 2, 3] {
         let engine = Engine::load(options(batch, 2)).unwrap();
-        let grammar = text::sampler::Grammar::gbnf("g", "root ::= \"ab\"").unwrap();
+        let grammar = text::sampler::Grammar::from_gbnf("g", "root ::= \"ab\"").unwrap();
         let has_b = |&id: &u32| engine.tokenizer().decode(&[id]).contains('b');
         let logit_bias = (0..dims::VOCAB as u32).filter(has_b).map(|id| (id, f32::NEG_INFINITY)).collect();
         let ruled_out = SamplerOptions { grammar: Some(grammar), logit_bias, ..greedy() };
@@ -228,7 +228,7 @@ fn logits_of_any_mixture_of_runs_are_those_of_each_alone() {
         for (s, (cache, single)) in caches.iter_mut().zip(&mut singles).enumerate() {
             let mut rows = KvRows::default();
             for (layer, expected) in single.rows().iter().enumerate() {
-                cache.read(layer, 0..lengths[s], &mut rows).unwrap();
+                cache.read_rows(layer, 0..lengths[s], &mut rows).unwrap();
                 assert!(rows == *expected, "{}: rows of sequence {s}", isa.name());
             }
         }
@@ -245,7 +245,7 @@ fn logits_are_the_same_whichever_others_are_read() {
     for (isa, types) in Isa::available().into_iter().zip([KvType::Q4, KvType::F16, KvType::Q8].iter().cycle())
     {
         let options =
-            CpuOptions { threads: 3, isa, kv_types: KvTypes::both(*types), slots: 256, max_tokens: 40 };
+            CpuOptions { threads: 3, isa, kv_types: KvTypes::same(*types), slots: 256, max_tokens: 40 };
         let weights = || Arc::clone(engine.weights());
         let mut together = CpuDevice::new(weights(), options).unwrap();
         let mut caches: Vec<_> = (0..5).map(|_| together.new_cache(256).unwrap()).collect();
@@ -269,7 +269,10 @@ fn logits_are_the_same_whichever_others_are_read() {
                     _ => Logits::All(&mut found[..tokens.len() * dims::VOCAB]),
                 };
                 let observe = if s == 4 { 6 } else { 0 };
-                runs.push(Run { observe, ..Run::new(&mut **cache, tokens, whole[s].len(), logits) });
+                runs.push(Run {
+                    observed_tokens: observe,
+                    ..Run::new(&mut **cache, tokens, whole[s].len(), logits)
+                });
             }
             together.forward(&mut runs, None).unwrap();
             for s in (0..5).filter(|&s| present(s)) {
@@ -283,7 +286,7 @@ fn logits_are_the_same_whichever_others_are_read() {
         for (s, (cache, whole)) in caches.iter_mut().zip(&mut whole).enumerate() {
             let mut rows = KvRows::default();
             for (layer, expected) in whole.rows().iter().enumerate() {
-                cache.read(layer, 0..whole.len(), &mut rows).unwrap();
+                cache.read_rows(layer, 0..whole.len(), &mut rows).unwrap();
                 assert!(rows == *expected, "{}: rows of {s}", isa.name());
             }
         }
@@ -303,7 +306,7 @@ fn a_trace_has_the_same_residuals_whatever_is_read() {
     let options = CpuOptions {
         threads: 2,
         isa: Isa::detect().unwrap(),
-        kv_types: KvTypes::both(KvType::Q4),
+        kv_types: KvTypes::same(KvType::Q4),
         slots: 64,
         max_tokens: 40,
     };
@@ -319,7 +322,7 @@ fn a_trace_has_the_same_residuals_whatever_is_read() {
         };
         alone.forward(&tokens, logits);
         let trace = alone.device.set_trace(None).unwrap();
-        let projections = trace.totals().into_iter().find(|step| step.0 == "qkv").unwrap().2;
+        let projections = trace.step_totals().into_iter().find(|step| step.0 == "qkv").unwrap().2;
         (trace.hashes, projections - dims::LAYERS as u64)
     };
     let (all, narrowed) = trace_of(2);

@@ -4,7 +4,7 @@ use crate::support::paths;
 use crate::support::process::run_alone;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
-use antigravity::model::device::{Cache, Device, KvRows};
+use antigravity::model::device::{Device, KvCache, KvRows};
 use antigravity::{Engine, EngineOptions};
 use files::mapped::page_size;
 use numeric::kv::{KvType, KvTypes};
@@ -23,7 +23,7 @@ fn evicted_slots_give_their_memory_back() {
 }
 
 fn fill_and_evict() {
-    let types = KvTypes::both(KvType::F32);
+    let types = KvTypes::same(KvType::F32);
     let slot = types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);
     // 64 MiB, of which an eighth stays.
     let slots = (64 << 20) / slot;
@@ -32,12 +32,12 @@ fn fill_and_evict() {
     let options =
         CpuOptions { threads: 1, isa: Isa::detect().unwrap(), kv_types: types, slots, max_tokens: 1 };
     let mut device = CpuDevice::new(Arc::clone(engine.weights()), options).unwrap();
-    let mut cache: Box<dyn Cache> = device.new_cache(slots).unwrap();
+    let mut cache: Box<dyn KvCache> = device.new_cache(slots).unwrap();
     let mut rows = KvRows::zeroed(types, slots, HEAD_DIM);
     rows.k.fill(1);
     rows.v.fill(2);
     for layer in 0..LAYERS {
-        cache.write(layer, 0..slots, &rows).unwrap();
+        cache.write_rows(layer, 0..slots, &rows).unwrap();
     }
     cache.set_len(slots);
     let full = resident();
@@ -55,13 +55,13 @@ fn fill_and_evict() {
 
     let mut left = KvRows::default();
     for layer in 0..LAYERS {
-        cache.read(layer, 0..kept, &mut left).unwrap();
+        cache.read_rows(layer, 0..kept, &mut left).unwrap();
         assert!(left.k.iter().all(|&b| b == 1) && left.v.iter().all(|&b| b == 2));
-        cache.write(layer, 0..slots, &rows).unwrap();
+        cache.write_rows(layer, 0..slots, &rows).unwrap();
     }
     cache.set_len(slots);
     for layer in 0..LAYERS {
-        cache.read(layer, 0..slots, &mut left).unwrap();
+        cache.read_rows(layer, 0..slots, &mut left).unwrap();
         assert!(left == rows);
     }
 }

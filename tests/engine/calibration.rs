@@ -21,7 +21,7 @@ fn options(k: KvType) -> EngineOptions {
 
 /// Logits of every token of the text.
 fn logits(engine: &Engine, k: KvType) -> Vec<f32> {
-    let mut session = engine.session_of(&options(k)).unwrap();
+    let mut session = engine.session_with(&options(k)).unwrap();
     let mut all = Vec::new();
     session.logits_of_all(&engine.encode(TEXT).unwrap(), |_, row| all.extend_from_slice(row)).unwrap();
     all
@@ -37,7 +37,7 @@ fn a_calibration_brings_keys_of_four_bits_closer_to_whole_ones() {
         let found = logits(engine, KvType::Q4);
         found.iter().zip(&exact).map(|(a, b)| f64::from(a - b).powi(2)).sum()
     };
-    without.weights().set_calibration(Calibration::none());
+    without.weights().set_calibration(Calibration::identity());
     let (with, without) = (miss(&with), miss(&without));
     assert!(with < 0.9 * without, "squared distance {with} with it, {without} without");
 }
@@ -58,7 +58,7 @@ fn channels_that_say_nothing_are_stored_as_they_are() {
     (means[0], means[1]) = (f32::NAN, f32::NEG_INFINITY);
     (scales[0], scales[1], scales[2], scales[3], scales[4]) = (0.0, f32::NAN, f32::INFINITY, -2.0, 1e9);
     let calibration = Calibration::new(&means, &scales);
-    let layer = calibration.of_layer(0);
+    let layer = calibration.layer(0);
     assert_eq!(layer[..3], [0.0, 0.0, 0.5]);
     let most = Calibration::MAX_SCALE;
     assert_eq!(layer[HEAD_DIM..][..6], [1.0, 1.0, 1.0, 1.0, most, 2.0]);

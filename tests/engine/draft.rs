@@ -1,9 +1,9 @@
 //! Drafts change no token: greedy or drawn, with penalties, over stop strings, beside eviction.
 
 use crate::support::paths;
-use antigravity::model::trace::digest;
+use antigravity::model::trace::fnv1a_digest;
 use antigravity::run::eviction::{Eviction, Policy};
-use antigravity::run::session::{Drafts, StopReason};
+use antigravity::run::session::{DraftCounts, StopReason};
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 
@@ -15,11 +15,11 @@ struct Run {
     text: String,
     stop: Option<StopReason>,
     logits: u64,
-    drafts: Option<Drafts>,
+    drafts: Option<DraftCounts>,
 }
 
 fn run(engine: &Engine, o: &EngineOptions, options: &GenerateOptions) -> Run {
-    let mut session = engine.session_of(o).unwrap();
+    let mut session = engine.session_with(o).unwrap();
     let prompt = engine.encode(PROMPT).unwrap();
     let mut stream = engine.stream(&mut session, &prompt, options).unwrap();
     let (mut ids, mut text) = (Vec::new(), String::new());
@@ -30,7 +30,7 @@ fn run(engine: &Engine, o: &EngineOptions, options: &GenerateOptions) -> Run {
     let stop = stream.stop_reason();
     drop(stream);
     assert_eq!(session.slots(), session.extent().len, "something is ahead still");
-    Run { ids, text, stop, logits: digest(session.logits()), drafts: session.drafts() }
+    Run { ids, text, stop, logits: fnv1a_digest(session.logits()), drafts: session.drafts() }
 }
 
 fn samplers() -> Vec<SamplerOptions> {
@@ -100,12 +100,12 @@ fn drafts_are_off_where_they_would_be_seen() {
     let engine = Engine::load(base.clone()).unwrap();
     for policy in [Policy::SnapKv, Policy::H2o] {
         let eviction = Eviction { policy, window: 64, prefix: Some(0), memory_threshold: 0 };
-        let session = engine.session_of(&EngineOptions { eviction, ..base.clone() }).unwrap();
+        let session = engine.session_with(&EngineOptions { eviction, ..base.clone() }).unwrap();
         assert_eq!(session.drafts(), None);
     }
     let mut session = engine.session().unwrap();
     let ids: Vec<u32> = (0..30).map(|i| i * 7 % dims::VOCAB as u32).collect();
     session.prefill(&ids, &Default::default()).unwrap();
     session.decode(5).unwrap();
-    assert_eq!(session.drafts(), Some(Drafts::default()));
+    assert_eq!(session.drafts(), Some(DraftCounts::default()));
 }

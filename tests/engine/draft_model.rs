@@ -3,10 +3,10 @@
 use crate::golden;
 use crate::support::paths;
 use crate::support::test_dir::TestDir;
-use antigravity::model::trace::digest;
+use antigravity::model::trace::fnv1a_digest;
 use antigravity::run::draft_model::{DraftModel, DraftProgram, DraftWhen};
 use antigravity::run::eviction::{Eviction, Policy};
-use antigravity::run::session::{Drafts, Notice};
+use antigravity::run::session::{DraftCounts, Notice};
 use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions};
 use serde_json::json;
 use std::path::PathBuf;
@@ -40,14 +40,14 @@ fn with(program: PathBuf, draft: usize, base: EngineOptions) -> (EngineOptions, 
 /// An engine whose program has said what it is, or is left out.
 fn loaded(o: EngineOptions) -> Engine {
     let engine = Engine::load(o).unwrap();
-    settle(&engine, |model| model.length(1) > 0);
+    settle(&engine, |model| model.draft_length(1) > 0);
     engine
 }
 
 /// Waits until the program does something, or is left out.
 fn settle(engine: &Engine, does: impl Fn(&DraftModel) -> bool) {
     let (model, began) = (engine.draft_model().unwrap(), Instant::now());
-    while !does(model) && model.process().is_some() && began.elapsed() < Duration::from_secs(60) {
+    while !does(model) && model.process_id().is_some() && began.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -59,7 +59,7 @@ struct Told {
     logits: u64,
 }
 
-fn tell(engine: &Engine, prompt: &str, options: &GenerateOptions) -> (Told, Option<Drafts>) {
+fn tell(engine: &Engine, prompt: &str, options: &GenerateOptions) -> (Told, Option<DraftCounts>) {
     let mut session = engine.session().unwrap();
     let prompt = engine.encode(prompt).unwrap();
     let mut stream = engine.stream(&mut session, &prompt, options).unwrap();
@@ -69,7 +69,7 @@ fn tell(engine: &Engine, prompt: &str, options: &GenerateOptions) -> (Told, Opti
         ids.extend(stream.last_token());
     }
     drop(stream);
-    (Told { ids, text, logits: digest(session.logits()) }, session.drafts())
+    (Told { ids, text, logits: fnv1a_digest(session.logits()) }, session.drafts())
 }
 
 fn options(sampler: SamplerOptions, tokens: usize) -> GenerateOptions {
@@ -225,7 +225,7 @@ fn a_draft_that_is_killed_in_a_text_costs_no_token() {
     for (token, piece) in stream.enumerate() {
         text += &piece.unwrap();
         if token == 40 {
-            let process = engine.draft_model().unwrap().process().expect("it runs");
+            let process = engine.draft_model().unwrap().process_id().expect("it runs");
             assert!(Command::new("kill").args(["-9", &process.to_string()]).status().unwrap().success());
         }
     }
@@ -236,7 +236,7 @@ fn a_draft_that_is_killed_in_a_text_costs_no_token() {
         said[0].contains("has ended (signal: 9") && said[0].ends_with("; continuing without it"),
         "{said:?}"
     );
-    assert!(engine.draft_model().unwrap().process().is_none());
+    assert!(engine.draft_model().unwrap().process_id().is_none());
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_program_that_lies_is_left_out_after_one_line() {
     let plain = Engine::load(base()).unwrap();
     let options = options(SamplerOptions { seed: 6, ..Default::default() }, 24);
     let (expected, _) = tell(&plain, PROMPTS[1], &options);
-    let digest = plain.tokenizer().pieces().digest();
+    let digest = plain.tokenizer().pieces().compute_checksum();
     let greets = |version: u32, tokenizer: u32, sequences: usize| {
         let hello = json!({"antigravity_draft": version, "tokenizer": tokenizer, "sequences": sequences});
         format!("echo '{hello}'")
@@ -275,7 +275,7 @@ fn a_program_that_lies_is_left_out_after_one_line() {
         let engine = loaded(o);
         let (found, drafts) = tell(&engine, PROMPTS[1], &options);
         assert_eq!(found, expected, "{words}");
-        settle(&engine, |model| model.length(0) > 0);
+        settle(&engine, |model| model.draft_length(0) > 0);
         assert_eq!(drafts.unwrap().model_drafted, 0, "{words}");
         let said = said.lock().unwrap();
         assert_eq!(said.len(), 1, "{words}: {said:?}");
@@ -293,7 +293,7 @@ fn a_program_that_hangs_costs_a_moment() {
     let plain = Engine::load(base()).unwrap();
     let options = options(greedy(), 60);
     let (expected, _) = tell(&plain, PROMPTS[2], &options);
-    let digest = plain.tokenizer().pieces().digest();
+    let digest = plain.tokenizer().pieces().compute_checksum();
     let hello = json!({"antigravity_draft": 1, "tokenizer": digest, "sequences": 1});
     for body in ["exec sleep 60".to_string(), format!("echo '{hello}'\nexec sleep 60")] {
         let (o, said) = with(temp.script("sleeper", &body), 8, base());
@@ -305,7 +305,7 @@ fn a_program_that_hangs_costs_a_moment() {
         assert!(took < Duration::from_secs(12), "{took:?}");
         assert_eq!(*said.lock().unwrap(), Vec::<String>::new());
         // It ends with the engine.
-        let process = engine.draft_model().unwrap().process().expect("it may come round");
+        let process = engine.draft_model().unwrap().process_id().expect("it may come round");
         drop(engine);
         let alive = Command::new("kill").args(["-0", &process.to_string()]).output().unwrap();
         assert!(!alive.status.success());
@@ -317,7 +317,7 @@ fn a_program_that_hangs_costs_a_moment() {
 fn a_program_that_guesses_wrong_changes_no_token() {
     let temp = TestDir::new();
     let plain = Engine::load(base()).unwrap();
-    let digest = plain.tokenizer().pieces().digest();
+    let digest = plain.tokenizer().pieces().compute_checksum();
     let hello = json!({"antigravity_draft": 1, "tokenizer": digest, "sequences": 1});
     let body = format!(
         "echo '{hello}'\nn=0\nwhile read line; do n=$((n+1)); [ $n = 3 ] && sleep 1; \
@@ -328,7 +328,7 @@ fn a_program_that_guesses_wrong_changes_no_token() {
     let mut drafted = 0;
     for sampler in samplers() {
         let options = options(sampler, 40);
-        settle(&engine, |model| model.length(1) > 0);
+        settle(&engine, |model| model.draft_length(1) > 0);
         let (found, drafts) = tell(&engine, PROMPTS[3], &options);
         assert_eq!(found, tell(&plain, PROMPTS[3], &options).0);
         drafted += drafts.unwrap().model_drafted;
@@ -354,8 +354,7 @@ fn a_slow_program_holds_three_texts_up_only_a_little() {
     };
     let plain = Engine::load(base.clone()).unwrap();
     let (expected, quiet) = texts(&plain);
-    let hello =
-        json!({"antigravity_draft": 1, "tokenizer": plain.tokenizer().pieces().digest(), "sequences": 3});
+    let hello = json!({"antigravity_draft": 1, "tokenizer": plain.tokenizer().pieces().compute_checksum(), "sequences": 3});
     let body = format!(
         "echo '{hello}'\nn=0\nwhile read line; do n=$((n+1)); sleep 0.45; \
          echo \"{{\\\"id\\\":$n,\\\"tokens\\\":[5,6,7]}}\"; done"

@@ -6,7 +6,7 @@ use crate::support::paths;
 use crate::support::process::run_alone;
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
-use antigravity::run::session::{CancelToken, Event, Session};
+use antigravity::run::session::{CancelToken, Session, SessionEvent};
 use antigravity::{Engine, EngineOptions, dims};
 use files::mapped::page_size;
 use numeric::kv::{KvType, KvTypes};
@@ -39,7 +39,7 @@ fn story(engine: &Engine, n: usize) -> Vec<u32> {
 fn positions_count_on_where_slots_do_not() {
     let (slots, all) = (48, 150);
     let mut o = options(Policy::Sliding, slots, slots);
-    (o.weight_type, o.kv_types) = (WeightType::F32, KvTypes::both(KvType::F32));
+    (o.weight_type, o.kv_types) = (WeightType::F32, KvTypes::same(KvType::F32));
     let engine = Engine::load(o).unwrap();
     let ids = story(&engine, all);
     let mut session = engine.session().unwrap();
@@ -89,8 +89,8 @@ fn generate(engine: &Engine, n: usize) -> Run {
     let mut session = engine.session().unwrap();
     let evictions = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&evictions);
-    session.watch(Box::new(move |e| {
-        assert!(matches!(e, Event::Evicted(_)));
+    session.set_observer(Box::new(move |e| {
+        assert!(matches!(e, SessionEvent::Evicted(_)));
         count.fetch_add(1, Ordering::Relaxed);
     }));
     let mut sampler =
@@ -102,7 +102,7 @@ fn generate(engine: &Engine, n: usize) -> Run {
         logits.copy_from_slice(session.logits());
         // After the end of a text begins another.
         let ended = session.tokens().last().is_some_and(|last| engine.tokenizer().eos_ids().contains(last));
-        let sampled = sampler.sample(&mut logits, session.tokens());
+        let sampled = sampler.sample_token(&mut logits, session.tokens());
         let token = engine.tokenizer().bos_id().filter(|_| ended).unwrap_or(sampled);
         session.decode(token).unwrap();
         most_slots = most_slots.max(session.slots());
@@ -117,8 +117,9 @@ fn generate(engine: &Engine, n: usize) -> Run {
 
 /// Perplexity of the last tokens of a text, by the same model without eviction.
 fn perplexity(engine: &Engine, tokens: &[u32]) -> f64 {
-    let mut session =
-        engine.session_of(&EngineOptions { eviction: Eviction::NEVER, ..engine.options().clone() }).unwrap();
+    let mut session = engine
+        .session_with(&EngineOptions { eviction: Eviction::NEVER, ..engine.options().clone() })
+        .unwrap();
     let mut sum = 0.0;
     session
         .logits_of_all(tokens, |i, row| {
@@ -160,7 +161,7 @@ fn generate_far_beyond_the_slots() {
 
 /// Rows and logits after a prompt and some tokens.
 fn state(engine: &Engine, o: &EngineOptions, ids: &[u32], prompt: usize) -> (Vec<u8>, Vec<f32>) {
-    let mut session: Session = engine.session_of(o).unwrap();
+    let mut session: Session = engine.session_with(o).unwrap();
     session.prefill(&ids[..prompt], &CancelToken::default()).unwrap();
     ids[prompt..].iter().for_each(|&id| session.decode(id).unwrap());
     let (mut rows, mut all) = (Default::default(), Vec::new());
@@ -175,7 +176,7 @@ fn state(engine: &Engine, o: &EngineOptions, ids: &[u32], prompt: usize) -> (Vec
 #[test]
 fn what_is_evicted_does_not_depend_on_threads_or_chunks() {
     for (policy, kv) in POLICIES.into_iter().flat_map(|p| KvType::ALL.map(|kv| (p, kv))) {
-        let o = EngineOptions { kv_types: KvTypes::both(kv), ..options(policy, 160, 96) };
+        let o = EngineOptions { kv_types: KvTypes::same(kv), ..options(policy, 160, 96) };
         let engine = Engine::load(o.clone()).unwrap();
         let ids = story(&engine, 400);
         let first = state(&engine, &o, &ids, 250);
@@ -196,8 +197,8 @@ fn evictions_are_told_with_what_they_did() {
     let mut session = engine.session().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&seen);
-    session.watch(Box::new(move |e| kept.lock().unwrap().push(e.clone())));
+    session.set_observer(Box::new(move |e| kept.lock().unwrap().push(e.clone())));
     session.prefill(&story(&engine, 150), &CancelToken::default()).unwrap();
-    let Event::Evicted(e) = seen.lock().unwrap()[0].clone() else { panic!("nothing moved") };
+    let SessionEvent::Evicted(e) = seen.lock().unwrap()[0].clone() else { panic!("nothing moved") };
     assert_eq!((e.removed, e.slots, e.position, e.why.name()), (54, 96, 150, "window reached"));
 }

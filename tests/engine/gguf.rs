@@ -13,12 +13,12 @@ use antigravity::dims::*;
 use antigravity::model::cpu::CpuOptions;
 use antigravity::model::device::Logits;
 use antigravity::model::weights::{
-    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, config_of, pack, table,
+    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, load_config, model_tensors, pack,
 };
 use files::blocks::BlockType;
-use files::blocks::gguf::decode;
+use files::blocks::gguf::decode_values;
 use files::packed_file::{self, PACKED_NAME};
-use files::source::Source;
+use files::source::Safetensors;
 use files::source::gguf::Gguf;
 use numeric::kv::{KvType, KvTypes};
 use numeric::quant::format::Format;
@@ -31,8 +31,9 @@ use std::sync::Arc;
 const EMBED: &str = "model.embed_tokens.weight";
 
 /// The baked model's checkpoint; `None`, said aloud, where only its config is here.
-fn checkpoint() -> Option<Source> {
-    let found = Source::open(&paths::model()).ok().filter(|s| packed_file::layout_version(s).is_none());
+fn checkpoint() -> Option<Safetensors> {
+    let found =
+        Safetensors::open(&paths::model()).ok().filter(|s| packed_file::read_layout_version(s).is_none());
     if found.is_none() {
         eprintln!("SKIPPED: no checkpoint of {MODEL}");
     }
@@ -41,8 +42,9 @@ fn checkpoint() -> Option<Source> {
 
 /// The formats whose blocks fit this model's rows.
 fn formats() -> impl Iterator<Item = BlockType> {
-    let fits =
-        |block: &BlockType| [DIM, Q_DIM, FFN_DIM].iter().all(|cols| cols.is_multiple_of(block.values()));
+    let fits = |block: &BlockType| {
+        [DIM, Q_DIM, FFN_DIM].iter().all(|cols| cols.is_multiple_of(block.values_per_block()))
+    };
     BlockType::ALL.into_iter().filter(fits)
 }
 
@@ -57,7 +59,7 @@ fn logits(weights: Weights) -> Vec<Vec<f32>> {
     let options = CpuOptions {
         threads: 1,
         isa: Isa::detect().unwrap(),
-        kv_types: KvTypes::both(KvType::F32),
+        kv_types: KvTypes::same(KvType::F32),
         slots: TOKENS,
         max_tokens: TOKENS,
     };
@@ -84,7 +86,7 @@ fn error(found: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
 #[test]
 fn elements_give_the_checkpoints_bits() {
     let Some(source) = checkpoint() else { return };
-    let stored = source.require(EMBED).unwrap().dtype.block().unwrap();
+    let stored = source.get_required(EMBED).unwrap().dtype.block_type().unwrap();
     let want = logits(load(&paths::model(), WeightType::F32, 2).unwrap());
     let dir = TestDir::new();
     for block in [BlockType::F32, stored] {
@@ -107,12 +109,12 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         let exact = logits(load(&path, WeightType::F32, 2).unwrap());
         let weights = load(&path, WeightType::Auto, 2).unwrap();
         assert_eq!(weights.weight_type, WeightType::Native);
-        let embeddings = Checkpoint::open(&path).unwrap().find(&table()[0]).unwrap();
+        let embeddings = Checkpoint::open(&path).unwrap().find_tensor(&model_tensors()[0]).unwrap();
         let embedded = |weights: &Weights| {
             [0, VOCAB / 2, VOCAB - 1].iter().all(|&token| {
                 let (mut found, mut want) = ([0.0; DIM], [0.0; DIM]);
-                weights.embed(token, 0, &mut found);
-                decode(block, embeddings.row(token), &mut want);
+                weights.embed_token(token, 0, &mut found);
+                decode_values(block, embeddings.row_bytes_at(token), &mut want);
                 found.map(f32::to_bits) == want.map(f32::to_bits)
             })
         };
@@ -124,13 +126,13 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         assert_eq!(matrices, block, "as they are stored");
         assert!(logits(load(&path, WeightType::Native, 1).unwrap()) == native, "{block:?} on one thread");
 
-        let packed = ModelPath::new(&path).unwrap().packed().unwrap();
+        let packed = ModelPath::new(&path).unwrap().packed_path().unwrap();
         assert_eq!(packed, dir.file("some.model.gguf.packed.safetensors"));
         let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
         let source = Checkpoint::open(&path).unwrap();
-        let config = config_of(&dir.0, &source).unwrap();
-        pack::write(&source, &config, &packed, &options, None).unwrap();
-        let texts = packed_file::gguf(&Source::open(&packed).unwrap())
+        let config = load_config(&dir.0, &source).unwrap();
+        pack::write_packed(&source, &config, &packed, &options, None).unwrap();
+        let texts = packed_file::open_gguf_metadata(&Safetensors::open(&packed).unwrap())
             .unwrap()
             .expect("what the file says comes along");
         assert_eq!(texts.metadata(), Gguf::open(&path).unwrap().metadata());
@@ -142,7 +144,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
         assert_eq!((mapped.bytes_per_token, kinds(&mapped)), (bytes, block));
         assert!(embedded(&mapped), "{block:?}: embeddings of the packed file");
         // What the head has is not there twice.
-        assert_eq!(Source::open(&packed).unwrap().get(EMBED).is_none(), TIED);
+        assert_eq!(Safetensors::open(&packed).unwrap().get(EMBED).is_none(), TIED);
         assert!(logits(mapped) == native, "{block:?} from the packed file");
         let alone = load(&packed, WeightType::Auto, 2).unwrap();
         assert_eq!(alone.weight_type, WeightType::Native);
@@ -154,8 +156,8 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
 fn kinds(weights: &Weights) -> BlockType {
     fn kind<const ROWS: usize, const COLS: usize>(m: &Matrix<ROWS, COLS>) -> BlockType {
         match m {
-            Matrix::Quantised(w) => w.format().block(),
-            Matrix::Dense { dtype, .. } => dtype.block().unwrap(),
+            Matrix::Quantised(w) => w.format().block_type(),
+            Matrix::Dense { dtype, .. } => dtype.block_type().unwrap(),
         }
     }
     let head = kind(&weights.head);
@@ -171,12 +173,12 @@ fn kinds(weights: &Weights) -> BlockType {
 #[test]
 fn stored_q4_0_is_taken_bit_for_bit() {
     let Some(source) = checkpoint() else { return };
-    if table().iter().any(|s| s.name.ends_with("proj.weight") && !s.quantises()) {
+    if model_tensors().iter().any(|s| s.name.ends_with("proj.weight") && !s.is_quantised()) {
         return;
     }
     let dir = TestDir::new();
     let path = dir.file("model.gguf");
-    let stored = source.require(EMBED).unwrap().dtype.block().unwrap();
+    let stored = source.get_required(EMBED).unwrap().dtype.block_type().unwrap();
     File::of(&source, |name| if name == EMBED { stored } else { BlockType::Q4_0 }).write(&path);
     let want = load(&paths::model(), WeightType::Q4_0, 2).unwrap();
     let found = load(&path, WeightType::Q4_0, 2).unwrap();
@@ -210,7 +212,9 @@ fn mixed_formats_stay_as_they_are() {
     File::of(&source, choose).write(&path);
     let weights = load(&path, WeightType::Auto, 2).unwrap();
     assert!(matches!(&weights.layers[1].wv, Matrix::Dense { .. }));
-    assert!(matches!(&weights.layers[1].down, Matrix::Quantised(m) if m.format().block() == BlockType::Q6_K));
+    assert!(
+        matches!(&weights.layers[1].down, Matrix::Quantised(m) if m.format().block_type() == BlockType::Q6_K)
+    );
     let exact = logits(load(&path, WeightType::F32, 2).unwrap());
     let (most, rms) = error(&logits(weights), &exact);
     assert!(most <= 0.3 && rms <= 0.06, "{most} {rms}");
@@ -241,9 +245,9 @@ fn a_stale_packed_file_is_left_alone() {
     let at = ModelPath::new(&path).unwrap();
     let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, progress: &|_, _| {} };
     let source = Checkpoint::open(&path).unwrap();
-    let config = config_of(&at.dir, &source).unwrap();
-    let packed = at.packed().unwrap();
-    pack::write(&source, &config, &packed, &options, None).unwrap();
+    let config = load_config(&at.dir, &source).unwrap();
+    let packed = at.packed_path().unwrap();
+    pack::write_packed(&source, &config, &packed, &options, None).unwrap();
     assert_eq!(at.open(WeightType::Auto).unwrap().checkpoint.path(), packed);
     file.tensor("output_norm.weight").bytes[..4].copy_from_slice(&2f32.to_le_bytes());
     file.tensors.swap(0, 1);
@@ -297,7 +301,7 @@ fn wrong_files_are_refused() {
             let mut file = whole.clone();
             let t = file.tensor(name);
             // The f16 scale: at the end of a block of Q6_K, at the start of the others.
-            let at = t.bytes.len() - if block == BlockType::Q6_K { 2 } else { block.bytes() };
+            let at = t.bytes.len() - if block == BlockType::Q6_K { 2 } else { block.bytes_per_block() };
             t.bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
             refused(&file, "a scale that is no number", &[last, "row", "NaN"]);
         }

@@ -5,7 +5,7 @@
 
 use crate::support::paths;
 use crate::support::random::Random;
-use antigravity::model::trace::digest;
+use antigravity::model::trace::fnv1a_digest;
 use antigravity::{Engine, EngineOptions, GenerateOptions, dims};
 use numeric::kv::KvTypes;
 use numeric::simd::Isa;
@@ -82,7 +82,7 @@ pub fn run_on(engine: &Engine, case: &Value) -> Run {
         ids.extend(stream.last_token());
     }
     drop(stream);
-    Run { prompt, ids, text, digest: format!("{:016x}", digest(session.logits())) }
+    Run { prompt, ids, text, digest: format!("{:016x}", fnv1a_digest(session.logits())) }
 }
 
 pub fn cases() -> Vec<(PathBuf, Value)> {
@@ -158,7 +158,7 @@ fn random_interleavings_of_threads_and_chunks_agree() {
             session.prefill(now, &Default::default()).unwrap();
             rest = later;
         }
-        let found = digest(session.logits());
+        let found = fnv1a_digest(session.logits());
         assert_eq!(*reference.get_or_insert(found), found);
     }
 }

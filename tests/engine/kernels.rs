@@ -9,7 +9,7 @@ use numeric::kv::{self, KvType};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::{Format, put_block};
 use numeric::simd::groups::Groups;
-use numeric::simd::products::{lay_out, multiply};
+use numeric::simd::products::{interleave, multiply};
 use numeric::simd::{Isa, kv_row, ops};
 use std::io::Write;
 
@@ -51,7 +51,7 @@ fn exp_is_exact_to_two_ulp() {
     x.extend([-0.0, 0.0, -87.3, 88.0, f32::MIN_POSITIVE, -1e-20]);
     let y = same_bits("exp", |isa| {
         let mut y = x.clone();
-        ops::exp(isa, &mut y);
+        ops::exp_in_place(isa, &mut y);
         y
     });
     for (&x, &y) in x.iter().zip(&y) {
@@ -60,7 +60,7 @@ fn exp_is_exact_to_two_ulp() {
         assert!((y as f64 - exact).abs() <= 2.0 * ulp, "exp({x}) = {y}, not {exact}");
     }
     let mut edge = [f32::NEG_INFINITY, -1e30, -87.4, 100.0];
-    ops::exp(Isa::Scalar, &mut edge);
+    ops::exp_in_place(Isa::Scalar, &mut edge);
     assert_eq!(edge[..3], [0.0; 3]);
     assert!(edge[3].is_finite());
 }
@@ -112,7 +112,7 @@ fn norm_add_silu_and_rope_have_the_scalar_bits() {
         let (x, w) = (r.unevens(3 * n), r.unevens(n));
         let y = same_bits("norm", |isa| {
             let mut h = vec![0.0; 3 * n];
-            ops::norm(isa, &x, &w, 1e-5, &mut h);
+            ops::rms_norm(isa, &x, &w, 1e-5, &mut h);
             h
         });
         for (row, out) in x.chunks(n).zip(y.chunks(n)) {
@@ -124,7 +124,7 @@ fn norm_add_silu_and_rope_have_the_scalar_bits() {
         }
         same_bits("add", |isa| {
             let mut a = x[..n].to_vec();
-            ops::add(isa, &mut a, &w);
+            ops::add_in_place(isa, &mut a, &w);
             a
         });
         let y = same_bits("silu", |isa| {
@@ -142,7 +142,7 @@ fn norm_add_silu_and_rope_have_the_scalar_bits() {
         let heads = r.unevens(4 * n);
         let y = same_bits("rope", |isa| {
             let mut x = heads.clone();
-            ops::rope(isa, &mut x, &cos, &sin);
+            ops::apply_rope(isa, &mut x, &cos, &sin);
             x
         });
         for (x, y) in heads.chunks(2 * n).zip(y.chunks(2 * n)) {
@@ -166,7 +166,7 @@ fn activations_quantise_like_the_reference() {
     let reference: Vec<ActBlock> = x.as_chunks().0.iter().map(ActBlock::quantise).collect();
     for isa in Isa::available() {
         let mut out = vec![ActBlock::ZERO; 200];
-        ops::quantise(isa, &x, &mut out);
+        ops::quantise_activations(isa, &x, &mut out);
         assert_eq!(out, reference, "{}", isa.name());
     }
 }
@@ -236,7 +236,7 @@ fn q4_products<const COLS: usize>(r: &mut Random, groups: usize) {
 fn tiles(isa: Isa, acts: &[ActBlock], blocks: usize) -> Vec<ActTile> {
     let mut tiles = vec![ActTile::ZERO; isa.act_tiles(acts.len() / blocks) * blocks];
     for (acts, tiles) in acts.chunks(ActTile::TOKENS * blocks).zip(tiles.chunks_mut(blocks)) {
-        lay_out(isa, acts, tiles);
+        interleave(isa, acts, tiles);
     }
     tiles
 }
@@ -260,7 +260,7 @@ fn kv_rows_encode_the_same_and_lose_little() {
                 let x = r.unevens(n);
                 let encode = |isa| {
                     let mut row = vec![0; kind.row_bytes(n)];
-                    kv_row::encode(isa, kind, &x, &mut row);
+                    kv_row::encode_row(isa, kind, &x, &mut row);
                     row
                 };
                 let reference = encode(Isa::Scalar);
@@ -279,11 +279,11 @@ fn rotation_is_its_own_inverse_and_keeps_dot_products() {
         let (a, b) = (r.unevens(n), r.unevens(n));
         let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
         let (mut c, mut d) = (a.clone(), b.clone());
-        kv::rotate(&mut c);
-        kv::rotate(&mut d);
+        kv::hadamard_transform(&mut c);
+        kv::hadamard_transform(&mut d);
         let size = dot(&a, &a).sqrt() * dot(&b, &b).sqrt();
         assert!((dot(&a, &b) - dot(&c, &d)).abs() <= 1e-5 * (1.0 + size));
-        kv::rotate(&mut c);
+        kv::hadamard_transform(&mut c);
         assert!(a.iter().zip(&c).all(|(a, c)| (a - c).abs() <= 1e-4 * (1.0 + a.abs())));
     }
 }

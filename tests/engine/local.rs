@@ -60,7 +60,7 @@ fn rows_that_come_round_change_no_bit() {
     for kv in KvType::ALL {
         let with = |chunk| {
             let engine =
-                Engine::load(EngineOptions { kv_types: KvTypes::both(kv), ..options(chunk) }).unwrap();
+                Engine::load(EngineOptions { kv_types: KvTypes::same(kv), ..options(chunk) }).unwrap();
             let mut session = engine.session().unwrap();
             session.prefill(&ids[..ALL - 40], &go()).unwrap();
             (decoded(&mut session, &ids[ALL - 40..]), session.extent())
@@ -69,7 +69,7 @@ fn rows_that_come_round_change_no_bit() {
         assert_eq!(small, whole, "{kv:?}");
         if LOCAL_LAYERS != 0 && WINDOW < 64 {
             assert!(
-                2 * ring.ring < ALL && all.ring == SLOTS && ring.bytes() < all.bytes(),
+                2 * ring.ring < ALL && all.ring == SLOTS && ring.total_bytes() < all.total_bytes(),
                 "{ring:?} {all:?}"
             );
         }
@@ -96,10 +96,10 @@ fn a_rewind_further_than_the_ring_computes_the_text_again() {
     for (n, near) in [(ALL - 4, true), (100, false)] {
         let mut session = engine.session().unwrap();
         session.prefill(&ids, &go()).unwrap();
-        let held = session.reuse(&ids[..n]).unwrap();
+        let held = session.reuse_prefix(&ids[..n]).unwrap();
         let kept = if near || LOCAL_LAYERS == 0 { n - 1 } else { 0 };
         assert_eq!((held, session.slots()), (kept, kept));
-        session.sync(&ids[..n], &go()).unwrap();
+        session.sync_prompt(&ids[..n], &go()).unwrap();
         assert_eq!(decoded(&mut session, &ids[n..n + 2]), fresh(n)[..2], "{n}");
     }
 }
@@ -130,7 +130,7 @@ fn a_saved_sequence_goes_on_in_rings_of_any_size() {
 fn a_cache_goes_out_and_in_with_the_positions_of_each_layer() {
     let ids = ids(ALL);
     for (kv, policy) in [(KvType::F32, Policy::None), (KvType::F16, Policy::Sliding)] {
-        let mut o = EngineOptions { kv_types: KvTypes::both(kv), ..options(SMALL) };
+        let mut o = EngineOptions { kv_types: KvTypes::same(kv), ..options(SMALL) };
         if policy != Policy::None {
             (o.max_seq_len, o.eviction.policy, o.eviction.window) = (64, policy, 40);
         }
@@ -156,7 +156,7 @@ fn sequences_of_a_pass_have_rings_of_their_own() {
     let ids = ids(ALL);
     let engine = Engine::load(options(SMALL)).unwrap();
     let lengths = [ALL - 60, 250, 7];
-    let mut together = engine.sessions_of(engine.options(), 3).unwrap();
+    let mut together = engine.sessions_with(engine.options(), 3).unwrap();
     for (session, n) in together.iter_mut().zip(lengths) {
         session.prefill(&ids[..n], &go()).unwrap();
     }
@@ -177,7 +177,7 @@ fn sequences_of_a_pass_have_rings_of_their_own() {
 fn eviction_leaves_local_layers_alone() {
     let (slots, all) = (20, 120);
     let mut o = options(SMALL);
-    (o.max_seq_len, o.weight_type, o.kv_types) = (slots, WeightType::F32, KvTypes::both(KvType::F32));
+    (o.max_seq_len, o.weight_type, o.kv_types) = (slots, WeightType::F32, KvTypes::same(KvType::F32));
     o.eviction = Eviction { policy: Policy::Sliding, window: slots, prefix: Some(4), memory_threshold: 0 };
     let engine = Engine::load(o).unwrap();
     let ids = ids(all);
@@ -218,9 +218,10 @@ fn the_plan_counts_the_rows_that_there_are() {
             let mut o = options(chunk);
             (o.max_seq_len, o.eviction.policy, o.eviction.window) = (slots, policy, 50);
             let engine = Engine::load(o.clone()).unwrap();
-            let bytes = engine.session().unwrap().extent().bytes() as u64;
-            let items = Plan::new(&o).unwrap().items();
-            let planned: u64 = items.iter().filter(|i| i.what.starts_with("KV cache")).map(|i| i.bytes).sum();
+            let bytes = engine.session().unwrap().extent().total_bytes() as u64;
+            let items = Plan::new(&o).unwrap().plan_items();
+            let planned: u64 =
+                items.iter().filter(|i| i.purpose.starts_with("KV cache")).map(|i| i.bytes).sum();
             assert_eq!(planned, bytes, "{policy:?} {slots} {chunk}");
         }
     }
@@ -234,8 +235,8 @@ fn a_long_context_costs_little_where_most_layers_are_local() {
     }
     assert_eq!((LOCAL_LAYERS, WINDOW), (22, 512));
     let cache = |slots: usize| -> u64 {
-        let plan = Plan::assumed(&EngineOptions { max_seq_len: slots, ..options(256) }).unwrap();
-        plan.items().iter().filter(|i| i.what.starts_with("KV cache")).map(|i| i.bytes).sum()
+        let plan = Plan::estimate(&EngineOptions { max_seq_len: slots, ..options(256) }).unwrap();
+        plan.plan_items().iter().filter(|i| i.purpose.starts_with("KV cache")).map(|i| i.bytes).sum()
     };
     let whole = |slots: usize| {
         let types = options(1).kv_types;

@@ -10,7 +10,7 @@ use numeric::kv::{KvType, KvTypes};
 
 fn options(kind: KvType, policy: Policy) -> EngineOptions {
     EngineOptions {
-        kv_types: KvTypes::both(kind),
+        kv_types: KvTypes::same(kind),
         max_seq_len: 64,
         eviction: Eviction { policy, window: 32, prefix: Some(4), memory_threshold: 0 },
         threads: 2,
@@ -43,7 +43,7 @@ fn rows(session: &mut Session) -> Vec<KvRows> {
 
 /// Blocks of four bits whose scales and integers are all negative instead: the same numbers.
 fn mirrored(row: &[u8]) -> Vec<u8> {
-    let block = KvType::block(HEAD_DIM);
+    let block = KvType::block_len(HEAD_DIM);
     let mirror = |block: &[u8]| {
         let minus = |nibble: u8| 16 - nibble;
         let bytes = block[2..].iter().map(|b| minus(b & 15) | minus(b >> 4) << 4);
@@ -63,7 +63,7 @@ fn every_type_is_the_same_after_going_out_and_in() {
         let (before, after) = (rows(&mut session), rows(&mut again));
         match kind {
             KvType::Q4 => {
-                let bytes = KvType::Q4.block_bytes(KvType::block(HEAD_DIM));
+                let bytes = KvType::Q4.block_bytes(KvType::block_len(HEAD_DIM));
                 for (a, b) in before.iter().zip(&after).flat_map(|(a, b)| [(&a.k, &b.k), (&a.v, &b.v)]) {
                     for (a, b) in a.chunks_exact(bytes).zip(b.chunks_exact(bytes)) {
                         // 0 in a nibble is -8, which has no mirror.

@@ -45,7 +45,7 @@ impl Tried {
 fn stored(isa: Isa, x: &[f32; N]) -> (f16, [i32; N]) {
     let mut row = [0; 2 + N / 2];
     assert_eq!(row.len(), KvType::Q4.row_bytes(N));
-    kv_row::encode(isa, KvType::Q4, x, &mut row);
+    kv_row::encode_row(isa, KvType::Q4, x, &mut row);
     let nibble = |i: usize| if i < N / 2 { row[2 + i] & 15 } else { row[2 + i - N / 2] >> 4 };
     (f16::from_le_bytes([row[0], row[1]]), std::array::from_fn(|i| i32::from(nibble(i)) - 8))
 }

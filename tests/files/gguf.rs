@@ -7,7 +7,7 @@ use crate::support::gguf::writer::{ARRAY, F32, Parts, STRING, U32, U64, array, i
 use crate::support::paths;
 use files::blocks::BlockType;
 use files::source::gguf::Gguf;
-use files::source::gguf::header::Header;
+use files::source::gguf::header::GgufHeader;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ fn json(path: &Path) -> Value {
 
 /// Checks one tensor's type, shape and decoded values.
 fn check(gguf: &Gguf, name: &str, (kind, shape, hash): (&str, &[usize], &str)) {
-    let tensor = gguf.require(name).unwrap();
+    let tensor = gguf.get_required(name).unwrap();
     assert_eq!((tensor.block.name().as_str(), &tensor.shape[..]), (kind, shape), "{name}");
     let values = tensor.to_f32();
     assert_eq!(values.len(), shape.iter().product::<usize>(), "{name}");
@@ -84,42 +84,42 @@ fn tensors_of_further_files_decode_to_the_reference_bits() {
 fn metadata_is_read_by_type() {
     let gguf = Gguf::open(&fixtures().join("m1-llama32-bf16.Q4_0.gguf")).unwrap();
     let m = gguf.metadata();
-    assert_eq!(m.text("general.architecture"), Ok(Some("llama")));
-    assert_eq!(m.integer("llama.block_count"), Ok(Some(4)));
+    assert_eq!(m.get_str("general.architecture"), Ok(Some("llama")));
+    assert_eq!(m.get_u64("llama.block_count"), Ok(Some(4)));
     assert_eq!(m.get("llama.rope.freq_base").and_then(|v| v.as_f64()), Some(500_000.0));
     assert_eq!(m.get("llama.attention.layer_norm_rms_epsilon").and_then(|v| v.as_f64()), Some(1e-5));
-    let tokens = m.strings("tokenizer.ggml.tokens").unwrap().unwrap();
+    let tokens = m.get_strings("tokenizer.ggml.tokens").unwrap().unwrap();
     assert_eq!((tokens.len(), tokens.get(0), tokens.get(352)), (352, Some("!"), None));
-    assert_eq!(m.strings("tokenizer.ggml.merges").unwrap().unwrap().get(0), Some("h e"));
-    assert_eq!(m.text("no.such.key"), Ok(None));
-    assert!(m.text("tokenizer.chat_template").unwrap().unwrap().contains("bos_token"));
-    let error = m.text("llama.block_count").unwrap_err();
+    assert_eq!(m.get_strings("tokenizer.ggml.merges").unwrap().unwrap().get(0), Some("h e"));
+    assert_eq!(m.get_str("no.such.key"), Ok(None));
+    assert!(m.get_str("tokenizer.chat_template").unwrap().unwrap().contains("bos_token"));
+    let error = m.get_str("llama.block_count").unwrap_err();
     assert_eq!(error, "metadata \"llama.block_count\" is 4; supported: a string");
-    assert!(m.integer("tokenizer.ggml.tokens").unwrap_err().contains("an array of 352 values"));
-    assert!(m.truth("general.name").is_err());
+    assert!(m.get_u64("tokenizer.ggml.tokens").unwrap_err().contains("an array of 352 values"));
+    assert!(m.get_bool("general.name").is_err());
 }
 
 #[test]
 fn shapes_are_row_major_and_files_have_ids() {
     let gguf = Gguf::open(&fixtures().join("m1-llama32-bf16.Q4_0.gguf")).unwrap();
-    let down = gguf.require("blk.0.ffn_down.weight").unwrap();
+    let down = gguf.get_required("blk.0.ffn_down.weight").unwrap();
     assert_eq!((&down.shape[..], down.data.bytes().len()), (&[64, 160][..], 64 * down.block.row_bytes(160)));
     let other = Gguf::open(&fixtures().join("m4-qwen2-bf16.Q4_1.gguf")).unwrap();
     assert!(gguf.fingerprint().len() == 32 && gguf.fingerprint() != other.fingerprint());
-    let missing = gguf.require("blk.9.ffn_down.weight").unwrap_err().to_string();
+    let missing = gguf.get_required("blk.9.ffn_down.weight").unwrap_err().to_string();
     assert!(missing.contains("blk.9") && missing.contains("Q4_0.gguf"), "{missing}");
 }
 
 #[test]
 fn a_header_that_is_cut_is_refused() {
     let file = fs::read(fixtures().join("m4-qwen2-bf16.Q8_0.gguf")).unwrap();
-    let whole = Header::parse(&file).unwrap();
-    assert!(Header::parse(&file[..whole.len - 1]).is_err());
+    let whole = GgufHeader::parse(&file).unwrap();
+    assert!(GgufHeader::parse(&file[..whole.len - 1]).is_err());
 }
 
-fn parse(parts: &Parts) -> Header {
+fn parse(parts: &Parts) -> GgufHeader {
     let bytes = parts.bytes();
-    Header::parse(&bytes).unwrap()
+    GgufHeader::parse(&bytes).unwrap()
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn odd_but_valid_headers_are_read() {
             .pair(pair("é", STRING, text("ü"))),
     )
     .metadata;
-    assert_eq!(metadata.text("é"), Ok(Some("ü")));
-    assert_eq!(metadata.strings("s").unwrap().unwrap().iter().collect::<Vec<_>>(), ["x", ""]);
+    assert_eq!(metadata.get_str("é"), Ok(Some("ü")));
+    assert_eq!(metadata.get_strings("s").unwrap().unwrap().iter().collect::<Vec<_>>(), ["x", ""]);
     assert_eq!(metadata.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["e", "s", "é"]);
 }

@@ -5,9 +5,9 @@
 use crate::support::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
 use crate::support::paths;
 use files::config::{Arch, ConfigError, LayerKind, ModelConfig, RopeScaling};
-use files::source::Source;
-use files::source::gguf::header::Header;
-use files::source::gguf::names::{ROPE_FREQS, Rows, plain, stored};
+use files::source::Safetensors;
+use files::source::gguf::header::GgufHeader;
+use files::source::gguf::names::{ROPE_FREQS, RowOrder, to_gguf_name, to_hf_name};
 use files::source::gguf::{Gguf, model};
 use std::fs;
 
@@ -24,26 +24,26 @@ fn config_json(model: &str) -> ModelConfig {
 fn headers_say_what_config_json_says() {
     let qwen = config_json("m4-qwen2-bf16");
     for file in ["m4-qwen2-bf16.Q4_1.gguf", "m4-qwen2-bf16.Q8_0.gguf"] {
-        assert_eq!(qwen.difference(&gguf(file).config().unwrap()), None);
+        assert_eq!(qwen.find_difference(&gguf(file).read_config().unwrap()), None);
     }
     let llama = config_json("m1-llama32-bf16");
-    let mut found = gguf("m1-llama32-bf16.Q4_0.gguf").config().unwrap();
+    let mut found = gguf("m1-llama32-bf16.Q4_0.gguf").read_config().unwrap();
     // No published model's scaling, so it stays a table; but one that says the same.
     assert!(matches!(found.rope.scaling, RopeScaling::Divisors(d) if d.len() == llama.head_dim / 2));
     let mut scaled = 0;
     for i in 0..llama.head_dim / 2 {
         let frequency = llama.rope.theta.powf(-2.0 * i as f64 / llama.head_dim as f64);
-        let multiplier = |m: &ModelConfig| m.rope.scaling.multiplier(i, frequency);
+        let multiplier = |m: &ModelConfig| m.rope.scaling.frequency_multiplier(i, frequency);
         assert!((multiplier(&found) / multiplier(&llama) - 1.0).abs() < 1e-6, "pair {i}");
         scaled += usize::from(multiplier(&llama) != 1.0);
     }
     assert!(scaled > 0);
     found.rope.scaling = llama.rope.scaling;
-    assert_eq!(llama.difference(&found), None);
+    assert_eq!(llama.find_difference(&found), None);
 
-    let wide = gguf("m1k-llama32-h256.Q4_K_M-mix.gguf").config().unwrap();
-    assert_eq!((wide.arch, wide.layers, wide.dim, wide.tied), (Arch::Llama, 2, 256, true));
-    let part = gguf("m4-qwen2-bf16.F16.part.gguf").config().unwrap_err().to_string();
+    let wide = gguf("m1k-llama32-h256.Q4_K_M-mix.gguf").read_config().unwrap();
+    assert_eq!((wide.arch, wide.layers, wide.dim, wide.tie_embeddings), (Arch::Llama, 2, 256, true));
+    let part = gguf("m4-qwen2-bf16.F16.part.gguf").read_config().unwrap_err().to_string();
     assert!(part.contains("F16.part.gguf") && part.contains("token_embd.weight` is missing"), "{part}");
 }
 
@@ -59,10 +59,10 @@ fn every_family_has_the_same_config_in_both_kinds_of_files() {
         "m18-qwen3-yarn-bf16.Q8_0",
     ] {
         let json = config_json(file.split('.').next().unwrap());
-        let found = gguf(&format!("{file}.gguf")).config().unwrap();
-        assert_eq!(json.difference(&found), None, "{file}");
+        let found = gguf(&format!("{file}.gguf")).read_config().unwrap();
+        assert_eq!(json.find_difference(&found), None, "{file}");
         // A packed file of a GGUF file holds what is written here.
-        assert_eq!(json.difference(&ModelConfig::parse(&found.to_json()).unwrap()), None, "{file}");
+        assert_eq!(json.find_difference(&ModelConfig::parse(&found.to_json()).unwrap()), None, "{file}");
     }
 }
 
@@ -76,23 +76,23 @@ fn error(values: &[f32], others: &[f32]) -> f64 {
 
 /// Holds every tensor of a checkpoint against a GGUF file of the same weights.
 fn compare(model: &str, file: &str, most: f64) {
-    let checkpoint = Source::open(&paths::root().join("tests/fixtures/models").join(model)).unwrap();
+    let checkpoint = Safetensors::open(&paths::root().join("tests/fixtures/models").join(model)).unwrap();
     let (gguf, config) = (gguf(file), config_json(model));
     let mut names: Vec<String> = gguf.tensors().map(|t| t.name.clone()).filter(|n| n != ROPE_FREQS).collect();
     let mut moved = 0;
     for tensor in checkpoint.tensors() {
-        let name = stored(config.arch, &tensor.name).unwrap();
-        assert_eq!(plain(config.arch, &name).as_deref(), Some(tensor.name.as_str()));
+        let name = to_gguf_name(config.arch, &tensor.name).unwrap();
+        assert_eq!(to_hf_name(config.arch, &name).as_deref(), Some(tensor.name.as_str()));
         names.retain(|other| *other != name);
-        let found = gguf.require(&name).unwrap();
+        let found = gguf.get_required(&name).unwrap();
         assert_eq!(found.shape, tensor.shape, "{name}");
         let (rows, cols) = match found.shape[..] {
             [rows, cols] => (rows, cols),
             _ => (found.shape[0], 1),
         };
-        let order = Rows::of(config.arch, &tensor.name, config.head_dim);
+        let order = RowOrder::for_tensor(config.arch, &tensor.name, config.head_dim);
         let (stored, values) = (found.to_f32(), tensor.dtype.to_f32(tensor.data.bytes()));
-        let row = |row: usize| stored[order.stored(row) * cols..][..cols].to_vec();
+        let row = |row: usize| stored[order.to_gguf_name(row) * cols..][..cols].to_vec();
         let ordered: Vec<f32> = (0..rows).flat_map(row).collect();
         assert!(error(&values, &ordered) < most, "{name}: {}", error(&values, &ordered));
         moved += usize::from(error(&values, &stored) > 1.0);
@@ -164,12 +164,12 @@ impl Made {
             offset += (4 * dims.iter().product::<u64>()).next_multiple_of(32);
         }
         let mut bytes = parts.data(offset as usize).bytes();
-        let header = Header::parse(&bytes).unwrap();
+        let header = GgufHeader::parse(&bytes).unwrap();
         if let Some(entry) = header.tensors.get(ROPE_FREQS) {
             let divisors: Vec<u8> = divisors.iter().flat_map(|x| x.to_le_bytes()).collect();
             bytes[entry.range.clone()].copy_from_slice(&divisors);
         }
-        model::config(&header, &bytes)
+        model::read_config(&header, &bytes)
     }
 }
 
@@ -177,8 +177,8 @@ impl Made {
 fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
     let m = Made::new("llama").read(&[]).unwrap();
     assert_eq!((m.arch, m.layers, m.dim, m.ffn_dim, m.vocab), (Arch::Llama, 2, 64, 96, 10));
-    assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tied), (4, 4, 16, true));
-    assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Plain));
+    assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tie_embeddings), (4, 4, 16, true));
+    assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Unscaled));
     assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, false));
 
     let biased = Made::new("llama")
@@ -192,7 +192,7 @@ fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
         .tensor("blk.0.attn_q.bias", &[80])
         .tensor("blk.0.attn_output.bias", &[64]);
     let m = biased.read(&[]).unwrap();
-    assert_eq!((m.kv_heads, m.head_dim, m.tied), (2, 20, false));
+    assert_eq!((m.kv_heads, m.head_dim, m.tie_embeddings), (2, 20, false));
     assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (true, true, false));
 
     let qwen3 = Made::new("qwen3").tensor("blk.0.attn_q_norm.weight", &[16]).read(&[]).unwrap();
@@ -221,9 +221,9 @@ fn divisors_of_the_frequencies_become_the_scaling_they_came_from() {
         .tensor(ROPE_FREQS, &[32]);
     let divisors = |scaling: RopeScaling| -> Vec<f32> {
         let frequency = |i: usize| 5e5f64.powf(-2.0 * i as f64 / 64.0);
-        (0..32).map(|i| (1.0 / scaling.multiplier(i, frequency(i))) as f32).collect()
+        (0..32).map(|i| (1.0 / scaling.frequency_multiplier(i, frequency(i))) as f32).collect()
     };
-    for scaling in [RopeScaling::Plain, llama3(8.0), llama3(32.0)] {
+    for scaling in [RopeScaling::Unscaled, llama3(8.0), llama3(32.0)] {
         assert_eq!(made.read(&divisors(scaling)).unwrap().rope.scaling, scaling);
     }
     let other = divisors(llama3(16.0));
@@ -234,7 +234,7 @@ fn divisors_of_the_frequencies_become_the_scaling_they_came_from() {
     assert!(matches!(made.read(&changed).unwrap().rope.scaling, RopeScaling::Divisors(_)));
 
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let mut divisors = divisors(RopeScaling::Plain);
+        let mut divisors = divisors(RopeScaling::Unscaled);
         divisors[31] = bad;
         let e = made.read(&divisors).unwrap_err().to_string();
         assert!(e.contains("rope_freqs.weight") && e.contains(&format!("{bad:?}")), "{e}");
@@ -378,7 +378,7 @@ fn scales_of_granite_and_layers_of_gemma_are_those_of_llama_cpp() {
         (gemma().without("attention.sliding_window").number(pattern, 3), (0..7).collect()),
     ] {
         let kinds = made.read(&[]).unwrap().layer_kinds;
-        let found: Vec<usize> = (0..7).filter(|&layer| kinds[layer] == LayerKind::Global).collect();
+        let found: Vec<usize> = (0..7).filter(|&layer| kinds[layer] == LayerKind::FullAttention).collect();
         assert_eq!(found, full);
     }
     let short = gemma().with(pattern, ARRAY, array(BOOL, 2, [1, 0])).read(&[]).unwrap_err();

@@ -9,7 +9,7 @@ use crate::support::test_dir::TestDir;
 use antigravity::Error;
 use files::blocks::BlockType;
 use files::source::gguf::Gguf;
-use files::source::gguf::header::Header;
+use files::source::gguf::header::GgufHeader;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs;
@@ -51,16 +51,16 @@ static ALLOCATOR: Watching = Watching;
 
 /// Parses, and checks that no allocation was larger than the file (with some room for small files) and that what was
 /// found lies inside it.
-fn parse(bytes: &[u8]) -> Result<Header, String> {
+fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
     LARGEST.set(0);
-    let result = Header::parse(bytes);
+    let result = GgufHeader::parse(bytes);
     let largest = LARGEST.get();
     assert!(largest <= 4 * bytes.len() + 4096, "{largest} bytes at once for a file of {}", bytes.len());
     if let Ok(header) = &result {
         for (name, entry) in &header.tensors {
-            let blocks = entry.shape.iter().product::<usize>() / entry.block.values();
+            let blocks = entry.shape.iter().product::<usize>() / entry.block.values_per_block();
             assert!(entry.range.end <= bytes.len(), "{name:?}");
-            assert_eq!(entry.range.len(), blocks * entry.block.bytes(), "{name:?}");
+            assert_eq!(entry.range.len(), blocks * entry.block.bytes_per_block(), "{name:?}");
         }
     }
     result

@@ -29,7 +29,7 @@ impl Model {
         let source = Checkpoint::open(&model.0.0).unwrap();
         let config = fs::read_to_string(model.0.file("config.json")).unwrap();
         let options = LoadOptions { weight_type: WeightType::Q4_0, threads: 2, progress: &|_, _| {} };
-        pack::write(&source, &config, &model.0.file(PACKED_NAME), &options, None).unwrap();
+        pack::write_packed(&source, &config, &model.0.file(PACKED_NAME), &options, None).unwrap();
         drop(source);
         fs::remove_file(model.0.file(WEIGHTS)).unwrap();
         model
@@ -147,7 +147,7 @@ fn a_value_that_overflows_the_cache_is_told_from_broken_weights() {
         }
     });
     let generate = |kv: KvType| {
-        let (weight_type, kv_types) = (WeightType::F32, KvTypes::both(kv));
+        let (weight_type, kv_types) = (WeightType::F32, KvTypes::same(kv));
         let options = EngineOptions { weight_type, kv_types, threads: 1, ..EngineOptions::new(&model.0.0) };
         let options =
             Engine::load(options).and_then(|engine| engine.generate("The cat", &GenerateOptions::default()));

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use antigravity::Error;
 use files::blocks::Dtype;
-use files::source::Source;
+use files::source::Safetensors;
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -42,7 +42,7 @@ fn shard(tensor: &str) -> Vec<u8> {
 
 /// Asserts that `path` is refused, with one line that names `file` and says `what`.
 fn assert_refused(case: &str, path: &Path, file: &str, what: &str) {
-    let message = match Source::open(path) {
+    let message = match Safetensors::open(path) {
         Err(Error::Model(message)) => message,
         other => panic!("{case}: {other:?}"),
     };
@@ -305,14 +305,14 @@ fn what_is_no_regular_file_is_refused() {
 #[test]
 fn odd_but_valid_files_open() {
     let dir = TestDir::new().with(FILE, file(AB, 24));
-    let source = Source::open(&dir.0).unwrap();
+    let source = Safetensors::open(&dir.0).unwrap();
     let names: Vec<_> = source.tensors().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
     let b = source.get("b").unwrap();
     assert_eq!((b.dtype, &b.shape[..], &*b.file), (Dtype::BF16, &[4][..], &*dir.0.join(FILE)));
     assert_eq!(b.data.bytes(), [16, 17, 18, 19, 20, 21, 22, 23]);
     assert!(source.get("c").is_none());
-    let Err(Error::Model(missing)) = source.require("c") else { panic!() };
+    let Err(Error::Model(missing)) = source.get_required("c") else { panic!() };
     assert!(missing.contains("\"c\" is missing"), "{missing}");
 
     let t = r#"{"dtype":"F32","shape":[],"data_offsets":[1,5]}"#;
@@ -343,15 +343,15 @@ fn odd_but_valid_files_open() {
     for (case, bytes, count) in odd {
         let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap().len();
         let dir = TestDir::new().with("m", &bytes);
-        let source = Source::open(&dir.0.join("m")).unwrap_or_else(|e| panic!("{case}: {e}"));
+        let source = Safetensors::open(&dir.0.join("m")).unwrap_or_else(|e| panic!("{case}: {e}"));
         assert_eq!((source.tensors().count(), theirs), (count, count), "{case}");
     }
 }
 
 #[test]
 fn the_bundled_model_opens() {
-    let source = Source::open(&paths::root().join("models/story")).unwrap();
-    let embed = source.require("model.embed_tokens.weight").unwrap();
+    let source = Safetensors::open(&paths::root().join("models/story")).unwrap();
+    let embed = source.get_required("model.embed_tokens.weight").unwrap();
     assert_eq!((embed.dtype, &embed.shape[..]), (Dtype::BF16, &[4096, 256][..]));
     assert_eq!(source.metadata()["format"], "pt");
 }
@@ -360,12 +360,12 @@ fn the_bundled_model_opens() {
 fn other_dtypes_are_listed_and_refused_when_asked_for() {
     let json = r#"{"i":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"q":{"dtype":"F4","shape":[2,1],"data_offsets":[16,17]}}"#;
     let dir = TestDir::new().with(FILE, file(json, 17));
-    let source = Source::open(&dir.0).unwrap();
+    let source = Safetensors::open(&dir.0).unwrap();
     assert_eq!(source.tensors().count(), 0);
-    let others: Vec<_> = source.unreadable().map(|t| (&*t.name, &*t.dtype, t.bytes)).collect();
+    let others: Vec<_> = source.unsupported_tensors().map(|t| (&*t.name, &*t.dtype, t.bytes)).collect();
     assert_eq!(others, [("i", "I64", 16), ("q", "F4", 1)]);
     assert!(source.get("i").is_none());
-    let Err(Error::Model(message)) = source.require("i") else { panic!() };
+    let Err(Error::Model(message)) = source.get_required("i") else { panic!() };
     for part in [FILE, "\"i\"", "I64", "F32, F16, BF16, U8"] {
         assert!(message.contains(part), "{message}");
     }
@@ -381,20 +381,20 @@ fn shards_open_through_links() {
         symlink(Path::new("..").join(blobs.0.file_name().unwrap()).join(blob), snapshot.0.join(link))
             .unwrap();
     }
-    let source = Source::open(&snapshot.0).unwrap();
+    let source = Safetensors::open(&snapshot.0).unwrap();
     assert_eq!(source.tensors().map(|t| t.name.as_str()).collect::<String>(), "ab");
     assert!(source.get("b").unwrap().file.ends_with("2.safetensors"));
     // A whole file wins over an index.
     let whole = sharded("not even JSON").with(FILE, file("{}", 0));
-    assert_eq!(Source::open(&whole.0).unwrap().tensors().count(), 0);
+    assert_eq!(Safetensors::open(&whole.0).unwrap().tensors().count(), 0);
 }
 
 #[test]
 fn fingerprints_tell_models_apart() {
     let print = |bytes: &[u8]| {
         let dir = TestDir::new().with(FILE, bytes);
-        let print = Source::open(&dir.0).unwrap().fingerprint();
-        assert_eq!(print, Source::open(&dir.0.join(FILE)).unwrap().fingerprint());
+        let print = Safetensors::open(&dir.0).unwrap().hash_files();
+        assert_eq!(print, Safetensors::open(&dir.0.join(FILE)).unwrap().hash_files());
         print
     };
     let ab = file(AB, 24);
@@ -432,7 +432,7 @@ fn mutations_never_panic() {
         }
         bytes
     };
-    let check = |path: &Path| match Source::open(path) {
+    let check = |path: &Path| match Safetensors::open(path) {
         Err(Error::Model(message)) => {
             assert!(message.starts_with(path.to_str().unwrap()), "{message}");
             assert!(!message.contains(|c: char| c.is_control()), "{message:?}");
@@ -440,12 +440,10 @@ fn mutations_never_panic() {
         }
         Err(other) => panic!("{other:?}"),
         Ok(source) => {
-            assert!(
-                source
-                    .tensors()
-                    .all(|t| { t.data.bytes().len() == t.shape.iter().product::<usize>() * t.dtype.size() })
-            );
-            source.fingerprint();
+            assert!(source.tensors().all(|t| {
+                t.data.bytes().len() == t.shape.iter().product::<usize>() * t.dtype.byte_size()
+            }));
+            source.hash_files();
             true
         }
     };

@@ -10,12 +10,12 @@ use crate::tokenizer::made::Made;
 use antigravity::model::weights::{ModelPath, WeightType};
 use antigravity::{Result, dims};
 use files::packed_file::PACKED_NAME;
-use files::source::Source;
+use files::source::Safetensors;
 use files::source::gguf::Gguf;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use text::chat::{Context, Ending, Message, Moment, Role, Template};
+use text::chat::{Message, PromptEnding, RenderContext, Role, Template, UtcTime};
 use text::tokenizer::Tokenizer;
 
 fn fixture() -> PathBuf {
@@ -55,12 +55,12 @@ fn tokenizers_and_their_settings() {
     }
     let open = || {
         let tokenizer = Tokenizer::open(&temp.0, 352)?;
-        let template = Template::load(&temp.0)?.for_tokenizer(&tokenizer)?;
-        template.encode(
+        let template = Template::load_from_path(&temp.0)?.for_tokenizer(&tokenizer)?;
+        template.encode_messages(
             &tokenizer,
             &[Message::new(Role::User, "q")],
-            Moment::from_unix(0),
-            Ending::Prompt,
+            UtcTime::from_unix(0),
+            PromptEnding::Prompt,
         )?;
         Ok(())
     };
@@ -71,7 +71,12 @@ fn tokenizers_and_their_settings() {
 
 #[test]
 fn chat_templates() {
-    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt, variables: None };
+    let context = RenderContext {
+        bos: None,
+        now: UtcTime::from_unix(0),
+        ending: PromptEnding::Prompt,
+        variables: None,
+    };
     let hostile = hostile::text();
     for source in [
         format!("{{{{ raise_exception('{hostile}') }}}}"),
@@ -84,8 +89,8 @@ fn chat_templates() {
         format!("{{{{ {}() }}}}", "y".repeat(5000)),
     ] {
         let temp = TestDir::new().with("chat_template.jinja", &source);
-        let rendered =
-            Template::load(&temp.0).and_then(|t| t.render(&[Message::new(Role::User, "q")], &context));
+        let rendered = Template::load_from_path(&temp.0)
+            .and_then(|t| t.render_messages(&[Message::new(Role::User, "q")], &context));
         assert_line(&source[..20], &rendered.expect_err(&source[..20]).to_string());
     }
 }
@@ -106,7 +111,8 @@ fn headers_and_indexes_of_safetensors() {
     let mut refused = 0;
     for (place, changed) in variants(&header, &name) {
         write("model.safetensors", &changed);
-        let open = Source::open(&temp.0).and_then(|s| s.require(&name).and(s.require("b")).map(drop));
+        let open =
+            Safetensors::open(&temp.0).and_then(|s| s.get_required(&name).and(s.get_required("b")).map(drop));
         assert_line(&place, &open.expect_err(&place).to_string());
         refused += 1;
     }
@@ -117,7 +123,7 @@ fn headers_and_indexes_of_safetensors() {
         let index = json!({"metadata": {"total_size": 8}, "weight_map": {"a": "part.safetensors", "b": "part.safetensors"}});
         for (place, changed) in variants(&index, &name) {
             temp.write("model.safetensors.index.json", changed.to_string());
-            if let Err(e) = Source::open(&temp.0) {
+            if let Err(e) = Safetensors::open(&temp.0) {
                 assert_line(&place, &e.to_string());
             }
         }
@@ -151,7 +157,7 @@ fn keys_values_and_tensors_of_gguf() {
     let path = temp.file("hostile.gguf");
     let refused = |parts: Parts| {
         fs::write(&path, parts.bytes()).unwrap();
-        let open = Gguf::open(&path).and_then(|gguf| gguf.config().map(drop));
+        let open = Gguf::open(&path).and_then(|gguf| gguf.read_config().map(drop));
         assert_line("GGUF", &open.unwrap_err().to_string());
     };
     let (long, name) = (hostile::text(), hostile::short());
@@ -178,7 +184,7 @@ fn keys_values_and_tensors_of_gguf() {
     let template =
         arch("llama").pair(pair("tokenizer.chat_template", STRING, text(format!("{{% {long} %}}"))));
     fs::write(&path, template.bytes()).unwrap();
-    assert_line("chat_template", &Template::load(&path).unwrap_err().to_string());
+    assert_line("chat_template", &Template::load_from_path(&path).unwrap_err().to_string());
     let bpe = Made::byte_level;
     for made in [
         bpe().text("model", &long),

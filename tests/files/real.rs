@@ -5,7 +5,7 @@ use crate::support::paths;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
-use text::chat::{Context, Ending, Message, Moment, Role, Template, join};
+use text::chat::{Message, PromptEnding, RenderContext, Role, Template, UtcTime, join_segments};
 use text::tokenizer::{AddSpecial, Tokenizer};
 
 /// Names the model's file, in a folder with the model's name; set by `cargo xtask test real`.
@@ -54,8 +54,13 @@ fn strings_become_its_own_ids_and_strings_again() {
 #[ignore = "needs a real model: `cargo xtask test real`"]
 fn conversations_are_rendered_as_its_own_template_says() {
     let tokenizer = tokenizer();
-    let template = Template::load(&file()).unwrap().for_tokenizer(&tokenizer).unwrap();
-    let context = Context { bos: None, now: Moment::from_unix(0), ending: Ending::Prompt, variables: None };
+    let template = Template::load_from_path(&file()).unwrap().for_tokenizer(&tokenizer).unwrap();
+    let context = RenderContext {
+        bos: None,
+        now: UtcTime::from_unix(0),
+        ending: PromptEnding::Prompt,
+        variables: None,
+    };
     for case in expected("chat.json") {
         let message = |m: &Value| {
             let role =
@@ -63,6 +68,9 @@ fn conversations_are_rendered_as_its_own_template_says() {
             Message::new(role.unwrap(), text(m, "content"))
         };
         let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
-        assert_eq!(join(&template.render(&messages, &context).unwrap()), text(&case, "text"));
+        assert_eq!(
+            join_segments(&template.render_messages(&messages, &context).unwrap()),
+            text(&case, "text")
+        );
     }
 }

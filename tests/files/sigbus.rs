@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use files::mapped::map_file;
-use files::source::Source;
+use files::source::Safetensors;
 
 const FILE: &str = "ANTIGRAVITY_SIGBUS_FILE";
 
@@ -34,7 +34,7 @@ fn in_child() {
     let truncate = || File::options().write(true).open(path).unwrap().set_len(0).unwrap();
     match case.as_str() {
         "truncated" => {
-            let source = Source::open(path).unwrap();
+            let source = Safetensors::open(path).unwrap();
             truncate();
             std::hint::black_box(source.get("x").unwrap().data.bytes()[40_000]);
         }

@@ -4,7 +4,7 @@ use crate::device::{device_with, said};
 use crate::support::command::binary;
 use crate::support::process::{child, job};
 use crate::support::test_dir::TestDir;
-use antigravity::opencl::{Access, Cache, Device, Kind, Place, Program, Source, Verdict};
+use antigravity::opencl::{Access, Cache, Device, FailureKind, Place, Program, Source, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ fn source(options: &str) -> Source<'_> {
 /// Runs the kernel, which must give `value`.
 #[track_caller]
 fn gives(device: &Device, program: &Program, value: i32) {
-    let out = device.buffer(64, Access::ReadWrite, Place::Device).unwrap();
-    let mut kernel = program.kernel("f").unwrap();
-    device.launch(kernel.arg_buffer(0, &out).unwrap(), &[16], &[4]).unwrap();
+    let out = device.allocate_buffer(64, Access::ReadWrite, Place::Device).unwrap();
+    let mut kernel = program.create_kernel("f").unwrap();
+    device.launch(kernel.set_buffer(0, &out).unwrap(), &[16], &[4]).unwrap();
     let mut bytes = [0; 64];
     out.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, *[value.to_le_bytes(); 16].as_flattened());
@@ -31,10 +31,10 @@ fn gives(device: &Device, program: &Program, value: i32) {
 /// Builds with `-DVALUE=value` as a new device would, runs it, and tells whether it came from the cache.
 #[track_caller]
 fn from_cache(dir: &Path, value: i32) -> Option<bool> {
-    let device = device_with(Cache::at(dir))?;
+    let device = device_with(Cache::in_dir(dir))?;
     let program = Program::build(&device, &source(&format!("-DVALUE={value}"))).unwrap();
     gives(&device, &program, value);
-    let builds = device.builds();
+    let builds = device.build_stats();
     assert_eq!(builds.compiled + builds.loaded, 1);
     Some(builds.loaded == 1)
 }
@@ -48,26 +48,26 @@ pub fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
 fn a_program_comes_back_with_what_was_noted() {
     let temp = TestDir::new();
     let dir = temp.0.join("made/here");
-    let Some(device) = device_with(Cache::at(&dir)) else { return };
+    let Some(device) = device_with(Cache::in_dir(&dir)) else { return };
     let program = Program::build(&device, &source("-DVALUE=1")).unwrap();
-    assert_eq!(program.verdict("f"), None);
+    assert_eq!(program.kernel_verdict("f"), None);
     program.set_verdict("f", Verdict::Passed);
     program.set_verdict("g", Verdict::Failed);
     assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(files(&dir, "program").len(), 1);
 
-    let device = device_with(Cache::at(&dir)).unwrap();
+    let device = device_with(Cache::in_dir(&dir)).unwrap();
     let program = Program::build(&device, &source("-DVALUE=1")).unwrap();
-    assert_eq!((device.builds().loaded, device.builds().compiled), (1, 0));
-    assert_eq!(program.verdict("f"), Some(Verdict::Passed));
-    assert_eq!(program.verdict("g"), Some(Verdict::Failed));
-    assert_eq!(program.verdict("h"), None);
+    assert_eq!((device.build_stats().loaded, device.build_stats().compiled), (1, 0));
+    assert_eq!(program.kernel_verdict("f"), Some(Verdict::Passed));
+    assert_eq!(program.kernel_verdict("g"), Some(Verdict::Failed));
+    assert_eq!(program.kernel_verdict("h"), None);
     gives(&device, &program, 1);
     // Other options are another program.
     assert_eq!(from_cache(&dir, 2), Some(false));
     assert_eq!(from_cache(&dir, 2), Some(true));
     assert_eq!(files(&dir, "program").len(), 2);
-    assert!(Cache::at(&dir).describe().contains("2 programs"));
+    assert!(Cache::in_dir(&dir).describe_contents().contains("2 programs"));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_directory_that_cannot_be_used_is_no_error() {
         assert!(!loaded);
         assert_eq!(from_cache(&unusable, 1), Some(false));
     }
-    assert!(Cache::at(&file).describe().contains("not a directory"));
+    assert!(Cache::in_dir(&file).describe_contents().contains("not a directory"));
 
     // What others may write is neither read nor added to.
     let dir = temp.0.join("cache");
@@ -113,7 +113,7 @@ fn a_directory_that_cannot_be_used_is_no_error() {
         fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(from_cache(&dir, 1), Some(false), "mode {mode:o}");
         assert_eq!(from_cache(&dir, 2), Some(false));
-        assert!(Cache::at(&dir).describe().contains("others may write there"));
+        assert!(Cache::in_dir(&dir).describe_contents().contains("others may write there"));
     }
     assert_eq!(files(&dir, "program").len(), 1);
 
@@ -166,7 +166,7 @@ fn an_entry_that_others_may_have_written_is_not_loaded() {
 
 #[test]
 fn one_line_says_that_programs_cannot_be_kept() {
-    if device_with(Cache::off()).is_none() {
+    if device_with(Cache::disabled()).is_none() {
         return;
     }
     let temp = TestDir::new();
@@ -193,12 +193,12 @@ fn one_line_says_that_programs_cannot_be_kept() {
 #[test]
 fn child_uses_the_cache() {
     let Some(dir) = job() else { return };
-    let Some(device) = device_with(Cache::at(dir)) else { return };
+    let Some(device) = device_with(Cache::in_dir(dir)) else { return };
     for i in 0..40 {
         let program = Program::build(&device, &source(&format!("-DVALUE={}", i % 4))).unwrap();
         let kernel = format!("round {i}");
         program.set_verdict(&kernel, Verdict::Passed);
-        assert_eq!(program.verdict(&kernel), Some(Verdict::Passed));
+        assert_eq!(program.kernel_verdict(&kernel), Some(Verdict::Passed));
     }
 }
 
@@ -237,7 +237,7 @@ fn marker_of_loading(device: &Device, dir: &Path) -> PathBuf {
 fn binaries_that_a_driver_crashes_on_are_compiled_anew() {
     let temp = TestDir::new();
     let dir = temp.0.join("cache");
-    let Some(device) = device_with(Cache::at(&dir)) else { return };
+    let Some(device) = device_with(Cache::in_dir(&dir)) else { return };
     Program::build(&device, &source("-DVALUE=1")).unwrap();
     let marker = marker_of_loading(&device, &dir);
     assert!(!marker.exists(), "what was loaded leaves nothing");
@@ -253,16 +253,16 @@ fn binaries_that_a_driver_crashes_on_are_compiled_anew() {
 fn a_program_that_crashed_the_driver_is_not_tried_again() {
     let temp = TestDir::new();
     let dir = temp.0.join("cache");
-    let Some(device) = device_with(Cache::at(&dir)) else { return };
+    let Some(device) = device_with(Cache::in_dir(&dir)) else { return };
     Program::build_variant(&device, &source("-DVALUE=1")).unwrap();
     assert!(files(&dir, "trying").is_empty(), "a trial that ends leaves nothing");
     // What a process leaves that does not live to end its trial.
     let marker = files(&dir, "program").pop().expect("a program").with_extension("trying");
     fs::write(&marker, "trying\n").unwrap();
     let failure = Program::build_variant(&device, &source("-DVALUE=1")).err().unwrap();
-    assert_eq!(failure.kind, Kind::Build);
+    assert_eq!(failure.kind, FailureKind::Build);
     assert!(failure.message.contains("crashed on it") && failure.message.contains(marker.to_str().unwrap()));
-    assert!(Cache::at(&dir).describe().contains("1 crashed the driver"));
+    assert!(Cache::in_dir(&dir).describe_contents().contains("1 crashed the driver"));
     // Others are not suspected, nor is a baseline, which cannot be done without.
     Program::build_variant(&device, &source("-DVALUE=2")).unwrap();
     gives(&device, &Program::build(&device, &source("-DVALUE=1")).unwrap(), 1);

@@ -5,8 +5,8 @@ use crate::support::command::binary;
 use antigravity::dims::LAYERS;
 use antigravity::model::device::KvRows;
 use antigravity::run::session::{CancelToken, Session};
-use opencl_runtime::device::facts_of;
-use opencl_runtime::{Cache, Device, DeviceType, Facts};
+use opencl_runtime::device::select_info;
+use opencl_runtime::{Cache, Device, DeviceInfo, DeviceType};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,9 +18,10 @@ use text::sampler::argmax;
 pub fn device() -> Option<Device> {
     own_caches();
     // Of oclgrind nothing is kept, and PoCL keeps what it compiles.
-    let compiles_slowly = facts_of(Some("0"))
-        .is_some_and(|facts| !facts.keeps_programs() && !facts.platform.to_lowercase().contains("oclgrind"));
-    device_with(if compiles_slowly { Cache::of_user() } else { Cache::off() })
+    let compiles_slowly = select_info(Some("0")).is_some_and(|facts| {
+        !facts.has_program_cache() && !facts.platform.to_lowercase().contains("oclgrind")
+    });
+    device_with(if compiles_slowly { Cache::for_user() } else { Cache::disabled() })
 }
 
 #[track_caller]
@@ -31,9 +32,9 @@ pub fn device_with(cache: Cache) -> Option<Device> {
             // `cargo xtask test runtimes` says which: where that fails to load, another would be found.
             let expected = std::env::var("EXPECTED_PLATFORM").unwrap_or_default();
             assert!(
-                device.facts().platform.contains(&expected),
+                device.info().platform.contains(&expected),
                 "{} is no {expected}",
-                device.facts().platform
+                device.info().platform
             );
             Some(device)
         }
@@ -73,14 +74,14 @@ fn own_caches() {
 }
 
 /// Whether a device rounds quotients correctly, which makes everything exact: CPUs do, whatever their drivers promise.
-pub fn is_exact_with(facts: &Facts) -> bool {
-    facts.correct_divide || facts.device_type == DeviceType::Cpu
+pub fn is_exact_with(facts: &DeviceInfo) -> bool {
+    facts.has_correct_divide || facts.device_type == DeviceType::Cpu
 }
 
 /// The same of the device of the tests; `None` without one.
 #[track_caller]
 pub fn exact() -> Option<bool> {
-    device().map(|d| is_exact_with(d.facts()))
+    device().map(|d| is_exact_with(d.info()))
 }
 
 /// What the program said on stderr, without PoCL's compiler, which counts its warnings there.

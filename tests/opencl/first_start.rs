@@ -5,7 +5,7 @@ use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
 use crate::support::test_dir::TestDir;
 use antigravity::opencl::variants::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
-use antigravity::run::session::{Event, Notice, Session};
+use antigravity::run::session::{Notice, Session, SessionEvent};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use std::process::{Command, Output, Stdio};
@@ -51,8 +51,8 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
     assert!(!session.device_name().contains("opencl"), "{}", session.device_name());
     let moves = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&moves);
-    session.watch(Box::new(move |event| {
-        if let Event::Switched(s) = event {
+    session.set_observer(Box::new(move |event| {
+        if let SessionEvent::Switched(s) = event {
             seen.lock().unwrap().push(s.why.clone());
         }
     }));

@@ -15,7 +15,7 @@ use antigravity::run::options::BackendKind;
 use antigravity::run::plan::{self, Plan};
 use antigravity::{EngineOptions, Error};
 use files::blocks::BlockType::{self, *};
-use files::source::Source;
+use files::source::Safetensors;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn written(mixture: Mixture) -> Option<(TestDir, PathBuf)> {
         device::skip("this model's rows are no whole blocks of 256");
         return None;
     }
-    let (dir, checkpoint) = (TestDir::new(), Source::open(Path::new(dims::MODEL_DIR)).unwrap());
+    let (dir, checkpoint) = (TestDir::new(), Safetensors::open(Path::new(dims::MODEL_DIR)).unwrap());
     let path = dir.file("model.gguf");
     File::of(&checkpoint, mixture).write(&path);
     Some((dir, path))
@@ -75,7 +75,7 @@ fn load(path: &Path) -> Weights {
 }
 
 fn types() -> KvTypes {
-    KvTypes::both(KvType::F16)
+    KvTypes::same(KvType::F16)
 }
 
 fn cpu(weights: &Arc<Weights>) -> CpuDevice {
@@ -93,10 +93,10 @@ fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevi
         slots,
         max_tokens,
         sequences: 2,
-        drafted: 1,
+        tokens_per_sequence: 1,
         attention: None,
-        rows,
-        evicts: true,
+        cache_place: rows,
+        can_evict: true,
         kernels,
     };
     OpenClDevice::new(model, options).unwrap()
@@ -120,7 +120,7 @@ fn run(on: &mut dyn seam::Device) -> (Vec<f32>, Vec<KvRows>) {
     let len = cache.extent().len;
     let rows = (0..LAYERS).map(|layer| {
         let mut rows = KvRows::default();
-        cache.read(layer, 0..len, &mut rows).unwrap();
+        cache.read_rows(layer, 0..len, &mut rows).unwrap();
         rows
     });
     let rows = rows.collect();
@@ -145,14 +145,14 @@ fn agree(exact: bool, found: &(Vec<f32>, Vec<KvRows>), expected: &(Vec<f32>, Vec
 fn all_formats_have_the_cpus_bits() {
     for mixture in [like_q4_k_m, all_sorts] {
         let (Some(device), Some((_dir, path))) = (device::device(), written(mixture)) else { return };
-        let (exact, weights) = (is_exact_with(device.facts()), Arc::new(load(&path)));
+        let (exact, weights) = (is_exact_with(device.info()), Arc::new(load(&path)));
         let matrices = Matrices::copy(&device, &weights, Place::Device).unwrap();
         let (backend, cl_device) = (BackendKind::OpenCl, Some("0".into()));
         let options =
             EngineOptions { backend, cl_device, weight_type: WeightType::Auto, ..EngineOptions::new(path) };
-        let items = Plan::new(&options).unwrap().items();
-        let planned = items.iter().find(|i| i.what == "weights" && i.kind == plan::Kind::Device);
-        assert_eq!(planned.map(|i| i.bytes), Some(device.allocated()));
+        let items = Plan::new(&options).unwrap().plan_items();
+        let planned = items.iter().find(|i| i.purpose == "weights" && i.kind == plan::MemoryKind::Device);
+        assert_eq!(planned.map(|i| i.bytes), Some(device.allocated_bytes()));
         agree(exact, &run(&mut gpu(device, &weights, matrices)), &run(&mut cpu(&weights)));
     }
 }
@@ -161,12 +161,12 @@ fn all_formats_have_the_cpus_bits() {
 #[test]
 fn weights_in_one_memory_serve_both_devices() {
     let (Some(device), Some((_dir, path))) = (device::device(), written(like_q4_k_m)) else { return };
-    if !device.facts().unified_memory {
+    if !device.info().unified_memory {
         return device::skip("this device has memory of its own");
     }
     let (apart, mut weights) = (Arc::new(load(&path)), load(&path));
     let matrices = Matrices::share(&device, &mut weights).unwrap();
-    let (exact, weights) = (is_exact_with(device.facts()), Arc::new(weights));
+    let (exact, weights) = (is_exact_with(device.info()), Arc::new(weights));
     let expected = run(&mut cpu(&apart));
     agree(true, &run(&mut cpu(&weights)), &expected);
     agree(exact, &run(&mut gpu(device, &weights, matrices)), &expected);
@@ -189,6 +189,6 @@ fn mixtures_without_a_kernel_are_refused() {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(device.allocated(), 0);
+        assert_eq!(device.allocated_bytes(), 0);
     }
 }

@@ -1,8 +1,8 @@
 //! Buffers, views, programs, kernels and launches.
 
 use crate::device::device;
-use antigravity::opencl::{Access, Kind, Place, Program, Source, Staged};
-use opencl_runtime::buffer::{Lender, MapFor};
+use antigravity::opencl::{Access, FailureKind, Place, Program, Source, StagingBuffer};
+use opencl_runtime::buffer::{HostFloatsPool, MapFor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const ADD: &str = "
@@ -38,20 +38,20 @@ fn a_kernel_computes_from_its_arguments() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     for n in [1usize, 3, 64, 257] {
-        let a = device.buffer_of(&le((0..n).map(|i| i as f32))).unwrap();
-        let b = device.buffer_of(&le((0..n).map(|i| 0.5 - i as f32 / 2.0))).unwrap();
-        let sum = device.buffer(4 * n, Access::ReadWrite, Place::Device).unwrap();
-        let mut add = program.kernel("add").unwrap();
-        add.arg_buffer(0, &a).unwrap().arg_buffer(1, &b).unwrap().arg_buffer(2, &sum).unwrap();
-        add.arg_i32(3, n as i32).unwrap().arg_ints(4, &[2, 1]).unwrap();
+        let a = device.upload_buffer(&le((0..n).map(|i| i as f32))).unwrap();
+        let b = device.upload_buffer(&le((0..n).map(|i| 0.5 - i as f32 / 2.0))).unwrap();
+        let sum = device.allocate_buffer(4 * n, Access::ReadWrite, Place::Device).unwrap();
+        let mut add = program.create_kernel("add").unwrap();
+        add.set_buffer(0, &a).unwrap().set_buffer(1, &b).unwrap().set_buffer(2, &sum).unwrap();
+        add.set_int(3, n as i32).unwrap().set_ints(4, &[2, 1]).unwrap();
         // The kernel keeps its arguments.
         drop((a, b));
-        let before = device.launches();
+        let before = device.launch_count();
         device.launch(&add, &[n.next_multiple_of(32)], &[32]).unwrap();
         let mut out = vec![0; 4 * n];
         sum.read(0, &mut out).unwrap();
         assert_eq!(out, le((0..n).map(|i| 1.0 + i as f32)));
-        assert_eq!(device.launches() - before, 1);
+        assert_eq!(device.launch_count() - before, 1);
     }
 }
 
@@ -60,18 +60,18 @@ fn local_memory_and_three_dimensions_are_where_they_were_asked_for() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     let ints = |n: i32| (0..n).flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
-    let input = device.buffer_of(&ints(16)).unwrap();
-    let out = device.buffer(4 * 24, Access::ReadWrite, Place::Device).unwrap();
-    let mut turn = program.kernel("turn").unwrap();
-    turn.arg_buffer(0, &input).unwrap().arg_buffer(1, &out).unwrap();
+    let input = device.upload_buffer(&ints(16)).unwrap();
+    let out = device.allocate_buffer(4 * 24, Access::ReadWrite, Place::Device).unwrap();
+    let mut turn = program.create_kernel("turn").unwrap();
+    turn.set_buffer(0, &input).unwrap().set_buffer(1, &out).unwrap();
     device.launch(&turn, &[16], &[8]).unwrap();
     let mut bytes = vec![0; 64];
     out.read(0, &mut bytes).unwrap();
     let expected = [7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8i32];
     assert_eq!(bytes, expected.iter().flat_map(|i| i.to_le_bytes()).collect::<Vec<u8>>());
 
-    let mut places = program.kernel("places").unwrap();
-    places.arg_buffer(0, &out).unwrap();
+    let mut places = program.create_kernel("places").unwrap();
+    places.set_buffer(0, &out).unwrap();
     for local in [&[][..], &[2, 3, 1]] {
         out.fill(0..96, 0).unwrap();
         device.launch(&places, &[2, 3, 4], local).unwrap();
@@ -89,12 +89,12 @@ fn odd_ranges_are_written_read_copied_and_filled() {
     for place in [Place::Device, Place::HostVisible] {
         for len in [1usize, 2, 7, 63, 4097] {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 37 + 5) as u8).collect();
-            let a = device.buffer(len, Access::ReadWrite, place).unwrap();
-            let b = device.buffer(len, Access::ReadOnly, place).unwrap();
+            let a = device.allocate_buffer(len, Access::ReadWrite, place).unwrap();
+            let b = device.allocate_buffer(len, Access::ReadOnly, place).unwrap();
             a.write(0, &bytes).unwrap();
             b.fill(0..len, 9).unwrap();
             let from = len / 3;
-            a.copy(from..len, &b, 0).unwrap();
+            a.copy_to(from..len, &b, 0).unwrap();
             a.fill(from..len, 1).unwrap();
             let mut out = vec![0; len];
             b.read(0, &mut out).unwrap();
@@ -106,12 +106,12 @@ fn odd_ranges_are_written_read_copied_and_filled() {
             // Nothing at the very end is nothing.
             a.write(len, &[]).unwrap();
             a.read(len, &mut []).unwrap();
-            a.copy(len..len, &b, len).unwrap();
+            a.copy_to(len..len, &b, len).unwrap();
             a.fill(len..len, 0).unwrap();
             assert!(panics(|| a.write(len, &[1]).unwrap()).contains("bytes"));
             assert!(panics(|| a.read(1, &mut vec![0; len]).unwrap()).contains("bytes"));
             assert!(panics(|| a.fill(0..len + 1, 0).unwrap()).contains("bytes"));
-            assert!(panics(|| a.copy(0..len, &b, 1).unwrap()).contains("bytes"));
+            assert!(panics(|| a.copy_to(0..len, &b, 1).unwrap()).contains("bytes"));
         }
     }
 }
@@ -120,10 +120,10 @@ fn odd_ranges_are_written_read_copied_and_filled() {
 fn a_mapped_buffer_is_the_cpus() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
-    let mut buffer = device.buffer(96, Access::ReadWrite, Place::HostVisible).unwrap();
+    let mut buffer = device.allocate_buffer(96, Access::ReadWrite, Place::HostVisible).unwrap();
     let other = buffer.clone();
-    let mut places = program.kernel("places").unwrap();
-    places.arg_buffer(0, &buffer).unwrap();
+    let mut places = program.create_kernel("places").unwrap();
+    places.set_buffer(0, &buffer).unwrap();
     let mut view = buffer.map(0..96, MapFor::Reading).unwrap();
     assert!(
         panics(|| device.launch(&places, &[2, 3, 4], &[]).unwrap()).contains("places: argument 0 is mapped")
@@ -135,22 +135,23 @@ fn a_mapped_buffer_is_the_cpus() {
     drop(view);
     device.launch(&places, &[2, 3, 4], &[]).unwrap();
     device.finish().unwrap();
-    let device_only = device.buffer(1, Access::ReadOnly, Place::Device).unwrap();
+    let device_only = device.allocate_buffer(1, Access::ReadOnly, Place::Device).unwrap();
     assert!(panics(|| drop(device_only.clone().map(0..1, MapFor::Reading))).contains("host-visible"));
-    assert!(panics(|| drop(device_only.clone().freeze())).contains("host-visible"));
+    assert!(panics(|| drop(device_only.clone().map_read_only())).contains("host-visible"));
 }
 
 #[test]
 fn what_is_lent_is_where_a_kernel_writes() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
-    let mut places = program.kernel("places").unwrap();
-    let mut lender = Lender::default();
-    let (mut one, mut other) = (lender.lend(&device, 24).unwrap(), lender.lend(&device, 24).unwrap());
+    let mut places = program.create_kernel("places").unwrap();
+    let mut lender = HostFloatsPool::default();
+    let (mut one, mut other) =
+        (lender.allocate_floats(&device, 24).unwrap(), lender.allocate_floats(&device, 24).unwrap());
     other.fill(7.0);
-    let buffer = lender.buffer_of(&one).unwrap();
+    let buffer = lender.find_buffer(&one).unwrap();
     for n in [1, 2] {
-        places.arg_buffer(0, &buffer).unwrap();
+        places.set_buffer(0, &buffer).unwrap();
         device.launch(&places, &[n, 3, 4], &[]).unwrap();
         device.finish().unwrap();
         let last = 320 + n as u32 - 1;
@@ -158,8 +159,8 @@ fn what_is_lent_is_where_a_kernel_writes() {
         one.fill(1.0);
     }
     assert_eq!(*other, [7.0; 24]);
-    assert!(lender.buffer_of(&one[1..]).is_none() && lender.buffer_of(&one[..23]).is_none());
-    assert!(lender.buffer_of(&[0.0; 24]).is_none() && lender.buffer_of(&other).is_some());
+    assert!(lender.find_buffer(&one[1..]).is_none() && lender.find_buffer(&one[..23]).is_none());
+    assert!(lender.find_buffer(&[0.0; 24]).is_none() && lender.find_buffer(&other).is_some());
     // No other way to it.
     assert!(panics(|| buffer.write(0, &[1]).unwrap()).contains("mapped"));
     assert!(panics(|| buffer.read(0, &mut [1]).unwrap()).contains("mapped"));
@@ -170,23 +171,23 @@ fn a_frozen_buffer_is_read_by_both() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     let bytes = le((0..64).map(|i| i as f32));
-    let mut weights = device.buffer(bytes.len(), Access::ReadOnly, Place::HostVisible).unwrap();
+    let mut weights = device.allocate_buffer(bytes.len(), Access::ReadOnly, Place::HostVisible).unwrap();
     let mut view = weights.map(0..bytes.len(), MapFor::Writing).unwrap();
     view.bytes_mut().copy_from_slice(&bytes);
     drop(view);
-    let frozen = weights.freeze().unwrap();
+    let frozen = weights.map_read_only().unwrap();
     assert_eq!(*frozen, bytes[..]);
-    let sum = device.buffer(bytes.len(), Access::ReadWrite, Place::Device).unwrap();
-    let mut add = program.kernel("add").unwrap();
-    add.arg_buffer(0, frozen.buffer()).unwrap().arg_buffer(1, frozen.buffer()).unwrap();
-    add.arg_buffer(2, &sum).unwrap().arg_i32(3, 64).unwrap().arg_ints(4, &[1, 2]).unwrap();
+    let sum = device.allocate_buffer(bytes.len(), Access::ReadWrite, Place::Device).unwrap();
+    let mut add = program.create_kernel("add").unwrap();
+    add.set_buffer(0, frozen.buffer()).unwrap().set_buffer(1, frozen.buffer()).unwrap();
+    add.set_buffer(2, &sum).unwrap().set_int(3, 64).unwrap().set_ints(4, &[1, 2]).unwrap();
     device.launch(&add, &[64], &[64]).unwrap();
     let mut out = vec![0; bytes.len()];
     sum.read(0, &mut out).unwrap();
     assert_eq!(out, bytes);
     assert!(panics(|| frozen.buffer().write(0, &[1]).unwrap()).contains("mapped"));
     assert!(panics(|| drop(frozen.buffer().clone().map(0..1, MapFor::Reading))).contains("twice"));
-    let again = frozen.buffer().clone().freeze().unwrap();
+    let again = frozen.buffer().clone().map_read_only().unwrap();
     drop(frozen);
     assert_eq!(*again, bytes[..]);
 }
@@ -194,11 +195,11 @@ fn a_frozen_buffer_is_read_by_both() {
 #[test]
 fn staged_writes_arrive_in_order() {
     let Some(device) = device() else { return };
-    let mut staged = Staged::new(&device, 64, Access::ReadOnly).unwrap();
-    let log = device.buffer(64 * 50, Access::ReadWrite, Place::Device).unwrap();
+    let mut staged = StagingBuffer::new(&device, 64, Access::ReadOnly).unwrap();
+    let log = device.allocate_buffer(64 * 50, Access::ReadWrite, Place::Device).unwrap();
     for i in 0..50u8 {
         staged.write(64, |bytes| bytes.fill(i)).unwrap();
-        staged.buffer().copy(0..64, &log, 64 * usize::from(i)).unwrap();
+        staged.buffer().copy_to(0..64, &log, 64 * usize::from(i)).unwrap();
     }
     drop(staged);
     let mut out = vec![0; 64 * 50];
@@ -212,41 +213,41 @@ fn failures_name_what_failed() {
     let broken =
         Source { name: "broken", text: "kernel void f(global int *p) { p[0] = missing; }", options: "" };
     let failure = Program::build(&device, &broken).err().unwrap();
-    assert_eq!(failure.kind, Kind::Build);
+    assert_eq!(failure.kind, FailureKind::Build);
     assert!(failure.message.contains("clBuildProgram of broken"), "{failure}");
     assert!(failure.message.contains("missing"), "the compiler's words: {failure}");
     assert!(failure.message.lines().count() < 20);
 
     let program = Program::build(&device, &SOURCE).unwrap();
-    let failure = program.kernel("subtract").err().unwrap();
-    assert_eq!(failure.kind, Kind::Build);
+    let failure = program.create_kernel("subtract").err().unwrap();
+    assert_eq!(failure.kind, FailureKind::Build);
     assert!(failure.message.contains("subtract in add") && failure.message.contains("INVALID_KERNEL_NAME"));
 
     // What is wrong with a call that is queued, or that prepares one, loses the device: each has a new one.
     let another = || {
         let device = crate::device::device().unwrap();
         let program = Program::build(&device, &SOURCE).unwrap();
-        let add = program.kernel("add").unwrap();
+        let add = program.create_kernel("add").unwrap();
         (device, add)
     };
     let (_, mut add) = another();
-    let failure = add.arg_i32(9, 0).err().unwrap();
-    assert_eq!(failure.kind, Kind::Misuse);
+    let failure = add.set_int(9, 0).err().unwrap();
+    assert_eq!(failure.kind, FailureKind::InvalidCall);
     assert!(
         failure.message.contains("kernel add, argument 9") && failure.message.contains("INVALID_ARG_INDEX")
     );
     let (_, mut add) = another();
-    let failure = add.arg_ints(3, &[0; 16]).err().unwrap();
+    let failure = add.set_ints(3, &[0; 16]).err().unwrap();
     assert!(failure.message.contains("kernel add, argument 3, 64 bytes"), "{failure}");
     let (device, add) = another();
     let failure = device.launch(&add, &[32], &[32]).unwrap_err();
-    assert_eq!(failure.kind, Kind::Misuse);
+    assert_eq!(failure.kind, FailureKind::InvalidCall);
     assert!(device.is_lost() && device.finish().unwrap_err() == failure, "no call is made any more");
     assert!(failure.message.contains("kernel add, [32] items in groups of [32]"), "{failure}");
     assert!(panics(|| device.launch(&add, &[33], &[32]).unwrap()).contains("no whole groups"));
     assert!(panics(|| device.launch(&add, &[32], &[32, 1]).unwrap()).contains("in groups of"));
 
-    let most = usize::try_from(device.facts().max_alloc).unwrap();
-    let failure = device.buffer(most + 1, Access::ReadOnly, Place::Device).err().unwrap();
-    assert_eq!(failure.kind, Kind::Memory);
+    let most = usize::try_from(device.info().max_alloc).unwrap();
+    let failure = device.allocate_buffer(most + 1, Access::ReadOnly, Place::Device).err().unwrap();
+    assert_eq!(failure.kind, FailureKind::Memory);
 }

@@ -8,7 +8,7 @@ use crate::support::paths;
 use antigravity::model::weights::WeightType;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
-use antigravity::run::session::{CancelToken, Event, FixedSchedule, Notice, Session, Side};
+use antigravity::run::session::{CancelToken, FixedSchedule, Notice, Session, SessionEvent, Side};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use serde_json::Value;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 
 fn options(kv: KvType) -> EngineOptions {
     EngineOptions {
-        kv_types: KvTypes::both(kv),
+        kv_types: KvTypes::same(kv),
         threads: 2,
         max_seq_len: 400,
         prefill_chunk: 64,
@@ -31,7 +31,7 @@ fn options(kv: KvType) -> EngineOptions {
 /// Both devices; nothing moves by itself.
 fn hybrid(o: &EngineOptions) -> Engine {
     let by_hand = FixedSchedule { prefill: Side::Cpu, to_gpu: vec![usize::MAX], to_cpu: vec![] };
-    let by_hand = if o.hybrid == FixedSchedule::specified() { by_hand } else { o.hybrid.clone() };
+    let by_hand = if o.hybrid == FixedSchedule::default_schedule() { by_hand } else { o.hybrid.clone() };
     Engine::load(EngineOptions { backend: BackendKind::Hybrid, hybrid: by_hand, ..o.clone() }).unwrap()
 }
 
@@ -39,7 +39,7 @@ fn hybrid(o: &EngineOptions) -> Engine {
 fn greedy(session: &mut Session, prompt: &[u32], n: usize, every: usize) -> Vec<u32> {
     device::greedy(session, prompt, n, |session, i| {
         if i % every == every - 1 {
-            session.switch("test").unwrap();
+            session.switch_device("test").unwrap();
         }
     })
 }
@@ -80,8 +80,8 @@ fn moves_change_nothing_with_any_cache_and_any_policy() {
             assert!(one.logits() == two.logits(), "{what}: other logits");
             let before = rows(&mut two);
             assert!(before == rows(&mut one), "{what}: other rows");
-            two.switch("there").unwrap();
-            two.switch("and back").unwrap();
+            two.switch_device("there").unwrap();
+            two.switch_device("and back").unwrap();
             assert!(before == rows(&mut two), "{what}: rows make a round trip");
         }
     }
@@ -105,7 +105,7 @@ fn a_cache_goes_out_and_in_wherever_it_lies() {
     {
         let mut other = engine.session().unwrap().with_past(&past, engine).unwrap();
         if moves {
-            other.switch("test").unwrap();
+            other.switch_device("test").unwrap();
         }
         assert!(other.past_key_values(engine).unwrap() == past, "{name}: another cache");
         other.decode(7).unwrap();
@@ -123,13 +123,13 @@ fn only_rows_that_the_other_lacks_are_copied() {
     let mut session = engine.session().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&seen);
-    session.watch(Box::new(move |e| {
-        if let Event::Switched(s) = e {
+    session.set_observer(Box::new(move |e| {
+        if let SessionEvent::Switched(s) = e {
             kept.lock().unwrap().push((s.position, s.slots, s.bytes));
         }
     }));
     greedy(&mut session, &[5; 40], 60, usize::MAX);
-    let slot = KvTypes::both(KvType::Q8).slot_bytes(dims::LAYERS, dims::KV_HEADS, dims::HEAD_DIM);
+    let slot = KvTypes::same(KvType::Q8).slot_bytes(dims::LAYERS, dims::KV_HEADS, dims::HEAD_DIM);
     let expected = [(50, 50), (70, 20), (90, 20)].map(|(p, n)| (p, n, (n * slot) as u64));
     assert_eq!(*seen.lock().unwrap(), expected);
 }
@@ -179,7 +179,7 @@ fn shared_weights_are_in_memory_once() {
     if !is_exact() {
         return;
     }
-    if !device::device().is_some_and(|d| d.facts().unified_memory) {
+    if !device::device().is_some_and(|d| d.info().unified_memory) {
         return device::skip("this device has memory of its own");
     }
     let dir = cache_dir().join("packed");
@@ -227,7 +227,7 @@ fn the_program_moves_where_it_is_told() {
         return;
     }
     let expected = program(&["-q"], &[]).stdout;
-    let unified = device::device().is_some_and(|d| d.facts().unified_memory);
+    let unified = device::device().is_some_and(|d| d.info().unified_memory);
     for zero_copy in ["false", "true"] {
         let flags = [&HYBRID[..], &["--switch-back", "40", "--zero-copy", zero_copy]].concat();
         assert_eq!(program(&[&flags[..], &["-q"]].concat(), &[]).stdout, expected);

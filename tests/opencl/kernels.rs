@@ -60,7 +60,7 @@ impl Dims {
 
 /// A kernel of one of the project's sources, with its first arguments.
 pub fn kernel(device: &Device, (name, text): (&str, &str), options: &str, args: &[&Buffer]) -> Kernel {
-    let exact = match device.facts().correct_divide {
+    let exact = match device.info().has_correct_divide {
         true => "-cl-fp32-correctly-rounded-divide-sqrt -DCORRECT_DIVIDE",
         false => "",
     };
@@ -68,9 +68,9 @@ pub fn kernel(device: &Device, (name, text): (&str, &str), options: &str, args: 
     let cache = if options.contains("KV_BLOCK") { KV } else { "" };
     let text = [COMMON, cache, text].concat();
     let program = Program::build(device, &Source { name, text: &text, options: &options }).unwrap();
-    let mut kernel = program.kernel(name).unwrap();
+    let mut kernel = program.create_kernel(name).unwrap();
     for (i, buffer) in args.iter().enumerate() {
-        kernel.arg_buffer(i, buffer).unwrap();
+        kernel.set_buffer(i, buffer).unwrap();
     }
     kernel
 }
@@ -80,7 +80,7 @@ pub fn bytes_of(x: &[f32]) -> Vec<u8> {
 }
 
 pub fn buffer(device: &Device, bytes: &[u8]) -> Buffer {
-    let buffer = device.buffer(bytes.len(), Access::ReadWrite, Place::Device).unwrap();
+    let buffer = device.allocate_buffer(bytes.len(), Access::ReadWrite, Place::Device).unwrap();
     buffer.write(0, bytes).unwrap();
     buffer
 }

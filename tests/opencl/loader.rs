@@ -4,8 +4,8 @@ use crate::device::{device, skip};
 use crate::support::command::binary;
 use crate::support::process::{child, ended, job};
 use crate::support::test_dir::TestDir;
-use antigravity::opencl::{Access, Cache, Device, DeviceType, Kind, Place, Program, Source};
-use opencl_runtime::device::{choose, devices};
+use antigravity::opencl::{Access, Cache, Device, DeviceType, FailureKind, Place, Program, Source};
+use opencl_runtime::device::{list_devices, select_device};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,20 +13,21 @@ use std::process::Command;
 #[test]
 fn child_opens_a_device() {
     let Some(select) = job() else { return };
-    let device = match Device::open(Some(&select).filter(|s| *s != "any").map(String::as_str), Cache::off()) {
-        Ok(device) => device,
-        Err(failure) => return println!("FAILURE {:?} {failure} END", failure.kind),
-    };
+    let device =
+        match Device::open(Some(&select).filter(|s| *s != "any").map(String::as_str), Cache::disabled()) {
+            Ok(device) => device,
+            Err(failure) => return println!("FAILURE {:?} {failure} END", failure.kind),
+        };
     let text = "kernel void f(global int *p) { p[get_global_id(0)] = 5 + get_global_id(0); }";
     let program = Program::build(&device, &Source { name: "f", text, options: "" }).unwrap();
-    let out = device.buffer(16, Access::ReadWrite, Place::Device).unwrap();
+    let out = device.allocate_buffer(16, Access::ReadWrite, Place::Device).unwrap();
     out.fill(0..16, 0).unwrap();
-    let mut kernel = program.kernel("f").unwrap();
-    device.launch(kernel.arg_buffer(0, &out).unwrap(), &[4], &[2]).unwrap();
+    let mut kernel = program.create_kernel("f").unwrap();
+    device.launch(kernel.set_buffer(0, &out).unwrap(), &[4], &[2]).unwrap();
     let mut bytes = [0; 16];
     out.read(0, &mut bytes).unwrap();
     let values: Vec<u8> = bytes.iter().step_by(4).copied().collect();
-    println!("RAN {values:?} through {} on {} END", device.library(), device.facts().name);
+    println!("RAN {values:?} through {} on {} END", device.library_name(), device.info().name);
 }
 
 /// What a child says that was given these settings.
@@ -146,22 +147,22 @@ fn oclgrind_serves_as_a_library() {
 #[test]
 fn devices_are_chosen_by_number_and_name() {
     let Some(device) = device() else { return };
-    let found = devices().unwrap();
+    let found = list_devices().unwrap();
     assert!(found.windows(2).all(|w| w[0].facts.device_type <= w[1].facts.device_type));
-    assert_eq!(choose(found, Some("0")).unwrap(), 0);
-    let failure = choose(found, Some("99")).unwrap_err();
-    assert_eq!(failure.kind, Kind::Absent);
+    assert_eq!(select_device(found, Some("0")).unwrap(), 0);
+    let failure = select_device(found, Some("99")).unwrap_err();
+    assert_eq!(failure.kind, FailureKind::Unsupported);
     holds(&failure.message, &["`EngineOptions::cl_device` 99", &found[0].facts.name]);
     for unknown in ["no such device", ""] {
-        let failure = choose(found, Some(unknown)).unwrap_err();
+        let failure = select_device(found, Some(unknown)).unwrap_err();
         holds(&failure.message, &["no device has this name", &found[0].facts.name]);
     }
     if found.len() == 1 {
-        let name = &device.facts().name;
-        assert_eq!(choose(found, Some(&name.to_uppercase())).unwrap(), 0);
-        assert_eq!(choose(found, Some(&name[1..])).unwrap(), 0);
+        let name = &device.info().name;
+        assert_eq!(select_device(found, Some(&name.to_uppercase())).unwrap(), 0);
+        assert_eq!(select_device(found, Some(&name[1..])).unwrap(), 0);
         let twice: Vec<_> = found.iter().chain(found).cloned().collect();
-        let failure = choose(&twice, Some(name)).unwrap_err();
+        let failure = select_device(&twice, Some(name)).unwrap_err();
         holds(&failure.message, &["more than one", "0: ", "1: "]);
     }
     assert_eq!(antigravity::Error::from(failure).exit_code(), 5);
@@ -172,7 +173,7 @@ fn a_cpu_is_taken_only_when_asked_for() {
     if device().is_none() {
         return;
     }
-    let only_cpus = devices().unwrap().iter().all(|f| f.facts.device_type == DeviceType::Cpu);
+    let only_cpus = list_devices().unwrap().iter().all(|f| f.facts.device_type == DeviceType::Cpu);
     if only_cpus {
         holds(
             &opened("any", &[]),

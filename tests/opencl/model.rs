@@ -5,7 +5,7 @@ use crate::faults::shim;
 use crate::support::command::binary;
 use crate::support::random::ids;
 use antigravity::dims::VOCAB;
-use antigravity::model::device::{KvRows, Logits, Run, locked};
+use antigravity::model::device::{KvRows, Logits, Run, lock_device};
 use antigravity::model::weights::WeightType;
 use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::run::eviction::{Eviction, Policy};
@@ -90,7 +90,7 @@ fn compare(base: &EngineOptions, n: usize, more: usize) {
 fn every_type_of_weights_has_the_cpus_bits() {
     if exact().is_some() {
         for weight_type in [WeightType::Q4_0, WeightType::F32] {
-            compare(&EngineOptions { weight_type, ..options(KvTypes::both(KvType::F32)) }, 150, 20);
+            compare(&EngineOptions { weight_type, ..options(KvTypes::same(KvType::F32)) }, 150, 20);
         }
     }
 }
@@ -98,7 +98,7 @@ fn every_type_of_weights_has_the_cpus_bits() {
 #[test]
 fn every_type_of_cache_has_the_cpus_bits() {
     if exact().is_some() {
-        for types in [KvType::F16, KvType::Q8, KvType::Q4].map(KvTypes::both) {
+        for types in [KvType::F16, KvType::Q8, KvType::Q4].map(KvTypes::same) {
             compare(&options(types), 140, 10);
         }
         compare(&options(KvTypes { k: KvType::Q8, v: KvType::Q4 }), 70, 5);
@@ -116,19 +116,24 @@ fn the_plan_is_what_is_allocated() {
                 let engine = on_device(&base, gpu_attn);
                 let plan = Plan::new(engine.options()).unwrap();
                 let _session = engine.session().unwrap();
-                let allocated = engine.device().unwrap().allocated();
+                let allocated = engine.device().unwrap().allocated_bytes();
                 let what = format!("{weight_type} weights, gpu_attn {gpu_attn}, zero_copy {zero_copy}");
-                assert_eq!(plan.on_device(), allocated, "{what}: {:#?}", plan.items());
+                assert_eq!(plan.device_bytes(), allocated, "{what}: {:#?}", plan.plan_items());
             }
         }
         // Several sequences, whose tokens are attended at once on the device.
         for gpu_attn in [true, false] {
             let engine =
-                on_device(&EngineOptions { batch: 3, ..options(KvTypes::both(KvType::Q4)) }, gpu_attn);
+                on_device(&EngineOptions { batch: 3, ..options(KvTypes::same(KvType::Q4)) }, gpu_attn);
             let plan = Plan::new(engine.options()).unwrap();
-            let _sessions = engine.sessions_of(engine.options(), 3).unwrap();
-            let allocated = engine.device().unwrap().allocated();
-            assert_eq!(plan.on_device(), allocated, "three, gpu_attn {gpu_attn}: {:#?}", plan.items());
+            let _sessions = engine.sessions_with(engine.options(), 3).unwrap();
+            let allocated = engine.device().unwrap().allocated_bytes();
+            assert_eq!(
+                plan.device_bytes(),
+                allocated,
+                "three, gpu_attn {gpu_attn}: {:#?}",
+                plan.plan_items()
+            );
         }
     }
 }
@@ -139,17 +144,17 @@ fn the_plan_counts_what_observes() {
     if exact().is_some() {
         for gpu_attn in [true, false] {
             let eviction = Eviction { policy: Policy::H2o, ..Eviction::NEVER };
-            let base = EngineOptions { eviction, ..options(KvTypes::both(KvType::Q4)) };
+            let base = EngineOptions { eviction, ..options(KvTypes::same(KvType::Q4)) };
             let engine = on_device(&base, gpu_attn);
             let mut cache = engine.device_cache(engine.options()).unwrap().unwrap();
             cache.cache().write_mass(0, &[]).unwrap();
             let device = cache.device();
-            let run = Run { observe: 1, ..Run::new(cache.cache(), &[1], 0, Logits::None) };
-            locked(&device).forward(&mut [run], None).unwrap();
-            (0..dims::KV_HEADS).for_each(|head| cache.cache().keep(0, head, &[0]).unwrap());
+            let run = Run { observed_tokens: 1, ..Run::new(cache.cache(), &[1], 0, Logits::None) };
+            lock_device(&device).forward(&mut [run], None).unwrap();
+            (0..dims::KV_HEADS).for_each(|head| cache.cache().retain_slots(0, head, &[0]).unwrap());
             let plan = Plan::new(engine.options()).unwrap();
-            let allocated = engine.device().unwrap().allocated();
-            assert_eq!(plan.on_device(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.items());
+            let allocated = engine.device().unwrap().allocated_bytes();
+            assert_eq!(plan.device_bytes(), allocated, "gpu_attn {gpu_attn}: {:#?}", plan.plan_items());
         }
     }
 }
@@ -158,7 +163,7 @@ fn the_plan_counts_what_observes() {
 #[test]
 fn a_long_context_has_the_cpus_bits() {
     if exact().is_some() {
-        let base = options(KvTypes::both(KvType::Q4));
+        let base = options(KvTypes::same(KvType::Q4));
         compare(&EngineOptions { max_seq_len: 1100, prefill_chunk: 256, ..base }, 1060, 4);
     }
 }
@@ -170,7 +175,7 @@ fn sequences_move_between_backends() {
     }
     let ids = ids(120);
     for kv in KvType::ALL {
-        let base = options(KvTypes::both(kv));
+        let base = options(KvTypes::same(kv));
         let (cpu, gpu) = (on_cpu(&base), on_device(&base, true));
         for (from, to) in [(&cpu, &gpu), (&gpu, &cpu)] {
             let mut first = from.session().unwrap();
@@ -197,7 +202,7 @@ fn rewinding_and_resizing_change_no_logits() {
     if exact().is_none() {
         return;
     }
-    let gpu = on_device(&options(KvTypes::both(KvType::Q4)), true);
+    let gpu = on_device(&options(KvTypes::same(KvType::Q4)), true);
     let ids = ids(100);
     let expected = logits(&mut gpu.session().unwrap(), &ids, 10);
     let mut session = gpu.session().unwrap();

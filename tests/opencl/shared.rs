@@ -4,9 +4,9 @@
 use crate::device::{self, is_exact_with};
 use crate::support::random::ids;
 use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
-use antigravity::model::cpu::attention::for_others;
+use antigravity::model::cpu::attention::attention_for_device;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
-use antigravity::model::device::{Cache, Device, KvRows, Logits, Run};
+use antigravity::model::device::{Device, KvCache, KvRows, Logits, Run};
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::opencl::{KernelSet, Matrices, Model, OpenClDevice, OpenClOptions, Place};
 use numeric::kv::{KvType, KvTypes};
@@ -49,7 +49,17 @@ fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
     let (max_tokens, kernels) = (128, KernelSet::Tuned);
     let (sequences, drafted, attention) = (32, 1, None);
     let (slots, evicts) = (CAPACITY, true);
-    OpenClOptions { kv_types, slots, max_tokens, sequences, drafted, attention, rows, evicts, kernels }
+    OpenClOptions {
+        kv_types,
+        slots,
+        max_tokens,
+        sequences,
+        tokens_per_sequence: drafted,
+        attention,
+        cache_place: rows,
+        can_evict: evicts,
+        kernels,
+    }
 }
 
 pub fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
@@ -58,7 +68,7 @@ pub fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
 
 /// The same with attention on the host.
 pub fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
-    let attention = Some(for_others(2, Isa::detect().unwrap(), CAPACITY).unwrap());
+    let attention = Some(attention_for_device(2, Isa::detect().unwrap(), CAPACITY).unwrap());
     let options = OpenClOptions { attention, ..gpu_options(kv_types, Place::Device) };
     OpenClDevice::new(Arc::clone(model), options).unwrap()
 }
@@ -70,19 +80,25 @@ pub fn cpu(kv_types: KvTypes) -> CpuDevice {
 }
 
 /// Goes on with `tokens`, the last `observe` of which are observed; the logits of the last.
-pub fn observed(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32], mut observe: usize) -> Vec<f32> {
+pub fn observed(
+    on: &mut dyn Device,
+    cache: &mut dyn KvCache,
+    tokens: &[u32],
+    mut observe: usize,
+) -> Vec<f32> {
     let mut logits = vec![0.0; VOCAB];
     let step = on.max_tokens();
     for tokens in tokens.chunks(step) {
         let (pos, out) = (cache.extent().len, Logits::Last(&mut logits));
         observe = observe.min(tokens.len());
-        on.forward(&mut [Run { observe, ..Run::new(cache, tokens, pos, out) }], None).unwrap();
+        on.forward(&mut [Run { observed_tokens: observe, ..Run::new(cache, tokens, pos, out) }], None)
+            .unwrap();
     }
     logits
 }
 
 /// Goes on with `tokens`; the logits of the last.
-pub fn forward(on: &mut dyn Device, cache: &mut dyn Cache, tokens: &[u32]) -> Vec<f32> {
+pub fn forward(on: &mut dyn Device, cache: &mut dyn KvCache, tokens: &[u32]) -> Vec<f32> {
     observed(on, cache, tokens, 0)
 }
 
@@ -99,7 +115,7 @@ impl Text {
     }
 
     /// Appends `more` tokens, the likeliest each.
-    fn decode(&mut self, on: &mut dyn Device, cache: &mut dyn Cache, more: usize) {
+    fn decode(&mut self, on: &mut dyn Device, cache: &mut dyn KvCache, more: usize) {
         for _ in 0..more {
             let best = (0..VOCAB).max_by(|&a, &b| self.logits[a].total_cmp(&self.logits[b])).unwrap();
             self.tokens.push(best as u32);
@@ -108,11 +124,11 @@ impl Text {
     }
 }
 
-pub fn rows_of(cache: &mut dyn Cache) -> Vec<KvRows> {
+pub fn rows_of(cache: &mut dyn KvCache) -> Vec<KvRows> {
     let len = cache.extent().len;
     let read = |layer| {
         let mut rows = KvRows::default();
-        cache.read(layer, 0..len, &mut rows).unwrap();
+        cache.read_rows(layer, 0..len, &mut rows).unwrap();
         rows
     };
     (0..LAYERS).map(read).collect()
@@ -126,10 +142,10 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 fn rows_are_used_in_turn() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !model.device().facts().unified_memory {
+    if !model.device().info().unified_memory {
         return device::skip("this device has memory of its own");
     }
-    for types in KvType::ALL.map(KvTypes::both).into_iter().chain([KvTypes { k: KvType::Q8, v: KvType::F16 }])
+    for types in KvType::ALL.map(KvTypes::same).into_iter().chain([KvTypes { k: KvType::Q8, v: KvType::F16 }])
     {
         let mut cpu = cpu(types);
         let mut alone = cpu.new_cache(CAPACITY).unwrap();
@@ -139,13 +155,13 @@ fn rows_are_used_in_turn() {
         let mut gpu = gpu(model, types, Place::HostVisible);
         assert!(gpu.shares_rows());
         let mut cache = gpu.new_cache(CAPACITY).unwrap();
-        let allocated = model.device().allocated();
+        let allocated = model.device().allocated_bytes();
         let mut found = Text::of(forward(&mut cpu, &mut *cache, &ids(PROMPT)));
         found.decode(&mut gpu, &mut *cache, 20);
         found.decode(&mut cpu, &mut *cache, 20);
-        assert_eq!(model.device().allocated(), allocated);
+        assert_eq!(model.device().allocated_bytes(), allocated);
         assert_eq!(found.tokens, text.tokens, "{types}");
-        if is_exact_with(model.device().facts()) {
+        if is_exact_with(model.device().info()) {
             assert_eq!(bits(&found.logits), bits(&text.logits), "{types}");
             assert!(rows_of(&mut *cache) == rows_of(&mut *alone), "{types}: other rows");
         }
@@ -156,30 +172,30 @@ fn rows_are_used_in_turn() {
 fn the_cpu_has_rows_until_the_device_needs_them() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    let (types, mut cpu) = (KvTypes::both(KvType::Q8), cpu(KvTypes::both(KvType::Q8)));
+    let (types, mut cpu) = (KvTypes::same(KvType::Q8), cpu(KvTypes::same(KvType::Q8)));
     let mut far = gpu(model, types, Place::Device);
     assert!(!far.shares_rows());
     let mut cache = far.new_cache(CAPACITY).unwrap();
     let unreachable = catch_unwind(AssertUnwindSafe(|| drop(forward(&mut cpu, &mut *cache, &[1]))));
     assert!(unreachable.is_err(), "the CPU reaches a GPU's own memory");
-    if !model.device().facts().unified_memory {
+    if !model.device().info().unified_memory {
         return device::skip("this device has memory of its own");
     }
 
     let mut gpu = gpu(model, types, Place::HostVisible);
     let mut cache = gpu.new_cache(CAPACITY).unwrap();
     forward(&mut gpu, &mut *cache, &ids(10));
-    type Use = fn(&mut OpenClDevice, &mut dyn Cache);
+    type Use = fn(&mut OpenClDevice, &mut dyn KvCache);
     let uses: [Use; 5] = [
         |gpu, cache| drop(forward(gpu, cache, &[1])),
         |_, cache| cache.resize(400).unwrap(),
-        |_, cache| cache.keep(0, 0, &[0, 1]).unwrap(),
-        |_, cache| cache.read(0, 0..1, &mut KvRows::default()).unwrap(),
+        |_, cache| cache.retain_slots(0, 0, &[0, 1]).unwrap(),
+        |_, cache| cache.read_rows(0, 0..1, &mut KvRows::default()).unwrap(),
         |_, cache| cache.write_mass(0, &vec![0.0; KV_HEADS * cache.extent().len]).unwrap(),
     ];
     for used in uses {
-        let first = cache.host().unwrap().layer(0).0.as_ptr();
-        let again = cache.host().unwrap().layer(0).0.as_ptr();
+        let first = cache.host_rows().unwrap().layer_rows(0).0.as_ptr();
+        let again = cache.host_rows().unwrap().layer_rows(0).0.as_ptr();
         assert_eq!(first, again, "mapped once");
         used(&mut gpu, &mut *cache);
     }
@@ -196,7 +212,7 @@ fn the_cpu_has_rows_until_the_device_needs_them() {
     forward(&mut cpu, &mut *cache, &ids(PROMPT + 5));
     cache.set_len(PROMPT);
     forward(&mut gpu, &mut *cache, &[1]);
-    if is_exact_with(model.device().facts()) {
+    if is_exact_with(model.device().info()) {
         assert!(rows_of(&mut *cache) == expected);
     }
 }
@@ -245,7 +261,7 @@ fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<Le
     let each = caches.iter_mut().zip(sequences).zip(&mut out);
     let mut runs: Vec<_> = each
         .map(|((cache, s), out)| Run {
-            observe: s.observe,
+            observed_tokens: s.observe,
             ..Run::new(&mut **cache, &s.tokens, s.before.len(), logits_of(s, out))
         })
         .collect();
@@ -263,7 +279,7 @@ fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<Le
 fn several_sequences_in_one_pass_are_each_as_alone() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !is_exact_with(model.device().facts()) {
+    if !is_exact_with(model.device().info()) {
         return device::skip("this device does not have the CPU's bits");
     }
     let sequence = |before: usize, n: usize, observe: usize, rows: usize| {
@@ -289,7 +305,7 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
         sequence(5, 1, 0, 1),
         sequence(0, 100, 0, 1),
     ];
-    let (f16, mixed) = (KvTypes::both(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 });
+    let (f16, mixed) = (KvTypes::same(KvType::F16), KvTypes { k: KvType::Q8, v: KvType::Q4 });
     for (types, sequences) in [(f16, &sequences[..]), (mixed, &sequences), (mixed, &unobserved)] {
         let expected = passes(&mut cpu(types), sequences, false);
         let near = gpu(model, types, Place::Device);
@@ -307,7 +323,7 @@ fn several_sequences_in_one_pass_are_each_as_alone() {
 fn a_token_of_each_of_many_sequences_is_computed_as_alone() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !is_exact_with(model.device().facts()) {
+    if !is_exact_with(model.device().info()) {
         return device::skip("this device does not have the CPU's bits");
     }
     let sequence = |before: usize, n: usize, rows: usize| {
@@ -317,7 +333,7 @@ fn a_token_of_each_of_many_sequences_is_computed_as_alone() {
     let mut sequences: Vec<_> = (0..20).map(|i| sequence(i * i % 271, 1, 1)).collect();
     sequences.insert(3, sequence(4, 3, 3));
     sequences.insert(9, sequence(130, 1, 0));
-    for types in KvType::ALL.map(KvTypes::both) {
+    for types in KvType::ALL.map(KvTypes::same) {
         let expected = passes(&mut cpu(types), &sequences, false);
         let mut on = gpu(model, types, Place::Device);
         // Of two passes the second finds launches bound to caches that are gone.
@@ -332,23 +348,23 @@ fn a_token_of_each_of_many_sequences_is_computed_as_alone() {
 fn a_pass_has_as_many_launches_for_many_sequences_as_for_two() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    let mut on = gpu(model, KvTypes::both(KvType::F16), Place::Device);
+    let mut on = gpu(model, KvTypes::same(KvType::F16), Place::Device);
     let mut launches = |n: usize| {
         let mut caches: Vec<_> = (0..n).map(|_| on.new_cache(CAPACITY).unwrap()).collect();
         let mut out = vec![0.0; n * VOCAB];
         let runs = caches.iter_mut().zip(out.chunks_mut(VOCAB));
         let mut runs: Vec<_> =
             runs.map(|(cache, out)| Run::new(&mut **cache, &[1], 0, Logits::Last(out))).collect();
-        let before = model.device().launches();
+        let before = model.device().launch_count();
         on.forward(&mut runs, None).unwrap();
-        model.device().launches() - before
+        model.device().launch_count() - before
     };
     let (two, sixteen) = (launches(2), launches(16));
     assert_eq!(two, sixteen);
     assert!(sixteen <= 10 * LAYERS as u64 + 2, "{sixteen} launches, {LAYERS} layers");
 }
 
-pub fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
+pub fn mass_of(cache: &mut dyn KvCache) -> Vec<u32> {
     let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
     let mut all = Vec::new();
     for layer in 0..LAYERS {
@@ -359,17 +375,17 @@ pub fn mass_of(cache: &mut dyn Cache) -> Vec<u32> {
 }
 
 /// Keeps every third slot and the last, and other ones of the second head.
-pub fn evict(cache: &mut dyn Cache) {
+pub fn evict(cache: &mut dyn KvCache) {
     let last = cache.extent().len as u32 - 1;
     for (layer, kv_head) in (0..LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
         let slots: Vec<u32> = (0..last / 3).map(|i| 3 * i + u32::from(kv_head == 1)).chain([last]).collect();
-        cache.keep(layer, kv_head, &slots).unwrap();
+        cache.retain_slots(layer, kv_head, &slots).unwrap();
     }
     cache.set_len(last as usize / 3 + 1);
 }
 
 /// What is done on a device to a cache.
-type Step = (&'static str, fn(&mut dyn Device, &mut dyn Cache));
+type Step = (&'static str, fn(&mut dyn Device, &mut dyn KvCache));
 
 /// What a session may do to a sequence that is observed, step by step.
 const STEPS: [Step; 8] = [
@@ -402,10 +418,10 @@ const STEPS: [Step; 8] = [
 fn slots_receive_the_same_attention() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    if !is_exact_with(model.device().facts()) {
+    if !is_exact_with(model.device().info()) {
         return device::skip("this device does not have the CPU's bits");
     }
-    for types in KvType::ALL.map(KvTypes::both) {
+    for types in KvType::ALL.map(KvTypes::same) {
         let mut cpu = cpu(types);
         let mut cache = cpu.new_cache(CAPACITY).unwrap();
         cache.write_mass(0, &[]).unwrap();
@@ -431,7 +447,7 @@ fn slots_receive_the_same_attention() {
             cache.write_mass(LAYERS - 1, &half).unwrap();
             assert!(mass_of(&mut *cache).ends_with(&bits(&half)));
         }
-        if model.device().facts().unified_memory {
+        if model.device().info().unified_memory {
             // Both in turn, with one cache.
             let mut gpu = gpu(model, types, Place::HostVisible);
             let mut cache = gpu.new_cache(CAPACITY).unwrap();

@@ -12,9 +12,9 @@ use numeric::kv::{KvType, KvTypes};
 
 /// Transfers, and bytes, of what is done.
 fn of(model: &Model, what: impl FnOnce()) -> (u64, u64) {
-    let before = model.device().transfers();
+    let before = model.device().transfer_stats();
     what();
-    let after = model.device().transfers();
+    let after = model.device().transfer_stats();
     (after.0 - before.0, after.1 - before.1)
 }
 
@@ -22,7 +22,7 @@ fn of(model: &Model, what: impl FnOnce()) -> (u64, u64) {
 fn a_token_that_the_host_attends_to_costs_the_same_at_any_depth() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    for types in KvType::ALL.map(KvTypes::both) {
+    for types in KvType::ALL.map(KvTypes::same) {
         let mut on = gpu_with_host(model, types);
         let mut cache = on.new_cache(CAPACITY).unwrap();
         let mut token = |more: usize| {
@@ -41,7 +41,7 @@ fn a_token_that_the_host_attends_to_costs_the_same_at_any_depth() {
 fn an_eviction_moves_rows_where_they_are() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    for types in KvType::ALL.map(KvTypes::both).into_iter().chain([KvTypes { k: KvType::Q8, v: KvType::Q4 }])
+    for types in KvType::ALL.map(KvTypes::same).into_iter().chain([KvTypes { k: KvType::Q8, v: KvType::Q4 }])
     {
         let mut on = gpu(model, types, Place::Device);
         let mut cache = on.new_cache(CAPACITY).unwrap();
@@ -75,7 +75,7 @@ fn an_eviction_moves_rows_where_they_are() {
 fn mass_and_rows_of_a_layer_are_a_transfer_each() {
     let _alone = alone();
     let Some(model) = model() else { return };
-    let types = KvTypes::both(KvType::F16);
+    let types = KvTypes::same(KvType::F16);
     let mut on = gpu(model, types, Place::Device);
     let mut cache = on.new_cache(CAPACITY).unwrap();
     cache.write_mass(0, &[]).unwrap();
@@ -84,14 +84,14 @@ fn mass_and_rows_of_a_layer_are_a_transfer_each() {
     assert_eq!(of(model, || cache.read_mass(0, &mut mass).unwrap()), (1, 4 * mass.len() as u64));
     let mut rows = KvRows::default();
     let bytes = types.slot_bytes(1, KV_HEADS, HEAD_DIM) as u64;
-    let read = of(model, || cache.read(0, 30..70, &mut rows).unwrap());
+    let read = of(model, || cache.read_rows(0, 30..70, &mut rows).unwrap());
     assert_eq!(read, (2, 40 * bytes));
-    assert_eq!(of(model, || cache.write(0, 30..70, &rows).unwrap()), (2, 40 * bytes));
+    assert_eq!(of(model, || cache.write_rows(0, 30..70, &rows).unwrap()), (2, 40 * bytes));
     // They are what the CPU has there.
     let mut cpu = cpu(types);
     let mut other = cpu.new_cache(CAPACITY).unwrap();
     forward(&mut cpu, &mut *other, &ids(100));
     let mut expected = KvRows::default();
-    other.read(0, 30..70, &mut expected).unwrap();
-    assert!(rows == expected || !is_exact_with(model.device().facts()));
+    other.read_rows(0, 30..70, &mut expected).unwrap();
+    assert!(rows == expected || !is_exact_with(model.device().info()));
 }

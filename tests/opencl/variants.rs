@@ -36,7 +36,7 @@ fn goes_on(command: &mut Command) -> String {
 #[test]
 fn every_variant_changes_nothing() {
     let Some(device) = device() else { return };
-    let facts = device.facts();
+    let facts = device.info();
     for variant in VARIANTS.iter().filter(|v| is_exact_with(facts) && v.missing_feature(facts).is_none()) {
         let mut command = on_device(cache_dir().to_str().unwrap());
         assert_eq!(goes_on(command.env(VARIANT_VARIABLE, variant.name)), "", "{}", variant.name);
@@ -59,8 +59,7 @@ fn an_unknown_variant_is_one_line() {
 
 /// Whether there is a device whose kernels are timed, and have the CPU's bits.
 fn is_timed() -> bool {
-    device()
-        .is_some_and(|device| device.facts().compute_capability.is_none() && is_exact_with(device.facts()))
+    device().is_some_and(|device| device.info().compute_capability.is_none() && is_exact_with(device.info()))
 }
 
 /// A planted fault: the variant is left out with a line, and nothing is tried again.
@@ -119,7 +118,7 @@ fn a_variant_that_is_wrong_with_one_step_is_not_used() {
 #[test]
 fn kernels_for_few_tokens_that_are_wrong_are_done_without() {
     let Some(device) = device() else { return };
-    if !is_exact_with(device.facts()) || shim().is_none() {
+    if !is_exact_with(device.info()) || shim().is_none() {
         return;
     }
     for fault in ["gemm,-DFEW", "attend_one,-DSEVERAL"] {
@@ -185,7 +184,7 @@ fn a_form_is_tried_however_slow_the_compiler_is() {
 fn a_variant_that_hangs_is_left_out_from_then_on() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(device) = device() else { return };
-    if device.facts().compute_capability.is_some() || shim().is_none() {
+    if device.info().compute_capability.is_some() || shim().is_none() {
         return;
     }
     let (own, before) = (TestDir::new(), TestDir::new());

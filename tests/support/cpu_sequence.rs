@@ -2,13 +2,13 @@
 
 use antigravity::dims::{KV_HEADS, LAYERS};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
-use antigravity::model::device::{Cache, Device, KvRows, Logits, Run};
+use antigravity::model::device::{Device, KvCache, KvRows, Logits, Run};
 use antigravity::model::weights::Weights;
 use std::sync::Arc;
 
 pub struct CpuSequence {
     pub device: CpuDevice,
-    pub cache: Box<dyn Cache>,
+    pub cache: Box<dyn KvCache>,
     /// Number of observed tokens of each pass, the last ones.
     pub observe: usize,
 }
@@ -43,7 +43,7 @@ impl CpuSequence {
 
     /// [`CpuSequence::forward`] with another RoPE position of the first token.
     pub fn forward_at(&mut self, tokens: &[u32], pos: usize, logits: Logits<'_>) {
-        let run = Run { observe: self.observe, ..Run::new(&mut *self.cache, tokens, pos, logits) };
+        let run = Run { observed_tokens: self.observe, ..Run::new(&mut *self.cache, tokens, pos, logits) };
         self.device.forward(&mut [run], None).unwrap();
     }
 
@@ -62,7 +62,7 @@ impl CpuSequence {
         let slots = 0..self.len();
         let of_layer = |layer| {
             let mut rows = KvRows::default();
-            self.cache.read(layer, slots.clone(), &mut rows).unwrap();
+            self.cache.read_rows(layer, slots.clone(), &mut rows).unwrap();
             rows
         };
         (0..LAYERS).map(of_layer).collect()

@@ -21,7 +21,7 @@ pub enum NdkUse {
 }
 
 /// Prepares a cargo command to build for Android; returns a line on how it links.
-pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
+pub fn prepare_build(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
     let found = match ndk {
         NdkUse::IfFound => ndk::find_ndk(|name| std::env::var_os(name))?,
         NdkUse::Never => None,
@@ -36,7 +36,7 @@ pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
         return Ok(format!("NDK {} in {}, API level {}", ndk.version, ndk.dir.display(), ndk.api));
     }
     toolchain::ensure_std(stubs::UNWINDER_TARGET)?;
-    let lld = toolchain::lld()?;
+    let lld = toolchain::find_lld()?;
     let dir = stubs::make_stubs(&lld)?;
     flags.push("-Clinker-flavor=ld".into());
     flags.push(format!("-Lnative={}", dir.display()));
@@ -53,10 +53,10 @@ pub fn prepare(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
 }
 
 /// The first thing missing on this machine for a build without an NDK, and the command that installs it.
-pub fn missing() -> Option<(String, String)> {
+pub fn find_missing() -> Option<(String, String)> {
     if let Some(target) = [ANDROID, stubs::UNWINDER_TARGET].into_iter().find(|t| !toolchain::has_std(t)) {
         let library = format!("Rust's standard library for {target}");
         return Some((library, format!("rustup target add {target}")));
     }
-    toolchain::lld().err().map(|_| ("LLVM's linker".into(), toolchain::LLD_REMEDY.into()))
+    toolchain::find_lld().err().map(|_| ("LLVM's linker".into(), toolchain::LLD_REMEDY.into()))
 }

@@ -7,11 +7,11 @@ mod start;
 
 use crate::deploy;
 use crate::device::files::Item;
-use crate::device::shell::{self, Input, Program, ProgramOutput};
+use crate::device::shell::{self, DeviceProgram, Input, ProgramOutput};
 use crate::device::{Device, DeviceArgs, DeviceKind};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
-use crate::sensors::{self, Reading, layout};
+use crate::sensors::{self, Reading, describe_clusters};
 use crate::{build, command, json as json_file, run};
 use clap::Args;
 use peer::Peer;
@@ -76,9 +76,9 @@ fn measure_model(args: &BenchArgs) -> Result<Value> {
     let mut record = measure(&*device, &model, (runs, args.cool_down.map(Duration::from_secs)), &flags)?;
     print!("{}", report::tables(&record));
     if let Some(peer) = peer {
-        let dir = deploy::directory(&*device, &model);
+        let dir = deploy::deployment_dir(&*device, &model);
         let rows = record["runs"][0]["bench"]["rows"].as_array().cloned().unwrap_or_default();
-        let plan = Plan::new(&sensors::read(&*device)?, INTERVAL);
+        let plan = Plan::new(&sensors::read_sensors(&*device)?, INTERVAL);
         let ours = |flags: &[String]| run_bench(&*device, &dir, &plan, flags).map(|(found, _)| found);
         record["peer"] = peer::measure_beside(&peer, (&rows, runs), &flags, ours)?;
         print!("\n{}", peer::table(&record["peer"]));
@@ -102,14 +102,14 @@ fn measure(
     flags: &[String],
 ) -> Result<Value> {
     let dir = deploy::deploy(device, model, &[Item::new(command::root().join("README.md"), PROMPT)])?;
-    let first = sensors::read(device)?;
+    let first = sensors::read_sensors(device)?;
     let mut notes = describe_unreadable(&first);
     let mut runs = Vec::new();
     for i in 0..count {
-        let look = || sensors::read(device).map(|r| r.hottest());
+        let look = || sensors::read_sensors(device).map(|r| r.hottest());
         let waited = if i == 0 { 0.0 } else { wait_until_cool(first.hottest(), cool_down, PAUSE, look)? };
         eprintln!("{}: run {} of {count}", device.name(), i + 1);
-        let before = sensors::read(device)?;
+        let before = sensors::read_sensors(device)?;
         // Cold and warm take turns in being first, as the second one runs on a warmer device.
         let before_cold = if i % 2 == 1 { Some(start::measure_warm(device, &dir)?) } else { None };
         let cold = start::measure_cold(device, &dir)?;
@@ -117,19 +117,19 @@ fn measure(
         notes.extend(cold.note.filter(|note| !notes.contains(note)));
         let plan = Plan::new(&before, INTERVAL);
         let (bench, samples) = run_bench(device, &dir, &plan, flags)?;
-        let after = sensors::read(device)?;
+        let after = sensors::read_sensors(device)?;
         let mut sampled = plan.json();
         sampled["samples"] = json!(samples);
         runs.push(json!({
             "waited_s": waited, "start": before.json(), "end": after.json(),
-            "hottest": sampler::hottest([&before, &after], &samples),
+            "hottest": sampler::find_hottest([&before, &after], &samples),
             "cold_start": cold.start, "warm_start": warm,
             "cores_used": cores_used(&samples), "bench": bench, "sampled": sampled,
         }));
     }
-    let layout = Some(layout(&first.clusters())).filter(|text| !text.is_empty());
+    let layout = Some(describe_clusters(&first.clusters())).filter(|text| !text.is_empty());
     Ok(json!({
-        "schema": 1, "device": device.name(), "target": device.target(), "model": deploy::name(model),
+        "schema": 1, "device": device.name(), "target": device.target(), "model": deploy::device_dir_name(model),
         "layout": layout, "rows": report::rows(&runs), "notes": notes, "runs": runs,
     }))
 }
@@ -180,7 +180,7 @@ fn run_bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> R
     if !flags.iter().any(|word| ["-f", "--file", "--prompt-file"].iter().any(|flag| word.starts_with(flag))) {
         args.extend(["--prompt-file", PROMPT].map(String::from));
     }
-    let program = run::program(device, dir, args);
+    let program = run::deployed_program(device, dir, args);
     let mut text = Vec::new();
     let (code, samples) = run_sampled(device, &program, plan, &mut |piece| {
         text.extend_from_slice(piece);
@@ -198,7 +198,7 @@ fn run_bench(device: &dyn Device, dir: &str, plan: &Plan, flags: &[String]) -> R
 /// Runs a program without stdin, and samples the device until it ends.
 pub fn run_sampled(
     device: &dyn Device,
-    program: &Program,
+    program: &DeviceProgram,
     plan: &Plan,
     text: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<(u32, Vec<Sample>)> {

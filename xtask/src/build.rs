@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub use crate::targets::{Features, host, target_dir};
+pub use crate::targets::{Features, host_triple, target_dir};
 pub use model::{ModelArgs, bundled_name, model_dir};
 use model::{build_number, is_story, model_name};
 
@@ -47,9 +47,9 @@ pub fn run(args: &BuildArgs) -> Result<()> {
     fs::create_dir_all(binary.parent().expect("a file in a folder")).at(&binary)?;
     fs::copy(&built, &binary).at(&binary)?;
     if args.bundle {
-        let (host, program) = (host(), binary);
+        let (host, program) = (host_triple(), binary);
         binary = program.with_file_name(model_name(&chosen));
-        bundle(args.target.as_deref().unwrap_or(&host), &chosen, &program, &binary)?;
+        write_bundle(args.target.as_deref().unwrap_or(&host), &chosen, &program, &binary)?;
     }
     let file = fs::read(&binary).at(&binary)?;
     println!("{} {}", binary.display(), size::megabytes(file.len() as u64));
@@ -65,10 +65,10 @@ fn output_path(model: &Path, target: Option<&str>) -> PathBuf {
 }
 
 /// Writes a bundle to `out`, the program for a target with the model inside, by a program of this machine.
-pub fn bundle(target: &str, model: &Path, program: &Path, out: &Path) -> Result<()> {
-    let maker = if target == host() { program.into() } else { for_host(Some(model))? };
+pub fn write_bundle(target: &str, model: &Path, program: &Path, out: &Path) -> Result<()> {
+    let maker = if target == host_triple() { program.into() } else { build_for_host(Some(model))? };
     bundle_with(&maker, model, program, out)?;
-    check_fit(target, out.into()).map(drop)
+    check_loadable(target, out.into()).map(drop)
 }
 
 /// Writes a bundle by `maker`, a program of this machine, and does not check it.
@@ -80,11 +80,11 @@ pub fn bundle_with(maker: &Path, model: &Path, program: &Path, out: &Path) -> Re
 
 /// Builds a release for a target and a model (by default the one of the environment) with the best linker on this
 /// machine. Returns the path of the stripped binary.
-pub fn for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
-    if target == host() {
+pub fn build_for_target(target: &str, model: Option<&Path>) -> Result<PathBuf> {
+    if target == host_triple() {
         portable_release(model)
     } else if is_tested() {
-        tested_for(target, &model.map_or_else(|| model_dir("story"), |model| Ok(model.into()))?)
+        build_tested_for(target, &model.map_or_else(|| model_dir("story"), |model| Ok(model.into()))?)
     } else {
         release_for(target, model, android::NdkUse::IfFound)
     }
@@ -99,7 +99,7 @@ fn release_for(target: &str, model: Option<&Path>, ndk: android::NdkUse) -> Resu
 }
 
 /// Builds a release with these features, without an NDK, in a target directory of its own, so that other builds can run.
-pub fn release_aside(features: Features, target: &str, model: &Path) -> Result<PathBuf> {
+pub fn build_release_aside(features: Features, target: &str, model: &Path) -> Result<PathBuf> {
     let aside = target_dir().join("aside");
     let mut cargo = build_command(PROFILE, features, Some(model));
     cargo.env("CARGO_TARGET_DIR", &aside);
@@ -115,7 +115,7 @@ fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::NdkU
         toolchain::add_flags(&mut cargo, &flags);
     }
     build_for(cargo, target, ndk)?;
-    check_fit(target, dir.join(target).join(PROFILE).join("antigravity"))
+    check_loadable(target, dir.join(target).join(PROFILE).join("antigravity"))
 }
 
 fn build_for(mut cargo: Command, target: &str, ndk: android::NdkUse) -> Result<()> {
@@ -127,7 +127,7 @@ fn build_for(mut cargo: Command, target: &str, ndk: android::NdkUse) -> Result<(
 }
 
 /// Returns the binary if a loader of the target accepts it.
-pub fn check_fit(target: &str, binary: PathBuf) -> Result<PathBuf> {
+pub fn check_loadable(target: &str, binary: PathBuf) -> Result<PathBuf> {
     if TARGETS.contains(&target) {
         let file = fs::read(&binary).at(&binary)?;
         let elf = Elf::parse(&file).at(&binary)?;
@@ -140,9 +140,9 @@ pub fn check_fit(target: &str, binary: PathBuf) -> Result<PathBuf> {
 }
 
 /// Builds the release program for this machine.
-pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
+pub fn build_for_host(model: Option<&Path>) -> Result<PathBuf> {
     if let (true, Some(model)) = (is_tested(), model) {
-        return tested(model);
+        return build_tested(model);
     }
     command::build(&mut build_command("release", Features::Default, model))?;
     Ok(target_dir().join("release/antigravity"))
@@ -151,7 +151,7 @@ pub fn for_host(model: Option<&Path>) -> Result<PathBuf> {
 /// Builds the release program for other machines of this kind.
 fn portable_release(model: Option<&Path>) -> Result<PathBuf> {
     if is_tested() {
-        return for_host(model);
+        return build_for_host(model);
     }
     let release = build_command(PROFILE, Features::Default, model);
     command::build(&mut make_reproducible(release, &command::root(), &target_dir())?)?;
@@ -204,29 +204,29 @@ fn build_command(profile: &str, features: Features, model: Option<&Path>) -> Com
 }
 
 /// Builds the test program of a model: optimised, but without link-time optimisation, which is faster to build.
-pub fn tested(model: &Path) -> Result<PathBuf> {
+pub fn build_tested(model: &Path) -> Result<PathBuf> {
     command::build(&mut debug_build(model))?;
     Ok(debug_binary(&[]))
 }
 
 /// Builds the program of [`tested`] for another target.
-pub fn tested_for(target: &str, model: &Path) -> Result<PathBuf> {
+pub fn build_tested_for(target: &str, model: &Path) -> Result<PathBuf> {
     build_for(checked_on_arm(debug_build(model), target), target, android::NdkUse::IfFound)?;
-    check_fit(target, debug_binary(&[target]))
+    check_loadable(target, debug_binary(&[target]))
 }
 
 /// Builds the program of a model for checks that compute little: only the members are optimised. For the story model it
 /// is the test program.
-pub fn unoptimised(model: &Path) -> Result<PathBuf> {
+pub fn build_unoptimised(model: &Path) -> Result<PathBuf> {
     if is_story(model) {
-        return tested(model);
+        return build_tested(model);
     }
     command::build(&mut unoptimised_command(model))?;
     Ok(debug_binary(&[]))
 }
 
 /// Builds the program of [`unoptimised`] for another target.
-pub fn unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
+pub fn build_unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
     build_for(checked_on_arm(unoptimised_command(model), target), target, android::NdkUse::IfFound)?;
     Ok(debug_binary(&[target]))
 }
@@ -234,13 +234,13 @@ pub fn unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
 /// Adds Rust's pointer checks to a build for emulated Arm, so that it shares crates with the tests built for Arm.
 fn checked_on_arm(mut cargo: Command, target: &str) -> Command {
     if target == ARM_LINUX {
-        cargo.args(pointer_checks());
+        cargo.args(pointer_check_flags());
     }
     cargo
 }
 
 /// Cargo's flags that turn on debug assertions in the packages that compute a pass.
-pub fn pointer_checks() -> Vec<String> {
+pub fn pointer_check_flags() -> Vec<String> {
     dev_profile_flags(["antigravity-model", "antigravity-numeric"], "debug-assertions=true")
 }
 
@@ -254,7 +254,7 @@ pub fn compare_past_key_values(model: &Path) -> Result<()> {
 
 pub fn unoptimised_command(model: &Path) -> Command {
     let mut cargo = debug_build(model);
-    cargo.args(not_optimised());
+    cargo.args(unoptimised_flags());
     cargo
 }
 
@@ -268,7 +268,7 @@ fn dev_profile_flags(packages: [&str; 2], setting: &str) -> Vec<String> {
 }
 
 /// Cargo's flags that turn off optimisation of the model's packages: a fifth of the build time.
-pub fn not_optimised() -> Vec<String> {
+pub fn unoptimised_flags() -> Vec<String> {
     dev_profile_flags(MODEL_PACKAGES, "opt-level=0")
 }
 
@@ -301,7 +301,7 @@ pub fn draft_program() -> PathBuf {
 
 /// Builds the program of [`draft_program`] and copies it there, as the next build replaces it.
 pub fn build_draft_program() -> Result<()> {
-    let (built, draft) = (unoptimised(&model_dir("story-draft")?)?, draft_program());
+    let (built, draft) = (build_unoptimised(&model_dir("story-draft")?)?, draft_program());
     fs::create_dir_all(draft.parent().expect("a file in a folder")).at(&draft)?;
     // By renaming, as the old one may be running.
     let new = draft.with_extension("new");

@@ -21,13 +21,13 @@ pub struct CargoArgs {
 pub fn prepare(cargo: &mut Command, target: &str, ndk: android::NdkUse) -> Result<Option<String>> {
     toolchain::ensure_std(target)?;
     if target == ANDROID {
-        return android::prepare(cargo, ndk).map(Some);
+        return android::prepare_build(cargo, ndk).map(Some);
     }
     if is_static(target) {
         let libraries = format!("-Lnative={}", make_empty_libraries()?.display());
         // The `dev` profile, which tests build with, does not strip, and `check_fit` takes stripped files only.
         let flags = ["-Clinker-flavor=ld".into(), "-Clink-arg=--strip-all".into(), libraries];
-        toolchain::link_with(cargo, target, &toolchain::lld()?, &flags);
+        toolchain::link_with(cargo, target, &toolchain::find_lld()?, &flags);
     }
     if target == "aarch64-unknown-linux-gnu"
         && ARCH != "aarch64"

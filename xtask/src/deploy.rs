@@ -1,6 +1,6 @@
 //! `cargo xtask deploy`: copies the program, the packed model and the tokenizer to a device, or one file with all of them.
 
-use crate::device::files::{Item, existing, install};
+use crate::device::files::{Item, find_existing, install};
 use crate::device::{Device, DeviceArgs, shell};
 use crate::error::{AtPath, Error, Result};
 use crate::{build, command, fetch};
@@ -39,7 +39,7 @@ pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String
     let program = build_program(device, model)?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
-    items.extend(existing(model, TEXT_FILES));
+    items.extend(find_existing(model, TEXT_FILES));
     items.extend(more.iter().cloned());
     // Last, so that the program changes after the files that it reads.
     items.push(Item::new(program, PROGRAM));
@@ -50,9 +50,9 @@ pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String
 /// returns the directory there.
 fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
     let program = build_program(device, model)?;
-    let dir = build::target_dir().join("device/bundle").join(device.target()).join(name(model));
+    let dir = build::target_dir().join("device/bundle").join(device.target()).join(device_dir_name(model));
     let bundle = make_once(&dir.join(PROGRAM), &build_id(model, &program)?, |out| {
-        build::bundle(device.target(), model, &program, out)
+        build::write_bundle(device.target(), model, &program, out)
     })?;
     let dir = install_all(device, model, &[Item::new(bundle, PROGRAM)])?;
     let names = [&[PACKED], TEXT_FILES].concat().join(" ");
@@ -62,15 +62,15 @@ fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
 
 /// Builds the program for a device; an error if the model has no weights.
 fn build_program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
-    match fetch::remedy(model) {
+    match fetch::find_fetch_command(model) {
         Some(remedy) => Err(Error::at(model, format!("has no weights; {remedy}"))),
-        None => build::for_target(device.target(), Some(model)),
+        None => build::build_for_target(device.target(), Some(model)),
     }
 }
 
 /// Installs files in the directory of the model on the device; returns it.
 fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
-    let dir = directory(device, model);
+    let dir = deployment_dir(device, model);
     match install(device, &dir, items)? {
         0 => eprintln!("{}: {dir} is up to date", device.name()),
         n => eprintln!("{}: {dir}: {n} of {} files were new, all are verified", device.name(), items.len()),
@@ -79,8 +79,8 @@ fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<Stri
 }
 
 /// The directory on the device in which a model is deployed.
-pub fn directory(device: &dyn Device, model: &Path) -> String {
-    format!("{}/{}", device.home(), name(model))
+pub fn deployment_dir(device: &dyn Device, model: &Path) -> String {
+    format!("{}/{}", device.home(), device_dir_name(model))
 }
 
 /// Replaces the characters that a file name should not have.
@@ -90,7 +90,7 @@ pub fn to_file_name(text: &str) -> String {
 }
 
 /// The name of a model's directory on a device, in plain characters.
-pub fn name(model: &Path) -> String {
+pub fn device_dir_name(model: &Path) -> String {
     let name = to_file_name(&model.file_name().unwrap_or_default().to_string_lossy());
     if name.trim_matches('.').is_empty() { "model".into() } else { name }
 }
@@ -100,8 +100,8 @@ fn pack(model: &Path) -> Result<PathBuf> {
     if !model.is_dir() && !is_gguf(model) {
         return Err(Error::Usage(format!("{}: give --model a directory or a .gguf file", model.display())));
     }
-    let program = build::for_host(Some(model))?;
-    let packed = build::target_dir().join("device/packed").join(name(model)).join(PACKED);
+    let program = build::build_for_host(Some(model))?;
+    let packed = build::target_dir().join("device/packed").join(device_dir_name(model)).join(PACKED);
     make_once(&packed, &build_id(model, &program)?, |out| {
         let mut pack = Command::new(&program);
         command::run(pack.args(["pack", "--model-path"]).arg(model).arg("--out").arg(out))
@@ -161,7 +161,7 @@ mod tests {
             ("/m/..", "model"),
             ("/", "model"),
         ] {
-            assert_eq!(name(Path::new(model)), expected, "{model}");
+            assert_eq!(device_dir_name(Path::new(model)), expected, "{model}");
         }
         let dir = std::env::temp_dir().join(format!("xtask-build-id-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();

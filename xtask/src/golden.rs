@@ -10,7 +10,7 @@ use crate::device::shell::{self, Answer};
 use crate::device::{Device, DeviceArgs};
 use crate::error::{AtPath, Error, Result};
 use crate::{build, command, deploy, run};
-use case::{Case, cases, parse_outcome};
+use case::{Case, parse_outcome, read_cases};
 use clap::Args;
 use comparison::CaseResult;
 use std::path::PathBuf;
@@ -61,13 +61,13 @@ struct Programs<'a> {
 fn run_on_device(args: &GoldenArgs) -> Result<()> {
     let device = args.device.open()?;
     let model = args.model.dir()?;
-    let cases = cases(&model)?;
+    let cases = read_cases(&model)?;
     let mut more = Vec::new();
     if cases.iter().any(|c| c.exact_weights) {
         more.push(Item::new(model.join("model.safetensors"), CHECKPOINT));
     }
     let dir = deploy::deploy(&*device, &model, &more)?;
-    let program = build::for_host(Some(&model))?;
+    let program = build::build_for_host(Some(&model))?;
     let programs = Programs { device: &*device, dir, model, program };
     let mut rows = Vec::new();
     let mut differences = Vec::new();
@@ -86,7 +86,7 @@ fn run_on_device(args: &GoldenArgs) -> Result<()> {
         rows.push(row);
     }
     println!("{} ({})", device.name(), device.target());
-    print!("{}", comparison::table(&rows));
+    print!("{}", comparison::format_results(&rows));
     if differences.is_empty() {
         return Ok(());
     }
@@ -100,7 +100,8 @@ impl Programs<'_> {
         if case.exact_weights {
             args.extend(["--model-path".into(), format!("{}/{CHECKPOINT}", self.dir)]);
         }
-        let answer = shell::capture_program(self.device, &run::program(self.device, &self.dir, args))?;
+        let answer =
+            shell::capture_program(self.device, &run::deployed_program(self.device, &self.dir, args))?;
         if let Some(signal) = shell::signal_in(answer.code) {
             return Err(Error::Failed(format!("{}: {}: {signal}", self.device.name(), case.name)));
         }

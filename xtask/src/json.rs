@@ -14,5 +14,5 @@ pub fn read<T: DeserializeOwned>(file: &Path) -> Result<T> {
 /// Writes a value with one line per field, atomically.
 pub fn write(file: &Path, value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).at(file)? + "\n";
-    atomic_file::write(file, text.as_bytes()).at(file)
+    atomic_file::write_file(file, text.as_bytes()).at(file)
 }

@@ -10,7 +10,7 @@ mod opencl;
 pub mod reference;
 
 use crate::error::{Error, Result};
-use crate::table::{cells, markdown};
+use crate::table::{format_table, to_cells};
 use crate::tally::Tally;
 use crate::{build, command};
 use clap::Args;
@@ -78,7 +78,7 @@ pub fn check(names: &[String]) -> Result<Tally> {
         }
     });
     let titles = ["model"].into_iter().chain(COLUMNS).chain(["largest relative error", "q4_0 rms error"]);
-    print!("{}", markdown(cells(titles), rows.into_iter()));
+    print!("{}", format_table(to_cells(titles), rows.into_iter()));
     Ok(total)
 }
 
@@ -91,7 +91,7 @@ pub fn check_families(target: &str, emulator: &'static str) -> Result<Tally> {
         let reference = Reference::load(&dir)?;
         let place = format!("{name}-{target}");
         let engine =
-            Engine::with_copy(&build::unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
+            Engine::with_copy(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
         let run = engine.logits(&reference.longest_case().ids, reference.vocab, Variant::with(QUANTISED));
         tally.count_quietly(
             &place,

@@ -104,12 +104,12 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     let dir = deploy::deploy(device, model, &[])?;
     let file = quote(&format!("{dir}/{TRACE}"));
     shell::capture(device, &format!("rm -f {file}"))?.ok(device)?;
-    let before = sensors::read(device)?;
+    let before = sensors::read_sensors(device)?;
     let plan = Plan { stop_after: options.stop_after, ..Plan::new(&before, options.interval) };
     let mut args = vec!["generate".to_string()];
     args.extend(options.args.iter().cloned());
     args.extend(["--trace".into(), TRACE.into()]);
-    let program = run::program(device, &dir, args);
+    let program = run::deployed_program(device, &dir, args);
     let (code, samples) = bench::run_sampled(device, &program, &plan, &mut print_text)?;
     // An interrupted generation has a trace, too.
     if code != 130 {
@@ -123,8 +123,8 @@ fn record(device: &dyn Device, model: &Path, options: &Options) -> Result<Profil
     }
     let invalid = |e| Error::Failed(format!("{}: invalid trace: {e}", device.name()));
     let trace = Trace::parse(&text).map_err(invalid)?;
-    let after = sensors::read(device)?;
-    let (target, model, time) = (device.target().into(), deploy::name(model), format_time()?);
+    let after = sensors::read_sensors(device)?;
+    let (target, model, time) = (device.target().into(), deploy::device_dir_name(model), format_time()?);
     let (device, args) = (device.name(), program.args);
     let recording = Recording { device, target, model, time, args, before, after, plan, samples };
     Ok(Profile::new(recording, trace))
@@ -156,7 +156,7 @@ fn write_files(profile: &Profile) -> Result<PathBuf> {
     ];
     for (name, text) in files {
         let file = dir.join(name);
-        atomic_file::write(&file, text.as_bytes()).at(&file)?;
+        atomic_file::write_file(&file, text.as_bytes()).at(&file)?;
     }
     Ok(dir)
 }

@@ -79,7 +79,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     }
     let program = match &args.program {
         Some(program) => program.clone(),
-        None => build::tested(&model)?,
+        None => build::build_tested(&model)?,
     };
     if !is_story {
         return real::run(&model, &program, args.out.as_deref());
@@ -87,7 +87,7 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     let rows = if args.quick { quick_rows() } else { all_rows() };
     let text = story_tables(&rows, &measure(&program, &rows)?);
     match &args.out {
-        Some(file) => atomic_file::write(file, text.as_bytes()).at(file),
+        Some(file) => atomic_file::write_file(file, text.as_bytes()).at(file),
         None => {
             print!("{text}");
             Ok(())
@@ -180,7 +180,7 @@ const README: &str = "models/story/README.md";
 /// the story model's README has the measured values.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick_rows();
-    let found = measure(&build::tested(&build::model_dir("story")?)?, &rows)?;
+    let found = measure(&build::build_tested(&build::model_dir("story")?)?, &rows)?;
     print!("{}", story_tables(&rows, &found));
     let readme = command::root().join(README);
     let readme = fs::read_to_string(&readme).at(&readme)?;

@@ -3,8 +3,8 @@
 pub mod serve;
 
 use crate::build;
-use crate::deploy::{PROGRAM, directory};
-use crate::device::shell::{self, Input, Program};
+use crate::deploy::{PROGRAM, deployment_dir};
+use crate::device::shell::{self, DeviceProgram, Input};
 use crate::device::{Device, DeviceArgs};
 use crate::error::{Error, Result};
 use clap::Args;
@@ -31,30 +31,30 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let serves = words[0] == "serve";
     args.serve.check(serves)?;
     let device = args.device.open()?;
-    let dir = directory(&*device, &args.model.dir()?);
+    let dir = deployment_dir(&*device, &args.model.dir()?);
     check_deployed(&*device, &dir)?;
     if serves {
         return serve::run(&*device, &dir, &args.serve, words);
     }
     let talks = ["chat", "-cnv", "-i"].contains(&words[0].as_str());
-    let program = program(&*device, &dir, words);
+    let program = deployed_program(&*device, &dir, words);
     let at_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let code = if talks && at_terminal {
-        shell::talk(&*device, &program)?
+        shell::run_at_terminal(&*device, &program)?
     } else {
-        shell::stream(&*device, &program, Input::for_program(talks))?
+        shell::run_streamed(&*device, &program, Input::for_program(talks))?
     };
     check_exit(&*device, code)
 }
 
 /// The program that is deployed in a directory.
-pub fn program(device: &dyn Device, dir: &str, args: Vec<String>) -> Program {
-    let environment = environment(device, dir);
-    Program { dir: dir.into(), environment, path: format!("./{PROGRAM}"), args }
+pub fn deployed_program(device: &dyn Device, dir: &str, args: Vec<String>) -> DeviceProgram {
+    let environment = program_environment(device, dir);
+    DeviceProgram { dir: dir.into(), environment, path: format!("./{PROGRAM}"), args }
 }
 
 /// The environment of the program.
-pub fn environment(device: &dyn Device, dir: &str) -> Vec<(&'static str, String)> {
+pub fn program_environment(device: &dyn Device, dir: &str) -> Vec<(&'static str, String)> {
     // The program keeps the state of its runs beside the deployment.
     let mut set = vec![("ANTIGRAVITY_MODEL", dir.into()), ("XDG_STATE_HOME", dir.into())];
     if device.target().ends_with("android") {

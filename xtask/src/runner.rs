@@ -2,8 +2,8 @@
 //! `.cargo/config.toml` makes it the runner of the Android target.
 
 use crate::deploy::PROGRAM;
-use crate::device::files::{Item, existing, install};
-use crate::device::shell::{self, Input, Program, quote};
+use crate::device::files::{Item, find_existing, install};
+use crate::device::shell::{self, DeviceProgram, Input, quote};
 use crate::device::{DeviceArgs, DeviceKind};
 use crate::error::{AtPath, Error, Result};
 use crate::{build, command, run};
@@ -43,17 +43,17 @@ pub fn run(args: &RunnerArgs) -> Result<()> {
     // Tests start the program, which cargo has built beside them and which finds the model in its own folder.
     let model = format!("{dir}/models/story");
     let built = binary.parent().and_then(Path::parent);
-    install(&*device, &model, &built.map_or_else(Vec::new, |d| existing(d, &[PROGRAM])))?;
-    let mut environment = run::environment(&*device, &dir);
+    install(&*device, &model, &built.map_or_else(Vec::new, |d| find_existing(d, &[PROGRAM])))?;
+    let mut environment = run::program_environment(&*device, &dir);
     environment.retain(|(name, _)| *name != "ANTIGRAVITY_MODEL");
     environment.push(("CARGO_MANIFEST_DIR", dir.clone()));
     environment.push(("CARGO_BIN_EXE_antigravity", format!("{model}/{PROGRAM}")));
     let passed_on = ["ANTIGRAVITY_SIMD", "RUST_BACKTRACE"].into_iter();
     environment.extend(passed_on.filter_map(|name| Some((name, std::env::var(name).ok()?))));
     let program =
-        Program { dir, environment, path: format!("./{}", strip_hash(name)), args: args.words.clone() };
+        DeviceProgram { dir, environment, path: format!("./{}", strip_hash(name)), args: args.words.clone() };
     eprintln!("{}: {name} in {home}/tests", device.name());
-    run::check_exit(&*device, shell::stream(&*device, &program, Input::Nothing)?)
+    run::check_exit(&*device, shell::run_streamed(&*device, &program, Input::Nothing)?)
 }
 
 /// A test binary's name without cargo's hash, so that a new build replaces the old one.

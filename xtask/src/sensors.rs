@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Reads everything once.
-pub fn read(device: &dyn Device) -> Result<Reading> {
+pub fn read_sensors(device: &dyn Device) -> Result<Reading> {
     Ok(parse::parse_reading(&shell::capture(device, include_str!("sensors/read.sh"))?.stdout))
 }
 
@@ -165,12 +165,12 @@ impl Reading {
 impl Cluster {
     /// The name of the cluster, e.g. `cpu 4-6`.
     pub fn name(&self) -> String {
-        format!("cpu {}", ranges(&self.cores))
+        format!("cpu {}", format_ranges(&self.cores))
     }
 }
 
 /// Formats ascending numbers as ranges: `0-3, 7`.
-pub fn ranges(numbers: &[u32]) -> String {
+pub fn format_ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &n in numbers {
         match parts.last_mut() {
@@ -183,7 +183,7 @@ pub fn ranges(numbers: &[u32]) -> String {
 }
 
 /// Describes the clusters, e.g. `cpu 0-3 (1.80 GHz) + cpu 4-7 (2.84 GHz)`.
-pub fn layout(clusters: &[Cluster]) -> String {
+pub fn describe_clusters(clusters: &[Cluster]) -> String {
     let one = |c: &Cluster| match (c.max_khz, c.capacity) {
         (Some(khz), _) => format!("{} ({:.2} GHz)", c.name(), khz as f64 / 1e6),
         (None, Some(capacity)) => format!("{} (capacity {capacity})", c.name()),
@@ -213,8 +213,11 @@ mod tests {
         };
         let temperatures = names.iter().enumerate().map(warm).collect();
         let reading = Reading { cores, temperatures, ..Reading::default() };
-        assert_eq!(layout(&reading.clusters()), "cpu 2 + cpu 0-1 (capacity 300) + cpu 7 (capacity 1024)");
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
+        assert_eq!(
+            describe_clusters(&reading.clusters()),
+            "cpu 2 + cpu 0-1 (capacity 300) + cpu 7 (capacity 1024)"
+        );
+        assert_eq!(format_ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
         let watched: Vec<String> = reading.watched().into_iter().map(|t| t.name).collect();
         assert_eq!(watched, ["cpu-3", "cpu-2", "cpu-1", "skin-therm", "gpuss", "battery"]);
         assert_eq!((reading.hottest(), Reading::default().hottest()), (Some(37.0), None));

@@ -10,7 +10,7 @@ mod tokenizer;
 use crate::error::{AtPath, Error, Result};
 use crate::{build, json, size};
 use clap::Args;
-use files::atomic_file::Unfinished;
+use files::atomic_file::AtomicFile;
 use files::blocks::BlockType;
 use files::config::ModelConfig;
 use shapes::{Fill, Tensor};
@@ -116,7 +116,7 @@ impl Content {
         match self {
             Content::Bf16(_) => (2, 1),
             Content::F32(_) | Content::Given(_) => (4, 1),
-            Content::Blocks(block) => (block.bytes(), block.values()),
+            Content::Blocks(block) => (block.bytes_per_block(), block.values_per_block()),
         }
     }
 }
@@ -143,11 +143,11 @@ fn safetensors(tensors: &[Tensor]) -> FilePlan {
 /// Writes a file atomically.
 fn write_file(file: &Path, plan: &FilePlan, seed: u64) -> Result<()> {
     let write = || {
-        let unfinished = Unfinished::create(file)?;
+        let unfinished = AtomicFile::create(file)?;
         unfinished.file.set_len(plan.len)?;
         unfinished.file.write_all_at(&plan.head, 0)?;
         write_chunks(&unfinished.file, &plan.parts, seed)?;
-        unfinished.finish()
+        unfinished.commit()
     };
     write().at(file)
 }
@@ -209,13 +209,13 @@ fn fill_chunk(chunk: &Chunk<'_>, bytes: &mut Vec<u8>) {
         }
         Content::F32(fill) => (0..chunk.units).for_each(|_| bytes.extend(value(*fill).to_le_bytes())),
         Content::Blocks(block) => {
-            let len = chunk.units * block.bytes();
+            let len = chunk.units * block.bytes_per_block();
             bytes.reserve(len + 8);
             while bytes.len() < len {
                 bytes.extend(random.next().to_le_bytes());
             }
             bytes.truncate(len);
-            bytes.chunks_exact_mut(block.bytes()).for_each(|bytes| gguf::set_scales(*block, bytes));
+            bytes.chunks_exact_mut(block.bytes_per_block()).for_each(|bytes| gguf::set_scales(*block, bytes));
         }
         Content::Given(given) => bytes.extend(given),
     }

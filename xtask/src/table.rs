@@ -23,27 +23,27 @@ impl Spread {
 }
 
 /// A number with `digits` decimals.
-pub fn fixed(x: Option<f64>, digits: usize) -> String {
+pub fn format_fixed(x: Option<f64>, digits: usize) -> String {
     x.map_or(UNKNOWN.into(), |x| format!("{x:.digits$}"))
 }
 
 /// A number with about three significant digits and its whole integer part.
-pub fn short(x: Option<f64>) -> String {
+pub fn format_short(x: Option<f64>) -> String {
     let digits = match x.unwrap_or(0.0).abs() {
         x if x >= 100.0 => 1,
         x if x >= 1.0 => 2,
         _ => 4,
     };
-    fixed(x, digits)
+    format_fixed(x, digits)
 }
 
 /// Cells or titles of a row.
-pub fn cells<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+pub fn to_cells<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     texts.into_iter().map(String::from).collect()
 }
 
 /// A Markdown table with padded columns; the first one is left-aligned. Every row has as many cells as there are titles.
-pub fn markdown(titles: Vec<String>, rows: impl Iterator<Item = Vec<String>>) -> String {
+pub fn format_table(titles: Vec<String>, rows: impl Iterator<Item = Vec<String>>) -> String {
     // Names come from devices: a cell must not end its column or its line.
     let tame = |s: String| s.replace('|', "/").replace(char::is_control, " ");
     let mut lines: Vec<Vec<String>> =
@@ -69,9 +69,9 @@ mod tests {
         assert_eq!(of(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 3.0 }));
         assert_eq!(of(&[4.0, 1.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
         assert_eq!(of(&[]), None);
-        let texts = [None, Some(0.01234), Some(1.234), Some(1234.5)].map(short);
+        let texts = [None, Some(0.01234), Some(1.234), Some(1234.5)].map(format_short);
         assert_eq!(texts, ["–", "0.0123", "1.23", "1234.5"]);
-        let table = markdown(cells(["a", "b"]), [cells(["x|y\n|", "\u{1b}[2J"])].into_iter());
+        let table = format_table(to_cells(["a", "b"]), [to_cells(["x|y\n|", "\u{1b}[2J"])].into_iter());
         assert_eq!(table.lines().count(), 3);
         assert!(table.lines().all(|l| l.matches('|').count() == 3) && !table.contains('\u{1b}'), "{table}");
     }

@@ -43,7 +43,7 @@ impl Features {
 }
 
 /// This machine's target triple.
-pub fn host() -> String {
+pub fn host_triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }
 

@@ -49,20 +49,20 @@ pub fn rustc() -> Command {
 }
 
 /// The folder of Rust's standard library for a target.
-pub fn libdir(target: &str) -> Result<PathBuf> {
+pub fn find_libdir(target: &str) -> Result<PathBuf> {
     let out = command::stdout(rustc().args(["--print", "target-libdir", "--target", target]))?;
     Ok(String::from_utf8_lossy(&out).trim().into())
 }
 
 pub fn has_std(target: &str) -> bool {
-    libdir(target).is_ok_and(|dir| dir.is_dir())
+    find_libdir(target).is_ok_and(|dir| dir.is_dir())
 }
 
 /// Installs Rust's standard library for a target if it is missing.
 pub fn ensure_std(target: &str) -> Result<()> {
     let unknown =
         |_| Error::Usage(format!("rustc knows no target {target}; supported: {}", TARGETS.join(", ")));
-    if libdir(target).map_err(unknown)?.is_dir() {
+    if find_libdir(target).map_err(unknown)?.is_dir() {
         return Ok(());
     }
     let add = format!("rustup target add {target}");
@@ -76,7 +76,7 @@ pub fn ensure_std(target: &str) -> Result<()> {
 }
 
 /// The path of LLVM's linker: rustup's, or the newest in `PATH`.
-pub fn lld() -> Result<PathBuf> {
+pub fn find_lld() -> Result<PathBuf> {
     let own = command::stdout(rustc().args(["--print", "target-libdir"]))?;
     let own = Path::new(String::from_utf8_lossy(&own).trim()).join("../bin/gcc-ld/ld.lld");
     let path = std::env::var_os("PATH").unwrap_or_default();

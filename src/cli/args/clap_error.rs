@@ -20,7 +20,7 @@ pub fn one_line(e: &clap::Error, command: Option<&str>) -> String {
     let words: Vec<&str> = paragraph.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
     let line = words.join(" ");
     let line = line.trim_start_matches("error: ");
-    match (suggestion(e), e.kind()) {
+    match (find_suggestion(e), e.kind()) {
         (Some(meant), _) => format!("{line}; did you mean {meant}? {help} lists all"),
         (
             None,
@@ -31,7 +31,7 @@ pub fn one_line(e: &clap::Error, command: Option<&str>) -> String {
 }
 
 /// The likeliest name in place of the one that was given.
-fn suggestion(e: &clap::Error) -> Option<String> {
+fn find_suggestion(e: &clap::Error) -> Option<String> {
     let kinds = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue];
     match kinds.iter().find_map(|kind| e.get(*kind))? {
         ContextValue::String(one) => Some(one.clone()),

@@ -9,7 +9,7 @@ use super::sampling::SamplerArgs;
 use crate::cli::terminal::{Verbosity, prompt_progress};
 use crate::run::options::{GenerateOptions, Progress};
 use clap::{Args, ValueEnum};
-use files::atomic_file::Unfinished;
+use files::atomic_file::AtomicFile;
 use files::{Error, Result};
 use std::path::PathBuf;
 use text::sampler::Logprobs;
@@ -35,8 +35,11 @@ pub struct GenerateArgs {
 
 impl GenerateArgs {
     /// Checks and resolves the flags of the generation.
-    pub fn options(&self, format: Format) -> Result<GenerateOptions> {
-        Ok(GenerateOptions { specials: self.prompt.specials(), ..self.completion.resolve(format)? })
+    pub fn resolve_options(&self, format: Format) -> Result<GenerateOptions> {
+        Ok(GenerateOptions {
+            specials: self.prompt.special_handling(),
+            ..self.completion.resolve_options(format)?
+        })
     }
 }
 
@@ -66,13 +69,13 @@ pub struct CompletionArgs {
 
 impl CompletionArgs {
     /// Checks and resolves the flags for output in `format`.
-    pub fn resolve(&self, format: Format) -> Result<GenerateOptions> {
+    pub fn resolve_options(&self, format: Format) -> Result<GenerateOptions> {
         Ok(GenerateOptions {
-            max_tokens: token_limit(self.num_tokens)?,
-            sampler: self.sampler.resolve()?,
+            max_tokens: parse_token_limit(self.num_tokens)?,
+            sampler: self.sampler.resolve_options()?,
             stop: self.stop.clone(),
             ignore_eos: self.ignore_eos,
-            logprobs: self.output.logprobs(format)?,
+            logprobs: self.output.checked_logprobs(format)?,
             progress: Progress::new(prompt_progress(self.output.verbosity())),
             ..GenerateOptions::default()
         })
@@ -97,7 +100,7 @@ impl CompletionArgs {
     /// # Errors
     ///
     /// `Usage` for an unknown name or an invalid value.
-    pub fn with(&self, name: &str, value: &str) -> Result<Self> {
+    pub fn with_setting(&self, name: &str, value: &str) -> Result<Self> {
         use clap::{CommandFactory, FromArgMatches};
         let mut set = SetArgs { num_tokens: None, sampler: self.sampler.clone() };
         // Without defaults, only the given flag changes.
@@ -118,7 +121,7 @@ impl CompletionArgs {
 
 /// The sampling flags with their values, for `/set`.
 #[cfg(feature = "chat")]
-pub fn show_settings(options: &GenerateOptions) -> String {
+pub fn format_settings(options: &GenerateOptions) -> String {
     let s = &options.sampler;
     let tokens = options.max_tokens.map_or("-1".into(), |n| n.to_string());
     format!(
@@ -128,7 +131,7 @@ pub fn show_settings(options: &GenerateOptions) -> String {
 }
 
 /// Resolves `--num-tokens`; -1 is no limit.
-pub fn token_limit(num_tokens: i64) -> Result<Option<usize>> {
+pub fn parse_token_limit(num_tokens: i64) -> Result<Option<usize>> {
     match num_tokens {
         -1 => Ok(None),
         n => usize::try_from(n)
@@ -189,13 +192,13 @@ impl OutputArgs {
     pub fn check_trace(&self) -> Result<()> {
         let Some(file) = &self.trace else { return Ok(()) };
         let refused = |e| Error::io(file, format!("cannot write the trace: {e}"));
-        Unfinished::create(file).map(drop).map_err(refused)
+        AtomicFile::create(file).map(drop).map_err(refused)
     }
 
     /// Checks `--logprobs`, which requires JSON lines.
-    pub fn logprobs(&self, format: Format) -> Result<Option<usize>> {
+    pub fn checked_logprobs(&self, format: Format) -> Result<Option<usize>> {
         let Some(n) = self.logprobs else { return Ok(None) };
-        Logprobs::check(n)?;
+        Logprobs::check_count(n)?;
         if format != Format::Jsonl {
             return Err(Error::Usage(format!("--logprobs {n} requires --format jsonl")));
         }

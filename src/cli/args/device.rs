@@ -1,6 +1,6 @@
 //! Flags for the device and the CPU cores that run the model.
 
-use super::within;
+use super::check_range;
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
 use clap::builder::PossibleValue;
 use clap::{ArgAction, Args, ValueEnum};
@@ -26,7 +26,7 @@ impl ValueEnum for BackendKind {
 
 /// Value of `--prefill-on`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SideName {
+pub enum PrefillDevice {
     Cpu,
     Gpu,
 }
@@ -59,12 +59,12 @@ pub struct DeviceArgs {
     pub switch_back: Vec<usize>,
     /// Hybrid: device for prompts of 32 tokens or more [default: cpu]
     #[arg(long, value_enum, value_name = "SIDE")]
-    pub prefill_on: Option<SideName>,
+    pub prefill_on: Option<PrefillDevice>,
 }
 
 impl DeviceArgs {
     /// Checks the flags and sets the options they stand for.
-    pub fn apply(&self, options: &mut EngineOptions) -> Result<()> {
+    pub fn apply_to(&self, options: &mut EngineOptions) -> Result<()> {
         let threshold = self.switch_threshold.as_str();
         let measured = threshold == "auto";
         if measured && (self.prefill_on.is_some() || !self.switch_back.is_empty()) {
@@ -81,7 +81,7 @@ impl DeviceArgs {
                 ))
             })?,
         };
-        let prefill = if self.prefill_on == Some(SideName::Gpu) { Side::Gpu } else { Side::Cpu };
+        let prefill = if self.prefill_on == Some(PrefillDevice::Gpu) { Side::Gpu } else { Side::Cpu };
         options.hybrid = FixedSchedule { prefill, to_gpu, to_cpu: self.switch_back.clone() };
         options.backend = match self.backend {
             BackendKind::Hybrid if measured => BackendKind::Auto,
@@ -113,10 +113,10 @@ impl MaskArgs {
     /// # Errors
     ///
     /// `Usage` for cores that this process is not allowed to use.
-    pub fn pin(&self) -> Result<Option<usize>> {
+    pub fn pin_thread(&self) -> Result<Option<usize>> {
         let Some(mask) = &self.cpu_mask else { return Ok(None) };
-        mask.check(&topology::allowed_cores())?;
-        pool::keep_to(mask.cores())
+        mask.check_available(&topology::allowed_cores())?;
+        pool::pin_to_cores(mask.cores())
             .map_err(|e| Error::Usage(format!("--cpu-mask {mask}: refused by the system: {e}")))?;
         Ok(Some(mask.cores().len()))
     }
@@ -134,10 +134,10 @@ pub struct ThreadArgs {
 
 impl ThreadArgs {
     /// The number of threads; 0 lets the engine choose.
-    pub fn resolve(&self) -> Result<usize> {
-        let cores = self.mask.pin()?;
+    pub fn resolve_threads(&self) -> Result<usize> {
+        let cores = self.mask.pin_thread()?;
         match self.threads {
-            Some(n) => within("--threads", n, MAX_THREADS),
+            Some(n) => check_range("--threads", n, MAX_THREADS),
             None => Ok(cores.unwrap_or(0)),
         }
     }

@@ -1,11 +1,11 @@
 //! Warnings about flags that have no effect in this run, or an effect that is hardly wanted.
 
 use crate::dims::MAX_POSITION;
-use crate::run::eviction::{Eviction, Policy, slack};
+use crate::run::eviction::{Eviction, Policy, slots_to_free};
 use crate::run::options::BackendKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use files::say;
+use files::print_stderr;
 use numeric::topology;
 
 /// Condition under which flags have no effect.
@@ -15,44 +15,44 @@ type Condition = fn(&ArgMatches) -> bool;
 const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
     (
         &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
-        |m| backend(m) == Some(BackendKind::Cpu),
+        |m| backend_value(m) == Some(BackendKind::Cpu),
         "no effect on the CPU; add --backend opencl",
     ),
     (
         &["switch-threshold", "switch-back", "prefill-on"],
-        |m| backend(m).is_some_and(|b| b != BackendKind::Hybrid),
+        |m| backend_value(m).is_some_and(|b| b != BackendKind::Hybrid),
         "no effect without --backend hybrid",
     ),
     (
         &["gpu-attn"],
-        |m| backend(m) == Some(BackendKind::Hybrid),
+        |m| backend_value(m) == Some(BackendKind::Hybrid),
         "no effect with --backend hybrid: its GPU always computes attention",
     ),
     (
         &["eviction-window", "protected-prefix", "memory-threshold-mb"],
-        |m| value(m, "eviction_policy") == Some(Policy::None),
+        |m| arg_value(m, "eviction_policy") == Some(Policy::None),
         "no effect without an --eviction-policy",
     ),
     (
         &["seed", "top-k", "top-p", "min-p", "typical", "xtc-probability"],
-        |m| value(m, "temperature") == Some(0f32),
+        |m| arg_value(m, "temperature") == Some(0f32),
         "no effect at --temperature 0",
     ),
     (
         &["xtc-threshold"],
-        |m| value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
+        |m| arg_value(m, "xtc_probability").unwrap_or(0f32) == 0.0,
         "no effect without --xtc-probability",
     ),
     (
         &["dry-base", "dry-allowed-length", "dry-penalty-last-n", "dry-sequence-breaker"],
-        |m| value(m, "dry_multiplier") == Some(0f32),
+        |m| arg_value(m, "dry_multiplier") == Some(0f32),
         "no effect without --dry-multiplier",
     ),
     (
         &["repetition-window"],
         |m| {
-            value(m, "repetition_penalty") == Some(1f32)
-                && ["presence_penalty", "frequency_penalty"].iter().all(|id| value(m, id) == Some(0f32))
+            arg_value(m, "repetition_penalty") == Some(1f32)
+                && ["presence_penalty", "frequency_penalty"].iter().all(|id| arg_value(m, id) == Some(0f32))
         },
         "no effect without a penalty",
     ),
@@ -61,7 +61,7 @@ const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
         |m| is_given(m, "cache-type-k") && is_given(m, "cache-type-v"),
         "no effect: --cache-type-k and --cache-type-v replace it",
     ),
-    (&["draft-model"], |m| value(m, "draft") == Some(0usize), "no effect at --draft 0"),
+    (&["draft-model"], |m| arg_value(m, "draft") == Some(0usize), "no effect at --draft 0"),
     (&["draft-when"], |m| !is_given(m, "draft-model"), "no effect without a --draft-model"),
     (&["draft", "draft-model"], |m| has_flag(m, "trace_hash"), "no effect: all tokens are given"),
 ];
@@ -73,13 +73,13 @@ pub struct FlagWarnings(Vec<String>);
 
 impl FlagWarnings {
     /// Adds a warning about a flag.
-    pub fn add(&mut self, flag: &str, why: &str) {
+    pub fn add_warning(&mut self, flag: &str, why: &str) {
         self.0.push(format!("warning: {flag}: {why}"));
     }
 
     /// Prints the warnings, one per line.
-    pub fn print(&self) {
-        self.0.iter().for_each(|line| say!("{line}"));
+    pub fn print_all(&self) {
+        self.0.iter().for_each(|line| print_stderr!("{line}"));
     }
 }
 
@@ -97,7 +97,7 @@ impl Args for FlagWarnings {
 
 impl FromArgMatches for FlagWarnings {
     fn from_arg_matches(m: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(if value(m, "quiet") == Some(true) { Vec::new() } else { unused_flags(m) }))
+        Ok(Self(if arg_value(m, "quiet") == Some(true) { Vec::new() } else { collect_warnings(m) }))
     }
 
     fn update_from_arg_matches(&mut self, m: &ArgMatches) -> Result<(), clap::Error> {
@@ -106,14 +106,14 @@ impl FromArgMatches for FlagWarnings {
 }
 
 /// One line per warning.
-fn unused_flags(m: &ArgMatches) -> Vec<String> {
+fn collect_warnings(m: &ArgMatches) -> Vec<String> {
     let mut lines = Vec::new();
     for (flags, _, why) in UNUSED_FLAGS.iter().filter(|(_, applies, _)| applies(m)) {
         let given = flags.iter().filter(|flag| is_given(m, flag));
         lines.extend(given.map(|flag| format!("warning: --{flag}: {why}")));
     }
     if let Some(n) =
-        value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
+        arg_value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
     {
         lines.push(format!(
             "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; longer texts are likely to be \
@@ -122,7 +122,7 @@ fn unused_flags(m: &ArgMatches) -> Vec<String> {
     }
     lines.extend(protected_tokens(m));
     let cores = topology::allowed_cores().len();
-    if let Some(n) = value::<usize>(m, "threads").filter(|&n| cores > 0 && n > cores) {
+    if let Some(n) = arg_value::<usize>(m, "threads").filter(|&n| cores > 0 && n > cores) {
         lines.push(format!(
             "warning: --threads {n} exceeds the {cores} available cores; expect it to be slower"
         ));
@@ -132,10 +132,11 @@ fn unused_flags(m: &ArgMatches) -> Vec<String> {
 
 /// A line about the first tokens, which some policies protect by default.
 fn protected_tokens(m: &ArgMatches) -> Option<String> {
-    let (policy, window) = (value::<Policy>(m, "eviction_policy")?, value::<usize>(m, "eviction_window")?);
-    let slots = value::<usize>(m, "max_seq_len")?;
+    let (policy, window) =
+        (arg_value::<Policy>(m, "eviction_policy")?, arg_value::<usize>(m, "eviction_window")?);
+    let slots = arg_value::<usize>(m, "max_seq_len")?;
     let eviction = Eviction { policy, window, ..Eviction::NEVER };
-    let first = eviction.prefix_of(window.min(slots.saturating_sub(slack(slots))));
+    let first = eviction.prefix_len(window.min(slots.saturating_sub(slots_to_free(slots))));
     if first == 0 || is_given(m, "protected-prefix") {
         return None;
     }
@@ -146,8 +147,8 @@ fn protected_tokens(m: &ArgMatches) -> Option<String> {
     ))
 }
 
-fn backend(m: &ArgMatches) -> Option<BackendKind> {
-    value(m, "backend")
+fn backend_value(m: &ArgMatches) -> Option<BackendKind> {
+    arg_value(m, "backend")
 }
 
 /// True if the command has this flag.
@@ -156,7 +157,7 @@ fn has_flag(m: &ArgMatches, id: &str) -> bool {
 }
 
 /// The value of an argument; `None` if the command has no such argument.
-fn value<T: Copy + Send + Sync + 'static>(m: &ArgMatches, id: &str) -> Option<T> {
+fn arg_value<T: Copy + Send + Sync + 'static>(m: &ArgMatches, id: &str) -> Option<T> {
     m.try_get_one(id).ok().flatten().copied()
 }
 

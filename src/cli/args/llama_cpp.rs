@@ -150,11 +150,11 @@ impl Translation<'_> {
         };
         let meaning = FLAGS.iter().find(|(names, _)| names.contains(&name));
         let Some((_, meaning)) = meaning.filter(|_| COMMANDS.contains(&self.command.get_name())) else {
-            let alias = self.alias(flag);
-            if self.mode.is_none() && self.is_of_chat_only(alias.as_deref().unwrap_or(name)) {
+            let alias = self.long_alias(flag);
+            if self.mode.is_none() && self.is_chat_flag(alias.as_deref().unwrap_or(name)) {
                 self.mode = Some((Mode::Conversation, name.into()));
             }
-            return Ok(self.with_value(alias.as_deref().unwrap_or(flag), words));
+            return Ok(self.with_next_value(alias.as_deref().unwrap_or(flag), words));
         };
         match *meaning {
             Ignored => Ok(Vec::new()),
@@ -182,7 +182,7 @@ impl Translation<'_> {
     }
 
     /// Returns `--md` for `-md`: two or three letters after one dash that are an alias of ours. Clap would read `-m d`.
-    fn alias(&self, flag: &str) -> Option<String> {
+    fn long_alias(&self, flag: &str) -> Option<String> {
         let letters = flag.strip_prefix('-').filter(|rest| (2..=3).contains(&rest.len()))?;
         let long = format!("-{flag}");
         let is_alias = |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&letters));
@@ -191,14 +191,14 @@ impl Translation<'_> {
     }
 
     /// True if the command is `generate` and only `chat` has the flag.
-    fn is_of_chat_only(&self, flag: &str) -> bool {
+    fn is_chat_flag(&self, flag: &str) -> bool {
         self.command.get_name() == "generate"
             && find_arg(self.command, flag).is_none()
             && self.chat.is_some_and(|chat| find_arg(chat, flag).is_some())
     }
 
     /// The flag and, if it takes a value, the next word, even one that begins with a dash.
-    fn with_value(&self, flag: &str, words: &mut Words) -> Vec<OsString> {
+    fn with_next_value(&self, flag: &str, words: &mut Words) -> Vec<OsString> {
         let found = find_arg(self.command, flag).or_else(|| find_arg(self.chat?, flag));
         let value = if found.is_some_and(takes_next) { words.next() } else { None };
         std::iter::once(flag.into()).chain(value).collect()

@@ -1,18 +1,18 @@
 //! Flags of the model, its device and its KV cache. They resolve to [`EngineOptions`].
 
+use super::check_range;
 use super::device::{DeviceArgs, ThreadArgs};
-use super::within;
 use crate::cli::flags::name_flags;
 use crate::dims;
 use crate::model::weights::WeightType;
-use crate::run::draft_model::protocol::MOST;
+use crate::run::draft_model::protocol::MAX_DRAFT;
 use crate::run::draft_model::{DraftProgram, DraftWhen};
 use crate::run::eviction::{Eviction, Policy};
 use crate::run::options::EngineOptions;
 use crate::run::session::Notice;
 use clap::{Args, ValueEnum};
-use files::error::{LINE, one_line};
-use files::{Result, bundle, hub, say};
+use files::error::{MAX_LINE_BYTES, one_line};
+use files::{Result, bundle, hub, print_stderr};
 use numeric::kv::{KvType, KvTypes};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -35,33 +35,33 @@ impl PathArgs {
     /// # Errors
     ///
     /// `Model` for a name that is neither a file nor in the Hugging Face cache.
-    pub fn path(&self) -> Result<PathBuf> {
-        self.model_path.as_deref().map_or_else(|| Ok(default_model()), hub::find)
+    pub fn model_path(&self) -> Result<PathBuf> {
+        self.model_path.as_deref().map_or_else(|| Ok(default_model_path()), hub::resolve_model)
     }
 }
 
 /// The program's own file if it is a bundle, else the model that `ANTIGRAVITY_MODEL` names, else the directory that was
 /// built in, else the program's own directory.
-fn default_model() -> PathBuf {
+fn default_model_path() -> PathBuf {
     // Keeps the text in the program's file, where `bundle` looks for it.
     black_box(dims::BUILT_FOR);
     let exe = std::env::current_exe().unwrap_or_default();
-    if bundle::start(&exe).is_some() {
+    if bundle::find_mark(&exe).is_some() {
         return exe;
     }
     let baked = PathBuf::from(dims::MODEL_DIR);
     if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
-        let path = hub::find(Path::new(&name)).unwrap_or_default();
+        let path = hub::resolve_model(Path::new(&name)).unwrap_or_default();
         if baked.file_name() != Some(&*name) && path.exists() {
             return path;
         }
     }
-    baked_or_beside(baked, exe.parent().unwrap_or(Path::new(".")))
+    choose_model_dir(baked, exe.parent().unwrap_or(Path::new(".")))
 }
 
 /// The built-in directory or, if that is missing, the program's own if it holds a model. If neither does, the built-in
 /// one, so that the error names it.
-fn baked_or_beside(baked: PathBuf, beside: &Path) -> PathBuf {
+fn choose_model_dir(baked: PathBuf, beside: &Path) -> PathBuf {
     let weights = |file: &Path| file.extension().is_some_and(|e| e == "safetensors" || e == "gguf");
     let holds_model = || {
         let mut entries = std::fs::read_dir(beside).into_iter().flatten().flatten();
@@ -97,17 +97,17 @@ pub struct LoadArgs {
 
 impl LoadArgs {
     /// Checks and resolves the flags; cache and threads keep their defaults.
-    pub fn resolve(&self) -> Result<EngineOptions> {
+    pub fn resolve_options(&self) -> Result<EngineOptions> {
         let mut options = EngineOptions {
             weight_type: self.weights.weight_type,
             // Printed under --quiet too: a lost device or a flag without effect explains the output that follows.
-            notice: Notice::new(|line| say!("{}", one_line(&name_flags(line), LINE))),
-            ..EngineOptions::new(self.weights.model.path()?)
+            notice: Notice::new(|line| print_stderr!("{}", one_line(&name_flags(line), MAX_LINE_BYTES))),
+            ..EngineOptions::new(self.weights.model.model_path()?)
         };
-        self.device.apply(&mut options)?;
+        self.device.apply_to(&mut options)?;
         options.prefill_chunk = match self.prefill_chunk {
-            Some(n) => within("--prefill-chunk", n, 4096)?,
-            None => options.usual_chunk(),
+            Some(n) => check_range("--prefill-chunk", n, 4096)?,
+            None => options.default_chunk(),
         };
         Ok(options)
     }
@@ -126,7 +126,7 @@ pub struct ModelArgs {
 
 /// Value of `--draft-when`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DraftWhenName {
+pub enum DraftWhenArg {
     Pays,
     Always,
 }
@@ -170,15 +170,15 @@ pub struct CacheArgs {
     /// When the draft model drafts: pays (only as many tokens as speed up the text, by measured times), or always (N
     /// tokens)
     #[arg(long, value_enum, default_value = "pays", value_name = "WHEN")]
-    draft_when: DraftWhenName,
+    draft_when: DraftWhenArg,
 }
 
 /// Value of `--draft` if only `--draft-model` is given.
-const DRAFT_OF_MODEL: usize = 8;
+const DEFAULT_MODEL_DRAFT: usize = 8;
 
 impl CacheArgs {
     /// The eviction flags; their numbers are checked only if a policy is set.
-    fn eviction(&self) -> Result<Eviction> {
+    fn resolve_eviction(&self) -> Result<Eviction> {
         let eviction = Eviction {
             policy: self.eviction_policy,
             window: self.eviction_window,
@@ -186,7 +186,7 @@ impl CacheArgs {
             memory_threshold: self.memory_threshold_mb.saturating_mul(1 << 20),
         };
         if eviction.policy != Policy::None {
-            eviction.check()?;
+            eviction.validate()?;
         }
         Ok(eviction)
     }
@@ -195,16 +195,16 @@ impl CacheArgs {
     fn draft_length(&self) -> Result<usize> {
         match (self.draft, &self.draft_model) {
             (Some(0), _) | (None, None) => Ok(0),
-            (Some(n), _) => within("--draft", n, MOST),
-            (None, Some(_)) => Ok(DRAFT_OF_MODEL),
+            (Some(n), _) => check_range("--draft", n, MAX_DRAFT),
+            (None, Some(_)) => Ok(DEFAULT_MODEL_DRAFT),
         }
     }
 
     /// The program that proposes tokens.
     fn draft_program(&self) -> Option<DraftProgram> {
         let when = match self.draft_when {
-            DraftWhenName::Pays => DraftWhen::Pays,
-            DraftWhenName::Always => DraftWhen::Always,
+            DraftWhenArg::Pays => DraftWhen::Pays,
+            DraftWhenArg::Always => DraftWhen::Always,
         };
         self.draft_model.clone().map(|program| DraftProgram { program, when })
     }
@@ -212,25 +212,25 @@ impl CacheArgs {
 
 impl ModelArgs {
     /// Checks the flags and resolves them.
-    pub fn resolve(&self) -> Result<EngineOptions> {
+    pub fn resolve_options(&self) -> Result<EngineOptions> {
         let cache = &self.cache;
         Ok(EngineOptions {
             kv_types: KvTypes {
                 k: cache.cache_type_k.unwrap_or(cache.kv_type),
                 v: cache.cache_type_v.unwrap_or(cache.kv_type),
             },
-            eviction: cache.eviction()?,
-            max_seq_len: within("--max-seq-len", cache.max_seq_len, MAX_SEQ_LEN)?,
-            threads: self.cores.resolve()?,
+            eviction: cache.resolve_eviction()?,
+            max_seq_len: check_range("--max-seq-len", cache.max_seq_len, MAX_SEQ_LEN)?,
+            threads: self.cores.resolve_threads()?,
             draft: cache.draft_length()?,
             draft_model: cache.draft_program(),
-            ..self.load.resolve()?
+            ..self.load.resolve_options()?
         })
     }
 
     /// Resolves the flags for a single text, which may begin on the CPU while kernels compile.
-    pub fn resolve_for_one(&self) -> Result<EngineOptions> {
-        Ok(EngineOptions { wait_for_gpu: self.load.device.wait_for_gpu, ..self.resolve()? })
+    pub fn resolve_for_one_text(&self) -> Result<EngineOptions> {
+        Ok(EngineOptions { wait_for_gpu: self.load.device.wait_for_gpu, ..self.resolve_options()? })
     }
 
     /// The path of `--model-path`.
@@ -248,7 +248,7 @@ mod tests {
     fn a_baked_folder_that_is_gone_is_named_unless_there_is_a_model_beside_the_program() {
         let beside = std::env::temp_dir().join(format!("antigravity-beside-{}", std::process::id()));
         std::fs::create_dir_all(&beside).expect("a directory");
-        let chosen = |baked: &str| baked_or_beside(baked.into(), &beside);
+        let chosen = |baked: &str| choose_model_dir(baked.into(), &beside);
         assert_eq!(chosen("/no/such/model"), Path::new("/no/such/model"));
         assert_eq!(chosen(""), beside);
         assert_eq!(chosen("/"), Path::new("/"));

@@ -4,7 +4,7 @@ use clap::Args;
 use files::{Error, Result, text_file};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use text::tokenizer::Specials;
+use text::tokenizer::SpecialText;
 
 /// Maximum bytes of a text.
 const TEXT_LIMIT: u64 = 64 << 20;
@@ -36,7 +36,7 @@ pub struct EscapeArgs {
 
 impl EscapeArgs {
     /// The text of a flag, with escape sequences replaced under `--escape`.
-    pub fn text(&self, typed: &str) -> String {
+    pub fn unescape_text(&self, typed: &str) -> String {
         if !self.escape {
             return typed.to_owned();
         }
@@ -74,23 +74,25 @@ pub struct PromptsArgs {
 
 impl PromptArgs {
     /// The treatment of control tokens in the prompt.
-    pub fn specials(&self) -> Specials {
-        if self.no_specials { Specials::Text } else { Specials::Tokens }
+    pub fn special_handling(&self) -> SpecialText {
+        if self.no_specials { SpecialText::AsText } else { SpecialText::AsTokens }
     }
 
     /// The prompt, if there is one: from the flag, a file, or piped stdin.
-    pub fn read(&self) -> Result<Option<String>> {
+    pub fn read_prompt(&self) -> Result<Option<String>> {
         match (&self.prompt, &self.prompt_file) {
-            (Some(prompt), _) => Ok(Some(self.escape.text(prompt))),
-            (None, Some(file)) => text_of("--prompt-file", file).map(Some),
+            (Some(prompt), _) => Ok(Some(self.escape.unescape_text(prompt))),
+            (None, Some(file)) => read_trimmed_text("--prompt-file", file).map(Some),
             (None, None) if std::io::stdin().is_terminal() => Ok(None),
-            (None, None) => text_of("prompt from", Path::new("-")).map(|p| (!p.is_empty()).then_some(p)),
+            (None, None) => {
+                read_trimmed_text("prompt from", Path::new("-")).map(|p| (!p.is_empty()).then_some(p))
+            }
         }
     }
 }
 
 /// Reads a text with [`read_text`] and removes a final line break.
-pub fn text_of(flag: &str, file: &Path) -> Result<String> {
+pub fn read_trimmed_text(flag: &str, file: &Path) -> Result<String> {
     let mut text = read_text(flag, file)?;
     if text.ends_with('\n') {
         text.pop();
@@ -106,10 +108,10 @@ pub fn read_text(flag: &str, file: &Path) -> Result<String> {
     let stdin = file.as_os_str() == "-";
     let name = if stdin { "stdin".into() } else { file.display().to_string() };
     let read = if stdin {
-        text_file::read(std::io::stdin().lock(), TEXT_LIMIT)
+        text_file::read_text(std::io::stdin().lock(), TEXT_LIMIT)
     } else {
         let opened = std::fs::File::open(file).map_err(|e| e.to_string());
-        opened.and_then(|f| text_file::read(f, TEXT_LIMIT))
+        opened.and_then(|f| text_file::read_text(f, TEXT_LIMIT))
     };
     read.map_err(|why| Error::Usage(format!("{flag} {name}: {why}")))
 }

@@ -2,7 +2,7 @@
 
 use crate::dims::VOCAB;
 use clap::Args;
-use files::{Error, Result, say};
+use files::{Error, Result, print_stderr};
 use std::path::PathBuf;
 use text::sampler::{DryOptions, SamplerOptions, XtcOptions};
 #[cfg(feature = "grammar")]
@@ -43,7 +43,7 @@ pub struct SamplerArgs {
     #[arg(long, default_value_t = 0.0, value_name = "X")]
     pub frequency_penalty: f32,
     /// Add to the logit of a token: 29+1.5, 29-2, or 29-inf to ban it; may be repeated
-    #[arg(long, short_alias = 'l', value_name = "ID(+|-)VALUE", value_parser = bias)]
+    #[arg(long, short_alias = 'l', value_name = "ID(+|-)VALUE", value_parser = parse_logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
     #[command(flatten)]
     pub dry: DryArgs,
@@ -57,7 +57,7 @@ pub struct SamplerArgs {
     #[command(flatten)]
     pub grammar: GrammarArgs,
     /// Random seed: the same seed gives the same text on any machine; -1 is random [default: random, printed on stderr]
-    #[arg(short, long, value_name = "N", value_parser = seed)]
+    #[arg(short, long, value_name = "N", value_parser = parse_seed)]
     seed: Option<i128>,
 }
 
@@ -94,14 +94,14 @@ pub struct GrammarArgs {
 }
 
 /// Parses a token id and the value added to its logit.
-fn bias(text: &str) -> std::result::Result<(u32, f32), String> {
+fn parse_logit_bias(text: &str) -> std::result::Result<(u32, f32), String> {
     let parts = text.find(['+', '-']).map(|at| text.split_at(at));
     let parsed = parts.and_then(|(id, value)| Some((id.parse().ok()?, value.parse().ok()?)));
     parsed.ok_or_else(|| "use a token id, a sign and a number, e.g. 29+1.5 or 29-inf".into())
 }
 
 /// Parses a seed, or -1.
-fn seed(text: &str) -> std::result::Result<i128, String> {
+fn parse_seed(text: &str) -> std::result::Result<i128, String> {
     let number: Option<i128> = text.parse().ok().filter(|n| (-1..=u64::MAX.into()).contains(n));
     number.ok_or_else(|| format!("use a number from 0 to {}, or -1 for a random one", u64::MAX))
 }
@@ -114,36 +114,40 @@ fn random_seed() -> u64 {
 
 impl SamplerArgs {
     /// The given seed; `None` if it is to be random.
-    pub fn seed(&self) -> Option<u64> {
+    pub fn parse_seed(&self) -> Option<u64> {
         self.seed.and_then(|n| u64::try_from(n).ok())
     }
 
     /// Prints the seed if it was random and has an effect.
-    pub fn say_drawn_seed(&self, used: &SamplerOptions) {
-        if self.seed().is_none() && used.temperature != 0.0 {
-            say!("seed: {}", used.seed);
+    pub fn print_random_seed(&self, used: &SamplerOptions) {
+        if self.parse_seed().is_none() && used.temperature != 0.0 {
+            print_stderr!("seed: {}", used.seed);
         }
     }
 
     /// Checks and resolves the flags; a missing seed is random.
-    pub fn resolve(&self) -> Result<SamplerOptions> {
+    pub fn resolve_options(&self) -> Result<SamplerOptions> {
         #[cfg(not(feature = "grammar"))]
         self.grammar.refuse("this program was built without grammars; build it with --features grammar")?;
         let options = SamplerOptions {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.clone(),
-            dry: self.dry.resolve()?,
-            seed: self.seed().unwrap_or_else(random_seed),
+            dry: self.dry.resolve_options()?,
+            seed: self.parse_seed().unwrap_or_else(random_seed),
             #[cfg(feature = "grammar")]
-            grammar: self.grammar.resolve()?,
+            grammar: self.grammar.resolve_grammar()?,
             ..SamplerOptions::default()
         };
-        self.recommend(options, &SamplerOptions::default())
+        self.with_recommended(options, &SamplerOptions::default())
     }
 
     /// Fills in a model's recommended values wherever no flag was given.
-    pub fn recommend(&self, options: SamplerOptions, recommended: &SamplerOptions) -> Result<SamplerOptions> {
+    pub fn with_recommended(
+        &self,
+        options: SamplerOptions,
+        recommended: &SamplerOptions,
+    ) -> Result<SamplerOptions> {
         let top_k = match self.top_k {
             None => recommended.top_k,
             Some(-1) => 0,
@@ -170,7 +174,7 @@ impl SamplerArgs {
 }
 
 impl DryArgs {
-    fn resolve(&self) -> Result<DryOptions> {
+    fn resolve_options(&self) -> Result<DryOptions> {
         let n = self.dry_penalty_last_n;
         let window = match n {
             -1 => None,
@@ -194,7 +198,7 @@ impl DryArgs {
 
 impl GrammarArgs {
     /// Fails with `why` if a grammar is given.
-    pub fn refuse(&self, why: &str) -> Result<()> {
+    pub fn fail_if_given(&self, why: &str) -> Result<()> {
         let flag = match (&self.json_schema, &self.grammar) {
             (None, None) => return Ok(()),
             (Some(_), _) => "--json-schema",
@@ -205,22 +209,22 @@ impl GrammarArgs {
 
     /// Reads and checks the grammar.
     #[cfg(feature = "grammar")]
-    fn resolve(&self) -> Result<Option<Grammar>> {
+    fn resolve_grammar(&self) -> Result<Option<Grammar>> {
         let grammar = match (&self.json_schema, &self.grammar) {
             (Some(text), _) if text.trim_start().starts_with('{') => {
-                Grammar::json_schema("--json-schema", text)?
+                Grammar::from_json_schema("--json-schema", text)?
             }
             (Some(file), _) => {
                 let (place, text) = read_grammar("--json-schema", Path::new(file))?;
-                Grammar::json_schema(&place, &text)?
+                Grammar::from_json_schema(&place, &text)?
             }
             (None, Some(file)) => {
                 let (place, text) = read_grammar("--grammar", file)?;
-                Grammar::gbnf(&place, &text)?
+                Grammar::from_gbnf(&place, &text)?
             }
             (None, None) => return Ok(None),
         };
-        grammar.checked().map(Some)
+        grammar.compile_for_bytes().map(Some)
     }
 }
 
@@ -230,7 +234,7 @@ fn read_grammar(flag: &str, file: &Path) -> Result<(String, String)> {
     const LIMIT: u64 = 1 << 20;
     let place = format!("{flag} {}", file.display());
     let opened = std::fs::File::open(file).map_err(|e| e.to_string());
-    let read = opened.and_then(|f| files::text_file::read(f, LIMIT));
+    let read = opened.and_then(|f| files::text_file::read_text(f, LIMIT));
     let text = read.map_err(|why| Error::Usage(format!("{place}: {why}")))?;
     Ok((place, text))
 }

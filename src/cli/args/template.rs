@@ -2,7 +2,7 @@
 
 use super::prompt::read_text;
 use clap::{Args, ValueEnum};
-use files::error::unquoted;
+use files::error::escape;
 use files::{Error, Result};
 use std::path::{Path, PathBuf};
 use text::chat::{OutputFormat, Template, TemplateKwargs, TemplateSource, Tools};
@@ -17,7 +17,7 @@ pub enum Think {
 
 /// The template of conversations.
 #[derive(Args, Clone)]
-pub struct ChosenTemplate {
+pub struct TemplateChoiceArgs {
     /// Chat template to use instead of the model's own: a Jinja file or text, the name of one of the model's templates
     /// (such as rag, or tool_use, which is the default if there are tools), or one of chatml, llama3, gemma, phi3, phi4
     /// and granite
@@ -32,7 +32,7 @@ pub struct ChosenTemplate {
 #[derive(Args, Clone)]
 pub struct TemplateArgs {
     #[command(flatten)]
-    pub chosen: ChosenTemplate,
+    pub chosen: TemplateChoiceArgs,
     /// Functions that the model may call: a file with a JSON array of tools, as in the OpenAI API. Each call is printed
     /// as a line of JSON; answer it with /tool NAME TEXT
     #[arg(long, value_name = "FILE")]
@@ -47,24 +47,26 @@ pub struct TemplateArgs {
     pub think_budget: Option<usize>,
 }
 
-impl ChosenTemplate {
+impl TemplateChoiceArgs {
     /// The given template, else the model's.
-    pub fn template(&self, source: &TemplateSource) -> Result<Template> {
+    pub fn load_template(&self, source: &TemplateSource) -> Result<Template> {
         const FLAG: &str = "--chat-template";
-        let Some(given) = &self.chat_template else { return source.load() };
+        let Some(given) = &self.chat_template else { return source.load_template() };
         if ["{{", "{%"].iter().any(|sign| given.contains(sign)) {
-            return source.instead(FLAG, given);
+            return source.load_override(FLAG, given);
         }
         // A broken template of the model must not prevent the choice of another.
-        if let Some(template) = source.named(given).ok().flatten().or_else(|| Template::named(given)) {
+        if let Some(template) =
+            source.load_named(given).ok().flatten().or_else(|| Template::built_in_named(given))
+        {
             return Ok(template);
         }
         let file = Path::new(given);
         if !file.exists() {
-            let (given, known) = (unquoted(given), "chatml, llama3, gemma, phi3, phi4, granite");
+            let (given, known) = (escape(given), "chatml, llama3, gemma, phi3, phi4, granite");
             return Err(Error::Usage(format!("{FLAG} {given}: no such file; built-in templates: {known}")));
         }
-        source.instead(&format!("{FLAG} {}", file.display()), &read_text(FLAG, file)?)
+        source.load_override(&format!("{FLAG} {}", file.display()), &read_text(FLAG, file)?)
     }
 
     /// True if a template is given.
@@ -73,12 +75,12 @@ impl ChosenTemplate {
     }
 
     /// The variables for the template.
-    pub fn variables(&self) -> Result<TemplateKwargs> {
+    pub fn parse_variables(&self) -> Result<TemplateKwargs> {
         let mut variables = TemplateKwargs::default();
         for given in &self.template_arg {
-            let wrong = |why: String| Error::Usage(format!("--template-arg {}: {why}", unquoted(given)));
+            let wrong = |why: String| Error::Usage(format!("--template-arg {}: {why}", escape(given)));
             let (name, value) = given.split_once('=').ok_or_else(|| wrong("use NAME=VALUE".into()))?;
-            variables.set(name, value).map_err(wrong)?;
+            variables.set_variable(name, value).map_err(wrong)?;
         }
         Ok(variables)
     }
@@ -86,22 +88,22 @@ impl ChosenTemplate {
 
 impl TemplateArgs {
     /// The variables and tools for the template.
-    pub fn variables(&self) -> Result<TemplateKwargs> {
-        let mut variables = self.chosen.variables()?;
+    pub fn parse_variables(&self) -> Result<TemplateKwargs> {
+        let mut variables = self.chosen.parse_variables()?;
         const THINKING: &str = "enable_thinking";
-        if self.think == Some(Think::Off) && !variables.has(THINKING) {
-            variables.set(THINKING, "false").map_err(Error::Usage)?;
+        if self.think == Some(Think::Off) && !variables.has_variable(THINKING) {
+            variables.set_variable(THINKING, "false").map_err(Error::Usage)?;
         }
         if let Some(file) = &self.tools {
             let wrong = |why: String| Error::Usage(format!("--tools {}: {why}", file.display()));
-            variables.tools = Some(Tools::parse(&read_text("--tools", file)?).map_err(wrong)?);
+            variables.tools = Some(Tools::parse_json(&read_text("--tools", file)?).map_err(wrong)?);
         }
         Ok(variables)
     }
 
     /// Warnings about flags without effect: the model does not think, or the template does not use a variable.
-    pub fn unused_flags(&self, template: &Template, form: OutputFormat) -> Vec<String> {
-        let reads = |name: &str| matches!(template, Template::Jinja(jinja) if jinja.mentions(name));
+    pub fn warn_unused_flags(&self, template: &Template, form: OutputFormat) -> Vec<String> {
+        let reads = |name: &str| matches!(template, Template::Jinja(jinja) if jinja.has_text(name));
         let names = self.chosen.template_arg.iter().filter_map(|given| Some(given.split_once('=')?.0));
         let unread = names.filter(|name| !reads(name));
         let mut lines: Vec<String> = unread
@@ -110,7 +112,7 @@ impl TemplateArgs {
             })
             .collect();
         let given = [("--think", self.think.is_some()), ("--think-budget", self.think_budget.is_some())];
-        let idle = given.iter().filter(|(_, given)| *given && !form.thinks());
+        let idle = given.iter().filter(|(_, given)| *given && !form.has_thinking());
         lines.extend(idle.map(|(flag, _)| format!("warning: {flag}: no effect: this model does not think")));
         lines
     }

@@ -1,10 +1,10 @@
 //! Commands in a conversation: lines that begin with a slash.
 
-use super::{Chat, Next, Question};
-use crate::cli::args::show_settings;
+use super::{Chat, NextAction, Question};
+use crate::cli::args::format_settings;
 use crate::cli::flags::name_flags_in;
-use files::error::unquoted;
-use files::{Error, Result, say};
+use files::error::escape;
+use files::{Error, Result, print_stderr};
 use std::path::Path;
 use text::chat::{Message, ToolCall};
 use text::sampler::{Rng, SamplerOptions};
@@ -32,62 +32,64 @@ impl Chat<'_> {
     /// # Errors
     ///
     /// If `--session` cannot be saved.
-    pub fn run_command(&mut self, line: &str) -> Result<Next> {
+    pub fn run_command(&mut self, line: &str) -> Result<NextAction> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match (word, rest.trim()) {
-            ("/exit" | "/quit", "") => return Ok(Next::Leave),
-            ("/help", "") => say!("{HELP}"),
+            ("/exit" | "/quit", "") => return Ok(NextAction::Leave),
+            ("/help", "") => print_stderr!("{HELP}"),
             ("/stats", "") => self.say_stats(),
-            ("/retry", "") => match self.retry() {
-                Some(question) => return Ok(Next::Ask(question)),
-                None => say!("/retry: no message yet"),
+            ("/retry", "") => match self.take_retry_question() {
+                Some(question) => return Ok(NextAction::Ask(question)),
+                None => print_stderr!("/retry: no message yet"),
             },
-            ("/undo", "") => self.undo()?,
+            ("/undo", "") => self.undo_turn()?,
             ("/reset" | "/clear", "") => {
                 self.conversation.reset();
-                self.forget_answers()?;
+                self.forget_history()?;
             }
             ("/exit" | "/quit" | "/help" | "/stats" | "/retry" | "/undo" | "/reset" | "/clear", _) => {
-                say!("{word} takes no argument; see /help")
+                print_stderr!("{word} takes no argument; see /help")
             }
-            ("/system", "") => say!("/system: give a text: /system TEXT"),
+            ("/system", "") => print_stderr!("/system: give a text: /system TEXT"),
             ("/system", text) => {
-                self.conversation = self.conversation.anew(Some(text.into()));
-                self.forget_answers()?;
-                self.note("new conversation with this system prompt");
+                self.conversation = self.conversation.new_with_system(Some(text.into()));
+                self.forget_history()?;
+                self.print_note("new conversation with this system prompt");
             }
             ("/tool", result) => match self.add_tool_result(result) {
-                Ok(Some(question)) => return Ok(Next::Ask(question)),
+                Ok(Some(question)) => return Ok(NextAction::Ask(question)),
                 Ok(None) => {
-                    let (have, all) = (self.results.len(), self.conversation.calls().len());
-                    self.note(&format!("{have} of {all} results received"));
+                    let (have, all) = (self.tool_results.len(), self.conversation.last_tool_calls().len());
+                    self.print_note(&format!("{have} of {all} results received"));
                 }
-                Err(why) => say!("/tool: {why}"),
+                Err(why) => print_stderr!("/tool: {why}"),
             },
-            ("/set", "") => say!("{}", show_settings(&self.options)),
+            ("/set", "") => print_stderr!("{}", format_settings(&self.options)),
             ("/set", setting) => match self.change_setting(setting) {
-                Ok(()) => self.note(&show_settings(&self.options)),
-                Err(e) => say!("/set: {}", name_flags_in(e)),
+                Ok(()) => self.print_note(&format_settings(&self.options)),
+                Err(e) => print_stderr!("/set: {}", name_flags_in(e)),
             },
-            ("/save" | "/load", "") => say!("{word}: give a file: {word} FILE"),
+            ("/save" | "/load", "") => print_stderr!("{word}: give a file: {word} FILE"),
             ("/save", file) => match self.save_to(Path::new(file)) {
-                Ok(()) => self.note(&format!("saved: {}", self.size())),
-                Err(e) => say!("/save: {}", name_flags_in(e)),
+                Ok(()) => self.print_note(&format!("saved: {}", self.describe_length())),
+                Err(e) => print_stderr!("/save: {}", name_flags_in(e)),
             },
-            ("/load", file) => match self.load(Path::new(file)) {
+            ("/load", file) => match self.load_conversation(Path::new(file)) {
                 Ok(()) => {
-                    self.note(&format!("loaded: {}", self.size()));
-                    self.save()?;
+                    self.print_note(&format!("loaded: {}", self.describe_length()));
+                    self.save_session()?;
                 }
                 // The errors are those of `--session`; their advice holds for the command too.
-                Err(e) => say!("/load: {}", name_flags_in(e).to_string().replace("--session", "/load")),
+                Err(e) => {
+                    print_stderr!("/load: {}", name_flags_in(e).to_string().replace("--session", "/load"))
+                }
             },
-            _ => say!(
+            _ => print_stderr!(
                 "Unknown command {}. See /help. To send it as text, start the line with a space.",
-                unquoted(word)
+                escape(word)
             ),
         }
-        Ok(Next::Read)
+        Ok(NextAction::Read)
     }
 
     /// Adds `NAME TEXT`, the result of a call. Once all results are there, returns them as the next question.
@@ -95,33 +97,33 @@ impl Chat<'_> {
         let Some((name, text)) = result.split_once(char::is_whitespace) else {
             return Err("give a name and a text: /tool NAME TEXT".into());
         };
-        let calls = self.conversation.calls();
+        let calls = self.conversation.last_tool_calls();
         if calls.is_empty() {
             return Err("the last answer called no function".into());
         }
         let is_open = |call: &&ToolCall| {
-            !self.results.iter().any(|result| result.tool_call_id.as_ref() == Some(&call.id))
+            !self.tool_results.iter().any(|result| result.tool_call_id.as_ref() == Some(&call.id))
         };
         let open: Vec<&ToolCall> = calls.iter().filter(is_open).collect();
         let Some(call) = open.iter().find(|call| call.name == name || call.id == name) else {
             let names: Vec<_> = open.iter().map(|call| call.name.as_str()).collect();
-            return Err(format!("{} was not called; called: {}", unquoted(name), names.join(", ")));
+            return Err(format!("{} was not called; called: {}", escape(name), names.join(", ")));
         };
-        let (result, all) = (Message::result(call, text.trim_start()), calls.len());
-        self.results.push(result);
-        if self.results.len() < all {
+        let (result, all) = (Message::tool_result(call, text.trim_start()), calls.len());
+        self.tool_results.push(result);
+        if self.tool_results.len() < all {
             return Ok(None);
         }
-        Ok(Some(self.question_of_results()))
+        Ok(Some(self.question_from_results()))
     }
 
     /// Forgets the results, answers and cache of the previous conversation.
-    fn forget_answers(&mut self) -> Result<()> {
-        self.results.clear();
-        self.asked.clear();
+    fn forget_history(&mut self) -> Result<()> {
+        self.tool_results.clear();
+        self.rng_history.clear();
         self.session.clear();
-        self.last = None;
-        self.save()
+        self.last_report = None;
+        self.save_session()
     }
 
     /// Changes a flag, `NAME VALUE`, for later answers. The random numbers continue, unless the seed changes.
@@ -129,84 +131,84 @@ impl Chat<'_> {
         let Some((name, value)) = setting.split_once(char::is_whitespace) else {
             return Err(Error::Usage(format!("{}: give a value: /set NAME VALUE", setting.escape_debug())));
         };
-        let set = self.set.with(name, value.trim())?;
-        let options = set.resolve(self.args.completion.output.format)?;
-        let seed = set.sampler.seed().filter(|_| name.trim_start_matches('-') == "seed");
-        let sampler = set.sampler.recommend(options.sampler, &self.recommended)?;
+        let set = self.current_flags.with_setting(name, value.trim())?;
+        let options = set.resolve_options(self.args.completion.output.format)?;
+        let seed = set.sampler.parse_seed().filter(|_| name.trim_start_matches('-') == "seed");
+        let sampler = set.sampler.with_recommended(options.sampler, &self.recommended)?;
         self.options.sampler = SamplerOptions { seed: self.options.sampler.seed, ..sampler };
         self.options.max_tokens = options.max_tokens;
         if let Some(seed) = seed {
             self.options.sampler.seed = seed;
-            self.random = Rng::new(seed);
+            self.rng = Rng::new(seed);
         }
-        self.set = set;
+        self.current_flags = set;
         Ok(())
     }
 
     /// The question to ask again: one without an answer, or the last one, which is removed from the conversation.
-    fn retry(&mut self) -> Option<Question> {
+    fn take_retry_question(&mut self) -> Option<Question> {
         self.unanswered.take().or_else(|| {
             let answered = Some(self.conversation.state());
-            let messages = self.conversation.forget_question()?;
-            self.results.clear();
-            let random = self.asked.pop().unwrap_or_else(|| self.random.clone());
-            Some(Question { messages, random, answered })
+            let messages = self.conversation.pop_question()?;
+            self.tool_results.clear();
+            let random = self.rng_history.pop().unwrap_or_else(|| self.rng.clone());
+            Some(Question { messages, rng: random, previous_state: answered })
         })
     }
 
     /// Removes the last question and its answer, and restores the random state before them.
-    fn undo(&mut self) -> Result<()> {
-        let Some(messages) = self.conversation.forget_question() else {
-            say!("/undo: no message yet");
+    fn undo_turn(&mut self) -> Result<()> {
+        let Some(messages) = self.conversation.pop_question() else {
+            print_stderr!("/undo: no message yet");
             return Ok(());
         };
-        self.results.clear();
-        if let Some(random) = self.asked.pop() {
-            self.random = random;
+        self.tool_results.clear();
+        if let Some(random) = self.rng_history.pop() {
+            self.rng = random;
         }
-        self.rewind()?;
-        self.save()?;
+        self.rewind_cache()?;
+        self.save_session()?;
         let text = messages.last().map_or("", |last| &last.content);
         let begin: String = text.chars().take(40).flat_map(char::escape_debug).collect();
         let dots = if text.chars().nth(40).is_some() { "…" } else { "" };
-        self.note(&format!("removed: {begin}{dots}"));
+        self.print_note(&format!("removed: {begin}{dots}"));
         Ok(())
     }
 
     /// Drops the tokens in the cache beyond the conversation.
-    fn rewind(&mut self) -> Result<()> {
+    fn rewind_cache(&mut self) -> Result<()> {
         if self.session.has_evicted() {
             // Tokens to compute again wait for the next question, which can be stopped.
-            self.session.reuse(self.conversation.ids()).map(|_| ())
+            self.session.reuse_prefix(self.conversation.ids()).map(|_| ())
         } else {
-            self.session.rewind(self.common())
+            self.session.rewind(self.common_prefix_len())
         }
     }
 
     fn say_stats(&self) {
-        match &self.last {
-            Some(report) => report.say(&self.session),
-            None => say!("no answer yet"),
+        match &self.last_report {
+            Some(report) => report.print_stats(&self.session),
+            None => print_stderr!("no answer yet"),
         }
         let (slots, all) = (self.session.slots(), self.session.extent().slots);
-        say!(
+        print_stderr!(
             "context: {slots} of {all} tokens ({:.0} %), evictions: {}; {}",
             100.0 * slots as f64 / all as f64,
             self.session.sequence().cuts.len(),
-            self.size()
+            self.describe_length()
         );
     }
 
     /// Length of the conversation, in messages and tokens.
-    fn size(&self) -> String {
-        let (messages, tokens) = (self.conversation.questions(), self.conversation.ids().len());
+    fn describe_length(&self) -> String {
+        let (messages, tokens) = (self.conversation.count_questions(), self.conversation.ids().len());
         format!("messages: {messages}, tokens: {tokens}")
     }
 
     /// Prints a confirmation for a user at a terminal, unless quiet.
-    pub fn note(&self, text: &str) {
+    pub fn print_note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
-            say!("{text}");
+            print_stderr!("{text}");
         }
     }
 }

@@ -1,33 +1,33 @@
 //! Saved conversations: `--session`, `/save` and `/load`.
 
 use super::Chat;
-use crate::run::saved::{self, Content, State};
-use files::error::unquoted;
+use crate::run::saved::{self, SavedContent, SavedState};
+use files::error::escape;
 use files::{Error, Result};
 use std::path::Path;
 use text::chat::ConversationState;
 
 impl Chat<'_> {
     /// Continues the conversation in `file`, if it exists.
-    pub fn resume(&mut self, file: &Path) -> Result<()> {
-        let Some(state) = saved::load(file, &mut self.session, self.engine)? else { return Ok(()) };
+    pub fn resume_session(&mut self, file: &Path) -> Result<()> {
+        let Some(state) = saved::load_session(file, &mut self.session, self.engine)? else { return Ok(()) };
         let saved = self.check_saved(file, &state)?;
-        let system = self.conversation.system();
+        let system = self.conversation.system_message();
         if !saved.ids.is_empty() && system.is_some() && system != saved.system.as_deref() {
             return Err(Error::Usage(format!(
                 "--session {}: was saved with a different --system; remove --system or use another file",
                 file.display()
             )));
         }
-        let tools = &self.conversation.variables().tools;
+        let tools = &self.conversation.template_kwargs().tools;
         if !saved.ids.is_empty() && tools.is_some() && *tools != saved.tools {
             return Err(Error::Usage(format!(
                 "--session {}: was saved with different --tools; remove --tools or use another file",
                 file.display()
             )));
         }
-        self.note(&format!("continuing after {} tokens; /reset starts over", saved.ids.len()));
-        self.adopt(saved, &state);
+        self.print_note(&format!("continuing after {} tokens; /reset starts over", saved.ids.len()));
+        self.adopt_state(saved, &state);
         Ok(())
     }
 
@@ -36,20 +36,20 @@ impl Chat<'_> {
     /// # Errors
     ///
     /// The errors of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
-    pub fn load(&mut self, file: &Path) -> Result<()> {
-        let Some(state) = saved::read(file, &mut self.session, self.engine)? else {
+    pub fn load_conversation(&mut self, file: &Path) -> Result<()> {
+        let Some(state) = saved::read_session(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));
         };
         let saved = self.check_saved(file, &state)?;
-        self.adopt(saved, &state);
+        self.adopt_state(saved, &state);
         self.unanswered = None;
-        self.last = None;
+        self.last_report = None;
         Ok(())
     }
 
     /// The conversation in a saved state. Fails if it is none, or has another chat template than this model's.
-    fn check_saved(&self, file: &Path, state: &State) -> Result<ConversationState> {
-        let Content::Chat(saved) = &state.content else {
+    fn check_saved(&self, file: &Path, state: &SavedState) -> Result<ConversationState> {
+        let SavedContent::Chat(saved) = &state.content else {
             return Err(Error::Usage(format!(
                 "--session {}: holds a text, not a conversation; continue it with generate, or use another file",
                 file.display()
@@ -57,7 +57,7 @@ impl Chat<'_> {
         };
         let ours = self.conversation.template().name();
         if saved.template != ours {
-            let theirs = unquoted(&saved.template);
+            let theirs = escape(&saved.template);
             let why = format!(
                 "was saved with chat template {theirs}, but this model's is {ours}; use the same template"
             );
@@ -66,22 +66,24 @@ impl Chat<'_> {
         Ok(saved.clone())
     }
 
-    fn adopt(&mut self, mut saved: ConversationState, state: &State) {
+    fn adopt_state(&mut self, mut saved: ConversationState, state: &SavedState) {
         if saved.ids.is_empty() {
-            saved.system = self.conversation.system().map(str::to_owned).or(saved.system);
-            saved.tools = self.conversation.variables().tools.clone().or(saved.tools);
+            saved.system = self.conversation.system_message().map(str::to_owned).or(saved.system);
+            saved.tools = self.conversation.template_kwargs().tools.clone().or(saved.tools);
         }
-        if let Some(random) = state.random(self.args.completion.sampler.seed(), &mut self.options.sampler) {
-            self.random = random;
+        if let Some(random) =
+            state.resume_rng(self.args.completion.sampler.parse_seed(), &mut self.options.sampler)
+        {
+            self.rng = random;
         }
-        self.asked.clear();
-        self.results.clear();
-        self.conversation.resume(saved);
-        self.set_form_of_answers();
+        self.rng_history.clear();
+        self.tool_results.clear();
+        self.conversation.restore_state(saved);
+        self.update_output_format();
     }
 
     /// Saves the conversation to the file of `--session`, if there is one.
-    pub fn save(&mut self) -> Result<()> {
+    pub fn save_session(&mut self) -> Result<()> {
         match self.args.session.as_deref() {
             Some(file) => self.save_to(file),
             None => Ok(()),
@@ -89,11 +91,11 @@ impl Chat<'_> {
     }
 
     pub fn save_to(&mut self, file: &Path) -> Result<()> {
-        let state = State {
+        let state = SavedState {
             seed: self.options.sampler.seed,
-            rng: self.random.clone(),
-            content: Content::Chat(self.conversation.state()),
+            rng: self.rng.clone(),
+            content: SavedContent::Chat(self.conversation.state()),
         };
-        saved::save(file, &mut self.session, self.engine, state)
+        saved::save_session(file, &mut self.session, self.engine, state)
     }
 }

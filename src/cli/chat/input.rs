@@ -2,17 +2,17 @@
 
 #[cfg(feature = "line-editor")]
 use crate::cli::terminal_mode::{self, EchoGuard};
-use files::text_file::without_mark;
-use files::{Error, Result, say, stderr};
+use files::text_file::strip_bom;
+use files::{Error, Result, print_stderr, stderr};
 use std::io::{BufRead, IsTerminal, Read};
 
 /// One message or event of the input.
-pub enum Typed {
+pub enum UserInput {
     Line(String),
     /// A text in triple quotes, which is never a command.
     Quoted(String),
     /// End of input, or Ctrl-D.
-    End,
+    EndOfInput,
     /// Ctrl-C, which raises no signal while the editor has the terminal.
     #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor reports it"))]
     Interrupt,
@@ -30,7 +30,7 @@ pub enum ChatInput {
 
 const PROMPT: &str = "> ";
 /// Prompt for the further lines of a message.
-const MORE: &str = ". ";
+const CONTINUATION_PROMPT: &str = ". ";
 /// Delimiter before and after a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
@@ -46,7 +46,7 @@ impl ChatInput {
         // The editor writes to stdout, which is for answers only unless it is the terminal.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
-            terminal_mode::save();
+            terminal_mode::save_mode();
             let config = rustyline::Config::builder().auto_add_history(true).build();
             if let Ok(editor) = rustyline::DefaultEditor::with_config(config) {
                 return ChatInput::Editor(Box::new(editor));
@@ -61,9 +61,9 @@ impl ChatInput {
     }
 
     /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
-    pub fn read_message(&mut self) -> Result<Typed> {
+    pub fn read_message(&mut self) -> Result<UserInput> {
         let line = match self.read_line(PROMPT)? {
-            Typed::Line(line) => line,
+            UserInput::Line(line) => line,
             other => return Ok(other),
         };
         let opened = line.trim_start().strip_prefix(QUOTES).map(str::to_owned);
@@ -81,22 +81,22 @@ impl ChatInput {
             }
             match self.append_line(&mut text)? {
                 None => {}
-                Some(Typed::End) => break,
+                Some(UserInput::EndOfInput) => break,
                 Some(other) => return Ok(other),
             }
         }
         if !is_quoted {
-            return Ok(Typed::Line(text));
+            return Ok(UserInput::Line(text));
         }
         let text = text.trim_end();
         let text = text.strip_suffix(QUOTES).unwrap_or(text);
-        Ok(Typed::Quoted(text.strip_suffix('\n').unwrap_or(text).into()))
+        Ok(UserInput::Quoted(text.strip_suffix('\n').unwrap_or(text).into()))
     }
 
     /// Adds the next line of a message to `text`. Returns anything else that was typed.
-    fn append_line(&mut self, text: &mut String) -> Result<Option<Typed>> {
-        match self.read_line(MORE)? {
-            Typed::Line(line) => *text += &line,
+    fn append_line(&mut self, text: &mut String) -> Result<Option<UserInput>> {
+        match self.read_line(CONTINUATION_PROMPT)? {
+            UserInput::Line(line) => *text += &line,
             other => return Ok(Some(other)),
         }
         if text.len() as u64 > LINE_LIMIT {
@@ -112,22 +112,22 @@ impl ChatInput {
     }
 
     /// The next line, without its end.
-    fn read_line(&mut self, prompt: &str) -> Result<Typed> {
+    fn read_line(&mut self, prompt: &str) -> Result<UserInput> {
         match self {
-            ChatInput::Piped => next_line().map(|line| line.map_or(Typed::End, Typed::Line)),
+            ChatInput::Piped => next_line().map(|line| line.map_or(UserInput::EndOfInput, UserInput::Line)),
             ChatInput::Terminal => {
-                stderr::write(format_args!("{prompt}"));
+                stderr::write_stderr(format_args!("{prompt}"));
                 let line = next_line()?;
                 if line.is_none() {
-                    say!("");
+                    print_stderr!("");
                 }
-                Ok(line.map_or(Typed::End, Typed::Line))
+                Ok(line.map_or(UserInput::EndOfInput, UserInput::Line))
             }
             #[cfg(feature = "line-editor")]
             ChatInput::Editor(editor) => match editor.readline(prompt) {
-                Ok(line) => Ok(Typed::Line(line)),
-                Err(rustyline::error::ReadlineError::Eof) => Ok(Typed::End),
-                Err(rustyline::error::ReadlineError::Interrupted) => Ok(Typed::Interrupt),
+                Ok(line) => Ok(UserInput::Line(line)),
+                Err(rustyline::error::ReadlineError::Eof) => Ok(UserInput::EndOfInput),
+                Err(rustyline::error::ReadlineError::Interrupted) => Ok(UserInput::Interrupt),
                 Err(e) => Err(Error::Usage(format!("message from the terminal: {e}"))),
             },
         }
@@ -152,5 +152,5 @@ fn next_line() -> Result<Option<String>> {
         let at = e.utf8_error().valid_up_to();
         Error::Usage(format!("message from stdin: byte {at} of the line is not UTF-8; convert the text"))
     })?;
-    Ok(Some(without_mark(&text).trim_end_matches(['\n', '\r']).into()))
+    Ok(Some(strip_bom(&text).trim_end_matches(['\n', '\r']).into()))
 }

@@ -66,22 +66,22 @@ impl BlockType {
     }
 
     /// Values in one block; 1 for element types.
-    pub const fn values(self) -> usize {
+    pub const fn values_per_block(self) -> usize {
         self.ggml_traits().1
     }
 
     /// Bytes of one block.
-    pub const fn bytes(self) -> usize {
+    pub const fn bytes_per_block(self) -> usize {
         self.ggml_traits().2
     }
 
     /// Bytes of a row of `cols` values, which are whole blocks.
     pub const fn row_bytes(self, cols: usize) -> usize {
-        cols / self.values() * self.bytes()
+        cols / self.values_per_block() * self.bytes_per_block()
     }
 
     /// Lists the names of all types for messages.
-    pub fn names() -> String {
+    pub fn list_names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }
 }
@@ -129,6 +129,6 @@ mod tests {
         }
         assert_eq!(BlockType::from_id(10), Err("10 (Q2_K)".into()));
         assert_eq!(BlockType::from_id(u32::MAX), Err("4294967295 (unknown)".into()));
-        assert_eq!(BlockType::names(), "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
+        assert_eq!(BlockType::list_names(), "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
     }
 }

@@ -16,7 +16,7 @@ impl Dtype {
     pub const NAMES: &str = "F32, F16, BF16, U8";
 
     /// Bytes of an element.
-    pub fn size(self) -> usize {
+    pub fn byte_size(self) -> usize {
         match self {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
@@ -25,7 +25,7 @@ impl Dtype {
     }
 
     /// The GGUF type; `None` for U8, which GGUF lacks.
-    pub fn block(self) -> Option<BlockType> {
+    pub fn block_type(self) -> Option<BlockType> {
         match self {
             Dtype::F32 => Some(BlockType::F32),
             Dtype::F16 => Some(BlockType::F16),
@@ -35,13 +35,13 @@ impl Dtype {
     }
 
     /// The element type of a GGUF type; `None` for blocks.
-    pub fn of(block: BlockType) -> Option<Self> {
-        [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block() == Some(block))
+    pub fn from_block_type(block: BlockType) -> Option<Self> {
+        [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block_type() == Some(block))
     }
 
     /// Widens the first `N` stored values exactly.
     #[inline(always)]
-    pub fn widen<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
+    pub fn widen_array<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
         match self {
             Dtype::F32 => read_values(bytes, f32::from_le_bytes),
             Dtype::F16 => read_values(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
@@ -52,21 +52,21 @@ impl Dtype {
 
     /// Widens values exactly, sixteen at a time so that the compiler vectorises the loop.
     #[inline(always)]
-    pub fn widen_all(self, bytes: &[u8], values: &mut [f32]) {
+    pub fn widen_slice(self, bytes: &[u8], values: &mut [f32]) {
         const RUN: usize = 16;
         let (runs, rest) = values.as_chunks_mut::<RUN>();
-        let from = runs.len() * RUN * self.size();
-        for (run, stored) in runs.iter_mut().zip(bytes.chunks_exact(RUN * self.size())) {
-            *run = self.widen(stored);
+        let from = runs.len() * RUN * self.byte_size();
+        for (run, stored) in runs.iter_mut().zip(bytes.chunks_exact(RUN * self.byte_size())) {
+            *run = self.widen_array(stored);
         }
-        for (value, stored) in rest.iter_mut().zip(bytes[from..].chunks_exact(self.size())) {
-            [*value] = self.widen(stored);
+        for (value, stored) in rest.iter_mut().zip(bytes[from..].chunks_exact(self.byte_size())) {
+            [*value] = self.widen_array(stored);
         }
     }
 
     /// Widens all values exactly.
     pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
-        bytes.chunks_exact(self.size()).map(|b| self.widen::<1>(b)[0]).collect()
+        bytes.chunks_exact(self.byte_size()).map(|b| self.widen_array::<1>(b)[0]).collect()
     }
 }
 

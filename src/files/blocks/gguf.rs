@@ -18,13 +18,17 @@ use super::{BlockType, Dtype};
 /// # Panics
 ///
 /// The lengths do not match.
-pub fn decode(block: BlockType, bytes: &[u8], values: &mut [f32]) {
-    let blocks = bytes.len() / block.bytes();
-    assert_eq!((blocks * block.bytes(), blocks * block.values()), (bytes.len(), values.len()), "{block:?}");
+pub fn decode_values(block: BlockType, bytes: &[u8], values: &mut [f32]) {
+    let blocks = bytes.len() / block.bytes_per_block();
+    assert_eq!(
+        (blocks * block.bytes_per_block(), blocks * block.values_per_block()),
+        (bytes.len(), values.len()),
+        "{block:?}"
+    );
     match block {
-        BlockType::F32 => Dtype::F32.widen_all(bytes, values),
-        BlockType::F16 => Dtype::F16.widen_all(bytes, values),
-        BlockType::BF16 => Dtype::BF16.widen_all(bytes, values),
+        BlockType::F32 => Dtype::F32.widen_slice(bytes, values),
+        BlockType::F16 => Dtype::F16.widen_slice(bytes, values),
+        BlockType::BF16 => Dtype::BF16.widen_slice(bytes, values),
         BlockType::Q4_0 => decode_blocks(bytes, values, simple::q4_0),
         BlockType::Q4_1 => decode_blocks(bytes, values, simple::q4_1),
         BlockType::Q5_0 => decode_blocks(bytes, values, simple::q5_0),

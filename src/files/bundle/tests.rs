@@ -1,7 +1,7 @@
 //! Bundles that are whole, damaged, cut and hostile.
 
 use super::*;
-use crate::atomic_file::Unfinished;
+use crate::atomic_file::AtomicFile;
 use serde_json::json;
 use std::fs;
 use std::io::Write;
@@ -68,15 +68,15 @@ fn packed() -> Vec<u8> {
 fn whole(dir: &Scratch) -> (Vec<u8>, usize, usize) {
     let files = [("config.json".to_string(), b"{}".to_vec()), ("tokenizer.json".into(), vec![b'x'; 3000])];
     let out = dir.0.join("whole");
-    let unfinished = Unfinished::create(&out).expect("begun");
-    let begun = Begun::new(&unfinished.file, &program_bytes(), &files).expect("written");
+    let unfinished = AtomicFile::create(&out).expect("begun");
+    let begun = BundleWriter::new(&unfinished.file, &program_bytes(), &files).expect("written");
     let model = begun.model as usize;
     (&unfinished.file).write_all(&packed()).expect("written");
     let len = begun.finish(unfinished.path().expect("a file")).expect("whole");
-    unfinished.finish().expect("there");
+    unfinished.commit().expect("there");
     let bytes = fs::read(&out).expect("the bundle");
     assert_eq!(bytes.len() as u64, len);
-    assert_eq!(start(&out), Some(448));
+    assert_eq!(find_mark(&out), Some(448));
     (bytes, 448, model)
 }
 
@@ -91,15 +91,15 @@ fn a_bundle_gives_back_what_was_put_in() {
     let (bytes, _, model) = whole(&dir);
     let path = dir.put(&bytes);
     let bundle = Bundle::open(&path).expect("readable").expect("a bundle");
-    assert_eq!(bundle.names().collect::<Vec<_>>(), ["config.json", PACKED_NAME, "tokenizer.json"]);
-    assert_eq!(bundle.file("config.json"), Ok(Some(&b"{}"[..])));
-    assert_eq!((bundle.len_of("tokenizer.json"), bundle.file("none")), (Some(3000), Ok(None)));
-    let source = bundle.packed().expect("the model");
+    assert_eq!(bundle.file_names().collect::<Vec<_>>(), ["config.json", PACKED_NAME, "tokenizer.json"]);
+    assert_eq!(bundle.read_file("config.json"), Ok(Some(&b"{}"[..])));
+    assert_eq!((bundle.file_size("tokenizer.json"), bundle.read_file("none")), (Some(3000), Ok(None)));
+    let source = bundle.open_model().expect("the model");
     assert_eq!(source.only_file().expect("one file").bytes(), packed());
     bundle.verify().expect("whole");
     assert_eq!(model % (2 << 20), 0);
     // A bundle's program is the program.
-    assert_eq!(program(&path), Ok(program_bytes()));
+    assert_eq!(read_program(&path), Ok(program_bytes()));
 }
 
 #[test]
@@ -111,9 +111,9 @@ fn other_files_are_no_bundles() {
     {
         assert_eq!(verified(&dir.put(&other)), Ok(None), "{} bytes", other.len());
     }
-    assert_eq!((start(&dir.0), start(Path::new("/nowhere"))), (None, None));
-    assert!(program(&dir.put(&packed())).is_err_and(|e| e.exit_code() == 1));
-    assert!(program(&dir.put(&program_bytes()[..400])).is_err());
+    assert_eq!((find_mark(&dir.0), find_mark(Path::new("/nowhere"))), (None, None));
+    assert!(read_program(&dir.put(&packed())).is_err_and(|e| e.exit_code() == 1));
+    assert!(read_program(&dir.put(&program_bytes()[..400])).is_err());
     let e = verified(&dir.put(&after(100_000))).expect_err("no mark");
     assert!(e.to_string().contains("do not begin with the bundle mark"), "{e}");
 }
@@ -135,7 +135,7 @@ fn every_damaged_byte_is_found() {
         let mut bad = bytes.clone();
         bad[at] ^= 1;
         let bundle = Bundle::open(&dir.put(&bad)).expect("its table is right").expect("a bundle");
-        let found = bundle.packed().map(|_| ()).and(bundle.file("config.json").map(|_| ()));
+        let found = bundle.open_model().map(|_| ()).and(bundle.read_file("config.json").map(|_| ()));
         assert!(found.is_err(), "{at}");
     }
     // The padding is nobody's.
@@ -211,7 +211,7 @@ fn hostile_programs_are_survived() {
             let mut bad = good.clone();
             bad.iter_mut().skip(at).take(width).for_each(|b| *b = value);
             let path = dir.put(&bad);
-            let _ = (start(&path), program(&path), verified(&path));
+            let _ = (find_mark(&path), read_program(&path), verified(&path));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Writes a bundle around a packed model.
 
-use super::{ALIGN, HEAD, MARK, MARK_LEN, MODEL_ALIGN, VERSION, checksum, key};
+use super::{ALIGN, HEAD, MARK, MARK_LEN, MODEL_ALIGN, VERSION, format_crc, key};
 use crate::mapped::map_file;
 use crate::packed_file::{self, PACKED_NAME};
-use crate::source::Source;
+use crate::source::Safetensors;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::path::Path;
 pub(super) const PADDING: &str = "padding";
 
 /// A bundle that still lacks its packed model, which is written next, and its table.
-pub struct Begun<'a> {
+pub struct BundleWriter<'a> {
     file: &'a File,
     /// Offset of the mark, in bytes.
     start: u64,
@@ -25,7 +25,7 @@ pub struct Begun<'a> {
     metadata: Map<String, Value>,
 }
 
-impl<'a> Begun<'a> {
+impl<'a> BundleWriter<'a> {
     /// Writes the program and the text files.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl<'a> Begun<'a> {
         bytes.resize(data as usize, 0);
         for (name, content) in files {
             tensors.insert(name.clone(), tensor_json(len, content.len() as u64));
-            metadata.insert(name.clone(), checksum(content).into());
+            metadata.insert(name.clone(), format_crc(content).into());
             bytes.extend(content);
             len += content.len() as u64;
         }
@@ -63,14 +63,14 @@ impl<'a> Begun<'a> {
         let len = whole.bytes().len();
         let plane = whole.slice(self.model as usize..len);
         let plane = plane.ok_or_else(|| fail(io::Error::other("the file ends before the model")))?;
-        let source = Source::within(path, plane.clone())?;
+        let source = Safetensors::open_embedded(path, plane.clone())?;
         let header = plane.bytes().first_chunk().map_or(0, |n| 8 + u64::from_le_bytes(*n));
         let mut put = |key: &str, value: String| self.metadata.insert(key.into(), value.into());
-        put(PACKED_NAME, checksum(plane.bytes()));
+        put(PACKED_NAME, format_crc(plane.bytes()));
         put(key::HEADER, header.to_string());
-        put(key::FINGERPRINT, source.fingerprint());
-        if let Some(gguf) = source.get(packed_file::GGUF) {
-            put(key::GGUF, checksum(gguf.data.bytes()));
+        put(key::FINGERPRINT, source.hash_files());
+        if let Some(gguf) = source.get(packed_file::GGUF_TENSOR) {
+            put(key::GGUF, format_crc(gguf.data.bytes()));
         }
         let from = self.model - self.start - HEAD as u64;
         self.tensors.insert(PACKED_NAME.into(), tensor_json(from, plane.bytes().len() as u64));

@@ -48,7 +48,7 @@ impl Arch {
     }
 
     /// Lists the names of all families for errors.
-    pub fn names(name: impl Fn(Arch) -> &'static str) -> String {
+    pub fn list_names(name: impl Fn(Arch) -> &'static str) -> String {
         Self::ALL.map(|arch| format!("{:?}", name(arch))).join(", ")
     }
 
@@ -58,7 +58,7 @@ impl Arch {
     }
 
     /// Translates a field name of Llama's config to this family's.
-    pub(crate) fn field(self, name: &'static str) -> &'static str {
+    pub(crate) fn field_name(self, name: &'static str) -> &'static str {
         match (self, name) {
             (Arch::Gpt2, "hidden_size") => "n_embd",
             (Arch::Gpt2, "num_attention_heads") => "n_head",
@@ -72,7 +72,7 @@ impl Arch {
 
     /// Name of the field with the epsilon of norms.
     pub(crate) fn epsilon_field(self) -> &'static str {
-        self.field("rms_norm_eps")
+        self.field_name("rms_norm_eps")
     }
 
     /// Default epsilon of norms.
@@ -81,7 +81,7 @@ impl Arch {
     }
 
     /// Activation functions that the config may name.
-    pub(super) fn activations(self) -> &'static [&'static str] {
+    pub(super) fn supported_activations(self) -> &'static [&'static str] {
         match self {
             Arch::Gemma3 => &["gelu_pytorch_tanh"],
             Arch::Gpt2 => &["gelu_new", "gelu_pytorch_tanh"],
@@ -114,9 +114,9 @@ pub enum Mlp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// Full attention.
-    Global,
+    FullAttention,
     /// Sliding-window attention, with its own RoPE base and scaling.
-    Local,
+    SlidingWindow,
     /// Full attention without RoPE.
     NoRope,
 }
@@ -124,14 +124,16 @@ pub enum LayerKind {
 impl LayerKind {
     pub(super) fn name(self) -> &'static str {
         match self {
-            LayerKind::Global => "global",
-            LayerKind::Local => "local",
+            LayerKind::FullAttention => "global",
+            LayerKind::SlidingWindow => "local",
             LayerKind::NoRope => "no_rope",
         }
     }
 
     pub(super) fn from_name(name: &str) -> Option<Self> {
-        [LayerKind::Global, LayerKind::Local, LayerKind::NoRope].into_iter().find(|k| k.name() == name)
+        [LayerKind::FullAttention, LayerKind::SlidingWindow, LayerKind::NoRope]
+            .into_iter()
+            .find(|k| k.name() == name)
     }
 }
 
@@ -144,15 +146,19 @@ pub(super) fn layer_kinds(f: &Fields<'_>, arch: Arch, layers: usize) -> Result<V
     if !f.get("layer_types").is_none_or(|l| l.as_array().is_some_and(|l| l.iter().all(full))) {
         return f.unsupported("layer_types", "\"full_attention\" for every layer");
     }
-    if arch == Arch::SmolLm3 { smollm3_layer_kinds(f, layers) } else { Ok(vec![LayerKind::Global; layers]) }
+    if arch == Arch::SmolLm3 {
+        smollm3_layer_kinds(f, layers)
+    } else {
+        Ok(vec![LayerKind::FullAttention; layers])
+    }
 }
 
 /// Reads a name per layer, or the interval of full-attention layers.
 fn gemma3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
     if f.get("layer_types").is_some() {
         let kind = |t: &Value| match t.as_str()? {
-            "full_attention" => Some(LayerKind::Global),
-            "sliding_attention" => Some(LayerKind::Local),
+            "full_attention" => Some(LayerKind::FullAttention),
+            "sliding_attention" => Some(LayerKind::SlidingWindow),
             _ => None,
         };
         let supported = "\"full_attention\" or \"sliding_attention\" for every layer";
@@ -160,7 +166,7 @@ fn gemma3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, C
     }
     let [name, older] = ["sliding_window_pattern", "_sliding_window_pattern"];
     let interval = f.read_size(if f.get(name).is_some() { name } else { older }, Some(6), 1 << 16)?;
-    Ok(every_nth(interval, layers, LayerKind::Global, LayerKind::Local))
+    Ok(every_nth(interval, layers, LayerKind::FullAttention, LayerKind::SlidingWindow))
 }
 
 /// Reads a list of 1 (RoPE) and 0 (none), or the interval of layers without RoPE.
@@ -168,13 +174,13 @@ fn smollm3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, 
     if f.get("no_rope_layers").is_some() {
         let kind = |t: &Value| match t.as_u64()? {
             0 => Some(LayerKind::NoRope),
-            1 => Some(LayerKind::Global),
+            1 => Some(LayerKind::FullAttention),
             _ => None,
         };
         return f.read_array("no_rope_layers", layers, kind, "0 or 1 for every layer");
     }
     let interval = f.read_size("no_rope_layer_interval", Some(4), 1 << 16)?;
-    Ok(every_nth(interval, layers, LayerKind::NoRope, LayerKind::Global))
+    Ok(every_nth(interval, layers, LayerKind::NoRope, LayerKind::FullAttention))
 }
 
 /// Layers of kind `other`, but every `n`-th of kind `nth`.

@@ -1,6 +1,6 @@
 //! Typed access to the fields of a JSON object, with an error that names the field.
 
-use crate::error::unquoted;
+use crate::error::escape;
 use serde_json::{Map, Value};
 
 /// One unusable field. Its message is one line.
@@ -32,7 +32,7 @@ impl Fields<'_> {
     /// Always an error: the field's value is not one of `supported`.
     pub fn unsupported<T>(&self, field: &str, supported: &str) -> Result<T, ConfigError> {
         let found = self.0.get(field).map_or("missing".into(), Value::to_string);
-        Err(ConfigError::new(field, unquoted(&found), supported))
+        Err(ConfigError::new(field, escape(&found), supported))
     }
 
     pub fn read_size(&self, field: &str, default: Option<usize>, max: usize) -> Result<usize, ConfigError> {

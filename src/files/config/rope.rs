@@ -2,14 +2,14 @@
 
 use super::families::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
-use crate::error::unquoted;
+use crate::error::escape;
 use serde_json::{Map, Value};
 use std::f64::consts::TAU;
 
 /// The scaling of RoPE frequencies for long contexts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    Plain,
+    Unscaled,
     /// Llama 3.1's piecewise scaling (`rope_type: "llama3"`).
     Llama3 {
         factor: f64,
@@ -26,9 +26,9 @@ impl RopeScaling {
     ///
     /// Llama 3.1: wavelengths up to `original / high` stay, those beyond `original / low` are stretched by `factor`,
     /// those between are interpolated.
-    pub fn multiplier(self, i: usize, frequency: f64) -> f64 {
+    pub fn frequency_multiplier(self, i: usize, frequency: f64) -> f64 {
         match self {
-            RopeScaling::Plain => 1.0,
+            RopeScaling::Unscaled => 1.0,
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
                 let turns = original_max_position as f64 * frequency / TAU;
                 let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
@@ -40,7 +40,7 @@ impl RopeScaling {
     }
 
     /// Scaling by these divisors. They are leaked: a few hundred bytes for each file that has them.
-    pub fn divisors(divisors: Vec<f32>) -> Self {
+    pub fn from_divisors(divisors: Vec<f32>) -> Self {
         RopeScaling::Divisors(divisors.leak())
     }
 }
@@ -51,7 +51,7 @@ pub struct LongRope {
     /// One per pair.
     pub divisors: &'static [f32],
     /// Sequences longer than this, in tokens, use these divisors.
-    pub beyond: usize,
+    pub original_context: usize,
 }
 
 /// RoPE of a model.
@@ -75,7 +75,7 @@ pub struct Rope {
 
 impl Rope {
     /// RoPE of sliding-window layers.
-    pub fn local(&self) -> Self {
+    pub fn for_sliding_window(&self) -> Self {
         Self {
             theta: self.local_theta,
             scaling: self.local_scaling,
@@ -86,14 +86,14 @@ impl Rope {
     }
 
     /// The unscaled frequency of pair `i`, in radians per position.
-    pub fn frequency(&self, i: usize) -> f64 {
+    pub fn base_frequency(&self, i: usize) -> f64 {
         self.theta.powf(-2.0 * i as f64 / self.dim as f64)
     }
 
     /// Returns true if both scale every pair alike, within the accuracy of a GGUF file's f32 divisors.
     pub fn scales_like(&self, other: &Self) -> bool {
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-5;
-        let multiplier = |rope: &Self, i| rope.scaling.multiplier(i, self.frequency(i));
+        let multiplier = |rope: &Self, i| rope.scaling.frequency_multiplier(i, self.base_frequency(i));
         let table = |scaling| matches!(scaling, RopeScaling::Divisors(_));
         let same_scaling = self.scaling == other.scaling
             || self.dim == other.dim
@@ -102,7 +102,7 @@ impl Rope {
         let same_long = match (self.long, other.long) {
             (None, None) => true,
             (Some(a), Some(b)) => {
-                a.beyond == b.beyond
+                a.original_context == b.original_context
                     && a.divisors.len() == b.divisors.len()
                     && a.divisors.iter().zip(b.divisors).all(|(a, b)| near(f64::from(*a), f64::from(*b)))
             }
@@ -134,14 +134,14 @@ pub(super) fn read_rope(f: &Fields<'_>, arch: Arch, head_dim: usize) -> Result<R
     let mut rope = Rope {
         dim: rotated_dim(f, &Fields(&full.fields), arch, head_dim)?,
         theta: theta(&full, "rope_theta", default)?,
-        scaling: RopeScaling::Plain,
+        scaling: RopeScaling::Unscaled,
         long: None,
         attention_factor: 1.0,
         local_theta: theta(&local, "rope_local_base_freq", 10_000.0)?,
-        local_scaling: RopeScaling::Plain,
+        local_scaling: RopeScaling::Unscaled,
         local_attention_factor: 1.0,
     };
-    let mut local_rope = rope.local();
+    let mut local_rope = rope.for_sliding_window();
     apply_scaling(f, &full, &mut rope)?;
     apply_scaling(f, &local, &mut local_rope)?;
     if local_rope.long.is_some() {
@@ -203,14 +203,14 @@ fn apply_scaling(f: &Fields<'_>, object: &RopeObject, rope: &mut Rope) -> Result
         Some(Some("llama3")) => rope.scaling = read_llama3(&inner).map_err(named)?,
         Some(Some("linear")) => {
             let factor = inner.read_float("factor", None).map_err(named)?;
-            rope.scaling = RopeScaling::divisors(vec![factor as f32; rope.dim / 2]);
+            rope.scaling = RopeScaling::from_divisors(vec![factor as f32; rope.dim / 2]);
         }
         Some(Some("yarn")) => apply_yarn(f, &inner, rope).map_err(named)?,
         Some(Some("longrope" | "su")) => apply_longrope(f, &inner, rope).map_err(named)?,
         Some(_) => {
             let value = Value::Object(object.fields.clone()).to_string();
             let supported = "rope_type \"default\", \"llama3\", \"linear\", \"yarn\" or \"longrope\"";
-            return Err(ConfigError::new(&object.name, unquoted(&value), supported));
+            return Err(ConfigError::new(&object.name, escape(&value), supported));
         }
     }
     Ok(())
@@ -262,15 +262,17 @@ fn apply_yarn(f: &Fields<'_>, inner: &Fields<'_>, rope: &mut Rope) -> Result<(),
         beta_slow: inner.read_float("beta_slow", Some(1.0))?,
         truncate: inner.read_bool("truncate", true)?,
     };
-    rope.scaling = ramp.divisors(rope);
+    rope.scaling = ramp.compute_divisors(rope);
     let mscale = |field: &str| {
         let given = inner.get(field).is_some_and(|value| value.as_f64() != Some(0.0));
         if given { inner.read_float(field, None).map(Some) } else { Ok(None) }
     };
     // As in transformers, one of the two alone has no effect.
     let attention = match (mscale("mscale")?, mscale("mscale_all_dim")?) {
-        (Some(mscale), Some(all)) => yarn_attention(factor, mscale) / yarn_attention(factor, all),
-        _ => yarn_attention(factor, 1.0),
+        (Some(mscale), Some(all)) => {
+            yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, all)
+        }
+        _ => yarn_attention_factor(factor, 1.0),
     };
     rope.attention_factor = inner.read_float("attention_factor", Some(attention))?;
     Ok(())
@@ -290,7 +292,7 @@ struct YarnRamp {
 }
 
 impl YarnRamp {
-    fn divisors(&self, rope: &Rope) -> RopeScaling {
+    fn compute_divisors(&self, rope: &Rope) -> RopeScaling {
         let d = rope.dim as f64;
         // Pair (a fraction) that turns `turns` times within the original context.
         let pair = |turns: f64| d * (self.original as f64 / (TAU * turns)).ln() / (2.0 * rope.theta.ln());
@@ -302,12 +304,12 @@ impl YarnRamp {
             let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (1.0 / (ramp / self.factor + 1.0 - ramp)) as f32
         };
-        RopeScaling::divisors((0..rope.dim / 2).map(divisor).collect())
+        RopeScaling::from_divisors((0..rope.dim / 2).map(divisor).collect())
     }
 }
 
 /// YaRN's factor of cosines and sines.
-pub fn yarn_attention(factor: f64, mscale: f64) -> f64 {
+pub fn yarn_attention_factor(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 
@@ -315,8 +317,8 @@ pub fn yarn_attention(factor: f64, mscale: f64) -> f64 {
 fn apply_longrope(f: &Fields<'_>, inner: &Fields<'_>, rope: &mut Rope) -> Result<(), ConfigError> {
     let beyond = original_context(f, inner)?;
     let [short, long] = ["short_factor", "long_factor"].map(|name| read_divisors(inner, name, rope.dim / 2));
-    rope.scaling = RopeScaling::divisors(short?);
-    rope.long = Some(LongRope { divisors: long?.leak(), beyond });
+    rope.scaling = RopeScaling::from_divisors(short?);
+    rope.long = Some(LongRope { divisors: long?.leak(), original_context: beyond });
     let max_position = f.read_size("max_position_embeddings", Some(beyond), 1 << 30)?;
     let factor = inner.read_float("factor", Some(max_position as f64 / beyond as f64))?;
     let attention = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (beyond as f64).ln()).sqrt() };

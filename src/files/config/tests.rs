@@ -13,8 +13,8 @@ fn parse(more: &str) -> Result<ModelConfig, ConfigError> {
 fn defaults_are_those_of_transformers() {
     let m = parse("").unwrap();
     assert_eq!(ModelConfig::parse(&format!("\u{feff}{LLAMA}}}")), Ok(m.clone()));
-    assert_eq!((m.kv_heads, m.head_dim, m.tied), (4, 16, false));
-    assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Plain));
+    assert_eq!((m.kv_heads, m.head_dim, m.tie_embeddings), (4, 16, false));
+    assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Unscaled));
     assert!(!m.qkv_bias && !m.o_bias && !m.qk_norm);
     let m = parse(r#", "attention_bias": true, "head_dim": 20"#).unwrap();
     assert!(m.qkv_bias && m.o_bias && m.head_dim == 20);
@@ -41,15 +41,16 @@ fn a_table_of_divisors_equals_the_formula_it_comes_from() {
     };
     let scaled = |m: &ModelConfig, scaling| ModelConfig { rope: Rope { scaling, ..m.rope }, ..m.clone() };
     let formula = scaled(&parse("").unwrap(), llama3);
-    let frequency = |i: usize| formula.rope.frequency(i);
-    let mut divisors: Vec<f32> =
-        (0..formula.head_dim / 2).map(|i| (1.0 / llama3.multiplier(i, frequency(i))) as f32).collect();
-    let table = |divisors: &[f32]| scaled(&formula, RopeScaling::divisors(divisors.to_vec()));
-    assert_eq!(formula.difference(&table(&divisors)), None);
-    assert_eq!(table(&divisors).difference(&formula), None);
+    let frequency = |i: usize| formula.rope.base_frequency(i);
+    let mut divisors: Vec<f32> = (0..formula.head_dim / 2)
+        .map(|i| (1.0 / llama3.frequency_multiplier(i, frequency(i))) as f32)
+        .collect();
+    let table = |divisors: &[f32]| scaled(&formula, RopeScaling::from_divisors(divisors.to_vec()));
+    assert_eq!(formula.find_difference(&table(&divisors)), None);
+    assert_eq!(table(&divisors).find_difference(&formula), None);
     divisors[5] *= 1.00002;
     for (one, other) in [(&formula, &table(&divisors)), (&table(&divisors), &formula)] {
-        assert_eq!(one.difference(other).map(|d| d.0), Some("rope_scaling"));
+        assert_eq!(one.find_difference(other).map(|d| d.0), Some("rope_scaling"));
     }
 }
 
@@ -62,10 +63,15 @@ fn what_is_written_is_read_again() {
         high_freq_factor: 4.0,
         original_max_position: 8192,
     };
-    let odd =
-        ModelConfig { qkv_bias: true, qk_norm: true, tied: true, norm_eps: 1e-5f32.into(), ..plain.clone() };
+    let odd = ModelConfig {
+        qkv_bias: true,
+        qk_norm: true,
+        tie_embeddings: true,
+        norm_eps: 1e-5f32.into(),
+        ..plain.clone()
+    };
     let divisors = RopeScaling::Divisors(&[1.0, 1.1, 1.0, 2.5, 1.0, 1.0, 32.0, 32.0]);
-    for scaling in [RopeScaling::Plain, llama3, divisors] {
+    for scaling in [RopeScaling::Unscaled, llama3, divisors] {
         for model in [&plain, &odd] {
             let model = ModelConfig { rope: Rope { scaling, ..model.rope }, ..model.clone() };
             assert_eq!(ModelConfig::parse(&model.to_json()), Ok(model));
@@ -101,21 +107,32 @@ fn published(text: &str) -> ModelConfig {
 
 #[test]
 fn families_differ_by_switches() {
-    use LayerKind::{Global, Local, NoRope};
+    use LayerKind::{FullAttention, NoRope, SlidingWindow};
     let gemma = published(
         r#"{"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text",
         "hidden_size": 2560, "num_hidden_layers": 7, "intermediate_size": 10240, "sliding_window": 1024,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}}"#,
     );
     assert_eq!((gemma.heads, gemma.kv_heads, gemma.head_dim, gemma.vocab), (8, 4, 256, 262_208));
-    assert_eq!(gemma.layer_kinds, [Local, Local, Local, Local, Local, Global, Local]);
-    assert_eq!((gemma.rope.theta, gemma.rope.local_theta, gemma.window), (1e6, 1e4, 1024));
-    assert!(gemma.tied && gemma.post_norms && gemma.qk_norm && gemma.mlp == Mlp::GeGlu);
+    assert_eq!(
+        gemma.layer_kinds,
+        [
+            SlidingWindow,
+            SlidingWindow,
+            SlidingWindow,
+            SlidingWindow,
+            SlidingWindow,
+            FullAttention,
+            SlidingWindow
+        ]
+    );
+    assert_eq!((gemma.rope.theta, gemma.rope.local_theta, gemma.sliding_window), (1e6, 1e4, 1024));
+    assert!(gemma.tie_embeddings && gemma.post_norms && gemma.qk_norm && gemma.mlp == Mlp::GeGlu);
     let smollm3 = published(
         r#"{"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5,
         "intermediate_size": 96, "vocab_size": 100}"#,
     );
-    assert_eq!(smollm3.layer_kinds, [Global, Global, Global, NoRope, Global]);
+    assert_eq!(smollm3.layer_kinds, [FullAttention, FullAttention, FullAttention, NoRope, FullAttention]);
     assert_eq!(smollm3.rope.theta, 2e6);
     let gpt2 = published(
         r#"{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
@@ -178,8 +195,8 @@ fn each_kind_of_layer_has_its_own_rope() {
     const GEMMA: &str = r#"{"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4,
         "num_key_value_heads": 2, "num_hidden_layers": 7, "intermediate_size": 96, "vocab_size": 100, "head_dim": 16"#;
     let gemma = |more: &str| ModelConfig::parse(&format!("{GEMMA}, {more}}}"));
-    let linear = |factor: f32| RopeScaling::divisors(vec![factor; 8]);
-    let plain = RopeScaling::Plain;
+    let linear = |factor: f32| RopeScaling::from_divisors(vec![factor; 8]);
+    let plain = RopeScaling::Unscaled;
     for (more, full, local) in [
         (r#""rope_parameters": null"#, (1e6, plain), (1e4, plain)),
         (r#""rope_theta": 2e6, "rope_local_base_freq": 2e4"#, (2e6, plain), (2e4, plain)),
@@ -206,12 +223,12 @@ fn each_kind_of_layer_has_its_own_rope() {
             (full, local),
             "{more}"
         );
-        assert_eq!(m.difference(&ModelConfig::parse(&m.to_json()).unwrap()), None, "{more}");
+        assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None, "{more}");
     }
     let scaled =
         gemma(r#""rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 4.0}}"#).unwrap();
     let plain = gemma(r#""rope_parameters": null"#).unwrap();
-    assert_eq!(plain.difference(&scaled).unwrap().0, "rope_parameters.sliding_attention");
+    assert_eq!(plain.find_difference(&scaled).unwrap().0, "rope_parameters.sliding_attention");
     for (more, field) in [
         (r#""rope_parameters": {"rope_theta": 5e5}"#, "rope_parameters"),
         (r#""rope_parameters": {"full_attention": 1}"#, "rope_parameters.full_attention"),

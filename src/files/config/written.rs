@@ -15,19 +15,20 @@ impl ModelConfig {
             "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm,
             "scales": [embedding, attention, residual, logits],
         });
-        if self.layer_kinds.iter().any(|kind| *kind != LayerKind::Global) {
+        if self.layer_kinds.iter().any(|kind| *kind != LayerKind::FullAttention) {
             more["layer_kinds"] = self.layer_kinds.iter().map(|kind| kind.name()).collect();
         }
-        if let Some(LongRope { divisors, beyond }) = self.rope.long {
+        if let Some(LongRope { divisors, original_context: beyond }) = self.rope.long {
             more["rope_long"] = json!(divisors);
             more["rope_long_beyond"] = json!(beyond);
         }
         if self.rope.attention_factor != 1.0 {
             more["rope_attention_factor"] = json!(self.rope.attention_factor);
         }
-        if self.rope.local_scaling != RopeScaling::Plain {
-            let local = self.rope.local();
-            let divisor = |i: usize| (1.0 / local.scaling.multiplier(i, local.frequency(i))) as f32;
+        if self.rope.local_scaling != RopeScaling::Unscaled {
+            let local = self.rope.for_sliding_window();
+            let divisor =
+                |i: usize| (1.0 / local.scaling.frequency_multiplier(i, local.base_frequency(i))) as f32;
             more["rope_local_divisors"] = json!((0..local.dim / 2).map(divisor).collect::<Vec<_>>());
         }
         if self.rope.local_attention_factor != 1.0 {
@@ -35,7 +36,7 @@ impl ModelConfig {
         }
         let mut scaling = Value::Null;
         match self.rope.scaling {
-            RopeScaling::Plain => {}
+            RopeScaling::Unscaled => {}
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
                 scaling = json!({
                     "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
@@ -47,7 +48,7 @@ impl ModelConfig {
         }
         let mut config = json!({
             "model_type": self.arch.name(), "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
-            "vocab_size": self.vocab, "tie_word_embeddings": self.tied, "rope_theta": self.rope.theta,
+            "vocab_size": self.vocab, "tie_word_embeddings": self.tie_embeddings, "rope_theta": self.rope.theta,
             "rope_local_base_freq": self.rope.local_theta, "rope_scaling": scaling, "antigravity": more,
         });
         for (field, size) in [
@@ -57,11 +58,11 @@ impl ModelConfig {
             ("intermediate_size", self.ffn_dim),
             ("max_position_embeddings", self.max_position),
         ] {
-            config[self.arch.field(field)] = json!(size);
+            config[self.arch.field_name(field)] = json!(size);
         }
         config[self.arch.epsilon_field()] = json!(self.norm_eps);
-        if self.window > 0 {
-            config["sliding_window"] = json!(self.window);
+        if self.sliding_window > 0 {
+            config["sliding_window"] = json!(self.sliding_window);
         }
         if self.arch == Arch::Phi3 {
             config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
@@ -77,18 +78,20 @@ impl ModelConfig {
         self.qk_norm = more.read_bool("qk_norm", self.qk_norm)?;
         let pairs = self.rope.dim / 2;
         if more.get("rope_divisors").is_some() {
-            self.rope.scaling = RopeScaling::divisors(read_divisors(more, "rope_divisors", pairs)?);
+            self.rope.scaling = RopeScaling::from_divisors(read_divisors(more, "rope_divisors", pairs)?);
         }
         if more.get("rope_long").is_some() {
             let beyond = more.read_size("rope_long_beyond", None, 1 << 30)?;
-            self.rope.long =
-                Some(LongRope { divisors: read_divisors(more, "rope_long", pairs)?.leak(), beyond });
+            self.rope.long = Some(LongRope {
+                divisors: read_divisors(more, "rope_long", pairs)?.leak(),
+                original_context: beyond,
+            });
         }
         self.rope.attention_factor =
             more.read_float("rope_attention_factor", Some(self.rope.attention_factor))?;
         if more.get("rope_local_divisors").is_some() {
             self.rope.local_scaling =
-                RopeScaling::divisors(read_divisors(more, "rope_local_divisors", pairs)?);
+                RopeScaling::from_divisors(read_divisors(more, "rope_local_divisors", pairs)?);
         }
         let local = Some(self.rope.local_attention_factor);
         self.rope.local_attention_factor = more.read_float("rope_local_attention_factor", local)?;

@@ -56,11 +56,11 @@ static TABLE: [Slot; MAX_FILES] = [const {
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Keeps one mapped file in the table until dropped.
-pub struct Watch(&'static Slot);
+pub struct MappedFileGuard(&'static Slot);
 
-impl Watch {
+impl MappedFileGuard {
     /// Registers a mapped file; `None` if the table is full.
-    pub fn start(path: &Path, bytes: &[u8]) -> Option<Watch> {
+    pub fn register(path: &Path, bytes: &[u8]) -> Option<MappedFileGuard> {
         PREVIOUS.get_or_init(install_handler);
         let slot = TABLE.iter().find(|slot| {
             slot.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -73,11 +73,11 @@ impl Watch {
         let start = bytes.as_ptr() as usize;
         slot.end.store(start + bytes.len(), Ordering::Relaxed);
         slot.start.store(start, Ordering::Release);
-        Some(Watch(slot))
+        Some(MappedFileGuard(slot))
     }
 }
 
-impl Drop for Watch {
+impl Drop for MappedFileGuard {
     fn drop(&mut self) {
         self.0.start.store(FREE, Ordering::Release);
     }

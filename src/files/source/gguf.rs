@@ -20,26 +20,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::blocks::BlockType;
-use crate::blocks::gguf::decode;
+use crate::blocks::gguf::decode_values;
 use crate::config::ModelConfig;
-use crate::error::quoted;
-use crate::mapped::{Plane, map_file};
+use crate::error::quote;
+use crate::mapped::{MappedSlice, map_file};
 use crate::{Error, Result};
-use header::Header;
+use header::GgufHeader;
 use metadata::Metadata;
 
 /// An opened file.
 #[derive(Debug)]
 pub struct Gguf {
     file: Arc<Path>,
-    header: Header,
-    tensors: BTreeMap<String, Tensor>,
-    plane: Plane,
+    header: GgufHeader,
+    tensors: BTreeMap<String, GgufTensor>,
+    plane: MappedSlice,
 }
 
 /// One tensor: row-major, at any alignment in memory.
 #[derive(Clone, Debug)]
-pub struct Tensor {
+pub struct GgufTensor {
     /// As in the file, e.g. `blk.0.attn_q.weight`.
     pub name: String,
     /// Each row is whole blocks.
@@ -47,7 +47,7 @@ pub struct Tensor {
     /// A matrix is `[rows, cols]`, a vector `[len]`. No dimension is 0.
     pub shape: Vec<usize>,
     /// `[rows][cols / block.values()][block.bytes()]`
-    pub data: Plane,
+    pub data: MappedSlice,
     pub file: Arc<Path>,
 }
 
@@ -61,7 +61,7 @@ pub fn is_gguf(path: &Path) -> bool {
 /// # Errors
 ///
 /// [`Error::Model`]: the directory cannot be read or has several.
-pub fn only_gguf(dir: &Path) -> Result<Option<PathBuf>> {
+pub fn find_only_gguf(dir: &Path) -> Result<Option<PathBuf>> {
     const SHOWN: usize = 5;
     let unreadable =
         |e| Error::model(dir, format!("cannot be read: {e}; check the permissions and the disk"));
@@ -71,7 +71,7 @@ pub fn only_gguf(dir: &Path) -> Result<Option<PathBuf>> {
         return Ok(found.pop());
     }
     found.sort();
-    let names = found.iter().take(SHOWN).filter_map(|p| Some(quoted(&p.file_name()?.to_string_lossy())));
+    let names = found.iter().take(SHOWN).filter_map(|p| Some(quote(&p.file_name()?.to_string_lossy())));
     let names = names.collect::<Vec<_>>().join(", ");
     let more = if found.len() > SHOWN { ", …" } else { "" };
     Err(Error::model(dir, format!("has {} GGUF files: {names}{more}; name one of them", found.len())))
@@ -84,7 +84,7 @@ impl Gguf {
     ///
     /// [`Error::Model`], one line: it is not a regular file, or a field has a value that is wrong or not supported.
     pub fn open(path: &Path) -> Result<Gguf> {
-        Self::within(path, map_file(path)?)
+        Self::open_embedded(path, map_file(path)?)
     }
 
     /// Opens a GGUF file that is embedded as `plane` in the file at `path`.
@@ -92,16 +92,16 @@ impl Gguf {
     /// # Errors
     ///
     /// See [`Gguf::open`].
-    pub fn within(path: &Path, plane: Plane) -> Result<Gguf> {
+    pub fn open_embedded(path: &Path, plane: MappedSlice) -> Result<Gguf> {
         let file: Arc<Path> = path.into();
         let remedy = "use a whole GGUF file of a supported kind, downloaded again";
-        let header =
-            Header::parse(plane.bytes()).map_err(|e| Error::model(path, format_args!("{e}; {remedy}")))?;
+        let header = GgufHeader::parse(plane.bytes())
+            .map_err(|e| Error::model(path, format_args!("{e}; {remedy}")))?;
         let mut tensors = BTreeMap::new();
         for (name, entry) in &header.tensors {
             let data = plane.slice(entry.range.clone()).expect("the header's ranges are inside the file");
             let (name, block, shape, file) = (name.clone(), entry.block, entry.shape.clone(), file.clone());
-            tensors.insert(name.clone(), Tensor { name, block, shape, data, file });
+            tensors.insert(name.clone(), GgufTensor { name, block, shape, data, file });
         }
         Ok(Gguf { file, header, tensors, plane })
     }
@@ -130,12 +130,12 @@ impl Gguf {
     /// # Errors
     ///
     /// [`Error::Model`]: a key or tensor is missing, wrong or not supported.
-    pub fn config(&self) -> Result<ModelConfig> {
-        model::config(&self.header, self.plane.bytes()).map_err(|e| Error::model(&self.file, e))
+    pub fn read_config(&self) -> Result<ModelConfig> {
+        model::read_config(&self.header, self.plane.bytes()).map_err(|e| Error::model(&self.file, e))
     }
 
     /// Looks up a tensor by name.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
+    pub fn get(&self, name: &str) -> Option<&GgufTensor> {
         self.tensors.get(name)
     }
 
@@ -144,12 +144,12 @@ impl Gguf {
     /// # Errors
     ///
     /// [`Error::Model`]: it is missing.
-    pub fn require(&self, name: &str) -> Result<&Tensor> {
-        self.get(name).ok_or_else(|| super::missing(&self.file, name))
+    pub fn get_required(&self, name: &str) -> Result<&GgufTensor> {
+        self.get(name).ok_or_else(|| super::missing_tensor(&self.file, name))
     }
 
     /// All tensors, sorted by name.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    pub fn tensors(&self) -> impl Iterator<Item = &GgufTensor> {
         self.tensors.values()
     }
 
@@ -160,15 +160,16 @@ impl Gguf {
 
     /// Hash of the content; see [`Source::fingerprint`](super::Source::fingerprint).
     pub fn fingerprint(&self) -> String {
-        super::fingerprint(std::iter::once((&self.plane, self.header.len)))
+        super::hash_files(std::iter::once((&self.plane, self.header.len)))
     }
 }
 
-impl Tensor {
+impl GgufTensor {
     /// Decodes all values, row-major; see [`decode`].
     pub fn to_f32(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.data.bytes().len() / self.block.bytes() * self.block.values()];
-        decode(self.block, self.data.bytes(), &mut values);
+        let mut values =
+            vec![0.0; self.data.bytes().len() / self.block.bytes_per_block() * self.block.values_per_block()];
+        decode_values(self.block, self.data.bytes(), &mut values);
         values
     }
 
@@ -177,7 +178,7 @@ impl Tensor {
     /// # Panics
     ///
     /// There is no such row.
-    pub fn row(&self, row: usize) -> &[u8] {
+    pub fn row_bytes(&self, row: usize) -> &[u8] {
         let len = self.block.row_bytes(self.shape.last().copied().unwrap_or(0));
         &self.data.bytes()[row * len..][..len]
     }

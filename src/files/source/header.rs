@@ -14,8 +14,8 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::json::{Object, UniqueMap, insert_new, parse as parse_json, within};
-use crate::error::quoted;
+use super::json::{Object, UniqueMap, add_context, insert_new, parse_object as parse_json};
+use crate::error::quote;
 
 /// The format's own limit, in bytes of JSON.
 const MAX_JSON: u64 = 100_000_000;
@@ -30,12 +30,12 @@ pub struct Header {
     /// `__metadata__`.
     pub metadata: BTreeMap<String, String>,
     /// By tensor name.
-    pub entries: BTreeMap<String, Entry>,
+    pub entries: BTreeMap<String, TensorEntry>,
 }
 
 /// One tensor.
 #[derive(Deserialize)]
-pub struct Entry {
+pub struct TensorEntry {
     #[serde(deserialize_with = "deserialize_dtype")]
     pub dtype: Dtype,
     #[serde(deserialize_with = "deserialize_shape")]
@@ -62,17 +62,17 @@ impl Header {
         };
         let HeaderJson { metadata, entries } = parse_json(json).map_err(|e| format!("header: {e}"))?;
         for (name, entry) in &entries {
-            entry.check_size().map_err(|e| format!("tensor {}: {e}", quoted(name)))?;
+            entry.check_size().map_err(|e| format!("tensor {}: {e}", quote(name)))?;
         }
         check_cover(&entries, size - len)?;
         Ok(Header { len, metadata, entries })
     }
 }
 
-impl Entry {
+impl TensorEntry {
     /// Checks that the distance of the offsets matches dtype and shape.
     fn check_size(&self) -> Result<(), String> {
-        let Entry { dtype, shape, data_offsets: (start, end) } = self;
+        let TensorEntry { dtype, shape, data_offsets: (start, end) } = self;
         let Some(given) = end.checked_sub(*start) else {
             return Err(format!("data_offsets [{start}, {end}] are reversed"));
         };
@@ -91,7 +91,7 @@ impl Entry {
 }
 
 /// Checks that the tensors fill the `size` bytes of data exactly, one after another.
-fn check_cover(entries: &BTreeMap<String, Entry>, size: usize) -> Result<(), String> {
+fn check_cover(entries: &BTreeMap<String, TensorEntry>, size: usize) -> Result<(), String> {
     let mut order: Vec<_> = entries.iter().map(|(name, entry)| (entry.data_offsets, name)).collect();
     order.sort();
     let mut filled = 0;
@@ -106,7 +106,7 @@ fn check_cover(entries: &BTreeMap<String, Entry>, size: usize) -> Result<(), Str
             filled = end;
             continue;
         };
-        return Err(format!("tensor {}: data_offsets [{start}, {end}] {what}", quoted(name)));
+        return Err(format!("tensor {}: data_offsets [{start}, {end}] {what}", quote(name)));
     }
     if filled == size {
         Ok(())
@@ -118,7 +118,7 @@ fn check_cover(entries: &BTreeMap<String, Entry>, size: usize) -> Result<(), Str
 /// The header's JSON.
 struct HeaderJson {
     metadata: BTreeMap<String, String>,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, TensorEntry>,
 }
 
 impl<'de> Deserialize<'de> for HeaderJson {
@@ -136,13 +136,13 @@ impl<'de> Deserialize<'de> for HeaderJson {
                         return Err(A::Error::custom("a tensor has an empty name"));
                     }
                     if name == "__metadata__" {
-                        let UniqueMap(found) = map.next_value().map_err(within("__metadata__"))?;
+                        let UniqueMap(found) = map.next_value().map_err(add_context("__metadata__"))?;
                         if metadata.replace(found).is_some() {
                             return Err(A::Error::custom("\"__metadata__\" occurs twice"));
                         }
                     } else {
-                        let place = format!("tensor {}", quoted(&name));
-                        let Object(entry) = map.next_value().map_err(within(place))?;
+                        let place = format!("tensor {}", quote(&name));
+                        let Object(entry) = map.next_value().map_err(add_context(place))?;
                         insert_new(&mut entries, name, entry)?;
                     }
                 }
@@ -154,10 +154,10 @@ impl<'de> Deserialize<'de> for HeaderJson {
 }
 
 fn deserialize_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
-    let name = String::deserialize(deserializer).map_err(within("dtype"))?;
+    let name = String::deserialize(deserializer).map_err(add_context("dtype"))?;
     serde_json::from_value(name.as_str().into()).map_err(|_| {
         let readable = crate::blocks::Dtype::NAMES;
-        D::Error::custom(format_args!("dtype {} is unknown; supported: {readable}", quoted(&name)))
+        D::Error::custom(format_args!("dtype {} is unknown; supported: {readable}", quote(&name)))
     })
 }
 
@@ -179,9 +179,9 @@ fn deserialize_shape<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u
             Ok(shape)
         }
     }
-    deserializer.deserialize_seq(ShapeVisitor).map_err(within("shape"))
+    deserializer.deserialize_seq(ShapeVisitor).map_err(add_context("shape"))
 }
 
 fn deserialize_offsets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(usize, usize), D::Error> {
-    Deserialize::deserialize(deserializer).map_err(within("data_offsets"))
+    Deserialize::deserialize(deserializer).map_err(add_context("data_offsets"))
 }

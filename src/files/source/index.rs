@@ -5,9 +5,9 @@ use std::path::{Component, Path};
 
 use serde::Deserialize;
 
-use super::json::{Object, UniqueMap, parse as parse_json};
-use crate::error::quoted;
-use crate::text_file::bytes_without_mark;
+use super::json::{Object, UniqueMap, parse_object as parse_json};
+use crate::error::quote;
+use crate::text_file::strip_bom_bytes;
 
 /// Maximum bytes of an index; a model with a hundred thousand tensors needs a tenth of this.
 const MAX_SIZE: usize = 64 << 20;
@@ -21,18 +21,18 @@ struct RawIndex {
 }
 
 /// Parses and checks an index. Returns the tensors of each shard, sorted.
-pub fn parse(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
+pub fn parse_index(file: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
     if file.len() > MAX_SIZE {
         return Err(format!("the file is {} bytes long; an index has at most {MAX_SIZE}", file.len()));
     }
-    let Object(RawIndex { weight_map: UniqueMap(map) }) = parse_json(&bytes_without_mark(file.to_vec()))?;
+    let Object(RawIndex { weight_map: UniqueMap(map) }) = parse_json(&strip_bom_bytes(file.to_vec()))?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in map {
         if !is_file_name(&shard) {
             return Err(format!(
                 "weight_map: tensor {} is in {}, which is not the name of a file next to the index",
-                quoted(&tensor),
-                quoted(&shard)
+                quote(&tensor),
+                quote(&shard)
             ));
         }
         shards.entry(shard).or_default().push(tensor);

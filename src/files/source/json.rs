@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 
-use crate::error::{one_line, quoted};
-use crate::nesting::marks;
+use crate::error::{one_line, quote};
+use crate::nesting::list_tokens;
 
 /// Maximum nesting: more than any file read here needs, and far below any stack limit.
 const MAX_DEPTH: usize = 16;
@@ -17,7 +17,7 @@ const MAX_DEPTH: usize = 16;
 const LONGEST: usize = 240;
 
 /// Parses a JSON object. Errors are one short line.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+pub fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     // Copied first: the bytes of a mapped file could change after the check.
     let text = String::from_utf8(bytes.to_vec())
         .map_err(|e| format!("byte {} of the JSON is not UTF-8", e.utf8_error().valid_up_to()))?;
@@ -32,14 +32,14 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 
 /// Rejects JSON with too many open brackets outside strings. The parser finds other errors later.
 fn check_depth(bytes: &[u8]) -> Result<(), String> {
-    match marks(bytes).find(|mark| mark.depth > MAX_DEPTH) {
+    match list_tokens(bytes).find(|mark| mark.depth > MAX_DEPTH) {
         None => Ok(()),
         Some(mark) => Err(format!("the JSON is nested more than {MAX_DEPTH} deep at byte {}", mark.at)),
     }
 }
 
 /// Adds the place in the file to an error.
-pub fn within<E: Error>(place: impl fmt::Display) -> impl FnOnce(E) -> E {
+pub fn add_context<E: Error>(place: impl fmt::Display) -> impl FnOnce(E) -> E {
     move |e| E::custom(format_args!("{place}: {e}"))
 }
 
@@ -76,7 +76,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut seen = BTreeMap::new();
                 while let Some(key) = map.next_key::<String>()? {
-                    let value = map.next_value().map_err(within(quoted(&key)))?;
+                    let value = map.next_value().map_err(add_context(quote(&key)))?;
                     insert_new(&mut seen, key, value)?;
                 }
                 Ok(seen)
@@ -89,7 +89,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
 /// Inserts a value; its key must be new.
 pub fn insert_new<T, E: Error>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), E> {
     if map.contains_key(&key) {
-        return Err(E::custom(format_args!("{} occurs twice", quoted(&key))));
+        return Err(E::custom(format_args!("{} occurs twice", quote(&key))));
     }
     map.insert(key, value);
     Ok(())

@@ -1,16 +1,16 @@
 //! Activations of a pass, in the forms that matrices read.
 
-use super::matmul::Input;
-use crate::weights::Reads;
+use super::matmul::MatmulInput;
+use crate::weights::ActivationForms;
 use files::blocks::BLOCK;
 use files::{Error, Result};
 use numeric::pool::Pool;
 use numeric::quant::activations::{ActBlock, ActTile};
-use numeric::simd::products::lay_out;
+use numeric::simd::products::interleave;
 use numeric::simd::{Isa, ops};
 
 /// One layer input as f32, quantised blocks or tiles: those that its matrices read; the others are empty.
-pub(super) struct Acts<const W: usize> {
+pub(super) struct Activations<const W: usize> {
     /// `[token][W]`
     pub(super) floats: Vec<f32>,
     /// `[token][W / 32]`
@@ -19,8 +19,8 @@ pub(super) struct Acts<const W: usize> {
     tiles: Vec<ActTile>,
 }
 
-impl<const W: usize> Acts<W> {
-    pub(super) fn new(isa: Isa, tokens: usize, reads: Reads) -> Result<Self> {
+impl<const W: usize> Activations<W> {
+    pub(super) fn new(isa: Isa, tokens: usize, reads: ActivationForms) -> Result<Self> {
         let tiles = isa.act_tiles(tokens);
         Ok(Self {
             floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
@@ -29,9 +29,9 @@ impl<const W: usize> Acts<W> {
         })
     }
 
-    pub(super) fn input(&self, isa: Isa, tokens: usize) -> Input<'_> {
+    pub(super) fn as_input(&self, isa: Isa, tokens: usize) -> MatmulInput<'_> {
         let tiles = &self.tiles[..self.tiles_of(isa, tokens)];
-        Input { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
+        MatmulInput { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
     }
 
     /// Number of tile blocks for rows `0..tokens`: 0 if no matrix reads tiles.
@@ -40,55 +40,55 @@ impl<const W: usize> Acts<W> {
     }
 
     /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
-    pub(super) fn fill(
+    pub(super) fn fill_rows(
         &mut self,
         pool: &Pool,
         isa: Isa,
         tokens: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let rows = tokens.div_ceil(4 * pool.threads());
+        let rows = tokens.div_ceil(4 * pool.thread_count());
         if !self.floats.is_empty() {
-            pool.tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
+            pool.run_tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
                 (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
             });
-            return self.quantise(pool, isa, tokens);
+            return self.quantise_rows(pool, isa, tokens);
         }
         let blocks = W / BLOCK;
-        pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+        pool.run_tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
             let mut h = [0.0; W];
             for r in 0..tile.rows {
                 row(tile.row + r, &mut h);
-                ops::quantise(isa, &h, tile.row_mut(r));
+                ops::quantise_activations(isa, &h, tile.row_mut(r));
             }
         });
-        self.lay_out(pool, isa, tokens);
+        self.arrange_tiles(pool, isa, tokens);
     }
 
     /// Quantises the floats of rows `0..tokens` to blocks and tiles, if any matrix reads them.
-    pub(super) fn quantise(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+    pub(super) fn quantise_rows(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
         let (floats, blocks) = (&self.floats, W / BLOCK);
         if !self.blocks.is_empty() {
-            let rows = tokens.div_ceil(4 * pool.threads());
-            pool.tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
+            let rows = tokens.div_ceil(4 * pool.thread_count());
+            pool.run_tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
                 for r in 0..tile.rows {
-                    ops::quantise(isa, &floats[(tile.row + r) * W..][..W], tile.row_mut(r));
+                    ops::quantise_activations(isa, &floats[(tile.row + r) * W..][..W], tile.row_mut(r));
                 }
             });
         }
-        self.lay_out(pool, isa, tokens);
+        self.arrange_tiles(pool, isa, tokens);
     }
 
     /// Arranges the blocks of rows `0..tokens` in tiles, if any matrix reads tiles.
-    pub(super) fn lay_out(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+    pub(super) fn arrange_tiles(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
         let tiles = self.tiles_of(isa, tokens);
         let (blocks, wide) = (&self.blocks, W / BLOCK);
         if tiles == 0 {
             return;
         }
-        pool.tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
+        pool.run_tiles(&mut self.tiles[..tiles], wide, (1, wide), |mut tile| {
             let first = tile.row * ActTile::TOKENS;
-            lay_out(isa, &blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
+            interleave(isa, &blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
         });
     }
 }

@@ -1,13 +1,15 @@
 //! The CPU's KV cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
-use crate::device::{Cache, Extent, HostLayer, HostRows, KvRows, Ring, pieces};
-use crate::dims::{BEFORE, GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, global_layers, is_local};
+use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
+use crate::dims::{
+    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LAYERS_BEFORE, LOCAL_LAYERS, global_layers, is_local,
+};
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
-use numeric::kv::{KvTypes, check_capacity, check_kept};
+use numeric::kv::{KvTypes, check_capacity, check_kept_slots};
 use std::ops::Range;
 
-const _: () = assert!(numeric::simd::attend::CHUNK == crate::device::CHUNK);
+const _: () = assert!(numeric::simd::attend::CHUNK == crate::device::ATTN_BLOCK);
 
 /// Smallest amount of unused memory, in bytes, that is given back to the system.
 const WORTH_RELEASING: usize = 1 << 20;
@@ -18,11 +20,11 @@ pub struct CpuCache {
     ring: Ring,
     /// Number of slots written so far, whose pages take memory.
     touched: usize,
-    rows: Planes,
+    rows: CachePlanes,
 }
 
 /// The memory of a [`CpuCache`].
-struct Planes {
+struct CachePlanes {
     /// Keys: `[layer][kv_head][slot][row bytes]`.
     k: AlignedBytes,
     /// Values, likewise.
@@ -35,50 +37,50 @@ struct Planes {
     row_bytes: [usize; 2],
 }
 
-impl Planes {
+impl CachePlanes {
     /// First row of a layer in a plane, and rows of each head.
-    fn part(&self, layer: usize) -> (usize, usize) {
-        let ([globals, locals], [slots, ring]) = (BEFORE[layer], self.rows);
+    fn layer_rows_at(&self, layer: usize) -> (usize, usize) {
+        let ([globals, locals], [slots, ring]) = (LAYERS_BEFORE[layer], self.rows);
         (KV_HEADS * (globals * slots + locals * ring), self.rows[usize::from(is_local(layer))])
     }
 
     /// Byte range of one layer in a plane with rows of `row` bytes.
-    fn of_layer(&self, layer: usize, row: usize) -> Range<usize> {
-        let (first, rows) = self.part(layer);
+    fn layer_range(&self, layer: usize, row: usize) -> Range<usize> {
+        let (first, rows) = self.layer_rows_at(layer);
         first * row..(first + KV_HEADS * rows) * row
     }
 }
 
-impl HostRows for Planes {
-    fn layer(&self, layer: usize) -> (&[u8], &[u8]) {
-        let [k, v] = self.row_bytes.map(|row| self.of_layer(layer, row));
+impl HostRows for CachePlanes {
+    fn layer_rows(&self, layer: usize) -> (&[u8], &[u8]) {
+        let [k, v] = self.row_bytes.map(|row| self.layer_range(layer, row));
         (&self.k.as_slice()[k], &self.v.as_slice()[v])
     }
 
-    fn layer_mut(&mut self, layer: usize) -> HostLayer<'_> {
-        let [k, v] = self.row_bytes.map(|row| self.of_layer(layer, row));
+    fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_> {
+        let [k, v] = self.row_bytes.map(|row| self.layer_range(layer, row));
         let each = KV_HEADS * self.rows[0];
         let massed = !self.mass.is_empty() && !is_local(layer);
-        let mass = massed.then(|| &mut self.mass[BEFORE[layer][0] * each..][..each]);
+        let mass = massed.then(|| &mut self.mass[LAYERS_BEFORE[layer][0] * each..][..each]);
         HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
     }
 }
 
 /// Rows of one KV head in one layer's rows.
-pub fn head(plane: &[u8], kv_head: usize) -> &[u8] {
+pub fn head_rows(plane: &[u8], kv_head: usize) -> &[u8] {
     let each = plane.len() / KV_HEADS;
     &plane[each * kv_head..][..each]
 }
 
 /// The rows of each KV head in one layer's rows.
-pub fn heads_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS] {
+pub fn head_rows_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS] {
     let (k, v) = (layer.k.len() / KV_HEADS, layer.v.len() / KV_HEADS);
     let (mut ks, mut vs) = (layer.k.chunks_exact_mut(k), layer.v.chunks_exact_mut(v));
     std::array::from_fn(|_| ks.next().zip(vs.next()).expect("invariant: every layer has KV_HEADS heads"))
 }
 
 /// Zeroed rows of one plane.
-fn plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
+fn alloc_plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
     let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
     let bytes = of(GLOBAL_LAYERS, slots)
         .and_then(|bytes| bytes.checked_add(of(LOCAL_LAYERS, ring)?))
@@ -93,7 +95,7 @@ fn plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
 }
 
 /// Allocates zeroed mass for `slots` slots.
-fn masses(slots: usize) -> Result<Vec<f32>> {
+fn alloc_mass(slots: usize) -> Result<Vec<f32>> {
     let mut mass = Vec::new();
     let len = GLOBAL_LAYERS * KV_HEADS * slots;
     mass.try_reserve_exact(len).map_err(|_| {
@@ -115,29 +117,36 @@ impl CpuCache {
     /// An empty cache. The system provides its pages on the first write.
     pub fn new(types: KvTypes, slots: usize, ring: Ring) -> Result<Self> {
         let row_bytes = [types.k, types.v].map(|kind| kind.row_bytes(HEAD_DIM));
-        let ([k, v], rows) = (row_bytes, [slots, ring.rows(slots)]);
+        let ([k, v], rows) = (row_bytes, [slots, ring.rows_per_head(slots)]);
         let extent = Extent { types, slots, ring: rows[1], len: 0 };
-        let rows = Planes { k: plane(rows, k)?, v: plane(rows, v)?, mass: Vec::new(), rows, row_bytes };
+        let rows = CachePlanes {
+            k: alloc_plane(rows, k)?,
+            v: alloc_plane(rows, v)?,
+            mass: Vec::new(),
+            rows,
+            row_bytes,
+        };
         Ok(Self { extent, ring, touched: 0, rows })
     }
 
     /// Reallocates with another number of slots or other rings and copies the rows. A ring changes its size only before
     /// it wraps around.
-    fn moved(&mut self, slots: usize, ring: Ring) -> Result<()> {
+    fn reallocate(&mut self, slots: usize, ring: Ring) -> Result<()> {
         let Extent { types, len, .. } = self.extent;
         let mut moved = CpuCache::new(types, slots, ring)?;
         if !self.rows.mass.is_empty() {
-            moved.rows.mass = masses(slots)?;
+            moved.rows.mass = alloc_mass(slots)?;
         }
         moved.set_filled(len);
         let mut rows = KvRows::default();
         for layer in 0..LAYERS {
             let all = if is_local(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
-            self.read(layer, 0..all, &mut rows)?;
-            moved.write(layer, 0..all, &rows)?;
+            self.read_rows(layer, 0..all, &mut rows)?;
+            moved.write_rows(layer, 0..all, &rows)?;
             let observed_heads = if self.rows.mass.is_empty() || is_local(layer) { 0 } else { KV_HEADS };
             for kv_head in 0..observed_heads {
-                moved.mass_of(layer, kv_head)[..len].copy_from_slice(&self.mass_of(layer, kv_head)[..len]);
+                moved.head_mass(layer, kv_head)[..len]
+                    .copy_from_slice(&self.head_mass(layer, kv_head)[..len]);
             }
         }
         *self = moved;
@@ -146,7 +155,7 @@ impl CpuCache {
 
     /// Gives the memory of unfilled slots back to the system if it is large and a good part of the used memory. An
     /// ordinary eviction or a benchmark's rewind frees less, and fills it again at once.
-    fn release(&mut self) {
+    fn release_unused(&mut self) {
         let Extent { types, len, .. } = self.extent;
         let unused = self.touched - len;
         let bytes = unused * types.slot_bytes(GLOBAL_LAYERS, KV_HEADS, HEAD_DIM);
@@ -155,10 +164,10 @@ impl CpuCache {
         }
         let [k, v] = self.rows.row_bytes;
         for layer in global_layers() {
-            let (first, slots) = self.rows.part(layer);
+            let (first, slots) = self.rows.layer_rows_at(layer);
             for start in (0..KV_HEADS).map(|head| first + head * slots) {
-                self.rows.k.discard((start + len) * k..(start + self.touched) * k);
-                self.rows.v.discard((start + len) * v..(start + self.touched) * v);
+                self.rows.k.discard_pages((start + len) * k..(start + self.touched) * k);
+                self.rows.v.discard_pages((start + len) * v..(start + self.touched) * v);
             }
         }
         self.touched = len;
@@ -171,14 +180,14 @@ impl CpuCache {
     }
 
     /// Mass of one layer and KV head: `[slots]`.
-    fn mass_of(&mut self, layer: usize, kv_head: usize) -> &mut [f32] {
+    fn head_mass(&mut self, layer: usize, kv_head: usize) -> &mut [f32] {
         assert!(!is_local(layer), "local layers have no mass");
         let slots = self.extent.slots;
-        &mut self.rows.mass[(BEFORE[layer][0] * KV_HEADS + kv_head) * slots..][..slots]
+        &mut self.rows.mass[(LAYERS_BEFORE[layer][0] * KV_HEADS + kv_head) * slots..][..slots]
     }
 }
 
-impl Cache for CpuCache {
+impl KvCache for CpuCache {
     fn extent(&self) -> Extent {
         self.extent
     }
@@ -190,64 +199,64 @@ impl Cache for CpuCache {
             self.rows.mass.chunks_exact_mut(slots).for_each(|head| head[before..len].fill(0.0));
         }
         self.set_filled(len);
-        self.release();
+        self.release_unused();
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {
         check_capacity(slots, self.extent.len)?;
-        self.moved(slots, self.ring)
+        self.reallocate(slots, self.ring)
     }
 
-    fn outlast(&mut self) -> Result<()> {
-        let ring = self.ring.outlasting();
-        if ring.rows(self.extent.slots) != self.extent.ring {
-            self.moved(self.extent.slots, ring)?;
+    fn reserve_window_rows(&mut self) -> Result<()> {
+        let ring = self.ring.with_whole_window();
+        if ring.rows_per_head(self.extent.slots) != self.extent.ring {
+            self.reallocate(self.extent.slots, ring)?;
         }
         self.ring = ring;
         Ok(())
     }
 
-    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        check_kept(slots, self.extent.len)?;
+    fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+        check_kept_slots(slots, self.extent.len)?;
         assert!(!is_local(layer), "nothing is evicted from local layers");
         let [k, v] = self.rows.row_bytes;
-        let (ks, vs) = &mut heads_mut(self.rows.layer_mut(layer))[kv_head];
+        let (ks, vs) = &mut head_rows_mut(self.rows.layer_rows_mut(layer))[kv_head];
         for (to, &from) in slots.iter().enumerate() {
             let from = from as usize;
             ks.copy_within(from * k..(from + 1) * k, to * k);
             vs.copy_within(from * v..(from + 1) * v, to * v);
         }
         if !self.rows.mass.is_empty() {
-            let mass = self.mass_of(layer, kv_head);
+            let mass = self.head_mass(layer, kv_head);
             slots.iter().enumerate().for_each(|(to, &from)| mass[to] = mass[from as usize]);
         }
         Ok(())
     }
 
-    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows(layer));
-        let (ks, vs) = self.rows.layer(layer);
+    fn read_rows(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows_per_head(layer));
+        let (ks, vs) = self.rows.layer_rows(layer);
         rows.k.clear();
         rows.v.clear();
         for kv_head in 0..KV_HEADS {
-            for (at, n) in pieces(slots.clone(), all) {
-                rows.k.extend_from_slice(&head(ks, kv_head)[at * k..(at + n) * k]);
-                rows.v.extend_from_slice(&head(vs, kv_head)[at * v..(at + n) * v]);
+            for (at, n) in ring_spans(slots.clone(), all) {
+                rows.k.extend_from_slice(&head_rows(ks, kv_head)[at * k..(at + n) * k]);
+                rows.v.extend_from_slice(&head_rows(vs, kv_head)[at * v..(at + n) * v]);
             }
         }
         Ok(())
     }
 
-    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows(layer));
+    fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+        let ([k, v], all) = (self.rows.row_bytes, self.extent.rows_per_head(layer));
         if !is_local(layer) {
             self.touched = self.touched.max(slots.end);
         }
         assert!(is_local(layer) || slots.end <= all);
         assert!(rows.k.len() == KV_HEADS * slots.len() * k && rows.v.len() == KV_HEADS * slots.len() * v);
         let (mut from_k, mut from_v) = (&rows.k[..], &rows.v[..]);
-        for (ks, vs) in heads_mut(self.rows.layer_mut(layer)) {
-            for (at, n) in pieces(slots.clone(), all) {
+        for (ks, vs) in head_rows_mut(self.rows.layer_rows_mut(layer)) {
+            for (at, n) in ring_spans(slots.clone(), all) {
                 let (row_k, row_v);
                 ((row_k, from_k), (row_v, from_v)) = (from_k.split_at(n * k), from_v.split_at(n * v));
                 ks[at * k..(at + n) * k].copy_from_slice(row_k);
@@ -265,7 +274,7 @@ impl Cache for CpuCache {
             return Ok(());
         }
         for (kv_head, mass) in mass.chunks_exact_mut(len.max(1)).enumerate() {
-            mass.copy_from_slice(&self.mass_of(layer, kv_head)[..len]);
+            mass.copy_from_slice(&self.head_mass(layer, kv_head)[..len]);
         }
         Ok(())
     }
@@ -274,15 +283,15 @@ impl Cache for CpuCache {
         let len = self.extent.len;
         assert_eq!(mass.len(), KV_HEADS * len);
         if self.rows.mass.is_empty() {
-            self.rows.mass = masses(self.extent.slots)?;
+            self.rows.mass = alloc_mass(self.extent.slots)?;
         }
         for (kv_head, mass) in mass.chunks_exact(len.max(1)).enumerate() {
-            self.mass_of(layer, kv_head)[..len].copy_from_slice(mass);
+            self.head_mass(layer, kv_head)[..len].copy_from_slice(mass);
         }
         Ok(())
     }
 
-    fn host(&mut self) -> Result<&mut dyn HostRows> {
+    fn host_rows(&mut self) -> Result<&mut dyn HostRows> {
         Ok(&mut self.rows)
     }
 }

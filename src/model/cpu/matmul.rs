@@ -1,6 +1,6 @@
 //! Matrix products over column tiles: selects the kernel of a weight format and orders the loops.
 
-use crate::dims::{GATED, MLP, MLP_BIAS};
+use crate::dims::{HAS_GATE, MLP, MLP_BIAS};
 use crate::weights::Matrix;
 use files::blocks::BLOCK;
 use files::config::Mlp;
@@ -8,13 +8,13 @@ use numeric::pool::Tile;
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::groups::{Groups, MOST_GROUPS};
-use numeric::simd::products::{MOST_TOKENS, multiply};
+use numeric::simd::products::{MAX_TOKENS, multiply};
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
 /// Activations of some tokens, in the forms that the weights read.
 #[derive(Clone, Copy)]
-pub struct Input<'a> {
+pub struct MatmulInput<'a> {
     /// `[token][cols]`; empty when only quantised weights read it.
     pub floats: &'a [f32],
     /// `[token][block]`; empty when only unquantised weights read it.
@@ -27,34 +27,34 @@ pub struct Input<'a> {
 
 /// Columns of a product, which are rows of its weights.
 #[derive(Clone, Copy)]
-pub struct Columns {
+pub struct OutputColumns {
     /// The first column, a multiple of 16.
     pub first: usize,
     /// Number of columns, a multiple of 16 except at the matrix's end.
     pub width: usize,
 }
 
-impl Columns {
+impl OutputColumns {
     /// The columns of a tile.
-    pub fn of<T>(tile: &Tile<'_, T>) -> Self {
+    pub fn of_tile<T>(tile: &Tile<'_, T>) -> Self {
         Self { first: tile.col, width: tile.cols }
     }
 }
 
 /// Destination of [`project`].
-pub struct Output<'a, 'b> {
+pub struct MatmulOutput<'a, 'b> {
     /// Rows are tokens.
     pub tile: &'a mut Tile<'b, f32>,
     /// The tile's column for the first of `columns`.
     pub at: usize,
     /// Columns of the product.
-    pub columns: Columns,
+    pub columns: OutputColumns,
 }
 
-impl<'a, 'b> Output<'a, 'b> {
+impl<'a, 'b> MatmulOutput<'a, 'b> {
     /// The whole tile, which has the same columns as the product.
-    pub fn whole(tile: &'a mut Tile<'b, f32>) -> Self {
-        let columns = Columns::of(tile);
+    pub fn whole_tile(tile: &'a mut Tile<'b, f32>) -> Self {
+        let columns = OutputColumns::of_tile(tile);
         Self { tile, at: 0, columns }
     }
 }
@@ -71,14 +71,14 @@ pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
 }
 
 /// Maximum number of tokens at once of a kernel without tiles.
-const FEW: usize = 16;
+const SMALL_BATCH: usize = 16;
 
 /// Multiplies groups of `w`'s rows with the tokens of `x` from `from` on into `out[group][token][row]`.
-fn products<const ROWS: usize, const COLS: usize>(
+fn multiply_groups<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
     groups: Range<usize>,
-    (x, from): (Input<'_>, usize),
+    (x, from): (MatmulInput<'_>, usize),
     out: &mut [[f32; GROUP_ROWS]],
 ) {
     let tokens = out.len() / groups.len();
@@ -104,38 +104,38 @@ fn products<const ROWS: usize, const COLS: usize>(
 pub fn project<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
-    x: Input<'_>,
-    out: Output<'_, '_>,
+    x: MatmulInput<'_>,
+    out: MatmulOutput<'_, '_>,
     put: impl Fn(&mut [f32], &[f32], usize),
 ) {
-    let (tokens, _) = isa.tile(x.tokens);
-    if tokens <= FEW {
-        project_by::<{ FEW * MOST_GROUPS }, ROWS, COLS>(isa, w, x, out, put);
+    let (tokens, _) = isa.tile_shape(x.tokens);
+    if tokens <= SMALL_BATCH {
+        multiply_by::<{ SMALL_BATCH * MOST_GROUPS }, ROWS, COLS>(isa, w, x, out, put);
     } else {
-        project_by::<{ MOST_TOKENS * MOST_GROUPS }, ROWS, COLS>(isa, w, x, out, put);
+        multiply_by::<{ MAX_TOKENS * MOST_GROUPS }, ROWS, COLS>(isa, w, x, out, put);
     }
 }
 
 /// Computes [`project`] with at most `PASS` products of sixteen rows and one token at once. Not inlined, like
 /// [`gate_up_by`]: otherwise a single token would touch the large stack of many, page by page.
 #[inline(never)]
-fn project_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
+fn multiply_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: &Matrix<ROWS, COLS>,
-    x: Input<'_>,
-    Output { tile, at, columns: Columns { first, width } }: Output<'_, '_>,
+    x: MatmulInput<'_>,
+    MatmulOutput { tile, at, columns: OutputColumns { first, width } }: MatmulOutput<'_, '_>,
     put: impl Fn(&mut [f32], &[f32], usize),
 ) {
     let mut out = [[0.0f32; GROUP_ROWS]; PASS];
     let end = (first + width).div_ceil(GROUP_ROWS);
     let mut from = 0;
     while from < x.tokens {
-        let (tokens, groups) = isa.tile(x.tokens - from);
+        let (tokens, groups) = isa.tile_shape(x.tokens - from);
         let n = tokens.min(x.tokens - from);
         for group in (first / GROUP_ROWS..end).step_by(groups) {
             let groups = group..end.min(group + groups);
             let out = &mut out[..groups.len() * n];
-            products(isa, w, groups.clone(), (x, from), out);
+            multiply_groups(isa, w, groups.clone(), (x, from), out);
             for t in 0..n {
                 let dst = tile.row_mut(from + t);
                 for (group, out) in groups.clone().zip(out.chunks_exact(n)) {
@@ -157,15 +157,15 @@ pub const RUN: usize = 2 * GROUP_ROWS;
 pub fn gate_up<const ROWS: usize, const COLS: usize>(
     isa: Isa,
     w: GateUp<'_, ROWS, COLS>,
-    x: Input<'_>,
-    columns: Columns,
+    x: MatmulInput<'_>,
+    columns: OutputColumns,
     put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
-    let (tokens, _) = isa.tile(x.tokens);
-    if tokens <= FEW {
-        gate_up_by::<FEW, { 2 * FEW }, ROWS, COLS>(isa, w, x, columns, put);
+    let (tokens, _) = isa.tile_shape(x.tokens);
+    if tokens <= SMALL_BATCH {
+        gate_up_by::<SMALL_BATCH, { 2 * SMALL_BATCH }, ROWS, COLS>(isa, w, x, columns, put);
     } else {
-        gate_up_by::<MOST_TOKENS, { 2 * MOST_TOKENS }, ROWS, COLS>(isa, w, x, columns, put);
+        gate_up_by::<MAX_TOKENS, { 2 * MAX_TOKENS }, ROWS, COLS>(isa, w, x, columns, put);
     }
 }
 
@@ -174,8 +174,8 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
     GateUp { gate, up, up_bias }: GateUp<'_, ROWS, COLS>,
-    x: Input<'_>,
-    Columns { first, width }: Columns,
+    x: MatmulInput<'_>,
+    OutputColumns { first, width }: OutputColumns,
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
 ) {
     // `[run][group][token][row]`
@@ -185,7 +185,7 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
     let end = first + width;
     let mut from = 0;
     while from < x.tokens {
-        let n = isa.tile(x.tokens - from).0.min(x.tokens - from);
+        let n = isa.tile_shape(x.tokens - from).0.min(x.tokens - from);
         // Several runs of one matrix before the other, if they fit: weights are read in longer pieces. (Two groups at a
         // time: 10 % less bandwidth on a Zen 4 EPYC.)
         for piece in (first..end).step_by(PASS / n * RUN) {
@@ -193,13 +193,13 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
             let products = |w, out: &mut [[f32; GROUP_ROWS]]| {
                 for (run, out) in piece.clone().step_by(RUN).zip(out.chunks_mut(RUN / GROUP_ROWS * n)) {
                     let group = run / GROUP_ROWS;
-                    products(isa, w, group..group + out.len() / n, (x, from), out);
+                    multiply_groups(isa, w, group..group + out.len() / n, (x, from), out);
                 }
             };
             let groups = piece.len().div_ceil(GROUP_ROWS);
             let (gates, ups) = (&mut gates[..groups * n], &mut ups[..groups * n]);
             products(gate.unwrap_or(up), gates);
-            if GATED {
+            if HAS_GATE {
                 products(up, ups);
             }
             if MLP_BIAS {

@@ -6,8 +6,8 @@ use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// One run of a pass.
-pub(super) struct Sequence<'a> {
-    pub span: Span,
+pub(super) struct PassRun<'a> {
+    pub span: RunSpan,
     /// Rows of its cache, the new ones included.
     pub rows: &'a mut dyn HostRows,
     logits: Logits<'a>,
@@ -15,7 +15,7 @@ pub(super) struct Sequence<'a> {
 
 /// Place of a run's tokens in the cache, the sequence and the pass.
 #[derive(Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct RunSpan {
     /// Shape of its cache before the pass.
     pub extent: Extent,
     /// Position of its first token.
@@ -31,31 +31,31 @@ pub(super) struct Span {
     pub kept: usize,
 }
 
-impl Span {
+impl RunSpan {
     /// Slots (positions in a sliding-window layer) before the rows of its tokens.
-    pub fn before(&self, layer: usize) -> usize {
+    pub fn slots_before(&self, layer: usize) -> usize {
         if is_local(layer) { self.pos } else { self.extent.len }
     }
 }
 
 /// The runs of a pass. Tasks of different runs write to different caches, so that no task waits for a lock.
 #[derive(Default)]
-pub(super) struct Sequences<'a>(Vec<RwLock<Sequence<'a>>>);
+pub(super) struct PassRuns<'a>(Vec<RwLock<PassRun<'a>>>);
 
-impl<'a> Sequences<'a> {
+impl<'a> PassRuns<'a> {
     /// Takes the slots of all new tokens and borrows the rows of their caches.
     ///
     /// # Errors
     ///
     /// Errors of [`Cache::host`](crate::device::Cache::host); [`release`] gives the slots back.
-    pub fn fill<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
+    pub fn borrow_rows<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
         let mut first = 0;
         runs.iter_mut().for_each(|run| {
             let (extent, tokens) = (run.cache.extent(), run.tokens.len());
             assert!(tokens > 0 && extent.has_room(run.pos, tokens), "a run has free slots");
             run.cache.set_len(extent.len + tokens);
         });
-        for Run { cache, tokens, pos, logits, observe, .. } in runs {
+        for Run { cache, tokens, pos, logits, observed_tokens: observe, .. } in runs {
             let (extent, tokens) = (cache.extent(), tokens.len());
             let extent = Extent { len: extent.len - tokens, ..extent };
             let logits = logits.reborrow();
@@ -66,20 +66,20 @@ impl<'a> Sequences<'a> {
                 Logits::Last(_) => 1,
                 Logits::All(_) => tokens,
             };
-            let rows = cache.host()?;
-            let span = Span { extent, pos: *pos, first, tokens, observe, kept };
-            self.0.push(RwLock::new(Sequence { span, rows, logits }));
+            let rows = cache.host_rows()?;
+            let span = RunSpan { extent, pos: *pos, first, tokens, observe, kept };
+            self.0.push(RwLock::new(PassRun { span, rows, logits }));
             first += tokens;
         }
         Ok(())
     }
 
     /// Empties the list and keeps its memory for the runs of the next pass.
-    pub fn emptied<'b>(self) -> Sequences<'b> {
+    pub fn into_empty<'b>(self) -> PassRuns<'b> {
         let mut all = self.0;
         all.clear();
         // Collects in place: an empty vector with the same memory, whatever its items borrowed.
-        Sequences(all.into_iter().map(|_| unreachable!("it is empty")).collect())
+        PassRuns(all.into_iter().map(|_| unreachable!("it is empty")).collect())
     }
 
     /// Number of runs.
@@ -88,43 +88,43 @@ impl<'a> Sequences<'a> {
     }
 
     /// Borrows a run, shared with other readers.
-    pub fn read(&self, run: usize) -> RwLockReadGuard<'_, Sequence<'a>> {
+    pub fn read_run(&self, run: usize) -> RwLockReadGuard<'_, PassRun<'a>> {
         self.0[run].read().expect("invariant: no job panics")
     }
 
     /// Borrows a run for writing.
-    pub fn write(&self, run: usize) -> RwLockWriteGuard<'_, Sequence<'a>> {
+    pub fn write_run(&self, run: usize) -> RwLockWriteGuard<'_, PassRun<'a>> {
         self.0[run].write().expect("invariant: no job panics")
     }
 
     /// All runs, exclusively.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence<'a>> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut PassRun<'a>> {
         self.0.iter_mut().map(|s| s.get_mut().expect("invariant: no job panics"))
     }
 
     /// Number of tokens that go through all of the last layer.
-    pub fn kept(&mut self) -> usize {
+    pub fn tokens_in_last_layer(&mut self) -> usize {
         self.iter_mut().map(|seq| seq.span.kept).sum()
     }
 
     /// Sends the last token of the pass through all of the last layer, even if its logits are not wanted.
-    pub fn keep_last(&mut self) {
+    pub fn force_last_token(&mut self) {
         if let Some(seq) = self.iter_mut().last() {
             seq.span.kept = seq.span.kept.max(1);
         }
     }
 
     /// True if all threads compute the run together; otherwise it is one task among those of other runs.
-    pub fn is_alone(&self, run: usize) -> bool {
-        let Span { tokens, observe, .. } = self.read(run).span;
+    pub fn uses_all_threads(&self, run: usize) -> bool {
+        let RunSpan { tokens, observe, .. } = self.read_run(run).span;
         self.len() == 1 || tokens > 1 || observe > 0
     }
 }
 
-impl Sequence<'_> {
+impl PassRun<'_> {
     /// Leaves only the kept tokens, from token `first` of the pass on. Returns their former range in the pass.
-    pub fn narrow(&mut self, first: usize) -> std::ops::Range<usize> {
-        let Span { tokens, kept, observe, .. } = self.span;
+    pub fn keep_output_tokens(&mut self, first: usize) -> std::ops::Range<usize> {
+        let RunSpan { tokens, kept, observe, .. } = self.span;
         let left = tokens - kept;
         let from = self.span.first + left;
         self.span.extent.len += left;
@@ -134,8 +134,8 @@ impl Sequence<'_> {
     }
 
     /// Range in the pass of the tokens whose logits are wanted.
-    pub fn wanted(&self) -> std::ops::Range<usize> {
-        let Span { first, tokens, .. } = self.span;
+    pub fn output_tokens(&self) -> std::ops::Range<usize> {
+        let RunSpan { first, tokens, .. } = self.span;
         let end = first + tokens;
         match self.logits {
             Logits::None => end..end,
@@ -145,8 +145,8 @@ impl Sequence<'_> {
     }
 
     /// Destinations of their logits, `[VOCAB]` each.
-    pub fn logits(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        let wanted = self.wanted().len();
+    pub fn logits_rows(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        let wanted = self.output_tokens().len();
         let all: &mut [f32] = match &mut self.logits {
             Logits::None => &mut [],
             Logits::Last(logits) | Logits::All(logits) => logits,
@@ -157,7 +157,7 @@ impl Sequence<'_> {
 }
 
 /// Gives back the slots of tokens that were not computed.
-pub(super) fn release(runs: &mut [Run<'_>]) {
+pub(super) fn release_slots(runs: &mut [Run<'_>]) {
     for run in runs {
         let len = run.cache.extent().len;
         run.cache.set_len(len - run.tokens.len());

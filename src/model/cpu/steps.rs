@@ -1,20 +1,20 @@
 //! The buffers of a forward pass, and all its steps except attention. Each step computes all tokens on all threads.
 
-use super::acts::{Acts, try_vec};
-use super::matmul::{self, Columns, GateUp, Input, Output};
-use super::runs::Sequences;
+use super::acts::{Activations, try_vec};
+use super::matmul::{self, GateUp, MatmulInput, MatmulOutput, OutputColumns};
+use super::runs::PassRuns;
 use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
-use crate::rope::{Frequencies, angles};
-use crate::weights::{Layer, Matrix, Reads, Weights};
+use crate::rope::{Frequencies, compute_angles};
+use crate::weights::{ActivationForms, Layer, Matrix, Weights};
 use files::Result;
 use files::blocks::BLOCK;
 use files::config::Norm;
 use numeric::pool::{Pool, RowTable};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
-use numeric::simd::attend::{CHUNK, Partial, QUERIES};
+use numeric::simd::attend::{CHUNK, MAX_QUERIES, Partial};
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
@@ -43,15 +43,15 @@ pub(super) struct Scratch {
     /// Residual stream: `[token][DIM]`
     pub(super) x: Vec<f32>,
     /// Normed residual.
-    pub(super) h: Acts<DIM>,
+    pub(super) h: Activations<DIM>,
     /// `[token][q | k | v]`, see [`QKV`]
     pub(super) qkv: Vec<f32>,
     /// Attention output: `[token][head][HEAD_DIM]`
     pub(super) att: Vec<f32>,
     /// Attention output in the forms that the output projection reads.
-    pub(super) att_in: Acts<Q_DIM>,
+    pub(super) att_in: Activations<Q_DIM>,
     /// silu(gate) * up.
-    pub(super) ffn: Acts<FFN_DIM>,
+    pub(super) ffn: Activations<FFN_DIM>,
     /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
     pub(super) partials: Vec<Partial<HEAD_DIM>>,
     /// Softmax of the queries of observed tokens: `[token][HEADS]`; empty until any are.
@@ -71,13 +71,13 @@ pub(super) struct Scratch {
 }
 
 /// Number of partials for a cache of `capacity` slots.
-pub(super) fn partials_for(capacity: usize) -> usize {
+pub(super) fn count_partials(capacity: usize) -> usize {
     HEADS * capacity.div_ceil(CHUNK)
 }
 
 /// Allocates the partials for a cache of `capacity` slots.
-pub(super) fn partials(capacity: usize) -> Result<Vec<Partial<HEAD_DIM>>> {
-    try_vec(partials_for(capacity), Partial::EMPTY)
+pub(super) fn alloc_partials(capacity: usize) -> Result<Vec<Partial<HEAD_DIM>>> {
+    try_vec(count_partials(capacity), Partial::EMPTY)
 }
 
 /// Bytes of scratch for passes of `max_tokens` tokens over caches of `capacity` slots.
@@ -90,7 +90,7 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     let post = if POST_NORMS { DIM } else { 0 };
     let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES);
     let lists = max_tokens * (size_of::<u32>() + size_of::<usize>());
-    let partials = partials_for(capacity) * size_of::<Partial<HEAD_DIM>>();
+    let partials = count_partials(capacity) * size_of::<Partial<HEAD_DIM>>();
     floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
 }
 
@@ -101,13 +101,13 @@ pub const fn notes_bytes(max_tokens: usize) -> usize {
 
 /// Stack bytes that a thread touches: tiles of attention, of the widest row, and room for calls.
 pub const fn thread_bytes() -> u64 {
-    let attention = QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
+    let attention = MAX_QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
     (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
 }
 
 /// Union of the activation forms that some matrices read, over all layers.
-fn reads(weights: &Weights, of: impl Fn(&Layer) -> Reads) -> Reads {
-    weights.layers.iter().fold(Reads::default(), |all, layer| all | of(layer))
+fn activation_forms(weights: &Weights, of: impl Fn(&Layer) -> ActivationForms) -> ActivationForms {
+    weights.layers.iter().fold(ActivationForms::default(), |all, layer| all | of(layer))
 }
 
 /// Columns of one task over a `(rows, cols)` matrix, a multiple of `run`.
@@ -127,12 +127,24 @@ impl Scratch {
     pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
         Ok(Self {
             x: try_vec(max_tokens * DIM, 0.0)?,
-            h: Acts::new(isa, max_tokens, weights.head.reads() | reads(weights, Layer::read_normed))?,
+            h: Activations::new(
+                isa,
+                max_tokens,
+                weights.head.activation_forms() | activation_forms(weights, Layer::normed_forms),
+            )?,
             qkv: try_vec(max_tokens * QKV, 0.0)?,
             att: try_vec(max_tokens * Q_DIM, 0.0)?,
-            att_in: Acts::new(isa, max_tokens, reads(weights, |layer| layer.wo.reads()))?,
-            ffn: Acts::new(isa, max_tokens, reads(weights, |layer| layer.down.reads()))?,
-            partials: partials(capacity)?,
+            att_in: Activations::new(
+                isa,
+                max_tokens,
+                activation_forms(weights, |layer| layer.wo.activation_forms()),
+            )?,
+            ffn: Activations::new(
+                isa,
+                max_tokens,
+                activation_forms(weights, |layer| layer.down.activation_forms()),
+            )?,
+            partials: alloc_partials(capacity)?,
             notes: Vec::new(),
             run_of: Vec::with_capacity(max_tokens),
             wanted: Vec::with_capacity(max_tokens),
@@ -148,38 +160,38 @@ impl Scratch {
     /// # Errors
     ///
     /// `Memory`.
-    pub(super) fn grow(&mut self, slots: usize, observed: usize) -> Result<()> {
-        if self.partials.len() < partials_for(slots) {
-            self.partials = partials(slots)?;
+    pub(super) fn grow_for(&mut self, slots: usize, observed: usize) -> Result<()> {
+        if self.partials.len() < count_partials(slots) {
+            self.partials = alloc_partials(slots)?;
         }
         if self.notes.len() < observed * HEADS {
-            self.notes = AtomicSoftmax::room(observed * HEADS)?;
+            self.notes = AtomicSoftmax::allocate(observed * HEADS)?;
         }
         Ok(())
     }
 
     /// Looks the tokens' embedding rows up and prepares their RoPE angles.
-    pub(super) fn embed(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) {
+    pub(super) fn embed_tokens(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) {
         self.run_of.clear();
         let tokens = runs.iter().enumerate().flat_map(|(run, r)| {
             r.tokens.iter().enumerate().map(move |(i, &token)| (run, token as usize, r.pos + i))
         });
         for (t, (run, token, pos)) in tokens.enumerate() {
             self.run_of.push(run as u32);
-            weights.embed(token, pos, &mut self.x[t * DIM..][..DIM]);
+            weights.embed_token(token, pos, &mut self.x[t * DIM..][..DIM]);
             let at = t * ANGLES..(t + 1) * ANGLES;
             let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
-            angles(pos, frequencies.at(pos, runs[run].known), cos, sin);
+            compute_angles(pos, frequencies.for_position(pos, runs[run].known_len), cos, sin);
         }
     }
 
     /// Drops the tokens that need nothing more once their keys and values are in the caches. Returns the number left,
     /// which are now the first of the pass.
-    pub(super) fn narrow(&mut self, seqs: &mut Sequences<'_>) -> usize {
+    pub(super) fn select_output_tokens(&mut self, seqs: &mut PassRuns<'_>) -> usize {
         self.run_of.clear();
         for (run, seq) in seqs.iter_mut().enumerate() {
             let to = self.run_of.len();
-            let from = seq.narrow(to);
+            let from = seq.keep_output_tokens(to);
             self.run_of.extend(from.clone().map(|_| run as u32));
             for (rows, width) in [(&mut self.x, DIM), (&mut self.cos, ANGLES), (&mut self.sin, ANGLES)] {
                 rows.copy_within(from.start * width..from.end * width, to * width);
@@ -189,36 +201,43 @@ impl Scratch {
     }
 
     /// Computes these `columns` of q, k and v of the normed residual in one parallel step.
-    pub(super) fn qkv(&mut self, layer: &Layer, columns: Range<usize>, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.input(isa, n);
-        let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.threads());
-        pool.columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
+    pub(super) fn compute_qkv(
+        &mut self,
+        layer: &Layer,
+        columns: Range<usize>,
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
+        let x = self.h.as_input(isa, n);
+        let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.thread_count());
+        pool.run_columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
             // The tile may span the borders between q, k and v.
             let (first, end) = (tile.col.max(columns.start), columns.end.min(tile.col + tile.cols));
-            let mut part = |start: usize, rows: usize, m: Part<'_>| {
+            let mut part = |start: usize, rows: usize, m: QkvProjection<'_>| {
                 let (from, to) = (first.max(start), end.min(start + rows));
                 if from < to {
                     let at = from - tile.col;
-                    let columns = Columns { first: from - start, width: to - from };
-                    m.project(isa, x, Output { tile: &mut tile, at, columns });
+                    let columns = OutputColumns { first: from - start, width: to - from };
+                    m.project_columns(isa, x, MatmulOutput { tile: &mut tile, at, columns });
                 }
             };
-            part(0, Q_DIM, Part::Q(&layer.wq, &layer.q_bias));
-            part(Q_PAD, KV_DIM, Part::Kv(&layer.wk, &layer.k_bias));
-            part(Q_PAD + KV_PAD, KV_DIM, Part::Kv(&layer.wv, &layer.v_bias));
+            part(0, Q_DIM, QkvProjection::Q(&layer.wq, &layer.q_bias));
+            part(Q_PAD, KV_DIM, QkvProjection::Kv(&layer.wk, &layer.k_bias));
+            part(Q_PAD + KV_PAD, KV_DIM, QkvProjection::Kv(&layer.wv, &layer.v_bias));
         });
     }
 
     /// Adds the projection of the attention output to the residual.
-    pub(super) fn out(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+    pub(super) fn project_attention(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         let att = &self.att;
-        self.att_in.fill(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
-        let x = self.att_in.input(isa, n);
-        let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.threads());
+        self.att_in.fill_rows(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
+        let x = self.att_in.as_input(isa, n);
+        let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.thread_count());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.wo, x, Output::whole(&mut tile), |to, y, row| {
-                join_row(to, y, O_BIAS.then(|| &layer.o_bias[row..]));
+        pool.run_columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
+            matmul::project(isa, &layer.wo, x, MatmulOutput::whole_tile(&mut tile), |to, y, row| {
+                add_row_to_residual(to, y, O_BIAS.then(|| &layer.o_bias[row..]));
             });
         });
         self.post_norm(&layer.attn_post_norm, pool, isa, n);
@@ -226,13 +245,13 @@ impl Scratch {
 
     /// Computes silu(gate) * up of the normed residual, in the forms that `down` reads.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.input(isa, n);
+        let x = self.h.as_input(isa, n);
         let w = GateUp { gate: layer.gate.as_ref(), up: &layer.up, up_bias: &layer.up_bias };
-        let cols = if GATED { 2 * DIM } else { DIM };
-        let tile = task_cols(n, (FFN_DIM, cols), matmul::RUN, pool.threads());
+        let cols = if HAS_GATE { 2 * DIM } else { DIM };
+        let tile = task_cols(n, (FFN_DIM, cols), matmul::RUN, pool.thread_count());
         if !self.ffn.floats.is_empty() {
-            pool.columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
-                matmul::gate_up(isa, w, x, Columns::of(&tile), |first, at, products| {
+            pool.run_columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
+                matmul::gate_up(isa, w, x, OutputColumns::of_tile(&tile), |first, at, products| {
                     for (t, y) in products.iter().enumerate() {
                         let out = &mut tile.row_mut(first + t)[at..];
                         let cols = out.len().min(y.len());
@@ -240,42 +259,42 @@ impl Scratch {
                     }
                 });
             });
-            return self.ffn.quantise(pool, isa, n);
+            return self.ffn.quantise_rows(pool, isa, n);
         }
         let blocks = FFN_DIM / BLOCK;
-        pool.columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
-            let columns = Columns { first: tile.col * BLOCK, width: tile.cols * BLOCK };
+        pool.run_columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
+            let columns = OutputColumns { first: tile.col * BLOCK, width: tile.cols * BLOCK };
             matmul::gate_up(isa, w, x, columns, |first, at, products| {
                 for (some, products) in products.chunks(16).enumerate() {
                     let mut blocks = [ActBlock::ZERO; 16];
                     let blocks = &mut blocks[..products.len()];
-                    ops::quantise(isa, products.as_flattened(), blocks);
+                    ops::quantise_activations(isa, products.as_flattened(), blocks);
                     for (t, block) in blocks.iter().enumerate() {
                         tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
                     }
                 }
             });
         });
-        self.ffn.lay_out(pool, isa, n);
+        self.ffn.arrange_tiles(pool, isa, n);
     }
 
     /// Adds the feed-forward layer's second half to the residual.
-    pub(super) fn down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.ffn.input(isa, n);
-        let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.threads());
+    pub(super) fn project_down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.ffn.as_input(isa, n);
+        let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.thread_count());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        pool.columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.down, x, Output::whole(&mut tile), |to, y, row| {
-                join_row(to, y, MLP_BIAS.then(|| &layer.down_bias[row..]));
+        pool.run_columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
+            matmul::project(isa, &layer.down, x, MatmulOutput::whole_tile(&mut tile), |to, y, row| {
+                add_row_to_residual(to, y, MLP_BIAS.then(|| &layer.down_bias[row..]));
             });
         });
         self.post_norm(&layer.ffn_post_norm, pool, isa, n);
     }
 
     /// Norms the residual of the first `n` tokens into `h`.
-    pub(super) fn norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
+    pub(super) fn norm_tokens(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         let x = &self.x;
-        self.h.fill(pool, isa, n, |t, h| norm(isa, &x[t * DIM..][..DIM], w, h));
+        self.h.fill_rows(pool, isa, n, |t, h| norm_row(isa, &x[t * DIM..][..DIM], w, h));
     }
 
     /// Norms `post` and adds it to the residual, if the model has such norms.
@@ -284,33 +303,39 @@ impl Scratch {
             return;
         }
         let post = &self.post;
-        let rows = n.div_ceil(4 * pool.threads());
-        pool.tiles(&mut self.x[..n * DIM], DIM, (rows, DIM), |mut tile| {
+        let rows = n.div_ceil(4 * pool.thread_count());
+        pool.run_tiles(&mut self.x[..n * DIM], DIM, (rows, DIM), |mut tile| {
             let mut h = [0.0; DIM];
             for r in 0..tile.rows {
-                norm(isa, &post[(tile.row + r) * DIM..][..DIM], w, &mut h);
+                norm_row(isa, &post[(tile.row + r) * DIM..][..DIM], w, &mut h);
                 tile.row_mut(r).iter_mut().zip(&h).for_each(|(x, h)| *x += h);
             }
         });
     }
 
     /// Lists the tokens whose logits are wanted; false if there are none.
-    pub(super) fn wanted(&mut self, seqs: &mut Sequences<'_>) -> bool {
+    pub(super) fn list_output_tokens(&mut self, seqs: &mut PassRuns<'_>) -> bool {
         self.wanted.clear();
-        self.wanted.extend(seqs.iter_mut().flat_map(|run| run.wanted()));
+        self.wanted.extend(seqs.iter_mut().flat_map(|run| run.output_tokens()));
         !self.wanted.is_empty()
     }
 
     /// Computes the final norm and the logits of the tokens wanted.
-    pub(super) fn head(&mut self, weights: &Weights, seqs: &mut Sequences<'_>, pool: &Pool, isa: Isa) {
+    pub(super) fn compute_logits(
+        &mut self,
+        weights: &Weights,
+        seqs: &mut PassRuns<'_>,
+        pool: &Pool,
+        isa: Isa,
+    ) {
         let (x, wanted) = (&self.x, &self.wanted);
         let n = wanted.len();
-        self.h.fill(pool, isa, n, |i, h| norm(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h));
-        let x = self.h.input(isa, n);
-        let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.threads());
-        let rows = seqs.iter_mut().flat_map(|run| run.logits());
-        pool.scattered(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
-            matmul::project(isa, &weights.head, x, Output::whole(&mut tile), |dst, y, _| {
+        self.h.fill_rows(pool, isa, n, |i, h| norm_row(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h));
+        let x = self.h.as_input(isa, n);
+        let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.thread_count());
+        let rows = seqs.iter_mut().flat_map(|run| run.logits_rows());
+        pool.run_scattered_columns(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
+            matmul::project(isa, &weights.head, x, MatmulOutput::whole_tile(&mut tile), |dst, y, _| {
                 dst.copy_from_slice(y);
                 if LOGIT_SCALE != 1.0 {
                     dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);
@@ -321,16 +346,16 @@ impl Scratch {
 }
 
 /// Norms one row into `h`.
-fn norm(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
+fn norm_row(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
     match NORM {
-        Norm::Rms => ops::norm(isa, x, w, NORM_EPS as f32, h),
+        Norm::Rms => ops::rms_norm(isa, x, w, NORM_EPS as f32, h),
         Norm::Layer => ops::layer_norm(isa, x, w, NORM_EPS as f32, h),
     }
 }
 
 /// Adds `y` to the residual, or stores it in `post` if it is to be normed first.
 #[inline(always)]
-fn join(to: &mut f32, y: f32) {
+fn add_to_residual(to: &mut f32, y: f32) {
     const RESIDUAL: f32 = RESIDUAL_SCALE as f32;
     if POST_NORMS {
         *to = y;
@@ -343,21 +368,21 @@ fn join(to: &mut f32, y: f32) {
 
 /// Joins a row of a product and its bias, if there is one: see [`join`].
 #[inline(always)]
-fn join_row(to: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
+fn add_row_to_residual(to: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
     match bias {
-        Some(bias) => to.iter_mut().zip(y).zip(bias).for_each(|((to, y), b)| join(to, y + b)),
-        None => to.iter_mut().zip(y).for_each(|(to, y)| join(to, *y)),
+        Some(bias) => to.iter_mut().zip(y).zip(bias).for_each(|((to, y), b)| add_to_residual(to, y + b)),
+        None => to.iter_mut().zip(y).for_each(|(to, y)| add_to_residual(to, *y)),
     }
 }
 
 /// One of the three projections that share an input.
-enum Part<'a> {
+enum QkvProjection<'a> {
     Q(&'a Matrix<Q_DIM, DIM>, &'a [f32]),
     Kv(&'a Matrix<KV_DIM, DIM>, &'a [f32]),
 }
 
-impl Part<'_> {
-    fn project(&self, isa: Isa, x: Input<'_>, out: Output<'_, '_>) {
+impl QkvProjection<'_> {
+    fn project_columns(&self, isa: Isa, x: MatmulInput<'_>, out: MatmulOutput<'_, '_>) {
         let biased = |bias: &[f32], dst: &mut [f32], y: &[f32], row: usize| {
             if QKV_BIAS {
                 dst.iter_mut().zip(y).zip(&bias[row..]).for_each(|((d, y), b)| *d = y + b);
@@ -366,8 +391,8 @@ impl Part<'_> {
             }
         };
         match self {
-            Part::Q(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
-            Part::Kv(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
+            QkvProjection::Q(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
+            QkvProjection::Kv(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
         }
     }
 }

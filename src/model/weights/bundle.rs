@@ -1,11 +1,11 @@
 //! Writes a bundle: one file with the program and the model's files that it reads.
 
-use super::config::config_of;
+use super::config::load_config;
 use super::convert::LoadOptions;
 use super::model_path::OpenModel;
-use super::pack::{CalibrationOf, Place, unwritable, write_to};
-use files::atomic_file::Unfinished;
-use files::bundle::Begun;
+use super::pack::{CalibrationOf, PackTarget, write_error, write_to};
+use files::atomic_file::AtomicFile;
+use files::bundle::BundleWriter;
 use files::folder::TEXT_FILES;
 use files::{Error, Result};
 use std::fs::Permissions;
@@ -24,7 +24,7 @@ const LIMIT: u64 = 64 << 20;
 ///
 /// [`Error::Usage`]: `out` is not a regular file, or a packed file has another weight type than asked for.
 /// [`Error::Model`]: the model cannot be used. [`Error::Other`]: `out` cannot be written.
-pub fn write(
+pub fn write_bundle(
     model: &OpenModel,
     program: &[u8],
     out: &Path,
@@ -33,24 +33,24 @@ pub fn write(
 ) -> Result<u64> {
     model.check_config()?;
     model.checkpoint.check_packed_as(model.weight_type)?;
-    let fail = |e: io::Error| unwritable(out, e);
-    let unfinished = Unfinished::create(out).map_err(fail)?;
+    let fail = |e: io::Error| write_error(out, e);
+    let unfinished = AtomicFile::create(out).map_err(fail)?;
     let Some(path) = unfinished.path() else {
         return Err(Error::Usage(format!("{}: is not a regular file; a bundle must be one", out.display())));
     };
-    let begun = Begun::new(&unfinished.file, program, &text_files(model)?).map_err(fail)?;
+    let begun = BundleWriter::new(&unfinished.file, program, &text_files(model)?).map_err(fail)?;
     if let Some(packed) = model.checkpoint.packed().and_then(|packed| packed.only_file()) {
         let mut file = &unfinished.file;
         file.write_all(packed.bytes()).map_err(fail)?;
     } else {
-        let config = config_of(&model.path.dir, &model.checkpoint)?;
-        let place = Place { file: &unfinished.file, from: begun.model, path: Some(path), name: out };
+        let config = load_config(&model.path.dir, &model.checkpoint)?;
+        let place = PackTarget { file: &unfinished.file, from: begun.model, path: Some(path), name: out };
         write_to(&model.checkpoint, &config, &place, options, calibration_of)?;
     }
     let bytes = begun.finish(path)?;
     // Some file systems have no modes, so a failure is ignored.
     let _ = unfinished.file.set_permissions(Permissions::from_mode(0o755));
-    unfinished.finish().map_err(fail)?;
+    unfinished.commit().map_err(fail)?;
     Ok(bytes)
 }
 
@@ -59,7 +59,7 @@ fn text_files(model: &OpenModel) -> Result<Vec<(String, Vec<u8>)>> {
     if model.gguf().is_some() {
         return Ok(Vec::new());
     }
-    let folder = model.path.folder()?;
-    let file = |name: &str| Ok(folder.read(name, LIMIT)?.map(|bytes| (name.to_string(), bytes)));
+    let folder = model.path.text_folder()?;
+    let file = |name: &str| Ok(folder.read_file(name, LIMIT)?.map(|bytes| (name.to_string(), bytes)));
     TEXT_FILES.iter().filter_map(|name| file(name).transpose()).collect()
 }

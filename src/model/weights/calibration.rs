@@ -1,8 +1,8 @@
 //! Calibration: means and scales applied to keys and queries before rotation, for key types that are stored rotated.
 
 use crate::dims::{HEAD_DIM, KV_DIM, KV_HEADS, LAYERS};
-use crate::trace::digest;
-use numeric::kv::rotate;
+use crate::trace::fnv1a_digest;
+use numeric::kv::hadamard_transform;
 
 /// Mean keys, and scales of keys and queries: `[layer][kv_head][mean | scale | inverse][HEAD_DIM]`, all finite.
 ///
@@ -48,7 +48,7 @@ impl Calibration {
     };
 
     /// Name of its tensor in a packed file.
-    pub fn tensor() -> String {
+    pub fn tensor_name() -> String {
         format!("calibration.{}", Self::REVISION)
     }
 
@@ -74,7 +74,7 @@ impl Calibration {
     }
 
     /// A calibration that changes nothing.
-    pub fn none() -> Self {
+    pub fn identity() -> Self {
         Self::new(&[0.0; LAYERS * KV_DIM], &[1.0; LAYERS * KV_DIM])
     }
 
@@ -96,27 +96,27 @@ impl Calibration {
     }
 
     /// Calibration of one layer.
-    pub fn of_layer(&self, layer: usize) -> &[f32] {
+    pub fn layer(&self, layer: usize) -> &[f32] {
         &self.0[layer * Self::OF_LAYER..][..Self::OF_LAYER]
     }
 
     /// A checksum that identifies it.
     pub fn checksum(&self) -> u64 {
-        digest(&self.0)
+        fnv1a_digest(&self.0)
     }
 
     /// Checksum of the rotated means: identifies the calibration in saved sessions of revision 1, without scales.
-    pub fn checksum_of_means(&self) -> u64 {
+    pub fn means_checksum(&self) -> u64 {
         let mut means: Vec<f32> =
             self.0.chunks_exact(3 * HEAD_DIM).flat_map(|head| &head[..HEAD_DIM]).copied().collect();
-        means.chunks_exact_mut(HEAD_DIM).for_each(rotate);
-        digest(&means)
+        means.chunks_exact_mut(HEAD_DIM).for_each(hadamard_transform);
+        fnv1a_digest(&means)
     }
 }
 
 impl<'a> Channels<'a> {
     /// The calibration of one KV head out of a layer's.
-    pub fn of(layer: &'a [f32], kv_head: usize) -> Self {
+    pub fn of_head(layer: &'a [f32], kv_head: usize) -> Self {
         debug_assert!(kv_head < KV_HEADS);
         let (means, rest) = layer[kv_head * 3 * HEAD_DIM..][..3 * HEAD_DIM].split_at(HEAD_DIM);
         let (scales, inverses) = rest.split_at(HEAD_DIM);
@@ -124,39 +124,39 @@ impl<'a> Channels<'a> {
     }
 
     /// Turns a key into its stored form: mean subtracted, scaled, rotated.
-    pub fn key(self, k: &mut [f32; HEAD_DIM]) {
+    pub fn encode_key(self, k: &mut [f32; HEAD_DIM]) {
         let channels = self.means.iter().zip(self.scales);
         k.iter_mut().zip(channels).for_each(|(k, (mean, scale))| *k = (*k - mean) * scale);
-        rotate(k);
+        hadamard_transform(k);
     }
 
     /// Turns a stored key back into the key: the inverse of [`Channels::key`].
-    pub fn seen(self, k: &mut [f32; HEAD_DIM]) {
-        rotate(k);
+    pub fn decode_key(self, k: &mut [f32; HEAD_DIM]) {
+        hadamard_transform(k);
         let channels = self.means.iter().zip(self.inverses);
         k.iter_mut().zip(channels).for_each(|(k, (mean, inverse))| *k = *k * inverse + mean);
     }
 
     /// Turns a query into the form that matches stored keys: scaled, rotated.
-    pub fn query(self, q: &mut [f32; HEAD_DIM]) {
+    pub fn encode_query(self, q: &mut [f32; HEAD_DIM]) {
         q.iter_mut().zip(self.inverses).for_each(|(q, inverse)| *q *= inverse);
-        rotate(q);
+        hadamard_transform(q);
     }
 
     /// Converts a key stored by an older version (rotated, with or without the mean subtracted) to today's form.
-    pub fn renew(self, k: &mut [f32; HEAD_DIM], less: Less) {
-        rotate(k);
-        if less == Less::Mean {
+    pub fn convert_old_key(self, k: &mut [f32; HEAD_DIM], less: SubtractedMean) {
+        hadamard_transform(k);
+        if less == SubtractedMean::Mean {
             k.iter_mut().zip(self.means).for_each(|(k, mean)| *k += mean);
         }
-        self.key(k);
+        self.encode_key(k);
     }
 }
 
 /// Vector that an older version subtracted from stored keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Less {
+pub enum SubtractedMean {
     Nothing,
     Mean,
 }

@@ -1,16 +1,16 @@
 //! An opened model file of either kind, and its tensors by the engine's names.
 
-use super::spec::{EMBED, HEAD, Place, Role, Spec, table};
+use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, model_tensors};
 use super::weight_type::WeightType;
 use crate::dims::{ARCH, HEAD_DIM, TIED};
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
 use files::config::Arch;
-use files::mapped::{AlignedBytes, Plane};
+use files::mapped::{AlignedBytes, MappedSlice};
 use files::packed_file::{self, key};
-use files::source::gguf::names::{Rows, stored};
+use files::source::gguf::names::{RowOrder, to_gguf_name};
 use files::source::gguf::{self, Gguf, is_gguf};
-use files::source::{Source, Tensor};
+use files::source::{Safetensors, Tensor};
 use files::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,40 +19,40 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub enum Checkpoint {
     /// Safetensors, in one file or in shards; also a packed file.
-    Safetensors(Source),
+    Safetensors(Safetensors),
     Gguf(Gguf),
 }
 
 /// A tensor as the file stores it, with its shape checked.
 #[derive(Debug, Clone)]
-pub struct Stored {
+pub struct StoredTensor {
     /// Name in the file.
     pub name: String,
     pub block: BlockType,
     /// Order of its rows in the file.
-    pub order: Rows,
+    pub order: RowOrder,
     /// True if the file's rows are its columns; then `data` holds the whole tensor: see [`Stored::straight`].
     pub transposed: bool,
     /// True if 1 must be added to the values.
-    pub beside_one: bool,
+    pub adds_one: bool,
     /// `[rows][cols / block.values()][block.bytes()]`
-    pub data: Plane,
+    pub data: MappedSlice,
     pub file: Arc<Path>,
     /// Bytes of one row.
     pub row_bytes: usize,
 }
 
-impl Stored {
+impl StoredTensor {
     /// Bytes of row `row` of the matrix, wherever the file has it.
-    pub fn row(&self, row: usize) -> &[u8] {
-        &self.data.bytes()[self.order.stored(row) * self.row_bytes..][..self.row_bytes]
+    pub fn row_bytes_at(&self, row: usize) -> &[u8] {
+        &self.data.bytes()[self.order.to_gguf_name(row) * self.row_bytes..][..self.row_bytes]
     }
 
     /// Cuts the rows of a spec out of a tensor that also holds others'.
-    fn part(self, spec: &Spec) -> Self {
-        let Place { first, of, .. } = spec.stored;
+    fn select_rows(self, spec: &TensorSpec) -> Self {
+        let CheckpointPlace { first, of, .. } = spec.stored;
         let (rows, bytes) = match spec.role {
-            Role::Vector => (spec.cols, self.block.bytes()),
+            TensorRole::Vector => (spec.cols, self.block.bytes_per_block()),
             _ => (spec.rows, self.row_bytes),
         };
         if rows == of || self.transposed {
@@ -63,11 +63,11 @@ impl Stored {
     }
 
     /// Transposes a transposed tensor, into memory of its own.
-    pub fn straight(self, spec: &Spec) -> Result<Self> {
+    pub fn into_untransposed(self, spec: &TensorSpec) -> Result<Self> {
         if !self.transposed {
             return Ok(self);
         }
-        let (size, Place { first, of, .. }) = (self.block.bytes(), &spec.stored);
+        let (size, CheckpointPlace { first, of, .. }) = (self.block.bytes_per_block(), &spec.stored);
         let mut rows = AlignedBytes::zeroed(spec.rows * self.row_bytes)?;
         let from = self.data.bytes();
         for (row, to) in rows.as_mut_slice().chunks_exact_mut(self.row_bytes).enumerate() {
@@ -75,13 +75,13 @@ impl Stored {
                 to.copy_from_slice(&from[(col * of + first + row) * size..][..size]);
             }
         }
-        self.data.release();
-        Ok(Self { data: rows.into_plane(), transposed: false, ..self })
+        self.data.release_pages();
+        Ok(Self { data: rows.freeze(), transposed: false, ..self })
     }
 
     /// The element type; `None` for blocks.
-    pub fn dtype(&self) -> Option<Dtype> {
-        Dtype::of(self.block)
+    pub fn element_type(&self) -> Option<Dtype> {
+        Dtype::from_block_type(self.block)
     }
 }
 
@@ -95,9 +95,9 @@ impl Checkpoint {
         if is_gguf(path) {
             Gguf::open(path).map(Checkpoint::Gguf)
         } else if let Some(bundle) = Bundle::open(path)? {
-            bundle.packed().map(Checkpoint::Safetensors)
+            bundle.open_model().map(Checkpoint::Safetensors)
         } else {
-            Source::open(path).map(Checkpoint::Safetensors)
+            Safetensors::open(path).map(Checkpoint::Safetensors)
         }
     }
 
@@ -112,13 +112,13 @@ impl Checkpoint {
     /// An identifier of the content.
     pub fn fingerprint(&self) -> String {
         match self {
-            Checkpoint::Safetensors(source) => source.fingerprint(),
+            Checkpoint::Safetensors(source) => source.hash_files(),
             Checkpoint::Gguf(gguf) => gguf.fingerprint(),
         }
     }
 
     /// Fingerprint of the checkpoint: for a packed file, of the one it was made from.
-    pub fn origin(&self) -> String {
+    pub fn source_fingerprint(&self) -> String {
         let source = self.packed().and_then(|packed| packed.metadata().get(key::SOURCE));
         source.cloned().unwrap_or_else(|| self.fingerprint())
     }
@@ -132,20 +132,20 @@ impl Checkpoint {
     }
 
     /// The packed file, if it is one.
-    pub fn packed(&self) -> Option<&Source> {
+    pub fn packed(&self) -> Option<&Safetensors> {
         match self {
-            Checkpoint::Safetensors(source) => packed_file::layout_version(source).map(|_| source),
+            Checkpoint::Safetensors(source) => packed_file::read_layout_version(source).map(|_| source),
             Checkpoint::Gguf(_) => None,
         }
     }
 
     /// Resolves [`WeightType::Auto`] for this file; a packed file keeps its type.
-    pub fn settle(&self, weight_type: WeightType) -> WeightType {
+    pub fn resolve_weight_type(&self, weight_type: WeightType) -> WeightType {
         match self {
             _ if weight_type != WeightType::Auto => weight_type,
             Checkpoint::Gguf(_) => WeightType::Native,
             Checkpoint::Safetensors(source) => {
-                let found = packed_file::weight_type(source).and_then(|name| name.parse().ok());
+                let found = packed_file::read_weight_type(source).and_then(|name| name.parse().ok());
                 found.filter(|t| *t != WeightType::Auto).unwrap_or(WeightType::Q4_0)
             }
         }
@@ -153,8 +153,8 @@ impl Checkpoint {
 
     /// The model's tensors as this file has them. If the config ties the head to the embedding but the file has another
     /// head, the file's head is read.
-    pub fn table(&self) -> Vec<Spec> {
-        let mut specs = table();
+    pub fn tensor_specs(&self) -> Vec<TensorSpec> {
+        let mut specs = model_tensors();
         if TIED && self.packed().is_none() && self.has_own_head() {
             for spec in specs.iter_mut().filter(|spec| spec.is_vocabulary()) {
                 spec.tied = false;
@@ -169,8 +169,9 @@ impl Checkpoint {
     /// True if it has an output head that differs from the embedding.
     pub fn has_own_head(&self) -> bool {
         let Checkpoint::Safetensors(source) = self else { return false };
-        let embedding = table().into_iter().find(|spec| spec.name == EMBED).map(|spec| spec.stored.name);
-        let tensors = embedding.and_then(|name| tensor(source, &name)).zip(tensor(source, HEAD));
+        let embedding =
+            model_tensors().into_iter().find(|spec| spec.name == EMBED).map(|spec| spec.stored.name);
+        let tensors = embedding.and_then(|name| find_by_name(source, &name)).zip(find_by_name(source, HEAD));
         tensors.is_some_and(|(embedding, head)| {
             embedding.dtype != head.dtype || embedding.data.bytes() != head.data.bytes()
         })
@@ -182,7 +183,7 @@ impl Checkpoint {
     ///
     /// [`Error::Usage`]: it has another one.
     pub fn check_packed_as(&self, weight_type: WeightType) -> Result<()> {
-        let found = self.settle(WeightType::Auto);
+        let found = self.resolve_weight_type(WeightType::Auto);
         if self.packed().is_none() || weight_type == found {
             return Ok(());
         }
@@ -197,28 +198,28 @@ impl Checkpoint {
     /// # Errors
     ///
     /// [`Error::Model`] if it is missing, or has a wrong shape or type.
-    pub fn find(&self, spec: &Spec) -> Result<Stored> {
+    pub fn find_tensor(&self, spec: &TensorSpec) -> Result<StoredTensor> {
         let stored = match self {
             Checkpoint::Safetensors(source) => of_source(source, spec)?,
             Checkpoint::Gguf(gguf) => of_gguf(gguf, spec)?,
         };
-        if spec.role == Role::Vector && stored.dtype().is_none() {
-            return Err(unreadable(&stored.file, &stored.name, &stored.block.name()));
+        if spec.role == TensorRole::Vector && stored.element_type().is_none() {
+            return Err(unsupported_type(&stored.file, &stored.name, &stored.block.name()));
         }
         Ok(stored)
     }
 }
 
-fn unreadable(file: &Path, name: &str, found: &str) -> Error {
+fn unsupported_type(file: &Path, name: &str, found: &str) -> Error {
     Error::model(file, format!("tensor {name} has type {found}; supported: F32, F16, BF16"))
 }
 
 /// Compares a tensor's shape with the one that the config asks for.
-fn check_shape(spec: &Spec, (file, name): (&Path, &str), found: &[usize], config: &str) -> Result<()> {
+fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], config: &str) -> Result<()> {
     let rows = spec.stored.of;
     let transposed = spec.is_transposed() && !is_gguf(file);
     let want = match spec.role {
-        Role::Vector => vec![rows],
+        TensorRole::Vector => vec![rows],
         _ if transposed => vec![spec.cols, rows],
         _ => vec![rows, spec.cols],
     };
@@ -229,7 +230,7 @@ fn check_shape(spec: &Spec, (file, name): (&Path, &str), found: &[usize], config
 }
 
 /// Finds a tensor by its name, with or without the prefix that some families' files have.
-fn tensor<'a>(source: &'a Source, name: &str) -> Option<&'a Tensor> {
+fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
     let prefixes: &[&str] = match ARCH {
         Arch::Gpt2 => &["transformer."],
         Arch::Gemma3 => &["language_model.", "model.language_model."],
@@ -243,35 +244,36 @@ fn tensor<'a>(source: &'a Source, name: &str) -> Option<&'a Tensor> {
     })
 }
 
-fn of_source(source: &Source, spec: &Spec) -> Result<Stored> {
-    let Place { name, .. } = &spec.stored;
+fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
+    let CheckpointPlace { name, .. } = &spec.stored;
     if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }
-    let found = tensor(source, name).map_or_else(|| source.require(name), Ok)?;
+    let found = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
     let Tensor { dtype, shape, data, file, .. } = found;
     check_shape(spec, (file, name), shape, "config.json makes")?;
-    let block = dtype.block().ok_or_else(|| unreadable(file, name, &format!("{dtype:?}")))?;
-    let stored = Stored {
+    let block = dtype.block_type().ok_or_else(|| unsupported_type(file, name, &format!("{dtype:?}")))?;
+    let stored = StoredTensor {
         name: name.clone(),
         block,
-        order: Rows::Plain,
+        order: RowOrder::Unchanged,
         transposed: spec.is_transposed(),
-        beside_one: spec.is_beside_one(),
+        adds_one: spec.adds_one(),
         data: data.clone(),
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
     };
-    Ok(stored.part(spec))
+    Ok(stored.select_rows(spec))
 }
 
-fn of_gguf(gguf: &Gguf, spec: &Spec) -> Result<Stored> {
-    let name = stored(ARCH, &spec.stored.name).unwrap_or_else(|| spec.stored.name.clone());
-    let gguf::Tensor { block, shape, data, file, .. } = gguf.require(&name)?.clone();
+fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
+    let name = to_gguf_name(ARCH, &spec.stored.name).unwrap_or_else(|| spec.stored.name.clone());
+    let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
     check_shape(spec, (&file, &name), &shape, "the metadata make")?;
-    let order = Rows::of(ARCH, &spec.stored.name, HEAD_DIM);
+    let order = RowOrder::for_tensor(ARCH, &spec.stored.name, HEAD_DIM);
     let row_bytes = block.row_bytes(spec.cols);
-    let stored = Stored { name, block, order, transposed: false, beside_one: false, data, file, row_bytes };
-    Ok(stored.part(spec))
+    let stored =
+        StoredTensor { name, block, order, transposed: false, adds_one: false, data, file, row_bytes };
+    Ok(stored.select_rows(spec))
 }

@@ -1,9 +1,9 @@
 //! Checks that files belong to the model that this program was built for.
 
 use super::checkpoint::Checkpoint;
-use crate::dims::{MODEL, baked};
+use crate::dims::{MODEL, baked_config};
 use files::config::ModelConfig;
-use files::source::is_there;
+use files::source::path_exists;
 use files::{Error, Result, text_file};
 use std::fs;
 use std::path::Path;
@@ -13,14 +13,14 @@ use std::path::Path;
 /// # Errors
 ///
 /// [`Error::Model`]: it is missing, cannot be read, or differs from the baked model.
-pub fn config_of(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
+pub fn load_config(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
     if let Checkpoint::Gguf(gguf) = checkpoint {
-        let config = gguf.config()?;
-        compare(gguf.path(), gguf.path(), &config)?;
+        let config = gguf.read_config()?;
+        compare_with_baked(gguf.path(), gguf.path(), &config)?;
         return Ok(config.to_json());
     }
     let file = dir.join("config.json");
-    if !is_there(&file)? {
+    if !path_exists(&file)? {
         return Err(Error::model(&file, "is missing; download the whole model"));
     }
     let text = read_text(&file)?;
@@ -35,12 +35,12 @@ pub fn config_of(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
 /// [`Error::Model`]: names the field that differs, both values and the command that rebuilds.
 pub(super) fn check_config(file: &Path, text: &str) -> Result<()> {
     let found = ModelConfig::parse(text).map_err(|e| Error::model(file, e))?;
-    compare(file, file.parent().unwrap_or(Path::new(".")), &found)
+    compare_with_baked(file, file.parent().unwrap_or(Path::new(".")), &found)
 }
 
 /// Fails on the first difference from the baked model; names the command that builds for `model`.
-fn compare(file: &Path, model: &Path, found: &ModelConfig) -> Result<()> {
-    let Some((field, here, there)) = baked().difference(found) else { return Ok(()) };
+fn compare_with_baked(file: &Path, model: &Path, found: &ModelConfig) -> Result<()> {
+    let Some((field, here, there)) = baked_config().find_difference(found) else { return Ok(()) };
     let model = fs::canonicalize(model).unwrap_or_else(|_| model.into());
     Err(Error::model(
         file,
@@ -68,5 +68,5 @@ pub fn read_text(path: &Path) -> Result<String> {
         return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
     }
     let file = fs::File::open(path).map_err(unreadable)?;
-    text_file::read(file, LIMIT).map_err(|why| Error::model(path, why))
+    text_file::read_text(file, LIMIT).map_err(|why| Error::model(path, why))
 }

@@ -3,15 +3,15 @@
 //! A tensor is read in windows, and each window's pages are given back to the system as soon as it is done. So loading
 //! needs memory for its result and one window, however large a tensor is.
 
-use super::checkpoint::{Checkpoint, Stored};
-use super::spec::{Role, Spec};
-use super::storage::{Loaded, Storage, padded};
+use super::checkpoint::{Checkpoint, StoredTensor};
+use super::spec::{TensorRole, TensorSpec};
+use super::storage::{LoadedTensor, Storage, padded_len};
 use super::weight_type::WeightType;
-use super::zeros::{self, Values};
+use super::zeros::{self, StoredValues};
 use files::blocks::Dtype;
-use files::blocks::gguf::decode;
-use files::mapped::Plane;
-use files::source::gguf::names::Rows;
+use files::blocks::gguf::decode_values;
+use files::mapped::MappedSlice;
+use files::source::gguf::names::RowOrder;
 use files::{Error, Result};
 use numeric::pool;
 use numeric::quant::format::GROUP_ROWS;
@@ -33,8 +33,9 @@ pub struct LoadOptions<'a> {
 }
 
 /// True if the file stores a tensor in another form or with its rows in another order.
-pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
-    let asis = storage == Storage::Rows(stored.block) && stored.order == Rows::Plain && !stored.transposed;
+pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
+    let asis =
+        storage == Storage::Rows(stored.block) && stored.order == RowOrder::Unchanged && !stored.transposed;
     storage != Storage::Head && !asis
 }
 
@@ -44,29 +45,29 @@ pub fn is_converted(stored: &Stored, storage: Storage) -> bool {
 /// # Errors
 ///
 /// [`Error::Model`]: the tensor is missing, wrong or cut off, or a converted value is not finite.
-pub(super) fn load_one(
+pub(super) fn load_tensor(
     checkpoint: &Checkpoint,
-    spec: &Spec,
+    spec: &TensorSpec,
     weight_type: WeightType,
     threads: usize,
     room: &mut [u8],
-) -> Result<Loaded> {
-    let stored = checkpoint.find(spec)?.straight(spec)?;
-    let Stored { name, data, file, .. } = &stored;
-    zeros::check(spec, &Values { file, name, data, parts: spec.rows })?;
-    let storage = Storage::of(spec, stored.block, weight_type);
-    let planes = if spec.role == Role::Vector {
-        vec![vector(&stored, spec)?]
+) -> Result<LoadedTensor> {
+    let stored = checkpoint.find_tensor(spec)?.into_untransposed(spec)?;
+    let StoredTensor { name, data, file, .. } = &stored;
+    zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts: spec.rows })?;
+    let storage = Storage::for_tensor(spec, stored.block, weight_type);
+    let planes = if spec.role == TensorRole::Vector {
+        vec![decode_vector(&stored, spec)?]
     } else if storage == Storage::Head {
         Vec::new()
     } else if is_converted(&stored, storage) {
-        convert(&stored, spec, storage, threads, room)?;
-        stored.data.release();
+        convert_tensor(&stored, spec, storage, threads, room)?;
+        stored.data.release_pages();
         Vec::new()
     } else {
         vec![stored.data]
     };
-    Ok(Loaded { storage, planes })
+    Ok(LoadedTensor { storage, planes })
 }
 
 /// Bytes of the converted tensor; 0 if [`load_one`] does not convert it.
@@ -74,67 +75,78 @@ pub(super) fn load_one(
 /// # Errors
 ///
 /// [`Error::Model`]: the tensor is missing or wrong.
-pub(super) fn room_of(checkpoint: &Checkpoint, spec: &Spec, weight_type: WeightType) -> Result<usize> {
-    let mut stored = checkpoint.find(spec)?;
+pub(super) fn converted_bytes(
+    checkpoint: &Checkpoint,
+    spec: &TensorSpec,
+    weight_type: WeightType,
+) -> Result<usize> {
+    let mut stored = checkpoint.find_tensor(spec)?;
     stored.transposed = false; // `load_one` transposes it before.
-    let storage = Storage::of(spec, stored.block, weight_type);
-    let is_converted = spec.role != Role::Vector && is_converted(&stored, storage);
-    Ok(if is_converted { storage.room(spec) } else { 0 })
+    let storage = Storage::for_tensor(spec, stored.block, weight_type);
+    let is_converted = spec.role != TensorRole::Vector && is_converted(&stored, storage);
+    Ok(if is_converted { storage.padded_bytes(spec) } else { 0 })
 }
 
 /// A vector's values as little-endian f32, checked to be finite.
-fn vector(stored: &Stored, spec: &Spec) -> Result<Plane> {
+fn decode_vector(stored: &StoredTensor, spec: &TensorSpec) -> Result<MappedSlice> {
     let mut values = vec![0.0; spec.cols];
-    decode(stored.block, stored.data.bytes(), &mut values);
-    stored.data.release();
+    decode_values(stored.block, stored.data.bytes(), &mut values);
+    stored.data.release_pages();
     if let Some(i) = values.iter().position(|x| !x.is_finite()) {
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));
     }
-    if stored.beside_one {
+    if stored.adds_one {
         values.iter_mut().for_each(|x| *x += 1.0);
     }
-    let bytes: Vec<u8> = (0..spec.cols).flat_map(|i| values[stored.order.stored(i)].to_le_bytes()).collect();
-    Ok(Plane::shared(bytes))
+    let bytes: Vec<u8> =
+        (0..spec.cols).flat_map(|i| values[stored.order.to_gguf_name(i)].to_le_bytes()).collect();
+    Ok(MappedSlice::from_owner(bytes))
 }
 
 /// Sixteen rows of both planes.
-struct Group<'a> {
+struct RowGroup<'a> {
     quants: &'a mut [u8],
     scales: &'a mut [u8],
 }
 
 /// Some groups of one tensor.
-struct Task<'a, 'b> {
-    stored: &'a Stored,
-    spec: &'a Spec,
+struct ConversionTask<'a, 'b> {
+    stored: &'a StoredTensor,
+    spec: &'a TensorSpec,
     storage: Storage,
     /// Index of the first group.
     first: usize,
     /// The groups, each locked once by the thread that converts it.
-    groups: &'a [Mutex<Group<'b>>],
+    groups: &'a [Mutex<RowGroup<'b>>],
 }
 
 /// Converts a tensor into `room`, which is [`Storage::room`] zeros.
-fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room: &mut [u8]) -> Result<()> {
-    let parts = storage.parts(spec);
+fn convert_tensor(
+    stored: &StoredTensor,
+    spec: &TensorSpec,
+    storage: Storage,
+    threads: usize,
+    room: &mut [u8],
+) -> Result<()> {
+    let parts = storage.plane_specs(spec);
     let len = |i: usize| parts.get(i).map_or(0, |part| part.len);
-    let (quants, mut rest) = room.split_at_mut(padded(len(0)));
+    let (quants, mut rest) = room.split_at_mut(padded_len(len(0)));
     let (group_quants, group_scales) = storage.group_bytes(spec.cols);
     let split = |quants| {
         let scales = rest.split_off_mut(..group_scales).expect("invariant: scales for every group");
-        Mutex::new(Group { quants, scales })
+        Mutex::new(RowGroup { quants, scales })
     };
     let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
-        let task = Task { stored, spec, storage, first: i * width, groups: window };
-        in_parallel(&task, threads, &bad_row);
+        let task = ConversionTask { stored, spec, storage, first: i * width, groups: window };
+        convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
         let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
         if let Some(done) = stored.data.slice(bytes) {
-            done.release();
+            done.release_pages();
         }
     }
     match bad_row.into_inner() {
@@ -145,26 +157,26 @@ fn convert(stored: &Stored, spec: &Spec, storage: Storage, threads: usize, room:
                 "tensor {}, row {}: holds NaN, infinity or values too large for an f16 scale; \
                  the checkpoint is broken",
                 stored.name,
-                stored.order.stored(row)
+                stored.order.to_gguf_name(row)
             ),
         )),
     }
 }
 
 /// Converts the groups of a task on several threads. `bad_row` becomes the first row that is not finite.
-fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
+fn convert_groups(task: &ConversionTask<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
     let next = AtomicUsize::new(0);
     let work = || {
-        let mut decoded = Decoded::default();
+        let mut decoded = DecodedRow::default();
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(group) = task.groups.get(i) else { return };
             let mut group = group.lock().expect("invariant: locked once");
             if let Storage::Blocks(format) = task.storage
-                && format.padding() != 0
+                && format.padding_byte() != 0
             {
                 // The rows missing in the last group are zeros.
-                group.quants.fill(format.padding());
+                group.quants.fill(format.padding_byte());
             }
             let first = (task.first + i) * GROUP_ROWS;
             for row in first..task.spec.rows.min(first + GROUP_ROWS) {
@@ -174,21 +186,21 @@ fn in_parallel(task: &Task<'_, '_>, threads: usize, bad_row: &AtomicUsize) {
             }
         }
     };
-    pool::at_once(threads.min(task.groups.len()), work);
+    pool::run_on_threads(threads.min(task.groups.len()), work);
 }
 
 /// Buffer for one decoded row.
 #[derive(Default)]
-struct Decoded {
+struct DecodedRow {
     values: Vec<f32>,
     bytes: Vec<u8>, // the values, little-endian
 }
 
-impl Decoded {
+impl DecodedRow {
     /// Decodes a stored row; false if a value is not finite.
-    fn set(&mut self, stored: &Stored, row: usize, cols: usize) -> bool {
+    fn decode_row(&mut self, stored: &StoredTensor, row: usize, cols: usize) -> bool {
         self.values.resize(cols, 0.0);
-        decode(stored.block, stored.row(row), &mut self.values);
+        decode_values(stored.block, stored.row_bytes_at(row), &mut self.values);
         self.bytes.clear();
         self.bytes.extend(self.values.iter().flat_map(|x| x.to_le_bytes()));
         self.values.iter().all(|x| x.is_finite())
@@ -196,25 +208,33 @@ impl Decoded {
 }
 
 /// Puts a row into its group; false if a value is not finite.
-fn put_row(task: &Task<'_, '_>, row: usize, group: &mut Group<'_>, decoded: &mut Decoded) -> bool {
+fn put_row(
+    task: &ConversionTask<'_, '_>,
+    row: usize,
+    group: &mut RowGroup<'_>,
+    decoded: &mut DecodedRow,
+) -> bool {
     let (stored, cols, lane) = (task.stored, task.spec.cols, row % GROUP_ROWS);
-    let Group { quants, scales } = group;
+    let RowGroup { quants, scales } = group;
     let mut copy = |bytes: &[u8]| quants[lane * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
-    match (task.storage, stored.dtype()) {
-        (Storage::Blocks(format), _) if format.block() == stored.block => {
-            format.put_row(quants, scales, lane, stored.row(row))
+    match (task.storage, stored.element_type()) {
+        (Storage::Blocks(format), _) if format.block_type() == stored.block => {
+            format.put_row(quants, scales, lane, stored.row_bytes_at(row))
         }
         // Q4_0, the only format that is quantised to.
-        (Storage::Blocks(_), Some(dtype)) => rows::quantise(dtype, stored.row(row), lane, quants, scales),
+        (Storage::Blocks(_), Some(dtype)) => {
+            rows::quantise_row(dtype, stored.row_bytes_at(row), lane, quants, scales)
+        }
         (Storage::Blocks(_), None) => {
-            decoded.set(stored, row, cols) && rows::quantise(Dtype::F32, &decoded.bytes, lane, quants, scales)
+            decoded.decode_row(stored, row, cols)
+                && rows::quantise_row(Dtype::F32, &decoded.bytes, lane, quants, scales)
         }
         (Storage::Rows(block), _) if block == stored.block => {
-            copy(stored.row(row));
+            copy(stored.row_bytes_at(row));
             true
         }
         (Storage::Rows(_) | Storage::Head, _) => {
-            let finite = decoded.set(stored, row, cols);
+            let finite = decoded.decode_row(stored, row, cols);
             copy(&decoded.bytes);
             finite
         }

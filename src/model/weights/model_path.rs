@@ -1,13 +1,13 @@
 //! Finds a model's files and selects which of them to read.
 
 use super::checkpoint::Checkpoint;
-use super::config::config_of;
+use super::config::load_config;
 use super::pack;
 use super::weight_type::WeightType;
-use files::folder::Folder;
-use files::packed_file::{self, LAYOUT, PACKED_NAME, key};
-use files::source::gguf::{Gguf, is_gguf, only_gguf};
-use files::source::is_there;
+use files::folder::ModelDir;
+use files::packed_file::{self, LAYOUT_VERSION, PACKED_NAME, key};
+use files::source::gguf::{Gguf, find_only_gguf, is_gguf};
+use files::source::path_exists;
 use files::{Error, Result, bundle, hub};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ const CHECKPOINT: [&str; 2] = ["model.safetensors", "model.safetensors.index.jso
 
 /// Checks whether a directory has any of these files.
 fn has_any<'a>(dir: &Path, files: impl IntoIterator<Item = &'a str>) -> Result<bool> {
-    let found: Result<Vec<bool>> = files.into_iter().map(|file| is_there(&dir.join(file))).collect();
+    let found: Result<Vec<bool>> = files.into_iter().map(|file| path_exists(&dir.join(file))).collect();
     Ok(found?.contains(&true))
 }
 
@@ -52,12 +52,12 @@ impl ModelPath {
     ///
     /// [`Error::Model`]: the path does not exist, or has several GGUF files.
     pub fn new(path: &Path) -> Result<Self> {
-        let path = &hub::snapshot(path);
+        let path = &hub::resolve_snapshot(path);
         let meta = fs::metadata(path).map_err(|e| {
             let remedy = "give `EngineOptions::model` a model directory, a .safetensors or a .gguf file";
             Error::model(path, format!("{e}; {remedy}"))
         })?;
-        if bundle::start(path).is_some() {
+        if bundle::find_mark(path).is_some() {
             // Files beside a bundle are ignored.
             return Ok(Self { dir: path.into(), weights: path.into() });
         }
@@ -66,7 +66,7 @@ impl ModelPath {
             return Ok(Self { dir: dir.into(), weights: path.into() });
         }
         let safetensors = has_any(path, CHECKPOINT.into_iter().chain([PACKED_NAME]))?;
-        let gguf = if safetensors { None } else { only_gguf(path)? };
+        let gguf = if safetensors { None } else { find_only_gguf(path)? };
         Ok(Self { dir: path.into(), weights: gguf.unwrap_or_else(|| path.into()) })
     }
 
@@ -80,12 +80,12 @@ impl ModelPath {
     /// # Errors
     ///
     /// [`Error::Model`]: a bundle is damaged.
-    pub fn folder(&self) -> Result<Folder> {
-        Folder::of(&self.dir)
+    pub fn text_folder(&self) -> Result<ModelDir> {
+        ModelDir::open(&self.dir)
     }
 
     /// Path of these weights' packed file, which need not exist: in the directory, or beside the GGUF file.
-    pub fn packed(&self) -> Option<PathBuf> {
+    pub fn packed_path(&self) -> Option<PathBuf> {
         if is_gguf(&self.weights) {
             return Some(self.weights.with_extension("gguf.packed.safetensors"));
         }
@@ -101,35 +101,35 @@ impl ModelPath {
         let checkpoint = self.open_weights(weight_type)?;
         // A tokenizer.json in the directory or bundle takes precedence over the packed file's metadata.
         let own_tokenizer = if self.is_bundle() {
-            self.folder()?.len_of(TOKENIZER).is_some()
+            self.text_folder()?.file_size(TOKENIZER).is_some()
         } else {
-            self.weights.is_dir() && is_there(&self.weights.join(TOKENIZER))?
+            self.weights.is_dir() && path_exists(&self.weights.join(TOKENIZER))?
         };
         let packed = checkpoint.packed().filter(|_| !own_tokenizer);
-        let packed_gguf = packed.map(packed_file::gguf).transpose()?.flatten();
-        let weight_type = checkpoint.settle(weight_type);
+        let packed_gguf = packed.map(packed_file::open_gguf_metadata).transpose()?.flatten();
+        let weight_type = checkpoint.resolve_weight_type(weight_type);
         Ok(OpenModel { path: self.clone(), checkpoint, weight_type, packed_gguf })
     }
 
     /// Opens the packed file if it was made from the checkpoint beside it with this weight type, or if there is no
     /// checkpoint; otherwise the checkpoint.
     fn open_weights(&self, weight_type: WeightType) -> Result<Checkpoint> {
-        let Some(packed) = self.packed().filter(|packed| packed.is_file()) else {
+        let Some(packed) = self.packed_path().filter(|packed| packed.is_file()) else {
             return Checkpoint::open(&self.weights);
         };
         if self.weights.is_dir() && !has_any(&self.weights, CHECKPOINT)? {
             return Checkpoint::open(&packed);
         }
         let checkpoint = Checkpoint::open(&self.weights)?;
-        let wanted = checkpoint.settle(weight_type);
+        let wanted = checkpoint.resolve_weight_type(weight_type);
         if wanted == WeightType::F32 {
             return Ok(checkpoint);
         }
         let found = Checkpoint::open(&packed)?;
         let fresh = found.packed().is_some_and(|packed| {
-            packed_file::layout_version(packed) == Some(LAYOUT)
+            packed_file::read_layout_version(packed) == Some(LAYOUT_VERSION)
                 && packed.metadata().get(key::SOURCE) == Some(&checkpoint.fingerprint())
-                && found.settle(WeightType::Auto) == wanted
+                && found.resolve_weight_type(WeightType::Auto) == wanted
         });
         Ok(if fresh { found } else { checkpoint })
     }
@@ -149,11 +149,11 @@ impl OpenModel {
     /// [`Error::Model`]: it is missing, cannot be read, or differs.
     pub fn check_config(&self) -> Result<()> {
         if let Some(packed) = self.checkpoint.packed() {
-            pack::check(packed)?;
+            pack::check_packed(packed)?;
             if is_gguf(&self.path.weights) || !self.path.dir.join("config.json").exists() {
                 return Ok(());
             }
         }
-        config_of(&self.path.dir, &self.checkpoint).map(|_| ())
+        load_config(&self.path.dir, &self.checkpoint).map(|_| ())
     }
 }

@@ -11,16 +11,16 @@ use super::Weights;
 use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
 use super::config::check_config;
-use super::convert::{LoadOptions, load_one, room_of};
-use super::spec::{Role, Spec, table};
-use super::storage::{Loaded, LoadedModel, Part, Storage, padded};
+use super::convert::{LoadOptions, converted_bytes, load_tensor};
+use super::spec::{TensorRole, TensorSpec, model_tensors};
+use super::storage::{LoadedModel, LoadedTensor, PlaneSpec, Storage, padded_len};
 use super::weight_type::WeightType;
-use super::zeros::{self, Values};
-use files::atomic_file::Unfinished;
+use super::zeros::{self, StoredValues};
+use files::atomic_file::AtomicFile;
 use files::blocks::{BlockType, Dtype};
-use files::mapped::{AlignedBytes, Plane, map_file};
-use files::packed_file::{GGUF, LAYOUT, key, layout_version};
-use files::source::Source;
+use files::mapped::{AlignedBytes, MappedSlice, map_file};
+use files::packed_file::{GGUF_TENSOR, LAYOUT_VERSION, key, read_layout_version};
+use files::source::Safetensors;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::quant::format::{Format, GROUP_ROWS};
@@ -33,16 +33,16 @@ use std::path::Path;
 
 /// The file's header while it is built.
 #[derive(Default)]
-struct Header {
+struct PackedHeader {
     tensors: Map<String, Value>,
     dtypes: Map<String, Value>,
     /// Bytes of data so far.
     len: usize,
 }
 
-impl Header {
-    fn add(&mut self, name: String, len: usize) {
-        let (start, end) = (self.len, self.len + padded(len));
+impl PackedHeader {
+    fn add_tensor(&mut self, name: String, len: usize) {
+        let (start, end) = (self.len, self.len + padded_len(len));
         let entry = json!({"dtype": "U8", "shape": [end - start], "data_offsets": [start, end]});
         self.tensors.insert(name, entry);
         self.len = end;
@@ -52,7 +52,7 @@ impl Header {
     fn finish(mut self, source: &Checkpoint, weight_type: WeightType, config: &str) -> Vec<u8> {
         self.dtypes.sort_keys();
         let metadata = json!({
-            key::LAYOUT: LAYOUT.to_string(),
+            key::LAYOUT_VERSION: LAYOUT_VERSION.to_string(),
             "model": crate::dims::MODEL,
             key::CONFIG: config,
             key::WEIGHTS: weight_type.to_string(),
@@ -63,7 +63,7 @@ impl Header {
         let mut table = Value::Object(self.tensors);
         table.sort_all_objects();
         let mut json = table.to_string().into_bytes();
-        json.resize(padded(json.len() + 8) - 8, b' ');
+        json.resize(padded_len(json.len() + 8) - 8, b' ');
         [&(json.len() as u64).to_le_bytes()[..], &json].concat()
     }
 }
@@ -72,7 +72,7 @@ impl Header {
 pub type CalibrationOf<'a> = dyn Fn(Weights) -> Result<Calibration> + 'a;
 
 /// Destination of a packed file.
-pub struct Place<'a> {
+pub struct PackTarget<'a> {
     pub file: &'a File,
     /// Offset in `file` where it begins, which is where `file` continues to be written.
     pub from: u64,
@@ -83,17 +83,17 @@ pub struct Place<'a> {
 }
 
 /// Packs a checkpoint into `out`, which appears complete or not at all, and returns its size. See [`write_to`].
-pub fn write(
+pub fn write_packed(
     source: &Checkpoint,
     config: &str,
     out: &Path,
     options: &LoadOptions<'_>,
     calibration_of: Option<&CalibrationOf<'_>>,
 ) -> Result<u64> {
-    let file = Unfinished::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
-    let place = Place { file: &file.file, from: 0, path: file.path(), name: out };
+    let file = AtomicFile::create(out).map_err(|e| Error::io(out, format!("cannot create: {e}")))?;
+    let place = PackTarget { file: &file.file, from: 0, path: file.path(), name: out };
     let bytes = write_to(source, config, &place, options, calibration_of)?;
-    file.finish().map_err(|e| unwritable(out, e))?;
+    file.commit().map_err(|e| write_error(out, e))?;
     Ok(bytes)
 }
 
@@ -110,7 +110,7 @@ pub fn write(
 pub fn write_to(
     source: &Checkpoint,
     config: &str,
-    place: &Place<'_>,
+    place: &PackTarget<'_>,
     options: &LoadOptions<'_>,
     calibration_of: Option<&CalibrationOf<'_>>,
 ) -> Result<u64> {
@@ -118,32 +118,32 @@ pub fn write_to(
         return Err(Error::Usage(format!("{}: is packed already", source.path().display())));
     }
     let (specs, weight_type, mut header) =
-        (source.table(), source.settle(options.weight_type), Header::default());
+        (source.tensor_specs(), source.resolve_weight_type(options.weight_type), PackedHeader::default());
     for spec in &specs {
-        let storage = Storage::of(spec, source.find(spec)?.block, weight_type);
+        let storage = Storage::for_tensor(spec, source.find_tensor(spec)?.block, weight_type);
         if let Some(name) = storage.name(spec) {
             header.dtypes.insert(spec.name.clone(), json!(name));
         }
-        for Part { suffix, len } in storage.parts(spec) {
-            header.add(format!("{}{suffix}", spec.name), len);
+        for PlaneSpec { suffix, len } in storage.plane_specs(spec) {
+            header.add_tensor(format!("{}{suffix}", spec.name), len);
         }
     }
     let gguf = source.gguf().map(Gguf::without_tensors).unwrap_or_default();
     if !gguf.is_empty() {
-        header.add(GGUF.into(), gguf.len());
+        header.add_tensor(GGUF_TENSOR.into(), gguf.len());
     }
     let calibration_of = calibration_of.zip(place.path);
     if calibration_of.is_some() {
-        header.add(Calibration::tensor(), Calibration::FILE_BYTES);
+        header.add_tensor(Calibration::tensor_name(), Calibration::FILE_BYTES);
     }
     let data_len = header.len;
     let header = header.finish(source, weight_type, config);
 
-    let fail = |e: io::Error| unwritable(place.name, e);
-    let mut w = Blocks { file: place.file, buf: Vec::with_capacity(Blocks::SIZE) };
+    let fail = |e: io::Error| write_error(place.name, e);
+    let mut w = BlockWriter { file: place.file, buf: Vec::with_capacity(BlockWriter::SIZE) };
     let mut put = |bytes: &[u8]| {
         w.write_all(bytes)
-            .and_then(|()| w.write_all(&vec![0; padded(bytes.len()) - bytes.len()]))
+            .and_then(|()| w.write_all(&vec![0; padded_len(bytes.len()) - bytes.len()]))
             .map_err(fail)
     };
     put(&header)?;
@@ -154,13 +154,13 @@ pub fn write_to(
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
     if calibration_of.is_some() {
-        put(&Calibration::none().to_bytes())?;
+        put(&Calibration::identity().to_bytes())?;
     }
     w.flush().map_err(fail)?;
     let bytes = (header.len() + data_len) as u64;
     if let Some((calibration_of, path)) = calibration_of {
-        let calibration = calibration_of(place.mapped(path, weight_type)?)?.to_bytes();
-        let at = place.from + bytes - padded(Calibration::FILE_BYTES) as u64;
+        let calibration = calibration_of(place.map_weights(path, weight_type)?)?.to_bytes();
+        let at = place.from + bytes - padded_len(Calibration::FILE_BYTES) as u64;
         place.file.write_all_at(&calibration, at).map_err(fail)?;
     }
     Ok(bytes)
@@ -169,46 +169,46 @@ pub fn write_to(
 /// Passes the planes of a tensor to `put`, which pads each.
 fn put_planes(
     source: &Checkpoint,
-    spec: &Spec,
+    spec: &TensorSpec,
     (weight_type, threads): (WeightType, usize),
     put: &mut impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut room = AlignedBytes::zeroed(room_of(source, spec, weight_type)?)?;
-    let loaded = load_one(source, spec, weight_type, threads, room.as_mut_slice())?;
+    let mut room = AlignedBytes::zeroed(converted_bytes(source, spec, weight_type)?)?;
+    let loaded = load_tensor(source, spec, weight_type, threads, room.as_mut_slice())?;
     put(room.as_slice())?;
     for plane in loaded.planes {
         put(plane.bytes())?;
-        plane.release();
+        plane.release_pages();
     }
     Ok(())
 }
 
 /// The error of a file that cannot be written.
-pub fn unwritable(name: &Path, e: io::Error) -> Error {
+pub fn write_error(name: &Path, e: io::Error) -> Error {
     Error::io(name, format!("cannot write: {e}; free space or choose another place"))
 }
 
-impl Place<'_> {
+impl PackTarget<'_> {
     /// Maps the weights of the packed file just written to `path`.
-    fn mapped(&self, path: &Path, weight_type: WeightType) -> Result<Weights> {
+    fn map_weights(&self, path: &Path, weight_type: WeightType) -> Result<Weights> {
         let whole = map_file(path)?;
         let packed = whole.slice(self.from as usize..whole.bytes().len());
         let packed = packed.ok_or_else(|| Error::io(self.name, "became shorter while it was written"))?;
-        super::assemble(read(&Source::within(path, packed)?, weight_type)?)
+        super::build_weights(read_packed(&Safetensors::open_embedded(path, packed)?, weight_type)?)
     }
 }
 
 /// Writer of aligned 2 MiB blocks, so that file systems that support huge pages can use them for the file.
-struct Blocks<'a> {
+struct BlockWriter<'a> {
     file: &'a File,
     buf: Vec<u8>,
 }
 
-impl Blocks<'_> {
+impl BlockWriter<'_> {
     const SIZE: usize = 2 << 20;
 }
 
-impl Write for Blocks<'_> {
+impl Write for BlockWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = bytes.len().min(Self::SIZE - self.buf.len());
         self.buf.extend_from_slice(&bytes[..n]);
@@ -227,23 +227,23 @@ impl Write for Blocks<'_> {
 }
 
 /// Storage of each tensor of [`table`], to estimate sizes before the file is checked: unreadable entries count as f32.
-pub fn storages(source: &Source) -> Vec<Storage> {
+pub fn tensor_storages(source: &Safetensors) -> Vec<Storage> {
     let dtypes = source.metadata().get(key::DTYPES).and_then(|text| serde_json::from_str(text).ok());
     let dtypes: HashMap<String, String> = dtypes.unwrap_or_default();
-    let storage = |spec: &Spec| {
+    let storage = |spec: &TensorSpec| {
         let found = Storage::from_name(spec, dtypes.get(&spec.name).map(String::as_str));
         found.unwrap_or(Storage::Rows(BlockType::F32))
     };
-    table().iter().map(storage).collect()
+    model_tensors().iter().map(storage).collect()
 }
 
 /// The error of a packed file that cannot be used, with the remedy.
-fn refused(source: &Source, why: String) -> Error {
+fn unusable_file(source: &Safetensors, why: String) -> Error {
     Error::model(source.path(), format!("{why}; create it again with antigravity pack"))
 }
 
-fn meta<'a>(source: &'a Source, key: &str) -> Result<&'a String> {
-    source.metadata().get(key).ok_or_else(|| refused(source, format!("metadata {key} is missing")))
+fn metadata_value<'a>(source: &'a Safetensors, key: &str) -> Result<&'a String> {
+    source.metadata().get(key).ok_or_else(|| unusable_file(source, format!("metadata {key} is missing")))
 }
 
 /// Checks that a packed file is of this program's layout and model.
@@ -251,12 +251,15 @@ fn meta<'a>(source: &'a Source, key: &str) -> Result<&'a String> {
 /// # Errors
 ///
 /// [`Error::Model`]: it has another version or model.
-pub(super) fn check(source: &Source) -> Result<()> {
-    if layout_version(source) != Some(LAYOUT) {
-        let found = source.metadata().get(key::LAYOUT).map_or("", String::as_str);
-        return Err(refused(source, format!("packed layout {found:?}; this program reads {LAYOUT}")));
+pub(super) fn check_packed(source: &Safetensors) -> Result<()> {
+    if read_layout_version(source) != Some(LAYOUT_VERSION) {
+        let found = source.metadata().get(key::LAYOUT_VERSION).map_or("", String::as_str);
+        return Err(unusable_file(
+            source,
+            format!("packed layout {found:?}; this program reads {LAYOUT_VERSION}"),
+        ));
     }
-    check_config(source.path(), meta(source, key::CONFIG)?)
+    check_config(source.path(), metadata_value(source, key::CONFIG)?)
 }
 
 /// Maps a packed file that [`check`] accepts and that has this weight type.
@@ -264,62 +267,66 @@ pub(super) fn check(source: &Source) -> Result<()> {
 /// # Errors
 ///
 /// [`Error::Model`]: it is damaged, or holds a scale or a vector that is not finite.
-pub(super) fn read(source: &Source, weight_type: WeightType) -> Result<LoadedModel> {
-    let err = |why: String| refused(source, why);
-    let dtypes: HashMap<String, String> = serde_json::from_str(meta(source, key::DTYPES)?)
+pub(super) fn read_packed(source: &Safetensors, weight_type: WeightType) -> Result<LoadedModel> {
+    let err = |why: String| unusable_file(source, why);
+    let dtypes: HashMap<String, String> = serde_json::from_str(metadata_value(source, key::DTYPES)?)
         .map_err(|e| err(format!("metadata {}: {e}", key::DTYPES)))?;
     let mut tensors = HashMap::new();
-    for spec in table() {
+    for spec in model_tensors() {
         let name = dtypes.get(&spec.name).map(String::as_str);
         let storage = Storage::from_name(&spec, name)
             .ok_or_else(|| err(format!("type {:?} of {}", name.unwrap_or_default(), spec.name)))?;
-        let parts = storage.parts(&spec);
+        let parts = storage.plane_specs(&spec);
         let planes =
-            parts.iter().map(|part| plane(source, &spec, part)).collect::<std::result::Result<_, _>>();
-        let loaded = Loaded { storage, planes: planes.map_err(err)? };
+            parts.iter().map(|part| read_plane(source, &spec, part)).collect::<std::result::Result<_, _>>();
+        let loaded = LoadedTensor { storage, planes: planes.map_err(err)? };
         check_finite(&spec, &loaded).map_err(err)?;
         check_zeros(source, &spec, &loaded)?;
         tensors.insert(spec.name, loaded);
     }
-    let fingerprint = meta(source, key::SOURCE)?.clone();
-    let calibration = calibration(source).map_err(err)?;
+    let fingerprint = metadata_value(source, key::SOURCE)?.clone();
+    let calibration = read_calibration(source).map_err(err)?;
     Ok(LoadedModel { tensors, calibration, weight_type, fingerprint, file: source.path().into() })
 }
 
 /// The file's calibration, if it has one of this program's revision.
-fn calibration(source: &Source) -> std::result::Result<Option<Calibration>, String> {
-    let name = Calibration::tensor();
+fn read_calibration(source: &Safetensors) -> std::result::Result<Option<Calibration>, String> {
+    let name = Calibration::tensor_name();
     let Some(tensor) = source.get(&name) else { return Ok(None) };
     let found = tensor.data.bytes().get(..Calibration::FILE_BYTES).and_then(Calibration::from_bytes);
     found.map(Some).ok_or_else(|| format!("tensor {name} does not hold a calibration"))
 }
 
 /// One plane of a tensor, without padding.
-fn plane(source: &Source, spec: &Spec, part: &Part) -> std::result::Result<Plane, String> {
+fn read_plane(
+    source: &Safetensors,
+    spec: &TensorSpec,
+    part: &PlaneSpec,
+) -> std::result::Result<MappedSlice, String> {
     let name = format!("{}{}", spec.name, part.suffix);
     let t = source.get(&name).ok_or_else(|| format!("tensor {name} is missing"))?;
-    let (found, want) = (t.data.bytes().len(), padded(part.len));
+    let (found, want) = (t.data.bytes().len(), padded_len(part.len));
     let plane = t.data.slice(0..part.len).filter(|_| t.dtype == Dtype::U8 && found == want);
     plane.ok_or_else(|| format!("tensor {name} has {found} bytes, not {want}"))
 }
 
 /// Rejects tensors of zeros: for quantised blocks, scales of zero.
-fn check_zeros(source: &Source, spec: &Spec, loaded: &Loaded) -> Result<()> {
+fn check_zeros(source: &Safetensors, spec: &TensorSpec, loaded: &LoadedTensor) -> Result<()> {
     let (data, parts) = match (loaded.storage, &loaded.planes[..]) {
         (Storage::Blocks(_), [_, scales]) => (scales, spec.rows.div_ceil(GROUP_ROWS)),
         (_, [data]) => (data, spec.rows),
         _ => return Ok(()),
     };
-    zeros::check(spec, &Values { file: source.path(), name: &spec.name, data, parts })
+    zeros::check_not_zeros(spec, &StoredValues { file: source.path(), name: &spec.name, data, parts })
 }
 
 /// Rejects scales and vectors that are NaN or infinite.
-fn check_finite(spec: &Spec, loaded: &Loaded) -> std::result::Result<(), String> {
+fn check_finite(spec: &TensorSpec, loaded: &LoadedTensor) -> std::result::Result<(), String> {
     let (finite, what) = match (loaded.storage, &loaded.planes[..]) {
         (Storage::Blocks(format), [_, scales]) => {
             (finite_scales(format, scales.bytes()), "has a scale that is")
         }
-        (_, [data]) if spec.role == Role::Vector => {
+        (_, [data]) if spec.role == TensorRole::Vector => {
             (Dtype::F32.to_f32(data.bytes()).iter().all(|x| x.is_finite()), "holds")
         }
         _ => return Ok(()),

@@ -1,10 +1,10 @@
 //! Storage of tensors in memory and in a packed file.
 
 use super::calibration::Calibration;
-use super::spec::{Role, Spec};
+use super::spec::{TensorRole, TensorSpec};
 use super::weight_type::WeightType;
 use files::blocks::{BLOCK, BlockType, Dtype};
-use files::mapped::Plane;
+use files::mapped::MappedSlice;
 use numeric::quant::format::{Format, GROUP_ROWS};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,16 +21,16 @@ pub enum Storage {
 }
 
 /// A tensor, ready for use.
-pub struct Loaded {
+pub struct LoadedTensor {
     pub storage: Storage,
     /// In the order of [`Storage::parts`].
-    pub planes: Vec<Plane>,
+    pub planes: Vec<MappedSlice>,
 }
 
 /// All tensors of a model.
 pub struct LoadedModel {
     /// By [`Spec::name`].
-    pub tensors: HashMap<String, Loaded>,
+    pub tensors: HashMap<String, LoadedTensor>,
     /// The calibration that a packed file holds.
     pub calibration: Option<Calibration>,
     /// Type of the matrices; never [`WeightType::Auto`].
@@ -42,7 +42,7 @@ pub struct LoadedModel {
 }
 
 /// One plane of a tensor.
-pub struct Part {
+pub struct PlaneSpec {
     /// Suffix of the tensor's name in a packed file.
     pub suffix: &'static str,
     /// Length in bytes.
@@ -53,7 +53,7 @@ pub struct Part {
 const ALIGN: usize = 64;
 
 /// Bytes of a plane with its padding, in a packed file and in memory.
-pub fn padded(len: usize) -> usize {
+pub fn padded_len(len: usize) -> usize {
     len.next_multiple_of(ALIGN)
 }
 
@@ -62,59 +62,62 @@ const HEAD_NAME: &str = "head";
 
 impl Storage {
     /// Storage after loading of a tensor that the file stores as `block`; `weight_type` is not `Auto`.
-    pub fn of(spec: &Spec, block: BlockType, weight_type: WeightType) -> Storage {
+    pub fn for_tensor(spec: &TensorSpec, block: BlockType, weight_type: WeightType) -> Storage {
         match spec.role {
-            Role::Vector => Storage::Rows(BlockType::F32),
-            Role::Matrix => Storage::of_matrix(spec.cols, block, weight_type),
+            TensorRole::Vector => Storage::Rows(BlockType::F32),
+            TensorRole::Matrix => Storage::for_matrix(spec.cols, block, weight_type),
             // Stays as stored: quantising would change the values.
-            Role::Embedding => match Storage::of_matrix(spec.cols, block, weight_type) {
-                Storage::Blocks(format) if format.block() != block => Storage::Rows(block),
+            TensorRole::Embedding => match Storage::for_matrix(spec.cols, block, weight_type) {
+                Storage::Blocks(format) if format.block_type() != block => Storage::Rows(block),
                 _ if spec.tied => Storage::Head,
                 _ => Storage::Rows(block),
             },
-            Role::Positions => Storage::Rows(block),
+            TensorRole::Positions => Storage::Rows(block),
         }
     }
 
-    fn of_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Storage {
+    fn for_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Storage {
         match weight_type {
             WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Storage::Blocks(Format::Q4_0),
-            WeightType::F32 if Dtype::of(block).is_none() => Storage::Rows(BlockType::F32),
+            WeightType::F32 if Dtype::from_block_type(block).is_none() => Storage::Rows(BlockType::F32),
             WeightType::F32 => Storage::Rows(block),
-            _ => Format::of(block).map_or(Storage::Rows(block), Storage::Blocks),
+            _ => Format::from_block_type(block).map_or(Storage::Rows(block), Storage::Blocks),
         }
     }
 
     /// Name in a packed file's metadata; `None` for the default, which is left out.
-    pub fn name(self, spec: &Spec) -> Option<String> {
+    pub fn name(self, spec: &TensorSpec) -> Option<String> {
         match self {
             Storage::Blocks(Format::Q4_0) => None,
-            Storage::Blocks(format) => Some(format.block().name()),
-            Storage::Rows(_) if spec.role == Role::Vector => None,
+            Storage::Blocks(format) => Some(format.block_type().name()),
+            Storage::Rows(_) if spec.role == TensorRole::Vector => None,
             Storage::Rows(block) => Some(block.name()),
             Storage::Head => Some(HEAD_NAME.into()),
         }
     }
 
     /// The storage with this [`Storage::name`]; `None` if the tensor cannot have it.
-    pub fn from_name(spec: &Spec, name: Option<&str>) -> Option<Storage> {
+    pub fn from_name(spec: &TensorSpec, name: Option<&str>) -> Option<Storage> {
         let Some(name) = name else {
-            let storage =
-                if spec.quantises() { Storage::Blocks(Format::Q4_0) } else { Storage::Rows(BlockType::F32) };
+            let storage = if spec.is_quantised() {
+                Storage::Blocks(Format::Q4_0)
+            } else {
+                Storage::Rows(BlockType::F32)
+            };
             return Some(storage);
         };
         if name == HEAD_NAME {
-            return (spec.role == Role::Embedding && spec.tied).then_some(Storage::Head);
+            return (spec.role == TensorRole::Embedding && spec.tied).then_some(Storage::Head);
         }
         let block = BlockType::ALL.into_iter().find(|block| block.name() == name)?;
         let storage = match spec.role {
-            Role::Embedding | Role::Positions => Storage::Rows(block),
-            Role::Matrix if block != BlockType::Q4_0 => {
-                Format::of(block).map_or(Storage::Rows(block), Storage::Blocks)
+            TensorRole::Embedding | TensorRole::Positions => Storage::Rows(block),
+            TensorRole::Matrix if block != BlockType::Q4_0 => {
+                Format::from_block_type(block).map_or(Storage::Rows(block), Storage::Blocks)
             }
             _ => return None,
         };
-        spec.cols.is_multiple_of(block.values()).then_some(storage)
+        spec.cols.is_multiple_of(block.values_per_block()).then_some(storage)
     }
 
     /// Bytes of a group of sixteen rows: quants (or elements) and scales.
@@ -127,33 +130,33 @@ impl Storage {
     }
 
     /// The tensor's planes.
-    pub fn parts(self, spec: &Spec) -> Vec<Part> {
+    pub fn plane_specs(self, spec: &TensorSpec) -> Vec<PlaneSpec> {
         let (quants, scales) = self.group_bytes(spec.cols);
         let groups = spec.rows.div_ceil(GROUP_ROWS);
         match self {
             Storage::Rows(block) => {
-                vec![Part { suffix: "", len: spec.rows.saturating_mul(block.row_bytes(spec.cols)) }]
+                vec![PlaneSpec { suffix: "", len: spec.rows.saturating_mul(block.row_bytes(spec.cols)) }]
             }
             Storage::Blocks(_) => vec![
-                Part { suffix: ".quants", len: groups.saturating_mul(quants) },
-                Part { suffix: ".scales", len: groups.saturating_mul(scales) },
+                PlaneSpec { suffix: ".quants", len: groups.saturating_mul(quants) },
+                PlaneSpec { suffix: ".scales", len: groups.saturating_mul(scales) },
             ],
             Storage::Head => Vec::new(),
         }
     }
 
     /// Bytes of all planes, each padded.
-    pub fn room(self, spec: &Spec) -> usize {
-        self.parts(spec).iter().map(|part| padded(part.len)).fold(0, usize::saturating_add)
+    pub fn padded_bytes(self, spec: &TensorSpec) -> usize {
+        self.plane_specs(spec).iter().map(|part| padded_len(part.len)).fold(0, usize::saturating_add)
     }
 
     /// The planes in the [`Storage::room`] bytes of `memory` from `at` on.
-    pub fn planes(self, spec: &Spec, memory: &Plane, mut at: usize) -> Vec<Plane> {
-        let plane = |part: Part| {
+    pub fn slice_planes(self, spec: &TensorSpec, memory: &MappedSlice, mut at: usize) -> Vec<MappedSlice> {
+        let plane = |part: PlaneSpec| {
             let plane = memory.slice(at..at + part.len);
-            at += padded(part.len);
+            at += padded_len(part.len);
             plane.expect("invariant: there is room for all planes")
         };
-        self.parts(spec).into_iter().map(plane).collect()
+        self.plane_specs(spec).into_iter().map(plane).collect()
     }
 }

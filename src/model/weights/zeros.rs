@@ -3,8 +3,8 @@
 //!
 //! The search stops at the first byte that is not zero, so an intact file costs a page or two per tensor.
 
-use super::spec::{Role, Spec};
-use files::mapped::Plane;
+use super::spec::{TensorRole, TensorSpec};
+use files::mapped::MappedSlice;
 use files::{Error, Result};
 use std::path::Path;
 
@@ -12,12 +12,12 @@ use std::path::Path;
 const PADDING: usize = 1024;
 
 /// The stored values of a tensor.
-pub struct Values<'a> {
+pub struct StoredValues<'a> {
     /// The file, and the tensor's name in it.
     pub file: &'a Path,
     pub name: &'a str,
     /// Part of the mapped file.
-    pub data: &'a Plane,
+    pub data: &'a MappedSlice,
     /// Number of equal parts of the data, the last of which is not zeros in an intact file: rows, or groups of rows.
     pub parts: usize,
 }
@@ -28,12 +28,12 @@ pub struct Values<'a> {
 /// # Errors
 ///
 /// [`Error::Model`], with the tensor's name.
-pub fn check(spec: &Spec, values: &Values<'_>) -> Result<()> {
-    let Values { file, name, data, parts } = *values;
-    if spec.role == Role::Vector && spec.name.ends_with(".bias") {
+pub fn check_not_zeros(spec: &TensorSpec, values: &StoredValues<'_>) -> Result<()> {
+    let StoredValues { file, name, data, parts } = *values;
+    if spec.role == TensorRole::Vector && spec.name.ends_with(".bias") {
         return Ok(());
     }
-    let parts = if spec.role == Role::Vector { spec.cols.div_ceil(32) } else { parts };
+    let parts = if spec.role == TensorRole::Vector { spec.cols.div_ceil(32) } else { parts };
     // Parts of a vocabulary that may be padding.
     let spare =
         if spec.is_vocabulary() { (PADDING.min(spec.rows / 8) * parts).div_ceil(spec.rows) } else { 0 };

@@ -7,7 +7,7 @@ use crate::topology;
 /// # Errors
 ///
 /// None of the cores exists, or the system does not allow it.
-pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
+pub fn pin_to_cores(cores: &[usize]) -> std::io::Result<()> {
     // SAFETY: a `cpu_set_t` is a plain bit set, empty when zeroed; numbers past its end are left out; the call
     // reads only the set.
     let refused = unsafe {
@@ -21,18 +21,18 @@ pub fn keep_to(cores: &[usize]) -> std::io::Result<()> {
 }
 
 /// Runs `body`, and the threads that it starts, on the big cores, if the calling thread may use those and others.
-pub fn on_big_cores<T>(body: impl FnOnce() -> T) -> T {
+pub fn run_on_big_cores<T>(body: impl FnOnce() -> T) -> T {
     on_cores(&topology::big_cores(), body)
 }
 
 fn on_cores<T>(cores: &[usize], body: impl FnOnce() -> T) -> T {
     let before = own_cores();
     let some: Vec<usize> = before.iter().copied().filter(|core| cores.contains(core)).collect();
-    let moved = !some.is_empty() && some.len() < before.len() && keep_to(&some).is_ok();
+    let moved = !some.is_empty() && some.len() < before.len() && pin_to_cores(&some).is_ok();
     let done = body();
     if moved {
         // Results do not depend on it, so an error is ignored.
-        let _ = keep_to(&before);
+        let _ = pin_to_cores(&before);
     }
     done
 }

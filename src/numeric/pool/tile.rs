@@ -9,18 +9,18 @@ pub struct RowTable<T>(Vec<SendPtr<T>>);
 
 impl Pool {
     /// Splits `buf`, a matrix of rows of `row_len` elements, into column tiles `tile` wide and passes each to `job`.
-    pub fn columns<T: Send>(
+    pub fn run_columns<T: Send>(
         &self,
         buf: &mut [T],
         row_len: usize,
         tile: usize,
         job: impl Fn(Tile<'_, T>) + Sync,
     ) {
-        self.tiles(buf, row_len, (usize::MAX, tile), job);
+        self.run_tiles(buf, row_len, (usize::MAX, tile), job);
     }
 
     /// Splits `buf`, a matrix of rows of `row_len` elements, into tiles of `rows` x `cols` and passes each to `job`.
-    pub fn tiles<T: Send>(
+    pub fn run_tiles<T: Send>(
         &self,
         buf: &mut [T],
         row_len: usize,
@@ -52,7 +52,7 @@ impl Pool {
     /// # Panics
     ///
     /// A row has another length.
-    pub fn scattered<'a, T: Send + 'a>(
+    pub fn run_scattered_columns<'a, T: Send + 'a>(
         &self,
         table: &mut RowTable<T>,
         rows: impl Iterator<Item = &'a mut [T]>,
@@ -126,7 +126,7 @@ mod tests {
             {
                 for _ in 0..200 {
                     let mut buf = vec![0u32; rows * row_len];
-                    pool.tiles(&mut buf, row_len, tile, |mut t| {
+                    pool.run_tiles(&mut buf, row_len, tile, |mut t| {
                         for r in 0..t.rows {
                             let row = t.row + r;
                             let col = t.col;
@@ -147,7 +147,7 @@ mod tests {
         let mut table = RowTable::default();
         let (mut first, mut second, mut third) = ([0u32; 50], [0u32; 50], [0u32; 50]);
         let rows = [&mut third[..], &mut first, &mut second].into_iter();
-        pool.scattered(&mut table, rows, (50, 16), |mut t| {
+        pool.run_scattered_columns(&mut table, rows, (50, 16), |mut t| {
             for r in 0..t.rows {
                 let col = t.col;
                 t.row_mut(r).iter_mut().enumerate().for_each(|(c, x)| *x += (100 * r + col + c) as u32);

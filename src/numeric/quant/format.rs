@@ -65,12 +65,12 @@ impl Format {
     };
 
     /// The format for a file's block type; `None` for types that are not stored in this layout.
-    pub fn of(block: BlockType) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.block() == block)
+    pub fn from_block_type(block: BlockType) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.block_type() == block)
     }
 
     /// The block type in a file.
-    pub const fn block(self) -> BlockType {
+    pub const fn block_type(self) -> BlockType {
         match self {
             Format::Q4_0 => BlockType::Q4_0,
             Format::Q4_1 => BlockType::Q4_1,
@@ -84,7 +84,7 @@ impl Format {
     }
 
     /// Bits of a stored integer.
-    pub(crate) const fn bits(self) -> usize {
+    pub(crate) const fn extract_bits(self) -> usize {
         match self {
             Format::Q4_0 | Format::Q4_1 | Format::Q4_K => 4,
             Format::Q5_0 | Format::Q5_1 | Format::Q5_K => 5,
@@ -94,7 +94,7 @@ impl Format {
     }
 
     /// Zero point, subtracted from a stored integer. Those of Q8_0 are signed already.
-    pub(crate) const fn zero(self) -> i32 {
+    pub(crate) const fn zero_point(self) -> i32 {
         match self {
             Format::Q4_0 => 8,
             Format::Q5_0 => 16,
@@ -104,17 +104,17 @@ impl Format {
     }
 
     /// Value of the quant bytes in rows that fill up the last group.
-    pub const fn padding(self) -> u8 {
+    pub const fn padding_byte(self) -> u8 {
         if matches!(self, Format::Q4_0) { 0x88 } else { 0 }
     }
 
     /// Bytes of quants of one group and one block of 32 columns.
     pub(crate) const fn quant_bytes(self) -> usize {
-        64 * self.bits()
+        64 * self.extract_bits()
     }
 
     /// Columns that share a run of scales.
-    pub const fn span(self) -> usize {
+    pub const fn scale_span(self) -> usize {
         match self {
             Format::Q4_K | Format::Q5_K | Format::Q6_K => 256,
             _ => BLOCK,
@@ -143,7 +143,7 @@ impl Format {
 
     /// Bytes of the quants and of the scales of one group of rows with `cols` columns, a multiple of the span.
     pub const fn group_bytes(self, cols: usize) -> (usize, usize) {
-        (cols / BLOCK * self.quant_bytes(), cols / self.span() * self.scale_bytes())
+        (cols / BLOCK * self.quant_bytes(), cols / self.scale_span() * self.scale_bytes())
     }
 
     /// Copies a row of a file's blocks bit for bit to row `lane` of one group's planes, which must hold
@@ -172,15 +172,15 @@ impl Format {
             }),
             Format::Q4_K => put_each(row, |s, block: &[u8; 144]| {
                 for p in 0..8 {
-                    let q = bits::<4>(&block[16 + p / 2 * 32..], p % 2 * 4);
+                    let q = extract_bits::<4>(&block[16 + p / 2 * 32..], p % 2 * 4);
                     put_wide::<0>(block_of(quants, self, 8 * s + p), lane, q);
                 }
                 put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
             }),
             Format::Q5_K => put_each(row, |s, block: &[u8; 176]| {
                 for p in 0..8 {
-                    let q = bits::<4>(&block[48 + p / 2 * 32..], p % 2 * 4);
-                    let q = join_bits(q, bits::<1>(&block[16..], p));
+                    let q = extract_bits::<4>(&block[48 + p / 2 * 32..], p % 2 * 4);
+                    let q = join_bits(q, extract_bits::<1>(&block[16..], p));
                     put_wide::<1>(block_of(quants, self, 8 * s + p), lane, q);
                 }
                 put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
@@ -189,8 +189,8 @@ impl Format {
                 let scales = &mut scales[s * self.scale_bytes()..];
                 for p in 0..8 {
                     let (half, part) = (p / 4, p % 4);
-                    let q = bits::<4>(&block[64 * half + part % 2 * 32..], part / 2 * 4);
-                    let q = join_bits(q, bits::<2>(&block[128 + 32 * half..], 2 * part));
+                    let q = extract_bits::<4>(&block[64 * half + part % 2 * 32..], part / 2 * 4);
+                    let q = join_bits(q, extract_bits::<2>(&block[128 + 32 * half..], 2 * part));
                     put_wide::<2>(block_of(quants, self, 8 * s + p), lane, q);
                     for h in 0..2 {
                         scales[32 + p * 32 + h * 16 + lane] = block[192 + 2 * p + h];
@@ -202,9 +202,9 @@ impl Format {
     }
 
     /// Decodes the integers of row `lane` from one block's quants, with [`Format::zero`] subtracted.
-    pub(crate) fn integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
+    pub(crate) fn decode_integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
         let (mut row, words) = ([0; BLOCK], quants.chunks_exact(4 * GROUP_ROWS));
-        let bits = self.bits();
+        let bits = self.extract_bits();
         for (v, word) in words.take(if bits == 8 { 8 } else { 4 }).enumerate() {
             for k in 0..4 {
                 let at = lane * 4 + k;
@@ -219,7 +219,7 @@ impl Format {
                         _ => 0,
                     };
                     let integer = word[at] >> (4 * half) & 15 | high << 4;
-                    row[16 * half + 4 * v + k] = integer as i8 - self.zero() as i8;
+                    row[16 * half + 4 * v + k] = integer as i8 - self.zero_point() as i8;
                 }
             }
         }
@@ -228,11 +228,11 @@ impl Format {
 
     /// Decodes the levels of the two halves of block `b` of row `lane`, and its floor: value = level * integer + floor.
     /// `scales` are those of one group.
-    pub(crate) fn scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
+    pub(crate) fn decode_scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
-        let run = b * BLOCK / self.span() * self.scale_bytes();
+        let run = b * BLOCK / self.scale_span() * self.scale_bytes();
         let d = half(run + 2 * lane);
-        let part = b % (self.span() / BLOCK) * 32 + lane;
+        let part = b % (self.scale_span() / BLOCK) * 32 + lane;
         match self {
             Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => ([d; 2], 0.0),
             Format::Q4_1 | Format::Q5_1 => ([d; 2], half(run + 32 + 2 * lane)),
@@ -282,7 +282,7 @@ type Words = [u32; BLOCK / 4];
 
 /// Extracts the `N` bits from bit `shift` on of each of the first 32 bytes.
 #[inline(always)]
-fn bits<const N: usize>(bytes: &[u8], shift: usize) -> Words {
+fn extract_bits<const N: usize>(bytes: &[u8], shift: usize) -> Words {
     let words = bytes[..BLOCK].as_chunks().0;
     from_fn(|v| u32::from_le_bytes(words[v]) >> shift & (0x0101_0101 * ((1 << N) - 1)))
 }
@@ -342,7 +342,7 @@ fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
 fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
     let packed = head.last_chunk().expect("twelve bytes");
     for p in 0..8 {
-        let (level, min) = files::blocks::gguf::superblock::six_bits(packed, p);
+        let (level, min) = files::blocks::gguf::superblock::unpack_scale_min(packed, p);
         run[64 + p * 32 + lane] = level;
         run[64 + p * 32 + 16 + lane] = min;
     }

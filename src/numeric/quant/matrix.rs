@@ -2,25 +2,25 @@
 
 use super::format::{Format, GROUP_ROWS};
 use files::blocks::BLOCK;
-use files::mapped::Plane;
+use files::mapped::MappedSlice;
 use std::ops::Range;
 
 /// A `ROWS` x `COLS` matrix. `COLS` is a multiple of the format's span.
 #[derive(Clone)]
-pub struct Quantised<const ROWS: usize, const COLS: usize> {
+pub struct QuantMatrix<const ROWS: usize, const COLS: usize> {
     format: Format,
-    quants: Plane, // [group][block][quant_bytes]
-    scales: Plane, // [group][span][scale_bytes]
+    quants: MappedSlice, // [group][block][quant_bytes]
+    scales: MappedSlice, // [group][span][scale_bytes]
 }
 
-impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
+impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
     /// Groups of 16 rows.
     const GROUPS: usize = ROWS.div_ceil(GROUP_ROWS);
 
     /// Wraps the two planes; `None` if a length does not match format and shape.
-    pub fn new(format: Format, quants: Plane, scales: Plane) -> Option<Self> {
+    pub fn new(format: Format, quants: MappedSlice, scales: MappedSlice) -> Option<Self> {
         let (of_quants, of_scales) = format.group_bytes(COLS);
-        let fits = COLS.is_multiple_of(format.span())
+        let fits = COLS.is_multiple_of(format.scale_span())
             && quants.bytes().len() == Self::GROUPS * of_quants
             && scales.bytes().len() >= Self::GROUPS * of_scales;
         fits.then_some(Self { format, quants, scales })
@@ -31,14 +31,14 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
     }
 
     /// Decodes one row into `x` of `COLS` values, equal to those of the file.
-    pub fn row(&self, row: usize, x: &mut [f32]) {
+    pub fn decode_row(&self, row: usize, x: &mut [f32]) {
         assert!(row < ROWS && x.len() == COLS);
         let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
         let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
         let blocks = quants.chunks_exact(self.format.quant_bytes());
         for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
-            let (levels, floor) = self.format.scale(scales, lane, b);
-            for (column, (x, q)) in x.iter_mut().zip(self.format.integers(quants, lane)).enumerate() {
+            let (levels, floor) = self.format.decode_scale(scales, lane, b);
+            for (column, (x, q)) in x.iter_mut().zip(self.format.decode_integers(quants, lane)).enumerate() {
                 let product = levels[column / 16] * f32::from(q);
                 // Adding zero would lose the sign of a negative zero.
                 *x = if self.format.has_floor() { product + floor } else { product };
@@ -47,9 +47,9 @@ impl<const ROWS: usize, const COLS: usize> Quantised<ROWS, COLS> {
     }
 
     /// Releases the pages of a mapped file; see [`Plane::release`].
-    pub fn release(&self) {
-        self.quants.release();
-        self.scales.release();
+    pub fn release_pages(&self) {
+        self.quants.release_pages();
+        self.scales.release_pages();
     }
 
     /// Quants of some groups.

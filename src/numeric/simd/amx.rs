@@ -33,7 +33,7 @@ const DEPTH: usize = 64;
 const LAG: usize = 3;
 
 /// Returns true if the CPU has AMX for bytes and the operating system lets this process use it.
-pub fn granted() -> bool {
+pub fn is_amx_granted() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
     const TILE_STATE: u64 = 0b11 << 17;
@@ -300,7 +300,7 @@ unsafe fn add_products(
 /// # Safety
 ///
 /// [`granted`] is true.
-pub unsafe fn products(rounds: u64, (a, b): ([i8; 8], [i8; 8])) -> i64 {
+pub unsafe fn multiply_tiles(rounds: u64, (a, b): ([i8; 8], [i8; 8])) -> i64 {
     let x = [[a; 8]; 16];
     let w: [[[i8; 4]; 16]; 16] = std::array::from_fn(|k| {
         let four = std::array::from_fn(|i| b[(4 * k + i) % 8]);

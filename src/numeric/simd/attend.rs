@@ -8,9 +8,9 @@ mod blocks;
 mod fused;
 mod observe;
 
-pub use observe::{Looks, Softmax, observe};
+pub use observe::{ObservedQueries, SoftmaxState, add_attention_mass};
 
-use super::kv_row::decode;
+use super::kv_row::decode_row;
 use super::lanes::Lanes;
 use super::ops::{exp_lanes, load, sixteens, store};
 use super::{Isa, dispatch, prefetch};
@@ -21,7 +21,7 @@ use std::ops::Range;
 /// Slots in one chunk.
 pub const CHUNK: usize = 128;
 /// Maximum queries in one call.
-pub const QUERIES: usize = 64;
+pub const MAX_QUERIES: usize = 64;
 /// Up to this many queries, rows are widened in registers if the set has enough of them.
 const FEW: usize = 8;
 /// Slots whose rows are widened at once.
@@ -62,7 +62,7 @@ pub struct KvChunk<'a> {
 }
 
 /// The window of full attention.
-pub const ALL: usize = usize::MAX;
+pub const FULL_ATTENTION: usize = usize::MAX;
 
 /// Slots of the chunk that a query sees: the last `window` of `visible` slots, counted from the chunk's first.
 fn visible_range(visible: usize, window: usize) -> Range<usize> {
@@ -98,9 +98,9 @@ pub fn attend<const HD: usize, const N: usize>(
         // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
         let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
         let (values, keys) = if N <= FEW {
-            (Ahead::of(kv.v.as_ptr(), v_row), Ahead::of(kv.k.as_ptr(), k_row).after(CHUNK))
+            (Prefetch::new(kv.v.as_ptr(), v_row), Prefetch::new(kv.k.as_ptr(), k_row).skip_rows(CHUNK))
         } else {
-            (Ahead::NOTHING, Ahead::NOTHING)
+            (Prefetch::NOTHING, Prefetch::NOTHING)
         };
         let scores = compute_scores::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
         for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
@@ -150,35 +150,35 @@ const fn is_fused<L: Lanes, const HD: usize, const N: usize>() -> bool {
 unsafe fn compute_scores<'a, L: Lanes, const HD: usize, const N: usize>(
     (kind, k, slots): (KvType, &[u8], usize),
     queries: &[[f32; HD]],
-    ahead: Ahead,
+    ahead: Prefetch,
     scores: &'a mut Scores<N>,
 ) -> &'a mut [[f32; CHUNK]] {
     let scores = scores.init(queries.len());
     if is_fused::<L, HD, N>() {
         fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead);
     } else {
-        score::<L, HD, N>(kind, k, slots, queries, scores, ahead);
+        score_rows::<L, HD, N>(kind, k, slots, queries, scores, ahead);
     }
     scores
 }
 
 /// Rows of the KV cache to prefetch.
 #[derive(Clone, Copy)]
-struct Ahead {
+struct Prefetch {
     rows: *const u8,
     /// 0 if there are none.
     row_bytes: usize,
 }
 
-impl Ahead {
+impl Prefetch {
     const NOTHING: Self = Self { rows: std::ptr::null(), row_bytes: 0 };
 
-    fn of(rows: *const u8, row_bytes: usize) -> Self {
+    fn new(rows: *const u8, row_bytes: usize) -> Self {
         Self { rows, row_bytes }
     }
 
     /// Skips `rows` rows.
-    fn after(self, rows: usize) -> Self {
+    fn skip_rows(self, rows: usize) -> Self {
         Self { rows: self.rows.wrapping_add(rows * self.row_bytes), ..self }
     }
 
@@ -192,7 +192,7 @@ impl Ahead {
 
     /// Prefetches `rows` rows from row `first` on, which may be past the end.
     #[inline(always)]
-    fn fetch(self, first: usize, rows: usize) {
+    fn prefetch_rows(self, first: usize, rows: usize) {
         let from = self.rows.wrapping_add(first * self.row_bytes);
         for at in (0..rows * self.row_bytes).step_by(64) {
             prefetch::<2>(from.wrapping_add(at));
@@ -202,22 +202,22 @@ impl Ahead {
 
 /// Computes the dot products of the queries with the first `slots` rows of `k`, widened in memory.
 #[inline(always)]
-unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
+unsafe fn score_rows<L: Lanes, const HD: usize, const N: usize>(
     kind: KvType,
     k: &[u8],
     slots: usize,
     queries: &[[f32; HD]],
     scores: &mut [[f32; CHUNK]],
-    ahead: Ahead,
+    ahead: Prefetch,
 ) {
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
     let from = const { blocks::min_queries_to_transpose(HD) };
     let by_blocks = HD.is_multiple_of(16) && N >= from && queries.len() >= from;
-    let mut room = [const { MaybeUninit::uninit() }; QUERIES / 4];
+    let mut room = [const { MaybeUninit::uninit() }; MAX_QUERIES / 4];
     let fours =
         if by_blocks && L::BY_ELEMENT { blocks::group_by_four::<L, HD>(queries, &mut room) } else { &[] };
     for first in (0..slots).step_by(ROWS) {
-        ahead.fetch(first, ROWS);
+        ahead.prefetch_rows(first, ROWS);
         let rows = widen_rows::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
         if by_blocks {
             blocks::scores::<L, HD>(rows, first, (queries, fours), scores);
@@ -226,7 +226,7 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
         } else {
             // Tried for AVX2: four queries at once are faster, one alone is slower, and the code takes 30 KB.
             for (q, scores) in queries.iter().zip(scores.iter_mut()) {
-                dots::<L, HD>(q, rows).store(scores[first..].as_mut_ptr());
+                dot_rows::<L, HD>(q, rows).store(scores[first..].as_mut_ptr());
             }
         }
     }
@@ -234,7 +234,7 @@ unsafe fn score<L: Lanes, const HD: usize, const N: usize>(
 
 /// Computes the dot products of one query with sixteen rows.
 #[inline(always)]
-unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS]) -> L {
+unsafe fn dot_rows<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS]) -> L {
     let mut acc = [L::splat(0.0); ROWS];
     for (acc, row) in acc.iter_mut().zip(rows) {
         sixteens!(HD, |i, part| *acc = load::<L>(row, i, part).fma(load(q, i, part), *acc));
@@ -244,7 +244,11 @@ unsafe fn dots<L: Lanes, const HD: usize>(q: &[f32; HD], rows: &[[f32; HD]; ROWS
 
 /// Adds `weight * row` to `o` for each weight in turn.
 #[inline(always)]
-unsafe fn add<L: Lanes, const HD: usize>(weights: &[f32], rows: &[[f32; HD]; ROWS], o: &mut [f32; HD]) {
+unsafe fn add_weighted<L: Lanes, const HD: usize>(
+    weights: &[f32],
+    rows: &[[f32; HD]; ROWS],
+    o: &mut [f32; HD],
+) {
     sixteens!(HD, |i, part| {
         let mut sum: L = load(o, i, part);
         for (w, row) in weights.iter().zip(rows) {
@@ -271,7 +275,7 @@ unsafe fn widen_rows<'a, L: Lanes, const HD: usize>(
         }
     }
     for (row, slot) in rows.iter_mut().zip(slots) {
-        decode::<L, HD>(kind, &bytes[slot * row_bytes..][..row_bytes], row);
+        decode_row::<L, HD>(kind, &bytes[slot * row_bytes..][..row_bytes], row);
     }
     rows
 }
@@ -283,17 +287,17 @@ unsafe fn weighted_sum<L: Lanes, const HD: usize>(
     v: &[u8],
     (scores, visible): (&[[f32; CHUNK]], &[usize]),
     out: &mut [Partial<HD>],
-    ahead: Ahead,
+    ahead: Prefetch,
 ) {
     let slots = visible.iter().copied().max().unwrap_or(0);
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
     for first in (0..slots).step_by(ROWS) {
-        ahead.fetch(first, ROWS);
+        ahead.prefetch_rows(first, ROWS);
         let rows = widen_rows::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
         if !HD.is_multiple_of(16) {
             for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
                 let n = seen.saturating_sub(first).min(ROWS);
-                add::<L, HD>(&scores[first..][..n], rows, &mut out.o);
+                add_weighted::<L, HD>(&scores[first..][..n], rows, &mut out.o);
             }
         } else if L::WIDE {
             blocks::weighted_sum::<L, HD, 4, 4>(rows, first, scores, visible, out);
@@ -328,7 +332,7 @@ unsafe fn exp_scores<L: Lanes>(scores: &mut [f32]) -> (f32, f32) {
 }
 
 /// Merges the next chunk's partial into `state`.
-pub fn merge<const HD: usize>(isa: Isa, state: &mut Partial<HD>, part: &Partial<HD>) {
+pub fn merge_partial<const HD: usize>(isa: Isa, state: &mut Partial<HD>, part: &Partial<HD>) {
     #[inline(always)]
     unsafe fn body<L: Lanes, const HD: usize>(state: &mut Partial<HD>, part: &Partial<HD>) {
         let m = if part.m > state.m { part.m } else { state.m };

@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: sixteen lanes in two registers, and the Q4_0 kernel with `vpmaddubsw`.
 
-use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, ahead, near};
+use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, prefetch_block, prefetch_distance};
 use super::lanes::Lanes;
 use crate::quant::activations::ActBlock;
 use files::blocks::BLOCK;
@@ -248,11 +248,11 @@ macro_rules! q4_by_eight {
                 }
             };
         }
-        let near = near($T);
+        let near = prefetch_distance($T);
         if $T == 1 {
             let mut acc = [_mm256_setzero_ps(); 2];
             for b in 0..$blocks {
-                ahead::<Q4>($w.quants.as_ptr(), $w.scales.as_ptr(), b, near);
+                prefetch_block::<Q4>($w.quants.as_ptr(), $w.scales.as_ptr(), b, near);
                 block!(b, 0, |t| acc[0]);
                 block!(b, 1, |t| acc[1]);
             }
@@ -264,7 +264,7 @@ macro_rules! q4_by_eight {
             let mut acc = [_mm256_setzero_ps(); $T];
             for b in 0..$blocks {
                 if half == 0 {
-                    ahead::<Q4>($w.quants.as_ptr(), $w.scales.as_ptr(), b, near);
+                    prefetch_block::<Q4>($w.quants.as_ptr(), $w.scales.as_ptr(), b, near);
                 }
                 block!(b, half, |t| acc[t]);
             }

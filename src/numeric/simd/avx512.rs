@@ -1,6 +1,6 @@
 //! AVX-512 (F, BW, VL, DQ, VNNI): sixteen lanes in one register, and the Q4_0 kernel with `vpdpbusd`.
 
-use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, ahead, near};
+use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, prefetch_block, prefetch_distance};
 use super::lanes::Lanes;
 use crate::quant::activations::ActBlock;
 use std::arch::x86_64::*;
@@ -188,12 +188,12 @@ unsafe impl Lanes for Avx512 {
 /// Multiplies sixteen Q4_0 rows with `T` tokens; see [`super::products::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
-    let (mask, near) = (_mm512_set1_epi8(15), near(T));
+    let (mask, near) = (_mm512_set1_epi8(15), prefetch_distance(T));
     let mut acc = [_mm512_setzero_ps(); T];
     for b in 0..w.blocks {
         let quants = w.quants.as_ptr().add(b * QUANT_BYTES);
         let scales = w.scales.as_ptr().add(b * SCALE_BYTES);
-        ahead::<Q4>(w.quants.as_ptr(), w.scales.as_ptr(), b, near);
+        prefetch_block::<Q4>(w.quants.as_ptr(), w.scales.as_ptr(), b, near);
         let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
         let (mut low, mut high) = ([mask; 4], [mask; 4]);
         for v in 0..4 {

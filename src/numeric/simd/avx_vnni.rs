@@ -1,7 +1,7 @@
 //! AVX-VNNI: the Q4_0 kernel of AVX2 with `vpdpbusd` on 256 bits, for CPUs without AVX-512.
 
 use super::avx2::q4_by_eight;
-use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, ahead, near};
+use super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, prefetch_block, prefetch_distance};
 use crate::quant::activations::ActBlock;
 use files::blocks::BLOCK;
 use std::arch::x86_64::*;

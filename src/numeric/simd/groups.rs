@@ -89,7 +89,7 @@ const FAR: usize = 4096;
 ///
 /// The activations of more tokens and the prefetched bytes do not fit in the first level together.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn near(tokens: usize) -> usize {
+pub(super) fn prefetch_distance(tokens: usize) -> usize {
     static AMD: LazyLock<bool> = LazyLock::new(is_amd);
     if tokens <= 2 && *AMD { FAR } else { 1024 }
 }
@@ -105,7 +105,7 @@ fn is_amd() -> bool {
 /// that this thread takes next.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn ahead<const F: usize>(quants: *const u8, scales: *const u8, b: usize, near: usize) {
+pub(super) fn prefetch_block<const F: usize>(quants: *const u8, scales: *const u8, b: usize, near: usize) {
     let format = const { Format::ALL[F] };
     let bytes = format.quant_bytes();
     let quants = quants.wrapping_add(b * bytes);
@@ -114,7 +114,7 @@ pub(super) fn ahead<const F: usize>(quants: *const u8, scales: *const u8, b: usi
         prefetch::<1>(quants.wrapping_add(near + 64 * line));
     }
     // If several blocks share scales, a block's part of them.
-    let each = format.scale_bytes() * BLOCK / format.span();
+    let each = format.scale_bytes() * BLOCK / format.scale_span();
     let scales = scales.wrapping_add(b * each);
     prefetch::<2>(scales.wrapping_add(FAR / bytes * each));
     prefetch::<1>(scales.wrapping_add(near / bytes * each));

@@ -8,10 +8,10 @@ use files::blocks::Dtype;
 use half::f16;
 
 /// Encodes `x` (one head) to `row`, which has `KvType::row_bytes(x.len())` bytes.
-pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
+pub fn encode_row(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(kind: KvType, x: &[f32], row: &mut [u8]) {
-        let block = KvType::block(x.len());
+        let block = KvType::block_len(x.len());
         let bytes = kind.block_bytes(block);
         for (x, out) in x.chunks_exact(block).zip(row.chunks_exact_mut(bytes)) {
             match kind {
@@ -34,25 +34,25 @@ pub fn encode(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
 }
 
 /// Decodes a stored row of `HD` elements, changes it by `by`, and stores it again.
-pub fn change<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl FnOnce(&mut [f32; HD])) {
+pub fn update_row<const HD: usize>(isa: Isa, kind: KvType, row: &mut [u8], by: impl FnOnce(&mut [f32; HD])) {
     #[inline(always)]
     unsafe fn body<L: Lanes, const HD: usize>(kind: KvType, row: &mut [u8], x: &mut [f32; HD]) {
-        decode::<L, HD>(kind, row, x)
+        decode_row::<L, HD>(kind, row, x)
     }
     assert_eq!(row.len(), kind.row_bytes(HD));
     let x = &mut [0.0; HD];
     dispatch!(isa, body::<L, HD: usize>(kind: KvType, row: &mut [u8], x: &mut [f32; HD]));
     by(x);
-    encode(isa, kind, x, row);
+    encode_row(isa, kind, x, row);
 }
 
 /// Encodes a row that may have been decoded from this type. If so, the result is that row again (for q4, a row with the
 /// same values), unless its scale is so small that it loses bits. The q4 encoder alone does not guarantee this: it
 /// tries no scale with which the largest value becomes 7, though it clips 8 to 7.
-pub fn encode_again(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
-    encode(isa, kind, x, row);
+pub fn reencode_row(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
+    encode_row(isa, kind, x, row);
     if kind == KvType::Q4 {
-        let block = KvType::block(x.len());
+        let block = KvType::block_len(x.len());
         for (x, out) in x.chunks_exact(block).zip(row.chunks_exact_mut(kind.block_bytes(block))) {
             restore_q4(x, out);
         }
@@ -202,8 +202,8 @@ unsafe fn fit_scale<L: Lanes>(x: &[f32], d: f32, id: f32) -> f16 {
 
 /// Decodes one head's row to f32. `row` has `kind.row_bytes(HD)` bytes.
 #[inline(always)]
-pub(super) unsafe fn decode<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
-    let block = KvType::block(HD);
+pub(super) unsafe fn decode_row<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
+    let block = KvType::block_len(HD);
     let bytes = kind.block_bytes(block);
     match kind {
         KvType::F32 => {
@@ -277,9 +277,9 @@ mod tests {
             let size = 2f32.powi(i % 20 - 9);
             let x: [f32; 32] = std::array::from_fn(|_| size * (random() + random() + random()));
             let mut row = vec![0; kind.row_bytes(32)];
-            encode(Isa::Scalar, kind, &x, &mut row);
+            encode_row(Isa::Scalar, kind, &x, &mut row);
             let mut wide = [0.0; 32];
-            change(Isa::Scalar, kind, &mut row.clone(), |x| wide = *x);
+            update_row(Isa::Scalar, kind, &mut row.clone(), |x| wide = *x);
             stores(&wide, &mut row);
             (wide, row)
         };
@@ -299,18 +299,20 @@ mod tests {
                         sign = -sign;
                         x + sign * most
                     });
-                    encode_again(Isa::Scalar, kind, &near, row);
+                    reencode_row(Isa::Scalar, kind, &near, row);
                 });
                 for (before, mut row) in again {
-                    change(Isa::Scalar, kind, &mut row, |after| assert!(*after == before, "{}", kind.name()));
+                    update_row(Isa::Scalar, kind, &mut row, |after| {
+                        assert!(*after == before, "{}", kind.name())
+                    });
                 }
             }
         }
         // `encode` alone does not give the same values.
-        let encoded = widened_rows(KvType::Q4, |x, row| encode(Isa::Scalar, KvType::Q4, x, row));
+        let encoded = widened_rows(KvType::Q4, |x, row| encode_row(Isa::Scalar, KvType::Q4, x, row));
         let others = encoded.into_iter().filter(|(before, row)| {
             let mut other = false;
-            change(Isa::Scalar, KvType::Q4, &mut row.clone(), |after| other = after != before);
+            update_row(Isa::Scalar, KvType::Q4, &mut row.clone(), |after| other = after != before);
             other
         });
         let others = others.count();
@@ -322,8 +324,8 @@ mod tests {
         let x: [f32; 32] = std::array::from_fn(|i| (i * 37 % 101) as f32 - 47.3);
         for kind in KvType::ALL {
             let (mut a, mut b) = (vec![0; kind.row_bytes(32)], vec![0; kind.row_bytes(32)]);
-            encode(Isa::Scalar, kind, &x, &mut a);
-            encode_again(Isa::Scalar, kind, &x, &mut b);
+            encode_row(Isa::Scalar, kind, &x, &mut a);
+            reencode_row(Isa::Scalar, kind, &x, &mut b);
             assert_eq!(a, b);
         }
     }

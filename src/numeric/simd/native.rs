@@ -45,8 +45,12 @@ pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &
     let mut first = 0;
     while first < of {
         let count = tile_tokens(isa, of - first);
-        let x =
-            Tokens { activations: &activations[first * w.blocks..][..count * w.blocks], first, count, of };
+        let x = Tokens {
+            activations: &activations[first * w.blocks..][..count * w.blocks],
+            first,
+            count,
+            total: of,
+        };
         match w.format {
             // SAFETY: plain Rust; `products::multiply` checked the planes, the activations and `out`.
             Format::Q4_0 => unsafe {

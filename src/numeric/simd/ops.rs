@@ -9,7 +9,7 @@ use super::lanes::Lanes;
 use super::{Isa, dispatch};
 use crate::quant::activations::ActBlock;
 use files::blocks::{BLOCK, Dtype};
-use files::mapped::Plane;
+use files::mapped::MappedSlice;
 
 /// Evaluates an expression for each run of sixteen elements. `i` is the run's first element, `part` the length of a
 /// shorter last run.
@@ -71,7 +71,7 @@ pub(super) unsafe fn exp_lanes<L: Lanes>(x: L) -> L {
 }
 
 /// `x[i] = e^(x[i])`.
-pub fn exp(isa: Isa, x: &mut [f32]) {
+pub fn exp_in_place(isa: Isa, x: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32]) {
         sixteens!(x.len(), |i, part| store(exp_lanes(load::<L>(x, i, part)), x, i, part));
@@ -80,7 +80,7 @@ pub fn exp(isa: Isa, x: &mut [f32]) {
 }
 
 /// Root-mean-square norm of each row: `h = x * (1 / sqrt(mean(x^2) + eps)) * w`.
-pub fn norm(isa: Isa, x: &[f32], w: &[f32], eps: f32, h: &mut [f32]) {
+pub fn rms_norm(isa: Isa, x: &[f32], w: &[f32], eps: f32, h: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &[f32], w: &[f32], eps: f32, h: &mut [f32]) {
         for (x, h) in x.chunks_exact(w.len()).zip(h.chunks_exact_mut(w.len())) {
@@ -127,7 +127,7 @@ pub fn layer_norm(isa: Isa, x: &[f32], wb: &[f32], eps: f32, h: &mut [f32]) {
 }
 
 /// `a[i] += b[i]`.
-pub fn add(isa: Isa, a: &mut [f32], b: &[f32]) {
+pub fn add_in_place(isa: Isa, a: &mut [f32], b: &[f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(a: &mut [f32], b: &[f32]) {
         sixteens!(a.len(), |i, part| {
@@ -187,7 +187,7 @@ pub fn gelu(isa: Isa, x: &mut [f32]) {
 }
 
 /// Quantises activations to blocks of 32 bytes, equal to [`ActBlock::quantise`] of each block.
-pub fn quantise(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
+pub fn quantise_activations(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &[f32], out: &mut [ActBlock]) {
         let (sixteens, rest) = x.as_chunks::<BLOCK>().0.as_chunks::<16>();
@@ -248,7 +248,7 @@ unsafe fn quantise_block<L: Lanes>(x: &[f32; BLOCK], id: f32, out: &mut ActBlock
 
 /// Rotates each head of `x` by the angles with these cosines and sines: element `i` with element `i + half`, in the
 /// "rotate half" order of Hugging Face checkpoints.
-pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+pub fn apply_rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32], cos: &[f32], sin: &[f32]) {
         for head in x.chunks_exact_mut(2 * cos.len()) {
@@ -269,11 +269,11 @@ pub fn rope(isa: Isa, x: &mut [f32], cos: &[f32], sin: &[f32]) {
 /// Multiplies rows `first..first + 16` of an unquantised `[rows][cols]` matrix with `out.len()` tokens.
 ///
 /// `x` is `[token][cols]`. Rows past the end give 0. Each dot product is a sum over the sixteen lanes.
-pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
+pub fn dense_group(isa: Isa, w: &MappedSlice, dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(w: &[u8], dtype: Dtype, first: usize, x: &[f32], out: &mut [[f32; 16]]) {
         let cols = x.len() / out.len();
-        let row_bytes = cols * dtype.size();
+        let row_bytes = cols * dtype.byte_size();
         let rows = (w.len() / row_bytes).saturating_sub(first).min(16);
         for (x, out) in x.chunks_exact(cols).zip(out) {
             *out = [0.0; 16];
@@ -295,7 +295,7 @@ pub fn dense_group(isa: Isa, w: &Plane, dtype: Dtype, first: usize, x: &[f32], o
 /// Loads sixteen (or `part`) stored values from element `i` on.
 #[inline(always)]
 pub(super) unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, part: Option<usize>) -> L {
-    let size = dtype.size();
+    let size = dtype.byte_size();
     let mut copy = [0u8; 64];
     let mut p = bytes.as_ptr().add(i * size);
     if let Some(n) = part {

@@ -9,7 +9,7 @@ const CHAINS: usize = 12;
 
 /// The work of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Done {
+pub struct PeakResult {
     /// Number of multiply-accumulates.
     pub macs: u64,
     /// Sum over all lanes of all chains; lanes wrap.
@@ -17,7 +17,7 @@ pub struct Done {
 }
 
 /// Runs each chain's instruction `rounds` times; `None` if the set has none.
-pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<Done> {
+pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<PeakResult> {
     // Multiply-accumulates of one step of one chain, and the sum.
     let (macs, sum): (u64, i64) = match isa {
         Isa::Scalar => return None,
@@ -32,7 +32,7 @@ pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<Done> {
         Isa::Avx512 => (64, unsafe { avx512(rounds) }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` was found on this CPU.
-        Isa::Amx => (16 * 16 * 64, unsafe { super::amx::products(rounds, (A, B)) }),
+        Isa::Amx => (16 * 16 * 64, unsafe { super::amx::multiply_tiles(rounds, (A, B)) }),
         #[cfg(target_arch = "aarch64")]
         // SAFETY: NEON is part of every aarch64 target.
         Isa::Neon => (8, unsafe { neon(rounds) }),
@@ -43,7 +43,7 @@ pub fn multiply_accumulates(isa: Isa, rounds: u64) -> Option<Done> {
         // SAFETY: `isa` was found on this CPU.
         Isa::NeonI8mm => (32, unsafe { neon_i8mm(rounds) }),
     };
-    Some(Done { macs: rounds * CHAINS as u64 * macs, sum })
+    Some(PeakResult { macs: rounds * CHAINS as u64 * macs, sum })
 }
 
 /// Eight values of each operand, repeated over the register: nibbles and signed bytes.

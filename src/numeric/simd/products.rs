@@ -25,7 +25,7 @@ use files::blocks::BLOCK;
 
 /// Maximum tokens that [`Isa::tile`] returns. Up to this number, weights unpacked for AMX and their sums stay in the
 /// second-level cache.
-pub const MOST_TOKENS: usize = 256;
+pub const MAX_TOKENS: usize = 256;
 
 /// Multiplies a matrix of `COLS` columns with the activations of some tokens: `out[group][token][row]`. See
 /// [`format`](crate::quant::format) for the definition.
@@ -39,7 +39,7 @@ pub fn multiply<const COLS: usize>(
     tiles: &[ActTile],
     out: &mut [[f32; 16]],
 ) {
-    assert!(w.blocks * BLOCK == COLS && COLS.is_multiple_of(w.format.span()));
+    assert!(w.blocks * BLOCK == COLS && COLS.is_multiple_of(w.format.scale_span()));
     multiply_by(Kernels { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
 }
 
@@ -161,7 +161,7 @@ fn q4_multi_group(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 1
 }
 
 /// Interleaves the blocks of a tile's tokens, `[token][block]`, to one [`ActTile`] per block.
-pub fn lay_out(isa: Isa, activations: &[ActBlock], tiles: &mut [ActTile]) {
+pub fn interleave(isa: Isa, activations: &[ActBlock], tiles: &mut [ActTile]) {
     let blocks = tiles.len();
     assert_eq!(activations.len(), ActTile::TOKENS * blocks);
     for (b, tile) in tiles.iter_mut().enumerate() {
@@ -184,10 +184,10 @@ fn interleave_block(_: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
 
 impl Isa {
     /// Tokens and groups of rows to pass to [`multiply`] at once when `tokens` are left.
-    pub fn tile(self, tokens: usize) -> (usize, usize) {
+    pub fn tile_shape(self, tokens: usize) -> (usize, usize) {
         #[cfg(target_arch = "x86_64")]
         if self == Isa::Amx && tokens >= ActTile::TOKENS {
-            return (MOST_TOKENS, MOST_GROUPS);
+            return (MAX_TOKENS, MOST_GROUPS);
         }
         (self.tokens_at_once(tokens), MOST_GROUPS)
     }

@@ -17,7 +17,7 @@ const SUMS: usize = 4;
 
 /// A method to read memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct ReadMethod {
     isa: Isa,
     /// Number of streams read in turn, one or two.
     streams: usize,
@@ -25,9 +25,9 @@ pub struct Way {
     ahead: usize,
 }
 
-impl Way {
+impl ReadMethod {
     /// Lists all methods of this CPU, without sets that have the same loads as another.
-    pub fn all() -> Vec<Way> {
+    pub fn list_methods() -> Vec<ReadMethod> {
         let mut ways = Vec::new();
         for isa in Isa::available() {
             #[cfg(target_arch = "x86_64")]
@@ -39,14 +39,14 @@ impl Way {
                 continue;
             }
             for (streams, ahead) in [(1, 0), (1, AHEAD), (2, 0), (2, AHEAD)] {
-                ways.push(Way { isa, streams, ahead });
+                ways.push(ReadMethod { isa, streams, ahead });
             }
         }
         ways
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for ReadMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let streams = if self.streams == 1 { "one stream" } else { "two streams" };
         let ahead = if self.ahead == 0 { "" } else { ", prefetched" };
@@ -55,7 +55,7 @@ impl fmt::Display for Way {
 }
 
 /// Reads every byte. Returns the sum of the little-endian 8-byte words, and of single bytes at the end.
-pub fn read(way: Way, bytes: &[u8]) -> u64 {
+pub fn read_bytes(way: ReadMethod, bytes: &[u8]) -> u64 {
     macro_rules! kernel {
         ($name:ident) => {
             match (way.streams, way.ahead) {
@@ -149,11 +149,11 @@ mod tests {
     #[test]
     fn every_byte_is_read_on_every_set() {
         let bytes: Vec<u8> = (0..5000u32).map(|i| (i * i + 7 * i) as u8).collect();
-        for way in Way::all() {
+        for way in ReadMethod::list_methods() {
             for len in [0, 1, 7, 8, 255, 256, 257, 511, 512, 513, 767, 1024, 4095, 4999] {
                 for start in [0, 1] {
                     let bytes = &bytes[start..start + len];
-                    assert_eq!(read(way, bytes), sum_words(bytes), "{way}: {len} bytes from {start}");
+                    assert_eq!(read_bytes(way, bytes), sum_words(bytes), "{way}: {len} bytes from {start}");
                 }
             }
         }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn ways_differ_by_name() {
-        let names: Vec<String> = Way::all().iter().map(Way::to_string).collect();
+        let names: Vec<String> = ReadMethod::list_methods().iter().map(ReadMethod::to_string).collect();
         assert_eq!(names[..2], ["scalar, one stream", "scalar, one stream, prefetched"]);
         assert!(names.iter().enumerate().all(|(i, name)| !names[..i].contains(name)), "{names:?}");
     }

@@ -74,7 +74,7 @@ impl CpuMask {
     }
 
     /// Rejects cores that are not among `available`. An empty list means unknown and rejects none.
-    pub fn check(&self, available: &[usize]) -> Result<()> {
+    pub fn check_available(&self, available: &[usize]) -> Result<()> {
         let missing: Vec<usize> = self.cores.iter().copied().filter(|c| !available.contains(c)).collect();
         if available.is_empty() || missing.is_empty() {
             return Ok(());
@@ -82,14 +82,14 @@ impl CpuMask {
         let (text, plural) = (&self.text, if missing.len() == 1 { " is" } else { "s are" });
         Err(Error::Usage(format!(
             "`CpuMask` {text}: core{plural} not available: {}; this process may use {}",
-            ranges(&missing),
-            ranges(available)
+            format_ranges(&missing),
+            format_ranges(available)
         )))
     }
 }
 
 /// Formats ascending core numbers as ranges, e.g. `0-3,7`.
-pub fn ranges(cores: &[usize]) -> String {
+pub fn format_ranges(cores: &[usize]) -> String {
     let runs = cores.chunk_by(|a, b| a + 1 == *b);
     let run = |r: &[usize]| match r {
         [one] => one.to_string(),
@@ -140,8 +140,9 @@ mod tests {
 
     #[test]
     fn cores_that_are_not_there_are_named() {
-        let check =
-            |text: &str, available: &[usize]| text.parse::<CpuMask>().expect("a mask").check(available);
+        let check = |text: &str, available: &[usize]| {
+            text.parse::<CpuMask>().expect("a mask").check_available(available)
+        };
         assert_eq!(check("f0", &[0, 4, 5, 6, 7]), Ok(()));
         assert_eq!(check("f0", &[]), Ok(()));
         let line = |text, available| check(text, available).expect_err("not available").to_string();

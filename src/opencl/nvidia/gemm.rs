@@ -3,10 +3,10 @@
 use super::super::defines::Defines;
 use super::super::kernels::{COMMON, GEMM_EPILOGUE};
 use super::super::shapes::GEMM_ITEMS;
-use super::super::storage::{Step, Storage};
+use super::super::storage::{MatrixStorage, Step};
 use super::GEMM;
 use numeric::quant::format::Format;
-use opencl_runtime::facts::Facts;
+use opencl_runtime::facts::DeviceInfo;
 
 /// Warps of a work-group.
 const WARPS: usize = GEMM_ITEMS / 32;
@@ -17,17 +17,17 @@ pub struct TensorCores(());
 
 impl TensorCores {
     /// Tensor cores of a device; `None` if these kernels cannot use them.
-    pub fn of(facts: &Facts) -> Option<Self> {
+    pub fn of(facts: &DeviceInfo) -> Option<Self> {
         facts.compute_capability.filter(|&cc| cc >= (8, 0)).map(|_| Self(()))
     }
 
     /// True if they multiply with a matrix of this storage.
-    pub fn takes(self, storage: Storage) -> bool {
-        storage == Storage::Blocks(Format::Q4_0)
+    pub fn takes(self, storage: MatrixStorage) -> bool {
+        storage == MatrixStorage::Blocks(Format::Q4_0)
     }
 
     /// True if they also multiply it with few tokens: one warp per group of rows then fills the device.
-    pub fn takes_few(self, step: Step, storage: Storage) -> bool {
+    pub fn takes_few(self, step: Step, storage: MatrixStorage) -> bool {
         self.takes(storage) && has_many_rows(step)
     }
 
@@ -45,14 +45,17 @@ impl TensorCores {
 
     /// Sources of the kernel, and its options for a tile of rows and tokens.
     pub fn source(self, defines: Defines, [rows, tokens]: [usize; 2]) -> (&'static [&'static str], Defines) {
-        let d = defines.with("WARPS", WARPS).with("TOKENS", tokens).with("ROW_GROUPS", rows / (16 * WARPS));
+        let d = defines
+            .add_value("WARPS", WARPS)
+            .add_value("TOKENS", tokens)
+            .add_value("ROW_GROUPS", rows / (16 * WARPS));
         (&[COMMON, GEMM_EPILOGUE, GEMM], d)
     }
 }
 
 /// True if a step has enough groups of sixteen rows for all multiprocessors, with two per warp.
 fn has_many_rows(step: Step) -> bool {
-    step.groups() * step.halves() >= 512
+    step.row_groups() * step.matrix_count() >= 512
 }
 
 /// Groups of sixteen rows per warp. Two take four times as long to compile, and of the head only few tokens are

@@ -21,10 +21,12 @@ impl<'a> Arena<'a> {
     pub fn new(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Self {
         let step = step(device);
         let all = parts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n.checked_next_multiple_of(step)?));
-        let facts = device.facts();
-        let one = all.filter(|&n| place == Place::InOne && n as u64 <= facts.max_alloc);
+        let facts = device.info();
+        let one = all.filter(|&n| place == Place::SharedBuffer && n as u64 <= facts.max_alloc);
         // If one large buffer does not fit, separate smaller ones may.
-        let one = one.and_then(|n| device.buffer(n, access, place).ok()).filter(|b| b.part(0..1).is_ok());
+        let one = one
+            .and_then(|n| device.allocate_buffer(n, access, place).ok())
+            .filter(|b| b.sub_buffer(0..1).is_ok());
         Self { device, access, place, one: one.map(|b| (b, 0)) }
     }
 
@@ -34,9 +36,9 @@ impl<'a> Arena<'a> {
             Some((one, used)) => {
                 let start = *used;
                 *used += len.next_multiple_of(step(self.device));
-                one.part(start..start + len)
+                one.sub_buffer(start..start + len)
             }
-            None => self.device.buffer(len, self.access, self.place),
+            None => self.device.allocate_buffer(len, self.access, self.place),
         }
     }
 
@@ -49,5 +51,5 @@ impl<'a> Arena<'a> {
 }
 
 fn step(device: &Device) -> usize {
-    ALIGN.max(device.facts().base_align)
+    ALIGN.max(device.info().base_align)
 }

@@ -8,14 +8,14 @@
 mod host_memory;
 mod view;
 
-pub use host_memory::{Landing, Lender, Lent, Staged};
+pub use host_memory::{HostFloats, HostFloatsPool, ReadbackBuffer, StagingBuffer};
 pub use view::{MapFor, Mapped, SharedView};
 
 use super::device::{Device, Shared};
-use super::facts::Facts;
-use super::failure::{Failure, Kind, Result};
+use super::facts::DeviceInfo;
+use super::failure::{Failure, FailureKind, Result};
 use super::ffi::{self, MemId};
-pub use super::waiter::Pieces;
+pub use super::waiter::StridedPieces;
 use super::waiter::{Address, Call};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -36,18 +36,18 @@ pub enum Place {
     /// Fastest memory for the device.
     Device,
     /// Device memory as part of one shared buffer, if a kernel for this device needs to reach all of it; see `arena`.
-    InOne,
+    SharedBuffer,
     /// Memory that the CPU can map, without a copy if memory is unified.
     HostVisible,
     /// Host memory to which kernels of a discrete device write without a copy (cl_nv_create_buffer); see
     /// [`Facts::writes_to_host`].
-    OnHost,
+    HostPinned,
 }
 
 impl Place {
     /// True if it is device memory; mappable memory of a discrete device is not.
-    fn is_on(self, facts: &Facts) -> bool {
-        !matches!(self, Place::HostVisible | Place::OnHost) || facts.unified_memory
+    fn is_device_memory(self, facts: &DeviceInfo) -> bool {
+        !matches!(self, Place::HostVisible | Place::HostPinned) || facts.unified_memory
     }
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Memory {
     /// Address of the mapping, once frozen.
     frozen: OnceLock<Address>,
     /// Parent buffer and offset, for a part.
-    whole: Option<(Buffer, usize)>,
+    parent: Option<(Buffer, usize)>,
 }
 
 impl Device {
@@ -83,13 +83,13 @@ impl Device {
     ///
     /// # Errors
     /// [`Kind::Memory`] above [`Facts::max_alloc`](super::Facts::max_alloc), or if there is no room.
-    pub fn buffer(&self, len: usize, access: Access, place: Place) -> Result<Buffer> {
+    pub fn allocate_buffer(&self, len: usize, access: Access, place: Place) -> Result<Buffer> {
         let shared = &self.shared;
         let most = shared.facts.max_alloc;
         assert!(len > 0, "a buffer has at least one byte");
         if len as u64 > most {
             let message = format!("a buffer of {len} bytes exceeds the device's maximum of {most}");
-            return Err(Failure::new(Kind::Memory, message));
+            return Err(Failure::new(FailureKind::Memory, message));
         }
         let kind = match access {
             Access::ReadOnly => ffi::MEM_READ_ONLY,
@@ -100,25 +100,25 @@ impl Device {
         let mut code = 0;
         // SAFETY: no memory of ours is passed.
         let id = unsafe {
-            let (api, none) = (shared.api()?, null_mut());
+            let (api, none) = (shared.api_or_failure()?, null_mut());
             match (place, shared.create_on_host) {
-                (Place::OnHost, Some(create)) => {
+                (Place::HostPinned, Some(create)) => {
                     let on_host = ffi::MEM_LOCATION_HOST_NV | ffi::MEM_PINNED_NV;
                     create(shared.context, flags, on_host, len, none, &mut code)
                 }
                 _ => (api.clCreateBuffer)(shared.context, flags, len, none, &mut code),
             }
         };
-        shared.check_made(code, "clCreateBuffer", format_args!("{len} bytes"))?;
-        if place.is_on(&shared.facts) {
+        shared.check_created(code, "clCreateBuffer", format_args!("{len} bytes"))?;
+        if place.is_device_memory(&shared.facts) {
             shared.allocated.fetch_add(len as u64, Ordering::Relaxed);
         }
         Ok(Buffer::from_id(shared, id, (len, access, place), None))
     }
 
     /// A read-only buffer in the device's memory that holds `bytes`.
-    pub fn buffer_of(&self, bytes: &[u8]) -> Result<Buffer> {
-        let buffer = self.buffer(bytes.len(), Access::ReadOnly, Place::Device)?;
+    pub fn upload_buffer(&self, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.allocate_buffer(bytes.len(), Access::ReadOnly, Place::Device)?;
         buffer.write(0, bytes)?;
         Ok(buffer)
     }
@@ -135,7 +135,7 @@ impl Memory {
     }
 
     /// Moves an unmapped buffer to another state; returns false if it was not unmapped.
-    fn enter(&self, state: u8) -> bool {
+    fn try_set_state(&self, state: u8) -> bool {
         self.state.compare_exchange(UNMAPPED, state, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
@@ -160,8 +160,8 @@ impl Memory {
     }
 
     /// Checks that pieces of `bytes` bytes in total lie within the buffer; returns false if they are empty.
-    fn pieces(&self, pieces: Pieces, bytes: usize) -> bool {
-        let Pieces { start, len, count, pitch } = pieces;
+    fn check_pieces(&self, pieces: StridedPieces, bytes: usize) -> bool {
+        let StridedPieces { start, len, count, pitch } = pieces;
         assert!(pieces.bytes() == bytes && start % pitch + len <= pitch, "{pieces:?} for {bytes} bytes");
         self.assert_holds(&(start..start + count.saturating_sub(1) * pitch + len));
         bytes > 0
@@ -171,21 +171,21 @@ impl Memory {
     fn map(&self, range: &Range<usize>, flags: u64) -> Result<NonNull<u8>> {
         let (offset, len) = (range.start, range.len());
         let call = Call::Map { buffer: self.id, flags, offset, len };
-        let start = self.shared.wait(call, format_args!("{range:?} of {} bytes", self.len));
+        let start = self.shared.wait_for_call(call, format_args!("{range:?} of {} bytes", self.len));
         let start = start.inspect_err(|failure| {
-            if failure.kind == Kind::Stopped {
+            if failure.kind == FailureKind::Stopped {
                 // It may be mapped later, and no one would unmap it.
-                self.shared.lose(Failure::new(Kind::Lost, "a mapping was interrupted"));
+                self.shared.mark_lost(Failure::new(FailureKind::Lost, "a mapping was interrupted"));
             }
         })?;
-        let none = || Failure::new(Kind::Lost, "clEnqueueMapBuffer gave no address and no error");
+        let none = || Failure::new(FailureKind::Lost, "clEnqueueMapBuffer gave no address and no error");
         start.map(|start| start.0).ok_or_else(none)
     }
 
     fn unmap(&self, start: NonNull<u8>) -> Result<()> {
         // SAFETY: `start` was returned by mapping this buffer, and no one uses it any more.
         let code = unsafe {
-            let api = self.shared.api()?;
+            let api = self.shared.api_or_failure()?;
             let unmap = api.clEnqueueUnmapMemObject;
             unmap(self.shared.queue, self.id, start.as_ptr().cast(), 0, null(), null_mut())
         };
@@ -195,14 +195,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let (Some(start), Some(_)) = (self.frozen.get(), self.shared.to_release()) {
+        if let (Some(start), Some(_)) = (self.frozen.get(), self.shared.api_for_release()) {
             // No one is left to report the error to.
             let _ = self.unmap(start.0);
         }
-        if self.whole.is_none() && self.place.is_on(&self.shared.facts) {
+        if self.parent.is_none() && self.place.is_device_memory(&self.shared.facts) {
             self.shared.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
-        if let Some(api) = self.shared.to_release() {
+        if let Some(api) = self.shared.api_for_release() {
             // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.
             unsafe { (api.clReleaseMemObject)(self.id) };
         }
@@ -219,7 +219,7 @@ impl Buffer {
         whole: Option<(Buffer, usize)>,
     ) -> Self {
         let (state, frozen) = (AtomicU8::new(UNMAPPED), OnceLock::new());
-        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, whole };
+        let memory = Memory { shared: shared.clone(), id, len, access, place, state, frozen, parent: whole };
         Self { memory: Arc::new(memory) }
     }
 
@@ -233,20 +233,23 @@ impl Buffer {
     /// # Errors
     /// [`Kind::Misuse`] if `range.start` is not a multiple of [`Facts::base_align`](super::Facts::base_align),
     /// [`Kind::Absent`] if the driver supports only OpenCL 1.0.
-    pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
+    pub fn sub_buffer(&self, range: Range<usize>) -> Result<Buffer> {
         let m = &self.memory;
         m.assert_holds(&range);
         assert!(!range.is_empty(), "parts have bytes");
-        let api = m.shared.api()?;
+        let api = m.shared.api_or_failure()?;
         let Some(create) = api.clCreateSubBuffer else {
-            return Err(Failure::new(Kind::Absent, "this driver has no sub-buffers (clCreateSubBuffer)"));
+            return Err(Failure::new(
+                FailureKind::Unsupported,
+                "this driver has no sub-buffers (clCreateSubBuffer)",
+            ));
         };
         let region = [range.start, range.len()];
         let mut code = 0;
         // SAFETY: the region is an origin and a size within the buffer; flags 0 inherit those of the parent.
         let id =
             unsafe { create(m.id, 0, ffi::BUFFER_CREATE_TYPE_REGION, region.as_ptr().cast(), &mut code) };
-        m.shared.check_made(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
+        m.shared.check_created(code, "clCreateSubBuffer", format_args!("{range:?} of {} bytes", m.len))?;
         let whole = Some((self.clone(), range.start));
         Ok(Buffer::from_id(&m.shared, id, (range.len(), m.access, m.place), whole))
     }
@@ -255,13 +258,13 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Kind::Absent`] if the device has no images, or none of this size.
-    pub fn image(&self, words: usize) -> Result<Buffer> {
+    pub fn create_image(&self, words: usize) -> Result<Buffer> {
         let m = &self.memory;
-        let (api, width) = (m.shared.api()?, m.len / (4 * words));
+        let (api, width) = (m.shared.api_or_failure()?, m.len / (4 * words));
         let create = api.clCreateImage.filter(|_| width <= m.shared.facts.image_texels);
         let Some(create) = create else {
             let message = format!("this device has no image of {width} texels");
-            return Err(Failure::new(Kind::Absent, message));
+            return Err(Failure::new(FailureKind::Unsupported, message));
         };
         let channels = if words == 4 { ffi::CHANNELS_RGBA } else { ffi::CHANNEL_R };
         let description = ffi::ImageDescription {
@@ -280,13 +283,13 @@ impl Buffer {
         let (context, mut code) = (m.shared.context, 0);
         // SAFETY: both descriptions are valid, and the texels are within the buffer, which stays alive.
         let id = unsafe { create(context, ffi::MEM_READ_ONLY, &format, &description, null_mut(), &mut code) };
-        m.shared.check_made(code, "clCreateImage", format_args!("{width} texels"))?;
+        m.shared.check_created(code, "clCreateImage", format_args!("{width} texels"))?;
         Ok(Buffer::from_id(&m.shared, id, (m.len, Access::ReadOnly, m.place), Some((self.clone(), 0))))
     }
 
     /// Parent buffer and offset; `None` if this is not a part.
-    pub fn whole(&self) -> Option<(&Buffer, usize)> {
-        self.memory.whole.as_ref().map(|(whole, at)| (whole, *at))
+    pub fn parent_and_offset(&self) -> Option<(&Buffer, usize)> {
+        self.memory.parent.as_ref().map(|(whole, at)| (whole, *at))
     }
 
     /// Always false: a buffer has at least one byte.
@@ -311,20 +314,20 @@ impl Buffer {
     }
 
     /// Waits for queued work and reads strided pieces into `bytes`, one after the other.
-    pub fn read_pieces(&self, pieces: Pieces, bytes: &mut [u8]) -> Result<()> {
+    pub fn read_pieces(&self, pieces: StridedPieces, bytes: &mut [u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_readable();
-        if m.pieces(pieces, bytes.len()) { m.shared.read_pieces(m.id, pieces, bytes) } else { Ok(()) }
+        if m.check_pieces(pieces, bytes.len()) { m.shared.read_pieces(m.id, pieces, bytes) } else { Ok(()) }
     }
 
     /// Writes strided pieces after queued work, and waits until `bytes` have been read.
-    pub fn write_pieces(&self, pieces: Pieces, bytes: &[u8]) -> Result<()> {
+    pub fn write_pieces(&self, pieces: StridedPieces, bytes: &[u8]) -> Result<()> {
         let m = &self.memory;
         m.assert_writable();
-        if m.pieces(pieces, bytes.len()) { m.shared.write_pieces(m.id, pieces, bytes) } else { Ok(()) }
+        if m.check_pieces(pieces, bytes.len()) { m.shared.write_pieces(m.id, pieces, bytes) } else { Ok(()) }
     }
 
-    pub fn copy(&self, range: Range<usize>, to: &Buffer, offset: usize) -> Result<()> {
+    pub fn copy_to(&self, range: Range<usize>, to: &Buffer, offset: usize) -> Result<()> {
         let (m, t) = (&self.memory, &to.memory);
         m.assert_holds(&range);
         m.assert_readable();
@@ -335,7 +338,7 @@ impl Buffer {
         }
         // SAFETY: within both buffers.
         let code = unsafe {
-            let api = m.shared.api()?;
+            let api = m.shared.api_or_failure()?;
             let (copy, start, len) = (api.clEnqueueCopyBuffer, range.start, range.len());
             copy(m.shared.queue, m.id, t.id, start, offset, len, 0, null(), null_mut())
         };
@@ -354,7 +357,7 @@ impl Buffer {
         if range.is_empty() {
             return Ok(());
         }
-        let api = m.shared.api()?;
+        let api = m.shared.api_or_failure()?;
         let Some(fill) = api.clEnqueueFillBuffer else {
             drop(api);
             return self.fill_by_writing(range, byte);

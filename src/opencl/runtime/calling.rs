@@ -28,35 +28,35 @@ thread_local! {
 }
 
 /// Entry points, counted as a call in progress until dropped.
-pub(super) struct Calling(&'static Api);
+pub(super) struct ApiGuard(&'static Api);
 
 /// A call in progress: the thread, and the number of the call on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UnderWay(usize, u64);
+pub struct PendingCall(usize, u64);
 
 /// Calls in progress that do not wait for the device.
-pub fn under_way() -> Vec<UnderWay> {
+pub fn calls_in_progress() -> Vec<PendingCall> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let of = |(thread, calls): (usize, &&Calls)| {
         let begun = calls.begun.load(Ordering::Relaxed);
-        (begun != calls.ended.load(Ordering::Relaxed)).then_some(UnderWay(thread, begun))
+        (begun != calls.ended.load(Ordering::Relaxed)).then_some(PendingCall(thread, begun))
     };
     all.iter().enumerate().filter_map(of).collect()
 }
 
-fn count(of: fn(&Calls) -> &AtomicU64) {
+fn increment_counter(of: fn(&Calls) -> &AtomicU64) {
     // A thread that ends may release objects after its thread-locals are gone.
     let _ = MINE.try_with(|mine| of(mine).store(of(mine).load(Ordering::Relaxed) + 1, Ordering::Relaxed));
 }
 
-impl Calling {
+impl ApiGuard {
     pub fn new(api: &'static Api) -> Self {
-        count(|calls| &calls.begun);
+        increment_counter(|calls| &calls.begun);
         Self(api)
     }
 }
 
-impl Deref for Calling {
+impl Deref for ApiGuard {
     type Target = Api;
 
     fn deref(&self) -> &Api {
@@ -64,8 +64,8 @@ impl Deref for Calling {
     }
 }
 
-impl Drop for Calling {
+impl Drop for ApiGuard {
     fn drop(&mut self) {
-        count(|calls| &calls.ended);
+        increment_counter(|calls| &calls.ended);
     }
 }

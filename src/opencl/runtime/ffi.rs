@@ -141,7 +141,7 @@ pub const MEM_PINNED_NV: u64 = 2;
 ///
 /// # Safety
 /// `F` must be a function pointer type, and the address null or that of a function of this type.
-pub unsafe fn function<F>(address: *mut c_void) -> Option<F> {
+pub unsafe fn cast_function<F>(address: *mut c_void) -> Option<F> {
     const { assert!(size_of::<Option<F>>() == size_of::<*mut c_void>()) };
     // SAFETY: by this function's contract; `None` of a function pointer is null.
     unsafe { std::mem::transmute_copy::<*mut c_void, Option<F>>(&address) }

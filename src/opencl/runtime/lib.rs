@@ -22,10 +22,10 @@ pub mod stream;
 #[allow(unsafe_code)]
 pub mod waiter;
 
-pub use buffer::{Access, Buffer, Mapped, Place, SharedView, Staged};
-pub use calls::end;
-pub use device::{Builds, Device};
-pub use facts::{DeviceType, Facts};
-pub use failure::{Failure, Kind};
+pub use buffer::{Access, Buffer, Mapped, Place, SharedView, StagingBuffer};
+pub use calls::exit_process;
+pub use device::{BuildStats, Device};
+pub use facts::{DeviceInfo, DeviceType};
+pub use failure::{Failure, FailureKind};
 pub use program::{Kernel, Program, Source};
 pub use program_cache::{Cache, Verdict};

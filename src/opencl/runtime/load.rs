@@ -5,7 +5,7 @@
 //! behind their platforms (cl_khr_icd). Libraries are never unloaded, because drivers start threads and register exit
 //! handlers.
 
-use super::failure::{Failure, Kind, Result};
+use super::failure::{Failure, FailureKind, Result};
 use super::ffi::{self, Api, PlatformId, error_name};
 use libloading::os::unix as dl;
 use std::ffi::{CStr, c_char, c_void};
@@ -33,7 +33,7 @@ pub struct Library {
 }
 
 /// A candidate, and either how it is used or the linker's message.
-pub struct Tried {
+pub struct Candidate {
     pub name: String,
     pub found: std::result::Result<String, String>,
 }
@@ -41,7 +41,7 @@ pub struct Tried {
 /// Result of the search for OpenCL, made once per process.
 pub struct Search {
     /// All candidates in the order tried.
-    pub tried: Vec<Tried>,
+    pub candidates: Vec<Candidate>,
     /// Usable libraries: the first loader, or all vendors' libraries if there is no loader.
     pub libraries: Vec<Library>,
 }
@@ -50,59 +50,63 @@ impl Search {
     /// Searches on the first call; the libraries stay loaded.
     pub fn get() -> &'static Search {
         static SEARCH: OnceLock<Search> = OnceLock::new();
-        SEARCH.get_or_init(|| keeping_signals(Search::everywhere))
+        SEARCH.get_or_init(|| with_signals_restored(Search::search_all))
     }
 
-    fn everywhere() -> Search {
-        let mut search = Search { tried: Vec::new(), libraries: Vec::new() };
+    fn search_all() -> Search {
+        let mut search = Search { candidates: Vec::new(), libraries: Vec::new() };
         if let Some(only) = std::env::var_os(LIB_VARIABLE).filter(|v| !v.is_empty()) {
-            search.consider(&only.to_string_lossy());
+            search.try_candidate(&only.to_string_lossy());
             return search;
         }
         for name in CANDIDATES {
-            if search.consider(name) {
+            if search.try_candidate(name) {
                 return search;
             }
         }
         for name in vendor_libraries() {
-            search.consider(&name);
+            search.try_candidate(&name);
         }
         search
     }
 
     /// Tries a candidate and records the result. Returns true if it is usable.
-    fn consider(&mut self, name: &str) -> bool {
-        if self.tried.iter().any(|t| t.name == name) {
+    fn try_candidate(&mut self, name: &str) -> bool {
+        if self.candidates.iter().any(|t| t.name == name) {
             return false;
         }
-        let opened = open(name);
+        let opened = open_library(name);
         let found = match &opened {
             Ok((library, how)) => Ok(format!("{how}, platforms: {}", library.platforms.len())),
             Err(why) => Err(why.clone()),
         };
-        self.tried.push(Tried { name: name.into(), found });
+        self.candidates.push(Candidate { name: name.into(), found });
         let counts = opened.is_ok();
         self.libraries.extend(opened.map(|(library, _)| library));
         counts
     }
 
     /// Error for a system without OpenCL: every candidate in short, and the remedy.
-    pub fn failure(&self) -> Failure {
+    pub fn to_failure(&self) -> Failure {
         let tried: Vec<String> = self
-            .tried
+            .candidates
             .iter()
             .map(|t| {
-                format!("{} ({})", t.name, t.found.as_ref().map_or_else(|e| short(&t.name, e), Clone::clone))
+                format!(
+                    "{} ({})",
+                    t.name,
+                    t.found.as_ref().map_or_else(|e| strip_name(&t.name, e), Clone::clone)
+                )
             })
             .collect();
-        let message = format!("no library with a platform; tried {}; {}", tried.join(", "), remedy());
-        Failure::new(Kind::Absent, message)
+        let message = format!("no library with a platform; tried {}; {}", tried.join(", "), install_advice());
+        Failure::new(FailureKind::Unsupported, message)
     }
 }
 
 /// Runs `body`, which may start a driver, and restores the signal handlers. LLVM, which PoCL uses, installs its own,
 /// with which Ctrl-C kills the process.
-pub(super) fn keeping_signals<T>(body: impl FnOnce() -> T) -> T {
+pub(super) fn with_signals_restored<T>(body: impl FnOnce() -> T) -> T {
     let mut before = Vec::with_capacity(32);
     for signal in 1..32 {
         // SAFETY: plain data, for which zeros are valid, and which the call fills.
@@ -122,12 +126,12 @@ pub(super) fn keeping_signals<T>(body: impl FnOnce() -> T) -> T {
 }
 
 /// Strips the library name from the linker's message, which repeats it.
-fn short(name: &str, words: &str) -> String {
+fn strip_name(name: &str, words: &str) -> String {
     words.strip_prefix(name).map_or(words, |w| w.trim_start_matches(": ")).into()
 }
 
 /// Advice if nothing was found.
-pub fn remedy() -> String {
+pub fn install_advice() -> String {
     match std::env::var_os(LIB_VARIABLE) {
         Some(_) => format!("{LIB_VARIABLE} limits the search to this library; unset it to try all"),
         None => REMEDY.into(),
@@ -201,7 +205,7 @@ fn vendor_libraries() -> Vec<String> {
 type Opened = std::result::Result<(Library, &'static str), String>;
 
 /// Opens a library and looks for its platforms. The second value says how it is used.
-fn open(name: &str) -> Opened {
+fn open_library(name: &str) -> Opened {
     ANY_LOADED.store(true, Ordering::Relaxed);
     // SAFETY: this runs the library's initialisers. The names are those of OpenCL libraries, or were given
     // by the user or the system's administrator.
@@ -212,8 +216,8 @@ fn open(name: &str) -> Opened {
     let handle: &'static dl::Library = Box::leak(Box::new(handle));
     let pixel = PixelHook::of(handle);
     let by_name = |name: &'static CStr, _slot: usize| match &pixel {
-        Some(hook) => hook.address(name),
-        None => address(handle, name),
+        Some(hook) => hook.symbol_address(name),
+        None => symbol_address(handle, name),
     };
     // SAFETY: the addresses are those of the functions so named, in a library that stays.
     match unsafe { Api::bind(by_name) } {
@@ -225,12 +229,14 @@ fn open(name: &str) -> Opened {
             })?;
             Ok((Library { name: name.into(), api, platforms }, how))
         }
-        Err(missing) => direct(name, handle).unwrap_or_else(|| Err(format!("symbol {missing} is missing"))),
+        Err(missing) => {
+            open_vendor_library(name, handle).unwrap_or_else(|| Err(format!("symbol {missing} is missing")))
+        }
     }
 }
 
 /// Address of a symbol; null if missing.
-fn address(handle: &dl::Library, name: &CStr) -> *mut c_void {
+fn symbol_address(handle: &dl::Library, name: &CStr) -> *mut c_void {
     // SAFETY: only the address is taken, nothing is called or read through it here.
     unsafe { handle.get::<*mut c_void>(name) }.map_or(std::ptr::null_mut(), dl::Symbol::as_raw_ptr)
 }
@@ -242,7 +248,8 @@ struct PixelHook {
 
 impl PixelHook {
     fn of(handle: &'static dl::Library) -> Option<Self> {
-        let (enable, load) = (address(handle, c"enableOpenCL"), address(handle, c"loadOpenCLPointer"));
+        let (enable, load) =
+            (symbol_address(handle, c"enableOpenCL"), symbol_address(handle, c"loadOpenCLPointer"));
         if enable.is_null() || load.is_null() {
             return None;
         }
@@ -258,7 +265,7 @@ impl PixelHook {
         Some(Self { load })
     }
 
-    fn address(&self, name: &CStr) -> *mut c_void {
+    fn symbol_address(&self, name: &CStr) -> *mut c_void {
         // SAFETY: takes a zero-terminated name and gives its address or null.
         unsafe { (self.load)(name.as_ptr()) }
     }
@@ -269,10 +276,10 @@ const ICD2_TAG: usize = 0x4F50_454E_434C_3331_u64 as usize;
 
 /// Opens a vendor's library without a loader (cl_khr_icd): the first word of every platform points to a table of entry
 /// points. `None` if it is not such a library.
-fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
+fn open_vendor_library(name: &str, handle: &dl::Library) -> Option<Opened> {
     type GetAddress = unsafe extern "system" fn(*const c_char) -> *mut c_void;
     type GetPlatforms = unsafe extern "system" fn(u32, *mut PlatformId, *mut u32) -> i32;
-    let get = address(handle, c"clGetExtensionFunctionAddress");
+    let get = symbol_address(handle, c"clGetExtensionFunctionAddress");
     if get.is_null() {
         return None;
     }
@@ -300,11 +307,11 @@ fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
             // Its slot may be empty, because loaders never call it.
             0 => entry,
             // Slots of 1.0 and 1.1 are in every table, later ones only if the version says so.
-            slot if slot < 91 || later_slots(table, platforms[0], slot) => {
+            slot if slot < 91 || has_version_slot(table, platforms[0], slot) => {
                 // SAFETY: the table has this slot.
                 unsafe { *table.add(slot) }
             }
-            _ => address(handle, name),
+            _ => symbol_address(handle, name),
         };
         // SAFETY: the slots are those of the Khronos header, in a library that stays.
         let api =
@@ -315,7 +322,7 @@ fn direct(name: &str, handle: &dl::Library) -> Option<Opened> {
 }
 
 /// True if the platform's version promises a slot of OpenCL 1.2, the latest version used.
-fn later_slots(table: *const *mut c_void, platform: PlatformId, slot: usize) -> bool {
+fn has_version_slot(table: *const *mut c_void, platform: PlatformId, slot: usize) -> bool {
     type GetInfo = unsafe extern "system" fn(PlatformId, u32, usize, *mut c_void, *mut usize) -> i32;
     // SAFETY: slot 1 is clGetPlatformInfo in every version.
     let get = unsafe { std::mem::transmute::<*mut c_void, Option<GetInfo>>(*table.add(1)) };
@@ -353,7 +360,7 @@ fn platforms_of(call: PlatformsCall<'_>) -> std::result::Result<Vec<PlatformId>,
 }
 
 /// Usable libraries; the error lists every candidate in short.
-pub fn libraries() -> Result<&'static [Library]> {
+pub fn usable_libraries() -> Result<&'static [Library]> {
     let search = Search::get();
-    if search.libraries.is_empty() { Err(search.failure()) } else { Ok(&search.libraries) }
+    if search.libraries.is_empty() { Err(search.to_failure()) } else { Ok(&search.libraries) }
 }

@@ -4,10 +4,10 @@
 //! within its buffers. oclgrind does, in the tests.
 
 use super::buffer::{Buffer, Memory};
-use super::device::{Builds, Device, Shared, number, text};
-use super::failure::{Failure, Kind, Result, check};
+use super::device::{BuildStats, Device, Shared, query_number, query_text};
+use super::failure::{Failure, FailureKind, Result, check_code};
 use super::ffi::{self, KernelId, ProgramId};
-use super::program_cache::{Attempt, Entry, Key, Marker, Notes, Verdict};
+use super::program_cache::{CompileAttempt, Entry, Key, Marker, Notes, Verdict};
 use super::waiter::Call;
 use std::ffi::CString;
 use std::ops::Range;
@@ -36,11 +36,11 @@ pub struct Program {
     shared: Arc<Shared>,
     name: String,
     id: ProgramId,
-    kept: Option<Kept>,
+    cached: Option<CachedMetadata>,
 }
 
 /// Data about a program in the program cache.
-struct Kept {
+struct CachedMetadata {
     key: Key,
     notes: Mutex<Notes>,
 }
@@ -68,14 +68,14 @@ impl Program {
 
     fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
-        if shared.builds_no_more.load(Ordering::Relaxed) {
-            return Err(Failure::new(Kind::Stopped, format!("{} is no longer needed", source.name)));
+        if shared.builds_stopped.load(Ordering::Relaxed) {
+            return Err(Failure::new(FailureKind::Stopped, format!("{} is no longer needed", source.name)));
         }
         let begin = Instant::now();
         let key = Key::of(source.text, source.options, &shared.facts);
         let trial = || match risk {
             Risk::Baseline => Ok(None),
-            Risk::Variant => marker(shared, &key, source.name),
+            Risk::Variant => mark_trial(shared, &key, source.name),
         };
         if shared.cache.is_marked(&key) {
             trial()?; // what a driver crashed on is not loaded either
@@ -91,17 +91,17 @@ impl Program {
             None => {
                 let _marker = trial()?;
                 let program = Self::from_source(shared, source)?;
-                program.compile(source.options)?;
+                program.build_program(source.options)?;
                 program
             }
         };
         let notes = Mutex::new(entry.map(|entry| entry.notes).unwrap_or_default());
-        program.kept = Some(Kept { key, notes });
+        program.cached = Some(CachedMetadata { key, notes });
         if !from_cache {
             program.save();
         }
         let mut builds = shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
-        let Builds { compiled, compiling, loaded, loading } = &mut *builds;
+        let BuildStats { compiled, compiling, loaded, loading } = &mut *builds;
         let (count, time) = if from_cache { (loaded, loading) } else { (compiled, compiling) };
         *count += 1;
         *time += begin.elapsed();
@@ -114,41 +114,43 @@ impl Program {
         if binary.is_empty() {
             return Ok(None);
         }
-        let _marker = shared.cache.loading();
+        let _marker = shared.cache.mark_loading();
         let (start, len) = (binary.as_ptr(), binary.len());
         let (mut status, mut code) = (0, 0);
         // SAFETY: one device and one binary of this length, which the call copies.
         let id = unsafe {
-            let api = shared.api()?;
+            let api = shared.api_or_failure()?;
             let create = api.clCreateProgramWithBinary;
             create(shared.context, 1, &shared.id, &len, &start, &mut status, &mut code)
         };
         if code != ffi::SUCCESS {
             return Ok(None);
         }
-        let program = Self { shared: shared.clone(), name: source.name.into(), id, kept: None };
+        let program = Self { shared: shared.clone(), name: source.name.into(), id, cached: None };
         // Binaries must be built too, before kernels can be created.
-        Ok((status == ffi::SUCCESS && program.compile(source.options).is_ok()).then_some(program))
+        Ok((status == ffi::SUCCESS && program.build_program(source.options).is_ok()).then_some(program))
     }
 
     fn from_source(shared: &Arc<Shared>, source: &Source<'_>) -> Result<Self> {
         let (start, len) = (source.text.as_ptr().cast(), source.text.len());
         let mut code = 0;
         // SAFETY: one text of this length.
-        let id =
-            unsafe { (shared.api()?.clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code) };
-        shared.check_made(code, "clCreateProgramWithSource", source.name)?;
-        Ok(Self { shared: shared.clone(), name: source.name.into(), id, kept: None })
+        let id = unsafe {
+            (shared.api_or_failure()?.clCreateProgramWithSource)(shared.context, 1, &start, &len, &mut code)
+        };
+        shared.check_created(code, "clCreateProgramWithSource", source.name)?;
+        Ok(Self { shared: shared.clone(), name: source.name.into(), id, cached: None })
     }
 
     /// Compiles and links the program.
-    fn compile(&self, options: &str) -> Result<()> {
-        let words = CString::new(options)
-            .map_err(|_| Failure::new(Kind::Misuse, format!("options of {} hold a zero byte", self.name)))?;
+    fn build_program(&self, options: &str) -> Result<()> {
+        let words = CString::new(options).map_err(|_| {
+            Failure::new(FailureKind::InvalidCall, format!("options of {} hold a zero byte", self.name))
+        })?;
         let shared = &self.shared;
         let mut code = 0;
         for _ in 0..TRIES {
-            let api = shared.api()?;
+            let api = shared.api_or_failure()?;
             // SAFETY: one device, zero-terminated options, no callback.
             code = unsafe {
                 (api.clBuildProgram)(self.id, 1, &shared.id, words.as_ptr(), None, std::ptr::null_mut())
@@ -157,19 +159,19 @@ impl Program {
             if ![ffi::OUT_OF_RESOURCES, ffi::OUT_OF_HOST_MEMORY].contains(&code) {
                 break;
             }
-            shared.wait(Call::Finish, &self.name)?;
+            shared.wait_for_call(Call::Finish, &self.name)?;
         }
         // Whatever the code, another program may build.
-        check(code, "clBuildProgram", &self.name).map_err(|failure| match self.log() {
+        check_code(code, "clBuildProgram", &self.name).map_err(|failure| match self.build_log() {
             log if log.is_empty() => failure,
             log => Failure { message: format!("{}: {log}", failure.message), ..failure },
         })
     }
 
     /// First lines of the compiler log, joined into one.
-    fn log(&self) -> String {
-        let Ok(api) = self.shared.api() else { return String::new() };
-        let all = text(|size, value, wanted| {
+    fn build_log(&self) -> String {
+        let Ok(api) = self.shared.api_or_failure() else { return String::new() };
+        let all = query_text(|size, value, wanted| {
             // SAFETY: `text` passes memory of the size it says.
             unsafe {
                 let get = api.clGetProgramBuildInfo;
@@ -181,14 +183,14 @@ impl Program {
     }
 
     /// Binary of the built program; empty if the driver returns none.
-    pub fn binary(&self) -> Vec<u8> {
-        let Ok(api) = self.shared.api() else { return Vec::new() };
+    pub fn read_binary(&self) -> Vec<u8> {
+        let Ok(api) = self.shared.api_or_failure() else { return Vec::new() };
         let api = &api;
         let ask = |name: u32| {
             // SAFETY: the callers below pass memory of the size they say.
             move |size, value, wanted| unsafe { (api.clGetProgramInfo)(self.id, name, size, value, wanted) }
         };
-        let Some(len) = number::<usize>(ask(ffi::PROGRAM_BINARY_SIZES)) else { return Vec::new() };
+        let Some(len) = query_number::<usize>(ask(ffi::PROGRAM_BINARY_SIZES)) else { return Vec::new() };
         let mut binary = vec![0u8; len];
         let mut place = binary.as_mut_ptr();
         // The driver writes the binary to the address in the memory passed: one, for one device.
@@ -197,43 +199,44 @@ impl Program {
         if code == ffi::SUCCESS { binary } else { Vec::new() }
     }
 
-    fn kept(&self) -> &Kept {
-        self.kept.as_ref().expect("set by `build_with`")
+    fn cached_metadata(&self) -> &CachedMetadata {
+        self.cached.as_ref().expect("set by `build_with`")
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.kept().notes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_notes(&self) -> MutexGuard<'_, Notes> {
+        self.cached_metadata().notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores binary and notes in the cache.
     fn save(&self) {
         let cache = &self.shared.cache;
-        let binary = if cache.keeps_binaries() { self.binary() } else { Vec::new() };
-        cache.save(&self.kept().key, &Entry { binary, notes: self.notes().clone() });
+        let binary = if cache.keeps_binaries() { self.read_binary() } else { Vec::new() };
+        cache.save(&self.cached_metadata().key, &Entry { binary, notes: self.lock_notes().clone() });
     }
 
     /// Self-test result of `kernel`; `None` if it was never tested.
-    pub fn verdict(&self, kernel: &str) -> Option<Verdict> {
-        self.notes().verdicts.get(kernel).copied()
+    pub fn kernel_verdict(&self, kernel: &str) -> Option<Verdict> {
+        self.lock_notes().verdicts.get(kernel).copied()
     }
 
     /// Stores a self-test result permanently.
     pub fn set_verdict(&self, kernel: &str, verdict: Verdict) {
-        self.notes().verdicts.insert(kernel.into(), verdict);
+        self.lock_notes().verdicts.insert(kernel.into(), verdict);
         self.save();
     }
 
     /// Creates a kernel of this name, without arguments. Each call creates a new object.
-    pub fn kernel(&self, name: &str) -> Result<Kernel> {
+    pub fn create_kernel(&self, name: &str) -> Result<Kernel> {
         let shared = &self.shared;
         let what = format!("{name} in {}", self.name);
-        let symbol = CString::new(name)
-            .map_err(|_| Failure::new(Kind::Misuse, format!("kernel name {name:?} holds a zero byte")))?;
-        let (api, mut code) = (shared.api()?, 0);
+        let symbol = CString::new(name).map_err(|_| {
+            Failure::new(FailureKind::InvalidCall, format!("kernel name {name:?} holds a zero byte"))
+        })?;
+        let (api, mut code) = (shared.api_or_failure()?, 0);
         // SAFETY: a built program and a zero-terminated name.
         let id = unsafe { (api.clCreateKernel)(self.id, symbol.as_ptr(), &mut code) };
-        shared.check_made(code, "clCreateKernel", what)?;
-        let max_work_group = number(|size, value, wanted| {
+        shared.check_created(code, "clCreateKernel", what)?;
+        let max_work_group = query_number(|size, value, wanted| {
             // SAFETY: `number` passes memory of the size it says.
             unsafe {
                 let get = api.clGetKernelWorkGroupInfo;
@@ -248,7 +251,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        if let Some(api) = self.shared.to_release() {
+        if let Some(api) = self.shared.api_for_release() {
             // SAFETY: created by this object; the driver keeps the program alive for its kernels.
             unsafe { (api.clReleaseProgram)(self.id) };
         }
@@ -256,13 +259,13 @@ impl Drop for Program {
 }
 
 /// Marks the trial of a variant, unless an earlier one crashed.
-fn marker(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
-    match shared.cache.try_out(key) {
-        Attempt::Begun(marker) => Ok(marker),
-        Attempt::Crashed(path) => {
+fn mark_trial(shared: &Shared, key: &Key, name: &str) -> Result<Option<Marker>> {
+    match shared.cache.start_variant_trial(key) {
+        CompileAttempt::Started(marker) => Ok(marker),
+        CompileAttempt::Crashed(path) => {
             let path = path.display();
             let message = format!("{name} is left out: the driver crashed on it; remove {path} to try again");
-            Err(Failure::new(Kind::Build, message))
+            Err(Failure::new(FailureKind::Build, message))
         }
     }
 }
@@ -284,7 +287,7 @@ enum Arg {
     Value,
     Buffer(Arc<Memory>),
     /// A buffer that may be gone.
-    LetGo(Weak<Memory>),
+    Released(Weak<Memory>),
 }
 
 impl Kernel {
@@ -294,60 +297,65 @@ impl Kernel {
     }
 
     /// Sets argument `index` to a buffer.
-    pub fn arg_buffer(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
+    pub fn set_buffer(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
         assert!(
             Arc::ptr_eq(&self.shared, &buffer.memory.shared),
             "kernel {}: argument {index} is a buffer of another device",
             self.name
         );
         // SAFETY: the value is a handle of this size; `args` keeps it alive, or no launch uses it.
-        unsafe { self.set(index, size_of::<ffi::MemId>(), (&raw const buffer.memory.id).cast())? };
+        unsafe { self.set_arg(index, size_of::<ffi::MemId>(), (&raw const buffer.memory.id).cast())? };
         self.args[index] = Arg::Buffer(buffer.memory.clone());
         Ok(self)
     }
 
     /// Sets argument `index` to a buffer, at no cost if it is already that buffer.
-    pub fn arg_again(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
+    pub fn rebind_buffer(&mut self, index: usize, buffer: &Buffer) -> Result<&mut Self> {
         let set = match self.args.get(index) {
             Some(Arg::Buffer(memory)) => Arc::ptr_eq(memory, &buffer.memory),
             // While a weak reference exists, no other memory can have this address.
-            Some(Arg::LetGo(memory)) => std::ptr::eq(memory.as_ptr(), Arc::as_ptr(&buffer.memory)),
+            Some(Arg::Released(memory)) => std::ptr::eq(memory.as_ptr(), Arc::as_ptr(&buffer.memory)),
             _ => false,
         };
         if !set {
-            return self.arg_buffer(index, buffer);
+            return self.set_buffer(index, buffer);
         }
         self.args[index] = Arg::Buffer(buffer.memory.clone());
         Ok(self)
     }
 
     /// Stops keeping these buffers alive; they must be set again before the next launch.
-    pub fn let_go(&mut self, range: Range<usize>) {
+    pub fn release_buffers(&mut self, range: Range<usize>) {
         for arg in &mut self.args[range] {
             if let Arg::Buffer(memory) = arg {
-                *arg = Arg::LetGo(Arc::downgrade(memory));
+                *arg = Arg::Released(Arc::downgrade(memory));
             }
         }
     }
 
     /// Sets argument `index` to an `int`.
-    pub fn arg_i32(&mut self, index: usize, value: i32) -> Result<&mut Self> {
+    pub fn set_int(&mut self, index: usize, value: i32) -> Result<&mut Self> {
         // SAFETY: four bytes, which the call copies.
-        unsafe { self.set(index, 4, (&raw const value).cast()) }
+        unsafe { self.set_arg(index, 4, (&raw const value).cast()) }
     }
 
     /// Sets argument `index` to an `int`, a vector of `int` or a structure of only `int`s.
-    pub fn arg_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
+    pub fn set_ints(&mut self, index: usize, values: &[i32]) -> Result<&mut Self> {
         // SAFETY: readable memory of this size, which the call copies.
-        unsafe { self.set(index, size_of_val(values), values.as_ptr().cast()) }
+        unsafe { self.set_arg(index, size_of_val(values), values.as_ptr().cast()) }
     }
 
     /// # Safety
     /// `value` must point to `size` readable bytes; a handle in them must be alive while it is set.
-    unsafe fn set(&mut self, index: usize, size: usize, value: *const std::ffi::c_void) -> Result<&mut Self> {
+    unsafe fn set_arg(
+        &mut self,
+        index: usize,
+        size: usize,
+        value: *const std::ffi::c_void,
+    ) -> Result<&mut Self> {
         let number = u32::try_from(index).expect("a kernel has few arguments");
         // SAFETY: by this function's contract. The driver reports a wrong argument size.
-        let code = unsafe { (self.shared.api()?.clSetKernelArg)(self.id, number, size, value) };
+        let code = unsafe { (self.shared.api_or_failure()?.clSetKernelArg)(self.id, number, size, value) };
         let what = format_args!("kernel {}, argument {index}, {size} bytes", self.name);
         self.shared.check(code, "clSetKernelArg", what)?;
         if self.args.len() <= index {
@@ -360,7 +368,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Some(api) = self.shared.to_release() {
+        if let Some(api) = self.shared.api_for_release() {
             // SAFETY: created by this object; the driver keeps the kernel alive for queued work.
             unsafe { (api.clReleaseKernel)(self.id) };
         }
@@ -385,7 +393,7 @@ impl Device {
             let free = match arg {
                 Arg::Value => true,
                 Arg::Buffer(memory) => memory.device_may_use(),
-                Arg::LetGo(_) => panic!("kernel {name}: argument {index} was let go and is not set again"),
+                Arg::Released(_) => panic!("kernel {name}: argument {index} was let go and is not set again"),
             };
             assert!(free, "kernel {name}: argument {index} is mapped for the CPU");
         }
@@ -393,20 +401,20 @@ impl Device {
         let shared = &self.shared;
         // SAFETY: both arrays have `global.len()` entries; the kernel and its buffers are alive.
         let code = unsafe {
-            let api = shared.api()?;
+            let api = shared.api_or_failure()?;
             let launch = api.clEnqueueNDRangeKernel;
             let dims = global.len() as u32;
             let (none, event) = (std::ptr::null(), std::ptr::null_mut());
             launch(shared.queue, kernel.id, dims, none, global.as_ptr(), sizes, 0, none.cast(), event)
         };
         if !kernel.launched.swap(true, Ordering::Relaxed) {
-            shared.waiter.first_launch();
+            shared.waiter.note_first_launch();
         }
         shared.check(
             code,
             "clEnqueueNDRangeKernel",
             format_args!("kernel {name}, {global:?} items in groups of {local:?}"),
         )?;
-        self.launched()
+        self.count_launch()
     }
 }

@@ -11,8 +11,8 @@
 
 mod trial;
 
-use super::facts::Facts;
-use files::atomic_file::Unfinished;
+use super::facts::DeviceInfo;
+use files::atomic_file::AtomicFile;
 use rustix::fs::{Access, access};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -23,25 +23,25 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-pub use trial::{Attempt, Marker, withdraw_trials};
+pub use trial::{CompileAttempt, Marker, remove_own_markers};
 
 /// Environment variable with the directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
 /// First bytes of a file; the digit is the version of the format and of the meaning of its notes.
 const MAGIC: &[u8; 8] = b"agclprg1";
 /// Maximum size of all files together; the oldest are deleted first.
-const MOST_BYTES: u64 = 128 << 20;
+const MAX_BYTES: u64 = 128 << 20;
 
 /// Cache of built programs, or the reason why it is disabled.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    dir: Result<PathBuf, Nowhere>,
+    dir: Result<PathBuf, CacheDisabled>,
     binaries: bool,
 }
 
 /// Reason for a missing directory.
 #[derive(Debug, Clone)]
-enum Nowhere {
+enum CacheDisabled {
     /// Disabled on request, in these words.
     Off(String),
     Unknown(String),
@@ -49,29 +49,31 @@ enum Nowhere {
 
 impl Cache {
     /// A disabled cache.
-    pub fn off() -> Self {
-        Self::nowhere(Nowhere::Off("off".into()))
+    pub fn disabled() -> Self {
+        Self::without_dir(CacheDisabled::Off("off".into()))
     }
 
     /// The user's cache: the directory in `ANTIGRAVITY_OPENCL_CACHE`, otherwise `antigravity/opencl` in the XDG cache
     /// directory; on Android `opencl-cache` next to the program.
-    pub fn of_user() -> Self {
+    pub fn for_user() -> Self {
         match std::env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()) {
-            Some(off) if off == "off" => Self::nowhere(Nowhere::Off(format!("off by {CACHE_VARIABLE}"))),
-            Some(dir) => Self::at(dir),
+            Some(off) if off == "off" => {
+                Self::without_dir(CacheDisabled::Off(format!("off by {CACHE_VARIABLE}")))
+            }
+            Some(dir) => Self::in_dir(dir),
             None => match default_dir() {
-                Some(dir) => Self::at(dir),
+                Some(dir) => Self::in_dir(dir),
                 None => {
                     let why =
                         format!("no home directory for compiled programs; {CACHE_VARIABLE} names another");
-                    Self::nowhere(Nowhere::Unknown(why))
+                    Self::without_dir(CacheDisabled::Unknown(why))
                 }
             },
         }
     }
 
     /// A cache in `dir`, which is created on the first write, and used only if no one else can write there.
-    pub fn at(dir: impl Into<PathBuf>) -> Self {
+    pub fn in_dir(dir: impl Into<PathBuf>) -> Self {
         Self { dir: Ok(dir.into()), binaries: true }
     }
 
@@ -80,15 +82,15 @@ impl Cache {
         Self { binaries: false, ..self }
     }
 
-    fn nowhere(why: Nowhere) -> Self {
+    fn without_dir(why: CacheDisabled) -> Self {
         Self { dir: Err(why), binaries: false }
     }
 
     /// Report: the directory and its contents, or why it is not used.
-    pub fn describe(&self) -> String {
+    pub fn describe_contents(&self) -> String {
         let dir = match &self.dir {
             Ok(dir) => dir,
-            Err(Nowhere::Off(why) | Nowhere::Unknown(why)) => return why.clone(),
+            Err(CacheDisabled::Off(why) | CacheDisabled::Unknown(why)) => return why.clone(),
         };
         match fs::metadata(dir) {
             Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -96,15 +98,15 @@ impl Cache {
             }
             Err(e) => return format!("not used: {}: {e}", dir.display()),
             Ok(meta) => {
-                if let Some(why) = refusal(&meta) {
+                if let Some(why) = untrusted_reason(&meta) {
                     return format!("not used: {}: {why}", dir.display());
                 }
             }
         }
         let files = files_of(dir);
-        let crashed = files.iter().filter(|f| f.is("trying")).count();
+        let crashed = files.iter().filter(|f| f.has_extension("trying")).count();
         let bytes: u64 = files.iter().map(|f| f.bytes).sum();
-        let programs = files.iter().filter(|f| f.is("program")).count();
+        let programs = files.iter().filter(|f| f.has_extension("program")).count();
         let crashed = match crashed {
             0 => String::new(),
             n => format!("; {n} crashed the driver, or are being tried now (*.trying)"),
@@ -117,16 +119,16 @@ impl Cache {
     }
 
     /// Reason why nothing can be stored, unless that was requested.
-    pub fn unusable(&self) -> Option<String> {
+    pub fn unusable_reason(&self) -> Option<String> {
         let dir = match &self.dir {
             Ok(dir) => dir,
-            Err(Nowhere::Off(_)) => return None,
-            Err(Nowhere::Unknown(why)) => return Some(why.clone()),
+            Err(CacheDisabled::Off(_)) => return None,
+            Err(CacheDisabled::Unknown(why)) => return Some(why.clone()),
         };
-        self.make();
+        self.create_dir();
         let why = match fs::metadata(dir) {
             Err(e) => e.to_string(),
-            Ok(meta) => refusal(&meta).or_else(|| unwritable(dir))?,
+            Ok(meta) => untrusted_reason(&meta).or_else(|| unwritable_reason(dir))?,
         };
         Some(format!("{}: {why}; {CACHE_VARIABLE} names another", dir.display()))
     }
@@ -135,7 +137,7 @@ impl Cache {
     pub(super) fn load(&self, key: &Key) -> Option<Entry> {
         let file = open_own(&self.path(key, "program")?, File::options().read(true))?;
         let mut bytes = Vec::new();
-        file.take(MOST_BYTES + 1).read_to_end(&mut bytes).ok()?;
+        file.take(MAX_BYTES + 1).read_to_end(&mut bytes).ok()?;
         Entry::parse(&bytes, key)
     }
 
@@ -146,37 +148,37 @@ impl Cache {
 
     /// Stores an entry; failures are ignored.
     pub(super) fn save(&self, key: &Key, entry: &Entry) {
-        self.make();
+        self.create_dir();
         let (Some(path), Ok(dir)) = (self.path(key, "program"), &self.dir) else { return };
         if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_file()) {
             // Replaces a link instead of following it. A directory stays.
             let _ = fs::remove_file(&path);
         }
         let write = || -> std::io::Result<()> {
-            let unfinished = Unfinished::create(&path)?;
+            let unfinished = AtomicFile::create(&path)?;
             // Independent of the umask, because files that others can write are not loaded.
             unfinished.file.set_permissions(Permissions::from_mode(0o600))?;
             (&unfinished.file).write_all(&entry.to_bytes(key))?;
-            unfinished.finish()
+            unfinished.commit()
         };
         if write().is_ok() {
-            prune(dir);
+            prune_files(dir);
         }
     }
 
     /// Text stored by [`Cache::remember`] under a name.
-    pub fn recall(&self, name: &str) -> Option<String> {
-        self.load(&Key::named(name))?.notes.remembered
+    pub fn get_text(&self, name: &str) -> Option<String> {
+        self.load(&Key::from_name(name))?.notes.remembered
     }
 
     /// Stores a short text under a name; failures are ignored.
-    pub fn remember(&self, name: &str, text: &str) {
+    pub fn put_text(&self, name: &str, text: &str) {
         let notes = Notes { remembered: Some(text.into()), ..Notes::default() };
-        self.save(&Key::named(name), &Entry { binary: Vec::new(), notes });
+        self.save(&Key::from_name(name), &Entry { binary: Vec::new(), notes });
     }
 
     /// Creates the directory, private, if it is missing; failures are ignored.
-    fn make(&self) {
+    fn create_dir(&self) {
         if let Ok(dir) = &self.dir {
             let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
         }
@@ -185,7 +187,7 @@ impl Cache {
     /// Path of a key's file; `None` if the directory is missing or untrusted.
     fn path(&self, key: &Key, extension: &str) -> Option<PathBuf> {
         let dir = self.dir.as_ref().ok()?;
-        let trusted = refusal(&fs::metadata(dir).ok()?).is_none();
+        let trusted = untrusted_reason(&fs::metadata(dir).ok()?).is_none();
         trusted.then(|| dir.join(format!("{:032x}.{extension}", fnv128(&key.0))))
     }
 }
@@ -200,10 +202,10 @@ fn default_dir() -> Option<PathBuf> {
 }
 
 /// Reason why binaries in this directory must not be run.
-fn refusal(meta: &Metadata) -> Option<String> {
+fn untrusted_reason(meta: &Metadata) -> Option<String> {
     if !meta.is_dir() {
         Some("it is not a directory".into())
-    } else if meta.uid() != user() {
+    } else if meta.uid() != user_id() {
         Some(format!("it belongs to user {}", meta.uid()))
     } else if others_may_write(meta) {
         Some("others may write there; chmod go-w makes it safe".into())
@@ -221,34 +223,34 @@ fn open_own(path: &Path, options: &mut OpenOptions) -> Option<File> {
     // Do not block on a pipe.
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
     let meta = file.metadata().ok()?;
-    (meta.is_file() && meta.uid() == user() && !others_may_write(&meta)).then_some(file)
+    (meta.is_file() && meta.uid() == user_id() && !others_may_write(&meta)).then_some(file)
 }
 
 /// Reason why nothing can be added to a directory.
-fn unwritable(dir: &Path) -> Option<String> {
+fn unwritable_reason(dir: &Path) -> Option<String> {
     access(dir, Access::WRITE_OK | Access::EXEC_OK).err().map(|e| std::io::Error::from(e).to_string())
 }
 
-fn user() -> u32 {
+fn user_id() -> u32 {
     geteuid().as_raw()
 }
 
-struct Kept {
+struct CacheFile {
     path: PathBuf,
     bytes: u64,
     changed: SystemTime,
 }
 
-impl Kept {
-    fn is(&self, extension: &str) -> bool {
+impl CacheFile {
+    fn has_extension(&self, extension: &str) -> bool {
         self.path.extension().is_some_and(|e| e == extension)
     }
 }
 
-fn files_of(dir: &Path) -> Vec<Kept> {
+fn files_of(dir: &Path) -> Vec<CacheFile> {
     let kept = |entry: fs::DirEntry| {
         let meta = entry.metadata().ok()?;
-        meta.is_file().then_some(Kept {
+        meta.is_file().then_some(CacheFile {
             path: entry.path(),
             bytes: meta.len(),
             changed: meta.modified().ok()?,
@@ -258,12 +260,12 @@ fn files_of(dir: &Path) -> Vec<Kept> {
 }
 
 /// Deletes the oldest files beyond [`MOST_BYTES`].
-fn prune(dir: &Path) {
+fn prune_files(dir: &Path) {
     let mut files = files_of(dir);
     files.sort_by_key(|f| f.changed);
     let mut bytes: u64 = files.iter().map(|f| f.bytes).sum();
     for file in files {
-        if bytes <= MOST_BYTES {
+        if bytes <= MAX_BYTES {
             return;
         }
         // If a file cannot be deleted, the next save tries again.
@@ -277,18 +279,18 @@ pub(super) struct Key(Vec<u8>);
 
 impl Key {
     /// Key of something that is not a program.
-    fn named(name: &str) -> Self {
+    fn from_name(name: &str) -> Self {
         Self::of_parts([name])
     }
 
     /// Key of the program that a device's compiler builds from `text` with `options`.
-    pub fn of(text: &str, options: &str, facts: &Facts) -> Self {
-        Self::of_parts([text, options].into_iter().chain(facts.identity()))
+    pub fn of(text: &str, options: &str, facts: &DeviceInfo) -> Self {
+        Self::of_parts([text, options].into_iter().chain(facts.cache_key_parts()))
     }
 
     fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut key = Vec::new();
-        parts.into_iter().for_each(|part| put(&mut key, part.as_bytes()));
+        parts.into_iter().for_each(|part| put_part(&mut key, part.as_bytes()));
         Self(key)
     }
 }
@@ -323,7 +325,7 @@ impl Entry {
     fn to_bytes(&self, key: &Key) -> Vec<u8> {
         let notes = serde_json::to_vec(&self.notes).expect("maps of strings");
         let mut rest = Vec::with_capacity(key.0.len() + notes.len() + self.binary.len() + 24);
-        [&key.0, &notes, &self.binary].into_iter().for_each(|part| put(&mut rest, part));
+        [&key.0, &notes, &self.binary].into_iter().for_each(|part| put_part(&mut rest, part));
         let mut bytes = MAGIC.to_vec();
         bytes.extend(fnv128(&rest).to_le_bytes());
         bytes.append(&mut rest);
@@ -332,21 +334,21 @@ impl Entry {
 
     fn parse(bytes: &[u8], key: &Key) -> Option<Self> {
         let (sum, mut rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<16>()?;
-        if u128::from_le_bytes(*sum) != fnv128(rest) || take(&mut rest)? != key.0 {
+        if u128::from_le_bytes(*sum) != fnv128(rest) || take_part(&mut rest)? != key.0 {
             return None;
         }
-        let notes = serde_json::from_slice(take(&mut rest)?).ok()?;
-        let binary = take(&mut rest)?.to_vec();
+        let notes = serde_json::from_slice(take_part(&mut rest)?).ok()?;
+        let binary = take_part(&mut rest)?.to_vec();
         rest.is_empty().then_some(Self { binary, notes })
     }
 }
 
-fn put(to: &mut Vec<u8>, part: &[u8]) {
+fn put_part(to: &mut Vec<u8>, part: &[u8]) {
     to.extend((part.len() as u64).to_le_bytes());
     to.extend(part);
 }
 
-fn take<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
+fn take_part<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (len, rest) = from.split_first_chunk::<8>()?;
     let (part, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
     *from = rest;
@@ -408,14 +410,14 @@ mod tests {
 
     #[test]
     fn every_part_of_the_key_counts() {
-        let facts = |name: &str| Facts { name: name.into(), ..Facts::nothing() };
+        let facts = |name: &str| DeviceInfo { name: name.into(), ..DeviceInfo::unknown_device() };
         let key = |text: &str, options: &str, name: &str| Key::of(text, options, &facts(name)).0;
         let base = key("ab", "c", "d");
         assert_eq!(base, key("ab", "c", "d"));
         for other in [key("a", "bc", "d"), key("ab", "", "cd"), key("ab", "c", "e")] {
             assert_ne!(base, other);
         }
-        let newer = Facts { driver: "2".into(), ..facts("d") };
+        let newer = DeviceInfo { driver: "2".into(), ..facts("d") };
         assert_ne!(base, Key::of("ab", "c", &newer).0);
     }
 }

@@ -15,18 +15,18 @@ const ITEMS: usize = 256;
 const GROUPS: usize = 8;
 
 /// Bytes per second.
-pub fn bandwidth(device: &Device) -> Result<f64> {
-    let facts = device.facts();
+pub fn measure_bandwidth(device: &Device) -> Result<f64> {
+    let facts = device.info();
     let room = facts.max_alloc.min(facts.global_memory / 4);
     let bytes = usize::try_from(room).unwrap_or(BYTES).min(BYTES) / 4096 * 4096;
     let items = facts.compute_units.max(1) as usize * GROUPS * ITEMS.min(facts.max_work_group.max(1));
-    let buffer = device.buffer(bytes, Access::ReadOnly, Place::Device)?;
+    let buffer = device.allocate_buffer(bytes, Access::ReadOnly, Place::Device)?;
     buffer.fill(0..bytes, 1)?;
-    let sums = device.buffer(64, Access::ReadWrite, Place::Device)?;
+    let sums = device.allocate_buffer(64, Access::ReadWrite, Place::Device)?;
     let text = include_str!("../../../kernels/read_bandwidth.cl");
     let program = Program::build(device, &Source { name: "read_bandwidth", text, options: "" })?;
-    let mut kernel = program.kernel("read_bandwidth")?;
-    kernel.arg_buffer(0, &buffer)?.arg_buffer(1, &sums)?.arg_i32(2, (bytes / 16) as i32)?;
+    let mut kernel = program.create_kernel("read_bandwidth")?;
+    kernel.set_buffer(0, &buffer)?.set_buffer(1, &sums)?.set_int(2, (bytes / 16) as i32)?;
     let local = ITEMS.min(kernel.max_work_group().max(1));
     let mut rates = Vec::with_capacity(PASSES);
     for pass in 0..=PASSES {

@@ -4,7 +4,7 @@
 //! therefore stop waiting: after a timeout, which loses the device, or when the user asks to stop. The thread, and the
 //! memory given to the call, then live as long as the process.
 
-use super::facts::{DeviceType, Facts};
+use super::facts::{DeviceInfo, DeviceType};
 use super::ffi::{self, Api, EventId, MemId, QueueId};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,18 +15,18 @@ use std::time::{Duration, Instant};
 /// `off` there is no timeout and no thread: oclgrind's search for uninitialised values supports only one thread.
 pub const LIMIT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIMIT";
 /// Default minimum timeout.
-const LEAST: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Factor on [`least`] for operations that were never measured: drivers compile and allocate on first use.
-const UNMEASURED: u32 = 6;
+const UNMEASURED_FACTOR: u32 = 6;
 /// Polling interval while waiting.
-const SLICE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Shorter waits ignore a request to stop, because the call will return soon.
-const SHORT: Duration = Duration::from_secs(1);
+const UNINTERRUPTIBLE: Duration = Duration::from_secs(1);
 
 /// Time for which two threads spin before they sleep. Waking up takes some 50 microseconds, twice per wait: a tenth of
 /// a token on a fast GPU (H200, 1B: 760 instead of 860 tokens/s). Passes on a phone are longer, and spinning heats it
 /// up.
-pub(super) fn watching(facts: &Facts) -> Duration {
+pub(super) fn spin_time(facts: &DeviceInfo) -> Duration {
     match facts.device_type {
         // Its own threads need the cores.
         DeviceType::Cpu => Duration::ZERO,
@@ -36,14 +36,14 @@ pub(super) fn watching(facts: &Facts) -> Duration {
 }
 
 /// Minimum timeout.
-pub fn least() -> Duration {
+pub fn minimum_timeout() -> Duration {
     let seconds = std::env::var(LIMIT_VARIABLE).ok().and_then(|v| v.parse().ok());
-    seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(LEAST)
+    seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(DEFAULT_TIMEOUT)
 }
 
 /// Timeout of an operation that was never measured.
-pub fn unmeasured() -> Duration {
-    least() * UNMEASURED
+pub fn unmeasured_timeout() -> Duration {
+    minimum_timeout() * UNMEASURED_FACTOR
 }
 
 /// Start of memory whose lifetime is documented by its user.
@@ -81,19 +81,19 @@ pub(super) enum Call {
     /// Reads strided pieces.
     ReadPieces {
         from: MemId,
-        pieces: Pieces,
+        pieces: StridedPieces,
         to: Address,
     },
     WritePieces {
         from: Address,
         to: MemId,
-        pieces: Pieces,
+        pieces: StridedPieces,
     },
 }
 
 /// Pieces of a buffer with equal length and distance.
 #[derive(Debug, Clone, Copy)]
-pub struct Pieces {
+pub struct StridedPieces {
     /// Offset of the first piece.
     pub start: usize,
     /// Bytes of a piece.
@@ -104,14 +104,14 @@ pub struct Pieces {
     pub pitch: usize,
 }
 
-impl Pieces {
+impl StridedPieces {
     /// Total bytes of the pieces.
     pub fn bytes(self) -> usize {
         self.len * self.count
     }
 
     /// Origin and region of a rectangle whose lines are the pieces.
-    fn rectangle(self) -> [[usize; 3]; 2] {
+    fn to_rectangle(self) -> [[usize; 3]; 2] {
         [[self.start % self.pitch, self.start / self.pitch, 0], [self.len, self.count, 1]]
     }
 
@@ -120,7 +120,7 @@ impl Pieces {
     /// The pieces are within the buffer, and the memory holds all of them and lives as long as [`Call`] requires.
     unsafe fn read(self, api: &Api, queue: QueueId, (from, to): (MemId, Address)) -> i32 {
         let Some(read) = api.clEnqueueReadBufferRect else { return ffi::INVALID_OPERATION };
-        let ([origin, region], here, Self { len, pitch, .. }) = (self.rectangle(), [0; 3], self);
+        let ([origin, region], here, Self { len, pitch, .. }) = (self.to_rectangle(), [0; 3], self);
         let to = to.0.as_ptr().cast();
         // SAFETY: by this function's contract; queue and buffer live as `Call::make` says.
         unsafe {
@@ -134,7 +134,7 @@ impl Pieces {
     /// As above.
     unsafe fn write(self, api: &Api, queue: QueueId, (from, to): (Address, MemId)) -> i32 {
         let Some(write) = api.clEnqueueWriteBufferRect else { return ffi::INVALID_OPERATION };
-        let ([origin, region], here, Self { len, pitch, .. }) = (self.rectangle(), [0; 3], self);
+        let ([origin, region], here, Self { len, pitch, .. }) = (self.to_rectangle(), [0; 3], self);
         let from = from.0.as_ptr().cast_const().cast();
         // SAFETY: as above.
         unsafe {
@@ -167,7 +167,7 @@ impl Call {
         }
     }
 
-    fn make(self, api: &Api, queue: QueueId) -> Answer {
+    fn call_driver(self, api: &Api, queue: QueueId) -> Answer {
         let (mut code, mut start) = (ffi::SUCCESS, null_mut());
         // SAFETY: queue, event and buffers live until the device is closed, which first waits for all calls. The
         // callers
@@ -208,16 +208,16 @@ pub(super) struct Answer {
 }
 
 /// Reason for a missing answer.
-pub(super) enum Unanswered {
+pub(super) enum CallError {
     /// The call did not return in this time.
-    TooLong(Duration),
+    TimedOut(Duration),
     /// The user asked to stop.
     Stopped,
 }
 
 /// Timeout, and the flag that ends waiting.
 #[derive(Clone)]
-struct Patience {
+struct Timeout {
     limit: Duration,
     stop: Option<Arc<AtomicBool>>,
 }
@@ -235,17 +235,17 @@ enum Step {
 struct State {
     step: Step,
     /// The call in progress was abandoned.
-    left: bool,
+    abandoned: bool,
 }
 
 /// Handle of the thread that waits for one device.
-pub(super) struct Waiter {
-    desk: Arc<Desk>,
+pub(super) struct CallThread {
+    mailbox: Arc<Mailbox>,
     /// True if there is no thread, and calls are made directly.
-    alone: bool,
+    inline: bool,
 }
 
-struct Desk {
+struct Mailbox {
     api: &'static Api,
     queue: QueueId,
     state: Mutex<State>,
@@ -254,12 +254,12 @@ struct Desk {
     /// Number of calls requested or answered.
     changes: AtomicUsize,
     /// Time to spin before sleeping; see [`watching`].
-    watching: Duration,
+    spin_time: Duration,
     /// True while an abandoned call is in progress.
-    left: AtomicBool,
+    abandoned: AtomicBool,
     /// True after a kernel was queued for the first time.
-    first: AtomicBool,
-    patience: Mutex<Patience>,
+    first_launch: AtomicBool,
+    timeout: Mutex<Timeout>,
     /// Staging memory for transfers.
     bytes: Mutex<Vec<u8>>,
 }
@@ -268,48 +268,48 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Waiter {
+impl CallThread {
     /// Starts the thread.
-    pub fn new(api: &'static Api, queue: QueueId, facts: &Facts) -> std::io::Result<Self> {
-        let desk = Arc::new(Desk {
+    pub fn new(api: &'static Api, queue: QueueId, facts: &DeviceInfo) -> std::io::Result<Self> {
+        let desk = Arc::new(Mailbox {
             api,
             queue,
-            state: Mutex::new(State { step: Step::Idle, left: false }),
+            state: Mutex::new(State { step: Step::Idle, abandoned: false }),
             asked: Condvar::new(),
             answered: Condvar::new(),
             changes: AtomicUsize::new(0),
-            watching: watching(facts),
-            left: AtomicBool::new(false),
-            first: AtomicBool::new(false),
-            patience: Mutex::new(Patience { limit: unmeasured(), stop: None }),
+            spin_time: spin_time(facts),
+            abandoned: AtomicBool::new(false),
+            first_launch: AtomicBool::new(false),
+            timeout: Mutex::new(Timeout { limit: unmeasured_timeout(), stop: None }),
             bytes: Mutex::new(Vec::new()),
         });
         let alone = std::env::var_os(LIMIT_VARIABLE).is_some_and(|v| v == "off");
         if alone {
-            return Ok(Self { desk, alone });
+            return Ok(Self { mailbox: desk, inline: alone });
         }
         let theirs = Arc::clone(&desk);
         // Same size as the main thread's stack, because some drivers compile in these calls.
         let thread = std::thread::Builder::new().name("opencl".into()).stack_size(8 << 20);
-        thread.spawn(move || theirs.serve())?;
-        Ok(Self { desk, alone })
+        thread.spawn(move || theirs.serve_calls())?;
+        Ok(Self { mailbox: desk, inline: alone })
     }
 
     /// Sets the timeout of calls; `stop`, once set, ends waiting early.
-    pub fn set_patience(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
-        *locked(&self.desk.patience) = Patience { limit, stop };
+    pub fn set_timeout(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
+        *locked(&self.mailbox.timeout) = Timeout { limit, stop };
     }
 
     /// Records that a kernel was queued for the first time: the driver may compile it during the next wait.
-    pub fn first_launch(&self) {
-        self.desk.first.store(true, Ordering::Relaxed);
+    pub fn note_first_launch(&self) {
+        self.mailbox.first_launch.store(true, Ordering::Relaxed);
     }
 
     /// Makes a call and waits for its answer.
-    pub fn ask(&self, call: Call) -> Result<Answer, Unanswered> {
-        let desk = &*self.desk;
-        if self.alone {
-            return Ok(call.make(desk.api, desk.queue));
+    pub fn make_call(&self, call: Call) -> Result<Answer, CallError> {
+        let desk = &*self.mailbox;
+        if self.inline {
+            return Ok(call.call_driver(desk.api, desk.queue));
         }
         let mut state = desk.wait_until(|state| matches!(state.step, Step::Idle))?;
         state.step = Step::Asked(call);
@@ -323,53 +323,57 @@ impl Waiter {
                     unreachable!("invariant: just looked")
                 };
                 drop(state);
-                desk.first.store(false, Ordering::Relaxed);
+                desk.first_launch.store(false, Ordering::Relaxed);
                 // Another thread may be waiting for its turn.
                 desk.answered.notify_all();
                 Ok(answer)
             }
             Err(why) => {
-                desk.leave();
+                desk.abandon_call();
                 Err(why)
             }
         }
     }
 
     /// Waits until no abandoned call is in progress.
-    pub fn settle(&self) -> Result<(), Unanswered> {
-        if self.is_left() { self.desk.wait_until(|state| !state.left).map(drop) } else { Ok(()) }
+    pub fn wait_for_abandoned(&self) -> Result<(), CallError> {
+        if self.has_abandoned_call() {
+            self.mailbox.wait_until(|state| !state.abandoned).map(drop)
+        } else {
+            Ok(())
+        }
     }
 
     /// True while an abandoned call is in progress.
-    pub fn is_left(&self) -> bool {
-        self.desk.left.load(Ordering::Acquire)
+    pub fn has_abandoned_call(&self) -> bool {
+        self.mailbox.abandoned.load(Ordering::Acquire)
     }
 
     /// Staging memory for calls; an abandoned call may still use it.
-    pub fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        locked(&self.desk.bytes)
+    pub fn lock_staging(&self) -> MutexGuard<'_, Vec<u8>> {
+        locked(&self.mailbox.bytes)
     }
 
     /// Leaks the thread and its memory.
-    pub fn leak(&self) {
-        std::mem::forget(Arc::clone(&self.desk));
+    pub fn leak_thread(&self) {
+        std::mem::forget(Arc::clone(&self.mailbox));
     }
 }
 
-impl Drop for Waiter {
+impl Drop for CallThread {
     fn drop(&mut self) {
-        let mut state = locked(&self.desk.state);
+        let mut state = locked(&self.mailbox.state);
         if matches!(state.step, Step::Idle) {
             state.step = Step::Closed;
-            self.desk.changes.fetch_add(1, Ordering::Release);
-            self.desk.asked.notify_one();
+            self.mailbox.changes.fetch_add(1, Ordering::Release);
+            self.mailbox.asked.notify_one();
         }
     }
 }
 
-impl Desk {
+impl Mailbox {
     /// Main loop of the thread.
-    fn serve(&self) {
+    fn serve_calls(&self) {
         let mut state = locked(&self.state);
         loop {
             match state.step {
@@ -377,16 +381,16 @@ impl Desk {
                 Step::Asked(call) => {
                     state.step = Step::Calling;
                     drop(state);
-                    let answer = call.make(self.api, self.queue);
+                    let answer = call.call_driver(self.api, self.queue);
                     state = locked(&self.state);
-                    let left = std::mem::take(&mut state.left);
+                    let left = std::mem::take(&mut state.abandoned);
                     state.step = if left { Step::Idle } else { Step::Answered(answer) };
-                    self.left.store(false, Ordering::Release);
+                    self.abandoned.store(false, Ordering::Release);
                     self.changes.fetch_add(1, Ordering::Release);
                     self.answered.notify_all();
                 }
                 _ => {
-                    state = self.watch(state);
+                    state = self.spin_for_change(state);
                     if !matches!(state.step, Step::Asked(_) | Step::Closed) {
                         state = self.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
                     }
@@ -396,58 +400,60 @@ impl Desk {
     }
 
     /// Spins for a moment until something changes.
-    fn watch<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn spin_for_change<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let before = self.changes.load(Ordering::Acquire);
         drop(state);
         let began = Instant::now();
-        while self.changes.load(Ordering::Acquire) == before && began.elapsed() < self.watching {
+        while self.changes.load(Ordering::Acquire) == before && began.elapsed() < self.spin_time {
             std::hint::spin_loop();
         }
         locked(&self.state)
     }
 
-    fn patience(&self) -> Patience {
-        let Patience { limit, stop } = locked(&self.patience).clone();
-        let least = if self.first.load(Ordering::Relaxed) { unmeasured() } else { Duration::ZERO };
-        Patience { limit: limit.max(least), stop }
+    fn current_timeout(&self) -> Timeout {
+        let Timeout { limit, stop } = locked(&self.timeout).clone();
+        let least =
+            if self.first_launch.load(Ordering::Relaxed) { unmeasured_timeout() } else { Duration::ZERO };
+        Timeout { limit: limit.max(least), stop }
     }
 
     /// Waits for `done`, within the timeout.
-    fn wait_until(&self, done: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, Unanswered> {
+    fn wait_until(&self, done: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, CallError> {
         let mut state = locked(&self.state);
         if !done(&state) {
-            state = self.watch(state);
+            state = self.spin_for_change(state);
         }
-        let mut patience: Option<Patience> = None;
+        let mut patience: Option<Timeout> = None;
         let mut waited = Duration::ZERO;
         while !done(&state) {
             let began = Instant::now();
-            (state, _) = self.answered.wait_timeout(state, SLICE).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.answered.wait_timeout(state, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner);
             if done(&state) {
                 break;
             }
             // While the process was stopped (Ctrl-Z), so was the driver.
-            waited += began.elapsed().min(2 * SLICE);
-            let Patience { limit, stop } = patience.get_or_insert_with(|| self.patience());
+            waited += began.elapsed().min(2 * POLL_INTERVAL);
+            let Timeout { limit, stop } = patience.get_or_insert_with(|| self.current_timeout());
             if waited >= *limit {
-                return Err(Unanswered::TooLong(waited));
+                return Err(CallError::TimedOut(waited));
             }
-            if waited >= SHORT && stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-                return Err(Unanswered::Stopped);
+            if waited >= UNINTERRUPTIBLE && stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                return Err(CallError::Stopped);
             }
         }
         Ok(state)
     }
 
     /// Abandons the call in progress.
-    fn leave(&self) {
+    fn abandon_call(&self) {
         let mut state = locked(&self.state);
         match state.step {
             // The answer came in the meantime.
             Step::Answered(_) => state.step = Step::Idle,
             _ => {
-                state.left = true;
-                self.left.store(true, Ordering::Release);
+                state.abandoned = true;
+                self.abandoned.store(true, Ordering::Release);
             }
         }
     }

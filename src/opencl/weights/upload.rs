@@ -2,10 +2,10 @@
 
 use crate::dims::{DIM, FFN_DIM};
 use crate::model::weights::{Layer, Matrix};
-use crate::opencl::storage::{Activations, Storage};
+use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
-use opencl_runtime::failure::{Failure, Kind, Result};
+use opencl_runtime::failure::{Failure, FailureKind, Result};
 use std::borrow::Cow;
 
 /// A matrix as bytes, in groups of sixteen rows.
@@ -14,7 +14,7 @@ pub struct Upload<'a> {
     /// Columns.
     pub cols: usize,
     /// Storage of the bytes.
-    pub storage: Storage,
+    pub storage: MatrixStorage,
     /// Quants, or rows.
     pub quants: Cow<'a, [u8]>,
     /// Scales; empty for unquantised rows.
@@ -29,8 +29,8 @@ pub struct Upload<'a> {
 /// [`Kind::Build`] for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     let qkv = vec![Upload::of(&l.wq), Upload::of(&l.wk), Upload::of(&l.wv)];
-    if qkv.iter().any(|p| p.storage.reads() != qkv[0].storage.reads()) {
-        return Err(mixed("q, k and v", &qkv));
+    if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
+        return Err(mixed_storage_error("q, k and v", &qkv));
     }
     Ok([qkv, vec![Upload::of(&l.wo)], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
 }
@@ -44,20 +44,20 @@ fn gate_up<'a>(
     if both[0].storage == both[1].storage {
         return Ok(both);
     }
-    if both.iter().all(|p| p.storage.reads() == Activations::Floats) {
-        Ok(both.iter().map(Upload::widened).collect())
+    if both.iter().all(|p| p.storage.activation_form() == Activations::Floats) {
+        Ok(both.iter().map(Upload::to_f32).collect())
     } else {
-        Err(mixed("gate and up", &both))
+        Err(mixed_storage_error("gate and up", &both))
     }
 }
 
-fn mixed(names: &str, parts: &[Upload<'_>]) -> Failure {
+fn mixed_storage_error(names: &str, parts: &[Upload<'_>]) -> Failure {
     let kinds: Vec<String> = parts.iter().map(|p| p.storage.to_string()).collect();
     let kinds = kinds.join(" and ");
     let message = format!(
         "{names} of a layer are {kinds}, which no kernel supports together; use `EngineOptions::backend` cpu"
     );
-    Failure::new(Kind::Build, message)
+    Failure::new(FailureKind::Build, message)
 }
 
 impl<'a> Upload<'a> {
@@ -65,8 +65,8 @@ impl<'a> Upload<'a> {
     pub fn of<const ROWS: usize, const COLS: usize>(m: &'a Matrix<ROWS, COLS>) -> Self {
         let all = 0..ROWS.div_ceil(GROUP_ROWS);
         let (storage, quants, scales) = match m {
-            Matrix::Quantised(w) => (Storage::Blocks(w.format()), w.quants(all.clone()), w.scales(all)),
-            Matrix::Dense { dtype, data } => (dense(*dtype), data.bytes(), [].as_slice()),
+            Matrix::Quantised(w) => (MatrixStorage::Blocks(w.format()), w.quants(all.clone()), w.scales(all)),
+            Matrix::Dense { dtype, data } => (dense_storage(*dtype), data.bytes(), [].as_slice()),
         };
         Upload { rows: ROWS, cols: COLS, storage, quants: quants.into(), scales }
     }
@@ -82,22 +82,28 @@ impl<'a> Upload<'a> {
     }
 
     /// Converts unquantised rows to f32.
-    fn widened<'b>(&self) -> Upload<'b> {
+    fn to_f32<'b>(&self) -> Upload<'b> {
         let dtype = match self.storage {
-            Storage::F16 => Dtype::F16,
-            Storage::Bf16 => Dtype::BF16,
+            MatrixStorage::F16 => Dtype::F16,
+            MatrixStorage::Bf16 => Dtype::BF16,
             _ => Dtype::F32,
         };
         let bytes = dtype.to_f32(&self.quants).into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
-        Upload { rows: self.rows, cols: self.cols, storage: Storage::F32, quants: bytes.into(), scales: &[] }
+        Upload {
+            rows: self.rows,
+            cols: self.cols,
+            storage: MatrixStorage::F32,
+            quants: bytes.into(),
+            scales: &[],
+        }
     }
 }
 
-fn dense(dtype: Dtype) -> Storage {
+fn dense_storage(dtype: Dtype) -> MatrixStorage {
     match dtype {
-        Dtype::F32 => Storage::F32,
-        Dtype::F16 => Storage::F16,
-        Dtype::BF16 => Storage::Bf16,
+        Dtype::F32 => MatrixStorage::F32,
+        Dtype::F16 => MatrixStorage::F16,
+        Dtype::BF16 => MatrixStorage::Bf16,
         Dtype::U8 => unreachable!("invariant: bytes are not a weight type"),
     }
 }

@@ -1,7 +1,7 @@
 //! The cached calibration of one model in the user's state directory: a line that names it, its bytes, a checksum.
 
 use crate::dims;
-use crate::model::trace::digest;
+use crate::model::trace::fnv1a_digest;
 use crate::model::weights::{Calibration, Weights};
 use files::atomic_file;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ impl CalibrationFile {
         let name = format!(
             "antigravity calibration {} {fingerprint} {weight_type} {:016x}\n",
             Calibration::REVISION,
-            digest(&tokens)
+            fnv1a_digest(&tokens)
         );
         Self { path: dir.join(format!("{}-{weight_type}.calibration", dims::MODEL)), name }
     }
@@ -43,7 +43,7 @@ impl CalibrationFile {
         let rest = bytes.strip_prefix(self.name.as_bytes())?;
         let (calibration, sum) = rest.split_at_checked(Calibration::FILE_BYTES)?;
         let calibration = Calibration::from_bytes(calibration)?;
-        (sum == Self::sum(&calibration)).then_some(calibration)
+        (sum == Self::checksum_bytes(&calibration)).then_some(calibration)
     }
 
     /// Writes the calibration, replacing the file.
@@ -51,11 +51,12 @@ impl CalibrationFile {
         if let Some(dir) = self.path.parent() {
             fs::create_dir_all(dir)?;
         }
-        let bytes = [self.name.as_bytes(), &calibration.to_bytes(), &Self::sum(calibration)].concat();
-        atomic_file::write(&self.path, &bytes)
+        let bytes =
+            [self.name.as_bytes(), &calibration.to_bytes(), &Self::checksum_bytes(calibration)].concat();
+        atomic_file::write_file(&self.path, &bytes)
     }
 
-    fn sum(calibration: &Calibration) -> [u8; SUM] {
+    fn checksum_bytes(calibration: &Calibration) -> [u8; SUM] {
         calibration.checksum().to_le_bytes()
     }
 }
@@ -80,7 +81,7 @@ mod tests {
         // Right length and sum, but no numbers.
         let mut bytes = ours.to_bytes();
         bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-        let sum = CalibrationFile::sum(&ours);
+        let sum = CalibrationFile::checksum_bytes(&ours);
         fs::write(&kept("b").path, [&b"b\n"[..], &bytes, &sum].concat()).expect("written");
         assert!(kept("b").read().is_none());
         let _ = fs::remove_dir_all(dir);

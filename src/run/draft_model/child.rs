@@ -16,7 +16,7 @@ const STACK: usize = 128 << 10;
 const KEPT: usize = 2;
 
 /// A running program, killed on drop.
-pub struct Child {
+pub struct DraftProcess {
     process: Process,
     requests: Sender<String>,
     lines: Receiver<Result<Vec<u8>>>,
@@ -24,7 +24,7 @@ pub struct Child {
 
 /// Settings of the program.
 #[derive(Debug, Clone, Copy)]
-pub struct Setting {
+pub struct DraftSettings {
     /// Slots of each of its caches.
     pub slots: usize,
     /// Number of texts at once.
@@ -33,15 +33,15 @@ pub struct Setting {
     pub threads: usize,
 }
 
-impl Child {
+impl DraftProcess {
     /// Starts a program. Ctrl-C does not reach it; its input ends with this process.
     ///
     /// # Errors
     ///
     /// The system's.
-    pub fn start(program: &Path, setting: Setting) -> std::io::Result<Self> {
+    pub fn spawn(program: &Path, setting: DraftSettings) -> std::io::Result<Self> {
         let mut command = Command::new(program);
-        let Setting { slots, sequences, threads } = setting;
+        let DraftSettings { slots, sequences, threads } = setting;
         command.arg("draft").args([format!("-c{slots}"), format!("-n{sequences}"), format!("-t{threads}")]);
         // The variable names this program's model, not the draft's.
         command.env_remove("ANTIGRAVITY_MODEL");
@@ -63,7 +63,7 @@ impl Child {
         };
         let read = move || {
             let mut input = BufReader::new(stdout);
-            while let Some(line) = protocol::read_line(&mut input, protocol::ANSWER).transpose() {
+            while let Some(line) = protocol::read_line(&mut input, protocol::MAX_ANSWER_BYTES).transpose() {
                 let over = line.is_err();
                 if hand.send(line).is_err() || over {
                     break;
@@ -78,7 +78,7 @@ impl Child {
     }
 
     /// Sends a line.
-    pub fn send(&self, line: String) {
+    pub fn send_line(&self, line: String) {
         // If the thread is gone, so is the program, which `receive` reports.
         let _ = self.requests.send(line);
     }
@@ -88,16 +88,18 @@ impl Child {
     /// # Errors
     ///
     /// `Other`, with text that follows the program's name: it has ended, or sent something invalid.
-    pub fn receive(&mut self, patience: Duration) -> Result<Option<Vec<u8>>> {
+    pub fn receive_line(&mut self, patience: Duration) -> Result<Option<Vec<u8>>> {
         match self.lines.recv_timeout(patience) {
             Ok(line) => line.map(Some).map_err(|e| Error::Other(format!("says {e}"))),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Error::Other(format!("has ended{}", self.status()))),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::Other(format!("has ended{}", self.exit_status())))
+            }
         }
     }
 
     /// Describes how it ended, if that is known at once.
-    fn status(&mut self) -> String {
+    fn exit_status(&mut self) -> String {
         // Its output closes a moment before the process ends.
         for _ in 0..20 {
             match self.process.try_wait() {
@@ -115,7 +117,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for DraftProcess {
     fn drop(&mut self) {
         // It writes no files that a kill could damage.
         let _ = self.process.kill();

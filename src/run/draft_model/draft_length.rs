@@ -18,7 +18,7 @@ const PAUSE: (usize, usize) = (32, 4096);
 
 /// Measurements of passes without a draft.
 #[derive(Debug, Clone, Copy, Default)]
-struct Plain {
+struct UndraftedTime {
     /// Seconds of a pass per text.
     seconds: Option<f64>,
     passes: usize,
@@ -37,7 +37,7 @@ pub struct DraftLengthPolicy {
     /// Acceptance rate as a fraction: accepted tokens, and tokens judged.
     chosen: [f64; 2],
     /// Passes without a draft by number of texts: several together take less time per text.
-    plain: Vec<Plain>,
+    plain: Vec<UndraftedTime>,
     /// Number of texts of the last pass.
     texts: usize,
     /// Seconds of passes with drafts, and estimated seconds for the same tokens without.
@@ -69,12 +69,12 @@ impl DraftLengthPolicy {
     }
 
     /// Length of the next draft, at most `most`; 0 asks for none.
-    pub fn length(&mut self, most: usize) -> usize {
+    pub fn next_length(&mut self, most: usize) -> usize {
         if self.left > 0 {
             self.left -= 1;
             return 0;
         }
-        if self.now().passes < PLAIN {
+        if self.current_undrafted().passes < PLAIN {
             return 0;
         }
         if self.since >= AGAIN {
@@ -82,7 +82,7 @@ impl DraftLengthPolicy {
             (self.since, self.left) = (0, 2 * self.texts.saturating_sub(1));
             return 0;
         }
-        if self.trial >= TRIAL && self.gain() < 1.0 || self.is_lost() {
+        if self.trial >= TRIAL && self.speedup() < 1.0 || self.is_lost() {
             self.left = self.pause;
             self.pause = (2 * self.pause).min(PAUSE.1);
             (self.trial, self.with) = (0, [0.0; 2]);
@@ -91,35 +91,35 @@ impl DraftLengthPolicy {
         if self.trial >= AGAIN {
             self.pause = PAUSE.0;
         }
-        self.best(most)
+        self.best_length(most)
     }
 
     /// Passes without a draft with the last pass's number of texts.
-    fn now(&self) -> Plain {
+    fn current_undrafted(&self) -> UndraftedTime {
         self.plain.get(self.texts).copied().unwrap_or_default()
     }
 
     /// Speedup by drafts so far.
-    fn gain(&self) -> f64 {
+    fn speedup(&self) -> f64 {
         self.with[1] / self.with[0].max(1e-12)
     }
 
     /// True if a trial has already cost too much.
     fn is_lost(&self) -> bool {
         let [with, without] = self.with;
-        self.trial > 0 && self.now().seconds.is_some_and(|plain| with - without > LOSS * plain)
+        self.trial > 0 && self.current_undrafted().seconds.is_some_and(|plain| with - without > LOSS * plain)
     }
 
     /// Maximum time worth waiting for a draft of `length` tokens: the time that they take without.
-    pub fn patience(&self, length: usize) -> Duration {
-        let seconds = self.now().seconds.map(|plain| plain * length as f64);
+    pub fn max_wait(&self, length: usize) -> Duration {
+        let seconds = self.current_undrafted().seconds.map(|plain| plain * length as f64);
         seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(Duration::MAX)
     }
 
     /// Length from 1 to `most` that should give the most tokens per second.
-    fn best(&self, most: usize) -> usize {
+    fn best_length(&self, most: usize) -> usize {
         let right = self.chosen[0] / self.chosen[1];
-        let cost = match (self.now().seconds, self.each) {
+        let cost = match (self.current_undrafted().seconds, self.each) {
             (Some(plain), Some(each)) if plain > 0.0 => (each / plain).max(0.0),
             _ => 0.1,
         };
@@ -137,37 +137,37 @@ impl DraftLengthPolicy {
     }
 
     /// Records the time of a pass without drafts.
-    pub fn plain(&mut self, time: PassTime) {
+    pub fn record_undrafted(&mut self, time: PassTime) {
         self.texts = time.texts;
         if self.plain.len() <= time.texts {
-            self.plain.resize(time.texts + 1, Plain::default());
+            self.plain.resize(time.texts + 1, UndraftedTime::default());
         }
         let of = &mut self.plain[time.texts];
-        of.seconds = Some(learnt(of.seconds, time.each.as_secs_f64()));
+        of.seconds = Some(moving_average(of.seconds, time.each.as_secs_f64()));
         of.passes += 1;
     }
 
     /// Records a pass with a draft of `drafted` tokens, `accepted` of which were chosen, and its total time, if known.
-    pub fn drafted(&mut self, accepted: usize, drafted: usize, time: Option<PassTime>) {
+    pub fn record_drafted(&mut self, accepted: usize, drafted: usize, time: Option<PassTime>) {
         let looked_at = (accepted + 1).min(drafted);
         let kept = MEMORY.powf(looked_at as f64 / 4.0);
         self.chosen = [self.chosen[0] * kept + accepted as f64, self.chosen[1] * kept + looked_at as f64];
         self.texts = time.map_or(self.texts, |time| time.texts);
-        if let (Some(time), Some(plain)) = (time, self.now().seconds) {
+        if let (Some(time), Some(plain)) = (time, self.current_undrafted().seconds) {
             let seconds = time.each.as_secs_f64();
             let [with, without] = self.with;
             self.with = [MEMORY * with + seconds, MEMORY * without + plain * (1.0 + accepted as f64)];
             self.trial += 1;
             self.since += 1;
             if drafted > 0 {
-                self.each = Some(learnt(self.each, (seconds - plain) / drafted as f64));
+                self.each = Some(moving_average(self.each, (seconds - plain) / drafted as f64));
             }
         }
     }
 }
 
 /// Moving average, in which older values count less.
-fn learnt(old: Option<f64>, new: f64) -> f64 {
+fn moving_average(old: Option<f64>, new: f64) -> f64 {
     old.map_or(new, |old| MEMORY * old + (1.0 - MEMORY) * new)
 }
 
@@ -183,16 +183,16 @@ mod tests {
     fn lengths(policy: &mut DraftLengthPolicy, passes: usize, each: f64, wrong: usize) -> Vec<usize> {
         let mut count = 0;
         let pass = |_| {
-            let n = policy.length(8);
+            let n = policy.next_length(8);
             if n == 0 {
-                policy.plain(seconds(1.0, 1));
+                policy.record_undrafted(seconds(1.0, 1));
             } else {
                 let accepted = (0..n).take_while(|_| {
                     count += 1;
                     count % wrong != 0
                 });
                 let accepted = accepted.count();
-                policy.drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
+                policy.record_drafted(accepted, n, Some(seconds(1.0 + each * n as f64, 1)));
             }
             n
         };
@@ -229,14 +229,14 @@ mod tests {
         const TEXTS: usize = 3;
         let (mut policy, mut lost, mut passes) = (DraftLengthPolicy::new(), 0.0, 0.0);
         for _ in 0..80 {
-            let lengths: Vec<_> = (0..TEXTS).map(|_| policy.length(8)).collect();
-            let waits: Vec<_> = lengths.iter().map(|&n| policy.patience(n).as_secs_f64().min(0.5)).collect();
+            let lengths: Vec<_> = (0..TEXTS).map(|_| policy.next_length(8)).collect();
+            let waits: Vec<_> = lengths.iter().map(|&n| policy.max_wait(n).as_secs_f64().min(0.5)).collect();
             for (&n, wait) in lengths.iter().zip(waits) {
                 if n > 0 {
-                    policy.drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
+                    policy.record_drafted(0, 0, Some(seconds(0.01 + wait, TEXTS)));
                     lost += wait;
                 } else {
-                    policy.plain(seconds(0.01, TEXTS));
+                    policy.record_undrafted(seconds(0.01, TEXTS));
                 }
                 passes += 0.01;
             }
@@ -251,10 +251,10 @@ mod tests {
         lengths(&mut policy, 100, 0.5, 9);
         let mut drafted = 0;
         for _ in 0..400 {
-            match policy.length(8) {
-                0 => policy.plain(seconds(0.4, 3)),
+            match policy.next_length(8) {
+                0 => policy.record_undrafted(seconds(0.4, 3)),
                 n => {
-                    policy.drafted(0, n, Some(seconds(1.0, 3)));
+                    policy.record_drafted(0, n, Some(seconds(1.0, 3)));
                     drafted += 1;
                 }
             }

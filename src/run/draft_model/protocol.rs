@@ -12,15 +12,15 @@ use text::sampler::{Rng, SamplerOptions};
 /// Version of the protocol; any other is rejected.
 pub const VERSION: u32 = 1;
 /// Maximum number of tokens of a draft.
-pub const MOST: usize = 64;
+pub const MAX_DRAFT: usize = 64;
 /// Maximum bytes of an answer's line, more than [`MOST`] ids take.
-pub const ANSWER: u64 = 4 << 10;
+pub const MAX_ANSWER_BYTES: u64 = 4 << 10;
 /// Maximum bytes of a request: the ids of the longest possible context.
-pub const REQUEST: u64 = 256 << 20;
+pub const MAX_REQUEST_BYTES: u64 = 256 << 20;
 
 /// Handshake of a draft once its model is loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Hello {
+pub struct Handshake {
     /// [`VERSION`].
     pub antigravity_draft: u32,
     /// Digest of its tokenizer: [`Pieces::digest`](text::tokenizer::Pieces::digest).
@@ -32,7 +32,7 @@ pub struct Hello {
 /// Request for the next tokens of a text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct DraftRequest {
     /// Id, repeated in the answer.
     pub id: u64,
     /// Index of the text, from 0.
@@ -57,7 +57,7 @@ pub struct Request {
 /// The tokens that a draft expects.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Answer {
+pub struct DraftAnswer {
     /// Id of the request.
     pub id: u64,
     /// Drafted tokens, at most as many as asked for.
@@ -65,7 +65,7 @@ pub struct Answer {
 }
 
 /// Serializes a message as a line.
-pub fn line(message: &impl Serialize) -> String {
+pub fn to_line(message: &impl Serialize) -> String {
     let text = serde_json::to_string(message).expect("invariant: numbers, texts and lists of them are JSON");
     text + "\n"
 }
@@ -92,7 +92,7 @@ pub fn read_line(input: &mut impl BufRead, most: u64) -> Result<Option<Vec<u8>>>
 /// # Errors
 ///
 /// `Other` if it is not such a message.
-pub fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
+pub fn parse_message<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
     serde_json::from_slice(line).map_err(|e| Error::Other(format!("not a message: {e}")))
 }
 
@@ -104,7 +104,7 @@ mod tests {
     fn messages_come_through_as_they_are() {
         let sampler = SamplerOptions { logit_bias: vec![(3, -0.3)], temperature: 0.1, ..Default::default() };
         let random = Some(Rng::new(u64::MAX));
-        let sent = Request {
+        let sent = DraftRequest {
             id: 7,
             sequence: 1,
             keep: 2,
@@ -114,15 +114,21 @@ mod tests {
             sampler: Some(sampler),
             random,
         };
-        let text = line(&sent) + "{}\n\nrest";
+        let text = to_line(&sent) + "{}\n\nrest";
         let mut input = text.as_bytes();
-        let found: Request = parse(&read_line(&mut input, REQUEST).unwrap().unwrap()).unwrap();
+        let found: DraftRequest =
+            parse_message(&read_line(&mut input, MAX_REQUEST_BYTES).unwrap().unwrap()).unwrap();
         assert_eq!(format!("{sent:?}"), format!("{found:?}"));
-        assert!(parse::<Answer>(&read_line(&mut input, ANSWER).unwrap().unwrap()).is_err());
-        assert_eq!(read_line(&mut input, ANSWER), Ok(Some(vec![])));
+        assert!(
+            parse_message::<DraftAnswer>(&read_line(&mut input, MAX_ANSWER_BYTES).unwrap().unwrap()).is_err()
+        );
+        assert_eq!(read_line(&mut input, MAX_ANSWER_BYTES), Ok(Some(vec![])));
         // What is cut off is no line.
-        assert_eq!(read_line(&mut input, ANSWER), Ok(None));
-        assert!(line(&Answer { id: u64::MAX, tokens: vec![u32::MAX; MOST] }).len() < ANSWER as usize);
+        assert_eq!(read_line(&mut input, MAX_ANSWER_BYTES), Ok(None));
+        assert!(
+            to_line(&DraftAnswer { id: u64::MAX, tokens: vec![u32::MAX; MAX_DRAFT] }).len()
+                < MAX_ANSWER_BYTES as usize
+        );
     }
 
     #[test]
@@ -132,7 +138,7 @@ mod tests {
         for bad in
             ["", "{", "[]", "{\"id\":1}", "{\"id\":-1,\"tokens\":[]}", "{\"id\":1,\"tokens\":[1],\"x\":2}"]
         {
-            assert!(parse::<Answer>(bad.as_bytes()).is_err(), "{bad}");
+            assert!(parse_message::<DraftAnswer>(bad.as_bytes()).is_err(), "{bad}");
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Sessions on an engine's devices: one device or two, by choice or by measured speed.
 
 use super::Engine;
-use crate::model::device::{SharedDevice, locked};
+use crate::model::device::{SharedDevice, lock_device};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices};
 use crate::run::options::{BackendKind, EngineOptions, Side};
 use crate::run::placement::{
     self, CpuFactory, DeviceCache, DeviceFactory, Devices, KernelCompiler, MeasuredSchedule, Placement,
-    Schedule, chunk, shared,
+    Schedule, into_shared, max_pass_tokens,
 };
 use crate::run::session::Session;
 use files::{Error, Result};
@@ -15,15 +15,15 @@ use std::sync::{Arc, OnceLock};
 
 impl Engine {
     /// Chooses the devices, once the weights are uploaded.
-    pub(super) fn decide(&mut self) -> Result<()> {
-        if matches!(self.devices()?, Devices::Cpu) {
+    pub(super) fn choose_devices(&mut self) -> Result<()> {
+        if matches!(self.get_devices()?, Devices::Cpu) {
             self.device = None;
         }
         Ok(())
     }
 
     /// Devices that compute; for `auto`, chosen by measuring both.
-    fn devices(&self) -> Result<&Devices> {
+    fn get_devices(&self) -> Result<&Devices> {
         if let Some(devices) = self.devices.get() {
             return Ok(devices);
         }
@@ -48,7 +48,7 @@ impl Engine {
     pub fn session(&self) -> Result<Session> {
         match (&self.device, &self.compiler) {
             (Some(model), Some(compiler)) if self.begins_early() => self.early_session(model, compiler),
-            _ => self.session_of(&self.options),
+            _ => self.session_with(&self.options),
         }
     }
 
@@ -66,10 +66,11 @@ impl Engine {
             cpu: Arc::default(),
         };
         let o = &sessions.options;
-        let name = &model.device().facts().name;
-        o.notice.say(&format!("OpenCL: compiling kernels for {name} (only once); the CPU starts meanwhile"));
-        let Ok(mut compiled) = compiler.make(self.factory.clone(), Arc::clone(model), o.clone()) else {
-            return self.session_of(&self.options);
+        let name = &model.device().info().name;
+        o.notice.warn(&format!("OpenCL: compiling kernels for {name} (only once); the CPU starts meanwhile"));
+        let Ok(mut compiled) = compiler.start_compiling(self.factory.clone(), Arc::clone(model), o.clone())
+        else {
+            return self.session_with(&self.options);
         };
         let (mut settled, factory) = (self.devices.get().cloned(), self.factory.clone());
         let (model, options) = (Arc::clone(model), self.options.clone());
@@ -80,7 +81,7 @@ impl Engine {
             Some(device.and_then(|device| Ok((device, devices()?))))
         };
         let placement = Placement::new(o.notice.clone()).with_cpu(sessions.cpu_factory());
-        let session = Session::new(DeviceCache::new(sessions.cpu()?, o.max_seq_len)?)
+        let session = Session::new(DeviceCache::new(sessions.cpu_device()?, o.max_seq_len)?)
             .with_placement(placement.with_pending(Box::new(pending)))
             .with_eviction(o.eviction)?;
         self.with_drafts(session, o, self.draft_length(o))
@@ -90,15 +91,16 @@ impl Engine {
     pub fn must_compile(&self) -> bool {
         let model = self.device.as_ref().filter(|_| self.compiler.is_some());
         model.is_some_and(|model| {
-            !(placement::was_made(model, &self.options_for_one()) && self.has_speeds(model))
+            !(placement::was_made_before(model, &self.options_for_one()) && self.knows_speeds(model))
         })
     }
 
     /// True if the devices can be chosen without timing them.
-    fn has_speeds(&self, model: &opencl::Model) -> bool {
-        let (o, facts) = (&self.options, model.device().facts());
+    fn knows_speeds(&self, model: &opencl::Model) -> bool {
+        let (o, facts) = (&self.options, model.device().info());
         o.backend != BackendKind::Auto
-            || placement::known(o, &self.factory.weights.fingerprint, self.factory.isa, facts).is_some()
+            || placement::known_speeds(o, &self.factory.weights.fingerprint, self.factory.isa, facts)
+                .is_some()
     }
 
     /// Options for one sequence.
@@ -114,7 +116,7 @@ impl Engine {
     }
 
     /// [`Engine::session`] with other options for cache, eviction, drafts, threads and attention.
-    pub fn session_of(&self, o: &EngineOptions) -> Result<Session> {
+    pub fn session_with(&self, o: &EngineOptions) -> Result<Session> {
         let o = EngineOptions { batch: 1, ..o.clone() };
         self.with_drafts(self.session_factory(&o)?.session()?, &o, self.draft_length(&o))
     }
@@ -125,7 +127,7 @@ impl Engine {
     /// # Errors
     ///
     /// `Memory`; errors of invalid options and of the device.
-    pub fn sessions_of(&self, o: &EngineOptions, sequences: usize) -> Result<Vec<Session>> {
+    pub fn sessions_with(&self, o: &EngineOptions, sequences: usize) -> Result<Vec<Session>> {
         let o = EngineOptions { batch: sequences, ..o.clone() };
         let (sessions, most) = (self.session_factory(&o)?, self.draft_length(&o));
         (0..sequences).map(|_| self.with_drafts(sessions.session()?, &o, most)).collect()
@@ -134,7 +136,7 @@ impl Engine {
     /// Maximum number of tokens of a draft with these options. Reports if drafting is impossible.
     fn draft_length(&self, o: &EngineOptions) -> usize {
         // The drafts of all sequences must fit into one pass.
-        let room = chunk(o) / o.sequences() - 1;
+        let room = max_pass_tokens(o) / o.sequence_count() - 1;
         let why = match (o.draft, o.eviction.policy) {
             (0, _) => return 0,
             (_, policy) if policy.observes_attention() => {
@@ -143,7 +145,7 @@ impl Engine {
             _ if room == 0 => "a pass has room for only one token of each sequence",
             _ => return o.draft.min(room),
         };
-        o.notice.say(&format!("`EngineOptions::draft` {}: off, because {why}", o.draft));
+        o.notice.warn(&format!("`EngineOptions::draft` {}: off, because {why}", o.draft));
         0
     }
 
@@ -162,17 +164,18 @@ impl Engine {
     /// Makes the devices for sequences with these options; the CPU if no other can be used.
     fn session_factory(&self, o: &EngineOptions) -> Result<SessionFactory<'_>> {
         let options = self.with_attention(o);
-        self.ready_keys(&options)?;
+        self.ensure_calibration(&options)?;
         let mut sessions =
             SessionFactory { engine: self, options, device: DeviceSet::Cpu, cpu: Arc::default() };
-        let made = match (self.devices()?, &self.device) {
-            (Devices::Gpu, Some(model)) => {
-                self.factory.opencl(model, &sessions.options).map(|device| DeviceSet::Gpu(shared(device)))
-            }
+        let made = match (self.get_devices()?, &self.device) {
+            (Devices::Gpu, Some(model)) => self
+                .factory
+                .opencl_device(model, &sessions.options)
+                .map(|device| DeviceSet::Gpu(into_shared(device))),
             (Devices::Both(schedule), Some(model)) => {
-                self.factory.opencl(model, &sessions.options).map(|device| DeviceSet::Both {
+                self.factory.opencl_device(model, &sessions.options).map(|device| DeviceSet::Both {
                     one_cache: device.shares_rows(),
-                    device: shared(device),
+                    device: into_shared(device),
                     schedule: schedule.clone(),
                 })
             }
@@ -188,15 +191,15 @@ impl Engine {
     /// An empty cache on the OpenCL device; `None` if there is no device.
     pub fn device_cache(&self, o: &EngineOptions) -> Result<Option<DeviceCache>> {
         let Some(model) = &self.device else { return Ok(None) };
-        self.ready_keys(o)?;
-        DeviceCache::new(shared(self.factory.opencl(model, o)?), o.max_seq_len).map(Some)
+        self.ensure_calibration(o)?;
+        DeviceCache::new(into_shared(self.factory.opencl_device(model, o)?), o.max_seq_len).map(Some)
     }
 
     /// Times the kernel variants on the OpenCL device again and keeps the fastest; `None` if there is no device.
-    pub fn tune(&self) -> Result<Option<opencl::tune::Tuning>> {
+    pub fn tune_kernels(&self) -> Result<Option<opencl::tune::Tuning>> {
         let timed = |model: &Arc<opencl::Model>| {
-            opencl::tune::time_variants(model, &opencl::Cache::of_user(), &|line| {
-                self.options.notice.say(line)
+            opencl::tune::time_variants(model, &opencl::Cache::for_user(), &|line| {
+                self.options.notice.warn(line)
             })
         };
         self.device.as_ref().map(timed).transpose()
@@ -210,16 +213,16 @@ fn choose_fastest(
     options: &EngineOptions,
 ) -> Result<Devices> {
     let o = placement::measured_options(&EngineOptions { gpu_attn: true, ..options.clone() });
-    opencl::tune::decide(model, &opencl::Cache::of_user(), &|line| o.notice.say(line))?;
-    let on = (model.device().facts(), model.variants()?);
-    let speeds = placement::of_both(
-        &placement::key(options, &factory.weights.fingerprint, factory.isa, on),
-        || DeviceCache::new(shared(factory.cpu(&o)?), placement::SLOTS),
-        || DeviceCache::new(shared(factory.opencl(model, &o)?), placement::SLOTS),
+    opencl::tune::select_variants(model, &opencl::Cache::for_user(), &|line| o.notice.warn(line))?;
+    let on = (model.device().info(), model.kernel_variants()?);
+    let speeds = placement::measure_both(
+        &placement::speeds_key(options, &factory.weights.fingerprint, factory.isa, on),
+        || DeviceCache::new(into_shared(factory.cpu_device(&o)?), placement::MEASURED_SLOTS),
+        || DeviceCache::new(into_shared(factory.opencl_device(model, &o)?), placement::MEASURED_SLOTS),
     )?;
     let measured = MeasuredSchedule::new(speeds);
-    let only = measured.only(options.max_seq_len);
-    placement::say_choice(options, only, speeds);
+    let only = measured.single_best_device(options.max_seq_len);
+    placement::report_choice(options, only, speeds);
     Ok(match only {
         Some(Side::Cpu) => Devices::Cpu,
         Some(Side::Gpu) => Devices::Gpu,
@@ -258,13 +261,13 @@ fn make_cpu_once(
         return Ok(Arc::clone(cpu));
     }
     // If two threads come here, the second uses the first one's.
-    let made = shared(factory.cpu(options)?);
+    let made = into_shared(factory.cpu_device(options)?);
     Ok(Arc::clone(cpu.get_or_init(|| made)))
 }
 
 impl SessionFactory<'_> {
     /// The CPU device that all sequences share.
-    fn cpu(&self) -> Result<SharedDevice> {
+    fn cpu_device(&self) -> Result<SharedDevice> {
         make_cpu_once(&self.cpu, &self.engine.factory, &self.options)
     }
 
@@ -281,7 +284,7 @@ impl SessionFactory<'_> {
         match self.session_on_devices().and_then(|s| s.with_eviction(o.eviction)) {
             Err(e) if !matches!(self.device, DeviceSet::Cpu) => {
                 use_cpu_instead(o, e)?;
-                Session::new(DeviceCache::new(self.cpu()?, o.max_seq_len)?).with_eviction(o.eviction)
+                Session::new(DeviceCache::new(self.cpu_device()?, o.max_seq_len)?).with_eviction(o.eviction)
             }
             made => made,
         }
@@ -291,14 +294,14 @@ impl SessionFactory<'_> {
         let slots = self.options.max_seq_len;
         let placement = || Placement::new(self.options.notice.clone()).with_cpu(self.cpu_factory());
         Ok(match &self.device {
-            DeviceSet::Cpu => Session::new(DeviceCache::new(self.cpu()?, slots)?),
+            DeviceSet::Cpu => Session::new(DeviceCache::new(self.cpu_device()?, slots)?),
             DeviceSet::Gpu(device) => {
                 Session::new(DeviceCache::new(Arc::clone(device), slots)?).with_placement(placement())
             }
             DeviceSet::Both { device, one_cache, schedule } => {
                 let (device, schedule) = (Arc::clone(device), schedule.clone());
-                let there = locked(&device).new_cache(slots)?;
-                let cpu = self.cpu()?;
+                let there = lock_device(&device).new_cache(slots)?;
+                let cpu = self.cpu_device()?;
                 let (here, placement) = if *one_cache {
                     let here = DeviceCache::with_cache(cpu, there);
                     (here, placement().with_shared_second(device, schedule))
@@ -319,30 +322,33 @@ pub(super) fn use_cpu_instead(o: &EngineOptions, failure: Error) -> Result<()> {
         Error::Memory(_) if o.backend == BackendKind::Auto => {}
         other => return Err(other),
     }
-    o.notice.say(&format!("{failure}; using the CPU"));
+    o.notice.warn(&format!("{failure}; using the CPU"));
     Ok(())
 }
 
 /// Opens the OpenCL device and uploads the weights.
-pub(super) fn upload(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
-    let cache = opencl::Cache::of_user();
-    let unusable = cache.unusable();
-    let device = opencl::open(options.cl_device.as_deref(), cache)?;
+pub(super) fn upload_weights(
+    options: &EngineOptions,
+    weights: &mut Weights,
+) -> Result<(opencl::Device, Matrices)> {
+    let cache = opencl::Cache::for_user();
+    let unusable = cache.unusable_reason();
+    let device = opencl::open_device(options.cl_device.as_deref(), cache)?;
     // Only uploads so far, so the time-out can be short.
-    device.set_patience(2 * opencl::waiter::least(), None);
+    device.set_timeout(2 * opencl::waiter::minimum_timeout(), None);
     if let Some(why) = unusable {
-        options.notice.say(&format!("{why}; the device's kernels are compiled at each start"));
+        options.notice.warn(&format!("{why}; the device's kernels are compiled at each start"));
     }
-    let shared = options.zero_copy && device.facts().unified_memory;
+    let shared = options.zero_copy && device.info().unified_memory;
     if options.zero_copy && !shared {
         options
             .notice
-            .say("`EngineOptions::zero_copy`: this device has its own memory, so the weights are copied");
+            .warn("`EngineOptions::zero_copy`: this device has its own memory, so the weights are copied");
     }
     let matrices = if shared {
         Matrices::share(&device, weights)?
     } else {
-        Matrices::copy(&device, weights, opencl::own_place(&device))?
+        Matrices::copy(&device, weights, opencl::preferred_place(&device))?
     };
     Ok((device, matrices))
 }

@@ -96,7 +96,7 @@ impl Numbers {
 #[test]
 fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
     let mut r = Numbers(1);
-    let (mut chooser, mut slots) = (Chooser::default(), Vec::new());
+    let (mut chooser, mut slots) = (SlotSelector::default(), Vec::new());
     for round in 0..4000 {
         let mut mass: Vec<f32> = (0..r.below(300)).map(|_| r.below(50) as f32).collect();
         if round % 7 == 0 && !mass.is_empty() {
@@ -106,7 +106,7 @@ fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
         let budget =
             Budget { keep: r.below(200), prefix: r.below(40), recent: r.below(120), stale: r.below(200) };
         for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
-            chooser.choose(policy, &mass, budget, &mut slots);
+            chooser.choose_slots(policy, &mass, budget, &mut slots);
             assert!(slots.windows(2).all(|w| w[0] < w[1]), "{policy:?} {budget:?}");
             assert!(slots.iter().all(|&s| (s as usize) < mass.len()));
             let all = policy == Policy::None || mass.len() <= budget.keep;
@@ -123,38 +123,41 @@ fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
 #[test]
 fn sliding_keeps_the_ends() {
     let mut slots = Vec::new();
-    let budget = Budget::of(&Eviction { policy: Policy::Sliding, prefix: Some(4), ..Eviction::NEVER }, 10);
+    let budget =
+        Budget::for_eviction(&Eviction { policy: Policy::Sliding, prefix: Some(4), ..Eviction::NEVER }, 10);
     assert_eq!(budget, Budget { keep: 10, prefix: 4, recent: 6, stale: 0 });
-    Chooser::default().choose(Policy::Sliding, &[0.0; 100], budget, &mut slots);
+    SlotSelector::default().choose_slots(Policy::Sliding, &[0.0; 100], budget, &mut slots);
     assert_eq!(slots, [0, 1, 2, 3, 94, 95, 96, 97, 98, 99]);
 }
 
 #[test]
 fn heavy_hitters_stay_and_of_equals_the_first() {
-    let (mut chooser, mut slots) = (Chooser::default(), Vec::new());
+    let (mut chooser, mut slots) = (SlotSelector::default(), Vec::new());
     let mut mass = vec![1.0; 100];
     (mass[17], mass[50], mass[89]) = (9.0, 2.0, 3.0);
-    let h2o = Budget::of(&Eviction { policy: Policy::H2o, prefix: Some(2), ..Eviction::NEVER }, 12);
+    let h2o = Budget::for_eviction(&Eviction { policy: Policy::H2o, prefix: Some(2), ..Eviction::NEVER }, 12);
     assert_eq!(h2o, Budget { keep: 12, prefix: 2, recent: 5, stale: 0 });
-    chooser.choose(Policy::H2o, &mass, h2o, &mut slots);
+    chooser.choose_slots(Policy::H2o, &mass, h2o, &mut slots);
     assert_eq!(slots, [0, 1, 2, 3, 17, 50, 89, 95, 96, 97, 98, 99]);
 
-    let snap = Budget::of(&Eviction { policy: Policy::SnapKv, prefix: Some(0), ..Eviction::NEVER }, 14);
+    let snap =
+        Budget::for_eviction(&Eviction { policy: Policy::SnapKv, prefix: Some(0), ..Eviction::NEVER }, 14);
     assert_eq!(snap, Budget { keep: 14, prefix: 0, recent: 7, stale: 0 });
-    chooser.choose(Policy::SnapKv, &mass, snap, &mut slots);
+    chooser.choose_slots(Policy::SnapKv, &mass, snap, &mut slots);
     assert_eq!(slots, [11, 12, 13, 14, 15, 16, 17, 93, 94, 95, 96, 97, 98, 99], "with its neighbours");
-    let much = Budget::of(&Eviction { policy: Policy::SnapKv, prefix: Some(9), ..Eviction::NEVER }, 1000);
+    let much =
+        Budget::for_eviction(&Eviction { policy: Policy::SnapKv, prefix: Some(9), ..Eviction::NEVER }, 1000);
     assert_eq!(much, Budget { keep: 1000, prefix: 9, recent: SNAP_WINDOW, stale: 0 });
 }
 
 #[test]
 fn slots_too_far_back_stay_only_for_want_of_others() {
-    let (mut chooser, mut slots) = (Chooser::default(), Vec::new());
+    let (mut chooser, mut slots) = (SlotSelector::default(), Vec::new());
     let mass: Vec<f32> = (0..100).map(|i| 100.0 - i as f32).collect();
     let budget = Budget { keep: 12, prefix: 2, recent: 5, stale: 40 };
-    chooser.choose(Policy::H2o, &mass, budget, &mut slots);
+    chooser.choose_slots(Policy::H2o, &mass, budget, &mut slots);
     assert_eq!(slots, [0, 1, 40, 41, 42, 43, 44, 95, 96, 97, 98, 99]);
-    chooser.choose(Policy::H2o, &mass, Budget { stale: 93, ..budget }, &mut slots);
+    chooser.choose_slots(Policy::H2o, &mass, Budget { stale: 93, ..budget }, &mut slots);
     assert_eq!(slots, [0, 1, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99]);
 }
 
@@ -162,7 +165,7 @@ fn slots_too_far_back_stay_only_for_want_of_others() {
 fn a_budget_never_exceeds_what_stays() {
     for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         for keep in 0..40 {
-            let budget = Budget::of(&Eviction { policy, prefix: Some(8), ..Eviction::NEVER }, keep);
+            let budget = Budget::for_eviction(&Eviction { policy, prefix: Some(8), ..Eviction::NEVER }, keep);
             assert!(budget.prefix + budget.recent <= budget.keep && budget.keep == keep);
         }
     }
@@ -172,15 +175,15 @@ fn a_budget_never_exceeds_what_stays() {
 fn attention_sinks_stay_unless_another_number_is_given() {
     for (policy, sinks) in [(Policy::Sliding, 4), (Policy::SnapKv, 4), (Policy::H2o, 0), (Policy::None, 0)] {
         let unsaid = Eviction { policy, ..Eviction::NEVER };
-        let prefixes: Vec<usize> = (0..10).map(|keep| Budget::of(&unsaid, keep).prefix).collect();
+        let prefixes: Vec<usize> = (0..10).map(|keep| Budget::for_eviction(&unsaid, keep).prefix).collect();
         let expected: Vec<usize> = (0..10).map(|keep: usize| sinks.min(keep / 2)).collect();
         assert_eq!(prefixes, expected, "{policy:?}: half of a small window at most");
         for given in [0, 1, 6] {
-            let budget = Budget::of(&Eviction { prefix: Some(given), ..unsaid }, 100);
+            let budget = Budget::for_eviction(&Eviction { prefix: Some(given), ..unsaid }, 100);
             assert_eq!(budget.prefix, given, "{policy:?}");
         }
         // Where nobody asked for any, no window is too narrow for them.
-        assert!(Eviction { window: 2, ..unsaid }.check().is_ok());
-        assert!(Eviction { window: 5, prefix: Some(4), ..unsaid }.check().is_err());
+        assert!(Eviction { window: 2, ..unsaid }.validate().is_ok());
+        assert!(Eviction { window: 5, prefix: Some(4), ..unsaid }.validate().is_err());
     }
 }

@@ -2,8 +2,8 @@
 //! next token of each is sampled. A stream is a batch of one.
 
 use super::decoder::TokenDecoder;
-use crate::model::device::locked;
-use crate::run::session::{CancelToken, Few, MEASURED, Session, Stage, StopReason, forward};
+use crate::model::device::lock_device;
+use crate::run::session::{CancelToken, PROMPT_LOGITS_ROWS, Session, SmallList, Stage, StopReason, forward};
 use files::{Error, Result};
 use numeric::pool::Pool;
 use std::ops::{Deref, DerefMut};
@@ -121,23 +121,23 @@ impl<'a> Generation<'a> {
     }
 
     /// Tokens that are not computed yet: the last sampled one, or the rest of a prompt.
-    pub fn uncomputed(&self) -> &[u32] {
-        &self.tokens[self.computed()..]
+    pub fn pending_tokens(&self) -> &[u32] {
+        &self.tokens[self.count_computed()..]
     }
 
     /// Number of computed tokens.
-    fn computed(&self) -> usize {
+    fn count_computed(&self) -> usize {
         self.session.tokens().len().min(self.tokens.len())
     }
 
     /// True if the next tokens are computed as a prompt: a part of the prompt, or tokens that a lost device had.
     fn is_prompt(&self) -> bool {
-        self.computed() < self.prompt || self.uncomputed().len() > 1
+        self.count_computed() < self.prompt || self.pending_tokens().len() > 1
     }
 
     fn tell_progress(&self) {
         let count = |tokens: usize| tokens.saturating_sub(self.uncounted);
-        self.decoder.progress.tell(count(self.computed()), count(self.tokens.len()));
+        self.decoder.progress.report(count(self.count_computed()), count(self.tokens.len()));
     }
 
     /// Computes log-probabilities of the prompt's next tokens, if wanted: at most `room`, but never the last. Returns
@@ -147,13 +147,13 @@ impl<'a> Generation<'a> {
             return Ok(0);
         };
         let done = session.tokens().len();
-        let end = prompt.saturating_sub(1).min(done + room.min(MEASURED));
+        let end = prompt.saturating_sub(1).min(done + room.min(PROMPT_LOGITS_ROWS));
         if done >= end {
             return Ok(0);
         }
         let mut measured = Vec::with_capacity(end - done);
         session.logits_of_part(&tokens[done..end], *prompt - done, |i, row| {
-            logprobs.take(row, tokens[done + i + 1]);
+            logprobs.compute_logprobs(row, tokens[done + i + 1]);
             measured.push(logprobs.last().clone());
         })?;
         events.push((self.id, BatchEvent::Prompt(measured)));
@@ -178,7 +178,7 @@ impl<'a> Generation<'a> {
 
     /// Ends a prompt that is computed completely.
     fn end_prompt(&mut self) -> Result<()> {
-        if self.stop_reason.is_some() || !self.uncomputed().is_empty() || !self.is_prompt_open {
+        if self.stop_reason.is_some() || !self.pending_tokens().is_empty() || !self.is_prompt_open {
             return Ok(());
         }
         self.is_prompt_open = false;
@@ -188,16 +188,16 @@ impl<'a> Generation<'a> {
 
     /// Stages the last sampled token, perhaps with a draft after it.
     fn stage_token(&mut self) -> Result<Stage> {
-        match self.tokens[self.computed()..] {
+        match self.tokens[self.count_computed()..] {
             [token] => self.session.stage_token(token),
             _ => Ok(Stage::Computed),
         }
     }
 
     /// Stages the next token after accepting the tokens that a draft has already computed.
-    fn stage_next_token(&mut self, accepting: Accepting, events: &mut Events) -> Result<()> {
-        while self.stage_token()? == Stage::Computed && accepting == Accepting::AllAtOnce {
-            self.advance(events)?;
+    fn stage_next_token(&mut self, accepting: DraftAcceptance, events: &mut Events) -> Result<()> {
+        while self.stage_token()? == Stage::Computed && accepting == DraftAcceptance::AllAtOnce {
+            self.add_next_token(events)?;
             if self.stop_reason.is_some() {
                 break;
             }
@@ -206,10 +206,10 @@ impl<'a> Generation<'a> {
     }
 
     /// The task of sampling the next token, if its logits are there and it is wanted.
-    fn sampling(&mut self) -> Option<Sampling<'_, 'a>> {
-        let is_wanted = self.stop_reason.is_none() && self.uncomputed().is_empty();
+    fn sampling_task(&mut self) -> Option<SamplingTask<'_, 'a>> {
+        let is_wanted = self.stop_reason.is_none() && self.pending_tokens().is_empty();
         let Self { session, decoder, tokens, sampled, .. } = self;
-        (is_wanted && !decoder.reached_max_tokens()).then_some(Sampling {
+        (is_wanted && !decoder.reached_max_tokens()).then_some(SamplingTask {
             decoder,
             logits: session.logits(),
             history: tokens,
@@ -218,10 +218,10 @@ impl<'a> Generation<'a> {
     }
 
     /// Adds the next token to the text, if its logits are there.
-    fn advance(&mut self, events: &mut Events) -> Result<()> {
-        if !self.uncomputed().is_empty() {
+    fn add_next_token(&mut self, events: &mut Events) -> Result<()> {
+        if !self.pending_tokens().is_empty() {
             if self.decoder.cancel().is_cancelled() {
-                self.end(StopReason::Interrupt, events);
+                self.end_with(StopReason::Interrupt, events);
             }
             return Ok(());
         }
@@ -230,29 +230,29 @@ impl<'a> Generation<'a> {
             None => {
                 self.session.check_logits()?;
                 if self.decoder.reached_max_tokens() {
-                    self.end(StopReason::Length, events);
+                    self.end_with(StopReason::Length, events);
                     return Ok(());
                 }
-                self.decoder.sample(self.session.logits(), &self.tokens)?
+                self.decoder.sample_token(self.session.logits(), &self.tokens)?
             }
         };
         self.tokens.push(token);
         self.session.set_rng(self.decoder.sampler().rng());
         let session = &self.session;
-        let (text, reason) = self.decoder.push(token, || session.is_full());
+        let (text, reason) = self.decoder.push_token(token, || session.is_full());
         let logprobs = self.decoder.logprobs().cloned();
         events.push((self.id, BatchEvent::Piece(Piece { token: Some(token), text, logprobs })));
         if let Some(reason) = reason {
-            self.end(reason, events);
+            self.end_with(reason, events);
         }
         Ok(())
     }
 
     /// Emits pending text and ends the generation.
-    fn end(&mut self, reason: StopReason, events: &mut Events) {
+    fn end_with(&mut self, reason: StopReason, events: &mut Events) {
         self.session.discard_drafts();
         self.stop_reason = Some(reason);
-        let text = self.decoder.finish(reason);
+        let text = self.decoder.finish_text(reason);
         if !text.is_empty() {
             events.push((self.id, BatchEvent::Piece(Piece { token: None, text, logprobs: None })));
         }
@@ -265,7 +265,7 @@ impl<'a> Generation<'a> {
     }
 
     /// Ends this generation on its own error; returns errors of the device, which end the batch.
-    fn fail(&mut self, e: Error, events: &mut Events) -> Result<()> {
+    fn fail_with(&mut self, e: Error, events: &mut Events) -> Result<()> {
         if !is_request_error(&e) {
             return Err(e);
         }
@@ -279,7 +279,7 @@ impl<'a> Generation<'a> {
 pub type Events = Vec<(usize, BatchEvent)>;
 
 /// The task of sampling one token.
-struct Sampling<'t, 'a> {
+struct SamplingTask<'t, 'a> {
     decoder: &'t mut TokenDecoder<'a>,
     logits: &'t [f32],
     history: &'t [u32],
@@ -293,7 +293,7 @@ pub fn is_request_error(e: &Error) -> bool {
 
 /// Number of drafted tokens that a generation accepts in a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Accepting {
+enum DraftAcceptance {
     /// One, so that the reader of the stream can intervene after each token.
     One,
     /// All, so that every generation takes part in every pass.
@@ -307,7 +307,7 @@ pub struct Batch<'a> {
     pub prompt_budget: usize,
     /// Number of prompt tokens in the last pass.
     prompt_tokens: usize,
-    accepting: Accepting,
+    accepting: DraftAcceptance,
     /// Threads for sampling if the device has none.
     pool: Pool,
 }
@@ -319,14 +319,14 @@ impl<'a> Batch<'a> {
             generations: Vec::new(),
             prompt_budget: usize::MAX,
             prompt_tokens: 0,
-            accepting: Accepting::AllAtOnce,
+            accepting: DraftAcceptance::AllAtOnce,
             pool: Pool::new(threads),
         }
     }
 
     /// A batch of one generation, with one token per step.
-    pub fn of_one(generation: Generation<'a>) -> Self {
-        Self { generations: vec![generation], accepting: Accepting::One, ..Self::new(1) }
+    pub fn single(generation: Generation<'a>) -> Self {
+        Self { generations: vec![generation], accepting: DraftAcceptance::One, ..Self::new(1) }
     }
 
     /// Adds a generation, which joins the next pass.
@@ -356,7 +356,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Number of generations that are past their prompts.
-    pub fn decoding(&self) -> usize {
+    pub fn count_decoding(&self) -> usize {
         self.running().filter(|g| !g.is_prompt()).count()
     }
 
@@ -377,10 +377,10 @@ impl<'a> Batch<'a> {
     ///
     /// Errors of the device, which end the whole batch.
     pub fn step(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
-        let mut events = self.compute(cancel)?;
-        self.sample();
+        let mut events = self.compute_pass(cancel)?;
+        self.sample_in_parallel();
         for generation in self.generations.iter_mut().filter(|g| g.stop_reason.is_none()) {
-            generation.advance(&mut events).or_else(|e| generation.fail(e, &mut events))?;
+            generation.add_next_token(&mut events).or_else(|e| generation.fail_with(e, &mut events))?;
         }
         Ok(events)
     }
@@ -390,26 +390,26 @@ impl<'a> Batch<'a> {
     /// # Errors
     ///
     /// Errors of [`Batch::step`].
-    pub fn compute(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
+    pub fn compute_pass(&mut self, cancel: Option<&CancelToken>) -> Result<Events> {
         let mut events = Events::new();
-        self.stage(&mut events)?;
+        self.stage_pass(&mut events)?;
         let running = self.generations.iter_mut().filter(|g| g.stop_reason.is_none());
-        let mut sessions: Few<&mut Session> = running.map(|g| &mut *g.session).collect();
+        let mut sessions: SmallList<&mut Session> = running.map(|g| &mut *g.session).collect();
         match forward(&mut sessions, cancel) {
             Ok(()) | Err(Error::Interrupted) => {}
             Err(e) => return Err(e),
         }
         drop(sessions);
         for generation in &mut self.generations {
-            generation.end_prompt().or_else(|e| generation.fail(e, &mut events))?;
+            generation.end_prompt().or_else(|e| generation.fail_with(e, &mut events))?;
         }
         Ok(events)
     }
 
     /// Stages the tokens of the next pass.
-    fn stage(&mut self, events: &mut Events) -> Result<()> {
+    fn stage_pass(&mut self, events: &mut Events) -> Result<()> {
         let pass = self.running().next().map_or(0, |g| g.session.max_tokens());
-        let mut room = pass.saturating_sub(self.decoding()).max(1).min(self.prompt_budget);
+        let mut room = pass.saturating_sub(self.count_decoding()).max(1).min(self.prompt_budget);
         self.prompt_tokens = 0;
         let Self { generations, prompt_tokens, accepting, .. } = self;
         for generation in generations.iter_mut().filter(|g| g.stop_reason.is_none()) {
@@ -418,11 +418,11 @@ impl<'a> Batch<'a> {
             } else {
                 // The token itself is counted already.
                 let staged = generation.stage_next_token(*accepting, events);
-                staged.map(|()| generation.session.staged().saturating_sub(1))
+                staged.map(|()| generation.session.staged_tokens().saturating_sub(1))
             };
             match staged {
                 Ok(staged) => room = room.saturating_sub(staged),
-                Err(e) => generation.fail(e, events)?,
+                Err(e) => generation.fail_with(e, events)?,
             }
         }
         Ok(())
@@ -431,17 +431,17 @@ impl<'a> Batch<'a> {
     /// Samples the next tokens of several generations in parallel: from a large vocabulary, sampling takes as long as a
     /// pass of a fast device. Tokens not sampled here, such as those with broken logits, are left to
     /// [`Generation::advance`].
-    fn sample(&mut self) {
+    fn sample_in_parallel(&mut self) {
         let Some(device) = self.running().next().map(|g| g.session.device()) else { return };
-        let all = self.generations.iter_mut().filter_map(Generation::sampling);
-        let all: Few<_> = all.map(Mutex::new).collect();
+        let all = self.generations.iter_mut().filter_map(Generation::sampling_task);
+        let all: SmallList<_> = all.map(Mutex::new).collect();
         if all.len() < 2 {
             return;
         }
-        locked(&device).pool().unwrap_or(&self.pool).run(all.len(), &|i| {
+        lock_device(&device).thread_pool().unwrap_or(&self.pool).run(all.len(), &|i| {
             let one = &mut *all[i].lock().unwrap_or_else(PoisonError::into_inner);
             if all_finite(one.logits) {
-                *one.sampled = Some(one.decoder.sample(one.logits, one.history));
+                *one.sampled = Some(one.decoder.sample_token(one.logits, one.history));
             }
         });
     }

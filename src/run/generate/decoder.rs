@@ -7,7 +7,7 @@ use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use text::sampler::{Logprobs, Sampler, SamplerOptions, TokenLogprobs};
-use text::tokenizer::{Scan, StopStrings, TextState, TextStream, Tokenizer};
+use text::tokenizer::{StopScan, StopStrings, TextState, TextStream, Tokenizer};
 
 /// Text held back where a generation was interrupted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct PendingText {
 
 /// Treatment of held-back text when a generation is interrupted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum AtCut {
+enum HeldBackText {
     Show,
     Keep,
 }
@@ -53,13 +53,13 @@ pub struct TokenDecoder<'a> {
     logprobs: Option<Logprobs>,
     text: TextStream<'a>,
     stops: StopStrings,
-    at_cut: AtCut,
+    at_cut: HeldBackText,
     stop_tokens: Vec<u32>,
     /// Remaining number of tokens; `None` without a maximum.
     left: Option<usize>,
     /// Number of tokens so far, and the minimum ([`GenerateOptions::min_tokens`]).
-    made: usize,
-    least: usize,
+    generated: usize,
+    min_tokens: usize,
     bad_words: Vec<Vec<u32>>,
     /// Tokens that must not come next.
     banned: Vec<u32>,
@@ -77,7 +77,7 @@ impl<'a> TokenDecoder<'a> {
         not(feature = "grammar"),
         expect(unused_variables, reason = "only a grammar needs the stop tokens")
     )]
-    pub fn check(tokenizer: &Tokenizer, options: &GenerateOptions) -> Result<()> {
+    pub fn check_options(tokenizer: &Tokenizer, options: &GenerateOptions) -> Result<()> {
         options.sampler.validate_for(VOCAB)?;
         let ids = || options.bad_words.iter().flatten().chain(&options.stop_tokens);
         if let Some(id) = ids().find(|&&id| id as usize >= VOCAB) {
@@ -106,12 +106,12 @@ impl<'a> TokenDecoder<'a> {
             tokenizer,
             sampler: new_sampler(tokenizer, sampler, &stop_tokens)?,
             logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
-            text: tokenizer.stream().showing(options.shown_tokens.clone()),
+            text: tokenizer.decode_stream().with_shown_tokens(options.shown_tokens.clone()),
             stops,
-            at_cut: AtCut::Show,
+            at_cut: HeldBackText::Show,
             left: options.max_tokens,
-            made: 0,
-            least: options.min_tokens,
+            generated: 0,
+            min_tokens: options.min_tokens,
             banned: Vec::with_capacity(stop_tokens.len() + options.bad_words.len()),
             bad_words: options.bad_words.clone(),
             stop_tokens,
@@ -149,43 +149,43 @@ impl<'a> TokenDecoder<'a> {
 
     /// Continues an interrupted text. If it is interrupted again, held-back text stays in
     /// [`TokenDecoder::pending_text`] instead of being shown.
-    pub fn resume(&mut self, pending: Option<&PendingText>) {
-        self.at_cut = AtCut::Keep;
+    pub fn resume_from(&mut self, pending: Option<&PendingText>) {
+        self.at_cut = HeldBackText::Keep;
         if let Some(pending) = pending {
-            self.text.resume(&pending.bytes);
-            self.stops.restore(&pending.stop);
+            self.text.restore_state(&pending.bytes);
+            self.stops.restore_pending(&pending.stop);
         }
     }
 
     /// The text held back so far.
     pub fn pending_text(&self) -> PendingText {
-        PendingText { bytes: self.text.state(), stop: self.stops.pending().into() }
+        PendingText { bytes: self.text.state(), stop: self.stops.pending_text().into() }
     }
 
     /// Continues with these tokens instead of sampled ones.
-    pub fn insert(&mut self, tokens: &[u32]) {
+    pub fn insert_tokens(&mut self, tokens: &[u32]) {
         self.inserted.extend(tokens);
     }
 
     /// Samples a token from the `logits` after `history`, or takes an inserted one. [`TokenDecoder::push`] adds it to
     /// the text.
-    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
+    pub fn sample_token(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
         let token = match self.inserted.pop_front() {
             Some(token) => token,
             None => self.sample_from(logits, history)?,
         };
         if let Some(logprobs) = &mut self.logprobs {
-            logprobs.take(logits, token);
+            logprobs.compute_logprobs(logits, token);
         }
         Ok(token)
     }
 
     fn sample_from(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
         self.ban_tokens(history);
-        let greedy = if self.banned.is_empty() { self.sampler.greedy(logits) } else { None };
+        let greedy = if self.banned.is_empty() { self.sampler.greedy_token(logits) } else { None };
         let token = greedy.unwrap_or_else(|| {
             self.logits.copy_from_slice(logits);
-            self.sampler.sample_except(&mut self.logits, history, &self.banned)
+            self.sampler.sample_token_except(&mut self.logits, history, &self.banned)
         });
         #[cfg(feature = "grammar")]
         self.sampler.check_grammar()?;
@@ -195,10 +195,10 @@ impl<'a> TokenDecoder<'a> {
     /// Lists the tokens that must not come next.
     fn ban_tokens(&mut self, history: &[u32]) {
         self.banned.clear();
-        if self.made < self.least {
+        if self.generated < self.min_tokens {
             self.banned.extend_from_slice(&self.stop_tokens);
         }
-        let own = &history[history.len().saturating_sub(self.made)..];
+        let own = &history[history.len().saturating_sub(self.generated)..];
         let last = |word: &Vec<u32>| {
             let (&last, before) = word.split_last()?;
             own.ends_with(before).then_some(last)
@@ -213,14 +213,17 @@ impl<'a> TokenDecoder<'a> {
 
     /// Adds a sampled token to the text. Returns the displayable text, and the stop reason if the text ends. `is_full`
     /// tells whether no slot is left to compute the token in.
-    pub fn push(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<StopReason>) {
+    pub fn push_token(&mut self, token: u32, is_full: impl FnOnce() -> bool) -> (String, Option<StopReason>) {
         if self.stop_tokens.contains(&token) {
             return (String::new(), Some(StopReason::Eos));
         }
         let text = self.text.push(token);
-        self.made += 1;
-        let scan =
-            if self.made > self.least { self.stops.push(&text) } else { Scan { text, stopped: false } };
+        self.generated += 1;
+        let scan = if self.generated > self.min_tokens {
+            self.stops.push(&text)
+        } else {
+            StopScan { text, stopped: false }
+        };
         if let Some(left) = &mut self.left {
             *left -= 1;
         }
@@ -239,13 +242,13 @@ impl<'a> TokenDecoder<'a> {
     /// Index in [`GenerateOptions::stop`] of the string that ended the text.
     #[cfg(feature = "serve")]
     pub fn stop_string(&self) -> Option<usize> {
-        self.stops.matched()
+        self.stops.matched_index()
     }
 
     /// Returns the held-back text at the end of the generation.
-    pub fn finish(&mut self, reason: StopReason) -> String {
+    pub fn finish_text(&mut self, reason: StopReason) -> String {
         let is_cut = !matches!(reason, StopReason::Eos | StopReason::Stop);
-        if reason == StopReason::Stop || is_cut && self.at_cut == AtCut::Keep {
+        if reason == StopReason::Stop || is_cut && self.at_cut == HeldBackText::Keep {
             return String::new();
         }
         let text = self.text.finish();

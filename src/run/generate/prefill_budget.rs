@@ -14,20 +14,20 @@ const SIZES: [usize; 18] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 25
 /// Size of the very first part, before anything is measured.
 const FIRST: usize = 2;
 /// Part of a quiet pass (one without prompts) that prompts may add to a pass. Times vary, and 1.0 is too much.
-const MORE: f64 = 0.55;
+const PREFILL_SHARE: f64 = 0.55;
 /// Part of a quiet pass that a single token, or a size tried for the first time, may add.
-const MOST: f64 = 0.9;
+const MAX_PREFILL_SHARE: f64 = 0.9;
 /// Weight of the latest time.
 const WEIGHT: f64 = 0.25;
 /// Limit of the change of a time from one measurement to the next: outliers come from other processes.
-const STRAY: f64 = 2.0;
+const OUTLIER_FACTOR: f64 = 2.0;
 /// Interval, in passes, of trying a part that seems too large, if prompts are within their budget.
-const TRY: usize = 8;
+const TRIAL_INTERVAL: usize = 8;
 /// Passes with prompts after which a quiet pass is measured again.
-const FRESH: usize = 32;
+const REMEASURE_INTERVAL: usize = 32;
 /// Part of a quiet pass by which prompts may exceed their budget before a pass goes without them, or that they may save
 /// up.
-const CREDIT: f64 = 0.3;
+const DEBT_LIMIT: f64 = 0.3;
 
 /// Times of passes, in seconds.
 #[derive(Debug)]
@@ -35,64 +35,73 @@ pub(super) struct PrefillBudget {
     /// Maximum number of prompt tokens in a pass.
     chunk: usize,
     /// Time of a quiet pass and its number of tokens.
-    quiet: Option<(f64, usize)>,
+    quiet_pass: Option<(f64, usize)>,
     /// Time that a part of each size adds to it, if measured.
-    adds: [Option<f64>; SIZES.len()],
+    added_times: [Option<f64>; SIZES.len()],
     /// Time that prompts took beyond their budget; negative if they took less.
     debt: f64,
     /// Passes since the last quiet one.
     since: usize,
     /// Quiet passes since the last one with prompts.
-    rests: usize,
+    quiet_passes: usize,
 }
 
 /// Moving average of a time.
-fn mix(before: f64, now: f64) -> f64 {
-    before + WEIGHT * (now.clamp(before / STRAY, before * STRAY) - before)
+fn moving_average(before: f64, now: f64) -> f64 {
+    before + WEIGHT * (now.clamp(before / OUTLIER_FACTOR, before * OUTLIER_FACTOR) - before)
 }
 
 impl PrefillBudget {
     pub fn new(chunk: usize) -> Self {
-        Self { chunk: chunk.max(1), quiet: None, adds: [None; SIZES.len()], debt: 0.0, since: 0, rests: 0 }
+        Self {
+            chunk: chunk.max(1),
+            quiet_pass: None,
+            added_times: [None; SIZES.len()],
+            debt: 0.0,
+            since: 0,
+            quiet_passes: 0,
+        }
     }
 
     /// Maximum number of prompt tokens in a pass with `decoding` other tokens; 0 for a pass without prompts.
     pub fn tokens_beside(&self, decoding: usize) -> usize {
-        let (quiet, measured) = match self.quiet {
+        let (quiet, measured) = match self.quiet_pass {
             _ if decoding == 0 => return self.chunk,
             None => return 0,
             Some(quiet) => quiet,
         };
-        let stale = 4 * measured.abs_diff(decoding) > measured || self.since >= FRESH;
-        if self.debt > CREDIT * quiet || stale {
+        let stale = 4 * measured.abs_diff(decoding) > measured || self.since >= REMEASURE_INTERVAL;
+        if self.debt > DEBT_LIMIT * quiet || stale {
             return 0;
         }
         let sizes = SIZES.iter().enumerate().take_while(|&(_, &n)| n <= self.chunk);
         // An unmeasured size is estimated too high, so it is allowed more.
-        let may = |i: usize| match self.adds[i] {
-            None => MOST * quiet,
-            Some(_) => MORE * quiet + (-self.debt).max(0.0),
+        let may = |i: usize| match self.added_times[i] {
+            None => MAX_PREFILL_SHARE * quiet,
+            Some(_) => PREFILL_SHARE * quiet + (-self.debt).max(0.0),
         };
-        let fits = |&(i, _): &(usize, &usize)| self.adding(i).is_some_and(|adds| adds <= may(i));
+        let fits = |&(i, _): &(usize, &usize)| self.added_time(i).is_some_and(|adds| adds <= may(i));
         match sizes.filter(fits).map(|(i, _)| i).last() {
-            Some(i) if self.since % TRY == TRY - 1 && self.debt <= 0.0 => self.larger(i),
+            Some(i) if self.since % TRIAL_INTERVAL == TRIAL_INTERVAL - 1 && self.debt <= 0.0 => {
+                self.next_larger_size(i)
+            }
             Some(i) => SIZES[i],
-            None => self.least(),
+            None => self.smallest_part(),
         }
     }
 
     /// The size after one that fits, unless its own time is known to be too long: estimates from other sizes may be too
     /// high.
-    fn larger(&self, size: usize) -> usize {
+    fn next_larger_size(&self, size: usize) -> usize {
         let next = size + 1;
-        let own = self.adds.get(next).copied().flatten();
-        let known = own.is_some() && own == self.at_most(next);
+        let own = self.added_times.get(next).copied().flatten();
+        let known = own.is_some() && own == self.lowest_estimate(next);
         SIZES.get(next).filter(|&&n| n <= self.chunk && !known).copied().unwrap_or(SIZES[size])
     }
 
     /// The part to compute if nothing fits into a pass; its debt is paid off in the following passes.
-    fn least(&self) -> usize {
-        let [one, .., four] = [0, 1, 2].map(|i| self.adding(i));
+    fn smallest_part(&self) -> usize {
+        let [one, .., four] = [0, 1, 2].map(|i| self.added_time(i));
         match (one, four) {
             (None, _) => FIRST.min(self.chunk),
             (Some(one), Some(four)) if four < 2.0 * one => 4.min(self.chunk),
@@ -101,42 +110,43 @@ impl PrefillBudget {
     }
 
     /// Time that a part of a size adds, as far as known.
-    fn adding(&self, size: usize) -> Option<f64> {
-        let larger = || (size..SIZES.len()).find_map(|i| self.scaled(i, size));
-        self.at_most(size).or_else(larger)
+    fn added_time(&self, size: usize) -> Option<f64> {
+        let larger = || (size..SIZES.len()).find_map(|i| self.scaled_time(i, size));
+        self.lowest_estimate(size).or_else(larger)
     }
 
     /// Lowest estimate of that time from its own size and smaller ones: tokens cost no more together than in smaller
     /// parts.
-    fn at_most(&self, size: usize) -> Option<f64> {
-        (0..=size).filter_map(|i| self.scaled(i, size)).reduce(f64::min)
+    fn lowest_estimate(&self, size: usize) -> Option<f64> {
+        (0..=size).filter_map(|i| self.scaled_time(i, size)).reduce(f64::min)
     }
 
     /// Time that a size adds if each token costs as much as in the size `seen`.
-    fn scaled(&self, seen: usize, size: usize) -> Option<f64> {
-        self.adds[seen].map(|adds| adds * SIZES[size] as f64 / SIZES[seen] as f64)
+    fn scaled_time(&self, seen: usize, size: usize) -> Option<f64> {
+        self.added_times[seen].map(|adds| adds * SIZES[size] as f64 / SIZES[seen] as f64)
     }
 
     /// Records the time of a pass with `decoding` tokens of generations and `prompts` tokens of prompts.
     pub fn record_pass(&mut self, decoding: usize, prompts: usize, time: Duration) {
         let time = time.as_secs_f64();
-        match (decoding, prompts, self.quiet) {
+        match (decoding, prompts, self.quiet_pass) {
             (0, ..) => self.debt = 0.0,
             (n, 0, quiet) => {
-                self.rests += 1;
+                self.quiet_passes += 1;
                 // A pass right after a part of a prompt takes longer, because the part has filled the CPU's caches.
-                if self.rests > 1 || quiet.is_none() {
+                if self.quiet_passes > 1 || quiet.is_none() {
                     self.since = 0;
-                    self.quiet = Some((quiet.map_or(time, |(before, _)| mix(before, time)), n));
+                    self.quiet_pass =
+                        Some((quiet.map_or(time, |(before, _)| moving_average(before, time)), n));
                 }
-                let quiet = self.quiet.map_or(time, |(quiet, _)| quiet);
+                let quiet = self.quiet_pass.map_or(time, |(quiet, _)| quiet);
                 // A much longer pass is due to other processes, not a debt of prompts.
-                self.add_debt((time - (1.0 + MORE) * quiet).min(quiet));
+                self.add_debt((time - (1.0 + PREFILL_SHARE) * quiet).min(quiet));
             }
             (_, n, Some((quiet, _))) => {
-                (self.since, self.rests) = (self.since + 1, 0);
+                (self.since, self.quiet_passes) = (self.since + 1, 0);
                 let adds = self.record_part(n, (time - quiet).max(0.01 * quiet));
-                let paid = if n == 1 { MOST } else { MORE };
+                let paid = if n == 1 { MAX_PREFILL_SHARE } else { PREFILL_SHARE };
                 self.add_debt(adds - paid * quiet);
             }
             (_, _, None) => {}
@@ -145,7 +155,7 @@ impl PrefillBudget {
 
     /// Adds to the debt; only little of a negative debt is saved for later passes.
     fn add_debt(&mut self, more: f64) {
-        let saved = CREDIT * self.quiet.map_or(0.0, |(quiet, _)| quiet);
+        let saved = DEBT_LIMIT * self.quiet_pass.map_or(0.0, |(quiet, _)| quiet);
         self.debt = (self.debt + more).max(-saved);
     }
 
@@ -155,15 +165,15 @@ impl PrefillBudget {
         let i = SIZES.iter().rposition(|&n| n <= prompts).unwrap_or(0);
         let whole = prompts as f64 / SIZES[i] as f64;
         let latest = adds / whole;
-        let now = match self.at_most(i) {
-            Some(before) if self.adds[i] == Some(before) || latest > before => {
-                let now = mix(before, latest);
-                self.adds.iter_mut().flatten().for_each(|of| *of *= now / before);
+        let now = match self.lowest_estimate(i) {
+            Some(before) if self.added_times[i] == Some(before) || latest > before => {
+                let now = moving_average(before, latest);
+                self.added_times.iter_mut().flatten().for_each(|of| *of *= now / before);
                 now
             }
             _ => latest,
         };
-        self.adds[i] = Some(now);
+        self.added_times[i] = Some(now);
         now * whole
     }
 }

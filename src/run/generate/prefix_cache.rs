@@ -8,7 +8,7 @@ use numeric::kv::KvTypes;
 use std::sync::Arc;
 
 /// Minimum number of tokens worth caching: fewer are computed faster.
-const WORTH: usize = 8;
+const MIN_TOKENS: usize = 8;
 
 /// Group of texts that share rows. Neither speed nor the number of cached tokens reveals anything about other realms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ struct CachedPrefix {
 /// True if keys of this prompt get the RoPE frequencies of long sequences, if the model has such. Prompts of the two
 /// kinds cannot share rows.
 fn is_long(prompt: usize) -> bool {
-    ROPE.long.is_some_and(|long| prompt > long.beyond)
+    ROPE.long.is_some_and(|long| prompt > long.original_context)
 }
 
 impl CachedPrefix {
@@ -48,7 +48,7 @@ impl CachedPrefix {
         let most = prompt.len().saturating_sub(1);
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
         let reaches = LOCAL_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
-        if reaches && same >= WORTH { same } else { 0 }
+        if reaches && same >= MIN_TOKENS { same } else { 0 }
     }
 
     /// The sequence of the first `n` tokens.
@@ -79,19 +79,19 @@ impl CachedPrefix {
 
 /// Cache of prefixes, ordered from least to most recently used.
 pub(super) struct PrefixCache {
-    most: u64,
-    all: Vec<CachedPrefix>,
+    max_bytes: u64,
+    entries: Vec<CachedPrefix>,
 }
 
 impl PrefixCache {
     /// A cache of at most `most` bytes of rows.
     pub fn new(most: u64) -> Self {
-        Self { most, all: Vec::new() }
+        Self { max_bytes: most, entries: Vec::new() }
     }
 
     /// Bytes of cached rows.
     pub fn bytes(&self) -> u64 {
-        self.all.iter().map(|kept| kept.bytes).sum()
+        self.entries.iter().map(|kept| kept.bytes).sum()
     }
 
     /// Copies the longest cached prefix of the prompt in its realm into an empty session. Returns its number of tokens.
@@ -100,16 +100,16 @@ impl PrefixCache {
     ///
     /// Errors of writing a device's rows; then the session is empty.
     pub fn restore(&mut self, session: &mut Session, prompt: &[u32], realm: &Realm) -> Result<usize> {
-        let own = self.all.iter().enumerate().filter(|(_, kept)| kept.realm == *realm);
+        let own = self.entries.iter().enumerate().filter(|(_, kept)| kept.realm == *realm);
         let best = own.map(|(i, kept)| (kept.shared_tokens(prompt), i)).max();
         let Some((n, i)) = best.filter(|&(n, _)| n > 0) else { return Ok(0) };
-        let kept = self.all.remove(i);
+        let kept = self.entries.remove(i);
         let types = session.extent().types;
         let restored = session.restore(kept.sequence_of_first(n), |layer, rows, _| {
             kept.copy_rows((layer, types), n, rows);
             Ok(())
         });
-        self.all.push(kept);
+        self.entries.push(kept);
         restored.map(|()| n)
     }
 
@@ -122,22 +122,22 @@ impl PrefixCache {
         session.discard_drafts();
         let tokens = session.tokens();
         let long = is_long(prompt);
-        if self.most == 0 || tokens.len() < WORTH || session.has_evicted() {
+        if self.max_bytes == 0 || tokens.len() < MIN_TOKENS || session.has_evicted() {
             return Ok(());
         }
         let is_alike = |kept: &CachedPrefix| kept.long == long && kept.realm == *realm;
         // A prefix of another cached sequence needs no entry of its own.
-        if self.all.iter().any(|kept| is_alike(kept) && kept.tokens.starts_with(tokens)) {
+        if self.entries.iter().any(|kept| is_alike(kept) && kept.tokens.starts_with(tokens)) {
             return Ok(());
         }
         let types = session.extent().types;
         let bytes = (types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) * tokens.len()) as u64;
-        if bytes > self.most {
+        if bytes > self.max_bytes {
             return Ok(());
         }
-        self.all.retain(|kept| !is_alike(kept) || !tokens.starts_with(&kept.tokens));
-        while self.bytes() + bytes > self.most {
-            self.all.remove(0);
+        self.entries.retain(|kept| !is_alike(kept) || !tokens.starts_with(&kept.tokens));
+        while self.bytes() + bytes > self.max_bytes {
+            self.entries.remove(0);
         }
         let Sequence { tokens, oldest, .. } = session.sequence();
         let mut rows = Vec::with_capacity(LAYERS);
@@ -146,7 +146,7 @@ impl PrefixCache {
             session.read_rows(layer, &mut of_layer)?;
             rows.push(of_layer);
         }
-        self.all.push(CachedPrefix { realm: realm.clone(), tokens, long, oldest, rows, bytes });
+        self.entries.push(CachedPrefix { realm: realm.clone(), tokens, long, oldest, rows, bytes });
         Ok(())
     }
 }

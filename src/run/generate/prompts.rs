@@ -5,7 +5,7 @@ use super::decoder::{DecoderParams, TokenDecoder};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
-use crate::run::session::{Drafts, StopReason};
+use crate::run::session::{DraftCounts, StopReason};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use text::sampler::TokenLogprobs;
@@ -70,13 +70,13 @@ impl Engine {
     pub fn generate_batch<'a>(&'a self, items: &'a [BatchItem]) -> Result<BatchAnswers<'a>> {
         let mut waiting = VecDeque::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
-            waiting.push_back((index, self.prompt_of(item).map_err(|e| with_index(index, e))?));
+            waiting.push_back((index, self.encode_prompt(item).map_err(|e| with_index(index, e))?));
         }
-        let sequences = self.options().sequences().min(items.len());
+        let sequences = self.options().sequence_count().min(items.len());
         let free = match sequences {
             0 => Vec::new(),
             1 => vec![self.session()?],
-            n => self.sessions_of(self.options(), n)?,
+            n => self.sessions_with(self.options(), n)?,
         };
         Ok(BatchAnswers {
             engine: self,
@@ -85,15 +85,15 @@ impl Engine {
             complete: VecDeque::new(),
             free: free.into_iter().map(|session| SessionRef::Own(Box::new(session))).collect(),
             answers: (0..items.len()).map(|index| BatchAnswer { index, ..Default::default() }).collect(),
-            batch: self.batch(),
+            batch: self.new_batch(),
         })
     }
 
     /// Encodes and checks a prompt.
-    fn prompt_of(&self, item: &BatchItem) -> Result<Vec<u32>> {
+    fn encode_prompt(&self, item: &BatchItem) -> Result<Vec<u32>> {
         // Errors in the options are reported now, not when the prompt's turn comes.
-        TokenDecoder::check(self.tokenizer(), &item.options)?;
-        let tokens = self.encode_until(&item.prompt, item.options.specials, &item.options.cancel)?;
+        TokenDecoder::check_options(self.tokenizer(), &item.options)?;
+        let tokens = self.encode_cancellable(&item.prompt, item.options.specials, &item.options.cancel)?;
         let (need, have) = (tokens.len(), self.options().max_seq_len);
         match need {
             0 => Err(Error::Usage("is empty, and this model adds no first token".into())),
@@ -190,7 +190,7 @@ impl BatchAnswers<'_> {
     }
 
     /// Counts of drafted tokens so far, if drafting is on.
-    pub fn drafts(&self) -> Option<Drafts> {
+    pub fn drafts(&self) -> Option<DraftCounts> {
         let running = self.batch.generations().iter().map(|generation| &generation.session);
         running.chain(&self.free).filter_map(|session| session.drafts()).reduce(|a, b| a + b)
     }

@@ -2,7 +2,7 @@
 //! the others up. One thread runs the sequences; any thread submits requests.
 
 pub use super::prefix_cache::Realm;
-pub use super::stats::{BOUNDS, Ending, Histogram, SchedulerStats, SlotStats};
+pub use super::stats::{BOUNDS, GenerationStats, Histogram, SchedulerStats, SlotStats};
 
 use super::batch::{Batch, BatchEvent, Generation, Piece, SessionRef, is_request_error};
 use super::decoder::{DecoderParams, TokenDecoder};
@@ -12,7 +12,7 @@ use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use crate::run::options::{EngineOptions, GenerateOptions};
-use crate::run::session::{CancelToken, Drafts, StopReason};
+use crate::run::session::{CancelToken, DraftCounts, StopReason};
 use files::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,11 +21,11 @@ use text::sampler::{Logprobs, TokenLogprobs};
 use text::tokenizer::StopStrings;
 
 /// Interval of checks for the end while nothing runs.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest time that can be added to a clock safely.
 const LONGEST: Duration = Duration::from_secs(1 << 30);
 /// Maximum number of generations that begin between two passes: copying cached rows takes a while.
-const BEGUN_AT_ONCE: usize = 8;
+const MAX_STARTS_PER_PASS: usize = 8;
 /// Smallest amount of an ended sequence's memory, in bytes, that is given back to the system.
 const WORTH_RELEASING: u64 = 1 << 20;
 
@@ -60,22 +60,22 @@ pub struct Job {
     pub stops: StopStrings,
     pub reuse: Reuse,
     /// Computes log-probabilities of the prompt's tokens: see [`Event::Prompt`]. Then no cached rows are used.
-    pub measures: Option<Logprobs>,
+    pub prompt_logprobs: Option<Logprobs>,
     /// Called on the scheduler's thread for every event; must not block.
-    pub tell: Box<dyn FnMut(Event) + Send>,
+    pub on_event: Box<dyn FnMut(JobEvent) + Send>,
 }
 
 /// An event of a [`Job`].
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum JobEvent {
     /// Progress of the prompt: tokens done, and all that must be computed.
-    Read { done: usize, all: usize },
+    PromptProgress { done: usize, all: usize },
     /// Log-probabilities of the next tokens of the prompt; the first one has none.
     Prompt(Vec<TokenLogprobs>),
     /// A piece of the text.
     Piece(Piece),
     /// End of the generation; the last event.
-    Ended(Ending),
+    Ended(GenerationStats),
     /// An error; the last event.
     Failed(Error),
 }
@@ -99,14 +99,14 @@ pub enum SubmitError {
 }
 
 /// A waiting request and its time of arrival.
-struct Waiting {
+struct WaitingJob {
     job: Job,
     since: Instant,
 }
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingJob>,
     closed: bool,
 }
 
@@ -118,7 +118,7 @@ pub struct Scheduler {
     stats: Mutex<SchedulerStats>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -137,7 +137,7 @@ impl Engine {
                  `EngineOptions::max_seq_len`"
             ))),
             // The slow check comes last: it compiles a grammar.
-            _ => TokenDecoder::check(self.tokenizer(), options),
+            _ => TokenDecoder::check_options(self.tokenizer(), options),
         }
     }
 }
@@ -155,7 +155,7 @@ impl Scheduler {
     ///
     /// The reason if they are rejected.
     pub fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), SubmitError> {
-        let mut queue = locked(&self.queue);
+        let mut queue = lock_mutex(&self.queue);
         if queue.closed {
             return Err(SubmitError::Closed);
         }
@@ -164,15 +164,15 @@ impl Scheduler {
             return Err(SubmitError::Full);
         }
         let since = Instant::now();
-        queue.waiting.extend(jobs.into_iter().map(|job| Waiting { job, since }));
+        queue.waiting.extend(jobs.into_iter().map(|job| WaitingJob { job, since }));
         self.arrived.notify_one();
         Ok(())
     }
 
     /// Counts so far, and the state of each slot.
     pub fn stats(&self) -> SchedulerStats {
-        let waiting = locked(&self.queue).waiting.len();
-        SchedulerStats { waiting, ..locked(&self.stats).clone() }
+        let waiting = lock_mutex(&self.queue).waiting.len();
+        SchedulerStats { waiting, ..lock_mutex(&self.stats).clone() }
     }
 
     /// Runs requests until `stop` is cancelled; then rejects new ones, and returns when all accepted ones have ended or
@@ -187,29 +187,29 @@ impl Scheduler {
         let mut deadline = None;
         loop {
             if stop.is_cancelled() && deadline.is_none() {
-                locked(&self.queue).closed = true;
+                lock_mutex(&self.queue).closed = true;
                 on_event(SchedulerEvent::Draining);
                 deadline = Some(Instant::now() + self.limits.drain.min(LONGEST));
             }
             let late = deadline.is_some_and(|end| Instant::now() >= end);
-            let passed = slots.admit().and_then(|()| if late { Ok(()) } else { slots.step() });
+            let passed = slots.admit_waiting().and_then(|()| if late { Ok(()) } else { slots.step() });
             let failed = passed.err();
             if late || failed.is_some() {
                 let why = failed.clone().unwrap_or(Error::Interrupted);
                 slots.give_up(&why);
                 return failed.map_or(Ok(()), Err);
             }
-            if slots.is_idle() && !self.wait(deadline.is_some()) {
+            if slots.is_idle() && !self.wait_for_request(deadline.is_some()) {
                 return Ok(());
             }
         }
     }
 
     /// Waits a while for a request, unless the queue is closed. Returns false if none can come.
-    fn wait(&self, closed: bool) -> bool {
-        let queue = locked(&self.queue);
+    fn wait_for_request(&self, closed: bool) -> bool {
+        let queue = lock_mutex(&self.queue);
         if queue.waiting.is_empty() && !closed {
-            let _ = self.arrived.wait_timeout(queue, LOOK);
+            let _ = self.arrived.wait_timeout(queue, POLL_INTERVAL);
             return true;
         }
         !queue.waiting.is_empty()
@@ -217,17 +217,17 @@ impl Scheduler {
 }
 
 /// A request that runs in a slot.
-struct Running {
+struct RunningJob {
     arrived: Instant,
     /// Time when it left the queue.
     begun: Instant,
-    tell: Box<dyn FnMut(Event) + Send>,
+    tell: Box<dyn FnMut(JobEvent) + Send>,
     reuse: Reuse,
     /// Counts of the slot's drafted tokens before it.
-    drafts: Drafts,
+    drafts: DraftCounts,
     /// Maximum bytes of rows that it can fill.
     rows: u64,
-    ending: Ending,
+    ending: GenerationStats,
     /// Time of its last token.
     last_token: Option<Instant>,
 }
@@ -239,7 +239,7 @@ struct Slots<'a> {
     /// Index and sequence of each free slot.
     free: Vec<(usize, SessionRef<'a>)>,
     /// Running requests by slot.
-    running: Vec<Option<Running>>,
+    running: Vec<Option<RunningJob>>,
     /// Their generations; ids are slots.
     batch: Batch<'a>,
     prefix_cache: PrefixCache,
@@ -249,18 +249,18 @@ struct Slots<'a> {
 impl<'a> Slots<'a> {
     fn new(scheduler: &'a Scheduler, engine: &'a Engine) -> Result<Self> {
         let o = engine.options();
-        let slots = o.sequences();
-        let sessions = engine.sessions_of(o, slots)?.into_iter().map(|s| SessionRef::Own(Box::new(s)));
+        let slots = o.sequence_count();
+        let sessions = engine.sessions_with(o, slots)?.into_iter().map(|s| SessionRef::Own(Box::new(s)));
         // Evictions depend on attention that was observed while rows were computed, which copied rows lack.
         let cached = if o.eviction.policy == Policy::None { o.prefix_cache } else { 0 };
-        locked(&scheduler.stats).slots =
+        lock_mutex(&scheduler.stats).slots =
             vec![SlotStats { slots: o.max_seq_len, ..SlotStats::default() }; slots];
         Ok(Self {
             scheduler,
             engine,
             free: sessions.enumerate().collect::<Vec<_>>().into_iter().rev().collect(),
             running: (0..slots).map(|_| None).collect(),
-            batch: engine.batch(),
+            batch: engine.new_batch(),
             prefix_cache: PrefixCache::new(cached),
             prefill_budget: PrefillBudget::new(o.prefill_chunk),
         })
@@ -272,19 +272,19 @@ impl<'a> Slots<'a> {
 
     /// Begins waiting requests, in order, as far as slots and memory allow; only a few at a time, because the running
     /// ones wait meanwhile.
-    fn admit(&mut self) -> Result<()> {
-        for _ in 0..BEGUN_AT_ONCE {
+    fn admit_waiting(&mut self) -> Result<()> {
+        for _ in 0..MAX_STARTS_PER_PASS {
             let Some(waiting) = self.next_waiting() else { break };
-            self.begin(waiting)?;
+            self.begin_request(waiting)?;
         }
         Ok(())
     }
 
     /// Begins a request in a free slot.
-    fn begin(&mut self, Waiting { job, since }: Waiting) -> Result<()> {
+    fn begin_request(&mut self, WaitingJob { job, since }: WaitingJob) -> Result<()> {
         let (slot, mut session) = self.free.pop().expect("invariant: `next_waiting` found one");
         session.clear();
-        let Job { prompt, options, seed, stops, reuse, measures, mut tell } = job;
+        let Job { prompt, options, seed, stops, reuse, prompt_logprobs: measures, on_event: mut tell } = job;
         let decoder =
             TokenDecoder::new(self.engine.tokenizer(), DecoderParams { options: &options, seed, stops });
         let cached = match &reuse {
@@ -298,22 +298,22 @@ impl<'a> Slots<'a> {
         let (decoder, cached) = match begun {
             Ok(begun) => begun,
             Err(e) => {
-                tell(Event::Failed(e.clone()));
+                tell(JobEvent::Failed(e.clone()));
                 self.free.push((slot, session));
                 return if is_request_error(&e) { Ok(()) } else { Err(e) };
             }
         };
-        let running = Running {
+        let running = RunningJob {
             arrived: since,
             begun: Instant::now(),
             tell,
             reuse,
             drafts: session.drafts().unwrap_or_default(),
-            rows: rows(self.engine.options(), prompt.len(), options.max_tokens),
-            ending: Ending { cached, slot, prompt: prompt.len(), ..Ending::default() },
+            rows: row_bytes(self.engine.options(), prompt.len(), options.max_tokens),
+            ending: GenerationStats { cached, slot, prompt: prompt.len(), ..GenerationStats::default() },
             last_token: None,
         };
-        locked(&self.scheduler.stats).record_begin(&running.ending, slot);
+        lock_mutex(&self.scheduler.stats).record_begin(&running.ending, slot);
         let generation = Generation::new(slot, session, decoder, prompt.to_vec());
         self.batch.push(generation.with_prompt_logprobs(measures));
         self.running[slot] = Some(running);
@@ -321,14 +321,14 @@ impl<'a> Slots<'a> {
     }
 
     /// Takes the next request that is not cancelled from the queue, if there are a slot and memory for it.
-    fn next_waiting(&self) -> Option<Waiting> {
-        let mut queue = locked(&self.scheduler.queue);
+    fn next_waiting(&self) -> Option<WaitingJob> {
+        let mut queue = lock_mutex(&self.scheduler.queue);
         queue.waiting.retain(|w| !w.job.options.cancel.is_cancelled());
         if self.free.is_empty() {
             return None;
         }
         let first = queue.waiting.front()?;
-        let need = rows(self.engine.options(), first.job.prompt.len(), first.job.options.max_tokens);
+        let need = row_bytes(self.engine.options(), first.job.prompt.len(), first.job.options.max_tokens);
         let taken: u64 = self.running.iter().flatten().map(|running| running.rows).sum();
         let fits = self.scheduler.limits.rows.is_none_or(|most| taken + need <= most);
         // A single request always fits: the plan was checked for that.
@@ -340,34 +340,34 @@ impl<'a> Slots<'a> {
         if self.is_idle() {
             return Ok(());
         }
-        let decoding = self.batch.decoding();
+        let decoding = self.batch.count_decoding();
         let began = Instant::now();
         self.batch.prompt_budget = self.prefill_budget.tokens_beside(decoding);
         let events = self.batch.step(None)?;
         self.prefill_budget.record_pass(decoding, self.batch.prompt_tokens(), began.elapsed());
-        locked(&self.scheduler.stats).record_pass();
+        lock_mutex(&self.scheduler.stats).record_pass();
         let now = Instant::now();
         for (slot, event) in events {
             match event {
-                BatchEvent::Prompt(tokens) => self.tell(slot, Event::Prompt(tokens)),
+                BatchEvent::Prompt(tokens) => self.send_event(slot, JobEvent::Prompt(tokens)),
                 BatchEvent::Piece(piece) => {
                     if piece.token.is_some() {
                         self.record_token(slot, now);
                     }
-                    self.tell(slot, Event::Piece(piece));
+                    self.send_event(slot, JobEvent::Piece(piece));
                 }
-                BatchEvent::Ended(reason) => self.end(slot, Ok(reason))?,
-                BatchEvent::Failed(e) => self.end(slot, Err(e))?,
+                BatchEvent::Ended(reason) => self.end_request(slot, Ok(reason))?,
+                BatchEvent::Failed(e) => self.end_request(slot, Err(e))?,
             }
         }
-        let mut stats = locked(&self.scheduler.stats);
+        let mut stats = lock_mutex(&self.scheduler.stats);
         for generation in self.batch.generations() {
             stats.slots[generation.id].filled = generation.session.slots();
         }
         Ok(())
     }
 
-    fn tell(&mut self, slot: usize, event: Event) {
+    fn send_event(&mut self, slot: usize, event: JobEvent) {
         if let Some(running) = &mut self.running[slot] {
             (running.tell)(event);
         }
@@ -378,37 +378,37 @@ impl<'a> Slots<'a> {
         let Some(running) = &mut self.running[slot] else { return };
         running.ending.tokens += 1;
         match running.last_token {
-            None => running.ending.first = now - running.begun,
-            Some(last) => running.ending.between += now - last,
+            None => running.ending.time_to_first = now - running.begun,
+            Some(last) => running.ending.decode_time += now - last,
         }
-        let mut stats = locked(&self.scheduler.stats);
+        let mut stats = lock_mutex(&self.scheduler.stats);
         stats.record_token(now - running.arrived, running.last_token.map(|last| now - last));
         stats.slots[slot].generated = running.ending.tokens;
         running.last_token = Some(now);
     }
 
     /// Ends a generation: stores its rows, reports its end and frees its slot.
-    fn end(&mut self, slot: usize, result: Result<StopReason>) -> Result<()> {
+    fn end_request(&mut self, slot: usize, result: Result<StopReason>) -> Result<()> {
         let (Some(generation), Some(mut running)) = (self.batch.remove(slot), self.running[slot].take())
         else {
             return Ok(());
         };
         let Generation { mut session, decoder, .. } = generation;
-        running.ending.stop = decoder.stop_string();
+        running.ending.stop_index = decoder.stop_string();
         running.ending.drafts = session.drafts().unwrap_or_default().since(running.drafts);
         let stored = match (&result, &running.reuse) {
             (Ok(_), Reuse::In(realm)) => self.prefix_cache.store(&mut session, running.ending.prompt, realm),
             _ => Ok(()),
         };
-        let mut stats = locked(&self.scheduler.stats);
+        let mut stats = lock_mutex(&self.scheduler.stats);
         stats.record_end(&running.ending, running.arrived.elapsed());
-        stats.kept = self.prefix_cache.bytes();
+        stats.prefix_cache_bytes = self.prefix_cache.bytes();
         drop(stats);
         (running.tell)(match result {
-            Ok(reason) => Event::Ended(Ending { reason, ..running.ending }),
-            Err(e) => Event::Failed(e),
+            Ok(reason) => JobEvent::Ended(GenerationStats { reason, ..running.ending }),
+            Err(e) => JobEvent::Failed(e),
         });
-        let used = rows(self.engine.options(), session.slots(), Some(0));
+        let used = row_bytes(self.engine.options(), session.slots(), Some(0));
         session.clear();
         // The CPU's pages are allocated when rows are written, so they can be given back; a device keeps its memory.
         if self.engine.device().is_none() && used >= WORTH_RELEASING {
@@ -422,19 +422,19 @@ impl<'a> Slots<'a> {
 
     /// Reports an error to all running and waiting requests.
     fn give_up(&mut self, why: &Error) {
-        let mut queue = locked(&self.scheduler.queue);
+        let mut queue = lock_mutex(&self.scheduler.queue);
         queue.closed = true;
-        queue.waiting.drain(..).for_each(|mut w| (w.job.tell)(Event::Failed(why.clone())));
+        queue.waiting.drain(..).for_each(|mut w| (w.job.on_event)(JobEvent::Failed(why.clone())));
         self.batch.clear();
         self.running
             .iter_mut()
             .filter_map(Option::take)
-            .for_each(|mut r| (r.tell)(Event::Failed(why.clone())));
+            .for_each(|mut r| (r.tell)(JobEvent::Failed(why.clone())));
     }
 }
 
 /// Maximum bytes of rows that a generation can fill.
-fn rows(o: &EngineOptions, prompt: usize, tokens: Option<usize>) -> u64 {
+fn row_bytes(o: &EngineOptions, prompt: usize, tokens: Option<usize>) -> u64 {
     let slots = tokens.map_or(o.max_seq_len, |n| prompt.saturating_add(n).min(o.max_seq_len));
     (o.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as u64).saturating_mul(slots as u64)
 }

@@ -1,6 +1,6 @@
 //! Statistics of a scheduler.
 
-use crate::run::session::{Drafts, StopReason};
+use crate::run::session::{DraftCounts, StopReason};
 use std::time::Duration;
 
 /// Upper bounds of a histogram's buckets, in seconds.
@@ -9,7 +9,7 @@ pub const BOUNDS: [f64; 15] =
 
 /// Outcome of a generation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ending {
+pub struct GenerationStats {
     pub reason: StopReason,
     /// Tokens of the prompt.
     pub prompt: usize,
@@ -18,15 +18,15 @@ pub struct Ending {
     /// Generated tokens, a final end-of-sequence token included.
     pub tokens: usize,
     /// Index of the stop string that ended it, if one did.
-    pub stop: Option<usize>,
+    pub stop_index: Option<usize>,
     /// Slot in which it ran.
     pub slot: usize,
     /// Time from its start, queueing not included, to the first token.
-    pub first: Duration,
+    pub time_to_first: Duration,
     /// Time from the first to the last token.
-    pub between: Duration,
+    pub decode_time: Duration,
     /// Counts of drafted tokens.
-    pub drafts: Drafts,
+    pub drafts: DraftCounts,
 }
 
 /// Histogram of durations.
@@ -41,7 +41,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    fn add(&mut self, took: Duration) {
+    fn record_duration(&mut self, took: Duration) {
         let seconds = took.as_secs_f64();
         if let Some(i) = BOUNDS.iter().position(|&bound| seconds <= bound) {
             self.counts[i] += 1;
@@ -71,7 +71,7 @@ pub struct SchedulerStats {
     /// Requests waiting for a slot.
     pub waiting: usize,
     /// Bytes of rows in the prefix cache.
-    pub kept: u64,
+    pub prefix_cache_bytes: u64,
     /// Tokens of prompts.
     pub prompt_tokens: u64,
     /// Prompt tokens whose rows were copied from the prefix cache.
@@ -81,34 +81,34 @@ pub struct SchedulerStats {
     /// Ended generations.
     pub ended: u64,
     /// Counts of tokens drafted for them.
-    pub drafts: Drafts,
+    pub drafts: DraftCounts,
     /// Passes.
     pub passes: u64,
     /// Sum over all passes of the slots in use.
-    pub busy: u64,
+    pub slot_passes: u64,
     /// Tokens of the longest text, its prompt included.
     pub longest: usize,
     /// Time from arrival to the first token.
-    pub first: Histogram,
+    pub time_to_first: Histogram,
     /// Time between two tokens of a text.
-    pub between: Histogram,
+    pub time_between_tokens: Histogram,
     /// Time from arrival to the end.
-    pub whole: Histogram,
+    pub total_time: Histogram,
 }
 
 impl SchedulerStats {
     /// Number of running generations.
-    pub fn running(&self) -> usize {
+    pub fn count_running(&self) -> usize {
         self.slots.iter().filter(|slot| slot.prompt > 0).count()
     }
 
     /// Part of all rows that is filled, from 0 to 1.
-    pub fn filled(&self) -> f64 {
+    pub fn filled_fraction(&self) -> f64 {
         let all: usize = self.slots.iter().map(|slot| slot.slots).sum();
         self.slots.iter().map(|slot| slot.filled).sum::<usize>() as f64 / all.max(1) as f64
     }
 
-    pub(super) fn record_begin(&mut self, ending: &Ending, slot: usize) {
+    pub(super) fn record_begin(&mut self, ending: &GenerationStats, slot: usize) {
         self.prompt_tokens += ending.prompt as u64;
         self.cached_tokens += ending.cached as u64;
         (self.slots[slot].prompt, self.slots[slot].filled) = (ending.prompt, ending.cached);
@@ -117,24 +117,24 @@ impl SchedulerStats {
     /// Records a pass.
     pub(super) fn record_pass(&mut self) {
         self.passes += 1;
-        self.busy += self.running() as u64;
+        self.slot_passes += self.count_running() as u64;
     }
 
     /// Records a token: `arrived` is the time since the request arrived, `before` since the previous token, if any.
     pub(super) fn record_token(&mut self, arrived: Duration, before: Option<Duration>) {
         self.generated_tokens += 1;
         match before {
-            None => self.first.add(arrived),
-            Some(before) => self.between.add(before),
+            None => self.time_to_first.record_duration(arrived),
+            Some(before) => self.time_between_tokens.record_duration(before),
         }
     }
 
-    pub(super) fn record_end(&mut self, ending: &Ending, took: Duration) {
+    pub(super) fn record_end(&mut self, ending: &GenerationStats, took: Duration) {
         let slot = &mut self.slots[ending.slot];
         *slot = SlotStats { slots: slot.slots, ..SlotStats::default() };
         self.ended += 1;
         self.drafts = self.drafts + ending.drafts;
         self.longest = self.longest.max(ending.prompt + ending.tokens);
-        self.whole.add(took);
+        self.total_time.record_duration(took);
     }
 }

@@ -24,7 +24,7 @@ pub struct Timing {
 
 impl Timing {
     /// Average time between tokens (TBT); `None` below two tokens.
-    pub fn tbt(&self) -> Option<Duration> {
+    pub fn mean_token_time(&self) -> Option<Duration> {
         (self.tokens > 1).then(|| self.decoding / (self.tokens - 1) as u32)
     }
 }
@@ -62,9 +62,9 @@ impl<'a> TokenStream<'a> {
         let held = session.begin_prompt(prompt)?;
         let timing = Timing { prompt_tokens: prompt.len() - held, ..Timing::default() };
         let cancel = decoder.cancel().clone();
-        let mut batch = Batch::of_one(Generation::new(0, session, decoder, prompt.to_vec()));
-        while !batch.generations()[0].uncomputed().is_empty() && !cancel.is_cancelled() {
-            for (_, event) in batch.compute(Some(&cancel))? {
+        let mut batch = Batch::single(Generation::new(0, session, decoder, prompt.to_vec()));
+        while !batch.generations()[0].pending_tokens().is_empty() && !cancel.is_cancelled() {
+            for (_, event) in batch.compute_pass(Some(&cancel))? {
                 if let BatchEvent::Failed(e) = event {
                     return Err(e);
                 }
@@ -91,25 +91,25 @@ impl<'a> TokenStream<'a> {
 
     /// Continues an interrupted text. If it is interrupted again, held-back text stays in [`TokenStream::pause`]
     /// instead of being shown.
-    pub fn resume(mut self, unshown: Option<&PendingText>) -> Self {
-        self.decoder().resume(unshown);
+    pub fn resume_from(mut self, unshown: Option<&PendingText>) -> Self {
+        self.decoder().resume_from(unshown);
         self
     }
 
     /// State to continue from, once there is a [`TokenStream::stop_reason`].
-    pub fn pause(&self) -> ResumePoint {
+    pub fn resume_point(&self) -> ResumePoint {
         let generation = self.generation();
         match generation.stop_reason() {
             Some(StopReason::Eos | StopReason::Stop) => ResumePoint::default(),
             _ => ResumePoint {
-                tokens: generation.uncomputed().to_vec(),
+                tokens: generation.pending_tokens().to_vec(),
                 unshown: Some(generation.decoder.pending_text()),
             },
         }
     }
 
     /// Counts the time to the first token from `start`.
-    pub fn since(mut self, start: Instant) -> Self {
+    pub fn timed_from(mut self, start: Instant) -> Self {
         self.start = start;
         self
     }
@@ -142,8 +142,8 @@ impl<'a> TokenStream<'a> {
     /// assert!(text.contains(" The end."), "{text}");
     /// # Ok::<(), antigravity::Error>(())
     /// ```
-    pub fn insert(&mut self, tokens: &[u32]) {
-        self.decoder().insert(tokens);
+    pub fn insert_tokens(&mut self, tokens: &[u32]) {
+        self.decoder().insert_tokens(tokens);
     }
 
     /// Reason for its end, once it has ended.
@@ -185,7 +185,7 @@ impl<'a> TokenStream<'a> {
         Ok(self.events.next().map(|(_, event)| event))
     }
 
-    fn note_time(&mut self) {
+    fn record_token_time(&mut self) {
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
         if self.timing.tokens == 0 {
@@ -204,7 +204,7 @@ impl Iterator for TokenStream<'_> {
             match self.next_event() {
                 Ok(Some(BatchEvent::Piece(piece))) => {
                     if piece.token.is_some() {
-                        self.note_time();
+                        self.record_token_time();
                     }
                     (self.last_token, self.logprobs) = (piece.token, piece.logprobs);
                     return Some(Ok(piece.text));

@@ -1,6 +1,6 @@
 //! Compilation of an OpenCL device's kernels on a background thread while the CPU computes.
 
-use super::{DeviceFactory, shared};
+use super::{DeviceFactory, into_shared};
 use crate::model::device::SharedDevice;
 use crate::opencl;
 use crate::run::options::{EngineOptions, Notice};
@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Longest wait at the end that is not reported.
-const SOON: Duration = Duration::from_millis(300);
+const SILENT_WAIT: Duration = Duration::from_millis(300);
 
 /// Threads that compile kernels. When dropped, each finishes the program that it is compiling, which is cached.
 pub struct KernelCompiler {
@@ -33,7 +33,7 @@ impl KernelCompiler {
     /// # Errors
     ///
     /// `Device`: no thread can be started.
-    pub fn make(
+    pub fn start_compiling(
         self: &Arc<Self>,
         factory: DeviceFactory,
         model: Arc<opencl::Model>,
@@ -44,7 +44,7 @@ impl KernelCompiler {
         let work = move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             // The receiver is gone if the sequence has ended.
-            let _ = send.send(factory.opencl(&model, &o).map(shared));
+            let _ = send.send(factory.opencl_device(&model, &o).map(into_shared));
         };
         let thread = thread::Builder::new().name("opencl".into()).spawn(work);
         let thread =
@@ -56,7 +56,7 @@ impl KernelCompiler {
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
                 // The thread's panic message has said why.
-                let ended = workers.device.facts();
+                let ended = workers.device.info();
                 Some(Err(Error::Device(format!(
                     "OpenCL: the thread that compiled for {} has died",
                     ended.name
@@ -71,14 +71,14 @@ impl Drop for KernelCompiler {
         let threads = take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
         let unfinished = || threads.iter().any(|thread| !thread.is_finished());
         if unfinished() {
-            self.device.build_no_more();
+            self.device.stop_builds();
         }
         let began = Instant::now();
-        while unfinished() && began.elapsed() < SOON {
+        while unfinished() && began.elapsed() < SILENT_WAIT {
             thread::sleep(Duration::from_millis(5));
         }
         if unfinished() {
-            self.notice.say("OpenCL: still compiling one program, which is cached for the next start");
+            self.notice.warn("OpenCL: still compiling one program, which is cached for the next start");
         }
         for thread in threads {
             // A panic has already been reported.

@@ -1,7 +1,7 @@
 //! One device with the KV cache of one sequence, and the validity of its rows.
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, WINDOW, global_layers, is_local};
-use crate::model::device::{Cache, Extent, KvRows, Logits, Run, SharedDevice, locked};
+use crate::model::device::{Extent, KvCache, KvRows, Logits, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use files::Result;
 use std::ops::Range;
@@ -26,25 +26,25 @@ impl WindowRows {
     }
 
     /// True if all rows that a token at this position sees are there.
-    fn reaches(self, pos: usize) -> bool {
+    fn covers_window(self, pos: usize) -> bool {
         LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
     }
 
     /// Keeps the rows before this position, or none if they do not suffice.
     fn truncate(&mut self, pos: usize) {
         let end = self.end.min(pos);
-        *self = if end > 0 && self.reaches(end) { Self { end, ..*self } } else { Self::default() };
+        *self = if end > 0 && self.covers_window(end) { Self { end, ..*self } } else { Self::default() };
     }
 }
 
 /// Number of slots and tokens at the beginning of a sequence.
 #[derive(Debug, Clone, Copy)]
-struct Beginning {
+struct SequencePrefix {
     slots: usize,
     tokens: usize,
 }
 
-impl Beginning {
+impl SequencePrefix {
     const ALL: Self = Self { slots: usize::MAX, tokens: usize::MAX };
 }
 
@@ -60,11 +60,11 @@ pub struct RunPosition {
 /// A device with the KV cache of one sequence.
 pub struct DeviceCache {
     pub(super) device: SharedDevice,
-    pub(super) cache: Box<dyn Cache>,
+    pub(super) cache: Box<dyn KvCache>,
     window: WindowRows,
     max_tokens: usize,
     /// Beginning of the sequence that is unchanged since the last switch, so that the other device still has its rows.
-    unchanged: Beginning,
+    unchanged: SequencePrefix,
     /// True if sliding-window layers have room for more positions than slots.
     outlasts: bool,
     /// Number of observed tokens of each pass, counted from its end.
@@ -80,19 +80,19 @@ impl DeviceCache {
     ///
     /// `Memory`.
     pub fn new(device: SharedDevice, slots: usize) -> Result<Self> {
-        let cache = locked(&device).new_cache(slots)?;
+        let cache = lock_device(&device).new_cache(slots)?;
         Ok(Self::with_cache(device, cache))
     }
 
     /// An empty cache that this device can compute with.
-    pub fn with_cache(device: SharedDevice, cache: Box<dyn Cache>) -> Self {
-        let max_tokens = locked(&device).max_tokens();
+    pub fn with_cache(device: SharedDevice, cache: Box<dyn KvCache>) -> Self {
+        let max_tokens = lock_device(&device).max_tokens();
         Self {
             device,
             cache,
             window: WindowRows::default(),
             max_tokens,
-            unchanged: Beginning::ALL,
+            unchanged: SequencePrefix::ALL,
             outlasts: false,
             observed: 0,
             mass_is_valid: false,
@@ -111,11 +111,11 @@ impl DeviceCache {
 
     /// The device's name, for reports.
     pub fn name(&self) -> String {
-        locked(&self.device).name()
+        lock_device(&self.device).name()
     }
 
     /// The cache.
-    pub fn cache(&mut self) -> &mut dyn Cache {
+    pub fn cache(&mut self) -> &mut dyn KvCache {
         &mut *self.cache
     }
 
@@ -125,12 +125,12 @@ impl DeviceCache {
     }
 
     /// Slots in use.
-    pub fn filled(&self) -> usize {
+    pub fn filled_slots(&self) -> usize {
         self.extent().len
     }
 
     /// Free slots.
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         let Extent { slots, len, .. } = self.extent();
         slots - len
     }
@@ -143,7 +143,7 @@ impl DeviceCache {
     /// Swaps the device that computes with the cache.
     pub(super) fn swap_device(&mut self, device: &mut SharedDevice) {
         std::mem::swap(&mut self.device, device);
-        self.max_tokens = locked(&self.device).max_tokens();
+        self.max_tokens = lock_device(&self.device).max_tokens();
     }
 
     /// A run of a pass that appends `tokens`.
@@ -151,30 +151,30 @@ impl DeviceCache {
         let RunPosition { pos, known } = at;
         let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
-        Run { cache: &mut *self.cache, tokens, pos, known, logits, observe }
+        Run { cache: &mut *self.cache, tokens, pos, known_len: known, logits, observed_tokens: observe }
     }
 
     /// Rewinds to `slots` slots and `tokens` tokens.
     pub fn truncate(&mut self, slots: usize, tokens: usize) {
         self.cache.set_len(slots);
         self.window.truncate(tokens);
-        let Beginning { slots: same, tokens: same_tokens } = self.unchanged;
-        self.unchanged = Beginning { slots: same.min(slots), tokens: same_tokens.min(tokens) };
+        let SequencePrefix { slots: same, tokens: same_tokens } = self.unchanged;
+        self.unchanged = SequencePrefix { slots: same.min(slots), tokens: same_tokens.min(tokens) };
     }
 
     /// Ends an eviction: `kept` slots are in use, and the first `same` of them did not move.
-    pub fn compact(&mut self, kept: usize, same: usize) {
+    pub fn end_eviction(&mut self, kept: usize, same: usize) {
         self.cache.set_len(kept);
         self.unchanged.slots = self.unchanged.slots.min(same);
     }
 
     /// True if sliding-window layers still have the rows to continue after the first `tokens` tokens.
-    pub fn reaches(&self, tokens: usize) -> bool {
-        self.window.reaches(tokens)
+    pub fn can_continue_from(&self, tokens: usize) -> bool {
+        self.window.covers_window(tokens)
     }
 
     /// First position whose rows sliding-window layers have.
-    pub fn oldest(&self) -> usize {
+    pub fn oldest_position(&self) -> usize {
         if LOCAL_LAYERS != 0 { self.window.from } else { 0 }
     }
 
@@ -185,9 +185,9 @@ impl DeviceCache {
     }
 
     /// Enlarges sliding-window layers for more positions than there are slots.
-    pub fn outlast(&mut self) -> Result<()> {
+    pub fn reserve_window_rows(&mut self) -> Result<()> {
         self.outlasts = true;
-        self.cache.outlast()
+        self.cache.reserve_window_rows()
     }
 
     /// Changes the number of slots.
@@ -197,25 +197,29 @@ impl DeviceCache {
 
     /// Keeps the rows that `other` has not changed since the last switch, and resizes to its size.
     pub(super) fn keep_common(&mut self, other: &DeviceCache) -> Result<()> {
-        self.cache.set_len(self.filled().min(other.unchanged.slots));
+        self.cache.set_len(self.filled_slots().min(other.unchanged.slots));
         self.window.truncate(other.unchanged.tokens);
         if self.extent().slots != other.extent().slots {
             self.resize(other.extent().slots)?;
         }
-        if other.outlasts { self.outlast() } else { Ok(()) }
+        if other.outlasts { self.reserve_window_rows() } else { Ok(()) }
     }
 
     /// Copies missing rows from `other`, for a sequence of `tokens` tokens. Returns the number of slots and bytes
     /// copied.
-    pub(super) fn catch_up(&mut self, other: &mut DeviceCache, tokens: usize) -> Result<(usize, u64)> {
+    pub(super) fn copy_missing_rows(
+        &mut self,
+        other: &mut DeviceCache,
+        tokens: usize,
+    ) -> Result<(usize, u64)> {
         self.keep_common(other)?;
-        let (len, ring) = (other.filled(), self.extent().ring);
+        let (len, ring) = (other.filled_slots(), self.extent().ring);
         let (from, there) = (other.window.from, self.window);
         let first = if there.end < from { from } else { there.end };
         let first = first.max(tokens.saturating_sub(ring));
         // If copying fails, the overwritten rows are lost.
         self.window.from = there.from.max(tokens.saturating_sub(ring));
-        let slots = self.filled()..len;
+        let slots = self.filled_slots()..len;
         let copied = slots.len();
         let bytes = copy_rows(&mut *other.cache, &mut *self.cache, [slots, first..tokens])?;
         let from = if first > there.end { first } else { there.from };
@@ -225,33 +229,33 @@ impl DeviceCache {
             copy_mass(&mut *other.cache, &mut *self.cache)?;
         }
         (self.mass_is_valid, self.observed) = (other.mass_is_valid, other.observed);
-        (self.unchanged, other.unchanged) = (Beginning::ALL, Beginning::ALL);
+        (self.unchanged, other.unchanged) = (SequencePrefix::ALL, SequencePrefix::ALL);
         Ok((copied, bytes))
     }
 
     /// Allocates the mass, so that no pass has to.
-    pub fn make_mass(&mut self) -> Result<()> {
+    pub fn allocate_mass(&mut self) -> Result<()> {
         let Some(layer) = global_layers().next() else { return Ok(()) };
-        let mut mass = vec![0.0; KV_HEADS * self.filled()];
+        let mut mass = vec![0.0; KV_HEADS * self.filled_slots()];
         self.cache.read_mass(layer, &mut mass)?;
         self.cache.write_mass(layer, &mass)
     }
 
     /// Observes the last `tokens` tokens of the next passes; their attention is added to the mass.
-    pub fn observe(&mut self, tokens: usize) {
+    pub fn set_observed(&mut self, tokens: usize) {
         self.mass_is_valid |= tokens > 0;
         self.observed = tokens;
     }
 
     /// Number of observed tokens of a pass.
-    pub fn observed(&self) -> usize {
+    pub fn observed_tokens(&self) -> usize {
         self.observed
     }
 
     /// Clears the mass.
     pub fn zero_mass(&mut self) -> Result<()> {
         self.mass_is_valid = false;
-        let zeros = vec![0.0; KV_HEADS * self.filled()];
+        let zeros = vec![0.0; KV_HEADS * self.filled_slots()];
         global_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
     }
 
@@ -259,7 +263,7 @@ impl DeviceCache {
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
         if self.mass_is_valid {
-            mass.resize(KV_HEADS * self.filled(), 0.0);
+            mass.resize(KV_HEADS * self.filled_slots(), 0.0);
             self.cache.read_mass(layer, mass)?;
         }
         Ok(())
@@ -276,14 +280,14 @@ impl DeviceCache {
 
     /// Starts or ends the device's trace.
     pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
-        locked(&self.device).set_trace(trace)
+        lock_device(&self.device).set_trace(trace)
     }
 
     /// Adds a mark to the trace, if there is one.
-    pub fn mark(&mut self, name: &str) {
-        let mut device = locked(&self.device);
+    pub fn mark_trace(&mut self, name: &str) {
+        let mut device = lock_device(&self.device);
         if let Some(mut trace) = device.set_trace(None) {
-            trace.mark(name);
+            trace.add_mark(name);
             device.set_trace(Some(trace));
         }
     }
@@ -291,7 +295,7 @@ impl DeviceCache {
 
 /// Copies the rows missing in `to` (`[slots, positions of sliding-window layers]`) and sets its length to that of
 /// `from`. Returns the number of bytes copied.
-fn copy_rows(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2]) -> Result<u64> {
+fn copy_rows(from: &mut dyn KvCache, to: &mut dyn KvCache, lacking: [Range<usize>; 2]) -> Result<u64> {
     let Extent { types, len, .. } = from.extent();
     let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
     let mut bytes = 0;
@@ -299,8 +303,8 @@ fn copy_rows(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2
         let Range { start, end } = lacking[usize::from(is_local(layer))];
         for start in (start..end).step_by(SLOTS) {
             let slots = start..end.min(start + SLOTS);
-            from.read(layer, slots.clone(), &mut rows)?;
-            to.write(layer, slots, &rows)?;
+            from.read_rows(layer, slots.clone(), &mut rows)?;
+            to.write_rows(layer, slots, &rows)?;
             bytes += (rows.k.len() + rows.v.len()) as u64;
         }
     }
@@ -309,7 +313,7 @@ fn copy_rows(from: &mut dyn Cache, to: &mut dyn Cache, lacking: [Range<usize>; 2
 }
 
 /// Copies the mass of all filled slots, of which both have the same number.
-fn copy_mass(from: &mut dyn Cache, to: &mut dyn Cache) -> Result<()> {
+fn copy_mass(from: &mut dyn KvCache, to: &mut dyn KvCache) -> Result<()> {
     let mut mass = vec![0.0; KV_HEADS * from.extent().len];
     global_layers().try_for_each(|layer| {
         from.read_mass(layer, &mut mass)?;
@@ -325,17 +329,21 @@ mod tests {
     fn rows_reach_back_as_far_as_the_ring_does() {
         let mut rows = WindowRows::default();
         rows.extend(0..WINDOW + 90, WINDOW + 100);
-        assert!((0..=WINDOW + 90).all(|pos| rows.reaches(pos)));
+        assert!((0..=WINDOW + 90).all(|pos| rows.covers_window(pos)));
         rows.extend(WINDOW + 90..WINDOW + 150, WINDOW + 100);
         if LOCAL_LAYERS != 0 {
             assert_eq!(rows.from, 50);
-            assert!(!rows.reaches(WINDOW + 48) && rows.reaches(WINDOW + 49) && !rows.reaches(WINDOW + 151));
+            assert!(
+                !rows.covers_window(WINDOW + 48)
+                    && rows.covers_window(WINDOW + 49)
+                    && !rows.covers_window(WINDOW + 151)
+            );
             let mut cut = rows;
             cut.truncate(WINDOW + 48);
             assert_eq!((cut.from, cut.end), (0, 0), "too few rows are none");
         }
         rows.truncate(WINDOW + 60);
-        assert!(rows.reaches(WINDOW + 60) && rows.end == WINDOW + 60);
+        assert!(rows.covers_window(WINDOW + 60) && rows.end == WINDOW + 60);
         rows.truncate(0);
         assert_eq!((rows.from, rows.end), (0, 0));
     }

@@ -10,14 +10,14 @@ use files::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// An opened model with its plan, ready to be loaded.
-pub struct Opened {
+pub struct OpenedModel {
     pub plan: Plan,
     pub model: OpenModel,
     /// Time taken to open and plan.
     pub took: Duration,
 }
 
-impl Opened {
+impl OpenedModel {
     /// Opens the model and resolves the backend `auto`.
     ///
     /// # Errors
@@ -27,21 +27,22 @@ impl Opened {
         let began = Instant::now();
         let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
         if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
-            options.notice.say(&format!(
+            options.notice.warn(&format!(
                 "{}: lm_head.weight is not the embedding that the config ties it to; using lm_head.weight",
                 model.checkpoint.path().display()
             ));
         }
-        let plan = Plan::of(&model, &within_positions(options)?)?;
-        Ok(Self { plan, model, took: began.elapsed() }.settled())
+        let plan = Plan::for_model(&model, &within_positions(options)?)?;
+        Ok(Self { plan, model, took: began.elapsed() }.resolve_auto())
     }
 
     /// Changes the backend `auto` to the CPU if there is no device, too little memory for both, or the CPU is known to
     /// be faster at everything; reports this in one line.
-    pub fn settled(mut self) -> Self {
+    pub fn resolve_auto(mut self) -> Self {
         let plan = &mut self.plan;
         if plan.options.backend == BackendKind::Auto {
-            let is_known = || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.origin());
+            let is_known =
+                || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.source_fingerprint());
             let why = match (plan.device, plan.check()) {
                 (None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
                 _ if is_known() => None,
@@ -49,7 +50,7 @@ impl Opened {
                 _ => return self,
             };
             if let Some(why) = why {
-                plan.options.notice.say(&format!("auto: {why}; using the CPU"));
+                plan.options.notice.warn(&format!("auto: {why}; using the CPU"));
             }
             plan.options.backend = BackendKind::Cpu;
             plan.device = None;

@@ -5,7 +5,7 @@
 //! is the draft's next one, its logits are already computed.
 
 use crate::dims::VOCAB;
-use crate::run::draft_model::{DraftModel, PassTime, Question};
+use crate::run::draft_model::{DraftModel, DraftQuery, PassTime};
 use files::{Error, Result};
 use std::ops::{Add, RangeInclusive};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const LONG_GRAM: RangeInclusive<usize> = 8..=8;
 
 /// Counts of drafted and accepted tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Drafts {
+pub struct DraftCounts {
     /// Passes that verified a draft.
     pub passes: usize,
     /// Tokens drafted.
@@ -32,7 +32,7 @@ pub struct Drafts {
     pub model_accepted: usize,
 }
 
-impl Drafts {
+impl DraftCounts {
     /// Counts since `before`.
     pub fn since(self, before: Self) -> Self {
         self.combine(before, |now, before| now - before)
@@ -49,7 +49,7 @@ impl Drafts {
     }
 }
 
-impl Add for Drafts {
+impl Add for DraftCounts {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -60,21 +60,21 @@ impl Add for Drafts {
 /// Proposes drafts and keeps their logits.
 pub(super) struct Drafter {
     /// Maximum number of tokens of a draft.
-    most: usize,
-    pace: DraftPace,
+    max_tokens: usize,
+    pace: LookupLength,
     /// A smaller model that drafts.
-    model: Option<DraftClient>,
+    model: Option<SequenceDraft>,
     /// Tokens of the last pass with a draft: the sequence's token, then the draft.
     pass: Vec<u32>,
     /// Number of these that have become part of the sequence.
-    taken: usize,
+    accepted_tokens: usize,
     /// Source of the draft.
     source: Source,
     /// Duration of the pass, if it is a useful measurement.
     time: Option<PassTime>,
     /// Logits of each token of the pass: `[token][VOCAB]`.
     rows: Vec<f32>,
-    pub counts: Drafts,
+    pub counts: DraftCounts,
 }
 
 /// Source of a draft.
@@ -86,27 +86,27 @@ enum Source {
 }
 
 /// One sequence's connection to the draft model.
-struct DraftClient {
+struct SequenceDraft {
     model: DraftModel,
     /// Id of this sequence.
     owner: u64,
     sampler: Arc<SamplerOptions>,
     random: Option<Rng>,
     /// Duration of the last request to the model.
-    asked: Duration,
+    request_time: Duration,
 }
 
-impl DraftClient {
+impl SequenceDraft {
     /// Asks the model, if that is worthwhile, and appends its draft of at most `room` tokens to `pass`.
-    fn ask(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
+    fn request_draft(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
         let began = Instant::now();
-        let length = self.model.length(room);
+        let length = self.model.draft_length(room);
         if length == 0 {
             return Source::Nobody;
         }
         let (sampler, random) = (&self.sampler, self.random.as_ref());
-        self.model.ask(&Question { owner: self.owner, tokens, length, sampler, random }, pass);
-        self.asked = began.elapsed();
+        self.model.request_draft(&DraftQuery { owner: self.owner, tokens, length, sampler, random }, pass);
+        self.request_time = began.elapsed();
         Source::Model
     }
 }
@@ -122,27 +122,27 @@ impl Drafter {
         })?;
         rows.resize(len, 0.0);
         Ok(Self {
-            most,
-            pace: DraftPace::new(most),
+            max_tokens: most,
+            pace: LookupLength::new(most),
             model: None,
             pass: Vec::with_capacity(most + 1),
-            taken: 0,
+            accepted_tokens: 0,
             source: Source::Nobody,
             time: None,
             rows,
-            counts: Drafts::default(),
+            counts: DraftCounts::default(),
         })
     }
 
     /// Sets a smaller model that drafts too.
     pub fn set_model(&mut self, model: &DraftModel) {
         let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
-        self.model = Some(DraftClient {
+        self.model = Some(SequenceDraft {
             model: model.clone(),
-            owner: model.owner(),
+            owner: model.new_sequence_id(),
             sampler: Arc::new(greedy),
             random: None,
-            asked: Duration::ZERO,
+            request_time: Duration::ZERO,
         });
     }
 
@@ -168,37 +168,37 @@ impl Drafter {
     }
 
     /// Number of drafted tokens that are computed but not part of the sequence yet.
-    pub fn ahead(&self) -> usize {
-        self.pass.len() - self.taken
+    pub fn drafted_ahead(&self) -> usize {
+        self.pass.len() - self.accepted_tokens
     }
 
     /// Discards these and returns their number.
-    pub fn forget(&mut self) -> usize {
-        let ahead = self.ahead();
+    pub fn discard_draft(&mut self) -> usize {
+        let ahead = self.drafted_ahead();
         self.pass.clear();
-        (self.taken, self.source, self.time) = (0, Source::Nobody, None);
+        (self.accepted_tokens, self.source, self.time) = (0, Source::Nobody, None);
         ahead
     }
 
     /// True if `token` is the draft's next one.
-    pub fn expects(&self, token: u32) -> bool {
-        self.pass.get(self.taken) == Some(&token)
+    pub fn expects_token(&self, token: u32) -> bool {
+        self.pass.get(self.accepted_tokens) == Some(&token)
     }
 
     /// Accepts the next token of the draft and returns its logits.
-    pub fn accept(&mut self) -> &[f32] {
+    pub fn accept_token(&mut self) -> &[f32] {
         self.counts.accepted += 1;
         self.counts.model_accepted += usize::from(self.source == Source::Model);
-        self.taken += 1;
-        &self.rows[(self.taken - 1) * VOCAB..][..VOCAB]
+        self.accepted_tokens += 1;
+        &self.rows[(self.accepted_tokens - 1) * VOCAB..][..VOCAB]
     }
 
     /// Fills `pass` with the last of `tokens` and a draft of at most `room` tokens. Returns true if there is a draft.
     pub fn propose(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> bool {
         self.pass.clear();
-        self.taken = 0;
-        let room = room.min(self.most);
-        let length = self.pace.length().min(room);
+        self.accepted_tokens = 0;
+        let room = room.min(self.max_tokens);
+        let length = self.pace.next_length().min(room);
         pass.clear();
         pass.extend(tokens.last());
         let repeats = |grams: RangeInclusive<usize>, pass: &mut Vec<u32>| {
@@ -206,7 +206,7 @@ impl Drafter {
         };
         self.source = match &mut self.model {
             Some(_) if repeats(LONG_GRAM, pass) => Source::Text,
-            Some(client) if room > 0 => client.ask(tokens, room, pass),
+            Some(client) if room > 0 => client.request_draft(tokens, room, pass),
             _ => Source::Nobody,
         };
         if self.source == Source::Nobody && repeats(GRAM, pass) {
@@ -216,15 +216,15 @@ impl Drafter {
     }
 
     /// Buffer for the logits of a pass of `tokens` tokens: `[token][VOCAB]`.
-    pub fn rows(&mut self, tokens: usize) -> &mut [f32] {
+    pub fn logits_rows(&mut self, tokens: usize) -> &mut [f32] {
         &mut self.rows[..tokens * VOCAB]
     }
 
     /// Takes over a computed pass, whose first token is the sequence's, and returns the logits of that token.
-    pub fn commit(&mut self, pass: &mut Vec<u32>) -> &[f32] {
+    pub fn commit_pass(&mut self, pass: &mut Vec<u32>) -> &[f32] {
         std::mem::swap(&mut self.pass, pass);
         let drafted = self.pass.len() - 1;
-        self.taken = 1;
+        self.accepted_tokens = 1;
         self.counts.passes += 1;
         self.counts.drafted += drafted;
         self.counts.model_drafted += if self.source == Source::Model { drafted } else { 0 };
@@ -232,12 +232,12 @@ impl Drafter {
     }
 
     /// Updates the draft lengths with the outcome of the last pass.
-    pub fn learn(&mut self) {
-        let (accepted, drafted) = (self.taken.saturating_sub(1), self.pass.len().saturating_sub(1));
+    pub fn learn_from_pass(&mut self) {
+        let (accepted, drafted) = (self.accepted_tokens.saturating_sub(1), self.pass.len().saturating_sub(1));
         match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
-            (Source::Text, ..) => self.pace.drafted(accepted, drafted),
-            (Source::Model, time, Some(client)) => client.model.drafted(accepted, drafted, time),
-            (Source::Nobody, Some(time), Some(client)) => client.model.plain(time),
+            (Source::Text, ..) => self.pace.record_drafted(accepted, drafted),
+            (Source::Model, time, Some(client)) => client.model.record_drafted(accepted, drafted, time),
+            (Source::Nobody, Some(time), Some(client)) => client.model.record_undrafted(time),
             _ => {}
         }
     }
@@ -249,8 +249,8 @@ impl Drafter {
     }
 
     /// Takes the duration of the last request to the model, which is then zero.
-    pub fn take_asked(&mut self) -> Duration {
-        self.model.as_mut().map_or(Duration::ZERO, |client| std::mem::take(&mut client.asked))
+    pub fn take_request_time(&mut self) -> Duration {
+        self.model.as_mut().map_or(Duration::ZERO, |client| std::mem::take(&mut client.request_time))
     }
 }
 
@@ -261,7 +261,7 @@ const LONGEST_PAUSE: usize = 63;
 /// Policy for the length of lookup drafts: twice as long after a fully accepted one, as long as the accepted part after
 /// others, and pauses of growing length while nothing is accepted.
 #[derive(Debug)]
-struct DraftPace {
+struct LookupLength {
     most: usize,
     length: usize,
     /// The last pause.
@@ -270,13 +270,13 @@ struct DraftPace {
     left: usize,
 }
 
-impl DraftPace {
+impl LookupLength {
     fn new(most: usize) -> Self {
         Self { most, length: most.min(2), pause: 0, left: 0 }
     }
 
     /// Returns the length of the next draft; 0 during a pause.
-    fn length(&mut self) -> usize {
+    fn next_length(&mut self) -> usize {
         if self.left > 0 {
             self.left -= 1;
             return 0;
@@ -285,7 +285,7 @@ impl DraftPace {
     }
 
     /// Records how many tokens of a draft were accepted.
-    fn drafted(&mut self, accepted: usize, drafted: usize) {
+    fn record_drafted(&mut self, accepted: usize, drafted: usize) {
         match accepted {
             0 => {
                 self.pause = (2 * self.pause + 1).min(LONGEST_PAUSE);
@@ -366,29 +366,29 @@ mod tests {
         assert_eq!(pass, [3, 4, 5, 8, 2]);
         assert!(d.propose(&tokens, 1, &mut pass));
         assert_eq!(pass, [3, 4]);
-        assert!(!d.propose(&tokens, 0, &mut pass) && d.ahead() == 0);
+        assert!(!d.propose(&tokens, 0, &mut pass) && d.drafted_ahead() == 0);
         assert!(!d.propose(&[1, 2, 3, 4], 9, &mut pass) && pass == [4]);
         assert!(!d.propose(&[1], 9, &mut pass) && !d.propose(&[], 9, &mut pass));
     }
 
     #[test]
     fn drafts_grow_shrink_and_pause() {
-        let mut pace = DraftPace::new(10);
+        let mut pace = LookupLength::new(10);
         let lengths: Vec<usize> = (0..5)
             .map(|_| {
-                let n = pace.length();
-                pace.drafted(n, n);
+                let n = pace.next_length();
+                pace.record_drafted(n, n);
                 n
             })
             .collect();
         assert_eq!(lengths, [2, 4, 8, 10, 10]);
-        pace.drafted(3, 10);
-        assert_eq!(pace.length(), 3);
+        pace.record_drafted(3, 10);
+        assert_eq!(pace.next_length(), 3);
         // In vain from now on: one token, after pauses that double.
         let mut tries = vec![];
         for token in 0..400 {
-            if let n @ 1.. = pace.length() {
-                pace.drafted(0, n);
+            if let n @ 1.. = pace.next_length() {
+                pace.record_drafted(0, n);
                 tries.push((token, n));
             }
         }

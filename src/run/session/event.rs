@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// An event that users may want to know about, reported after it has happened.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum SessionEvent {
     /// Slots were evicted.
     Evicted(EvictionResult),
     /// The sequence moved to another device.
@@ -13,7 +13,7 @@ pub enum Event {
 }
 
 /// Callback for events.
-pub type Observer = Box<dyn FnMut(&Event) + Send>;
+pub type Observer = Box<dyn FnMut(&SessionEvent) + Send>;
 
 /// One eviction.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,14 +25,14 @@ pub struct EvictionResult {
     /// RoPE position of the next token, which evictions do not change.
     pub position: usize,
     /// Reason.
-    pub why: Why,
+    pub why: EvictionReason,
     /// Duration.
     pub took: Duration,
 }
 
 /// Reason for an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum EvictionReason {
     /// No slot was free.
     Full,
     /// As many slots were in use as the eviction window allows.
@@ -41,13 +41,13 @@ pub enum Why {
     Memory,
 }
 
-impl Why {
+impl EvictionReason {
     /// Wording in messages and JSON lines.
     pub fn name(self) -> &'static str {
         match self {
-            Why::Full => "cache full",
-            Why::Window => "window reached",
-            Why::Memory => "memory low",
+            EvictionReason::Full => "cache full",
+            EvictionReason::Window => "window reached",
+            EvictionReason::Memory => "memory low",
         }
     }
 }

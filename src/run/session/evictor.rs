@@ -1,20 +1,20 @@
 //! The evictor of a sequence: decides when slots are evicted, how many stay, and which tokens' attention is observed.
 
-use super::event::Why;
-use crate::dims::{BEFORE, GLOBAL_LAYERS, KV_HEADS, MAX_POSITION};
-use crate::run::eviction::{Budget, Chooser, Eviction, Policy, SNAP_WINDOW, slack};
+use super::event::EvictionReason;
+use crate::dims::{GLOBAL_LAYERS, KV_HEADS, LAYERS_BEFORE, MAX_POSITION};
+use crate::run::eviction::{Budget, Eviction, Policy, SNAP_WINDOW, SlotSelector, slots_to_free};
 use crate::run::system;
 use files::{Error, Result};
 
 /// Tokens between two checks of the system's memory, each of which takes about ten microseconds.
 const MEMORY_EVERY: usize = 32;
 /// Minimum number of slots that stay when memory is low, besides the protected prefix.
-const LEAST: usize = 64;
+const MIN_SLOTS: usize = 64;
 
 /// Maximum distance of a kept token in positions: seven eighths of the model's trained context, because few training
 /// texts are that long. Without this limit the story model (2,048) wrote words in random order from 2,400 tokens on
 /// under SnapKV and H2O, because positions keep counting.
-const REACH: usize = MAX_POSITION / 8 * 7;
+const MAX_DISTANCE: usize = MAX_POSITION / 8 * 7;
 
 /// Function that checks whether the system's available memory, in bytes, is below a threshold.
 pub(super) type MemoryProbe = fn(threshold: u64) -> bool;
@@ -29,10 +29,10 @@ pub(super) struct Evictor {
     /// Tokens until the next check of memory.
     countdown: usize,
     /// If memory is low: number of filled slots at which to evict.
-    due: Option<usize>,
+    memory_limit: Option<usize>,
     /// First token whose attention counts for the next eviction.
     since: Option<usize>,
-    chooser: Chooser,
+    chooser: SlotSelector,
     /// Leading tokens that the caller wants protected, unless the settings give a number.
     opening: usize,
     /// Slots of a head that stay, chosen by [`Evictor::choose`].
@@ -47,16 +47,16 @@ pub(super) struct Evictor {
 impl Evictor {
     /// An evictor for a cache of `capacity` slots.
     pub fn new(settings: Eviction, capacity: usize) -> Result<Self> {
-        settings.check()?;
+        settings.validate()?;
         let mut evictor = Self {
             settings,
             capacity,
             keep: settings.window,
             probe: system::memory_is_low,
             countdown: 0,
-            due: None,
+            memory_limit: None,
             since: None,
-            chooser: Chooser::default(),
+            chooser: SlotSelector::default(),
             opening: 0,
             slots: Vec::with_capacity(capacity),
             positions: vec![Vec::new(); GLOBAL_LAYERS * KV_HEADS],
@@ -70,7 +70,7 @@ impl Evictor {
     pub fn resize(&mut self, capacity: usize) -> Result<()> {
         self.capacity = capacity;
         let prefix = self.settings.prefix.unwrap_or(0);
-        if self.target() < prefix + 2 {
+        if self.slots_to_keep() < prefix + 2 {
             return Err(Error::Usage(format!(
                 "`EngineOptions::max_seq_len` {capacity}: too few slots for `Eviction::prefix` {prefix} with \
                  `Eviction::policy` {}; raise it",
@@ -81,51 +81,51 @@ impl Evictor {
     }
 
     /// Protects the first `tokens` tokens.
-    pub fn protect(&mut self, tokens: usize) {
+    pub fn protect_prefix(&mut self, tokens: usize) {
         self.opening = tokens;
     }
 
     /// Number of protected leading tokens when `keep` slots stay.
-    fn prefix(&self, keep: usize) -> usize {
-        let least = self.settings.prefix_of(keep);
+    fn prefix_len(&self, keep: usize) -> usize {
+        let least = self.settings.prefix_len(keep);
         if self.settings.prefix.is_some() { least } else { least.max(self.opening.min(keep / 2)) }
     }
 
     /// Number of filled slots at which slots are evicted before the next token.
-    pub fn limit(&self) -> usize {
-        self.capacity.min(self.settings.limit())
+    pub fn eviction_limit(&self) -> usize {
+        self.capacity.min(self.settings.eviction_limit())
     }
 
     /// Number of slots that stay.
-    pub fn target(&self) -> usize {
-        self.keep.min(self.capacity - slack(self.capacity))
+    pub fn slots_to_keep(&self) -> usize {
+        self.keep.min(self.capacity - slots_to_free(self.capacity))
     }
 
     /// Maximum distance of a token at an eviction, so that it is within [`REACH`] until the next one.
-    fn reach(&self) -> usize {
-        REACH.saturating_sub(self.limit() - self.target())
+    fn max_distance(&self) -> usize {
+        MAX_DISTANCE.saturating_sub(self.eviction_limit() - self.slots_to_keep())
     }
 
     /// True if the policy looks at attention.
-    pub fn observes(&self) -> bool {
+    pub fn observes_attention(&self) -> bool {
         self.settings.policy.observes_attention()
     }
 
     /// Chooses which of the `len` filled slots of a head stay after `tokens` tokens, into [`Evictor::slots`]. `at` is
     /// the layer and the KV head.
-    pub fn choose(&mut self, at: (usize, usize), tokens: usize, len: usize, budget: Budget) {
-        let head = BEFORE[at.0][0] * KV_HEADS + at.1;
+    pub fn choose_slots(&mut self, at: (usize, usize), tokens: usize, len: usize, budget: Budget) {
+        let head = LAYERS_BEFORE[at.0][0] * KV_HEADS + at.1;
         let mass = &self.mass[at.1 * len..][..len];
-        if !self.observes() {
-            return self.chooser.choose(self.settings.policy, mass, budget, &mut self.slots);
+        if !self.observes_attention() {
+            return self.chooser.choose_slots(self.settings.policy, mass, budget, &mut self.slots);
         }
-        let reach = self.reach();
+        let reach = self.max_distance();
         let positions = &mut self.positions[head];
         positions.extend((tokens + positions.len() - len..tokens).map(|p| p as u32));
         let stale = positions.partition_point(|&p| tokens.saturating_sub(p as usize) > reach);
         // Without mass, as after a text that began without a policy, the latest slots are the best guess.
         let policy = if self.since.is_some() { self.settings.policy } else { Policy::Sliding };
-        self.chooser.choose(policy, mass, Budget { stale, ..budget }, &mut self.slots);
+        self.chooser.choose_slots(policy, mass, Budget { stale, ..budget }, &mut self.slots);
         for (to, &from) in self.slots.iter().enumerate() {
             positions[to] = positions[from as usize];
         }
@@ -134,11 +134,11 @@ impl Evictor {
 
     /// Positions of the slots that the last eviction left, by layer and KV head; empty if all heads keep the same.
     pub fn positions(&self) -> &[Vec<u32>] {
-        if self.observes() { &self.positions } else { &[] }
+        if self.observes_attention() { &self.positions } else { &[] }
     }
 
     /// Forgets the positions of all but the first `len` slots.
-    pub fn truncate(&mut self, len: usize) {
+    pub fn truncate_positions(&mut self, len: usize) {
         self.positions.iter_mut().for_each(|p| p.truncate(len));
     }
 
@@ -157,24 +157,24 @@ impl Evictor {
     /// beyond the distance that the model was trained for: over 6,000 tokens of the story model (2,048) they raised
     /// perplexity from 1.74 to 2.81 under sliding.
     pub fn budget(&self, keep: usize, tokens: usize) -> Budget {
-        let far = self.settings.prefix.is_none() && tokens > self.reach();
-        let prefix = if far { 0 } else { self.prefix(keep) };
-        Budget::of(&Eviction { prefix: Some(prefix), ..self.settings }, keep)
+        let far = self.settings.prefix.is_none() && tokens > self.max_distance();
+        let prefix = if far { 0 } else { self.prefix_len(keep) };
+        Budget::for_eviction(&Eviction { prefix: Some(prefix), ..self.settings }, keep)
     }
 
     /// Reason to evict before tokens are added to `len` filled slots, if any. A prompt may first fill the whole cache.
-    pub fn why(&self, len: usize, input: Input) -> Option<Why> {
-        match (self.due, input) {
-            _ if len >= self.capacity => Some(Why::Full),
-            (_, Input::Open) if len >= self.limit() => Some(Why::Window),
-            (Some(due), _) if len >= due => Some(Why::Memory),
+    pub fn eviction_reason(&self, len: usize, input: AppendKind) -> Option<EvictionReason> {
+        match (self.memory_limit, input) {
+            _ if len >= self.capacity => Some(EvictionReason::Full),
+            (_, AppendKind::Open) if len >= self.eviction_limit() => Some(EvictionReason::Window),
+            (Some(due), _) if len >= due => Some(EvictionReason::Memory),
             _ => None,
         }
     }
 
     /// Checks the system's memory now and then, before `tokens` tokens are added to `len` filled slots.
     pub fn watch_memory(&mut self, len: usize, tokens: usize) {
-        if self.settings.memory_threshold == 0 || self.due.is_some() {
+        if self.settings.memory_threshold == 0 || self.memory_limit.is_some() {
             return;
         }
         self.countdown = self.countdown.saturating_sub(tokens);
@@ -182,19 +182,19 @@ impl Evictor {
             return;
         }
         self.countdown = MEMORY_EVERY;
-        let least = self.prefix(self.settings.window) + LEAST;
+        let least = self.prefix_len(self.settings.window) + MIN_SLOTS;
         if !(self.probe)(self.settings.memory_threshold) {
             self.keep = self.settings.window;
         } else if len > 2 * least {
             self.keep = (len / 2).min(self.settings.window);
             // SnapKV needs some more queries to score slots.
             let wait = if self.settings.policy == Policy::SnapKv { SNAP_WINDOW } else { 0 };
-            self.due = Some(len + wait);
+            self.memory_limit = Some(len + wait);
         }
     }
 
     /// First token whose attention counts for the next eviction, if any.
-    pub fn since(&self) -> Option<usize> {
+    pub fn observed_since(&self) -> Option<usize> {
         self.since
     }
 
@@ -205,18 +205,18 @@ impl Evictor {
 
     /// Resets the state for a replaced sequence, whose mass counts tokens from `since` on.
     pub fn reset(&mut self, since: Option<usize>) {
-        self.truncate(0);
-        (self.due, self.since) = (None, since.filter(|_| self.observes()));
+        self.truncate_positions(0);
+        (self.memory_limit, self.since) = (None, since.filter(|_| self.observes_attention()));
     }
 
     /// Ends an eviction.
-    pub fn done(&mut self) {
+    pub fn end_eviction(&mut self) {
         // H2O's mass keeps accumulating.
-        (self.due, self.since) = (None, self.since.filter(|_| self.settings.policy == Policy::H2o));
+        (self.memory_limit, self.since) = (None, self.since.filter(|_| self.settings.policy == Policy::H2o));
     }
 
     /// Number of the next `now` tokens, from token `at` on, to observe when the next eviction is `ahead` tokens away.
-    pub fn observe(&mut self, at: usize, now: usize, ahead: usize) -> Observe {
+    pub fn plan_observation(&mut self, at: usize, now: usize, ahead: usize) -> ObservedTokens {
         let tokens = match self.settings.policy {
             Policy::None | Policy::Sliding => 0,
             Policy::H2o => now,
@@ -225,26 +225,28 @@ impl Evictor {
         match self.since {
             None if tokens > 0 => {
                 self.since = Some(at + now - tokens);
-                Observe::Afresh(tokens)
+                ObservedTokens::Afresh(tokens)
             }
-            _ => Observe::Last(tokens),
+            _ => ObservedTokens::Last(tokens),
         }
     }
 
     /// Number of tokens that can be added to `len` filled slots before the next eviction.
-    pub fn ahead(&self, len: usize, input: Input) -> usize {
+    pub fn tokens_until_eviction(&self, len: usize, input: AppendKind) -> usize {
         let until = |limit: usize| limit.saturating_sub(len);
-        match (self.due, input) {
+        match (self.memory_limit, input) {
             (Some(due), _) => until(due).max(1).min(until(self.capacity)),
-            (None, Input::Prompt(left)) if len + left > self.limit() => left.min(until(self.capacity)),
-            _ => until(self.limit()),
+            (None, AppendKind::Prompt(left)) if len + left > self.eviction_limit() => {
+                left.min(until(self.capacity))
+            }
+            _ => until(self.eviction_limit()),
         }
     }
 }
 
 /// Kind of tokens being appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Input {
+pub(super) enum AppendKind {
     /// A prompt with this many tokens left; slots are evicted at its end.
     Prompt(usize),
     /// Generated tokens, whose number is unknown.
@@ -253,7 +255,7 @@ pub(super) enum Input {
 
 /// Tokens of the next pass whose attention is observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Observe {
+pub(super) enum ObservedTokens {
     /// This many tokens at the end of the pass, added to the mass so far.
     Last(usize),
     /// This many tokens at the end of the pass, after the mass is cleared.

@@ -2,14 +2,14 @@
 //! sequence gets the same bits as alone.
 
 use super::Session;
-use crate::model::device::{CancelToken, Run, SharedDevice, locked};
+use crate::model::device::{CancelToken, Run, SharedDevice, lock_device};
 use crate::run::draft_model::PassTime;
 use files::{Error, Result};
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 
 /// A list with one item per sequence of a pass; up to 16 need no allocation.
-pub(crate) type Few<T> = SmallVec<[T; 16]>;
+pub(crate) type SmallList<T> = SmallVec<[T; 16]>;
 
 /// Tokens staged for the next pass.
 #[derive(Default)]
@@ -55,7 +55,7 @@ pub fn forward(sessions: &mut [&mut Session], cancel: Option<&CancelToken>) -> R
     } else {
         forward_together(sessions, cancel)?;
     }
-    staged.record(sessions, began.elapsed());
+    staged.record_times(sessions, began.elapsed());
     Ok(())
 }
 
@@ -63,13 +63,13 @@ fn forward_together(sessions: &mut [&mut Session], cancel: Option<&CancelToken>)
     let mut left: Sessions<'_> = sessions.iter_mut().map(|s| &mut **s).filter(|s| s.is_staged()).collect();
     while !left.is_empty() {
         let device = left[0].device();
-        let (mut together, others) = one_pass(left, &device);
+        let (mut together, others) = split_by_pass(left, &device);
         left = others;
-        let mut runs: Few<Run<'_>> = together.iter_mut().map(|s| s.run()).collect();
-        let computed = locked(&device).forward(&mut runs, cancel);
+        let mut runs: SmallList<Run<'_>> = together.iter_mut().map(|s| s.run()).collect();
+        let computed = lock_device(&device).forward(&mut runs, cancel);
         drop(runs);
         match computed {
-            Ok(()) => together.iter_mut().for_each(|s| s.commit()),
+            Ok(()) => together.iter_mut().for_each(|s| s.commit_staged()),
             Err(Error::Device(_) | Error::Memory(_)) => {
                 // The device is lost for all of them: each one falls back by itself.
                 together.iter_mut().try_for_each(|s| s.forward_alone(cancel))?;
@@ -83,14 +83,14 @@ fn forward_together(sessions: &mut [&mut Session], cancel: Option<&CancelToken>)
     Ok(())
 }
 
-type Sessions<'a> = Few<&'a mut Session>;
+type Sessions<'a> = SmallList<&'a mut Session>;
 
 /// Splits the sequences into those that fit into one pass of `device`, and the others.
-fn one_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>, Sessions<'a>) {
-    let mut room = locked(device).max_tokens();
+fn split_by_pass<'a>(sessions: Sessions<'a>, device: &SharedDevice) -> (Sessions<'a>, Sessions<'a>) {
+    let mut room = lock_device(device).max_tokens();
     sessions.into_iter().partition(|s| {
-        let n = s.staged();
-        let fits = s.here.is_on(device) && n <= room;
+        let n = s.staged_tokens();
+        let fits = s.device_cache.is_on(device) && n <= room;
         room -= if fits { n } else { 0 };
         fits
     })
@@ -116,7 +116,7 @@ impl PassTiming {
         }
         let drafted = |s: &&mut Session| match s.pending.logits {
             _ if !s.is_staged() => None,
-            LogitsWanted::Draft => Some(s.staged() - 1),
+            LogitsWanted::Draft => Some(s.staged_tokens() - 1),
             LogitsWanted::Next => Some(0),
             LogitsWanted::Nothing | LogitsWanted::Last => None,
         };
@@ -126,11 +126,11 @@ impl PassTiming {
     }
 
     /// Records the duration of the pass.
-    fn record(self, sessions: &mut [&mut Session], time: Duration) {
-        if let [Session { here, placement: Some(placement), .. }] = sessions
+    fn record_times(self, sessions: &mut [&mut Session], time: Duration) {
+        if let [Session { device_cache: here, placement: Some(placement), .. }] = sessions
             && self.is_token_alone
         {
-            placement.record_time(here.filled(), time);
+            placement.record_time(here.filled_slots(), time);
         }
         let next = self.drafted.iter().flatten().count();
         let all: usize = self.drafted.iter().flatten().sum();
@@ -140,7 +140,7 @@ impl PassTiming {
         for (session, drafted) in sessions.iter_mut().zip(&self.drafted) {
             let Some(drafter) = &mut session.drafter else { continue };
             // All wait while one asks for a draft, but only that one is charged: otherwise drafts never seem to pay.
-            let each = share + drafter.take_asked();
+            let each = share + drafter.take_request_time();
             if let Some(n) = drafted.filter(|_| counts) {
                 drafter.record_time(all - n, PassTime { each, texts: next });
             }

@@ -1,27 +1,27 @@
 //! The rows of a sequence: eviction, rewinding, moving to another device, recomputing after a device is lost, saving
 //! and restoring.
 
-use super::event::{Event, EvictionResult, Why};
-use super::evictor::{Evictor, Input, Observe};
-use super::{Cut, Sequence, Session, Switch};
+use super::event::{EvictionReason, EvictionResult, SessionEvent};
+use super::evictor::{AppendKind, Evictor, ObservedTokens};
+use super::{PastEviction, Sequence, Session, Switch};
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, global_layers, is_local};
-use crate::model::device::{KvRows, Logits, locked};
-use crate::run::placement::{Rows, Work};
+use crate::model::device::{KvRows, Logits, lock_device};
+use crate::run::placement::{RowState, TokenKind};
 use files::{Error, Result};
 use std::time::Instant;
 
 impl Session {
     /// Makes room for at least one of `wanted` tokens, evicting if necessary, and returns for how many there is room.
     /// Evictions come after the same tokens whatever the size of chunks.
-    pub(super) fn make_room(&mut self, wanted: usize, input: Input) -> Result<usize> {
+    pub(super) fn make_room(&mut self, wanted: usize, input: AppendKind) -> Result<usize> {
         self.with_fallback(|session| session.make_room_here(wanted, input))
     }
 
     /// Evicts the slots that a prompt has filled beyond the window.
     pub(super) fn evict_after_prompt(&mut self) -> Result<()> {
-        let len = self.here.filled();
-        if self.evictor.as_ref().is_some_and(|e| len > e.limit()) {
-            self.with_fallback(|session| session.evict(Why::Window))?;
+        let len = self.device_cache.filled_slots();
+        if self.evictor.as_ref().is_some_and(|e| len > e.eviction_limit()) {
+            self.with_fallback(|session| session.evict_slots(EvictionReason::Window))?;
         }
         Ok(())
     }
@@ -29,86 +29,86 @@ impl Session {
     /// Allocates what evictions need in the cache, if there are any.
     pub(super) fn prepare_eviction(&mut self) -> Result<()> {
         if self.evictor.is_some() {
-            self.here.outlast()?;
+            self.device_cache.reserve_window_rows()?;
         }
-        if self.observes() { self.here.make_mass() } else { Ok(()) }
+        if self.observes_attention() { self.device_cache.allocate_mass() } else { Ok(()) }
     }
 
-    fn make_room_here(&mut self, wanted: usize, input: Input) -> Result<usize> {
-        let most = wanted.min(self.here.max_tokens());
-        let Some(evictor) = &mut self.evictor else { return Ok(most.min(self.here.room())) };
-        let len = self.here.filled();
+    fn make_room_here(&mut self, wanted: usize, input: AppendKind) -> Result<usize> {
+        let most = wanted.min(self.device_cache.max_tokens());
+        let Some(evictor) = &mut self.evictor else { return Ok(most.min(self.device_cache.free_slots())) };
+        let len = self.device_cache.filled_slots();
         evictor.watch_memory(len, most);
-        if let Some(why) = evictor.why(len, input) {
-            self.evict(why)?;
+        if let Some(why) = evictor.eviction_reason(len, input) {
+            self.evict_slots(why)?;
         }
         let Some(evictor) = &self.evictor else { return Ok(most) };
-        let ahead = evictor.ahead(self.here.filled(), input);
+        let ahead = evictor.tokens_until_eviction(self.device_cache.filled_slots(), input);
         let most = most.min(ahead);
-        self.observe(most, ahead)?;
+        self.observe_next(most, ahead)?;
         Ok(most)
     }
 
     /// True if the eviction policy looks at attention.
-    pub(super) fn observes(&self) -> bool {
-        self.evictor.as_ref().is_some_and(Evictor::observes)
+    pub(super) fn observes_attention(&self) -> bool {
+        self.evictor.as_ref().is_some_and(Evictor::observes_attention)
     }
 
     /// Sets which of the next `now` tokens are observed, with the next eviction `ahead` tokens away.
-    pub(super) fn observe(&mut self, now: usize, ahead: usize) -> Result<()> {
+    pub(super) fn observe_next(&mut self, now: usize, ahead: usize) -> Result<()> {
         let at = self.tokens.len();
-        match self.evictor.as_mut().map(|e| e.observe(at, now, ahead)) {
+        match self.evictor.as_mut().map(|e| e.plan_observation(at, now, ahead)) {
             None => {}
-            Some(Observe::Last(tokens)) => self.here.observe(tokens),
-            Some(Observe::Afresh(tokens)) => {
-                self.here.zero_mass()?;
-                self.here.observe(tokens);
+            Some(ObservedTokens::Last(tokens)) => self.device_cache.set_observed(tokens),
+            Some(ObservedTokens::Afresh(tokens)) => {
+                self.device_cache.zero_mass()?;
+                self.device_cache.set_observed(tokens);
             }
         }
         Ok(())
     }
 
     /// Evicts slots and reports it.
-    fn evict(&mut self, why: Why) -> Result<()> {
+    fn evict_slots(&mut self, why: EvictionReason) -> Result<()> {
         let began = Instant::now();
-        let before = self.here.filled();
-        let Some(keep) = self.evictor.as_ref().map(Evictor::target) else { return Ok(()) };
-        self.cut(keep)?;
-        let slots = self.here.filled();
+        let before = self.device_cache.filled_slots();
+        let Some(keep) = self.evictor.as_ref().map(Evictor::slots_to_keep) else { return Ok(()) };
+        self.evict_to(keep)?;
+        let slots = self.device_cache.filled_slots();
         let (removed, position) = (before - slots, self.tokens.len());
         let result = EvictionResult { removed, slots, position, why, took: began.elapsed() };
-        self.tell(&format!("evict {removed} slots: {}", why.name()), Event::Evicted(result));
+        self.report_event(&format!("evict {removed} slots: {}", why.name()), SessionEvent::Evicted(result));
         Ok(())
     }
 
     /// Keeps the `keep` slots of every head that the policy chooses. Sliding-window layers stay unchanged.
-    pub(super) fn cut(&mut self, keep: usize) -> Result<()> {
+    pub(super) fn evict_to(&mut self, keep: usize) -> Result<()> {
         let Some(mut evictor) = self.evictor.take() else { return Ok(()) };
-        let result = self.cut_by(&mut evictor, keep);
+        let result = self.evict_with(&mut evictor, keep);
         self.evictor = Some(evictor);
         result
     }
 
-    fn cut_by(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
-        let len = self.here.filled();
+    fn evict_with(&mut self, evictor: &mut Evictor, keep: usize) -> Result<()> {
+        let len = self.device_cache.filled_slots();
         let keep = keep.min(len);
         let budget = evictor.budget(keep, self.tokens.len());
         let mut same = keep;
         for layer in global_layers() {
-            self.here.read_mass(layer, &mut evictor.mass)?;
+            self.device_cache.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {
-                evictor.choose((layer, kv_head), self.tokens.len(), len, budget);
+                evictor.choose_slots((layer, kv_head), self.tokens.len(), len, budget);
                 let still = evictor.slots.iter().enumerate().take_while(|&(i, &s)| i == s as usize).count();
                 same = same.min(still);
-                self.here.cache().keep(layer, kv_head, &evictor.slots)?;
+                self.device_cache.cache().retain_slots(layer, kv_head, &evictor.slots)?;
             }
         }
-        self.here.compact(keep, same);
-        self.prefix = if self.cuts.is_empty() { budget.prefix } else { self.prefix.min(budget.prefix) };
+        self.device_cache.end_eviction(keep, same);
+        self.prefix = if self.evictions.is_empty() { budget.prefix } else { self.prefix.min(budget.prefix) };
         self.dense = self.dense.max(self.tokens.len() - budget.recent);
-        self.cuts.push(Cut { tokens: self.tokens.len(), kept: keep });
-        evictor.done();
+        self.evictions.push(PastEviction { tokens: self.tokens.len(), kept: keep });
+        evictor.end_eviction();
         Ok(())
     }
 
@@ -124,9 +124,9 @@ impl Session {
     }
 
     /// Moves to the device that should compute the next tokens.
-    pub(super) fn place(&mut self, work: Work) -> Result<()> {
+    pub(super) fn place_tokens(&mut self, work: TokenKind) -> Result<()> {
         let Some(placement) = &mut self.placement else { return Ok(()) };
-        let placed = placement.place(&mut self.here, work, self.tokens.len());
+        let placed = placement.place_tokens(&mut self.device_cache, work, self.tokens.len());
         self.end_switch(placed)
     }
 
@@ -135,10 +135,10 @@ impl Session {
     /// # Errors
     ///
     /// None from the devices: if the move fails, the sequence continues on the CPU.
-    pub fn switch(&mut self, why: &str) -> Result<()> {
+    pub fn switch_device(&mut self, why: &str) -> Result<()> {
         self.discard_drafts();
         let Some(placement) = &mut self.placement else { return Ok(()) };
-        let switched = placement.switch(&mut self.here, self.tokens.len(), why.into());
+        let switched = placement.switch_device(&mut self.device_cache, self.tokens.len(), why.into());
         self.end_switch(switched)
     }
 
@@ -146,12 +146,15 @@ impl Session {
         match switched {
             Ok(None) => Ok(()),
             Ok(Some(switch)) => {
-                let row = locked(&self.here.device()).row(&self.logits);
+                let row = lock_device(&self.device_cache.device()).logits_buffer(&self.logits);
                 if let Some(mut row) = row {
                     row.copy_from_slice(&self.logits);
                     self.logits = row;
                 }
-                self.tell(&format!("switch to {}: {}", switch.to, switch.why), Event::Switched(switch));
+                self.report_event(
+                    &format!("switch to {}: {}", switch.to, switch.why),
+                    SessionEvent::Switched(switch),
+                );
                 Ok(())
             }
             Err(e @ (Error::Device(_) | Error::Memory(_))) => self.fall_back(e),
@@ -165,30 +168,34 @@ impl Session {
     ///
     /// `lost` if there is no fallback. `Interrupted`: tokens not yet recomputed are removed from the sequence.
     pub(super) fn fall_back(&mut self, lost: Error) -> Result<()> {
-        let (slots, all, observed) = (self.here.filled(), self.tokens.len(), self.here.observed());
-        let since = self.since();
+        let (slots, all, observed) =
+            (self.device_cache.filled_slots(), self.tokens.len(), self.device_cache.observed_tokens());
+        let since = self.observed_since();
         let Some(placement) = &mut self.placement else { return Err(lost) };
-        if placement.fall_back(&mut self.here, lost)? == Rows::Kept {
+        if placement.fall_back(&mut self.device_cache, lost)? == RowState::Kept {
             return Ok(());
         }
         // The lost device may still write to the old buffer.
         self.logits = Box::new(self.logits.to_vec());
         self.prepare_eviction()?;
-        let lacking = slots - self.here.filled();
-        let kept = self.cuts.last().map_or(0, |cut| cut.kept);
+        let lacking = slots - self.device_cache.filled_slots();
+        let kept = self.evictions.last().map_or(0, |cut| cut.kept);
         // If the missing rows are those of the last tokens, after the last eviction, only these are recomputed.
-        if self.here.filled() >= kept && !self.observes() && self.here.reaches(all - lacking) {
+        if self.device_cache.filled_slots() >= kept
+            && !self.observes_attention()
+            && self.device_cache.can_continue_from(all - lacking)
+        {
             let rest = self.tokens.split_off(all - lacking);
             self.append_all(&rest)?;
         } else {
-            self.replay(all)?;
+            self.recompute(all)?;
         }
         // The lost pass may have been the first that was observed.
         if let (Some(first), Some(evictor)) = (since.filter(|&s| s >= all), &mut self.evictor) {
             evictor.observe_since(first);
-            self.here.zero_mass()?;
+            self.device_cache.zero_mass()?;
         }
-        self.here.observe(observed);
+        self.device_cache.set_observed(observed);
         Ok(())
     }
 
@@ -196,32 +203,32 @@ impl Session {
     fn append_all(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_room(tokens.len())?;
         tokens
-            .chunks(self.here.max_tokens())
+            .chunks(self.device_cache.max_tokens())
             .try_for_each(|chunk| self.append(chunk, self.pending.known, Logits::None))
     }
 
     /// Recomputes the first `len` tokens from the start, with the evictions among them.
-    fn replay(&mut self, len: usize) -> Result<()> {
-        let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.cuts));
-        let since = self.since();
+    fn recompute(&mut self, len: usize) -> Result<()> {
+        let (tokens, cuts) = (std::mem::take(&mut self.tokens), std::mem::take(&mut self.evictions));
+        let since = self.observed_since();
         self.clear();
         for cut in cuts.iter().filter(|c| c.tokens <= len) {
             while self.tokens.len() < cut.tokens {
                 let at = self.tokens.len();
-                let n = self.here.max_tokens().min(cut.tokens - at);
+                let n = self.device_cache.max_tokens().min(cut.tokens - at);
                 self.check_room(n)?;
-                self.observe(n, cut.tokens - at)?;
+                self.observe_next(n, cut.tokens - at)?;
                 self.append(&tokens[at..at + n], self.pending.known, Logits::None)?;
             }
-            self.cut(cut.kept)?;
+            self.evict_to(cut.kept)?;
         }
         // After the last eviction, the tokens that were observed before are observed again.
         let since = since.filter(|&s| s < len).unwrap_or(len).max(self.tokens.len());
-        self.here.observe(0);
+        self.device_cache.set_observed(0);
         self.append_all(&tokens[self.tokens.len()..since])?;
         if since < len {
-            self.observe(len - since, len - since)?;
-            self.here.observe(usize::MAX);
+            self.observe_next(len - since, len - since)?;
+            self.device_cache.set_observed(usize::MAX);
             self.append_all(&tokens[since..len])?;
         }
         Ok(())
@@ -239,45 +246,45 @@ impl Session {
             return Err(Error::Usage(format!("cannot rewind to token {len} of {all}")));
         }
         self.discard_drafts();
-        if self.cheap(len) < len {
-            return self.replay(len);
+        if self.reusable_prefix(len) < len {
+            return self.recompute(len);
         }
-        self.drop_to(len);
+        self.truncate_to(len);
         Ok(())
     }
 
     /// Largest number of leading tokens, at most `len`, that can be kept without recomputing any.
-    pub(super) fn cheap(&self, len: usize) -> usize {
-        let kept = if len > self.dense || self.cuts.is_empty() { len } else { len.min(self.prefix) };
-        if self.here.reaches(kept) { kept } else { 0 }
+    pub(super) fn reusable_prefix(&self, len: usize) -> usize {
+        let kept = if len > self.dense || self.evictions.is_empty() { len } else { len.min(self.prefix) };
+        if self.device_cache.can_continue_from(kept) { kept } else { 0 }
     }
 
     /// Keeps the first `len` tokens, a number that [`Session::cheap`] allows.
-    fn drop_to(&mut self, len: usize) {
-        let slots = if len > self.dense || self.cuts.is_empty() {
-            self.here.filled() - (self.tokens.len() - len)
+    fn truncate_to(&mut self, len: usize) {
+        let slots = if len > self.dense || self.evictions.is_empty() {
+            self.device_cache.filled_slots() - (self.tokens.len() - len)
         } else {
-            self.cuts.clear();
+            self.evictions.clear();
             self.dense = 0;
             len
         };
-        self.here.truncate(slots, len);
+        self.device_cache.truncate(slots, len);
         if let Some(evictor) = &mut self.evictor {
-            evictor.truncate(slots);
+            evictor.truncate_positions(slots);
         }
         self.tokens.truncate(len);
-        for cut in self.cuts.iter_mut().filter(|c| c.tokens > len) {
-            *cut = Cut { tokens: len, kept: cut.kept.min(slots) };
+        for cut in self.evictions.iter_mut().filter(|c| c.tokens > len) {
+            *cut = PastEviction { tokens: len, kept: cut.kept.min(slots) };
         }
     }
 
     /// Keeps the longest common prefix with `prompt`, or the part of it that is not evicted, but never the prompt's
     /// last token, whose logits are wanted. Returns its length.
-    pub fn reuse(&mut self, prompt: &[u32]) -> Result<usize> {
+    pub fn reuse_prefix(&mut self, prompt: &[u32]) -> Result<usize> {
         self.discard_drafts();
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kept = self.cheap(common.min(prompt.len().saturating_sub(1)));
-        self.drop_to(kept);
+        let kept = self.reusable_prefix(common.min(prompt.len().saturating_sub(1)));
+        self.truncate_to(kept);
         Ok(kept)
     }
 
@@ -286,18 +293,18 @@ impl Session {
         Sequence {
             tokens: self.tokens.clone(),
             slots: self.slots(),
-            cuts: self.cuts.clone(),
+            cuts: self.evictions.clone(),
             prefix: self.prefix,
-            dense: self.dense,
-            since: self.since(),
+            dense_from: self.dense,
+            observed_since: self.observed_since(),
             positions: self.evictor.as_ref().map_or(Vec::new(), |e| e.positions().to_vec()),
-            oldest: self.here.oldest(),
+            oldest: self.device_cache.oldest_position(),
         }
     }
 
     /// True if it tracks the positions of slots that each head chooses for itself.
     pub fn tracks_positions(&self) -> bool {
-        self.observes()
+        self.observes_attention()
     }
 
     /// Positions of each layer's rows: `[kv_head][slot]`, ascending in a head.
@@ -316,19 +323,27 @@ impl Session {
 
     /// Copies the filled rows of a layer out: see [`Sequence::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = if is_local(layer) { self.here.oldest()..self.tokens.len() } else { 0..self.slots() };
-        self.here.cache().read(layer, slots, rows)
+        let slots = if is_local(layer) {
+            self.device_cache.oldest_position()..self.tokens.len()
+        } else {
+            0..self.slots()
+        };
+        self.device_cache.cache().read_rows(layer, slots, rows)
     }
 
     /// Copies the attention mass of a layer's filled slots out: `[kv_head][slot]`, empty if none was observed and for
     /// sliding-window layers.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        if self.since().is_some() && !is_local(layer) { self.here.read_mass(layer, mass) } else { Ok(()) }
+        if self.observed_since().is_some() && !is_local(layer) {
+            self.device_cache.read_mass(layer, mass)
+        } else {
+            Ok(())
+        }
     }
 
-    fn since(&self) -> Option<usize> {
-        self.evictor.as_ref().and_then(Evictor::since)
+    fn observed_since(&self) -> Option<usize> {
+        self.evictor.as_ref().and_then(Evictor::observed_since)
     }
 
     /// Restores a saved sequence. `each(layer, rows, mass)` fills the buffers of a layer, which have the right lengths.
@@ -342,46 +357,46 @@ impl Session {
         sequence: Sequence,
         mut each: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
-        sequence.check(self.here.extent().slots)?;
+        sequence.validate(self.device_cache.extent().slots)?;
         self.clear();
         if !sequence.cuts.is_empty() {
-            self.here.outlast()?;
+            self.device_cache.reserve_window_rows()?;
         }
-        self.here.truncate(sequence.slots, 0);
-        let filled = self.fill(&sequence, &mut each);
+        self.device_cache.truncate(sequence.slots, 0);
+        let filled = self.fill_rows(&sequence, &mut each);
         if filled.is_err() {
             self.clear();
         }
         filled?;
-        self.here.set_window(sequence.oldest..sequence.tokens.len());
+        self.device_cache.set_window(sequence.oldest..sequence.tokens.len());
         self.tokens.extend_from_slice(&sequence.tokens);
         if let Some(evictor) = &mut self.evictor {
-            evictor.reset(sequence.since);
+            evictor.reset(sequence.observed_since);
             let kept = sequence.cuts.last().map_or(0, |c| c.kept.min(sequence.slots));
             evictor.set_positions(sequence.positions, (kept, sequence.slots, sequence.tokens.len()));
         }
-        (self.cuts, self.dense, self.prefix) = (sequence.cuts, sequence.dense, sequence.prefix);
+        (self.evictions, self.dense, self.prefix) = (sequence.cuts, sequence.dense_from, sequence.prefix);
         Ok(())
     }
 
     /// Fills all rows.
-    fn fill(
+    fn fill_rows(
         &mut self,
         sequence: &Sequence,
         each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
-        let types = self.here.extent().types;
+        let types = self.device_cache.extent().types;
         let (mut rows, mut mass) = (KvRows::default(), Vec::new());
         for layer in 0..LAYERS {
-            let all = sequence.rows(layer);
+            let all = sequence.row_range(layer);
             rows.resize(types, all.len(), HEAD_DIM);
-            let massed = sequence.since.is_some() && !is_local(layer);
+            let massed = sequence.observed_since.is_some() && !is_local(layer);
             mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
             each(layer, &mut rows, &mut mass)?;
-            self.here.cache().write(layer, all, &rows)?;
+            self.device_cache.cache().write_rows(layer, all, &rows)?;
             // A policy that does not look at attention drops the mass.
-            if !is_local(layer) && self.observes() {
-                self.here.write_mass(layer, &mass)?;
+            if !is_local(layer) && self.observes_attention() {
+                self.device_cache.write_mass(layer, &mass)?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// An eviction in the history of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cut {
+pub struct PastEviction {
     /// Length of the sequence at the eviction.
     pub tokens: usize,
     /// Number of slots that stayed.
@@ -22,13 +22,13 @@ pub struct Sequence {
     /// Slots in use.
     pub slots: usize,
     /// Evictions, in order.
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<PastEviction>,
     /// Number of leading tokens that are in the first slots; without evictions all are, whatever its value.
     pub prefix: usize,
     /// First token from which on all are in the last slots, in order, in every head.
-    pub dense: usize,
+    pub dense_from: usize,
     /// First token whose attention the saved mass counts; `None` if there is no mass.
-    pub since: Option<usize>,
+    pub observed_since: Option<usize>,
     /// If heads choose their own slots: positions of the slots that the last eviction left in full-attention layers,
     /// `[layer * KV_HEADS + kv_head][slot]`, ascending.
     #[serde(default)]
@@ -40,20 +40,20 @@ pub struct Sequence {
 
 impl Sequence {
     /// Slots (positions in a sliding-window layer) that a layer has rows of.
-    pub fn rows(&self, layer: usize) -> Range<usize> {
+    pub fn row_range(&self, layer: usize) -> Range<usize> {
         if is_local(layer) { self.oldest..self.tokens.len() } else { 0..self.slots }
     }
 
     /// Checks that its parts agree with each other and with this binary's model.
-    pub fn is_sound(&self) -> bool {
+    pub fn is_consistent(&self) -> bool {
         let tokens = self.tokens.len();
         let cuts = self.cuts.iter().all(|c| c.tokens <= tokens && (1..=c.tokens).contains(&c.kept));
         cuts && self.cuts.is_sorted_by_key(|c| c.tokens)
             && self.slots <= tokens
-            && self.dense <= tokens
-            && tokens - self.dense <= self.slots
+            && self.dense_from <= tokens
+            && tokens - self.dense_from <= self.slots
             && if self.cuts.is_empty() {
-                self.slots == tokens && self.dense == 0
+                self.slots == tokens && self.dense_from == 0
             } else {
                 self.prefix <= self.slots
             }
@@ -86,7 +86,7 @@ impl Sequence {
             let whole = |kept: &Vec<u32>| kept.iter().copied().chain(latest(slots - kept.len())).collect();
             return Ok(self.positions.iter().map(whole).collect());
         }
-        if self.has_plain_positions() {
+        if self.has_contiguous_positions() {
             return Ok(vec![(0..self.prefix as u32).chain(latest(slots - self.prefix)).collect(); heads]);
         }
         let why = "the positions of evicted slots are unknown: the number of protected tokens has grown; set it first";
@@ -94,13 +94,13 @@ impl Sequence {
     }
 
     /// True if every head evicted exactly the tokens between the leading and the latest ones.
-    pub fn has_plain_positions(&self) -> bool {
-        self.slots == self.prefix + self.tokens.len() - self.dense
+    pub fn has_contiguous_positions(&self) -> bool {
+        self.slots == self.prefix + self.tokens.len() - self.dense_from
     }
 
     /// Checks that it can be a sequence of this binary's model with at most `capacity` slots.
-    pub(super) fn check(&self, capacity: usize) -> Result<()> {
-        if !self.is_sound() {
+    pub(super) fn validate(&self, capacity: usize) -> Result<()> {
+        if !self.is_consistent() {
             return Err(Error::Model("the saved sequence is inconsistent".into()));
         }
         if self.slots > capacity {

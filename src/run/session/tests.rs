@@ -53,10 +53,10 @@ fn become_of(into: &mut Session, from: &mut Session) {
     into.restore(sequence, give).unwrap();
 }
 
-fn events(session: &mut Session) -> Arc<Mutex<Vec<Event>>> {
+fn events(session: &mut Session) -> Arc<Mutex<Vec<SessionEvent>>> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&seen);
-    session.watch(Box::new(move |e| kept.lock().unwrap().push(e.clone())));
+    session.set_observer(Box::new(move |e| kept.lock().unwrap().push(e.clone())));
     seen
 }
 
@@ -80,16 +80,16 @@ fn sliding_keeps_the_prefix_and_the_latest_and_positions_count_on() {
         assert!(head.iter().all(|&(t, pos)| t == token(pos as usize)));
     }
     let seen = seen.lock().unwrap();
-    let whys: Vec<Why> = seen
+    let whys: Vec<EvictionReason> = seen
         .iter()
         .map(|e| match e {
-            Event::Evicted(e) => e.why,
-            Event::Switched(_) => panic!("there is one device"),
+            SessionEvent::Evicted(e) => e.why,
+            SessionEvent::Switched(_) => panic!("there is one device"),
         })
         .collect();
     // The prompt fills the cache twice and is cut at its end; then the window counts.
-    assert_eq!(whys[..2], [Why::Full, Why::Full]);
-    assert!(whys[2..].iter().all(|&w| w == Why::Window) && whys.len() > 100, "{whys:?}");
+    assert_eq!(whys[..2], [EvictionReason::Full, EvictionReason::Full]);
+    assert!(whys[2..].iter().all(|&w| w == EvictionReason::Window) && whys.len() > 100, "{whys:?}");
 }
 
 /// The positions of the slots of the first head, fewer than the `n` tokens that came.
@@ -127,7 +127,7 @@ fn first_tokens_that_nobody_asked_for_go_when_they_are_too_far_back() {
 fn an_opening_stays_unless_a_number_is_given() {
     let first = |prefix, opening| {
         let mut session = alone(64, Eviction { prefix, ..eviction(Policy::H2o, 40, 0) });
-        session.protect(opening);
+        session.protect_prefix(opening);
         feed(&mut session, 40, 300);
         session.sequence().prefix
     };
@@ -182,7 +182,9 @@ fn low_memory_halves_the_cache_and_the_window_returns_when_there_is_enough() {
     let seen = events(&mut session);
     feed(&mut session, 600, 1200);
     assert!(session.slots() < 200, "{}", session.slots());
-    assert!(matches!(&seen.lock().unwrap()[0], Event::Evicted(e) if e.why == Why::Memory && e.slots <= 320));
+    assert!(
+        matches!(&seen.lock().unwrap()[0], SessionEvent::Evicted(e) if e.why == EvictionReason::Memory && e.slots <= 320)
+    );
     LOW.store(false, Ordering::Relaxed);
     (0..900).for_each(|i| session.decode(token(i)).unwrap());
     assert!(session.slots() > 800);
@@ -195,9 +197,9 @@ fn a_sequence_rewinds_to_any_token_evicted_or_not() {
         let mut session = alone(400, wanted);
         feed(&mut session, 50, 300);
         for len in [299, 290, 150, 100, 40, 3, 2] {
-            let before = session.cheap(len);
+            let before = session.reusable_prefix(len);
             session.rewind(len).unwrap();
-            assert!(session.sequence().is_sound(), "{policy:?} {len}");
+            assert!(session.sequence().is_consistent(), "{policy:?} {len}");
             assert_eq!(session.position(), len);
             if before != len {
                 // Computed again: as if nothing had come after.
@@ -222,7 +224,7 @@ fn a_text_begun_without_a_policy_keeps_its_latest_slots() {
         assert_eq!(positions, (0..3).chain(43..101).collect::<Vec<_>>());
     }
     (101..300).for_each(|i| session.decode(token(i)).unwrap());
-    assert!(session.sequence().is_sound());
+    assert!(session.sequence().is_consistent());
     // One cut by sliding goes on under a policy that looks at attention.
     let mut slid = alone(100, eviction(Policy::Sliding, 60, 3));
     feed(&mut slid, 90, 300);
@@ -230,7 +232,7 @@ fn a_text_begun_without_a_policy_keeps_its_latest_slots() {
     become_of(&mut session, &mut slid);
     for i in 300..500 {
         session.decode(token(i)).unwrap();
-        assert!(session.sequence().is_sound(), "token {i}");
+        assert!(session.sequence().is_consistent(), "token {i}");
     }
 }
 
@@ -239,15 +241,15 @@ fn a_prompt_that_goes_on_is_not_computed_again() {
     let mut session = alone(400, eviction(Policy::Sliding, 60, 3));
     let longer = tokens(210);
     feed(&mut session, 200, 200);
-    assert_eq!(session.reuse(&longer).unwrap(), 200);
+    assert_eq!(session.reuse_prefix(&longer).unwrap(), 200);
     session.prefill(&longer[200..], &CancelToken::default()).unwrap();
     assert_eq!(session.position(), 210);
     // The same again needs the last token's logits only.
-    assert_eq!(session.reuse(&longer).unwrap(), 209);
+    assert_eq!(session.reuse_prefix(&longer).unwrap(), 209);
     // One that parts where slots were evicted goes on from the protected prefix.
     let mut other = longer.clone();
     other[100] ^= 1;
-    assert_eq!(session.reuse(&other).unwrap(), 3);
+    assert_eq!(session.reuse_prefix(&other).unwrap(), 3);
     assert_eq!(session.position(), 3);
 }
 
@@ -337,7 +339,7 @@ fn drafts_change_nothing_but_the_passes() {
 fn what_is_computed_ahead_is_given_up_for_anything_else() {
     let clear = |s: &mut Session| s.clear();
     let rewind = |s: &mut Session| s.rewind(30).unwrap();
-    let reuse = |s: &mut Session| assert_eq!(s.reuse(&tokens(4)).unwrap(), 3);
+    let reuse = |s: &mut Session| assert_eq!(s.reuse_prefix(&tokens(4)).unwrap(), 3);
     let prefill = |s: &mut Session| s.prefill(&tokens(40)[30..], &CancelToken::default()).unwrap();
     let resize = |s: &mut Session| s.resize(150).unwrap();
     type Change<'a> = &'a dyn Fn(&mut Session);

@@ -9,7 +9,7 @@ use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage}
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
 use crate::serve::params::{LogprobCount, RequestParams};
-use crate::serve::prepare::{Prepared, start_chat};
+use crate::serve::prepare::{PreparedRequest, start_chat};
 use crate::serve::state::ServerModel;
 use crate::serve::tools::convert_chat_tool;
 use crate::serve::unsupported::RequestKind;
@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use text::chat::{Ending, Message, Part, Role, ToolCall};
+use text::chat::{AnswerPart, Message, PromptEnding, Role, ToolCall};
 
 /// Fields of chat completions only.
 #[derive(Deserialize)]
@@ -116,15 +116,15 @@ fn read_chat(body: &mut Value, fields: &ChatFields) -> ApiResult<ChatRequest> {
                 "the last message ends with tool calls and cannot be continued; send their results",
             );
         }
-        (Some(true), _) => Ending::Continue,
-        (_, Some(false)) => Ending::Message,
-        _ => Ending::Prompt,
+        (Some(true), _) => PromptEnding::Continue,
+        (_, Some(false)) => PromptEnding::Message,
+        _ => PromptEnding::Prompt,
     };
     Ok(ChatRequest { ending, ..ChatRequest::new(messages, body, convert_chat_tool)? })
 }
 
 /// `POST /v1/chat/completions`.
-pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<PreparedRequest> {
     let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     let fields: ChatFields = read_object(&body, "")?;
     let top = fields.top_logprobs.and_then(LogprobCount::to_count);
@@ -160,20 +160,20 @@ struct ChatDialect {
 
 impl ChatDialect {
     /// Streaming delta of a part.
-    fn part_to_delta(&mut self, choice: usize, part: &Part) -> Option<Value> {
+    fn part_to_delta(&mut self, choice: usize, part: &AnswerPart) -> Option<Value> {
         let calls = &mut self.calls[choice];
         let call = match part {
-            Part::Text(text) => return Some(json!({"content": text})),
-            Part::Thinking(thought) => return Some(json!({"reasoning_content": thought})),
-            Part::ToolCallStart { id, name } => {
+            AnswerPart::Text(text) => return Some(json!({"content": text})),
+            AnswerPart::Thinking(thought) => return Some(json!({"reasoning_content": thought})),
+            AnswerPart::ToolCallStart { id, name } => {
                 *calls += 1;
                 let function = json!({"name": name, "arguments": ""});
                 json!({"index": *calls - 1, "id": id, "type": "function", "function": function})
             }
-            Part::ToolCallDelta(more) => {
+            AnswerPart::ToolCallDelta(more) => {
                 json!({"index": calls.saturating_sub(1), "function": {"arguments": more}})
             }
-            Part::Call(_) | Part::Cut { .. } => return None,
+            AnswerPart::ToolCall(_) | AnswerPart::ToolCallCut { .. } => return None,
         };
         Some(json!({"tool_calls": [call]}))
     }
@@ -229,12 +229,12 @@ impl Dialect for ChatDialect {
         self.head.write_whole(usage, out, |out| {
             for (index, choice) in choices.iter_mut().enumerate() {
             let finish_reason = choice.finish_reason();
-            let calls: Vec<_> = choice.calls.drain(..).map(call_json).collect();
+            let calls: Vec<_> = choice.tool_calls.drain(..).map(call_json).collect();
             let text = std::mem::take(&mut choice.text);
             let content = (!text.is_empty() || calls.is_empty()).then_some(text);
             let mut message = json!({"role": "assistant", "content": content});
-            if !choice.thoughts.is_empty() {
-                message["reasoning_content"] = std::mem::take(&mut choice.thoughts).into();
+            if !choice.reasoning.is_empty() {
+                message["reasoning_content"] = std::mem::take(&mut choice.reasoning).into();
             }
             if !calls.is_empty() {
                 message["tool_calls"] = calls.into();

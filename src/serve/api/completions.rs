@@ -7,15 +7,15 @@ use crate::serve::dialect::{Choice, Dialect, PromptProgress, TokenOutput, Usage}
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::params::{LogprobCount, RequestParams};
-use crate::serve::prepare::{Prepared, read_prompts, start_completion};
+use crate::serve::prepare::{PreparedRequest, read_prompts, start_completion};
 use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use text::chat::Part;
+use text::chat::AnswerPart;
 use text::sampler::{Logprob, TokenLogprobs};
-use text::tokenizer::{Pieces, Tokenizer};
+use text::tokenizer::{TokenBytes, Tokenizer};
 
 /// Fields of completions only.
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct CompletionFields {
 }
 
 /// `POST /v1/completions`.
-pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<PreparedRequest> {
     let (body, mut params) = RequestParams::read_request(model, request, RequestKind::Completion)?;
     let fields: CompletionFields = read_object(&body, "")?;
     params.options.logprobs = fields.logprobs.map_or(params.options.logprobs, LogprobCount::to_count);
@@ -73,7 +73,7 @@ impl PromptEcho {
 }
 
 /// Computes a cell of the log-probabilities table.
-type Column = fn(&TokenLogprobs, &Pieces) -> Value;
+type Column = fn(&TokenLogprobs, &TokenBytes) -> Value;
 
 /// Columns, except for the offsets.
 const COLUMNS: [(&str, Column); 3] = [
@@ -82,12 +82,12 @@ const COLUMNS: [(&str, Column); 3] = [
     ("top_logprobs", top_logprobs),
 ];
 
-fn chosen_logprob(row: &TokenLogprobs, _: &Pieces) -> Value {
+fn chosen_logprob(row: &TokenLogprobs, _: &TokenBytes) -> Value {
     if row.chosen.logprob.is_nan() { Value::Null } else { finite_logprob(row.chosen.logprob).into() }
 }
 
 /// Log-probabilities by token text; of several tokens with the same text the last counts.
-fn top_logprobs(row: &TokenLogprobs, pieces: &Pieces) -> Value {
+fn top_logprobs(row: &TokenLogprobs, pieces: &TokenBytes) -> Value {
     if row.chosen.logprob.is_nan() {
         return Value::Null;
     }
@@ -95,7 +95,7 @@ fn top_logprobs(row: &TokenLogprobs, pieces: &Pieces) -> Value {
     Value::Object(row.top.iter().map(entry).collect())
 }
 
-fn count_characters(row: &TokenLogprobs, pieces: &Pieces) -> usize {
+fn count_characters(row: &TokenLogprobs, pieces: &TokenBytes) -> usize {
     pieces.text(row.chosen.id).chars().count()
 }
 
@@ -127,18 +127,19 @@ fn choice_json(index: usize, text: &str, finish_reason: Option<&str>) -> Value {
 }
 
 /// Joins text parts; completions are not parsed, so there are no tool calls.
-pub fn join_parts(parts: &[Part]) -> String {
-    let text = |part: &'_ Part| match part {
-        Part::Text(text) | Part::Thinking(text) => text.clone(),
-        Part::ToolCallStart { .. } | Part::ToolCallDelta(_) | Part::Call(_) | Part::Cut { .. } => {
-            String::new()
-        }
+pub fn join_parts(parts: &[AnswerPart]) -> String {
+    let text = |part: &'_ AnswerPart| match part {
+        AnswerPart::Text(text) | AnswerPart::Thinking(text) => text.clone(),
+        AnswerPart::ToolCallStart { .. }
+        | AnswerPart::ToolCallDelta(_)
+        | AnswerPart::ToolCall(_)
+        | AnswerPart::ToolCallCut { .. } => String::new(),
     };
     parts.iter().map(text).collect()
 }
 
 impl CompletionDialect {
-    fn pieces(&self) -> &Arc<Pieces> {
+    fn pieces(&self) -> &Arc<TokenBytes> {
         self.head.model.engine.tokenizer().pieces()
     }
 

@@ -10,13 +10,13 @@ use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::memory::check_longest_part;
 use crate::serve::models::generation_settings;
 use crate::serve::params::{LogprobCount, RequestParams, ResponseMode};
-use crate::serve::prepare::{Prepared, read_prompts, start_completion};
+use crate::serve::prepare::{PreparedRequest, read_prompts, start_completion};
 use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use text::tokenizer::{AddSpecial, Specials};
+use text::tokenizer::{AddSpecial, SpecialText};
 
 /// Fields of `/completion` only.
 #[derive(Deserialize)]
@@ -27,7 +27,7 @@ struct LlamaCppFields {
 }
 
 /// `POST /completion`.
-pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<PreparedRequest> {
     let (body, mut params) = RequestParams::read_request(model, request, RequestKind::LlamaCppCompletion)?;
     let fields: LlamaCppFields = read_object(&body, "")?;
     if let Some(n @ 1..) = fields.n_probs.and_then(LogprobCount::to_count) {
@@ -192,7 +192,8 @@ struct DetokenizeRequest {
 pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let fields: TokenizeRequest = read_object(&request.parse_json()?, "")?;
     let special = if fields.add_special == Some(true) { AddSpecial::Yes } else { AddSpecial::No };
-    let specials = if fields.parse_special == Some(false) { Specials::Text } else { Specials::Tokens };
+    let specials =
+        if fields.parse_special == Some(false) { SpecialText::AsText } else { SpecialText::AsTokens };
     let tokenizer = model.engine.tokenizer();
     check_longest_part(tokenizer, &fields.content, "content")?;
     let stop = || request.cancel.is_cancelled();

@@ -10,16 +10,16 @@ use crate::serve::dialect::{Choice, Dialect, TokenOutput, Usage, write_named_eve
 use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
 use crate::serve::params::RequestParams;
-use crate::serve::prepare::{Prepared, start_chat};
+use crate::serve::prepare::{PreparedRequest, start_chat};
 use crate::serve::state::{ServerModel, random_id};
 use crate::serve::tools::convert_anthropic_tool;
 use crate::serve::unsupported::RequestKind;
-use files::error::quoted;
-use files::nesting::marks;
+use files::error::quote;
+use files::nesting::list_tokens;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use text::chat::{Ending, Message, Part, Role, ToolCall};
+use text::chat::{AnswerPart, Message, PromptEnding, Role, ToolCall};
 
 /// First line that Claude Code adds. It differs between conversations, so it would defeat the prefix cache.
 const BILLING_LINE: &str = "x-anthropic-billing-header:";
@@ -71,7 +71,7 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
         "assistant" => Ok(Role::Assistant),
         "system" => Ok(Role::System),
         other => {
-            let why = format!("is {}; use user or assistant", quoted(other));
+            let why = format!("is {}; use user or assistant", quote(other));
             Err(ApiError::for_field(format!("messages[{i}].role"), why))
         }
     };
@@ -94,7 +94,8 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
     }
     let chat = ChatRequest::new(messages, body, convert_anthropic_tool)?;
     let is_open = |last: &Message| last.role == Role::Assistant && last.tool_calls.is_empty();
-    let ending = if chat.messages.last().is_some_and(is_open) { Ending::Continue } else { Ending::Prompt };
+    let ending =
+        if chat.messages.last().is_some_and(is_open) { PromptEnding::Continue } else { PromptEnding::Prompt };
     Ok(ChatRequest { ending, ..chat })
 }
 
@@ -136,7 +137,7 @@ fn read_blocks(
 }
 
 /// `POST /v1/messages`.
-pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<PreparedRequest> {
     let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
@@ -215,8 +216,8 @@ impl MessagesDialect {
 
 fn usage_json(usage: Usage) -> Value {
     json!({
-        "input_tokens": usage.prompt - usage.cached, "cache_read_input_tokens": usage.cached,
-        "cache_creation_input_tokens": 0, "output_tokens": usage.tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens, "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation_input_tokens": 0, "output_tokens": usage.generated_tokens,
     })
 }
 
@@ -229,7 +230,7 @@ fn call_input(call: &ToolCall) -> Value {
 /// Cuts incomplete JSON after its last whole value and closes it there.
 fn close_json(json: &str) -> String {
     let (mut open, mut end) = (Vec::new(), 0);
-    for mark in marks(json.as_bytes()).filter(|mark| mark.byte != b':') {
+    for mark in list_tokens(json.as_bytes()).filter(|mark| mark.byte != b':') {
         match mark.byte {
             b'{' => open.push('}'),
             b'[' => open.push(']'),
@@ -243,30 +244,30 @@ fn close_json(json: &str) -> String {
 
 impl Dialect for MessagesDialect {
     fn on_start(&mut self, out: &mut String) {
-        let usage = usage_json(Usage { prompt: self.prompt, ..Usage::default() });
+        let usage = usage_json(Usage { prompt_tokens: self.prompt, ..Usage::default() });
         write_named_event("message_start", json!({"message": self.message_json(usage)}), out);
     }
 
     fn on_token(&mut self, _: usize, token: &TokenOutput, out: &mut String) {
         for part in &token.parts {
             match part {
-                Part::Text(text) => {
+                AnswerPart::Text(text) => {
                     self.enter_block("text", json!({"type": "text", "text": ""}), out);
                     self.write_delta(json!({"type": "text_delta", "text": text}), out);
                 }
-                Part::Thinking(thought) => {
+                AnswerPart::Thinking(thought) => {
                     let block = json!({"type": "thinking", "thinking": "", "signature": ""});
                     self.enter_block("thinking", block, out);
                     self.write_delta(json!({"type": "thinking_delta", "thinking": thought}), out);
                 }
-                Part::ToolCallStart { id, name } => {
+                AnswerPart::ToolCallStart { id, name } => {
                     let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
                     self.enter_block("tool_use", block, out);
                 }
-                Part::ToolCallDelta(more) => {
+                AnswerPart::ToolCallDelta(more) => {
                     self.write_delta(json!({"type": "input_json_delta", "partial_json": more}), out);
                 }
-                Part::Call(_) | Part::Cut { .. } => {}
+                AnswerPart::ToolCall(_) | AnswerPart::ToolCallCut { .. } => {}
             }
         }
     }
@@ -290,16 +291,16 @@ impl Dialect for MessagesDialect {
     fn to_json(&mut self, choices: &mut [Choice], usage: Usage, out: &mut JsonWriter) {
         let Some(choice) = choices.first_mut() else { return out.write_value(&Value::Null) };
         self.set_stop(choice);
-        let (thoughts, text) = (std::mem::take(&mut choice.thoughts), std::mem::take(&mut choice.text));
+        let (thoughts, text) = (std::mem::take(&mut choice.reasoning), std::mem::take(&mut choice.text));
         out.write_object_with(&self.message_json(usage_json(usage)), "content", |out| {
             out.write_array(|out| {
                 if !thoughts.is_empty() {
                     out.write_value(&json!({"type": "thinking", "thinking": thoughts, "signature": ""}));
                 }
-                if !text.is_empty() || choice.calls.is_empty() {
+                if !text.is_empty() || choice.tool_calls.is_empty() {
                     out.write_value(&json!({"type": "text", "text": text}));
                 }
-                for call in &choice.calls {
+                for call in &choice.tool_calls {
                     let input = call_input(call);
                     out.write_value(
                         &json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}),

@@ -4,14 +4,14 @@ use crate::serve::dialect::{PromptProgress, Usage, write_event};
 use crate::serve::json_writer::{JsonWriter, write_json};
 use crate::serve::params::{RequestParams, ResponseMode};
 use crate::serve::state::{ServerModel, random_id, unix_time};
-use files::error::quoted;
+use files::error::quote;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::sync::Arc;
 use text::chat::Role;
 use text::sampler::{Logprob, TokenLogprobs};
-use text::tokenizer::Pieces;
+use text::tokenizer::TokenBytes;
 
 /// Role of a message in OpenAI's APIs.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ impl<'de> Deserialize<'de> for MessageRole {
             "tool" | "function" => Ok(Self(Role::Tool)),
             other => {
                 let why = "use system, developer, user, assistant or tool";
-                Err(serde::de::Error::custom(format!("is {}; {why}", quoted(other))))
+                Err(serde::de::Error::custom(format!("is {}; {why}", quote(other))))
             }
         }
     }
@@ -37,16 +37,16 @@ pub struct ResponseHead {
     id: String,
     created: u64,
     /// `object` of a stream's chunk, and of a whole response.
-    objects: [&'static str; 2],
+    object_names: [&'static str; 2],
     mode: ResponseMode,
-    timings: bool,
+    has_timings: bool,
     pub model: Arc<ServerModel>,
 }
 
 impl ResponseHead {
     pub fn new(prefix: &str, objects: [&'static str; 2], params: &RequestParams) -> Self {
         let (id, created, model) = (random_id(prefix), unix_time(), Arc::clone(&params.model));
-        Self { id, created, objects, mode: params.mode, timings: params.timings, model }
+        Self { id, created, object_names: objects, mode: params.mode, has_timings: params.has_timings, model }
     }
 
     /// A chunk or a whole response.
@@ -59,7 +59,7 @@ impl ResponseHead {
 
     /// Writes a chunk with one choice, and optionally one more field.
     pub fn write_chunk(&self, choice: Value, more: Option<(&str, Value)>, out: &mut String) {
-        let mut chunk = self.response_json(self.objects[0], json!([choice]));
+        let mut chunk = self.response_json(self.object_names[0], json!([choice]));
         if self.mode == ResponseMode::StreamWithUsage {
             chunk["usage"] = Value::Null;
         }
@@ -75,7 +75,7 @@ impl ResponseHead {
 
     /// The `timings` field, if requested.
     pub fn timings_field(&self, usage: Usage) -> Option<(&'static str, Value)> {
-        self.timings.then(|| ("timings", usage.timings_json()))
+        self.has_timings.then(|| ("timings", usage.timings_json()))
     }
 
     /// A chunk or response with `usage`, but no text.
@@ -91,7 +91,7 @@ impl ResponseHead {
     /// Writes the last events of a stream.
     pub fn write_end(&self, usage: Usage, out: &mut String) {
         if self.mode == ResponseMode::StreamWithUsage {
-            write_event(self.usage_json((self.objects[0], json!([])), usage), out);
+            write_event(self.usage_json((self.object_names[0], json!([])), usage), out);
         }
         *out += "data: [DONE]\n\n";
     }
@@ -103,7 +103,7 @@ impl ResponseHead {
         out: &mut JsonWriter,
         write_choices: impl FnOnce(&mut JsonWriter),
     ) {
-        let whole = self.usage_json((self.objects[1], Value::Null), usage);
+        let whole = self.usage_json((self.object_names[1], Value::Null), usage);
         out.write_object_with(&whole, "choices", |out| out.write_array(write_choices));
     }
 }
@@ -120,13 +120,13 @@ struct LogprobEntry<'a> {
 }
 
 impl<'a> LogprobEntry<'a> {
-    fn new(pieces: &'a Pieces, &Logprob { id, logprob }: &Logprob) -> Self {
+    fn new(pieces: &'a TokenBytes, &Logprob { id, logprob }: &Logprob) -> Self {
         let (token, bytes) = (pieces.text(id), pieces.bytes(id));
         Self { id, token, logprob: finite_logprob(logprob), bytes, top_logprobs: None }
     }
 
     /// Entry with the most likely tokens at this position.
-    fn with_top(pieces: &'a Pieces, token: &TokenLogprobs) -> Self {
+    fn with_top(pieces: &'a TokenBytes, token: &TokenLogprobs) -> Self {
         let top = token.top.iter().map(|other| Self::new(pieces, other)).collect();
         Self { top_logprobs: Some(top), ..Self::new(pieces, &token.chosen) }
     }

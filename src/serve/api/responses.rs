@@ -10,14 +10,14 @@ use crate::serve::error::{ApiError, ApiResult};
 use crate::serve::json_writer::JsonWriter;
 use crate::serve::models::short_number;
 use crate::serve::params::{LogprobCount, RequestParams};
-use crate::serve::prepare::{Prepared, start_chat};
+use crate::serve::prepare::{PreparedRequest, start_chat};
 use crate::serve::state::{ServerModel, random_id, unix_time};
 use crate::serve::tools::convert_responses_tool;
 use crate::serve::unsupported::RequestKind;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use text::chat::{Message, Part, Role, ToolCall};
+use text::chat::{AnswerPart, Message, Role, ToolCall};
 
 /// Fields of `/v1/responses` only.
 #[derive(Deserialize)]
@@ -131,7 +131,7 @@ impl InputItem {
                 // A call that already has its result.
                 if let Some(output) = self.output {
                     let output = content_text(Some(output), &format!("{place}.output"), Turn::Earlier)?;
-                    messages.push(Message::result(&call, output));
+                    messages.push(Message::tool_result(&call, output));
                 }
             }
             kind @ ("local_shell_call" | "shell_call" | "computer_call" | "apply_patch_call") => {
@@ -164,7 +164,7 @@ fn last_answer(messages: &mut Vec<Message>) -> &mut Message {
 }
 
 /// `POST /v1/responses`.
-pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<Prepared> {
+pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResult<PreparedRequest> {
     let (mut body, mut params) = RequestParams::read_request(model, request, RequestKind::Chat)?;
     params.n = 1;
     let chat = read_chat(&mut body)?;
@@ -307,7 +307,10 @@ impl ResponsesDialect {
         if self.status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
-        if let Some(Usage { prompt, cached, tokens, .. }) = usage {
+        if let Some(Usage {
+            prompt_tokens: prompt, cached_tokens: cached, generated_tokens: tokens, ..
+        }) = usage
+        {
             response["usage"] = json!({
                 "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}, "output_tokens": tokens,
                 "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + tokens,
@@ -375,17 +378,19 @@ impl Dialect for ResponsesDialect {
     fn on_token(&mut self, _: usize, token: &TokenOutput, out: &mut String) {
         for part in &token.parts {
             match part {
-                Part::Text(text) => {
+                AnswerPart::Text(text) => {
                     self.enter_item(OutputItem::new(ItemKind::Text), out);
                     self.write_delta(text, out);
                 }
-                Part::Thinking(thought) => {
+                AnswerPart::Thinking(thought) => {
                     self.enter_item(OutputItem::new(ItemKind::Thinking), out);
                     self.write_delta(thought, out);
                 }
-                Part::ToolCallStart { id, name } => self.enter_item(OutputItem::new_call(id, name), out),
-                Part::ToolCallDelta(more) => self.write_delta(more, out),
-                Part::Call(_) | Part::Cut { .. } => {}
+                AnswerPart::ToolCallStart { id, name } => {
+                    self.enter_item(OutputItem::new_call(id, name), out)
+                }
+                AnswerPart::ToolCallDelta(more) => self.write_delta(more, out),
+                AnswerPart::ToolCall(_) | AnswerPart::ToolCallCut { .. } => {}
             }
         }
     }
@@ -414,13 +419,13 @@ impl Dialect for ResponsesDialect {
         let mut add = |item: OutputItem, text: String| {
             self.items.push(OutputItem { text, status: "completed", ..item });
         };
-        if !choice.thoughts.is_empty() {
-            add(OutputItem::new(ItemKind::Thinking), std::mem::take(&mut choice.thoughts));
+        if !choice.reasoning.is_empty() {
+            add(OutputItem::new(ItemKind::Thinking), std::mem::take(&mut choice.reasoning));
         }
-        if !choice.text.is_empty() || choice.calls.is_empty() {
+        if !choice.text.is_empty() || choice.tool_calls.is_empty() {
             add(OutputItem::new(ItemKind::Text), std::mem::take(&mut choice.text));
         }
-        for call in choice.calls.drain(..) {
+        for call in choice.tool_calls.drain(..) {
             add(OutputItem::new_call(&call.id, &call.name), call.arguments);
         }
         if let Some(last) = self.items.last_mut() {

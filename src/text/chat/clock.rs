@@ -8,12 +8,12 @@ const WEEKDAYS: &str = "Thursday Friday Saturday Sunday Monday Tuesday Wednesday
 
 /// A date and time in UTC, to the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
+pub struct UtcTime {
     /// Seconds since 1970-01-01.
     seconds: u64,
 }
 
-impl Moment {
+impl UtcTime {
     /// The moment `seconds` after 1970-01-01, at most the end of the year 9999.
     pub fn from_unix(seconds: u64) -> Self {
         Self { seconds: seconds.min(253_402_300_799) }
@@ -25,7 +25,7 @@ impl Moment {
     }
 
     /// Seconds since 1970-01-01.
-    pub fn unix(self) -> u64 {
+    pub fn unix_seconds(self) -> u64 {
         self.seconds
     }
 
@@ -37,7 +37,7 @@ impl Moment {
     /// assert_eq!(moment.format("%A, %Y-%m-%d %H:%M").unwrap(), "Friday, 2024-07-26 12:00");
     /// assert_eq!(moment.format("%Q").unwrap_err(), "%Q");
     /// ```
-    pub fn format(self, format: &str) -> Result<String, String> {
+    pub fn format_strftime(self, format: &str) -> Result<String, String> {
         let mut out = String::new();
         let mut chars = format.chars();
         while let Some(c) = chars.next() {
@@ -68,9 +68,9 @@ impl Moment {
             'Z' => return Some("UTC".into()),
             'z' => return Some("+0000".into()),
             '%' => return Some("%".into()),
-            'D' => return self.format("%m/%d/%y").ok(),
-            'F' => return self.format("%Y-%m-%d").ok(),
-            'T' => return self.format("%H:%M:%S").ok(),
+            'D' => return self.format_strftime("%m/%d/%y").ok(),
+            'F' => return self.format_strftime("%Y-%m-%d").ok(),
+            'T' => return self.format_strftime("%H:%M:%S").ok(),
             'Y' => (year, 1),
             'y' => (year % 100, 2),
             'm' => (month, 2),
@@ -121,26 +121,29 @@ mod tests {
             (47_540, "28 Feb 2100"),
             (47_541, "01 Mar 2100"),
         ] {
-            assert_eq!(Moment::from_unix(days * 86_400).format("%d %b %Y"), Ok(text.into()));
-            assert_eq!(Moment::from_unix(days * 86_400 + 86_399).format("%d %b %Y"), Ok(text.into()));
+            assert_eq!(UtcTime::from_unix(days * 86_400).format_strftime("%d %b %Y"), Ok(text.into()));
+            assert_eq!(
+                UtcTime::from_unix(days * 86_400 + 86_399).format_strftime("%d %b %Y"),
+                Ok(text.into())
+            );
         }
-        assert!(Moment::now().unix() > 1_700_000_000);
+        assert!(UtcTime::now().unix_seconds() > 1_700_000_000);
     }
 
     #[test]
     fn directives() {
-        let moment = Moment::from_unix(1_709_219_105); // 2024-02-29 15:05:05, a Thursday
+        let moment = UtcTime::from_unix(1_709_219_105); // 2024-02-29 15:05:05, a Thursday
         for (form, text) in [
             ("%A %-d. %B %Y, %I:%M %p", "Thursday 29. February 2024, 03:05 PM"),
             ("%a %F %T %Z%%", "Thu 2024-02-29 15:05:05 UTC%"),
             ("%-H %-M %D %j %y", "15 5 02/29/24 060 24"),
             ("", ""),
         ] {
-            assert_eq!(moment.format(form), Ok(text.into()), "{form}");
+            assert_eq!(moment.format_strftime(form), Ok(text.into()), "{form}");
         }
         for (form, bad) in [("%q", "%q"), ("x%", "%"), ("%-", "%")] {
-            assert_eq!(moment.format(form), Err(bad.into()), "{form}");
+            assert_eq!(moment.format_strftime(form), Err(bad.into()), "{form}");
         }
-        assert_eq!(Moment::from_unix(u64::MAX).format("%F"), Ok("9999-12-31".into()));
+        assert_eq!(UtcTime::from_unix(u64::MAX).format_strftime("%F"), Ok("9999-12-31".into()));
     }
 }

@@ -1,8 +1,8 @@
 //! A conversation as token ids. If the template allows, a new turn only appends, so that the KV cache stays valid.
 
 use super::{
-    Context, Ending, Message, Moment, OutputFormat, OutputParser, Part, Role, Segment, Template,
-    TemplateKwargs, ToolCall, Tools, encode_segments,
+    AnswerPart, Message, OutputFormat, OutputParser, PromptEnding, RenderContext, Role, Segment, Template,
+    TemplateKwargs, ToolCall, Tools, UtcTime, encode_segments,
 };
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -25,14 +25,14 @@ pub struct Conversation {
     variables: TemplateKwargs,
     /// The format in which answers are parsed.
     output_format: OutputFormat,
-    now: Moment,
+    now: UtcTime,
     /// Questions and answers.
     messages: Vec<Message>,
     ids: Vec<u32>,
     /// `ids` before each question.
-    before: Vec<Before>,
+    undo: Vec<QuestionUndo>,
     /// Number of questions for which the last turn alone gave the same as all turns; `None` once it did not.
-    same_alone: Option<u32>,
+    verified_questions: Option<u32>,
 }
 
 /// Number of questions after which the last turn alone is trusted: no template has patterns of more turns.
@@ -41,7 +41,7 @@ const ENOUGH_QUESTIONS: u32 = 6;
 /// The difference that restores the ids before a question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Before {
+pub struct QuestionUndo {
     /// Number of leading ids that the question did not change.
     pub kept: usize,
     /// The ids that followed them, if the question replaced them.
@@ -66,7 +66,7 @@ pub struct ConversationState {
     /// The ids of all turns.
     pub ids: Vec<u32>,
     /// The ids before each question.
-    pub before: Vec<Before>,
+    pub before: Vec<QuestionUndo>,
 }
 
 impl ConversationState {
@@ -84,22 +84,22 @@ impl Conversation {
             system,
             variables: TemplateKwargs::default(),
             output_format: OutputFormat::default(),
-            now: Moment::now(),
+            now: UtcTime::now(),
             messages: Vec::new(),
             ids: Vec::new(),
-            before: Vec::new(),
-            same_alone: Some(0),
+            undo: Vec::new(),
+            verified_questions: Some(0),
         }
     }
 
     /// The conversation with these tools and variables, and with answers parsed in this format.
-    pub fn with(self, variables: TemplateKwargs, output_format: OutputFormat) -> Self {
+    pub fn with_format(self, variables: TemplateKwargs, output_format: OutputFormat) -> Self {
         Self { variables, output_format, ..self }
     }
 
     /// An empty conversation with another system message and the same settings.
-    pub fn anew(&self, system: Option<String>) -> Self {
-        Self::new(self.template.clone(), system).with(self.variables.clone(), self.output_format)
+    pub fn new_with_system(&self, system: Option<String>) -> Self {
+        Self::new(self.template.clone(), system).with_format(self.variables.clone(), self.output_format)
     }
 
     /// The state to save, for [`Conversation::resume`].
@@ -108,28 +108,28 @@ impl Conversation {
             template: self.template.name(),
             system: self.system.clone(),
             tools: self.variables.tools.clone(),
-            now: self.now.unix(),
+            now: self.now.unix_seconds(),
             messages: self.messages.clone(),
             ids: self.ids.clone(),
-            before: self.before.clone(),
+            before: self.undo.clone(),
         }
     }
 
     /// Restores a saved conversation and its tools. The template must be the same.
-    pub fn resume(&mut self, state: ConversationState) {
+    pub fn restore_state(&mut self, state: ConversationState) {
         self.variables.tools = state.tools;
         (self.system, self.messages, self.ids) = (state.system, state.messages, state.ids);
-        self.before = state.before;
-        self.now = Moment::from_unix(state.now);
+        self.undo = state.before;
+        self.now = UtcTime::from_unix(state.now);
     }
 
     /// The system message.
-    pub fn system(&self) -> Option<&str> {
+    pub fn system_message(&self) -> Option<&str> {
         self.system.as_deref()
     }
 
     /// The tools and variables of the template.
-    pub fn variables(&self) -> &TemplateKwargs {
+    pub fn template_kwargs(&self) -> &TemplateKwargs {
         &self.variables
     }
 
@@ -144,7 +144,7 @@ impl Conversation {
     }
 
     /// The tool calls of the last message.
-    pub fn calls(&self) -> &[ToolCall] {
+    pub fn last_tool_calls(&self) -> &[ToolCall] {
         self.messages.last().map_or(&[], |last| &last.tool_calls)
     }
 
@@ -165,23 +165,28 @@ impl Conversation {
     ///
     /// # Errors
     /// See [`Template::encode`]; the conversation is then unchanged.
-    pub fn ask(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
-        self.ask_until(tokenizer, text, &|| false)
+    pub fn add_question(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
+        self.add_question_until(tokenizer, text, &|| false)
     }
 
     /// [`Conversation::ask`] that ends early once `stop` returns true: a text of megabytes takes seconds.
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `stop` was true before the end, and those of [`Conversation::ask`].
-    pub fn ask_until(&mut self, tokenizer: &Tokenizer, text: &str, stop: &dyn Fn() -> bool) -> Result<()> {
-        self.put_until(tokenizer, &[Message::new(Role::User, text)], stop)
+    pub fn add_question_until(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        self.add_messages_until(tokenizer, &[Message::new(Role::User, text)], stop)
     }
 
     /// [`Conversation::ask_until`] with messages in place of a text: results of tool calls, or a question.
     ///
     /// # Errors
     /// Those of [`Conversation::ask_until`].
-    pub fn put_until(
+    pub fn add_messages_until(
         &mut self,
         tokenizer: &Tokenizer,
         question: &[Message],
@@ -192,17 +197,17 @@ impl Conversation {
                 let ids = encode_segments(tokenizer, more, stop)?;
                 let kept = self.ids.len();
                 self.ids.extend(ids);
-                Before { kept, rest: Vec::new() }
+                QuestionUndo { kept, rest: Vec::new() }
             }
             None => {
-                let whole = self.render(tokenizer, &[&self.messages, question].concat())?;
+                let whole = self.render_messages(tokenizer, &[&self.messages, question].concat())?;
                 let ids = encode_segments(tokenizer, whole, stop)?;
                 let kept = common_prefix(&self.ids, &ids);
                 let rest = std::mem::replace(&mut self.ids, ids).split_off(kept);
-                Before { kept, rest }
+                QuestionUndo { kept, rest }
             }
         };
-        self.before.push(before);
+        self.undo.push(before);
         self.messages.extend_from_slice(question);
         Ok(())
     }
@@ -211,9 +216,9 @@ impl Conversation {
     ///
     /// # Errors
     /// See [`Template::encode`].
-    pub fn opening(&self, tokenizer: &Tokenizer) -> Result<usize> {
+    pub fn count_shared_prefix(&self, tokenizer: &Tokenizer) -> Result<usize> {
         let with = |question| {
-            let segments = self.render(tokenizer, &[Message::new(Role::User, question)])?;
+            let segments = self.render_messages(tokenizer, &[Message::new(Role::User, question)])?;
             encode_segments(tokenizer, segments, &|| false)
         };
         Ok(common_prefix(&with("A")?, &with("B")?))
@@ -228,7 +233,9 @@ impl Conversation {
     ) -> Result<Option<Vec<Segment>>> {
         // Includes all tool calls since, and their results.
         let Some(turn) = self.messages.iter().rposition(|m| m.role == Role::User) else { return Ok(None) };
-        let Some(same) = self.same_alone else { return self.render_question_after(0, tokenizer, question) };
+        let Some(same) = self.verified_questions else {
+            return self.render_question_after(0, tokenizer, question);
+        };
         let last = self.render_question_after(turn, tokenizer, question);
         if turn == 0 || (same >= ENOUGH_QUESTIONS && last.is_ok()) {
             return last;
@@ -237,7 +244,7 @@ impl Conversation {
             // A template has limits, and a saved conversation may already have reached them.
             Err(Error::Model(_)) if last.is_ok() => last,
             all => {
-                self.same_alone = (all == last).then_some(same + 1);
+                self.verified_questions = (all == last).then_some(same + 1);
                 all
             }
         }
@@ -254,43 +261,45 @@ impl Conversation {
         if answer.role != Role::Assistant {
             return Ok(None);
         }
-        let whole = self.render(tokenizer, &[&self.messages[first..], question].concat())?;
-        Ok(text_after(&whole, &self.render(tokenizer, asked)?, answer.written()))
+        let whole = self.render_messages(tokenizer, &[&self.messages[first..], question].concat())?;
+        Ok(text_after(&whole, &self.render_messages(tokenizer, asked)?, answer.generated_text()))
     }
 
     /// Renders the system message, `messages` and the start of an answer.
-    fn render(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<Segment>> {
-        let context = self.context(tokenizer);
+    fn render_messages(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<Segment>> {
+        let context = self.render_context(tokenizer);
         let system = self.system.iter().map(|s| Message::new(Role::System, s.as_str()));
         let all: Vec<_> = system.chain(messages.iter().cloned()).collect();
-        self.template.render(&all, &context)
+        self.template.render_messages(&all, &context)
     }
 
     /// The context that the template is rendered with.
-    pub fn context<'a>(&'a self, tokenizer: &'a Tokenizer) -> Context<'a> {
+    pub fn render_context<'a>(&'a self, tokenizer: &'a Tokenizer) -> RenderContext<'a> {
         let (bos, variables) = (tokenizer.bos_token(), Some(&self.variables));
-        Context { bos, now: self.now, ending: Ending::Prompt, variables }
+        RenderContext { bos, now: self.now, ending: PromptEnding::Prompt, variables }
     }
 
     /// Appends the generated ids of an answer, without the end-of-text token.
-    pub fn answer(&mut self, tokenizer: &Tokenizer, ids: &[u32]) {
-        let written = self.output_format.decode(tokenizer, ids);
+    pub fn add_answer(&mut self, tokenizer: &Tokenizer, ids: &[u32]) {
+        let written = self.output_format.decode_answer(tokenizer, ids);
         let mut parser = self.output_parser(tokenizer);
-        let parts: Vec<Part> = parser.push(&written).into_iter().chain(parser.finish()).collect();
-        self.messages.push(self.message(written, parts));
+        let parts: Vec<AnswerPart> = parser.push(&written).into_iter().chain(parser.finish()).collect();
+        self.messages.push(self.build_message(written, parts));
         self.ids.extend_from_slice(ids);
     }
 
     /// Builds the message of an answer in the form that the template takes.
-    fn message(&self, written: String, parts: Vec<Part>) -> Message {
+    fn build_message(&self, written: String, parts: Vec<AnswerPart>) -> Message {
         let mut message = Message::new(Role::Assistant, "");
         let mut reasoning = String::new();
         for part in parts {
             match part {
-                Part::Text(text) | Part::Cut { written: text, .. } => message.content += &text,
-                Part::Thinking(text) => reasoning += &text,
-                Part::Call(call) => message.tool_calls.push(call),
-                Part::ToolCallStart { .. } | Part::ToolCallDelta(_) => {}
+                AnswerPart::Text(text) | AnswerPart::ToolCallCut { written: text, .. } => {
+                    message.content += &text
+                }
+                AnswerPart::Thinking(text) => reasoning += &text,
+                AnswerPart::ToolCall(call) => message.tool_calls.push(call),
+                AnswerPart::ToolCallStart { .. } | AnswerPart::ToolCallDelta(_) => {}
             }
         }
         if !message.tool_calls.is_empty() && self.output_format.reads_calls {
@@ -305,8 +314,8 @@ impl Conversation {
     }
 
     /// Removes the last question and its answer, and returns the messages of the question.
-    pub fn forget_question(&mut self) -> Option<Vec<Message>> {
-        let before = self.before.pop()?;
+    pub fn pop_question(&mut self) -> Option<Vec<Message>> {
+        let before = self.undo.pop()?;
         self.ids.truncate(before.kept);
         self.ids.extend(before.rest);
         self.messages.pop_if(|m| m.role == Role::Assistant);
@@ -319,9 +328,9 @@ impl Conversation {
     ///
     /// # Errors
     /// See [`Template::encode`]; the conversation is then unchanged.
-    pub fn forget_oldest(&mut self, tokenizer: &Tokenizer, most: usize) -> Result<()> {
-        let fits = |before: &Before| self.ids.len() - before.kept.min(self.ids.len()) <= most;
-        let Some(fitting) = self.before.iter().position(fits).or(self.before.len().checked_sub(1)) else {
+    pub fn remove_oldest(&mut self, tokenizer: &Tokenizer, most: usize) -> Result<()> {
+        let fits = |before: &QuestionUndo| self.ids.len() - before.kept.min(self.ids.len()) <= most;
+        let Some(fitting) = self.undo.iter().position(fits).or(self.undo.len().checked_sub(1)) else {
             return Ok(());
         };
         // The start of each question. Results of tool calls stay with the question that led to the calls.
@@ -335,16 +344,20 @@ impl Conversation {
         let (before, after) = starts.split_at(fitting.min(starts.len()));
         let first = after.iter().copied().find(alone).or(before.iter().copied().rfind(alone));
         let Some(first) = first.filter(|&first| first > 0) else { return Ok(()) };
-        let mut rest = Self { now: self.now, same_alone: self.same_alone, ..self.anew(self.system.clone()) };
+        let mut rest = Self {
+            now: self.now,
+            verified_questions: self.verified_questions,
+            ..self.new_with_system(self.system.clone())
+        };
         for turn in
             self.messages[first..].chunk_by(|a, b| (a.role == Role::Assistant) == (b.role == Role::Assistant))
         {
             if turn[0].role != Role::Assistant {
-                rest.put_until(tokenizer, turn, &|| false)?;
+                rest.add_messages_until(tokenizer, turn, &|| false)?;
                 continue;
             }
             for answer in turn {
-                let parts = self.output_format.segments(tokenizer, answer.written());
+                let parts = self.output_format.split_segments(tokenizer, answer.generated_text());
                 rest.ids.extend(encode_segments(tokenizer, parts, &|| false)?);
                 rest.messages.push(answer.clone());
             }
@@ -354,15 +367,15 @@ impl Conversation {
     }
 
     /// The number of questions.
-    pub fn questions(&self) -> usize {
-        self.before.len()
+    pub fn count_questions(&self) -> usize {
+        self.undo.len()
     }
 
     /// Removes everything except the system message.
     pub fn reset(&mut self) {
         self.messages.clear();
         self.ids.clear();
-        self.before.clear();
+        self.undo.clear();
     }
 
     /// The ids of the whole conversation.

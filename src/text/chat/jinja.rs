@@ -18,11 +18,11 @@ mod tests;
 mod value;
 
 use super::builtin::BuiltIn;
-use super::{Context, Ending, Message, Role, Segment, TemplateKwargs, Tools};
+use super::{Message, PromptEnding, RenderContext, Role, Segment, TemplateKwargs, Tools};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use files::containment::{self, Subject};
-use files::error::unquoted;
+use files::containment::{self, PanicContext};
+use files::error::escape;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
 use std::error::Error as _;
@@ -47,7 +47,7 @@ const REMEDY: &str = "use the template published with the model";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Jinja {
     /// The file and field it comes from, for messages.
-    place: String,
+    origin: String,
     source: String,
     /// Names and texts of special tokens such as `eos_token`.
     variables: Vec<(String, String)>,
@@ -62,7 +62,7 @@ pub struct Jinja {
 /// The message given to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Refusal(String);
+struct TemplateException(String);
 
 impl Jinja {
     /// A template from `place`, a file and field; `variables` are the names and texts of special tokens that it may
@@ -80,12 +80,12 @@ impl Jinja {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let place = place.into();
         let (controls, end) = (Vec::new(), None);
-        let template = Self { place, source, variables, controls, end, with_tools: None };
+        let template = Self { origin: place, source, variables, controls, end, with_tools: None };
         if template.source.len() as u64 > MAX_SOURCE {
-            return Err(template.refuse(&format!("has more than {MAX_SOURCE} bytes")));
+            return Err(template.unusable_error(&format!("has more than {MAX_SOURCE} bytes")));
         }
-        let text = template.prepare(&[])?;
-        template.run_contained(move || interpreter::check(&text))?;
+        let text = template.prepare_source(&[])?;
+        template.run_contained(move || interpreter::check_syntax(&text))?;
         Ok(template)
     }
 
@@ -93,7 +93,7 @@ impl Jinja {
     pub(super) fn built_in(template: &BuiltIn, bos: Option<&str>) -> Self {
         let controls = template.controls.iter().copied().chain(bos).map(str::to_owned).collect();
         Self {
-            place: template.name.into(),
+            origin: template.name.into(),
             source: template.source.into(),
             variables: Vec::new(),
             controls,
@@ -108,8 +108,8 @@ impl Jinja {
     }
 
     /// True if the text of the template, or of the one for conversations with tools, contains `part`.
-    pub fn mentions(&self, part: &str) -> bool {
-        self.source.contains(part) || self.with_tools.as_ref().is_some_and(|other| other.mentions(part))
+    pub fn has_text(&self, part: &str) -> bool {
+        self.source.contains(part) || self.with_tools.as_ref().is_some_and(|other| other.has_text(part))
     }
 
     /// The text of the template.
@@ -118,12 +118,12 @@ impl Jinja {
     }
 
     /// The file and field it comes from; its errors begin with them.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn origin(&self) -> &str {
+        &self.origin
     }
 
     /// The token that ends an answer, once the tokenizer is known.
-    pub fn end(&self) -> Option<&str> {
+    pub fn end_token(&self) -> Option<&str> {
         self.end.as_deref()
     }
 
@@ -134,13 +134,17 @@ impl Jinja {
     pub fn for_tokenizer(mut self, tokenizer: &Tokenizer) -> Result<Self> {
         const TOOLS: &str =
             r#"[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]"#;
-        let tools = Tools::parse(TOOLS).map(TemplateKwargs::of_tools).map_err(Error::Model)?;
-        let other = self.with_tools.take().map(|other| other.fit_alone(tokenizer, Some(&tools)));
-        Ok(self.fit_alone(tokenizer, None)?.and_with_tools(other.transpose()?))
+        let tools = Tools::parse_json(TOOLS).map(TemplateKwargs::with_tools).map_err(Error::Model)?;
+        let other = self.with_tools.take().map(|other| other.fit_without_tools(tokenizer, Some(&tools)));
+        Ok(self.fit_without_tools(tokenizer, None)?.and_with_tools(other.transpose()?))
     }
 
     /// Fits this template without the one for tools; probes it with `variables`.
-    fn fit_alone(mut self, tokenizer: &Tokenizer, variables: Option<&TemplateKwargs>) -> Result<Self> {
+    fn fit_without_tools(
+        mut self,
+        tokenizer: &Tokenizer,
+        variables: Option<&TemplateKwargs>,
+    ) -> Result<Self> {
         let special = tokenizer.special_tokens();
         let bos = tokenizer.bos_token();
         let wanted = |token: &String| {
@@ -152,7 +156,7 @@ impl Jinja {
         };
         self.controls = special.iter().filter(|t| wanted(t)).cloned().collect();
         if self.controls.len() > BLOCK as usize {
-            return Err(self.refuse(&format!("has more than {BLOCK} control tokens")));
+            return Err(self.unusable_error(&format!("has more than {BLOCK} control tokens")));
         }
         self.probe_conversations(&special, bos, variables)?;
         Ok(self)
@@ -174,9 +178,9 @@ impl Jinja {
         ];
         // Not every template takes a system message, or any history.
         for messages in [&all[..], &all[1..], &all[1..3], &all[1..2]] {
-            let now = super::Moment::from_unix(0);
-            let context = Context { bos, now, ending: Ending::Prompt, variables };
-            let segments = match self.render(messages, &context) {
+            let now = super::UtcTime::from_unix(0);
+            let context = RenderContext { bos, now, ending: PromptEnding::Prompt, variables };
+            let segments = match self.render_messages(messages, &context) {
                 Err(Error::Usage(_)) => continue,
                 other => other?,
             };
@@ -184,9 +188,9 @@ impl Jinja {
             for segment in &segments {
                 let Segment::Text(text) = segment else { continue };
                 if let Some(token) = special.iter().filter(words).find(|t| text.contains(t.as_str())) {
-                    let token = unquoted(token);
+                    let token = escape(token);
                     let what = format!("builds the control token {token} from parts, which is not supported");
-                    return Err(self.refuse(&what));
+                    return Err(self.unusable_error(&what));
                 }
             }
             let answer = segments.iter().position(|s| matches!(s, Segment::Text(t) if t.contains(ANSWER)));
@@ -201,23 +205,27 @@ impl Jinja {
     ///
     /// # Errors
     /// [`Error::Usage`] if the template refuses the messages; [`Error::Model`] if it fails or exceeds its limits.
-    pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+    pub fn render_messages(&self, messages: &[Message], context: &RenderContext<'_>) -> Result<Vec<Segment>> {
         let has_tools = context.variables.is_some_and(|variables| variables.tools.is_some());
         if let Some(other) = self.with_tools.as_ref().filter(|_| has_tools) {
-            return other.render(messages, context);
+            return other.render_messages(messages, context);
         }
-        let given = value::all(messages, context.variables);
+        let given = value::template_variables(messages, context.variables);
         let base = self.free_block(&given)?;
         let marks: Vec<(&str, char)> = (base..)
             .zip(&self.controls)
             .filter_map(|(mark, token)| Some((token.as_str(), char::from_u32(mark)?)))
             .collect();
-        let text = self.prepare(&marks)?;
+        let text = self.prepare_source(&marks)?;
         let values = self.add_values(given, context, &Marks::new(marks.iter().copied()));
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
         let now = context.now;
         let rendered = self.run_contained(move || {
-            interpreter::run(&environment::environment(fuel, now), &text, Value::from_pairs(values))
+            interpreter::render_template(
+                &environment::build_environment(fuel, now),
+                &text,
+                Value::from_pairs(values),
+            )
         })?;
         Ok(self.split_at_marks(&rendered, base))
     }
@@ -227,33 +235,36 @@ impl Jinja {
         &self,
         call: impl FnOnce() -> std::result::Result<T, minijinja::Error> + Send + 'static,
     ) -> Result<T> {
-        let subject = Subject {
-            place: self.place.clone(),
-            panicked: "makes the interpreter fail",
-            hung: "not rendered",
+        let subject = PanicContext {
+            place: self.origin.clone(),
+            panic_message: "makes the interpreter fail",
+            timeout_message: "not rendered",
             remedy: REMEDY,
         };
-        let place = self.place.clone();
-        containment::guarded_with_limit(&subject, move || call().map_err(|e| to_error(&place, &e)))
+        let place = self.origin.clone();
+        containment::catch_panic_with_timeout(&subject, move || call().map_err(|e| to_error(&place, &e)))
     }
 
-    fn prepare(&self, marks: &[(&str, char)]) -> Result<String> {
-        source::prepare(&self.source, &Marks::new(marks.iter().copied()))
-            .map_err(|e| to_error(&self.place, &e))
+    fn prepare_source(&self, marks: &[(&str, char)]) -> Result<String> {
+        source::prepare_source(&self.source, &Marks::new(marks.iter().copied()))
+            .map_err(|e| to_error(&self.origin, &e))
     }
 
     /// Adds the variables that transformers passes to a template to those that are `given`.
     fn add_values(
         &self,
         given: Vec<(String, Value)>,
-        context: &Context<'_>,
+        context: &RenderContext<'_>,
         marks: &Marks<'_>,
     ) -> Vec<(String, Value)> {
-        let mut values: Vec<(String, Value)> =
-            self.variables.iter().map(|(name, text)| (name.clone(), Value::from(marks.put(text)))).collect();
-        let prompt = context.ending == Ending::Prompt;
+        let mut values: Vec<(String, Value)> = self
+            .variables
+            .iter()
+            .map(|(name, text)| (name.clone(), Value::from(marks.insert_marks(text))))
+            .collect();
+        let prompt = context.ending == PromptEnding::Prompt;
         values.extend([
-            ("bos_token".into(), Value::from(marks.put(context.bos.unwrap_or("")))),
+            ("bos_token".into(), Value::from(marks.insert_marks(context.bos.unwrap_or("")))),
             ("add_generation_prompt".into(), Value::from(prompt)),
             ("documents".into(), Value::from(())),
         ]);
@@ -271,7 +282,7 @@ impl Jinja {
         };
         look(&self.source);
         self.variables.iter().for_each(|(_, text)| look(text));
-        given.iter().for_each(|(_, value)| value::texts(value, &mut look));
+        given.iter().for_each(|(_, value)| value::visit_texts(value, &mut look));
         let block = used.iter().position(|used| !used).ok_or_else(|| {
             Error::Usage("the messages contain characters of every private-use block; remove some".into())
         })?;
@@ -295,12 +306,12 @@ impl Jinja {
         segments
     }
 
-    fn refuse(&self, why: &str) -> Error {
-        model_error(&self.place, None, why)
+    fn unusable_error(&self, why: &str) -> Error {
+        model_error(&self.origin, None, why)
     }
 
     /// A checksum of the text, to tell templates apart.
-    pub(super) fn digest(&self) -> u32 {
+    pub(super) fn compute_checksum(&self) -> u32 {
         let other = self.with_tools.as_ref().map_or("", |other| &other.source);
         crc32fast::hash([self.source.as_str(), other].concat().as_bytes())
     }
@@ -315,15 +326,15 @@ fn model_error(place: &str, line: Option<usize>, why: &str) -> Error {
 fn to_error(place: &str, e: &minijinja::Error) -> Error {
     let mut source = e.source();
     while let Some(cause) = source {
-        if let Some(Refusal(message)) = cause.downcast_ref() {
-            return Error::Usage(format!("{place}: refuses these messages: {}", unquoted(message)));
+        if let Some(TemplateException(message)) = cause.downcast_ref() {
+            return Error::Usage(format!("{place}: refuses these messages: {}", escape(message)));
         }
         source = cause.source();
     }
     let why = match (e.kind(), e.detail()) {
         (ErrorKind::OutOfFuel, _) => "takes too many steps or produces too much text".into(),
-        (ErrorKind::InvalidOperation, Some(detail)) => unquoted(detail),
-        (kind, Some(detail)) => unquoted(&format!("{kind}: {detail}")),
+        (ErrorKind::InvalidOperation, Some(detail)) => escape(detail),
+        (kind, Some(detail)) => escape(&format!("{kind}: {detail}")),
         (kind, None) => kind.to_string(),
     };
     model_error(place, e.line(), &why)

@@ -84,7 +84,7 @@ impl Message {
     }
 
     /// The result of a call.
-    pub fn result(call: &ToolCall, content: impl Into<String>) -> Self {
+    pub fn tool_result(call: &ToolCall, content: impl Into<String>) -> Self {
         let (tool_call_id, name) = (Some(call.id.clone()), Some(call.name.clone()));
         Self { tool_call_id, name, ..Self::new(Role::Tool, content) }
     }
@@ -92,16 +92,16 @@ impl Message {
     /// Equivalent conversations for templates that reject `messages`, from the most similar to the least: first,
     /// arguments of calls that are not objects are wrapped into objects; second, system messages move to the front and
     /// neighbouring messages of a role become one; third, the system message becomes part of the first question.
-    pub fn milder(messages: &[Self]) -> Vec<Vec<Self>> {
+    pub fn fallback_conversations(messages: &[Self]) -> Vec<Vec<Self>> {
         let mut objects = messages.to_vec();
         objects.iter_mut().flat_map(|m| &mut m.tool_calls).for_each(ToolCall::wrap_arguments);
-        let joined = Self::joined(&objects);
+        let joined = Self::merge_neighbours(&objects);
         let mut all = vec![messages.to_vec(), objects, joined];
         if let [system, question, others @ ..] = &all[2][..]
             && (system.role, question.role) == (Role::System, Role::User)
         {
             let mut first = Self { role: Role::User, ..system.clone() };
-            first.append(question);
+            first.append_message(question);
             all.push([&[first], others].concat());
         }
         all.dedup();
@@ -109,12 +109,12 @@ impl Message {
     }
 
     /// The messages with one system message at the front, and no two neighbouring questions or answers.
-    fn joined(messages: &[Self]) -> Vec<Self> {
+    fn merge_neighbours(messages: &[Self]) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         let (system, others): (Vec<_>, Vec<_>) = messages.iter().partition(|m| m.role == Role::System);
         for message in system.into_iter().chain(others) {
             match all.last_mut().filter(|last| last.role == message.role && message.role != Role::Tool) {
-                Some(last) => last.append(message),
+                Some(last) => last.append_message(message),
                 None => all.push(message.clone()),
             }
         }
@@ -122,7 +122,7 @@ impl Message {
     }
 
     /// Appends the contents of `other`.
-    fn append(&mut self, other: &Self) {
+    fn append_message(&mut self, other: &Self) {
         let join = |text: &mut String, more: &str| {
             let between = if text.is_empty() || more.is_empty() { "" } else { "\n\n" };
             *text = [text, between, more].concat();
@@ -135,7 +135,7 @@ impl Message {
     }
 
     /// An answer as it was generated.
-    pub(super) fn written(&self) -> &str {
+    pub(super) fn generated_text(&self) -> &str {
         self.written.as_deref().unwrap_or(&self.content)
     }
 }
@@ -160,15 +160,15 @@ mod tests {
             says(Role::User, "b"),
             says(Role::Assistant, "c"),
             calls("", "[1"),
-            Message::result(&call(""), "d"),
-            Message::result(&call(""), "e"),
+            Message::tool_result(&call(""), "d"),
+            Message::tool_result(&call(""), "e"),
             says(Role::System, "t"),
         ];
-        let milder = Message::milder(&messages);
+        let milder = Message::fallback_conversations(&messages);
         let rest = [
             calls("c", r#"{"arguments":"[1"}"#),
-            Message::result(&call(""), "d"),
-            Message::result(&call(""), "e"),
+            Message::tool_result(&call(""), "d"),
+            Message::tool_result(&call(""), "e"),
         ];
         let begins = |first: &[Message]| [first, &rest].concat();
         assert_eq!(milder.len(), 3);
@@ -177,6 +177,6 @@ mod tests {
         assert_eq!(milder[1], begins(&[says(Role::System, "s\n\nt"), says(Role::User, "a\n\nb")]));
         assert_eq!(milder[2], begins(&[says(Role::User, "s\n\nt\n\na\n\nb")]));
         let plain = [says(Role::User, "a"), calls("b", "{}")];
-        assert_eq!(Message::milder(&plain), Vec::<Vec<Message>>::new());
+        assert_eq!(Message::fallback_conversations(&plain), Vec::<Vec<Message>>::new());
     }
 }

@@ -36,13 +36,13 @@ pub struct OutputFormat {
 impl OutputFormat {
     /// The format of a model with this template and tokenizer. For a conversation without tools, see
     /// [`OutputFormat::without_tools`].
-    pub fn of(template: &Template, tokenizer: &Tokenizer) -> Self {
+    pub fn for_template(template: &Template, tokenizer: &Tokenizer) -> Self {
         let known = |text: &str| tokenizer.token_to_id(text).is_some();
         if *template == Template::PLAIN {
             return Self::default();
         }
         let jinja = if let Template::Jinja(jinja) = template { Some(jinja) } else { None };
-        let has = |text: &str| jinja.is_some_and(|jinja| jinja.mentions(text));
+        let has = |text: &str| jinja.is_some_and(|jinja| jinja.has_text(text));
         let calls = if has(QWEN.open) {
             Some(QWEN)
         } else if has(PHI.open) || known(PHI.open) {
@@ -66,7 +66,7 @@ impl OutputFormat {
     }
 
     /// True if answers may contain thinking.
-    pub fn thinks(&self) -> bool {
+    pub fn has_thinking(&self) -> bool {
         self.thinking.is_some()
     }
 
@@ -76,20 +76,20 @@ impl OutputFormat {
     }
 
     /// Markers that are control tokens, whose text [`OutputParser`](super::OutputParser) needs to see.
-    pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+    pub fn marker_token_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let all = self.thinking.into_iter().chain(self.calls).flat_map(|m| [Some(m.open), m.close]);
         let ids = all.flatten().filter_map(|marker| tokenizer.token_to_id(marker));
         ids.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
     /// Decodes the ids of an answer, markers included.
-    pub fn decode(&self, tokenizer: &Tokenizer, ids: &[u32]) -> String {
-        tokenizer.stream().showing(self.shown(tokenizer)).decode_all(ids)
+    pub fn decode_answer(&self, tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        tokenizer.decode_stream().with_shown_tokens(self.marker_token_ids(tokenizer)).decode_all(ids)
     }
 
     /// Splits the text of an answer into segments: only markers are control tokens.
-    pub(super) fn segments(&self, tokenizer: &Tokenizer, text: &str) -> Vec<Segment> {
-        let shown = self.shown(tokenizer);
+    pub(super) fn split_segments(&self, tokenizer: &Tokenizer, text: &str) -> Vec<Segment> {
+        let shown = self.marker_token_ids(tokenizer);
         let tokens: Vec<_> = shown.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect();
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((at, token)) = tokens.iter().filter_map(|t| Some((rest.find(t.as_str())?, t))).min() {

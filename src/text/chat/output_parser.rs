@@ -3,11 +3,11 @@
 use super::ToolCall;
 use super::output_format::{LLAMA, Markers, OutputFormat};
 use super::tool_calls;
-use files::nesting::Nesting;
+use files::nesting::JsonDepth;
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum AnswerPart {
     /// Text of the answer.
     Text(String),
     /// Thinking before the answer.
@@ -18,10 +18,10 @@ pub enum Part {
     ToolCallDelta(String),
     /// A complete call, whose pieces were returned before. The name may be unknown, and the arguments need not follow
     /// the schema of the tool.
-    Call(ToolCall),
+    ToolCall(ToolCall),
     /// A call that was cut off after its name: its arguments as far as they were returned, and all of it as the model
     /// wrote it. A call that was cut off earlier is text.
-    Cut { call: ToolCall, written: String },
+    ToolCallCut { call: ToolCall, written: String },
 }
 
 /// The state of the scan of an incomplete call. Each byte is scanned once, however many pieces the call comes in.
@@ -29,7 +29,7 @@ pub enum Part {
 struct ScanState {
     /// Bytes of the pending text that were scanned.
     at: usize,
-    nesting: Nesting,
+    nesting: JsonDepth,
     /// Number of objects opened so far: the call itself, then its arguments.
     objects: usize,
     /// The name of the call, and the start of its arguments.
@@ -54,7 +54,7 @@ struct OpenCall {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum State {
+enum ParserState {
     /// At the beginning, or after a call, with nothing but blanks since.
     #[default]
     Start,
@@ -76,9 +76,9 @@ enum State {
 #[derive(Debug, Clone, Default)]
 pub struct OutputParser {
     format: OutputFormat,
-    state: State,
+    state: ParserState,
     /// The pending text, which was not returned yet.
-    held: String,
+    pending: String,
     /// True after a marker: the line breaks that follow are dropped.
     skip_newlines: bool,
     /// The number of the next call.
@@ -93,7 +93,7 @@ impl OutputParser {
     /// A parser for the answer to `prompt`, of which only the end matters: thinking may begin there.
     pub fn new(format: OutputFormat, prompt: &str) -> Self {
         let thinks = format.thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
-        let state = if thinks { State::Thinking } else { State::Start };
+        let state = if thinks { ParserState::Thinking } else { ParserState::Start };
         Self { format, state, skip_newlines: thinks, ..Self::default() }
     }
 
@@ -104,110 +104,113 @@ impl OutputParser {
 
     /// True if the next text is thinking, as far as is known.
     pub fn is_thinking(&self) -> bool {
-        self.state == State::Thinking
+        self.state == ParserState::Thinking
     }
 
     /// Parses a piece of text; returns the parts that it completes.
-    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+    pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
         if self.format.thinking.is_none() && self.format.calls.is_none() {
-            return Vec::from_iter((!piece.is_empty()).then(|| Part::Text(piece.into())));
+            return Vec::from_iter((!piece.is_empty()).then(|| AnswerPart::Text(piece.into())));
         }
-        self.held.push_str(piece);
+        self.pending.push_str(piece);
         let mut parts = Vec::new();
-        while self.step(&mut parts) {}
+        while self.parse_next(&mut parts) {}
         parts
     }
 
     /// Ends the answer; returns the remaining parts.
-    pub fn finish(&mut self) -> Vec<Part> {
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         match self.state {
-            State::Call(markers) => match tool_calls::parse_all(&self.held) {
+            ParserState::Call(markers) => match tool_calls::parse_all(&self.pending) {
                 Some(found) => self.push_calls(found, &mut parts),
                 None => self.break_up(markers.open, &mut parts),
             },
-            State::Start if self.open.is_some() => self.end_cut_call("", &mut parts),
-            State::Start if self.has_called() && self.held.chars().all(tool_calls::is_between) => {}
-            _ => self.push_text(&self.held, &mut parts),
+            ParserState::Start if self.open.is_some() => self.end_cut_call("", &mut parts),
+            ParserState::Start if self.has_called() && self.pending.chars().all(tool_calls::is_between) => {}
+            _ => self.push_text(&self.pending, &mut parts),
         }
-        self.held.clear();
+        self.pending.clear();
         parts
     }
 
     /// Ends pending text after a marker that is not only complete calls: returns the complete ones, and the one cut
     /// off.
-    fn break_up(&mut self, mut marker: &str, parts: &mut Vec<Part>) {
-        let (found, at) = tool_calls::parse_leading(&self.held);
+    fn break_up(&mut self, mut marker: &str, parts: &mut Vec<AnswerPart>) {
+        let (found, at) = tool_calls::parse_leading(&self.pending);
         if !found.is_empty() {
             self.push_calls(found, parts);
-            self.held.drain(..at);
+            self.pending.drain(..at);
             self.scan_call(0, None);
             marker = "";
         }
         if self.open.is_none() && self.scan.begun.is_none() && self.scan.object.is_none() {
-            self.scan.begun = tool_calls::parse_name(&self.held).map(|name| (name, self.held.len()));
+            self.scan.begun = tool_calls::parse_name(&self.pending).map(|name| (name, self.pending.len()));
         }
         self.end_cut_call(marker, parts);
     }
 
     /// Ends a pending call that was cut off; without a name it is text.
-    fn end_cut_call(&mut self, marker: &str, parts: &mut Vec<Part>) {
+    fn end_cut_call(&mut self, marker: &str, parts: &mut Vec<AnswerPart>) {
         self.emit_call_progress(parts);
-        let written = [marker, &self.held].concat();
+        let written = [marker, &self.pending].concat();
         match self.open.take() {
             Some(OpenCall { id, name, from, sent }) => {
-                let arguments = self.held[from..from + sent].to_owned();
-                parts.push(Part::Cut { call: ToolCall { id, name, arguments }, written });
+                let arguments = self.pending[from..from + sent].to_owned();
+                parts.push(AnswerPart::ToolCallCut { call: ToolCall { id, name, arguments }, written });
             }
             None => self.push_text(&written, parts),
         }
     }
 
     /// Parses one more part; returns true if there may be another.
-    fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn parse_next(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         if self.skip_newlines {
-            let text = self.held.trim_start_matches(['\n', '\r']).len();
-            self.held.drain(..self.held.len() - text);
-            self.skip_newlines = self.held.is_empty();
+            let text = self.pending.trim_start_matches(['\n', '\r']).len();
+            self.pending.drain(..self.pending.len() - text);
+            self.skip_newlines = self.pending.is_empty();
         }
-        if self.held.is_empty() {
+        if self.pending.is_empty() {
             return false;
         }
         match self.state {
-            State::Start => self.parse_start(parts),
-            State::Thinking => {
+            ParserState::Start => self.parse_start(parts),
+            ParserState::Thinking => {
                 let close = self.format.thinking.and_then(|t| t.close);
-                self.emit_up_to_marker(close.as_slice(), parts).is_some_and(|_| self.enter(State::Start))
+                self.emit_up_to_marker(close.as_slice(), parts)
+                    .is_some_and(|_| self.enter_state(ParserState::Start))
             }
-            State::Text => {
-                let Some(markers) = self.format.calls else { return self.emit_text(self.held.len(), parts) };
+            ParserState::Text => {
+                let Some(markers) = self.format.calls else {
+                    return self.emit_text(self.pending.len(), parts);
+                };
                 self.emit_up_to_marker(&[markers.open], parts)
-                    .is_some_and(|_| self.enter(State::Call(markers)))
+                    .is_some_and(|_| self.enter_state(ParserState::Call(markers)))
             }
-            State::Call(markers) => {
+            ParserState::Call(markers) => {
                 let close = markers.close.unwrap_or_default();
                 let Some(at) = self.scan_call(0, markers.close) else {
                     self.emit_call_progress(parts);
                     return false;
                 };
-                let rest = self.held.split_off(at + close.len());
-                self.held.truncate(at);
-                let next = match tool_calls::parse_all(&self.held) {
+                let rest = self.pending.split_off(at + close.len());
+                self.pending.truncate(at);
+                let next = match tool_calls::parse_all(&self.pending) {
                     Some(found) => {
                         self.push_calls(found, parts);
-                        State::Start
+                        ParserState::Start
                     }
                     None if self.has_begun() => {
                         self.break_up(markers.open, parts);
-                        State::Start
+                        ParserState::Start
                     }
                     None => {
-                        self.push_text(&[markers.open, &self.held, close].concat(), parts);
-                        State::Text
+                        self.push_text(&[markers.open, &self.pending, close].concat(), parts);
+                        ParserState::Text
                     }
                 };
-                self.held = rest;
-                self.skip_newlines = next == State::Start;
+                self.pending = rest;
+                self.skip_newlines = next == ParserState::Start;
                 (self.state, self.scan) = (next, ScanState::default());
                 true
             }
@@ -215,18 +218,19 @@ impl OutputParser {
     }
 
     /// Parses the beginning, or the text after a call: thinking or a call may begin.
-    fn parse_start(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn parse_start(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         // After a call, separators of calls are skipped too.
         let blank = |c: char| if self.has_called() { tool_calls::is_between(c) } else { c.is_whitespace() };
-        let start = self.held.len() - self.held.trim_start_matches(blank).len();
-        let text = &self.held[start..];
+        let start = self.pending.len() - self.pending.trim_start_matches(blank).len();
+        let text = &self.pending[start..];
         let opening = self.format.thinking.iter().chain(&self.format.calls).map(|m| m.open);
         for open in opening {
             if let Some(rest) = text.strip_prefix(open) {
-                self.held = rest.to_owned();
+                self.pending = rest.to_owned();
                 let thinks = self.format.thinking.is_some_and(|t| t.open == open);
-                let state = self.format.calls.filter(|_| !thinks).map_or(State::Thinking, State::Call);
-                return self.enter(state);
+                let state =
+                    self.format.calls.filter(|_| !thinks).map_or(ParserState::Thinking, ParserState::Call);
+                return self.enter_state(state);
             }
             if open.starts_with(text) {
                 return false;
@@ -238,19 +242,19 @@ impl OutputParser {
                 self.emit_call_progress(parts);
                 return false;
             };
-            if let Some(call) = tool_calls::parse_call(&self.held[start..end]) {
-                self.held.drain(..end);
+            if let Some(call) = tool_calls::parse_call(&self.pending[start..end]) {
+                self.pending.drain(..end);
                 self.push_calls(vec![call], parts);
                 return true;
             }
             if self.has_begun() {
-                let rest = self.held.split_off(end);
+                let rest = self.pending.split_off(end);
                 self.end_cut_call("", parts);
-                (self.held, self.scan) = (rest, ScanState::default());
+                (self.pending, self.scan) = (rest, ScanState::default());
                 return true;
             }
         }
-        (self.state, self.scan) = (State::Text, ScanState::default());
+        (self.state, self.scan) = (ParserState::Text, ScanState::default());
         true
     }
 
@@ -262,7 +266,7 @@ impl OutputParser {
     /// Scans the new bytes of a call that begins at `start` of the pending text. Returns the offset of its closing
     /// marker, outside of strings.
     fn scan_call(&mut self, start: usize, close: Option<&str>) -> Option<usize> {
-        let (bytes, scan) = (self.held.as_bytes(), &mut self.scan);
+        let (bytes, scan) = (self.pending.as_bytes(), &mut self.scan);
         scan.at = scan.at.max(start);
         while let Some(&byte) = bytes.get(scan.at) {
             if let Some(close) = close.filter(|_| !scan.nesting.is_in_string()) {
@@ -275,12 +279,12 @@ impl OutputParser {
                 }
             }
             scan.at += 1;
-            match scan.nesting.pass(byte) {
+            match scan.nesting.push_byte(byte) {
                 Some(depth) if byte == b'{' => {
                     scan.objects += 1;
                     // The second object is the arguments; otherwise nothing is known before the end.
                     if scan.objects == 2 {
-                        let begun = tool_calls::parse_start(&self.held[start..scan.at]);
+                        let begun = tool_calls::parse_start(&self.pending[start..scan.at]);
                         scan.begun = begun.map(|(name, at)| (name, start + at));
                         scan.around = depth - 1;
                     }
@@ -300,17 +304,17 @@ impl OutputParser {
     }
 
     /// Returns the scanned part of a call.
-    fn emit_call_progress(&mut self, parts: &mut Vec<Part>) {
+    fn emit_call_progress(&mut self, parts: &mut Vec<AnswerPart>) {
         if let Some((name, from)) = self.scan.begun.take() {
             let id = self.next_id();
-            parts.push(Part::ToolCallStart { id: id.clone(), name: name.clone() });
+            parts.push(AnswerPart::ToolCallStart { id: id.clone(), name: name.clone() });
             self.open = Some(OpenCall { id, name, from, sent: 0 });
         }
         let Some(open) = &mut self.open else { return };
         let end = self.scan.arguments.unwrap_or(self.scan.at).max(open.from);
-        let arguments = &self.held[open.from..end];
+        let arguments = &self.pending[open.from..end];
         if arguments.len() > open.sent {
-            parts.push(Part::ToolCallDelta(arguments[open.sent..].into()));
+            parts.push(AnswerPart::ToolCallDelta(arguments[open.sent..].into()));
             open.sent = arguments.len();
         }
     }
@@ -324,58 +328,62 @@ impl OutputParser {
         self.calls > self.first
     }
 
-    fn enter(&mut self, state: State) -> bool {
+    fn enter_state(&mut self, state: ParserState) -> bool {
         (self.state, self.skip_newlines, self.scan) = (state, true, ScanState::default());
         true
     }
 
     /// Returns the text before the first of the markers, and drops the marker. Without one, returns all text that
     /// cannot be the beginning of a marker.
-    fn emit_up_to_marker(&mut self, markers: &[&str], parts: &mut Vec<Part>) -> Option<()> {
-        let found = markers.iter().filter_map(|m| Some((self.held.find(m)?, m.len()))).min();
+    fn emit_up_to_marker(&mut self, markers: &[&str], parts: &mut Vec<AnswerPart>) -> Option<()> {
+        let found = markers.iter().filter_map(|m| Some((self.pending.find(m)?, m.len()))).min();
         if let Some((at, len)) = found {
             self.emit_text(at, parts);
-            self.held.drain(..len);
+            self.pending.drain(..len);
             return Some(());
         }
-        let begins = |from: &usize| markers.iter().any(|m| m.starts_with(&self.held[*from..]));
+        let begins = |from: &usize| markers.iter().any(|m| m.starts_with(&self.pending[*from..]));
         let longest = markers.iter().map(|m| m.len()).max().unwrap_or(0);
-        let from = (self.held.len().saturating_sub(longest)..self.held.len())
-            .filter(|&from| self.held.is_char_boundary(from))
+        let from = (self.pending.len().saturating_sub(longest)..self.pending.len())
+            .filter(|&from| self.pending.is_char_boundary(from))
             .find(begins);
-        self.emit_text(from.unwrap_or(self.held.len()), parts);
+        self.emit_text(from.unwrap_or(self.pending.len()), parts);
         None
     }
 
     /// Returns `len` bytes of the pending text as a part.
-    fn emit_text(&mut self, len: usize, parts: &mut Vec<Part>) -> bool {
-        let text: String = self.held.drain(..len).collect();
+    fn emit_text(&mut self, len: usize, parts: &mut Vec<AnswerPart>) -> bool {
+        let text: String = self.pending.drain(..len).collect();
         self.push_text(&text, parts);
         false
     }
 
-    fn push_text(&self, text: &str, parts: &mut Vec<Part>) {
+    fn push_text(&self, text: &str, parts: &mut Vec<AnswerPart>) {
         let thinks = self.is_thinking();
         match parts.last_mut() {
             _ if text.is_empty() => {}
-            Some(Part::Thinking(before)) if thinks => before.push_str(text),
-            Some(Part::Text(before)) if !thinks => before.push_str(text),
-            _ => parts.push(if thinks { Part::Thinking(text.into()) } else { Part::Text(text.into()) }),
+            Some(AnswerPart::Thinking(before)) if thinks => before.push_str(text),
+            Some(AnswerPart::Text(before)) if !thinks => before.push_str(text),
+            _ => parts.push(if thinks {
+                AnswerPart::Thinking(text.into())
+            } else {
+                AnswerPart::Text(text.into())
+            }),
         }
     }
 
-    fn push_calls(&mut self, found: Vec<tool_calls::Call>, parts: &mut Vec<Part>) {
+    fn push_calls(&mut self, found: Vec<tool_calls::ParsedCall>, parts: &mut Vec<AnswerPart>) {
         self.scan = ScanState::default();
         for (name, arguments) in found {
             let open = self.open.take().unwrap_or_else(|| {
                 let id = self.next_id();
-                parts.push(Part::ToolCallStart { id: id.clone(), name: name.clone() });
+                parts.push(AnswerPart::ToolCallStart { id: id.clone(), name: name.clone() });
                 OpenCall { id, name: name.clone(), from: 0, sent: 0 }
             });
             if open.sent < arguments.len() {
-                parts.push(Part::ToolCallDelta(arguments[open.sent..].into()));
+                parts.push(AnswerPart::ToolCallDelta(arguments[open.sent..].into()));
             }
-            parts.push(Part::Call(ToolCall { id: open.id, name, arguments }));
+            parts.push(AnswerPart::ToolCall(ToolCall { id: open.id, name, arguments }));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::builtin::{self, BuiltIn};
 use super::{
-    Context, Ending, Jinja, Message, Moment, OPEN_END, Role, Segment, Tools, encode_segments, join,
-    up_to_open_end,
+    Jinja, Message, OPEN_END, PromptEnding, RenderContext, Role, Segment, Tools, UtcTime, encode_segments,
+    join_segments, truncate_at_mark,
 };
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
@@ -49,8 +49,7 @@ impl Template {
     fn renders_like(&self, other: &Self) -> bool {
         let messages = [Role::System, Role::User, Role::Assistant, Role::User]
             .map(|role| Message::new(role, format!("to {}", role.name())));
-        let same =
-            |messages| matches!((self.format(messages), other.format(messages)), (Ok(a), Ok(b)) if a == b);
+        let same = |messages| matches!((self.format_prompt(messages), other.format_prompt(messages)), (Ok(a), Ok(b)) if a == b);
         *self != Self::PLAIN && same(&messages) && same(&messages[1..])
     }
 
@@ -77,7 +76,7 @@ impl Template {
     }
 
     /// The built-in template with this [`Template::name`].
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn built_in_named(name: &str) -> Option<Self> {
         builtin::NAMED.into_iter().find(|template| template.name == name).map(Self::BuiltIn)
     }
 
@@ -85,26 +84,27 @@ impl Template {
     ///
     /// # Errors
     /// See [`Template::render`].
-    pub fn takes_tools(&self, context: &Context<'_>, system: Option<&str>) -> Result<bool> {
+    pub fn takes_tools(&self, context: &RenderContext<'_>, system: Option<&str>) -> Result<bool> {
         let system = system.map(|text| Message::new(Role::System, text));
         let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, "?")]).collect();
-        let without = Context { variables: None, ..context.clone() };
-        let names = context.variables.and_then(|v| v.tools.as_ref()).map_or(&[][..], Tools::names);
-        let (with, without) = (self.render(&messages, context)?, self.render(&messages, &without)?);
-        Ok(with != without && names.iter().all(|name| join(&with).contains(name)))
+        let without = RenderContext { variables: None, ..context.clone() };
+        let names = context.variables.and_then(|v| v.tools.as_ref()).map_or(&[][..], Tools::function_names);
+        let (with, without) =
+            (self.render_messages(&messages, context)?, self.render_messages(&messages, &without)?);
+        Ok(with != without && names.iter().all(|name| join_segments(&with).contains(name)))
     }
 
     /// Renders the conversation to segments.
     ///
     /// # Errors
     /// See [`Jinja::render`]. [`Error::Usage`] if the last message is to be continued and the template leaves it out.
-    pub fn render(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+    pub fn render_messages(&self, messages: &[Message], context: &RenderContext<'_>) -> Result<Vec<Segment>> {
         match messages.split_last() {
-            Some((last, others)) if context.ending == Ending::Continue => {
+            Some((last, others)) if context.ending == PromptEnding::Continue => {
                 let content = [last.content.as_str(), OPEN_END].concat();
                 let marked = [others, &[Message { content, ..last.clone() }]].concat();
                 let segments = self.render_whole(&marked, context)?;
-                up_to_open_end(segments).ok_or_else(|| {
+                truncate_at_mark(segments).ok_or_else(|| {
                     Error::Usage(
                         "the chat template leaves out the last message, so it cannot be continued".into(),
                     )
@@ -114,10 +114,12 @@ impl Template {
         }
     }
 
-    fn render_whole(&self, messages: &[Message], context: &Context<'_>) -> Result<Vec<Segment>> {
+    fn render_whole(&self, messages: &[Message], context: &RenderContext<'_>) -> Result<Vec<Segment>> {
         match self {
-            Template::Jinja(template) => template.render(messages, context),
-            Template::BuiltIn(template) => Jinja::built_in(template, context.bos).render(messages, context),
+            Template::Jinja(template) => template.render_messages(messages, context),
+            Template::BuiltIn(template) => {
+                Jinja::built_in(template, context.bos).render_messages(messages, context)
+            }
         }
     }
 
@@ -141,7 +143,7 @@ impl Template {
     pub fn format_simple(&self, system: &str, user: &str) -> Result<String> {
         let system = Some(system).filter(|s| !s.is_empty()).map(|s| Message::new(Role::System, s));
         let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, user)]).collect();
-        self.format(&messages)
+        self.format_prompt(&messages)
     }
 
     /// Renders the prompt for the next answer: the specification's `Format`.
@@ -165,43 +167,44 @@ impl Template {
     ///
     /// # Errors
     /// See [`Template::render`].
-    pub fn format(&self, messages: &[Message]) -> Result<String> {
-        let context = Context { bos: None, now: Moment::now(), ending: Ending::Prompt, variables: None };
-        Ok(join(&self.render(messages, &context)?))
+    pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
+        let context =
+            RenderContext { bos: None, now: UtcTime::now(), ending: PromptEnding::Prompt, variables: None };
+        Ok(join_segments(&self.render_messages(messages, &context)?))
     }
 
     /// Renders and encodes the conversation. The template decides about the begin-of-text token.
     ///
     /// # Errors
     /// See [`Template::render`] and [`Tokenizer::encode`].
-    pub fn encode(
+    pub fn encode_messages(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
-        now: Moment,
-        ending: Ending,
+        now: UtcTime,
+        ending: PromptEnding,
     ) -> Result<Vec<u32>> {
-        let context = Context { bos: tokenizer.bos_token(), now, ending, variables: None };
-        self.encode_in(tokenizer, messages, &context)
+        let context = RenderContext { bos: tokenizer.bos_token(), now, ending, variables: None };
+        self.encode_with_context(tokenizer, messages, &context)
     }
 
     /// [`Template::encode`] with all the inputs of a template.
     ///
     /// # Errors
     /// See [`Template::encode`].
-    pub fn encode_in(
+    pub fn encode_with_context(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
-        context: &Context<'_>,
+        context: &RenderContext<'_>,
     ) -> Result<Vec<u32>> {
-        encode_segments(tokenizer, self.render(messages, context)?, &|| false)
+        encode_segments(tokenizer, self.render_messages(messages, context)?, &|| false)
     }
 
     /// The tokens that end an answer, except those that the tokenizer lacks.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let end = match self {
-            Template::Jinja(template) => template.end(),
+            Template::Jinja(template) => template.end_token(),
             Template::BuiltIn(template) => template.end,
         };
         // Llama ends a message with a tool call, which does not end the turn, with this token.
@@ -212,7 +215,7 @@ impl Template {
     /// A short name that identifies the template.
     pub fn name(&self) -> String {
         match self {
-            Template::Jinja(template) => format!("jinja-{:08x}", template.digest()),
+            Template::Jinja(template) => format!("jinja-{:08x}", template.compute_checksum()),
             Template::BuiltIn(template) => template.name.into(),
         }
     }

@@ -1,8 +1,8 @@
 //! Arguments of a template besides the messages: tools, and the caller's own variables.
 
-use crate::tokenizer::files::shown;
-use files::error::{quoted, unquoted};
-use files::nesting::marks;
+use crate::tokenizer::files::format_value;
+use files::error::{escape, quote};
+use files::nesting::list_tokens;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -33,23 +33,23 @@ pub struct TemplateKwargs {
     /// The functions that the model may call.
     pub tools: Option<Tools>,
     /// Names of the caller's variables, and their values as JSON.
-    own: Vec<(String, String)>,
+    variables: Vec<(String, String)>,
 }
 
 impl TemplateKwargs {
     /// Arguments with only these tools.
-    pub fn of_tools(tools: Tools) -> Self {
-        Self { tools: Some(tools), own: Vec::new() }
+    pub fn with_tools(tools: Tools) -> Self {
+        Self { tools: Some(tools), variables: Vec::new() }
     }
 
     /// Sets a variable to `value` parsed as JSON, or to the text itself if it is not JSON.
     ///
     /// # Errors
     /// A message about the name or the value, with the remedy.
-    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+    pub fn set_variable(&mut self, name: &str, value: &str) -> Result<(), String> {
         let word = |c: char| c == '_' || c.is_ascii_alphanumeric();
         if name.is_empty() || !name.chars().all(word) || name.starts_with(|c: char| c.is_ascii_digit()) {
-            let name = quoted(name);
+            let name = quote(name);
             return Err(format!("{name} is not a valid variable name; use letters, digits and _"));
         }
         if RESERVED.contains(&name) {
@@ -63,29 +63,30 @@ impl TemplateKwargs {
             Err(_) => Value::from(value).to_string(),
         };
         check_json(&json).map_err(|why| format!("`{name}` {why}"))?;
-        self.own.retain(|(other, _)| other != name);
-        if self.own.len() >= MAX_VARIABLES {
+        self.variables.retain(|(other, _)| other != name);
+        if self.variables.len() >= MAX_VARIABLES {
             return Err(format!("`{name}` is one of more than {MAX_VARIABLES} variables; use fewer"));
         }
-        self.own.push((name.into(), json));
+        self.variables.push((name.into(), json));
         Ok(())
     }
 
     /// Adds the variables of `others` that are not set here. The tools of `others` are ignored.
-    pub fn or(mut self, others: &Self) -> Self {
-        let more: Vec<_> = others.own.iter().filter(|(name, _)| !self.has(name)).cloned().collect();
-        self.own.extend(more);
+    pub fn with_defaults(mut self, others: &Self) -> Self {
+        let more: Vec<_> =
+            others.variables.iter().filter(|(name, _)| !self.has_variable(name)).cloned().collect();
+        self.variables.extend(more);
         self
     }
 
     /// True if [`TemplateKwargs::set`] has set this variable.
-    pub fn has(&self, name: &str) -> bool {
-        self.own.iter().any(|(own, _)| own == name)
+    pub fn has_variable(&self, name: &str) -> bool {
+        self.variables.iter().any(|(own, _)| own == name)
     }
 
     /// Names of the caller's variables, and their values as JSON.
-    pub(super) fn own(&self) -> &[(String, String)] {
-        &self.own
+    pub(super) fn own_variables(&self) -> &[(String, String)] {
+        &self.variables
     }
 }
 
@@ -107,7 +108,7 @@ impl TryFrom<String> for Tools {
     type Error = String;
 
     fn try_from(json: String) -> Result<Self, String> {
-        Self::parse(&json)
+        Self::parse_json(&json)
     }
 }
 
@@ -116,17 +117,17 @@ impl Tools {
     ///
     /// # Errors
     /// A message with the tool, the field and the remedy.
-    pub fn parse(json: &str) -> Result<Self, String> {
+    pub fn parse_json(json: &str) -> Result<Self, String> {
         check_json(json)?;
         let all: Value = serde_json::from_str(json).map_err(|e| format!("is not valid JSON ({e})"))?;
         let Value::Array(list) = &all else {
-            return Err(format!("is {}; use a JSON array of tools", shown(&all)));
+            return Err(format!("is {}; use a JSON array of tools", format_value(&all)));
         };
         let (mut names, mut seen): (Vec<String>, _) = (Vec::new(), HashSet::new());
         for (i, tool) in list.iter().enumerate() {
             let name = check_tool(tool).map_err(|why| format!("tool {}: {why}", i + 1))?;
             if !seen.insert(name) {
-                return Err(format!("tool {}: a second {}; give each its own name", i + 1, quoted(name)));
+                return Err(format!("tool {}: a second {}; give each its own name", i + 1, quote(name)));
             }
             names.push(name.into());
         }
@@ -142,7 +143,7 @@ impl Tools {
     }
 
     /// The names of the functions.
-    pub fn names(&self) -> &[String] {
+    pub fn function_names(&self) -> &[String] {
         &self.names
     }
 }
@@ -170,7 +171,7 @@ fn check_tool(tool: &Value) -> Result<&str, String> {
         match tool.pointer(place) {
             Some(value) if !fits(value) => {
                 let name = if name.is_empty() { name } else { format!("field `{name}` ") };
-                return Err(format!("{name}is {}; use {wanted}", shown(value)));
+                return Err(format!("{name}is {}; use {wanted}", format_value(value)));
             }
             None if ["function", "function.name"].contains(&name.as_str()) => {
                 return Err(format!("field `{name}` is missing"));
@@ -182,7 +183,7 @@ fn check_tool(tool: &Value) -> Result<&str, String> {
     let mut fields = tool["function"].as_object().into_iter().flat_map(|fields| fields.keys());
     match fields.find(|field| !known.contains(&field.as_str())) {
         Some(other) => {
-            Err(format!("unknown field `function.{}`; known: {}", unquoted(other), known.join(", ")))
+            Err(format!("unknown field `function.{}`; known: {}", escape(other), known.join(", ")))
         }
         None => Ok(tool["function"]["name"].as_str().unwrap_or_default()),
     }
@@ -200,7 +201,7 @@ pub(super) fn check_json(json: &str) -> Result<(), String> {
         return Err(format!("has more than {MAX_JSON} bytes; use less"));
     }
     let mut values = 1usize;
-    for mark in marks(json.as_bytes()) {
+    for mark in list_tokens(json.as_bytes()) {
         values += usize::from(!b"]}".contains(&mark.byte));
         if mark.depth > MAX_NESTING {
             return Err(format!("is nested more than {MAX_NESTING} levels deep; use less"));
@@ -220,9 +221,9 @@ mod tests {
     fn tools_are_checked() {
         let good = r#" [{"type": "function", "function": {"name": "get_weather", "description": "d",
                        "parameters": {"type": "object", "properties": {}}}}, {"function": {"name": "a.b-c"}}] "#;
-        let tools = Tools::parse(good).expect("tools");
+        let tools = Tools::parse_json(good).expect("tools");
         assert_eq!(
-            (tools.names(), tools.json()),
+            (tools.function_names(), tools.json()),
             (&["get_weather".to_string(), "a.b-c".into()][..], good.trim())
         );
         let again: Tools =
@@ -248,7 +249,7 @@ mod tests {
             (&many, "more than 10000 values"),
             (&"x".repeat(MAX_JSON + 1), "more than 1048576 bytes"),
         ] {
-            let said = Tools::parse(json).expect_err(part);
+            let said = Tools::parse_json(json).expect_err(part);
             assert!(said.contains(part) && !said.contains('\n') && said.len() < 300, "{said}");
         }
     }
@@ -263,21 +264,24 @@ mod tests {
             ("empty", "", "\"\""),
             ("quoted", "\"a\"", "\"a\""),
         ] {
-            assert_eq!(args.set(name, value), Ok(()));
-            assert_eq!(args.own().last(), Some(&(name.to_string(), json.to_string())));
+            assert_eq!(args.set_variable(name, value), Ok(()));
+            assert_eq!(args.own_variables().last(), Some(&(name.to_string(), json.to_string())));
         }
-        args.set("n", "2").expect("replaced");
-        assert_eq!((args.own().len(), args.has("n"), args.has("m")), (5, true, false));
+        args.set_variable("n", "2").expect("replaced");
+        assert_eq!(
+            (args.own_variables().len(), args.has_variable("n"), args.has_variable("m")),
+            (5, true, false)
+        );
         for (name, value) in [("", "1"), ("1a", "1"), ("a-b", "1"), ("tools", "[]"), ("a", &"[".repeat(30))] {
-            let said = args.set(name, value).map_err(|e| e.len() < 200);
+            let said = args.set_variable(name, value).map_err(|e| e.len() < 200);
             // Open brackets are a text, and texts are not nested.
             assert_eq!(said, if name == "a" { Ok(()) } else { Err(true) }, "{name}");
         }
         let mut many = TemplateKwargs::default();
-        let set = (0..=MAX_VARIABLES).map(|i| many.set(&format!("v{i}"), "1")).collect::<Vec<_>>();
+        let set = (0..=MAX_VARIABLES).map(|i| many.set_variable(&format!("v{i}"), "1")).collect::<Vec<_>>();
         assert!(set[..MAX_VARIABLES].iter().all(Result::is_ok) && set[MAX_VARIABLES].is_err());
-        assert_eq!(many.set("v0", "2"), Ok(()), "replaced");
+        assert_eq!(many.set_variable("v0", "2"), Ok(()), "replaced");
         let deep = format!("{}{}", "[".repeat(30), "]".repeat(30));
-        assert!(args.set("a", &deep).is_err_and(|e| e.contains("24 levels")));
+        assert!(args.set_variable("a", &deep).is_err_and(|e| e.contains("24 levels")));
     }
 }

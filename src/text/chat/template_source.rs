@@ -1,9 +1,9 @@
 //! Finds and reads the chat templates of a model.
 
 use super::{Jinja, Template, jinja};
-use crate::tokenizer::files::{SettingsSource, read_settings, settings_of};
+use crate::tokenizer::files::{SettingsSource, find_settings, read_settings};
 use crate::{Error, Result};
-use files::folder::Folder;
+use files::folder::ModelDir;
 use files::source::gguf::Gguf;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ pub struct TemplateSource(Origin);
 #[derive(Debug)]
 enum Origin {
     Path(PathBuf),
-    Metadata(Result<Parts>),
+    Metadata(Result<ModelTemplates>),
 }
 
 /// The name of the template for conversations with tools.
@@ -25,15 +25,15 @@ const WITH_TOOLS: &str = "tool_use";
 const NAMES: [&str; 2] = [WITH_TOOLS, "rag"];
 
 /// The file and field of a template, for messages, and its text.
-type Source = (String, String);
+type TemplateText = (String, String);
 
 /// The templates of a model, and the variables that they get.
 #[derive(Debug, Clone, Default)]
-struct Parts {
+struct ModelTemplates {
     /// The default template.
-    default: Option<Source>,
+    default: Option<TemplateText>,
     /// The other templates, by name.
-    named: Vec<(String, Source)>,
+    named: Vec<(String, TemplateText)>,
     /// Names and texts of special tokens.
     variables: Vec<(String, String)>,
 }
@@ -51,12 +51,12 @@ impl TemplateSource {
     /// The templates of the model at `path`. In a GGUF file they are `tokenizer.chat_template` in the metadata; in a
     /// directory or a bundle `chat_template.jinja` with the files of `additional_chat_templates`, or `chat_template` in
     /// `tokenizer_config.json` as one text or as a list of named ones.
-    pub fn of_path(path: &Path) -> Self {
+    pub fn from_path(path: &Path) -> Self {
         Self(Origin::Path(path.into()))
     }
 
     /// The templates of a GGUF file, whose header is not needed afterwards.
-    pub fn of_gguf(gguf: &Gguf) -> Self {
+    pub fn from_gguf(gguf: &Gguf) -> Self {
         Self(Origin::Metadata(read_metadata(gguf)))
     }
 
@@ -64,11 +64,12 @@ impl TemplateSource {
     ///
     /// # Errors
     /// [`Error::Model`] for a file or key that cannot be used and for a template with a syntax error.
-    pub fn load(&self) -> Result<Template> {
-        let parts = self.parts()?;
+    pub fn load_template(&self) -> Result<Template> {
+        let parts = self.read_templates()?;
         let Some(default) = &parts.default else { return Ok(Template::PLAIN) };
-        let with_tools = parts.named(WITH_TOOLS).map(|source| parts.compile(source)).transpose()?;
-        Ok(Template::Jinja(parts.compile(default)?.and_with_tools(with_tools)))
+        let with_tools =
+            parts.find_named(WITH_TOOLS).map(|source| parts.compile_template(source)).transpose()?;
+        Ok(Template::Jinja(parts.compile_template(default)?.and_with_tools(with_tools)))
     }
 
     /// The model's template of this name, for all conversations. `None` if there is none, or if `name` is "default" and
@@ -76,10 +77,14 @@ impl TemplateSource {
     ///
     /// # Errors
     /// As of [`TemplateSource::load`].
-    pub fn named(&self, name: &str) -> Result<Option<Template>> {
-        let parts = self.parts()?;
+    pub fn load_named(&self, name: &str) -> Result<Option<Template>> {
+        let parts = self.read_templates()?;
         let default = parts.default.as_ref().filter(|_| name == "default" && !parts.named.is_empty());
-        parts.named(name).or(default).map(|source| parts.compile(source).map(Template::Jinja)).transpose()
+        parts
+            .find_named(name)
+            .or(default)
+            .map(|source| parts.compile_template(source).map(Template::Jinja))
+            .transpose()
     }
 
     /// A template in place of the model's: the text `source`, from the file `place`. It gets the model's special
@@ -87,13 +92,13 @@ impl TemplateSource {
     ///
     /// # Errors
     /// As of [`TemplateSource::load`].
-    pub fn instead(&self, place: &str, source: &str) -> Result<Template> {
-        Jinja::new(place, source, self.parts()?.variables.clone()).map(Template::Jinja)
+    pub fn load_override(&self, place: &str, source: &str) -> Result<Template> {
+        Jinja::new(place, source, self.read_templates()?.variables.clone()).map(Template::Jinja)
     }
 
-    fn parts(&self) -> Result<Cow<'_, Parts>> {
+    fn read_templates(&self) -> Result<Cow<'_, ModelTemplates>> {
         match &self.0 {
-            Origin::Path(path) => match settings_of(path)? {
+            Origin::Path(path) => match find_settings(path)? {
                 SettingsSource::Gguf(gguf) => read_metadata(&gguf).map(Cow::Owned),
                 SettingsSource::Files(folder) => read_files(&folder).map(Cow::Owned),
             },
@@ -102,12 +107,12 @@ impl TemplateSource {
     }
 }
 
-impl Parts {
-    fn named(&self, name: &str) -> Option<&Source> {
+impl ModelTemplates {
+    fn find_named(&self, name: &str) -> Option<&TemplateText> {
         self.named.iter().find(|(other, _)| other == name).map(|(_, source)| source)
     }
 
-    fn compile(&self, (place, source): &Source) -> Result<Jinja> {
+    fn compile_template(&self, (place, source): &TemplateText) -> Result<Jinja> {
         Jinja::new(place, source, self.variables.clone())
     }
 }
@@ -117,13 +122,13 @@ impl Template {
     ///
     /// # Errors
     /// Those of [`TemplateSource::load`].
-    pub fn load(path: &Path) -> Result<Self> {
-        TemplateSource::of_path(path).load()
+    pub fn load_from_path(path: &Path) -> Result<Self> {
+        TemplateSource::from_path(path).load_template()
     }
 }
 
 /// Reads the templates of a directory or a bundle.
-fn read_files(folder: &Folder) -> Result<Parts> {
+fn read_files(folder: &ModelDir) -> Result<ModelTemplates> {
     const CONFIG: &str = "tokenizer_config.json";
     const OWN: &str = "chat_template.jinja";
     let mut settings = read_settings(folder, CONFIG)?.unwrap_or_default();
@@ -135,7 +140,7 @@ fn read_files(folder: &Folder) -> Result<Parts> {
             let source = read_source(folder, &format!("additional_chat_templates/{name}.jinja"))?;
             named.extend(source.map(|source| (name.to_owned(), source)));
         }
-        return Ok(Parts { default: Some(default), named, variables });
+        return Ok(ModelTemplates { default: Some(default), named, variables });
     }
     let templates = match settings.remove("chat_template") {
         None | Some(Value::Null) => Ok(vec![]),
@@ -151,11 +156,11 @@ fn read_files(folder: &Folder) -> Result<Parts> {
     let placed = |(name, source): (String, String)| (name, (place.clone(), source));
     let (default, named): (Vec<_>, Vec<_>) =
         templates.into_iter().map(placed).partition(|(name, _)| name == "default");
-    Ok(Parts { default: default.into_iter().next().map(|(_, source)| source), named, variables })
+    Ok(ModelTemplates { default: default.into_iter().next().map(|(_, source)| source), named, variables })
 }
 
-fn read_source(folder: &Folder, name: &str) -> Result<Option<Source>> {
-    let Some(bytes) = folder.read(name, jinja::MAX_SOURCE)? else { return Ok(None) };
+fn read_source(folder: &ModelDir, name: &str) -> Result<Option<TemplateText>> {
+    let Some(bytes) = folder.read_file(name, jinja::MAX_SOURCE)? else { return Ok(None) };
     let path = folder.path(name);
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::model(&path, "is not UTF-8; use the file published with the model"))?;
@@ -179,14 +184,14 @@ fn special_tokens(settings: &Map<String, Value>) -> Vec<(String, String)> {
 }
 
 /// Reads the templates of a GGUF file.
-fn read_metadata(gguf: &Gguf) -> Result<Parts> {
+fn read_metadata(gguf: &Gguf) -> Result<ModelTemplates> {
     let refused = |why: String| Error::model(gguf.path(), why);
     let metadata = gguf.metadata();
-    let source = metadata.text(TEMPLATE).map_err(refused)?;
-    let tokens = metadata.strings(TOKENS).map_err(refused)?;
+    let source = metadata.get_str(TEMPLATE).map_err(refused)?;
+    let tokens = metadata.get_strings(TOKENS).map_err(refused)?;
     let mut variables = vec![];
     for (name, key) in TOKEN_KEYS {
-        let id = metadata.integer(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
+        let id = metadata.get_u64(key).map_err(refused)?.and_then(|id| usize::try_from(id).ok());
         if let Some(text) = tokens.zip(id).and_then(|(tokens, id)| tokens.get(id)) {
             variables.push((name.to_owned(), text.to_owned()));
         }
@@ -195,8 +200,8 @@ fn read_metadata(gguf: &Gguf) -> Result<Parts> {
     let mut named = vec![];
     for name in NAMES {
         let key = format!("{TEMPLATE}.{name}");
-        let source = metadata.text(&key).map_err(refused)?;
+        let source = metadata.get_str(&key).map_err(refused)?;
         named.extend(source.map(|source| (name.to_owned(), placed(&key, source))));
     }
-    Ok(Parts { default: source.map(|source| placed(TEMPLATE, source)), named, variables })
+    Ok(ModelTemplates { default: source.map(|source| placed(TEMPLATE, source)), named, variables })
 }

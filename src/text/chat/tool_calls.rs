@@ -1,24 +1,24 @@
 //! Tool calls as models write them: JSON objects with a name and arguments.
 
 use super::template_kwargs::{check_json, is_function_name};
-use files::nesting::marks;
+use files::nesting::list_tokens;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 /// The name of a function, and its arguments: the text of a JSON object.
-pub(super) type Call = (String, String);
+pub(super) type ParsedCall = (String, String);
 
 /// A call, `{"name": …, "arguments": {…}}`; Llama's arguments are `parameters`.
 #[derive(Deserialize)]
-struct Written<'a> {
+struct RawCall<'a> {
     #[serde(alias = "function")]
     name: String,
     #[serde(borrow, alias = "parameters")]
     arguments: Option<&'a RawValue>,
 }
 
-impl Written<'_> {
-    fn call(self) -> Option<Call> {
+impl RawCall<'_> {
+    fn into_call(self) -> Option<ParsedCall> {
         let arguments = match self.arguments.map(RawValue::get) {
             None | Some("null") => "{}".to_owned(),
             // An object inside a string.
@@ -37,7 +37,7 @@ impl Written<'_> {
 /// Parses text that consists only of calls: an object, several with blanks, commas or semicolons between them, or a
 /// list.
 /// `None` if it contains anything else.
-pub(super) fn parse_all(text: &str) -> Option<Vec<Call>> {
+pub(super) fn parse_all(text: &str) -> Option<Vec<ParsedCall>> {
     let text = text.trim();
     let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
     let (mut calls, mut rest) = (Vec::new(), inner.trim());
@@ -50,7 +50,7 @@ pub(super) fn parse_all(text: &str) -> Option<Vec<Call>> {
 }
 
 /// Parses the complete calls that `text` begins with; returns them, and the offset of the text after them.
-pub(super) fn parse_leading(text: &str) -> (Vec<Call>, usize) {
+pub(super) fn parse_leading(text: &str) -> (Vec<ParsedCall>, usize) {
     let start = text.trim_start();
     let (mut calls, mut rest) = (Vec::new(), start.strip_prefix('[').unwrap_or(start).trim_start());
     while let Some((call, end)) = find_object_end(rest).and_then(|end| Some((parse_call(&rest[..end])?, end)))
@@ -62,8 +62,8 @@ pub(super) fn parse_leading(text: &str) -> (Vec<Call>, usize) {
 }
 
 /// Parses a call.
-pub(super) fn parse_call(object: &str) -> Option<Call> {
-    serde_json::from_str::<Written>(object).ok()?.call()
+pub(super) fn parse_call(object: &str) -> Option<ParsedCall> {
+    serde_json::from_str::<RawCall>(object).ok()?.into_call()
 }
 
 /// Parses the name of the call that `text` begins with, and the offset of its arguments, if both are there. The call
@@ -118,7 +118,7 @@ pub(super) fn is_between(c: char) -> bool {
 /// Finds the end of the JSON object that `text` begins with; `None` if there is none, or it has no end.
 pub(super) fn find_object_end(text: &str) -> Option<usize> {
     let begins = text.starts_with('{');
-    begins.then(|| marks(text.as_bytes()).find(|mark| mark.depth == 0))?.map(|end| end.at + 1)
+    begins.then(|| list_tokens(text.as_bytes()).find(|mark| mark.depth == 0))?.map(|end| end.at + 1)
 }
 
 /// True if an object that begins with `text` may be a call, by the name of its first field.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Thinking after its opening marker, up to the first closing one.
-const THOUGHTS: &str = r"/([^<]|<+[^<\/])*<+\/think>[\n]*/";
+const THINKING: &str = r"/([^<]|<+[^<\/])*<+\/think>[\n]*/";
 
 impl OutputFormat {
     /// The grammar of one call of a function of `tools`, or of the function `only`, with arguments that follow its
@@ -36,7 +36,7 @@ impl OutputFormat {
             Some(_) => "(\"<think>\" THOUGHTS)?",
             None => "",
         };
-        let functions = functions(tools).filter(|(name, _)| only.is_none_or(|only| only == name));
+        let functions = list_functions(tools).filter(|(name, _)| only.is_none_or(|only| only == name));
         let (mut names, mut rules, mut schemas) = (Vec::new(), String::new(), Vec::new());
         for (i, (name, schema)) in functions.enumerate() {
             let (before, after) = wrap_arguments(markers, &name);
@@ -44,8 +44,8 @@ impl OutputFormat {
             let _ = write!(rules, "call_{i}: {before} args_{i} {after}\nargs_{i}: %json {schema}\n");
             schemas.push(schema);
         }
-        let lark = format!("start: {thoughts} ({})\nTHOUGHTS: {THOUGHTS}\n{rules}", names.join(" | "));
-        Ok(Grammar::lark("tools", &lark, schemas).showing(self.shown(tokenizer)))
+        let lark = format!("start: {thoughts} ({})\nTHOUGHTS: {THINKING}\n{rules}", names.join(" | "));
+        Ok(Grammar::from_lark("tools", &lark, schemas).with_shown_tokens(self.marker_token_ids(tokenizer)))
     }
 }
 
@@ -64,13 +64,13 @@ fn wrap_arguments(markers: Markers, name: &str) -> (Value, Value) {
 }
 
 /// The names of the functions, and the schemas of their arguments.
-fn functions(tools: &Tools) -> impl Iterator<Item = (String, Value)> {
+fn list_functions(tools: &Tools) -> impl Iterator<Item = (String, Value)> {
     let all: Vec<Value> = serde_json::from_str(tools.json()).unwrap_or_default();
     all.into_iter().map(|mut tool| {
         let function = tool["function"].take();
         let mut schema = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
         schema["type"] = "object".into();
-        Grammar::without_blanks(&mut schema);
+        Grammar::restrict_whitespace(&mut schema);
         (function["name"].as_str().unwrap_or_default().to_owned(), schema)
     })
 }
@@ -78,7 +78,7 @@ fn functions(tools: &Tools) -> impl Iterator<Item = (String, Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat::{Jinja, Part, Template};
+    use crate::chat::{AnswerPart, Jinja, Template};
     use crate::sampler::{Sampler, SamplerOptions};
 
     /// The story model's.
@@ -107,7 +107,7 @@ mod tests {
     fn drawn(grammar: Grammar, tokenizer: &Tokenizer, seed: u64) -> String {
         let (mut sampler, mut ids) = (sampler(grammar, tokenizer, seed), Vec::new());
         while ids.len() < 2000 {
-            let id = sampler.sample(&mut [0.0; 4096], &ids);
+            let id = sampler.sample_token(&mut [0.0; 4096], &ids);
             sampler.check_grammar().expect("it goes on");
             if id == END {
                 break;
@@ -123,19 +123,20 @@ mod tests {
         ids.iter().chain([&END]).all(|&id| {
             let mut logits = [0.0; 4096];
             logits[id as usize] = 1e4;
-            sampler.sample(&mut logits, &[]) == id
+            sampler.sample_token(&mut logits, &[]) == id
         })
     }
 
     fn form(source: &str, tokenizer: &Tokenizer) -> OutputFormat {
         let jinja = Jinja::new("t", format!("{{# {source} #}}"), vec![]).expect("compiles");
-        OutputFormat::of(&Template::Jinja(jinja), tokenizer)
+        OutputFormat::for_template(&Template::Jinja(jinja), tokenizer)
     }
 
     #[test]
     fn thoughts_come_before_a_call_and_may_have_begun() {
         let tokenizer = Tokenizer::open(&crate::project().join("models/story"), 4096).expect("loads");
-        let (form, tools) = (form("<think> <tool_call>", &tokenizer), Tools::parse(TOOLS).expect("tools"));
+        let (form, tools) =
+            (form("<think> <tool_call>", &tokenizer), Tools::parse_json(TOOLS).expect("tools"));
         let call = "<tool_call>\n{\"name\": \"a.b-c\", \"arguments\": {\"s\": \"x\"}}\n</tool_call>";
         for (prompt, answer, may) in [
             ("", "", true),
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn whatever_a_model_draws_is_a_call_that_is_read() {
         let tokenizer = Tokenizer::open(&crate::project().join("models/story"), 4096).expect("loads");
-        let tools = Tools::parse(TOOLS).expect("tools");
+        let tools = Tools::parse_json(TOOLS).expect("tools");
         let mut called = Vec::new();
         for source in ["<tool_call>", "<|tool_call|>", "\"parameters\" <|eot_id|>"] {
             let form = form(source, &tokenizer);
@@ -164,10 +165,12 @@ mod tests {
                 let grammar = form.tool_grammar(&tools, only, &reader, &tokenizer).expect("a grammar");
                 let text = drawn(grammar, &tokenizer, seed);
                 let parts: Vec<_> = reader.push(&text).into_iter().chain(reader.finish()).collect();
-                let calls: Vec<_> =
-                    parts.iter().filter_map(|p| if let Part::Call(c) = p { Some(c) } else { None }).collect();
+                let calls: Vec<_> = parts
+                    .iter()
+                    .filter_map(|p| if let AnswerPart::ToolCall(c) = p { Some(c) } else { None })
+                    .collect();
                 let [call] = calls[..] else { panic!("{source}: {text:?}: {parts:?}") };
-                assert!(!parts.iter().any(|part| matches!(part, Part::Text(_))), "{text:?}: {parts:?}");
+                assert!(!parts.iter().any(|part| matches!(part, AnswerPart::Text(_))), "{text:?}: {parts:?}");
                 let arguments: Value = serde_json::from_str(&call.arguments).expect("JSON");
                 match call.name.as_str() {
                     "look" => assert!(arguments["n"].as_u64().is_some_and(|n| n < 10), "{text:?}"),

@@ -11,7 +11,7 @@ mod schema;
 mod tests;
 mod vocabulary;
 
-use crate::tokenizer::Pieces;
+use crate::tokenizer::TokenBytes;
 use crate::{Error, Result};
 use limits::{MAX_BYTES, MAX_PATTERN, compile_contained, one_line};
 use llguidance::api::TopLevelGrammar;
@@ -25,24 +25,24 @@ use vocabulary::GrammarVocabulary;
 #[derive(Clone)]
 pub struct Grammar {
     /// The flag or field it comes from, for messages.
-    place: Arc<str>,
-    form: Form,
+    origin: Arc<str>,
+    source: GrammarSource,
     /// Control tokens that the grammar sees as their text.
     shown: Arc<[u32]>,
     /// The grammar compiled for the last vocabulary, at its start state.
-    ready: Arc<Mutex<Option<Ready>>>,
+    compiled: Arc<Mutex<Option<CompiledGrammar>>>,
 }
 
 /// A grammar compiled for a vocabulary.
-struct Ready {
-    pieces: Arc<Pieces>,
+struct CompiledGrammar {
+    pieces: Arc<TokenBytes>,
     /// The end-of-text token of the matcher.
     end: u32,
     start: Matcher,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Form {
+enum GrammarSource {
     /// A JSON schema; or a grammar in `llguidance`'s own syntax with the schemas that it contains.
     Schema(Arc<[serde_json::Value]>, Option<Arc<str>>),
     /// A grammar in `llguidance`'s own syntax whose rules were checked when they were translated.
@@ -51,13 +51,13 @@ enum Form {
 
 impl PartialEq for Grammar {
     fn eq(&self, other: &Self) -> bool {
-        self.form == other.form
+        self.source == other.source
     }
 }
 
 impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Grammar").field(&self.form).finish()
+        f.debug_tuple("Grammar").field(&self.source).finish()
     }
 }
 
@@ -69,7 +69,7 @@ impl Grammar {
     /// # Errors
     ///
     /// `Usage` with line and column if it is not JSON.
-    pub fn json_schema(place: &str, text: &str) -> Result<Self> {
+    pub fn from_json_schema(place: &str, text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
         check_length(text).map_err(wrong)?;
         let mut schema: serde_json::Value =
@@ -77,14 +77,14 @@ impl Grammar {
         if !schema.is_object() && !schema.is_boolean() {
             return Err(wrong("is not a JSON schema; use an object".into()));
         }
-        Self::without_blanks(&mut schema);
-        Ok(Self::of(place, Form::Schema(vec![schema].into(), None)))
+        Self::restrict_whitespace(&mut schema);
+        Ok(Self::with_source(place, GrammarSource::Schema(vec![schema].into(), None)))
     }
 
     /// Allows no whitespace in the JSON of a schema except single spaces after colons and commas, unless the schema
     /// has its own `x-guidance`; and limits its numeric bounds to ones that can be compiled.
-    pub(crate) fn without_blanks(schema: &mut serde_json::Value) {
-        schema::bound_numbers(schema);
+    pub(crate) fn restrict_whitespace(schema: &mut serde_json::Value) {
+        schema::clamp_bounds(schema);
         if let Some(schema) = schema.as_object_mut() {
             schema.entry("x-guidance").or_insert_with(
                 || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
@@ -93,12 +93,12 @@ impl Grammar {
     }
 
     /// A grammar in `llguidance`'s own syntax, which contains these schemas.
-    pub(crate) fn lark(place: &str, text: &str, schemas: Vec<serde_json::Value>) -> Self {
-        Self::of(place, Form::Schema(schemas.into(), Some(text.into())))
+    pub(crate) fn from_lark(place: &str, text: &str, schemas: Vec<serde_json::Value>) -> Self {
+        Self::with_source(place, GrammarSource::Schema(schemas.into(), Some(text.into())))
     }
 
     /// The grammar with these control tokens seen as their text.
-    pub(crate) fn showing(self, shown: Vec<u32>) -> Self {
+    pub(crate) fn with_shown_tokens(self, shown: Vec<u32>) -> Self {
         Self { shown: shown.into(), ..self }
     }
 
@@ -107,10 +107,10 @@ impl Grammar {
     /// # Errors
     ///
     /// `Usage` with line and column.
-    pub fn gbnf(place: &str, text: &str) -> Result<Self> {
+    pub fn from_gbnf(place: &str, text: &str) -> Result<Self> {
         let lark = check_length(text).and_then(|()| gbnf::to_lark(text));
         let lark = lark.map_err(|e| Error::Usage(format!("{place}: {e}")))?;
-        Ok(Self::of(place, Form::Lark(lark.into())))
+        Ok(Self::with_source(place, GrammarSource::Lark(lark.into())))
     }
 
     /// A grammar of the texts that a regular expression matches as a whole.
@@ -118,7 +118,7 @@ impl Grammar {
     /// # Errors
     ///
     /// `Usage` if the expression is invalid or too long.
-    pub fn regex(place: &str, text: &str) -> Result<Self> {
+    pub fn from_regex(place: &str, text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
         if text.len() > MAX_PATTERN {
             return Err(wrong(format!("exceeds {MAX_PATTERN} bytes; use a shorter regular expression")));
@@ -130,7 +130,7 @@ impl Grammar {
         let end =
             text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
         let lark = format!("start: /{}/\n", regex_to_lark(end.unwrap_or(text), "dw"));
-        Ok(Self::of(place, Form::Lark(lark.into())))
+        Ok(Self::with_source(place, GrammarSource::Lark(lark.into())))
     }
 
     /// A grammar that allows exactly one of these texts.
@@ -138,23 +138,23 @@ impl Grammar {
     /// # Errors
     ///
     /// `Usage` if there are none, or too many bytes.
-    pub fn choice(place: &str, texts: &[String]) -> Result<Self> {
+    pub fn from_choice(place: &str, texts: &[String]) -> Result<Self> {
         if texts.is_empty() {
             return Err(Error::Usage(format!("{place}: is empty; give at least one text")));
         }
         let all: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
         let lark = format!("start: {}\n", all.join(" | "));
         check_length(&lark).map_err(|why| Error::Usage(format!("{place}: {why}")))?;
-        Ok(Self::of(place, Form::Lark(lark.into())))
+        Ok(Self::with_source(place, GrammarSource::Lark(lark.into())))
     }
 
-    fn of(place: &str, form: Form) -> Self {
-        Self { place: place.into(), form, shown: Arc::default(), ready: Arc::default() }
+    fn with_source(place: &str, form: GrammarSource) -> Self {
+        Self { origin: place.into(), source: form, shown: Arc::default(), compiled: Arc::default() }
     }
 
     /// The flag or field it comes from, as messages name it.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn origin(&self) -> &str {
+        &self.origin
     }
 
     /// Compiles the grammar once for a vocabulary of bytes, so that errors show before a model is loaded.
@@ -162,9 +162,9 @@ impl Grammar {
     /// # Errors
     ///
     /// `Usage` if a keyword is invalid or not supported, or if compiling takes too long.
-    pub fn checked(self) -> Result<Self> {
-        let form = self.form.clone();
-        compile_contained(&self.place, move || form.compile(&vocabulary::of_bytes()?))?;
+    pub fn compile_for_bytes(self) -> Result<Self> {
+        let form = self.source.clone();
+        compile_contained(&self.origin, move || form.compile_with(&vocabulary::byte_factory()?))?;
         Ok(self)
     }
 
@@ -174,26 +174,33 @@ impl Grammar {
     ///
     /// `Usage` if `ends` is empty: a finished grammar needs one. Those of [`Grammar::checked`] if the grammar is not
     /// yet compiled for these tokens.
-    pub(super) fn begin(&self, pieces: &Arc<Pieces>, ends: &[u32], vocab: usize) -> Result<Guide> {
+    pub(super) fn start_matching(
+        &self,
+        pieces: &Arc<TokenBytes>,
+        ends: &[u32],
+        vocab: usize,
+    ) -> Result<GrammarState> {
         let Some(&end) = ends.first() else {
             return Err(Error::Usage(format!(
                 "{}: a grammar needs an end-of-text token; leave out `GenerateOptions::ignore_eos`",
-                self.place
+                self.origin
             )));
         };
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ready = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         let start = match ready.take() {
             Some(ready) if Arc::ptr_eq(&ready.pieces, pieces) && ready.end == end => ready.start,
             _ => {
                 let shown = Arc::clone(&self.shown);
                 let vocabulary = GrammarVocabulary { pieces: Arc::downgrade(pieces), shown, end, vocab };
-                let (pieces, form) = (Arc::clone(pieces), self.form.clone());
-                compile_contained(&self.place, move || form.compile(&*vocabulary.factory(&pieces)?))?
+                let (pieces, form) = (Arc::clone(pieces), self.source.clone());
+                compile_contained(&self.origin, move || {
+                    form.compile_with(&*vocabulary.get_factory(&pieces)?)
+                })?
             }
         };
         let matcher = start.deep_clone();
-        *ready = Some(Ready { pieces: Arc::clone(pieces), end, start });
-        Ok(Guide { matcher, end, ends: ends.into(), failure: None })
+        *ready = Some(CompiledGrammar { pieces: Arc::clone(pieces), end, start });
+        Ok(GrammarState { matcher, end, ends: ends.into(), failure: None })
     }
 }
 
@@ -207,18 +214,18 @@ fn check_length(text: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-impl Form {
+impl GrammarSource {
     /// Compiles the grammar; runs on its own thread.
-    fn compile(&self, factory: &ParserFactory) -> std::result::Result<Matcher, String> {
+    fn compile_with(&self, factory: &ParserFactory) -> std::result::Result<Matcher, String> {
         let grammar = match self {
-            Form::Schema(schemas, text) => {
-                schemas.iter().try_for_each(schema::check)?;
+            GrammarSource::Schema(schemas, text) => {
+                schemas.iter().try_for_each(schema::check_schema)?;
                 match (text, &schemas[..]) {
                     (None, [schema]) => TopLevelGrammar::from_json_schema(schema.clone()),
                     (text, _) => TopLevelGrammar::from_lark(text.as_deref().unwrap_or_default().to_owned()),
                 }
             }
-            Form::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
+            GrammarSource::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
         };
         let mut matcher = Matcher::new(factory.create_parser(grammar));
         // The first token takes the longest: a grammar that is too complex fails now.
@@ -233,7 +240,7 @@ impl Form {
 
 /// The state of a grammar within the output.
 #[derive(Clone)]
-pub(super) struct Guide {
+pub(super) struct GrammarState {
     matcher: Matcher,
     /// The end-of-text token of the matcher.
     end: u32,
@@ -241,19 +248,19 @@ pub(super) struct Guide {
     failure: Option<String>,
 }
 
-impl fmt::Debug for Guide {
+impl fmt::Debug for GrammarState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guide").field("ends", &self.ends).field("failure", &self.failure).finish()
     }
 }
 
-impl Guide {
+impl GrammarState {
     /// Rules out the tokens that cannot come next. Returns true if the output must end here.
-    pub fn mask(&mut self, logits: &mut [f32]) -> bool {
+    pub fn mask_logits(&mut self, logits: &mut [f32]) -> bool {
         let mut allowed = match self.matcher.compute_mask_or_eos() {
             Ok(allowed) => allowed,
             Err(e) => {
-                self.fail(&e.to_string());
+                self.record_failure(&e.to_string());
                 return false;
             }
         };
@@ -269,21 +276,21 @@ impl Guide {
     }
 
     /// Advances by one token.
-    pub fn accept(&mut self, token: u32) {
+    pub fn accept_token(&mut self, token: u32) {
         if !self.ends.contains(&token)
             && let Err(e) = self.matcher.consume_token(token)
         {
-            self.fail(&e.to_string());
+            self.record_failure(&e.to_string());
         }
     }
 
-    fn fail(&mut self, why: &str) {
+    fn record_failure(&mut self, why: &str) {
         let why = one_line(why);
         self.failure.get_or_insert(format!("the grammar cannot continue: {why}"));
     }
 
     /// See [`Sampler::check_grammar`](super::Sampler::check_grammar).
-    pub fn check(&self) -> Result<()> {
+    pub fn check_failure(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), |why| Err(Error::Usage(why)))
     }
 }

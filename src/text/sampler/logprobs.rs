@@ -1,7 +1,7 @@
 //! Log probabilities of tokens: the log-softmax of the model's logits, before any sampling stage.
 
 use super::rank::Ranking;
-use super::softmax::log_total;
+use super::softmax::log_sum_exp;
 use crate::{Error, Result};
 
 /// Maximum number of alternatives per token.
@@ -39,7 +39,7 @@ impl Logprobs {
     ///
     /// [`Error::Usage`] above [`MAX_LOGPROBS`].
     pub fn new(count: usize, vocab: usize) -> Result<Self> {
-        Self::check(count)?;
+        Self::check_count(count)?;
         let count = count.min(vocab);
         let chosen = Logprob { id: 0, logprob: f64::NEG_INFINITY };
         let last = TokenLogprobs { chosen, top: Vec::with_capacity(count) };
@@ -47,7 +47,7 @@ impl Logprobs {
     }
 
     /// Refuses a count above [`MAX_LOGPROBS`].
-    pub fn check(count: usize) -> Result<()> {
+    pub fn check_count(count: usize) -> Result<()> {
         if count > MAX_LOGPROBS {
             let message =
                 format!("`GenerateOptions::logprobs` {count}: use a number from 0 to {MAX_LOGPROBS}");
@@ -57,8 +57,8 @@ impl Logprobs {
     }
 
     /// Computes the log probabilities from the logits that `chosen` was sampled from.
-    pub fn take(&mut self, logits: &[f32], chosen: u32) {
-        let total = log_total(logits);
+    pub fn compute_logprobs(&mut self, logits: &[f32], chosen: u32) {
+        let total = log_sum_exp(logits);
         let of = |id: u32, logit: f32| {
             // As in softmax: NaN has no probability, infinity counts as the largest finite number.
             let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
@@ -67,7 +67,7 @@ impl Logprobs {
         self.last.chosen = of(chosen, logits.get(chosen as usize).copied().unwrap_or(f32::NEG_INFINITY));
         self.last.top.clear();
         if self.count > 0 {
-            self.ranking.select(logits, self.count);
+            self.ranking.select_top(logits, self.count);
             self.last.top.extend(self.ranking.best.iter().map(|&(id, logit)| of(id, logit)));
         }
     }

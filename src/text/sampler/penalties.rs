@@ -1,7 +1,7 @@
 //! Changes to the logits of single tokens: bias, and penalties on recent tokens and on repetitions (DRY).
 
 use super::options::DryOptions;
-use crate::tokenizer::Pieces;
+use crate::tokenizer::TokenBytes;
 use crate::tokenizer::automaton::{Automaton, MatchState};
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ pub(super) fn add_bias(logits: &mut [f32], bias: &[(u32, f32)]) {
 }
 
 /// The last `window` entries of `recent`.
-pub(super) fn last(recent: &[u32], window: usize) -> &[u32] {
+pub(super) fn last_tokens(recent: &[u32], window: usize) -> &[u32] {
     &recent[recent.len().saturating_sub(window)..]
 }
 
 /// The specification's repetition penalty on the last `window` entries of `recent`, once per occurrence. Ids beyond
 /// the vocabulary are ignored.
-pub fn penalise(logits: &mut [f32], recent: &[u32], penalty: f32, window: usize) {
-    for &id in last(recent, window) {
+pub fn apply_repetition_penalty(logits: &mut [f32], recent: &[u32], penalty: f32, window: usize) {
+    for &id in last_tokens(recent, window) {
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
         }
@@ -31,7 +31,7 @@ pub fn penalise(logits: &mut [f32], recent: &[u32], penalty: f32, window: usize)
 
 /// Subtracts `presence + occurrences * frequency` from the logit of every token in `recent`, as OpenAI's API does.
 /// `counts` is scratch, `[vocab]`, all zero before and after.
-pub(super) fn penalise_occurrences(
+pub(super) fn apply_occurrence_penalties(
     logits: &mut [f32],
     recent: &[u32],
     presence: f32,
@@ -57,7 +57,7 @@ const HISTORY_CAPACITY: usize = 8192;
 /// DRY, "don't repeat yourself": a penalty on the token that would extend a repetition of earlier text. It grows with
 /// the length of the repetition (p-e-w, pull request 5677 of text-generation-webui).
 #[derive(Debug, Clone)]
-pub(super) struct Dry {
+pub(super) struct DryPenalty {
     options: DryOptions,
     /// Length from which on all repetitions get the same penalty.
     max_length: usize,
@@ -66,7 +66,7 @@ pub(super) struct Dry {
     repeats: Vec<u32>,
 }
 
-impl Dry {
+impl DryPenalty {
     pub fn new(options: &DryOptions) -> Self {
         let breakers = Breakers::new(&options.breakers);
         // Enough for a long history, so that sampling does not allocate.
@@ -75,7 +75,7 @@ impl Dry {
     }
 
     /// Sets the text of each token, in which sequence breakers are found.
-    pub fn set_pieces(&mut self, pieces: Arc<Pieces>) {
+    pub fn set_pieces(&mut self, pieces: Arc<TokenBytes>) {
         self.breakers.pieces = Some(pieces);
     }
 
@@ -84,7 +84,7 @@ impl Dry {
     /// lead to one token, the largest counts. A repetition may overlap what it repeats. `lengths` is scratch,
     /// `[vocab]`, all zero before and after. The time is proportional to the length of the history.
     pub fn apply_penalty(&mut self, logits: &mut [f32], recent: &[u32], lengths: &mut [u32]) {
-        let recent = last(recent, self.options.window.unwrap_or(usize::MAX));
+        let recent = last_tokens(recent, self.options.window.unwrap_or(usize::MAX));
         let found = measure_repeats(recent, self.max_length, &mut self.repeats);
         if found < self.options.allowed_length {
             return;
@@ -106,13 +106,13 @@ impl Dry {
         for &next in &recent[1..] {
             let Some(length) = lengths.get_mut(next as usize).map(std::mem::take) else { continue };
             if length > 0 {
-                logits[next as usize] -= self.penalty(length as usize);
+                logits[next as usize] -= self.penalty_for_length(length as usize);
             }
         }
     }
 
     /// The penalty on extending a repetition of this length.
-    fn penalty(&self, length: usize) -> f32 {
+    fn penalty_for_length(&self, length: usize) -> f32 {
         let growth = libm::pow(self.options.base.into(), (length - self.options.allowed_length) as f64);
         (f64::from(self.options.multiplier) * growth).min(f32::MAX.into()) as f32
     }
@@ -158,7 +158,7 @@ struct Breakers {
     /// Number of bytes before a token that may be part of a breaker that ends in the token.
     reach: usize,
     /// The text of each token; without them there are no breakers.
-    pieces: Option<Arc<Pieces>>,
+    pieces: Option<Arc<TokenBytes>>,
 }
 
 impl Breakers {
@@ -171,7 +171,7 @@ impl Breakers {
     /// True if the token is a control token or its text contains a breaker.
     fn is_breaker(&self, id: u32) -> bool {
         let Some(pieces) = &self.pieces else { return false };
-        pieces.is_special(id) || self.automaton.is_in(pieces.bytes(id))
+        pieces.is_special(id) || self.automaton.has_match(pieces.bytes(id))
     }
 
     /// Number of tokens after the last one that is a control token or in which a breaker ends, at most `most`.
@@ -191,7 +191,7 @@ impl Breakers {
                 state = MatchState::default();
             } else {
                 for &byte in pieces.bytes(id) {
-                    state = self.automaton.next(state, byte);
+                    state = self.automaton.next_state(state, byte);
                     broken |= self.automaton.longest_match(state).is_some();
                 }
             }

@@ -1,7 +1,7 @@
 //! Sampling options that a model's files recommend for chat.
 
 use super::SamplerOptions;
-use crate::tokenizer::files::{SettingsSource, read_settings, settings_of, shown};
+use crate::tokenizer::files::{SettingsSource, find_settings, format_value, read_settings};
 use crate::{Error, Result};
 use files::source::gguf::Gguf;
 use std::path::Path;
@@ -37,16 +37,16 @@ impl SamplerOptions {
     ///
     /// `Model` for a value that is not a number or out of range; the message names file and field.
     pub fn recommended_at(path: &Path) -> Result<Self> {
-        match settings_of(path)? {
-            SettingsSource::Gguf(gguf) => Self::recommended_by(&gguf),
+        match find_settings(path)? {
+            SettingsSource::Gguf(gguf) => Self::recommended_in_gguf(&gguf),
             SettingsSource::Files(folder) => {
                 let fields = read_settings(&folder, CONFIG)?.unwrap_or_default();
                 let value = |(name, _, _): &Field| match fields.get(*name) {
                     None | Some(serde_json::Value::Null) => Ok(None),
                     Some(_) if name.is_empty() => Ok(None),
-                    Some(value) => value.as_f64().map(Some).ok_or_else(|| shown(value)),
+                    Some(value) => value.as_f64().map(Some).ok_or_else(|| format_value(value)),
                 };
-                read(value, |(name, _, _)| (*name).to_owned(), &folder.path(CONFIG))
+                read_fields(value, |(name, _, _)| (*name).to_owned(), &folder.path(CONFIG))
             }
         }
     }
@@ -56,18 +56,18 @@ impl SamplerOptions {
     /// # Errors
     ///
     /// Those of [`SamplerOptions::recommended_at`].
-    pub fn recommended_by(gguf: &Gguf) -> Result<Self> {
+    pub fn recommended_in_gguf(gguf: &Gguf) -> Result<Self> {
         let key = |(_, name, _): &Field| format!("general.sampling.{name}");
         let value = |field: &Field| match gguf.metadata().get(&key(field)) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or_else(|| "not a number".to_owned()),
         };
-        read(value, key, gguf.path())
+        read_fields(value, key, gguf.path())
     }
 }
 
 /// Reads the fields of one file.
-fn read(
+fn read_fields(
     value: impl Fn(&Field) -> std::result::Result<Option<f64>, String>,
     name: impl Fn(&Field) -> String,
     path: &Path,

@@ -30,7 +30,7 @@ impl Rng {
     }
 
     /// Continues from a saved state; `None` for all zeros, from which the generator never moves.
-    pub fn restore(words: [u64; 4]) -> Option<Self> {
+    pub fn from_words(words: [u64; 4]) -> Option<Self> {
         (words != [0; 4]).then_some(Self { words })
     }
 
@@ -49,7 +49,7 @@ impl Rng {
     }
 
     /// A number uniform in `[0, 1)`: a multiple of 2^-24, so exact in f32.
-    pub fn uniform(&mut self) -> f32 {
+    pub fn next_f32(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 * (1.0 / (1u32 << 24) as f32)
     }
 }
@@ -58,7 +58,7 @@ impl TryFrom<[u64; 4]> for Rng {
     type Error = &'static str;
 
     fn try_from(words: [u64; 4]) -> Result<Self, Self::Error> {
-        Self::restore(words).ok_or("a random state of zeros")
+        Self::from_words(words).ok_or("a random state of zeros")
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn first_words_are_those_of_the_reference_code() {
         // xoshiro256plusplus.c from the state 1, 2, 3, 4.
-        let mut rng = Rng::restore([1, 2, 3, 4]).expect("not all zero");
+        let mut rng = Rng::from_words([1, 2, 3, 4]).expect("not all zero");
         let words: Vec<u64> = (0..4).map(|_| rng.next_u64()).collect();
         assert_eq!(words, [41943041, 58720359, 3588806011781223, 3591011842654386]);
         // splitmix64.c from 0.
@@ -86,17 +86,17 @@ mod tests {
     fn a_saved_state_continues_the_sequence() {
         let mut rng = Rng::new(7);
         rng.next_u64();
-        let mut copy = Rng::restore(rng.words()).expect("not all zero");
+        let mut copy = Rng::from_words(rng.words()).expect("not all zero");
         assert_eq!((0..9).map(|_| rng.next_u64()).collect::<Vec<_>>(), {
             (0..9).map(|_| copy.next_u64()).collect::<Vec<_>>()
         });
-        assert_eq!(Rng::restore([0; 4]), None);
+        assert_eq!(Rng::from_words([0; 4]), None);
     }
 
     #[test]
     fn uniform_fills_the_unit_interval() {
         let mut rng = Rng::new(1);
-        let values: Vec<f32> = (0..100_000).map(|_| rng.uniform()).collect();
+        let values: Vec<f32> = (0..100_000).map(|_| rng.next_f32()).collect();
         assert!(values.iter().all(|x| (0.0..1.0).contains(x)));
         let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
         assert!((mean - 0.5).abs() < 0.005, "{mean}");

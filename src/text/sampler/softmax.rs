@@ -1,6 +1,6 @@
 //! Argmax, temperature and softmax, bit-identical on every machine.
 
-use numeric::widely;
+use numeric::with_avx2;
 
 /// The index of the first of the largest logits. NaN counts as the smallest.
 pub fn argmax(logits: &[f32]) -> u32 {
@@ -10,7 +10,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     }
     // Finds the row first, without an early exit within a row, so that it vectorises.
     const ROW: usize = 64;
-    let row = widely(
+    let row = with_avx2(
         #[inline(always)]
         || logits.chunks(ROW).position(|row| row.iter().fold(false, |found, &x| found | (x == most))),
     );
@@ -22,7 +22,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
 /// True if no logit is NaN or infinite.
 pub fn all_finite(logits: &[f32]) -> bool {
     // An early exit would cost more than it saves: this way it vectorises.
-    widely(
+    with_avx2(
         #[inline(always)]
         || logits.iter().fold(true, |finite, x| finite & x.is_finite()),
     )
@@ -45,7 +45,7 @@ fn add_to_lanes(lanes: &mut [f64; LANES], some: &[f32]) {
 
 /// The largest logit; NaN is ignored.
 fn max_logit(logits: &[f32]) -> f32 {
-    widely(
+    with_avx2(
         #[inline(always)]
         || {
             let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -64,7 +64,7 @@ fn max_logit(logits: &[f32]) -> f32 {
 /// multiplications and bit patterns, so it is bit-identical everywhere and vectorises (tried `libm::expf`: as portable
 /// and eight times slower, which shows with 128k logits).
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(super) fn exp_approx(x: f32) -> f32 {
     // The smallest normal f32 is e^-87.3.
     let inside = x > -87.3;
     let x = if inside { x } else { 0.0 };
@@ -96,9 +96,9 @@ pub fn softmax(logits: &mut [f32], temperature: f32) {
         let logit = (x - shift) / temperature;
         // `f32::min` would turn NaN into a number.
         let capped = if logit > f32::MAX { f32::MAX } else { logit };
-        exp(capped - max)
+        exp_approx(capped - max)
     };
-    let sum = widely(
+    let sum = with_avx2(
         #[inline(always)]
         || {
             let mut lanes = [0.0f64; LANES];
@@ -110,7 +110,7 @@ pub fn softmax(logits: &mut [f32], temperature: f32) {
         },
     );
     if sum > 0.0 {
-        widely(
+        with_avx2(
             #[inline(always)]
             || logits.iter_mut().for_each(|p| *p /= sum),
         );
@@ -119,16 +119,16 @@ pub fn softmax(logits: &mut [f32], temperature: f32) {
 
 /// `ln Σ e^logit`: a logit minus this is its log probability; 0 if every token is ruled out. NaN and infinity count as
 /// in [`softmax`].
-pub(super) fn log_total(logits: &[f32]) -> f64 {
+pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = max_logit(logits).min(f32::MAX);
-    let sum = widely(
+    let sum = with_avx2(
         #[inline(always)]
         || {
             let mut lanes = [0.0f64; LANES];
             for some in logits.chunks(ROWS * LANES) {
                 let mut exps = [0.0; ROWS * LANES];
                 let capped = some.iter().map(|&x| if x > f32::MAX { f32::MAX } else { x });
-                exps.iter_mut().zip(capped).for_each(|(e, x)| *e = exp(x - max));
+                exps.iter_mut().zip(capped).for_each(|(e, x)| *e = exp_approx(x - max));
                 add_to_lanes(&mut lanes, &exps[..some.len()]);
             }
             lanes.iter().sum::<f64>()

@@ -4,7 +4,7 @@ mod dry;
 mod logprobs;
 mod stages;
 
-use super::softmax::exp;
+use super::softmax::exp_approx;
 use super::*;
 use crate::Error;
 use serde_json::Value;
@@ -69,7 +69,7 @@ fn stages_follow_the_reference_vectors() {
         let mut x = floats(&cases["logits"][case["logits"].as_str().expect("a name")]);
         let mut whole = x.clone();
         let step = |s: &str| floats(&case["steps"][s]);
-        penalise(&mut x, &recent, o.repetition_penalty, o.repetition_window);
+        apply_repetition_penalty(&mut x, &recent, o.repetition_penalty, o.repetition_window);
         assert_close(&x, &step("after_penalty"), name);
         seen += 1;
         if o.temperature == 0.0 {
@@ -77,7 +77,7 @@ fn stages_follow_the_reference_vectors() {
             let want = first.expect("candidates").iter().filter_map(Value::as_u64).min();
             assert_eq!(Some(u64::from(argmax(&x))), want, "{name}");
             let mut sampler = Sampler::new(o, vocab).expect("valid");
-            assert_eq!(Some(u64::from(sampler.sample(&mut whole, &recent))), want, "{name}");
+            assert_eq!(Some(u64::from(sampler.sample_token(&mut whole, &recent))), want, "{name}");
             continue;
         }
         softmax(&mut x, o.temperature);
@@ -95,7 +95,7 @@ fn stages_follow_the_reference_vectors() {
         let total: f64 = kept.iter().map(|r| f64::from(r.1)).sum();
         let renormed: Vec<_> = kept.iter().map(|r| (r.0, (f64::from(r.1) / total) as f32)).collect();
         assert_close(&spread(&renormed, vocab), &step(&format!("final{off}")), name);
-        let id = sampler.sample(&mut whole, &recent);
+        let id = sampler.sample_token(&mut whole, &recent);
         assert!(kept.iter().any(|r| r.0 == id), "{name}: {id} was not kept");
     }
     assert_eq!(seen, 30);
@@ -105,7 +105,7 @@ fn stages_follow_the_reference_vectors() {
 fn only_greedy_choice_leaves_logits_as_they_are() {
     let logits = [1.0, 3.0, f32::NAN, 3.0, 2.0];
     let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
-    let choice = |o: SamplerOptions| Sampler::new(o, logits.len()).expect("valid").greedy(&logits);
+    let choice = |o: SamplerOptions| Sampler::new(o, logits.len()).expect("valid").greedy_token(&logits);
     assert_eq!(choice(greedy.clone()), Some(1));
     let dry = DryOptions { multiplier: 1.0, ..Default::default() };
     for other in [
@@ -128,19 +128,19 @@ fn exp_is_within_two_ulp() {
         let x = i as f32 * -1e-4;
         let want = libm::exp(f64::from(x));
         let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1) - want as f32);
-        let got = f64::from(exp(x));
+        let got = f64::from(exp_approx(x));
         assert!((got - want).abs() <= 2.0 * ulp, "exp({x}) = {got} instead of {want}");
     }
-    assert_eq!(exp(0.0), 1.0);
+    assert_eq!(exp_approx(0.0), 1.0);
     for x in [f32::NEG_INFINITY, f32::NAN, -f32::MAX, -100.0] {
-        assert_eq!(exp(x), 0.0);
+        assert_eq!(exp_approx(x), 0.0);
     }
 }
 
 #[test]
 fn softmax_has_these_bits_on_every_machine() {
     let mut rng = Rng::new(11);
-    let mut x: Vec<f32> = (0..1000).map(|_| rng.uniform() * 30.0).collect();
+    let mut x: Vec<f32> = (0..1000).map(|_| rng.next_f32() * 30.0).collect();
     softmax(&mut x, 1.0);
     let digest = x.iter().fold(0u64, |h, p| (h ^ u64::from(p.to_bits())).wrapping_mul(0x100_0000_01b3));
     assert_eq!(digest, 7697166919809036519);
@@ -181,7 +181,7 @@ fn partial_ranking_draws_what_a_full_sort_draws() {
         let levels = [3.0, 50.0, 1e6][round % 3];
         let spread = [0.5, 4.0, 20.0][(round / 3) % 3];
         let logits: Vec<f32> =
-            (0..vocab).map(|_| (rng.uniform() * levels).floor() / levels * spread).collect();
+            (0..vocab).map(|_| (rng.next_f32() * levels).floor() / levels * spread).collect();
         let o = SamplerOptions {
             temperature: 1.0,
             top_k: [0, 1, 40, 700, 100_000][round % 5],
@@ -193,10 +193,14 @@ fn partial_ranking_draws_what_a_full_sort_draws() {
         };
         let mut probs = logits.clone();
         softmax(&mut probs, 1.0);
-        let uniform = Rng::new(o.seed).uniform();
+        let uniform = Rng::new(o.seed).next_f32();
         let mut sampler = Sampler::new(o.clone(), vocab).expect("valid");
         let room = sampler.ranking.best.capacity();
-        assert_eq!(sampler.sample(&mut logits.clone(), &[]), plain(&probs, &o, uniform), "{round} {o:?}");
+        assert_eq!(
+            sampler.sample_token(&mut logits.clone(), &[]),
+            plain(&probs, &o, uniform),
+            "{round} {o:?}"
+        );
         assert_eq!(sampler.ranking.best.capacity(), room, "drawing allocates nothing");
     }
 }
@@ -205,7 +209,7 @@ fn partial_ranking_draws_what_a_full_sort_draws() {
 fn draws_are_in_proportion_and_repeatable() {
     let o = SamplerOptions { temperature: 1.0, top_p: 1.0, seed: 5, ..Default::default() };
     let logits: Vec<f32> = [0.1f32, 0.2, 0.3, 0.4].iter().map(|p| p.ln()).collect();
-    let run = |sampler: &mut Sampler| sampler.sample(&mut logits.clone(), &[]);
+    let run = |sampler: &mut Sampler| sampler.sample_token(&mut logits.clone(), &[]);
     let mut sampler = Sampler::new(o.clone(), 4).expect("valid");
     let mut counts = [0u32; 4];
     for _ in 0..50_000 {
@@ -216,7 +220,7 @@ fn draws_are_in_proportion_and_repeatable() {
         assert!((f64::from(n) - want).abs() < 350.0, "{counts:?}");
     }
     let mut other = Sampler::new(o, 4).expect("valid");
-    other.set_rng(Rng::restore(sampler.rng().words()).expect("a state"));
+    other.set_rng(Rng::from_words(sampler.rng().words()).expect("a state"));
     for _ in 0..100 {
         assert_eq!(run(&mut sampler), run(&mut other));
     }
@@ -246,7 +250,7 @@ fn strange_logits_do_not_panic() {
                 for o in [o, others] {
                     let mut sampler = Sampler::new(o, 5).expect("valid");
                     for _ in 0..10 {
-                        let id = sampler.sample(&mut logits.clone(), &[0, 4, 4, 99, 4]) as usize;
+                        let id = sampler.sample_token(&mut logits.clone(), &[0, 4, 4, 99, 4]) as usize;
                         assert!(id < 5);
                         assert!(!logits[id].is_nan() || logits.iter().all(|x| x.is_nan()), "{logits:?} {id}");
                     }
@@ -256,7 +260,7 @@ fn strange_logits_do_not_panic() {
     }
     // A temperature near 0 is nearly greedy, though quotients would overflow.
     let o = SamplerOptions { temperature: 1e-38, repetition_penalty: 1.0, ..Default::default() };
-    assert_eq!(Sampler::new(o, 3).expect("valid").sample(&mut [9.0, 10.0, 8.0], &[]), 1);
+    assert_eq!(Sampler::new(o, 3).expect("valid").sample_token(&mut [9.0, 10.0, 8.0], &[]), 1);
 }
 
 #[test]

@@ -37,12 +37,12 @@ impl Automaton {
     pub fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut all = Self { nodes: vec![Node::default()] };
         for (number, text) in texts.into_iter().enumerate() {
-            let end = text
-                .iter()
-                .fold(ROOT, |node, &byte| all.child(node, byte).unwrap_or_else(|| all.add(node, byte)));
+            let end = text.iter().fold(ROOT, |node, &byte| {
+                all.find_child(node, byte).unwrap_or_else(|| all.add_node(node, byte))
+            });
             all.nodes[end as usize].found.get_or_insert((text.len() as u32, number as u32));
         }
-        all.connect();
+        all.set_fail_links();
         all
     }
 
@@ -51,7 +51,7 @@ impl Automaton {
         self.nodes.len() == 1
     }
 
-    fn add(&mut self, parent: u32, byte: u8) -> u32 {
+    fn add_node(&mut self, parent: u32, byte: u8) -> u32 {
         let new = self.nodes.len() as u32;
         let Node { depth, child, .. } = self.nodes[parent as usize];
         self.nodes.push(Node { byte, depth: depth + 1, sibling: child, ..Node::default() });
@@ -65,16 +65,16 @@ impl Automaton {
         std::iter::successors(Some(first).filter(|&first| first != ROOT), next)
     }
 
-    fn child(&self, node: u32, byte: u8) -> Option<u32> {
+    fn find_child(&self, node: u32, byte: u8) -> Option<u32> {
         self.children(node).find(|&child| self.nodes[child as usize].byte == byte)
     }
 
     /// Sets the fail links. Shorter prefixes come first, so the node to fall back to is ready.
-    fn connect(&mut self) {
+    fn set_fail_links(&mut self) {
         let mut open: VecDeque<u32> = self.children(ROOT).collect();
         while let Some(node) = open.pop_front() {
             for child in self.children(node).collect::<Vec<_>>() {
-                let fail = self.step(self.nodes[node as usize].fail, self.nodes[child as usize].byte);
+                let fail = self.next_node(self.nodes[node as usize].fail, self.nodes[child as usize].byte);
                 let found = self.nodes[fail as usize].found;
                 let of = &mut self.nodes[child as usize];
                 (of.fail, of.found) = (fail, of.found.or(found));
@@ -83,9 +83,9 @@ impl Automaton {
         }
     }
 
-    fn step(&self, mut node: u32, byte: u8) -> u32 {
+    fn next_node(&self, mut node: u32, byte: u8) -> u32 {
         loop {
-            match self.child(node, byte) {
+            match self.find_child(node, byte) {
                 Some(child) => return child,
                 None if node == ROOT => return ROOT,
                 None => node = self.nodes[node as usize].fail,
@@ -94,12 +94,12 @@ impl Automaton {
     }
 
     /// The state after another byte.
-    pub fn next(&self, MatchState(node): MatchState, byte: u8) -> MatchState {
-        MatchState(self.step(node, byte))
+    pub fn next_state(&self, MatchState(node): MatchState, byte: u8) -> MatchState {
+        MatchState(self.next_node(node, byte))
     }
 
     /// The number of last bytes that could still become a match.
-    pub fn open(&self, MatchState(node): MatchState) -> usize {
+    pub fn open_bytes(&self, MatchState(node): MatchState) -> usize {
         self.nodes[node as usize].depth as usize
     }
 
@@ -109,10 +109,10 @@ impl Automaton {
     }
 
     /// True if one of the texts is in these bytes.
-    pub fn is_in(&self, bytes: &[u8]) -> bool {
+    pub fn has_match(&self, bytes: &[u8]) -> bool {
         let mut state = MatchState::default();
         bytes.iter().any(|&byte| {
-            state = self.next(state, byte);
+            state = self.next_state(state, byte);
             self.longest_match(state).is_some()
         })
     }

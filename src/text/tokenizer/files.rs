@@ -3,10 +3,10 @@
 use crate::{Error, Result};
 use files::bundle::Bundle;
 use files::error;
-use files::folder::Folder;
-use files::nesting::marks;
+use files::folder::ModelDir;
+use files::nesting::list_tokens;
 use files::packed_file::{self, PACKED_NAME};
-use files::source::Source;
+use files::source::Safetensors;
 use files::source::gguf::Gguf;
 use serde_json::{Map, Value};
 use std::fs::File;
@@ -16,7 +16,7 @@ use std::path::Path;
 /// Maximum bytes of a settings file. Real ones have a few KB, or 1 to 2 MB with long lists of added tokens. Parsed,
 /// they take up to thirty times the memory.
 const MAX_SETTINGS: u64 = 4 << 20;
-pub const TOKENIZER: &str = "tokenizer.json";
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Maximum nesting of brackets. serde_json itself gives up at 128; no known file goes beyond 12.
 const MAX_NESTING: usize = 64;
 
@@ -25,22 +25,24 @@ pub enum SettingsSource {
     /// The metadata of a GGUF file.
     Gguf(Gguf),
     /// The files of a directory or a bundle.
-    Files(Folder),
+    Files(ModelDir),
 }
 
 /// Finds the settings of the model at `path`: a directory, a GGUF file, a packed file made from one, a bundle, or
 /// another file of a model's directory.
-pub fn settings_of(path: &Path) -> Result<SettingsSource> {
+pub fn find_settings(path: &Path) -> Result<SettingsSource> {
     if path.is_dir() {
         let packed = path.join(PACKED_NAME);
-        let alone = packed.is_file() && !path.join(TOKENIZER).exists();
-        let within = if alone { within(&packed)? } else { None };
+        let alone = packed.is_file() && !path.join(TOKENIZER_FILE).exists();
+        let within = if alone { read_packed_gguf(&packed)? } else { None };
         return Ok(within.map_or_else(|| in_dir(path), SettingsSource::Gguf));
     }
     if let Some(bundle) = Bundle::open(path)? {
-        let own = bundle.len_of(TOKENIZER).is_some();
-        let within = if own { None } else { packed_file::gguf(&bundle.packed()?)? };
-        return Ok(within.map_or_else(|| SettingsSource::Files(Folder::Bundle(bundle)), SettingsSource::Gguf));
+        let own = bundle.file_size(TOKENIZER_FILE).is_some();
+        let within = if own { None } else { packed_file::open_gguf_metadata(&bundle.open_model()?)? };
+        return Ok(
+            within.map_or_else(|| SettingsSource::Files(ModelDir::Bundle(bundle)), SettingsSource::Gguf)
+        );
     }
     let named = |extension: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension));
     // Regular files only: reading others could block forever.
@@ -54,7 +56,7 @@ pub fn settings_of(path: &Path) -> Result<SettingsSource> {
     }
     if path.is_file()
         && named("safetensors")
-        && let Some(gguf) = within(path)?
+        && let Some(gguf) = read_packed_gguf(path)?
     {
         return Ok(SettingsSource::Gguf(gguf));
     }
@@ -66,39 +68,39 @@ pub fn settings_of(path: &Path) -> Result<SettingsSource> {
 }
 
 fn in_dir(dir: &Path) -> SettingsSource {
-    SettingsSource::Files(Folder::Dir(dir.into()))
+    SettingsSource::Files(ModelDir::Dir(dir.into()))
 }
 
 /// The metadata of the GGUF file that the packed file at `path` was made from.
-fn within(path: &Path) -> Result<Option<Gguf>> {
-    packed_file::gguf(&Source::open(path)?)
+fn read_packed_gguf(path: &Path) -> Result<Option<Gguf>> {
+    packed_file::open_gguf_metadata(&Safetensors::open(path)?)
 }
 
 /// A JSON object with a model's settings; `None` where there is no such file.
-pub fn read_settings(folder: &Folder, name: &str) -> Result<Option<Map<String, Value>>> {
-    let Some(bytes) = folder.read(name, MAX_SETTINGS)? else { return Ok(None) };
+pub fn read_settings(folder: &ModelDir, name: &str) -> Result<Option<Map<String, Value>>> {
+    let Some(bytes) = folder.read_file(name, MAX_SETTINGS)? else { return Ok(None) };
     let broken = |why: String| {
         Error::model(&folder.path(name), format!("{why}; use the file published with the model"))
     };
     check_nesting(&bytes).map_err(broken)?;
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(other) => Err(broken(format!("holds {}, not a JSON object", shown(&other)))),
+        Ok(other) => Err(broken(format!("holds {}, not a JSON object", format_value(&other)))),
         Err(e) => Err(broken(format!("is not valid JSON ({e})"))),
     }
 }
 
 /// Refuses brackets that are nested too deep. Does not recurse.
 pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
-    if marks(json).any(|mark| mark.depth > MAX_NESTING) {
+    if list_tokens(json).any(|mark| mark.depth > MAX_NESTING) {
         return Err(format!("is nested more than {MAX_NESTING} levels deep"));
     }
     Ok(())
 }
 
 /// Formats a value for a message, cut to a readable length.
-pub fn shown(value: &Value) -> String {
-    error::unquoted(&value.to_string())
+pub fn format_value(value: &Value) -> String {
+    error::escape(&value.to_string())
 }
 
 #[cfg(test)]
@@ -140,16 +142,16 @@ mod tests {
         for of_gguf in
             [file("m.GGUF", &gguf), file("blob", &gguf), packed("model.packed.safetensors", &dir, &gguf)]
         {
-            assert!(matches!(settings_of(&of_gguf), Ok(SettingsSource::Gguf(_))), "{}", of_gguf.display());
+            assert!(matches!(find_settings(&of_gguf), Ok(SettingsSource::Gguf(_))), "{}", of_gguf.display());
         }
-        assert!(matches!(settings_of(&dir), Ok(SettingsSource::Gguf(_))), "in the packed file");
-        let in_dir = |path: &Path, dir: &Path| matches!(settings_of(path), Ok(SettingsSource::Files(Folder::Dir(d))) if d == dir);
-        file(TOKENIZER, b"{}");
+        assert!(matches!(find_settings(&dir), Ok(SettingsSource::Gguf(_))), "in the packed file");
+        let in_dir = |path: &Path, dir: &Path| matches!(find_settings(path), Ok(SettingsSource::Files(ModelDir::Dir(d))) if d == dir);
+        file(TOKENIZER_FILE, b"{}");
         assert!(in_dir(&dir, &dir) && in_dir(&file("blob", b"no such file"), &dir));
         assert!(in_dir(&dir.join("x.gguf"), &dir.join("x.gguf")));
         assert!(in_dir(Path::new("/nowhere"), Path::new("/nowhere")));
         for broken in [file("m.gguf", b""), file("model.safetensors", b"\x10"), "/nowhere.gguf".into()] {
-            assert!(matches!(settings_of(&broken), Err(Error::Model(_))), "{}", broken.display());
+            assert!(matches!(find_settings(&broken), Err(Error::Model(_))), "{}", broken.display());
         }
         fs::remove_dir_all(&dir).expect("removable");
     }
@@ -159,7 +161,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("antigravity-files-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a temporary directory");
         fs::write(dir.join("x.json"), "[1]").expect("a file");
-        let e = read_settings(&Folder::Dir(dir.clone()), "x.json");
+        let e = read_settings(&ModelDir::Dir(dir.clone()), "x.json");
         assert!(matches!(e, Err(Error::Model(m)) if m.contains("[1], not a JSON object")));
         fs::remove_dir_all(&dir).expect("removable");
     }

@@ -11,15 +11,15 @@ mod merges;
 mod split;
 mod vocabulary;
 
-use super::files::shown;
+use super::files::format_value;
 use super::pipeline::DecoderKind;
-use super::spec::{AddedEntry, TokenizerSpec, id_beyond_model};
+use super::spec::{AddedEntry, TokenizerSpec, id_error};
 use files::source::gguf::metadata::Metadata;
 use serde_json::{Value, json};
 use split::{BLANK, replace_blanks};
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::Merges;
-use vocabulary::{GgufVocabulary, Kind};
+use vocabulary::{GgufVocabulary, TokenType};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
@@ -31,14 +31,14 @@ const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 type Check<T> = Result<T, String>;
 
 /// A tokenizer's spec, and its begin-of-text and end-of-text tokens.
-pub(super) struct Described {
+pub(super) struct GgufTokenizer {
     pub spec: TokenizerSpec,
     pub bos: Option<u32>,
     pub eos: Vec<u32>,
 }
 
 /// The parts in which the two kinds of tokenizers differ.
-struct Steps {
+struct KindParts {
     normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
     decoder: DecoderKind,
@@ -49,38 +49,40 @@ struct Steps {
 }
 
 /// Reads and checks the metadata, for a model with ids below `limit`.
-pub(super) fn read_tokenizer(metadata: &Metadata, limit: usize) -> Check<Described> {
-    let model = metadata.text(MODEL)?;
+pub(super) fn read_tokenizer(metadata: &Metadata, limit: usize) -> Check<GgufTokenizer> {
+    let model = metadata.get_str(MODEL)?;
     let mut vocabulary = match model {
-        Some("gpt2" | "llama" | "gemma4" | "whitespace") => GgufVocabulary::read(metadata)?,
-        other => return Err(unsupported(MODEL, other, "\"gpt2\", \"llama\", \"gemma4\", \"whitespace\"")),
+        Some("gpt2" | "llama" | "gemma4" | "whitespace") => GgufVocabulary::read_vocabulary(metadata)?,
+        other => {
+            return Err(unsupported_value(MODEL, other, "\"gpt2\", \"llama\", \"gemma4\", \"whitespace\""));
+        }
     };
-    control::mend_kinds(metadata, &mut vocabulary)?;
-    if let Some((id, token)) = vocabulary.last().filter(|(id, _)| *id as usize >= limit) {
-        return Err(id_beyond_model(token, id, limit));
+    control::fix_token_types(metadata, &mut vocabulary)?;
+    if let Some((id, token)) = vocabulary.last_token().filter(|(id, _)| *id as usize >= limit) {
+        return Err(id_error(token, id, limit));
     }
     let steps = match model {
-        Some("llama") => sentence_piece(metadata, &vocabulary)?,
-        Some("gemma4") => with_merges(metadata, &vocabulary, Some("gemma4"))?,
-        _ => with_merges(metadata, &vocabulary, metadata.text(PRE)?)?,
+        Some("llama") => read_sentence_piece(metadata, &vocabulary)?,
+        Some("gemma4") => read_bpe(metadata, &vocabulary, Some("gemma4"))?,
+        _ => read_bpe(metadata, &vocabulary, metadata.get_str(PRE)?)?,
     };
-    let ids = Ids::read(metadata, &vocabulary)?;
-    describe(metadata, &vocabulary, steps, &ids)
+    let ids = NamedTokens::read_ids(metadata, &vocabulary)?;
+    build_spec(metadata, &vocabulary, steps, &ids)
 }
 
-fn unsupported(key: &str, value: Option<&str>, supported: &str) -> String {
-    let value = value.map_or("missing".into(), |text| shown(&text.into()));
+fn unsupported_value(key: &str, value: Option<&str>, supported: &str) -> String {
+    let value = value.map_or("missing".into(), |text| format_value(&text.into()));
     format!("metadata \"{key}\" is {value}; supported: {supported}")
 }
 
 /// BPE with merges, byte-level or of text, by the name of its pre-tokenizer.
-fn with_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, name: Option<&str>) -> Check<Steps> {
-    let split = name.and_then(|name| split::named(name));
-    let split = split.ok_or_else(|| unsupported(PRE, name, split::NAMES))?;
+fn read_bpe(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, name: Option<&str>) -> Check<KindParts> {
+    let split = name.and_then(split::find_pre_tokenizer);
+    let split = split.ok_or_else(|| unsupported_value(PRE, name, split::NAMES))?;
     if split.text {
-        merges::check_covering(vocabulary)?;
+        merges::check_byte_coverage(vocabulary)?;
     }
-    Ok(Steps {
+    Ok(KindParts {
         decoder: if split.text { piece_decoder(None) } else { DecoderKind::ByteLevel },
         normalizer: split.normalizer,
         pre_tokenizer: Some(split.pre_tokenizer),
@@ -95,11 +97,11 @@ fn piece_decoder(strip: Option<(char, usize)>) -> DecoderKind {
     DecoderKind::SentencePiece { replace: vec![(BLANK.into(), " ".into())], byte_fallback: true, strip }
 }
 
-fn sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Steps> {
-    let add_space = metadata.truth(ADD_SPACE)?.unwrap_or(true);
+fn read_sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<KindParts> {
+    let add_space = metadata.get_bool(ADD_SPACE)?.unwrap_or(true);
     let prepend = json!({"type": "Prepend", "prepend": BLANK});
     let steps = if add_space { json!([prepend, replace_blanks()]) } else { json!([replace_blanks()]) };
-    Ok(Steps {
+    Ok(KindParts {
         normalizer: Some(json!({"type": "Sequence", "normalizers": steps})),
         pre_tokenizer: None,
         decoder: piece_decoder(add_space.then_some((' ', 1))),
@@ -110,7 +112,7 @@ fn sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check
 }
 
 /// The tokens that the metadata name.
-struct Ids {
+struct NamedTokens {
     bos: Option<u32>,
     /// End of text, of turn, of message.
     ends: [Option<u32>; 3],
@@ -118,11 +120,11 @@ struct Ids {
     pad: Option<u32>,
 }
 
-impl Ids {
-    fn read(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Self> {
+impl NamedTokens {
+    fn read_ids(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Self> {
         let id = |name: &str| {
             let key = format!("tokenizer.ggml.{name}_token_id");
-            let Some(n) = metadata.integer(&key)? else { return Ok(None) };
+            let Some(n) = metadata.get_u64(&key)? else { return Ok(None) };
             match u32::try_from(n).ok().filter(|&id| vocabulary.text(id).is_some()) {
                 Some(id) => Ok(Some(id)),
                 // llama.cpp writes the largest number for "none". Padding is never used.
@@ -135,8 +137,10 @@ impl Ids {
             }
         };
         // SentencePiece's names, if no key names the token.
-        let named = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) != Kind::Text);
-        let unknown = || (0..vocabulary.len() as u32).find(|&id| vocabulary.kind(id) == Kind::Unknown);
+        let named =
+            |name: &str| vocabulary.id(name).filter(|&id| vocabulary.token_type(id) != TokenType::Text);
+        let unknown =
+            || (0..vocabulary.len() as u32).find(|&id| vocabulary.token_type(id) == TokenType::Unknown);
         Ok(Self {
             bos: id("bos")?.or_else(|| named("<s>")),
             ends: [id("eos")?.or_else(|| named("</s>")), id("eot")?, id("eom")?],
@@ -146,10 +150,11 @@ impl Ids {
     }
 
     /// Every end-of-text id, each once.
-    fn eos(&self, vocabulary: &GgufVocabulary<'_>) -> Vec<u32> {
-        let known = control::ends(vocabulary);
+    fn eos_ids(&self, vocabulary: &GgufVocabulary<'_>) -> Vec<u32> {
+        let known = control::known_end_tokens(vocabulary);
         // Padding only comes after the end.
-        let pad = self.pad.filter(|&id| self.pad != self.unk && vocabulary.kind(id) == Kind::Control);
+        let pad =
+            self.pad.filter(|&id| self.pad != self.unk && vocabulary.token_type(id) == TokenType::Control);
         let mut eos = Vec::new();
         for id in self.ends.into_iter().flatten().chain(pad).chain(known) {
             if !eos.contains(&id) {
@@ -160,14 +165,14 @@ impl Ids {
     }
 }
 
-fn describe(
+fn build_spec(
     metadata: &Metadata,
     vocabulary: &GgufVocabulary<'_>,
-    steps: Steps,
-    ids: &Ids,
-) -> Check<Described> {
+    steps: KindParts,
+    ids: &NamedTokens,
+) -> Check<GgufTokenizer> {
     let sentence_piece = steps.decoder != DecoderKind::ByteLevel;
-    let around = |key: &str, default: bool, id: Option<u32>, name: &str| match metadata.truth(key)? {
+    let around = |key: &str, default: bool, id: Option<u32>, name: &str| match metadata.get_bool(key)? {
         Some(true) if id.is_none() => Err(format!(
             "metadata \"{key}\" is true, but \"tokenizer.ggml.{name}_token_id\" is missing; supported: both \
              or none"
@@ -176,7 +181,7 @@ fn describe(
     };
     let prefix = around(ADD_BOS, steps.add_bos, ids.bos, "bos")?;
     let suffix = around(ADD_EOS, false, ids.ends[0], "eos")?;
-    let count = vocabulary.last().map_or(0, |(id, _)| id + 1);
+    let count = vocabulary.last_token().map_or(0, |(id, _)| id + 1);
     let spec = TokenizerSpec {
         tokens: (0..count).map(|id| vocabulary.text(id).map(str::to_owned)).collect(),
         // Includes the added tokens: the library would number those that its vocabulary lacks itself.
@@ -193,20 +198,20 @@ fn describe(
         prefix,
         suffix,
     };
-    Ok(Described { spec, bos: ids.bos, eos: ids.eos(vocabulary) })
+    Ok(GgufTokenizer { spec, bos: ids.bos, eos: ids.eos_ids(vocabulary) })
 }
 
 /// The tokens that are matched in a text before anything else. Begin-of-text and end-of-text tokens are special
 /// whatever their type.
-fn added_tokens(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, ids: &Ids) -> Vec<AddedEntry> {
+fn added_tokens(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, ids: &NamedTokens) -> Vec<AddedEntry> {
     let strips = control::strips_blanks(metadata);
     let entry = |(id, text)| {
-        let kind = vocabulary.kind(id);
+        let kind = vocabulary.token_type(id);
         let named = ids.bos == Some(id) || ids.ends.contains(&Some(id));
-        let special = named || matches!(kind, Kind::Control | Kind::Unknown);
+        let special = named || matches!(kind, TokenType::Control | TokenType::Unknown);
         let rstrip = special && strips && !control::KEEP_BLANKS.contains(&text);
         let token = AddedToken::from(text, special).rstrip(rstrip).normalized(false);
-        (special || kind == Kind::UserDefined).then_some(AddedEntry { id, token })
+        (special || kind == TokenType::UserDefined).then_some(AddedEntry { id, token })
     };
     vocabulary.iter().filter_map(entry).collect()
 }

@@ -3,8 +3,8 @@
 
 use super::files::check_nesting;
 use super::pipeline;
-use super::spec::{AddedEntry, TokenizerSpec, id_beyond_model};
-use files::error::unquoted;
+use super::spec::{AddedEntry, TokenizerSpec, id_error};
+use files::error::escape;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -18,7 +18,7 @@ const MAX_STEP: usize = 1 << 20;
 
 /// The file. `truncation` and `padding` are ignored: a prompt is neither truncated nor padded.
 #[derive(Deserialize)]
-struct File<'a> {
+struct TokenizerJson<'a> {
     version: Option<String>,
     added_tokens: Option<Vec<AddedEntry>>,
     #[serde(borrow)]
@@ -29,12 +29,12 @@ struct File<'a> {
     post_processor: Option<&'a RawValue>,
     #[serde(borrow)]
     decoder: Option<&'a RawValue>,
-    model: Bpe,
+    model: BpeModel,
 }
 
 /// Only `model.type`: models of other types have other fields.
 #[derive(Deserialize)]
-struct Head {
+struct TypeOnly {
     model: ModelType,
 }
 
@@ -45,7 +45,7 @@ struct ModelType {
 }
 
 #[derive(Deserialize)]
-struct Bpe {
+struct BpeModel {
     #[serde(rename = "type")]
     kind: Option<String>,
     dropout: Option<f64>,
@@ -73,21 +73,20 @@ impl Merge {
             Merge::Text(text) => text,
         };
         let pair = text.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned()));
-        pair.ok_or_else(|| format!("field `model.merges` has {}, not two tokens", unquoted(&text)))
+        pair.ok_or_else(|| format!("field `model.merges` has {}, not two tokens", escape(&text)))
     }
 }
 
 /// Reads a file for a model with ids below `limit`.
-pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
+pub(super) fn read_tokenizer_json(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
     check_nesting(json)?;
-    let broken =
-        |e: serde_json::Error| format!("is not a valid tokenizer.json ({})", unquoted(&e.to_string()));
-    let file: File<'_> = serde_json::from_slice(json).map_err(|e| {
-        let head = serde_json::from_slice::<Head>(json);
+    let broken = |e: serde_json::Error| format!("is not a valid tokenizer.json ({})", escape(&e.to_string()));
+    let file: TokenizerJson<'_> = serde_json::from_slice(json).map_err(|e| {
+        let head = serde_json::from_slice::<TypeOnly>(json);
         head.ok().and_then(|head| check_type(head.model.name.as_deref()).err()).unwrap_or_else(|| broken(e))
     })?;
     if let Some(version) = file.version.filter(|v| v != "1.0") {
-        return Err(format!("field `version` is {}; supported: \"1.0\"", unquoted(&version)));
+        return Err(format!("field `version` is {}; supported: \"1.0\"", escape(&version)));
     }
     let model = file.model;
     check_model(&model)?;
@@ -95,18 +94,18 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
     let tokens = tokens_by_id(&model.vocab, &added, limit)?;
     let with_id = |unk: String| match model.vocab.get(&unk) {
         Some(&id) => Ok((unk, id)),
-        None => Err(format!("field `model.unk_token` is {}, not in `model.vocab`", unquoted(&unk))),
+        None => Err(format!("field `model.unk_token` is {}, not in `model.vocab`", escape(&unk))),
     };
     let unk = model.unk_token.map(with_id).transpose()?;
-    let around = pipeline::read_post_processor(&step("post_processor", file.post_processor)?)?;
+    let around = pipeline::read_post_processor(&parse_step("post_processor", file.post_processor)?)?;
     for &id in around.prefix.iter().chain(&around.suffix) {
         if tokens.get(id as usize).is_none_or(Option::is_none) {
             return Err(format!("field `post_processor` adds id {id}, which no token has"));
         }
     }
-    let normalizer = step("normalizer", file.normalizer)?;
+    let normalizer = parse_step("normalizer", file.normalizer)?;
     pipeline::check_steps("normalizer", &normalizer, &pipeline::NORMALIZERS)?;
-    let pre_tokenizer = step("pre_tokenizer", file.pre_tokenizer)?;
+    let pre_tokenizer = parse_step("pre_tokenizer", file.pre_tokenizer)?;
     pipeline::check_steps("pre_tokenizer", &pre_tokenizer, &pipeline::PRE_TOKENIZERS)?;
     Ok(TokenizerSpec {
         tokens,
@@ -119,7 +118,7 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
         added,
         normalizer: Some(normalizer).filter(|step| !step.is_null()),
         pre_tokenizer: Some(pre_tokenizer).filter(|step| !step.is_null()),
-        decoder: pipeline::read_decoder(&step("decoder", file.decoder)?)?,
+        decoder: pipeline::read_decoder(&parse_step("decoder", file.decoder)?)?,
         prefix: around.prefix,
         suffix: around.suffix,
     })
@@ -127,13 +126,13 @@ pub(super) fn read(json: &[u8], limit: usize) -> Result<TokenizerSpec, String> {
 
 fn check_type(name: Option<&str>) -> Result<(), String> {
     match name.filter(|name| *name != "BPE") {
-        Some(name) => Err(format!("field `model.type` is {}; supported: \"BPE\"", unquoted(name))),
+        Some(name) => Err(format!("field `model.type` is {}; supported: \"BPE\"", escape(name))),
         None => Ok(()),
     }
 }
 
 /// Refuses options of the model that are not supported.
-fn check_model(model: &Bpe) -> Result<(), String> {
+fn check_model(model: &BpeModel) -> Result<(), String> {
     check_type(model.kind.as_deref())?;
     if let Some(p) = model.dropout.filter(|&p| p != 0.0) {
         return Err(format!("field `model.dropout` is {p}; supported: null (encoding must not be random)"));
@@ -143,19 +142,19 @@ fn check_model(model: &Bpe) -> Result<(), String> {
         ("end_of_word_suffix", &model.end_of_word_suffix),
     ] {
         if let Some(value) = value.as_ref().filter(|v| !v.is_empty()) {
-            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", unquoted(value)));
+            return Err(format!("field `model.{name}` is {}; supported: null or \"\"", escape(value)));
         }
     }
     Ok(())
 }
 
 /// Parses a step before or after the model; null if there is none.
-fn step(field: &str, json: Option<&RawValue>) -> Result<Value, String> {
+fn parse_step(field: &str, json: Option<&RawValue>) -> Result<Value, String> {
     let json = json.map_or("null", RawValue::get);
     if json.len() > MAX_STEP {
         return Err(format!("field `{field}` has {} bytes; supported: up to {MAX_STEP}", json.len()));
     }
-    serde_json::from_str(json).map_err(|e| format!("field `{field}`: {}", unquoted(&e.to_string())))
+    serde_json::from_str(json).map_err(|e| format!("field `{field}`: {}", escape(&e.to_string())))
 }
 
 /// The tokens of vocabulary and added tokens, `[id]`. Each id must be below `limit` and stand for one token.
@@ -165,12 +164,12 @@ fn tokens_by_id(vocab: &Vocab, added: &[AddedEntry], limit: usize) -> Result<Vec
         return Err("field `model.vocab` is empty; supported: at least one token".into());
     };
     if highest as usize >= limit {
-        return Err(id_beyond_model(last, highest, limit));
+        return Err(id_error(last, highest, limit));
     }
     let mut tokens: Vec<Option<String>> = vec![None; highest as usize + 1];
     for (token, id) in all() {
         if let Some(other) = tokens[id as usize].replace(token.clone()).filter(|other| other != token) {
-            return Err(format!("gives id {id} to the tokens {} and {}", unquoted(&other), unquoted(token)));
+            return Err(format!("gives id {id} to the tokens {} and {}", escape(&other), escape(token)));
         }
     }
     Ok(tokens)

@@ -1,8 +1,8 @@
 //! Steps before and after the model in a `tokenizer.json`. The library runs normalizers and pre-tokenizers; decoders
 //! and post-processors are our own.
 
-use super::files::shown;
-use files::error::unquoted;
+use super::files::format_value;
+use files::error::escape;
 use serde_json::Value;
 
 pub(super) const NORMALIZERS: [&str; 6] = ["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace"];
@@ -31,19 +31,21 @@ pub(super) struct SpecialTokens {
     pub suffix: Vec<u32>,
 }
 
-fn kind(step: &Value) -> &str {
+fn step_type(step: &Value) -> &str {
     step["type"].as_str().unwrap_or("")
 }
 
-fn unsupported<T>(field: &str, step: &Value, supported: &str) -> Result<T, String> {
-    let what = step.get("type").map_or_else(|| shown(step), |kind| format!("of type {}", shown(kind)));
+fn unsupported_step<T>(field: &str, step: &Value, supported: &str) -> Result<T, String> {
+    let what =
+        step.get("type").map_or_else(|| format_value(step), |kind| format!("of type {}", format_value(kind)));
     Err(format!("field `{field}` is {what}; supported: {supported}"))
 }
 
 /// Appends the steps of a sequence, which may be nested, in order.
 fn flatten_sequence<'a>(field: &str, step: &'a Value, flat: &mut Vec<&'a Value>) -> Result<(), String> {
     let lists = ["normalizers", "pretokenizers", "decoders", "processors"];
-    let inner = lists.iter().find_map(|list| step[*list].as_array()).filter(|_| kind(step) == "Sequence");
+    let inner =
+        lists.iter().find_map(|list| step[*list].as_array()).filter(|_| step_type(step) == "Sequence");
     if let Some(steps) = inner {
         return steps.iter().try_for_each(|step| flatten_sequence(field, step, flat));
     }
@@ -54,7 +56,7 @@ fn flatten_sequence<'a>(field: &str, step: &'a Value, flat: &mut Vec<&'a Value>)
     Ok(())
 }
 
-fn steps<'a>(field: &str, step: &'a Value) -> Result<Vec<&'a Value>, String> {
+fn list_steps<'a>(field: &str, step: &'a Value) -> Result<Vec<&'a Value>, String> {
     let mut flat = vec![];
     flatten_sequence(field, step, &mut flat)?;
     Ok(flat)
@@ -62,9 +64,9 @@ fn steps<'a>(field: &str, step: &'a Value) -> Result<Vec<&'a Value>, String> {
 
 /// Refuses steps that are not `supported`, and texts in them so long that they would multiply the memory of a prompt.
 pub(super) fn check_steps(field: &str, step: &Value, supported: &[&str]) -> Result<(), String> {
-    for step in steps(field, step)? {
-        if !supported.contains(&kind(step)) {
-            return unsupported(field, step, &format!("{}, Sequence", supported.join(", ")));
+    for step in list_steps(field, step)? {
+        if !supported.contains(&step_type(step)) {
+            return unsupported_step(field, step, &format!("{}, Sequence", supported.join(", ")));
         }
         let pattern = &step["pattern"];
         for (text, most) in [
@@ -85,14 +87,14 @@ pub(super) fn read_decoder(step: &Value) -> Result<DecoderKind, String> {
     const SUPPORTED: &str =
         "ByteLevel, or a Sequence of Replace (of a String), ByteFallback, Fuse, Strip (at the start)";
     let field = "decoder";
-    let steps = steps(field, step)?;
-    if steps.len() == 1 && kind(steps[0]) == "ByteLevel" {
+    let steps = list_steps(field, step)?;
+    if steps.len() == 1 && step_type(steps[0]) == "ByteLevel" {
         return Ok(DecoderKind::ByteLevel);
     }
     let text = |value: &Value| value.as_str().filter(|text| text.len() <= MAX_TEXT).map(str::to_owned);
     let (mut replace, mut byte_fallback, mut fuse, mut strip) = (vec![], false, false, None);
     for step in steps {
-        let known = match kind(step) {
+        let known = match step_type(step) {
             "Replace" if !byte_fallback && !fuse => {
                 let texts = text(&step["pattern"]["String"])
                     .filter(|from| !from.is_empty())
@@ -109,11 +111,11 @@ pub(super) fn read_decoder(step: &Value) -> Result<DecoderKind, String> {
             _ => false,
         };
         if !known {
-            return unsupported(field, step, SUPPORTED);
+            return unsupported_step(field, step, SUPPORTED);
         }
     }
     if !fuse {
-        return unsupported(field, step, SUPPORTED);
+        return unsupported_step(field, step, SUPPORTED);
     }
     Ok(DecoderKind::SentencePiece { replace, byte_fallback, strip })
 }
@@ -129,8 +131,8 @@ fn read_strip(step: &Value) -> Option<(char, usize)> {
 pub(super) fn read_post_processor(step: &Value) -> Result<SpecialTokens, String> {
     let field = "post_processor";
     let mut around = SpecialTokens::default();
-    for step in steps(field, step)? {
-        match kind(step) {
+    for step in list_steps(field, step)? {
+        match step_type(step) {
             // Changes only offsets, which are not used.
             "ByteLevel" => {}
             "TemplateProcessing" => {
@@ -138,7 +140,7 @@ pub(super) fn read_post_processor(step: &Value) -> Result<SpecialTokens, String>
                 around.prefix.splice(0..0, inner.prefix);
                 around.suffix.extend(inner.suffix);
             }
-            _ => return unsupported(field, step, "ByteLevel, TemplateProcessing, Sequence"),
+            _ => return unsupported_step(field, step, "ByteLevel, TemplateProcessing, Sequence"),
         }
     }
     Ok(around)
@@ -157,16 +159,13 @@ fn read_template(step: &Value) -> Result<SpecialTokens, String> {
                 ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<_>>>()
             });
             let Some(ids) = ids else {
-                return Err(format!(
-                    "field `{field}` names {}, which has no ids or too many",
-                    unquoted(name)
-                ));
+                return Err(format!("field `{field}` names {}, which has no ids or too many", escape(name)));
             };
             side.extend(ids);
         } else if piece["Sequence"]["id"] == "A" {
             texts += 1;
         } else {
-            let piece = shown(piece);
+            let piece = format_value(piece);
             return Err(format!(
                 "field `{field}` has the piece {piece}; supported: SpecialToken, Sequence A"
             ));

@@ -1,9 +1,9 @@
 //! Begin-of-text and end-of-text tokens, from the settings files beside `tokenizer.json`.
 
 use super::Tokenizer;
-use super::files::{read_settings, shown};
+use super::files::{format_value, read_settings};
 use crate::{Error, Result};
-use files::folder::Folder;
+use files::folder::ModelDir;
 use serde_json::{Map, Value};
 
 /// The begin-of-text and end-of-text tokens.
@@ -18,16 +18,21 @@ pub(super) struct BoundaryTokens {
 }
 
 /// Reads the settings files in `folder`, all of them optional, for a tokenizer with ids below `limit`.
-pub(super) fn load(folder: &Folder, limit: usize, tokenizer: &Tokenizer) -> Result<BoundaryTokens> {
+pub(super) fn load_boundary_tokens(
+    folder: &ModelDir,
+    limit: usize,
+    tokenizer: &Tokenizer,
+) -> Result<BoundaryTokens> {
     let mut settings = BoundaryTokens::default();
     for name in ["generation_config.json", "config.json"] {
         if let Some(map) = read_settings(folder, name)? {
-            eos_ids(&map, limit, &mut settings.eos).map_err(|why| Error::model(&folder.path(name), why))?;
+            read_eos_ids(&map, limit, &mut settings.eos)
+                .map_err(|why| Error::model(&folder.path(name), why))?;
         }
     }
     let name = "tokenizer_config.json";
     if let Some(map) = read_settings(folder, name)? {
-        tokenizer_config(&map, tokenizer, &mut settings)
+        read_tokenizer_config(&map, tokenizer, &mut settings)
             .map_err(|why| Error::model(&folder.path(name), why))?;
     }
     let mut seen = std::collections::HashSet::new();
@@ -35,7 +40,11 @@ pub(super) fn load(folder: &Folder, limit: usize, tokenizer: &Tokenizer) -> Resu
     Ok(settings)
 }
 
-fn eos_ids(map: &Map<String, Value>, limit: usize, eos: &mut Vec<u32>) -> std::result::Result<(), String> {
+fn read_eos_ids(
+    map: &Map<String, Value>,
+    limit: usize,
+    eos: &mut Vec<u32>,
+) -> std::result::Result<(), String> {
     let field = map.get("eos_token_id").unwrap_or(&Value::Null);
     let ids = match field {
         Value::Null => &[],
@@ -48,7 +57,7 @@ fn eos_ids(map: &Map<String, Value>, limit: usize, eos: &mut Vec<u32>) -> std::r
             None => {
                 return Err(format!(
                     "field `eos_token_id` is {}; supported: an id below {limit}, a list of ids, or null",
-                    shown(field)
+                    format_value(field)
                 ));
             }
         }
@@ -56,13 +65,13 @@ fn eos_ids(map: &Map<String, Value>, limit: usize, eos: &mut Vec<u32>) -> std::r
     Ok(())
 }
 
-fn tokenizer_config(
+fn read_tokenizer_config(
     map: &Map<String, Value>,
     tokenizer: &Tokenizer,
     settings: &mut BoundaryTokens,
 ) -> std::result::Result<(), String> {
     let lookup = |token: &str| tokenizer.token_to_id(token);
-    let text = |name: &str| token(name, map.get(name).unwrap_or(&Value::Null));
+    let text = |name: &str| token_text(name, map.get(name).unwrap_or(&Value::Null));
     if map.contains_key("bos_token") {
         settings.bos = Some(text("bos_token")?.and_then(lookup));
     }
@@ -70,18 +79,21 @@ fn tokenizer_config(
         None | Some(Value::Null) => false,
         Some(Value::Bool(add)) => *add,
         Some(other) => {
-            return Err(format!("field `add_bos_token` is {}; supported: true or false", shown(other)));
+            return Err(format!(
+                "field `add_bos_token` is {}; supported: true or false",
+                format_value(other)
+            ));
         }
     };
     if settings.add_bos && settings.bos.is_none_or(|id| id.is_none()) {
-        let bos = map.get("bos_token").map_or("missing".into(), shown);
+        let bos = map.get("bos_token").map_or("missing".into(), format_value);
         return Err(format!(
             "field `add_bos_token` is true, but `bos_token` is {bos}, not a token of tokenizer.json"
         ));
     }
     if let Some(eos) = text("eos_token")? {
         let missing =
-            || format!("field `eos_token` is {}, not a token of tokenizer.json", shown(&eos.into()));
+            || format!("field `eos_token` is {}, not a token of tokenizer.json", format_value(&eos.into()));
         settings.eos.push(lookup(eos).ok_or_else(missing)?);
     }
     // A padding token that is a control token only comes after the end. Qwen's chat models pad with the token that
@@ -93,11 +105,11 @@ fn tokenizer_config(
 }
 
 /// Reads a token, written as its text or as an object with `content`.
-fn token<'a>(name: &str, field: &'a Value) -> std::result::Result<Option<&'a str>, String> {
+fn token_text<'a>(name: &str, field: &'a Value) -> std::result::Result<Option<&'a str>, String> {
     match field {
         Value::Null => Ok(None),
         Value::String(text) => Ok(Some(text)),
         Value::Object(map) if map.get("content").is_some_and(Value::is_string) => Ok(map["content"].as_str()),
-        _ => Err(format!("field `{name}` is {}; supported: a token's text or null", shown(field))),
+        _ => Err(format!("field `{name}` is {}; supported: a token's text or null", format_value(field))),
     }
 }

@@ -1,8 +1,8 @@
 //! The spec of a tokenizer, read from any kind of file, from which the library's tokenizer is built.
 
-use super::files::shown;
+use super::files::format_value;
 use super::pipeline::DecoderKind;
-use files::error::unquoted;
+use files::error::escape;
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
@@ -43,7 +43,7 @@ pub(super) struct AddedEntry {
 impl TokenizerSpec {
     /// Builds the library's tokenizer, without decoder and post-processor, which are our own, and without truncation
     /// and padding.
-    pub fn build(self) -> Result<Library, String> {
+    pub fn build_library(self) -> Result<Library, String> {
         if self.added.iter().map(|a| a.token.content.len()).sum::<usize>() > MAX_ADDED {
             return Err(format!("has more than {MAX_ADDED} bytes of control and user-defined tokens"));
         }
@@ -55,7 +55,7 @@ impl TokenizerSpec {
         if let Some((unk, _)) = self.unk {
             model = model.unk_token(unk);
         }
-        let failed = |field: &str, why: &dyn ToString| format!("`{field}`: {}", unquoted(&why.to_string()));
+        let failed = |field: &str, why: &dyn ToString| format!("`{field}`: {}", escape(&why.to_string()));
         let mut library = Library::new(model.build().map_err(|e| failed("merges", &e))?);
         let normalizer = self.normalizer.map(serde_json::from_value::<NormalizerWrapper>).transpose();
         library.with_normalizer(normalizer.map_err(|e| failed("normalizer", &e))?);
@@ -69,7 +69,7 @@ impl TokenizerSpec {
             Some(AddedEntry { id, token }) => Err(format!(
                 "field `added_tokens` gives id {id} to {}; supported: texts that are not empty, each once, with the id \
                  that the vocabulary has for them or the next one after its {} tokens",
-                shown(&token.content.as_str().into()),
+                format_value(&token.content.as_str().into()),
                 library.get_vocab_size(false)
             )),
         }
@@ -77,12 +77,12 @@ impl TokenizerSpec {
 }
 
 /// The message for a token with an id of `limit` or more.
-pub(super) fn id_beyond_model(token: &str, id: u32, limit: usize) -> String {
+pub(super) fn id_error(token: &str, id: u32, limit: usize) -> String {
     format!(
         "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to {}); use that \
          model's tokenizer, or rebuild for this model: ANTIGRAVITY_MODEL=<its directory or GGUF file> \
          cargo build --release",
-        shown(&Value::from(token)),
+        format_value(&Value::from(token)),
         limit.saturating_sub(1),
     )
 }

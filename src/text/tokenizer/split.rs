@@ -1,6 +1,6 @@
 //! Splits long texts into chunks: the library takes about 130 bytes of memory for each byte that it encodes at once.
 
-use super::Pieces;
+use super::TokenBytes;
 use super::spec::TokenizerSpec;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -56,13 +56,13 @@ fn is_candidate(text: &[u8], at: usize) -> bool {
 }
 
 /// Maximum bytes of text that become one token; `None` if unbounded.
-pub(super) fn longest_token(spec: &TokenizerSpec, pieces: &Pieces) -> Option<usize> {
+pub(super) fn max_token_bytes(spec: &TokenizerSpec, pieces: &TokenBytes) -> Option<usize> {
     let tokens = || (0..spec.tokens.len()).map(|id| pieces.bytes(id as u32));
     let alone: HashSet<u8> =
         tokens().filter_map(|bytes| <[u8; 1]>::try_from(bytes).ok()).map(|[b]| b).collect();
     let unknown = spec.unk.is_some() && !spec.fuse_unk;
     let strips = spec.added.iter().any(|a| a.token.lstrip || a.token.rstrip);
-    let shrinks = [&spec.normalizer, &spec.pre_tokenizer].into_iter().flatten().any(shrinks);
+    let shrinks = [&spec.normalizer, &spec.pre_tokenizer].into_iter().flatten().any(may_shrink);
     if strips || shrinks || !(alone.len() == 256 || unknown) {
         return None;
     }
@@ -71,8 +71,8 @@ pub(super) fn longest_token(spec: &TokenizerSpec, pieces: &Pieces) -> Option<usi
 }
 
 /// True if a step, or one within it, may drop text.
-fn shrinks(step: &Value) -> bool {
-    let within = |list: &str| step[list].as_array().is_some_and(|steps| steps.iter().any(shrinks));
+fn may_shrink(step: &Value) -> bool {
+    let within = |list: &str| step[list].as_array().is_some_and(|steps| steps.iter().any(may_shrink));
     let length = |text: &Value| text.as_str().map_or(0, str::len);
     let from = &step["pattern"]["String"];
     let replaced = step["type"] == "Replace" && (from.is_null() || length(&step["content"]) < length(from));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// The result of a scan of a piece of text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Scan {
+pub struct StopScan {
     /// Text that cannot be part of a stop string.
     pub text: String,
     /// True if a stop string was found: `text` ends before it, and nothing follows.
@@ -42,30 +42,30 @@ impl StopStrings {
     }
 
     /// Scans the next piece of text.
-    pub fn push(&mut self, piece: &str) -> Scan {
+    pub fn push(&mut self, piece: &str) -> StopScan {
         if self.matched.is_some() {
-            return Scan { text: String::new(), stopped: true };
+            return StopScan { text: String::new(), stopped: true };
         }
         if self.automaton.is_empty() && self.pending.is_empty() {
-            return Scan { text: piece.into(), stopped: false };
+            return StopScan { text: piece.into(), stopped: false };
         }
         self.pending.push_str(piece);
-        if let Some(first) = self.scan() {
-            return self.stop(first);
+        if let Some(first) = self.scan_pending() {
+            return self.stop_at(first);
         }
-        let open = self.scanned - self.automaton.open(self.state);
+        let open = self.scanned - self.automaton.open_bytes(self.state);
         let kept = self.first.map_or(open, |(start, _)| start.min(open));
         self.first = self.first.map(|(start, number)| (start - kept, number));
         self.scanned -= kept;
         let rest = self.pending.split_off(kept);
-        Scan { text: std::mem::replace(&mut self.pending, rest), stopped: false }
+        StopScan { text: std::mem::replace(&mut self.pending, rest), stopped: false }
     }
 
     /// Ends the text and returns the rest of it.
-    pub fn finish(&mut self) -> Scan {
-        match self.scan().or(self.first) {
-            Some(first) => self.stop(first),
-            None => Scan { text: self.take_pending(), stopped: self.matched.is_some() },
+    pub fn finish(&mut self) -> StopScan {
+        match self.scan_pending().or(self.first) {
+            Some(first) => self.stop_at(first),
+            None => StopScan { text: self.take_pending(), stopped: self.matched.is_some() },
         }
     }
 
@@ -76,33 +76,33 @@ impl StopStrings {
     }
 
     /// The number of the stop string that ended the text.
-    pub fn matched(&self) -> Option<usize> {
+    pub fn matched_index(&self) -> Option<usize> {
         self.matched
     }
 
     /// Text that is held back.
-    pub fn pending(&self) -> &str {
+    pub fn pending_text(&self) -> &str {
         &self.pending
     }
 
     /// Starts with text that another search, perhaps for other stop strings, held back.
-    pub fn restore(&mut self, text: &str) {
+    pub fn restore_pending(&mut self, text: &str) {
         self.take_pending();
         self.pending = text.into();
     }
 
-    fn stop(&mut self, (start, number): (usize, usize)) -> Scan {
+    fn stop_at(&mut self, (start, number): (usize, usize)) -> StopScan {
         let mut text = self.take_pending();
         text.truncate(start);
         self.matched = Some(number);
-        Scan { text, stopped: true }
+        StopScan { text, stopped: true }
     }
 
     /// Scans the new part of the pending text. Returns the first match, once no earlier one can come. Of matches with
     /// the same start the shortest counts, as it was complete first.
-    fn scan(&mut self) -> Option<(usize, usize)> {
+    fn scan_pending(&mut self) -> Option<(usize, usize)> {
         for &byte in &self.pending.as_bytes()[self.scanned..] {
-            self.state = self.automaton.next(self.state, byte);
+            self.state = self.automaton.next_state(self.state, byte);
             self.scanned += 1;
             if let Some((length, number)) = self.automaton.longest_match(self.state) {
                 let start = self.scanned - length;
@@ -110,7 +110,7 @@ impl StopStrings {
                     self.first = Some((start, number));
                 }
             }
-            let open = self.scanned - self.automaton.open(self.state);
+            let open = self.scanned - self.automaton.open_bytes(self.state);
             if let Some(first) = self.first.filter(|&(start, _)| start <= open) {
                 return Some(first);
             }
@@ -152,9 +152,9 @@ mod tests {
         {
             for pieces in [&["ab", "c", "d"][..], &["abcd"]] {
                 let mut scanner = StopStrings::new(stops).expect("no empty stop string");
-                assert!(scanner.matched().is_none());
+                assert!(scanner.matched_index().is_none());
                 pieces.iter().for_each(|piece| drop(scanner.push(piece)));
-                assert_eq!(scanner.matched(), Some(found), "{stops:?}");
+                assert_eq!(scanner.matched_index(), Some(found), "{stops:?}");
             }
         }
     }
@@ -191,14 +191,14 @@ mod tests {
     fn holds_back_no_more_than_needed() {
         let mut scanner = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
         let mut push = |piece: &str| scanner.push(piece);
-        let open = |text: &str| Scan { text: text.into(), stopped: false };
+        let open = |text: &str| StopScan { text: text.into(), stopped: false };
         assert_eq!(push("Hello."), open("Hello."));
         assert_eq!(push(" A\nUs"), open(" A"));
         assert_eq!(push("ing it\n"), open("\nUsing it"));
         assert_eq!(push("User"), open(""));
-        assert_eq!(push(": hi"), Scan { text: String::new(), stopped: true });
-        assert_eq!(push("more"), Scan { text: String::new(), stopped: true });
-        assert_eq!(scanner.finish(), Scan { text: String::new(), stopped: true });
+        assert_eq!(push(": hi"), StopScan { text: String::new(), stopped: true });
+        assert_eq!(push("more"), StopScan { text: String::new(), stopped: true });
+        assert_eq!(scanner.finish(), StopScan { text: String::new(), stopped: true });
         assert!(matches!(StopStrings::new(&["x", ""]), Err(Error::Usage(_))));
     }
 
@@ -209,7 +209,7 @@ mod tests {
         let mut scanner = StopStrings::new(&stops).expect("no empty stop string");
         let began = std::time::Instant::now();
         let shown: usize = (0..100_000).map(|_| scanner.push("aa").text.len()).sum();
-        assert_eq!((shown, scanner.pending().len()), (160_000, 40_000));
+        assert_eq!((shown, scanner.pending_text().len()), (160_000, 40_000));
         assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
         assert_eq!(scanner.clone().push("15").text, "");
         assert_eq!(scanner.push("x").text.len(), 40_001);
@@ -222,7 +222,7 @@ mod tests {
             let mut first = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
             let before = first.push(&text[..cut]);
             let mut second = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
-            second.restore(first.pending());
+            second.restore_pending(first.pending_text());
             let after = second.push(&text[cut..]);
             // Once it has stopped, nothing continues.
             let shown = if before.stopped { before.text } else { before.text + &after.text };
@@ -230,8 +230,8 @@ mod tests {
             // Without stop strings, or with others, all of the text comes.
             for stops in [&[][..], &["x"]] {
                 let mut other = StopStrings::new(stops).expect("no empty stop string");
-                other.restore(first.pending());
-                assert_eq!(other.push("y").text, format!("{}y", first.pending()));
+                other.restore_pending(first.pending_text());
+                assert_eq!(other.push("y").text, format!("{}y", first.pending_text()));
             }
         }
     }

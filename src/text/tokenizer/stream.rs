@@ -9,18 +9,18 @@ use std::borrow::Cow;
 
 /// The bytes that each id stands for.
 #[derive(Debug, Clone)]
-pub struct Pieces {
+pub struct TokenBytes {
     kind: DecoderKind,
     /// Bytes of all ids, concatenated; ids without a token have none.
     bytes: Vec<u8>,
     /// End of the bytes of each id, `[id]`.
     ends: Vec<u32>,
     /// `[id]`
-    flags: Vec<Flag>,
+    flags: Vec<TokenFlag>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flag {
+enum TokenFlag {
     Text,
     /// A token for one byte of UTF-8 (`<0xE2>`).
     Byte,
@@ -29,30 +29,30 @@ enum Flag {
 
 /// The treatment of special tokens when decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Special {
+pub(super) enum SpecialTokenMode {
     Skip,
     Keep,
 }
 
-impl Pieces {
+impl TokenBytes {
     /// The bytes of the tokens `[id]`, with these special ids.
     pub(super) fn new(kind: DecoderKind, tokens: &[Option<String>], special: &[u32]) -> Self {
         let mut pieces = Self { kind, bytes: vec![], ends: vec![], flags: vec![] };
         for token in tokens {
             let token = token.as_deref().unwrap_or("");
-            let flag = pieces.append(token);
+            let flag = pieces.append_token(token);
             pieces.flags.push(flag);
             pieces.ends.push(pieces.bytes.len() as u32);
         }
         for &id in special {
-            pieces.flags[id as usize] = Flag::Special;
+            pieces.flags[id as usize] = TokenFlag::Special;
         }
         pieces
     }
 
     /// A checksum of the bytes and special ids of a vocabulary. Ids without a token at the end, which files are padded
     /// with, do not count.
-    pub fn digest(&self) -> u32 {
+    pub fn compute_checksum(&self) -> u32 {
         let used = self.ends.partition_point(|&end| (end as usize) < self.bytes.len());
         let mut hash = crc32fast::Hasher::new();
         hash.update(&self.bytes);
@@ -63,7 +63,7 @@ impl Pieces {
         hash.finalize()
     }
 
-    fn append(&mut self, token: &str) -> Flag {
+    fn append_token(&mut self, token: &str) -> TokenFlag {
         match &self.kind {
             DecoderKind::ByteLevel => {
                 let start = self.bytes.len();
@@ -78,7 +78,7 @@ impl Pieces {
                         }
                     }
                 }
-                Flag::Text
+                TokenFlag::Text
             }
             DecoderKind::SentencePiece { replace, byte_fallback, .. } => {
                 let mut text = token.to_string();
@@ -88,18 +88,18 @@ impl Pieces {
                 match byte_of_token(&text) {
                     Some(byte) if *byte_fallback => {
                         self.bytes.push(byte);
-                        Flag::Byte
+                        TokenFlag::Byte
                     }
                     _ => {
                         self.bytes.extend_from_slice(text.as_bytes());
-                        Flag::Text
+                        TokenFlag::Text
                     }
                 }
             }
         }
     }
 
-    fn get(&self, id: u32) -> Option<(&[u8], Flag)> {
+    fn get(&self, id: u32) -> Option<(&[u8], TokenFlag)> {
         let id = id as usize;
         let end = *self.ends.get(id)? as usize;
         let start = if id == 0 { 0 } else { self.ends[id - 1] as usize };
@@ -108,7 +108,7 @@ impl Pieces {
 
     /// True if `id` is a control token, which is not shown as text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.flags.get(id as usize) == Some(&Flag::Special)
+        self.flags.get(id as usize) == Some(&TokenFlag::Special)
     }
 
     /// The bytes of one token, control tokens included; empty for an unknown id.
@@ -128,12 +128,12 @@ impl Pieces {
         Self::new(DecoderKind::ByteLevel, &tokens, special)
     }
 
-    pub(super) fn stream(&self, special: Special) -> TextStream<'_> {
-        TextStream { pieces: self, special, shown: vec![], pending: vec![], strip: self.strip() }
+    pub(super) fn decode_stream(&self, special: SpecialTokenMode) -> TextStream<'_> {
+        TextStream { pieces: self, special, shown: vec![], pending: vec![], strip: self.strip_start() }
     }
 
     /// The character that is stripped from the start of a text, and the maximum number of times.
-    fn strip(&self) -> Option<(char, usize)> {
+    fn strip_start(&self) -> Option<(char, usize)> {
         match self.kind {
             DecoderKind::ByteLevel => None,
             DecoderKind::SentencePiece { strip, .. } => strip,
@@ -162,8 +162,8 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
 /// Decodes ids one at a time. The pieces add up to the text of all ids.
 #[derive(Debug, Clone)]
 pub struct TextStream<'a> {
-    pieces: &'a Pieces,
-    special: Special,
+    pieces: &'a TokenBytes,
+    special: SpecialTokenMode,
     /// Special tokens that are shown as text.
     shown: Vec<u32>,
     /// Bytes that are not shown yet. Byte level: the start of one character. SentencePiece: the current run of byte
@@ -185,7 +185,7 @@ pub struct TextState {
 
 impl TextStream<'_> {
     /// A stream that shows these special tokens as text.
-    pub fn showing(self, shown: Vec<u32>) -> Self {
+    pub fn with_shown_tokens(self, shown: Vec<u32>) -> Self {
         Self { shown, ..self }
     }
 
@@ -195,9 +195,9 @@ impl TextStream<'_> {
     }
 
     /// Continues from the state of another stream of the same tokenizer.
-    pub fn resume(&mut self, state: &TextState) {
+    pub fn restore_state(&mut self, state: &TextState) {
         self.pending.clone_from(&state.pending);
-        self.strip = self.pieces.strip().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
+        self.strip = self.pieces.strip_start().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
     }
 
     /// Decodes all of `ids` and ends the stream.
@@ -217,19 +217,21 @@ impl TextStream<'_> {
     /// [`push`](Self::push) that appends to `out`.
     pub fn push_into(&mut self, id: u32, out: &mut String) {
         let Some((bytes, flag)) = self.pieces.get(id) else { return };
-        if flag == Flag::Special && self.special == Special::Skip && !self.shown.contains(&id) {
+        if flag == TokenFlag::Special && self.special == SpecialTokenMode::Skip && !self.shown.contains(&id) {
             return;
         }
         match self.pieces.kind {
             DecoderKind::ByteLevel => {
                 self.pending.extend_from_slice(bytes);
-                self.complete(out);
+                self.take_complete_chars(out);
             }
-            DecoderKind::SentencePiece { .. } if flag == Flag::Byte => self.pending.extend_from_slice(bytes),
+            DecoderKind::SentencePiece { .. } if flag == TokenFlag::Byte => {
+                self.pending.extend_from_slice(bytes)
+            }
             DecoderKind::SentencePiece { .. } => {
                 self.end_run(out);
                 // Tokens are whole strings.
-                self.emit(&String::from_utf8_lossy(bytes), out);
+                self.push_text(&String::from_utf8_lossy(bytes), out);
             }
         }
     }
@@ -248,7 +250,7 @@ impl TextStream<'_> {
     }
 
     /// Moves complete characters to `out`, with U+FFFD for invalid bytes.
-    fn complete(&mut self, out: &mut String) {
+    fn take_complete_chars(&mut self, out: &mut String) {
         let mut rest = self.pending.as_slice();
         loop {
             match std::str::from_utf8(rest) {
@@ -278,10 +280,10 @@ impl TextStream<'_> {
         }
         let run = std::mem::take(&mut self.pending);
         let text = String::from_utf8(run).unwrap_or_else(|e| "\u{fffd}".repeat(e.as_bytes().len()));
-        self.emit(&text, out);
+        self.push_text(&text, out);
     }
 
-    fn emit(&mut self, text: &str, out: &mut String) {
+    fn push_text(&mut self, text: &str, out: &mut String) {
         let mut text = text;
         while let Some((c, left)) = self.strip {
             match text.chars().next() {
@@ -311,16 +313,16 @@ mod tests {
         };
         let tokens = ["▁", "▁a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "b"].map(|t| Some(t.to_string()));
         for kind in [kind, DecoderKind::ByteLevel] {
-            let pieces = Pieces::new(kind, &tokens, &[]);
+            let pieces = TokenBytes::new(kind, &tokens, &[]);
             let ids = [0, 2, 3, 4, 0, 0, 1, 5, 2, 3, 6, 2];
-            let mut whole = pieces.stream(Special::Skip);
+            let mut whole = pieces.decode_stream(SpecialTokenMode::Skip);
             let text: String = ids.iter().map(|&id| whole.push(id)).collect::<String>() + &whole.finish();
             for cut in 0..=ids.len() {
-                let mut stream = pieces.stream(Special::Skip);
+                let mut stream = pieces.decode_stream(SpecialTokenMode::Skip);
                 let mut parts: String = ids[..cut].iter().map(|&id| stream.push(id)).collect();
                 let state = serde_json::to_string(&stream.state()).expect("JSON");
-                let mut other = pieces.stream(Special::Skip);
-                other.resume(&serde_json::from_str(&state).expect("a state"));
+                let mut other = pieces.decode_stream(SpecialTokenMode::Skip);
+                other.restore_state(&serde_json::from_str(&state).expect("a state"));
                 parts.extend(ids[cut..].iter().map(|&id| other.push(id)));
                 assert_eq!(parts + &other.finish(), text, "cut at {cut}");
             }

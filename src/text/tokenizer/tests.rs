@@ -196,7 +196,7 @@ fn streams_add_up_to_the_whole_text() {
             let ids: Vec<u32> = (0..400).map(|_| (rng.next_u64() % low) as u32).collect();
             let want = library_decode(&dir, &ids);
             assert_eq!(tokenizer.decode(&ids), want, "{dir:?} {round}");
-            let mut stream = tokenizer.stream();
+            let mut stream = tokenizer.decode_stream();
             let mut text = String::new();
             for &id in &ids {
                 text.push_str(&stream.push(id));
@@ -209,7 +209,7 @@ fn streams_add_up_to_the_whole_text() {
         {
             let ids = tokenizer.encode(text, AddSpecial::Yes).expect("encodes");
             assert_eq!(tokenizer.decode(&ids), text, "{dir:?}");
-            let mut stream = tokenizer.stream();
+            let mut stream = tokenizer.decode_stream();
             let streamed: String = ids.iter().map(|&id| stream.push(id)).collect();
             assert_eq!(streamed + &stream.finish(), text, "{dir:?}");
         }
@@ -220,14 +220,14 @@ fn streams_add_up_to_the_whole_text() {
 fn a_character_comes_with_its_last_byte() {
     let tokenizer = Tokenizer::open(&story_dir(), 4096).expect("loads");
     let ids = tokenizer.encode("\u{1f600}!", AddSpecial::No).expect("encodes");
-    let mut stream = tokenizer.stream();
+    let mut stream = tokenizer.decode_stream();
     let pieces: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
     let (last, first) = pieces.split_last().expect("several tokens");
     assert_eq!(last, "!");
     assert_eq!(first.concat(), "\u{1f600}");
     assert!(first.iter().filter(|p| !p.is_empty()).count() == 1, "{pieces:?}");
     // Cut short, it becomes one replacement character, at the end only.
-    let mut stream = tokenizer.stream();
+    let mut stream = tokenizer.decode_stream();
     assert_eq!(stream.push(ids[0]), "");
     assert_eq!(stream.finish(), "\u{fffd}");
     assert_eq!(stream.finish(), "");
@@ -335,7 +335,7 @@ fn long_texts() -> Vec<String> {
         "!?",
     ];
     let mut rng = Rng::new(11);
-    let mixed = |_| (0..30_000).map(|_| pieces[(rng.uniform() * pieces.len() as f32) as usize]).collect();
+    let mixed = |_| (0..30_000).map(|_| pieces[(rng.next_f32() * pieces.len() as f32) as usize]).collect();
     let mut texts: Vec<String> = (0..2).map(mixed).collect();
     texts.push("word ".repeat(20_000));
     texts.push("unbroken".repeat(6_000));
@@ -354,15 +354,16 @@ fn a_long_text_has_the_ids_that_it_has_at_once_and_at_least_as_many_as_is_said()
             let whole = tokenizer.encode_with(&library, &text).expect("encodes");
             drop(library);
             assert!(tokenizer.encode(&text, AddSpecial::No).expect("encodes") == whole, "{}", dir.display());
-            assert!((1..=text.len()).contains(&tokenizer.longest_part(&text)), "{}", text.len());
-            let least = tokenizer.least_tokens(&text);
+            assert!((1..=text.len()).contains(&tokenizer.longest_chunk(&text)), "{}", text.len());
+            let least = tokenizer.min_tokens(&text);
             assert!(least <= whole.len(), "{least} of {}", whole.len());
         }
     }
     let story = Tokenizer::open(&story_dir(), 1 << 20).expect("a tokenizer");
-    assert!(story.least_tokens(&"a".repeat(1 << 20)) > 10_000);
-    let parts = ["word ".repeat(60_000), "a".repeat(60_000)].map(|text| story.longest_part(&text));
+    assert!(story.min_tokens(&"a".repeat(1 << 20)) > 10_000);
+    let parts = ["word ".repeat(60_000), "a".repeat(60_000)].map(|text| story.longest_chunk(&text));
     assert_eq!((parts[0] <= 2 * split::CHUNK_BYTES, parts[1]), (true, 60_000));
-    let stopped = story.encode_until(&"word ".repeat(20_000), Specials::Tokens, AddSpecial::No, &|| true);
+    let stopped =
+        story.encode_until(&"word ".repeat(20_000), SpecialText::AsTokens, AddSpecial::No, &|| true);
     assert_eq!(stopped, Err(Error::Interrupted));
 }

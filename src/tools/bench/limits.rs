@@ -11,7 +11,7 @@ use files::mapped::AlignedBytes;
 use numeric::pool;
 use numeric::simd::Isa;
 use numeric::simd::peak::multiply_accumulates;
-use numeric::simd::stream::{self as reading, Way};
+use numeric::simd::stream::{self as reading, ReadMethod};
 use serde::Serialize;
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -19,16 +19,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Buffer size in bytes: far larger than any cache, and reading it takes some milliseconds.
-const BUFFER: usize = 512 << 20;
+const BUFFER_BYTES: usize = 512 << 20;
 /// Minimum buffer size: a smaller one could fit in a large last-level cache.
-const MIN_BUFFER: usize = 64 << 20;
+const MIN_BUFFER_BYTES: usize = 64 << 20;
 /// Bytes that a thread takes at a time, so that fast cores read more than slow ones, as in decode. Not a power of two,
 /// so that the addresses of two streams do not collide in a cache.
-const PIECE: usize = 5 << 20;
+const PIECE_BYTES: usize = 5 << 20;
 /// Total time to try the ways of reading, over all thread counts.
 const READ_TIME: Duration = Duration::from_millis(1000);
 /// Minimum tries of each way of reading.
-const TRIES: usize = 3;
+const MIN_TRIES: usize = 3;
 /// Passes through the buffer; a rate is their median.
 const PASSES: usize = 3;
 /// Total time to multiply, over all thread counts.
@@ -73,7 +73,7 @@ impl MachineLimits {
 }
 
 /// Measures the read bandwidth on demand.
-pub struct Reader {
+pub struct BandwidthReader {
     buffer: AlignedBytes,
     best: Vec<BestWay>,
 }
@@ -81,27 +81,27 @@ pub struct Reader {
 /// The best way to read with some number of threads.
 struct BestWay {
     threads: usize,
-    way: Way,
+    way: ReadMethod,
     /// Bytes per second: first from the choice of the way, then from each [`Reader::rate`].
     rates: Vec<f64>,
 }
 
-impl Reader {
+impl BandwidthReader {
     /// Finds the best way for each number of threads; `None` if memory is short. `mapped` bytes of weights must stay in
     /// memory beside the buffer, although the system counts them as usable.
     pub fn new(threads: &[usize], mapped: usize) -> Option<Self> {
-        let buffer = buffer(threads.iter().copied().max().unwrap_or(1), mapped)?;
-        Some(Self::over(buffer, threads, READ_TIME))
+        let buffer = fill_buffer(threads.iter().copied().max().unwrap_or(1), mapped)?;
+        Some(Self::with_buffer(buffer, threads, READ_TIME))
     }
 
-    fn over(buffer: AlignedBytes, threads: &[usize], time: Duration) -> Self {
+    fn with_buffer(buffer: AlignedBytes, threads: &[usize], time: Duration) -> Self {
         let part = time / threads.len().max(1) as u32;
         let best = threads.iter().map(|&threads| find_fastest(buffer.as_slice(), threads, part)).collect();
         Self { buffer, best }
     }
 
     /// Measures bytes per second now; `threads` is one of the numbers given to [`Reader::new`].
-    pub fn rate(&mut self, threads: usize) -> f64 {
+    pub fn measure_rate(&mut self, threads: usize) -> f64 {
         let best = self.best.iter_mut().find(|b| b.threads == threads);
         let best = best.expect("invariant: made for every number of threads");
         let rates: [f64; PASSES] =
@@ -112,23 +112,23 @@ impl Reader {
     }
 
     /// The median of all rates so far.
-    fn bandwidth(&self, threads: usize) -> Option<ReadBandwidth> {
+    fn median_bandwidth(&self, threads: usize) -> Option<ReadBandwidth> {
         let best = self.best.iter().find(|b| b.threads == threads)?;
         let gb_per_s = median(&best.rates) / 1e9;
         Some(ReadBandwidth { threads, gb_per_s, way: best.way.to_string() })
     }
 
     /// Bytes of the buffer, all of them resident.
-    pub fn bytes(&self) -> u64 {
+    pub fn buffer_bytes(&self) -> u64 {
         self.buffer.as_slice().len() as u64
     }
 }
 
 /// The limits of the CPU: the bandwidth that `reader` measured, and the integer peak, measured here if `isa` has
 /// integer instructions.
-pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> MachineLimits {
+pub fn measure_cpu(threads: &[usize], reader: Option<&BandwidthReader>, isa: Option<Isa>) -> MachineLimits {
     let part = MULTIPLY_TIME / threads.len().max(1) as u32;
-    let read = |&threads: &usize| reader.and_then(|r| r.bandwidth(threads));
+    let read = |&threads: &usize| reader.and_then(|r| r.median_bandwidth(threads));
     let peak =
         |&threads: &usize| Some(IntegerPeak { threads, gops: measure_ops(isa?, threads, part)? / 1e9 });
     MachineLimits {
@@ -138,8 +138,8 @@ pub fn measure(threads: &[usize], reader: Option<&Reader>, isa: Option<Isa>) -> 
 }
 
 /// The limits of an OpenCL device, which do not depend on the host's threads.
-pub fn of_device(device: &Device, threads: &[usize]) -> Result<MachineLimits> {
-    let gb_per_s = stream::bandwidth(device)? / 1e9;
+pub fn measure_device(device: &Device, threads: &[usize]) -> Result<MachineLimits> {
+    let gb_per_s = stream::measure_bandwidth(device)? / 1e9;
     let read = |&threads: &usize| ReadBandwidth { threads, gb_per_s, way: "on the device".into() };
     Ok(MachineLimits { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
 }
@@ -154,10 +154,11 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// A buffer in huge pages, as weights are. It is filled, because unwritten pages all map to one page of zeros, which
 /// stays in the cache.
-fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
-    let usable = Memory::now().usable().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
-    let len = BUFFER.min(usable.saturating_sub(mapped) / 4);
-    let mut buffer = (len >= MIN_BUFFER).then(|| AlignedBytes::zeroed(len).ok())??;
+fn fill_buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
+    let usable =
+        Memory::current().usable_bytes().map_or(usize::MAX, |m| usize::try_from(m).unwrap_or(usize::MAX));
+    let len = BUFFER_BYTES.min(usable.saturating_sub(mapped) / 4);
+    let mut buffer = (len >= MIN_BUFFER_BYTES).then(|| AlignedBytes::zeroed(len).ok())??;
     let parts: Vec<_> = buffer.as_mut_slice().chunks_mut(len.div_ceil(threads)).map(Mutex::new).collect();
     run_pieces(threads, parts.len(), |i| {
         parts[i].lock().expect("invariant: locked once").fill(i as u8 + 1);
@@ -168,10 +169,11 @@ fn buffer(threads: usize, mapped: usize) -> Option<AlignedBytes> {
 
 /// Finds the way with the best median rate.
 fn find_fastest(bytes: &[u8], threads: usize, time: Duration) -> BestWay {
-    let mut ways: Vec<(Way, Vec<f64>)> = Way::all().into_iter().map(|way| (way, Vec::new())).collect();
+    let mut ways: Vec<(ReadMethod, Vec<f64>)> =
+        ReadMethod::list_methods().into_iter().map(|way| (way, Vec::new())).collect();
     let start = Instant::now();
     let mut tries = 0;
-    while tries < TRIES || start.elapsed() < time {
+    while tries < MIN_TRIES || start.elapsed() < time {
         for (way, rates) in &mut ways {
             rates.push(measure_pass(bytes, threads, *way));
         }
@@ -184,10 +186,10 @@ fn find_fastest(bytes: &[u8], threads: usize, time: Duration) -> BestWay {
 }
 
 /// Bytes per second of one pass through the buffer.
-fn measure_pass(bytes: &[u8], threads: usize, way: Way) -> f64 {
-    let piece = |i: usize| &bytes[i * PIECE..bytes.len().min((i + 1) * PIECE)];
-    let seconds = run_pieces(threads, bytes.len().div_ceil(PIECE), |i| {
-        black_box(reading::read(way, piece(i)));
+fn measure_pass(bytes: &[u8], threads: usize, way: ReadMethod) -> f64 {
+    let piece = |i: usize| &bytes[i * PIECE_BYTES..bytes.len().min((i + 1) * PIECE_BYTES)];
+    let seconds = run_pieces(threads, bytes.len().div_ceil(PIECE_BYTES), |i| {
+        black_box(reading::read_bytes(way, piece(i)));
     });
     bytes.len() as f64 / seconds
 }
@@ -218,7 +220,7 @@ fn run_pieces(threads: usize, pieces: usize, work: impl Fn(usize) + Sync) -> f64
         }
     };
     let start = Instant::now();
-    pool::at_once(threads, run);
+    pool::run_on_threads(threads, run);
     start.elapsed().as_secs_f64().max(1e-9)
 }
 
@@ -246,20 +248,23 @@ mod tests {
 
     #[test]
     fn a_limit_is_measured_and_says_how() {
-        let buffer = AlignedBytes::zeroed(PIECE + 123).expect("memory");
-        let mut reader = Reader::over(buffer, &[1, 2], Duration::ZERO);
-        assert_eq!(reader.bytes(), PIECE as u64 + 123);
-        let first = reader.bandwidth(2).expect("measured");
-        assert!(first.gb_per_s > 0.0 && Way::all().iter().any(|w| w.to_string() == first.way), "{first:?}");
-        let (second, third) = (reader.rate(2) / 1e9, reader.rate(2) / 1e9);
+        let buffer = AlignedBytes::zeroed(PIECE_BYTES + 123).expect("memory");
+        let mut reader = BandwidthReader::with_buffer(buffer, &[1, 2], Duration::ZERO);
+        assert_eq!(reader.buffer_bytes(), PIECE_BYTES as u64 + 123);
+        let first = reader.median_bandwidth(2).expect("measured");
+        assert!(
+            first.gb_per_s > 0.0 && ReadMethod::list_methods().iter().any(|w| w.to_string() == first.way),
+            "{first:?}"
+        );
+        let (second, third) = (reader.measure_rate(2) / 1e9, reader.measure_rate(2) / 1e9);
         let expected = median(&[first.gb_per_s, second, third]);
-        let limits = measure(&[1, 2, 3], Some(&reader), None);
+        let limits = measure_cpu(&[1, 2, 3], Some(&reader), None);
         assert_eq!([1, 2, 3].map(|n| limits.read_gb_per_s(n).is_some()), [true, true, false]);
         assert!((limits.read_gb_per_s(2).expect("measured") / expected - 1.0).abs() < 1e-9);
         assert!(limits.integer_peak.is_empty());
         for isa in Isa::available() {
             assert_eq!(measure_ops(isa, 1, Duration::ZERO).is_some_and(|x| x > 0.0), isa != Isa::Scalar);
         }
-        assert!(measure(&[1], None, None).read_bandwidth.is_empty());
+        assert!(measure_cpu(&[1], None, None).read_bandwidth.is_empty());
     }
 }

@@ -18,15 +18,15 @@ const READ_AHEAD: u64 = 1 << 20;
 /// if some are still cached, and null if the system does not report it, as for file systems in memory.
 pub fn drop_cache(model: &Path) -> Result<Value> {
     let (mut bytes, mut dropped) = (0, Some(true));
-    for path in files(model).map_err(|e| Error::io(model, e))? {
+    for path in model_files(model).map_err(|e| Error::io(model, e))? {
         let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
         let len = file.metadata().map_err(|e| Error::io(&path, e))?.len();
         // The pages of the program at a bundle's start stay, because it is running.
-        let from = bundle::start(&path).map_or(0, |start| start.next_multiple_of(READ_AHEAD).min(len));
+        let from = bundle::find_mark(&path).map_or(0, |start| start.next_multiple_of(READ_AHEAD).min(len));
         // Dirty pages cannot be dropped.
         let _ = file.sync_data();
         let refused = fadvise(&file, from, None, Advice::DontNeed).is_err();
-        let gone = if refused { Some(false) } else { cached(&file, from..len).map(|cached| !cached) };
+        let gone = if refused { Some(false) } else { is_cached(&file, from..len).map(|cached| !cached) };
         dropped = dropped.zip(gone).map(|(a, b)| a && b);
         bytes += len - from;
     }
@@ -34,7 +34,7 @@ pub fn drop_cache(model: &Path) -> Result<Value> {
 }
 
 /// The model's files, without the running program, which may be in the same directory.
-fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn model_files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !model.is_dir() {
         return Ok(vec![model.into()]);
     }
@@ -45,7 +45,7 @@ fn files(model: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 /// True if any part is cached: a read that must not wait for the disk then succeeds.
 #[cfg(not(target_os = "android"))]
-fn cached(file: &File, bytes: Range<u64>) -> Option<bool> {
+fn is_cached(file: &File, bytes: Range<u64>) -> Option<bool> {
     use rustix::io::{Errno, ReadWriteFlags, preadv2};
     for at in bytes.step_by(STRIDE as usize) {
         let mut byte = [0];

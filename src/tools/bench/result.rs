@@ -1,12 +1,12 @@
 //! The record of a run: measurements and derived figures. Its JSON is the output; tables are made from it.
 
-use super::device::OnDevice;
+use super::device::DeviceFigures;
 use super::limits::{MachineLimits, median};
 use super::measure::Samples;
-use super::rows::Row;
+use super::rows::BenchRow;
 use crate::dims;
 use crate::model::device::read_bytes;
-use crate::model::weights::{Role, table};
+use crate::model::weights::{TensorRole, model_tensors};
 use crate::run::engine::Engine;
 use crate::run::system;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub struct BenchResult {
     pub environment: Environment,
     /// Figures of the OpenCL device, if one runs the model.
-    pub device: Option<OnDevice>,
+    pub device: Option<DeviceFigures>,
     pub load_ms: f64,
     pub peak_rss_bytes: Option<u64>,
     #[serde(flatten)]
@@ -40,7 +40,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    pub fn new(engine: &Engine, rows: &[Row]) -> Self {
+    pub fn new(engine: &Engine, rows: &[BenchRow]) -> Self {
         let o = engine.options();
         let mut threads: Vec<usize> = rows.iter().map(|r| r.threads).collect();
         threads.sort_unstable();
@@ -51,14 +51,14 @@ impl Environment {
             weight_type: o.weight_type.to_string(),
             cpu: system::this_cpu(),
             isa: o.isa.map_or("?", |i| i.name()).into(),
-            kernel: system::kernel(),
+            kernel: system::kernel_name(),
             threads,
             weight_bytes_per_token: engine.weights().bytes_per_token,
         }
     }
 
     /// The environment as one line of text.
-    pub fn line(&self) -> String {
+    pub fn summary_line(&self) -> String {
         let threads: Vec<String> = self.threads.iter().map(usize::to_string).collect();
         format!("{}, {}, threads {}, {}", self.cpu, self.isa, threads.join("/"), self.kernel)
     }
@@ -104,7 +104,7 @@ pub struct MeasuredRow {
 /// Multiplications and additions of the matrix products for a prompt of `n` tokens. Only the last token goes through
 /// the head.
 fn prefill_ops(n: usize) -> f64 {
-    let matrices = table().into_iter().filter(|spec| spec.role == Role::Matrix);
+    let matrices = model_tensors().into_iter().filter(|spec| spec.role == TensorRole::Matrix);
     let macs = matrices.map(|spec| {
         let tokens = if spec.name == "lm_head.weight" { 1 } else { n };
         spec.rows as f64 * spec.cols as f64 * tokens as f64
@@ -114,29 +114,31 @@ fn prefill_ops(n: usize) -> f64 {
 
 /// Bytes of the cache that each decoded token reads on average: the slots filled before, and those of the tokens so
 /// far.
-fn cache_bytes(row: &Row) -> f64 {
+fn cache_bytes(row: &BenchRow) -> f64 {
     read_bytes(row.kv_types, row.depth as f64 + (row.n_gen as f64 + 1.0) / 2.0)
 }
 
 /// Computes the results of all rows. A decode pass reads `weight_bytes` of weights.
-pub fn results(
-    rows: &[Row],
+pub fn compute_results(
+    rows: &[BenchRow],
     samples: Vec<Samples>,
     limits: &MachineLimits,
     weight_bytes: usize,
 ) -> Vec<MeasuredRow> {
-    let speeds: Vec<(Row, f64)> =
+    let speeds: Vec<(BenchRow, f64)> =
         rows.iter().zip(&samples).map(|(row, samples)| (*row, median(&samples.speeds))).collect();
-    let speed_of = |is: &dyn Fn(&Row) -> bool| speeds.iter().find(|(r, _)| is(r)).map(|(_, speed)| *speed);
+    let speed_of =
+        |is: &dyn Fn(&BenchRow) -> bool| speeds.iter().find(|(r, _)| is(r)).map(|(_, speed)| *speed);
     let mut results = Vec::new();
     for (row, samples) in rows.iter().zip(samples) {
         let mut result = MeasuredRow::new(row, samples, limits, weight_bytes);
-        if !row.decodes() {
-            let decode = speed_of(&|r| r.decodes() && r.shares_caches(row));
+        if !row.is_decode() {
+            let decode = speed_of(&|r| r.is_decode() && r.shares_caches(row));
             result.times_decode = decode.map(|speed| result.tokens_per_second / speed);
         }
-        let shallow = Row { depth: 0, ..*row };
-        let twin = speed_of(&|r| *r == shallow).filter(|_| row.decodes() && row.batch == 1 && row.depth > 0);
+        let shallow = BenchRow { depth: 0, ..*row };
+        let twin =
+            speed_of(&|r| *r == shallow).filter(|_| row.is_decode() && row.batch == 1 && row.depth > 0);
         if let Some((speed, read)) = twin.zip(limits.read_gb_per_s(row.threads)) {
             // The row at depth 0 also reads the slots of its own tokens.
             let added = (cache_bytes(row) - cache_bytes(&shallow)) / (1e9 * read);
@@ -152,7 +154,7 @@ pub fn results(
 
 impl MeasuredRow {
     /// A row with the figures that follow from its own samples.
-    fn new(row: &Row, samples: Samples, limits: &MachineLimits, weight_bytes: usize) -> Self {
+    fn new(row: &BenchRow, samples: Samples, limits: &MachineLimits, weight_bytes: usize) -> Self {
         let Samples { speeds, reads } = samples;
         let speed = median(&speeds);
         let percent = |is: Option<f64>, limit: Option<f64>| Some(100.0 * is? / limit?);
@@ -169,7 +171,7 @@ impl MeasuredRow {
             max: speeds.iter().copied().fold(0.0, f64::max),
             ..Self::default()
         };
-        if row.decodes() {
+        if row.is_decode() {
             // All weights once for all sequences, plus the filled slots.
             let bytes_per_token = weight_bytes as f64 / row.batch as f64 + cache_bytes(row);
             let paired = |(speed, read): (&f64, &f64)| 100.0 * speed * bytes_per_token / read;
@@ -193,7 +195,7 @@ impl MeasuredRow {
 
 impl BenchResult {
     /// The record as one object.
-    pub fn json(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         json!(self)
     }
 
@@ -203,7 +205,7 @@ impl BenchResult {
             value["t"] = tag.into();
             format!("{value}\n")
         };
-        let mut head = self.json();
+        let mut head = self.to_json();
         head.as_object_mut().map(|head| head.shift_remove("rows"));
         let rows = self.rows.iter().map(|row| tagged("row", json!(row)));
         std::iter::once(tagged("environment", head)).chain(rows).collect()
@@ -237,7 +239,7 @@ pub mod tests {
         };
         let rows = [prompt(4), decode(3, 0), decode(3, 8)];
         let samples = [vec![40.0, 60.0], vec![3.0, 1.0, 2.0], vec![1.0]].map(alone);
-        let rows = results(&rows, samples.to_vec(), &limits(), 1000);
+        let rows = compute_results(&rows, samples.to_vec(), &limits(), 1000);
         let (load_ms, peak_rss_bytes) = (5.0, Some(3 << 20));
         BenchResult { environment, device: None, load_ms, peak_rss_bytes, limits: limits(), rows }
     }
@@ -283,7 +285,7 @@ pub mod tests {
 
     #[test]
     fn weights_are_read_once_for_all_sequences() {
-        let row = Row { batch: 4, ..decode(3, 0) };
+        let row = BenchRow { batch: 4, ..decode(3, 0) };
         let together = MeasuredRow::new(&row, alone(vec![8.0]), &limits(), 1000);
         let slot = row.kv_types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) as f64;
         assert_eq!(together.gb_per_s, Some((2.0 * 1000.0 + 8.0 * 2.0 * slot) / 1e9));
@@ -293,7 +295,7 @@ pub mod tests {
     #[test]
     fn json_has_every_row() {
         let result = result();
-        let all = result.json();
+        let all = result.to_json();
         assert_eq!(all["rows"].as_array().map(Vec::len), Some(3));
         let deep = &all["rows"][2];
         assert!(deep["test"] == "tg3 @ d8" && deep["read_gb_per_s_samples"].is_null(), "{deep}");

@@ -1,6 +1,6 @@
 //! Rows of the table: all combinations of the lists on the command line.
 
-use crate::cli::args::{MAX_SEQ_LEN, MAX_THREADS, within};
+use crate::cli::args::{MAX_SEQ_LEN, MAX_THREADS, check_range};
 use crate::run::options::EngineOptions;
 use clap::Args;
 use files::{Error, Result};
@@ -11,7 +11,7 @@ const MAX_SEQUENCES: usize = 256;
 
 /// One measurement: a prompt, or some decoded tokens; the other number of tokens is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
+pub struct BenchRow {
     /// Length of the prompt in tokens.
     pub n_prompt: usize,
     /// Tokens that each sequence decodes.
@@ -24,41 +24,42 @@ pub struct Row {
     pub threads: usize,
 }
 
-impl Row {
+impl BenchRow {
     /// The row's name: `pp512`, `tg128`, `tg128 x8`, `tg128 @ d1024`.
     pub fn name(&self) -> String {
-        let test = if self.decodes() { format!("tg{}", self.n_gen) } else { format!("pp{}", self.n_prompt) };
+        let test =
+            if self.is_decode() { format!("tg{}", self.n_gen) } else { format!("pp{}", self.n_prompt) };
         let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
         let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
         test + &batch + &depth
     }
 
-    pub fn decodes(&self) -> bool {
+    pub fn is_decode(&self) -> bool {
         self.n_gen > 0
     }
 
     /// Tokens of one sequence.
-    pub fn tokens(&self) -> usize {
+    pub fn tokens_per_sequence(&self) -> usize {
         self.n_prompt + self.n_gen
     }
 
     /// Slots that each sequence needs.
-    fn slots(&self) -> usize {
-        self.depth.saturating_add(self.tokens())
+    fn slots_needed(&self) -> usize {
+        self.depth.saturating_add(self.tokens_per_sequence())
     }
 
     /// True if both rows start from the same caches.
-    pub fn shares_caches(&self, other: &Row) -> bool {
-        let caches = |row: &Row| (row.depth, row.kv_types, row.threads, row.batch);
+    pub fn shares_caches(&self, other: &BenchRow) -> bool {
+        let caches = |row: &BenchRow| (row.depth, row.kv_types, row.threads, row.batch);
         caches(self) == caches(other)
     }
 
     /// The base options with those of the row.
-    pub fn options(&self, base: &EngineOptions) -> EngineOptions {
+    pub fn with_options(&self, base: &EngineOptions) -> EngineOptions {
         EngineOptions {
             kv_types: self.kv_types,
             threads: self.threads,
-            max_seq_len: self.slots(),
+            max_seq_len: self.slots_needed(),
             batch: self.batch,
             ..base.clone()
         }
@@ -66,11 +67,11 @@ impl Row {
 }
 
 /// The longest row of each group that shares caches, in the order of the rows.
-pub fn longest_of_groups(rows: &[Row]) -> Vec<Row> {
-    let mut groups: Vec<Row> = Vec::new();
+pub fn longest_of_groups(rows: &[BenchRow]) -> Vec<BenchRow> {
+    let mut groups: Vec<BenchRow> = Vec::new();
     for row in rows {
         match groups.iter_mut().find(|group| group.shares_caches(row)) {
-            Some(group) if group.slots() < row.slots() => *group = *row,
+            Some(group) if group.slots_needed() < row.slots_needed() => *group = *row,
             Some(_) => {}
             None => groups.push(*row),
         }
@@ -80,7 +81,7 @@ pub fn longest_of_groups(rows: &[Row]) -> Vec<Row> {
 
 /// Lists on the command line; every combination is a row.
 #[derive(Args, Clone)]
-pub struct Lists {
+pub struct RowLists {
     /// Prompt lengths in tokens; 0 is none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "LIST")]
     n_prompt: Vec<usize>,
@@ -108,12 +109,12 @@ pub struct Lists {
     threads: Vec<usize>,
 }
 
-impl Lists {
+impl RowLists {
     /// All combinations without duplicates: by threads, then cache types, then depths; prompts before generations.
-    pub fn rows(&self, default_threads: usize) -> Result<Vec<Row>> {
+    pub fn combine_rows(&self, default_threads: usize) -> Result<Vec<BenchRow>> {
         let threads = if self.threads.is_empty() { &[default_threads][..] } else { &self.threads };
-        threads.iter().try_for_each(|&n| within("--threads", n, MAX_THREADS).map(drop))?;
-        self.batch.iter().try_for_each(|&n| within("--batch", n, MAX_SEQUENCES).map(drop))?;
+        threads.iter().try_for_each(|&n| check_range("--threads", n, MAX_THREADS).map(drop))?;
+        self.batch.iter().try_for_each(|&n| check_range("--batch", n, MAX_SEQUENCES).map(drop))?;
         let prompts = self.n_prompt.iter().map(|&n| (n, 0, 1));
         let gens = self.n_gen.iter().flat_map(|&n| self.batch.iter().map(move |&batch| (0, n, batch)));
         let tests: Vec<_> = prompts.chain(gens).filter(|(prompt, tokens, _)| prompt + tokens > 0).collect();
@@ -121,14 +122,15 @@ impl Lists {
             let types = self.kv_type.iter();
             types.flat_map(move |&kv_type| self.depth.iter().map(move |&depth| (threads, kv_type, depth)))
         });
-        let mut rows: Vec<Row> = Vec::new();
+        let mut rows: Vec<BenchRow> = Vec::new();
         for (threads, kv_type, depth) in caches {
             for &(n_prompt, n_gen, batch) in &tests {
-                let row = Row { n_prompt, n_gen, batch, depth, kv_types: KvTypes::both(kv_type), threads };
-                if row.slots() > MAX_SEQ_LEN {
+                let row =
+                    BenchRow { n_prompt, n_gen, batch, depth, kv_types: KvTypes::same(kv_type), threads };
+                if row.slots_needed() > MAX_SEQ_LEN {
                     return Err(Error::Usage(format!(
                         "-p, -n and --depth: {depth} and {} tokens are more than {MAX_SEQ_LEN}",
-                        row.tokens()
+                        row.tokens_per_sequence()
                     )));
                 }
                 if !rows.contains(&row) {
@@ -152,59 +154,59 @@ pub mod tests {
     use super::*;
 
     /// A prompt without depth, of two threads.
-    pub fn prompt(n_prompt: usize) -> Row {
-        let kv_types = KvTypes::both(KvType::Q4);
-        Row { n_prompt, n_gen: 0, batch: 1, depth: 0, kv_types, threads: 2 }
+    pub fn prompt(n_prompt: usize) -> BenchRow {
+        let kv_types = KvTypes::same(KvType::Q4);
+        BenchRow { n_prompt, n_gen: 0, batch: 1, depth: 0, kv_types, threads: 2 }
     }
 
-    pub fn decode(n_gen: usize, depth: usize) -> Row {
-        Row { n_prompt: 0, n_gen, depth, ..prompt(0) }
+    pub fn decode(n_gen: usize, depth: usize) -> BenchRow {
+        BenchRow { n_prompt: 0, n_gen, depth, ..prompt(0) }
     }
 
-    fn lists() -> Lists {
+    fn lists() -> RowLists {
         let (n_prompt, n_gen, threads) = (vec![512], vec![128], vec![2]);
-        Lists { n_prompt, n_gen, batch: vec![1], depth: vec![0], kv_type: vec![KvType::Q4], threads }
+        RowLists { n_prompt, n_gen, batch: vec![1], depth: vec![0], kv_type: vec![KvType::Q4], threads }
     }
 
     #[test]
     fn every_combination_comes_once_in_a_steady_order() {
-        let l = Lists { n_prompt: vec![16, 0, 16], depth: vec![0, 8], threads: vec![1, 2], ..lists() };
-        let rows = l.rows(1).expect("valid lists");
+        let l = RowLists { n_prompt: vec![16, 0, 16], depth: vec![0, 8], threads: vec![1, 2], ..lists() };
+        let rows = l.combine_rows(1).expect("valid lists");
         let names: Vec<String> = rows.iter().map(|r| format!("{} t{}", r.name(), r.threads)).collect();
         let one = ["pp16", "tg128", "pp16 @ d8", "tg128 @ d8"];
         let all: Vec<String> = [1, 2].iter().flat_map(|t| one.map(|n| format!("{n} t{t}"))).collect();
         assert_eq!(names, all);
         let groups = longest_of_groups(&rows);
-        assert_eq!(groups.iter().map(Row::slots).collect::<Vec<_>>(), [128, 136, 128, 136]);
+        assert_eq!(groups.iter().map(BenchRow::slots_needed).collect::<Vec<_>>(), [128, 136, 128, 136]);
         assert!(rows.iter().all(|r| groups.iter().filter(|g| g.shares_caches(r)).count() == 1));
     }
 
     #[test]
     fn sequences_that_decode_together_have_caches_of_their_own() {
-        let l = Lists { n_gen: vec![16], batch: vec![1, 8], depth: vec![4], ..lists() };
-        let rows = l.rows(1).expect("valid lists");
-        let names: Vec<String> = rows.iter().map(Row::name).collect();
+        let l = RowLists { n_gen: vec![16], batch: vec![1, 8], depth: vec![4], ..lists() };
+        let rows = l.combine_rows(1).expect("valid lists");
+        let names: Vec<String> = rows.iter().map(BenchRow::name).collect();
         assert_eq!(names, ["pp512 @ d4", "tg16 @ d4", "tg16 x8 @ d4"]);
-        let found: Vec<_> = longest_of_groups(&rows).iter().map(|g| (g.batch, g.slots())).collect();
+        let found: Vec<_> = longest_of_groups(&rows).iter().map(|g| (g.batch, g.slots_needed())).collect();
         assert_eq!(found, [(1, 516), (8, 20)]);
     }
 
     #[test]
     fn impossible_lists_are_refused() {
-        let refused = |l: Lists| matches!(l.rows(1), Err(Error::Usage(_)));
+        let refused = |l: RowLists| matches!(l.combine_rows(1), Err(Error::Usage(_)));
         for l in [
-            Lists { n_prompt: vec![0], n_gen: vec![0], ..lists() },
-            Lists { n_prompt: vec![usize::MAX], ..lists() },
-            Lists { depth: vec![usize::MAX], ..lists() },
-            Lists { threads: vec![0], ..lists() },
-            Lists { threads: vec![1025], ..lists() },
-            Lists { batch: vec![0], ..lists() },
-            Lists { batch: vec![257], ..lists() },
-            Lists { n_gen: vec![usize::MAX], batch: vec![2], ..lists() },
-            Lists { n_gen: (1..2000).collect(), ..lists() },
+            RowLists { n_prompt: vec![0], n_gen: vec![0], ..lists() },
+            RowLists { n_prompt: vec![usize::MAX], ..lists() },
+            RowLists { depth: vec![usize::MAX], ..lists() },
+            RowLists { threads: vec![0], ..lists() },
+            RowLists { threads: vec![1025], ..lists() },
+            RowLists { batch: vec![0], ..lists() },
+            RowLists { batch: vec![257], ..lists() },
+            RowLists { n_gen: vec![usize::MAX], batch: vec![2], ..lists() },
+            RowLists { n_gen: (1..2000).collect(), ..lists() },
         ] {
             assert!(refused(l));
         }
-        assert!(!refused(Lists { n_prompt: vec![], ..lists() }));
+        assert!(!refused(RowLists { n_prompt: vec![], ..lists() }));
     }
 }

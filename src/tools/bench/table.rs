@@ -1,7 +1,7 @@
 //! The results as Markdown and as CSV. Cells are made from the JSON of the rows.
 
 use super::result::BenchResult;
-use crate::run::plan::mib;
+use crate::run::plan::format_mib;
 use serde_json::{Value, json};
 
 /// A column: its title in Markdown, its key in JSON (also its title in CSV), and its number format.
@@ -16,7 +16,7 @@ const fn column(title: &'static str, key: &'static str, number: fn(f64) -> Strin
 }
 
 /// About four significant digits.
-fn short(x: f64) -> String {
+fn format_short(x: f64) -> String {
     let digits = match x.abs() {
         x if x >= 100.0 => 1,
         x if x >= 1.0 => 2,
@@ -25,59 +25,60 @@ fn short(x: f64) -> String {
     format!("{x:.digits$}")
 }
 
-fn tenths(x: f64) -> String {
+fn format_tenths(x: f64) -> String {
     format!("{x:.1}")
 }
 
-fn thousandths(x: f64) -> String {
+fn format_thousandths(x: f64) -> String {
     format!("{x:.3}")
 }
 
 /// Columns that identify a row.
-const ROW: [Column; 3] = [
-    column("test", "test", short),
+const ROW_COLUMNS: [Column; 3] = [
+    column("test", "test", format_short),
     column("threads", "threads", |n| n.to_string()),
-    column("KV", "kv_type", short),
+    column("KV", "kv_type", format_short),
 ];
 /// Columns with a row's speed.
-const SPEED: [Column; 8] = [
-    column("tokens/s", "tokens_per_second", short),
-    column("min", "min", short),
-    column("max", "max", short),
-    column("GB/s", "gb_per_s", short),
-    column("% of memory", "bandwidth_percent", tenths),
-    column("GOPS", "gops", short),
-    column("% of peak", "peak_percent", tenths),
-    column("x decode", "times_decode", short),
+const SPEED_COLUMNS: [Column; 8] = [
+    column("tokens/s", "tokens_per_second", format_short),
+    column("min", "min", format_short),
+    column("max", "max", format_short),
+    column("GB/s", "gb_per_s", format_short),
+    column("% of memory", "bandwidth_percent", format_tenths),
+    column("GOPS", "gops", format_short),
+    column("% of peak", "peak_percent", format_tenths),
+    column("x decode", "times_decode", format_short),
 ];
 /// Columns with the growth of the time with depth, which is a separate table in Markdown.
-const GROWTH: [Column; 3] = [
-    column("ms/token", "ms_per_token", thousandths),
-    column("predicted", "predicted_ms_per_token", thousandths),
+const GROWTH_COLUMNS: [Column; 3] = [
+    column("ms/token", "ms_per_token", format_thousandths),
+    column("predicted", "predicted_ms_per_token", format_thousandths),
     column("deviation %", "deviation_percent", |x| format!("{x:+.1}")),
 ];
 
 impl Column {
     /// The column's cell in a row; `None` if it was not measured.
-    fn cell(&self, row: &Value) -> Option<String> {
+    fn format_cell(&self, row: &Value) -> Option<String> {
         let value = &row[self.key];
         value.as_str().map(String::from).or_else(|| value.as_f64().map(self.number))
     }
 }
 
 /// Read bandwidth and integer peak with this many threads.
-fn limits(result: &BenchResult, threads: usize) -> [Option<String>; 2] {
-    [result.limits.read_gb_per_s(threads), result.limits.peak_gops(threads)].map(|limit| limit.map(short))
+fn format_limits(result: &BenchResult, threads: usize) -> [Option<String>; 2] {
+    [result.limits.read_gb_per_s(threads), result.limits.peak_gops(threads)]
+        .map(|limit| limit.map(format_short))
 }
 
 /// Tables of the rows, of their growth with depth if measured, and of the run.
-pub fn markdown(result: &BenchResult) -> String {
+pub fn to_markdown(result: &BenchResult) -> String {
     let rows: Vec<Value> = result.rows.iter().map(|row| json!(row)).collect();
     let (deep, all): (Vec<&Value>, Vec<&Value>) =
         (rows.iter().filter(|row| row["ms_per_token"].is_f64()).collect(), rows.iter().collect());
-    let mut text = row_table(ROW.iter().chain(&SPEED).collect(), &all);
+    let mut text = row_table(ROW_COLUMNS.iter().chain(&SPEED_COLUMNS).collect(), &all);
     if !deep.is_empty() {
-        text += &format!("\n{}", row_table(ROW.iter().chain(&GROWTH).collect(), &deep));
+        text += &format!("\n{}", row_table(ROW_COLUMNS.iter().chain(&GROWTH_COLUMNS).collect(), &deep));
     }
     format!("{text}\n{}", run_table(result))
 }
@@ -85,8 +86,8 @@ pub fn markdown(result: &BenchResult) -> String {
 /// A Markdown table with a line for each row.
 fn row_table(columns: Vec<&Column>, rows: &[&Value]) -> String {
     let titles: Vec<String> = columns.iter().map(|c| c.title.to_string()).collect();
-    let cells = |row: &&Value| columns.iter().map(|c| c.cell(row)).collect();
-    pipes(&titles, &rows.iter().map(cells).collect::<Vec<_>>())
+    let cells = |row: &&Value| columns.iter().map(|c| c.format_cell(row)).collect();
+    markdown_table(&titles, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 /// A Markdown table with one line for the run.
@@ -97,20 +98,20 @@ fn run_table(result: &BenchResult) -> String {
         vec![
             Some(e.model.clone()),
             Some(e.weight_type.clone()),
-            Some(tenths(result.load_ms)),
-            result.peak_rss_bytes.map(mib),
+            Some(format_tenths(result.load_ms)),
+            result.peak_rss_bytes.map(format_mib),
         ],
     );
     for &threads in &e.threads {
         let with = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
         titles.extend(["read GB/s", "integer peak GOPS"].map(|title| format!("{title}, {with}")));
-        cells.extend(limits(result, threads));
+        cells.extend(format_limits(result, threads));
     }
-    pipes(&titles, &[cells])
+    markdown_table(&titles, &[cells])
 }
 
 /// A Markdown table that is legible as plain text; the first column is left-aligned.
-fn pipes(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
+fn markdown_table(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
     let shown = |row: &Vec<Option<String>>| {
         row.iter().map(|cell| cell.clone().unwrap_or_else(|| "–".into())).collect::<Vec<String>>()
     };
@@ -134,17 +135,18 @@ fn pipes(titles: &[String], rows: &[Vec<Option<String>>]) -> String {
 }
 
 /// A CSV line per row. Only the model's name may contain a comma or a quote.
-pub fn csv(result: &BenchResult) -> String {
-    let columns: Vec<&Column> = ROW.iter().chain(&SPEED).chain(&GROWTH).collect();
+pub fn to_csv(result: &BenchResult) -> String {
+    let columns: Vec<&Column> = ROW_COLUMNS.iter().chain(&SPEED_COLUMNS).chain(&GROWTH_COLUMNS).collect();
     let titles: Vec<&str> = columns.iter().map(|c| c.key).collect();
     let titles = titles.join(",");
     let mut text = format!("model,weight_type,{titles},read_gb_per_s,peak_gops,load_ms,peak_rss_bytes\n");
     let e = &result.environment;
     let before = format!("\"{}\",{}", e.model.replace('"', "\"\""), e.weight_type);
-    let (load, peak) = (thousandths(result.load_ms), result.peak_rss_bytes.map(|bytes| bytes.to_string()));
+    let (load, peak) =
+        (format_thousandths(result.load_ms), result.peak_rss_bytes.map(|bytes| bytes.to_string()));
     for row in &result.rows {
         let json = json!(row);
-        let cells = columns.iter().map(|c| c.cell(&json)).chain(limits(result, row.threads));
+        let cells = columns.iter().map(|c| c.format_cell(&json)).chain(format_limits(result, row.threads));
         let cells = cells.chain([Some(load.clone()), peak.clone()]).map(Option::unwrap_or_default);
         text += &format!("{before},{}\n", cells.collect::<Vec<_>>().join(","));
     }
@@ -159,7 +161,7 @@ mod tests {
 
     #[test]
     fn markdown_lines_have_the_same_columns() {
-        let text = markdown(&result());
+        let text = to_markdown(&result());
         let tables: Vec<&str> = text.split("\n\n").collect();
         let [rows, growth, whole] = tables[..] else { panic!("three tables: {text}") };
         for table in tables {
@@ -178,7 +180,7 @@ mod tests {
     fn csv_lines_have_the_same_fields() {
         let mut result = result();
         result.environment.model = "a \"b\"".into();
-        let text = csv(&result);
+        let text = to_csv(&result);
         let commas: Vec<usize> = text.lines().map(|l| l.matches(',').count()).collect();
         assert_eq!(commas, [19; 4]);
         assert!(text.lines().nth(1).is_some_and(|l| l.starts_with("\"a \"\"b\"\"\",q4_0,pp4,2,q4,50.00,")));
@@ -190,7 +192,7 @@ mod tests {
         result.environment.threads = vec![1];
         result.limits = MachineLimits::default();
         result.rows.truncate(1);
-        let text = markdown(&result);
+        let text = to_markdown(&result);
         assert_eq!(text.split("\n\n").count(), 2, "{text}");
         let last = text.lines().last().unwrap_or("");
         assert!(text.contains("read GB/s, 1 thread |") && last.ends_with("– |"), "{text}");
@@ -199,7 +201,7 @@ mod tests {
     #[test]
     fn numbers_are_short() {
         assert_eq!(
-            [1234.56, 99.994, 1.0, 0.01234].map(short),
+            [1234.56, 99.994, 1.0, 0.01234].map(format_short),
             ["1234.6", "99.99", "1.00", "0.0123"].map(String::from)
         );
     }

@@ -1,33 +1,33 @@
 //! The models that `eval` loads: one per weight type and backend among its settings.
 
-use super::settings::Settings;
+use super::settings::EvalSettings;
 use crate::model::weights::{OpenModel, WeightType};
 use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
-use crate::run::plan::{Opened, Plan};
+use crate::run::plan::{OpenedModel, Plan};
 use crate::run::session::Session;
 use files::Result;
 use std::time::Duration;
 use text::tokenizer::Tokenizer;
 
 /// Key of an engine: settings with different keys need different engines.
-type Key = (WeightType, BackendKind);
+type EngineKey = (WeightType, BackendKind);
 
-pub fn key(o: &EngineOptions) -> Key {
+pub fn engine_key(o: &EngineOptions) -> EngineKey {
     (o.weight_type, o.backend)
 }
 
 /// The opened model files, each with the first of the settings that need it.
-pub struct Models(Vec<(EngineOptions, OpenModel)>);
+pub struct EvalModels(Vec<(EngineOptions, OpenModel)>);
 
-impl Models {
+impl EvalModels {
     /// Opens the models of all settings. `flags` is the model opened with the command line's flags.
-    pub fn open<'s>(flags: OpenModel, settings: impl Iterator<Item = &'s Settings>) -> Result<Self> {
+    pub fn open_all<'s>(flags: OpenModel, settings: impl Iterator<Item = &'s EvalSettings>) -> Result<Self> {
         let path = flags.path.clone();
         let mut flags = Some(flags);
         let mut models: Vec<(EngineOptions, OpenModel)> = Vec::new();
-        for o in settings.map(Settings::options) {
-            if models.iter().all(|(first, _)| key(first) != key(o)) {
+        for o in settings.map(EvalSettings::options) {
+            if models.iter().all(|(first, _)| engine_key(first) != engine_key(o)) {
                 let model = match flags.take_if(|m| m.weight_type == o.weight_type) {
                     Some(model) => model,
                     None => path.open(o.weight_type)?,
@@ -39,24 +39,24 @@ impl Models {
     }
 
     /// The memory plan of these settings, with this many slots.
-    pub fn plan(&self, settings: &Settings, slots: usize) -> Result<Plan> {
+    pub fn plan_memory(&self, settings: &EvalSettings, slots: usize) -> Result<Plan> {
         let o = settings.options();
-        let found = self.0.iter().find(|(first, _)| key(first) == key(o));
+        let found = self.0.iter().find(|(first, _)| engine_key(first) == engine_key(o));
         let (_, model) = found.expect("invariant: opened for these settings");
-        Plan::of(model, &EngineOptions { max_seq_len: slots, ..o.clone() })
+        Plan::for_model(model, &EngineOptions { max_seq_len: slots, ..o.clone() })
     }
 }
 
 /// The loaded models.
-pub struct Engines(Vec<(Key, Engine)>);
+pub struct EvalEngines(Vec<(EngineKey, Engine)>);
 
-impl Engines {
+impl EvalEngines {
     /// Loads the models for sequences of at most `longest` tokens.
-    pub fn load(models: Models, longest: usize) -> Result<Self> {
+    pub fn load_all(models: EvalModels, longest: usize) -> Result<Self> {
         let load = |(options, model): (EngineOptions, OpenModel)| {
-            let plan = Plan::of(&model, &EngineOptions { max_seq_len: longest, ..options.clone() })?;
-            let opened = Opened { plan, model, took: Duration::ZERO }.settled();
-            Ok((key(&options), Engine::load_opened(opened, &|_, _| {})?))
+            let plan = Plan::for_model(&model, &EngineOptions { max_seq_len: longest, ..options.clone() })?;
+            let opened = OpenedModel { plan, model, took: Duration::ZERO }.resolve_auto();
+            Ok((engine_key(&options), Engine::load_opened(opened, &|_, _| {})?))
         };
         models.0.into_iter().map(load).collect::<Result<_>>().map(Self)
     }
@@ -66,8 +66,8 @@ impl Engines {
     }
 
     /// An empty sequence with these options.
-    pub fn session(&self, o: &EngineOptions) -> Result<Session> {
-        let (_, engine) = self.0.iter().find(|(k, _)| *k == key(o)).unwrap_or(&self.0[0]);
-        engine.session_of(&EngineOptions { threads: engine.options().threads, ..o.clone() })
+    pub fn open_session(&self, o: &EngineOptions) -> Result<Session> {
+        let (_, engine) = self.0.iter().find(|(k, _)| *k == engine_key(o)).unwrap_or(&self.0[0]);
+        engine.session_with(&EngineOptions { threads: engine.options().threads, ..o.clone() })
     }
 }

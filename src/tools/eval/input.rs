@@ -21,7 +21,7 @@ pub enum TokenFile {
 }
 
 impl EvalInput {
-    pub fn read(tokens: Option<&Path>, text: Option<&Path>) -> Result<Option<Self>> {
+    pub fn read_input(tokens: Option<&Path>, text: Option<&Path>) -> Result<Option<Self>> {
         match (tokens, text) {
             (Some(file), _) => Ok(Some(EvalInput::Tokens(read_tokens(file)?))),
             (None, Some(file)) => Ok(Some(EvalInput::Text(read_text("--file", file)?))),
@@ -29,7 +29,7 @@ impl EvalInput {
         }
     }
 
-    pub fn chunk(&self) -> Option<usize> {
+    pub fn chunk_size(&self) -> Option<usize> {
         match self {
             EvalInput::Tokens(TokenFile::Chunked { chunk, .. }) => Some(*chunk),
             _ => None,
@@ -37,7 +37,7 @@ impl EvalInput {
     }
 
     /// Splits the tokens into chunks without overlap. Each chunk of a text begins with the model's BOS token, if any.
-    pub fn chunks(&self, size: usize, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+    pub fn split_chunks(&self, size: usize, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
         if size < 2 {
             return Err(Error::Usage(format!("--tokens: chunk {size}; use at least 2")));
         }

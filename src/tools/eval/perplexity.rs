@@ -1,29 +1,29 @@
 //! Perplexity of a text, and the divergence of the distributions from the base's.
 
-use super::settings::Settings;
+use super::settings::EvalSettings;
 use crate::cli::terminal::ProgressLine;
 use crate::dims::VOCAB;
-use crate::run::session::{ROWS, Session};
-use crate::tools::columns::{Align, columns};
+use crate::run::session::{LOGITS_ROWS, Session};
+use crate::tools::columns::{Align, align_columns};
 use files::{Error, Result};
 use serde_json::{Value, json};
 use text::sampler::argmax;
 
 /// Settings with their session and totals.
 pub struct Predictor<'s> {
-    settings: &'s Settings,
+    settings: &'s EvalSettings,
     session: Session,
-    totals: Totals,
+    totals: PredictionTotals,
 }
 
 impl<'s> Predictor<'s> {
-    pub fn new(settings: &'s Settings, session: Session) -> Self {
-        Self { settings, session, totals: Totals::default() }
+    pub fn new(settings: &'s EvalSettings, session: Session) -> Self {
+        Self { settings, session, totals: PredictionTotals::default() }
     }
 }
 
 /// Predicts the chunks, each from an empty cache, with all rows and with the base if there is one.
-pub fn measure<'s>(
+pub fn measure_perplexity<'s>(
     rows: &mut [Predictor<'s>],
     mut base: Option<&mut Predictor<'s>>,
     chunks: &[Vec<u32>],
@@ -31,33 +31,33 @@ pub fn measure<'s>(
 ) -> Result<()> {
     let mut base_rows = Vec::new();
     for (i, tokens) in chunks.iter().enumerate() {
-        progress.show(i, chunks.len());
+        progress.show_progress(i, chunks.len());
         rows.iter_mut().chain(base.as_deref_mut()).for_each(|r| r.session.clear());
-        for (block, part) in tokens.chunks(ROWS).enumerate() {
-            let next = |i: usize| tokens.get(block * ROWS + i + 1).map(|&id| id as usize);
+        for (block, part) in tokens.chunks(LOGITS_ROWS).enumerate() {
+            let next = |i: usize| tokens.get(block * LOGITS_ROWS + i + 1).map(|&id| id as usize);
             base_rows.clear();
             if let Some(base) = &mut base {
                 base.session.logits_of_all(part, |i, row| {
                     base_rows.extend_from_slice(row);
-                    next(i).into_iter().for_each(|next| base.totals.add(row, None, next));
+                    next(i).into_iter().for_each(|next| base.totals.add_prediction(row, None, next));
                 })?;
             }
             for Predictor { session, totals, .. } in rows.iter_mut() {
                 session.logits_of_all(part, |i, row| {
                     let base = (!base_rows.is_empty()).then(|| &base_rows[i * VOCAB..][..VOCAB]);
-                    next(i).into_iter().for_each(|next| totals.add(row, base, next));
+                    next(i).into_iter().for_each(|next| totals.add_prediction(row, base, next));
                 })?;
             }
         }
-        rows.iter().chain(base.as_deref()).try_for_each(|r| r.totals.check())?;
+        rows.iter().chain(base.as_deref()).try_for_each(|r| r.totals.check_finite())?;
     }
-    progress.show(chunks.len(), chunks.len());
+    progress.show_progress(chunks.len(), chunks.len());
     Ok(())
 }
 
 /// Sums over all predictions.
 #[derive(Default)]
-struct Totals {
+struct PredictionTotals {
     predictions: usize,
     /// Negative log likelihoods in nats.
     nll: f64,
@@ -66,15 +66,15 @@ struct Totals {
     same_top: usize,
 }
 
-impl Totals {
-    fn check(&self) -> Result<()> {
+impl PredictionTotals {
+    fn check_finite(&self) -> Result<()> {
         if !(self.nll + self.kl).is_finite() {
             return Err(Error::Model("the model computes NaN or infinity; its weights are broken".into()));
         }
         Ok(())
     }
 
-    fn add(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
+    fn add_prediction(&mut self, row: &[f32], base: Option<&[f32]>, next: usize) {
         let total = log_sum_exp(row);
         self.predictions += 1;
         // The session refuses an id beyond the vocabulary when it gets there.
@@ -87,12 +87,12 @@ impl Totals {
         self.kl += pairs.map(|(p, q)| libm::exp(p) * (p - q)).sum::<f64>();
     }
 
-    fn mean(&self, sum: f64) -> f64 {
+    fn per_prediction(&self, sum: f64) -> f64 {
         sum / self.predictions as f64
     }
 
     fn perplexity(&self) -> f64 {
-        libm::exp(self.mean(self.nll))
+        libm::exp(self.per_prediction(self.nll))
     }
 }
 
@@ -103,26 +103,26 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 }
 
 /// The JSON record of a row.
-pub fn json(row: &Predictor<'_>, base: Option<&Predictor<'_>>, chunk: usize) -> Value {
+pub fn row_json(row: &Predictor<'_>, base: Option<&Predictor<'_>>, chunk: usize) -> Value {
     let t = &row.totals;
     let mut line = json!({
         "t": "eval", "settings": row.settings.to_string(), "chunk": chunk, "tokens": t.predictions,
-        "perplexity": t.perplexity(), "nats_per_token": t.mean(t.nll),
-        "slots": row.session.extent().slots, "bytes": row.session.extent().bytes(),
+        "perplexity": t.perplexity(), "nats_per_token": t.per_prediction(t.nll),
+        "slots": row.session.extent().slots, "bytes": row.session.extent().total_bytes(),
     });
     if let Some(base) = base {
         let b = &base.totals;
         line["against"] = json!({
             "settings": base.settings.to_string(), "perplexity": b.perplexity(),
-            "nats_per_token": b.mean(b.nll), "kl_divergence": t.mean(t.kl),
-            "same_top": t.mean(t.same_top as f64),
+            "nats_per_token": b.per_prediction(b.nll), "kl_divergence": t.per_prediction(t.kl),
+            "same_top": t.per_prediction(t.same_top as f64),
         });
     }
     line
 }
 
 /// The table of the rows; the base comes first.
-pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
+pub fn format_table(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
     let mut head = vec!["perplexity", "nats/token", "tokens"];
     if base.is_some() {
         head.extend(["change", "KL divergence", "same top token"]);
@@ -131,8 +131,8 @@ pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
     let mut sides = vec![Align::Right; head.len()];
     sides[head.len() - 1] = Align::Left;
     let mut lines = vec![head.into_iter().map(String::from).collect()];
-    let records = base.map(|base| json(base, None, 0)).into_iter();
-    for r in records.chain(rows.iter().map(|row| json(row, base, 0))) {
+    let records = base.map(|base| row_json(base, None, 0)).into_iter();
+    for r in records.chain(rows.iter().map(|row| row_json(row, base, 0))) {
         let number = |place: &str| r.pointer(place).and_then(Value::as_f64).unwrap_or_default();
         let word = |key: &str| r[key].as_str().map_or_else(|| r[key].to_string(), str::to_owned);
         let perplexity = number("/perplexity");
@@ -151,5 +151,5 @@ pub fn text(rows: &[Predictor<'_>], base: Option<&Predictor<'_>>) -> String {
         line.extend([word("slots"), word("bytes"), word("settings")]);
         lines.push(line);
     }
-    columns(&sides, &lines)
+    align_columns(&sides, &lines)
 }

@@ -1,18 +1,18 @@
 //! Recall of facts that a prompt states early and asks for at its end.
 
-use super::engines::Engines;
+use super::engines::EvalEngines;
 use super::input::EncodedQuestion;
-use super::settings::Settings;
+use super::settings::EvalSettings;
 use crate::cli::terminal::ProgressLine;
 use crate::model::device::read_bytes;
 use crate::run::session::{CancelToken, Session};
-use crate::tools::columns::{Align, columns};
+use crate::tools::columns::{Align, align_columns};
 use files::Result;
 use serde_json::{Value, json};
 use text::sampler::argmax;
 
 /// The outcome of one question.
-struct Outcome {
+struct RecallOutcome {
     /// Form of the prompt, and distance of the fact.
     group: (String, usize),
     correct: usize,
@@ -25,7 +25,7 @@ struct Outcome {
 
 /// Counts of outcomes: questions, correct answers, correct answers of the full f32 cache, and of these the ones that
 /// are still correct.
-fn score<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> Value {
+fn count_outcomes<'o>(outcomes: impl Iterator<Item = &'o RecallOutcome>) -> Value {
     let (mut asked, mut correct, mut full, mut kept) = (0, 0, 0, 0);
     for o in outcomes {
         asked += 1;
@@ -37,51 +37,52 @@ fn score<'o>(outcomes: impl Iterator<Item = &'o Outcome>) -> Value {
 }
 
 /// Maximum number of slots that a question needs.
-pub fn longest(questions: &[EncodedQuestion]) -> usize {
+pub fn longest_question(questions: &[EncodedQuestion]) -> usize {
     questions.iter().map(|q| q.prompt.len() + q.question.answer_ids.len()).max().unwrap_or(0)
 }
 
 /// Asks all questions, each in a new sequence. Returns the JSON record of these settings.
-pub fn measure(
-    settings: &Settings,
-    engines: &Engines,
+pub fn measure_recall(
+    settings: &EvalSettings,
+    engines: &EvalEngines,
     questions: &[EncodedQuestion],
     progress: &ProgressLine,
 ) -> Result<Value> {
     let mut outcomes = Vec::new();
     for (i, EncodedQuestion { question, prompt }) in questions.iter().enumerate() {
-        progress.show(i, questions.len());
+        progress.show_progress(i, questions.len());
         let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
-        let mut session = engines.session(&options)?;
+        let mut session = engines.open_session(&options)?;
         session.prefill(prompt, &CancelToken::default())?;
         let slots = session.slots();
-        outcomes.push(Outcome {
+        outcomes.push(RecallOutcome {
             group: (question.form.clone(), question.distance),
-            correct: count_correct(&mut session, &question.answer_ids)?,
+            correct: score_answer(&mut session, &question.answer_ids)?,
             full: usize::from(question.correct_f32),
             slots,
             share: slots as f64 / prompt.len() as f64,
         });
     }
-    progress.show(questions.len(), questions.len());
-    Ok(record(settings, &outcomes))
+    progress.show_progress(questions.len(), questions.len());
+    Ok(outcomes_json(settings, &outcomes))
 }
 
 /// The JSON record of the outcomes, in total and by group, in the order of the questions.
-fn record(settings: &Settings, outcomes: &[Outcome]) -> Value {
+fn outcomes_json(settings: &EvalSettings, outcomes: &[RecallOutcome]) -> Value {
     let mut groups: Vec<Value> = Vec::new();
-    for Outcome { group: (form, distance), .. } in outcomes {
+    for RecallOutcome { group: (form, distance), .. } in outcomes {
         if groups.iter().all(|g| g["form"] != *form || g["distance"] != *distance) {
-            let same = |o: &&Outcome| (&o.group.0, o.group.1) == (form, *distance);
-            let mut group = score(outcomes.iter().filter(same));
+            let same = |o: &&RecallOutcome| (&o.group.0, o.group.1) == (form, *distance);
+            let mut group = count_outcomes(outcomes.iter().filter(same));
             group["form"] = json!(form);
             group["distance"] = json!(distance);
             groups.push(group);
         }
     }
-    let mean = |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
-    let bytes = |o: &Outcome| read_bytes(settings.options().kv_types, o.slots as f64).trunc();
-    let mut line = score(outcomes.iter());
+    let mean =
+        |of: &dyn Fn(&RecallOutcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
+    let bytes = |o: &RecallOutcome| read_bytes(settings.options().kv_types, o.slots as f64).trunc();
+    let mut line = count_outcomes(outcomes.iter());
     line["t"] = json!("recall");
     line["settings"] = json!(settings.to_string());
     line["slots"] = json!(mean(&|o| o.slots as f64));
@@ -92,7 +93,7 @@ fn record(settings: &Settings, outcomes: &[Outcome]) -> Value {
 }
 
 /// Returns 1 if the greedy continuation begins with these ids, else 0.
-fn count_correct(session: &mut Session, ids: &[u32]) -> Result<usize> {
+fn score_answer(session: &mut Session, ids: &[u32]) -> Result<usize> {
     for (i, &id) in ids.iter().enumerate() {
         if i > 0 {
             session.decode(ids[i - 1])?;
@@ -106,7 +107,7 @@ fn count_correct(session: &mut Session, ids: &[u32]) -> Result<usize> {
 
 /// The table of records: correct answers by form and distance, in total, and of those that the full f32 cache answers
 /// correctly; the share of the prompt and the bytes kept.
-pub fn text(records: &[Value]) -> String {
+pub fn format_table(records: &[Value]) -> String {
     let groups = |record: &Value| record["groups"].as_array().cloned().unwrap_or_default();
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let of = |score: &Value, part: &str, all: &str| format!("{}/{}", score[part], score[all]);
@@ -130,5 +131,5 @@ pub fn text(records: &[Value]) -> String {
         ]);
         lines.push(line);
     }
-    columns(&sides, &lines)
+    align_columns(&sides, &lines)
 }

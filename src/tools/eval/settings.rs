@@ -9,68 +9,68 @@ use std::str::FromStr;
 
 /// Number of slots that an eviction keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Window {
+pub enum EvalWindow {
     Slots(usize),
     /// A percentage of the prompt or chunk, from 1 to 100.
     Percent(usize),
 }
 
-impl Window {
+impl EvalWindow {
     /// The number of slots for this many tokens; at least one.
-    pub fn of(self, tokens: usize) -> usize {
+    pub fn to_slots(self, tokens: usize) -> usize {
         match self {
-            Window::Slots(n) => n,
-            Window::Percent(p) => (tokens.saturating_mul(p) / 100).max(1),
+            EvalWindow::Slots(n) => n,
+            EvalWindow::Percent(p) => (tokens.saturating_mul(p) / 100).max(1),
         }
     }
 }
 
-impl FromStr for Window {
+impl FromStr for EvalWindow {
     type Err = String;
 
     fn from_str(s: &str) -> std::result::Result<Self, String> {
         let parsed = match s.strip_suffix('%') {
-            Some(share) => share.parse().ok().filter(|p| (1..=100).contains(p)).map(Window::Percent),
-            None => s.parse().ok().map(Window::Slots),
+            Some(share) => share.parse().ok().filter(|p| (1..=100).contains(p)).map(EvalWindow::Percent),
+            None => s.parse().ok().map(EvalWindow::Slots),
         };
         parsed.ok_or_else(|| format!("window {s:?}: use a number of slots, or a share from 1% to 100%"))
     }
 }
 
-impl std::fmt::Display for Window {
+impl std::fmt::Display for EvalWindow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Window::Slots(n) => write!(f, "{n}"),
-            Window::Percent(p) => write!(f, "{p}%"),
+            EvalWindow::Slots(n) => write!(f, "{n}"),
+            EvalWindow::Percent(p) => write!(f, "{p}%"),
         }
     }
 }
 
 /// Settings of one table row.
 #[derive(Clone)]
-pub struct Settings {
+pub struct EvalSettings {
     options: EngineOptions,
-    window: Window,
+    window: EvalWindow,
 }
 
-impl Settings {
+impl EvalSettings {
     /// Settings from the flags. Low memory evicts nothing, because results must be reproducible.
-    pub fn of_flags(mut options: EngineOptions) -> Self {
+    pub fn from_flags(mut options: EngineOptions) -> Self {
         options.eviction.memory_threshold = 0;
-        let window = Window::Slots(options.eviction.window);
+        let window = EvalWindow::Slots(options.eviction.window);
         Self { options, window }
     }
 
     /// These settings with those in `text` replaced; `flag` is named in errors.
-    pub fn with(&self, flag: &str, text: &str) -> Result<Self> {
+    pub fn with_changes(&self, flag: &str, text: &str) -> Result<Self> {
         let mut changed = self.clone();
         for part in text.split(',') {
-            changed.set(part).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
+            changed.set_value(part).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
         }
         Ok(changed)
     }
 
-    fn set(&mut self, part: &str) -> std::result::Result<(), String> {
+    fn set_value(&mut self, part: &str) -> std::result::Result<(), String> {
         let Some((key, value)) = part.split_once('=') else {
             return Err(format!("{part:?} is not of the form key=value"));
         };
@@ -78,7 +78,7 @@ impl Settings {
         let said = |e: Error| e.to_string();
         let kv = || value.parse::<KvType>().map_err(said);
         match key.trim() {
-            "kv" => o.kv_types = KvTypes::both(kv()?),
+            "kv" => o.kv_types = KvTypes::same(kv()?),
             "k" => o.kv_types.k = kv()?,
             "v" => o.kv_types.v = kv()?,
             "weights" => o.weight_type = value.parse().map_err(said)?,
@@ -104,10 +104,10 @@ impl Settings {
 
     /// Options for a text of this many tokens: a policy evicts as soon as its window is full.
     pub fn for_text(&self, tokens: usize) -> Result<EngineOptions> {
-        let mut o = self.at(tokens)?;
+        let mut o = self.with_window_for(tokens)?;
         o.max_seq_len = match o.eviction.policy {
             Policy::None => tokens,
-            _ => tokens.min(o.eviction.limit()),
+            _ => tokens.min(o.eviction.eviction_limit()),
         };
         Ok(o)
     }
@@ -115,24 +115,24 @@ impl Settings {
     /// Options for a prompt and an answer of these lengths: the cache holds the whole prompt before it is evicted down
     /// to the window.
     pub fn for_prompt(&self, prompt: usize, answer: usize) -> Result<EngineOptions> {
-        let mut o = self.at(prompt)?;
+        let mut o = self.with_window_for(prompt)?;
         o.max_seq_len = prompt + answer;
         Ok(o)
     }
 
-    fn at(&self, tokens: usize) -> Result<EngineOptions> {
+    fn with_window_for(&self, tokens: usize) -> Result<EngineOptions> {
         let mut o = self.options.clone();
-        o.eviction.window = self.window.of(tokens);
+        o.eviction.window = self.window.to_slots(tokens);
         if o.eviction.policy != Policy::None {
-            o.eviction.check().map_err(|e| Error::Usage(format!("{self}: {e}")))?;
+            o.eviction.validate().map_err(|e| Error::Usage(format!("{self}: {e}")))?;
         }
         Ok(o)
     }
 
     /// The policy with its numbers: `snapkv 25%`, `sliding 25% prefix 4`, `none`.
-    pub fn policy(&self) -> String {
+    pub fn describe_policy(&self) -> String {
         let e = &self.options.eviction;
-        let sinks = e.policy.sinks();
+        let sinks = e.policy.default_prefix();
         match (e.policy, e.prefix.unwrap_or(sinks)) {
             (Policy::None, _) => e.policy.name().into(),
             (policy, 0) => format!("{} {}", policy.name(), self.window),
@@ -141,12 +141,12 @@ impl Settings {
     }
 }
 
-impl std::fmt::Display for Settings {
+impl std::fmt::Display for EvalSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let o = &self.options;
         write!(f, "kv {}, weights {}", o.kv_types, o.weight_type)?;
         if o.eviction.policy != Policy::None {
-            write!(f, ", policy {}", self.policy())?;
+            write!(f, ", policy {}", self.describe_policy())?;
         }
         match o.backend.to_possible_value() {
             Some(name) if o.backend != BackendKind::Cpu => write!(f, ", backend {}", name.get_name()),
@@ -159,18 +159,24 @@ impl std::fmt::Display for Settings {
 mod tests {
     use super::*;
 
-    fn flags() -> Settings {
-        Settings::of_flags(EngineOptions::new("nowhere"))
+    fn flags() -> EvalSettings {
+        EvalSettings::from_flags(EngineOptions::new("nowhere"))
     }
 
     #[test]
     fn later_settings_replace_those_of_the_flags() {
         let all = "kv=f16,v=q8,weights=f32,policy=snapkv,window=25%,prefix=4,backend=auto";
-        let s = flags().with("--settings", all).expect("all keys are known");
+        let s = flags().with_changes("--settings", all).expect("all keys are known");
         assert_eq!(s.to_string(), "kv f16/q8, weights f32, policy snapkv 25% prefix 4, backend auto");
         assert_eq!(flags().to_string(), "kv q4, weights auto");
-        assert_eq!((s.options.eviction.memory_threshold, s.policy().as_str()), (0, "snapkv 25% prefix 4"));
-        assert_eq!(flags().with("--against", "policy=h2o,window=96").expect("known").policy(), "h2o 96");
+        assert_eq!(
+            (s.options.eviction.memory_threshold, s.describe_policy().as_str()),
+            (0, "snapkv 25% prefix 4")
+        );
+        assert_eq!(
+            flags().with_changes("--against", "policy=h2o,window=96").expect("known").describe_policy(),
+            "h2o 96"
+        );
     }
 
     #[test]
@@ -185,11 +191,11 @@ mod tests {
             ("k=q3", "KV type q3"),
             ("backend=tpu", "tpu"),
         ] {
-            let Err(e) = flags().with("--against", text) else { panic!("{text}") };
+            let Err(e) = flags().with_changes("--against", text) else { panic!("{text}") };
             let e = e.to_string();
             assert!(e.starts_with(&format!("--against {text}: ")) && e.contains(words), "{e}");
         }
-        let narrow = flags().with("--settings", "policy=sliding,window=1%,prefix=4").expect("known");
+        let narrow = flags().with_changes("--settings", "policy=sliding,window=1%,prefix=4").expect("known");
         let e = narrow.for_prompt(300, 8).expect_err("3 slots and 4 of them protected").to_string();
         assert!(e.contains("sliding 1%") && e.contains("use a number from 6"), "{e}");
     }
@@ -198,13 +204,13 @@ mod tests {
     fn the_cache_is_as_large_as_the_policy_needs() {
         let none = flags();
         assert_eq!(none.for_text(512).expect("options").max_seq_len, 512);
-        let quarter = none.with("", "policy=sliding,window=25%").expect("known");
+        let quarter = none.with_changes("", "policy=sliding,window=25%").expect("known");
         let o = quarter.for_text(512).expect("options");
         assert_eq!((o.eviction.window, o.max_seq_len), (128, 144));
         let o = quarter.for_prompt(1403, 16).expect("options");
         assert_eq!((o.eviction.window, o.max_seq_len), (350, 1419));
         // A window that the text never fills evicts nothing.
-        let wide = none.with("", "policy=h2o,window=1024").expect("known");
+        let wide = none.with_changes("", "policy=h2o,window=1024").expect("known");
         assert_eq!(wide.for_text(512).expect("options").max_seq_len, 512);
     }
 }

@@ -3,9 +3,9 @@
 use super::engine;
 use crate::support::paths;
 use crate::support::test_dir::TestDir;
-use antigravity::model::trace::digest;
+use antigravity::model::trace::fnv1a_digest;
 use antigravity::run::generate::stream::ResumePoint;
-use antigravity::run::saved::{self, Content, State};
+use antigravity::run::saved::{self, SavedContent, SavedState};
 use antigravity::run::session::StopReason;
 use antigravity::{Engine, EngineOptions, GenerateOptions, Progress};
 use numeric::kv::{KvType, KvTypes};
@@ -35,15 +35,15 @@ fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (
     let mut session = engine.session().unwrap();
     let (mut rng, mut pause) = (None, ResumePoint::default());
     let mut tokens = engine.encode(PROMPT).unwrap();
-    if let Some(state) = saved::load(file, &mut session, engine).unwrap() {
+    if let Some(state) = saved::load_session(file, &mut session, engine).unwrap() {
         rng = Some(state.rng);
-        let Content::Text(text) = state.content else { panic!("a conversation") };
+        let SavedContent::Text(text) = state.content else { panic!("a conversation") };
         tokens = [session.tokens(), &text.tokens].concat();
         pause = text;
     }
     let options = GenerateOptions { max_tokens: Some(n), ..options.clone() };
     let stream = engine.stream(&mut session, &tokens, &options).unwrap();
-    let mut stream = stream.resume(pause.unshown.as_ref());
+    let mut stream = stream.resume_from(pause.unshown.as_ref());
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
@@ -53,11 +53,11 @@ fn go_on(engine: &Engine, file: &Path, n: usize, options: &GenerateOptions) -> (
         run.ids.extend(stream.last_token());
     }
     run.reason = stream.stop_reason();
-    let (pause, rng) = (stream.pause(), stream.sampler_mut().rng().clone());
+    let (pause, rng) = (stream.resume_point(), stream.sampler_mut().rng().clone());
     drop(stream);
-    run.logits = digest(session.logits());
-    let state = State { seed: 11, rng, content: Content::Text(pause.clone()) };
-    saved::save(file, &mut session, engine, state).unwrap();
+    run.logits = fnv1a_digest(session.logits());
+    let state = SavedState { seed: 11, rng, content: SavedContent::Text(pause.clone()) };
+    saved::save_session(file, &mut session, engine, state).unwrap();
     (run, pause)
 }
 
@@ -84,7 +84,7 @@ fn cut_everywhere(engine: &Engine, stop: &[String]) -> (Run, usize, usize) {
 
 #[test]
 fn cuts_in_characters_and_stop_strings_do_not_show() {
-    let engine = engine(KvTypes::both(KvType::Q4), 128);
+    let engine = engine(KvTypes::same(KvType::Q4), 128);
     let (whole, bytes, _) = cut_everywhere(&engine, &[]);
     assert_eq!((whole.reason, whole.ids.len()), (Some(StopReason::Length), TOKENS));
     assert!(bytes > 0, "no cut in a character of {:?}", whole.text);
@@ -132,7 +132,7 @@ fn a_cancelled_prompt_goes_on() {
 #[test]
 fn sessions_of_older_programs_go_on() {
     let temp = TestDir::new();
-    let engine = engine(KvTypes::both(KvType::Q4), 64);
+    let engine = engine(KvTypes::same(KvType::Q4), 64);
     let options = GenerateOptions {
         sampler: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
         ..GenerateOptions::default()

@@ -4,7 +4,7 @@ use super::engine;
 use crate::support::command::{TestDir, antigravity};
 use antigravity::Engine;
 use antigravity::run::generate::stream::ResumePoint;
-use antigravity::run::saved::{self, Content, State};
+use antigravity::run::saved::{self, SavedContent, SavedState};
 use antigravity::run::session::Sequence;
 use numeric::kv::{KvType, KvTypes};
 use std::fs;
@@ -26,21 +26,21 @@ fn long_session(file: &Path, engine: &Engine) {
         slots: SLOTS,
         cuts,
         prefix: 0,
-        dense: 0,
-        since: None,
+        dense_from: 0,
+        observed_since: None,
         positions: vec![],
         oldest: 0,
     };
     session.restore(sequence, |_, _, _| Ok(())).expect("restored");
-    let state = State { seed: 1, rng: Rng::new(1), content: Content::Text(ResumePoint::default()) };
-    saved::save(file, &mut session, engine, state).expect("saved");
+    let state = SavedState { seed: 1, rng: Rng::new(1), content: SavedContent::Text(ResumePoint::default()) };
+    saved::save_session(file, &mut session, engine, state).expect("saved");
 }
 
 /// Tokens of the session, computed or not.
 fn tokens(file: &Path, engine: &Engine) -> usize {
     let mut session = engine.session().expect("a session");
-    let state = saved::load(file, &mut session, engine).expect("it loads").expect("it is there");
-    let Content::Text(pause) = state.content else { panic!("a conversation") };
+    let state = saved::load_session(file, &mut session, engine).expect("it loads").expect("it is there");
+    let SavedContent::Text(pause) = state.content else { panic!("a conversation") };
     session.tokens().len() + pause.tokens.len()
 }
 
@@ -75,7 +75,7 @@ fn saving(file: &Path) -> Child {
 #[test]
 fn a_killed_save_leaves_the_old_file_or_the_new_one() {
     let temp = TestDir::new();
-    let engine = engine(KvTypes::both(KvType::F32), CONTEXT);
+    let engine = engine(KvTypes::same(KvType::F32), CONTEXT);
     let file = temp.0.join("state");
     long_session(&file, &engine);
     let mut child = saving(&file);
@@ -88,7 +88,7 @@ fn a_killed_save_leaves_the_old_file_or_the_new_one() {
     assert_eq!(held, SLOTS + 1);
     for _ in 0..50 {
         let mut child = saving(&file);
-        std::thread::sleep(save.mul_f32(rng.uniform()));
+        std::thread::sleep(save.mul_f32(rng.next_f32()));
         child.kill().expect("not waited for yet");
         child.wait().expect("it ends");
         let left = unfinished(&temp.0).is_some();

@@ -34,13 +34,13 @@ impl Bed {
         let temp = TestDir::new();
         greedy().args(["--session", &temp.path("state")]).text();
         let good = std::fs::read(temp.path("state")).expect("the session");
-        Self { temp, engine: engine(KvTypes::both(KvType::Q4), 64), header: header(&good), good }
+        Self { temp, engine: engine(KvTypes::same(KvType::Q4), 64), header: header(&good), good }
     }
 
     fn load(&self, bytes: &[u8]) -> Result<(), Error> {
         let file = self.temp.write("state", bytes);
         let mut session = self.engine.session().expect("a session");
-        let result = saved::load(Path::new(&file), &mut session, &self.engine);
+        let result = saved::load_session(Path::new(&file), &mut session, &self.engine);
         assert!(result.is_ok() || (session.tokens().is_empty() && session.extent().len == 0));
         result.map(|state| assert!(state.is_some()))
     }
@@ -145,7 +145,7 @@ fn lengths_beyond_all_memory_are_refused() {
     let sparse = std::fs::OpenOptions::new().write(true).open(&file).expect("the file");
     sparse.set_len(1 << 41).expect("a sparse file");
     let mut session = bed.engine.session().expect("a session");
-    assert!(saved::load(Path::new(&file), &mut session, &bed.engine).is_err());
+    assert!(saved::load_session(Path::new(&file), &mut session, &bed.engine).is_err());
     let slots = |n: u64| bed.forged(|h| h["sequence"]["slots"] = json!(n));
     for n in [u64::MAX, 1 << 60, 65, 1] {
         mentions(&bed.refused(&slots(n), 3), &["damaged"]);
@@ -259,14 +259,14 @@ fn strange_layouts_go_on_or_fail() {
                     "dense": tokens - pick(slots.min(tokens) + 1), "since": since,
                 });
             });
-            let row = KvTypes::both(KvType::Q4).slot_bytes(dims::LAYERS, dims::KV_HEADS, dims::HEAD_DIM);
+            let row = KvTypes::same(KvType::Q4).slot_bytes(dims::LAYERS, dims::KV_HEADS, dims::HEAD_DIM);
             let mass = since.map_or(0, |_| dims::LAYERS * dims::KV_HEADS * 4);
             bytes.truncate(PREFIX + header(&bytes) + 4);
             bytes.resize(bytes.len() + slots * (row + mass), 0);
             bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
             let file = bed.temp.write("state", bytes);
             let mut session = bed.engine.session().expect("a session");
-            if saved::load(Path::new(&file), &mut session, &bed.engine).is_err() {
+            if saved::load_session(Path::new(&file), &mut session, &bed.engine).is_err() {
                 continue;
             }
             loaded += 1;

@@ -132,7 +132,7 @@ fn rope(heads: &mut [f64], position: usize, layer: usize) {
     let local = |i: usize| ROPE.local_theta.powf(-2.0 * i as f64 / HEAD_DIM as f64);
     for head in heads.chunks_exact_mut(HEAD_DIM) {
         for i in 0..HEAD_DIM / 2 {
-            let frequency = if is_local(layer) { local(i) } else { ROPE.frequency(i) };
+            let frequency = if is_local(layer) { local(i) } else { ROPE.base_frequency(i) };
             let angle = position as f64 * frequency;
             let (a, b) = (head[i], head[i + HEAD_DIM / 2]);
             head[i] = a * angle.cos() - b * angle.sin();

@@ -3,7 +3,7 @@
 use super::{bits, same_bits};
 use crate::support::random::Random;
 use numeric::kv::{KvType, KvTypes};
-use numeric::simd::attend::{ALL, CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::attend::{CHUNK, FULL_ATTENTION, KvChunk, Partial, attend, merge_partial};
 use numeric::simd::{Isa, kv_row, ops};
 
 fn heads<const HD: usize>(r: &mut Random, slots: usize, types: KvTypes) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
@@ -12,8 +12,8 @@ fn heads<const HD: usize>(r: &mut Random, slots: usize, types: KvTypes) -> (Vec<
     let values = r.unevens(2 * slots * HD);
     for s in 0..slots {
         let (a, b) = values[2 * s * HD..][..2 * HD].split_at(HD);
-        kv_row::encode(Isa::Scalar, types.k, a, &mut k[s * kb..][..kb]);
-        kv_row::encode(Isa::Scalar, types.v, b, &mut v[s * vb..][..vb]);
+        kv_row::encode_row(Isa::Scalar, types.k, a, &mut k[s * kb..][..kb]);
+        kv_row::encode_row(Isa::Scalar, types.v, b, &mut v[s * vb..][..vb]);
     }
     (k, v, values)
 }
@@ -37,7 +37,7 @@ fn attention<const HD: usize>(types: KvTypes, window: usize, tolerance: f64) {
             let visible = seen.map(|n| n.saturating_sub(chunk * CHUNK));
             let mut parts = [Partial::EMPTY; 5];
             attend::<HD, 8>(isa, kv, &queries, &visible, &mut parts);
-            states.iter_mut().zip(&parts).for_each(|(s, p)| merge(isa, s, p));
+            states.iter_mut().zip(&parts).for_each(|(s, p)| merge_partial(isa, s, p));
         }
         states.iter().flat_map(|s| s.o.map(|o| o / s.l)).collect()
     });
@@ -62,14 +62,14 @@ fn attention<const HD: usize>(types: KvTypes, window: usize, tolerance: f64) {
 
 #[test]
 fn attention_has_the_scalar_bits_for_every_kv_type_and_odd_head() {
-    attention::<64>(KvTypes::both(KvType::F32), ALL, 2e-4);
-    attention::<12>(KvTypes::both(KvType::F32), ALL, 2e-4);
-    attention::<48>(KvTypes::both(KvType::F16), ALL, 0.2);
+    attention::<64>(KvTypes::same(KvType::F32), FULL_ATTENTION, 2e-4);
+    attention::<12>(KvTypes::same(KvType::F32), FULL_ATTENTION, 2e-4);
+    attention::<48>(KvTypes::same(KvType::F16), FULL_ATTENTION, 0.2);
     // Quantised rows are held to the scalar bits here; how good they are is measured as perplexity.
     for (k, v) in [(KvType::Q8, KvType::Q4), (KvType::Q4, KvType::Q8)] {
-        attention::<64>(KvTypes { k, v }, ALL, f64::INFINITY);
-        attention::<12>(KvTypes { k, v }, ALL, f64::INFINITY);
-        attention::<80>(KvTypes { k, v }, ALL, f64::INFINITY);
+        attention::<64>(KvTypes { k, v }, FULL_ATTENTION, f64::INFINITY);
+        attention::<12>(KvTypes { k, v }, FULL_ATTENTION, f64::INFINITY);
+        attention::<80>(KvTypes { k, v }, FULL_ATTENTION, f64::INFINITY);
     }
 }
 
@@ -77,8 +77,8 @@ fn attention_has_the_scalar_bits_for_every_kv_type_and_odd_head() {
 #[test]
 fn attention_with_a_window_sees_what_the_window_shows() {
     for window in [1, 2, 20, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK] {
-        attention::<64>(KvTypes::both(KvType::F32), window, 2e-4);
-        attention::<12>(KvTypes::both(KvType::F32), window, 2e-4);
+        attention::<64>(KvTypes::same(KvType::F32), window, 2e-4);
+        attention::<12>(KvTypes::same(KvType::F32), window, 2e-4);
     }
 }
 
@@ -100,7 +100,7 @@ fn defined<const HD: usize>(q: &[f32; HD], rows: &[(Vec<f32>, Vec<f32>)]) -> Vec
         .collect();
     let m = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     weights.iter_mut().for_each(|w| *w -= m);
-    ops::exp(Isa::Scalar, &mut weights);
+    ops::exp_in_place(Isa::Scalar, &mut weights);
     let mut sums = [0.0f32; 16];
     weights.iter().enumerate().for_each(|(i, w)| sums[i % 16] += w);
     let mut out = vec![0.0f32; HD];
@@ -113,7 +113,7 @@ fn defined<const HD: usize>(q: &[f32; HD], rows: &[(Vec<f32>, Vec<f32>)]) -> Vec
 
 fn blocks_of_queries<const HD: usize>(kind: KvType) {
     let mut r = Random(70 + HD as u64);
-    let types = KvTypes::both(kind);
+    let types = KvTypes::same(kind);
     let (k, v, _) = heads::<HD>(&mut r, CHUNK, types);
     let row_bytes = kind.row_bytes(HD);
     let rows: Vec<(Vec<f32>, Vec<f32>)> = k
@@ -133,7 +133,7 @@ fn blocks_of_queries<const HD: usize>(kind: KvType) {
             let want: Vec<f32> =
                 queries.iter().zip(&visible).flat_map(|(q, &n)| defined(q, &rows[..n])).collect();
             for isa in Isa::available() {
-                let kv = KvChunk { k: &k, v: &v, types, window: ALL };
+                let kv = KvChunk { k: &k, v: &v, types, window: FULL_ATTENTION };
                 let mut out = vec![Partial::EMPTY; count];
                 match count {
                     ..=8 => attend::<HD, 8>(isa, kv, &queries, &visible, &mut out),
@@ -151,7 +151,7 @@ fn blocks_of_queries<const HD: usize>(kind: KvType) {
 /// Widens a row by the formulas of its type.
 fn decoded(kind: KvType, row: &[u8], width: usize) -> Vec<f32> {
     let half = |b: &[u8]| half::f16::from_le_bytes([b[0], b[1]]).to_f32();
-    let block = KvType::block(width);
+    let block = KvType::block_len(width);
     row.chunks(kind.block_bytes(block))
         .flat_map(|b| -> Vec<f32> {
             match kind {

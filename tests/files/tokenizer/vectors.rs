@@ -56,7 +56,7 @@ impl Family {
 
 /// Puts the tokens and merges of a GGUF file where they were.
 fn fill(mut json: Value, gguf: &Gguf) -> Value {
-    let strings = |key: &str| gguf.metadata().strings(key).unwrap().unwrap();
+    let strings = |key: &str| gguf.metadata().get_strings(key).unwrap().unwrap();
     let types = match gguf.metadata().get("tokenizer.ggml.token_type") {
         Some(files::source::gguf::value::Value::Array(types)) => types,
         other => panic!("{other:?}"),

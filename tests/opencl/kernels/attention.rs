@@ -6,7 +6,7 @@ use crate::device;
 use crate::support::random::Random;
 use antigravity::opencl::{Buffer, Device};
 use numeric::kv::{self, KvType, KvTypes};
-use numeric::simd::attend::{ALL, CHUNK, KvChunk, Partial, attend, merge};
+use numeric::simd::attend::{CHUNK, FULL_ATTENTION, KvChunk, Partial, attend, merge_partial};
 use numeric::simd::{Isa, kv_row, ops};
 
 const ROPE: &str = include_str!("../../../kernels/rope.cl");
@@ -47,7 +47,7 @@ impl<const HD: usize> Case<HD> {
         let mut cache = |kind: KvType| {
             let rows = (0..dims.kv_heads * capacity).map(|_| {
                 let mut row = vec![0; kind.row_bytes(HD)];
-                kv_row::encode(Isa::Scalar, kind, &r.floats(HD), &mut row);
+                kv_row::encode_row(Isa::Scalar, kind, &r.floats(HD), &mut row);
                 row
             });
             rows.collect::<Vec<_>>().concat()
@@ -68,9 +68,9 @@ impl<const HD: usize> Case<HD> {
     /// Normed and positioned head of token `t` at `start` of its row.
     fn head(&self, t: usize, start: usize, norm: &[f32]) -> [f32; HD] {
         let mut x = [0.0; HD];
-        ops::norm(Isa::Scalar, &self.qkv[t][start..start + HD], norm, EPS, &mut x);
+        ops::rms_norm(Isa::Scalar, &self.qkv[t][start..start + HD], norm, EPS, &mut x);
         let angles = &self.rows[t][self.dims.dim..];
-        ops::rope(Isa::Scalar, &mut x, &angles[..HD / 2], &angles[HD / 2..]);
+        ops::apply_rope(Isa::Scalar, &mut x, &angles[..HD / 2], &angles[HD / 2..]);
         x
     }
 
@@ -83,26 +83,26 @@ impl<const HD: usize> Case<HD> {
             for head in 0..dims.kv_heads {
                 let slot = head * self.capacity + self.before + t;
                 let mut x = self.head(t, dims.q_pad() + head * HD, &self.norms[HD..]);
-                if types.k.rotated() {
+                if types.k.is_rotated() {
                     let [mean, scale, _] = self.calibration(head);
                     x.iter_mut().zip(mean.iter().zip(scale)).for_each(|(x, (m, s))| *x = (*x - m) * s);
-                    kv::rotate(&mut x);
+                    kv::hadamard_transform(&mut x);
                 }
-                kv_row::encode(Isa::Scalar, types.k, &x, &mut k[slot * k_row..][..k_row]);
+                kv_row::encode_row(Isa::Scalar, types.k, &x, &mut k[slot * k_row..][..k_row]);
                 let mut x: [f32; HD] =
                     std::array::from_fn(|i| self.qkv[t][dims.q_pad() + dims.kv_pad() + head * HD + i]);
-                if types.v.rotated() {
-                    kv::rotate(&mut x);
+                if types.v.is_rotated() {
+                    kv::hadamard_transform(&mut x);
                 }
-                kv_row::encode(Isa::Scalar, types.v, &x, &mut v[slot * v_row..][..v_row]);
+                kv_row::encode_row(Isa::Scalar, types.v, &x, &mut v[slot * v_row..][..v_row]);
             }
             for head in 0..dims.heads {
                 let start = head / (dims.heads / dims.kv_heads) * self.capacity;
                 let rows = (&k[start * k_row..], &v[start * v_row..]);
                 let (sum, _) = self.attention(t, head, rows);
                 let mut out = sum.o.map(|o| o / sum.l);
-                if self.types.v.rotated() {
-                    kv::rotate(&mut out);
+                if self.types.v.is_rotated() {
+                    kv::hadamard_transform(&mut out);
                 }
                 att.extend_from_slice(&out);
             }
@@ -128,11 +128,11 @@ impl<const HD: usize> Case<HD> {
                             k: &rows.0[slot * k_row..],
                             v: &rows.1[slot * v_row..],
                             types: self.types,
-                            window: ALL,
+                            window: FULL_ATTENTION,
                         };
                         attend::<HD, 1>(Isa::Scalar, kv, &[*q], &[1], &mut part);
                         let mut e = [part[0].m - all.m];
-                        ops::exp(Isa::Scalar, &mut e);
+                        ops::exp_in_place(Isa::Scalar, &mut e);
                         e[0] / all.l
                     };
                     *mass += of_heads.iter().map(weigh).reduce(|a, b| a + b).unwrap();
@@ -146,10 +146,10 @@ impl<const HD: usize> Case<HD> {
     fn attention(&self, t: usize, head: usize, (k, v): (&[u8], &[u8])) -> (Partial<HD>, [f32; HD]) {
         let mut q = self.head(t, head * HD, &self.norms[..HD]);
         q.iter_mut().for_each(|x| *x *= 1.0 / (HD as f32).sqrt());
-        if self.types.k.rotated() {
+        if self.types.k.is_rotated() {
             let [_, _, inverse] = self.calibration(head / (self.dims.heads / self.dims.kv_heads));
             q.iter_mut().zip(inverse).for_each(|(q, inverse)| *q *= inverse);
-            kv::rotate(&mut q);
+            kv::hadamard_transform(&mut q);
         }
         let (slots, mut sum) = (self.before + t + 1, Partial::EMPTY);
         for first in (0..slots).step_by(CHUNK) {
@@ -158,12 +158,12 @@ impl<const HD: usize> Case<HD> {
             let seen = (slots - first).min(CHUNK);
             attend::<HD, 1>(
                 Isa::Scalar,
-                KvChunk { k, v, types: self.types, window: ALL },
+                KvChunk { k, v, types: self.types, window: FULL_ATTENTION },
                 &[q],
                 &[seen],
                 &mut part,
             );
-            merge(Isa::Scalar, &mut sum, &part[0]);
+            merge_partial(Isa::Scalar, &mut sum, &part[0]);
         }
         (sum, q)
     }
@@ -177,7 +177,7 @@ impl<const HD: usize> Case<HD> {
             index(v),
             k.row_bytes(HD),
             v.row_bytes(HD),
-            KvType::block(HD)
+            KvType::block_len(HD)
         );
         self.dims.options(items, &cache)
     }
@@ -234,7 +234,7 @@ impl<const HD: usize> Case<HD> {
         let buffers = [s, qkv, norms, calibration, k, softmax, &mass];
         let mut observe = kernel(device, ("observe", OBSERVE), &options, &buffers);
         let observed = [self.observed as i32, self.massed as i32];
-        observe.arg_ints(7, &self.run()).unwrap().arg_ints(8, &observed).unwrap();
+        observe.set_ints(7, &self.run()).unwrap().set_ints(8, &observed).unwrap();
         let items = (self.before + n).next_multiple_of(64);
         device.launch(&observe, &[items, self.dims.kv_heads], &[64, 1]).unwrap();
         let [k, v] = [k, v].map(|b| {
@@ -253,14 +253,14 @@ impl<const HD: usize> Case<HD> {
         let calibration = &floats(device, &self.calibration);
         let mut rope =
             kernel(device, ("rope", ROPE), &self.options(32, ""), &[s, qkv, norms, calibration, k, v]);
-        rope.arg_ints(6, &self.run()).unwrap();
+        rope.set_ints(6, &self.run()).unwrap();
         device.launch(&rope, &[(d.heads + 2 * d.kv_heads) * 32, n], &[32, 1]).unwrap();
         let items = queries / each * (slots / 4);
         let options = format!("-DQUERIES={queries} -DSLOTS={slots} -DQUERIES_PER_ITEM={each}");
         let options = self.options(items, &options);
         let softmax = floats(device, &vec![f32::NAN; n * d.heads * 2]);
         let mut attend = kernel(device, ("attend", ATTEND), &options, &[qkv, k, v, att, &softmax]);
-        attend.arg_ints(5, &self.run()).unwrap().arg_i32(6, self.observed as i32).unwrap();
+        attend.set_ints(5, &self.run()).unwrap().set_int(6, self.observed as i32).unwrap();
         let tiles = (n * d.heads / d.kv_heads).div_ceil(queries);
         device.launch(&attend, &[tiles * items, d.kv_heads], &[items, 1]).unwrap();
         self.check("many tokens", all);
@@ -274,10 +274,10 @@ impl<const HD: usize> Case<HD> {
         let ml = floats(device, &vec![0.0; chunks * d.heads * 2]);
         let args = [s, qkv, norms, &floats(device, &self.calibration), k, v, &parts, &ml];
         let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(64, ""), &args);
-        attend.arg_ints(8, &self.run()).unwrap();
+        attend.set_ints(8, &self.run()).unwrap();
         device.launch(&attend, &[chunks * d.kv_heads * 64], &[64]).unwrap();
         let mut merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[&parts, &ml, att]);
-        merge.arg_ints(3, &[1, chunks as i32]).unwrap();
+        merge.set_ints(3, &[1, chunks as i32]).unwrap();
         device.launch(&merge, &[d.heads * 64], &[64]).unwrap();
         self.check("one token", all);
         self.observe(device, all, &ml);
@@ -286,7 +286,7 @@ impl<const HD: usize> Case<HD> {
 
 fn every_type<const HD: usize>(device: &Device, before: usize, n: usize) {
     let mixed = KvTypes { k: KvType::F16, v: KvType::Q4 };
-    for types in KvType::ALL.map(KvTypes::both).into_iter().chain([mixed]) {
+    for types in KvType::ALL.map(KvTypes::same).into_iter().chain([mixed]) {
         let tiles = [[8, 16, 2], [32, 64, 4], [16, 64, 2]];
         // One of a device's tiles with every type, all with one.
         for tile in tiles.into_iter().take(if types == mixed { 3 } else { 1 }) {
@@ -310,9 +310,9 @@ fn attention_has_the_cpus_bits_with_every_cache() {
 fn attention_has_the_cpus_bits_on_small_shapes() {
     let Some(device) = device::device() else { return };
     for kind in [KvType::F32, KvType::Q8, KvType::Q4] {
-        Case::<32>::new(KvTypes::both(kind), 4, 2).many(&device, [8, 16, 2]);
-        Case::<32>::new(KvTypes::both(kind), 129, 1).one(&device);
+        Case::<32>::new(KvTypes::same(kind), 4, 2).many(&device, [8, 16, 2]);
+        Case::<32>::new(KvTypes::same(kind), 129, 1).one(&device);
         // Rows of whole words, of which sixteen bytes may begin in the middle of one.
-        Case::<64>::new(KvTypes::both(kind), 6, 1).one(&device);
+        Case::<64>::new(KvTypes::same(kind), 6, 1).one(&device);
     }
 }

@@ -4,7 +4,7 @@ use super::products::{GEMM, GEMM_FEW, GEMM_ROWS, GEMV, GEMV_ROWS, quantised, wor
 use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
 use crate::device;
 use crate::support::random::Random;
-use antigravity::opencl::variants::{Feature, Form, Tokens, VARIANTS, Variant};
+use antigravity::opencl::variants::{Feature, ProductForm, Tokens, VARIANTS, Variant};
 use antigravity::opencl::{Buffer, Device};
 use files::blocks::BLOCK;
 use numeric::quant::activations::ActBlock;
@@ -48,13 +48,14 @@ impl Matrix {
     }
 
     fn of(format: Format, [rows, cols]: [usize; 2]) -> Self {
-        let (mut r, block, groups) = (Random(8), format.block(), rows.div_ceil(16));
+        let (mut r, block, groups) = (Random(8), format.block_type(), rows.div_ceil(16));
         let (of_quants, of_scales) = format.group_bytes(cols);
         let (mut quants, mut scales) = (vec![0; groups * of_quants], vec![0; groups * of_scales]);
         for row in 0..rows {
-            let mut bytes: Vec<u8> =
-                (0..cols / block.values() * block.bytes()).map(|_| (r.bits() >> 16) as u8).collect();
-            for block in bytes.chunks_mut(block.bytes()) {
+            let mut bytes: Vec<u8> = (0..cols / block.values_per_block() * block.bytes_per_block())
+                .map(|_| (r.bits() >> 16) as u8)
+                .collect();
+            for block in bytes.chunks_mut(block.bytes_per_block()) {
                 for &at in highs(format) {
                     block[at] = block[at] & 0x87 | 0x30;
                 }
@@ -100,7 +101,7 @@ const SHORT_PASSES: [usize; 2] = [4, 3];
 
 /// Reads weights through an image where a variant does.
 fn plane(quants: &Buffer, variant: &Variant, words: usize) -> Buffer {
-    if variant.needs(Feature::Images) { quants.image(words).unwrap() } else { quants.clone() }
+    if variant.needs_feature(Feature::Images) { quants.create_image(words).unwrap() } else { quants.clone() }
 }
 
 /// One token by whole rows, onto the residual.
@@ -112,11 +113,11 @@ fn one_by_rows(device: &Device, m: &Matrix, variant: &Variant) {
     let (input, d) = (buffer(device, &words(&acts)), acts.iter().map(|a| a.d).collect::<Vec<_>>());
     let options = m.options("STEP_DOWN")
         + " -DTILE_GROUPS=2 -DBY_ROWS -DROWS_PER_ITEM=1"
-        + &variant.options(device.facts());
+        + &variant.compiler_options(device.info());
     let d = floats(device, &d);
     let args = [&plane(&quants, variant, 1), &scales, &s, &input, &d, &d, &d];
     let mut k = kernel(device, ("gemv", GEMV_ROWS), &SMALL.options(16, &options), &args);
-    k.arg_ints(7, &[0, m.groups() as i32]).unwrap();
+    k.set_ints(7, &[0, m.groups() as i32]).unwrap();
     device.launch(&k, &[16 * m.groups().div_ceil(2)], &[16]).unwrap();
     let expected: Vec<f32> = m.times(&acts).iter().zip(&x).map(|(y, x)| x + y).collect();
     same(&format!("{:?}, one token, {}", m.format, variant.name), &read(&s)[16..16 + m.rows], &expected);
@@ -130,16 +131,18 @@ fn many_by_rows(device: &Device, m: &Matrix, n: usize, variant: &Variant) {
     let [quants, scales] = m.buffers(device);
     let all = acts.concat();
     let input = match variant.form {
-        Form::Floats => floats(device, &all.iter().flat_map(|a| a.q.map(f32::from)).collect::<Vec<_>>()),
+        ProductForm::Floats => {
+            floats(device, &all.iter().flat_map(|a| a.q.map(f32::from)).collect::<Vec<_>>())
+        }
         _ => buffer(device, &words(&all)),
     };
     let d = floats(device, &all.iter().map(|a| a.d).collect::<Vec<_>>());
     let out = floats(device, &vec![0.0; n * dims.vocab]);
     let args = [&plane(&quants, variant, each), &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
     let options = m.options("STEP_HEAD")
-        + &format!(" -DROWS_PER_ITEM={each} -DTOKENS=4 -DTURNS=4{}", variant.options(device.facts()));
+        + &format!(" -DROWS_PER_ITEM={each} -DTOKENS=4 -DTURNS=4{}", variant.compiler_options(device.info()));
     let mut k = kernel(device, ("gemm", GEMM_ROWS), &dims.options(32, &options), &args);
-    k.arg_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
+    k.set_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
     device.launch(&k, &[m.rows.div_ceil(32 * each) * 16, n.div_ceil(16) * 2], &[16, 2]).unwrap();
     for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
         same(&format!("{:?}, {n} tokens, {}", m.format, variant.name), &found[..m.rows], &m.times(acts));
@@ -164,7 +167,7 @@ fn few(device: &Device, m: &Matrix, n: usize, [slices, tokens]: [usize; 2]) {
     let args = [&quants, &scales, &out, &input, &d, &out, &d, &sums(device, &all)];
     let options = m.options("STEP_HEAD") + &format!(" -DFEW -DW_HELD -DSLICES={slices} -DTOKENS={tokens}");
     let mut k = kernel(device, ("gemm", GEMM_FEW), &dims.options(4 * slices, &options), &args);
-    k.arg_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
+    k.set_ints(8, &[0, m.groups() as i32, n as i32, 0]).unwrap();
     device.launch(&k, &[n.div_ceil(tokens) * 4 * slices, m.groups()], &[4 * slices, 1]).unwrap();
     for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
         same(&format!("{:?}, {n} of few tokens", m.format), &found[..m.rows], &m.times(acts));
@@ -173,7 +176,7 @@ fn few(device: &Device, m: &Matrix, n: usize, [slices, tokens]: [usize; 2]) {
 
 /// The variants by whole rows that the device has.
 fn by_rows(device: &Device) -> impl Iterator<Item = &'static Variant> {
-    VARIANTS.iter().filter(|variant| variant.by_rows() && variant.missing_feature(device.facts()).is_none())
+    VARIANTS.iter().filter(|variant| variant.by_rows() && variant.missing_feature(device.info()).is_none())
 }
 
 /// One token where the variant is for one, and many.
@@ -189,7 +192,7 @@ fn whole_rows_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
     for format in [Format::Q4_0, Format::Q6_K] {
         for name in ["rows", "floats"] {
-            any_by_rows(&device, &Matrix::new(format, 256), Variant::named(name).unwrap());
+            any_by_rows(&device, &Matrix::new(format, 256), Variant::from_name(name).unwrap());
         }
     }
 }
@@ -217,7 +220,7 @@ fn one(device: &Device, m: &Matrix, [slices, pass]: [usize; 2]) {
     let d = floats(device, &d);
     let args = [&quants, &scales, &s, &input, &d, &d, &d];
     let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(items, &options), &args);
-    k.arg_ints(7, &[0, m.groups() as i32]).unwrap();
+    k.set_ints(7, &[0, m.groups() as i32]).unwrap();
     device.launch(&k, &[items * m.groups().div_ceil(2)], &[items]).unwrap();
     let expected: Vec<f32> = m.times(&acts).iter().zip(&x).map(|(y, x)| x + y).collect();
     same(&format!("{:?}, one token", m.format), &read(&s)[16..16 + m.rows], &expected);
@@ -234,7 +237,7 @@ fn many(device: &Device, m: &Matrix, n: usize) {
     let (d, out) = (floats(device, &d), floats(device, &vec![0.0; n * dims.vocab]));
     let args = [&quants, &scales, &out, &input, &d, &out, &d];
     let mut k = kernel(device, ("gemm", GEMM), &dims.options(256, &m.options("STEP_HEAD")), &args);
-    k.arg_ints(7, &[0, m.groups() as i32, n as i32, 0]).unwrap();
+    k.set_ints(7, &[0, m.groups() as i32, n as i32, 0]).unwrap();
     device.launch(&k, &[m.rows.div_ceil(64) * 256, n.div_ceil(64)], &[256, 1]).unwrap();
     for (found, acts) in read(&out).chunks(dims.vocab).zip(&acts) {
         same(&format!("{:?}, {n} tokens", m.format), &found[..m.rows], &m.times(acts));
@@ -270,7 +273,7 @@ fn every_format_has_the_cpus_bits() {
         many(&device, &m, 67);
         // All blocks at once; one pass over blocks and a part of another; a tile of tokens and a part of another.
         few(&device, &m, 16, [32, 8]);
-        few(&device, &Matrix::new(format, if format.span() == 32 { 576 } else { 512 }), 11, [16, 4]);
+        few(&device, &Matrix::new(format, if format.scale_span() == 32 { 576 } else { 512 }), 11, [16, 4]);
     }
 }
 
@@ -280,11 +283,11 @@ fn some_formats_have_the_cpus_bits_on_few_columns() {
     let Some(device) = device::device() else { return };
     if std::env::var_os(GRIND).is_some() {
         for format in [Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {
-            one(&device, &Matrix::new(format, format.span()), SHORT_PASSES);
+            one(&device, &Matrix::new(format, format.scale_span()), SHORT_PASSES);
         }
         for format in [Format::Q5_1, Format::Q6_K] {
-            many(&device, &Matrix::new(format, format.span()), 3);
-            few(&device, &Matrix::new(format, format.span()), 5, [16, 4]);
+            many(&device, &Matrix::new(format, format.scale_span()), 3);
+            few(&device, &Matrix::new(format, format.scale_span()), 5, [16, 4]);
         }
     }
 }

@@ -69,7 +69,7 @@ impl Packed {
     fn times(&self, acts: &[ActBlock]) -> Vec<f32> {
         let row = |row: &Vec<BlockQ4>| {
             row.iter().zip(acts).fold(0.0f32, |acc, (w, a)| {
-                let sum: i32 = (0..BLOCK).map(|i| (i32::from(w.nibble(i)) - 8) * i32::from(a.q[i])).sum();
+                let sum: i32 = (0..BLOCK).map(|i| (i32::from(w.nibble_at(i)) - 8) * i32::from(a.q[i])).sum();
                 (sum as f32).mul_add(w.d.to_f32() * a.d, acc)
             })
         };
@@ -87,7 +87,7 @@ pub fn quantised(x: &[f32]) -> Vec<ActBlock> {
 
 fn normed(x: &[f32], w: &[f32]) -> Vec<f32> {
     let mut h = vec![0.0; x.len()];
-    ops::norm(Isa::Scalar, x, w, EPS, &mut h);
+    ops::rms_norm(Isa::Scalar, x, w, EPS, &mut h);
     h
 }
 
@@ -130,7 +130,7 @@ pub fn head(device: &Device, more: i32) {
         &SMALL.options(64, &options),
         &[&quants, &scales, &s, &norm, &norm, &out, &out],
     );
-    k.arg_ints(7, &[0, vocab.div_ceil(16) as i32 + more]).unwrap();
+    k.set_ints(7, &[0, vocab.div_ceil(16) as i32 + more]).unwrap();
     device.launch(&k, &[64], &[64]).unwrap();
     same("head", &read(&out), &m.times(&quantised(&normed(&x[..dim], &w))));
 }
@@ -158,7 +158,7 @@ fn gate_up(device: &Device) {
     );
     let args = [&quants, &scales, &s, &norm, &norm, &out, &out_scales];
     let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(64, &options), &args);
-    k.arg_ints(7, &[0, (ffn / 16) as i32]).unwrap();
+    k.set_ints(7, &[0, (ffn / 16) as i32]).unwrap();
     device.launch(&k, &[128], &[64]).unwrap();
     let acts = quantised(&normed(&x[..dim], &w));
     let expected = quantised(&silu(&gate.times(&acts), &up.times(&acts)));
@@ -178,7 +178,7 @@ fn dense_down(device: &Device) {
         let options = format!("-DSTEP_DOWN -DROWS={dim} -DCOLS={cols} -DW_TYPE={kind} -DTILE_GROUPS=1");
         let args = [&rows, &rows, &s, &acts, &acts, &acts, &acts];
         let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(64, &options), &args);
-        k.arg_ints(7, &[0, (dim / 16) as i32]).unwrap();
+        k.set_ints(7, &[0, (dim / 16) as i32]).unwrap();
         device.launch(&k, &[64 * 6], &[64]).unwrap();
         let expected: Vec<f32> = wide.chunks(cols).zip(&x).map(|(row, x)| x + dot16(row, &input)).collect();
         same("down", &read(&s)[16..16 + dim], &expected);
@@ -221,7 +221,7 @@ fn qkv(device: &Device) {
     let options = format!("-DSTEP_QKV -DROWS={rows} -DCOLS={dim} -DW_TYPE=0");
     let args = [&quants, &scales, &out, &input, &d, &out, &bias_at];
     let mut k = kernel(device, ("gemm", GEMM), &SMALL.options(256, &options), &args);
-    k.arg_ints(7, &[0, (rows / 16) as i32, n as i32, 0]).unwrap();
+    k.set_ints(7, &[0, (rows / 16) as i32, n as i32, 0]).unwrap();
     device.launch(&k, &[rows.div_ceil(64) * 256, n.div_ceil(64)], &[256, 1]).unwrap();
     let product = |a: &Vec<ActBlock>| m.times(a).iter().zip(&bias).map(|(y, b)| y + b).collect::<Vec<_>>();
     same("qkv", &read(&out), &acts.iter().flat_map(product).collect::<Vec<_>>());
@@ -241,7 +241,7 @@ fn dense_out(device: &Device) {
         let options = format!("-DSTEP_OUT -DROWS={dim} -DCOLS={cols} -DW_TYPE={kind}");
         let args = [&rows, &rows, &s, &acts, &acts, &acts, &bias_at];
         let mut k = kernel(device, ("gemm", GEMM), &SMALL.options(256, &options), &args);
-        k.arg_ints(7, &[0, (dim / 16) as i32, n as i32, 0]).unwrap();
+        k.set_ints(7, &[0, (dim / 16) as i32, n as i32, 0]).unwrap();
         device.launch(&k, &[dim / 16 * 256, n.div_ceil(8)], &[256, 1]).unwrap();
         let found = read(&s);
         for (t, (x, input)) in x.iter().zip(input.chunks(cols)).enumerate() {
@@ -275,7 +275,7 @@ fn inputs_of_products_have_the_cpus_bits() {
             let args = [&src, &norm, &out, &scales, &sums];
             let mut k = kernel(&device, ("activations", ACTIVATIONS), &SMALL.options(64, &options), &args);
             // The norm is of tokens from the second on.
-            k.arg_ints(5, &[i32::from(input == "NORM"), 1]).unwrap();
+            k.set_ints(5, &[i32::from(input == "NORM"), 1]).unwrap();
             device.launch(&k, &[n * 64], &[64]).unwrap();
             if quantise == 0 {
                 same(input, &read(&out)[cols..], &expected.concat());

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 /// A row in blocks.
 pub fn encode(block: BlockType, row: &[f32]) -> Vec<u8> {
-    row.chunks_exact(block.values()).flat_map(|v| one(block, v)).collect()
+    row.chunks_exact(block.values_per_block()).flat_map(|v| one(block, v)).collect()
 }
 
 fn one(block: BlockType, v: &[f32]) -> Vec<u8> {

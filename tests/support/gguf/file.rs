@@ -5,8 +5,8 @@ use super::writer::{F32, Parts, STRING, U32, info, pair, text};
 use antigravity::dims::*;
 use files::blocks::BlockType;
 use files::config::RopeScaling;
-use files::source::Source;
-use files::source::gguf::names::{ROPE_FREQS, Rows, stored};
+use files::source::Safetensors;
+use files::source::gguf::names::{ROPE_FREQS, RowOrder, to_gguf_name};
 use std::fs;
 use std::path::Path;
 
@@ -29,10 +29,11 @@ pub struct File {
 
 impl File {
     /// The tensors of a checkpoint: vectors in F32, matrices in the type that `choose` gives by the checkpoint's name.
-    pub fn of(checkpoint: &Source, choose: impl Fn(&str) -> BlockType) -> Self {
+    pub fn of(checkpoint: &Safetensors, choose: impl Fn(&str) -> BlockType) -> Self {
         let mut tensors: Vec<Tensor> = checkpoint.tensors().map(|t| converted(t, &choose)).collect();
-        if ROPE.scaling != RopeScaling::Plain {
-            let divisor = |i: usize| (1.0 / ROPE.scaling.multiplier(i, ROPE.frequency(i))) as f32;
+        if ROPE.scaling != RopeScaling::Unscaled {
+            let divisor =
+                |i: usize| (1.0 / ROPE.scaling.frequency_multiplier(i, ROPE.base_frequency(i))) as f32;
             let bytes = (0..HEAD_DIM / 2).flat_map(|i| divisor(i).to_le_bytes()).collect();
             let (name, shape) = (ROPE_FREQS.to_string(), vec![HEAD_DIM / 2]);
             tensors.push(Tensor { name, block: BlockType::F32, shape, bytes });
@@ -86,11 +87,11 @@ fn converted(t: &files::source::Tensor, choose: &impl Fn(&str) -> BlockType) -> 
         [rows, cols] => (rows, cols, choose(&t.name)),
         _ => (values.len(), 1, BlockType::F32),
     };
-    let order = Rows::of(ARCH, &t.name, HEAD_DIM);
+    let order = RowOrder::for_tensor(ARCH, &t.name, HEAD_DIM);
     let mut placed = vec![&[][..]; rows];
     for (row, values) in values.chunks_exact(cols).enumerate() {
-        placed[order.stored(row)] = values;
+        placed[order.to_gguf_name(row)] = values;
     }
     let bytes = placed.iter().flat_map(|row| encode(block, row)).collect();
-    Tensor { name: stored(ARCH, &t.name).unwrap(), block, shape: t.shape.clone(), bytes }
+    Tensor { name: to_gguf_name(ARCH, &t.name).unwrap(), block, shape: t.shape.clone(), bytes }
 }

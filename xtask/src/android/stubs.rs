@@ -31,7 +31,7 @@ pub fn make_stubs(lld: &Path) -> Result<PathBuf> {
     }
     // Rust's standard library links liblog without using it.
     fs::write(dir.join("liblog.a"), toolchain::EMPTY_ARCHIVE).at(&dir)?;
-    let unwinder = toolchain::libdir(UNWINDER_TARGET)?.join("self-contained/libunwind.a");
+    let unwinder = toolchain::find_libdir(UNWINDER_TARGET)?.join("self-contained/libunwind.a");
     fs::copy(&unwinder, dir.join("libunwind.a"))
         .map_err(|e| Error::at(&unwinder, format!("{e}; run: rustup target add {UNWINDER_TARGET}")))?;
     fs::write(&stamp, &inputs).at(&stamp)?;

@@ -3,8 +3,8 @@
 
 use crate::command;
 use crate::error::{Error, Result};
-use crate::table::{Spread, UNKNOWN, cells, markdown, short};
-use files::source::gguf::{is_gguf, only_gguf};
+use crate::table::{Spread, UNKNOWN, format_short, format_table, to_cells};
+use files::source::gguf::{find_only_gguf, is_gguf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Peer {
         if is_ours || is_gguf(model) {
             return Ok(Peer { program, model: model.into(), is_ours });
         }
-        let only = only_gguf(model).map_err(|e| Error::Failed(e.to_string()))?;
+        let only = find_only_gguf(model).map_err(|e| Error::Failed(e.to_string()))?;
         let no_file = || {
             let model = model.display();
             Error::Usage(format!(
@@ -178,18 +178,18 @@ pub fn table(record: &Value) -> String {
     let text = |value: &Value| value.as_str().map_or_else(|| UNKNOWN.to_string(), command::one_line);
     let median = |speeds: &Value| {
         let speeds = speeds.as_array().into_iter().flatten().filter_map(Value::as_f64);
-        short(Spread::of(speeds).map(|s| s.median))
+        format_short(Spread::of(speeds).map(|s| s.median))
     };
     let line = |row: &Value| {
         let mut cells = vec![text(&row["test"]), row["threads"].to_string(), text(&row["kv_type"])];
         cells.extend(["ours", "theirs"].map(|key| median(&row[key])));
-        cells.extend(["ratio", "min", "max"].map(|key| short(row[key].as_f64())));
+        cells.extend(["ratio", "min", "max"].map(|key| format_short(row[key].as_f64())));
         cells
     };
     let titles = ["test", "threads", "KV", "tokens/s", "peer", "ratio", "min", "max"];
     let (program, build) = (text(&record["program"]), text(&record["build"]));
     let head = format!("In turn with {program} (build {build}); llama.cpp's cache has its default type\n\n");
-    head + &markdown(cells(titles), rows.iter().map(line))
+    head + &format_table(to_cells(titles), rows.iter().map(line))
 }
 
 #[cfg(test)]

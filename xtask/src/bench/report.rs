@@ -1,7 +1,7 @@
 //! The tables of a benchmark's record.
 
-use crate::sensors::ranges;
-use crate::table::{Spread, UNKNOWN, cells, fixed, markdown, short};
+use crate::sensors::format_ranges;
+use crate::table::{Spread, UNKNOWN, format_fixed, format_short, format_table, to_cells};
 use serde_json::{Value, json};
 
 /// Maximum number of runs that have columns of their own.
@@ -62,20 +62,20 @@ fn list(value: &Value) -> &[Value] {
 
 /// A text, or a number with `digits` decimals.
 fn cell(value: &Value, digits: usize) -> String {
-    value.as_str().map_or_else(|| fixed(value.as_f64(), digits), String::from)
+    value.as_str().map_or_else(|| format_fixed(value.as_f64(), digits), String::from)
 }
 
 fn speeds(rows: &[Value], runs: usize) -> String {
     let each = if (2..=MAX_COLUMNS).contains(&runs) { runs } else { 0 };
-    let mut titles = cells(["test", "threads", "KV", "tokens/s", "min", "max"]);
+    let mut titles = to_cells(["test", "threads", "KV", "tokens/s", "min", "max"]);
     titles.extend((1..=each).map(|i| format!("run {i}")));
     let line = |row: &Value| {
         let mut cells: Vec<String> = ["test", "threads", "kv_type"].map(|key| cell(&row[key], 0)).into();
-        cells.extend(["tokens_per_second", "min", "max"].map(|key| short(row[key].as_f64())));
-        cells.extend(list(&row["runs"]).iter().take(each).map(|speed| short(speed.as_f64())));
+        cells.extend(["tokens_per_second", "min", "max"].map(|key| format_short(row[key].as_f64())));
+        cells.extend(list(&row["runs"]).iter().take(each).map(|speed| format_short(speed.as_f64())));
         cells
     };
-    markdown(titles, rows.iter().map(line))
+    format_table(titles, rows.iter().map(line))
 }
 
 fn starts(runs: &[Value]) -> String {
@@ -86,10 +86,10 @@ fn starts(runs: &[Value]) -> String {
         let first = spread("first_token_ms");
         let medians = ["load_ms", "ttft_ms"].map(|field| spread(field).map(|s| s.median));
         let numbers = [first.map(|s| s.median), first.map(|s| s.min), first.map(|s| s.max)];
-        [name.into()].into_iter().chain(numbers.into_iter().chain(medians).map(short)).collect()
+        [name.into()].into_iter().chain(numbers.into_iter().chain(medians).map(format_short)).collect()
     };
     let titles = ["start", "first token ms", "min", "max", "of it load ms", "prompt to token ms"];
-    markdown(cells(titles), ["cold", "warm"].into_iter().map(line))
+    format_table(to_cells(titles), ["cold", "warm"].into_iter().map(line))
 }
 
 /// The device before, during and after each run.
@@ -102,10 +102,10 @@ fn states(runs: &[Value]) -> String {
         let [start, end] = ["start", "end"].map(|when| cell(&run[when]["battery"]["percent"], 0));
         cells.push(if start == end { start } else { format!("{start} to {end}") });
         let used: Vec<u32> = serde_json::from_value(run["cores_used"].clone()).unwrap_or_default();
-        cells.push(if used.is_empty() { UNKNOWN.into() } else { ranges(&used) });
+        cells.push(if used.is_empty() { UNKNOWN.into() } else { format_ranges(&used) });
         cells
     };
-    markdown(cells(titles), runs.iter().enumerate().map(line))
+    format_table(to_cells(titles), runs.iter().enumerate().map(line))
 }
 
 /// The table of clocks in GHz per core: at the start, the median while it ran, and at the end. Empty if none is known.
@@ -115,9 +115,9 @@ fn cores(runs: &[Value]) -> String {
         return String::new();
     }
     let shown = &runs[..runs.len().min(MAX_COLUMNS)];
-    let mut titles = cells(["cpu", "capacity", "max GHz"]);
+    let mut titles = to_cells(["cpu", "capacity", "max GHz"]);
     titles.extend((1..=shown.len()).flat_map(|i| [format!("run {i} start"), "running".into(), "end".into()]));
-    let ghz = |khz: Option<f64>| fixed(khz.map(|k| k / 1e6), 2);
+    let ghz = |khz: Option<f64>| format_fixed(khz.map(|k| k / 1e6), 2);
     let line = |(at, core): (usize, &Value)| {
         let mut cells =
             vec![cell(&core["cpu"], 0), cell(&core["capacity"], 0), ghz(core["max_khz"].as_f64())];
@@ -131,7 +131,7 @@ fn cores(runs: &[Value]) -> String {
         }
         cells
     };
-    markdown(titles, cores.iter().enumerate().map(line))
+    format_table(titles, cores.iter().enumerate().map(line))
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ fn measure(servers: &[Server], args: &LoadArgs, count: u64) -> Result<Value> {
                 eprintln!("{}: {clients} clients, run {} of {count}", server.name, run + 1);
                 turn += 1;
                 let mut figures =
-                    figures::figures(&load.run_clients(server, clients as usize, (turn, length)));
+                    figures::summarise_load(&load.run_clients(server, clients as usize, (turn, length)));
                 if let (Some(0), Some(why)) = (figures["requests"].as_u64(), figures["error"].as_str()) {
                     return Err(Error::Failed(format!("no request succeeded: {why}")));
                 }

@@ -40,7 +40,7 @@ const UNSEEN: &str =
 const GENERATE: &str = "generate --num-tokens 1 --temperature 0 --ignore-eos --format jsonl --quiet";
 
 pub fn measure_warm(device: &dyn Device, dir: &str) -> Result<Start> {
-    let set = run::environment(device, dir).into_iter().map(|(n, v)| quote(&format!("{n}={v}")));
+    let set = run::program_environment(device, dir).into_iter().map(|(n, v)| quote(&format!("{n}={v}")));
     let set = set.collect::<Vec<_>>().join(" ");
     let words =
         GENERATE.split(' ').chain(["--prompt", "Once upon a time"]).map(quote).collect::<Vec<_>>().join(" ");
@@ -54,7 +54,7 @@ pub fn measure_warm(device: &dyn Device, dir: &str) -> Result<Start> {
 }
 
 pub fn measure_cold(device: &dyn Device, dir: &str) -> Result<ColdStart> {
-    let program = run::program(device, dir, ["bench", "--drop-cache"].map(String::from).into());
+    let program = run::deployed_program(device, dir, ["bench", "--drop-cache"].map(String::from).into());
     let answer = shell::capture_program(device, &program)?;
     if answer.code != 0 {
         let note = "No start was cold: this program cannot drop the model's files from the page cache.";

@@ -4,7 +4,7 @@ use crate::command::root;
 use crate::error::{AtPath, Error, Result};
 use clap::Args;
 use files::hub;
-use files::source::gguf::only_gguf;
+use files::source::gguf::find_only_gguf;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,15 +44,15 @@ pub(super) fn is_story(model: &Path) -> bool {
 /// `org/name` of the Hugging Face cache.
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let here = std::env::current_dir().unwrap_or_else(|_| root());
-    let given = hub::find(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
+    let given = hub::resolve_model(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
     let places = [
         root().join("models").join(name),
         root().join("tests/fixtures/models").join(name),
-        hub::snapshot(&here.join(given)),
+        hub::resolve_snapshot(&here.join(given)),
     ];
     let usable = |path: &PathBuf| {
         let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());
-        let only = || only_gguf(path).ok().flatten().filter(|_| path.is_dir());
+        let only = || find_only_gguf(path).ok().flatten().filter(|_| path.is_dir());
         if whole { Some(path.clone()) } else { only() }
     };
     let found = places.iter().find_map(usable).ok_or_else(|| {

@@ -132,7 +132,7 @@ fn replace_old(device: &dyn Device, dir: &str, files: &[&HashedItem<'_>]) -> Res
 }
 
 /// The named files of a directory that exist.
-pub fn existing(dir: &Path, names: &[&str]) -> Vec<Item> {
+pub fn find_existing(dir: &Path, names: &[&str]) -> Vec<Item> {
     names.iter().filter(|n| dir.join(n).is_file()).map(|n| Item::new(dir.join(n), n)).collect()
 }
 

@@ -19,7 +19,7 @@ impl Local {
     pub fn open() -> Local {
         Local {
             name: "this machine".into(),
-            target: targets::host(),
+            target: targets::host_triple(),
             home: home("local"),
             environment: Vec::new(),
         }

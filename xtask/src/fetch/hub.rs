@@ -89,7 +89,7 @@ impl Hub {
         let homeless =
             || Error::Failed("no home directory to keep models in: set HF_HOME to a folder".into());
         let token_file = set("HF_TOKEN_PATH").map(PathBuf::from);
-        let token_file = token_file.or_else(|| Some(files::hub::home()?.join("token")));
+        let token_file = token_file.or_else(|| Some(files::hub::home_dir()?.join("token")));
         let saved = || fs::read_to_string(token_file?).ok();
         let token = set("HF_TOKEN").or_else(saved).map(|token| token.trim().to_string());
         let token = token.filter(|token| !token.is_empty());
@@ -100,7 +100,7 @@ impl Hub {
         let endpoint = set("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
         Ok(Hub {
             endpoint: endpoint.trim_end_matches('/').into(),
-            cache: files::hub::cache().ok_or_else(homeless)?,
+            cache: files::hub::cache_dir().ok_or_else(homeless)?,
             client: Client { token, timeout: 30 },
         })
     }
@@ -150,13 +150,13 @@ impl Hub {
             }
         };
         if path.is_file() {
-            let gguf = Gguf::open(&path).and_then(|gguf| gguf.config().map(|_| gguf));
+            let gguf = Gguf::open(&path).and_then(|gguf| gguf.read_config().map(|_| gguf));
             let gguf = gguf.map_err(|e| Error::Failed(e.to_string()))?;
             base = self.describe_base(repo, gguf.metadata().get("tokenizer.chat_template").is_some());
         }
         let main = folder.join("refs/main");
         fs::create_dir_all(folder.join("refs"))
-            .and_then(|()| atomic_file::write(&main, commit.as_bytes()))
+            .and_then(|()| atomic_file::write_file(&main, commit.as_bytes()))
             .at(&main)?;
         Ok(Fetched { path, base })
     }

@@ -2,7 +2,7 @@
 
 /// A GGUF file in packages of the Python package index.
 #[derive(Debug, Clone, Copy)]
-pub struct Known {
+pub struct KnownModel {
     /// Its folder under `models/`.
     pub name: &'static str,
     pub about: &'static str,
@@ -19,8 +19,8 @@ pub struct Known {
     pub sha256: &'static str,
 }
 
-pub const KNOWN: &[Known] = &[
-    Known {
+pub const KNOWN: &[KnownModel] = &[
+    KnownModel {
         name: "smollm2-135m",
         about: "SmolLM2 135M Instruct, Q4_1, 98 MB",
         licence: "Apache 2.0",
@@ -31,7 +31,7 @@ pub const KNOWN: &[Known] = &[
         bytes: 98_362_432,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     },
-    Known {
+    KnownModel {
         name: "gemma3-270m",
         about: "Gemma 3 270M (base), Q4_K_M, 253 MB",
         licence: "Gemma's terms: https://ai.google.dev/gemma/terms",
@@ -54,7 +54,7 @@ pub const KNOWN: &[Known] = &[
     },
 ];
 
-impl Known {
+impl KnownModel {
     /// The line about a base model.
     pub fn describe_base(&self) -> Option<String> {
         let (name, chats) = (self.name, KNOWN.iter().find(|known| known.instruct.is_none())?.name);

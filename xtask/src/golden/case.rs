@@ -33,7 +33,7 @@ impl Case {
 }
 
 /// The golden files of a model, by name.
-pub fn cases(model: &Path) -> Result<Vec<Case>> {
+pub fn read_cases(model: &Path) -> Result<Vec<Case>> {
     let dir = command::root().join("tests/golden").join(model.file_name().unwrap_or_default());
     let missing = |e| Error::at(&dir, format!("{e}; there are no golden files of this model"));
     let entries = std::fs::read_dir(&dir).map_err(missing)?;
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn golden_files_become_flags_and_lines_of_generate_are_read() {
-        let all = cases(&command::root().join("models/story")).unwrap();
+        let all = read_cases(&command::root().join("models/story")).unwrap();
         let sampled = all.iter().find(|c| c.name == "sampled").unwrap();
         for pair in [["--temperature", "0.8"], ["--seed", "42"]] {
             assert!(sampled.generate.windows(2).any(|w| w == pair));

@@ -1,6 +1,6 @@
 //! Results compared with golden ones: a table, and the first difference.
 
-use crate::table::{cells, fixed, markdown};
+use crate::table::{format_fixed, format_table, to_cells};
 
 /// A text: its token ids, and the digest of the last logits.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -25,7 +25,7 @@ impl CaseResult {
 }
 
 /// The table, one line per case.
-pub fn table(rows: &[CaseResult]) -> String {
+pub fn format_results(rows: &[CaseResult]) -> String {
     let said = |equal: bool| if equal { "equal".to_string() } else { "DIFFERS".into() };
     let line = |r: &CaseResult| {
         vec![
@@ -35,11 +35,11 @@ pub fn table(rows: &[CaseResult]) -> String {
             said(r.there.digest == r.expected.digest),
             r.there.digest.clone(),
             said(r.here == r.expected),
-            fixed(Some(r.seconds), 2),
+            format_fixed(Some(r.seconds), 2),
         ]
     };
     let titles = ["case", "tokens", "ids", "logits", "logits' digest", "here", "seconds"];
-    markdown(cells(titles), rows.iter().map(line))
+    format_table(to_cells(titles), rows.iter().map(line))
 }
 
 /// Describes the first difference of a row that has not passed.
@@ -104,7 +104,7 @@ mod tests {
         here.here.ids[2] = 9;
         assert!(!here.passed());
         assert_eq!(describe_difference(&here), "token 2 is 9 here, expected 3");
-        let text = table(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
+        let text = format_results(&[row(&[1, 2, 3], "aa"), row(&[1], "bb")]);
         assert_eq!((text.lines().count(), text.matches("DIFFERS").count()), (4, 2));
         let here = "position 0 layer 0 residual aa\nposition 0 layer 1 residual bb\nposition 1 layer 0 residual cc\n";
         let there = here.replace("bb", "b0").replace("cc", "c0");

@@ -33,7 +33,7 @@ impl<'a> Variant<'a> {
 
 impl Engine {
     pub fn build(model: &Path, name: &str) -> Result<Engine> {
-        Engine::with_copy(&build::unoptimised(model)?, model, name)
+        Engine::with_copy(&build::build_unoptimised(model)?, model, name)
     }
 
     /// A program of 64-bit Arm, which this emulator of programs runs.

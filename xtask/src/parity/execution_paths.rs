@@ -4,7 +4,7 @@ use super::QUANTISED;
 use super::engine::Engine;
 use super::reference::Reference;
 use crate::error::{Error, Result};
-use crate::fetch::hex;
+use crate::fetch::to_hex;
 use crate::tally::Tally;
 use crate::{command, json};
 use files::folder::TEXT_FILES;
@@ -104,7 +104,7 @@ const GOLDEN: &str = "tests/golden/parity.json";
 /// `ANTIGRAVITY_BLESS` they are from now on.
 pub fn check_golden(model: &str, logits: &[u8]) -> Result<()> {
     let file = command::root().join(GOLDEN);
-    let digest = &hex(Sha256::new_with_prefix(logits))[..16];
+    let digest = &to_hex(Sha256::new_with_prefix(logits))[..16];
     let mut digests: Value = json::read(&file)?;
     if std::env::var_os("ANTIGRAVITY_BLESS").is_some() {
         digests[model] = digest.into();

@@ -55,7 +55,7 @@ impl GgufFile {
         let file = command::root().join("tests/fixtures/models").join(&self.model).join("config.json");
         let Ok(text) = fs::read_to_string(&file) else { return Ok(true) };
         let of_checkpoint = ModelConfig::parse(&text).map_err(|e| Error::at(&file, e))?;
-        let of_file = Gguf::open(&self.path).and_then(|gguf| gguf.config());
+        let of_file = Gguf::open(&self.path).and_then(|gguf| gguf.read_config());
         Ok(of_file.map_err(|e| Error::Failed(e.to_string()))? != of_checkpoint)
     }
 

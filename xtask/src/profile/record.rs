@@ -2,7 +2,7 @@
 
 use super::trace::{Pass, Trace};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
-use crate::sensors::{Reading, layout};
+use crate::sensors::{Reading, describe_clusters};
 use serde_json::{Value, json};
 
 /// Version of `profile.json`, raised when a field changes its meaning or is removed.
@@ -145,7 +145,7 @@ impl Profile {
 
     fn hottest(&self) -> Option<f64> {
         let Recording { before, after, samples, .. } = &self.recording;
-        sampler::hottest([before, after], samples)
+        sampler::find_hottest([before, after], samples)
     }
 
     /// One sentence about each kind of value that could not be read.
@@ -184,7 +184,7 @@ impl Profile {
         };
         json!({
             "schema": SCHEMA, "device": device, "target": target, "model": model, "time": time, "args": args,
-            "layout": layout(&clusters),
+            "layout": describe_clusters(&clusters),
             "clusters": clusters.iter().map(|c| json!({"name": c.name(), "cores": c.cores})).collect::<Vec<_>>(),
             "clock": {"zero_uptime_s": self.zero, "aligned": self.aligned},
             "seconds": round(self.span()), "notes": self.notes(),

@@ -63,7 +63,7 @@ pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let evictions = evictions_table(&rows, &result::parse(&found, rows.len())?);
     let tables = [types, evictions].join("\n");
     if let Some(file) = out {
-        return atomic_file::write(file, tables.as_bytes()).at(file);
+        return atomic_file::write_file(file, tables.as_bytes()).at(file);
     }
     let page = command::root().join(README);
     let name = model.file_name().unwrap_or_default().to_string_lossy();
@@ -71,7 +71,7 @@ pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
         Error::Failed(format!("{README} has no place for the tables of {name}: {} and {END}", begin(&name)))
     })?;
-    atomic_file::write(&page, new.as_bytes()).at(&page)?;
+    atomic_file::write_file(&page, new.as_bytes()).at(&page)?;
     eprintln!("written: the tables of {name} in {README}");
     Ok(())
 }
@@ -83,7 +83,7 @@ pub fn check(model: &Path) -> Result<()> {
         let why = format!("{}: missing; the quality of this model cannot be measured", file.display());
         return Err(Error::Usage(why));
     }
-    match fetch::remedy(model) {
+    match fetch::find_fetch_command(model) {
         Some(remedy) => Err(Error::Usage(format!("{}: has no weights; {remedy}", model.display()))),
         None => Ok(()),
     }

@@ -1,6 +1,6 @@
 //! The server on a device: the local port that is forwarded to it, its address, and its page in a browser.
 
-use super::{check_exit, program};
+use super::{check_exit, deployed_program};
 use crate::command;
 use crate::device::Device;
 use crate::device::shell::{self, Input};
@@ -44,12 +44,12 @@ pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<Stri
     let there = resolve_port(&mut words)?;
     let here = args.port.unwrap_or(there);
     let _forward = device.forward(here, there)?;
-    let program = program(device, dir, words);
+    let program = deployed_program(device, dir, words);
     let ended = AtomicBool::new(false);
     let code = std::thread::scope(|scope| {
         scope.spawn(|| announce(here, args.open, &ended));
         // The server ends when this process does: its stdin is then closed.
-        let code = shell::stream(device, &program, Input::Nothing);
+        let code = shell::run_streamed(device, &program, Input::Nothing);
         ended.store(true, Ordering::SeqCst);
         code
     })?;

@@ -151,7 +151,7 @@ fn parse_task(word: &str) -> Option<(u32, u32, u64)> {
 }
 
 /// The highest watched temperature, before, after and in between.
-pub fn hottest(ends: [&Reading; 2], samples: &[Sample]) -> Option<f64> {
+pub fn find_hottest(ends: [&Reading; 2], samples: &[Sample]) -> Option<f64> {
     let during = samples.iter().flat_map(|s| s.celsius.iter().flatten().copied());
     ends.into_iter().filter_map(Reading::hottest).chain(during).max_by(f64::total_cmp)
 }
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_process_is_sampled_until_it_ends() {
         let device = Local::open();
-        let reading = super::super::read(&device).unwrap();
+        let reading = super::super::read_sensors(&device).unwrap();
         let plan = Plan::new(&reading, Duration::from_millis(20));
         // Tests in the background, and their children, may ignore interrupts.
         let sleep = ["--default-signal=INT", "sleep", "100"];

@@ -6,7 +6,7 @@ use super::{Content, FilePlan, TensorData};
 use crate::error::{Error, Result};
 use files::blocks::BlockType;
 use files::config::{Arch, ModelConfig, RopeScaling};
-use files::source::gguf::names::{ROPE_FREQS, stored};
+use files::source::gguf::names::{ROPE_FREQS, to_gguf_name};
 
 /// Mixes of block types, named as in llama.cpp: the type of most matrices, and of the more important ones.
 pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
@@ -50,12 +50,12 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
             (_, false) => *most,
         };
         let cols = tensor.shape.last().copied().unwrap_or(0);
-        if !cols.is_multiple_of(block.values()) {
+        if !cols.is_multiple_of(block.values_per_block()) {
             let text =
                 format!("{} has rows of {cols} values, not a multiple of a {block:?} block", tensor.name);
             return Err(Error::Failed(text));
         }
-        let name = stored(model.arch, &tensor.name).unwrap_or_else(|| tensor.name.clone());
+        let name = to_gguf_name(model.arch, &tensor.name).unwrap_or_else(|| tensor.name.clone());
         infos.push((name, tensor.shape, block, Some(tensor.fill)));
     }
     Ok(metadata.finish(infos, divisors.unwrap_or_default()))
@@ -63,8 +63,9 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
 
 /// Divisors of RoPE's frequencies, if they are scaled.
 fn rope_divisors(model: &ModelConfig) -> Option<Vec<f32>> {
-    let divisor = |i: usize| (1.0 / model.rope.scaling.multiplier(i, model.rope.frequency(i))) as f32;
-    (model.rope.scaling != RopeScaling::Plain).then(|| (0..model.head_dim / 2).map(divisor).collect())
+    let divisor =
+        |i: usize| (1.0 / model.rope.scaling.frequency_multiplier(i, model.rope.base_frequency(i))) as f32;
+    (model.rope.scaling != RopeScaling::Unscaled).then(|| (0..model.head_dim / 2).map(divisor).collect())
 }
 
 /// Name, shape, block type and values of a tensor.
@@ -110,8 +111,8 @@ impl Metadata {
         }
         let mut floats =
             vec![("attention.layer_norm_rms_epsilon", m.norm_eps), ("rope.freq_base", m.rope.theta)];
-        if m.window > 0 {
-            let window = (m.window as u32).to_le_bytes();
+        if m.sliding_window > 0 {
+            let window = (m.sliding_window as u32).to_le_bytes();
             self.push_pair(&format!("{arch}.attention.sliding_window"), U32, &window);
             floats.push(("rope.freq_base_swa", m.rope.local_theta));
         }
@@ -154,14 +155,14 @@ impl Metadata {
             shape.iter().rev().for_each(|dim| head.extend((*dim as u64).to_le_bytes()));
             head.extend(block.id().to_le_bytes());
             head.extend((offset as u64).to_le_bytes());
-            let units = shape.iter().product::<usize>() / block.values();
+            let units = shape.iter().product::<usize>() / block.values_per_block();
             let content = match fill {
                 None => Content::Given(divisors.iter().flat_map(|x| x.to_le_bytes()).collect()),
                 Some(fill) if block == BlockType::F32 => Content::F32(fill),
                 Some(_) => Content::Blocks(block),
             };
             parts.push(TensorData { content, units, offset: offset as u64 });
-            offset += (units * block.bytes()).next_multiple_of(ALIGNMENT);
+            offset += (units * block.bytes_per_block()).next_multiple_of(ALIGNMENT);
         }
         head.resize(head.len().next_multiple_of(ALIGNMENT), 0);
         parts.iter_mut().for_each(|part| part.offset += head.len() as u64);

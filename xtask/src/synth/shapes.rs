@@ -72,7 +72,7 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
         }
     }
     put("model.norm.weight".into(), &[dim], Fill::Norm);
-    if !model.tied {
+    if !model.tie_embeddings {
         put("lm_head.weight".into(), &[model.vocab, dim], Fill::Weights);
     }
     list

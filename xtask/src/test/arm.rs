@@ -53,7 +53,7 @@ pub fn missing() -> Option<(&'static str, &'static str)> {
     if !toolchain::has_std(ARM_LINUX) {
         return Some(("Rust's standard library for Arm", "rustup target add aarch64-unknown-linux-musl"));
     }
-    if toolchain::lld().is_err() {
+    if toolchain::find_lld().is_err() {
         return Some(("LLVM's linker", toolchain::LLD_REMEDY));
     }
     if !command::is_on_path(EMULATOR) {

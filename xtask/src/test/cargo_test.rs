@@ -47,12 +47,12 @@ impl CargoTest {
     /// Tests of a model's program, not optimised.
     pub fn for_model(mut self, model: &Path) -> CargoTest {
         self.args.extend(build::model_flags(model));
-        self.args.extend(build::not_optimised());
+        self.args.extend(build::unoptimised_flags());
         self.env("ANTIGRAVITY_MODEL", build::bundled_name(model))
     }
 
     pub fn with_pointer_checks(mut self) -> CargoTest {
-        self.args.extend(build::pointer_checks());
+        self.args.extend(build::pointer_check_flags());
         self
     }
 

@@ -20,7 +20,7 @@ const NODE: u32 = 22;
 const AGENTS_MODEL: &str = "smollm2-135m";
 
 pub fn run() -> Outcome {
-    let program = build::tested(&build::model_dir("story")?)?;
+    let program = build::build_tested(&build::model_dir("story")?)?;
     let python = python::with_packages("clients", &PACKAGES, &["openai", "anthropic", "litellm"]);
     let mut tally = match python {
         Ok(python) => count_promises(
@@ -46,7 +46,7 @@ pub fn run() -> Outcome {
 
 /// Runs coding agents, each with a task.
 fn run_agents() -> Outcome {
-    let fetched = fetch::weights(AGENTS_MODEL).and_then(|model| Ok((model, install_agents()?)));
+    let fetched = fetch::fetch_weights(AGENTS_MODEL).and_then(|model| Ok((model, install_agents()?)));
     let (model, modules) = match fetched {
         Ok(both) => both,
         Err(e) => {
@@ -54,7 +54,7 @@ fn run_agents() -> Outcome {
             return Ok(skip(&format!("coding agents as clients of the server: {e}"), remedy));
         }
     };
-    let program = build::tested(&build::model_dir(AGENTS_MODEL)?)?;
+    let program = build::build_tested(&build::model_dir(AGENTS_MODEL)?)?;
     let script = command::root().join("tests/agents.py");
     count_promises("an agent", Command::new("python3").arg(script).arg(program).arg(model).arg(modules))
 }

@@ -29,8 +29,8 @@ pub fn run() -> Outcome {
     }
     // Built first, so that no check waits for a compiler.
     let model = build::model_dir("story")?;
-    build::tested_for(ARM_LINUX, &model)?;
-    build::tested(&model)?;
+    build::build_tested_for(ARM_LINUX, &model)?;
+    build::build_tested(&model)?;
     let harness = AdbHarness::start().map_err(Error::Failed)?;
     let mut tally = Tally::default();
     for (promise, check) in CHECKS {

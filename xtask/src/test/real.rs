@@ -35,7 +35,7 @@ const GEMMA: RealModel =
 pub fn run() -> Outcome {
     let mut tally = Tally::default();
     for real in [SMOLLM, GEMMA] {
-        tally += match fetch::weights(real.name) {
+        tally += match fetch::fetch_weights(real.name) {
             Ok(file) => real.check(&file)?,
             Err(e) => skip(&format!("no {}: {e}", real.name), "see `cargo xtask fetch --help`"),
         };
@@ -48,7 +48,7 @@ impl RealModel {
         let strings = CargoTest::new(&["--test", "files"]).only(&["--ignored"]).only(self.strings);
         let mut tally = strings.env("ANTIGRAVITY_REAL_MODEL", file).run()?;
         let model = build::model_dir(self.name)?;
-        let engine = Engine::with_copy(&build::tested(&model)?, &model, self.name)?.with_model(file);
+        let engine = Engine::with_copy(&build::build_tested(&model)?, &model, self.name)?.with_model(file);
         reference::check(self, &engine, &mut tally)?;
         if self.name == SMOLLM.name {
             golden::check(&engine, &mut tally)?;

@@ -46,7 +46,7 @@ fn has_rusticl() -> bool {
 
 /// The libraries of Intel's runtime for CPUs, where `.ci/run` puts them.
 pub fn intel() -> Option<PathBuf> {
-    let dir = fetch::folder()?.join("intel-opencl/lib");
+    let dir = fetch::cache_dir()?.join("intel-opencl/lib");
     dir.join("libintelocl.so").exists().then_some(dir)
 }
 

@@ -12,7 +12,7 @@ use std::process::Command;
 
 pub fn run() -> Outcome {
     let target = target();
-    if !toolchain::has_std(&target) || toolchain::lld().is_err() {
+    if !toolchain::has_std(&target) || toolchain::find_lld().is_err() {
         let remedy = format!("rustup target add {target}; {}", toolchain::LLD_REMEDY);
         return Ok(skip(
             &format!("Rust's standard library for {target} or LLVM's linker is missing"),

@@ -17,11 +17,11 @@ const STORY: &str = "tests/golden/story/once.json";
 /// Cargo's lock keeps `sizes` from building beside it. What fails here fails there again, and is told there.
 pub fn build_early() {
     let builds: [fn() -> Result<()>; 2] = [
-        || match android::missing() {
+        || match android::find_missing() {
             Some(_) => Ok(()),
             None => ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop)),
         },
-        || if size::has_budget(&build::host()) { for_here().map(drop) } else { Ok(()) },
+        || if size::has_budget(&build::host_triple()) { for_here().map(drop) } else { Ok(()) },
     ];
     for build in builds {
         std::thread::spawn(move || {
@@ -45,11 +45,11 @@ pub fn sizes() -> Outcome {
 
 /// Android loads it. Always without an NDK, so that it is the same on every machine.
 fn android() -> Outcome {
-    if let Some((what, remedy)) = android::missing() {
+    if let Some((what, remedy)) = android::find_missing() {
         return Ok(skip_missing((&what, &remedy)));
     }
     let story = build::model_dir("story")?;
-    let maker = build::tested(&story)?;
+    let maker = build::build_tested(&story)?;
     let mut tally = Tally::default();
     for features in ANDROID_BUILDS {
         let binary = for_android(features)?;
@@ -58,7 +58,7 @@ fn android() -> Outcome {
         // With a model inside it is still what Android loads.
         let bundle = binary.with_file_name("story");
         build::bundle_with(&maker, &story, &binary, &bundle)?;
-        build::check_fit(ANDROID, bundle)?;
+        build::check_loadable(ANDROID, bundle)?;
         tally += Tally::ONE;
     }
     Ok(tally)
@@ -67,16 +67,16 @@ fn android() -> Outcome {
 const ANDROID_BUILDS: [Features; 2] = [Features::None, Features::Default];
 
 fn for_android(features: Features) -> Result<PathBuf> {
-    build::release_aside(features, ANDROID, &build::model_dir("story")?)
+    build::build_release_aside(features, ANDROID, &build::model_dir("story")?)
 }
 
 fn for_here() -> Result<PathBuf> {
-    build::for_target(&build::host(), Some(&build::model_dir("story")?))
+    build::build_for_target(&build::host_triple(), Some(&build::model_dir("story")?))
 }
 
 /// This machine's own program tells the story.
 fn here() -> Outcome {
-    let host = build::host();
+    let host = build::host_triple();
     if !size::has_budget(&host) {
         let remedy = "nothing to install; see xtask/src/size.rs";
         return Ok(skip(&format!("there is no budget for {host}"), remedy));
@@ -94,7 +94,7 @@ pub fn on_arm() -> Outcome {
         return Ok(skip_missing(missing));
     }
     let story = build::model_dir("story")?;
-    let binary = build::tested_for(ARM_LINUX, &story)?;
+    let binary = build::build_tested_for(ARM_LINUX, &story)?;
     check_story(command(&binary, "aarch64"), &story)?;
     if emulator("aarch64").is_some() {
         PAGES.iter().try_for_each(|&page| with_pages(&binary, "aarch64", page))?;

@@ -47,14 +47,14 @@ pub fn q6_k(block: &[u8; 210]) -> [f32; VALUES] {
 fn decode_scales(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     let (d, dmin) = (read_f16(block, 0), read_f16(block, 2));
     let scales = from_fn(|z| block[4 + z]);
-    let six = from_fn::<_, 8, _>(|p| six_bits(&scales, p));
+    let six = from_fn::<_, 8, _>(|p| unpack_scale_min(&scales, p));
     (six.map(|(level, _)| d * f32::from(level)), six.map(|(_, min)| dmin * f32::from(min)))
 }
 
 /// Reads the scale and minimum of part `p`. In the first four parts, they are the low six bits of bytes `p` and
 /// `p + 4`. In the others, their low four bits are in byte `p + 4` (scale low, minimum high), and their high two bits
 /// are the high bits of bytes `p - 4` and `p`.
-pub fn six_bits(scales: &[u8; 12], p: usize) -> (u8, u8) {
+pub fn unpack_scale_min(scales: &[u8; 12], p: usize) -> (u8, u8) {
     if p < 4 {
         return (scales[p] & 63, scales[p + 4] & 63);
     }
@@ -78,7 +78,7 @@ mod tests {
             let mut scales = [0u8; 12];
             scales[bit / 8] = 1 << (bit % 8);
             let found: Vec<(usize, u8, u8)> = (0..8)
-                .map(|p| (p, six_bits(&scales, p).0, six_bits(&scales, p).1))
+                .map(|p| (p, unpack_scale_min(&scales, p).0, unpack_scale_min(&scales, p).1))
                 .filter(|&(_, level, min)| level | min != 0)
                 .collect();
             let &[(p, level, min)] = &found[..] else { panic!("bit {bit}: {found:?}") };

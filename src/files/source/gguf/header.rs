@@ -11,7 +11,7 @@ use super::cursor::Cursor;
 use super::metadata::Metadata;
 use super::value::Value;
 use crate::blocks::BlockType;
-use crate::error::quoted;
+use crate::error::quote;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 /// Bytes of the file that hold the number of tensors.
@@ -34,12 +34,12 @@ const LEAST_INFO: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
 /// A parsed header.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Header {
+pub struct GgufHeader {
     /// 2 or 3; the fields read here are the same in both.
     pub version: u32,
     pub metadata: Metadata,
     /// By tensor name.
-    pub tensors: BTreeMap<String, Entry>,
+    pub tensors: BTreeMap<String, GgufTensorEntry>,
     /// Bytes of the header; padding or data follow.
     pub len: usize,
     /// Offset of the end of the metadata pairs, in bytes.
@@ -48,7 +48,7 @@ pub struct Header {
 
 /// One tensor.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct GgufTensorEntry {
     pub block: BlockType,
     /// Row-major, the reverse of the file's order: a matrix is `[rows, cols]`. No dimension is 0.
     pub shape: Vec<usize>,
@@ -65,24 +65,24 @@ struct Info {
     offset: u64,
 }
 
-impl Header {
+impl GgufHeader {
     /// Parses and checks the header of a file.
     ///
     /// # Errors
     ///
     /// One line that names the field and its value.
-    pub fn parse(file: &[u8]) -> Result<Header, String> {
+    pub fn parse(file: &[u8]) -> Result<GgufHeader, String> {
         let mut cursor = Cursor::new(file);
         let version = read_version(&mut cursor)?;
-        let tensors = cursor.count("tensor count", LEAST_INFO, MAX_TENSORS)?;
-        let pairs = cursor.count("metadata count", LEAST_PAIR, MAX_KEYS)?;
+        let tensors = cursor.read_count("tensor count", LEAST_INFO, MAX_TENSORS)?;
+        let pairs = cursor.read_count("metadata count", LEAST_PAIR, MAX_KEYS)?;
         let mut metadata = Metadata::default();
         for i in 0..pairs {
-            let key = cursor.text("key", MAX_KEY).map_err(|e| format!("metadata {i}: {e}"))?;
+            let key = cursor.read_string("key", MAX_KEY).map_err(|e| format!("metadata {i}: {e}"))?;
             if key.is_empty() {
                 return Err(format!("metadata {i}: the key is empty"));
             }
-            let value = Value::read(&mut cursor).map_err(|e| format!("metadata {}: {e}", quoted(&key)))?;
+            let value = Value::read(&mut cursor).map_err(|e| format!("metadata {}: {e}", quote(&key)))?;
             metadata.insert(key, value)?;
         }
         let pairs_end = cursor.position();
@@ -92,7 +92,7 @@ impl Header {
         // No overflow: a header is limited to 128 MiB.
         let data = (len as u64).next_multiple_of(alignment)..file.len() as u64;
         let entries = locate_all(infos, &data, alignment)?;
-        Ok(Header { version, metadata, tensors: entries, len, pairs_end })
+        Ok(GgufHeader { version, metadata, tensors: entries, len, pairs_end })
     }
 
     /// Builds a file with the same metadata and no tensors; `file` is the parsed file.
@@ -101,17 +101,17 @@ impl Header {
     }
 }
 
-fn within(tensor: &str, what: impl std::fmt::Display) -> String {
-    format!("tensor {}: {what}", quoted(tensor))
+fn in_tensor(tensor: &str, what: impl std::fmt::Display) -> String {
+    format!("tensor {}: {what}", quote(tensor))
 }
 
 /// Reads magic and version.
 fn read_version(cursor: &mut Cursor<'_>) -> Result<u32, String> {
-    let magic = cursor.take(4, "magic")?;
+    let magic = cursor.take_bytes(4, "magic")?;
     if magic != MAGIC {
         return Err(format!("starts with \"{}\", not with \"GGUF\"", magic.escape_ascii()));
     }
-    match cursor.u32("version")? {
+    match cursor.read_u32("version")? {
         version @ 2..=3 => Ok(version),
         version if matches!(version.swap_bytes(), 1..=0xffff) => {
             Err(format!("version is {}, big-endian; supported: little-endian files", version.swap_bytes()))
@@ -135,28 +135,28 @@ fn read_alignment(metadata: &Metadata) -> Result<u64, String> {
 
 impl Info {
     fn read(cursor: &mut Cursor<'_>, i: usize) -> Result<Info, String> {
-        let name = cursor.text("name", MAX_NAME).map_err(|e| format!("tensor {i}: {e}"))?;
+        let name = cursor.read_string("name", MAX_NAME).map_err(|e| format!("tensor {i}: {e}"))?;
         if name.is_empty() {
             return Err(format!("tensor {i}: the name is empty"));
         }
-        Self::read_unnamed(cursor, &name).map_err(|e| within(&name, e))
+        Self::read_unnamed(cursor, &name).map_err(|e| in_tensor(&name, e))
     }
 
     /// Reads the info after the name.
     fn read_unnamed(cursor: &mut Cursor<'_>, name: &str) -> Result<Info, String> {
-        let rank = cursor.u32("number of dimensions")?;
+        let rank = cursor.read_u32("number of dimensions")?;
         if !(1..=MAX_RANK).contains(&rank) {
             return Err(format!("number of dimensions is {rank}; supported: 1 to {MAX_RANK}"));
         }
-        let dims = (0..rank).map(|_| cursor.u64("dimension")).collect::<Result<Vec<_>, _>>()?;
-        let block = BlockType::from_id(cursor.u32("type")?)
-            .map_err(|found| format!("type is {found}; supported: {}", BlockType::names()))?;
-        let offset = cursor.u64("offset")?;
+        let dims = (0..rank).map(|_| cursor.read_u64("dimension")).collect::<Result<Vec<_>, _>>()?;
+        let block = BlockType::from_id(cursor.read_u32("type")?)
+            .map_err(|found| format!("type is {found}; supported: {}", BlockType::list_names()))?;
+        let offset = cursor.read_u64("offset")?;
         let too_large = || format!("dimensions {dims:?} of {block:?} are more than this machine can address");
         let size = |&dim| usize::try_from(dim).map_err(|_| too_large());
         let shape = dims.iter().rev().map(size).collect::<Result<Vec<_>, _>>()?;
-        if !dims[0].is_multiple_of(block.values() as u64) {
-            let values = block.values();
+        if !dims[0].is_multiple_of(block.values_per_block() as u64) {
+            let values = block.values_per_block();
             return Err(format!("dimensions {dims:?}: a row of {block:?} is a multiple of {values} values"));
         }
         if dims.contains(&0) {
@@ -164,15 +164,17 @@ impl Info {
         }
         let blocks = dims[1..]
             .iter()
-            .try_fold(dims[0] / block.values() as u64, |n, &dim| n.checked_mul(dim))
+            .try_fold(dims[0] / block.values_per_block() as u64, |n, &dim| n.checked_mul(dim))
             // The values must be addressable as f32 too.
-            .filter(|n| n.checked_mul(4 * block.values() as u64).is_some_and(|n| isize::try_from(n).is_ok()))
+            .filter(|n| {
+                n.checked_mul(4 * block.values_per_block() as u64).is_some_and(|n| isize::try_from(n).is_ok())
+            })
             .ok_or_else(too_large)?;
-        Ok(Info { name: name.into(), block, shape, bytes: blocks * block.bytes() as u64, offset })
+        Ok(Info { name: name.into(), block, shape, bytes: blocks * block.bytes_per_block() as u64, offset })
     }
 
     /// Resolves the tensor's offset in the file, whose data are the bytes `data`.
-    fn locate(&self, data: &Range<u64>, alignment: u64) -> Result<Entry, String> {
+    fn to_entry(&self, data: &Range<u64>, alignment: u64) -> Result<GgufTensorEntry, String> {
         let Info { offset, bytes, .. } = *self;
         if !offset.is_multiple_of(alignment) {
             return Err(format!("offset is {offset}, not a multiple of the alignment {alignment}"));
@@ -186,7 +188,7 @@ impl Info {
         let start = data.start + offset; // no overflow: it is inside the file
         let address = |at: u64| usize::try_from(at).map_err(|_| "is more than this machine can address");
         let range = address(start)?..address(start + bytes)?;
-        Ok(Entry { block: self.block, shape: self.shape.clone(), range })
+        Ok(GgufTensorEntry { block: self.block, shape: self.shape.clone(), range })
     }
 }
 
@@ -196,17 +198,17 @@ fn locate_all(
     infos: Vec<Info>,
     data: &Range<u64>,
     alignment: u64,
-) -> Result<BTreeMap<String, Entry>, String> {
+) -> Result<BTreeMap<String, GgufTensorEntry>, String> {
     let (mut entries, mut end) = (BTreeMap::new(), 0);
     for info in infos {
-        let entry = info.locate(data, alignment).map_err(|e| within(&info.name, e))?;
+        let entry = info.to_entry(data, alignment).map_err(|e| in_tensor(&info.name, e))?;
         if info.offset != end {
             let what = format!("offset is {}, but the tensors before it end at {end}", info.offset);
-            return Err(within(&info.name, what));
+            return Err(in_tensor(&info.name, what));
         }
         end = (info.offset + info.bytes).next_multiple_of(alignment); // no overflow: it is inside the file
         if entries.contains_key(&info.name) {
-            return Err(format!("tensor {} occurs twice", quoted(&info.name)));
+            return Err(format!("tensor {} occurs twice", quote(&info.name)));
         }
         entries.insert(info.name, entry);
     }

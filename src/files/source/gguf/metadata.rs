@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::value::{Array, Strings, Value};
-use crate::error::quoted;
+use crate::error::quote;
 
 /// Values by key.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -13,7 +13,7 @@ impl Metadata {
     /// Adds a value; its key must be new.
     pub(super) fn insert(&mut self, key: String, value: Value) -> Result<(), String> {
         if self.0.contains_key(&key) {
-            return Err(format!("metadata {} occurs twice", quoted(&key)));
+            return Err(format!("metadata {} occurs twice", quote(&key)));
         }
         self.0.insert(key, value);
         Ok(())
@@ -34,7 +34,7 @@ impl Metadata {
     /// # Errors
     ///
     /// The value has another type. The message names key, value and the supported type, as in the other methods.
-    pub fn integer(&self, key: &str) -> Result<Option<u64>, String> {
+    pub fn get_u64(&self, key: &str) -> Result<Option<u64>, String> {
         self.read_typed(key, "an integer of 0 or more", Value::as_u64)
     }
 
@@ -43,7 +43,7 @@ impl Metadata {
     /// # Errors
     ///
     /// The value has another type.
-    pub fn text(&self, key: &str) -> Result<Option<&str>, String> {
+    pub fn get_str(&self, key: &str) -> Result<Option<&str>, String> {
         self.read_typed(key, "a string", Value::as_str)
     }
 
@@ -52,7 +52,7 @@ impl Metadata {
     /// # Errors
     ///
     /// The value has another type.
-    pub fn truth(&self, key: &str) -> Result<Option<bool>, String> {
+    pub fn get_bool(&self, key: &str) -> Result<Option<bool>, String> {
         self.read_typed(key, "a boolean", |value| match value {
             Value::Bool(truth) => Some(*truth),
             _ => None,
@@ -64,7 +64,7 @@ impl Metadata {
     /// # Errors
     ///
     /// The value has another type.
-    pub fn strings(&self, key: &str) -> Result<Option<&Strings>, String> {
+    pub fn get_strings(&self, key: &str) -> Result<Option<&Strings>, String> {
         self.read_typed(key, "an array of strings", |value| match value {
             Value::Array(Array::Strings(strings)) => Some(strings),
             _ => None,
@@ -78,7 +78,7 @@ impl Metadata {
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, String> {
         let Some(value) = self.0.get(key) else { return Ok(None) };
-        let refused = || format!("metadata {} is {value}; supported: {supported}", quoted(key));
+        let refused = || format!("metadata {} is {value}; supported: {supported}", quote(key));
         read(value).map(Some).ok_or_else(refused)
     }
 }

@@ -7,17 +7,17 @@ use serde_json::{Map, Number, Value as Json, json};
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-use super::header::Header;
-use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, part, plain};
+use super::header::GgufHeader;
+use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, split_gguf_name, to_hf_name};
 use super::unread;
 use super::value::Value;
 use crate::blocks::{BlockType, Dtype};
-use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention};
-use crate::error::quoted;
+use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention_factor};
+use crate::error::quote;
 
 /// The required type of a key's value.
 #[derive(Clone, Copy)]
-enum Form {
+enum ValueForm {
     Integer,
     /// An integer, or an array of equal integers, one per layer.
     PerLayer,
@@ -25,9 +25,9 @@ enum Form {
     Text,
 }
 
-use Form::*;
+use ValueForm::*;
 
-impl Form {
+impl ValueForm {
     fn name(self) -> &'static str {
         match self {
             Integer => "an integer",
@@ -43,7 +43,7 @@ impl Form {
             (Text, _) => value.as_str().map(Json::from),
             (Float, _) => Number::from_f64(value.as_f64()?).map(Json::from),
             (PerLayer, Value::Array(array)) => {
-                let mut values = array.integers32()?;
+                let mut values = array.iter_int32()?;
                 let first = values.next()?;
                 if values.all(|value| value == first) { Integer.to_json(&first) } else { None }
             }
@@ -53,7 +53,7 @@ impl Form {
 }
 
 /// Keys without `ARCH.`, their types, and the corresponding fields of `config.json`.
-const FIELDS: [(&str, Form, &str); 17] = [
+const FIELDS: [(&str, ValueForm, &str); 17] = [
     ("block_count", Integer, "num_hidden_layers"),
     ("embedding_length", Integer, "hidden_size"),
     ("feed_forward_length", PerLayer, "intermediate_size"),
@@ -92,7 +92,7 @@ const HEAD: &str = "output.weight";
 /// # Errors
 ///
 /// A key or tensor is missing, damaged, or of a kind of model that is not supported.
-pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> {
+pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, ConfigError> {
     let keys = Keys::new(header)?;
     keys.check_supported()?;
     let map = keys.config_json()?;
@@ -124,8 +124,8 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
         let Some(beyond) = keys.get(ORIGINAL).and_then(Value::as_u64).filter(|n| *n > 1) else {
             return keys.unsupported(ORIGINAL, "an integer");
         };
-        model.rope.scaling = RopeScaling::divisors(short);
-        model.rope.long = Some(LongRope { divisors: long.leak(), beyond: beyond as usize });
+        model.rope.scaling = RopeScaling::from_divisors(short);
+        model.rope.long = Some(LongRope { divisors: long.leak(), original_context: beyond as usize });
         model.rope.attention_factor = keys.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
     }
     keys.check_unread(&model)?;
@@ -134,21 +134,21 @@ pub fn config(header: &Header, file: &[u8]) -> Result<ModelConfig, ConfigError> 
 
 /// The metadata keys of one architecture.
 struct Keys<'a> {
-    header: &'a Header,
+    header: &'a GgufHeader,
     arch: Arch,
     /// Full names of the keys that were read.
     read: RefCell<HashSet<String>>,
 }
 
 impl<'a> Keys<'a> {
-    fn new(header: &'a Header) -> Result<Self, ConfigError> {
+    fn new(header: &'a GgufHeader) -> Result<Self, ConfigError> {
         let found = header.metadata.get(ARCHITECTURE);
         let named = found.and_then(Value::as_str);
         match Arch::ALL.into_iter().find(|arch| named == Some(arch.gguf_name())) {
             Some(arch) => Ok(Self { header, arch, read: RefCell::default() }),
             None => {
                 let value = found.map_or("missing".into(), Value::to_string);
-                Err(ConfigError::new(ARCHITECTURE, value, Arch::names(Arch::gguf_name)))
+                Err(ConfigError::new(ARCHITECTURE, value, Arch::list_names(Arch::gguf_name)))
             }
         }
     }
@@ -202,7 +202,7 @@ impl<'a> Keys<'a> {
 
     /// Replaces the field of `config.json` in an error by the key.
     fn rename_field(&self, e: ConfigError) -> ConfigError {
-        let field = |field: &'static str| self.arch.field(field);
+        let field = |field: &'static str| self.arch.field_name(field);
         if e.field == self.arch.epsilon_field() {
             return ConfigError { field: self.full_key(self.epsilon_key()), ..e };
         }
@@ -239,7 +239,7 @@ impl<'a> Keys<'a> {
         let read = self.read.borrow();
         for (full, value) in self.header.metadata.iter().filter(|(key, _)| !read.contains(*key)) {
             let Some(key) = full.strip_prefix(&prefix) else { continue };
-            if let Some(supported) = unread::rejection(key, value, model) {
+            if let Some(supported) = unread::check_unread_key(key, value, model) {
                 return Err(ConfigError::new(full, value.to_string(), supported));
             }
         }
@@ -279,7 +279,7 @@ impl<'a> Keys<'a> {
         let scaled = scaled.and_then(|_| self.read_float(YARN_MSCALE).transpose()).transpose()?;
         let own = self.read_float(YARN_FACTOR)?.filter(|_| !unset);
         let attention = own.unwrap_or_else(|| {
-            yarn_attention(factor, 1.0) / scaled.map_or(1.0, |m| yarn_attention(factor, m))
+            yarn_attention_factor(factor, 1.0) / scaled.map_or(1.0, |m| yarn_attention_factor(factor, m))
         });
         let times = self.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
         scaling["attention_factor"] = json!(attention * times);
@@ -329,17 +329,17 @@ impl<'a> Keys<'a> {
                 let Some(value) = form.to_json(value) else { return self.unsupported(key, form.name()) };
                 // As in llama.cpp, a scale of 0 counts as unset.
                 if !(field.ends_with("_multiplier") && value.as_f64() == Some(0.0)) {
-                    map.insert(self.arch.field(field).into(), value);
+                    map.insert(self.arch.field_name(field).into(), value);
                 }
             }
         }
         // Hugging Face has other defaults.
-        let heads = map.get(self.arch.field("num_attention_heads")).cloned();
+        let heads = map.get(self.arch.field_name("num_attention_heads")).cloned();
         if let Some(heads) = &heads {
             map.entry("num_key_value_heads").or_insert(heads.clone());
         }
         if let (Some(dim), Some(heads @ 1..)) = (
-            map.get(self.arch.field("hidden_size")).and_then(Json::as_u64),
+            map.get(self.arch.field_name("hidden_size")).and_then(Json::as_u64),
             heads.as_ref().and_then(Json::as_u64),
         ) && dim.is_multiple_of(heads)
         {
@@ -390,11 +390,11 @@ impl<'a> Keys<'a> {
 }
 
 /// Rejects tensors that are not read: ignoring them would give wrong results.
-fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError> {
-    let known = |name: &str| plain(model.arch, name).is_some();
+fn check_tensors(header: &GgufHeader, model: &ModelConfig) -> Result<(), ConfigError> {
+    let known = |name: &str| to_hf_name(model.arch, name).is_some();
     let long = model.arch == Arch::Phi3;
     let biases = model.norm == Norm::Layer;
-    let read = |name: &str| match part(name) {
+    let read = |name: &str| match split_gguf_name(name) {
         None => known(name) || name == ROPE_FREQS || long && matches!(name, ROPE_SHORT | ROPE_LONG),
         Some((layer, ..)) if layer >= model.layers => false,
         Some((_, "attn_q" | "attn_k" | "attn_v", "bias")) => model.qkv_bias,
@@ -406,14 +406,14 @@ fn check_tensors(header: &Header, model: &ModelConfig) -> Result<(), ConfigError
         None => Ok(()),
         Some(name) => {
             let supported = format!("those of a {} model with {} layers", model.arch.name(), model.layers);
-            Err(ConfigError::new("tensors", quoted(name), supported))
+            Err(ConfigError::new("tensors", quote(name), supported))
         }
     }
 }
 
 /// Access to tensors with one divisor per rotated pair.
 struct DivisorTables<'a> {
-    header: &'a Header,
+    header: &'a GgufHeader,
     file: &'a [u8],
     pairs: usize,
 }
@@ -439,12 +439,13 @@ impl DivisorTables<'_> {
 /// Determines the scaling in `rope_freqs.weight`: a published model's formula if it gives these divisors.
 fn detect_scaling(model: &ModelConfig, divisors: Vec<f32>) -> RopeScaling {
     let is = |scaling: &RopeScaling| {
-        let off =
-            |(i, x): (usize, &f32)| f64::from(*x) * scaling.multiplier(i, model.rope.frequency(i)) - 1.0;
+        let off = |(i, x): (usize, &f32)| {
+            f64::from(*x) * scaling.frequency_multiplier(i, model.rope.base_frequency(i)) - 1.0
+        };
         divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
     };
-    let known = [RopeScaling::Plain, llama3_scaling(8.0), llama3_scaling(32.0)].into_iter().find(is);
-    known.unwrap_or_else(|| RopeScaling::divisors(divisors))
+    let known = [RopeScaling::Unscaled, llama3_scaling(8.0), llama3_scaling(32.0)].into_iter().find(is);
+    known.unwrap_or_else(|| RopeScaling::from_divisors(divisors))
 }
 
 /// The scaling of Llama 3.1 (`factor` 8) and 3.2 (32).

@@ -78,34 +78,34 @@ pub const ROPE_SHORT: &str = "rope_factors_short.weight";
 pub const ROPE_LONG: &str = "rope_factors_long.weight";
 
 /// Translates a checkpoint's tensor name to GGUF's; `None` if there is none.
-pub fn stored(arch: Arch, name: &str) -> Option<String> {
+pub fn to_gguf_name(arch: Arch, name: &str) -> Option<String> {
     let (whole, layers, parts) = name_tables(arch);
     if let Some((_, stored)) = whole.iter().find(|(plain, _)| *plain == name) {
         return Some(stored.to_string());
     }
-    let (layer, part, kind) = split(name, layers)?;
+    let (layer, part, kind) = split_layer_name(name, layers)?;
     let (_, stored) = parts.into_iter().flatten().find(|(plain, _)| *plain == part)?;
     Some(format!("blk.{layer}.{stored}.{kind}"))
 }
 
 /// Translates a GGUF tensor name to the checkpoint's; `None` if there is none.
-pub fn plain(arch: Arch, stored: &str) -> Option<String> {
+pub fn to_hf_name(arch: Arch, stored: &str) -> Option<String> {
     let (whole, layers, parts) = name_tables(arch);
     if let Some((plain, _)) = whole.iter().find(|(_, name)| *name == stored) {
         return Some(plain.to_string());
     }
-    let (layer, part, kind) = split(stored, "blk.")?;
+    let (layer, part, kind) = split_layer_name(stored, "blk.")?;
     let (plain, _) = parts.into_iter().flatten().find(|(_, name)| *name == part)?;
     Some(format!("{layers}{layer}.{plain}.{kind}"))
 }
 
 /// Splits a GGUF tensor name into layer, part, and `weight` or `bias`; `None` outside the layers.
-pub(super) fn part(stored: &str) -> Option<(usize, &str, &str)> {
-    split(stored, "blk.")
+pub(super) fn split_gguf_name(stored: &str) -> Option<(usize, &str, &str)> {
+    split_layer_name(stored, "blk.")
 }
 
 /// Splits a name that starts with `prefix` into layer, part, and `weight` or `bias`.
-fn split<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
+fn split_layer_name<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
     let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let layer: usize = number.parse().ok().filter(|layer: &usize| layer.to_string() == number)?;
     let (part, kind) = rest.rsplit_once('.')?;
@@ -114,31 +114,31 @@ fn split<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
 
 /// The order of a tensor's rows (or a bias's values) in a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum RowOrder {
     /// As in a checkpoint.
-    Plain,
+    Unchanged,
     /// Rows of each head are interleaved for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
     /// checkpoint, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
     Interleaved { head_dim: usize },
 }
 
-impl Rows {
+impl RowOrder {
     /// Row order of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
     /// of the classes derived from it (`LlamaModel.permute`), not of the others.
-    pub fn of(arch: Arch, name: &str, head_dim: usize) -> Rows {
-        match split(name, "model.layers.") {
+    pub fn for_tensor(arch: Arch, name: &str, head_dim: usize) -> RowOrder {
+        match split_layer_name(name, "model.layers.") {
             Some((_, "self_attn.q_proj" | "self_attn.k_proj", _))
                 if matches!(arch, Arch::Llama | Arch::SmolLm3 | Arch::Granite) =>
             {
-                Rows::Interleaved { head_dim }
+                RowOrder::Interleaved { head_dim }
             }
-            _ => Rows::Plain,
+            _ => RowOrder::Unchanged,
         }
     }
 
     /// Index in the file of row `row` of the checkpoint.
-    pub fn stored(self, row: usize) -> usize {
-        let Rows::Interleaved { head_dim } = self else { return row };
+    pub fn to_gguf_name(self, row: usize) -> usize {
+        let RowOrder::Interleaved { head_dim } = self else { return row };
         let (head, row) = (row / head_dim, row % head_dim);
         let half = head_dim / 2;
         head * head_dim + row % half * 2 + row / half
@@ -168,18 +168,18 @@ mod tests {
             (Arch::Gpt2, "h.3.attn.c_attn.bias", "blk.3.attn_qkv.bias"),
             (Arch::Gpt2, "wpe.weight", "position_embd.weight"),
         ] {
-            assert_eq!(stored(arch, plain_name).as_deref(), Some(stored_name));
-            assert_eq!(plain(arch, stored_name).as_deref(), Some(plain_name));
+            assert_eq!(to_gguf_name(arch, plain_name).as_deref(), Some(stored_name));
+            assert_eq!(to_hf_name(arch, stored_name).as_deref(), Some(plain_name));
         }
         for none in
             ["", "blk.0", "blk..attn_q.weight", "blk.00.attn_q.weight", "blk.+1.attn_q.weight", ROPE_FREQS]
         {
-            assert_eq!(plain(Arch::Llama, none), None, "{none}");
+            assert_eq!(to_hf_name(Arch::Llama, none), None, "{none}");
         }
         for none in
             ["model.layers.0.mlp.router.weight", "model.layers.0.self_attn.q_proj.scale", "blk.0.attn_q.bias"]
         {
-            assert_eq!(stored(Arch::Llama, none), None, "{none}");
+            assert_eq!(to_gguf_name(Arch::Llama, none), None, "{none}");
         }
     }
 
@@ -195,20 +195,21 @@ mod tests {
                 }
             }
         }
-        let rows = Rows::of(Arch::Llama, "model.layers.5.self_attn.k_proj.weight", head_dim);
-        let undone: Vec<usize> = (0..heads * head_dim).map(|row| converted[rows.stored(row)]).collect();
+        let rows = RowOrder::for_tensor(Arch::Llama, "model.layers.5.self_attn.k_proj.weight", head_dim);
+        let undone: Vec<usize> = (0..heads * head_dim).map(|row| converted[rows.to_gguf_name(row)]).collect();
         assert_eq!(undone, (0..heads * head_dim).collect::<Vec<_>>());
         assert_ne!(undone, converted);
     }
 
     #[test]
     fn only_q_and_k_of_llama_are_reordered() {
-        let of = |arch, part: &str| Rows::of(arch, &format!("model.layers.1.self_attn.{part}"), 16);
-        assert_eq!(of(Arch::Llama, "q_proj.weight"), Rows::Interleaved { head_dim: 16 });
-        assert_eq!(of(Arch::Llama, "k_proj.bias"), Rows::Interleaved { head_dim: 16 });
-        assert_eq!(of(Arch::Llama, "v_proj.weight"), Rows::Plain);
-        assert_eq!(of(Arch::Llama, "q_norm.weight"), Rows::Plain);
-        assert_eq!(of(Arch::Qwen2, "q_proj.weight"), Rows::Plain);
-        assert_eq!(Rows::Plain.stored(7), 7);
+        let of =
+            |arch, part: &str| RowOrder::for_tensor(arch, &format!("model.layers.1.self_attn.{part}"), 16);
+        assert_eq!(of(Arch::Llama, "q_proj.weight"), RowOrder::Interleaved { head_dim: 16 });
+        assert_eq!(of(Arch::Llama, "k_proj.bias"), RowOrder::Interleaved { head_dim: 16 });
+        assert_eq!(of(Arch::Llama, "v_proj.weight"), RowOrder::Unchanged);
+        assert_eq!(of(Arch::Llama, "q_norm.weight"), RowOrder::Unchanged);
+        assert_eq!(of(Arch::Qwen2, "q_proj.weight"), RowOrder::Unchanged);
+        assert_eq!(RowOrder::Unchanged.to_gguf_name(7), 7);
     }
 }

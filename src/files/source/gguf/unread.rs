@@ -113,7 +113,7 @@ impl Neutral {
         }
     }
 
-    fn supported(self) -> String {
+    fn describe_supported(self) -> String {
         let only = match self {
             Any | Off => "0".into(),
             Number(x) => format!("{x}"),
@@ -124,9 +124,9 @@ impl Neutral {
 }
 
 /// Describes the supported values if this value, or this unknown key, may change the model's results.
-pub(super) fn rejection(key: &str, value: &Value, model: &ModelConfig) -> Option<String> {
+pub(super) fn check_unread_key(key: &str, value: &Value, model: &ModelConfig) -> Option<String> {
     match neutral_values(key, model) {
-        Some(neutral) => (!neutral.allows(value)).then(|| neutral.supported()),
+        Some(neutral) => (!neutral.allows(value)).then(|| neutral.describe_supported()),
         None => Some(
             "no such key: this program does not know it, and it may change the model's results; use a file without it"
                 .into(),

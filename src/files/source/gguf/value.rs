@@ -6,11 +6,11 @@
 use std::fmt;
 
 use super::cursor::Cursor;
-use crate::error::quoted;
+use crate::error::quote;
 
 /// The type of a value that is not an array, with its id in the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueType {
     Uint8 = 0,
     Int8 = 1,
     Uint16 = 2,
@@ -25,13 +25,13 @@ pub enum Kind {
     Float64 = 12,
 }
 
-use Kind::*;
+use ValueType::*;
 
 /// The id of arrays.
 const ARRAY: u32 = 9;
 
-impl Kind {
-    const ALL: [Kind; 12] =
+impl ValueType {
+    const ALL: [ValueType; 12] =
         [Uint8, Int8, Uint16, Int16, Uint32, Int32, Float32, Bool, Text, Uint64, Int64, Float64];
 
     fn from_id(id: u32) -> Option<Self> {
@@ -65,8 +65,8 @@ pub enum Value {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Array {
     /// Numbers or booleans as stored: packed and little-endian. `kind` is not `Text`.
-    Plain {
-        kind: Kind,
+    Numbers {
+        kind: ValueType,
         bytes: Vec<u8>,
     },
     Strings(Strings),
@@ -103,7 +103,7 @@ impl Strings {
     fn read(cursor: &mut Cursor<'_>, count: usize) -> Result<Self, String> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(count));
         for i in 0..count {
-            let text = cursor.text_bytes("string").map_err(|e| format!("element {i}: {e}"))?;
+            let text = cursor.read_string_bytes("string").map_err(|e| format!("element {i}: {e}"))?;
             bytes.extend_from_slice(text);
             ends.push(u32::try_from(bytes.len()).map_err(|_| "more than 4 GiB of strings")?);
         }
@@ -123,7 +123,7 @@ impl Strings {
 impl Array {
     pub fn len(&self) -> usize {
         match self {
-            Array::Plain { kind, bytes } => bytes.len() / kind.size(),
+            Array::Numbers { kind, bytes } => bytes.len() / kind.size(),
             Array::Strings(strings) => strings.len(),
         }
     }
@@ -135,34 +135,34 @@ impl Array {
     /// The values, in the file's order.
     pub fn iter(&self) -> impl Iterator<Item = Value> {
         (0..self.len()).map(move |i| match self {
-            Array::Plain { kind, bytes } => decode(*kind, &bytes[i * kind.size()..][..kind.size()]),
+            Array::Numbers { kind, bytes } => decode_number(*kind, &bytes[i * kind.size()..][..kind.size()]),
             Array::Strings(strings) => Value::Text(strings.get(i).unwrap_or_default().to_string()),
         })
     }
 
     /// Values of an array of 32-bit integers; `None` for any other array, as in llama.cpp.
-    pub fn integers32(&self) -> Option<impl Iterator<Item = Value>> {
-        matches!(self, Array::Plain { kind: Uint32 | Int32, .. }).then(|| self.iter())
+    pub fn iter_int32(&self) -> Option<impl Iterator<Item = Value>> {
+        matches!(self, Array::Numbers { kind: Uint32 | Int32, .. }).then(|| self.iter())
     }
 
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
-        let id = cursor.u32("array type")?;
-        let kind = Kind::from_id(id).ok_or_else(|| match id {
+        let id = cursor.read_u32("array type")?;
+        let kind = ValueType::from_id(id).ok_or_else(|| match id {
             ARRAY => "is an array of arrays; supported: arrays of numbers, booleans or strings".into(),
             _ => format!("array type is {id}; supported: 0 to 12 except 9"),
         })?;
-        let count = cursor.count("array length", kind.size(), usize::MAX)?;
+        let count = cursor.read_count("array length", kind.size(), usize::MAX)?;
         if kind == Text {
             return Strings::read(cursor, count).map(Array::Strings);
         }
         // No overflow: `count` was compared with the bytes that are left.
-        let bytes = cursor.take((count * kind.size()) as u64, "array")?.to_vec();
+        let bytes = cursor.take_bytes((count * kind.size()) as u64, "array")?.to_vec();
         if kind == Bool
             && let Some(i) = bytes.iter().position(|&byte| byte > 1)
         {
             decode_bool(bytes[i]).map_err(|e| format!("element {i}: {e}"))?;
         }
-        Ok(Array::Plain { kind, bytes })
+        Ok(Array::Numbers { kind, bytes })
     }
 }
 
@@ -176,7 +176,7 @@ fn decode_bool(byte: u8) -> Result<bool, String> {
 }
 
 /// Decodes one value from exactly `kind.size()` bytes.
-fn decode(kind: Kind, bytes: &[u8]) -> Value {
+fn decode_number(kind: ValueType, bytes: &[u8]) -> Value {
     let mut low = [0; 8];
     low[..bytes.len()].copy_from_slice(bytes);
     let raw = u64::from_le_bytes(low);
@@ -195,11 +195,11 @@ fn decode(kind: Kind, bytes: &[u8]) -> Value {
 impl Value {
     /// Reads a value's type and the value.
     pub fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
-        let id = cursor.u32("value type")?;
-        match Kind::from_id(id) {
-            Some(Text) => cursor.text("string", usize::MAX).map(Value::Text),
-            Some(Bool) => decode_bool(cursor.take(1, "boolean")?[0]).map(Value::Bool),
-            Some(kind) => Ok(decode(kind, cursor.take(kind.size() as u64, "number")?)),
+        let id = cursor.read_u32("value type")?;
+        match ValueType::from_id(id) {
+            Some(Text) => cursor.read_string("string", usize::MAX).map(Value::Text),
+            Some(Bool) => decode_bool(cursor.take_bytes(1, "boolean")?[0]).map(Value::Bool),
+            Some(kind) => Ok(decode_number(kind, cursor.take_bytes(kind.size() as u64, "number")?)),
             None if id == ARRAY => Array::read(cursor).map(Value::Array),
             None => Err(format!("value type is {id}; supported: 0 to 12")),
         }
@@ -240,10 +240,10 @@ impl fmt::Display for Value {
             Value::F32(x) => write!(f, "{x:?}"),
             Value::F64(x) => write!(f, "{x:?}"),
             Value::Bool(b) => write!(f, "{b}"),
-            Value::Text(text) => f.write_str(&quoted(text)),
+            Value::Text(text) => f.write_str(&quote(text)),
             Value::Array(array) => {
                 let kind = match array {
-                    Array::Plain { kind, .. } => *kind,
+                    Array::Numbers { kind, .. } => *kind,
                     Array::Strings(_) => Text,
                 };
                 write!(f, "an array of {} values of type {kind:?}", array.len())

@@ -1,8 +1,8 @@
 //! Stored rows and what the packed layout makes of them.
 
 use super::*;
-use crate::quant::matrix::Quantised;
-use files::blocks::gguf::decode;
+use crate::quant::matrix::QuantMatrix;
+use files::blocks::gguf::decode_values;
 use files::mapped::AlignedBytes;
 
 /// Bytes without a pattern, of which no f16 is infinite.
@@ -19,21 +19,21 @@ fn bytes(len: usize, seed: u32) -> Vec<u8> {
 fn packed_rows_hold_the_values_of_the_file() {
     const COLS: usize = 512;
     for format in Format::ALL {
-        let block = format.block();
+        let block = format.block_type();
         let (quants, scales) = format.group_bytes(COLS);
         let (mut quants, mut scales) =
             (AlignedBytes::zeroed(quants).unwrap(), AlignedBytes::zeroed(scales).unwrap());
-        let stored = |lane| bytes(COLS / block.values() * block.bytes(), lane as u32 + 1);
+        let stored = |lane| bytes(COLS / block.values_per_block() * block.bytes_per_block(), lane as u32 + 1);
         for lane in 0..GROUP_ROWS {
             let planes = (quants.as_mut_slice(), scales.as_mut_slice());
             assert!(format.put_row(planes.0, planes.1, lane, &stored(lane)), "{format:?}");
         }
-        let matrix = Quantised::<GROUP_ROWS, COLS>::new(format, quants.into_plane(), scales.into_plane());
+        let matrix = QuantMatrix::<GROUP_ROWS, COLS>::new(format, quants.freeze(), scales.freeze());
         let matrix = matrix.expect("planes of these lengths");
         for row in 0..GROUP_ROWS {
             let (mut found, mut want) = ([0.0; COLS], [0.0; COLS]);
-            matrix.row(row, &mut found);
-            decode(block, &stored(row), &mut want);
+            matrix.decode_row(row, &mut found);
+            decode_values(block, &stored(row), &mut want);
             assert_eq!(found.map(f32::to_bits), want.map(f32::to_bits), "{format:?} row {row}");
         }
     }
@@ -42,12 +42,12 @@ fn packed_rows_hold_the_values_of_the_file() {
 #[test]
 fn a_scale_that_is_not_finite_is_seen() {
     for format in Format::ALL {
-        let block = format.block();
+        let block = format.block_type();
         let (quants, scales) = format.group_bytes(256);
-        for blocks in [0, 256 / block.values() - 1] {
-            let mut row = bytes(256 / block.values() * block.bytes(), 7);
+        for blocks in [0, 256 / block.values_per_block() - 1] {
+            let mut row = bytes(256 / block.values_per_block() * block.bytes_per_block(), 7);
             let d = if format == Format::Q6_K { 208 } else { 0 };
-            row[blocks * block.bytes() + d..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
+            row[blocks * block.bytes_per_block() + d..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
             let (mut quants, mut scales) = (vec![0; quants], vec![0; scales]);
             assert!(!format.put_row(&mut quants, &mut scales, 3, &row), "{format:?}");
         }
@@ -58,7 +58,7 @@ fn a_scale_that_is_not_finite_is_seen() {
 fn nibbles_and_scales_of_q4_0_lie_where_the_layout_says() {
     const BLOCKS: usize = 3;
     let (quants, scales) = Format::Q4_0.group_bytes(BLOCKS * BLOCK);
-    let (mut quants, mut scales) = (vec![Format::Q4_0.padding(); quants], vec![0; scales]);
+    let (mut quants, mut scales) = (vec![Format::Q4_0.padding_byte(); quants], vec![0; scales]);
     let stored = |lane| bytes(BLOCKS * BlockQ4::BYTES, lane as u32 + 1);
     for lane in 0..GROUP_ROWS {
         assert!(Format::Q4_0.put_row(&mut quants, &mut scales, lane, &stored(lane)));
@@ -71,7 +71,7 @@ fn nibbles_and_scales_of_q4_0_lie_where_the_layout_says() {
                 let (v, k) = (column % 16 / 4, column % 4);
                 let packed = quants[b * 256 + v * 64 + lane * 4 + k];
                 let nibble = if column < 16 { packed & 15 } else { packed >> 4 };
-                assert_eq!(nibble, block.nibble(column), "row {lane}, block {b}, column {column}");
+                assert_eq!(nibble, block.nibble_at(column), "row {lane}, block {b}, column {column}");
             }
         }
     }

@@ -5,7 +5,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 
-use super::{Ahead, Aligned, CHUNK, Partial, ROWS};
+use super::{Aligned, CHUNK, Partial, Prefetch, ROWS};
 use crate::kv::KvType;
 use crate::simd::kv_row::widen32;
 use crate::simd::lanes::Lanes;
@@ -31,17 +31,17 @@ macro_rules! in_batches_of_4 {
         let (fours_b, rest_b) = $b.as_chunks_mut::<4>();
         for (a, b) in fours_a.iter().zip(fours_b) {
             for_kind!($kind, $f::<$l, $hd, 4>($rows, a, b, ahead));
-            ahead = Ahead::NOTHING;
+            ahead = Prefetch::NOTHING;
         }
         let (twos_a, ones_a) = rest_a.as_chunks::<2>();
         let (twos_b, ones_b) = rest_b.as_chunks_mut::<2>();
         for (a, b) in twos_a.iter().zip(twos_b) {
             for_kind!($kind, $f::<$l, $hd, 2>($rows, a, b, ahead));
-            ahead = Ahead::NOTHING;
+            ahead = Prefetch::NOTHING;
         }
         for (a, b) in ones_a.as_chunks::<1>().0.iter().zip(ones_b.as_chunks_mut::<1>().0) {
             for_kind!($kind, $f::<$l, $hd, 1>($rows, a, b, ahead));
-            ahead = Ahead::NOTHING;
+            ahead = Prefetch::NOTHING;
         }
     }};
 }
@@ -57,10 +57,10 @@ pub(super) unsafe fn score<L: Lanes, const HD: usize>(
     (rows, slots): (&[u8], usize),
     queries: &[[f32; HD]],
     scores: &mut [[f32; CHUNK]],
-    ahead: Ahead,
+    ahead: Prefetch,
 ) {
     if slots > 0 {
-        let rows = Rows { first: rows.as_ptr(), slots };
+        let rows = CacheRows { first: rows.as_ptr(), slots };
         in_batches_of_4!(kind, score_batch::<L, HD>(rows, queries, scores, ahead))
     }
 }
@@ -77,10 +77,10 @@ pub(super) unsafe fn weighted_sum<L: Lanes, const HD: usize>(
     (rows, slots): (&[u8], usize),
     scores: &[[f32; CHUNK]],
     out: &mut [Partial<HD>],
-    ahead: Ahead,
+    ahead: Prefetch,
 ) {
     if slots > 0 {
-        let rows = Rows { first: rows.as_ptr(), slots };
+        let rows = CacheRows { first: rows.as_ptr(), slots };
         in_batches_of_4!(kind, weighted_sum_batch::<L, HD>(rows, scores, out, ahead))
     }
 }
@@ -98,7 +98,7 @@ struct Scales<const HD: usize> {
 impl<const HD: usize> Scales<HD> {
     /// Loads the scales of the first rows at `rows`, in blocks of `KIND`.
     #[inline(always)]
-    unsafe fn load_first<L: Lanes, const KIND: u8>(rows: Rows, blocks: usize) -> Self {
+    unsafe fn load_first<L: Lanes, const KIND: u8>(rows: CacheRows, blocks: usize) -> Self {
         let mut scales = Self { next: Aligned([0; HD]), now: Aligned([0.0; HD]) };
         for r in 0..ROWS {
             scales.collect::<KIND>(r, rows.at::<HD, KIND>(r), blocks);
@@ -133,12 +133,12 @@ impl<const HD: usize> Scales<HD> {
 
 /// Rows of the KV cache, at least one.
 #[derive(Clone, Copy)]
-struct Rows {
+struct CacheRows {
     first: *const u8,
     slots: usize,
 }
 
-impl Rows {
+impl CacheRows {
     /// Pointer to row `slot`, or to the last row if there are fewer.
     #[inline(always)]
     fn at<const HD: usize, const KIND: u8>(self, slot: usize) -> *const u8 {
@@ -185,10 +185,10 @@ unsafe fn multiply_two_rows<L: Lanes, const HD: usize, const Q: usize, const KIN
 /// Implements [`score`] for `Q` queries.
 #[inline(always)]
 unsafe fn score_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
-    rows: Rows,
+    rows: CacheRows,
     queries: &[[f32; HD]; Q],
     scores: &mut [[f32; CHUNK]; Q],
-    ahead: Ahead,
+    ahead: Prefetch,
 ) {
     const { assert!(Q <= 4) };
     let blocks = HD / 32;
@@ -196,14 +196,14 @@ unsafe fn score_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>
     let mut products = MaybeUninit::<[[[L; ROWS]; Q]; 2]>::uninit();
     let products: *mut [[L; ROWS]; Q] = products.as_mut_ptr().cast();
     for first in (0..rows.slots).step_by(ROWS) {
-        if !Ahead::by_row::<HD, KIND>() {
-            ahead.fetch(first, ROWS);
+        if !Prefetch::by_row::<HD, KIND>() {
+            ahead.prefetch_rows(first, ROWS);
         }
         let (now, before) = (products.add(first / ROWS % 2), products.add((first / ROWS + 1) % 2));
         for quarter in 0..4 {
             for r in (4 * quarter..4 * quarter + 4).step_by(2) {
-                if Ahead::by_row::<HD, KIND>() {
-                    ahead.fetch(first + r, 2);
+                if Prefetch::by_row::<HD, KIND>() {
+                    ahead.prefetch_rows(first + r, 2);
                 }
                 let rows_at = |r: usize| [rows.at::<HD, KIND>(r), rows.at::<HD, KIND>(r + 1)];
                 let next = rows_at(first + ROWS + r);
@@ -236,23 +236,23 @@ unsafe fn score_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>
 /// Implements [`weighted_sum`] for `Q` queries.
 #[inline(always)]
 unsafe fn weighted_sum_batch<L: Lanes, const HD: usize, const Q: usize, const KIND: u8>(
-    rows: Rows,
+    rows: CacheRows,
     scores: &[[f32; CHUNK]; Q],
     out: &mut [Partial<HD>; Q],
-    ahead: Ahead,
+    ahead: Prefetch,
 ) {
     let block_bytes = KvType::ALL[KIND as usize].block_bytes(32);
     for at in (0..HD).step_by(64) {
-        let panel = Rows { first: rows.first.add(at / 32 * block_bytes), ..rows };
+        let panel = CacheRows { first: rows.first.add(at / 32 * block_bytes), ..rows };
         let mut scales = Scales::<HD>::load_first::<L, KIND>(panel, 2);
         let mut acc = [[L::splat(0.0); 4]; Q];
         for first in (0..rows.slots).step_by(ROWS) {
-            if at == 0 && !Ahead::by_row::<HD, KIND>() {
-                ahead.fetch(first, ROWS);
+            if at == 0 && !Prefetch::by_row::<HD, KIND>() {
+                ahead.prefetch_rows(first, ROWS);
             }
             for slot in first..rows.slots.min(first + ROWS) {
-                if at == 0 && Ahead::by_row::<HD, KIND>() {
-                    ahead.fetch(slot, 1);
+                if at == 0 && Prefetch::by_row::<HD, KIND>() {
+                    ahead.prefetch_rows(slot, 1);
                 }
                 let r = slot - first;
                 scales.collect::<KIND>(r, panel.at::<HD, KIND>(slot + ROWS), 2);

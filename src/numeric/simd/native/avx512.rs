@@ -5,7 +5,7 @@ use super::kernel::{RUN, Tokens, load_scales, unpack};
 use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
-use crate::simd::groups::{Groups, ahead, near};
+use crate::simd::groups::{Groups, prefetch_block, prefetch_distance};
 use files::blocks::BLOCK;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -153,7 +153,7 @@ pub unsafe fn tile<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>,
             let at = Format::ALL[F].group_bytes(first * BLOCK);
             let (quants, scales) =
                 (w.quants.as_ptr().add(g * quants + at.0), w.scales.as_ptr().add(g * scales + at.1));
-            let out = out.add(g * x.of + x.first).cast::<f32>();
+            let out = out.add(g * x.total + x.first).cast::<f32>();
             sweep::<F, T>((quants, scales), (acts, &starts), blocks.clone(), (out, x.count));
         }
     }
@@ -210,7 +210,7 @@ unsafe fn sweep<const F: usize, const T: usize>(
     (out, count): (*mut f32, usize),
 ) {
     let format = const { Format::ALL[F] };
-    let (mut acc, near) = ([_mm512_setzero_ps(); T], near(T));
+    let (mut acc, near) = ([_mm512_setzero_ps(); T], prefetch_distance(T));
     if blocks.start > 0 {
         unrolled!(T, |t| {
             if t < count {
@@ -220,7 +220,7 @@ unsafe fn sweep<const F: usize, const T: usize>(
     }
     for run in blocks.clone().step_by(RUN) {
         for b in 0..RUN.min(blocks.end - run) {
-            ahead::<F>(quants, scales, b, near);
+            prefetch_block::<F>(quants, scales, b, near);
             let w = unpack::<Sixteen, F>(quants.add(b * format.quant_bytes()));
             let (levels, floor) = load_scales::<Sixteen, F>(scales, 0, b);
             let at = run - blocks.start + b;
@@ -241,7 +241,7 @@ unsafe fn sweep<const F: usize, const T: usize>(
                     let sum = Sixteen::block::<8>(_mm512_setzero_si512(), w, q);
                     acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
                     let s = _mm512_set1_ps(f32::from_bits(*starts(0) as u32));
-                    acc[t] = if format.span() == BLOCK {
+                    acc[t] = if format.scale_span() == BLOCK {
                         _mm512_fmadd_ps(floor, s, acc[t])
                     } else {
                         _mm512_fnmadd_ps(floor, s, acc[t])
@@ -253,7 +253,7 @@ unsafe fn sweep<const F: usize, const T: usize>(
             });
         }
         quants = quants.add(RUN * format.quant_bytes());
-        scales = scales.add(RUN * BLOCK / format.span() * format.scale_bytes());
+        scales = scales.add(RUN * BLOCK / format.scale_span() * format.scale_bytes());
     }
     unrolled!(T, |t| {
         if t < count {

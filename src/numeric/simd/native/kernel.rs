@@ -7,7 +7,7 @@ use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use crate::simd::groups::Groups;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::groups::{ahead, near};
+use crate::simd::groups::{prefetch_block, prefetch_distance};
 use files::blocks::BLOCK;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub struct Tokens<'a> {
     /// Number of tokens, at most that of the kernel.
     pub count: usize,
     /// Number of tokens in `out`.
-    pub of: usize,
+    pub total: usize,
 }
 
 /// A block of activations, prepared for the kernel.
@@ -104,7 +104,7 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
                         blocks: b..end.min(b + RUN),
                         row,
                     };
-                    let out = out.add(g * x.of + x.first).cast::<f32>().add(row);
+                    let out = out.add(g * x.total + x.first).cast::<f32>().add(row);
                     part.add_to::<R, F, T>(out, x.count);
                 }
             }
@@ -182,13 +182,13 @@ impl Part {
     #[inline(always)]
     unsafe fn accumulate<R: BlockKernel, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         #[cfg(target_arch = "x86_64")]
-        let near = near(T);
+        let near = prefetch_distance(T);
         for b in 0..self.blocks.len() {
             let acts = self.acts.add(b * T);
             let format = const { Format::ALL[F] };
             #[cfg(target_arch = "x86_64")]
             if self.row == 0 {
-                ahead::<F>(self.quants, self.scales, b, near);
+                prefetch_block::<F>(self.quants, self.scales, b, near);
             }
             let w = unpack::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
             let (levels, floor) = load_scales::<R, F>(self.scales, self.row, b);
@@ -204,7 +204,7 @@ impl Part {
                     let sum = R::fma(R::float(y), levels[1], R::mul(R::float(x), levels[0]));
                     acc[t] = R::fma(sum, R::mul(floor, d), acc[t]);
                 } else {
-                    let sum = match format.bits() {
+                    let sum = match format.extract_bits() {
                         4 => R::block::<4>(R::sums((*act).start[0]), w, q),
                         5 => R::block::<5>(R::sums((*act).start[0]), w, q),
                         _ => R::block::<8>(R::sums((*act).start[0]), w, q),
@@ -258,7 +258,7 @@ pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
 /// The CPU has the set of `R`; `p` holds the block's quants, from the register's first row on.
 #[inline(always)]
 pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
-    let bits = const { Format::ALL[F].bits() };
+    let bits = const { Format::ALL[F].extract_bits() };
     let nibble = R::byte(15);
     let mut w = [nibble; 8];
     if bits == 8 {

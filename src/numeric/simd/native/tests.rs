@@ -8,7 +8,7 @@ use half::f16;
 fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[ActBlock]) -> f32 {
     let mut acc = 0.0f32;
     for (b, act) in acts.iter().enumerate() {
-        let integers = format.integers(&quants[b * format.quant_bytes()..], row);
+        let integers = format.decode_integers(&quants[b * format.quant_bytes()..], row);
         let of_half = |half: usize| -> i32 {
             (16 * half..16 * half + 16).map(|c| i32::from(integers[c]) * i32::from(act.q[c])).sum()
         };
@@ -20,7 +20,7 @@ fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[Act
             acc = (sum as f32).mul_add(d * act.d, acc);
             continue;
         }
-        let ([level, _], floor) = format.scale(scales, row, b);
+        let ([level, _], floor) = format.decode_scale(scales, row, b);
         acc = ((of_half(0) + of_half(1)) as f32).mul_add(level * act.d, acc);
         if format.has_floor() {
             acc = floor.mul_add(act.d * (-act.offset / 8) as f32, acc);
@@ -136,7 +136,7 @@ fn native_products_are_what_they_are_defined_to_be() {
         for tokens in (1..=13).chain([64]) {
             holds(format, (1, 8, tokens), &mut random);
             holds(format, (3, 24, tokens), &mut random);
-            if format.span() == BLOCK {
+            if format.scale_span() == BLOCK {
                 holds(format, (2, 1 + tokens % 23, tokens), &mut random);
             }
         }

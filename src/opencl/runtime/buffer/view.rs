@@ -29,7 +29,7 @@ impl Buffer {
         assert!(m.place == Place::HostVisible, "only a host-visible buffer can be mapped");
         m.assert_holds(&range);
         assert!(!range.is_empty(), "a view has at least one byte");
-        assert!(m.enter(MAPPED), "a buffer is mapped twice");
+        assert!(m.try_set_state(MAPPED), "a buffer is mapped twice");
         let flags = match purpose {
             MapFor::Reading => ffi::MAP_READ,
             MapFor::Writing => ffi::MAP_WRITE,
@@ -48,12 +48,12 @@ impl Buffer {
 
     /// Maps a host-visible, read-only buffer permanently for reading. Kernels keep reading it, and no one writes it any
     /// more. Used for weights shared by CPU and device.
-    pub fn freeze(self) -> Result<SharedView> {
+    pub fn map_read_only(self) -> Result<SharedView> {
         let m = &self.memory;
         let fits = m.place == Place::HostVisible && m.access == Access::ReadOnly;
         assert!(fits, "only a host-visible, read-only buffer can be frozen");
         if m.frozen.get().is_none() {
-            assert!(m.enter(FROZEN), "a buffer is frozen while it is mapped");
+            assert!(m.try_set_state(FROZEN), "a buffer is frozen while it is mapped");
             let start = m
                 .map(&(0..m.len), ffi::MAP_READ)
                 .inspect_err(|_| m.state.store(UNMAPPED, Ordering::Relaxed))?;
@@ -113,7 +113,7 @@ impl Deref for Mapped<'_> {
 
 impl Drop for Mapped<'_> {
     fn drop(&mut self) {
-        if self.mapped && self.buffer.memory.shared.to_release().is_some() {
+        if self.mapped && self.buffer.memory.shared.api_for_release().is_some() {
             // If the device fails here, the next call fails too and reports it.
             let _ = self.give_back();
         }

@@ -18,69 +18,69 @@ const LOADING: &str = "loading";
 /// Markers of this process with their start times; `None` once it ends.
 static UNDER_WAY: Mutex<Option<Vec<(PathBuf, Instant)>>> = Mutex::new(Some(Vec::new()));
 
-fn under_way() -> MutexGuard<'static, Option<Vec<(PathBuf, Instant)>>> {
+fn lock_markers() -> MutexGuard<'static, Option<Vec<(PathBuf, Instant)>>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Deletes the markers of trials in progress, before a signal from the user ends the program: nothing has crashed.
 /// Markers older than a minute stay, because the driver may be hanging.
-pub fn withdraw_trials() {
-    for (path, begun) in under_way().take().into_iter().flatten() {
+pub fn remove_own_markers() {
+    for (path, begun) in lock_markers().take().into_iter().flatten() {
         if begun.elapsed() < LONG {
-            remove(&path);
+            remove_marker(&path);
         }
     }
 }
 
 /// Deletes a marker. It is emptied first, so that a process that has just opened it does not assume a crash.
-fn remove(path: &Path) {
+fn remove_marker(path: &Path) {
     let _ = File::options().write(true).truncate(true).open(path);
     let _ = fs::remove_file(path);
 }
 
 /// Kind of crash that a marker must survive.
 #[derive(Clone, Copy, PartialEq)]
-enum Ends {
+enum Durability {
     Process,
     /// Some drivers take the whole machine down; writing the marker to disk costs milliseconds.
     Machine,
 }
 
 /// Start of a trial.
-pub enum Attempt {
+pub enum CompileAttempt {
     /// In progress; without a marker if there is no cache or another process is trying the same.
-    Begun(Option<Marker>),
+    Started(Option<Marker>),
     /// An earlier trial ended with its process; the path of its marker.
     Crashed(PathBuf),
 }
 
-impl Attempt {
+impl CompileAttempt {
     /// Starts a trial whose marker is the file `path`.
-    fn begin(path: PathBuf, ends: Ends) -> Self {
-        let mut under_way = under_way();
-        let Some(under_way) = &mut *under_way else { return Attempt::Begun(None) };
+    fn begin(path: PathBuf, ends: Durability) -> Self {
+        let mut under_way = lock_markers();
+        let Some(under_way) = &mut *under_way else { return CompileAttempt::Started(None) };
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let Some(mut file) = open_own(&path, &mut options) else { return Attempt::Begun(None) };
+        let Some(mut file) = open_own(&path, &mut options) else { return CompileAttempt::Started(None) };
         // If another process holds the lock, it is trying the same now. A marker that is unlocked but not empty was
         // left by a process that died before emptying it.
         if file.try_lock().is_err() {
-            return Attempt::Begun(None);
+            return CompileAttempt::Started(None);
         }
         match file.metadata() {
-            Ok(meta) if meta.len() > 0 => Attempt::Crashed(path),
-            Ok(_) if written(&mut file, ends).is_ok() => {
+            Ok(meta) if meta.len() > 0 => CompileAttempt::Crashed(path),
+            Ok(_) if write_marker(&mut file, ends).is_ok() => {
                 under_way.push((path.clone(), Instant::now()));
-                Attempt::Begun(Some(Marker { _locked: file, path }))
+                CompileAttempt::Started(Some(Marker { _locked: file, path }))
             }
-            _ => Attempt::Begun(None),
+            _ => CompileAttempt::Started(None),
         }
     }
 }
 
-fn written(marker: &mut File, ends: Ends) -> io::Result<()> {
+fn write_marker(marker: &mut File, ends: Durability) -> io::Result<()> {
     marker.write_all(b"trying\n")?;
-    if ends == Ends::Machine { marker.sync_all() } else { Ok(()) }
+    if ends == Durability::Machine { marker.sync_all() } else { Ok(()) }
 }
 
 /// A locked marker, deleted when the trial ends.
@@ -91,13 +91,13 @@ pub struct Marker {
 
 impl Marker {
     /// Leaves the marker behind permanently, as after a crash.
-    pub fn stay(self) {
-        self.ended();
+    pub fn leave_behind(self) {
+        self.unregister_marker();
         forget(self);
     }
 
-    fn ended(&self) {
-        if let Some(under_way) = &mut *under_way() {
+    fn unregister_marker(&self) {
+        if let Some(under_way) = &mut *lock_markers() {
             under_way.retain(|(path, _)| *path != self.path);
         }
     }
@@ -105,52 +105,54 @@ impl Marker {
 
 impl Drop for Marker {
     fn drop(&mut self) {
-        self.ended();
-        remove(&self.path);
+        self.unregister_marker();
+        remove_marker(&self.path);
     }
 }
 
 impl Cache {
     /// Marks on disk that `name` is being tried, until the marker is dropped.
-    pub fn attempt(&self, name: &str) -> Attempt {
-        self.try_out(&Key::named(name))
+    pub fn start_trial(&self, name: &str) -> CompileAttempt {
+        self.start_variant_trial(&Key::from_name(name))
     }
 
     /// Marks the trial of a variant.
-    pub(crate) fn try_out(&self, key: &Key) -> Attempt {
-        self.make();
-        let begin = |marker| Attempt::begin(marker, Ends::Machine);
-        self.marker(key).map_or(Attempt::Begun(None), begin)
+    pub(crate) fn start_variant_trial(&self, key: &Key) -> CompileAttempt {
+        self.create_dir();
+        let begin = |marker| CompileAttempt::begin(marker, Durability::Machine);
+        self.marker_path(key).map_or(CompileAttempt::Started(None), begin)
     }
 
     /// True if a variant is being tried, or crashed a driver.
     pub(crate) fn is_marked(&self, key: &Key) -> bool {
-        self.marker(key).is_some_and(|marker| marker.exists())
+        self.marker_path(key).is_some_and(|marker| marker.exists())
     }
 
     /// Marks on disk that a binary is being loaded, until the marker is dropped. Must be cheap: it happens for every
     /// program at every start.
-    pub(crate) fn loading(&self) -> Option<Marker> {
-        match Attempt::begin(self.marker(&Key::named(LOADING))?, Ends::Process) {
-            Attempt::Begun(marker) => marker,
+    pub(crate) fn mark_loading(&self) -> Option<Marker> {
+        match CompileAttempt::begin(self.marker_path(&Key::from_name(LOADING))?, Durability::Process) {
+            CompileAttempt::Started(marker) => marker,
             // Created by another process since this one checked.
-            Attempt::Crashed(_) => None,
+            CompileAttempt::Crashed(_) => None,
         }
     }
 
     /// Deletes all cached programs if a process ended while loading a binary: everything is compiled again.
-    pub(crate) fn begin_anew_after_crash(&self) {
-        let Some(marker) = self.marker(&Key::named(LOADING)).filter(|m| m.exists()) else { return };
-        let (Attempt::Crashed(marker), Ok(dir)) = (Attempt::begin(marker, Ends::Process), &self.dir) else {
+    pub(crate) fn clear_after_crash(&self) {
+        let Some(marker) = self.marker_path(&Key::from_name(LOADING)).filter(|m| m.exists()) else { return };
+        let (CompileAttempt::Crashed(marker), Ok(dir)) =
+            (CompileAttempt::begin(marker, Durability::Process), &self.dir)
+        else {
             return;
         };
-        for file in files_of(dir).iter().filter(|f| f.is("program")) {
+        for file in files_of(dir).iter().filter(|f| f.has_extension("program")) {
             let _ = fs::remove_file(&file.path);
         }
-        remove(&marker);
+        remove_marker(&marker);
     }
 
-    fn marker(&self, key: &Key) -> Option<PathBuf> {
+    fn marker_path(&self, key: &Key) -> Option<PathBuf> {
         self.path(key, "trying")
     }
 }

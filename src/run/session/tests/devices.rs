@@ -37,7 +37,7 @@ fn moves_copy_what_the_other_lacks_and_change_nothing() {
             two.prefill(&tokens(50), &CancelToken::default()).unwrap();
             for i in 50..300 {
                 if i % every == 0 {
-                    two.switch("test").unwrap();
+                    two.switch_device("test").unwrap();
                 }
                 two.decode(token(i)).unwrap();
             }
@@ -47,7 +47,7 @@ fn moves_copy_what_the_other_lacks_and_change_nothing() {
                 .lock()
                 .unwrap()
                 .iter()
-                .fold(0, |n, e| n + if let Event::Switched(s) = e { s.slots } else { 0 });
+                .fold(0, |n, e| n + if let SessionEvent::Switched(s) = e { s.slots } else { 0 });
             if policy == Policy::None {
                 // Each slot goes over once, except those since the last move.
                 assert!(copied <= 300 && copied + 2 * every >= 300, "{copied} slots in moves every {every}");
@@ -72,7 +72,7 @@ fn logits_arrive_in_memory_of_the_device_that_computes_them() {
     feed(&mut two, 40, 50);
     assert!(!is_lent(&two));
     for _ in 0..3 {
-        two.switch("test").unwrap();
+        two.switch_device("test").unwrap();
         assert!(is_lent(&two) && two.logits() == plain.logits());
     }
     assert_eq!(lent.lock().unwrap().len(), 2, "one for each sequence");
@@ -97,8 +97,8 @@ fn positions_move_decoding_there_and_back() {
         .unwrap()
         .iter()
         .map(|e| match e {
-            Event::Switched(s) => (s.position, s.to.clone()),
-            Event::Evicted(_) => panic!("nothing is evicted"),
+            SessionEvent::Switched(s) => (s.position, s.to.clone()),
+            SessionEvent::Evicted(_) => panic!("nothing is evicted"),
         })
         .collect();
     let expected = [(0, "gpu"), (40, "cpu"), (60, "gpu"), (80, "cpu")];
@@ -118,7 +118,7 @@ fn a_device_lost_anywhere_leaves_the_sequence_on_the_cpu() {
             two.prefill(&tokens(50), &CancelToken::default()).unwrap();
             for i in 50..200 {
                 if i % 20 == 0 {
-                    two.switch("test").unwrap();
+                    two.switch_device("test").unwrap();
                 }
                 two.decode(token(i)).unwrap();
             }
@@ -170,7 +170,7 @@ fn computing_again_what_a_lost_device_had_stops_when_asked_and_loses_no_token() 
         // Asked for in the second pass that computes them again, which the third one heeds.
         let left = session.position();
         assert!(left < 60 && session.tokens() == tokens(left), "{left}");
-        session.sync(&tokens(61), &CancelToken::default()).unwrap();
+        session.sync_prompt(&tokens(61), &CancelToken::default()).unwrap();
         assert!(session.logits() == plain.logits());
         assert_eq!(rows(&mut session), rows(&mut plain));
     }
@@ -203,8 +203,8 @@ fn a_device_that_gets_ready_computes_what_is_left() {
             .unwrap()
             .iter()
             .map(|e| match e {
-                Event::Switched(s) => (s.position, s.slots, s.to.clone()),
-                Event::Evicted(_) => panic!("nothing is evicted"),
+                SessionEvent::Switched(s) => (s.position, s.slots, s.to.clone()),
+                SessionEvent::Evicted(_) => panic!("nothing is evicted"),
             })
             .collect();
         assert_eq!(moved, [(position, position, "gpu".into())], "asked {after} times");
@@ -225,8 +225,9 @@ fn a_device_that_gets_ready_takes_its_turns_in_a_hybrid_session() {
         let seen = events(session);
         feed(session, 40, 200);
         let seen = seen.lock().unwrap();
-        let moved =
-            |e: &Event| if let Event::Switched(s) = e { Some((s.position, s.to.clone())) } else { None };
+        let moved = |e: &SessionEvent| {
+            if let SessionEvent::Switched(s) = e { Some((s.position, s.to.clone())) } else { None }
+        };
         seen.iter().filter_map(moved).collect::<Vec<_>>()
     };
     for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {

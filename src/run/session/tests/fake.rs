@@ -1,7 +1,9 @@
 //! A device that computes nothing, but whose logits depend on every row of the cache.
 
 use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
-use crate::model::device::{Cache, CancelToken, Device, Extent, HostRows, KvRows, Logits, Row, Run};
+use crate::model::device::{
+    CancelToken, Device, Extent, HostRows, KvCache, KvRows, Logits, LogitsBuffer, Run,
+};
 use crate::model::trace::Trace;
 use crate::run::placement::DeviceCache;
 use files::{Error, Result};
@@ -111,12 +113,12 @@ impl Device for Fake {
         self.max_tokens
     }
 
-    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn Cache>> {
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn KvCache>> {
         let layout = vec![vec![Vec::new(); KV_HEADS]; LAYERS];
         Ok(Box::new(FakeCache { layout, len: 0, slots, lives: self.lives.clone() }))
     }
 
-    fn row(&mut self, now: &[f32]) -> Option<Row> {
+    fn logits_buffer(&mut self, now: &[f32]) -> Option<LogitsBuffer> {
         let mut lent = self.lent.as_ref()?.lock().expect("nobody panics");
         if lent.contains(&now.as_ptr().addr()) {
             return None;
@@ -136,7 +138,7 @@ impl Device for Fake {
         if let Some((cancel, _)) = self.asks.as_ref().filter(|(_, pass)| *pass == self.passes) {
             cancel.cancel();
         }
-        for Run { cache, tokens, pos, logits, observe, .. } in runs {
+        for Run { cache, tokens, pos, logits, observed_tokens: observe, .. } in runs {
             let cache =
                 (&mut **cache as &mut dyn Any).downcast_mut::<FakeCache>().expect("a cache of a fake");
             cache.append(tokens, *pos, (logits, *observe));
@@ -177,9 +179,9 @@ impl FakeCache {
     }
 }
 
-impl Cache for FakeCache {
+impl KvCache for FakeCache {
     fn extent(&self) -> Extent {
-        Extent { types: KvTypes::both(KvType::F32), slots: self.slots, ring: 0, len: self.len }
+        Extent { types: KvTypes::same(KvType::F32), slots: self.slots, ring: 0, len: self.len }
     }
 
     fn set_len(&mut self, len: usize) {
@@ -197,19 +199,19 @@ impl Cache for FakeCache {
         Ok(())
     }
 
-    fn outlast(&mut self) -> Result<()> {
+    fn reserve_window_rows(&mut self) -> Result<()> {
         Ok(())
     }
 
-    fn keep(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
+    fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         self.lives.call()?;
-        numeric::kv::check_kept(slots, self.len)?;
+        numeric::kv::check_kept_slots(slots, self.len)?;
         let head = &mut self.layout[layer][kv_head];
         *head = slots.iter().map(|&s| head[s as usize]).collect();
         Ok(())
     }
 
-    fn read(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
+    fn read_rows(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
         self.lives.call()?;
         *rows = KvRows::zeroed(self.extent().types, slots.len(), HEAD_DIM);
         let all = self.layout[layer].iter().flat_map(|head| &head[slots.clone()]);
@@ -220,7 +222,7 @@ impl Cache for FakeCache {
         Ok(())
     }
 
-    fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
+    fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
         self.lives.call()?;
         let mut from = rows.k.chunks_exact(ROW);
         for head in &mut self.layout[layer] {
@@ -250,7 +252,7 @@ impl Cache for FakeCache {
         Ok(())
     }
 
-    fn host(&mut self) -> Result<&mut dyn HostRows> {
+    fn host_rows(&mut self) -> Result<&mut dyn HostRows> {
         unreachable!("the rows of a fake are its own")
     }
 }

@@ -49,15 +49,15 @@ fn story() -> Tokenizer {
 
 /// The question that is taken back.
 fn forgotten(conversation: &mut Conversation) -> Option<String> {
-    conversation.forget_question().map(|messages| messages.into_iter().map(|m| m.content).collect())
+    conversation.pop_question().map(|messages| messages.into_iter().map(|m| m.content).collect())
 }
 
 /// Asks and answers so many times.
 fn talk(conversation: &mut Conversation, tokenizer: &Tokenizer, turns: std::ops::Range<usize>) {
     for turn in turns {
-        conversation.ask(tokenizer, &format!("What is {turn}? ")).expect("renders");
+        conversation.add_question(tokenizer, &format!("What is {turn}? ")).expect("renders");
         let answer = tokenizer.encode_plain(&format!("It is number {turn}.")).expect("ids");
-        conversation.answer(tokenizer, &answer);
+        conversation.add_answer(tokenizer, &answer);
     }
 }
 
@@ -84,14 +84,14 @@ fn a_question_has_the_same_ids_however_much_is_rendered() {
     ] {
         let system = Some("Be brief.".to_owned());
         let mut short = Conversation::new(template.clone(), system.clone());
-        let mut all = Conversation { same_alone: None, ..Conversation::new(template, system) };
+        let mut all = Conversation { verified_questions: None, ..Conversation::new(template, system) };
         all.now = short.now;
         for turn in 0..12 {
             talk(&mut short, &tokenizer, turn..turn + 1);
             talk(&mut all, &tokenizer, turn..turn + 1);
             assert_eq!(short.ids, all.ids, "{} turn {turn}", short.template.name());
         }
-        assert_eq!(short.same_alone.is_some(), alone, "{}", short.template.name());
+        assert_eq!(short.verified_questions.is_some(), alone, "{}", short.template.name());
     }
 }
 
@@ -101,7 +101,10 @@ fn a_turn_does_not_render_what_was_long_before() {
     let tokenizer = story();
     let mut conversation = Conversation::new(template(refuses, ""), None);
     talk(&mut conversation, &tokenizer, 0..60);
-    assert_eq!((conversation.questions(), conversation.same_alone), (60, Some(ENOUGH_QUESTIONS)));
+    assert_eq!(
+        (conversation.count_questions(), conversation.verified_questions),
+        (60, Some(ENOUGH_QUESTIONS))
+    );
 }
 
 #[test]
@@ -111,21 +114,21 @@ fn the_oldest_turns_are_forgotten_and_the_others_stay_as_they_were() {
     let mut conversation = new();
     talk(&mut conversation, &tokenizer, 0..40);
     let turn = conversation.ids.len() / 40;
-    conversation.forget_oldest(&tokenizer, usize::MAX).expect("nothing to do");
-    assert_eq!(conversation.questions(), 40);
-    conversation.forget_oldest(&tokenizer, 10 * turn).expect("renders");
-    let left = conversation.questions();
+    conversation.remove_oldest(&tokenizer, usize::MAX).expect("nothing to do");
+    assert_eq!(conversation.count_questions(), 40);
+    conversation.remove_oldest(&tokenizer, 10 * turn).expect("renders");
+    let left = conversation.count_questions();
     assert!((8..=10).contains(&left), "{left}");
     let mut same = new();
     talk(&mut same, &tokenizer, 40 - left..40);
     assert_eq!((&conversation.ids, &conversation.messages), (&same.ids, &same.messages));
-    assert_eq!(conversation.before, same.before);
+    assert_eq!(conversation.undo, same.undo);
     talk(&mut conversation, &tokenizer, 40..41);
     assert_eq!(forgotten(&mut conversation).as_deref(), Some("What is 40? "));
     assert_eq!(conversation.ids, same.ids);
     // The last turn stays, however long it is.
-    conversation.forget_oldest(&tokenizer, 0).expect("renders");
-    assert_eq!(conversation.questions(), 1);
+    conversation.remove_oldest(&tokenizer, 0).expect("renders");
+    assert_eq!(conversation.count_questions(), 1);
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn the_opening_is_what_all_conversations_with_a_system_message_share() {
     let tokenizer = story();
     let opening = |template: &Template, system: Option<&str>| {
         let conversation = Conversation::new(template.clone(), system.map(String::from));
-        conversation.opening(&tokenizer).expect("renders")
+        conversation.count_shared_prefix(&tokenizer).expect("renders")
     };
     // Nobody has said which tokens are control tokens, so all of it is text.
     let ids = |text: &str| tokenizer.encode_plain(text).expect("ids").len();
@@ -166,13 +169,13 @@ const CALL: &str = "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\": \"now\", \"
 
 /// A conversation in which `now` was called.
 fn called(tokenizer: &Tokenizer) -> Conversation {
-    let tools = Tools::parse(r#"[{"function": {"name": "now"}}]"#).expect("tools");
-    let variables = TemplateKwargs::of_tools(tools);
+    let tools = Tools::parse_json(r#"[{"function": {"name": "now"}}]"#).expect("tools");
+    let variables = TemplateKwargs::with_tools(tools);
     let template = with_tools();
-    let form = OutputFormat::of(&template, tokenizer);
-    let mut chat = Conversation::new(template, None).with(variables, form);
-    chat.ask(tokenizer, "What time is it?").expect("renders");
-    chat.answer(tokenizer, &tokenizer.encode_plain(CALL).expect("ids"));
+    let form = OutputFormat::for_template(&template, tokenizer);
+    let mut chat = Conversation::new(template, None).with_format(variables, form);
+    chat.add_question(tokenizer, "What time is it?").expect("renders");
+    chat.add_answer(tokenizer, &tokenizer.encode_plain(CALL).expect("ids"));
     chat
 }
 
@@ -183,33 +186,33 @@ fn a_call_and_its_result_append_to_the_conversation() {
     let before = chat.ids().to_vec();
     let answer = chat.messages.last().expect("an answer").clone();
     assert_eq!((answer.content.as_str(), answer.reasoning.as_deref()), ("", Some("hm\n")));
-    assert_eq!(answer.written(), CALL);
-    let [call] = chat.calls() else { panic!("{:?}", chat.calls()) };
+    assert_eq!(answer.generated_text(), CALL);
+    let [call] = chat.last_tool_calls() else { panic!("{:?}", chat.last_tool_calls()) };
     assert_eq!(
         (call.id.as_str(), call.name.as_str(), call.arguments.as_str()),
         ("call_0", "now", "{\"b\": 1, \"a\": 2}")
     );
-    let result = Message::result(call, "noon");
-    chat.put_until(&tokenizer, std::slice::from_ref(&result), &|| false).expect("renders");
-    assert!(chat.calls().is_empty());
+    let result = Message::tool_result(call, "noon");
+    chat.add_messages_until(&tokenizer, std::slice::from_ref(&result), &|| false).expect("renders");
+    assert!(chat.last_tool_calls().is_empty());
     assert_eq!(&chat.ids()[..before.len()], before);
     let text = tokenizer.decode_with_special(&chat.ids()[before.len()..]);
     assert_eq!(text, "<|im_end|>\n<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n");
-    chat.answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
+    chat.add_answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
     // Saved and restored, it is the same, tools included.
     let json = serde_json::to_string(&chat.state()).expect("JSON");
     let mut again =
-        Conversation::new(with_tools(), None).with(TemplateKwargs::default(), chat.output_format());
-    again.resume(serde_json::from_str(&json).expect("a state"));
+        Conversation::new(with_tools(), None).with_format(TemplateKwargs::default(), chat.output_format());
+    again.restore_state(serde_json::from_str(&json).expect("a state"));
     for chat in [&mut chat, &mut again] {
-        chat.ask(&tokenizer, "Thanks").expect("renders");
+        chat.add_question(&tokenizer, "Thanks").expect("renders");
         let text = tokenizer.decode_with_special(chat.ids());
         // The thoughts are over; the call stays, with its fields in their order.
         assert!(text.contains("\"b\": 1, \"a\": 2") && !text.contains("<think>"), "{text}");
         assert!(text.contains("\"function\": {\"name\": \"now\"}"), "{text}");
         assert_eq!(forgotten(chat).as_deref(), Some("Thanks"));
-        assert_eq!(chat.forget_question(), Some(vec![result.clone()]));
-        assert_eq!((chat.ids(), chat.calls().len()), (&before[..], 1));
+        assert_eq!(chat.pop_question(), Some(vec![result.clone()]));
+        assert_eq!((chat.ids(), chat.last_tool_calls().len()), (&before[..], 1));
     }
     assert_eq!(again.state(), chat.state());
 }
@@ -218,17 +221,17 @@ fn a_call_and_its_result_append_to_the_conversation() {
 fn results_stay_with_their_calls_when_the_oldest_turns_go() {
     let tokenizer = story();
     let mut chat = called(&tokenizer);
-    let result = Message::result(&chat.calls()[0], "noon");
-    chat.put_until(&tokenizer, &[result], &|| false).expect("renders");
-    chat.answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
+    let result = Message::tool_result(&chat.last_tool_calls()[0], "noon");
+    chat.add_messages_until(&tokenizer, &[result], &|| false).expect("renders");
+    chat.add_answer(&tokenizer, &tokenizer.encode_plain("It is noon.").expect("ids"));
     let all = chat.state();
     // Only the result's answer would fit: its question came with the call.
-    chat.forget_oldest(&tokenizer, 5).expect("renders");
+    chat.remove_oldest(&tokenizer, 5).expect("renders");
     assert_eq!(chat.state(), all);
     talk(&mut chat, &tokenizer, 0..3);
-    chat.forget_oldest(&tokenizer, 5).expect("renders");
+    chat.remove_oldest(&tokenizer, 5).expect("renders");
     assert_eq!(
-        (chat.questions(), chat.messages.len(), chat.messages[0].content.as_str()),
+        (chat.count_questions(), chat.messages.len(), chat.messages[0].content.as_str()),
         (1, 2, "What is 2? ")
     );
     assert!(chat.state().tools.is_some());
@@ -238,23 +241,23 @@ fn results_stay_with_their_calls_when_the_oldest_turns_go() {
 fn thoughts_that_the_prompt_ends_are_none_of_the_answer() {
     let tokenizer = story();
     let mut variables = TemplateKwargs::default();
-    variables.set("enable_thinking", "false").expect("a name");
-    let form = OutputFormat::of(&with_tools(), &tokenizer);
-    assert!(form.thinks());
-    let mut chat = Conversation::new(with_tools(), None).with(variables, form.without_tools());
-    chat.ask(&tokenizer, "Hi").expect("renders");
+    variables.set_variable("enable_thinking", "false").expect("a name");
+    let form = OutputFormat::for_template(&with_tools(), &tokenizer);
+    assert!(form.has_thinking());
+    let mut chat = Conversation::new(with_tools(), None).with_format(variables, form.without_tools());
+    chat.add_question(&tokenizer, "Hi").expect("renders");
     assert!(tokenizer.decode_with_special(chat.ids()).ends_with("assistant\n<think>\n\n</think>\n\n"));
     assert!(!chat.output_parser(&tokenizer).is_thinking());
-    chat.answer(
+    chat.add_answer(
         &tokenizer,
         &tokenizer.encode_plain(CALL.split("\n\n").nth(1).expect("a call")).expect("ids"),
     );
     // Nobody gave it a tool, so that is text.
-    assert!(chat.calls().is_empty() && chat.messages[1].content.starts_with("<tool_call>"));
-    let empty = chat.anew(Some("s".into()));
+    assert!(chat.last_tool_calls().is_empty() && chat.messages[1].content.starts_with("<tool_call>"));
+    let empty = chat.new_with_system(Some("s".into()));
     assert_eq!(
-        (empty.questions(), empty.variables(), empty.output_format()),
-        (0, chat.variables(), chat.output_format())
+        (empty.count_questions(), empty.template_kwargs(), empty.output_format()),
+        (0, chat.template_kwargs(), chat.output_format())
     );
 }
 

@@ -1,10 +1,10 @@
 //! Filters, tests and functions for chat templates: Jinja's, as they work in Python, and those of transformers.
 
-use super::interpreter::{add, add_operators, integer};
-use super::limits::{check_nested, check_value, consume_fuel, failed, is_namespace, size};
+use super::interpreter::{add_operators, add_values, integer_value};
+use super::limits::{check_nested, check_value, consume_fuel, is_namespace, template_error, value_size};
 use super::python::{is_given, named_args};
-use super::{Refusal, json, python, repr};
-use crate::chat::Moment;
+use super::{TemplateException, json, python, repr};
+use crate::chat::UtcTime;
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, escape_formatter};
@@ -19,7 +19,7 @@ const ITEM_BYTES: usize = 64;
 const REMOVED_FILTERS: [&str; 7] = ["batch", "chain", "groupby", "lines", "pprint", "slice", "zip"];
 
 /// An interpreter with this `fuel`; `now` is its date and time.
-pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
+pub(super) fn build_environment<'a>(fuel: u64, now: UtcTime) -> Environment<'a> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(fuel));
     environment.set_recursion_limit(MAX_RECURSION);
@@ -29,7 +29,7 @@ pub(super) fn environment<'a>(fuel: u64, now: Moment) -> Environment<'a> {
             return escape_formatter(out, state, value);
         }
         let value = check_value(value.clone())?;
-        out.write_str(&repr::text(&value)).map_err(|_| failed("is not written"))
+        out.write_str(&repr::to_str(&value)).map_err(|_| template_error("is not written"))
     });
     for name in REMOVED_FILTERS {
         environment.remove_filter(name);
@@ -61,10 +61,10 @@ fn add_tests(environment: &mut Environment<'_>) {
     });
 }
 
-fn add_functions(environment: &mut Environment<'_>, now: Moment) {
+fn add_functions(environment: &mut Environment<'_>, now: UtcTime) {
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         let message = check_value(message)?.to_string();
-        Err(failed(message.clone()).with_source(Refusal(message)))
+        Err(template_error(message.clone()).with_source(TemplateException(message)))
     });
     environment.add_function("namespace", |values: Option<ValueOrKwargs>| -> Result<Value, Error> {
         values.iter().try_for_each(|values| check_nested(Value::clone(values)).map(drop))?;
@@ -83,52 +83,53 @@ fn add_functions(environment: &mut Environment<'_>, now: Moment) {
     });
     environment.add_function("strftime_now", move |state: &State<'_, '_>, format: &str| {
         consume_fuel(state, format.len().saturating_mul(DIRECTIVE_BYTES))?;
-        now.format(format).map_err(|directive| failed(format!("strftime_now does not know {directive}")))
+        now.format_strftime(format)
+            .map_err(|directive| template_error(format!("strftime_now does not know {directive}")))
     });
 }
 
 /// Adds Jinja's filters that the interpreter lacks, or that work otherwise in Python.
 fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("trim", |state: &State<'_, '_>, value: Value, chars: Option<&str>| {
-        python::strip(state, &to_text(state, &value)?, "strip", chars).map(Value::from)
+        python::strip_text(state, &to_text(state, &value)?, "strip", chars).map(Value::from)
     });
     environment.add_filter("split", |state: &State<'_, '_>, value: &str, args: Rest<Value>| {
-        python::split(state, value, "split", &args)
+        python::split_text(state, value, "split", &args)
     });
     environment.add_filter(
         "tojson",
         |state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>| -> Result<Value, Error> {
-            json::dump(state, &check_value(value)?, &args.into_values())
+            json::dump_json(state, &check_value(value)?, &args.into_values())
         },
     );
     environment
         .add_filter("string", |state: &State<'_, '_>, value: Value| to_text(state, &value).map(Value::from));
     environment.add_filter("format", |state: &State<'_, '_>, value: &str, args: Rest<ValueOrKwargs>| {
-        python::format(state, value, &args.into_values(), FormatStyle::Printf)
+        python::format_text(state, value, &args.into_values(), FormatStyle::Printf)
     });
     for name in ["e", "escape"] {
         environment.add_filter(name, |state: &State<'_, '_>, value: Value| -> Result<Value, Error> {
             // A character becomes up to six.
-            consume_fuel(state, size(&value)?.saturating_mul(6))?;
+            consume_fuel(state, value_size(&value)?.saturating_mul(6))?;
             Ok(Value::from_safe_string(repr::escape_html(&value)))
         });
     }
     for name in ["d", "default"] {
-        environment.add_filter(name, default);
+        environment.add_filter(name, filter_default);
     }
     environment.add_filter("float", |value: Value, default: Option<Value>| {
         to_float(&value).map_or_else(|| default.unwrap_or(Value::from(0.0)), Value::from)
     });
-    environment.add_filter("indent", indent);
-    environment.add_filter("int", int);
-    environment.add_filter("join", join);
-    environment.add_filter("sum", sum);
+    environment.add_filter("indent", filter_indent);
+    environment.add_filter("int", filter_int);
+    environment.add_filter("join", filter_join);
+    environment.add_filter("sum", filter_sum);
 }
 
 /// The text of a value, charged to the fuel.
 fn to_text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
-    consume_fuel(state, size(value)?)?;
-    Ok(repr::text(value).into_owned())
+    consume_fuel(state, value_size(value)?)?;
+    Ok(repr::to_str(value).into_owned())
 }
 
 /// Takes one attribute of each item, if one is named.
@@ -138,12 +139,12 @@ fn map_attribute(state: &mut State<'_, '_>, value: Value, attribute: Option<Valu
             let attribute: Kwargs = [("attribute", attribute)].into_iter().collect();
             state.apply_filter("map", &[value, attribute.into()])
         }
-        None if value.is_none() => Err(failed("joins or sums a value that is none")),
+        None if value.is_none() => Err(template_error("joins or sums a value that is none")),
         None => Ok(value),
     }
 }
 
-fn default(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn filter_default(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [other, boolean] = named_args(&args.into_values(), ["default_value", "boolean"])?;
     let is_missing = value.is_undefined() || boolean.is_some_and(|b| b.is_true() && !value.is_true());
     Ok(if is_missing { other.unwrap_or_else(|| Value::from("")) } else { value })
@@ -157,7 +158,7 @@ fn to_float(value: &Value) -> Option<f64> {
     }
 }
 
-fn int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn filter_int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [default] = named_args(&args.into_values(), ["default"])?;
     let default = default.filter(is_given).unwrap_or(Value::from(0));
     let whole = |float: f64| Some(float as i128).filter(|_| float.is_finite());
@@ -166,11 +167,11 @@ fn int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
         None if value.is_integer() => return Ok(value),
         None => to_float(&value).and_then(whole),
     };
-    Ok(number.map_or(default, integer))
+    Ok(number.map_or(default, integer_value))
 }
 
 /// Indents the lines of a text by blanks or by a text; the first line and empty ones only if asked for.
-fn indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn filter_indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [width, first, blank] = named_args(&args.into_values(), ["width", "first", "blank"])?;
     let width = width.filter(is_given).unwrap_or(Value::from(4));
     let [first, blank] = [first, blank].map(|flag| flag.is_some_and(|flag| flag.is_true()));
@@ -195,26 +196,26 @@ fn indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Res
     Ok(Value::from(out))
 }
 
-fn join(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn filter_join(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [between, attribute] = named_args(&args.into_values(), ["d", "attribute"])?;
     let between = between.filter(is_given);
     let between = between.map_or(Ok(String::new()), |between| to_text(state, &between))?;
     let mut out = String::new();
     for (at, item) in map_attribute(state, value, attribute)?.try_iter()?.enumerate() {
-        consume_fuel(state, ITEM_BYTES + between.len() + size(&item)?)?;
+        consume_fuel(state, ITEM_BYTES + between.len() + value_size(&item)?)?;
         if at > 0 {
             out.push_str(&between);
         }
-        out.push_str(&repr::text(&item));
+        out.push_str(&repr::to_str(&item));
     }
     Ok(Value::from(out))
 }
 
-fn sum(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn filter_sum(state: &mut State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [attribute, start] = named_args(&args.into_values(), ["attribute", "start"])?;
     let start = start.filter(is_given).unwrap_or(Value::from(0));
     map_attribute(state, value, attribute)?.try_iter()?.try_fold(start, |sum, item| {
-        consume_fuel(state, ITEM_BYTES + size(&sum)?)?;
-        add(state, sum, item)
+        consume_fuel(state, ITEM_BYTES + value_size(&sum)?)?;
+        add_values(state, sum, item)
     })
 }

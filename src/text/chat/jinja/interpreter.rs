@@ -5,7 +5,7 @@
 //! out, compare or copy. So the operators that make or write such lists are replaced by filters that refuse large
 //! lists.
 
-use super::limits::{check_nested, check_value, consume_fuel, failed, size};
+use super::limits::{check_nested, check_value, consume_fuel, template_error, value_size};
 use super::source::{self, CHECK_FILTER, CHECK_IN_NAMESPACE, CONST_ONE};
 use super::{python, repr};
 use minijinja::machinery::{
@@ -26,13 +26,17 @@ const TUPLE: &str = "()";
 const MAP: &str = "{}";
 
 /// Checks the syntax of `source`.
-pub(super) fn check(source: &str) -> Result<(), Error> {
-    compile(source).map(drop)
+pub(super) fn check_syntax(source: &str) -> Result<(), Error> {
+    compile_template(source).map(drop)
 }
 
 /// Renders `source` with `values`.
-pub(super) fn run(environment: &Environment<'_>, source: &str, values: Value) -> Result<String, Error> {
-    let mut program = compile(source)?;
+pub(super) fn render_template(
+    environment: &Environment<'_>,
+    source: &str,
+    values: Value,
+) -> Result<String, Error> {
+    let mut program = compile_template(source)?;
     replace_operators(&mut program.instructions);
     program.blocks.values_mut().for_each(replace_operators);
     let mut text = String::new();
@@ -42,9 +46,9 @@ pub(super) fn run(environment: &Environment<'_>, source: &str, values: Value) ->
     Ok(text)
 }
 
-fn compile(source: &str) -> Result<CompiledTemplate<'_>, Error> {
+fn compile_template(source: &str) -> Result<CompiledTemplate<'_>, Error> {
     let default_auto_escape = Arc::new(|_: &str| AutoEscape::None);
-    let config = TemplateConfig { syntax_config: source::syntax()?, default_auto_escape };
+    let config = TemplateConfig { syntax_config: source::syntax_config()?, default_auto_escape };
     CompiledTemplate::new("", source, &config)
 }
 
@@ -74,12 +78,12 @@ pub(super) fn add_operators(environment: &mut Environment<'_>) {
     environment.add_global(CONST_ONE, 1);
     environment.add_filter(CHECK_FILTER, check_value);
     environment.add_filter(CHECK_IN_NAMESPACE, check_nested);
-    environment.add_filter(ADD, add);
-    environment.add_filter(MULTIPLY, multiply);
-    environment.add_filter(REMAINDER, remainder);
+    environment.add_filter(ADD, add_values);
+    environment.add_filter(MULTIPLY, multiply_values);
+    environment.add_filter(REMAINDER, format_or_remainder);
     environment.add_filter(CONCAT, |state: &State<'_, '_>, a: Value, b: Value| {
-        consume_fuel(state, size(&a)? + size(&b)?)?;
-        Ok::<_, Error>(Value::from([repr::text(&a), repr::text(&b)].concat()))
+        consume_fuel(state, value_size(&a)? + value_size(&b)?)?;
+        Ok::<_, Error>(Value::from([repr::to_str(&a), repr::to_str(&b)].concat()))
     });
     environment.add_filter(IN, is_in);
     environment.add_test(IN, is_in);
@@ -93,7 +97,7 @@ pub(super) fn add_operators(environment: &mut Environment<'_>) {
 }
 
 /// Adds two numbers, texts or lists.
-pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
+pub(super) fn add_values(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     let is_list = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
     if let (Some(left), Some(right)) = (a.as_str(), b.as_str()) {
         consume_fuel(state, left.len() + right.len())?;
@@ -104,7 +108,7 @@ pub(super) fn add(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Er
         return Ok(Value::from([left, right].concat()));
     }
     if a.is_undefined() || b.is_undefined() {
-        return Err(failed("adds a value that is undefined"));
+        return Err(template_error("adds a value that is undefined"));
     }
     if is_list(&a) && is_list(&b) && a.is_tuple() == b.is_tuple() {
         let (is_tuple, a, b) = (a.is_tuple(), check_value(a)?, check_value(b)?);
@@ -120,13 +124,13 @@ fn list_like(is_tuple: bool, items: Vec<Value>) -> Result<Value, Error> {
 }
 
 /// The operator `%`: formats a text, or gives the remainder of a division with the sign of the divisor.
-fn remainder(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
+fn format_or_remainder(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     if let Some(text) = a.as_str() {
-        return python::percent(state, text, b);
+        return python::format_percent(state, text, b);
     }
     let is_float = |value: &Value| value.is_number() && !value.is_integer();
     if !b.is_true() {
-        return Err(failed("divides by zero"));
+        return Err(template_error("divides by zero"));
     }
     if is_float(&a) || is_float(&b) {
         let (a, b) = (f64::try_from(a)?, f64::try_from(b)?);
@@ -135,21 +139,21 @@ fn remainder(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> 
     }
     let (a, b) = (i128::try_from(a)?, i128::try_from(b)?);
     let left = a.checked_rem(b).unwrap_or(0);
-    Ok(integer(if left != 0 && (left < 0) != (b < 0) { left + b } else { left }))
+    Ok(integer_value(if left != 0 && (left < 0) != (b < 0) { left + b } else { left }))
 }
 
 /// An integer value of the smallest type that holds `number`.
-pub(super) fn integer(number: i128) -> Value {
+pub(super) fn integer_value(number: i128) -> Value {
     i64::try_from(number).map_or_else(|_| Value::from(number), Value::from)
 }
 
 /// True if `value` is in `container`. Charges for both, as they may be written out or compared as a whole.
 fn is_in(state: &State<'_, '_>, value: Value, container: Value) -> Result<bool, Error> {
-    consume_fuel(state, size(&value)? + size(&container)?)?;
+    consume_fuel(state, value_size(&value)? + value_size(&container)?)?;
     minijinja::tests::is_in(state, &value, &container)
 }
 
-fn multiply(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
+fn multiply_values(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     // Either operand may be the number.
     for (many, times) in [(&a, &b), (&b, &a)] {
         let Some(times) = i64::try_from(times.clone()).ok().map(|n| usize::try_from(n).unwrap_or(0)) else {
@@ -160,7 +164,7 @@ fn multiply(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
             return Ok(Value::from(text.repeat(times)));
         }
         if many.kind() == ValueKind::Seq {
-            consume_fuel(state, size(many)?.saturating_mul(times))?;
+            consume_fuel(state, value_size(many)?.saturating_mul(times))?;
             let items: Vec<Value> = many.try_iter()?.collect();
             let count = items.len() * times;
             return list_like(many.is_tuple(), items.into_iter().cycle().take(count).collect());
@@ -169,11 +173,11 @@ fn multiply(state: &State<'_, '_>, a: Value, b: Value) -> Result<Value, Error> {
     if let Some(other) =
         [&a, &b].into_iter().find(|v| !matches!(v.kind(), ValueKind::Number | ValueKind::Bool))
     {
-        return Err(failed(format!("multiplies a {}", other.kind())));
+        return Err(template_error(format!("multiplies a {}", other.kind())));
     }
     if a.is_number() && b.is_number() && !(a.is_integer() && b.is_integer()) {
         return Ok(Value::from(f64::try_from(a)? * f64::try_from(b)?));
     }
     let product = i128::try_from(a)?.checked_mul(i128::try_from(b)?);
-    product.map(integer).ok_or_else(|| failed("multiplies numbers that are too large"))
+    product.map(integer_value).ok_or_else(|| template_error("multiplies numbers that are too large"))
 }

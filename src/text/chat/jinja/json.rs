@@ -1,7 +1,7 @@
 //! Writes JSON like Python's `json.dumps`, with the options of transformers' `tojson`.
 
-use super::Refusal;
-use super::limits::{consume_fuel, failed};
+use super::TemplateException;
+use super::limits::{consume_fuel, template_error};
 use super::python::{is_given, named_args};
 use super::repr;
 use minijinja::value::ValueKind;
@@ -11,7 +11,7 @@ use minijinja::{Error, State, Value};
 const MAX_BETWEEN: usize = 64;
 
 /// The options of `tojson`.
-struct Style {
+struct JsonStyle {
     /// The indentation of a level; `None` for one line.
     indent: Option<String>,
     /// The separator of items, and the one between a key and its value.
@@ -22,16 +22,16 @@ struct Style {
 
 /// Writes `value`, whose size the caller has checked, as JSON; `args` are `ensure_ascii`, `indent`, `separators` and
 /// `sort_keys`.
-pub(super) fn dump(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Result<Value, Error> {
-    let style = Style::of(args)?;
+pub(super) fn dump_json(state: &State<'_, '_>, value: &Value, args: &[Value]) -> Result<Value, Error> {
+    let style = JsonStyle::from_args(args)?;
     let mut out = String::new();
-    style.write(state, value, 0, &mut out)?;
+    style.write_value(state, value, 0, &mut out)?;
     consume_fuel(state, out.len())?;
     Ok(Value::from(out))
 }
 
-impl Style {
-    fn of(args: &[Value]) -> Result<Self, Error> {
+impl JsonStyle {
+    fn from_args(args: &[Value]) -> Result<Self, Error> {
         let [ascii, indent, separators, sorted] =
             named_args(args, ["ensure_ascii", "indent", "separators", "sort_keys"])?;
         let [ascii, sorted] = [ascii, sorted].map(|flag| flag.is_some_and(|flag| flag.is_true()));
@@ -46,17 +46,17 @@ impl Style {
         let separators = match separators {
             Some(pair) => {
                 let pair: Vec<String> = pair.try_iter()?.map(|part| part.to_string()).collect();
-                pair.try_into().map_err(|_| failed("tojson: separators are not two texts"))?
+                pair.try_into().map_err(|_| template_error("tojson: separators are not two texts"))?
             }
             None => [if indent.is_some() { "," } else { ", " }.into(), ": ".into()],
         };
         if indent.iter().chain(&separators).any(|text| text.len() > MAX_BETWEEN) {
-            return Err(failed(format!("indents or separates by more than {MAX_BETWEEN}")));
+            return Err(template_error(format!("indents or separates by more than {MAX_BETWEEN}")));
         }
         Ok(Self { indent, separators, ascii, sorted })
     }
 
-    fn write(
+    fn write_value(
         &self,
         state: &State<'_, '_>,
         value: &Value,
@@ -84,9 +84,9 @@ impl Style {
                 self.write_scalar(item, out)?;
                 out.push_str(quote);
                 out.push_str(&self.separators[1]);
-                self.write(state, &value.get_item(item)?, depth + 1, out)?;
+                self.write_value(state, &value.get_item(item)?, depth + 1, out)?;
             } else {
-                self.write(state, item, depth + 1, out)?;
+                self.write_value(state, item, depth + 1, out)?;
             }
         }
         if !items.is_empty() {
@@ -110,15 +110,15 @@ impl Style {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => {
-                out.push_str(&repr::number(value).replace("inf", "Infinity").replace("nan", "NaN"));
+                out.push_str(&repr::number_to_str(value).replace("inf", "Infinity").replace("nan", "NaN"));
             }
             ValueKind::String => self.write_text(value.as_str().unwrap_or(""), out),
             // A value that the request leaves out.
             ValueKind::Undefined => {
                 let why = "tojson of a value that is undefined";
-                return Err(failed(why).with_source(Refusal(why.to_owned())));
+                return Err(template_error(why).with_source(TemplateException(why.to_owned())));
             }
-            kind => return Err(failed(format!("tojson of a value that is {kind}"))),
+            kind => return Err(template_error(format!("tojson of a value that is {kind}"))),
         }
         Ok(())
     }

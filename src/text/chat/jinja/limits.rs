@@ -23,7 +23,7 @@ pub(super) fn consume_fuel(state: &State<'_, '_>, bytes: usize) -> Result<(), Er
 /// [`check_value`] for an item of a namespace or a list: a namespace that contains itself has no end.
 pub(super) fn check_nested(value: Value) -> Result<Value, Error> {
     if is_namespace(&value) {
-        return Err(failed("puts a namespace into a namespace or a list"));
+        return Err(template_error("puts a namespace into a namespace or a list"));
     }
     check_value(value)
 }
@@ -34,7 +34,7 @@ pub(super) fn check_value(value: Value) -> Result<Value, Error> {
     if value.as_object().is_none() || is_namespace(&value) {
         return Ok(value);
     }
-    measure(&value, 0, &mut ValueSize::default())?;
+    measure_value(&value, 0, &mut ValueSize::default())?;
     match value.kind() {
         ValueKind::Iterable if value.len().is_some() => {
             Ok(Value::from(value.try_iter()?.collect::<Vec<_>>()))
@@ -44,12 +44,12 @@ pub(super) fn check_value(value: Value) -> Result<Value, Error> {
 }
 
 /// The approximate bytes of a value written out. Refuses the values that [`check_value`] refuses.
-pub(super) fn size(value: &Value) -> Result<usize, Error> {
+pub(super) fn value_size(value: &Value) -> Result<usize, Error> {
     if value.as_object().is_none() {
         return Ok(value.as_str().map_or(0, str::len));
     }
     let mut size = ValueSize::default();
-    measure(value, 0, &mut size)?;
+    measure_value(value, 0, &mut size)?;
     Ok(size.text + size.values * VALUE_BYTES)
 }
 
@@ -65,20 +65,20 @@ pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().contains("Namespace"))
 }
 
-fn measure(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Error> {
+fn measure_value(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Error> {
     size.values += 1;
     size.text += value.as_str().map_or(0, str::len);
     if depth > MAX_NESTING {
-        return Err(failed(format!("makes lists nested more than {MAX_NESTING} levels deep")));
+        return Err(template_error(format!("makes lists nested more than {MAX_NESTING} levels deep")));
     }
     if size.values > MAX_VALUES {
-        return Err(failed(format!("makes a list of more than {MAX_VALUES} values")));
+        return Err(template_error(format!("makes a list of more than {MAX_VALUES} values")));
     }
     if size.text > MAX_TEXT {
-        return Err(failed(format!("makes a list with more than {} MiB of text", MAX_TEXT >> 20)));
+        return Err(template_error(format!("makes a list with more than {} MiB of text", MAX_TEXT >> 20)));
     }
     if is_namespace(value) {
-        return Err(failed("puts a namespace into a namespace or a list"));
+        return Err(template_error("puts a namespace into a namespace or a list"));
     }
     // An iterator without a length would be used up.
     let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
@@ -87,14 +87,14 @@ fn measure(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Erro
     }
     for item in value.try_iter()? {
         if value.kind() == ValueKind::Map {
-            measure(&value.get_item(&item)?, depth + 1, size)?;
+            measure_value(&value.get_item(&item)?, depth + 1, size)?;
         }
-        measure(&item, depth + 1, size)?;
+        measure_value(&item, depth + 1, size)?;
     }
     Ok(())
 }
 
 /// The error of a template that does something it may not.
-pub(super) fn failed(why: impl Into<Cow<'static, str>>) -> Error {
+pub(super) fn template_error(why: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, why)
 }

@@ -1,7 +1,7 @@
 //! Python's methods of strings, dictionaries and lists, and its way to pass arguments. As in transformers' sandbox, no
 //! method changes a value.
 
-use super::limits::{check_value, consume_fuel, failed, size};
+use super::limits::{check_value, consume_fuel, template_error, value_size};
 use super::repr;
 use crate::chat::is_blank;
 use minijinja::formatting::{self, FormatStyle};
@@ -98,24 +98,24 @@ fn call_list_method(
         return Err(Error::from(ErrorKind::UnknownMethod));
     }
     let (wanted,): (&Value,) = from_args(args)?;
-    consume_fuel(state, size(value)?.saturating_add(size(wanted)?))?;
+    consume_fuel(state, value_size(value)?.saturating_add(value_size(wanted)?))?;
     let mut items = value.try_iter()?;
     if method == "count" {
         return Ok(Value::from(items.filter(|item| item == wanted).count()));
     }
     let at = items.position(|item| item == *wanted);
-    at.map(Value::from).ok_or_else(|| failed("index: the value is not in the list"))
+    at.map(Value::from).ok_or_else(|| template_error("index: the value is not in the list"))
 }
 
 fn call_text_method(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     match method {
-        "split" | "rsplit" => split(state, text, method, args),
+        "split" | "rsplit" => split_text(state, text, method, args),
         "splitlines" => split_lines(state, text, args),
-        "partition" | "rpartition" => partition(text, method, args),
-        "format" => format(state, text, args, FormatStyle::StrFormat),
+        "partition" | "rpartition" => partition_text(text, method, args),
+        "format" => format_text(state, text, args, FormatStyle::StrFormat),
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
-            strip(state, text, method, chars).map(Value::from)
+            strip_text(state, text, method, chars).map(Value::from)
         }
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;
@@ -126,7 +126,7 @@ fn call_text_method(state: &State<'_, '_>, text: &str, method: &str, args: &[Val
             Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
         }
         "startswith" | "endswith" => has_affix(text, method, args),
-        "find" | "rfind" | "index" | "rindex" | "count" => find(text, method, args),
+        "find" | "rfind" | "index" | "rindex" | "count" => find_text(text, method, args),
         _ => {
             let value =
                 is_kind(text, method).map(Value::from).or_else(|| change_case(text, method).map(Value::from));
@@ -137,7 +137,7 @@ fn call_text_method(state: &State<'_, '_>, text: &str, method: &str, args: &[Val
 }
 
 /// Removes blanks, or `chars`, at the ends of `text`.
-pub(super) fn strip<'a>(
+pub(super) fn strip_text<'a>(
     state: &State<'_, '_>,
     text: &'a str,
     method: &str,
@@ -158,7 +158,8 @@ fn has_affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (wanted,): (&Value,) = from_args(args)?;
     let all = if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
     for wanted in all {
-        let wanted = wanted.as_str().ok_or_else(|| failed(format!("{method} of a value that is no text")))?;
+        let wanted =
+            wanted.as_str().ok_or_else(|| template_error(format!("{method} of a value that is no text")))?;
         let found = if method == "startswith" { text.starts_with(wanted) } else { text.ends_with(wanted) };
         if found {
             return Ok(Value::from(true));
@@ -168,7 +169,7 @@ fn has_affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
 }
 
 /// Finds a text in another one: its offset in characters, or for `count` the number of its occurrences.
-fn find(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+fn find_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (wanted,): (&str,) = from_args(args)?;
     if method == "count" {
         return Ok(Value::from(text.matches(wanted).count()));
@@ -177,7 +178,7 @@ fn find(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     match found {
         Some(at) => Ok(Value::from(text[..at].chars().count())),
         None if method.ends_with("find") => Ok(Value::from(-1)),
-        None => Err(failed(format!("{method}: the text is not there"))),
+        None => Err(template_error(format!("{method}: the text is not there"))),
     }
 }
 
@@ -227,7 +228,12 @@ fn change_case(text: &str, method: &str) -> Option<String> {
 }
 
 /// `split` and `rsplit`: splits a text at a separator or at blanks, at most `maxsplit` times.
-pub(super) fn split(state: &State<'_, '_>, text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn split_text(
+    state: &State<'_, '_>,
+    text: &str,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let [separator, most] = named_args(args, ["sep", "maxsplit"])?;
     let (separator, most) = (separator.filter(is_given), most.filter(is_given));
     let most = most.map(i64::try_from).transpose()?;
@@ -245,8 +251,8 @@ pub(super) fn split(state: &State<'_, '_>, text: &str, method: &str, args: &[Val
             .collect());
     };
     let separator = separator.as_str().filter(|separator| !separator.is_empty());
-    let separator =
-        separator.ok_or_else(|| failed("splits a text at a value that is no text, or an empty one"))?;
+    let separator = separator
+        .ok_or_else(|| template_error("splits a text at a value that is no text, or an empty one"))?;
     let most = most.saturating_add(1);
     consume_fuel(state, text.matches(separator).count() * PART_BYTES)?;
     if method == "split" {
@@ -289,10 +295,10 @@ fn split_lines(state: &State<'_, '_>, text: &str, args: &[Value]) -> Result<Valu
 }
 
 /// `partition` and `rpartition`: the text before the separator, the separator, and the text after it.
-fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+fn partition_text(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (at,): (&str,) = from_args(args)?;
     if at.is_empty() {
-        return Err(failed("splits a text at an empty text"));
+        return Err(template_error("splits a text at an empty text"));
     }
     let (found, missing) = match method {
         "partition" => (text.split_once(at), [text, "", ""]),
@@ -303,13 +309,13 @@ fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
 }
 
 /// The operator `%` of a string.
-pub(super) fn percent(state: &State<'_, '_>, text: &str, value: Value) -> Result<Value, Error> {
+pub(super) fn format_percent(state: &State<'_, '_>, text: &str, value: Value) -> Result<Value, Error> {
     let args = if value.is_tuple() { value.try_iter()?.collect() } else { vec![value] };
-    format(state, text, &args, FormatStyle::Printf)
+    format_text(state, text, &args, FormatStyle::Printf)
 }
 
 /// Formats `args` into the fields of a text. Fields may be wide, and one argument may fill many: all is charged before.
-pub(super) fn format(
+pub(super) fn format_text(
     state: &State<'_, '_>,
     text: &str,
     args: &[Value],
@@ -320,15 +326,17 @@ pub(super) fn format(
     let widest = numbers.filter(|n| !n.is_empty()).map(|n| n.parse().unwrap_or(usize::MAX)).max();
     let widest = widest.unwrap_or(0);
     if widest > MAX_WIDTH || fields.iter().any(|field| field.contains(['*', '{'])) {
-        return Err(failed(format!("formats with a width of more than {MAX_WIDTH} or one that is computed")));
+        return Err(template_error(format!(
+            "formats with a width of more than {MAX_WIDTH} or one that is computed"
+        )));
     }
     // The interpreter counts bytes, Python characters.
     if widest > 0 && args.iter().any(|arg| arg.as_str().is_some_and(|text| !text.is_ascii())) {
-        return Err(failed("formats a text that is not ASCII with a width, which is not supported"));
+        return Err(template_error("formats a text that is not ASCII with a width, which is not supported"));
     }
     let mut largest = widest;
     for arg in args {
-        largest = largest.max(size(arg)?);
+        largest = largest.max(value_size(arg)?);
     }
     consume_fuel(state, fields.len().saturating_mul(largest).saturating_add(text.len()))?;
     let args: Result<Vec<Value>, Error> = args.iter().map(|arg| format_argument(arg, text)).collect();
@@ -361,5 +369,5 @@ fn format_argument(arg: &Value, text: &str) -> Result<Value, Error> {
     if looks || !matches!(arg.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         return Ok(arg);
     }
-    Ok(Value::from(repr::text(&arg).into_owned()))
+    Ok(Value::from(repr::to_str(&arg).into_owned()))
 }

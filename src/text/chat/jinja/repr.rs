@@ -5,7 +5,7 @@ use minijinja::value::ValueKind;
 use std::borrow::Cow;
 
 /// Writes `value` like `str`. The caller has checked its nesting.
-pub(super) fn text(value: &Value) -> Cow<'_, str> {
+pub(super) fn to_str(value: &Value) -> Cow<'_, str> {
     match value.as_str() {
         Some(text) => Cow::Borrowed(text),
         None if value.is_undefined() => Cow::Borrowed(""),
@@ -21,7 +21,7 @@ pub(super) fn text(value: &Value) -> Cow<'_, str> {
 fn write_repr(value: &Value, out: &mut String) {
     let (open, close) = match value.kind() {
         ValueKind::Undefined => return out.push_str("Undefined"),
-        ValueKind::Number => return out.push_str(&number(value)),
+        ValueKind::Number => return out.push_str(&number_to_str(value)),
         ValueKind::Map if !super::limits::is_namespace(value) => ("{", "}"),
         ValueKind::Seq if value.is_tuple() && value.len() == Some(1) => ("(", ",)"),
         ValueKind::Seq if value.is_tuple() => ("(", ")"),
@@ -70,7 +70,7 @@ fn is_printable(c: char) -> bool {
 
 /// Escapes a text for HTML; a text that is marked as safe is not changed.
 pub(super) fn escape_html(value: &Value) -> String {
-    let text = self::text(value).into_owned();
+    let text = self::to_str(value).into_owned();
     if value.is_safe() {
         return text;
     }
@@ -79,7 +79,7 @@ pub(super) fn escape_html(value: &Value) -> String {
 }
 
 /// Writes a number.
-pub(super) fn number(value: &Value) -> String {
+pub(super) fn number_to_str(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(float) if !value.is_integer() => write_float(float),
         _ => value.to_string(),

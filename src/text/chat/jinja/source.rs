@@ -32,7 +32,7 @@ impl<'a> Marks<'a> {
     }
 
     /// Replaces the control tokens in `text` by their marks.
-    pub(super) fn put(&self, text: &str) -> String {
+    pub(super) fn insert_marks(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
@@ -48,12 +48,12 @@ impl<'a> Marks<'a> {
 }
 
 /// The syntax of chat templates.
-pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
+pub(super) fn syntax_config() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
 /// Rewrites `source` for the compiler. Broken syntax is kept, for the compiler to report.
-pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> {
+pub(super) fn prepare_source(source: &str, marks: &Marks<'_>) -> Result<String, Error> {
     let mut out = String::with_capacity(source.len() * 2);
     let mut copied = 0;
     let mut replace = |range: Range<usize>, text: &str| {
@@ -62,11 +62,11 @@ pub(super) fn prepare(source: &str, marks: &Marks<'_>) -> Result<String, Error> 
         copied = range.end;
     };
     let mut place = SourcePlace::Other;
-    for (token, span) in tokenize(source, false, syntax()?).map_while(Result::ok) {
+    for (token, span) in tokenize(source, false, syntax_config()?).map_while(Result::ok) {
         let range = span.start_offset as usize..span.end_offset as usize;
         place = match (token, place) {
             (Token::TemplateData(_) | Token::Str(_) | Token::String(_), place) => {
-                replace(range.clone(), &marks.put(&source[range]));
+                replace(range.clone(), &marks.insert_marks(&source[range]));
                 place
             }
             (Token::BlockStart, _) => SourcePlace::TagStart,

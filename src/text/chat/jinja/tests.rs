@@ -1,14 +1,14 @@
 //! Features and limits of templates.
 
 use super::*;
-use crate::chat::{Moment, TemplateKwargs, ToolCall, Tools, join};
-use files::say;
+use crate::chat::{TemplateKwargs, ToolCall, Tools, UtcTime, join_segments};
+use files::print_stderr;
 
-fn context() -> Context<'static> {
-    Context {
+fn context() -> RenderContext<'static> {
+    RenderContext {
         bos: Some("<s>"),
-        now: Moment::from_unix(19_930 * 86_400),
-        ending: Ending::Prompt,
+        now: UtcTime::from_unix(19_930 * 86_400),
+        ending: PromptEnding::Prompt,
         variables: None,
     }
 }
@@ -16,7 +16,7 @@ fn context() -> Context<'static> {
 /// Renders with one user message.
 fn render(source: &str, content: &str) -> Result<String> {
     let template = Jinja::new("dir/chat_template.jinja", source, vec![("eos_token".into(), "</s>".into())])?;
-    Ok(join(&template.render(&[Message::new(Role::User, content)], &context())?))
+    Ok(join_segments(&template.render_messages(&[Message::new(Role::User, content)], &context())?))
 }
 
 fn fault(source: &str) -> String {
@@ -33,13 +33,15 @@ fn expressions_are_those_of_jinja2() {
     let all: Vec<(String, String)> =
         serde_json::from_str(&std::fs::read_to_string(file).expect("read")).expect("JSON");
     let tokens = ["eos", "pad", "unk"].map(|name| (format!("{name}_token"), format!("<{name}>"))).into();
-    let context = Context { now: Moment::from_unix(1_709_219_105), ..context() };
+    let context = RenderContext { now: UtcTime::from_unix(1_709_219_105), ..context() };
     let template = |source: &str| Jinja::new("t", source, Vec::clone(&tokens));
     let messages = [Message::new(Role::User, "hi")];
     let wrong: Vec<_> = all
         .iter()
         .filter_map(|(source, text)| {
-            let made = template(source).and_then(|t| t.render(&messages, &context)).map(|parts| join(&parts));
+            let made = template(source)
+                .and_then(|t| t.render_messages(&messages, &context))
+                .map(|parts| join_segments(&parts));
             (made.as_deref() != Ok(text)).then(|| format!("{source}\n is {made:?}\nnot {text:?}"))
         })
         .collect();
@@ -57,15 +59,15 @@ fn json_keeps_its_order_and_its_numbers() {
     let json = r#"{"b": 1e-5, "a": [1E16, 12345678901234567890123, -0], "c": {"z": 1.0, "y": null}}"#;
     let same = r#"{"b": 1e-05, "a": [1e+16, 12345678901234567890123, 0], "c": {"z": 1.0, "y": null}}"#;
     let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {json}}}}}]"#);
-    let mut variables = TemplateKwargs::of_tools(Tools::parse(&tool).expect("tools"));
-    variables.set("own", json).expect("set");
+    let mut variables = TemplateKwargs::with_tools(Tools::parse_json(&tool).expect("tools"));
+    variables.set_variable("own", json).expect("set");
     let mut answer = Message::new(Role::Assistant, "");
     answer.tool_calls = vec![ToolCall { id: "1".into(), name: "f".into(), arguments: json.into() }];
     let source = "{{ own|tojson }}\n{{ tools[0].function.parameters|tojson }}\n\
                   {{ messages[0].tool_calls[0].function.arguments|tojson }}";
     let template = Jinja::new("t", source, vec![]).expect("sound");
-    let context = Context { variables: Some(&variables), ..context() };
-    let text = join(&template.render(&[answer], &context).expect("renders"));
+    let context = RenderContext { variables: Some(&variables), ..context() };
+    let text = join_segments(&template.render_messages(&[answer], &context).expect("renders"));
     assert_eq!(text, [same; 3].join("\n"));
 }
 
@@ -119,8 +121,9 @@ fn limits_are_named() {
     let chat: Vec<_> =
         (0..2000).map(|i| Message::new(Role::User, format!("{i} {}", "words ".repeat(50)))).collect();
     let source = "{% for m in messages %}{{ '<' + m.role + '>' + m.content | trim + '\n' }}{% endfor %}";
-    let text = Jinja::new("t", source, vec![]).and_then(|t| t.render(&chat, &context())).expect("renders");
-    assert_eq!(join(&text).lines().count(), 2000);
+    let text =
+        Jinja::new("t", source, vec![]).and_then(|t| t.render_messages(&chat, &context())).expect("renders");
+    assert_eq!(join_segments(&text).lines().count(), 2000);
 }
 
 #[test]
@@ -149,9 +152,9 @@ fn with_tokens(source: &str) -> Result<Jinja> {
 }
 
 fn segments(source: &str, content: &str) -> Vec<Segment> {
-    let context = Context { bos: Some("<|begin_of_text|>"), ..context() };
+    let context = RenderContext { bos: Some("<|begin_of_text|>"), ..context() };
     let messages = [Message::new(Role::User, content)];
-    with_tokens(source).and_then(|t| t.render(&messages, &context)).expect("renders")
+    with_tokens(source).and_then(|t| t.render_messages(&messages, &context)).expect("renders")
 }
 
 #[test]
@@ -186,12 +189,12 @@ fn tokens_from_parts_are_refused_and_the_end_is_found() {
         matches!(e, Err(Error::Model(m)) if m.contains("builds the control token <|im_start|> from parts"))
     );
     let turns = "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}";
-    assert_eq!(with_tokens(turns).expect("loads").end(), Some("<|im_end|>"));
+    assert_eq!(with_tokens(turns).expect("loads").end_token(), Some("<|im_end|>"));
     // Refuses system messages, and two of the same role.
     let picky = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}\
                  {% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
-    assert_eq!(with_tokens(picky).expect("loads").end(), Some("<|end_of_text|>"));
-    assert_eq!(with_tokens("{{ messages[-1].content }}").expect("loads").end(), None);
+    assert_eq!(with_tokens(picky).expect("loads").end_token(), Some("<|end_of_text|>"));
+    assert_eq!(with_tokens("{{ messages[-1].content }}").expect("loads").end_token(), None);
 }
 
 /// Templates that want more time or memory than there is.
@@ -325,7 +328,7 @@ fn hostile_templates_end_soon_and_in_little_memory() {
             assert!(said.contains("1 passed"), "{name} does not name this test");
             return;
         }
-        say!("skipped: the memory of templates, because this program can't start itself");
+        print_stderr!("skipped: the memory of templates, because this program can't start itself");
     }
     for source in hostile() {
         let start = std::time::Instant::now();

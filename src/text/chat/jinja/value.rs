@@ -37,33 +37,33 @@ impl<'a, 'de: 'a> Deserialize<'de> for Fields<'a> {
 }
 
 /// Parses `json`; text that is not JSON becomes a string.
-fn json(json: &str) -> Value {
-    serde_json::from_str(json).and_then(of_raw).unwrap_or_else(|_| Value::from(json))
+fn parse_json(json: &str) -> Value {
+    serde_json::from_str(json).and_then(convert_json).unwrap_or_else(|_| Value::from(json))
 }
 
 /// Converts a value like Python's `json.loads`; the caller has limited its nesting.
-fn of_raw(raw: &RawValue) -> serde_json::Result<Value> {
+fn convert_json(raw: &RawValue) -> serde_json::Result<Value> {
     let json = raw.get();
     Ok(match json.as_bytes()[0] {
         b'{' => {
             let Fields(fields) = serde_json::from_str(json)?;
             let fields: serde_json::Result<Vec<_>> =
-                fields.into_iter().map(|(name, value)| Ok((name, of_raw(value)?))).collect();
+                fields.into_iter().map(|(name, value)| Ok((name, convert_json(value)?))).collect();
             Value::from_pairs(fields?)
         }
         b'[' => {
             let items: Vec<&RawValue> = serde_json::from_str(json)?;
-            Value::from(items.into_iter().map(of_raw).collect::<serde_json::Result<Vec<_>>>()?)
+            Value::from(items.into_iter().map(convert_json).collect::<serde_json::Result<Vec<_>>>()?)
         }
         b'"' => Value::from(serde_json::from_str::<String>(json)?),
         b't' | b'f' => Value::from(json == "true"),
         b'n' => Value::from(()),
-        _ => number(json),
+        _ => parse_number(json),
     })
 }
 
 /// Parses a number of JSON.
-fn number(json: &str) -> Value {
+fn parse_number(json: &str) -> Value {
     if let Ok(number) = json.parse::<i64>() {
         return Value::from(number);
     }
@@ -74,14 +74,15 @@ fn number(json: &str) -> Value {
 }
 
 /// Converts a message, with the fields that transformers gives it. A template may test which fields there are.
-fn message(m: &Message) -> Value {
+fn convert_message(m: &Message) -> Value {
     let mut fields = vec![("role", Value::from(m.role.name())), ("content", Value::from(m.content.as_str()))];
     if let Some(reasoning) = &m.reasoning {
         fields.push(("reasoning_content", Value::from(reasoning.as_str())));
     }
     if !m.tool_calls.is_empty() {
         let call = |call: &crate::chat::ToolCall| {
-            let function = [("name", Value::from(call.name.as_str())), ("arguments", json(&call.arguments))];
+            let function =
+                [("name", Value::from(call.name.as_str())), ("arguments", parse_json(&call.arguments))];
             Value::from_pairs([
                 ("id", Value::from(call.id.as_str())),
                 ("type", Value::from("function")),
@@ -97,21 +98,24 @@ fn message(m: &Message) -> Value {
 }
 
 /// The variables `messages`, `tools` (a list), `tools_json` (a text), and the caller's own.
-pub(super) fn all(messages: &[Message], variables: Option<&TemplateKwargs>) -> Vec<(String, Value)> {
+pub(super) fn template_variables(
+    messages: &[Message],
+    variables: Option<&TemplateKwargs>,
+) -> Vec<(String, Value)> {
     let tools = variables.and_then(|v| v.tools.as_ref()).map(|tools| tools.json());
-    let list: Vec<Value> = messages.iter().map(message).collect();
+    let list: Vec<Value> = messages.iter().map(convert_message).collect();
     let mut values = vec![
         ("messages".into(), Value::from(list)),
-        ("tools".into(), tools.map_or(Value::from(()), json)),
+        ("tools".into(), tools.map_or(Value::from(()), parse_json)),
         ("tools_json".into(), tools.map_or(Value::from(()), Value::from)),
     ];
-    let own = variables.map_or(&[][..], |v| v.own());
-    values.extend(own.iter().map(|(name, value)| (name.clone(), json(value))));
+    let own = variables.map_or(&[][..], |v| v.own_variables());
+    values.extend(own.iter().map(|(name, value)| (name.clone(), parse_json(value))));
     values
 }
 
 /// Calls `each` with every text in `value`, whose nesting is limited.
-pub(super) fn texts(value: &Value, each: &mut dyn FnMut(&str)) {
+pub(super) fn visit_texts(value: &Value, each: &mut dyn FnMut(&str)) {
     if let Some(text) = value.as_str() {
         return each(text);
     }
@@ -120,8 +124,8 @@ pub(super) fn texts(value: &Value, each: &mut dyn FnMut(&str)) {
     }
     for item in value.try_iter().into_iter().flatten() {
         if value.kind() == ValueKind::Map {
-            value.get_item(&item).iter().for_each(|value| texts(value, each));
+            value.get_item(&item).iter().for_each(|value| visit_texts(value, each));
         }
-        texts(&item, each);
+        visit_texts(&item, each);
     }
 }

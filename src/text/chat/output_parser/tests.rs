@@ -11,7 +11,10 @@ fn tokenizer() -> Tokenizer {
 /// The form of a template that has this text.
 fn form(source: &str) -> OutputFormat {
     let source = format!("{{# {source} #}}");
-    OutputFormat::of(&Template::Jinja(Jinja::new("t", source, vec![]).expect("compiles")), &tokenizer())
+    OutputFormat::for_template(
+        &Template::Jinja(Jinja::new("t", source, vec![]).expect("compiles")),
+        &tokenizer(),
+    )
 }
 
 fn qwen() -> OutputFormat {
@@ -22,56 +25,59 @@ fn llama() -> OutputFormat {
     form("\"parameters\" <|eot_id|> tool_calls")
 }
 
-fn text(t: &str) -> Part {
-    Part::Text(t.into())
+fn text(t: &str) -> AnswerPart {
+    AnswerPart::Text(t.into())
 }
 
-fn thinking(t: &str) -> Part {
-    Part::Thinking(t.into())
+fn thinking(t: &str) -> AnswerPart {
+    AnswerPart::Thinking(t.into())
 }
 
-fn call(n: usize, name: &str, arguments: &str) -> Part {
-    Part::Call(ToolCall { id: format!("call_{n}"), name: name.into(), arguments: arguments.into() })
+fn call(n: usize, name: &str, arguments: &str) -> AnswerPart {
+    AnswerPart::ToolCall(ToolCall { id: format!("call_{n}"), name: name.into(), arguments: arguments.into() })
 }
 
 /// Neighbours of the same kind as one.
-fn joined(parts: Vec<Part>) -> Vec<Part> {
-    let mut all: Vec<Part> = Vec::new();
+fn joined(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
+    let mut all: Vec<AnswerPart> = Vec::new();
     for part in parts {
         match (all.last_mut(), part) {
-            (Some(Part::Text(a)), Part::Text(b)) | (Some(Part::Thinking(a)), Part::Thinking(b)) => *a += &b,
+            (Some(AnswerPart::Text(a)), AnswerPart::Text(b))
+            | (Some(AnswerPart::Thinking(a)), AnswerPart::Thinking(b)) => *a += &b,
             (_, part) => all.push(part),
         }
     }
     all
 }
 
-fn read(form: OutputFormat, prompt: &str, pieces: &[&str]) -> Vec<Part> {
+fn read(form: OutputFormat, prompt: &str, pieces: &[&str]) -> Vec<AnswerPart> {
     let mut reader = OutputParser::new(form, prompt);
-    let mut parts: Vec<Part> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+    let mut parts: Vec<AnswerPart> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     assert!(
-        parts.iter().all(|p| !matches!(p, Part::Text(t) | Part::Thinking(t) if t.is_empty())),
+        parts.iter().all(|p| !matches!(p, AnswerPart::Text(t) | AnswerPart::Thinking(t) if t.is_empty())),
         "{parts:?}"
     );
     joined(whole(parts))
 }
 
 /// Without the parts of calls, which are those of the calls that follow them.
-fn whole(parts: Vec<Part>) -> Vec<Part> {
+fn whole(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
     let (mut all, mut begun) = (Vec::new(), None);
     for part in parts {
         match (part, &mut begun) {
-            (Part::ToolCallStart { id, name }, _) => {
+            (AnswerPart::ToolCallStart { id, name }, _) => {
                 begun = Some(ToolCall { id, name, arguments: String::new() })
             }
-            (Part::ToolCallDelta(more), Some(call)) => {
+            (AnswerPart::ToolCallDelta(more), Some(call)) => {
                 assert!(!more.is_empty());
                 call.arguments += &more;
             }
-            (Part::ToolCallDelta(more), None) => panic!("{more:?} are of no call"),
-            (part @ (Part::Call(_) | Part::Cut { .. }), _) => {
-                let (Part::Call(call) | Part::Cut { call, .. }) = &part else { continue };
+            (AnswerPart::ToolCallDelta(more), None) => panic!("{more:?} are of no call"),
+            (part @ (AnswerPart::ToolCall(_) | AnswerPart::ToolCallCut { .. }), _) => {
+                let (AnswerPart::ToolCall(call) | AnswerPart::ToolCallCut { call, .. }) = &part else {
+                    continue;
+                };
                 assert_eq!(begun.take().as_ref(), Some(call));
                 all.push(part);
             }
@@ -82,14 +88,14 @@ fn whole(parts: Vec<Part>) -> Vec<Part> {
     all
 }
 
-fn cut(n: usize, name: &str, (arguments, written): (&str, &str)) -> Part {
-    let Part::Call(call) = call(n, name, arguments) else { unreachable!("a call") };
-    Part::Cut { call, written: written.into() }
+fn cut(n: usize, name: &str, (arguments, written): (&str, &str)) -> AnswerPart {
+    let AnswerPart::ToolCall(call) = call(n, name, arguments) else { unreachable!("a call") };
+    AnswerPart::ToolCallCut { call, written: written.into() }
 }
 
 /// Reads `answer` as a whole, in two pieces wherever it is cut, and character by character.
 #[track_caller]
-fn is(form: OutputFormat, prompt: &str, answer: &str, parts: &[Part]) {
+fn is(form: OutputFormat, prompt: &str, answer: &str, parts: &[AnswerPart]) {
     assert_eq!(read(form, prompt, &[answer]), parts, "{answer:?}");
     let cuts: Vec<usize> = answer.char_indices().map(|(at, _)| at).collect();
     for &at in &cuts {
@@ -183,7 +189,7 @@ fn calls_in_tags() {
     }
     let answer = format!("<tool_call>{deep}</tool_call>");
     assert!(
-        matches!(&read(form, "", &[&answer])[..], [Part::Cut { written, .. }] if answer.starts_with(written))
+        matches!(&read(form, "", &[&answer])[..], [AnswerPart::ToolCallCut { written, .. }] if answer.starts_with(written))
     );
     is(form, "", "a <tool_call> b", &[text("a <tool_call> b")]);
     // Without tools, calls are text.
@@ -234,8 +240,8 @@ fn only_what_may_become_a_marker_is_held_back() {
 
 #[test]
 fn arguments_come_as_they_are_written() {
-    let more = |text: &str| Part::ToolCallDelta(text.into());
-    let begun = || Part::ToolCallStart { id: "call_0".into(), name: "f".into() };
+    let more = |text: &str| AnswerPart::ToolCallDelta(text.into());
+    let begun = || AnswerPart::ToolCallStart { id: "call_0".into(), name: "f".into() };
     let args = r#"{"a": "{", "b": [1]}"#;
     for (form, open, close) in [
         (qwen(), "<tool_call>\n", "\n</tool_call>"),
@@ -314,7 +320,7 @@ fn the_time_of_a_call_is_in_proportion_to_its_length() {
         let mut parser = OutputParser::new(form, "");
         let began = std::time::Instant::now();
         let pieces = answer.as_bytes().chunks(4).map(|piece| std::str::from_utf8(piece).expect("ASCII"));
-        let mut parts: Vec<Part> = pieces.flat_map(|piece| parser.push(piece)).collect();
+        let mut parts: Vec<AnswerPart> = pieces.flat_map(|piece| parser.push(piece)).collect();
         parts.extend(parser.finish());
         assert!(began.elapsed().as_secs() < 20, "{open}: {:?}", began.elapsed());
         assert!(joined(whole(parts)) == [call(0, "f", &args)], "{open}");
@@ -329,9 +335,13 @@ fn lists_of_calls_and_models_that_know_no_calls() {
     is(granite, "", list, &[call(0, "f", "{}"), call(1, "g", r#"{"x": 1}"#)]);
     is(granite, "", "<|tool_call|>[{", &[text("<|tool_call|>[{")]);
     assert_eq!(form("nothing"), OutputFormat::default());
-    assert_eq!(OutputFormat::of(&Template::PLAIN, &tokenizer()), OutputFormat::default());
-    assert!(OutputFormat::of(&Template::named("gemma").expect("is built in"), &tokenizer()).calls.is_none());
-    assert!(form("</think>").thinks() && !llama().thinks());
+    assert_eq!(OutputFormat::for_template(&Template::PLAIN, &tokenizer()), OutputFormat::default());
+    assert!(
+        OutputFormat::for_template(&Template::built_in_named("gemma").expect("is built in"), &tokenizer())
+            .calls
+            .is_none()
+    );
+    assert!(form("</think>").has_thinking() && !llama().has_thinking());
     let ids = tokenizer().encode_plain("<tool_call>x").expect("ids");
-    assert_eq!(qwen().decode(&tokenizer(), &ids), "<tool_call>x");
+    assert_eq!(qwen().decode_answer(&tokenizer(), &ids), "<tool_call>x");
 }

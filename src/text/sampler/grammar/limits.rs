@@ -2,7 +2,7 @@
 //! need.
 
 use crate::{Error, Result};
-use files::containment::{Subject, guarded_within};
+use files::containment::{PanicContext, catch_panic_within};
 use llguidance::api::ParserLimits;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl CompileSlots {
     }
 
     /// Waits for a slot, at most for `timeout`.
-    pub fn take(&'static self, timeout: Duration) -> Result<CompileSlot> {
+    pub fn acquire_slot(&'static self, timeout: Duration) -> Result<CompileSlot> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.released.wait_timeout_while(free, timeout, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -75,14 +75,14 @@ pub(super) fn compile_contained<T: Send + 'static>(
     place: &str,
     compile: impl FnOnce() -> std::result::Result<T, String> + Send + 'static,
 ) -> Result<T> {
-    let slot = SLOTS.take(TIME_LIMIT)?;
-    let subject = Subject {
+    let slot = SLOTS.acquire_slot(TIME_LIMIT)?;
+    let subject = PanicContext {
         place: place.to_owned(),
-        panicked: "this grammar cannot be compiled",
-        hung: "the grammar is not compiled",
+        panic_message: "this grammar cannot be compiled",
+        timeout_message: "the grammar is not compiled",
         remedy: "use a simpler one",
     };
-    let compiled = guarded_within(TIME_LIMIT, &subject, move || {
+    let compiled = catch_panic_within(TIME_LIMIT, &subject, move || {
         let _slot = slot;
         Ok(compile())
     });

@@ -20,11 +20,11 @@ const MAX_PARTS: usize = 200_000;
 /// Keywords whose schemas apply to the same value, so that a cycle of them never ends.
 const IN_PLACE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 /// Keywords with one schema.
-const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+const SINGLE_SCHEMA: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
 /// Keywords with a schema for each name.
-const NAMED: [&str; 2] = ["properties", "patternProperties"];
+const SCHEMA_MAP: [&str; 2] = ["properties", "patternProperties"];
 /// Keywords with a list of schemas.
-const LISTS: [&str; 2] = ["items", "prefixItems"];
+const SCHEMA_LIST: [&str; 2] = ["items", "prefixItems"];
 /// Keywords with a number.
 const NUMBERS: [&str; 3] = ["minimum", "maximum", "multipleOf"];
 /// Maximum number of digits of `multipleOf`: more overflow in the compiler.
@@ -39,9 +39,9 @@ const MAX_BOUND: f64 = 9_007_199_254_740_992.0;
 type Result<T> = std::result::Result<T, String>;
 
 /// Replaces bounds that exclude next to nothing by ones that the compiler can handle.
-pub(super) fn bound_numbers(of: &mut Value) {
+pub(super) fn clamp_bounds(of: &mut Value) {
     match of {
-        Value::Array(all) => all.iter_mut().for_each(bound_numbers),
+        Value::Array(all) => all.iter_mut().for_each(clamp_bounds),
         Value::Object(fields) => {
             for (keyword, value) in fields {
                 let number = value.as_f64();
@@ -53,7 +53,7 @@ pub(super) fn bound_numbers(of: &mut Value) {
                     "maximum" | "exclusiveMaximum" if number.is_some_and(|n| n > MAX_BOUND) => {
                         *value = json!(MAX_BOUND as i64);
                     }
-                    _ => bound_numbers(value),
+                    _ => clamp_bounds(value),
                 }
             }
         }
@@ -62,11 +62,11 @@ pub(super) fn bound_numbers(of: &mut Value) {
 }
 
 /// Refuses a schema that would take the compiler too deep or too long.
-pub(super) fn check(schema: &Value) -> Result<()> {
+pub(super) fn check_schema(schema: &Value) -> Result<()> {
     let mut left = MAX_VALUES;
     count_values(schema, &mut left)?;
-    let mut walk = Walk { root: schema, known: HashMap::new() };
-    let size = walk.measure(schema, At::default())?;
+    let mut walk = SchemaWalk { root: schema, known: HashMap::new() };
+    let size = walk.measure_schema(schema, WalkDepth::default())?;
     let all = walk.known.values().flatten().fold(size.parts, |sum, of| sum.saturating_add(of.parts));
     if all > MAX_PARTS {
         return Err(format!("combines to more than {MAX_PARTS} parts; use fewer alternatives"));
@@ -85,14 +85,14 @@ fn count_values(value: &Value, left: &mut usize) -> Result<()> {
 
 /// The depth of the walk: levels and references above.
 #[derive(Clone, Copy, Default)]
-struct At {
+struct WalkDepth {
     levels: usize,
     references: usize,
 }
 
 /// The approximate size of a compiled schema.
 #[derive(Clone, Copy)]
-struct Size {
+struct SchemaSize {
     parts: usize,
     /// Number of alternatives.
     options: usize,
@@ -102,103 +102,112 @@ struct Size {
     any: bool,
 }
 
-impl Size {
+impl SchemaSize {
     const ANY: Self = Self { parts: 1, options: 1, reference: None, any: true };
 
-    fn of(parts: usize, options: usize) -> Self {
+    fn with_parts(parts: usize, options: usize) -> Self {
         Self { parts, options, reference: None, any: false }
     }
 
     /// The size of the intersection: each alternative of one with each of the other.
-    fn and(self, other: Self) -> Self {
+    fn intersect_with(self, other: Self) -> Self {
         if self.any {
             return other;
         }
         let [a, b] = [self, other].map(|of| (of.parts.max(of.reference.unwrap_or(0)), of.options));
         let parts = a.0.saturating_mul(b.1).saturating_add(b.0.saturating_mul(a.1));
-        Self::of(parts, a.1.saturating_mul(b.1))
+        Self::with_parts(parts, a.1.saturating_mul(b.1))
     }
 }
 
 /// A walk in the compiler's order: each reference is followed where it is first met.
-struct Walk<'a> {
+struct SchemaWalk<'a> {
     root: &'a Value,
     /// Sizes by reference; `None` while it is being followed.
-    known: HashMap<&'a str, Option<Size>>,
+    known: HashMap<&'a str, Option<SchemaSize>>,
 }
 
-impl<'a> Walk<'a> {
-    fn measure(&mut self, of: &'a Value, at: At) -> Result<Size> {
-        let Value::Object(fields) = of else { return Ok(Size::ANY) };
+impl<'a> SchemaWalk<'a> {
+    fn measure_schema(&mut self, of: &'a Value, at: WalkDepth) -> Result<SchemaSize> {
+        let Value::Object(fields) = of else { return Ok(SchemaSize::ANY) };
         if at.levels == MAX_LEVELS {
             return Err(format!("is nested more than {MAX_LEVELS} levels deep; use a flatter one"));
         }
         check_types(fields)?;
-        let at = At { levels: at.levels + 1, ..at };
-        let mut size = Size::ANY;
+        let at = WalkDepth { levels: at.levels + 1, ..at };
+        let mut size = SchemaSize::ANY;
         for (keyword, value) in fields {
             size = match (keyword.as_str(), value) {
                 ("$ref", Value::String(to)) => {
                     let to = self.measure_reference(to, at)?;
-                    size.and(to)
+                    size.intersect_with(to)
                 }
                 ("allOf", Value::Array(all)) => {
-                    let add = |size: Size, of| Ok::<_, String>(size.and(self.measure(of, at)?));
+                    let add = |size: SchemaSize, of| {
+                        Ok::<_, String>(size.intersect_with(self.measure_schema(of, at)?))
+                    };
                     all.iter().try_fold(size, add)?
                 }
                 ("anyOf" | "oneOf", Value::Array(all)) => {
-                    let sizes = all.iter().map(|of| self.measure(of, at)).collect::<Result<Vec<_>>>()?;
-                    let sum = |of: fn(&Size) -> usize| sizes.iter().map(of).fold(0, usize::saturating_add);
+                    let sizes =
+                        all.iter().map(|of| self.measure_schema(of, at)).collect::<Result<Vec<_>>>()?;
+                    let sum =
+                        |of: fn(&SchemaSize) -> usize| sizes.iter().map(of).fold(0, usize::saturating_add);
                     // The compiler compares all pairs.
                     let pairs = if keyword == "oneOf" { all.len() * all.len() / 64 } else { 0 };
-                    size.and(Size::of(sum(|s| s.parts).saturating_add(pairs), sum(|s| s.options)))
+                    size.intersect_with(SchemaSize::with_parts(
+                        sum(|s| s.parts).saturating_add(pairs),
+                        sum(|s| s.options),
+                    ))
                 }
-                ("enum", Value::Array(all)) => size.and(Size::of(all.len(), all.len())),
+                ("enum", Value::Array(all)) => {
+                    size.intersect_with(SchemaSize::with_parts(all.len(), all.len()))
+                }
                 _ => size,
             };
         }
         let inner = self.measure_inner(fields, at)?;
-        Ok(if inner > 0 { size.and(Size::of(inner, 1)) } else { size })
+        Ok(if inner > 0 { size.intersect_with(SchemaSize::with_parts(inner, 1)) } else { size })
     }
 
     /// The number of parts inside of an object or an array.
-    fn measure_inner(&mut self, fields: &'a Map<String, Value>, at: At) -> Result<usize> {
+    fn measure_inner(&mut self, fields: &'a Map<String, Value>, at: WalkDepth) -> Result<usize> {
         let mut parts = 0usize;
-        let mut add = |size: Size| parts = parts.saturating_add(size.parts);
-        for keyword in ONE {
+        let mut add = |size: SchemaSize| parts = parts.saturating_add(size.parts);
+        for keyword in SINGLE_SCHEMA {
             if let Some(of @ Value::Object(_)) = fields.get(keyword) {
-                add(self.measure(of, at)?);
+                add(self.measure_schema(of, at)?);
             }
         }
-        for keyword in LISTS {
+        for keyword in SCHEMA_LIST {
             for of in fields.get(keyword).and_then(Value::as_array).into_iter().flatten() {
-                add(self.measure(of, at)?);
+                add(self.measure_schema(of, at)?);
             }
         }
-        for keyword in NAMED {
+        for keyword in SCHEMA_MAP {
             for of in fields.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::values) {
-                add(self.measure(of, at)?);
+                add(self.measure_schema(of, at)?);
             }
         }
         Ok(parts)
     }
 
-    fn measure_reference(&mut self, to: &'a str, at: At) -> Result<Size> {
+    fn measure_reference(&mut self, to: &'a str, at: WalkDepth) -> Result<SchemaSize> {
         if !self.known.contains_key(to) {
             if at.references == MAX_REFERENCES {
                 return Err(format!("`$ref` leads through more than {MAX_REFERENCES} references; use fewer"));
             }
             self.known.insert(to, None);
-            let target = self.target(to)?;
-            let size = self.measure(target, At { references: at.references + 1, ..at })?;
+            let target = self.resolve_reference(to)?;
+            let size = self.measure_schema(target, WalkDepth { references: at.references + 1, ..at })?;
             self.known.insert(to, Some(size));
         }
         let parts = self.known.get(to).copied().flatten().map_or(1, |size| size.parts);
-        Ok(Size { reference: Some(parts), ..Size::of(1, 1) })
+        Ok(SchemaSize { reference: Some(parts), ..SchemaSize::with_parts(1, 1) })
     }
 
     /// The target of a reference, resolved as the compiler does.
-    fn target(&self, to: &str) -> Result<&'a Value> {
+    fn resolve_reference(&self, to: &str) -> Result<&'a Value> {
         if to == "#" || to == "#/" {
             return Ok(self.root);
         }
@@ -218,7 +227,7 @@ impl<'a> Walk<'a> {
         let mut leads: HashMap<&str, Vec<&str>> = HashMap::new();
         for &name in &names {
             let mut found = Vec::new();
-            in_place(self.target(name)?, &mut found);
+            collect_references(self.resolve_reference(name)?, &mut found);
             leads.insert(name, found);
         }
         // A schema without references ends, and so does one that refers only to schemas that end.
@@ -248,13 +257,13 @@ impl<'a> Walk<'a> {
 }
 
 /// Collects the references of a schema that apply to the same value as the schema itself.
-fn in_place<'a>(of: &'a Value, found: &mut Vec<&'a str>) {
+fn collect_references<'a>(of: &'a Value, found: &mut Vec<&'a str>) {
     if let Some(Value::String(to)) = of.get("$ref") {
         found.push(if to == "#/" { "#" } else { to });
     }
     for keyword in IN_PLACE {
         let all = of.get(keyword).and_then(Value::as_array);
-        all.into_iter().flatten().for_each(|of| in_place(of, found));
+        all.into_iter().flatten().for_each(|of| collect_references(of, found));
     }
 }
 
@@ -265,10 +274,10 @@ fn has_few_digits(number: f64) -> bool {
 }
 
 /// A kind of value: its name with an article, and the test for it.
-type Kind = (&'static str, fn(&Value) -> bool);
+type ValueKind = (&'static str, fn(&Value) -> bool);
 
 /// The kind of value that a keyword must have.
-fn kind_of(keyword: &str) -> Option<Kind> {
+fn kind_of(keyword: &str) -> Option<ValueKind> {
     fn is_names(value: &Value) -> bool {
         value.as_array().is_some_and(|all| all.iter().all(Value::is_string))
     }
@@ -278,7 +287,7 @@ fn kind_of(keyword: &str) -> Option<Kind> {
         _ if keyword.starts_with("exclusiveM") => {
             ("a number", |value| value.is_number() || value.is_boolean())
         }
-        _ if NAMED.contains(&keyword) => ("an object", Value::is_object),
+        _ if SCHEMA_MAP.contains(&keyword) => ("an object", Value::is_object),
         _ if IN_PLACE.contains(&keyword) => ("an array", Value::is_array),
         "prefixItems" | "enum" => ("an array", Value::is_array),
         "$ref" | "pattern" | "format" => ("a string", Value::is_string),

@@ -163,7 +163,7 @@ fn schemas() -> Vec<(&'static str, Want, Value)> {
 #[track_caller]
 fn compiled(name: &str, want: Want, grammar: Result<Grammar>) {
     let began = Instant::now();
-    let said = grammar.and_then(Grammar::checked);
+    let said = grammar.and_then(Grammar::compile_for_bytes);
     let took = began.elapsed();
     assert!(took < Duration::from_secs(15), "{name}: {took:?}");
     match (&said, want) {
@@ -181,10 +181,10 @@ fn compiled(name: &str, want: Want, grammar: Result<Grammar>) {
 #[test]
 fn schemas_that_do_harm_end_in_bounded_time() {
     for (name, want, schema) in schemas() {
-        compiled(name, want, Grammar::json_schema("it", &schema.to_string()));
+        compiled(name, want, Grammar::from_json_schema("it", &schema.to_string()));
     }
-    compiled("a long text", Refused("exceeds 1 MiB"), Grammar::json_schema("it", &" ".repeat(2 << 20)));
-    compiled("no schema", Refused("use an object"), Grammar::json_schema("it", "7"));
+    compiled("a long text", Refused("exceeds 1 MiB"), Grammar::from_json_schema("it", &" ".repeat(2 << 20)));
+    compiled("no schema", Refused("use an object"), Grammar::from_json_schema("it", "7"));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn grammars_that_do_harm_end_in_bounded_time() {
             format!("root ::= \"x\"{names}\n{rules}")
         }),
     ] {
-        compiled(name, want, Grammar::gbnf("it", &text));
+        compiled(name, want, Grammar::from_gbnf("it", &text));
     }
     for (name, want, text) in [
         ("a word", Works, "^ab+$".to_owned()),
@@ -225,23 +225,23 @@ fn grammars_that_do_harm_end_in_bounded_time() {
         ("a long one", Refused("exceeds 16384 bytes"), "(a|b)?".repeat(10_000)),
         ("a look ahead", Refused("not a valid regular expression"), "(?=a)b".to_owned()),
     ] {
-        compiled(name, want, Grammar::regex("it", &text));
+        compiled(name, want, Grammar::from_regex("it", &text));
     }
-    compiled("no choice", Refused("is empty"), Grammar::choice("it", &[]));
+    compiled("no choice", Refused("is empty"), Grammar::from_choice("it", &[]));
     compiled(
         "choices",
         Works,
-        Grammar::choice("it", &["a\"\\/\n".to_owned(), String::new(), "é".to_owned()]),
+        Grammar::from_choice("it", &["a\"\\/\n".to_owned(), String::new(), "é".to_owned()]),
     );
 }
 
 #[test]
 fn no_more_than_some_are_compiled_at_once_and_a_panic_is_an_error() {
     static SLOTS: CompileSlots = CompileSlots::new(2);
-    let taken = [(); 2].map(|()| SLOTS.take(Duration::ZERO).expect("a place"));
-    assert!(matches!(SLOTS.take(Duration::from_millis(5)), Err(Error::Memory(_))));
+    let taken = [(); 2].map(|()| SLOTS.acquire_slot(Duration::ZERO).expect("a place"));
+    assert!(matches!(SLOTS.acquire_slot(Duration::from_millis(5)), Err(Error::Memory(_))));
     std::thread::scope(|scope| {
-        let take = || SLOTS.take(Duration::from_secs(60)).map(drop);
+        let take = || SLOTS.acquire_slot(Duration::from_secs(60)).map(drop);
         let waits = std::thread::Builder::new().spawn_scoped(scope, take).expect("a thread");
         drop(taken);
         assert_eq!(waits.join().expect("no panic"), Ok(()));

@@ -2,7 +2,7 @@
 //! cached.
 
 use super::limits::parser_limits;
-use crate::tokenizer::Pieces;
+use crate::tokenizer::TokenBytes;
 use llguidance::ParserFactory;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,7 +14,7 @@ type Result<T> = std::result::Result<T, String>;
 
 /// The key of a vocabulary.
 pub(super) struct GrammarVocabulary {
-    pub pieces: Weak<Pieces>,
+    pub pieces: Weak<TokenBytes>,
     /// Control tokens that grammars see as their text. The others have no text, so no grammar can ask for them.
     pub shown: Arc<[u32]>,
     /// The end-of-text token.
@@ -26,19 +26,19 @@ pub(super) struct GrammarVocabulary {
 static CACHE: Mutex<Vec<(GrammarVocabulary, Arc<ParserFactory>)>> = Mutex::new(Vec::new());
 
 impl GrammarVocabulary {
-    fn matches(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         self.pieces.ptr_eq(&other.pieces)
             && (&self.shown, self.end, self.vocab) == (&other.shown, other.end, other.vocab)
     }
 
     /// Returns the factory that compiles grammars for this vocabulary, whose tokens are `pieces`.
-    pub fn factory(self, pieces: &Pieces) -> Result<Arc<ParserFactory>> {
+    pub fn get_factory(self, pieces: &TokenBytes) -> Result<Arc<ParserFactory>> {
         let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
         cache.retain(|(key, _)| key.pieces.strong_count() > 0);
-        if let Some((_, factory)) = cache.iter().find(|(key, _)| self.matches(key)) {
+        if let Some((_, factory)) = cache.iter().find(|(key, _)| self.is_same(key)) {
             return Ok(Arc::clone(factory));
         }
-        let factory = Arc::new(new_factory(&self.tokens(pieces))?);
+        let factory = Arc::new(new_factory(&self.build_token_env(pieces))?);
         if cache.len() == MAX_CACHED {
             cache.remove(0);
         }
@@ -46,7 +46,7 @@ impl GrammarVocabulary {
         Ok(factory)
     }
 
-    fn tokens(&self, pieces: &Pieces) -> TokEnv {
+    fn build_token_env(&self, pieces: &TokenBytes) -> TokEnv {
         let hidden = |id: u32| pieces.is_special(id) && !self.shown.contains(&id);
         let text = |id: u32| if hidden(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
         let words: Vec<_> = (0..self.vocab as u32).map(text).collect();
@@ -56,7 +56,7 @@ impl GrammarVocabulary {
 }
 
 /// Returns a factory that compiles grammars for a vocabulary of single bytes.
-pub(super) fn of_bytes() -> Result<ParserFactory> {
+pub(super) fn byte_factory() -> Result<ParserFactory> {
     new_factory(&ApproximateTokEnv::single_byte_env())
 }
 

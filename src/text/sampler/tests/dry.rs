@@ -20,7 +20,7 @@ fn dry(allowed_length: usize, breakers: &[&str]) -> DryOptions {
 /// The penalties on the logits after this history.
 fn taken(dry: DryOptions, recent: &[u32]) -> Vec<f32> {
     let o = SamplerOptions { dry, repetition_penalty: 1.0, ..Default::default() };
-    let pieces = Arc::new(Pieces::of_texts(TEXTS, &[END]));
+    let pieces = Arc::new(TokenBytes::of_texts(TEXTS, &[END]));
     let mut sampler = Sampler::new(o, TEXTS.len()).expect("valid").with_pieces(&pieces);
     let mut logits = vec![0.0; TEXTS.len()];
     sampler.apply_penalties(&mut logits, recent);

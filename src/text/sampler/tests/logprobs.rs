@@ -13,12 +13,12 @@ fn logprobs_are_those_of_the_softmax_in_order() {
     let mut random = Rng::new(31);
     for (vocab, spread) in [(1, 1.0), (7, 50.0), (900, 8.0), (5000, 30.0)] {
         let logits: Vec<f32> =
-            (0..vocab).map(|_| (random.uniform() * 500.0).floor() / 500.0 * spread - 3.0).collect();
+            (0..vocab).map(|_| (random.next_f32() * 500.0).floor() / 500.0 * spread - 3.0).collect();
         let want = plain(&logits);
         let chosen = vocab as u32 / 2;
         for count in [0, 1, 20, 1000] {
             let mut logprobs = Logprobs::new(count, vocab).expect("a count");
-            logprobs.take(&logits, chosen);
+            logprobs.compute_logprobs(&logits, chosen);
             let close = |p: &Logprob| (p.logprob - want[p.id as usize]).abs() < 1e-6;
             assert!(logprobs.last().chosen.id == chosen && close(&logprobs.last().chosen));
             let mut ids: Vec<u32> = (0..vocab as u32).collect();
@@ -38,7 +38,7 @@ fn strange_logits_have_logprobs() {
     let inf = f32::INFINITY;
     let of = |logits: &[f32], chosen: u32| {
         let mut logprobs = Logprobs::new(3, logits.len()).expect("a count");
-        logprobs.take(logits, chosen);
+        logprobs.compute_logprobs(logits, chosen);
         (
             logprobs.last().chosen.logprob,
             logprobs.last().top.iter().map(|p| (p.id, p.logprob)).collect::<Vec<_>>(),

@@ -34,7 +34,7 @@ fn plain_adjust(logits: &mut [f32], recent: &[u32], o: &SamplerOptions) {
 }
 
 /// The most typical tokens, best first; `all` is the vocabulary in order of probability, of which the first `k` count.
-fn plain_typical(all: &[Ranked], k: usize, mass: f32) -> Vec<Ranked> {
+fn plain_typical(all: &[TokenScore], k: usize, mass: f32) -> Vec<TokenScore> {
     let ln = |p: f32| f64::from(libm::logf(p));
     let mut by_id = all.to_vec();
     by_id.sort_by_key(|r| r.0);
@@ -55,8 +55,8 @@ fn plain_typical(all: &[Ranked], k: usize, mass: f32) -> Vec<Ranked> {
 }
 
 /// The tokens left to draw from, best first; XTC acts if `exclude` is true.
-fn plain_keep(probs: &[f32], o: &SamplerOptions, exclude: impl FnOnce() -> bool) -> Vec<Ranked> {
-    let mut all: Vec<Ranked> = probs.iter().enumerate().map(|(i, &p)| (i as u32, p)).collect();
+fn plain_keep(probs: &[f32], o: &SamplerOptions, exclude: impl FnOnce() -> bool) -> Vec<TokenScore> {
+    let mut all: Vec<TokenScore> = probs.iter().enumerate().map(|(i, &p)| (i as u32, p)).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
     let k = if o.top_k == 0 { all.len() } else { o.top_k.min(all.len()) };
     let mut kept = if o.typical_p < 1.0 { plain_typical(&all, k, o.typical_p) } else { all[..k].to_vec() };
@@ -84,9 +84,9 @@ fn plain_sample(logits: &[f32], recent: &[u32], o: &SamplerOptions, rng: &mut Rn
     }
     x.iter_mut().for_each(|x| *x /= o.temperature);
     softmax(&mut x, 1.0);
-    let uniform = f64::from(rng.uniform());
+    let uniform = f64::from(rng.next_f32());
     let kept = plain_keep(&x, o, || {
-        o.xtc.probability > 0.0 && o.xtc.threshold <= 0.5 && rng.uniform() < o.xtc.probability
+        o.xtc.probability > 0.0 && o.xtc.threshold <= 0.5 && rng.next_f32() < o.xtc.probability
     });
     let mut rest = uniform * kept.iter().map(|r| f64::from(r.1)).sum::<f64>();
     for r in &kept {
@@ -144,9 +144,9 @@ fn every_stage_does_what_a_plain_loop_does() {
             (0..random.next_u64() % 50).map(|_| (random.next_u64() % 3) as u32).collect();
         for _ in 0..4 {
             let logits: Vec<f32> =
-                (0..vocab).map(|_| (random.uniform() * 40.0).floor() / 40.0 * spread).collect();
+                (0..vocab).map(|_| (random.next_f32() * 40.0).floor() / 40.0 * spread).collect();
             let want = plain_sample(&logits, &recent, &o, &mut rng);
-            assert_eq!(sampler.sample(&mut logits.clone(), &recent), want, "{round} {o:?}");
+            assert_eq!(sampler.sample_token(&mut logits.clone(), &recent), want, "{round} {o:?}");
             assert_eq!(*sampler.rng(), rng, "random numbers taken: {round} {o:?}");
             assert!(sampler.counts.iter().all(|n| *n == 0));
             recent.push(want);
@@ -162,7 +162,7 @@ fn adjusted_logits_have_the_bits_of_the_plain_loops() {
         let o = some_options(round);
         let mut sampler = Sampler::new(o.clone(), 40).expect("valid");
         let recent: Vec<u32> = (0..random.next_u64() % 60).map(|_| (random.next_u64() % 4) as u32).collect();
-        let mut logits: Vec<f32> = (0..40).map(|_| random.uniform() * 20.0 - 10.0).collect();
+        let mut logits: Vec<f32> = (0..40).map(|_| random.next_f32() * 20.0 - 10.0).collect();
         let mut want = logits.clone();
         sampler.apply_penalties(&mut logits, &recent);
         plain_adjust(&mut want, &recent, &o);
@@ -190,17 +190,17 @@ fn what_is_off_leaves_no_trace() {
         let mut sampler = Sampler::new(o.clone(), 300).expect("valid");
         let mut recent = vec![1, 2, 1, 2];
         for _ in 0..50 {
-            let mut logits: Vec<f32> = (0..300).map(|_| random.uniform() * 9.0).collect();
+            let mut logits: Vec<f32> = (0..300).map(|_| random.next_f32() * 9.0).collect();
             let mut same = logits.clone();
-            let token = reference.sample(&mut logits, &recent);
-            assert_eq!(sampler.sample(&mut same, &recent), token, "{o:?}");
+            let token = reference.sample_token(&mut logits, &recent);
+            assert_eq!(sampler.sample_token(&mut same, &recent), token, "{o:?}");
             assert_eq!(logits, same, "{o:?}");
             recent.push(token);
         }
         assert_eq!(sampler.rng(), reference.rng(), "{o:?}");
         // One number a token.
         let mut rng = Rng::new(9);
-        (0..50).for_each(|_| _ = rng.uniform());
+        (0..50).for_each(|_| _ = rng.next_f32());
         assert_eq!(*sampler.rng(), rng);
     }
 }
@@ -219,7 +219,7 @@ fn seeds_repeat() {
             let mut recent = Vec::new();
             for i in 0..60u32 {
                 let mut logits: Vec<f32> = (0..40).map(|id| ((id * 7 + i * 3) % 11) as f32 * 0.3).collect();
-                recent.push(sampler.sample(&mut logits, &recent));
+                recent.push(sampler.sample_token(&mut logits, &recent));
             }
             recent
         };
@@ -231,7 +231,7 @@ fn seeds_repeat() {
 #[test]
 fn typicality_leaves_out_the_obvious() {
     let probs = [0.5, 0.125, 0.125, 0.125, 0.125];
-    let entropy = rank::entropy(&probs);
+    let entropy = rank::compute_entropy(&probs);
     assert!((entropy - 2.0 * std::f64::consts::LN_2).abs() < 1e-6, "{entropy}");
     let skewed = [0.6, 0.2, 0.1, 0.06, 0.04];
     let o = SamplerOptions { typical_p: 0.25, top_k: 0, top_p: 1.0, ..Default::default() };
@@ -250,12 +250,12 @@ fn typicality_leaves_out_the_obvious() {
 #[test]
 fn xtc_leaves_the_least_probable_of_the_choices() {
     let best = [(7, 0.4), (2, 0.3), (5, 0.2), (1, 0.1)];
-    let excluded = |threshold: f32| rank::xtc_excluded(&best, threshold);
+    let excluded = |threshold: f32| rank::count_xtc_excluded(&best, threshold);
     assert_eq!(
         [excluded(0.5), excluded(0.35), excluded(0.3), excluded(0.15), excluded(0.0)],
         [0, 0, 1, 2, 3]
     );
-    assert_eq!(rank::xtc_excluded(&[], 0.1), 0);
+    assert_eq!(rank::count_xtc_excluded(&[], 0.1), 0);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn tokens_that_are_ruled_out_are_never_drawn() {
         let mut sampler = Sampler::new(o, 40).expect("valid");
         for round in 0..200 {
             let mut logits: Vec<f32> = (0..40).map(|id| ((id + round) % 40) as f32).collect();
-            assert_eq!(sampler.sample(&mut logits, &[0, 0, 3]), 0);
+            assert_eq!(sampler.sample_token(&mut logits, &[0, 0, 3]), 0);
         }
     }
 }

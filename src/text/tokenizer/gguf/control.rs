@@ -2,15 +2,15 @@
 //! which blanks are left out. Names are llama.cpp's (`src/llama-vocab.cpp`).
 
 use super::merges::MERGES;
-use super::vocabulary::{GgufVocabulary, Kind};
+use super::vocabulary::{GgufVocabulary, TokenType};
 use super::{Check, MODEL};
-use files::say;
+use files::print_stderr;
 use files::source::gguf::metadata::Metadata;
 use std::sync::Once;
 
 /// Tokens that end a document or a turn whatever the file says: many files name only one of the two.
 #[rustfmt::skip]
-const ENDS: [&str; 22] = [
+const END_TOKENS: [&str; 22] = [
     "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "<|im_end|>", "<|eot_id|>",
     "<|eom_id|>", "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>",
     "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>",
@@ -19,7 +19,7 @@ const ENDS: [&str; 22] = [
 
 /// Other control tokens: beginnings of turns, and the parts of a fill-in-the-middle prompt.
 #[rustfmt::skip]
-const OTHERS: [&str; 25] = [
+const OTHER_CONTROL_TOKENS: [&str; 25] = [
     "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<start_of_turn>",
     "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>",
     "<|file_sep|>", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "<fim_prefix>",
@@ -32,18 +32,18 @@ pub(super) const KEEP_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Turns known control tokens that the file types as ordinary text into control tokens, and warns once. A token that
 /// merges lead to stays text: Qwen's vocabularies have the word `</s>`.
-pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut GgufVocabulary<'_>) -> Check<()> {
-    let merges = metadata.strings(MERGES)?;
+pub(super) fn fix_token_types(metadata: &Metadata, vocabulary: &mut GgufVocabulary<'_>) -> Check<()> {
+    let merges = metadata.get_strings(MERGES)?;
     let merged = |name: &str| {
         let is = |line: &str| line.split_once(' ').is_some_and(|(a, b)| name.strip_prefix(a) == Some(b));
         metadata.get(MODEL).and_then(|v| v.as_str()) != Some("llama")
             && merges.is_some_and(|merges| merges.iter().any(is))
     };
     let mut wrong = Vec::new();
-    for name in ENDS.into_iter().chain(OTHERS) {
+    for name in END_TOKENS.into_iter().chain(OTHER_CONTROL_TOKENS) {
         let Some(id) = vocabulary.id(name) else { continue };
-        let shown = vocabulary.kind(id) == Kind::UserDefined && ENDS.contains(&name);
-        if shown || vocabulary.kind(id) == Kind::Text && !merged(name) {
+        let shown = vocabulary.token_type(id) == TokenType::UserDefined && END_TOKENS.contains(&name);
+        if shown || vocabulary.token_type(id) == TokenType::Text && !merged(name) {
             vocabulary.make_control(id);
             wrong.push(name);
         }
@@ -52,18 +52,19 @@ pub(super) fn mend_kinds(metadata: &Metadata, vocabulary: &mut GgufVocabulary<'_
         static SAID: Once = Once::new();
         let names = wrong.join(", ");
         SAID.call_once(|| {
-            say!("warning: tokenizer.ggml.token_type marks {names} as text; treated as control tokens, as in all models");
+            print_stderr!("warning: tokenizer.ggml.token_type marks {names} as text; treated as control tokens, as in all models");
         });
     }
     Ok(())
 }
 
 /// The ids of known end-of-text tokens. If other tokens end a message, `<|end|>` only ends a part of it.
-pub(super) fn ends(vocabulary: &GgufVocabulary<'_>) -> impl Iterator<Item = u32> {
-    let control = |name: &str| vocabulary.id(name).filter(|&id| vocabulary.kind(id) == Kind::Control);
+pub(super) fn known_end_tokens(vocabulary: &GgufVocabulary<'_>) -> impl Iterator<Item = u32> {
+    let control =
+        |name: &str| vocabulary.id(name).filter(|&id| vocabulary.token_type(id) == TokenType::Control);
     let both = |one: &str, other: &str| control(one).is_some() && control(other).is_some();
     let part = both("<|return|>", "<|call|>") || both("<|flush|>", "<|calls|>");
-    ENDS.into_iter().filter(move |name| !(part && *name == "<|end|>")).filter_map(control)
+    END_TOKENS.into_iter().filter(move |name| !(part && *name == "<|end|>")).filter_map(control)
 }
 
 /// True if blanks after control tokens are left out: in Phi-3 with its SentencePiece vocabulary. No key says so.

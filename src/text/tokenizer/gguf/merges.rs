@@ -1,8 +1,8 @@
 //! The merges of a GGUF file's tokenizer: listed in the file, or derived from SentencePiece's scores.
 
-use super::vocabulary::{GgufVocabulary, Kind};
+use super::vocabulary::{GgufVocabulary, TokenType};
 use super::{Check, TOKENS};
-use crate::tokenizer::files::shown;
+use crate::tokenizer::files::format_value;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::Value;
 use std::cmp::Reverse;
@@ -18,12 +18,15 @@ const MAX_DERIVED: usize = 1 << 20;
 
 /// Reads the merges of the file, `"a b"` each. The library checks that they join tokens of the vocabulary.
 pub(super) fn read_merges(metadata: &Metadata) -> Check<Merges> {
-    let lines = metadata.strings(MERGES)?;
+    let lines = metadata.get_strings(MERGES)?;
     let lines =
         lines.ok_or_else(|| format!("metadata \"{MERGES}\" is missing; supported: an array of strings"))?;
     let pair = |(i, line): (usize, &str)| match line.split_once(' ') {
         Some((a, b)) => Ok((a.to_owned(), b.to_owned())),
-        None => Err(format!("metadata \"{MERGES}\": element {i} is {}, not two tokens", shown(&line.into()))),
+        None => Err(format!(
+            "metadata \"{MERGES}\": element {i} is {}, not two tokens",
+            format_value(&line.into())
+        )),
     };
     lines.iter().enumerate().map(pair).collect()
 }
@@ -36,9 +39,9 @@ pub(super) fn read_merges(metadata: &Metadata) -> Check<Merges> {
 /// piece. (In a run of one character all splits are at periods. There greedy merging leaves the longer symbols on the
 /// left, so the longer left part comes first.) Pieces of the same score are ordered by id.
 pub(super) fn derive_merges(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Merges> {
-    check_covering(vocabulary)?;
-    let scores = scores(metadata, vocabulary)?;
-    let merged = |id: u32| matches!(vocabulary.kind(id), Kind::Text | Kind::UserDefined);
+    check_byte_coverage(vocabulary)?;
+    let scores = read_scores(metadata, vocabulary)?;
+    let merged = |id: u32| matches!(vocabulary.token_type(id), TokenType::Text | TokenType::UserDefined);
     let pieces: HashSet<&str> =
         vocabulary.iter().filter(|&(id, _)| merged(id)).map(|(_, text)| text).collect();
     let mut found = Vec::new(); // (id, bytes of the left part)
@@ -71,12 +74,12 @@ fn is_period(text: &str, at: usize) -> bool {
 }
 
 /// Checks that every character can be encoded.
-pub(super) fn check_covering(vocabulary: &GgufVocabulary<'_>) -> Check<()> {
+pub(super) fn check_byte_coverage(vocabulary: &GgufVocabulary<'_>) -> Check<()> {
     let byte = |b: u8| {
         let id = vocabulary.id(&format!("<0x{b:02X}>"));
-        id.is_some_and(|id| vocabulary.kind(id) == Kind::Byte)
+        id.is_some_and(|id| vocabulary.token_type(id) == TokenType::Byte)
     };
-    let unknown = vocabulary.iter().any(|(id, _)| vocabulary.kind(id) == Kind::Unknown);
+    let unknown = vocabulary.iter().any(|(id, _)| vocabulary.token_type(id) == TokenType::Unknown);
     if unknown || (0..=u8::MAX).all(byte) {
         return Ok(());
     }
@@ -87,7 +90,7 @@ pub(super) fn check_covering(vocabulary: &GgufVocabulary<'_>) -> Check<()> {
 }
 
 /// The score of every token.
-fn scores(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Vec<f32>> {
+fn read_scores(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<Vec<f32>> {
     let count = vocabulary.len();
     let array = match metadata.get(SCORES) {
         Some(Value::Array(array)) if array.len() == count => array,

@@ -60,7 +60,7 @@ const LINES: &str = r"[^\n]+|\n+";
 
 /// A property of a pre-tokenizer besides its patterns.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Trait {
+enum SplitTrait {
     /// Text is normalised to NFC.
     Nfc,
     /// A word that is a token becomes that token, even if the merges do not lead to it.
@@ -73,10 +73,10 @@ enum Trait {
     Plain,
 }
 
-use Trait::{AddBos, Escaped, Nfc, Plain, WholeWords};
+use SplitTrait::{AddBos, Escaped, Nfc, Plain, WholeWords};
 
 /// The names of a pre-tokenizer, its patterns and its other properties.
-type Rule = (&'static [&'static str], &'static [&'static str], &'static [Trait]);
+type Rule = (&'static [&'static str], &'static [&'static str], &'static [SplitTrait]);
 
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
@@ -124,7 +124,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// The steps of a pre-tokenizer.
-pub(super) struct Split {
+pub(super) struct PreTokenizer {
     pub normalizer: Option<Value>,
     pub pre_tokenizer: Value,
     pub ignore_merges: bool,
@@ -139,7 +139,7 @@ pub(super) fn replace_blanks() -> Value {
 }
 
 /// Returns the steps of the pre-tokenizer `name`, if it is known.
-pub(super) fn named(name: &str) -> Option<Split> {
+pub(super) fn find_pre_tokenizer(name: &str) -> Option<PreTokenizer> {
     let &(_, patterns, traits) = RULES.iter().find(|(names, ..)| names.contains(&name))?;
     let has = |one| traits.contains(&one);
     let text = has(Escaped) || has(Plain);
@@ -155,7 +155,7 @@ pub(super) fn named(name: &str) -> Option<Split> {
             json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": built_in}),
         );
     }
-    Some(Split {
+    Some(PreTokenizer {
         normalizer: if has(Escaped) {
             Some(replace_blanks())
         } else {

@@ -1,7 +1,7 @@
 //! The tokens of a GGUF file and their types.
 
 use super::{Check, TOKENS};
-use crate::tokenizer::files::shown;
+use crate::tokenizer::files::format_value;
 use crate::tokenizer::stream::byte_of_token;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::{Strings, Value};
@@ -13,7 +13,7 @@ const MAX_TEXT: usize = 16 << 20;
 
 /// The type of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenType {
     Text,
     /// The token for text that no other token covers.
     Unknown,
@@ -27,15 +27,15 @@ pub(super) enum Kind {
     Byte,
 }
 
-impl Kind {
-    fn of(number: Option<u64>) -> Option<Self> {
+impl TokenType {
+    fn from_number(number: Option<u64>) -> Option<Self> {
         Some(match number? {
-            1 => Kind::Text,
-            2 => Kind::Unknown,
-            3 => Kind::Control,
-            4 => Kind::UserDefined,
-            5 => Kind::Unused,
-            6 => Kind::Byte,
+            1 => TokenType::Text,
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
             _ => return None,
         })
     }
@@ -45,13 +45,13 @@ impl Kind {
 pub(super) struct GgufVocabulary<'a> {
     tokens: &'a Strings,
     /// `[id]`
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenType>,
     ids: HashMap<&'a str, u32>,
 }
 
 impl<'a> GgufVocabulary<'a> {
-    pub fn read(metadata: &'a Metadata) -> Check<Self> {
-        let tokens = metadata.strings(TOKENS)?.filter(|tokens| !tokens.is_empty());
+    pub fn read_vocabulary(metadata: &'a Metadata) -> Check<Self> {
+        let tokens = metadata.get_strings(TOKENS)?.filter(|tokens| !tokens.is_empty());
         let tokens = tokens.ok_or_else(|| {
             format!("metadata \"{TOKENS}\" is missing or empty; supported: at least one token")
         })?;
@@ -62,20 +62,20 @@ impl<'a> GgufVocabulary<'a> {
         let kinds = read_kinds(metadata, tokens)?;
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, (text, kind)) in tokens.iter().zip(&kinds).enumerate() {
-            if *kind == Kind::Byte && byte_of_token(text).is_none() {
+            if *kind == TokenType::Byte && byte_of_token(text).is_none() {
                 return Err(format!(
                     "metadata \"{TOKENS}\": element {id} is {}, but has type 6 (byte); supported: \
                      <0x00> to <0xFF>",
-                    shown(&text.into())
+                    format_value(&text.into())
                 ));
             }
-            if *kind == Kind::Unused {
+            if *kind == TokenType::Unused {
                 continue;
             }
             if let Some(other) = ids.insert(text, id as u32) {
                 return Err(format!(
                     "metadata \"{TOKENS}\": elements {other} and {id} are both {}; supported: each token once",
-                    shown(&text.into())
+                    format_value(&text.into())
                 ));
             }
         }
@@ -90,17 +90,17 @@ impl<'a> GgufVocabulary<'a> {
         self.kinds.len()
     }
 
-    pub fn kind(&self, id: u32) -> Kind {
-        self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
+    pub fn token_type(&self, id: u32) -> TokenType {
+        self.kinds.get(id as usize).copied().unwrap_or(TokenType::Unused)
     }
 
     pub fn make_control(&mut self, id: u32) {
-        self.kinds[id as usize] = Kind::Control;
+        self.kinds[id as usize] = TokenType::Control;
     }
 
     /// The token, unless it is unused.
     pub fn text(&self, id: u32) -> Option<&'a str> {
-        self.tokens.get(id as usize).filter(|_| self.kind(id) != Kind::Unused)
+        self.tokens.get(id as usize).filter(|_| self.token_type(id) != TokenType::Unused)
     }
 
     /// Its id, unless it is unused.
@@ -114,19 +114,19 @@ impl<'a> GgufVocabulary<'a> {
     }
 
     /// The highest id in use, and its token.
-    pub fn last(&self) -> Option<(u32, &'a str)> {
+    pub fn last_token(&self) -> Option<(u32, &'a str)> {
         (0..self.len() as u32).rev().find_map(|id| Some((id, self.text(id)?)))
     }
 }
 
 /// The kind of every token; all are type 1 if the key is missing.
-fn read_kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
+fn read_kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<TokenType>> {
     let found = match metadata.get(TYPES) {
-        None => vec![Kind::Text; tokens.len()],
-        Some(Value::Array(types)) if types.len() == tokens.len() && types.integers32().is_some() => {
+        None => vec![TokenType::Text; tokens.len()],
+        Some(Value::Array(types)) if types.len() == tokens.len() && types.iter_int32().is_some() => {
             let mut kinds = Vec::with_capacity(types.len());
             for (id, value) in types.iter().enumerate() {
-                kinds.push(Kind::of(value.as_u64()).ok_or_else(|| {
+                kinds.push(TokenType::from_number(value.as_u64()).ok_or_else(|| {
                     format!("metadata \"{TYPES}\": element {id} is {value}; supported: 1 to 6")
                 })?);
             }
@@ -140,10 +140,12 @@ fn read_kinds(metadata: &Metadata, tokens: &Strings) -> Check<Vec<Kind>> {
             ));
         }
     };
-    let kind = |(id, (text, kind)): (usize, (&str, Kind))| match kind {
+    let kind = |(id, (text, kind)): (usize, (&str, TokenType))| match kind {
         // Converters pad the vocabulary to the rows of the embedding with `[PAD151646]`, of either type.
-        Kind::UserDefined if text.strip_prefix("[PAD").is_some_and(|t| t == format!("{id}]")) => Kind::Unused,
-        _ if text.is_empty() => Kind::Unused,
+        TokenType::UserDefined if text.strip_prefix("[PAD").is_some_and(|t| t == format!("{id}]")) => {
+            TokenType::Unused
+        }
+        _ if text.is_empty() => TokenType::Unused,
         kind => kind,
     };
     Ok(tokens.iter().zip(found).enumerate().map(kind).collect())

@@ -1,14 +1,14 @@
 //! The results of a load, speeds, latencies and fairness, and their tables.
 
 use super::load::{LoadResult, RequestTiming};
-use crate::table::{Spread, UNKNOWN, cells, fixed, markdown, short};
+use crate::table::{Spread, UNKNOWN, format_fixed, format_short, format_table, to_cells};
 use serde_json::{Value, json};
 
 /// Percentiles with their names.
 const PARTS: [(&str, f64); 3] = [("p50", 0.50), ("p95", 0.95), ("p99", 0.99)];
 
 /// The figures of one load.
-pub fn figures(found: &LoadResult) -> Value {
+pub fn summarise_load(found: &LoadResult) -> Value {
     let quiet = (0.0, found.quiet);
     let shares: Vec<f64> =
         (0..found.clients).map(|client| tokens(&found.requests, Some(client), quiet)).collect();
@@ -71,8 +71,8 @@ fn parts(mut values: Vec<f64>) -> Value {
 /// The tables of a record: each server and number of clients, and the effect of the long prompt.
 pub fn tables(record: &Value) -> String {
     let rows = rows(record);
-    let mut text = markdown(
-        cells([
+    let mut text = format_table(
+        to_cells([
             "server",
             "clients",
             "tokens/s",
@@ -87,10 +87,10 @@ pub fn tables(record: &Value) -> String {
         ]),
         rows.iter().map(|(server, clients, runs)| {
             let mut line =
-                vec![server.clone(), clients.to_string(), short(median(runs, &["tokens_per_second"]))];
+                vec![server.clone(), clients.to_string(), format_short(median(runs, &["tokens_per_second"]))];
             line.extend(milliseconds(runs, &["first_s"]));
             line.extend(milliseconds(runs, &["between_s"]));
-            line.push(fixed(median(runs, &["fairness"]), 2));
+            line.push(format_fixed(median(runs, &["fairness"]), 2));
             line.push(runs.iter().filter_map(|run| run["errors"].as_u64()).sum::<u64>().to_string());
             line
         }),
@@ -119,19 +119,19 @@ fn beside_long(rows: &[Row<'_>]) -> String {
         "p95 / quiet",
     ];
     let line = |(server, clients, runs): &Row<'_>| {
-        let of = |path: &[&str], digits| fixed(median(runs, path), digits);
+        let of = |path: &[&str], digits| format_fixed(median(runs, path), digits);
         let mut line = vec![server.clone(), clients.to_string(), of(&["long", "prompt_tokens"], 0)];
         line.push(of(&["long", "first_s"], 2));
-        line.push(short(median(runs, &["long", "tokens_per_second"])));
+        line.push(format_short(median(runs, &["long", "tokens_per_second"])));
         line.extend(milliseconds(runs, &["long", "between_s"]));
         line.extend(["p50", "p95"].map(|part| {
             let with = median(runs, &["long", "between_s", part]);
             let ratio = with.zip(median(runs, &["between_s", part])).map(|(with, without)| with / without);
-            fixed(ratio, 2)
+            format_fixed(ratio, 2)
         }));
         line
     };
-    format!("\nDuring a long prompt\n\n{}", markdown(cells(titles), long.map(line)))
+    format!("\nDuring a long prompt\n\n{}", format_table(to_cells(titles), long.map(line)))
 }
 
 type Row<'a> = (String, u64, Vec<&'a Value>);
@@ -157,7 +157,10 @@ fn median(runs: &[&Value], path: &[&str]) -> Option<f64> {
 }
 
 fn milliseconds(runs: &[&Value], path: &[&str]) -> Vec<String> {
-    PARTS.iter().map(|(part, _)| short(median(runs, &[path, &[part]].concat()).map(|s| s * 1000.0))).collect()
+    PARTS
+        .iter()
+        .map(|(part, _)| format_short(median(runs, &[path, &[part]].concat()).map(|s| s * 1000.0)))
+        .collect()
 }
 
 /// The ratio of tokens/s of the first server to the second, if there are two.
@@ -173,7 +176,7 @@ fn ratios(rows: &[Row<'_>]) -> String {
     let line = |(_, clients, _): &Row<'_>| {
         let both = speed(ours, *clients).zip(speed(theirs, *clients)).filter(|(_, theirs)| *theirs > 0.0);
         let ratio = both.map(|(ours, theirs)| ours / theirs);
-        format!("{clients} clients: {} tokens/s of {ours} for one of {theirs}\n", fixed(ratio, 2))
+        format!("{clients} clients: {} tokens/s of {ours} for one of {theirs}\n", format_fixed(ratio, 2))
     };
     let lines: String = rows.iter().filter(|row| row.0 == *ours).map(line).collect();
     format!("\n{lines}")
@@ -201,7 +204,7 @@ mod tests {
             long: Some(request(usize::MAX, 2.0, &[5.0], 1)),
             quiet: 2.0,
         };
-        let figures = figures(&found);
+        let figures = summarise_load(&found);
         assert_eq!((&figures["tokens_per_second"], &figures["fairness"]), (&json!(4.5), &json!(0.5)));
         assert_eq!((&figures["errors"], &figures["error"]), (&json!(1), &json!("no")));
         assert_eq!((&figures["first_s"]["p50"], &figures["first_s"]["p99"]), (&json!(0.25), &json!(0.5)));

@@ -25,8 +25,8 @@ const HOSTILE: &[&str] = &[
     "%s%n",
 ];
 
-fn program(path: &str, args: Vec<String>) -> Program {
-    Program { dir: "/".into(), environment: Vec::new(), path: path.into(), args }
+fn program(path: &str, args: Vec<String>) -> DeviceProgram {
+    DeviceProgram { dir: "/".into(), environment: Vec::new(), path: path.into(), args }
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn hostile_words_directories_and_settings_arrive_unchanged() {
         let dir = std::env::temp_dir().join(format!("xtask-shell-{}-{word}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let dir_text = dir.to_str().unwrap();
-        let program = Program {
+        let program = DeviceProgram {
             dir: dir_text.into(),
             environment: vec![("WORD", word.to_string())],
             ..program("/bin/sh", vec!["-c".into(), "printf '%s' \"$PWD|$WORD\"".into()])

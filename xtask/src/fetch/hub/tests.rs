@@ -167,7 +167,7 @@ fn weights() -> Vec<u8> {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    cache::hex(Sha256::new_with_prefix(bytes))
+    cache::to_hex(Sha256::new_with_prefix(bytes))
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_model_is_downloaded_once_and_an_interrupted_download_continues() {
     bed.server.requests.lock().unwrap().clear();
     let model = bed.hub.fetch("org/name").unwrap().path;
     assert_eq!(
-        (&model, files::hub::snapshot(&model)),
+        (&model, files::hub::resolve_snapshot(&model)),
         (&bed.folder(), bed.folder().join("snapshots").join(COMMIT))
     );
     assert!(bed.read("model.safetensors") == weights() && bed.read("config.json") == CONFIG.as_bytes());

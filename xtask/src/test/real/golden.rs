@@ -4,7 +4,7 @@
 use super::SMOLLM;
 use crate::device::qemu::EMULATOR;
 use crate::error::{AtPath, Error, Result};
-use crate::golden::case::{Case, cases};
+use crate::golden::case::{Case, read_cases};
 use crate::parity::engine::Engine;
 use crate::parity::execution_paths;
 use crate::targets::ARM_LINUX;
@@ -25,7 +25,7 @@ const PROMPT: &str = "Once upon a time, in a small village";
 const MESSAGES: &str = "What is gravity?\nWho described it first?\nSay it in one word.\n";
 
 pub(super) fn check(engine: &Engine, tally: &mut Tally) -> Result<()> {
-    let cases = cases(&build::model_dir(SMOLLM.name)?)?;
+    let cases = read_cases(&build::model_dir(SMOLLM.name)?)?;
     let named = |name: &str| {
         let missing = || Error::Failed(format!("tests/golden/{}/{name}.json is missing", SMOLLM.name));
         cases.iter().find(|case| case.name == name).ok_or_else(missing)
@@ -83,7 +83,7 @@ fn count_on_arm(engine: &Engine, case: &Case, tally: &mut Tally) -> Result<()> {
         *tally += skip_missing(missing);
         return Ok(());
     }
-    let program = build::unoptimised_for(ARM_LINUX, &build::model_dir(SMOLLM.name)?)?;
+    let program = build::build_unoptimised_for(ARM_LINUX, &build::model_dir(SMOLLM.name)?)?;
     for (cpu, _) in arm::CPUS {
         let mut run = Command::new(EMULATOR);
         run.arg(&program).arg("generate").arg("-m").arg(engine.model());

@@ -4,7 +4,7 @@ use super::*;
 
 fn prepared(source: &str) -> String {
     let marks = Marks::new([("<|a|>", 'Ⓐ'), ("<|a|>b", 'Ⓑ'), ("[0]", 'Ⓞ')].into_iter());
-    let text = prepare(source, &marks).expect("sound");
+    let text = prepare_source(source, &marks).expect("sound");
     text.replace(CHECK_IN_NAMESPACE, "N").replace(CHECK_FILTER, "S")
 }
 

@@ -22,7 +22,7 @@ impl Expr {
         Self { lark: format!("@{rule}@"), names: vec![(0, rule)], is_group: false }
     }
 
-    fn join(mut parts: Vec<Self>, between: &str) -> Self {
+    fn join_parts(mut parts: Vec<Self>, between: &str) -> Self {
         if parts.len() == 1 {
             return parts.remove(0);
         }
@@ -35,7 +35,7 @@ impl Expr {
         Self { lark, names: names.collect(), is_group: true }
     }
 
-    fn repeat(self, least: u32, most: Option<u32>) -> Self {
+    fn repeat_times(self, least: u32, most: Option<u32>) -> Self {
         let times = match (least, most) {
             (0, None) => "*".into(),
             (1, None) => "+".into(),
@@ -73,7 +73,7 @@ fn push_escaped(c: char, out: &mut String) {
 }
 
 /// The offset of an error, and its description.
-pub(super) type Wrong = (usize, String);
+pub(super) type ParseError = (usize, String);
 
 pub(super) struct Parser<'a> {
     text: &'a str,
@@ -85,7 +85,7 @@ pub(super) struct Parser<'a> {
 
 /// The treatment of line breaks: they end the rule, or are skipped.
 #[derive(Clone, Copy, PartialEq)]
-enum Lines {
+enum LineBreaks {
     End,
     Skip,
 }
@@ -95,32 +95,32 @@ impl<'a> Parser<'a> {
         Self { text, at: 0, rules: Vec::new(), numbers: HashMap::new() }
     }
 
-    fn wrong<T>(&self, what: impl Into<String>) -> Result<T, Wrong> {
+    fn error_here<T>(&self, what: impl Into<String>) -> Result<T, ParseError> {
         Err((self.at, what.into()))
     }
 
-    fn peek(&self) -> Option<char> {
+    fn peek_char(&self) -> Option<char> {
         self.text[self.at..].chars().next()
     }
 
-    fn take(&mut self) -> Option<char> {
-        let c = self.peek()?;
+    fn next_char(&mut self) -> Option<char> {
+        let c = self.peek_char()?;
         self.at += c.len_utf8();
         Some(c)
     }
 
-    fn takes(&mut self, what: &str) -> bool {
+    fn skip_prefix(&mut self, what: &str) -> bool {
         let there = self.text[self.at..].starts_with(what);
         self.at += if there { what.len() } else { 0 };
         there
     }
 
     /// Skips blanks and comments.
-    fn skip_blanks(&mut self, lines: Lines) {
-        while let Some(c) = self.peek() {
+    fn skip_blanks(&mut self, lines: LineBreaks) {
+        while let Some(c) = self.peek_char() {
             match c {
                 '#' => self.at += self.text[self.at..].find('\n').unwrap_or(self.text.len() - self.at),
-                '\n' | '\r' if lines == Lines::End => return,
+                '\n' | '\r' if lines == LineBreaks::End => return,
                 ' ' | '\t' | '\n' | '\r' => self.at += 1,
                 _ => return,
             }
@@ -128,41 +128,41 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses all rules; returns the number of `root`.
-    pub fn parse_grammar(&mut self) -> Result<usize, Wrong> {
-        self.skip_blanks(Lines::Skip);
-        while self.peek().is_some() {
+    pub fn parse_grammar(&mut self) -> Result<usize, ParseError> {
+        self.skip_blanks(LineBreaks::Skip);
+        while self.peek_char().is_some() {
             let at = self.at;
             let rule = self.parse_name()?;
             if self.rules[rule].body.is_some() {
                 return Err((at, format!("the rule {} is defined twice", self.rules[rule].name)));
             }
-            self.skip_blanks(Lines::Skip);
-            if !self.takes("::=") {
-                return self.wrong("::= is missing after the name of a rule");
+            self.skip_blanks(LineBreaks::Skip);
+            if !self.skip_prefix("::=") {
+                return self.error_here("::= is missing after the name of a rule");
             }
-            self.skip_blanks(Lines::Skip);
+            self.skip_blanks(LineBreaks::Skip);
             let body = self.parse_choice(0)?;
             self.rules[rule].body = Some(body);
-            if !matches!(self.peek(), None | Some('\n' | '\r')) {
-                return self.wrong("the rule should end here; a | or a line break is missing");
+            if !matches!(self.peek_char(), None | Some('\n' | '\r')) {
+                return self.error_here("the rule should end here; a | or a line break is missing");
             }
-            self.skip_blanks(Lines::Skip);
+            self.skip_blanks(LineBreaks::Skip);
         }
         if let Some(rule) = self.rules.iter().find(|r| r.body.is_none()) {
             return Err((rule.at, format!("there is no rule {}", rule.name)));
         }
         match self.numbers.get("root") {
             Some(&root) => Ok(root),
-            None => self.wrong("there is no rule root"),
+            None => self.error_here("there is no rule root"),
         }
     }
 
     /// Parses the name of a rule; returns its number.
-    fn parse_name(&mut self) -> Result<usize, Wrong> {
+    fn parse_name(&mut self) -> Result<usize, ParseError> {
         let rest = &self.text[self.at..];
         let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(rest.len());
         if length == 0 {
-            return self.wrong("the name of a rule is missing: letters, digits and -");
+            return self.error_here("the name of a rule is missing: letters, digits and -");
         }
         let (name, at) = (&rest[..length], self.at);
         self.at += length;
@@ -174,22 +174,22 @@ impl<'a> Parser<'a> {
         Ok(rule)
     }
 
-    fn parse_choice(&mut self, depth: usize) -> Result<Expr, Wrong> {
+    fn parse_choice(&mut self, depth: usize) -> Result<Expr, ParseError> {
         if depth > MAX_DEPTH {
-            return self.wrong(format!("groups are nested more than {MAX_DEPTH} levels deep"));
+            return self.error_here(format!("groups are nested more than {MAX_DEPTH} levels deep"));
         }
-        let lines = if depth == 0 { Lines::End } else { Lines::Skip };
+        let lines = if depth == 0 { LineBreaks::End } else { LineBreaks::Skip };
         let mut parts = vec![self.parse_sequence(depth, lines)?];
-        while self.takes("|") {
-            self.skip_blanks(Lines::Skip);
+        while self.skip_prefix("|") {
+            self.skip_blanks(LineBreaks::Skip);
             parts.push(self.parse_sequence(depth, lines)?);
         }
-        Ok(Expr::join(parts, " | "))
+        Ok(Expr::join_parts(parts, " | "))
     }
 
-    fn parse_sequence(&mut self, depth: usize, lines: Lines) -> Result<Expr, Wrong> {
+    fn parse_sequence(&mut self, depth: usize, lines: LineBreaks) -> Result<Expr, ParseError> {
         let mut parts = Vec::new();
-        while let Some(c) = self.peek() {
+        while let Some(c) = self.peek_char() {
             let part = match c {
                 '"' => self.parse_literal()?,
                 '[' => self.parse_class()?,
@@ -199,10 +199,10 @@ impl<'a> Parser<'a> {
                 }
                 '(' => {
                     self.at += 1;
-                    self.skip_blanks(Lines::Skip);
+                    self.skip_blanks(LineBreaks::Skip);
                     let group = self.parse_choice(depth + 1)?;
-                    if !self.takes(")") {
-                        return self.wrong("a ) is missing");
+                    if !self.skip_prefix(")") {
+                        return self.error_here("a ) is missing");
                     }
                     group
                 }
@@ -214,12 +214,12 @@ impl<'a> Parser<'a> {
             self.skip_blanks(lines);
             parts.push(part);
         }
-        Ok(Expr::join(parts, " "))
+        Ok(Expr::join_parts(parts, " "))
     }
 
     /// Parses the repetition that may follow an item.
-    fn parse_repetition(&mut self, part: Expr) -> Result<Expr, Wrong> {
-        let (least, most) = match self.peek() {
+    fn parse_repetition(&mut self, part: Expr) -> Result<Expr, ParseError> {
+        let (least, most) = match self.peek_char() {
             Some('*') => (0, None),
             Some('+') => (1, None),
             Some('?') => (0, Some(1)),
@@ -227,10 +227,10 @@ impl<'a> Parser<'a> {
             _ => return Ok(part),
         };
         self.at += 1;
-        Ok(part.repeat(least, most))
+        Ok(part.repeat_times(least, most))
     }
 
-    fn parse_count(&mut self, part: Expr) -> Result<Expr, Wrong> {
+    fn parse_count(&mut self, part: Expr) -> Result<Expr, ParseError> {
         let at = self.at;
         let inner = self.text[at..].strip_prefix('{').and_then(|rest| rest.split_once('}')).map(|x| x.0);
         let number = |text: &str| text.trim().parse().ok().filter(|&n: &u32| n <= MAX_REPEAT);
@@ -242,41 +242,42 @@ impl<'a> Parser<'a> {
         match (inner, range) {
             (Some(inner), Some((least, most))) if most.is_none_or(|most| least <= most) => {
                 self.at += inner.len() + 2;
-                Ok(part.repeat(least, most))
+                Ok(part.repeat_times(least, most))
             }
-            _ => self.wrong(format!("{{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT} is expected")),
+            _ => self
+                .error_here(format!("{{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT} is expected")),
         }
     }
 
-    fn parse_literal(&mut self) -> Result<Expr, Wrong> {
+    fn parse_literal(&mut self) -> Result<Expr, ParseError> {
         let start = self.at;
         self.at += 1;
         let mut regex = String::new();
         loop {
-            match self.peek() {
+            match self.peek_char() {
                 None | Some('\n') => return Err((start, "the string that begins here has no end".into())),
                 Some('"') => break,
                 Some(_) => push_escaped(self.parse_character()?, &mut regex),
             }
         }
         self.at += 1;
-        Ok(if regex.is_empty() { Expr::join(Vec::new(), "") } else { Expr::of_regex(&regex) })
+        Ok(if regex.is_empty() { Expr::join_parts(Vec::new(), "") } else { Expr::of_regex(&regex) })
     }
 
-    fn parse_class(&mut self) -> Result<Expr, Wrong> {
+    fn parse_class(&mut self) -> Result<Expr, ParseError> {
         let start = self.at;
         self.at += 1;
-        let mut regex = String::from(if self.takes("^") { "[^" } else { "[" });
+        let mut regex = String::from(if self.skip_prefix("^") { "[^" } else { "[" });
         let empty = regex.len();
         loop {
-            match self.peek() {
+            match self.peek_char() {
                 None | Some('\n') => return Err((start, "the class that begins here has no end".into())),
                 Some(']') => break,
                 Some(_) => {}
             }
             let (at, first) = (self.at, self.parse_character()?);
             push_escaped(first, &mut regex);
-            if self.peek() == Some('-') && !self.text[self.at..].starts_with("-]") {
+            if self.peek_char() == Some('-') && !self.text[self.at..].starts_with("-]") {
                 self.at += 1;
                 let last = self.parse_character()?;
                 if last < first {
@@ -295,13 +296,13 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses one character, literal or escaped with a backslash.
-    fn parse_character(&mut self) -> Result<char, Wrong> {
+    fn parse_character(&mut self) -> Result<char, ParseError> {
         let start = self.at;
-        let Some(c) = self.take() else { return self.wrong("a character is missing") };
+        let Some(c) = self.next_char() else { return self.error_here("a character is missing") };
         if c != '\\' {
             return Ok(c);
         }
-        let digits = match self.take() {
+        let digits = match self.next_char() {
             Some('n') => return Ok('\n'),
             Some('r') => return Ok('\r'),
             Some('t') => return Ok('\t'),
