@@ -8,7 +8,7 @@ use std::{env, fs, io, process};
 
 use files::bundle;
 use files::config::{LongRope, ModelConfig, Rope, RopeScaling, Scales};
-use files::hub;
+use files::hf_cache;
 use files::source::gguf::{Gguf, find_only_gguf};
 
 fn main() {
@@ -62,7 +62,7 @@ fn fail_build(message: &str) -> ! {
 /// Finds the model: a name under `models/`, else a path relative to the project, else `org/name` in the Hugging Face
 /// cache. A directory without `config.json` means its only GGUF file.
 fn find_model(root: &Path, name: &str) -> files::Result<PathBuf> {
-    let given = hub::resolve_snapshot(&root.join(hub::resolve_model(Path::new(name))?));
+    let given = hf_cache::resolve_snapshot(&root.join(hf_cache::resolve_model(Path::new(name))?));
     for dir in [&root.join("models").join(name), &given] {
         if dir.join("config.json").is_file() {
             return Ok(dir.clone());

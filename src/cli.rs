@@ -14,4 +14,4 @@ pub mod terminal;
 #[cfg(feature = "line-editor")]
 pub mod terminal_mode;
 #[cfg(feature = "chat")]
-pub mod wrap;
+pub mod word_wrap;

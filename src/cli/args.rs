@@ -31,8 +31,10 @@ pub use prompt::EscapeArgs;
 pub use prompt::read_trimmed_text;
 #[cfg(feature = "serve")]
 pub use sampling::SamplerArgs;
+#[cfg(feature = "serve")]
+pub use template::TemplateChoiceArgs;
 #[cfg(feature = "chat")]
-pub use template::{TemplateArgs, TemplateChoiceArgs, Think};
+pub use template::{TemplateArgs, Think};
 #[cfg(any(feature = "serve", feature = "tools"))]
 pub use {completion::QuietArgs, prompt::read_text};
 

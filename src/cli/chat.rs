@@ -1,7 +1,7 @@
 //! `chat`: a conversation with the model's chat template, one input line per turn.
 
 mod commands;
-mod files;
+mod session_file;
 mod input;
 mod output;
 

@@ -3,7 +3,7 @@
 
 use crate::run::session::CancelToken;
 use files::{Error, Result, atomic_file, print_stderr};
-use opencl_runtime::calling::calls_in_progress;
+use opencl_runtime::pending_calls::calls_in_progress;
 use opencl_runtime::program_cache::remove_own_markers;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;

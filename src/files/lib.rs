@@ -11,13 +11,13 @@ pub mod atomic_file;
 pub mod blocks;
 pub mod bundle;
 pub mod config;
-pub mod containment;
+pub mod catch_panic;
 pub mod error;
-pub mod folder;
-pub mod hub;
+pub mod model_dir;
+pub mod hf_cache;
 #[allow(unsafe_code)]
 pub mod mapped;
-pub mod nesting;
+pub mod json_depth;
 pub mod packed_file;
 pub mod source;
 pub mod stderr;

@@ -20,11 +20,11 @@ pub mod attend;
 pub mod groups;
 pub mod kv_row;
 mod lanes;
-mod native;
+mod block_formats;
 pub mod ops;
-pub mod peak;
+pub mod int8_peak;
 pub mod products;
-pub mod stream;
+pub mod read_bandwidth;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -3,7 +3,7 @@
 use crate::dims::*;
 use files::config::Mlp;
 use numeric::kv::{KvType, KvTypes};
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 
 /// Rows of q in the fused qkv matrix, padded to whole groups of sixteen.
 pub const Q_PAD: usize = Q_DIM.next_multiple_of(16);

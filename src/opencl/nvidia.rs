@@ -25,7 +25,7 @@ use layout::WeightLayout;
 use numeric::kv::KvTypes;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::Program;
 

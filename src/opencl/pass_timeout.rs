@@ -2,7 +2,7 @@
 
 use super::storage::Step;
 use crate::dims::LAYERS;
-use opencl_runtime::waiter::{minimum_timeout, unmeasured_timeout};
+use opencl_runtime::watchdog::{minimum_timeout, unmeasured_timeout};
 use std::time::Duration;
 
 /// Factor on the time of the slowest similar pass so far.

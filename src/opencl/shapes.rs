@@ -7,7 +7,7 @@ use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::{BASELINE, Variant};
 use crate::dims::*;
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::DeviceType;
+use opencl_runtime::device_info::DeviceType;
 
 /// Work-items of a work-group of `gemm`.
 pub const GEMM_ITEMS: usize = 256;

@@ -2,7 +2,7 @@
 
 use numeric::pool::run_on_big_cores;
 use opencl_runtime::device::{self, Device};
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program_cache::Cache;
 use std::sync::Once;

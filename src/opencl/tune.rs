@@ -17,7 +17,7 @@ use crate::dims::LAYERS;
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::{FailureKind, Result};
 use opencl_runtime::program_cache::{Cache, CompileAttempt, Marker};
 use std::hash::{DefaultHasher, Hash, Hasher};

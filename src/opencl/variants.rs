@@ -2,7 +2,7 @@
 //! added in the CPU's order, so all variants give the same bits. Speed alone decides: [`super::tune`] times them.
 
 use files::{Error, Result};
-use opencl_runtime::facts::{DeviceInfo, DotExtension};
+use opencl_runtime::device_info::{DeviceInfo, DotExtension};
 use std::fmt;
 use std::str::FromStr;
 

@@ -25,8 +25,8 @@ use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement;
 use crate::run::session::LOGITS_ROWS;
 use crate::run::system::{self, Memory};
-use files::folder::ModelDir;
-use files::{Result, containment};
+use files::model_dir::ModelDir;
+use files::{Result, catch_panic};
 use numeric::pool;
 use std::path::Path;
 
@@ -368,7 +368,7 @@ impl Plan {
     /// Bytes of the stacks of all threads: for passes, for loading the tokenizer, for signals.
     fn stack_bytes(&self) -> u64 {
         let team = mul(self.options.threads as u64, pool::STACK_BYTES as u64);
-        add(team, containment::STACK_BYTES as u64 + SMALL + self.server_threads() * server::STACK)
+        add(team, catch_panic::STACK_BYTES as u64 + SMALL + self.server_threads() * server::STACK)
     }
 
     /// Bytes still to be mapped for `slots` slots: writable, and in total. The model's files are already mapped.

@@ -5,7 +5,7 @@ use super::access::ApiClient;
 use super::error::{ApiError, ApiResult};
 use super::memory::{MemoryBudget, MemoryShare};
 use crate::run::session::CancelToken;
-use files::nesting::list_tokens;
+use files::json_depth::list_tokens;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};

@@ -23,8 +23,8 @@ pub use stop::{StopScan, StopStrings};
 pub use stream::{TextState, TextStream, TokenBytes};
 
 use crate::{Error, Result};
-use ::files::containment::{self, PanicContext};
-use ::files::folder::ModelDir;
+use ::files::catch_panic::{self, PanicContext};
+use ::files::model_dir::ModelDir;
 use ::files::source::gguf::Gguf;
 use spec::TokenizerSpec;
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ impl Tokenizer {
             files::SettingsSource::Gguf(gguf) => Self::from_gguf(&gguf, vocab_limit),
             files::SettingsSource::Files(folder) => {
                 let subject = library_subject(&folder.path(files::TOKENIZER_FILE));
-                containment::catch_panic_with_timeout(&subject, move || load_folder(&folder, vocab_limit))
+                catch_panic::catch_panic_with_timeout(&subject, move || load_folder(&folder, vocab_limit))
             }
         }
     }
@@ -106,7 +106,7 @@ impl Tokenizer {
     /// [`Error::Model`] with the key that is missing, damaged or not supported.
     pub fn from_gguf(gguf: &Gguf, vocab_limit: usize) -> Result<Self> {
         let (file, metadata) = (gguf.path().to_path_buf(), gguf.metadata().clone());
-        containment::catch_panic_with_timeout(&library_subject(gguf.path()), move || {
+        catch_panic::catch_panic_with_timeout(&library_subject(gguf.path()), move || {
             let refused = |why: String| file_error(&file, &why, "use the GGUF file published with the model");
             let found = gguf::read_tokenizer(&metadata, vocab_limit).map_err(refused)?;
             let mut tokenizer = Self::new(file.clone(), found.spec).map_err(refused)?;
@@ -255,7 +255,7 @@ impl Tokenizer {
     fn encode_with(&self, library: &Library, text: &str) -> Result<Vec<u32>> {
         // Without offsets, which would take most of the time.
         // After a panic the library's caches are sound: they are locked per call and hold whole entries only.
-        match containment::catch_panic(&library_subject(&self.file), || library.encode_fast(text, false))? {
+        match catch_panic::catch_panic(&library_subject(&self.file), || library.encode_fast(text, false))? {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(e) => Err(Error::model(&self.file, format!("cannot encode a text: {e}"))),
         }

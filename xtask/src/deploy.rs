@@ -5,7 +5,7 @@ use crate::device::{Device, DeviceArgs, shell};
 use crate::error::{AtPath, Error, Result};
 use crate::{build, command, fetch};
 use clap::Args;
-use files::folder::TEXT_FILES;
+use files::model_dir::TEXT_FILES;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -12,7 +12,7 @@ use crate::run::options::EngineOptions;
 use crate::run::session::Notice;
 use clap::{Args, ValueEnum};
 use files::error::{MAX_LINE_BYTES, one_line};
-use files::{Result, bundle, hub, print_stderr};
+use files::{Result, bundle, hf_cache, print_stderr};
 use numeric::kv::{KvType, KvTypes};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl PathArgs {
     ///
     /// `Model` for a name that is neither a file nor in the Hugging Face cache.
     pub fn model_path(&self) -> Result<PathBuf> {
-        self.model_path.as_deref().map_or_else(|| Ok(default_model_path()), hub::resolve_model)
+        self.model_path.as_deref().map_or_else(|| Ok(default_model_path()), hf_cache::resolve_model)
     }
 }
 
@@ -51,7 +51,7 @@ fn default_model_path() -> PathBuf {
     }
     let baked = PathBuf::from(dims::MODEL_DIR);
     if let Some(name) = std::env::var_os("ANTIGRAVITY_MODEL") {
-        let path = hub::resolve_model(Path::new(&name)).unwrap_or_default();
+        let path = hf_cache::resolve_model(Path::new(&name)).unwrap_or_default();
         if baked.file_name() != Some(&*name) && path.exists() {
             return path;
         }

@@ -70,6 +70,7 @@ impl TemplateChoiceArgs {
     }
 
     /// True if a template is given.
+    #[cfg(feature = "serve")]
     pub fn is_given(&self) -> bool {
         self.chat_template.is_some()
     }

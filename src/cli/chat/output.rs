@@ -4,7 +4,7 @@ use super::Chat;
 use crate::cli::args::{Format, Think};
 use crate::cli::generation_report::{GenerationReport, token_line};
 use crate::cli::terminal::{has_color, write_stdout};
-use crate::cli::wrap::WordWrap;
+use crate::cli::word_wrap::WordWrap;
 use crate::run::generate::stream::TokenStream;
 use crate::run::session::StopReason;
 use files::error::is_printable;

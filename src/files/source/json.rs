@@ -8,7 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 
 use crate::error::{one_line, quote};
-use crate::nesting::list_tokens;
+use crate::json_depth::list_tokens;
 
 /// Maximum nesting: more than any file read here needs, and far below any stack limit.
 const MAX_DEPTH: usize = 16;

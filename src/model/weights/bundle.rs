@@ -6,7 +6,7 @@ use super::model_path::OpenModel;
 use super::pack::{CalibrationOf, PackTarget, write_error, write_to};
 use files::atomic_file::AtomicFile;
 use files::bundle::BundleWriter;
-use files::folder::TEXT_FILES;
+use files::model_dir::TEXT_FILES;
 use files::{Error, Result};
 use std::fs::Permissions;
 use std::io::{self, Write};

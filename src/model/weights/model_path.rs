@@ -4,11 +4,11 @@ use super::checkpoint::Checkpoint;
 use super::config::load_config;
 use super::pack;
 use super::weight_type::WeightType;
-use files::folder::ModelDir;
+use files::model_dir::ModelDir;
 use files::packed_file::{self, LAYOUT_VERSION, PACKED_NAME, key};
 use files::source::gguf::{Gguf, find_only_gguf, is_gguf};
 use files::source::path_exists;
-use files::{Error, Result, bundle, hub};
+use files::{Error, Result, bundle, hf_cache};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,7 @@ impl ModelPath {
     ///
     /// [`Error::Model`]: the path does not exist, or has several GGUF files.
     pub fn new(path: &Path) -> Result<Self> {
-        let path = &hub::resolve_snapshot(path);
+        let path = &hf_cache::resolve_snapshot(path);
         let meta = fs::metadata(path).map_err(|e| {
             let remedy = "give `EngineOptions::model` a model directory, a .safetensors or a .gguf file";
             Error::model(path, format!("{e}; {remedy}"))

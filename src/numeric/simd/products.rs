@@ -16,7 +16,7 @@
 use super::groups::{Groups, MOST_GROUPS, Q4Group};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::{Isa, native};
+use super::{Isa, block_formats};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx_vnni, avx2, avx512};
 use crate::quant::activations::{ActBlock, ActTile};
@@ -63,7 +63,7 @@ fn multiply_by(
     let (quants, scales) = w.format.group_bytes(w.blocks * BLOCK);
     assert!(w.quants.len() >= w.groups * quants && w.scales.len() >= w.groups * scales);
     if w.format != Format::Q4_0 || isa == Isa::Scalar {
-        return native::multiply(isa, w, activations, out);
+        return block_formats::multiply(isa, w, activations, out);
     }
     assert!(tiles.is_empty() || tiles.len() == w.blocks * (tokens / ActTile::TOKENS));
     let done = match isa {

@@ -11,7 +11,7 @@ use numeric::kv::KvTypes;
 use numeric::quant::format::GROUP_ROWS;
 use opencl_runtime::buffer::{Access, Buffer, Place};
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::{Kernel, Program, Source};
 

@@ -13,7 +13,7 @@ use crate::dims::*;
 use numeric::kv::KvTypes;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::device::Device;
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program::{Kernel, Program, Source};
 

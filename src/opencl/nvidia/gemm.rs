@@ -6,7 +6,7 @@ use super::super::shapes::GEMM_ITEMS;
 use super::super::storage::{MatrixStorage, Step};
 use super::GEMM;
 use numeric::quant::format::Format;
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 
 /// Warps of a work-group.
 const WARPS: usize = GEMM_ITEMS / 32;

@@ -8,7 +8,7 @@ use crate::dims::*;
 use numeric::kv::KvTypes;
 use numeric::quant::format::{Format, GROUP_ROWS};
 use opencl_runtime::buffer::Buffer;
-use opencl_runtime::facts::DeviceInfo;
+use opencl_runtime::device_info::DeviceInfo;
 
 /// Offsets of the weights in their two buffers, and the buffer of the calibration of keys and queries.
 pub struct WeightLayout {

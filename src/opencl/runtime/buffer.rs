@@ -12,11 +12,11 @@ pub use host_memory::{HostFloats, HostFloatsPool, ReadbackBuffer, StagingBuffer}
 pub use view::{MapFor, Mapped, SharedView};
 
 use super::device::{Device, Shared};
-use super::facts::DeviceInfo;
+use super::device_info::DeviceInfo;
 use super::failure::{Failure, FailureKind, Result};
 use super::ffi::{self, MemId};
-pub use super::waiter::StridedPieces;
-use super::waiter::{Address, Call};
+pub use super::watchdog::StridedPieces;
+use super::watchdog::{Address, Call};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::{NonNull, null, null_mut};

@@ -1,11 +1,11 @@
 //! Device selection; context and in-order queue of a device.
 
-use super::facts::{DeviceInfo, DeviceType, LocalMemory};
+use super::device_info::{DeviceInfo, DeviceType, LocalMemory};
 use super::failure::{Failure, FailureKind, Result, check_code};
 use super::ffi::{self, Api, ContextId, CreateBufferNv, DeviceId, PlatformId, QueueId, cast_function};
 use super::load::{self, Library};
 use super::program_cache::Cache;
-use super::waiter::{Call, CallThread};
+use super::watchdog::{Call, CallThread};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -5,11 +5,11 @@
 pub mod arena;
 #[allow(unsafe_code)]
 pub mod buffer;
-pub mod calling;
+pub mod pending_calls;
 mod calls;
 #[allow(unsafe_code)]
 pub mod device;
-pub mod facts;
+pub mod device_info;
 pub mod failure;
 #[allow(unsafe_code)]
 pub mod ffi;
@@ -18,14 +18,14 @@ pub mod load;
 #[allow(unsafe_code)]
 pub mod program;
 pub mod program_cache;
-pub mod stream;
+pub mod read_bandwidth;
 #[allow(unsafe_code)]
-pub mod waiter;
+pub mod watchdog;
 
 pub use buffer::{Access, Buffer, Mapped, Place, SharedView, StagingBuffer};
 pub use calls::exit_process;
 pub use device::{BuildStats, Device};
-pub use facts::{DeviceInfo, DeviceType};
+pub use device_info::{DeviceInfo, DeviceType};
 pub use failure::{Failure, FailureKind};
 pub use program::{Kernel, Program, Source};
 pub use program_cache::{Cache, Verdict};

@@ -8,7 +8,7 @@ use super::device::{BuildStats, Device, Shared, query_number, query_text};
 use super::failure::{Failure, FailureKind, Result, check_code};
 use super::ffi::{self, KernelId, ProgramId};
 use super::program_cache::{CompileAttempt, Entry, Key, Marker, Notes, Verdict};
-use super::waiter::Call;
+use super::watchdog::Call;
 use std::ffi::CString;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,7 +11,7 @@
 
 mod trial;
 
-use super::facts::DeviceInfo;
+use super::device_info::DeviceInfo;
 use files::atomic_file::AtomicFile;
 use rustix::fs::{Access, access};
 use rustix::process::geteuid;

@@ -335,7 +335,7 @@ pub(super) fn upload_weights(
     let unusable = cache.unusable_reason();
     let device = opencl::open_device(options.cl_device.as_deref(), cache)?;
     // Only uploads so far, so the time-out can be short.
-    device.set_timeout(2 * opencl::waiter::minimum_timeout(), None);
+    device.set_timeout(2 * opencl::watchdog::minimum_timeout(), None);
     if let Some(why) = unusable {
         options.notice.warn(&format!("{why}; the device's kernels are compiled at each start"));
     }

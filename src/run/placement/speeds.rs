@@ -3,7 +3,7 @@
 use super::{DeviceCache, MeasuredSchedule, Speed};
 use crate::dims::{LEARNED_POSITIONS, VOCAB};
 use crate::model::device::{KvCache, Logits, Run, lock_device};
-use crate::opencl::{self, facts::DeviceInfo, variants::VariantPair};
+use crate::opencl::{self, device_info::DeviceInfo, variants::VariantPair};
 use crate::run::options::{EngineOptions, Side};
 use files::Result;
 use numeric::simd::Isa;

@@ -15,7 +15,7 @@ use crate::serve::state::{ServerModel, random_id};
 use crate::serve::tools::convert_anthropic_tool;
 use crate::serve::unsupported::RequestKind;
 use files::error::quote;
-use files::nesting::list_tokens;
+use files::json_depth::list_tokens;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;

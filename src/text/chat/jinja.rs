@@ -21,7 +21,7 @@ use super::builtin::BuiltIn;
 use super::{Message, PromptEnding, RenderContext, Role, Segment, TemplateKwargs, Tools};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use files::containment::{self, PanicContext};
+use files::catch_panic::{self, PanicContext};
 use files::error::escape;
 use minijinja::{ErrorKind, Value};
 use source::Marks;
@@ -242,7 +242,7 @@ impl Jinja {
             remedy: REMEDY,
         };
         let place = self.origin.clone();
-        containment::catch_panic_with_timeout(&subject, move || call().map_err(|e| to_error(&place, &e)))
+        catch_panic::catch_panic_with_timeout(&subject, move || call().map_err(|e| to_error(&place, &e)))
     }
 
     fn prepare_source(&self, marks: &[(&str, char)]) -> Result<String> {

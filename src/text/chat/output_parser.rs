@@ -3,7 +3,7 @@
 use super::ToolCall;
 use super::output_format::{LLAMA, Markers, OutputFormat};
 use super::tool_calls;
-use files::nesting::JsonDepth;
+use files::json_depth::JsonDepth;
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

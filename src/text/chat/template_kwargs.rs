@@ -2,7 +2,7 @@
 
 use crate::tokenizer::files::format_value;
 use files::error::{escape, quote};
-use files::nesting::list_tokens;
+use files::json_depth::list_tokens;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;

@@ -3,7 +3,7 @@
 use super::{Jinja, Template, jinja};
 use crate::tokenizer::files::{SettingsSource, find_settings, read_settings};
 use crate::{Error, Result};
-use files::folder::ModelDir;
+use files::model_dir::ModelDir;
 use files::source::gguf::Gguf;
 use serde_json::{Map, Value};
 use std::borrow::Cow;

@@ -1,7 +1,7 @@
 //! Tool calls as models write them: JSON objects with a name and arguments.
 
 use super::template_kwargs::{check_json, is_function_name};
-use files::nesting::list_tokens;
+use files::json_depth::list_tokens;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

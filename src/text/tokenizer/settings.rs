@@ -3,7 +3,7 @@
 use super::Tokenizer;
 use super::files::{format_value, read_settings};
 use crate::{Error, Result};
-use files::folder::ModelDir;
+use files::model_dir::ModelDir;
 use serde_json::{Map, Value};
 
 /// The begin-of-text and end-of-text tokens.

@@ -4,14 +4,14 @@
 //! The best way to read is found once, after the warm-up. The bandwidth is then measured right before and after each
 //! repetition that decodes, because it may change from second to second. Integer arithmetic is measured last.
 
-use crate::opencl::{Device, stream};
+use crate::opencl::{Device, read_bandwidth};
 use crate::run::system::Memory;
 use files::Result;
 use files::mapped::AlignedBytes;
 use numeric::pool;
 use numeric::simd::Isa;
-use numeric::simd::peak::multiply_accumulates;
-use numeric::simd::stream::{self as reading, ReadMethod};
+use numeric::simd::int8_peak::multiply_accumulates;
+use numeric::simd::read_bandwidth::{self as reading, ReadMethod};
 use serde::Serialize;
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -139,7 +139,7 @@ pub fn measure_cpu(threads: &[usize], reader: Option<&BandwidthReader>, isa: Opt
 
 /// The limits of an OpenCL device, which do not depend on the host's threads.
 pub fn measure_device(device: &Device, threads: &[usize]) -> Result<MachineLimits> {
-    let gb_per_s = stream::measure_bandwidth(device)? / 1e9;
+    let gb_per_s = read_bandwidth::measure_bandwidth(device)? / 1e9;
     let read = |&threads: &usize| ReadBandwidth { threads, gb_per_s, way: "on the device".into() };
     Ok(MachineLimits { read_bandwidth: threads.iter().map(read).collect(), integer_peak: Vec::new() })
 }

@@ -60,7 +60,7 @@ fn is_cached(file: &File, bytes: Range<u64>) -> Option<bool> {
 
 /// Unknown on Android: Bionic has `preadv2` only from API level 33 on.
 #[cfg(target_os = "android")]
-fn cached(_: &File, _: Range<u64>) -> Option<bool> {
+fn is_cached(_: &File, _: Range<u64>) -> Option<bool> {
     None
 }
 

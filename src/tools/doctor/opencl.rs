@@ -11,7 +11,7 @@ use crate::tools::columns::{Align, align_columns};
 use files::error::one_line;
 use files::{Result, print_stderr};
 use opencl_runtime::device::{DeviceEntry, list_devices, select_device};
-use opencl_runtime::facts::LocalMemory;
+use opencl_runtime::device_info::LocalMemory;
 use opencl_runtime::load::{Search, install_advice};
 use std::path::Path;
 use std::time::Duration;

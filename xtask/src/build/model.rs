@@ -3,7 +3,7 @@
 use crate::command::root;
 use crate::error::{AtPath, Error, Result};
 use clap::Args;
-use files::hub;
+use files::hf_cache;
 use files::source::gguf::find_only_gguf;
 use std::ffi::OsStr;
 use std::fs;
@@ -44,11 +44,11 @@ pub(super) fn is_story(model: &Path) -> bool {
 /// `org/name` of the Hugging Face cache.
 pub fn model_dir(name: &str) -> Result<PathBuf> {
     let here = std::env::current_dir().unwrap_or_else(|_| root());
-    let given = hub::resolve_model(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
+    let given = hf_cache::resolve_model(Path::new(name)).map_err(|e| Error::Usage(e.to_string()))?;
     let places = [
         root().join("models").join(name),
         root().join("tests/fixtures/models").join(name),
-        hub::resolve_snapshot(&here.join(given)),
+        hf_cache::resolve_snapshot(&here.join(given)),
     ];
     let usable = |path: &PathBuf| {
         let whole = path.join("config.json").is_file() || (path.is_file() && path.extension().is_some());

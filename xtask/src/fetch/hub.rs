@@ -11,7 +11,7 @@ use crate::error::{AtPath, Error, Result};
 use crate::{command, json};
 use files::atomic_file;
 use files::config::ModelConfig;
-use files::folder::TEXT_FILES;
+use files::model_dir::TEXT_FILES;
 use files::source::gguf::Gguf;
 use serde::Deserialize;
 use serde_json::Value;
@@ -89,7 +89,7 @@ impl Hub {
         let homeless =
             || Error::Failed("no home directory to keep models in: set HF_HOME to a folder".into());
         let token_file = set("HF_TOKEN_PATH").map(PathBuf::from);
-        let token_file = token_file.or_else(|| Some(files::hub::home_dir()?.join("token")));
+        let token_file = token_file.or_else(|| Some(files::hf_cache::home_dir()?.join("token")));
         let saved = || fs::read_to_string(token_file?).ok();
         let token = set("HF_TOKEN").or_else(saved).map(|token| token.trim().to_string());
         let token = token.filter(|token| !token.is_empty());
@@ -100,7 +100,7 @@ impl Hub {
         let endpoint = set("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
         Ok(Hub {
             endpoint: endpoint.trim_end_matches('/').into(),
-            cache: files::hub::cache_dir().ok_or_else(homeless)?,
+            cache: files::hf_cache::cache_dir().ok_or_else(homeless)?,
             client: Client { token, timeout: 30 },
         })
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fetch::to_hex;
 use crate::tally::Tally;
 use crate::{command, json};
-use files::folder::TEXT_FILES;
+use files::model_dir::TEXT_FILES;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fs;

@@ -5,7 +5,7 @@ use super::{Access, Address, Buffer, LENT, MAPPED, Memory, Place};
 use crate::device::Device;
 use crate::failure::Result;
 use crate::ffi::{self, EventId};
-use crate::waiter::Call;
+use crate::watchdog::Call;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::null;
 use std::sync::atomic::Ordering;

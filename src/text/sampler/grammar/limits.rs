@@ -2,7 +2,7 @@
 //! need.
 
 use crate::{Error, Result};
-use files::containment::{PanicContext, catch_panic_within};
+use files::catch_panic::{PanicContext, catch_panic_within};
 use llguidance::api::ParserLimits;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

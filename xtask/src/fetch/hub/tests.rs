@@ -180,7 +180,7 @@ fn a_model_is_downloaded_once_and_an_interrupted_download_continues() {
     bed.server.requests.lock().unwrap().clear();
     let model = bed.hub.fetch("org/name").unwrap().path;
     assert_eq!(
-        (&model, files::hub::resolve_snapshot(&model)),
+        (&model, files::hf_cache::resolve_snapshot(&model)),
         (&bed.folder(), bed.folder().join("snapshots").join(COMMIT))
     );
     assert!(bed.read("model.safetensors") == weights() && bed.read("config.json") == CONFIG.as_bytes());

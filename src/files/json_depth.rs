@@ -65,7 +65,7 @@ mod tests {
         let marks = b"{:[,],:{}}}}";
         let depths = [1, 1, 2, 2, 1, 1, 1, 2, 1, 0, 0, 0];
         assert_eq!(found, marks.iter().copied().zip(depths).collect::<Vec<_>>());
-        assert!(super::list_tokens(json).all(|m| json[m.at] == m.byte));
+        assert!(list_tokens(json).all(|m| json[m.at] == m.byte));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! therefore stop waiting: after a timeout, which loses the device, or when the user asks to stop. The thread, and the
 //! memory given to the call, then live as long as the process.
 
-use super::facts::{DeviceInfo, DeviceType};
+use super::device_info::{DeviceInfo, DeviceType};
 use super::ffi::{self, Api, EventId, MemId, QueueId};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
