@@ -12,7 +12,7 @@ pub use cli::signal::exit_process;
 
 /// The command line.
 #[derive(Parser)]
-#[command(name = "antigravity", version = version_text(), about, max_term_width = 100)]
+#[command(name = "antigravity", version = cli::version_text(), about, max_term_width = 100)]
 #[command(before_help = "\
 Examples:
   antigravity -p 'Once upon a time' -n -1
@@ -70,19 +70,8 @@ fn run_command(command: Command) -> Result<()> {
         Command::Serve(a) => serve::run(&a),
         #[cfg(feature = "tools")]
         Command::Tool(command) => tools::run(command),
-        Command::Version => cli::terminal::write_stdout(&format!("antigravity {}\n", version_text())),
+        Command::Version => cli::terminal::write_stdout(&format!("antigravity {}\n", cli::version_text())),
     }
-}
-
-/// Version, built-in model and its dimensions, compiler and, in a shipped program, the commit.
-pub(crate) fn version_text() -> String {
-    use crate::dims::*;
-    let commit = if COMMIT.is_empty() { String::new() } else { format!(", commit {COMMIT}") };
-    format!(
-        "{} (model {MODEL}: {} {LAYERS} layers, dim {DIM}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN_DIM}, vocab {VOCAB}; {COMPILER}{commit})",
-        env!("CARGO_PKG_VERSION"),
-        ARCH.name()
-    )
 }
 
 /// The command line as [`run`] parses it; shell completions and the manual are generated from it. Flags may have

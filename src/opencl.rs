@@ -212,21 +212,12 @@ impl OpenClDevice {
     ///
     /// `Memory` if there is no room for them, `Device` if the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions {
-            kv_types,
-            slots,
-            max_tokens,
-            sequences,
-            tokens_per_sequence: drafted,
-            attention,
-            cache_place: rows,
-            ..
-        } = options;
-        let OpenClOptions { can_evict: evicts, kernels: set, .. } = options;
+        let OpenClOptions { kv_types, slots, max_tokens, sequences, attention, can_evict, .. } = options;
+        let (set, rows) = (options.kernels, options.cache_place);
         let (device, matrices) = (&model.device, &model.matrices);
         let unified = device.info().unified_memory;
         let kernels = Kernels::new(device, kv_types, set, model.kernel_variants()?)?;
-        let mut kernels = kernels.with_few(sequences.saturating_mul(drafted));
+        let mut kernels = kernels.with_few(sequences.saturating_mul(options.tokens_per_sequence));
         // Another device may run longer passes on the same cache.
         let ring = seam::Ring::new(max_tokens.max(1));
         let max_tokens = if kernels.device_shapes().supports_batches() { max_tokens } else { 1 };
@@ -246,7 +237,7 @@ impl OpenClDevice {
             _ => None,
         };
         // Compiling takes seconds: skip what the single launch replaces, unless single tokens are observed.
-        let one = persistent.is_none() || evicts || scratch.max_tokens == 1;
+        let one = persistent.is_none() || can_evict || scratch.max_tokens == 1;
         let mut binder = Binder {
             kernels: &mut kernels,
             matrices,
@@ -257,7 +248,7 @@ impl OpenClDevice {
         };
         let launches = binder.bind_launches()?;
         let compactor = match attend {
-            AttendOn::Device if evicts => Some(Compactor::new(device, binder.bind_compaction()?)),
+            AttendOn::Device if can_evict => Some(Compactor::new(device, binder.bind_compaction()?)),
             _ => None,
         };
         let readback = (!unified).then(|| ReadbackBuffer::new(device, scratch.logits.len())).transpose()?;

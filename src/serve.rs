@@ -176,10 +176,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let access = access.listening_at(address.ip());
     let state = Arc::new(ServerState::new(args.model_name(), access, slots_endpoint, patience));
     if !address.ip().is_loopback() && !state.access.has_keys() {
-        print_stderr!(
-            "warning: --host {} accepts requests from the network without a key; use --api-key-file",
-            args.host
-        );
+        warn_of_open_network(&args.host);
     }
     let connections = connections::start_thread(listener, Arc::clone(&state))?;
 
@@ -221,6 +218,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     state.end_connections();
     let _ = connections.join();
     ran
+}
+
+fn warn_of_open_network(host: &str) {
+    print_stderr!(
+        "warning: --host {host} accepts requests from the network without a key; use --api-key-file"
+    );
 }
 
 /// Prints the server's address, even with `--quiet`: other programs wait for this line.

@@ -1,9 +1,9 @@
 //! `chat`: a conversation with the model's chat template, one input line per turn.
 
 mod commands;
-mod session_file;
 mod input;
 mod output;
+mod session_file;
 
 use super::args::{
     CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, format_settings,

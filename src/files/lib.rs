@@ -10,14 +10,14 @@
 pub mod atomic_file;
 pub mod blocks;
 pub mod bundle;
-pub mod config;
 pub mod catch_panic;
+pub mod config;
 pub mod error;
-pub mod model_dir;
 pub mod hf_cache;
+pub mod json_depth;
 #[allow(unsafe_code)]
 pub mod mapped;
-pub mod json_depth;
+pub mod model_dir;
 pub mod packed_file;
 pub mod source;
 pub mod stderr;

@@ -4,6 +4,7 @@
 
 mod acts;
 pub mod attention;
+mod attention_inputs;
 mod kv;
 mod matmul;
 mod runs;

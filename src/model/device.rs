@@ -25,7 +25,7 @@ pub enum Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// The same destination, borrowed again.
+    /// Borrows the destination again.
     pub fn reborrow(&mut self) -> Logits<'_> {
         match self {
             Logits::None => Logits::None,

@@ -17,12 +17,12 @@
 #![allow(unsafe_op_in_unsafe_fn, reason = "one contract for all, above")]
 
 pub mod attend;
+mod block_formats;
 pub mod groups;
+pub mod int8_peak;
 pub mod kv_row;
 mod lanes;
-mod block_formats;
 pub mod ops;
-pub mod int8_peak;
 pub mod products;
 pub mod read_bandwidth;
 

@@ -251,36 +251,30 @@ impl Plan {
         let vocab = VOCAB as u64;
         // Logits of the session, the sampler's input and its ranking.
         let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
-        // The drafts of all sequences fit into one pass.
-        let drafted = if o.draft > 0 { mul(o.draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
-        let rows = add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted);
+        let rows = self.logits_rows(batch, chunk);
         let cpu_scratch = cpu_scratch_bytes(slots, chunk);
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
-        let (there, scratch) = match (self.device, if o.gpu_attn || both { batch } else { 1 }) {
-            (None, _) => (MemoryKind::Own, cpu_scratch),
-            (_, attended) => (
-                MemoryKind::Device,
-                device_scratch_bytes(slots.max(ring.rows_per_head(slots)), chunk, attended),
-            ),
+        let attended = if o.gpu_attn || both { batch } else { 1 };
+        let rows_per_head = slots.max(ring.rows_per_head(slots));
+        let (there, scratch) = match self.device {
+            None => (MemoryKind::Own, cpu_scratch),
+            Some(_) => (MemoryKind::Device, device_scratch_bytes(rows_per_head, chunk, attended)),
         };
         // Attention on the CPU needs the cache in memory that the CPU can address.
         let of_attention = if o.gpu_attn || both { there } else { MemoryKind::Own };
         // Shared weights are counted once, as the device's.
         let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
         let on_device = if self.device.is_some() { self.weights.device } else { 0 };
-        let caches = match batch {
-            1 => format!("KV cache, {} x {slots} tokens", o.kv_types),
-            n => format!("KV caches of {n} sequences, {} x {slots} tokens", o.kv_types),
-        };
         let calibration = self.calibration_bytes();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
+        let threads = (format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()));
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
             put("weights", copied(self.weights.mapped), MemoryKind::Mapped),
             put("weights", on_device, MemoryKind::Device),
             put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
             put("calibration", calibration, MemoryKind::Own),
-            put(&caches, of_all, of_attention),
+            put(&cache_name(o, batch, slots), of_all, of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), of_local, of_attention),
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
@@ -289,28 +283,42 @@ impl Plan {
             put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), MemoryKind::Own),
             put("tokenizer", self.tokenizer_bytes(), MemoryKind::Own),
             put("requests and answers", self.request_bytes(), MemoryKind::Own),
-            put(
-                &format!("{} threads", o.threads),
-                mul(o.threads as u64, cpu::thread_bytes()),
-                MemoryKind::Own,
-            ),
+            put(&threads.0, threads.1, MemoryKind::Own),
             put("program", self.program, MemoryKind::Own),
             put("stacks", self.stack_bytes(), MemoryKind::AddressSpace),
         ];
         if both {
-            items.push(put("attention mass, the CPU's", mass_bytes(o, slots, chunk), MemoryKind::Own));
-            items.push(put("KV cache, the CPU's", copied(add(of_all, of_local)), MemoryKind::Own));
-            items.push(put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, MemoryKind::Own));
+            items.extend([
+                put("attention mass, the CPU's", mass_bytes(o, slots, chunk), MemoryKind::Own),
+                put("KV cache, the CPU's", copied(add(of_all, of_local)), MemoryKind::Own),
+                put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, MemoryKind::Own),
+            ]);
         }
         if self.device.is_some() {
             items.push(put("calibration", calibration, MemoryKind::Device));
             items.push(put("list of slots for evictions", eviction_list_bytes(o, slots), of_attention));
-            let attention = if o.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
-            let landing = if self.has_own_memory() { opencl::logits_bytes(chunk) as u64 } else { 0 };
-            let host = add(attention, add(host_state(chunk), add(landing, DRIVER)));
-            items.push(put("host side of the device", host, MemoryKind::Own));
+            items.push(put(
+                "host side of the device",
+                self.host_side_bytes(slots, chunk, both),
+                MemoryKind::Own,
+            ));
         }
         items.into_iter().filter(|i| i.bytes > 0).collect()
+    }
+
+    /// Rows of logits besides those of the sequences: of prompts that are scored, and of drafts.
+    fn logits_rows(&self, batch: usize, chunk: usize) -> u64 {
+        let draft = self.options.draft;
+        // The drafts of all sequences fit into one pass.
+        let drafted = if draft > 0 { mul(draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
+        add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted)
+    }
+
+    /// What a device keeps in the host's memory, for passes of `chunk` tokens; `both` if the CPU computes in turn.
+    fn host_side_bytes(&self, slots: usize, chunk: usize, both: bool) -> u64 {
+        let attention = if self.options.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
+        let landing = if self.has_own_memory() { opencl::logits_bytes(chunk) as u64 } else { 0 };
+        add(attention, add(host_state(chunk), add(landing, DRIVER)))
     }
 
     /// True if a device with its own memory runs the model.
@@ -396,6 +404,13 @@ fn longest_where(fits: impl Fn(usize) -> bool) -> Option<usize> {
         if fits(middle) { low = middle } else { high = middle }
     }
     Some(low)
+}
+
+fn cache_name(o: &EngineOptions, sequences: usize, slots: usize) -> String {
+    match sequences {
+        1 => format!("KV cache, {} x {slots} tokens", o.kv_types),
+        n => format!("KV caches of {n} sequences, {} x {slots} tokens", o.kv_types),
+    }
 }
 
 /// Name of the sliding-window layers' part of a cache.

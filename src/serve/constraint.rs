@@ -158,7 +158,7 @@ impl Constraint {
 
     /// Does nothing: [`read_constraint`] refuses constraints in this build.
     #[cfg(not(feature = "grammar"))]
-    pub fn apply(self, _: &mut GenerateOptions) -> ApiResult<()> {
+    pub fn apply_to_options(self, _: &mut GenerateOptions) -> ApiResult<()> {
         Ok(())
     }
 }

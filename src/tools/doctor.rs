@@ -3,10 +3,10 @@
 mod opencl;
 
 use super::columns::{Align, align_columns};
+use crate::cli;
 use crate::cli::args::PathArgs;
 use crate::cli::flags::name_flags;
 use crate::cli::terminal::write_stdout;
-use crate::commands;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
 use crate::run::plan::format_mib;
 use crate::run::system::{self, Memory, cgroup, read_file};
@@ -43,7 +43,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         return write_stdout(&opencl::tune_variants(&model, args.cl_device.as_deref())?);
     }
     let facts = [
-        ("program", commands::version_text()),
+        ("program", cli::version_text()),
         ("cpu", system::this_cpu()),
         ("kernel", system::kernel_name()),
         ("instruction sets", instruction_sets()),

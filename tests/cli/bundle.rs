@@ -45,7 +45,7 @@ fn started(program: &str, args: &[&str]) -> RunOutput {
     run_command(command)
 }
 
-/// Where `bytes` has `words`, which it has once.
+/// Finds the offset of `words` in `bytes`, which must contain it exactly once.
 fn place_of(bytes: &[u8], words: &[u8]) -> usize {
     let mut found = bytes.windows(words.len()).enumerate().filter(|(_, w)| *w == words).map(|(at, _)| at);
     let at = found.next().expect("it is there");

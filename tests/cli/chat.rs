@@ -98,7 +98,7 @@ fn a_limit_that_is_reached_ends_no_chat() {
     mentions(json.out.lines().last().expect("a line"), &["\"t\":\"unanswered\"", "no more"]);
 }
 
-/// What `/stats` says of a conversation: messages and tokens.
+/// Reads the numbers of messages and tokens from a line of `/stats`.
 fn size(line: &str) -> (usize, usize) {
     let number = |name: &str| {
         let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));

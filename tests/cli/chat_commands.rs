@@ -1,4 +1,4 @@
-//! What the commands of a chat do to the conversation.
+//! Tests of the effect of chat commands on the conversation.
 
 use crate::support::command::*;
 use serde_json::Value;
@@ -30,7 +30,7 @@ fn chat(more: &[&str], input: &str) -> Vec<Answer> {
     answers(&said)
 }
 
-/// What two answers that are the same have in common, besides times.
+/// Selects the parts of an answer that equal answers share: ids, logits and stop reason, but no times.
 fn essence((ids, stats): &Answer) -> (&[u64], &Value, &Value) {
     (ids, &stats["logits"], &stats["stop"])
 }

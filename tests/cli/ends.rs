@@ -1,4 +1,4 @@
-//! Where writing fails and what a signal ends: nothing dies, nothing is lost, nothing is left.
+//! Tests of failed writes and of signals: no crash, no lost output, no files left behind.
 
 use crate::support::command::*;
 use std::fs::File;
@@ -29,7 +29,7 @@ fn limited(limit: &str, args: &[&str]) -> Command {
     shell
 }
 
-/// What lies in a directory.
+/// Lists the names of a directory's entries, sorted.
 fn names(temp: &TestDir) -> Vec<String> {
     let entries = std::fs::read_dir(&temp.0).expect("the folder");
     let mut names: Vec<String> =

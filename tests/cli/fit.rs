@@ -1,4 +1,4 @@
-//! What the machine allows: memory that is too little, and cores that are chosen.
+//! Tests of the machine's limits: too little memory, and chosen cores.
 
 use crate::support::command::*;
 

@@ -14,7 +14,7 @@ const SCHEMA: &str = r#"{
     "additionalProperties": false
 }"#;
 
-/// Whether a text is JSON that fits [`SCHEMA`].
+/// Checks that a text is JSON that fits [`SCHEMA`].
 #[track_caller]
 fn assert_fits_schema(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
@@ -28,7 +28,7 @@ fn assert_fits_schema(text: &str) {
     assert!(kinds.iter().all(|k| ["cat", "fox", "é\""].contains(&k.as_str().unwrap_or(""))), "{text}");
 }
 
-/// What it says until it ends by itself.
+/// Generates a text that ends by itself, and returns it.
 #[track_caller]
 fn whole(args: &[&str]) -> String {
     let said = antigravity(["generate", "-n", "-1", "-p", "Once upon a time there was"]).args(args).run();

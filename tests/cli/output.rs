@@ -1,4 +1,4 @@
-//! What a successful run prints where, and what must not change it.
+//! Tests of what a successful run prints to stdout and stderr, and of what must not change it.
 
 use crate::support::command::*;
 use crate::support::paths;

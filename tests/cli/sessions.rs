@@ -18,7 +18,7 @@ fn engine(kv_types: KvTypes, slots: usize) -> Engine {
     Engine::load(options).expect("the bundled model")
 }
 
-/// What a command said with `--format jsonl`.
+/// Output of a command that ran with `--format jsonl`.
 #[derive(Debug, Default, PartialEq)]
 struct Lines {
     ids: Vec<u64>,

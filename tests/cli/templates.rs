@@ -17,7 +17,7 @@ const CALL: &str =
 const TOOLS: &str =
     r#"[{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]"#;
 const THOUGHT: &str = "<think>\nhm\n</think>\n\nYes.";
-/// What makes the bundled model say its token 1, once.
+/// Flags that make the bundled model say its token 1, once.
 const SAYS: [&str; 7] = ["--temp", "0", "-n", "1", "--logit-bias", "1+10000", "--ignore-eos"];
 
 impl TestDir {

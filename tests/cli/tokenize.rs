@@ -60,7 +60,7 @@ fn json_has_the_pieces() {
     assert_eq!(found["text"], json!("<|im_end|><|end_of_text|>"));
 }
 
-/// Whether this program was built for the model does not matter.
+/// Checks that `tokenize` works with any model, also one that this program was not built for.
 #[test]
 fn the_vocabulary_of_any_model() {
     let file = gguf("m1-llama32-bf16.Q4_0.gguf");

@@ -103,7 +103,7 @@ fn passes_together(engine: &Engine) -> usize {
     allocating
 }
 
-/// The same for sequences as the server runs them, in passes of all of them.
+/// Counts the allocating passes of sequences that run as on the server, all in each pass.
 fn sequences_together(engine: &Engine) -> usize {
     let mut sessions = engine.sessions_with(engine.options(), 3).unwrap();
     for (i, session) in sessions.iter_mut().enumerate() {

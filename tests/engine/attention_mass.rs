@@ -59,7 +59,7 @@ impl<const HD: usize> Head<HD> {
         &self.rows[slot * self.kind.row_bytes(HD)..]
     }
 
-    /// What attention computes of one query over some slots.
+    /// Computes the attention of one query over some slots.
     fn attend(&self, query: usize, first: usize, slots: usize) -> Partial<HD> {
         let (k, mut out) = (self.from(first), [Partial::EMPTY]);
         let kv = KvChunk { k, v: k, types: KvTypes::same(self.kind), window: FULL_ATTENTION };
@@ -95,7 +95,7 @@ impl<const HD: usize> Head<HD> {
         mass
     }
 
-    /// The same by the kernel, `at_once` tokens a call.
+    /// Computes the mass with the kernel, `at_once` tokens a call.
     fn observed<const N: usize>(&self, isa: Isa, softmax: &[SoftmaxState], at_once: usize) -> Vec<f32> {
         let mut mass = vec![0.0f32; self.slots];
         for first in (0..self.tokens()).step_by(at_once) {

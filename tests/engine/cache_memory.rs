@@ -1,4 +1,4 @@
-//! What the cache no longer needs is the system's again. A process of its own, whose memory nobody else touches.
+//! Tests, in a process of their own, that the cache returns memory that it no longer needs to the system.
 
 use crate::support::paths;
 use crate::support::process::run_alone;

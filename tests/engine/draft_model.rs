@@ -125,7 +125,7 @@ fn a_model_that_drafts_changes_no_token() {
     }
 }
 
-/// What repeats itself is guessed from the text, all else by the model.
+/// Checks that repeated text is guessed from the text, and all else by the model.
 #[test]
 fn text_and_model_guess_by_turns() {
     let Some(program) = paths::draft_program() else { return };
@@ -154,7 +154,7 @@ fn golden_texts_are_drafted_to_the_same_bits() {
     }
 }
 
-/// What models/story-draft/README.md says.
+/// Checks the acceptance and tokens a pass that models/story-draft/README.md promises.
 #[test]
 fn stories_are_guessed_well() {
     let Some(program) = paths::draft_program() else { return };
@@ -337,7 +337,7 @@ fn a_program_that_guesses_wrong_changes_no_token() {
     assert_eq!(*said.lock().unwrap(), Vec::<String>::new());
 }
 
-/// What takes far longer than the tokens that it might save is hardly waited for, also by several texts.
+/// Checks that several texts hardly wait for a draft that takes far longer than the tokens that it might save.
 #[test]
 fn a_slow_program_holds_three_texts_up_only_a_little() {
     let temp = TestDir::new();

@@ -69,7 +69,7 @@ fn positions_count_on_where_slots_do_not() {
     assert!(far(&model.logits(&ids, &everything)) > 1e-2);
 }
 
-/// What a generation did to a session.
+/// Result of a generation in a session.
 struct Run {
     tokens: Vec<u32>,
     most_slots: usize,

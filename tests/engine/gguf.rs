@@ -152,7 +152,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
     }
 }
 
-/// What all matrices are.
+/// Returns the block type of all matrices, which must share one.
 fn kinds(weights: &Weights) -> BlockType {
     fn kind<const ROWS: usize, const COLS: usize>(m: &Matrix<ROWS, COLS>) -> BlockType {
         match m {

@@ -28,7 +28,7 @@ fn number(case: &Value, name: &str, default: f64) -> f64 {
     case[name].as_f64().unwrap_or(default)
 }
 
-/// How a case is run: on threads, in chunks, with drafts.
+/// Settings for running a case: threads, chunk size and draft length.
 #[derive(Clone, Copy)]
 struct Way {
     threads: usize,
@@ -36,7 +36,7 @@ struct Way {
     draft: usize,
 }
 
-/// What a case says of the model and its cache.
+/// Reads a case's settings of the model and its cache.
 pub fn options_of(case: &Value) -> EngineOptions {
     let kv = |name| field(case, name).parse().unwrap();
     EngineOptions {
@@ -61,7 +61,7 @@ fn run(case: &Value, isa: Isa, way: Way) -> Run {
     run_on(&engine(case, isa, way), case)
 }
 
-/// What an engine makes of a case.
+/// Runs a case on an engine.
 pub fn run_on(engine: &Engine, case: &Value) -> Run {
     let options = GenerateOptions {
         max_tokens: Some(number(case, "tokens", 32.0) as usize),

@@ -1,4 +1,4 @@
-//! What a row of q4 stores, beside its definition worked out one number at a time.
+//! Tests of stored q4 rows against their definition, computed one number at a time.
 
 use crate::support::random::Random;
 use half::f16;
@@ -9,7 +9,7 @@ use numeric::simd::{Isa, kv_row};
 const N: usize = 32;
 /// The scales that are tried: the largest value, negative, over each of these.
 const DIVISORS: [f32; 9] = [8.0, -8.0, 7.5, -8.5, 8.5, -9.0, 9.0, -9.5, 9.5];
-/// How far the sums of squares of two scales may be apart for either to be right: single precision.
+/// Largest relative gap between two scales' sums of squares at which either is right: single precision.
 const TIE: f64 = 1e-5;
 
 /// A scale that is tried: what the values round to, and the sum of the squared errors.
@@ -50,7 +50,7 @@ fn stored(isa: Isa, x: &[f32; N]) -> (f16, [i32; N]) {
     (f16::from_le_bytes([row[0], row[1]]), std::array::from_fn(|i| i32::from(nibble(i)) - 8))
 }
 
-/// Whether the two are the same number, or neighbours: the sums were rounded in between.
+/// Tells whether two numbers are equal or neighbours, since the sums were rounded in between.
 fn close(a: f16, b: f16) -> bool {
     (a == b) || (a.is_sign_negative() == b.is_sign_negative() && a.to_bits().abs_diff(b.to_bits()) <= 1)
 }

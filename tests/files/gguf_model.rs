@@ -1,6 +1,5 @@
-//! What a GGUF header says of its model is what the checkpoint's `config.json` says; its tensors are the
-//! checkpoint's, under other names and, in Llama, with the rows of q and k in another order; what would be computed
-//! wrongly is refused.
+//! Tests that a GGUF header gives the same model as the checkpoint's `config.json`, and the same tensors under other
+//! names and, in Llama, with the rows of q and k in another order; a model that would be computed wrongly is refused.
 
 use crate::support::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
 use crate::support::paths;
@@ -151,7 +150,7 @@ impl Made {
         self
     }
 
-    /// What it says, with these divisors.
+    /// Reads the configuration from a GGUF file with these keys, tensors and divisors.
     fn read(&self, divisors: &[f32]) -> Result<ModelConfig, ConfigError> {
         let mut parts = Parts::default().pair(pair("general.architecture", STRING, text(self.arch)));
         for (key, kind, value) in &self.keys {

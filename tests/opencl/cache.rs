@@ -1,4 +1,4 @@
-//! What is kept on disk comes back, and nothing that may lie there is ever an error.
+//! Tests of the disk cache: stored programs come back, and no file in it is ever an error.
 
 use crate::device::{device_with, said};
 use crate::support::command::binary;

@@ -73,24 +73,24 @@ fn own_caches() {
     });
 }
 
-/// Whether a device rounds quotients correctly, which makes everything exact: CPUs do, whatever their drivers promise.
+/// Tells whether a device rounds quotients correctly and so is exact: CPUs do, whatever their drivers promise.
 pub fn is_exact_with(facts: &DeviceInfo) -> bool {
     facts.has_correct_divide || facts.device_type == DeviceType::Cpu
 }
 
-/// The same of the device of the tests; `None` without one.
+/// Tells whether the tests' device is exact; `None` without a device.
 #[track_caller]
 pub fn exact() -> Option<bool> {
     device().map(|d| is_exact_with(d.info()))
 }
 
-/// What the program said on stderr, without PoCL's compiler, which counts its warnings there.
+/// Text of the program's stderr, without the lines in which PoCL's compiler counts its warnings.
 pub fn said(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     text.lines().filter(|l| !l.ends_with(" generated.")).map(|l| format!("{l}\n")).collect()
 }
 
-/// Whether there is a device, and it is exact; the other is said.
+/// Tells whether there is an exact device, and reports a skip if the device is not exact.
 #[track_caller]
 pub fn is_exact() -> bool {
     let found = exact();
@@ -100,7 +100,7 @@ pub fn is_exact() -> bool {
     found == Some(true)
 }
 
-/// What every test here has written.
+/// Prompt that the tests here continue.
 pub const PROMPT: &str = "Once upon a time there was";
 
 /// The program that writes `n` tokens, with what it keeps of a device in `cache`.

@@ -47,7 +47,7 @@ fn run(flags: &[&str], fault: &str) -> Output {
     command(flags, fault).output().expect("the program starts")
 }
 
-/// What the CPU writes.
+/// Text that the CPU writes.
 fn expected() -> &'static [u8] {
     static TEXT: OnceLock<Vec<u8>> = OnceLock::new();
     TEXT.get_or_init(|| run(&[], "").stdout)

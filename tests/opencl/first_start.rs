@@ -120,7 +120,7 @@ fn timed(cache: &TestDir, n: &str, flags: &[&str]) -> Command {
     command
 }
 
-/// What a driver is suspected of.
+/// Counts the cache's `trying` files, which mark what a driver is suspected of crashing on.
 fn markers(cache: &TestDir) -> usize {
     files(&cache.0, "trying").len()
 }

@@ -30,7 +30,7 @@ fn child_opens_a_device() {
     println!("RAN {values:?} through {} on {} END", device.library_name(), device.info().name);
 }
 
-/// What a child says that was given these settings.
+/// Runs a child with these settings, and returns its result line.
 fn opened(select: &str, settings: &[(&str, &str)]) -> String {
     let pocl = TestDir::new();
     let mut command = child("loader::child_opens_a_device", select);

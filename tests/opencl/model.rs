@@ -28,7 +28,7 @@ fn options(kv_types: KvTypes) -> EngineOptions {
     }
 }
 
-/// The same on OpenCL; that it falls back to the CPU would be a failure.
+/// Loads an engine on OpenCL; a fallback to the CPU would be a failure.
 fn on_device(options: &EngineOptions, gpu_attn: bool) -> Engine {
     Engine::load(EngineOptions {
         backend: BackendKind::OpenCl,
@@ -138,7 +138,7 @@ fn the_plan_is_what_is_allocated() {
     }
 }
 
-/// The same with a policy that looks at attention.
+/// Checks the planned device bytes under an eviction policy that observes attention.
 #[test]
 fn the_plan_counts_what_observes() {
     if exact().is_some() {
@@ -236,7 +236,7 @@ fn text_with(flags: &[&str], environment: &[(&str, &str)]) -> String {
     text_of(&[], flags, environment)
 }
 
-/// The same with settings of both.
+/// Checks that a device's greedy text is the CPU's under the same settings; returns the device's stderr.
 fn text_of(settings: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> String {
     let expected = program(&[&GENERATE[..], settings].concat(), &[]).stdout;
     let out = program(&[&GENERATE[..], settings, &DEVICE, flags].concat(), environment);
@@ -347,7 +347,7 @@ fn a_corrupted_eviction_changes_nothing() {
     }
 }
 
-/// Those of the driver stay on the cores that they start on.
+/// Checks that all threads keep to the mask; the driver's stay on the cores that they start on.
 #[test]
 fn every_thread_keeps_to_the_mask() {
     if device().is_none() {

@@ -66,7 +66,7 @@ pub fn gpu(model: &Arc<Model>, kv_types: KvTypes, rows: Place) -> OpenClDevice {
     OpenClDevice::new(Arc::clone(model), gpu_options(kv_types, rows)).unwrap()
 }
 
-/// The same with attention on the host.
+/// Creates an OpenCL device with attention on the host.
 pub fn gpu_with_host(model: &Arc<Model>, kv_types: KvTypes) -> OpenClDevice {
     let attention = Some(attention_for_device(2, Isa::detect().unwrap(), CAPACITY).unwrap());
     let options = OpenClOptions { attention, ..gpu_options(kv_types, Place::Device) };
@@ -246,7 +246,7 @@ fn agree(found: &[Left], expected: &[Left], what: &str) {
     }
 }
 
-/// What is left of the sequences after a pass with all of them, or after a pass each.
+/// Returns the state of the sequences after one pass with all of them, or after a pass each.
 fn passes(on: &mut dyn Device, sequences: &[Sequence], together: bool) -> Vec<Left> {
     let mut caches: Vec<_> = sequences.iter().map(|_| on.new_cache(CAPACITY).unwrap()).collect();
     for (cache, sequence) in caches.iter_mut().zip(sequences) {
@@ -384,10 +384,10 @@ pub fn evict(cache: &mut dyn KvCache) {
     cache.set_len(last as usize / 3 + 1);
 }
 
-/// What is done on a device to a cache.
+/// Named action on a device and a cache.
 type Step = (&'static str, fn(&mut dyn Device, &mut dyn KvCache));
 
-/// What a session may do to a sequence that is observed, step by step.
+/// Steps that a session may take with an observed sequence.
 const STEPS: [Step; 8] = [
     ("a prompt of which all is observed", |d, c| drop(observed(d, c, &ids(130), usize::MAX))),
     ("one of which the last tokens are", |d, c| drop(observed(d, c, &ids(70), 5))),

@@ -1,4 +1,4 @@
-//! What crosses between CPU and device: it is what is new, whatever is there already.
+//! Tests that only new data crosses between CPU and device, however much is there already.
 
 use crate::device::is_exact_with;
 use crate::shared::{

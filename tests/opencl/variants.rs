@@ -57,7 +57,7 @@ fn an_unknown_variant_is_one_line() {
     }
 }
 
-/// Whether there is a device whose kernels are timed, and have the CPU's bits.
+/// Tells whether there is a device whose kernels are timed and have the CPU's bits.
 fn is_timed() -> bool {
     device().is_some_and(|device| device.info().compute_capability.is_none() && is_exact_with(device.info()))
 }
@@ -94,7 +94,7 @@ fn a_variant_that_is_wrong_or_does_not_compile_is_left_out() {
     }
 }
 
-/// Where it is wrong with a step that it is not timed with, all steps have the baseline.
+/// Checks that all steps use the baseline if a variant is wrong with a step that it is not timed with.
 #[test]
 fn a_variant_that_is_wrong_with_one_step_is_not_used() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

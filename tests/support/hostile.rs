@@ -7,12 +7,12 @@ pub fn text() -> String {
     format!("{}{}", short(), "x".repeat(5000))
 }
 
-/// The same in few bytes, for names.
+/// Hostile text in few bytes, for names.
 pub fn short() -> &'static str {
     "\u{1b}[2J\r\nerror: forged\u{9b}31m\u{202e}\u{2028}\u{7f}"
 }
 
-/// Whether text controls nothing when it is shown.
+/// Tells whether text is free of characters that control a terminal or reorder text.
 pub fn is_tame(text: &str) -> bool {
     !text.chars().any(|c| c.is_control() || "\u{202e}\u{2028}".contains(c))
 }

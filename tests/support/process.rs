@@ -13,7 +13,7 @@ pub fn child(name: &str, job: &str) -> Command {
     command
 }
 
-/// What the child is to do; `None` in an ordinary run.
+/// Job of the child; `None` in an ordinary run.
 pub fn job() -> Option<String> {
     std::env::var(JOB).ok()
 }

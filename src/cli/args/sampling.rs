@@ -128,7 +128,8 @@ impl SamplerArgs {
     /// Checks and resolves the flags; a missing seed is random.
     pub fn resolve_options(&self) -> Result<SamplerOptions> {
         #[cfg(not(feature = "grammar"))]
-        self.grammar.fail_if_given("this program was built without grammars; build it with --features grammar")?;
+        self.grammar
+            .fail_if_given("this program was built without grammars; build it with --features grammar")?;
         let options = SamplerOptions {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,

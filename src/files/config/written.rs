@@ -6,6 +6,18 @@ use super::rope::{LongRope, RopeScaling, read_divisors};
 use super::{ModelConfig, Scales};
 use serde_json::{Value, json};
 
+/// The field `rope_scaling`: null unless it is Llama 3's.
+fn scaling_json(scaling: &RopeScaling) -> Value {
+    let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } = scaling
+    else {
+        return Value::Null;
+    };
+    json!({
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+        "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_max_position,
+    })
+}
+
 impl ModelConfig {
     /// Formats an equivalent `config.json`. Fields that `config.json` lacks because they follow from the family are in
     /// the object `antigravity`, which [`ModelConfig::parse`] reads.
@@ -34,22 +46,13 @@ impl ModelConfig {
         if self.rope.local_attention_factor != 1.0 {
             more["rope_local_attention_factor"] = json!(self.rope.local_attention_factor);
         }
-        let mut scaling = Value::Null;
-        match self.rope.scaling {
-            RopeScaling::Unscaled => {}
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                scaling = json!({
-                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
-                    "high_freq_factor": high_freq_factor,
-                    "original_max_position_embeddings": original_max_position,
-                });
-            }
-            RopeScaling::Divisors(divisors) => more["rope_divisors"] = json!(divisors),
+        if let RopeScaling::Divisors(divisors) = &self.rope.scaling {
+            more["rope_divisors"] = json!(divisors);
         }
         let mut config = json!({
             "model_type": self.arch.name(), "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "vocab_size": self.vocab, "tie_word_embeddings": self.tie_embeddings, "rope_theta": self.rope.theta,
-            "rope_local_base_freq": self.rope.local_theta, "rope_scaling": scaling, "antigravity": more,
+            "rope_local_base_freq": self.rope.local_theta, "rope_scaling": scaling_json(&self.rope.scaling), "antigravity": more,
         });
         for (field, size) in [
             ("num_hidden_layers", self.layers),

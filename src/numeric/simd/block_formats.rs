@@ -54,7 +54,7 @@ pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &
         match w.format {
             // SAFETY: plain Rust; `products::multiply` checked the planes, the activations and `out`.
             Format::Q4_0 => unsafe {
-                tile::<rows::Scalar, { Format::Q4_0 as usize }, 1>(w, x, out.as_mut_ptr())
+                tile::<rows::ScalarKernel, { Format::Q4_0 as usize }, 1>(w, x, out.as_mut_ptr())
             },
             Format::Q4_1 => run_kernel::<{ Format::Q4_1 as usize }>(isa, w, x, out),
             Format::Q5_0 => run_kernel::<{ Format::Q5_0 as usize }>(isa, w, x, out),
@@ -101,9 +101,9 @@ unsafe fn avx512<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>, o
     avx512::tile::<F, T>(w, x, out)
 }
 #[cfg(target_arch = "aarch64")]
-compiled!(neon, neon::Four<false>, "neon");
+compiled!(neon, neon::FourRows<false>, "neon");
 #[cfg(target_arch = "aarch64")]
-compiled!(neon_dot, neon::Four<true>, "neon,dotprod");
+compiled!(neon_dot, neon::FourRows<true>, "neon,dotprod");
 
 /// Runs the smallest kernel for at least `x.count` tokens.
 fn run_kernel<const F: usize>(isa: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
@@ -119,7 +119,7 @@ fn run_kernel<const F: usize>(isa: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut 
     }
     match isa {
         // SAFETY: plain Rust; `products::multiply` checked the planes, the activations and `out`.
-        Isa::Scalar => unsafe { tile::<rows::Scalar, F, 1>(w, x, out.as_mut_ptr()) },
+        Isa::Scalar => unsafe { tile::<rows::ScalarKernel, F, 1>(w, x, out.as_mut_ptr()) },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => sizes!(avx2, 1 2 4),
         #[cfg(target_arch = "x86_64")]

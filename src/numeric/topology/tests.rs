@@ -3,7 +3,7 @@
 use super::*;
 use std::path::PathBuf;
 
-/// What a kernel tells of one core; zero is a file that is not there.
+/// Capacity and highest clock in MHz that a kernel reports for one core; zero stands for a missing file.
 type Told = (u64, u64);
 
 /// A tree of kernel files that goes when the test ends.
@@ -36,7 +36,7 @@ impl Tree {
         fs::write(file, text).expect("a file");
     }
 
-    /// What affinity and cpusets leave, which the kernel tells in one place.
+    /// Writes the list of allowed cores that affinity and cpusets leave, as the kernel reports it in one file.
     fn allow(&self, list: &str) {
         let text = format!("Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t{list}\nMems_allowed:\t1\n");
         self.write("proc/self/status", &text);

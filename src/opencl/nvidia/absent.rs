@@ -4,7 +4,7 @@ use super::cache::OpenClCache;
 use super::defines::Defines;
 use super::kv::DeviceKv;
 use super::scratch::PassBuffers;
-use super::storage::{Step, MatrixStorage};
+use super::storage::{MatrixStorage, Step};
 use super::weights::Model;
 use crate::model::device::{LogitsBuffer, Run};
 use numeric::kv::KvTypes;

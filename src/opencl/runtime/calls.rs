@@ -4,11 +4,11 @@
 //! driver is freed, and no more calls are made. Failing to create a replaceable object is an exception: a buffer that
 //! does not fit, a program that does not compile.
 
-use super::pending_calls::ApiGuard;
 use super::device::Shared;
 use super::failure::{Failure, FailureKind, Result, check_code};
 use super::ffi::MemId;
 use super::load;
+use super::pending_calls::ApiGuard;
 use super::watchdog::{Address, Call, CallError, StridedPieces};
 use std::fmt::Display;
 use std::io::Write;

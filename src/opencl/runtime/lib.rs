@@ -5,7 +5,6 @@
 pub mod arena;
 #[allow(unsafe_code)]
 pub mod buffer;
-pub mod pending_calls;
 mod calls;
 #[allow(unsafe_code)]
 pub mod device;
@@ -15,6 +14,7 @@ pub mod failure;
 pub mod ffi;
 #[allow(unsafe_code)]
 pub mod load;
+pub mod pending_calls;
 #[allow(unsafe_code)]
 pub mod program;
 pub mod program_cache;

@@ -1,4 +1,4 @@
-//! How fast a device reads its own memory.
+//! Measures the speed at which a device reads its own memory.
 
 use super::buffer::{Access, Place};
 use super::device::Device;

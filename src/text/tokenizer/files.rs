@@ -3,8 +3,8 @@
 use crate::{Error, Result};
 use files::bundle::Bundle;
 use files::error;
-use files::model_dir::ModelDir;
 use files::json_depth::list_tokens;
+use files::model_dir::ModelDir;
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Safetensors;
 use files::source::gguf::Gguf;

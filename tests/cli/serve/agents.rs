@@ -1,4 +1,4 @@
-//! What agents send: tools of many kinds, histories of other servers, turns that a template refuses.
+//! Tests of requests from agents: tools of many kinds, histories of other servers, turns that a template refuses.
 
 use super::client::{Server, with};
 use crate::support::command::*;

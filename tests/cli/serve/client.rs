@@ -19,7 +19,7 @@ pub struct Server {
     said: Arc<Mutex<Vec<String>>>,
 }
 
-/// What a test waits for.
+/// Condition that a test waits for.
 #[derive(Clone, Copy)]
 pub enum Wait {
     Running(usize),
@@ -84,7 +84,7 @@ impl Open {
         Reply::of(&String::from_utf8_lossy(&bytes))
     }
 
-    /// The same for a request that may be cut off: nothing comes after it, once nothing has come back for a while.
+    /// Reads the reply to a request that may be cut off, and stops writing if nothing has come back for a while.
     pub fn finish_soon(mut self) -> Reply {
         let mut bytes = Vec::new();
         let _ = self.0.set_read_timeout(Some(Duration::from_millis(200)));
@@ -208,13 +208,13 @@ impl Server {
         self.send(&request(method, path, with)).finish()
     }
 
-    /// The same with no other `Host`.
+    /// Sends a request without the default `Host` header.
     pub fn alone(&self, method: &str, path: &str, with: (&str, &str)) -> Reply {
         let request = String::from_utf8(request(method, path, with)).expect("a text");
         self.send(request.replacen("Host: localhost\r\n", "", 1).as_bytes()).finish()
     }
 
-    /// Where it listens.
+    /// Address that the server listens on.
     pub fn address(&self) -> &str {
         &self.address
     }

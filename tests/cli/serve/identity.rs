@@ -21,7 +21,7 @@ const WORDS: [&str; 12] = [
     "went to",
 ];
 
-/// How many requests each server is asked, unless `ANTIGRAVITY_REQUESTS` says how many.
+/// Number of requests to each server, unless `ANTIGRAVITY_REQUESTS` gives another.
 const COUNT: usize = 64;
 /// From so many on more servers are asked, PoCL's too: 2,000 are the whole run.
 const WHOLE: usize = 1000;
@@ -54,7 +54,7 @@ fn requests(count: usize) -> Vec<Value> {
     (0..count).map(request).collect()
 }
 
-/// The same in the words of the server.
+/// Translates a line of `generate --prompts` into the server's field names.
 fn body(line: &Value) -> Value {
     let mut body = line.clone();
     for (from, to) in [
@@ -67,7 +67,7 @@ fn body(line: &Value) -> Value {
     body
 }
 
-/// What `generate` gives: texts, and log-probabilities in bits.
+/// Runs `generate` on the requests, and returns the texts and the exact log-probabilities.
 fn expected(requests: &[Value]) -> Vec<(String, Vec<String>)> {
     let temp = TestDir::new();
     let lines: String = requests.iter().map(|request| format!("{request}\n")).collect();

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 /// A request: what it is, its path, its body, the statuses that it may have, and how many send it at once.
 type Row = (&'static str, &'static str, String, &'static [u16], usize);
 
-/// What the server may take of address space, in KiB.
+/// Limit of the server's address space in KiB, as an argument of `ulimit`.
 const LIMIT: &str = "-v 2000000";
 /// Longest that `/health` may take.
 const HEALTH: Duration = Duration::from_millis(100);
-/// Where the machine is busy, another server that has nothing to do is slow too: so many times as long may it take.
+/// Factor by which waits may exceed those of an idle server, which is slow too on a busy machine.
 const BUSY: u32 = 3;
 /// Longest that a neighbour's stream may stand still: passes of this model take a few milliseconds, and tests that run
 /// beside this one some more.
 const STILL: Duration = Duration::from_millis(400);
-/// What takes too long because others have the machine does not do so each time.
+/// Number of tries, since a wait that other processes cause is not too long every time.
 const TRIES: usize = 4;
 
 /// As many items, told apart by their numbers.
@@ -178,7 +178,7 @@ const ALL: &[fn() -> Vec<Row>] = &[heavy];
 #[cfg(feature = "grammar")]
 const _: fn() -> Vec<Row> = schemas;
 
-/// How long the others waited.
+/// Longest waits of other clients.
 #[derive(Default)]
 struct Waits {
     over: AtomicBool,

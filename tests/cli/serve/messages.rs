@@ -18,7 +18,7 @@ fn names(events: &[Value]) -> Vec<&str> {
     names
 }
 
-/// What a chat says.
+/// Runs a chat of one turn, and returns its answer.
 fn said() -> String {
     let said = antigravity([
         "chat",

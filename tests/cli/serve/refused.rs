@@ -1,4 +1,4 @@
-//! What a request may not say, and who may not ask.
+//! Tests of requests that the server refuses, and of clients that may not ask.
 
 use super::client::{Server, Wait, endless, short};
 use crate::support::command::*;

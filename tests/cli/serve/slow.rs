@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long the servers here wait for a client.
+/// Time that the servers here wait for a client.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Sends a blank every so often, until the other side has closed; what it said, and when.

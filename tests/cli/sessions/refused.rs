@@ -45,7 +45,7 @@ impl Bed {
         result.map(|state| assert!(state.is_some()))
     }
 
-    /// What the error says, in one line.
+    /// Checks that `bytes` are refused with the exit code `code`, and returns the error's one line.
     #[track_caller]
     fn refused(&self, bytes: &[u8], code: i32) -> String {
         let error = self.load(bytes).expect_err("refused");
@@ -217,7 +217,7 @@ fn the_program_says_so_in_one_line() {
     mentions(&refused(&bed.good[..5], 3, &[]), &["not a saved session"]);
 }
 
-/// What could be held back is text like any other, however much of it there is.
+/// Checks that held-back text is handled like any other text, however long it is.
 #[test]
 fn strange_held_back_text_is_only_text() {
     let bed = Bed::new();

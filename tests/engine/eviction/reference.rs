@@ -49,7 +49,7 @@ impl Reference {
         self.logits_of([visible, visible], ids)
     }
 
-    /// The same where local layers, the second, see other tokens.
+    /// Logits of the last token; `visible` has the tokens that global layers see, then those that local layers see.
     pub fn logits_of(&self, visible: [&[Vec<usize>]; 2], ids: &[u32]) -> Vec<f64> {
         let embedding = &self.0["model.embed_tokens.weight"];
         let mut x: Vec<Vec<f64>> =

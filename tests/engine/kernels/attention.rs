@@ -82,7 +82,7 @@ fn attention_with_a_window_sees_what_the_window_shows() {
     }
 }
 
-/// What `attend` is defined to compute, for one query: sixteen lanes of fma, their tree, ascending slots.
+/// Definition of `attend` for one query: sixteen lanes of fma, their tree, ascending slots.
 fn defined<const HD: usize>(q: &[f32; HD], rows: &[(Vec<f32>, Vec<f32>)]) -> Vec<f32> {
     let tree = |mut lanes: [f32; 16]| {
         for n in [8, 4, 2, 1] {

@@ -1,4 +1,4 @@
-//! What the fuzz targets share: inputs as files.
+//! Functions that the fuzz targets share: they write inputs to files.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ pub fn file(name: &str, content: &[u8]) -> PathBuf {
     path
 }
 
-/// The same, made longer with zeros up to `len` bytes, which take no room.
+/// Writes a file like [`file`], extended up to `len` bytes with zeros that take no room.
 pub fn long_file(name: &str, content: &[u8], len: u64) -> PathBuf {
     let path = file(name, content);
     let file = File::options().write(true).open(&path).expect("it is there");

@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 type Word = usize;
-/// What every function is called with: more arguments than any has do no harm, since the caller removes them.
+/// Type by which every function is called: extra arguments do no harm, since the caller removes them.
 type Any = unsafe extern "C" fn(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word) -> Word;
 
 #[cfg_attr(target_os = "linux", link(name = "dl"))]
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn clGetDeviceInfo(device: Word, what: u32, size: Word, va
 /// A copy that is mapped instead of a buffer: it, the real address, its length, and whether it is written.
 type Copied = (usize, usize, usize, bool);
 static COPIES: Mutex<Vec<Copied>> = Mutex::new(Vec::new());
-/// What a stale view reads.
+/// Byte that a stale view reads.
 const STALE: u8 = 0xAA;
 
 #[unsafe(no_mangle)]

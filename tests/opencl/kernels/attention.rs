@@ -15,7 +15,7 @@ const ATTEND_ONE: &str = include_str!("../../../kernels/attend_one.cl");
 const MERGE: &str = include_str!("../../../kernels/merge.cl");
 const OBSERVE: &str = include_str!("../../../kernels/observe.cl");
 
-/// What goes in and what comes out.
+/// Inputs and expected outputs of the kernels.
 struct Case<const HD: usize> {
     dims: Dims,
     types: KvTypes,
@@ -142,7 +142,7 @@ impl<const HD: usize> Case<HD> {
         mass
     }
 
-    /// What attention of a query ends with before it is divided, and the query.
+    /// Computes the attention of a query before the division, and the query.
     fn attention(&self, t: usize, head: usize, (k, v): (&[u8], &[u8])) -> (Partial<HD>, [f32; HD]) {
         let mut q = self.head(t, head * HD, &self.norms[..HD]);
         q.iter_mut().for_each(|x| *x *= 1.0 / (HD as f32).sqrt());

@@ -24,7 +24,7 @@ fn w_type(format: Format) -> usize {
     }
 }
 
-/// Where the upper bytes of a block's f16 are.
+/// Offsets of the upper bytes of a block's f16 values.
 fn highs(format: Format) -> &'static [usize] {
     match format {
         Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[1],

@@ -35,7 +35,7 @@ pub struct Tokens<'a> {
 /// A block of activations, prepared for the kernel.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-struct Act {
+struct PreparedAct {
     q: [i8; BLOCK],
     /// Scale.
     d: f32,
@@ -45,7 +45,7 @@ struct Act {
     start: [i32; 2],
 }
 
-impl Act {
+impl PreparedAct {
     const ZERO: Self = Self { q: [0; BLOCK], d: 0.0, floor: 0.0, start: [0; 2] };
 
     #[inline(always)]
@@ -88,7 +88,7 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
 ) {
     const { assert!(T <= 8 && ACTS / T >= RUN && 16 % R::ROWS == 0) };
     let (quants, scales) = Format::ALL[F].group_bytes(w.blocks * BLOCK);
-    let mut acts = [const { MaybeUninit::<Act>::uninit() }; ACTS];
+    let mut acts = [const { MaybeUninit::<PreparedAct>::uninit() }; ACTS];
     let sweep = ACTS / T / RUN * RUN;
     for first in (0..w.blocks).step_by(sweep) {
         let end = w.blocks.min(first + sweep);
@@ -100,7 +100,7 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
                     let part = Part {
                         quants: w.quants.as_ptr().add(g * quants + at.0),
                         scales: w.scales.as_ptr().add(g * scales + at.1),
-                        acts: acts.as_ptr().cast::<Act>().add((b - first) * T),
+                        acts: acts.as_ptr().cast::<PreparedAct>().add((b - first) * T),
                         blocks: b..end.min(b + RUN),
                         row,
                     };
@@ -119,18 +119,18 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
 /// The CPU has the set of `R`, and `acts` has room for `T` tokens.
 #[inline(always)]
 unsafe fn lay_out<R: BlockKernel, const F: usize, const T: usize>(
-    acts: &mut [MaybeUninit<Act>; ACTS],
+    acts: &mut [MaybeUninit<PreparedAct>; ACTS],
     x: Tokens<'_>,
     (stride, blocks): (usize, Range<usize>),
 ) {
     for t in 0..T {
         let to = acts.iter_mut().skip(t).step_by(T);
         if t >= x.count {
-            to.take(blocks.len()).for_each(|act| _ = act.write(Act::ZERO));
+            to.take(blocks.len()).for_each(|act| _ = act.write(PreparedAct::ZERO));
             continue;
         }
         for (to, act) in to.zip(&x.activations[t * stride..][blocks.clone()]) {
-            to.write(Act::new::<R, F>(act));
+            to.write(PreparedAct::new::<R, F>(act));
         }
     }
 }
@@ -142,7 +142,7 @@ struct Part {
     /// Scales of that block's span.
     scales: *const u8,
     /// `[block][token]`
-    acts: *const Act,
+    acts: *const PreparedAct,
     /// Indices of the blocks in a row of the matrix.
     blocks: Range<usize>,
     /// First row of the register.

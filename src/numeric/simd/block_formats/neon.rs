@@ -15,7 +15,7 @@ use super::rows::BlockKernel;
 use std::arch::aarch64::*;
 
 /// Four rows in a register; `DOT` selects dotprod.
-pub struct Four<const DOT: bool>;
+pub struct FourRows<const DOT: bool>;
 
 /// Adds the products of vectors of weights with four activations each to `$sums`.
 ///
@@ -40,7 +40,7 @@ macro_rules! word {
 
 // SAFETY: NEON is part of every aarch64 target, and the CPU has dotprod if `DOT`; memory accesses are unaligned and
 // stay within the trait's contract.
-unsafe impl<const DOT: bool> BlockKernel for Four<DOT> {
+unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
     const ROWS: usize = 4;
     const SIGNED: bool = true;
     /// The bits of 1.5 * 2^23. A sum below 2^22 that starts from here and is read as a float is 1.5 * 2^23 plus the

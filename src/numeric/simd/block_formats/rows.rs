@@ -70,10 +70,10 @@ pub unsafe trait BlockKernel {
 }
 
 /// Plain Rust, all sixteen rows.
-pub struct Scalar;
+pub struct ScalarKernel;
 
 // SAFETY: needs no instruction set beyond the target's baseline; reads and writes stay within the trait's contract.
-unsafe impl BlockKernel for Scalar {
+unsafe impl BlockKernel for ScalarKernel {
     const ROWS: usize = 16;
     const SIGNED: bool = true;
     type Bytes = [u8; 64];

@@ -126,14 +126,14 @@ macro_rules! sdot {
 pub(in super::super) use {sdot, smlal, smull};
 
 /// A block of activations in registers.
-struct Act {
+struct ActRegisters {
     /// Initial value of its sums.
     start: int32x4_t,
     q: [int8x16_t; 2],
     d: f32,
 }
 
-impl Act {
+impl ActRegisters {
     #[inline(always)]
     fn of(act: &ActBlock) -> Self {
         // SAFETY: NEON is part of every aarch64 target, and both halves are read within the block.
@@ -153,7 +153,7 @@ impl Act {
 #[allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
 unsafe fn dot<const Q: usize, const T: usize>(
     w: [Quad; Q],
-    acts: &[Act; T],
+    acts: &[ActRegisters; T],
     acc: &mut [[float32x4_t; T]; Q],
 ) {
     let mut isum = [from_fn::<_, T, _>(|t| acts[t].start); Q];
@@ -194,7 +194,7 @@ unsafe fn by_twos<const T: usize>(
     acts: [&ActBlock; T],
     acc: &mut [[float32x4_t; T]; 4],
 ) {
-    let (acts, acc) = (acts.map(Act::of), acc.as_chunks_mut::<2>().0);
+    let (acts, acc) = (acts.map(ActRegisters::of), acc.as_chunks_mut::<2>().0);
     unrolled!(2, |p| {
         dot([quad(w, b, 2 * p), quad(w, b, 2 * p + 1)], &acts, &mut acc[p]);
         // A barrier for loads: more rows at once would need more registers than there are.
@@ -239,7 +239,7 @@ unsafe fn quads<const T: usize, const DOT: bool>(
                 for b in first..w.blocks.min(first + RUN) {
                     let (rows, acts) = (quad(w, b, r), acts(b));
                     if DOT {
-                        dot([rows], &acts.map(Act::of), from_mut(&mut sum));
+                        dot([rows], &acts.map(ActRegisters::of), from_mut(&mut sum));
                     } else {
                         unrolled!(T, |t| { mul(&rows, acts[t], &mut sum[t]) });
                     }

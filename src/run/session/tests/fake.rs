@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a slot holds: the token, its position, and the attention that it received.
+/// Content of a slot: the token, its position, and the attention that it received.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Slot {
     pub token: u32,
@@ -43,7 +43,7 @@ pub struct Fake {
     /// Asks to stop in the pass of this number.
     asks: Option<(CancelToken, usize)>,
     passes: usize,
-    /// Where memory for logits is that it has lent; `None` where it lends none.
+    /// Addresses of the memory for logits that it has lent; `None` if it lends none.
     lent: Option<Addresses>,
 }
 
@@ -89,7 +89,7 @@ impl Fake {
     }
 }
 
-/// How much a token draws attention in a head.
+/// Attention that a token draws in a head.
 fn weight(token: u32, head: usize) -> f32 {
     ((token as usize * 37 + head * 11) % 101) as f32
 }

@@ -38,7 +38,7 @@ trait Laid {
 
 /// Interleaves one block of four tokens, for [`q4_i8mm_together`] if `PAIRS`, else for [`q4_dot_together`].
 pub fn laid<const PAIRS: bool>(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
-    if PAIRS { Pairs::of(acts) } else { Four::of(acts) }
+    if PAIRS { Pairs::of(acts) } else { FourTokens::of(acts) }
 }
 
 /// Multiplies sixteen rows of each group with `T` tokens: `out[group][token]`, `stride` tokens in each.
@@ -81,7 +81,7 @@ unsafe fn together<L: Laid, const T: usize>(
 
 /// Four tokens for `sdot`: `start` has one token in all lanes; `q` has the first sixteen columns of each token, then
 /// the others; `d` has one scale per token, then zeros.
-struct Four;
+struct FourTokens;
 
 /// Emits `sdot` of four tokens with the columns of a register.
 macro_rules! four_dots {
@@ -156,7 +156,7 @@ unsafe fn dot_four(w: &Quad, tile: &mut *const u8, acc: &mut [float32x4_t]) {
     );
 }
 
-impl Laid for Four {
+impl Laid for FourTokens {
     const BEFORE: usize = 0;
 
     fn of(acts: [&ActBlock; 4]) -> ActTile {
@@ -205,7 +205,7 @@ pub unsafe fn q4_dot_together<const T: usize>(
     tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    together::<Four, T>(w, tiles, out)
+    together::<FourTokens, T>(w, tiles, out)
 }
 
 /// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are
