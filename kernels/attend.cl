@@ -2,9 +2,9 @@
 // and tile of QUERIES queries (token-major, the heads of a group together), over chunks of the context. Each chunk has
 // a softmax of its own, which is merged with the previous ones in ascending order.
 //
-// Products are computed in blocks: a work-item computes the scores of QUERIES_PER_ITEM queries with four slots, or the sums of QUERIES_PER_ITEM
-// queries over runs of four elements, so that each value read from local memory is used several times. Meanwhile the
-// rows of the next tile are loaded.
+// Products are computed in blocks: a work-item computes the scores of QUERIES_PER_ITEM queries with four slots, or the
+// sums of QUERIES_PER_ITEM queries over runs of four elements, so that each value read from local memory is used
+// several times. Meanwhile the rows of the next tile are loaded.
 //
 // softmax: [token of the run][HEADS][m, l], the largest score and the sum of e^(score - m), for the observed tokens,
 // which are the last ones
@@ -57,7 +57,8 @@ typedef union {
     float one[4];
 } Four;
 
-// Partial products of lane `i`, for QUERIES_PER_ITEM queries at `q` and the keys `four`: [element][QUERIES] and [element][SLOTS].
+// Partial products of lane `i`, for QUERIES_PER_ITEM queries at `q` and the keys `four`: [element][QUERIES] and
+// [element][SLOTS].
 void lane_sums(const __local float *q, const __local float *k, int four, int i, float4 *sums) {
     for (int j = 0; j < QUERIES_PER_ITEM; j++) sums[j] = 0.0f;
     UNROLL
@@ -140,8 +141,8 @@ int visible_slots(int seen, int chunk) {
     return n;
 }
 
-// Adds the values of slots t to t + 3 times their weights to the sums of QUERIES_PER_ITEM queries, for the work-item's runs of four
-// elements. If `some`, not all queries see all four slots: each sums only the first seen[j] slots.
+// Adds the values of slots t to t + 3 times their weights to the sums of QUERIES_PER_ITEM queries, for the work-item's
+// runs of four elements. If `some`, not all queries see all four slots: each sums only the first seen[j] slots.
 void add_weighted_values(const __local float *weights, const __local float *values, int at, int t, bool some, const int *seen,
                 float4 (*sums)[FOURS_PER_ITEM]) {
     Four weight[QUERIES_PER_ITEM];

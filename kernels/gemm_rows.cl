@@ -1,6 +1,6 @@
-// Prefill by whole rows: the results of gemm.cl without local memory. A work-item has ROWS_PER_ITEM rows and TOKENS tokens in
-// registers, reads weights as stored, and adds its blocks in ascending order, like the CPU. A work-group processes
-// TURNS times as many tokens, so that its rows are read from memory only once if there is a cache.
+// Prefill by whole rows: the results of gemm.cl without local memory. A work-item has ROWS_PER_ITEM rows and TOKENS
+// tokens in registers, reads weights as stored, and adds its blocks in ascending order, like the CPU. A work-group
+// processes TURNS times as many tokens, so that its rows are read from memory only once if there is a cache.
 //
 // in_sums: [token][BLOCKS], sums of the halves of a block
 

@@ -37,7 +37,7 @@ Examples:
   antigravity pack
   antigravity pack --model-path model.gguf --out model.packed.safetensors")]
     Pack(pack::PackArgs),
-    /// Write one executable file that contains this program, its model, tokenizer and chat template
+    /// Write one executable file with program, model, tokenizer and chat template
     #[command(
         before_help = "\
 Examples:

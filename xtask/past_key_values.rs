@@ -1,6 +1,6 @@
-//! Compares a model's KV cache with the `past_key_values` of transformers, which `tests/fixtures/past_key_values.py` has
-//! written. `cargo xtask parity` runs it for models that have them. It is also an example of the loop: the last token and
-//! the cache go in, logits and the longer cache come out.
+//! Compares a model's KV cache with the `past_key_values` of transformers, which `tests/fixtures/past_key_values.py`
+//! has written. `cargo xtask parity` runs it for models that have them. It is also an example of the loop: the last
+//! token and the cache go in, logits and the longer cache come out.
 //!
 //!     ANTIGRAVITY_MODEL=tests/fixtures/models/m8-gpt2-bare-f32 cargo run --example past_key_values
 #![allow(clippy::disallowed_macros, reason = "not the program that users run")]

@@ -27,8 +27,8 @@
 #error a warp takes two blocks at a time
 #endif
 
-// Distribution of a step's units: a work-group takes UNITS_PER_GROUP adjacent ones, UNITS_PER_ROUND per round, of which a warp takes FRAGMENTS_PER_WARP
-// fragments.
+// Distribution of a step's units: a work-group takes UNITS_PER_GROUP adjacent ones, UNITS_PER_ROUND per round, of which
+// a warp takes FRAGMENTS_PER_WARP fragments.
 #define UNITS_PER_GROUP(rows) CEIL_DIV((rows) / 16, GRID)
 #define FRAGMENTS_PER_WARP(units, cols) CEIL_DIV((units) * (cols) / 64, WARPS)
 #define HAS_FLOATS(cols) (UNITS_AS_FLOATS((cols) / 32) > 0)

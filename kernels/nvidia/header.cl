@@ -225,8 +225,8 @@ typedef struct {
     ushort scale;
 } Fragment;
 
-// Fragments of a matrix, numbered from the first one of a work-group's units; those from number `half_start` on are `gap`
-// further.
+// Fragments of a matrix, numbered from the first one of a work-group's units; those from number `half_start` on are
+// `gap` further.
 typedef struct {
     const __global uchar *quants, *scales;
     uint half_start, gap;

@@ -177,7 +177,7 @@ struct Chat<'a> {
     load_time: Duration,
     /// Random state, carried from answer to answer.
     rng: Rng,
-    /// [`Question::random`] of the answered questions of this process.
+    /// [`Question::rng`] of the answered questions of this process.
     rng_history: Vec<Rng>,
     /// Results so far of the functions that the last answer called.
     tool_results: Vec<Message>,

@@ -127,7 +127,7 @@ pub fn connect_cancel(cancel: &CancelToken) {
     RUNNING_GENERATION.get_or_init(|| cancel.clone());
 }
 
-/// From now on SIGTERM and SIGHUP stop the generation, as Ctrl-C does, and wait for [`saved`].
+/// From now on SIGTERM and SIGHUP stop the generation, as Ctrl-C does, and wait for [`mark_saved`].
 pub fn expect_save() {
     *pending_work() = PendingWork::Save;
 }

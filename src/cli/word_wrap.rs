@@ -109,7 +109,7 @@ impl WordWrap {
 mod tests {
     use super::*;
 
-    /// The lines that a terminal shows for the output of [`Wrap`].
+    /// The lines that a terminal shows for the output of [`WordWrap`].
     fn shown(width: usize, pieces: &[&str]) -> Vec<String> {
         let mut wrap = WordWrap::new(width);
         let text: String = pieces.iter().map(|piece| wrap.wrap_piece(piece)).collect();

@@ -73,7 +73,7 @@ pub fn quote(text: &str) -> String {
     format!("\"{}\"", cut_by(text, VALUE, |c| c.escape_debug().collect()))
 }
 
-/// Escapes and shortens a value from an untrusted file, like [`quoted`] but without quotes.
+/// Escapes and shortens a value from an untrusted file, like [`quote`] but without quotes.
 pub fn escape(text: &str) -> String {
     one_line(text, VALUE)
 }

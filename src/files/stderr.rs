@@ -35,7 +35,7 @@ pub fn write_stderr(text: Arguments<'_>) {
     }
 }
 
-/// Sets a panic hook that prints panics through [`write`].
+/// Sets a panic hook that prints panics through [`write_stderr`].
 pub fn install_panic_hook() {
     panic::set_hook(Box::new(|info: &PanicHookInfo<'_>| {
         print_stderr!("error: {}", one_line(&info.to_string().replace('\n', " "), MAX_LINE_BYTES));

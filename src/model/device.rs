@@ -41,7 +41,7 @@ pub type LogitsBuffer = Box<dyn DerefMut<Target = [f32]> + Send>;
 /// Consecutive tokens of one sequence in a pass.
 pub struct Run<'a> {
     /// The sequence's cache, made by the device of the pass, or one whose rows that device can reach
-    /// ([`Cache::host`]). The tokens take the slots after the filled ones, which must be free.
+    /// ([`Cache::host_rows`]). The tokens take the slots after the filled ones, which must be free.
     pub cache: &'a mut dyn KvCache,
     /// At least one; ids below `VOCAB`.
     pub tokens: &'a [u32],
@@ -170,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// A ring for sequences with more positions than the cache has slots: see [`Cache::outlast`].
+    /// A ring for sequences with more positions than the cache has slots: see [`Cache::reserve_window_rows`].
     pub fn with_whole_window(self) -> Self {
         Self { has_whole_window: true, ..self }
     }
@@ -210,7 +210,7 @@ pub fn ring_spans(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usi
 /// The K and V rows of one sequence, in the memory of the device that made it.
 ///
 /// Full-attention layers address rows by slot; sliding-window layers by position, and hold only the latest: see
-/// [`Ring`]. Only full-attention layers have mass and [`Cache::keep`].
+/// [`Ring`]. Only full-attention layers have mass and [`Cache::retain_slots`].
 pub trait KvCache: Any + Send {
     /// The shape and fill level.
     fn extent(&self) -> Extent;
@@ -280,7 +280,7 @@ pub struct HostLayer<'a> {
 /// Rows of consecutive slots of one layer in the cache's element types, to exchange between devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvRows {
-    /// Keys after RoPE, as [`numeric::kv::KvType::rotated`] says: `[kv_head][slot][row bytes]`.
+    /// Keys after RoPE, as [`numeric::kv::KvType::is_rotated`] says: `[kv_head][slot][row bytes]`.
     pub k: Vec<u8>,
     /// Values: `[kv_head][slot][row bytes]`.
     pub v: Vec<u8>,

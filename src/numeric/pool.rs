@@ -195,13 +195,13 @@ impl Pool {
     }
 
     /// Sets the token whose cancellation skips all further tasks, since a single step of a long prompt may take longer
-    /// than a user waits. See [`Pool::finished`].
+    /// than a user waits. See [`Pool::check_cancelled`].
     pub fn set_cancel(&mut self, cancel: Option<&CancelToken>) {
         self.cancel = cancel.cloned();
         *self.skipped.get_mut() = false;
     }
 
-    /// Checks that no task was skipped since [`Pool::heed`].
+    /// Checks that no task was skipped since [`Pool::set_cancel`].
     ///
     /// # Errors
     ///

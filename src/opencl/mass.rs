@@ -138,7 +138,7 @@ impl AttentionMass {
         Ok(layers)
     }
 
-    /// Writes back the mass from [`Mass::lend`], with `len` filled slots.
+    /// Writes back the mass from [`AttentionMass::read_all`], with `len` filled slots.
     pub fn write_all(&mut self, layers: &[Vec<f32>], len: usize) -> Result<()> {
         self.filled = len;
         layers.iter().enumerate().try_for_each(|(layer, mass)| self.put(layer, 0, mass))

@@ -113,7 +113,7 @@ impl PersistentKernels {
         if tokens == 1 { first.bound_decode().is_some() } else { self.batch.is_some() }
     }
 
-    /// Sets the header for the single-token kernel, before [`Scratch::embed`] sends it.
+    /// Sets the header for the single-token kernel, before [`Scratch::upload_tokens`] sends it.
     pub fn set_header(&self, scratch: &mut PassBuffers, cache: &mut OpenClCache) {
         if let Some(bound) = cache.bound_decode() {
             self.decode.set_header(scratch, bound);

@@ -191,12 +191,13 @@ impl PassBuffers {
         })
     }
 
-    /// Sets, for the next [`Scratch::embed`], the slot of a single token, and the token whose residual the head reads.
+    /// Sets, for the next [`Scratch::upload_tokens`], the slot of a single token, and the token whose residual the head
+    /// reads.
     pub fn set_token(&mut self, slot: usize, row: usize) {
         self.set_header(H_SLOT, [slot as u32, row as u32]);
     }
 
-    /// Sets integers of the header from `first` on; the next [`Scratch::embed`] sends them.
+    /// Sets integers of the header from `first` on; the next [`Scratch::upload_tokens`] sends them.
     pub fn set_header<const N: usize>(&mut self, first: usize, values: [u32; N]) {
         self.header[first..first + N].copy_from_slice(&values);
     }

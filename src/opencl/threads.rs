@@ -8,7 +8,7 @@ use opencl_runtime::program_cache::Cache;
 use std::sync::Once;
 use std::thread;
 
-/// [`device::facts_of`], called on the performance cores. A driver starts threads when it is first used and when a
+/// [`device::select_info`], called on the performance cores. A driver starts threads when it is first used and when a
 /// device is opened, and they inherit the CPU affinity: on a phone's efficiency cores every launch would take longer.
 pub fn facts_of(select: Option<&str>) -> Option<&'static DeviceInfo> {
     static FIRST: Once = Once::new();

@@ -57,7 +57,7 @@ pub struct Tuning {
 ///
 /// # Errors
 ///
-/// See [`VariantPair::forced`].
+/// See [`VariantPair::from_environment`].
 pub fn known_variants(
     facts: &DeviceInfo,
     fingerprint: &str,
@@ -108,7 +108,7 @@ fn store_variants(model: &Model, cache: &Cache, variants: VariantPair) {
 ///
 /// # Errors
 ///
-/// See [`decide`].
+/// See [`select_variants`].
 pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<Tuning> {
     say(&format!("OpenCL: timing kernels on {}, once", model.device.info().name));
     let mut tuner = Tuner::new(model, cache, say)?;

@@ -93,7 +93,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// See [`VariantPair::forced`].
+    /// See [`VariantPair::from_environment`].
     pub fn kernel_variants(&self) -> files::Result<VariantPair> {
         let forced = VariantPair::from_environment(self.device.info())?;
         Ok(forced.or(*self.lock_variants()).unwrap_or(VariantPair::BASELINE))
@@ -184,7 +184,8 @@ impl Matrices {
     }
 }
 
-/// Calls [`adopt`] for a matrix whose rows start at group `first` of a step's result, if one chunk has all of them.
+/// Calls [`view_device_copy`] for a matrix whose rows start at group `first` of a step's result, if one chunk has all
+/// of them.
 fn adopt_rows<const ROWS: usize, const COLS: usize>(
     matrix: &mut Matrix<ROWS, COLS>,
     step: &StepWeights,

@@ -59,7 +59,7 @@ pub fn encode_text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
 ///
 /// # Errors
 ///
-/// Errors of [`tokens`] and [`compute`].
+/// Errors of [`encode_text`] and [`compute_calibration`].
 pub fn load_or_compute(
     weights: &Arc<Weights>,
     tokenizer: &Tokenizer,
@@ -77,7 +77,7 @@ pub fn load_or_compute(
     Ok(calibration)
 }
 
-/// Bytes that [`compute`] needs besides the weights.
+/// Bytes that [`compute_calibration`] needs besides the weights.
 pub fn pass_bytes() -> u64 {
     let types = KvTypes::same(KvType::F32);
     let cache = TOKENS * types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM);

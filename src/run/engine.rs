@@ -248,7 +248,7 @@ impl Engine {
         Ok(self)
     }
 
-    /// Formats a conversation as the prompt for its next answer: see [`Template::format`]. Answers end with
+    /// Formats a conversation as the prompt for its next answer: see [`Template::format_prompt`]. Answers end with
     /// [`Template::stop_tokens`]. For untrusted messages use [`Engine::encode_chat`]: in one formatted text, control
     /// tokens spelled in a message become control tokens.
     ///
@@ -269,7 +269,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Errors of [`Engine::template`] and [`Template::render`].
+    /// Errors of [`Engine::template`] and [`Template::render_messages`].
     pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
         self.template()?.format_prompt(messages)
     }
@@ -279,14 +279,14 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Errors of [`Engine::template`] and [`Template::encode`].
+    /// Errors of [`Engine::template`] and [`Template::encode_messages`].
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         self.encode_chat_with(messages, &TemplateKwargs::default())
     }
 
     /// [`Engine::encode_chat`] with tools and other variables for the template.
-    /// [`OutputFormat::of`](text::chat::OutputFormat::of) and [`OutputParser`](text::chat::OutputParser) read the
-    /// answer: thoughts, text and calls.
+    /// [`OutputFormat::for_template`](text::chat::OutputFormat::of) and [`OutputParser`](text::chat::OutputParser) read
+    /// the answer: thoughts, text and calls.
     ///
     /// ```
     /// use antigravity::chat::{OutputFormat, Message, Part, OutputParser, Role, TemplateKwargs};

@@ -264,14 +264,13 @@ impl Plan {
         let of_attention = if o.gpu_attn || both { there } else { MemoryKind::Own };
         // Shared weights are counted once, as the device's.
         let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
-        let on_device = if self.device.is_some() { self.weights.device } else { 0 };
         let calibration = self.calibration_bytes();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let threads = (format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()));
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
             put("weights", copied(self.weights.mapped), MemoryKind::Mapped),
-            put("weights", on_device, MemoryKind::Device),
+            put("weights", self.device.map_or(0, |_| self.weights.device), MemoryKind::Device),
             put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), of_all, of_attention),
@@ -314,7 +313,7 @@ impl Plan {
         add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted)
     }
 
-    /// What a device keeps in the host's memory, for passes of `chunk` tokens; `both` if the CPU computes in turn.
+    /// Bytes of host memory that a device needs for passes of `chunk` tokens; `both` if the CPU computes in turn.
     fn host_side_bytes(&self, slots: usize, chunk: usize, both: bool) -> u64 {
         let attention = if self.options.gpu_attn || both { 0 } else { host_attention(slots, chunk) };
         let landing = if self.has_own_memory() { opencl::logits_bytes(chunk) as u64 } else { 0 };
@@ -418,7 +417,7 @@ fn window_cache_name(o: &EngineOptions, rows: usize) -> String {
     format!("KV cache of sliding-window layers, {} x {rows} tokens", o.kv_types)
 }
 
-/// Ring of the sliding-window layers, with passes of `chunk` tokens.
+/// Ring of the sliding-window layers, with passes of `max_pass_tokens` tokens.
 fn window_ring(o: &EngineOptions, chunk: usize) -> Ring {
     let ring = Ring::new(chunk);
     if o.eviction.policy == Policy::None { ring } else { ring.with_whole_window() }

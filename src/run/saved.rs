@@ -147,11 +147,11 @@ pub fn save_session(file: &Path, session: &mut Session, engine: &Engine, state: 
     unfinished.commit().map_err(failed)
 }
 
-/// Calls [`read`] for a file that will be written later.
+/// Calls [`read_session`] for a file that will be written later.
 ///
 /// # Errors
 ///
-/// Errors of [`read`]; `Usage` if the file is not writable.
+/// Errors of [`read_session`]; `Usage` if the file is not writable.
 pub fn load_session(file: &Path, session: &mut Session, engine: &Engine) -> Result<Option<SavedState>> {
     check_regular_file(file)?;
     // Reports an unwritable file now, not after the last token. Also removes leftovers of a killed run.

@@ -146,8 +146,8 @@ impl Memory {
         }
     }
 
-    /// [`Memory::now`], or the available memory given in `ANTIGRAVITY_MEMORY_MIB`: to plan for another machine, or to
-    /// leave memory to other programs.
+    /// [`Memory::current`], or the available memory given in `ANTIGRAVITY_MEMORY_MIB`: to plan for another machine, or
+    /// to leave memory to other programs.
     ///
     /// # Errors
     ///

@@ -51,7 +51,7 @@ const DISCARD_PAUSE: Duration = Duration::from_secs(1);
 enum RouteAccess {
     /// Clients with a key.
     Clients,
-    /// Everyone whom [`Access::check`](super::access::Access::check) allows, without a key.
+    /// Everyone whom [`Access::check_origin`](super::access::Access::check) allows, without a key.
     Visitors,
     /// Everyone, under any host name, as routers and probes need. For routes without secrets.
     Everyone,
@@ -275,8 +275,8 @@ async fn next_frame(body: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> 
     poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await
 }
 
-/// Reads and discards a refused body in the background: a client that sends all of it before it reads the response would
-/// otherwise only see a broken connection.
+/// Reads and discards a refused body in the background: a client that sends all of it before it reads the response
+/// would otherwise only see a broken connection.
 fn discard_body(headers: &HeaderMap, mut body: Incoming) {
     // With `Expect: 100-continue` the client sends no body.
     if body.is_end_stream() || headers.contains_key("expect") {

@@ -3,7 +3,7 @@
 //! | stage | on by default | |
 //! |---|---|---|
 //! | grammar: rule out tokens that it does not allow | | `Grammar`, with the feature `grammar` |
-//! | rule out other tokens | | [`Sampler::sample_except`] |
+//! | rule out other tokens | | [`Sampler::sample_token_except`] |
 //! | logit bias | | [`SamplerOptions::logit_bias`] |
 //! | repetition penalty over the window | yes | [`penalise`] |
 //! | presence and frequency penalties over the window | | as in OpenAI's API |
@@ -156,7 +156,7 @@ impl Sampler {
         self.sample_token_except(logits, recent, &[])
     }
 
-    /// [`Sampler::sample`] without the tokens in `except`, unless the grammar allows only the end.
+    /// [`Sampler::sample_token`] without the tokens in `except`, unless the grammar allows only the end.
     pub fn sample_token_except(&mut self, logits: &mut [f32], recent: &[u32], except: &[u32]) -> u32 {
         assert_eq!(logits.len(), self.vocab, "one logit for each token");
         #[cfg(feature = "grammar")]

@@ -191,7 +191,7 @@ impl Tokenizer {
         text.len() / if text.is_ascii() { longest } else { 12 * longest }
     }
 
-    /// Encodes `text` with special tokens in it as ordinary text, as [`Specials::Text`] does. Adds no tokens.
+    /// Encodes `text` with special tokens in it as ordinary text, as [`SpecialText::AsText`] does. Adds no tokens.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_plain_until(text, &|| false)
     }

@@ -190,7 +190,8 @@ fn only_a_program_for_the_same_model_is_taken() {
     mentions(&bundle(&temp.write("other", &other)), &["not built for this program's model", "hidden_size"]);
     assert!(!Path::new(&out).exists());
     antigravity(["bundle", "-q"]).fails(2);
-    antigravity(["bundle", "-q", "--out", "/dev/null"]).fails_with(2, &["/dev/null", "no regular file"]);
+    antigravity(["bundle", "-q", "--out", "/dev/null"])
+        .fails_with(2, &["/dev/null", "is not a regular file"]);
     let program = temp.write("program", &whole);
     text_of(&["bundle", "-q", "--out", &out, "--program", &program]);
     assert_eq!(greedy().args(["-m", &out]).text(), greedy().text());

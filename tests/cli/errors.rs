@@ -142,7 +142,7 @@ fn what_is_no_model_is_said_to_be_none() {
     let text = temp.write("notes.txt", "some text that is longer than a header");
     mentions(&refused(&text), &["notes.txt", "is not a weights file"]);
     let unnamed = temp.write("model.bin", b"GGUF\x03\0\0\0 and so on and so on");
-    mentions(&refused(&unnamed), &["model.bin", "is a GGUF file", "rename it to end in .gguf"]);
+    mentions(&refused(&unnamed), &["model.bin", "is a GGUF file", "does not end in .gguf; rename it"]);
     let broken = temp.write("broken.safetensors", "some text that is longer than a header");
     mentions(&refused(&broken), &["broken.safetensors", "header length", "download it again"]);
 }
@@ -246,7 +246,7 @@ fn a_broken_chat_template_is_named_with_its_line() {
         ("a\n{{ nothing() }}", ["chat_template.jinja, line 2", "nothing is unknown"]),
         (forever, ["chat_template.jinja", "takes too many steps"]),
         (doubling, ["chat_template.jinja, line 1", "takes too many steps or produces too much text"]),
-        ("{{ '<|im_' ~ 'end|>' }}", ["chat_template.jinja", "control token <|im_end|> together"]),
+        ("{{ '<|im_' ~ 'end|>' }}", ["chat_template.jinja", "control token <|im_end|> from parts"]),
     ] {
         temp.write("chat_template.jinja", source);
         antigravity(["chat", "-q", "-p", "x", "-m", &dir]).fails_with(3, &words);

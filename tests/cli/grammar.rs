@@ -136,7 +136,7 @@ fn errors_in_a_grammar_have_a_place() {
     let links: String = (0..800).map(|i| format!("\"d{i}\":{{\"$ref\":\"#/$defs/d{}\"}},", i + 1)).collect();
     let schema = format!("{{\"$ref\":\"#/$defs/d0\",\"$defs\":{{{links}\"d800\":{{}}}}}}");
     mentions(&with("--json-schema", &schema), &["--json-schema", "more than 64 references"]);
-    mentions(&with("--json-schema", "{\"$ref\":\"#\"}"), &["--json-schema", "leads back to itself"]);
+    mentions(&with("--json-schema", "{\"$ref\":\"#\"}"), &["--json-schema", "refers to itself"]);
     // Nothing is left where the only token that the grammar wants next is ruled out.
     let said =
         antigravity(["generate", "-p", "x", "--json-schema", "{\"const\": 7}", "--logit-bias", "0+1"]).run();

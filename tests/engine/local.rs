@@ -1,5 +1,5 @@
-//! Layers that see a window keep the rows of the latest positions alone. Each test holds for any model, and says something
-//! of those with such layers only.
+//! Layers that see a window keep the rows of the latest positions alone. Each test holds for any model, and says
+//! something of those with such layers only.
 
 use crate::eviction::reference::Reference;
 use crate::support::paths;

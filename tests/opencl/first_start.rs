@@ -12,8 +12,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The model on a backend with values of a type that no other test has beside these keys, so that nothing is known of the
-/// device.
+/// The model on a backend with values of a type that no other test has beside these keys, so that nothing is known of
+/// the device.
 fn engine(backend: BackendKind, v: KvType) -> (Engine, Arc<Mutex<Vec<String>>>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let said = Arc::clone(&lines);

@@ -24,8 +24,8 @@ pub fn model() -> PathBuf {
     }
 }
 
-/// The program of `models/story-draft`, which `cargo xtask test` builds. Without it the test says so and passes, or fails
-/// in CI.
+/// The program of `models/story-draft`, which `cargo xtask test` builds. Without it the test says so and passes, or
+/// fails in CI.
 #[track_caller]
 pub fn draft_program() -> Option<PathBuf> {
     let found = std::env::var_os("ANTIGRAVITY_DRAFT").map(PathBuf::from);

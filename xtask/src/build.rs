@@ -98,7 +98,8 @@ fn release_for(target: &str, model: Option<&Path>, ndk: android::NdkUse) -> Resu
     link_release((build_command(PROFILE, Features::Default, model), &target_dir()), target, ndk)
 }
 
-/// Builds a release with these features, without an NDK, in a target directory of its own, so that other builds can run.
+/// Builds a release with these features, without an NDK, in a target directory of its own, so that other builds can
+/// run.
 pub fn build_release_aside(features: Features, target: &str, model: &Path) -> Result<PathBuf> {
     let aside = target_dir().join("aside");
     let mut cargo = build_command(PROFILE, features, Some(model));
@@ -158,8 +159,8 @@ fn portable_release(model: Option<&Path>) -> Result<PathBuf> {
     Ok(target_dir().join(PROFILE).join("antigravity"))
 }
 
-/// Makes a build of the checkout `root` into `target` reproducible: the same bytes in every folder and for every user. No
-/// path of this machine stays in it, and the program looks for its model in its own folder.
+/// Makes a build of the checkout `root` into `target` reproducible: the same bytes in every folder and for every user.
+/// No path of this machine stays in it, and the program looks for its model in its own folder.
 pub fn make_reproducible(mut cargo: Command, root: &Path, target: &Path) -> Result<Command> {
     let set = cargo.get_envs().find(|(name, _)| *name == "CARGO_HOME").and_then(|(_, home)| home);
     let home = set.map_or_else(cargo_home, PathBuf::from);
@@ -209,7 +210,7 @@ pub fn build_tested(model: &Path) -> Result<PathBuf> {
     Ok(debug_binary(&[]))
 }
 
-/// Builds the program of [`tested`] for another target.
+/// Builds the program of [`build_tested`] for another target.
 pub fn build_tested_for(target: &str, model: &Path) -> Result<PathBuf> {
     build_for(checked_on_arm(debug_build(model), target), target, android::NdkUse::IfFound)?;
     check_loadable(target, debug_binary(&[target]))
@@ -225,7 +226,7 @@ pub fn build_unoptimised(model: &Path) -> Result<PathBuf> {
     Ok(debug_binary(&[]))
 }
 
-/// Builds the program of [`unoptimised`] for another target.
+/// Builds the program of [`build_unoptimised`] for another target.
 pub fn build_unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
     build_for(checked_on_arm(unoptimised_command(model), target), target, android::NdkUse::IfFound)?;
     Ok(debug_binary(&[target]))
@@ -279,8 +280,8 @@ fn debug_build(model: &Path) -> Command {
 }
 
 /// Cargo's flags that keep the builds of models apart. Cargo keeps one build of a package per profile, so the build of
-/// one model would replace another's. With a number of codegen units of its own each is a different build, and all share
-/// their dependencies. The story model has no flags: it uses the build of the tests.
+/// one model would replace another's. With a number of codegen units of its own each is a different build, and all
+/// share their dependencies. The story model has no flags: it uses the build of the tests.
 pub fn model_flags(model: &Path) -> Vec<String> {
     if is_story(model) {
         return Vec::new();

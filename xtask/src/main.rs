@@ -62,7 +62,8 @@ enum Task {
     Deploy(deploy::DeployArgs),
     /// Runs the deployed program; without a command it writes a story
     Run(run::RunArgs),
-    /// Measures speed, start-up, clocks and temperatures on a device; PEER=LLAMA_BENCH: next to llama.cpp; serve: under load
+    /// Measures speed, start-up, clocks and temperatures on a device; PEER=LLAMA_BENCH: next to llama.cpp; serve: under
+    /// load
     Bench(Box<bench::BenchArgs>),
     /// Records a generation on a device as a page of charts and a Perfetto trace
     Profile(profile::ProfileArgs),

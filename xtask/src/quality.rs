@@ -1,5 +1,5 @@
-//! `cargo xtask quality`: measures the cost of KV cache types and eviction policies on the bundled model or on a real one,
-//! as Markdown. The engine is bit-exact on every machine, and so are these tables.
+//! `cargo xtask quality`: measures the cost of KV cache types and eviction policies on the bundled model or on a real
+//! one, as Markdown. The engine is bit-exact on every machine, and so are these tables.
 
 mod real;
 mod result;
@@ -43,7 +43,8 @@ impl Row {
 }
 
 const SHARE: &str = "25%";
-/// Policies with the number of first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, without them
+/// Policies with the number of first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, without
+/// them
 /// 1.719 (f32 cache). Policies that use attention scores find the sinks by themselves: H2O has 1.556 either way.
 const EVICTING: [(&str, usize); 3] = [("sliding", 4), ("snapkv", 0), ("h2o", 0)];
 /// Types of keys and values; the first is lossless.
@@ -176,8 +177,8 @@ const MIN_RECALL: f64 = 0.9;
 /// The page with the tables.
 const README: &str = "models/story/README.md";
 
-/// Measures the rows of `--quick` and returns promises, each with `true` if it holds: of the cache, and that the table in
-/// the story model's README has the measured values.
+/// Measures the rows of `--quick` and returns promises, each with `true` if it holds: of the cache, and that the table
+/// in the story model's README has the measured values.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick_rows();
     let found = measure(&build::build_tested(&build::model_dir("story")?)?, &rows)?;

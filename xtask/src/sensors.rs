@@ -1,7 +1,7 @@
 //! The state of a device: its cores and their clocks, temperatures, throttling, memory, battery.
 //!
-//! Scripts in the device's shell read everything, without special rights or tools. A value that is missing, locked or odd
-//! is `None` or left out, never an error.
+//! Scripts in the device's shell read everything, without special rights or tools. A value that is missing, locked or
+//! odd is `None` or left out, never an error.
 
 pub mod sampler;
 

@@ -1,6 +1,7 @@
 //! Maximum sizes of release binaries.
 //!
-//! The goal for the smallest build was 2.5 MB; the packages do not allow it. OpenCL takes 0.3 MB and regular expressions
+//! The goal for the smallest build was 2.5 MB; the packages do not allow it. OpenCL takes 0.3 MB and regular
+//! expressions
 //! 0.8 (0.47 code, 0.35 Unicode tables): `tokenizers` asks for `regex` with all default features, so neither slower
 //! engines nor fewer tables can be chosen. Rust's standard library takes 0.5 MB as built, 0.16 of it for backtraces.
 //! Kernel sources take 0.12; the 0.05 that only NVIDIA runs are left out on Android.

@@ -1,5 +1,5 @@
-//! `cargo xtask synth`: a model of real shapes with random weights, to measure without a download. It is a BF16 checkpoint,
-//! or with `--gguf` a GGUF file with quantised blocks.
+//! `cargo xtask synth`: a model of real shapes with random weights, to measure without a download. It is a BF16
+//! checkpoint, or with `--gguf` a GGUF file with quantised blocks.
 //!
 //! All cores write the weights. Each chunk has a seed of its own, so the bytes do not depend on the number of threads.
 
@@ -121,7 +121,8 @@ impl Content {
     }
 }
 
-/// A safetensors file of these tensors: the length of the JSON, the JSON padded with spaces to a multiple of 8, the data.
+/// A safetensors file of these tensors: the length of the JSON, the JSON padded with spaces to a multiple of 8, the
+/// data.
 fn safetensors(tensors: &[Tensor]) -> FilePlan {
     let mut entries = serde_json::Map::new();
     entries.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));

@@ -42,7 +42,8 @@ pub fn to_cells<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     texts.into_iter().map(String::from).collect()
 }
 
-/// A Markdown table with padded columns; the first one is left-aligned. Every row has as many cells as there are titles.
+/// A Markdown table with padded columns; the first one is left-aligned. Every row has as many cells as there are
+/// titles.
 pub fn format_table(titles: Vec<String>, rows: impl Iterator<Item = Vec<String>>) -> String {
     // Names come from devices: a cell must not end its column or its line.
     let tame = |s: String| s.replace('|', "/").replace(char::is_control, " ");

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: what every change must keep, part after part; with `all`, everything that must hold. The end is a
-//! table of parts and builds with their seconds, and one line that sums it up.
+//! `cargo xtask test`: what every change must keep, part after part; with `all`, everything that must hold. The end is
+//! a table of parts and builds with their seconds, and one line that sums it up.
 
 pub mod arm;
 mod cargo_test;

@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: rules about source files that neither Cargo's members nor clippy check.
 //!
 //! [`style`]: the first line of a file, its name, and the length of files and functions. [`names`]: names of types and
-//! functions, and the beginnings of doc comments. [`parts`]: the parts of the package that a part may use. [`messages`]:
-//! no flags in the library's messages. [`pages`]: the Markdown pages name only files that exist.
+//! functions, and the beginnings of doc comments. [`parts`]: the parts of the package that a part may use.
+//! [`messages`]: no flags in the library's messages. [`pages`]: the Markdown pages name only files that exist.
 
 mod code;
 mod messages;

@@ -35,7 +35,7 @@ impl Chat<'_> {
     ///
     /// # Errors
     ///
-    /// The errors of [`saved::read`]. The conversation is then unchanged, but may have to be computed again.
+    /// The errors of [`saved::read_session`]. The conversation is then unchanged, but may have to be computed again.
     pub fn load_conversation(&mut self, file: &Path) -> Result<()> {
         let Some(state) = saved::read_session(file, &mut self.session, self.engine)? else {
             return Err(Error::io(file, "no such file"));

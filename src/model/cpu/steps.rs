@@ -366,7 +366,7 @@ fn add_to_residual(to: &mut f32, y: f32) {
     }
 }
 
-/// Joins a row of a product and its bias, if there is one: see [`join`].
+/// Joins a row of a product and its bias, if there is one: see [`add_to_residual`].
 #[inline(always)]
 fn add_row_to_residual(to: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
     match bias {

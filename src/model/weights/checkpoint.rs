@@ -31,7 +31,7 @@ pub struct StoredTensor {
     pub block: BlockType,
     /// Order of its rows in the file.
     pub order: RowOrder,
-    /// True if the file's rows are its columns; then `data` holds the whole tensor: see [`Stored::straight`].
+    /// True if the file's rows are its columns; then `data` holds the whole tensor: see [`StoredTensor::straight`].
     pub transposed: bool,
     /// True if 1 must be added to the values.
     pub adds_one: bool,

@@ -39,7 +39,7 @@ pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
     storage != Storage::Head && !asis
 }
 
-/// Loads one tensor. A converted tensor goes into `room`, of [`room_of`] bytes, and has no planes yet: see
+/// Loads one tensor. A converted tensor goes into `room`, of [`converted_bytes`] bytes, and has no planes yet: see
 /// [`Storage::planes`]. `weight_type` is not `Auto`.
 ///
 /// # Errors
@@ -70,7 +70,7 @@ pub(super) fn load_tensor(
     Ok(LoadedTensor { storage, planes })
 }
 
-/// Bytes of the converted tensor; 0 if [`load_one`] does not convert it.
+/// Bytes of the converted tensor; 0 if [`load_tensor`] does not convert it.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub(super) fn converted_bytes(
     weight_type: WeightType,
 ) -> Result<usize> {
     let mut stored = checkpoint.find_tensor(spec)?;
-    stored.transposed = false; // `load_one` transposes it before.
+    stored.transposed = false; // `load_tensor` transposes it before.
     let storage = Storage::for_tensor(spec, stored.block, weight_type);
     let is_converted = spec.role != TensorRole::Vector && is_converted(&stored, storage);
     Ok(if is_converted { storage.padded_bytes(spec) } else { 0 })

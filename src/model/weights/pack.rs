@@ -262,7 +262,7 @@ pub(super) fn check_packed(source: &Safetensors) -> Result<()> {
     check_config(source.path(), metadata_value(source, key::CONFIG)?)
 }
 
-/// Maps a packed file that [`check`] accepts and that has this weight type.
+/// Maps a packed file that [`check_packed`] accepts and that has this weight type.
 ///
 /// # Errors
 ///

@@ -29,7 +29,7 @@ pub struct LoadedTensor {
 
 /// All tensors of a model.
 pub struct LoadedModel {
-    /// By [`Spec::name`].
+    /// By [`TensorSpec::name`].
     pub tensors: HashMap<String, LoadedTensor>,
     /// The calibration that a packed file holds.
     pub calibration: Option<Calibration>,

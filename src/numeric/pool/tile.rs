@@ -47,7 +47,7 @@ impl Pool {
         });
     }
 
-    /// Like [`Pool::columns`], for a matrix whose `rows` of `row_len` elements each lie anywhere in memory.
+    /// Like [`Pool::run_columns`], for a matrix whose `rows` of `row_len` elements each lie anywhere in memory.
     ///
     /// # Panics
     ///

@@ -147,7 +147,7 @@ impl Format {
     }
 
     /// Copies a row of a file's blocks bit for bit to row `lane` of one group's planes, which must hold
-    /// [`Format::padding`] and zeros there. Returns false if a scale is not finite.
+    /// [`Format::padding_byte`] and zeros there. Returns false if a scale is not finite.
     pub fn put_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
         match self {
             Format::Q4_0 => put_each(row, |b, block: &[u8; 18]| {
@@ -201,7 +201,7 @@ impl Format {
         }
     }
 
-    /// Decodes the integers of row `lane` from one block's quants, with [`Format::zero`] subtracted.
+    /// Decodes the integers of row `lane` from one block's quants, with [`Format::zero_point`] subtracted.
     pub(crate) fn decode_integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
         let (mut row, words) = ([0; BLOCK], quants.chunks_exact(4 * GROUP_ROWS));
         let bits = self.extract_bits();

@@ -46,7 +46,7 @@ impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
         }
     }
 
-    /// Releases the pages of a mapped file; see [`Plane::release`].
+    /// Releases the pages of a mapped file; see [`MappedSlice::release_pages`].
     pub fn release_pages(&self) {
         self.quants.release_pages();
         self.scales.release_pages();

@@ -95,8 +95,8 @@ static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 ///
 /// # Safety
 ///
-/// [`granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks` blocks, `out` holds
-/// `tokens` rows for each group, and the tiles have no more tokens than that.
+/// [`is_amx_granted`] is true. `w.quants` and `w.scales` hold the groups, `tiles` holds rows of `w.blocks` blocks,
+/// `out` holds `tokens` rows for each group, and the tiles have no more tokens than that.
 // Not inlined: otherwise its 144 KiB of buffers are on the stack of every product, and each call touches them page by
 // page. The story model generates 1.34 times as fast this way.
 #[inline(never)]
@@ -299,7 +299,7 @@ unsafe fn add_products(
 ///
 /// # Safety
 ///
-/// [`granted`] is true.
+/// [`is_amx_granted`] is true.
 pub unsafe fn multiply_tiles(rounds: u64, (a, b): ([i8; 8], [i8; 8])) -> i64 {
     let x = [[a; 8]; 16];
     let w: [[[i8; 4]; 16]; 16] = std::array::from_fn(|k| {

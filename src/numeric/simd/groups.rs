@@ -8,7 +8,7 @@ use files::blocks::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-/// Maximum groups of rows that [`Isa::tile`](super::Isa::tile) returns. They share the activations laid out for a
+/// Maximum groups of rows that [`Isa::tile_shape`](super::Isa::tile) returns. They share the activations laid out for a
 /// kernel.
 pub const MOST_GROUPS: usize = 4;
 
@@ -101,8 +101,8 @@ fn is_amd() -> bool {
 }
 
 /// Prefetches the bytes that a kernel reads soon after block `b`, counted from the start of `quants` and `scales`. `F`
-/// is the format's index in [`Format::ALL`], `near` the result of [`near`]. After the end of a group comes the group
-/// that this thread takes next.
+/// is the format's index in [`Format::ALL`], `near` the result of [`prefetch_distance`]. After the end of a group comes
+/// the group that this thread takes next.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch_block<const F: usize>(quants: *const u8, scales: *const u8, b: usize, near: usize) {

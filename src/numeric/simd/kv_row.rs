@@ -308,7 +308,7 @@ mod tests {
                 }
             }
         }
-        // `encode` alone does not give the same values.
+        // `encode_row` alone does not give the same values.
         let encoded = widened_rows(KvType::Q4, |x, row| encode_row(Isa::Scalar, KvType::Q4, x, row));
         let others = encoded.into_iter().filter(|(before, row)| {
             let mut other = false;

@@ -23,8 +23,8 @@ use crate::quant::activations::{ActBlock, ActTile};
 use crate::quant::format::Format;
 use files::blocks::BLOCK;
 
-/// Maximum tokens that [`Isa::tile`] returns. Up to this number, weights unpacked for AMX and their sums stay in the
-/// second-level cache.
+/// Maximum tokens that [`Isa::tile_shape`] returns. Up to this number, weights unpacked for AMX and their sums stay in
+/// the second-level cache.
 pub const MAX_TOKENS: usize = 256;
 
 /// Multiplies a matrix of `COLS` columns with the activations of some tokens: `out[group][token][row]`. See
@@ -67,7 +67,8 @@ fn multiply_by(
     }
     assert!(tiles.is_empty() || tiles.len() == w.blocks * (tokens / ActTile::TOKENS));
     let done = match isa {
-        // SAFETY: `Isa::Amx` is only made where `amx::granted`. The planes, `tiles` and `out` were checked above.
+        // SAFETY: `Isa::Amx` is only made where `amx::is_amx_granted`. The planes, `tiles` and `out` were checked
+        // above.
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => unsafe { amx::q4(w, tiles, tokens, out.as_mut_ptr()) },
         #[cfg(target_arch = "aarch64")]
@@ -192,7 +193,7 @@ impl Isa {
         (self.tokens_at_once(tokens), MOST_GROUPS)
     }
 
-    /// Number of whole tiles of `tokens` that [`multiply`] reads after [`lay_out`] has made them.
+    /// Number of whole tiles of `tokens` that [`multiply`] reads after [`interleave`] has made them.
     pub fn act_tiles(self, tokens: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]

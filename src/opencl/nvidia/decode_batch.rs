@@ -53,7 +53,7 @@ pub struct DecodeBatch {
 }
 
 impl DecodeBatch {
-    /// Builds the kernel, for a device that [`fits`].
+    /// Builds the kernel, for a device that [`supports_device`].
     pub fn new(
         device: &Device,
         layout: &WeightLayout,
@@ -89,7 +89,7 @@ impl DecodeBatch {
         &self.program
     }
 
-    /// Binds the buffers of attention again, after [`Scratch::reserve`] has made room for longer caches.
+    /// Binds the buffers of attention again, after [`Scratch::reserve_slots`] has made room for longer caches.
     pub fn reserve(&mut self, scratch: &PassBuffers) -> Result<()> {
         let [partials, ml] = PARTS;
         self.kernel.rebind_buffer(partials, &scratch.partials)?.rebind_buffer(ml, &scratch.ml)?;

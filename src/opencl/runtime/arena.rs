@@ -17,7 +17,7 @@ pub struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    /// Reserves room for parts of these sizes: in one buffer for [`Place::InOne`], if it fits.
+    /// Reserves room for parts of these sizes: in one buffer for [`Place::SharedBuffer`], if it fits.
     pub fn new(device: &'a Device, parts: &[usize], access: Access, place: Place) -> Self {
         let step = step(device);
         let all = parts.iter().try_fold(0usize, |sum, &n| sum.checked_add(n.checked_next_multiple_of(step)?));

@@ -40,7 +40,7 @@ pub enum Place {
     /// Memory that the CPU can map, without a copy if memory is unified.
     HostVisible,
     /// Host memory to which kernels of a discrete device write without a copy (cl_nv_create_buffer); see
-    /// [`Facts::writes_to_host`].
+    /// [`DeviceInfo::writes_to_host`].
     HostPinned,
 }
 
@@ -82,7 +82,7 @@ impl Device {
     /// Allocates uninitialised bytes.
     ///
     /// # Errors
-    /// [`Kind::Memory`] above [`Facts::max_alloc`](super::Facts::max_alloc), or if there is no room.
+    /// [`Kind::Memory`] above [`DeviceInfo::max_alloc`](super::Facts::max_alloc), or if there is no room.
     pub fn allocate_buffer(&self, len: usize, access: Access, place: Place) -> Result<Buffer> {
         let shared = &self.shared;
         let most = shared.facts.max_alloc;
@@ -203,7 +203,7 @@ impl Drop for Memory {
             self.shared.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
         if let Some(api) = self.shared.api_for_release() {
-            // SAFETY: made by `Device::buffer`; what is queued keeps the driver's object alive by itself.
+            // SAFETY: made by `Device::allocate_buffer`; what is queued keeps the driver's object alive by itself.
             unsafe { (api.clReleaseMemObject)(self.id) };
         }
     }
@@ -231,8 +231,9 @@ impl Buffer {
     /// Returns a part as a buffer of its own that keeps this one alive. Kernels may use both.
     ///
     /// # Errors
-    /// [`Kind::Misuse`] if `range.start` is not a multiple of [`Facts::base_align`](super::Facts::base_align),
-    /// [`Kind::Absent`] if the driver supports only OpenCL 1.0.
+    /// [`Kind::InvalidCall`] if `range.start` is not a multiple of
+    /// [`DeviceInfo::base_align`](super::Facts::base_align), [`Kind::Unsupported`] if the driver supports only OpenCL
+    /// 1.0.
     pub fn sub_buffer(&self, range: Range<usize>) -> Result<Buffer> {
         let m = &self.memory;
         m.assert_holds(&range);
@@ -257,7 +258,7 @@ impl Buffer {
     /// Returns an image with texels of one or four 32-bit words of this buffer, which it keeps alive. Only for kernels.
     ///
     /// # Errors
-    /// [`Kind::Absent`] if the device has no images, or none of this size.
+    /// [`Kind::Unsupported`] if the device has no images, or none of this size.
     pub fn create_image(&self, words: usize) -> Result<Buffer> {
         let m = &self.memory;
         let (api, width) = (m.shared.api_or_failure()?, m.len / (4 * words));

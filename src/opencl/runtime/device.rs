@@ -48,7 +48,7 @@ fn find_devices(libraries: &'static [Library]) -> Vec<DeviceEntry> {
     found
 }
 
-/// Properties of the selected device (see [`choose`]), without opening it; `None` if there is none.
+/// Properties of the selected device (see [`select_device`]), without opening it; `None` if there is none.
 pub fn select_info(select: Option<&str>) -> Option<&'static DeviceInfo> {
     let found = list_devices().ok()?;
     select_device(found, select).ok().map(|index| &found[index].facts)
@@ -120,7 +120,7 @@ pub(super) struct Shared {
     pub builds_stopped: AtomicBool,
     /// The first failure, after which no call is made.
     pub lost: OnceLock<Failure>,
-    /// Function that creates buffers of [`Place::OnHost`](super::Place::OnHost).
+    /// Function that creates buffers of [`Place::HostPinned`](super::Place::OnHost).
     pub create_on_host: Option<CreateBufferNv>,
 }
 
@@ -136,7 +136,7 @@ pub struct BuildStats {
 }
 
 impl Device {
-    /// Opens the selected device (see [`choose`]); built programs are stored in `cache`.
+    /// Opens the selected device (see [`select_device`]); built programs are stored in `cache`.
     pub fn open(select: Option<&str>, cache: Cache) -> Result<Self> {
         let found = list_devices()?;
         let &DeviceEntry { library, platform, id, ref facts } = &found[select_device(found, select)?];
@@ -341,7 +341,7 @@ pub(super) fn query_number<T: Plain>(call: impl Fn(usize, *mut c_void, *mut usiz
     (code == ffi::SUCCESS).then_some(value)
 }
 
-/// Queries bytes, whose length the driver knows; see [`number`].
+/// Queries bytes, whose length the driver knows; see [`query_number`].
 pub(super) fn query_bytes(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Option<Vec<u8>> {
     let mut len = 0;
     if call(0, std::ptr::null_mut(), &mut len) != ffi::SUCCESS {
@@ -352,7 +352,7 @@ pub(super) fn query_bytes(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) 
     (len == 0 || code == ffi::SUCCESS).then_some(value)
 }
 
-/// Queries a zero-terminated text; see [`bytes`].
+/// Queries a zero-terminated text; see [`query_bytes`].
 pub(super) fn query_text(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> String {
     let value = query_bytes(call).unwrap_or_default();
     let end = value.iter().position(|&b| b == 0).unwrap_or(value.len());

@@ -55,7 +55,7 @@ pub struct DeviceInfo {
     pub driver: String,
     pub platform: String,
     pub platform_version: String,
-    /// Names separated by spaces; see [`Facts::has`].
+    /// Names separated by spaces; see [`DeviceInfo::has_extension`].
     pub extensions: String,
     /// Size of the largest buffer.
     pub max_alloc: u64,
@@ -118,7 +118,7 @@ impl DeviceInfo {
         self.has_extension("cl_khr_fp16")
     }
 
-    /// True if kernels can write to host memory without a copy: see [`Place::OnHost`](super::Place::OnHost).
+    /// True if kernels can write to host memory without a copy: see [`Place::HostPinned`](super::Place::OnHost).
     pub fn writes_to_host(&self) -> bool {
         self.has_extension("cl_nv_create_buffer")
     }

@@ -260,7 +260,7 @@ impl PixelHook {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> *mut c_void>(load),
             )
         };
-        // SAFETY: to be called once before the first `load`; `open` makes one hook a library.
+        // SAFETY: to be called once before the first `load`; `open_library` makes one hook a library.
         unsafe { enable() };
         Some(Self { load })
     }

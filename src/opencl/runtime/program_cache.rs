@@ -166,7 +166,7 @@ impl Cache {
         }
     }
 
-    /// Text stored by [`Cache::remember`] under a name.
+    /// Text stored by [`Cache::put_text`] under a name.
     pub fn get_text(&self, name: &str) -> Option<String> {
         self.load(&Key::from_name(name))?.notes.remembered
     }

@@ -122,7 +122,7 @@ impl StridedPieces {
         let Some(read) = api.clEnqueueReadBufferRect else { return ffi::INVALID_OPERATION };
         let ([origin, region], here, Self { len, pitch, .. }) = (self.to_rectangle(), [0; 3], self);
         let to = to.0.as_ptr().cast();
-        // SAFETY: by this function's contract; queue and buffer live as `Call::make` says.
+        // SAFETY: by this function's contract; queue and buffer live as `Call::call_driver` says.
         unsafe {
             let (none, event) = (null(), null_mut());
             read(queue, from, ffi::TRUE, &origin, &here, &region, pitch, 0, len, 0, to, 0, none, event)

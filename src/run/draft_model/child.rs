@@ -79,7 +79,7 @@ impl DraftProcess {
 
     /// Sends a line.
     pub fn send_line(&self, line: String) {
-        // If the thread is gone, so is the program, which `receive` reports.
+        // If the thread is gone, so is the program, which `receive_line` reports.
         let _ = self.requests.send(line);
     }
 

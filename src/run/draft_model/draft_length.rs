@@ -244,7 +244,7 @@ mod tests {
         assert!(lost > 0.0 && lost < 0.6 * passes, "{lost} of {passes}");
     }
 
-    /// What pays for one text may not for three, whose passes take less for each.
+    /// A draft that pays for one text may not pay for three, whose passes take less for each.
     #[test]
     fn each_number_of_texts_has_its_own_pass_to_compare_with() {
         let mut policy = DraftLengthPolicy::new();

@@ -1,7 +1,7 @@
 //! Protocol between a program and its draft program, version 1: one JSON object per line, requests on the draft's
-//! stdin, answers on its stdout. The draft first sends [`Hello`]; then each [`Request`] gets one [`Answer`]. The draft
-//! ends when its stdin does. Neither trusts the other: lines have a maximum length, and ids, numbers and fields are
-//! checked.
+//! stdin, answers on its stdout. The draft first sends [`Handshake`]; then each [`Request`] gets one [`Answer`]. The
+//! draft ends when its stdin does. Neither trusts the other: lines have a maximum length, and ids, numbers and fields
+//! are checked.
 
 use files::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -23,7 +23,7 @@ pub const MAX_REQUEST_BYTES: u64 = 256 << 20;
 pub struct Handshake {
     /// [`VERSION`].
     pub antigravity_draft: u32,
-    /// Digest of its tokenizer: [`Pieces::digest`](text::tokenizer::Pieces::digest).
+    /// Digest of its tokenizer: [`Pieces::compute_checksum`](text::tokenizer::Pieces::digest).
     pub tokenizer: u32,
     /// Number of texts that it keeps a cache for.
     pub sequences: usize,

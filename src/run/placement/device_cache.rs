@@ -53,7 +53,7 @@ impl SequencePrefix {
 pub struct RunPosition {
     /// Position of the first one.
     pub pos: usize,
-    /// Length of the sequence as far as it is known: see [`Run::known`].
+    /// Length of the sequence as far as it is known: see [`Run::known_len`].
     pub known: usize,
 }
 

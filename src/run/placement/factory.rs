@@ -144,7 +144,7 @@ pub fn max_pass_tokens(o: &EngineOptions) -> usize {
     max_pass_tokens_for(o, o.max_seq_len)
 }
 
-/// [`chunk`] with caches of `slots` slots.
+/// [`max_pass_tokens`] with caches of `slots` slots.
 pub fn max_pass_tokens_for(o: &EngineOptions, slots: usize) -> usize {
     o.prefill_chunk.clamp(1, slots.max(1)).max(o.sequence_count())
 }

@@ -22,7 +22,7 @@ impl OpenedModel {
     ///
     /// # Errors
     ///
-    /// `Model`: a file is missing or damaged. Errors of [`Plan::of`].
+    /// `Model`: a file is missing or damaged. Errors of [`Plan::for_model`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
         let model = ModelPath::new(&options.model)?.open(options.weight_type)?;

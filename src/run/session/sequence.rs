@@ -26,8 +26,10 @@ pub struct Sequence {
     /// Number of leading tokens that are in the first slots; without evictions all are, whatever its value.
     pub prefix: usize,
     /// First token from which on all are in the last slots, in order, in every head.
+    #[serde(rename = "dense")]
     pub dense_from: usize,
     /// First token whose attention the saved mass counts; `None` if there is no mass.
+    #[serde(rename = "since")]
     pub observed_since: Option<usize>,
     /// If heads choose their own slots: positions of the slots that the last eviction left in full-attention layers,
     /// `[layer * KV_HEADS + kv_head][slot]`, ascending.

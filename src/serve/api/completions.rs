@@ -178,7 +178,8 @@ impl CompletionDialect {
         });
     }
 
-    /// Takes the prompt to repeat with its log-probabilities and hidden characters; `None` if there is nothing to repeat.
+    /// Takes the prompt to repeat with its log-probabilities and hidden characters; `None` if there is nothing to
+    /// repeat.
     fn take_echo(&mut self, choice: usize) -> Option<(String, Vec<TokenLogprobs>, usize)> {
         let (echo, text) = (self.echoes.get(choice / self.n)?, &mut self.texts[choice]);
         if std::mem::replace(&mut text.echoed, true) {

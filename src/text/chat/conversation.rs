@@ -102,7 +102,7 @@ impl Conversation {
         Self::new(self.template.clone(), system).with_format(self.variables.clone(), self.output_format)
     }
 
-    /// The state to save, for [`Conversation::resume`].
+    /// The state to save, for [`Conversation::restore_state`].
     pub fn state(&self) -> ConversationState {
         ConversationState {
             template: self.template.name(),
@@ -164,15 +164,15 @@ impl Conversation {
     /// Appends a question and the start of its answer. Control tokens in `text` stay text.
     ///
     /// # Errors
-    /// See [`Template::encode`]; the conversation is then unchanged.
+    /// See [`Template::encode_messages`]; the conversation is then unchanged.
     pub fn add_question(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<()> {
         self.add_question_until(tokenizer, text, &|| false)
     }
 
-    /// [`Conversation::ask`] that ends early once `stop` returns true: a text of megabytes takes seconds.
+    /// [`Conversation::add_question`] that ends early once `stop` returns true: a text of megabytes takes seconds.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `stop` was true before the end, and those of [`Conversation::ask`].
+    /// [`Error::Interrupted`] if `stop` was true before the end, and those of [`Conversation::add_question`].
     pub fn add_question_until(
         &mut self,
         tokenizer: &Tokenizer,
@@ -182,10 +182,10 @@ impl Conversation {
         self.add_messages_until(tokenizer, &[Message::new(Role::User, text)], stop)
     }
 
-    /// [`Conversation::ask_until`] with messages in place of a text: results of tool calls, or a question.
+    /// [`Conversation::add_question_until`] with messages in place of a text: results of tool calls, or a question.
     ///
     /// # Errors
-    /// Those of [`Conversation::ask_until`].
+    /// Those of [`Conversation::add_question_until`].
     pub fn add_messages_until(
         &mut self,
         tokenizer: &Tokenizer,
@@ -215,7 +215,7 @@ impl Conversation {
     /// Number of leading ids that all conversations with this system message share.
     ///
     /// # Errors
-    /// See [`Template::encode`].
+    /// See [`Template::encode_messages`].
     pub fn count_shared_prefix(&self, tokenizer: &Tokenizer) -> Result<usize> {
         let with = |question| {
             let segments = self.render_messages(tokenizer, &[Message::new(Role::User, question)])?;
@@ -327,7 +327,7 @@ impl Conversation {
     /// are encoded again.
     ///
     /// # Errors
-    /// See [`Template::encode`]; the conversation is then unchanged.
+    /// See [`Template::encode_messages`]; the conversation is then unchanged.
     pub fn remove_oldest(&mut self, tokenizer: &Tokenizer, most: usize) -> Result<()> {
         let fits = |before: &QuestionUndo| self.ids.len() - before.kept.min(self.ids.len()) <= most;
         let Some(fitting) = self.undo.iter().position(fits).or(self.undo.len().checked_sub(1)) else {

@@ -83,7 +83,7 @@ impl Template {
     /// True if the template renders the tools of a conversation.
     ///
     /// # Errors
-    /// See [`Template::render`].
+    /// See [`Template::render_messages`].
     pub fn takes_tools(&self, context: &RenderContext<'_>, system: Option<&str>) -> Result<bool> {
         let system = system.map(|text| Message::new(Role::System, text));
         let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, "?")]).collect();
@@ -97,7 +97,8 @@ impl Template {
     /// Renders the conversation to segments.
     ///
     /// # Errors
-    /// See [`Jinja::render`]. [`Error::Usage`] if the last message is to be continued and the template leaves it out.
+    /// See [`Jinja::render_messages`]. [`Error::Usage`] if the last message is to be continued and the template leaves
+    /// it out.
     pub fn render_messages(&self, messages: &[Message], context: &RenderContext<'_>) -> Result<Vec<Segment>> {
         match messages.split_last() {
             Some((last, others)) if context.ending == PromptEnding::Continue => {
@@ -139,7 +140,7 @@ impl Template {
     /// ```
     ///
     /// # Errors
-    /// See [`Template::render`].
+    /// See [`Template::render_messages`].
     pub fn format_simple(&self, system: &str, user: &str) -> Result<String> {
         let system = Some(system).filter(|s| !s.is_empty()).map(|s| Message::new(Role::System, s));
         let messages: Vec<_> = system.into_iter().chain([Message::new(Role::User, user)]).collect();
@@ -149,7 +150,7 @@ impl Template {
     /// Renders the prompt for the next answer: the specification's `Format`.
     ///
     /// The begin-of-text token is left out; encoding the text with [`AddSpecial::Yes`] adds it. In one text, a control
-    /// token in a message looks like any other: use [`Template::encode`] to keep them apart.
+    /// token in a message looks like any other: use [`Template::encode_messages`] to keep them apart.
     ///
     /// ```
     /// use text::chat::{Jinja, Message, Role, Template};
@@ -166,7 +167,7 @@ impl Template {
     /// ```
     ///
     /// # Errors
-    /// See [`Template::render`].
+    /// See [`Template::render_messages`].
     pub fn format_prompt(&self, messages: &[Message]) -> Result<String> {
         let context =
             RenderContext { bos: None, now: UtcTime::now(), ending: PromptEnding::Prompt, variables: None };
@@ -176,7 +177,7 @@ impl Template {
     /// Renders and encodes the conversation. The template decides about the begin-of-text token.
     ///
     /// # Errors
-    /// See [`Template::render`] and [`Tokenizer::encode`].
+    /// See [`Template::render_messages`] and [`Tokenizer::encode`].
     pub fn encode_messages(
         &self,
         tokenizer: &Tokenizer,
@@ -188,10 +189,10 @@ impl Template {
         self.encode_with_context(tokenizer, messages, &context)
     }
 
-    /// [`Template::encode`] with all the inputs of a template.
+    /// [`Template::encode_messages`] with all the inputs of a template.
     ///
     /// # Errors
-    /// See [`Template::encode`].
+    /// See [`Template::encode_messages`].
     pub fn encode_with_context(
         &self,
         tokenizer: &Tokenizer,

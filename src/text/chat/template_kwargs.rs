@@ -15,7 +15,7 @@ const MAX_NESTING: usize = 24;
 const MAX_VALUES: usize = 10_000;
 /// Maximum number of the caller's variables: each is compared with the others.
 const MAX_VARIABLES: usize = 256;
-/// Names that [`TemplateKwargs::set`] may not replace.
+/// Names that [`TemplateKwargs::set_variable`] may not replace.
 const RESERVED: [&str; 5] = ["messages", "tools", "tools_json", "add_generation_prompt", "bos_token"];
 
 /// Arguments of a conversation's template.
@@ -79,7 +79,7 @@ impl TemplateKwargs {
         self
     }
 
-    /// True if [`TemplateKwargs::set`] has set this variable.
+    /// True if [`TemplateKwargs::set_variable`] has set this variable.
     pub fn has_variable(&self, name: &str) -> bool {
         self.variables.iter().any(|(own, _)| own == name)
     }

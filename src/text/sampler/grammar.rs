@@ -21,7 +21,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use vocabulary::GrammarVocabulary;
 
-/// A grammar. It is compiled for the tokens of a model when generation begins, or for bytes by [`Grammar::checked`].
+/// A grammar. It is compiled for the tokens of a model when generation begins, or for bytes by
+/// [`Grammar::compile_for_bytes`].
 #[derive(Clone)]
 pub struct Grammar {
     /// The flag or field it comes from, for messages.
@@ -172,8 +173,8 @@ impl Grammar {
     ///
     /// # Errors
     ///
-    /// `Usage` if `ends` is empty: a finished grammar needs one. Those of [`Grammar::checked`] if the grammar is not
-    /// yet compiled for these tokens.
+    /// `Usage` if `ends` is empty: a finished grammar needs one. Those of [`Grammar::compile_for_bytes`] if the grammar
+    /// is not yet compiled for these tokens.
     pub(super) fn start_matching(
         &self,
         pieces: &Arc<TokenBytes>,

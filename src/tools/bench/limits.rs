@@ -82,7 +82,7 @@ pub struct BandwidthReader {
 struct BestWay {
     threads: usize,
     way: ReadMethod,
-    /// Bytes per second: first from the choice of the way, then from each [`Reader::rate`].
+    /// Bytes per second: first from the choice of the way, then from each [`Reader::measure_rate`].
     rates: Vec<f64>,
 }
 

@@ -74,7 +74,7 @@ pub fn tune_variants(model: &Path, select: Option<&str>) -> Result<String> {
     Ok(align_columns(&sides, &rows.collect::<Vec<_>>()))
 }
 
-/// A row of the table of [`tuned`].
+/// A row of the table of [`tune_variants`].
 fn timing_row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
     let [took, chosen] =
         [format!("{:.3} ms", 1e3 * took.as_secs_f64()), if chosen { "chosen".into() } else { String::new() }];

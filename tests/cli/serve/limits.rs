@@ -1,5 +1,5 @@
-//! Requests that ask for much, or say much: each has an answer or is refused, the server lives within its plan, and nobody
-//! waits for another's.
+//! Requests that ask for much, or say much: each has an answer or is refused, the server lives within its plan, and
+//! nobody waits for another's.
 
 use super::client::{Reply, Server, endless, short, with};
 use crate::support::command::*;
@@ -182,8 +182,8 @@ const _: fn() -> Vec<Row> = schemas;
 #[derive(Default)]
 struct Waits {
     over: AtomicBool,
-    /// Longest of `/health`, between two parts of a neighbour's stream, and of `/health` of a server that does nothing, in
-    /// microseconds.
+    /// Longest of `/health`, between two parts of a neighbour's stream, and of `/health` of a server that does nothing,
+    /// in microseconds.
     health: AtomicU64,
     stream: AtomicU64,
     idle: AtomicU64,

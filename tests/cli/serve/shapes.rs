@@ -1,4 +1,5 @@
-//! Requests in the shapes that agents send: recorded, with texts and lists cut, or written from what their makers publish.
+//! Requests in the shapes that agents send: recorded, with texts and lists cut, or written from what their makers
+//! publish.
 
 use super::client::{Server, request};
 use serde_json::Value;

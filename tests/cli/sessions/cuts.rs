@@ -126,8 +126,8 @@ fn a_cancelled_prompt_goes_on() {
     assert_eq!(go_on(&engine, &file, 20, &options).0, whole);
 }
 
-/// The files in `tests/fixtures/sessions` were written by `generate --temp 0 -p "Once upon a time" -n 12`: `version4` before
-/// keys of q4 were stored less their means, `version5` before they were scaled,
+/// The files in `tests/fixtures/sessions` were written by `generate --temp 0 -p "Once upon a time" -n 12`: `version4`
+/// before keys of q4 were stored less their means, `version5` before they were scaled,
 /// `version6` before windows had rows of their own.
 #[test]
 fn sessions_of_older_programs_go_on() {

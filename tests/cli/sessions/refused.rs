@@ -157,7 +157,7 @@ fn lengths_beyond_all_memory_are_refused() {
         })
     };
     mentions(&bed.refused(&tokens(63), 3), &["damaged"]);
-    mentions(&bed.refused(&tokens(65), 2), &["65 slots", "raise `EngineOptions::max_seq_len`"]);
+    mentions(&bed.refused(&tokens(65), 2), &["65 tokens", "raise `EngineOptions::max_seq_len`"]);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn headers_that_do_not_fit_are_refused() {
     mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q4"])), &["`KvTypes::k` q8 `KvTypes::v` q4;"]);
     let mut other = bed.good.clone();
     other[7] = b'1';
-    mentions(&bed.refused(&other, 3), &["version 1, and this program reads 7"]);
+    mentions(&bed.refused(&other, 3), &["session format 1, but this program reads 7"]);
     mentions(&refused(3, &|h| h["calibration"] = json!("0123")), &["another calibration", "delete it"]);
     mentions(&refused(3, &|h| h["calibration"] = json!(null)), &["another calibration", "delete it"]);
     let wrong: [&dyn Fn(&mut Value); 15] = [

@@ -1,8 +1,8 @@
 //! An OpenCL library that forwards every call to the real one, but for what it is told to do in another way:
 //!
-//! - `SHIM_FAULT=CALL:FROM:CODE` makes the calls of one function fail with a code, `hang`, or take four seconds (`slow`),
-//!   from the one of this number on; `:once` after it, only that one. `*` is any function. With `exit` as the code it does
-//!   not fail, but the process aborts where it runs exit handlers.
+//! - `SHIM_FAULT=CALL:FROM:CODE` makes the calls of one function fail with a code, `hang`, or take four seconds
+//!   (`slow`), from the one of this number on; `:once` after it, only that one. `*` is any function. With `exit` as the
+//! code it does not fail, but the process aborts where it runs exit handlers.
 //! - `SHIM_WRONG=KERNEL,OPTION...` makes a kernel that is compiled with these options compute wrong results.
 //! - `SHIM_COPIES=1` maps copies of buffers, which turn to 0xAA when they are unmapped.
 //! - `SHIM_MAX_ALLOC=BYTES` lowers the largest size of a buffer.

@@ -15,7 +15,7 @@ const ATTEND_ONE: &str = include_str!("../../../kernels/attend_one.cl");
 const MERGE: &str = include_str!("../../../kernels/merge.cl");
 const OBSERVE: &str = include_str!("../../../kernels/observe.cl");
 
-/// Inputs and expected outputs of the kernels.
+/// Inputs of the kernels, from which the expected outputs are computed.
 struct Case<const HD: usize> {
     dims: Dims,
     types: KvTypes,

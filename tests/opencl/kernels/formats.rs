@@ -95,8 +95,8 @@ impl Matrix {
     }
 }
 
-/// Blocks that are read at the same time, and blocks whose sums wait, so that the last of the passes over the columns is
-/// shorter than the others.
+/// Blocks that are read at the same time, and blocks whose sums wait, so that the last of the passes over the columns
+/// is shorter than the others.
 const SHORT_PASSES: [usize; 2] = [4, 3];
 
 /// Reads weights through an image where a variant does.

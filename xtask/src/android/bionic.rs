@@ -1,5 +1,5 @@
-//! Public symbols of Android's C library that a program may import: the ones that Rust's standard library and the crates
-//! of this project use, and related ones. Each was looked up in AOSP's `libc.map.txt`, `libm.map.txt` and
+//! Public symbols of Android's C library that a program may import: the ones that Rust's standard library and the
+//! crates of this project use, and related ones. Each was looked up in AOSP's `libc.map.txt`, `libm.map.txt` and
 //! `libdl.map.txt`; all exist from API level 24 on, except [`LATER`].
 
 use crate::targets::ANDROID_API;

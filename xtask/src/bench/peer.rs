@@ -1,5 +1,5 @@
-//! Compares with another program: each row of `antigravity bench` and the row of llama.cpp's `llama-bench`, or of another
-//! version of this program, in turn.
+//! Compares with another program: each row of `antigravity bench` and the row of llama.cpp's `llama-bench`, or of
+//! another version of this program, in turn.
 
 use crate::command;
 use crate::error::{Error, Result};

@@ -27,9 +27,9 @@ struct HashedItem<'a> {
     hash: String,
 }
 
-/// Installs files in the directory `dir` of a device; returns the number of files that differed. If it is interrupted the
-/// files there stay intact: each is pushed under another name and checked, and one script renames all of them at the end,
-/// even if the connection breaks.
+/// Installs files in the directory `dir` of a device; returns the number of files that differed. If it is interrupted
+/// the files there stay intact: each is pushed under another name and checked, and one script renames all of them at
+/// the end, even if the connection breaks.
 pub fn install(device: &dyn Device, dir: &str, items: &[Item]) -> Result<usize> {
     if items.is_empty() {
         return Ok(0);

@@ -95,8 +95,8 @@ pub fn run_at_terminal(device: &dyn Device, program: &DeviceProgram) -> Result<u
     code.and_then(|code| u32::try_from(code).ok()).ok_or_else(|| lost(device, ""))
 }
 
-/// Script: starts a program without stdin. Our end of the script's stdin stays open as long as this process lives and is
-/// connected. When it closes, the program is terminated, and killed a second later.
+/// Script: starts a program without stdin. Our end of the script's stdin stays open as long as this process lives and
+/// is connected. When it closes, the program is terminated, and killed a second later.
 const LIFELINE: &str = "exec 3<&0; { cat <&3; kill -TERM $$ && sleep 1 && kill -KILL $$; } >/dev/null 2>&1 & \
                         exec \"$@\" </dev/null 3<&-";
 
@@ -151,8 +151,8 @@ pub fn capture_program(device: &dyn Device, program: &DeviceProgram) -> Result<A
     Ok(answer)
 }
 
-/// Runs a program with this process's streams until it ends. Ctrl-C interrupts it; a second one terminates it. Returns its
-/// exit code, or 128 plus the number of the signal that ended it.
+/// Runs a program with this process's streams until it ends. Ctrl-C interrupts it; a second one terminates it. Returns
+/// its exit code, or 128 plus the number of the signal that ended it.
 pub fn run_streamed(device: &dyn Device, program: &DeviceProgram, stdin: Input) -> Result<u32> {
     stream_to(device, program, stdin, ProgramOutput { text: &mut put, started: &mut |_| {} })
 }
@@ -165,7 +165,7 @@ pub struct ProgramOutput<'a> {
     pub started: &'a mut dyn FnMut(u32),
 }
 
-/// Runs a program like [`stream`], with its output to callbacks.
+/// Runs a program like [`run_streamed`], with its output to callbacks.
 pub fn stream_to(
     device: &dyn Device,
     program: &DeviceProgram,
@@ -250,7 +250,7 @@ impl Input {
     }
 }
 
-/// The state that the threads of [`stream`] share.
+/// The state that the threads of [`run_streamed`] share.
 #[derive(Default)]
 struct StreamState {
     /// The program's process id on the device; 0 until it is known.

@@ -126,7 +126,7 @@ pub fn to_hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Links the cached file into the model's folder in `models`, or copies it from another disk.
+/// Links the cached file into the model's folder in `models_dir`, or copies it from another disk.
 pub fn link_model(cached: &Path, model: &KnownModel, models: &Path) -> Result<PathBuf> {
     let dir = models.join(model.name);
     let file = dir.join(model.file);

@@ -39,8 +39,8 @@ impl ModelSpec {
         Ok(ModelSpec { repo: repo.into(), word: word.map(String::from) })
     }
 
-    /// Chooses among the files of a model: the named file, else the first GGUF file with that word in its name; without a
-    /// name, safetensors or the only GGUF file.
+    /// Chooses among the files of a model: the named file, else the first GGUF file with that word in its name; without
+    /// a name, safetensors or the only GGUF file.
     pub fn choose_weights<'a>(&self, names: &[&'a str]) -> Result<Weights<'a>> {
         let ggufs: Vec<&str> =
             names.iter().copied().filter(|name| name.ends_with(".gguf") && is_below_folder(name)).collect();
@@ -87,7 +87,8 @@ pub fn is_below_folder(name: &str) -> bool {
     !name.is_empty() && !name.contains(|c: char| c.is_control() || c == '\\') && below(name)
 }
 
-/// Guesses the names of the chat models made from a base model, as publishers usually name them; `None` for a chat model.
+/// Guesses the names of the chat models made from a base model, as publishers usually name them; `None` for a chat
+/// model.
 pub fn guess_siblings(repo: &str) -> Option<Vec<String>> {
     const CHATS: [&str; 5] = ["-Instruct", "-instruct", "-it", "-Chat", "-chat"];
     if CHATS.iter().any(|end| repo.ends_with(end)) {

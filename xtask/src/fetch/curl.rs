@@ -35,8 +35,8 @@ const NO_RANGE: i32 = 33;
 const HTTP_ERROR: i32 = 22;
 
 impl Client {
-    /// Passes a body from byte `from` on to `take`; an error if more than `most` bytes come. Redirects are followed; the
-    /// token is sent only to the endpoint's own host, port and protocol.
+    /// Passes a body from byte `from` on to `take`; an error if more than `most` bytes come. Redirects are followed;
+    /// the token is sent only to the endpoint's own host, port and protocol.
     pub fn get(
         &self,
         url: &str,
@@ -58,8 +58,8 @@ impl Client {
         let cannot = |e: io::Error| Failure::Connection(format!("curl cannot be run: {e}"));
         let mut child = curl.spawn().map_err(cannot)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Everyone on the machine can see a command's arguments, so secrets go through stdin. If writing fails, curl
-            // has ended with an error.
+            // Everyone on the machine can see a command's arguments, so secrets go through stdin. If writing fails,
+            // curl has ended with an error.
             let _ = stdin.write_all(self.config(url)?.as_bytes());
         }
         let copied = copy_body(child.stdout.take().expect("stdout is piped"), most, &mut take);

@@ -1,5 +1,5 @@
-//! Models of the Hugging Face Hub, `org/name[:file]`, in the user's local cache, which other programs share. The endpoint
-//! is not trusted: its names do not become paths, and files are checked.
+//! Models of the Hugging Face Hub, `org/name[:file]`, in the user's local cache, which other programs share. The
+//! endpoint is not trusted: its names do not become paths, and files are checked.
 
 #[cfg(test)]
 mod tests;

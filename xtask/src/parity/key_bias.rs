@@ -11,8 +11,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// Most that the q4 cache may change the logits by, as a share of their rms. It is 0.35, and was 1.11 with whole keys: as
-/// far as from another model's. The q8 cache, which keeps keys whole, changes them by 0.22.
+/// Most that the q4 cache may change the logits by, as a share of their rms. It is 0.35, and was 1.11 with whole keys:
+/// as far as from another model's. The q8 cache, which keeps keys whole, changes them by 0.22.
 const ALLOWED: f64 = 0.45;
 
 /// Counts the check where the model has key biases in bf16; other models pass by.

@@ -1,4 +1,4 @@
-//! The same program through OpenCL, on whatever device comes first: the CPU's bits.
+//! Checks that the same program through OpenCL, on whatever device comes first: the CPU's bits.
 
 use super::engine::{Engine, Variant};
 use super::reference::Reference;

@@ -1,5 +1,5 @@
-//! The files of a profile for people: a trace for Perfetto and `chrome://tracing`, with the program's steps and the device's
-//! counters, and a page with charts, which needs no network.
+//! The files of a profile for people: a trace for Perfetto and `chrome://tracing`, with the program's steps and the
+//! device's counters, and a page with charts, which needs no network.
 
 use super::record::Profile;
 use super::trace::micros;

@@ -1,7 +1,7 @@
 //! Reads the program's trace and splits it into forward passes.
 //!
-//! The program writes the Chrome trace event format: a span (`"ph":"X"`) for each step of a forward pass, and an instant
-//! (`"ph":"i"`) named `switch…` or `evict…` where decoding moved to another backend or the cache evicted slots.
+//! The program writes the Chrome trace event format: a span (`"ph":"X"`) for each step of a forward pass, and an
+//! instant (`"ph":"i"`) named `switch…` or `evict…` where decoding moved to another backend or the cache evicted slots.
 //! `otherData.uptime_s` is the device's uptime at the zero of the trace's clock.
 
 use serde_json::{Value, json};

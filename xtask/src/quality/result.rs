@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use serde::Deserialize;
 
-/// Numbers of questions: answered in single precision with the full cache (`full`), and of these with this cache (`kept`).
+/// Numbers of questions: answered in single precision with the full cache (`full`), and of these with this cache
+/// (`kept`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 pub struct Score {
     pub kept: usize,
@@ -27,8 +28,8 @@ impl std::ops::AddAssign for Score {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Measurement {
     pub perplexity: f64,
-    /// Differences from the first row, which has none: relative change of perplexity, KL divergence in nats, share of equal
-    /// top tokens.
+    /// Differences from the first row, which has none: relative change of perplexity, KL divergence in nats, share of
+    /// equal top tokens.
     pub against: Option<(f64, f64, f64)>,
     pub recall: Recall,
 }

@@ -56,7 +56,8 @@ pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<Stri
     check_exit(device, code)
 }
 
-/// The port in the server's flags. Port 0, which means any, is replaced by one that is free here, as it must be known now.
+/// The port in the server's flags. Port 0, which means any, is replaced by one that is free here, as it must be known
+/// now.
 fn resolve_port(words: &mut [String]) -> Result<u16> {
     let Some(at) = words.iter().rposition(|word| word == "--port" || word.starts_with("--port=")) else {
         return Ok(PORT);

@@ -45,8 +45,8 @@ fn kilobytes(word: &str) -> Option<u64> {
     word.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Parses a temperature of the kernel in thousandths of a degree, or in whole degrees as a few drivers have it. `None` for
-/// impossible values, which sensors that are off report.
+/// Parses a temperature of the kernel in thousandths of a degree, or in whole degrees as a few drivers have it. `None`
+/// for impossible values, which sensors that are off report.
 pub fn celsius(word: &str) -> Option<f64> {
     let raw: i64 = word.parse().ok()?;
     let celsius = if (10..=150).contains(&raw) { raw as f64 } else { raw as f64 / 1000.0 };

@@ -1,5 +1,5 @@
-//! Samples a device while a program runs there, by a shell loop that prints one line per sample and ends with the program.
-//! The lines have times of the device's clock, so that the connection does not delay them.
+//! Samples a device while a program runs there, by a shell loop that prints one line per sample and ends with the
+//! program. The lines have times of the device's clock, so that the connection does not delay them.
 
 use super::parse::{celsius, khz, parse_temperature, seconds};
 use super::{Reading, Temperature};
@@ -156,8 +156,8 @@ pub fn find_hottest(ends: [&Reading; 2], samples: &[Sample]) -> Option<f64> {
     ends.into_iter().filter_map(Reading::hottest).chain(during).max_by(f64::total_cmp)
 }
 
-/// The cores that did more than 5 % of the busiest one's work, ascending. A thread's ticks between two samples count for
-/// the core on which it was seen last.
+/// The cores that did more than 5 % of the busiest one's work, ascending. A thread's ticks between two samples count
+/// for the core on which it was seen last.
 pub fn cores_used(samples: &[Sample]) -> Vec<u32> {
     let (mut before, mut work) = (HashMap::new(), HashMap::<u32, u64>::new());
     for &(thread, core, ticks) in samples.iter().flat_map(|s| &s.tasks) {

@@ -1,5 +1,5 @@
-//! A tokenizer for a synthetic model: byte-level BPE without merges, which encodes any text byte by byte. Other ids decode
-//! to made-up words.
+//! A tokenizer for a synthetic model: byte-level BPE without merges, which encodes any text byte by byte. Other ids
+//! decode to made-up words.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};

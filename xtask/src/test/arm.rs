@@ -14,8 +14,8 @@ pub const CPUS: [(&str, &str); 3] = [
     ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
 ];
 
-/// Tests of time and memory, which those of an emulator say nothing about; and of long texts, where the kind of processor
-/// makes no difference.
+/// Tests of time and memory, which those of an emulator say nothing about; and of long texts, where the kind of
+/// processor makes no difference.
 const ELSEWHERE: [&str; 6] = [
     "the_time_of_a_megabyte_is_not_quadratic",
     "hostile_templates_end_soon_and_in_little_memory",

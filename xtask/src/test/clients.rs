@@ -1,5 +1,5 @@
-//! The server with real clients: Python packages in an environment of their own, its page in Chromium, and coding agents
-//! from npm.
+//! The server with real clients: Python packages in an environment of their own, its page in Chromium, and coding
+//! agents from npm.
 
 use super::python::count_promises;
 use super::report::skip;

@@ -1,5 +1,5 @@
-//! Checks the program's crates: none needs a C toolchain, all have licences that `deny.toml` allows, and README.md lists
-//! them.
+//! Checks the program's crates: none needs a C toolchain, all have licences that `deny.toml` allows, and README.md
+//! lists them.
 
 use super::report::Tally;
 use super::{Outcome, cargo};

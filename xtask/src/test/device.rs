@@ -1,5 +1,5 @@
-//! Tests of devices through the real `adb`, with a fake phone: `tests/device/fake_adbd.py` on loopback, which runs the Arm
-//! program in an emulator.
+//! Tests of devices through the real `adb`, with a fake phone: `tests/device/fake_adbd.py` on loopback, which runs the
+//! Arm program in an emulator.
 
 mod harness;
 

@@ -1,5 +1,5 @@
-//! The part of the tests that runs some of those of OpenCL devices on other runtimes than PoCL: their compilers are others,
-//! and they have subgroups and integer dot products.
+//! The part of the tests that runs some of those of OpenCL devices on other runtimes than PoCL: their compilers are
+//! others, and they have subgroups and integer dot products.
 
 use super::Outcome;
 use super::cargo_test::CargoTest;

@@ -13,8 +13,8 @@ use std::process::Command;
 /// The case that is run again.
 const STORY: &str = "tests/golden/story/once.json";
 
-/// Begins the builds that [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight minutes.
-/// Cargo's lock keeps `sizes` from building beside it. What fails here fails there again, and is told there.
+/// Begins the builds that [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight
+/// minutes. Cargo's lock keeps `sizes` from building beside it. What fails here fails there again, and is told there.
 pub fn build_early() {
     let builds: [fn() -> Result<()>; 2] = [
         || match android::find_missing() {
@@ -32,8 +32,8 @@ pub fn build_early() {
     }
 }
 
-/// The release binaries for Android, with all commands and with the one they have at least, and for this machine. Most of
-/// such a build is the linker, which works on one core, so both are built side by side.
+/// The release binaries for Android, with all commands and with the one they have at least, and for this machine. Most
+/// of such a build is the linker, which works on one core, so both are built side by side.
 pub fn sizes() -> Outcome {
     std::thread::scope(|scope| {
         let android = scope.spawn(android);

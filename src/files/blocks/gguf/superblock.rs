@@ -1,7 +1,7 @@
 //! GGUF blocks of 256 values, the K-quants: Q4_K, Q5_K, Q6_K.
 //!
 //! Q4_K and Q5_K have eight parts of 32 values. Part `p` has a scale and a minimum of six bits, packed into twelve
-//! bytes by [`six_bits`]; the values of parts `2c` and `2c + 1` lie in the low and high nibbles of bytes
+//! bytes by [`unpack_scale_min`]; the values of parts `2c` and `2c + 1` lie in the low and high nibbles of bytes
 //! `32c .. 32c + 32`. Q6_K has sixteen parts of 16 values with a signed scale of eight bits each.
 
 use crate::blocks::read_f16;

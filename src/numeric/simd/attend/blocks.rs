@@ -15,7 +15,8 @@ use std::mem::MaybeUninit;
 
 /// Minimum number of queries for which keys are transposed. For fewer, adding up the lanes of each product is cheaper.
 /// For heads of 32 elements the adding is most of the work: with 4 instead of 10 there,
-/// `antigravity bench -d 3000 -p 2,3,4` of the story model is 1.3, 1.4 and 1.5 times as fast; with 2, decode is 4 % slower.
+/// `antigravity bench -d 3000 -p 2,3,4` of the story model is 1.3, 1.4 and 1.5 times as fast; with 2, decode is 4 %
+/// slower.
 pub(super) const fn min_queries_to_transpose(head: usize) -> usize {
     if head <= 32 { 4 } else { 10 }
 }

@@ -1,5 +1,5 @@
-//! Page-locked host memory: non-blocking writes and reads of every pass, and memory to which kernels of a discrete device
-//! write, lent to the reader of the results.
+//! Page-locked host memory: non-blocking writes and reads of every pass, and memory to which kernels of a discrete
+//! device write, lent to the reader of the results.
 
 use super::{Access, Address, Buffer, LENT, MAPPED, Memory, Place};
 use crate::device::Device;
@@ -132,7 +132,7 @@ impl ReadbackBuffer {
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the memory is mapped for reading and writing while `self` exists, and `self` is borrowed mutably; no
         // kernel
-        // uses this buffer, and `Staged` waits for its write before it asks again.
+        // uses this buffer, and `StagingBuffer` waits for its write before it asks again.
         unsafe { std::slice::from_raw_parts_mut(self.0.start.0.as_ptr(), self.0.buffer.len()) }
     }
 
@@ -206,7 +206,7 @@ impl HostFloatsPool {
         Ok(HostFloats(held))
     }
 
-    /// Buffer of a whole [`Lent`], for kernel arguments; `None` for other memory.
+    /// Buffer of a whole [`HostFloats`], for kernel arguments; `None` for other memory.
     pub fn find_buffer(&self, floats: &[f32]) -> Option<Buffer> {
         let found = self.lent.iter().filter(|(start, _)| *start == floats.as_ptr().addr());
         let mut memory = found.filter_map(|(_, memory)| memory.upgrade());

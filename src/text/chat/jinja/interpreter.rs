@@ -73,7 +73,7 @@ fn replace_operators(code: &mut Instructions<'_>) {
     }
 }
 
-/// Adds the filters and variables that [`run`] and [`source`] put into a template.
+/// Adds the filters and variables that [`render_template`] and [`source`] put into a template.
 pub(super) fn add_operators(environment: &mut Environment<'_>) {
     environment.add_global(CONST_ONE, 1);
     environment.add_filter(CHECK_FILTER, check_value);

@@ -1,5 +1,5 @@
-//! The golden files of a real model on every path: every instruction set, emulated Arm, an OpenCL device, a batch, a saved
-//! session, a conversation.
+//! The golden files of a real model on every path: every instruction set, emulated Arm, an OpenCL device, a batch, a
+//! saved session, a conversation.
 
 use super::SMOLLM;
 use crate::device::qemu::EMULATOR;

@@ -1,7 +1,8 @@
-//! Simple questions, which a real model answers with the defaults of `chat`. With the repetition penalty of `generate` it
-//! answers fewer: not the ones for a program and for a name.
+//! Simple questions, which a real model answers with the defaults of `chat`. With the repetition penalty of `generate`
+//! it answers fewer: not the ones for a program and for a name.
 //!
-//! A seed makes each answer the same on every machine. The results with llama.cpp's defaults are printed for comparison.
+//! A seed makes each answer the same on every machine. The results with llama.cpp's defaults are printed for
+//! comparison.
 
 use crate::command;
 use crate::error::{Error, Result};

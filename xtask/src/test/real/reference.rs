@@ -1,5 +1,5 @@
-//! Compares logits, greedy texts and perplexity of real models with transformers in single precision, on the same weights
-//! file.
+//! Compares logits, greedy texts and perplexity of real models with transformers in single precision, on the same
+//! weights file.
 
 use super::RealModel;
 use crate::command;
