@@ -220,8 +220,8 @@ impl Engine {
     /// # use antigravity::{Engine, EngineOptions};
     /// # let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
     /// let prompt = "Once upon a time";
-    /// assert!((1..=prompt.len()).contains(&engine.token_count(prompt)?));
-    /// assert_eq!(engine.token_count("")?, 0);
+    /// assert!((1..=prompt.len()).contains(&engine.count_tokens(prompt)?));
+    /// assert_eq!(engine.count_tokens("")?, 0);
     /// # Ok::<(), antigravity::Error>(())
     /// ```
     pub fn count_tokens(&self, text: &str) -> Result<usize> {
@@ -289,16 +289,16 @@ impl Engine {
     /// the answer: thoughts, text and calls.
     ///
     /// ```
-    /// use antigravity::chat::{OutputFormat, Message, Part, OutputParser, Role, TemplateKwargs};
+    /// use antigravity::chat::{AnswerPart, Message, OutputFormat, OutputParser, Role, TemplateKwargs};
     /// use antigravity::{Engine, EngineOptions, GenerateOptions};
     ///
     /// let engine = Engine::load(EngineOptions::new(antigravity::dims::MODEL_DIR))?;
     /// let mut variables = TemplateKwargs::default();
-    /// variables.set("enable_thinking", "false").unwrap();
+    /// variables.set_variable("enable_thinking", "false").unwrap();
     /// let prompt = engine.encode_chat_with(&[Message::new(Role::User, "Hi")], &variables)?;
     ///
-    /// let form = OutputFormat::of(engine.template()?, engine.tokenizer()).without_tools();
-    /// let shown_tokens = form.shown(engine.tokenizer());
+    /// let form = OutputFormat::for_template(engine.template()?, engine.tokenizer()).without_tools();
+    /// let shown_tokens = form.marker_token_ids(engine.tokenizer());
     /// let options = GenerateOptions { max_tokens: Some(4), shown_tokens, ..Default::default() };
     /// let mut reader = OutputParser::new(form, &engine.tokenizer().decode_with_special(&prompt));
     /// let mut parts = Vec::new();
@@ -306,7 +306,7 @@ impl Engine {
     ///     parts.extend(reader.push(&piece?));
     /// }
     /// parts.extend(reader.finish());
-    /// assert!(parts.iter().all(|part| matches!(part, Part::Text(_))), "a story teller has no thoughts");
+    /// assert!(parts.iter().all(|part| matches!(part, AnswerPart::Text(_))), "a story teller has no thoughts");
     /// # Ok::<(), antigravity::Error>(())
     /// ```
     ///

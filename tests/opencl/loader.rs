@@ -83,7 +83,7 @@ const LIBS: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu
 fn a_library_that_is_not_there_is_named() {
     let missing = [("ANTIGRAVITY_OPENCL_LIB", "/nowhere/libOpenCL.so.9")];
     let said = opened("any", &missing);
-    holds(&said, &["FAILURE Absent", "/nowhere/libOpenCL.so.9 (cannot open", "ANTIGRAVITY_OPENCL_LIB"]);
+    holds(&said, &["FAILURE Unsupported", "/nowhere/libOpenCL.so.9 (cannot open", "ANTIGRAVITY_OPENCL_LIB"]);
     let said = doctor(&missing, &[]);
     holds(
         &said,
@@ -110,7 +110,7 @@ fn a_library_that_is_not_there_is_named() {
 #[test]
 fn a_library_without_the_symbols_is_named() {
     let said = opened("any", &[("ANTIGRAVITY_OPENCL_LIB", "libc.so.6")]);
-    holds(&said, &["FAILURE Absent", "libc.so.6 (symbol clGetPlatformIDs is missing)"]);
+    holds(&said, &["FAILURE Unsupported", "libc.so.6 (symbol clGetPlatformIDs is missing)"]);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_loader_without_platforms_is_passed_over() {
     let empty = TestDir::new();
     let vendors = ("OCL_ICD_VENDORS", empty.0.to_str().unwrap());
     let said = opened("any", &[("ANTIGRAVITY_OPENCL_LIB", loader.to_str().unwrap()), vendors]);
-    holds(&said, &["FAILURE Absent", "no driver is registered with it"]);
+    holds(&said, &["FAILURE Unsupported", "no driver is registered with it"]);
     // Without the variable every candidate is tried and listed.
     let said = doctor(&[vendors], &[]);
     holds(&said, &["libOpenCL.so.1: it loads but", "libnvidia-opencl.so.1"]);
@@ -177,7 +177,7 @@ fn a_cpu_is_taken_only_when_asked_for() {
     if only_cpus {
         holds(
             &opened("any", &[]),
-            &["FAILURE Absent", "no GPU", "`EngineOptions::cl_device` takes others", "devices: 0: "],
+            &["FAILURE Unsupported", "no GPU", "`EngineOptions::cl_device` takes others", "devices: 0: "],
         );
         holds(&doctor(&[], &[]), &["none: no GPU"]);
         holds(&doctor(&[], &["--cl-device", "0"]), &["uses device 0"]);

@@ -52,7 +52,7 @@ use When::{All, Always};
 const PARTS: &[Part] = &[
     Part { name: "fmt", when: Always, about: "formatting", run: fmt },
     Part { name: "tidy", when: Always, about: "rules of the source files", run: || tidy::run().map(|()| Tally::ONE) },
-    Part { name: "deps", when: Always, about: "dependencies: no C, licences that deny.toml allows, and each named in README.md", run: deps::run },
+    Part { name: "deps", when: Always, about: "dependencies: no C, licences that deny.toml allows, and each named in CRATES.md", run: deps::run },
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_tests },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },

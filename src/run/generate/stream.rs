@@ -135,7 +135,7 @@ impl<'a> TokenStream<'a> {
     /// options.sampler.temperature = 0.0;
     /// let mut stream = engine.generate_stream("Once upon a time", &options)?;
     /// let mut text = stream.next().expect("a token")?;
-    /// stream.insert(&engine.tokenizer().encode_plain(" The end.")?);
+    /// stream.insert_tokens(&engine.tokenizer().encode_plain(" The end.")?);
     /// for piece in &mut stream {
     ///     text += &piece?;
     /// }

@@ -32,10 +32,10 @@ impl UtcTime {
     /// Formats the moment like Python's `strftime`; the error is the first unknown directive.
     ///
     /// ```
-    /// use text::chat::Moment;
-    /// let moment = Moment::from_unix(1_721_995_200);
-    /// assert_eq!(moment.format("%A, %Y-%m-%d %H:%M").unwrap(), "Friday, 2024-07-26 12:00");
-    /// assert_eq!(moment.format("%Q").unwrap_err(), "%Q");
+    /// use text::chat::UtcTime;
+    /// let moment = UtcTime::from_unix(1_721_995_200);
+    /// assert_eq!(moment.format_strftime("%A, %Y-%m-%d %H:%M").unwrap(), "Friday, 2024-07-26 12:00");
+    /// assert_eq!(moment.format_strftime("%Q").unwrap_err(), "%Q");
     /// ```
     pub fn format_strftime(self, format: &str) -> Result<String, String> {
         let mut out = String::new();

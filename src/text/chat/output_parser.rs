@@ -68,9 +68,9 @@ enum ParserState {
 /// that begins like a call becomes one with its name and the `{` of its arguments.
 ///
 /// ```
-/// use text::chat::{OutputFormat, OutputParser, Part};
+/// use text::chat::{OutputFormat, OutputParser, AnswerPart};
 /// let mut parser = OutputParser::new(OutputFormat::default(), "");
-/// assert_eq!(parser.push("Hello"), [Part::Text("Hello".into())]);
+/// assert_eq!(parser.push("Hello"), [AnswerPart::Text("Hello".into())]);
 /// assert_eq!(parser.finish(), []);
 /// ```
 #[derive(Debug, Clone, Default)]

@@ -129,7 +129,7 @@ impl Template {
     ///
     /// ```
     /// use text::chat::Template;
-    /// let template = Template::named("chatml").expect("is built in");
+    /// let template = Template::built_in_named("chatml").expect("is built in");
     /// let prompt = template.format_simple("You are helpful.", "Write hello world in Go")?;
     /// assert_eq!(
     ///     prompt,
@@ -157,7 +157,7 @@ impl Template {
     /// let source = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}\
     ///               {% if add_generation_prompt %}[assistant]{% endif %}";
     /// let template = Template::Jinja(Jinja::new("example", source, vec![])?);
-    /// let prompt = template.format(&[
+    /// let prompt = template.format_prompt(&[
     ///     Message::new(Role::User, "What is 2+2? "),
     ///     Message::new(Role::Assistant, "4"),
     ///     Message::new(Role::User, "And 3+3?"),

@@ -23,9 +23,9 @@ const RESERVED: [&str; 5] = ["messages", "tools", "tools_json", "add_generation_
 /// ```
 /// use text::chat::{Tools, TemplateKwargs};
 /// let mut args = TemplateKwargs::default();
-/// args.set("enable_thinking", "false")?;
-/// args.tools = Some(Tools::parse(r#"[{"type": "function", "function": {"name": "now"}}]"#)?);
-/// assert_eq!(args.set("messages", "[]").unwrap_err(), "`messages` is set by the conversation; use another name");
+/// args.set_variable("enable_thinking", "false")?;
+/// args.tools = Some(Tools::parse_json(r#"[{"type": "function", "function": {"name": "now"}}]"#)?);
+/// assert_eq!(args.set_variable("messages", "[]").unwrap_err(), "`messages` is set by the conversation; use another name");
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

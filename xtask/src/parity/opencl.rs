@@ -1,4 +1,4 @@
-//! Checks that the same program through OpenCL, on whatever device comes first: the CPU's bits.
+//! Runs the same program through OpenCL, on the first device there is, and compares the bits with the CPU's.
 
 use super::engine::{Engine, Variant};
 use super::reference::Reference;

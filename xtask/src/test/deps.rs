@@ -1,5 +1,5 @@
-//! Checks the program's crates: none needs a C toolchain, all have licences that `deny.toml` allows, and README.md
-//! lists them.
+//! Checks the program's crates: none needs a C toolchain, all have licences that `deny.toml` allows, and `CRATES.md`
+//! names them.
 
 use super::report::Tally;
 use super::{Outcome, cargo};
@@ -34,8 +34,7 @@ pub fn run() -> Outcome {
         return Err(Error::Failed(format!("licences: {}; {remedy}", bad.join(", "))));
     }
     let contained: BTreeSet<String> = list_crates(TARGETS)?.into_iter().map(|c| c.name).collect();
-    let readme = read("README.md")?;
-    let named = parse_named(&readme);
+    let named = parse_named(&read(PAGE)?);
     let lists = [
         ("lacks", contained.difference(&named)),
         ("names crates that are not used:", named.difference(&contained)),
@@ -43,8 +42,7 @@ pub fn run() -> Outcome {
     for (what, names) in lists {
         let names: Vec<&str> = names.map(String::as_str).collect();
         if !names.is_empty() {
-            let place = format!("README.md, section \"{SECTION}\"");
-            return Err(Error::Failed(format!("{place}: {what} {}", names.join(", "))));
+            return Err(Error::Failed(format!("{PAGE} {what} {}", names.join(", "))));
         }
     }
     eprintln!("{} crates, {} of them for the supported targets, all Rust", everywhere.len(), contained.len());
@@ -100,13 +98,12 @@ fn parse_allowed(deny: &str) -> Vec<&str> {
     list.map_or("", |(list, _)| list).split('"').skip(1).step_by(2).collect()
 }
 
-const SECTION: &str = "What is in it";
+/// The page with the table of crates.
+const PAGE: &str = "CRATES.md";
 
-/// The crates in the table of the section: words in backquotes.
-fn parse_named(readme: &str) -> BTreeSet<String> {
-    let section = readme.split_once(&format!("\n## {SECTION}\n")).map_or("", |(_, rest)| rest);
-    let section = section.split("\n## ").next().unwrap_or_default();
-    let rows = section.lines().filter(|line| line.starts_with('|'));
+/// The crates in the page's table: words in backquotes.
+fn parse_named(page: &str) -> BTreeSet<String> {
+    let rows = page.lines().filter(|line| line.starts_with('|'));
     rows.flat_map(|row| row.split('`').skip(1).step_by(2)).map(String::from).collect()
 }
 
@@ -135,8 +132,8 @@ mod tests {
         for licence in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR GPL-3.0) AND ISC"] {
             assert!(!is_allowed(licence, &allowed), "{licence}");
         }
-        let readme = "# x\n`not`\n\n## What is in it\n\n| `a` `b` | for |\ntext `c`\n\n## Next\n| `d` |\n";
-        assert_eq!(parse_named(readme), ["a", "b"].map(String::from).into());
-        assert!(parse_named("no section").is_empty());
+        let page = "# x\n`not`\n\n| crates | for |\n|---|---|\n| `a` `b` | c |\ntext `d`\n| `e` | f |\n";
+        assert_eq!(parse_named(page), ["a", "b", "e"].map(String::from).into());
+        assert!(parse_named("no table").is_empty());
     }
 }
