@@ -42,13 +42,13 @@
 //!
 //! After its first failure a device counts as lost: no further call is made, and nothing known to its driver is freed,
 //! because queued work may still run ([`Device::is_lost`]). Calls that wait for the device are made on a separate
-//! thread ([`waiter`]). A pass that takes twenty times as long as the slowest similar pass so far, and at least five
+//! thread ([`watchdog`]). A pass that takes twenty times as long as the slowest similar pass so far, and at least five
 //! seconds, also loses the device. The timeout is ten seconds while loading, and thirty seconds (more for large models)
 //! before any such pass was measured. The text then continues on the CPU.
 //!
 //! # Measurements
 //!
-//! `xtask/README.md` has the results of an NVIDIA H200 with the shape of Llama-3.2-1B. Measured once:
+//! `xtask/MEASUREMENTS.md` has the results of an NVIDIA H200 with the shape of Llama-3.2-1B. Measured once:
 //!
 //! - Compiling takes 6.9 to 9.0 s the first time, and 0.02 s from the program cache. On PoCL with two cores of an EPYC:
 //!   11 to 21 s, then 0.05 to 0.21 s, which is under 2 %.

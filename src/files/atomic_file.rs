@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A temporary file next to its target, renamed to the target by [`finish`](Self::finish) and removed when dropped
+/// A temporary file next to its target, renamed to the target by [`finish`](Self::commit) and removed when dropped
 /// before that. The target therefore holds the old content or the new one at any time. Targets that are not regular
 /// files, such as `/dev/null` and pipes, are written directly.
 ///

@@ -42,7 +42,7 @@ pub fn catch_panic<T>(subject: &PanicContext, call: impl FnOnce() -> T) -> Resul
     result.map_err(|payload| panic_error(subject, &*payload))
 }
 
-/// Runs [`guarded`] on a new thread with a large stack and a time limit. If the system allows no thread, it runs on
+/// Runs [`catch_panic`] on a new thread with a large stack and a time limit. If the system allows no thread, it runs on
 /// this one without a limit.
 pub fn catch_panic_with_timeout<T, F>(subject: &PanicContext, call: F) -> Result<T>
 where
@@ -52,11 +52,11 @@ where
     run_on_thread(TIME_LIMIT, subject, call).unwrap_or_else(|call| catch_panic(subject, call)?)
 }
 
-/// Runs [`guarded`] on a new thread with a large stack and the given time limit.
+/// Runs [`catch_panic`] on a new thread with a large stack and the given time limit.
 ///
 /// # Errors
 ///
-/// [`Error::Memory`]: the system allows no thread. Otherwise as [`guarded`].
+/// [`Error::Memory`]: the system allows no thread. Otherwise as [`catch_panic`].
 pub fn catch_panic_within<T, F>(limit: Duration, subject: &PanicContext, call: F) -> Result<T>
 where
     T: Send + 'static,
@@ -100,7 +100,7 @@ where
     })
 }
 
-/// Sends panics inside [`guarded`] to [`report_panic`], and all others to the previous hook. Installed once.
+/// Sends panics inside [`catch_panic`] to [`report_panic`], and all others to the previous hook. Installed once.
 fn install_hook() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -115,7 +115,7 @@ fn install_hook() {
     });
 }
 
-/// Does nothing if panics unwind: [`guarded`] catches the panic and reports it.
+/// Does nothing if panics unwind: [`catch_panic`] catches the panic and reports it.
 #[cfg(panic = "unwind")]
 fn report_panic(_subject: &PanicContext, _info: &PanicHookInfo<'_>) {}
 

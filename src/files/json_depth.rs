@@ -29,7 +29,7 @@ pub struct JsonDepth {
 }
 
 impl JsonDepth {
-    /// Takes the next byte. Returns the number of open brackets after it if it is a [`Mark`].
+    /// Takes the next byte. Returns the number of open brackets after it if it is a [`JsonToken`].
     pub fn push_byte(&mut self, byte: u8) -> Option<usize> {
         match byte {
             _ if self.escaped => self.escaped = false,

@@ -1,10 +1,10 @@
 //! Model files: config, tensors, tokenizer and other text files.
 //!
-//! [`config`] reads a `config.json`; [`hub`] finds a model in the Hugging Face cache. [`source`] opens safetensors and
-//! GGUF files, [`packed_file`] describes the program's own format. A [`bundle`] is a program with a packed file inside;
-//! [`folder`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files are
-//! [`mapped`] into memory and written atomically ([`atomic_file`]). [`containment`] turns panics and hangs of libraries
-//! into errors. All text for stderr goes through [`stderr`]; [`text_file`] reads UTF-8 text.
+//! [`config`] reads a `config.json`; [`hf_cache`] finds a model in the Hugging Face cache. [`source`] opens safetensors
+//! and GGUF files, [`packed_file`] describes the program's own format. A [`bundle`] is a program with a packed file
+//! inside; [`cache_dir`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files
+//! are [`mapped`] into memory and written atomically ([`atomic_file`]). [`catch_panic`] turns panics and hangs of
+//! libraries into errors. All text for stderr goes through [`stderr`]; [`text_file`] reads UTF-8 text.
 #![deny(unsafe_code)]
 
 pub mod atomic_file;

@@ -55,7 +55,7 @@ pub struct CpuDevice {
     max_tokens: usize,
     frequencies: Frequencies,
     trace: Option<Trace>,
-    /// Sums of squared queries: see [`CpuDevice::sum_squares`].
+    /// Sums of squared queries: see [`CpuDevice::record_query_squares`].
     squares: Option<Vec<f64>>,
 }
 

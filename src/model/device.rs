@@ -41,7 +41,7 @@ pub type LogitsBuffer = Box<dyn DerefMut<Target = [f32]> + Send>;
 /// Consecutive tokens of one sequence in a pass.
 pub struct Run<'a> {
     /// The sequence's cache, made by the device of the pass, or one whose rows that device can reach
-    /// ([`Cache::host_rows`]). The tokens take the slots after the filled ones, which must be free.
+    /// ([`KvCache::host_rows`]). The tokens take the slots after the filled ones, which must be free.
     pub cache: &'a mut dyn KvCache,
     /// At least one; ids below `VOCAB`.
     pub tokens: &'a [u32],
@@ -53,7 +53,7 @@ pub struct Run<'a> {
     /// The logits wanted.
     pub logits: Logits<'a>,
     /// Number of tokens, counted from the end, whose attention is added to the mass of the slots that they see. Unless
-    /// it is 0, [`Cache::write_mass`] must have been called once to allocate the mass.
+    /// it is 0, [`KvCache::write_mass`] must have been called once to allocate the mass.
     pub observed_tokens: usize,
 }
 
@@ -170,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// A ring for sequences with more positions than the cache has slots: see [`Cache::reserve_window_rows`].
+    /// A ring for sequences with more positions than the cache has slots: see [`KvCache::reserve_window_rows`].
     pub fn with_whole_window(self) -> Self {
         Self { has_whole_window: true, ..self }
     }
@@ -210,7 +210,7 @@ pub fn ring_spans(slots: Range<usize>, rows: usize) -> impl Iterator<Item = (usi
 /// The K and V rows of one sequence, in the memory of the device that made it.
 ///
 /// Full-attention layers address rows by slot; sliding-window layers by position, and hold only the latest: see
-/// [`Ring`]. Only full-attention layers have mass and [`Cache::retain_slots`].
+/// [`Ring`]. Only full-attention layers have mass and [`KvCache::retain_slots`].
 pub trait KvCache: Any + Send {
     /// The shape and fill level.
     fn extent(&self) -> Extent;
@@ -233,13 +233,13 @@ pub trait KvCache: Any + Send {
     fn reserve_window_rows(&mut self) -> Result<()>;
 
     /// Moves the rows (and the mass) of `slots`, in ascending order, of one layer and KV head to slots `0..`. The
-    /// caller calls [`Cache::set_len`] once every head of every layer keeps the same number.
+    /// caller calls [`KvCache::set_len`] once every head of every layer keeps the same number.
     fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()>;
 
     /// Copies filled slots of one layer out; in a sliding-window layer, positions that have not been overwritten.
     fn read_rows(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()>;
 
-    /// Copies rows of one layer in; [`Cache::set_len`] then adds them.
+    /// Copies rows of one layer in; [`KvCache::set_len`] then adds them.
     fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()>;
 
     /// Copies the attention mass of one layer's filled slots out: `[kv_head][slot]`, zeros before the first observed

@@ -74,7 +74,7 @@ pub struct Launches {
     pub batched: Option<BatchedAttention>,
     /// Queries of a work-group of prefill attention.
     pub queries: usize,
-    /// Value of [`Scratch::slots`] when they were bound.
+    /// Value of [`PassBuffers::slots`] when they were bound.
     pub slots: usize,
 }
 
@@ -91,7 +91,7 @@ pub struct CacheLaunches {
     pub layers: Vec<CacheLayer>,
     /// Whole pass of one token, if the device supports it.
     pub decode: Option<BoundDecode>,
-    /// Value of [`Scratch::slots`] when they were bound.
+    /// Value of [`PassBuffers::slots`] when they were bound.
     pub slots: usize,
 }
 

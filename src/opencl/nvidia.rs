@@ -94,7 +94,8 @@ impl PersistentKernels {
         self.decode.bind(scratch, rows)
     }
 
-    /// Memory for the logits of a token, unless `now` is such memory; see [`row`](crate::model::device::Device::row).
+    /// Memory for the logits of a token, unless `now` is such memory; see
+    /// [`row`](crate::model::device::Device::logits_buffer).
     pub fn lend_row(&mut self, device: &Device, now: &[f32]) -> Option<LogitsBuffer> {
         self.logits.lend_row(device, now)
     }
@@ -113,7 +114,7 @@ impl PersistentKernels {
         if tokens == 1 { first.bound_decode().is_some() } else { self.batch.is_some() }
     }
 
-    /// Sets the header for the single-token kernel, before [`Scratch::upload_tokens`] sends it.
+    /// Sets the header for the single-token kernel, before [`PassBuffers::upload_tokens`] sends it.
     pub fn set_header(&self, scratch: &mut PassBuffers, cache: &mut OpenClCache) {
         if let Some(bound) = cache.bound_decode() {
             self.decode.set_header(scratch, bound);

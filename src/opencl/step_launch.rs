@@ -54,7 +54,7 @@ pub struct MatmulLaunch {
     pub rows: [i32; 2],
     /// Launch for any number of tokens.
     pub tiles: Tiles,
-    /// Launch for at most [`FEW`] tokens.
+    /// Launch for at most [`MAX_FEW_TOKENS`] tokens.
     pub few: Option<Tiles>,
 }
 

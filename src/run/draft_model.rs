@@ -60,7 +60,7 @@ pub struct DraftModel(Arc<Mutex<DraftState>>);
 
 /// A sequence's request for a draft.
 pub struct DraftQuery<'a> {
-    /// Id of the sequence: see [`DraftModel::owner`].
+    /// Id of the sequence: see [`DraftModel::new_sequence_id`].
     pub owner: u64,
     /// The text so far.
     pub tokens: &'a [u32],
@@ -114,8 +114,8 @@ struct CachedText {
 }
 
 impl DraftModel {
-    /// Starts a program. `tokenizer` is the required [digest](text::tokenizer::Pieces::digest) of its tokenizer. `say`
-    /// receives a line if the program fails later.
+    /// Starts a program. `tokenizer` is the required [digest](text::tokenizer::Pieces::compute_checksum) of its
+    /// tokenizer. `say` receives a line if the program fails later.
     ///
     /// # Errors
     ///
@@ -204,7 +204,7 @@ impl DraftState {
         found
     }
 
-    /// Asks a program that [is ready](Client::is_ready).
+    /// Asks a program that [is ready](DraftState::is_ready).
     fn send_request(&mut self, question: &DraftQuery<'_>) -> Result<Vec<u32>> {
         let Some(child) = &self.child else { return Ok(Vec::new()) };
         self.requests += 1;

@@ -285,8 +285,8 @@ impl Engine {
     }
 
     /// [`Engine::encode_chat`] with tools and other variables for the template.
-    /// [`OutputFormat::for_template`](text::chat::OutputFormat::of) and [`OutputParser`](text::chat::OutputParser) read
-    /// the answer: thoughts, text and calls.
+    /// [`OutputFormat::for_template`](text::chat::OutputFormat::for_template) and
+    /// [`OutputParser`](text::chat::OutputParser) read the answer: thoughts, text and calls.
     ///
     /// ```
     /// use antigravity::chat::{AnswerPart, Message, OutputFormat, OutputParser, Role, TemplateKwargs};

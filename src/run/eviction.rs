@@ -63,8 +63,8 @@ pub struct Eviction {
     pub policy: Policy,
     /// Number of slots that an eviction keeps.
     pub window: usize,
-    /// Number of leading tokens that are never evicted. `None`: [`Policy::sinks`], until the text outgrows the context
-    /// that the model was trained for.
+    /// Number of leading tokens that are never evicted. `None`: [`Policy::default_prefix`], until the text outgrows the
+    /// context that the model was trained for.
     pub prefix: Option<usize>,
     /// Available memory of the system, in bytes, below which slots are evicted.
     pub memory_threshold: u64,

@@ -292,7 +292,7 @@ pub struct GenerateOptions {
     /// Additional token ids that end the text, e.g. those of a chat template.
     pub stop_tokens: Vec<u32>,
     /// Control tokens whose text is shown, e.g. those of
-    /// [`OutputFormat::marker_token_ids`](text::chat::OutputFormat::shown).
+    /// [`OutputFormat::marker_token_ids`](text::chat::OutputFormat::marker_token_ids).
     pub shown_tokens: Vec<u32>,
     /// Number of most probable tokens to report with their log-probabilities:
     /// [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).

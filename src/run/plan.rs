@@ -118,7 +118,7 @@ pub struct Plan {
     /// Bytes of the program itself.
     program: u64,
     tokenizer_file: u64,
-    /// Number of buffers for the logits of [`ROWS`] tokens.
+    /// Number of buffers for the logits of [`LOGITS_ROWS`] tokens.
     row_blocks: usize,
     /// Bytes that the rows of all sequences share, if they cannot all be full.
     shared_rows: Option<u64>,

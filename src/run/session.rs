@@ -194,7 +194,7 @@ impl Session {
         self.prefill(&prompt[held..], cancel)
     }
 
-    /// Appends tokens and computes the logits of the last. Can be cancelled like [`Session::sync`].
+    /// Appends tokens and computes the logits of the last. Can be cancelled like [`Session::sync_prompt`].
     pub fn prefill(&mut self, tokens: &[u32], cancel: &CancelToken) -> Result<()> {
         self.with_cancel(Some(cancel), |session| session.place_prompt(tokens))?;
         let mut left = tokens;

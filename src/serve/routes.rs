@@ -51,7 +51,7 @@ const DISCARD_PAUSE: Duration = Duration::from_secs(1);
 enum RouteAccess {
     /// Clients with a key.
     Clients,
-    /// Everyone whom [`Access::check_origin`](super::access::Access::check) allows, without a key.
+    /// Everyone whom [`Access::check_origin`](super::access::AccessRules::check_origin) allows, without a key.
     Visitors,
     /// Everyone, under any host name, as routers and probes need. For routes without secrets.
     Everyone,

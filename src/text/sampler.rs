@@ -5,7 +5,7 @@
 //! | grammar: rule out tokens that it does not allow | | `Grammar`, with the feature `grammar` |
 //! | rule out other tokens | | [`Sampler::sample_token_except`] |
 //! | logit bias | | [`SamplerOptions::logit_bias`] |
-//! | repetition penalty over the window | yes | [`penalise`] |
+//! | repetition penalty over the window | yes | [`apply_repetition_penalty`] |
 //! | presence and frequency penalties over the window | | as in OpenAI's API |
 //! | DRY | | [`DryOptions`] |
 //! | temperature 0: take the largest logit and stop | | [`argmax`] |

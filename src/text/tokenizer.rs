@@ -2,7 +2,7 @@
 //! file.
 //!
 //! The file is untrusted: its ids and sizes are checked ([`json`], [`gguf`]) before the `tokenizers` library gets its
-//! parts, and every call into the library is contained ([`files::containment`]).
+//! parts, and every call into the library is contained ([`session_file::catch_panic`]).
 
 pub(crate) mod automaton;
 pub mod files;

@@ -158,14 +158,14 @@ impl Gguf {
         self.header.without_tensors(self.plane.bytes())
     }
 
-    /// Hash of the content; see [`Source::fingerprint`](super::Source::fingerprint).
+    /// Hash of the content, which tells files apart.
     pub fn fingerprint(&self) -> String {
         super::hash_files(std::iter::once((&self.plane, self.header.len)))
     }
 }
 
 impl GgufTensor {
-    /// Decodes all values, row-major; see [`decode`].
+    /// Decodes all values, row-major; see [`decode_values`](crate::blocks::gguf::decode_values).
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values =
             vec![0.0; self.data.bytes().len() / self.block.bytes_per_block() * self.block.values_per_block()];

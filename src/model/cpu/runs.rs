@@ -47,7 +47,7 @@ impl<'a> PassRuns<'a> {
     ///
     /// # Errors
     ///
-    /// Errors of [`Cache::host_rows`](crate::device::Cache::host); [`release_slots`] gives the slots back.
+    /// Errors of [`Cache::host_rows`](crate::device::KvCache::host_rows); [`release_slots`] gives the slots back.
     pub fn borrow_rows<'r: 'a>(&mut self, runs: &'a mut [Run<'r>]) -> Result<()> {
         let mut first = 0;
         runs.iter_mut().for_each(|run| {

@@ -130,7 +130,7 @@ impl<'a> Channels<'a> {
         hadamard_transform(k);
     }
 
-    /// Turns a stored key back into the key: the inverse of [`Channels::key`].
+    /// Turns a stored key back into the key: the inverse of [`Channels::encode_key`].
     pub fn decode_key(self, k: &mut [f32; HEAD_DIM]) {
         hadamard_transform(k);
         let channels = self.means.iter().zip(self.inverses);

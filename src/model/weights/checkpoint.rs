@@ -31,7 +31,8 @@ pub struct StoredTensor {
     pub block: BlockType,
     /// Order of its rows in the file.
     pub order: RowOrder,
-    /// True if the file's rows are its columns; then `data` holds the whole tensor: see [`StoredTensor::straight`].
+    /// True if the file's rows are its columns; then `data` holds the whole tensor: see
+    /// [`StoredTensor::into_untransposed`].
     pub transposed: bool,
     /// True if 1 must be added to the values.
     pub adds_one: bool,
@@ -86,7 +87,7 @@ impl StoredTensor {
 }
 
 impl Checkpoint {
-    /// Opens a `.gguf` file, a bundle, or anything that [`Source::open`] takes.
+    /// Opens a `.gguf` file, a bundle, or anything that [`Safetensors::open`] takes.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
 //! Writes a checkpoint as a packed file, and maps such a file.
 //!
-//! A packed file is a safetensors file of flat U8 tensors, the planes of [`Storage::parts`]: `m.quants` and `m.scales`
-//! of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file is
-//! aligned. The metadata ([`packed_file::key`]) hold the layout's version, the model's `config.json` (of a GGUF file,
-//! the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each tensor that
-//! is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more tensor, and so is
-//! the model's [`Calibration`].
+//! A packed file is a safetensors file of flat U8 tensors, the planes of [`MatrixStorage::parts`]: `m.quants` and
+//! `m.scales` of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file
+//! is aligned. The metadata ([`packed_file::encode_key`]) hold the layout's version, the model's `config.json` (of a
+//! GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each
+//! tensor that is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more
+//! tensor, and so is the model's [`Calibration`].
 
 use super::Weights;
 use super::calibration::Calibration;
@@ -226,7 +226,8 @@ impl Write for BlockWriter<'_> {
     }
 }
 
-/// Storage of each tensor of [`table`], to estimate sizes before the file is checked: unreadable entries count as f32.
+/// Storage of each tensor of [`model_tensors`], to estimate sizes before the file is checked: unreadable entries count
+/// as f32.
 pub fn tensor_storages(source: &Safetensors) -> Vec<Storage> {
     let dtypes = source.metadata().get(key::DTYPES).and_then(|text| serde_json::from_str(text).ok());
     let dtypes: HashMap<String, String> = dtypes.unwrap_or_default();

@@ -3,7 +3,7 @@
 //! A block of 32 columns fills half the depth of a tile, because each block has its own scales: the sums of one block
 //! go from the tile to memory and from there, scaled, into sixteen AVX-512 registers. Weights are unpacked to signed
 //! bytes once for all tokens; a packed vector of sixteen rows and four columns becomes one row of the tile. Activations
-//! have been interleaved to tiles before ([`super::products::lay_out`]).
+//! have been interleaved to tiles before ([`super::products::interleave`]).
 //!
 //! Cycles of an Emerald Rapids core per block of a tile (fastest of sixteen cores; the half of them whose other
 //! hyper-thread was busy took 1.4 times as long):

@@ -57,7 +57,7 @@ pub struct KvChunk<'a> {
     /// `[slot][row bytes]` of the values.
     pub v: &'a [u8],
     pub types: KvTypes,
-    /// Slots that a query sees, its own included; [`ALL`] for full attention.
+    /// Slots that a query sees, its own included; [`FULL_ATTENTION`] for full attention.
     pub window: usize,
 }
 

@@ -8,8 +8,8 @@ use files::blocks::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-/// Maximum groups of rows that [`Isa::tile_shape`](super::Isa::tile) returns. They share the activations laid out for a
-/// kernel.
+/// Maximum groups of rows that [`Isa::tile_shape`](super::Isa::tile_shape) returns. They share the activations laid out
+/// for a kernel.
 pub const MOST_GROUPS: usize = 4;
 
 /// Index of Q4_0 in [`Format::ALL`].

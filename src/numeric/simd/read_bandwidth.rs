@@ -84,7 +84,7 @@ pub fn read_bytes(way: ReadMethod, bytes: &[u8]) -> u64 {
     }
 }
 
-/// [`read`] in plain Rust, for the rest after the steps.
+/// [`read_bytes`] in plain Rust, for the rest after the steps.
 fn sum_words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let sum = words.iter().fold(0u64, |sum, w| sum.wrapping_add(u64::from_le_bytes(*w)));

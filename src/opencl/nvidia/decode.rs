@@ -134,8 +134,8 @@ impl Decode {
         scratch.set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.steps, k_stride, v_stride]);
     }
 
-    /// Queues one token, which writes its logits to `logits`. [`Scratch::upload_tokens`] must have sent its embedding,
-    /// angles and header after [`Decode::set_header`].
+    /// Queues one token, which writes its logits to `logits`. [`PassBuffers::upload_tokens`] must have sent its
+    /// embedding, angles and header after [`Decode::set_header`].
     pub fn run(&mut self, device: &Device, bound: &mut BoundDecode, logits: &Buffer) -> Result<()> {
         self.steps = self.steps.wrapping_add((LAYERS * STEPS) as u32);
         bound.kernel.rebind_buffer(LOGITS, logits)?;

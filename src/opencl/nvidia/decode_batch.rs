@@ -89,16 +89,16 @@ impl DecodeBatch {
         &self.program
     }
 
-    /// Binds the buffers of attention again, after [`Scratch::reserve_slots`] has made room for longer caches.
+    /// Binds the buffers of attention again, after [`PassBuffers::reserve_slots`] has made room for longer caches.
     pub fn reserve(&mut self, scratch: &PassBuffers) -> Result<()> {
         let [partials, ml] = PARTS;
         self.kernel.rebind_buffer(partials, &scratch.partials)?.rebind_buffer(ml, &scratch.ml)?;
         Ok(())
     }
 
-    /// Queues one token for each of at most [`SEVERAL`] sequences, whose embeddings and angles were sent. Each comes
-    /// with the rows of its cache, its filled slots and the buffer for its logits. `false` if rows are not parts of one
-    /// buffer.
+    /// Queues one token for each of at most [`MAX_BATCH_RUNS`] sequences, whose embeddings and angles were sent. Each
+    /// comes with the rows of its cache, its filled slots and the buffer for its logits. `false` if rows are not parts
+    /// of one buffer.
     pub fn run<'a>(
         &mut self,
         device: &Device,

@@ -16,7 +16,8 @@ pub struct HostLogits {
 }
 
 impl HostLogits {
-    /// Memory for the logits of a token, unless `now` is such memory; see [`row`](crate::model::device::Device::row).
+    /// Memory for the logits of a token, unless `now` is such memory; see
+    /// [`row`](crate::model::device::Device::logits_buffer).
     pub fn lend_row(&mut self, device: &Device, now: &[f32]) -> Option<LogitsBuffer> {
         if self.lender.find_buffer(now).is_some() {
             return None;

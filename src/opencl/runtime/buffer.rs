@@ -82,7 +82,7 @@ impl Device {
     /// Allocates uninitialised bytes.
     ///
     /// # Errors
-    /// [`Kind::Memory`] above [`DeviceInfo::max_alloc`](super::Facts::max_alloc), or if there is no room.
+    /// [`FailureKind::Memory`] above [`DeviceInfo::max_alloc`](super::DeviceInfo::max_alloc), or if there is no room.
     pub fn allocate_buffer(&self, len: usize, access: Access, place: Place) -> Result<Buffer> {
         let shared = &self.shared;
         let most = shared.facts.max_alloc;
@@ -231,8 +231,9 @@ impl Buffer {
     /// Returns a part as a buffer of its own that keeps this one alive. Kernels may use both.
     ///
     /// # Errors
-    /// [`Kind::InvalidCall`] if `range.start` is not a multiple of
-    /// [`DeviceInfo::base_align`](super::Facts::base_align), [`Kind::Unsupported`] if the driver supports only OpenCL
+    /// [`FailureKind::InvalidCall`] if `range.start` is not a multiple of
+    /// [`DeviceInfo::base_align`](super::DeviceInfo::base_align), [`FailureKind::Unsupported`] if the driver supports
+    /// only OpenCL
     /// 1.0.
     pub fn sub_buffer(&self, range: Range<usize>) -> Result<Buffer> {
         let m = &self.memory;
@@ -258,7 +259,7 @@ impl Buffer {
     /// Returns an image with texels of one or four 32-bit words of this buffer, which it keeps alive. Only for kernels.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] if the device has no images, or none of this size.
+    /// [`FailureKind::Unsupported`] if the device has no images, or none of this size.
     pub fn create_image(&self, words: usize) -> Result<Buffer> {
         let m = &self.memory;
         let (api, width) = (m.shared.api_or_failure()?, m.len / (4 * words));

@@ -120,7 +120,7 @@ pub(super) struct Shared {
     pub builds_stopped: AtomicBool,
     /// The first failure, after which no call is made.
     pub lost: OnceLock<Failure>,
-    /// Function that creates buffers of [`Place::HostPinned`](super::Place::OnHost).
+    /// Function that creates buffers of [`Place::HostPinned`](super::Place::HostPinned).
     pub create_on_host: Option<CreateBufferNv>,
 }
 
@@ -185,13 +185,13 @@ impl Device {
     }
 
     /// Sets the timeout of calls, after which the device is lost. `stop`, once set, ends long waits early with
-    /// [`Kind::Stopped`]; the device survives.
+    /// [`FailureKind::Stopped`]; the device survives.
     pub fn set_timeout(&self, limit: Duration, stop: Option<Arc<AtomicBool>>) {
         self.shared.waiter.set_timeout(limit, stop);
     }
 
-    /// Makes further builds fail with [`Kind::Stopped`], so that a thread which prepares the device ends soon. A build
-    /// in progress is finished and stored.
+    /// Makes further builds fail with [`FailureKind::Stopped`], so that a thread which prepares the device ends soon. A
+    /// build in progress is finished and stored.
     pub fn stop_builds(&self) {
         self.shared.builds_stopped.store(true, Ordering::Relaxed);
     }

@@ -118,7 +118,7 @@ impl DeviceInfo {
         self.has_extension("cl_khr_fp16")
     }
 
-    /// True if kernels can write to host memory without a copy: see [`Place::HostPinned`](super::Place::OnHost).
+    /// True if kernels can write to host memory without a copy: see [`Place::HostPinned`](super::Place::HostPinned).
     pub fn writes_to_host(&self) -> bool {
         self.has_extension("cl_nv_create_buffer")
     }

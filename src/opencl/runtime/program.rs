@@ -56,12 +56,13 @@ impl Program {
     /// Compiles a program, or loads it from the cache.
     ///
     /// # Errors
-    /// [`Kind::Build`] with the first lines of the compiler log.
+    /// [`FailureKind::Build`] with the first lines of the compiler log.
     pub fn build(device: &Device, source: &Source<'_>) -> Result<Self> {
         Self::build_with(device, source, Risk::Baseline)
     }
 
-    /// [`Program::build`] for an optional variant: after the driver once crashed on it, it fails with [`Kind::Build`].
+    /// [`Program::build`] for an optional variant: after the driver once crashed on it, it fails with
+    /// [`FailureKind::Build`].
     pub fn build_variant(device: &Device, source: &Source<'_>) -> Result<Self> {
         Self::build_with(device, source, Risk::Variant)
     }

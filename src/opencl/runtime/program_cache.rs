@@ -259,7 +259,7 @@ fn files_of(dir: &Path) -> Vec<CacheFile> {
     fs::read_dir(dir).map(|entries| entries.flatten().filter_map(kept).collect()).unwrap_or_default()
 }
 
-/// Deletes the oldest files beyond [`MOST_BYTES`].
+/// Deletes the oldest files beyond [`MAX_BYTES`].
 fn prune_files(dir: &Path) {
     let mut files = files_of(dir);
     files.sort_by_key(|f| f.changed);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub const LIMIT_VARIABLE: &str = "ANTIGRAVITY_OPENCL_LIMIT";
 /// Default minimum timeout.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Factor on [`least`] for operations that were never measured: drivers compile and allocate on first use.
+/// Factor on [`minimum_timeout`] for operations that were never measured: drivers compile and allocate on first use.
 const UNMEASURED_FACTOR: u32 = 6;
 /// Polling interval while waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -253,7 +253,7 @@ struct Mailbox {
     answered: Condvar,
     /// Number of calls requested or answered.
     changes: AtomicUsize,
-    /// Time to spin before sleeping; see [`watching`].
+    /// Time to spin before sleeping; see [`spin_time`].
     spin_time: Duration,
     /// True while an abandoned call is in progress.
     abandoned: AtomicBool,

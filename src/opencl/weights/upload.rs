@@ -26,7 +26,7 @@ pub struct Upload<'a> {
 ///
 /// # Errors
 ///
-/// [`Kind::Build`] for other mixtures.
+/// A build failure for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     let qkv = vec![Upload::of(&l.wq), Upload::of(&l.wk), Upload::of(&l.wv)];
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {

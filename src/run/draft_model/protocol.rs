@@ -1,7 +1,7 @@
 //! Protocol between a program and its draft program, version 1: one JSON object per line, requests on the draft's
-//! stdin, answers on its stdout. The draft first sends [`Handshake`]; then each [`Request`] gets one [`Answer`]. The
-//! draft ends when its stdin does. Neither trusts the other: lines have a maximum length, and ids, numbers and fields
-//! are checked.
+//! stdin, answers on its stdout. The draft first sends [`Handshake`]; then each [`DraftRequest`] gets one
+//! [`DraftAnswer`]. The draft ends when its stdin does. Neither trusts the other: lines have a maximum length, and ids,
+//! numbers and fields are checked.
 
 use files::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ use text::sampler::{Rng, SamplerOptions};
 pub const VERSION: u32 = 1;
 /// Maximum number of tokens of a draft.
 pub const MAX_DRAFT: usize = 64;
-/// Maximum bytes of an answer's line, more than [`MOST`] ids take.
+/// Maximum bytes of an answer's line, more than [`MAX_DRAFT`] ids take.
 pub const MAX_ANSWER_BYTES: u64 = 4 << 10;
 /// Maximum bytes of a request: the ids of the longest possible context.
 pub const MAX_REQUEST_BYTES: u64 = 256 << 20;
@@ -23,7 +23,7 @@ pub const MAX_REQUEST_BYTES: u64 = 256 << 20;
 pub struct Handshake {
     /// [`VERSION`].
     pub antigravity_draft: u32,
-    /// Digest of its tokenizer: [`Pieces::compute_checksum`](text::tokenizer::Pieces::digest).
+    /// Digest of its tokenizer: [`Pieces::compute_checksum`](text::tokenizer::Pieces::compute_checksum).
     pub tokenizer: u32,
     /// Number of texts that it keeps a cache for.
     pub sequences: usize,

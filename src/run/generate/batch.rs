@@ -430,7 +430,7 @@ impl<'a> Batch<'a> {
 
     /// Samples the next tokens of several generations in parallel: from a large vocabulary, sampling takes as long as a
     /// pass of a fast device. Tokens not sampled here, such as those with broken logits, are left to
-    /// [`Generation::advance`].
+    /// [`Generation::add_next_token`].
     fn sample_in_parallel(&mut self) {
         let Some(device) = self.running().next().map(|g| g.session.device()) else { return };
         let all = self.generations.iter_mut().filter_map(Generation::sampling_task);

@@ -167,8 +167,8 @@ impl<'a> TokenDecoder<'a> {
         self.inserted.extend(tokens);
     }
 
-    /// Samples a token from the `logits` after `history`, or takes an inserted one. [`TokenDecoder::push`] adds it to
-    /// the text.
+    /// Samples a token from the `logits` after `history`, or takes an inserted one. [`TokenDecoder::push_token`] adds
+    /// it to the text.
     pub fn sample_token(&mut self, logits: &[f32], history: &[u32]) -> Result<u32> {
         let token = match self.inserted.pop_front() {
             Some(token) => token,

@@ -43,7 +43,7 @@ impl BatchAnswer {
 }
 
 impl Engine {
-    /// Completes all prompts, [`EngineOptions::batch`] of them at once; answers come in the order in which they
+    /// Completes all prompts, `EngineOptions::batch` of them at once; answers come in the order in which they
     /// complete. Each is bit for bit the answer to its prompt alone, on every device and with every eviction policy.
     /// When a text ends, the next prompt takes its place and is computed together with the others' tokens.
     ///

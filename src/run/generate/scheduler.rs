@@ -59,7 +59,7 @@ pub struct Job {
     /// The options' stop strings, ready for use.
     pub stops: StopStrings,
     pub reuse: Reuse,
-    /// Computes log-probabilities of the prompt's tokens: see [`Event::Prompt`]. Then no cached rows are used.
+    /// Computes log-probabilities of the prompt's tokens: see [`JobEvent::Prompt`]. Then no cached rows are used.
     pub prompt_logprobs: Option<Logprobs>,
     /// Called on the scheduler's thread for every event; must not block.
     pub on_event: Box<dyn FnMut(JobEvent) + Send>,

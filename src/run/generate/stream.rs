@@ -89,7 +89,7 @@ impl<'a> TokenStream<'a> {
         &mut self.batch.generations_mut()[0].decoder
     }
 
-    /// Continues an interrupted text. If it is interrupted again, held-back text stays in [`TokenStream::pause`]
+    /// Continues an interrupted text. If it is interrupted again, held-back text stays in [`TokenStream::resume_point`]
     /// instead of being shown.
     pub fn resume_from(mut self, unshown: Option<&PendingText>) -> Self {
         self.decoder().resume_from(unshown);

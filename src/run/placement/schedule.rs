@@ -43,13 +43,13 @@ pub struct MeasuredSchedule {
     factors: [f64; 2],
     /// Decoded tokens since the last switch.
     since: usize,
-    /// Consecutive tokens for which the other device was faster, at least by [`CLOSE`].
+    /// Consecutive tokens for which the other device was faster, at least by [`SMALL_GAIN`].
     slower_tokens: usize,
 }
 
 /// Factor by which the other device must be faster, so that noise causes no switch.
 const CLEAR_GAIN: f64 = 1.2;
-/// Factor that suffices for [`REST`] consecutive tokens: noise does not last.
+/// Factor that suffices for [`MIN_SWITCH_INTERVAL`] consecutive tokens: noise does not last.
 const SMALL_GAIN: f64 = 1.03;
 /// Minimum number of tokens between two switches of decoding.
 const MIN_SWITCH_INTERVAL: usize = 64;

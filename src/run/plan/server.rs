@@ -5,7 +5,7 @@ use super::{Plan, add, mul};
 use crate::dims::VOCAB;
 use crate::run::session::PROMPT_LOGITS_ROWS;
 
-/// Minimum and maximum bytes for requests and answers, which get 1 / [`PART`] of the memory.
+/// Minimum and maximum bytes for requests and answers, which get 1 / [`MEMORY_SHARE`] of the memory.
 #[cfg(feature = "serve")]
 const REQUEST_BYTES: [u64; 2] = [16 << 20, 128 << 20];
 #[cfg(feature = "serve")]

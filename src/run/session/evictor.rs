@@ -35,7 +35,7 @@ pub(super) struct Evictor {
     chooser: SlotSelector,
     /// Leading tokens that the caller wants protected, unless the settings give a number.
     opening: usize,
-    /// Slots of a head that stay, chosen by [`Evictor::choose`].
+    /// Slots of a head that stay, chosen by [`Evictor::choose_slots`].
     pub slots: Vec<u32>,
     /// If heads choose their own slots: positions of the slots that the last eviction left in full-attention layers,
     /// `[layer * KV_HEADS + kv_head][slot]`, ascending. The slots after them are the latest tokens.
@@ -101,7 +101,7 @@ impl Evictor {
         self.keep.min(self.capacity - slots_to_free(self.capacity))
     }
 
-    /// Maximum distance of a token at an eviction, so that it is within [`REACH`] until the next one.
+    /// Maximum distance of a token at an eviction, so that it is within [`MAX_DISTANCE`] until the next one.
     fn max_distance(&self) -> usize {
         MAX_DISTANCE.saturating_sub(self.eviction_limit() - self.slots_to_keep())
     }

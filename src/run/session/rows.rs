@@ -259,7 +259,7 @@ impl Session {
         if self.device_cache.can_continue_from(kept) { kept } else { 0 }
     }
 
-    /// Keeps the first `len` tokens, a number that [`Session::cheap`] allows.
+    /// Keeps the first `len` tokens, a number that [`Session::reusable_prefix`] allows.
     fn truncate_to(&mut self, len: usize) {
         let slots = if len > self.dense || self.evictions.is_empty() {
             self.device_cache.filled_slots() - (self.tokens.len() - len)
@@ -321,7 +321,7 @@ impl Session {
         Ok((0..LAYERS).map_while(of).collect())
     }
 
-    /// Copies the filled rows of a layer out: see [`Sequence::rows`].
+    /// Copies the filled rows of a layer out: see [`PassRun::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
         let slots = if is_local(layer) {
             self.device_cache.oldest_position()..self.tokens.len()

@@ -82,7 +82,7 @@ pub struct BandwidthReader {
 struct BestWay {
     threads: usize,
     way: ReadMethod,
-    /// Bytes per second: first from the choice of the way, then from each [`Reader::measure_rate`].
+    /// Bytes per second: first from the choice of the way, then from each [`BandwidthReader::measure_rate`].
     rates: Vec<f64>,
 }
 
@@ -100,7 +100,7 @@ impl BandwidthReader {
         Self { buffer, best }
     }
 
-    /// Measures bytes per second now; `threads` is one of the numbers given to [`Reader::new`].
+    /// Measures bytes per second now; `threads` is one of the numbers given to [`BandwidthReader::new`].
     pub fn measure_rate(&mut self, threads: usize) -> f64 {
         let best = self.best.iter_mut().find(|b| b.threads == threads);
         let best = best.expect("invariant: made for every number of threads");

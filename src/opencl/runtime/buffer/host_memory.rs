@@ -196,7 +196,7 @@ pub struct HostFloatsPool {
 }
 
 impl HostFloatsPool {
-    /// Lends `len` floats, all 0, on a device that [writes to host memory](crate::Facts::writes_to_host).
+    /// Lends `len` floats, all 0, on a device that [writes to host memory](crate::DeviceInfo::writes_to_host).
     pub fn allocate_floats(&mut self, device: &Device, len: usize) -> Result<HostFloats> {
         let held = PinnedMemory::new(device, 4 * len, (Place::HostPinned, LENT))?;
         // SAFETY: the bytes are mapped for writing, and no kernel uses them yet.
