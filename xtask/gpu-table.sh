@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures a program on a GPU beside the version before, in turn, and compares logits with the CPU's:
-# the table of xtask/README.md. It needs nothing but the programs, so it can be carried to a machine without Rust:
+# the table of xtask/MEASUREMENTS.md. It needs nothing but the programs, so it can be carried to a machine without Rust:
 #
 #     xtask synth llama3.2-1b --out DIR && PROGRAM pack --model-path DIR --out MODEL
 #     xtask/gpu-table.sh MODEL PROGRAM [BEFORE]

@@ -42,7 +42,7 @@ fn cases() -> Vec<(Made, &'static [&'static str])> {
             bpe().with("token_type", ARRAY, array(U8, 260, [1; 260])),
             &["token_type\" is an array of 260", "Uint8", "32 bits"],
         ),
-        (bpe().integers("token_type", &types(BYTE)), &["element 259 is \"<|end|>\"", "a byte"]),
+        (bpe().integers("token_type", &types(BYTE)), &["element 259 is \"<|end|>\"", "(byte)"]),
         (bpe().number("token_type", 1), &["token_type\" is 1"]),
         (bpe().without("merges"), &["tokenizer.ggml.merges\" is missing"]),
         (bpe().strings("merges", &["h e", "he"]), &["merges\": element 1 is \"he\", not two tokens"]),
