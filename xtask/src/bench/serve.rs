@@ -43,7 +43,8 @@ pub struct LoadArgs {
 }
 
 /// Files whose text the prompts are cut from.
-const TEXTS: [&str; 4] = ["README.md", "CONTRIBUTING.md", "xtask/README.md", "CHANGELOG.md"];
+const TEXTS: [&str; 5] =
+    ["README.md", "CONTRIBUTING.md", "xtask/README.md", "CHANGELOG.md", "xtask/MEASUREMENTS.md"];
 
 pub fn run(args: &BenchArgs) -> Result<Value> {
     let mut started = None;
