@@ -266,7 +266,6 @@ impl Plan {
         let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
         let calibration = self.calibration_bytes();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
-        let threads = (format!("{} threads", o.threads), mul(o.threads as u64, cpu::thread_bytes()));
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
             put("weights", copied(self.weights.mapped), MemoryKind::Mapped),
@@ -282,7 +281,7 @@ impl Plan {
             put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), MemoryKind::Own),
             put("tokenizer", self.tokenizer_bytes(), MemoryKind::Own),
             put("requests and answers", self.request_bytes(), MemoryKind::Own),
-            put(&threads.0, threads.1, MemoryKind::Own),
+            put(&format!("{} threads", o.threads), self.thread_bytes(), MemoryKind::Own),
             put("program", self.program, MemoryKind::Own),
             put("stacks", self.stack_bytes(), MemoryKind::AddressSpace),
         ];
@@ -311,6 +310,10 @@ impl Plan {
         // The drafts of all sequences fit into one pass.
         let drafted = if draft > 0 { mul(draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
         add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted)
+    }
+
+    fn thread_bytes(&self) -> u64 {
+        mul(self.options.threads as u64, cpu::thread_bytes())
     }
 
     /// Bytes of host memory that a device needs for passes of `chunk` tokens; `both` if the CPU computes in turn.

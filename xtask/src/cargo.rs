@@ -1,6 +1,6 @@
 //! Cargo commands for another target: linked as well as this machine can. `cargo xtask cargo` is one.
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::targets::{ANDROID, is_static, target_dir};
 use crate::{android, command, toolchain};
 use clap::Args;
@@ -64,11 +64,11 @@ fn find_target(words: &[String]) -> Option<&str> {
 /// A folder of empty libraries: crates ask by name for parts of the C library that musl has in one piece.
 fn make_empty_libraries() -> Result<PathBuf> {
     let dir = target_dir().join("musl-stubs");
-    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    fs::create_dir_all(&dir).at(&dir)?;
     for name in ["dl", "m", "pthread", "rt", "util"] {
         let file = dir.join(format!("lib{name}.a"));
         if !file.exists() {
-            fs::write(&file, toolchain::EMPTY_ARCHIVE).map_err(|e| Error::at(&file, e))?;
+            fs::write(&file, toolchain::EMPTY_ARCHIVE).at(&file)?;
         }
     }
     Ok(dir)

@@ -9,7 +9,7 @@ mod key_bias;
 mod opencl;
 pub mod reference;
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::table::{format_table, to_cells};
 use crate::tally::Tally;
 use crate::{build, command};
@@ -103,7 +103,7 @@ pub fn check_families(target: &str, emulator: &'static str) -> Result<Tally> {
 
 fn all_models() -> Result<Vec<PathBuf>> {
     let fixtures = command::root().join("tests/fixtures/models");
-    let entries = fs::read_dir(&fixtures).map_err(|e| Error::at(&fixtures, e))?;
+    let entries = fs::read_dir(&fixtures).at(&fixtures)?;
     let mut dirs: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     dirs.sort();
     dirs.push(command::root().join("models/story"));

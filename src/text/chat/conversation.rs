@@ -185,7 +185,7 @@ impl Conversation {
     /// [`Conversation::add_question_until`] with messages in place of a text: results of tool calls, or a question.
     ///
     /// # Errors
-    /// Those of [`Conversation::add_question_until`].
+    /// Fails where [`Conversation::add_question_until`] does.
     pub fn add_messages_until(
         &mut self,
         tokenizer: &Tokenizer,

@@ -76,7 +76,7 @@ impl TemplateSource {
     /// there is no other template.
     ///
     /// # Errors
-    /// As of [`TemplateSource::load_template`].
+    /// Fails where [`TemplateSource::load_template`] does.
     pub fn load_named(&self, name: &str) -> Result<Option<Template>> {
         let parts = self.read_templates()?;
         let default = parts.default.as_ref().filter(|_| name == "default" && !parts.named.is_empty());
@@ -91,7 +91,7 @@ impl TemplateSource {
     /// tokens.
     ///
     /// # Errors
-    /// As of [`TemplateSource::load_template`].
+    /// Fails where [`TemplateSource::load_template`] does.
     pub fn load_override(&self, place: &str, source: &str) -> Result<Template> {
         Jinja::new(place, source, self.read_templates()?.variables.clone()).map(Template::Jinja)
     }
@@ -121,7 +121,7 @@ impl Template {
     /// Loads the template of the model at `path`, as [`TemplateSource::from_path`] finds it.
     ///
     /// # Errors
-    /// Those of [`TemplateSource::load_template`].
+    /// Fails where [`TemplateSource::load_template`] does.
     pub fn load_from_path(path: &Path) -> Result<Self> {
         TemplateSource::from_path(path).load_template()
     }

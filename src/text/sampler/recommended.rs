@@ -55,7 +55,7 @@ impl SamplerOptions {
     ///
     /// # Errors
     ///
-    /// Those of [`SamplerOptions::recommended_at`].
+    /// Fails where [`SamplerOptions::recommended_at`] does.
     pub fn recommended_in_gguf(gguf: &Gguf) -> Result<Self> {
         let key = |(_, name, _): &Field| format!("general.sampling.{name}");
         let value = |field: &Field| match gguf.metadata().get(&key(field)) {

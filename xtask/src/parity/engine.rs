@@ -1,6 +1,6 @@
 //! Runs the program built for one model.
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, command};
 use serde_json::{Value, json};
 use std::fs;
@@ -44,10 +44,10 @@ impl Engine {
     /// With a copy of a program that was built for a model.
     pub fn with_copy(built: &Path, model: &Path, name: &str) -> Result<Engine> {
         let files = build::target_dir().join("parity").join(name);
-        fs::create_dir_all(&files).map_err(|e| Error::at(&files, e))?;
+        fs::create_dir_all(&files).at(&files)?;
         // The next model's build takes the place of this one's.
         let program = files.join("antigravity");
-        fs::copy(built, &program).map_err(|e| Error::at(&program, e))?;
+        fs::copy(built, &program).at(&program)?;
         Ok(Engine { program, emulator: None, model: model.into(), files })
     }
 
@@ -83,7 +83,7 @@ impl Engine {
     pub fn logits(&self, ids: &[u32], vocab: usize, variant: Variant<'_>) -> Result<Vec<u8>> {
         let tokens = self.files.join("tokens.json");
         let out = self.files.join("logits.f32");
-        fs::write(&tokens, format!("{ids:?}")).map_err(|e| Error::at(&tokens, e))?;
+        fs::write(&tokens, format!("{ids:?}")).at(&tokens)?;
         // A file left by an earlier run must not pass for this one's.
         match fs::remove_file(&out) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::at(&out, e)),
@@ -148,7 +148,7 @@ impl Engine {
     pub fn generate_batch(&self, prompts: &[&str], flags: &[&str]) -> Result<Vec<String>> {
         let file = self.file("prompts.jsonl");
         let lines: Vec<String> = prompts.iter().map(|prompt| json!(prompt).to_string()).collect();
-        fs::write(&file, lines.join("\n")).map_err(|e| Error::at(&file, e))?;
+        fs::write(&file, lines.join("\n")).at(&file)?;
         let mut run = self.greedy();
         run.args(["--batch", &prompts.len().to_string(), "--prompts"]).arg(&file).args(flags);
         let mut texts = vec![None; prompts.len()];

@@ -3,7 +3,7 @@
 use super::QUANTISED;
 use super::engine::Engine;
 use super::reference::Reference;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::fetch::to_hex;
 use crate::tally::Tally;
 use crate::{command, json};
@@ -70,9 +70,9 @@ fn generate(engine: &Engine, prompt: &str, settings: &[&str], more: &[&str]) -> 
 
 fn generate_packed(engine: &Engine, reference: &Reference, prompt: &str) -> Result<String> {
     let dir = engine.file("packed");
-    fs::create_dir_all(&dir).map_err(|e| Error::at(&dir, e))?;
+    fs::create_dir_all(&dir).at(&dir)?;
     for name in TEXT_FILES.iter().filter(|name| reference.dir.join(name).exists()) {
-        fs::copy(reference.dir.join(name), dir.join(name)).map_err(|e| Error::at(&dir.join(name), e))?;
+        fs::copy(reference.dir.join(name), dir.join(name)).at(&dir.join(name))?;
     }
     let mut pack = engine.command("pack");
     pack.args(["--quiet", "--out"]).arg(dir.join("model.packed.safetensors")).args(QUANTISED);

@@ -7,7 +7,7 @@
 use super::compare::{max_abs, wrong_steps};
 use super::engine::{Engine, Variant};
 use super::{FLOAT, check_same_bits, check_steps, check_within, reference};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::tally::Tally;
 use crate::{command, json};
 use files::config::ModelConfig;
@@ -54,7 +54,7 @@ impl GgufFile {
     pub fn needs_own_build(&self) -> Result<bool> {
         let file = command::root().join("tests/fixtures/models").join(&self.model).join("config.json");
         let Ok(text) = fs::read_to_string(&file) else { return Ok(true) };
-        let of_checkpoint = ModelConfig::parse(&text).map_err(|e| Error::at(&file, e))?;
+        let of_checkpoint = ModelConfig::parse(&text).at(&file)?;
         let of_file = Gguf::open(&self.path).and_then(|gguf| gguf.read_config());
         Ok(of_file.map_err(|e| Error::Failed(e.to_string()))? != of_checkpoint)
     }

@@ -4,7 +4,7 @@
 use super::FLOAT;
 use super::engine::{Engine, Variant};
 use super::reference::{PromptCase, Reference, to_floats};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::json;
 use crate::tally::Tally;
 use serde_json::Value;
@@ -78,12 +78,12 @@ fn write_biased(model: &Path, dir: &Path) -> Result<bool> {
             }
         }
     }
-    fs::create_dir_all(dir).map_err(|e| Error::at(dir, e))?;
+    fs::create_dir_all(dir).at(dir)?;
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        fs::copy(model.join(name), dir.join(name)).map_err(|e| Error::at(&model.join(name), e))?;
+        fs::copy(model.join(name), dir.join(name)).at(&model.join(name))?;
     }
     let copy = dir.join("model.safetensors");
-    fs::write(&copy, bytes).map_err(|e| Error::at(&copy, e))?;
+    fs::write(&copy, bytes).at(&copy)?;
     Ok(true)
 }
 

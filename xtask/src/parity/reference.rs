@@ -1,7 +1,7 @@
 //! Reference results on disk -> one shape: the `expected.json` of the fixtures, and the
 //! `golden/prompts.json` of the bundled model.
 
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::json;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -203,7 +203,7 @@ fn from_golden(dir: &Path) -> Result<Reference> {
 
 /// Reads a file of exactly `count` little-endian f32.
 pub fn read_floats(file: &Path, count: usize) -> Result<Vec<f32>> {
-    let bytes = std::fs::read(file).map_err(|e| Error::at(file, e))?;
+    let bytes = std::fs::read(file).at(file)?;
     if bytes.len() != 4 * count {
         return Err(Error::at(file, format!("{} bytes instead of {}", bytes.len(), 4 * count)));
     }

@@ -4,7 +4,7 @@
 use super::Outcome;
 use super::cargo_test::CargoTest;
 use super::report::{Tally, skip};
-use crate::error::Error;
+use crate::error::{AtPath, Error};
 use crate::{build, fetch};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn run_on(platform: &str, library: &Path, tests: &[&str]) -> Outcome {
     let entry = entries.join("own.icd");
     let written =
         fs::create_dir_all(&entries).and_then(|()| fs::write(&entry, format!("{}\n", library.display())));
-    written.map_err(|e| Error::at(&entry, e))?;
+    written.at(&entry)?;
     let mut run = CargoTest::new(&["--test", "opencl"]).only(tests).env("OCL_ICD_VENDORS", entries);
     run = run.env("RUSTICL_ENABLE", "llvmpipe").env("EXPECTED_PLATFORM", platform);
     if let Some(libraries) = library.parent().filter(|dir| !dir.as_os_str().is_empty()) {

@@ -3,7 +3,7 @@
 use super::report::{Tally, skip};
 use super::{Outcome, targets};
 use crate::android::NdkUse;
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::{build, cargo, command, toolchain};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,7 +32,7 @@ pub fn run() -> Outcome {
     let story = build::model_dir("story")?;
     targets::check_story(Command::new(&a), &story)?;
     check_grammar_hint(&a, &story)?;
-    let read = |file: &PathBuf| fs::read(file).map_err(|e| Error::at(file, e));
+    let read = |file: &PathBuf| fs::read(file).at(file);
     let (a, b) = (read(&a)?, read(&b)?);
     if a != b {
         let at = a.iter().zip(&b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
@@ -77,11 +77,11 @@ fn build_clone(place: &Path) -> Result<PathBuf> {
             copy(&command::root().join(file), &clone.join(file))?;
         }
     }
-    fs::create_dir_all(&home).map_err(|e| Error::at(&home, e))?;
+    fs::create_dir_all(&home).at(&home)?;
     for kept in ["registry", "git", "config.toml"] {
         let there = build::cargo_home().join(kept);
         if there.exists() {
-            symlink(&there, home.join(kept)).map_err(|e| Error::at(&home, e))?;
+            symlink(&there, home.join(kept)).at(&home)?;
         }
     }
     let triple = self::target();
@@ -98,6 +98,6 @@ fn build_clone(place: &Path) -> Result<PathBuf> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to.parent().expect("a file in a folder")).map_err(|e| Error::at(to, e))?;
-    fs::copy(from, to).map(|_| ()).map_err(|e| Error::at(to, e))
+    fs::create_dir_all(to.parent().expect("a file in a folder")).at(to)?;
+    fs::copy(from, to).map(|_| ()).at(to)
 }
