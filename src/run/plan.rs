@@ -420,7 +420,7 @@ fn window_cache_name(o: &EngineOptions, rows: usize) -> String {
     format!("KV cache of sliding-window layers, {} x {rows} tokens", o.kv_types)
 }
 
-/// Ring of the sliding-window layers, with passes of `max_pass_tokens` tokens.
+/// Ring of the sliding-window layers, with passes of `chunk` tokens.
 fn window_ring(o: &EngineOptions, chunk: usize) -> Ring {
     let ring = Ring::new(chunk);
     if o.eviction.policy == Policy::None { ring } else { ring.with_whole_window() }

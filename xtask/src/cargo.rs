@@ -25,7 +25,7 @@ pub fn prepare(cargo: &mut Command, target: &str, ndk: android::NdkUse) -> Resul
     }
     if is_static(target) {
         let libraries = format!("-Lnative={}", make_empty_libraries()?.display());
-        // The `dev` profile, which tests build with, does not strip, and `check_fit` takes stripped files only.
+        // The `dev` profile, which tests build with, does not strip, and `check_loadable` takes stripped files only.
         let flags = ["-Clinker-flavor=ld".into(), "-Clink-arg=--strip-all".into(), libraries];
         toolchain::link_with(cargo, target, &toolchain::find_lld()?, &flags);
     }

@@ -43,9 +43,8 @@ impl Row {
 }
 
 const SHARE: &str = "25%";
-/// Policies with the number of first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, without
-/// them
-/// 1.719 (f32 cache). Policies that use attention scores find the sinks by themselves: H2O has 1.556 either way.
+/// Policies with the number of first tokens that each keeps. Attention sinks help sliding: perplexity 1.688, and 1.719
+/// without them (f32 cache). Policies that use attention scores find the sinks by themselves: H2O has 1.556 either way.
 const EVICTING: [(&str, usize); 3] = [("sliding", 4), ("snapkv", 0), ("h2o", 0)];
 /// Types of keys and values; the first is lossless.
 const TYPES: [(&str, &str); 5] = [("f32", "f32"), ("f16", "f16"), ("q8", "q8"), ("q8", "q4"), ("q4", "q4")];

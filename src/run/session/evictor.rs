@@ -203,7 +203,7 @@ impl Evictor {
         self.since = Some(token);
     }
 
-    /// Resets the state for a replaced sequence, whose mass counts tokens from `observed_since` on.
+    /// Resets the state for a replaced sequence, whose mass counts tokens from `since` on.
     pub fn reset(&mut self, since: Option<usize>) {
         self.truncate_positions(0);
         (self.memory_limit, self.since) = (None, since.filter(|_| self.observes_attention()));
