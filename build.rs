@@ -153,8 +153,8 @@ fn switches_source(m: &ModelConfig) -> String {
         }
         RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
     };
-    let long = m.rope.long.map_or("None".into(), |LongRope { divisors, original_context: beyond }| {
-        format!("Some(LongRope {{ divisors: &{divisors:?}, beyond: {beyond} }})")
+    let long = m.rope.long.map_or("None".into(), |LongRope { divisors, original_context }| {
+        format!("Some(LongRope {{ divisors: &{divisors:?}, original_context: {original_context} }})")
     });
     let Rope { dim, theta, attention_factor, local_theta, local_attention_factor, .. } = m.rope;
     let (scaling, local_scaling) = (scaled(m.rope.scaling), scaled(m.rope.local_scaling));
