@@ -406,13 +406,13 @@ def a_new_conversation_has_something_to_try(b, _server, stand):
     b.fresh(stand)
     Stand.deltas = [{"content": "fine"}]
     b.until("document.querySelector('.hello h2')?.textContent === 'stand-in'")
-    assert b.text("#model") == ["stand-in"] and b.text("#gauge") == ["0 of 2,000 tokens"], b.text("#gauge")
+    assert b.text("#model") == ["stand-in"] and b.text("#gauge") == ["0 of 2,000\ntokens"], b.text("#gauge")
     b.picture("new")
     tries = b.text(".hello button")
     assert len(tries) == 3
     b.press(tries[1])
     assert b.answered() == "fine" and b.text("article.user > .text") == [tries[1]]
-    assert b.text("#gauge") == ["1,001 of 2,000 tokens"], b.text("#gauge")
+    assert b.text("#gauge") == ["1,001 of 2,000\ntokens"], b.text("#gauge")
 
 
 def enter_makes_a_line_on_a_phone(b, _server, stand):
@@ -428,6 +428,11 @@ def enter_makes_a_line_on_a_phone(b, _server, stand):
     b.picture("phone-two-lines")
     b.press("Send")
     assert b.answered() == "fine" and b.text("article.user > .text") == ["one\ntwo"]
+    b.run("pick()")
+    b.click("#menu")
+    b.picture("phone-list")
+    seen = "return [...document.querySelectorAll('#list button')].map(n => getComputedStyle(n).opacity)"
+    assert set(b.run(seen)) == {"1"}, "a finger can hit what it does not see"
     b.devtools("Emulation.setTouchEmulationEnabled", enabled=False)
     b.devtools("Emulation.clearDeviceMetricsOverride")
     b.open(stand)
@@ -503,6 +508,7 @@ def what_is_unfinished_is_asked_for_once(b, _server, stand):
     b.until("chat.messages[1].content.length > 60")
     b.open(stand)
     assert b.answered() == "".join(words).strip() and b.stored()[1]["thoughts"] == "Hm."
+    assert Stand.asked[2]["messages"][-1]["reasoning_content"] == "Hm."
     assert [r.get("continue_final_message") for r in Stand.asked[2:]] == [True, None] and Stand.asked[-1]["seed"] == Stand.asked[1]["seed"]
     # What was closed before the first word is asked again.
     Stand.continues, Stand.pause = True, 0.3
@@ -518,7 +524,7 @@ def an_answer_cut_off_is_continued(b, server, stand):
         b.run("settings.max_tokens = arguments[0]", str(tokens))
     b.fresh(server.address)
     b.run("settings.temperature = '0'")
-    assert b.text("#gauge") == ["0 of 4,096 tokens"]
+    assert b.text("#gauge") == ["0 of 4,096\ntokens"]
     with_most(24)
     b.ask("Tell me of a dog.")
     b.answered()
@@ -682,6 +688,12 @@ def conversations_move_by_files(b, _server, stand):
         assert sorted(kept) == ["at", "id", "messages", "named", "title"] and kept["messages"] == [{"role": "assistant", "content": "b"}], kept
         assert kept["id"].isalnum() and kept["at"] > 1e12 and not Stand.asked and b.run("return window.hit ?? 0") == 0
         b.picture("imported")
+        # Nor does a name that only looks like the one of another conversation, or a time that never comes.
+        odd = [{"id": [kept["id"]], "at": 1e300, "messages": [good]}]
+        assert imported(b, folder, json.dumps(odd)) == "1 new conversation imported."
+        b.open(stand)
+        assert b.run("return chats.find(c => c.title === 'b').messages")[0]["content"] == "b"
+        assert b.run("return chats.every(c => typeof c.id === 'string' && c.at <= Date.now())")
 
 
 def it_needs_no_mouse_and_no_eyes(b, _server, stand):
