@@ -201,7 +201,7 @@ impl Bundle {
     /// # Errors
     ///
     /// [`Error::Model`]: the first file whose checksum is wrong.
-    pub fn verify(&self) -> Result<()> {
+    pub fn verify_checksums(&self) -> Result<()> {
         self.open_model()?;
         self.files.iter().try_for_each(|(name, plane)| self.check_crc(name, plane.bytes(), name))
     }
