@@ -7,8 +7,8 @@
 //! `strip` drop everything after it.
 //!
 //! The table has the CRC-32 of every file and the packed model's fingerprint. Text files are checked when they are
-//! read; the packed model's header, samples and GGUF metadata are checked when it is opened. Only [`Bundle::verify`]
-//! checks all weights: reading them takes a phone longer than starting.
+//! read; the packed model's header, samples and GGUF metadata are checked when it is opened. Only
+//! [`Bundle::verify_checksums`] checks all weights: reading them takes a phone longer than starting.
 
 mod elf;
 mod write;
