@@ -82,7 +82,7 @@ impl Pass<'_> {
     }
 
     /// True if this layer continues with fewer tokens than it began with.
-    fn is_narrowed_layer(&self, layer: usize) -> bool {
+    fn drops_tokens_in(&self, layer: usize) -> bool {
         self.kept_tokens.is_some() && layer == LAYERS - 1
     }
 
@@ -105,7 +105,7 @@ impl Pass<'_> {
         let mut first = 0;
         for run in runs {
             let mut span = RunSpan::of(run, first, layer);
-            if self.is_narrowed_layer(layer) {
+            if self.drops_tokens_in(layer) {
                 span.attending = output_rows(run);
             }
             first += span.tokens;
@@ -150,7 +150,7 @@ impl Pass<'_> {
 
     fn qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let device = &self.model.device;
-        if self.is_narrowed_layer(layer) {
+        if self.drops_tokens_in(layer) {
             return self.narrowed_qkv(layer, runs);
         }
         if self.is_single() {

@@ -8,7 +8,7 @@ use super::softmax_cell::AtomicSoftmax;
 use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, alloc_partials, count_partials};
 use crate::device::{AttentionFn, AttentionJob};
 use crate::dims::*;
-use crate::weights::{Channels, Weights};
+use crate::weights::{HeadCalibration, Weights};
 use files::Result;
 use numeric::kv::{KvType, KvTypes, hadamard_transform};
 use numeric::pool::Pool;
@@ -94,7 +94,7 @@ impl Scratch {
         self.rotate_head(isa, &mut k, keys.layer, t);
         let mut v = copy_head(row, Q_PAD + KV_PAD, kv_head);
         if types.k.is_rotated() {
-            Channels::of_head(keys.calibration, kv_head).encode_key(&mut k);
+            HeadCalibration::of_head(keys.calibration, kv_head).encode_key(&mut k);
         }
         if types.v.is_rotated() {
             hadamard_transform(&mut v);
@@ -213,7 +213,7 @@ impl Scratch {
         self.rotate_head(isa, &mut q, index, t);
         q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if types.k.is_rotated() {
-            Channels::of_head(weights.layer_calibration(index), h / GROUP).encode_query(&mut q);
+            HeadCalibration::of_head(weights.layer_calibration(index), h / GROUP).encode_query(&mut q);
         }
         q
     }
