@@ -8,13 +8,12 @@ use super::cache;
 use super::choice::{self, ModelSpec, Weights, is_below_folder, read_shards};
 use super::curl::{Client, Failure, Outcome};
 use crate::error::{AtPath, Error, Result};
-use crate::{command, json};
+use crate::{build::has_template, command};
 use files::atomic_file;
 use files::config::ModelConfig;
 use files::model_dir::TEXT_FILES;
 use files::source::gguf::Gguf;
 use serde::Deserialize;
-use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -150,9 +149,9 @@ impl Hub {
             }
         };
         if path.is_file() {
-            let gguf = Gguf::open(&path).and_then(|gguf| gguf.read_config().map(|_| gguf));
-            let gguf = gguf.map_err(|e| Error::Failed(e.to_string()))?;
-            base = self.describe_base(repo, gguf.metadata().get("tokenizer.chat_template").is_some());
+            let config = Gguf::open(&path).and_then(|gguf| gguf.read_config());
+            config.map_err(|e| Error::Failed(e.to_string()))?;
+            base = self.describe_base(repo, has_template(&path));
         }
         let main = folder.join("refs/main");
         fs::create_dir_all(folder.join("refs"))
@@ -220,7 +219,8 @@ impl Hub {
             let came = self.client.get(url, (at, size.saturating_sub(at)), |piece| {
                 at += piece.len() as u64;
                 if show {
-                    eprint!("\r{} of {} MiB ", at >> 20, size >> 20);
+                    let end = if at < size { "" } else { "\n" };
+                    eprint!("\r{} of {} MiB{end}", at >> 20, size >> 20);
                 }
                 out.write_all(piece)
             });
@@ -290,11 +290,6 @@ impl Hub {
 fn check_supported(config: &Path) -> Result<()> {
     let text = fs::read_to_string(config).at(config)?;
     ModelConfig::parse(&text).map(|_| ()).at(config)
-}
-
-fn has_template(snapshot: &Path) -> bool {
-    let settings: Value = json::read(&snapshot.join("tokenizer_config.json")).unwrap_or_default();
-    !settings["chat_template"].is_null() || snapshot.join("chat_template.jinja").exists()
 }
 
 /// Refuses the name of a blob or commit, which becomes part of a path, unless it is a hash.
