@@ -67,7 +67,8 @@ pub fn run(args: &BuildArgs) -> Result<()> {
 /// Links a model's files beside its program, which looks for them there.
 fn link_model_files(model: &Path, dir: &Path) -> Result<()> {
     let entries = fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
-    let in_dir = entries.filter(|file| is_weights(file) || TEXT_FILES.iter().any(|text| file.ends_with(text)));
+    let in_dir =
+        entries.filter(|file| is_weights(file) || TEXT_FILES.iter().any(|text| file.ends_with(text)));
     for file in in_dir.chain(model.is_file().then(|| model.into())) {
         let link = dir.join(file.file_name().expect("a file has a name"));
         if link.is_symlink() {

@@ -33,15 +33,17 @@ pub fn run(args: &FetchArgs) -> Result<()> {
         return fetch_from_hub(name);
     }
     if INCLUDED.contains(&name.as_str()) {
-        eprintln!("{name} comes with the project: there is nothing to fetch");
-        print_next_steps(name, Some(String::new()));
+        let base = format!("{name} comes with the project: there is nothing to fetch");
+        eprintln!("{base}");
+        print_next_steps(name, Some(base));
         return Ok(());
     }
     let model = find(name)?;
     eprintln!("{name}: {} ({})", model.about, model.licence);
+    let base = model.describe_base().inspect(|line| eprintln!("{line}"));
     let file = cache::link_model(&fetch_weights(name)?, model, &command::root().join("models"))?;
     println!("{}", file.display());
-    print_next_steps(name, model.describe_base());
+    print_next_steps(name, base);
     Ok(())
 }
 
@@ -53,7 +55,7 @@ fn fetch_from_hub(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Prints the commands that run a model; `base` is the line about a base model.
+/// Prints the commands that run a model; `base` is the line about one that does not chat.
 fn print_next_steps(model: &str, base: Option<String>) {
     let (what, words, there) = match base {
         None => ("now a chat", "chat", " -- chat"),
@@ -62,9 +64,6 @@ fn print_next_steps(model: &str, base: Option<String>) {
     print_next_step(what, &format!("ANTIGRAVITY_MODEL={model} cargo run --release -- {words}"));
     let phone = format!("cargo xtask deploy --model {model} && cargo xtask run --model {model}{there}");
     print_next_step("on a phone", &phone);
-    if let Some(base) = base.filter(|line| !line.is_empty()) {
-        eprintln!("{base}");
-    }
 }
 
 /// The checked weights file of a model of [`known`] in the cache folder, downloaded if it is missing. Tests use it too.
@@ -75,10 +74,10 @@ pub fn fetch_weights(name: &str) -> Result<PathBuf> {
 fn find(name: &str) -> Result<&'static KnownModel> {
     KNOWN.iter().find(|model| model.name == name).ok_or_else(|| {
         let near = match find_nearest(name)[..] {
-            [] => "use a name under models/".into(),
-            ref near => format!("did you mean {}?", near.join(", ")),
+            [] => "give a name under models/, or".into(),
+            ref near => format!("did you mean {}? Else give", near.join(", ")),
         };
-        Error::Usage(format!("no model `{name}` to fetch: {near} Or give org/name[:file] of the Hugging Face Hub"))
+        Error::Usage(format!("no model `{name}`: {near} org/name or org/name:file of the Hugging Face Hub"))
     })
 }
 
@@ -88,6 +87,9 @@ pub fn find_fetch_command(model: &Path) -> Option<String> {
     if std::fs::read_dir(model).ok()?.flatten().any(|entry| build::is_weights(&entry.path())) {
         return None;
     }
-    let there = find_on_hub(name).map_or(String::new(), |(repo, _)| format!("; then use --model {repo}"));
-    Some(format!("run: cargo xtask fetch {name}{there}"))
+    let run = format!("run: cargo xtask fetch {name}");
+    match find_on_hub(name) {
+        Some((repo, _)) => Some(format!("{run}; then use --model {repo}")),
+        None => KNOWN.iter().any(|known| known.name == name).then_some(run),
+    }
 }

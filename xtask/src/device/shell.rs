@@ -163,8 +163,8 @@ pub fn capture_program(device: &dyn Device, program: &DeviceProgram) -> Result<A
 /// Runs a program with this process's streams until it ends. Ctrl-C interrupts it; a second one terminates it. Returns
 /// its exit code, or 128 plus the number of the signal that ended it.
 pub fn run_streamed(device: &dyn Device, program: &DeviceProgram, stdin: Input) -> Result<u32> {
-    let errors = if has_one_output() { Errors::WithText } else { Errors::Apart };
-    stream_to(device, program, stdin, ProgramOutput { text: &mut put, errors, started: &mut |_| {} })
+    let stderr = if has_one_output() { Stderr::WithText } else { Stderr::Apart };
+    stream_to(device, program, stdin, ProgramOutput { text: &mut put, stderr, started: &mut |_| {} })
 }
 
 /// True if this process's stdout and stderr are the same file, pipe or terminal.
@@ -177,14 +177,14 @@ pub fn has_one_output() -> bool {
 pub struct ProgramOutput<'a> {
     /// Called with each piece of its stdout; an error ends the program.
     pub text: &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>,
-    pub errors: Errors,
+    pub stderr: Stderr,
     /// Called with its process id on the device.
     pub started: &'a mut dyn FnMut(u32),
 }
 
 /// Where the stderr of a program goes.
 #[derive(Clone, Copy)]
-pub enum Errors {
+pub enum Stderr {
     /// To this process's stderr.
     Apart,
     /// Into the text, in order: two streams arrive in any order.
@@ -227,9 +227,9 @@ fn stream_with_signals(
 ) -> Result<u32> {
     let nonce = make_nonce();
     let script = program.script(&nonce, stdin)?;
-    let script = match output.errors {
-        Errors::Apart => script,
-        Errors::WithText => format!("exec 2>&1\n{script}"),
+    let script = match output.stderr {
+        Stderr::Apart => script,
+        Stderr::WithText => format!("exec 2>&1\n{script}"),
     };
     let mut command = device.shell(&with_end(&script, &nonce));
     // A process group of its own: Ctrl-C in a terminal must not cut the connection.

@@ -31,7 +31,7 @@ pub struct Hub {
 pub struct Fetched {
     /// Value for `ANTIGRAVITY_MODEL`: the model's folder in the cache, or a GGUF file there.
     pub path: PathBuf,
-    /// For a base model, a line that says so and names a chat model.
+    /// For a base model, a line that says so and names a chat model; it has been printed.
     pub base: Option<String>,
 }
 
@@ -132,11 +132,8 @@ impl Hub {
                 get(file, MAX_TEXT)?;
             }
             check_supported(&snapshot.dir.join("config.json"))?;
+            // Told before gigabytes come: the user may have meant another model.
             base = self.describe_base(repo, has_template(&snapshot.dir));
-        }
-        if let Some(base) = &base {
-            // Before gigabytes come: the user may have meant another model.
-            eprintln!("{base}");
         }
         let path = match weights {
             Weights::Gguf(file) => get(file, u64::MAX)?,
@@ -239,7 +236,7 @@ impl Hub {
         }
     }
 
-    /// The line about a model without a template, which names a chat model that the hub has.
+    /// The line about a model without a template, which names a chat model that the hub has; it is printed, too.
     fn describe_base(&self, repo: &str, has_template: bool) -> Option<String> {
         let siblings = if has_template { return None } else { choice::guess_siblings(repo)? };
         let mut asked = siblings.iter().map(|name| (name, self.list_files(name)));
@@ -249,9 +246,11 @@ impl Hub {
         let instead = there.map_or("a model whose name ends in -Instruct or -it".into(), |name| {
             format!("cargo xtask fetch {name}")
         });
-        Some(format!(
+        let line = format!(
             "{repo} is a base model: it has no chat template and only continues texts; for a chat: {instead}"
-        ))
+        );
+        eprintln!("{line}");
+        Some(line)
     }
 
     /// The cause of a failure, and its remedy.

@@ -60,8 +60,16 @@ pub const OF_HUB: &[(&str, &str, &str)] = &[
     ("gemma3-1b", "google/gemma-3-1b-it", "Gemma's terms, which the hub asks you to accept"),
     ("gpt2", "openai-community/gpt2", "MIT"),
     ("granite-3.3-2b", "ibm-granite/granite-3.3-2b-instruct", "Apache 2.0"),
-    ("llama3.2-1b", "meta-llama/Llama-3.2-1B-Instruct", "Llama 3.2's terms, which the hub asks you to accept"),
-    ("llama3.2-3b", "meta-llama/Llama-3.2-3B-Instruct", "Llama 3.2's terms, which the hub asks you to accept"),
+    (
+        "llama3.2-1b",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "Llama 3.2's terms, which the hub asks you to accept",
+    ),
+    (
+        "llama3.2-3b",
+        "meta-llama/Llama-3.2-3B-Instruct",
+        "Llama 3.2's terms, which the hub asks you to accept",
+    ),
     ("minicpm-2b-llama", "openbmb/MiniCPM-2B-dpo-bf16-llama-format", "OpenBMB's General Model License"),
     ("phi-4-mini", "microsoft/Phi-4-mini-instruct", "MIT"),
     ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", "Apache 2.0"),
@@ -82,7 +90,8 @@ pub fn find_on_hub(name: &str) -> Option<(&'static str, &'static str)> {
 
 /// The names most like another one, at most three.
 pub fn find_nearest(name: &str) -> Vec<&'static str> {
-    let names = KNOWN.iter().map(|known| known.name).chain(OF_HUB.iter().map(|model| model.0)).chain(INCLUDED);
+    let names =
+        KNOWN.iter().map(|known| known.name).chain(OF_HUB.iter().map(|model| model.0)).chain(INCLUDED);
     let name = name.to_lowercase();
     let mut near: Vec<_> = names.map(|known| (strsim::jaro_winkler(&name, known), known)).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));

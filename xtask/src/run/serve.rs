@@ -3,7 +3,7 @@
 use super::{check_exit, deployed_program};
 use crate::command;
 use crate::device::Device;
-use crate::device::shell::{self, Errors, Input, ProgramOutput};
+use crate::device::shell::{self, Input, ProgramOutput, Stderr};
 use crate::error::{Error, Result};
 use clap::Args;
 use std::io::Write;
@@ -55,7 +55,7 @@ pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<Stri
         }
         Ok(())
     };
-    let output = ProgramOutput { text: &mut text, errors: Errors::WithText, started: &mut |_| {} };
+    let output = ProgramOutput { text: &mut text, stderr: Stderr::WithText, started: &mut |_| {} };
     // The server ends when this process does: its stdin is then closed.
     let code = shell::stream_to(device, &program, Input::Nothing, output)?;
     eprint!("{}", String::from_utf8_lossy(&rest));
