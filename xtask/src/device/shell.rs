@@ -182,7 +182,7 @@ pub struct ProgramOutput<'a> {
     pub started: &'a mut dyn FnMut(u32),
 }
 
-/// Where the stderr of a program goes.
+/// Destination of a program's stderr.
 #[derive(Clone, Copy)]
 pub enum Stderr {
     /// To this process's stderr.
