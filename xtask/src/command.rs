@@ -27,10 +27,12 @@ pub fn quote_word(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.into() } else { quote(word) }
 }
 
-/// The path of a file as one would type it in the current directory.
+/// The path of a file as one would type it: short in the project's directory, absolute elsewhere.
 pub fn quote_path(path: &Path) -> String {
-    let here = std::env::current_dir().unwrap_or_default();
-    quote_word(&path.strip_prefix(here).unwrap_or(path).to_string_lossy())
+    let path = std::path::absolute(path).unwrap_or(path.into());
+    let here = std::env::current_dir().ok().filter(|here| *here == root());
+    let short = here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(&path);
+    quote_word(&short.to_string_lossy())
 }
 
 /// Prints a command to type after a task, and what it is for.
