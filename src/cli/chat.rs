@@ -8,6 +8,7 @@ mod session_file;
 use super::args::{
     CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, format_settings,
 };
+use super::background_compile;
 use super::flags::name_flags;
 use super::generation_report::{self, GenerationReport};
 use super::load::{self, LoadedEngine};
@@ -70,7 +71,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let mut options = args.completion.resolve_options(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let variables = args.template.parse_variables()?;
-    let opened = OpenedModel::new(&args.model.resolve_for_one_text()?)?;
+    let settings = args.model.resolve_for_one_text()?;
+    let opened = OpenedModel::new(&settings)?;
     opened.plan.check()?;
     let template = args.template.chosen.load_template(&template_source(&opened.model))?;
     let LoadedEngine { engine, load_time: took, .. } =
@@ -120,6 +122,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     }
     let result = chat.run_turns();
     generation_report::write_trace(&mut chat.session, output, None)?;
+    drop(chat);
+    background_compile::continue_compiling(engine, &settings);
     result
 }
 

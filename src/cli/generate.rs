@@ -1,6 +1,7 @@
 //! `generate`: streams one completion.
 
 use super::args::{Format, GenerateArgs};
+use super::background_compile;
 use super::generation_report::{self, GenerationReport, print_stream};
 use super::load::{self, LoadedEngine};
 use super::prompts;
@@ -43,7 +44,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         print_engine(engine);
     }
     signal::connect_cancel(&options.cancel);
-    complete_prompt(args, engine, prompt.as_deref(), options, *took)
+    let result = complete_prompt(args, engine, prompt.as_deref(), options, *took);
+    background_compile::continue_compiling(engine, &settings);
+    result
 }
 
 /// Completes the prompt, or continues the saved text.
