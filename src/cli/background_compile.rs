@@ -65,8 +65,9 @@ pub fn device_options(o: EngineOptions) -> EngineOptions {
 }
 
 /// Lets another process compile the programs that are not ready when a text has ended, and says so.
-pub fn continue_compiling(engine: &Engine, options: &EngineOptions) {
+pub fn continue_compiling(engine: &Engine, args: &ModelArgs) {
     let Some(UnfinishedPrograms { lock, stats }) = engine.leave_unfinished() else { return };
+    let Ok(options) = args.resolve_options() else { return };
     let lock = match lock {
         CacheLock::Own(lock) => lock,
         CacheLock::OfAnother => {
@@ -74,13 +75,13 @@ pub fn continue_compiling(engine: &Engine, options: &EngineOptions) {
         }
         CacheLock::Unavailable => return,
     };
-    let flags = list_flags(options);
+    let flags = list_flags(&options);
     if start_process(&flags, lock).is_err() {
         return;
     }
     let mut line = "OpenCL: compiling the remaining programs in the background".to_string();
     if stats.needed > 0 {
-        line += &format!(" ({} of {} are ready)", stats.built().min(stats.needed), stats.needed);
+        line += &format!(" ({} of {} are ready)", stats.count_built().min(stats.needed), stats.needed);
     }
     if cfg!(feature = "tools") {
         let flags: String = flags.iter().map(|flag| format!(" {}", flag.display())).collect();

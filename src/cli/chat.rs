@@ -8,7 +8,6 @@ mod session_file;
 use super::args::{
     CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, format_settings,
 };
-use super::background_compile;
 use super::flags::name_flags;
 use super::generation_report::{self, GenerationReport};
 use super::load::{self, LoadedEngine};
@@ -71,8 +70,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let mut options = args.completion.resolve_options(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let variables = args.template.parse_variables()?;
-    let settings = args.model.resolve_for_one_text()?;
-    let opened = OpenedModel::new(&settings)?;
+    let opened = OpenedModel::new(&args.model.resolve_for_one_text()?)?;
     opened.plan.check()?;
     let template = args.template.chosen.load_template(&template_source(&opened.model))?;
     let LoadedEngine { engine, load_time: took, .. } =
@@ -112,18 +110,16 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.update_output_format();
     if !chat.is_quiet() {
         let form = chat.conversation.output_format();
-        args.template
-            .warn_unused_flags(chat.conversation.template(), form)
-            .iter()
-            .for_each(|line| print_stderr!("{line}"));
+        for line in args.template.warn_unused_flags(chat.conversation.template(), form) {
+            print_stderr!("{line}");
+        }
     }
     if let Some(file) = &args.session {
         chat.resume_session(file)?;
     }
     let result = chat.run_turns();
     generation_report::write_trace(&mut chat.session, output, None)?;
-    drop(chat);
-    background_compile::continue_compiling(engine, &settings);
+    load::continue_compiling(engine, &args.model);
     result
 }
 

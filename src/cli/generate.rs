@@ -1,7 +1,6 @@
 //! `generate`: streams one completion.
 
 use super::args::{Format, GenerateArgs};
-use super::background_compile;
 use super::generation_report::{self, GenerationReport, print_stream};
 use super::load::{self, LoadedEngine};
 use super::prompts;
@@ -45,7 +44,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     }
     signal::connect_cancel(&options.cancel);
     let result = complete_prompt(args, engine, prompt.as_deref(), options, *took);
-    background_compile::continue_compiling(engine, &settings);
+    load::continue_compiling(engine, &args.model);
     result
 }
 

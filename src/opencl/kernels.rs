@@ -237,7 +237,7 @@ impl Kernels {
             if !self.programs.contains_key(&name) && !listed.contains(&name) {
                 listed.push(name);
             }
-            return Ok(Kernel::placeholder(&self.device));
+            return Ok(Kernel::create_placeholder(&self.device));
         }
         if !self.programs.contains_key(&name) {
             let program = self.build_program(name)?;

@@ -139,7 +139,7 @@ pub struct BuildStats {
 
 impl BuildStats {
     /// Programs built so far.
-    pub fn built(&self) -> usize {
+    pub fn count_built(&self) -> usize {
         self.compiled + self.loaded
     }
 }
@@ -218,7 +218,7 @@ impl Device {
     /// Notes that `missing` programs are still to be built.
     pub fn expect_builds(&self, missing: usize) {
         let mut builds = self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
-        builds.needed = builds.built() + missing;
+        builds.needed = builds.count_built() + missing;
     }
 
     /// Properties of the device.

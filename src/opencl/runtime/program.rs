@@ -292,7 +292,7 @@ enum Arg {
 
 impl Kernel {
     /// Stands for a kernel whose program is not built yet: it takes any arguments and cannot be launched.
-    pub fn placeholder(device: &Device) -> Self {
+    pub fn create_placeholder(device: &Device) -> Self {
         let (args, launched) = (Vec::new(), AtomicBool::new(false));
         let (shared, name) = (device.shared.clone(), "placeholder".into());
         Self { shared, name, id: KernelId::NULL, args, max_work_group: 0, launched }

@@ -220,8 +220,8 @@ impl Engine {
         let mut shown = 0;
         loop {
             let (made, stats) = (compiled(), model.device().build_stats());
-            if stats.built() > shown && stats.needed > 0 {
-                shown = stats.built();
+            if stats.count_built() > shown && stats.needed > 0 {
+                shown = stats.count_built();
                 progress(shown, stats.needed.max(shown));
             }
             match made {
