@@ -1,6 +1,7 @@
 //! The command line: flags, the terminal, and the commands that generate text.
 
 pub mod args;
+pub mod background_compile;
 #[cfg(feature = "chat")]
 pub mod chat;
 pub mod flags;

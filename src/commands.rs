@@ -51,6 +51,9 @@ Examples:
     #[cfg(feature = "tools")]
     #[command(flatten)]
     Tool(tools::ToolCommand),
+    /// (internal) Compile OpenCL programs after the end of the process that needed them
+    #[command(hide = true)]
+    Compile(cli::background_compile::CompileArgs),
     /// Print the version and the built-in model with its dimensions
     Version,
 }
@@ -70,6 +73,7 @@ fn run_command(command: Command) -> Result<()> {
         Command::Serve(a) => serve::run(&a),
         #[cfg(feature = "tools")]
         Command::Tool(command) => tools::run(command),
+        Command::Compile(a) => cli::background_compile::run(&a),
         Command::Version => cli::terminal::write_stdout(&format!("antigravity {}\n", cli::version_text())),
     }
 }

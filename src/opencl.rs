@@ -31,8 +31,9 @@
 //! results is left out.
 //!
 //! All of this takes seconds, once. If kernels must be compiled first, `generate` and `chat` start on the CPU, a thread
-//! prepares the device, and the text continues there with the same bits (`EngineOptions::wait_for_gpu`). With `auto`
-//! both are timed first, and the text waits for that.
+//! prepares the device, and the text continues there with the same bits (`EngineOptions::wait_for_gpu`). If the text
+//! ends first, a process in the background compiles the rest (`src/cli/background_compile.rs`). With `auto` both are
+//! timed first, and the text waits for that.
 //!
 //! Matrices in GGUF block formats are used as stored, in any mixture over the layers. A model runs on the CPU instead
 //! if gate and up of a layer have different formats, or if only some of q, k and v are quantised. The single-launch

@@ -22,10 +22,9 @@ pub use completion::{Format, GenerateArgs, OutputArgs, parse_token_limit};
 pub use device::{MAX_THREADS, MaskArgs};
 pub use flag_warnings::FlagWarnings;
 pub use llama_cpp::translate_args;
-#[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
-pub use model::ModelArgs;
 #[cfg(feature = "tools")]
-pub use model::{LoadArgs, MAX_SEQ_LEN, PathArgs, WeightArgs};
+pub use model::{LoadArgs, MAX_SEQ_LEN, WeightArgs};
+pub use model::{ModelArgs, PathArgs};
 #[cfg(feature = "chat")]
 pub use prompt::EscapeArgs;
 pub use prompt::read_trimmed_text;

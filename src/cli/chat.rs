@@ -110,16 +110,16 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.update_output_format();
     if !chat.is_quiet() {
         let form = chat.conversation.output_format();
-        args.template
-            .warn_unused_flags(chat.conversation.template(), form)
-            .iter()
-            .for_each(|line| print_stderr!("{line}"));
+        for line in args.template.warn_unused_flags(chat.conversation.template(), form) {
+            print_stderr!("{line}");
+        }
     }
     if let Some(file) = &args.session {
         chat.resume_session(file)?;
     }
     let result = chat.run_turns();
     generation_report::write_trace(&mut chat.session, output, None)?;
+    load::continue_compiling(engine, &args.model);
     result
 }
 

@@ -43,7 +43,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         print_engine(engine);
     }
     signal::connect_cancel(&options.cancel);
-    complete_prompt(args, engine, prompt.as_deref(), options, *took)
+    let result = complete_prompt(args, engine, prompt.as_deref(), options, *took);
+    load::continue_compiling(engine, &args.model);
+    result
 }
 
 /// Completes the prompt, or continues the saved text.

@@ -1,6 +1,7 @@
 //! Loads the model, after the steps that every command that runs one needs: cores, signals, warnings.
 
 use super::args::FlagWarnings;
+pub use super::background_compile::continue_compiling;
 use super::signal;
 use super::terminal::{ProgressLine, Verbosity};
 use crate::run::engine::Engine;

@@ -19,7 +19,7 @@ use std::time::Instant;
 use text::sampler::Logprobs;
 
 /// Maximum of `--batch`.
-const MAX_BATCH: usize = 256;
+pub const MAX_BATCH: usize = 256;
 /// Default of `--batch`.
 const DEFAULT_BATCH: usize = 8;
 

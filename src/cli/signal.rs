@@ -4,7 +4,7 @@
 use crate::run::session::CancelToken;
 use files::{Error, Result, atomic_file, print_stderr};
 use opencl_runtime::pending_calls::calls_in_progress;
-use opencl_runtime::program_cache::remove_own_markers;
+use opencl_runtime::program_cache::{LONG_TRIAL, remove_own_markers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -113,7 +113,7 @@ fn end_if_stuck() {
 /// Ends the program as the signal does by default.
 fn end_by_signal(signal: i32) -> ! {
     atomic_file::remove_temporary_files();
-    remove_own_markers();
+    remove_own_markers(LONG_TRIAL);
     #[cfg(feature = "line-editor")]
     super::terminal_mode::restore_mode();
     if signal != SIGINT {
@@ -165,5 +165,8 @@ pub fn exit_process(code: i32) -> ! {
     if let PendingWork::SaveAndEnd(signal) = duty {
         end_by_signal(signal);
     }
+    // A thread may still be compiling, and another process goes on.
+    atomic_file::remove_temporary_files();
+    remove_own_markers(Duration::MAX);
     crate::opencl::exit_process(code)
 }

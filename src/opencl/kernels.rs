@@ -133,6 +133,8 @@ pub struct Kernels {
     /// True if there are kernels for few tokens.
     few: bool,
     programs: HashMap<KernelName, Program>,
+    /// Kernels without a program, while they are only listed.
+    listed: Option<Vec<KernelName>>,
 }
 
 impl Kernels {
@@ -152,6 +154,7 @@ impl Kernels {
             variants: if set == KernelSet::Baseline { VariantPair::BASELINE } else { variants },
             few: false,
             programs: HashMap::new(),
+            listed: None,
         })
     }
 
@@ -216,8 +219,26 @@ impl Kernels {
         self.create_kernel(name).map(drop)
     }
 
+    /// From here to [`Kernels::stop_listing`], no program is built, and all kernels are placeholders.
+    pub fn start_listing(&mut self) {
+        self.listed = Some(Vec::new());
+    }
+
+    /// The kernels without a program that were asked for meanwhile. Tells the device their number, with `more`.
+    pub fn stop_listing(&mut self, more: usize) -> Vec<KernelName> {
+        let names = self.listed.take().unwrap_or_default();
+        self.device.expect_builds(names.len() + more);
+        names
+    }
+
     /// Creates a kernel with arguments of its own.
     pub fn create_kernel(&mut self, name: KernelName) -> Result<Kernel> {
+        if let Some(listed) = &mut self.listed {
+            if !self.programs.contains_key(&name) && !listed.contains(&name) {
+                listed.push(name);
+            }
+            return Ok(Kernel::create_placeholder(&self.device));
+        }
         if !self.programs.contains_key(&name) {
             let program = self.build_program(name)?;
             self.programs.insert(name, program);

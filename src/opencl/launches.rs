@@ -145,6 +145,22 @@ pub struct Binder<'a> {
 impl Binder<'_> {
     /// Builds all kernels that are needed, and binds those that use no cache.
     pub fn bind_launches(&mut self) -> Result<Launches> {
+        for name in self.list_programs(0)? {
+            self.kernels.require_kernel(name)?;
+        }
+        self.bind_uncached()
+    }
+
+    /// Lists the kernels whose programs are to be built, which may take minutes, and tells the device their number, with
+    /// `more` that only the caller knows of.
+    pub fn list_programs(&mut self, more: usize) -> Result<Vec<KernelName>> {
+        self.kernels.start_listing();
+        let bound = self.bind_uncached();
+        let names = self.kernels.stop_listing(more);
+        bound.map(|_| names)
+    }
+
+    fn bind_uncached(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.needs_one;
         for view in (0..LAYERS).map(LayerView::of) {

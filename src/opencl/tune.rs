@@ -152,13 +152,39 @@ impl<'a> Tuner<'a> {
         let kernels = Kernels::new(device, types, KernelSet::Tuned, VariantPair::BASELINE)?;
         let many = if kernels.device_shapes().supports_batches() { MANY } else { 1 };
         let scratch = PassBuffers::new(device, many, (1, 1))?;
-        Ok(Self { model, cache, key: variants_key(model), say, kernels, scratch, timings: Vec::new() })
+        let key = variants_key(model);
+        let mut tuner = Self { model, cache, key, say, kernels, scratch, timings: Vec::new() };
+        let trials = [Tokens::Many, Tokens::One].map(|tokens| tuner.list_candidates(tokens).len());
+        tuner.create_binder().list_programs(trials.iter().sum())?;
+        Ok(tuner)
+    }
+
+    /// Variants besides the baseline for a number of tokens.
+    fn list_candidates(&self, tokens: Tokens) -> Vec<&'static Variant> {
+        let is_quantised = self.model.matrices.layers[0].steps[STEP as usize].is_quantised();
+        if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
+            return Vec::new();
+        }
+        let facts = self.model.device.info();
+        let there = |v: &&Variant| v.for_tokens.contains(&tokens) && v.missing_feature(facts).is_none();
+        VARIANTS[1..].iter().filter(there).collect()
+    }
+
+    fn create_binder(&mut self) -> Binder<'_> {
+        Binder {
+            kernels: &mut self.kernels,
+            matrices: &self.model.matrices,
+            calibration: &[],
+            scratch: &self.scratch,
+            attend: AttendOn::Device,
+            needs_one: true,
+        }
     }
 
     /// Times the variants for a number of tokens and returns the fastest.
     fn find_fastest(&mut self, tokens: Tokens) -> Result<&'static Variant> {
-        let is_quantised = self.model.matrices.layers[0].steps[STEP as usize].is_quantised();
-        if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
+        let candidates = self.list_candidates(tokens);
+        if candidates.is_empty() {
             return Ok(BASELINE);
         }
         let began = Instant::now();
@@ -166,9 +192,7 @@ impl<'a> Tuner<'a> {
         let (first, expected) = self.run_once(&mut baseline)?;
         let mut best = (self.time_product(&mut baseline, first)?, BASELINE);
         self.timings.push(VariantTiming { tokens, variant: BASELINE, took: best.0 });
-        let facts = self.model.device.info();
-        let there = |v: &&Variant| v.for_tokens.contains(&tokens) && v.missing_feature(facts).is_none();
-        for (i, variant) in VARIANTS[1..].iter().filter(there).enumerate() {
+        for (i, variant) in candidates.into_iter().enumerate() {
             if i > 0 && began.elapsed() > COMPILE_BUDGET {
                 break;
             }
@@ -238,15 +262,7 @@ impl<'a> Tuner<'a> {
     fn bind_variant(&mut self, tokens: Tokens, variant: &'static Variant) -> Result<BoundVariant> {
         self.kernels.set_variant(tokens, variant);
         let matrices = &self.model.matrices;
-        let (kernels, scratch) = (&mut self.kernels, &self.scratch);
-        let mut binder = Binder {
-            kernels,
-            matrices,
-            calibration: &[],
-            scratch,
-            attend: AttendOn::Device,
-            needs_one: true,
-        };
+        let mut binder = self.create_binder();
         let of_layer = |l| match tokens {
             Tokens::One => binder.bind_one(STEP, l).map(|products| (None, products)),
             Tokens::Many => binder.bind_many(STEP, l).map(|(input, products)| (Some(input), products)),

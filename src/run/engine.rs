@@ -109,10 +109,8 @@ impl Engine {
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         let (template, devices, factory) = (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa });
-        let compiler = device
-            .as_ref()
-            .filter(|_| both_fit)
-            .map(|model| KernelCompiler::new(model.device().clone(), options.notice.clone()));
+        let compiler =
+            device.as_ref().filter(|_| both_fit).map(|model| KernelCompiler::new(model.device().clone()));
         let mut engine = Self {
             options,
             factory,

@@ -9,6 +9,7 @@ mod schedule;
 mod speeds;
 
 pub(super) use background_compile::KernelCompiler;
+pub use background_compile::{CacheLock, UnfinishedPrograms};
 pub use device_cache::{DeviceCache, RunPosition};
 pub(super) use factory::{DeviceFactory, into_shared, max_pass_tokens, max_pass_tokens_for, was_made_before};
 pub use schedule::{MeasuredSchedule, SHORT_PROMPT, Schedule, Speed};

@@ -4,7 +4,7 @@ mod opencl;
 
 use super::columns::{Align, align_columns};
 use crate::cli;
-use crate::cli::args::PathArgs;
+use crate::cli::args::ModelArgs;
 use crate::cli::flags::name_flags;
 use crate::cli::terminal::write_stdout;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
@@ -21,15 +21,17 @@ use std::path::Path;
 
 /// Flags of `doctor`.
 #[derive(Args, Clone)]
+#[command(mut_arg("backend", |arg| arg.default_value("opencl")))]
 pub struct DoctorArgs {
-    #[command(flatten)]
-    model: PathArgs,
-    /// OpenCL device to use, by number or part of its name [default: the first GPU]
-    #[arg(long, value_name = "DEVICE")]
-    cl_device: Option<String>,
-    /// Measure the kernel variants on the OpenCL device again, with this model, and show the times
+    /// Compile all OpenCL programs that a text with these flags needs, so that it computes on the GPU from its first
+    /// token; measure the kernel variants again, and show the times
     #[arg(long)]
     tune: bool,
+    /// With --tune: also compile what N texts together need (--batch of generate, --slots of serve)
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: usize,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 /// Width of the first column: its longest entry.
@@ -38,10 +40,11 @@ const UNKNOWN: &str = "not reported by this system";
 
 /// Prints the facts. An unknown fact is no error; only a broken stdout is.
 pub fn run(args: &DoctorArgs) -> Result<()> {
-    let model = args.model.model_path()?;
     if args.tune {
-        return write_stdout(&opencl::tune_variants(&model, args.cl_device.as_deref())?);
+        return opencl::tune_device(args);
     }
+    let load = &args.model.load;
+    let model = load.weights.model.model_path()?;
     let facts = [
         ("program", cli::version_text()),
         ("cpu", system::this_cpu()),
@@ -59,7 +62,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     ];
     print_facts(facts.map(|(what, is)| (what.into(), is)).into())?;
     // Separate and last, so that a crashing driver loses only this part.
-    print_facts(opencl::list_facts(args.cl_device.as_deref()))
+    print_facts(opencl::list_facts(load.device.cl_device.as_deref()))
 }
 
 fn print_facts(facts: Vec<(String, String)>) -> Result<()> {

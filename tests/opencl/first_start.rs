@@ -2,12 +2,15 @@
 
 use crate::cache::files;
 use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
+use crate::support::command::binary;
 use crate::support::test_dir::TestDir;
 use antigravity::opencl::variants::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
 use antigravity::run::session::{Notice, Session, SessionEvent};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
+use std::ffi::OsStr;
+use std::fs;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -142,15 +145,149 @@ fn a_text_that_ends_before_the_device_is_ready_ends_the_program() {
         let (text, said) = run("2", &GPU);
         assert_eq!(text, expected);
         // Nothing is suspected of a crash, and nothing has failed.
-        let progress = |line: &str| line.contains("once") || line.contains("still being compiled");
+        let progress = |line: &str| line.contains("once") || line.contains("in the background");
         assert!(said.lines().all(progress), "{said}");
-        assert_eq!(markers(&cache), 0);
     }
+    wait_for_background(&cache);
+    assert_eq!(markers(&cache), 0);
     let expected = run("24", &["-b", "cpu"]).0;
-    let (text, said) = run("24", &[&GPU[..], &["--wait-for-gpu"]].concat());
-    assert_eq!(text, expected);
-    assert!(!said.contains("meanwhile") && !said.contains("left out"), "{said}");
-    assert_eq!(run("24", &GPU), (expected, String::new()));
+    assert_eq!(run("24", &GPU), (expected, String::new()), "all is compiled");
+}
+
+/// Flags on which programs depend, each with another value than by default.
+const OTHERS: [&str; 6] = ["--kv-type", "q8", "--draft", "2", "--eviction-policy", "sliding"];
+/// Words of the line that a process is started which goes on compiling.
+const GOES_ON: &str = "compiling the remaining programs in the background";
+
+/// Ids of the processes that compile for a cache.
+fn background(cache: &TestDir) -> Vec<i32> {
+    let setting = format!("ANTIGRAVITY_OPENCL_CACHE={}\0", cache.0.display());
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let ids = processes.filter_map(|process| {
+        let read = |file: &str| fs::read(process.path().join(file)).unwrap_or_default();
+        let has = |bytes: &[u8], words: &str| bytes.windows(words.len()).any(|w| w == words.as_bytes());
+        let is_one = has(&read("cmdline"), "\0compile\0") && has(&read("environ"), &setting);
+        process.file_name().to_str()?.parse().ok().filter(|_| is_one)
+    });
+    ids.collect()
+}
+
+/// Waits until nothing compiles for a cache.
+#[track_caller]
+fn wait_for_background(cache: &TestDir) {
+    let began = Instant::now();
+    while !background(cache).is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(300), "a process compiles for ever");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A short text with the flags of [`OTHERS`], and what was said.
+#[track_caller]
+fn short_text(cache: impl AsRef<OsStr>, flags: &[&str]) -> String {
+    let out = generate(cache, "2").args(GPU).args(OTHERS).args(flags).output().unwrap();
+    assert!(out.status.success(), "{}", said(&out.stderr));
+    said(&out.stderr)
+}
+
+#[test]
+fn the_second_start_uses_the_device_however_short_the_texts_are() {
+    if device().is_none() {
+        return;
+    }
+    let cache = TestDir::new();
+    let first = short_text(&cache.0, &[]);
+    let last = first.lines().last().unwrap();
+    let doctor = "`antigravity doctor --tune --gpu-attn --kv-type q8 --draft 2 --eviction-policy \
+                  sliding` does it now";
+    assert!(last.contains(GOES_ON) && last.ends_with(doctor), "{first}");
+    let [process] = background(&cache)[..] else { panic!("one process") };
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    // The fields behind the name: state, parent, group, session, terminal.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    assert_eq!(
+        (fields[3], fields[4]),
+        (process.to_string().as_str(), "0"),
+        "it has left the terminal: {stat}"
+    );
+    wait_for_background(&cache);
+    assert_eq!(short_text(&cache.0, &[]), "");
+    let mut loud = Command::new(binary());
+    loud.args(["-n", "2", "-c", "200"]).args(GPU).args(OTHERS).stdin(Stdio::null());
+    loud.env("ANTIGRAVITY_OPENCL_CACHE", &cache.0).env("ANTIGRAVITY_OPENCL_CPU", "1");
+    let statistics = said(&loud.output().unwrap().stderr);
+    assert!(statistics.contains(", opencl ("), "{statistics}");
+    assert!(background(&cache).is_empty());
+}
+
+#[test]
+fn two_starts_at_once_leave_one_process_behind() {
+    if device().is_none() {
+        return;
+    }
+    let cache = TestDir::new();
+    let start = || {
+        let mut command = generate(&cache.0, "2");
+        command.args(GPU).args(OTHERS).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let said: String =
+        [start(), start()].map(|child| said(&child.wait_with_output().unwrap().stderr)).concat();
+    assert_eq!(said.matches(GOES_ON).count(), 1, "{said}");
+    assert!(background(&cache).len() <= 1, "{said}");
+    wait_for_background(&cache);
+    assert_eq!(short_text(&cache.0, &[]), "");
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_compiles_leaves_nothing_broken() {
+    if device().is_none() {
+        return;
+    }
+    let cache = TestDir::new();
+    timed(&cache, "2", &GPU).output().unwrap();
+    let began = Instant::now();
+    while markers(&cache) == 0 && !background(&cache).is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: sends a signal to a process that this test has started.
+    background(&cache)
+        .iter()
+        .for_each(|&process| assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0));
+    wait_for_background(&cache);
+    let out = timed(&cache, "2", &[&GPU[..], &["--wait-for-gpu"]].concat()).output().unwrap();
+    let said = said(&out.stderr);
+    assert!(out.status.success() && !said.contains("left out"), "{said}");
+    assert_eq!(markers(&cache), 0);
+}
+
+#[test]
+fn nothing_is_left_behind_where_nothing_can_be_stored() {
+    if device().is_none() {
+        return;
+    }
+    let temp = TestDir::new();
+    for (cache, line) in
+        [("off", ""), (&temp.write("file", ""), "the device's kernels are compiled at each start")]
+    {
+        let said = short_text(cache, &[]);
+        assert!(said.contains(line) && !said.contains("background"), "{said}");
+    }
+}
+
+#[test]
+fn doctor_compiles_what_a_text_with_the_same_flags_needs() {
+    if device().is_none() {
+        return;
+    }
+    let cache = TestDir::new();
+    let mut doctor = Command::new(binary());
+    doctor.args(["doctor", "--tune", "--gpu-attn", "-c", "200"]).args(OTHERS);
+    doctor.env("ANTIGRAVITY_OPENCL_CACHE", &cache.0).env("ANTIGRAVITY_OPENCL_CPU", "1");
+    let out = doctor.output().unwrap();
+    let said = said(&out.stderr);
+    assert!(out.status.success() && said.contains(" OpenCL programs are ready for "), "{said}");
+    assert_eq!(short_text(&cache.0, &[]), "");
 }
 
 #[test]

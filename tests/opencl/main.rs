@@ -13,7 +13,7 @@ mod support;
 mod cache;
 /// A driver fails or hangs, and the program dies, hangs or writes another text.
 mod faults;
-/// A first start waits for kernels, tells another text than the CPU, or does not end.
+/// A first start waits for kernels, tells another text than the CPU, does not end, or leaves none for the next one.
 mod first_start;
 /// A GGUF file gives other bits on the device than on the CPU.
 mod gguf;

@@ -133,6 +133,15 @@ pub struct BuildStats {
     /// Loaded from the cache.
     pub loaded: usize,
     pub loading: Duration,
+    /// Programs that the device needs, with those built so far; 0 before they are listed.
+    pub needed: usize,
+}
+
+impl BuildStats {
+    /// Programs built so far.
+    pub fn count_built(&self) -> usize {
+        self.compiled + self.loaded
+    }
 }
 
 impl Device {
@@ -199,6 +208,17 @@ impl Device {
     /// True once a call has failed: no further call is made.
     pub fn is_lost(&self) -> bool {
         self.shared.lost.get().is_some()
+    }
+
+    /// True after [`Device::stop_builds`].
+    pub fn has_stopped_builds(&self) -> bool {
+        self.shared.builds_stopped.load(Ordering::Relaxed)
+    }
+
+    /// Notes that `missing` programs are still to be built.
+    pub fn expect_builds(&self, missing: usize) {
+        let mut builds = self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        builds.needed = builds.count_built() + missing;
     }
 
     /// Properties of the device.

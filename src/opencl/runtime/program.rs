@@ -69,7 +69,7 @@ impl Program {
 
     fn build_with(device: &Device, source: &Source<'_>, risk: Risk) -> Result<Self> {
         let shared = &device.shared;
-        if shared.builds_stopped.load(Ordering::Relaxed) {
+        if device.has_stopped_builds() {
             return Err(Failure::new(FailureKind::Stopped, format!("{} is no longer needed", source.name)));
         }
         let begin = Instant::now();
@@ -78,9 +78,8 @@ impl Program {
             Risk::Baseline => Ok(None),
             Risk::Variant => mark_trial(shared, &key, source.name),
         };
-        if shared.cache.is_marked(&key) {
-            trial()?; // what a driver crashed on is not loaded either
-        }
+        // What a driver crashed on is not loaded either.
+        let early = shared.cache.is_marked(&key).then(trial).transpose()?;
         let entry = shared.cache.load(&key);
         let loaded = match &entry {
             Some(entry) => Self::from_binary(shared, source, &entry.binary)?,
@@ -90,7 +89,7 @@ impl Program {
         let mut program = match loaded {
             Some(program) => program,
             None => {
-                let _marker = trial()?;
+                let _marker = early.map_or_else(trial, Ok)?;
                 let program = Self::from_source(shared, source)?;
                 program.build_program(source.options)?;
                 program
@@ -102,7 +101,7 @@ impl Program {
             program.save();
         }
         let mut builds = shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
-        let BuildStats { compiled, compiling, loaded, loading } = &mut *builds;
+        let BuildStats { compiled, compiling, loaded, loading, .. } = &mut *builds;
         let (count, time) = if from_cache { (loaded, loading) } else { (compiled, compiling) };
         *count += 1;
         *time += begin.elapsed();
@@ -292,6 +291,13 @@ enum Arg {
 }
 
 impl Kernel {
+    /// Stands for a kernel whose program is not built yet: it takes any arguments and cannot be launched.
+    pub fn create_placeholder(device: &Device) -> Self {
+        let (args, launched) = (Vec::new(), AtomicBool::new(false));
+        let (shared, name) = (device.shared.clone(), "placeholder".into());
+        Self { shared, name, id: KernelId::NULL, args, max_work_group: 0, launched }
+    }
+
     /// Maximum work-items of a work-group, which may be lower than the device's because of register use.
     pub fn max_work_group(&self) -> usize {
         self.max_work_group
@@ -355,10 +361,13 @@ impl Kernel {
         value: *const std::ffi::c_void,
     ) -> Result<&mut Self> {
         let number = u32::try_from(index).expect("a kernel has few arguments");
-        // SAFETY: by this function's contract. The driver reports a wrong argument size.
-        let code = unsafe { (self.shared.api_or_failure()?.clSetKernelArg)(self.id, number, size, value) };
-        let what = format_args!("kernel {}, argument {index}, {size} bytes", self.name);
-        self.shared.check(code, "clSetKernelArg", what)?;
+        if self.id != KernelId::NULL {
+            // SAFETY: by this function's contract. The driver reports a wrong argument size.
+            let code =
+                unsafe { (self.shared.api_or_failure()?.clSetKernelArg)(self.id, number, size, value) };
+            let what = format_args!("kernel {}, argument {index}, {size} bytes", self.name);
+            self.shared.check(code, "clSetKernelArg", what)?;
+        }
         if self.args.len() <= index {
             self.args.resize(index + 1, Arg::Value);
         }
@@ -369,7 +378,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        if let Some(api) = self.shared.api_for_release() {
+        if let Some(api) = self.shared.api_for_release().filter(|_| self.id != KernelId::NULL) {
             // SAFETY: created by this object; the driver keeps the kernel alive for queued work.
             unsafe { (api.clReleaseKernel)(self.id) };
         }

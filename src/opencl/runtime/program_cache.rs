@@ -23,7 +23,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-pub use trial::{CompileAttempt, Marker, remove_own_markers};
+pub use trial::{CompileAttempt, LONG_TRIAL, Marker, mark_as_background_process, remove_own_markers};
 
 /// Environment variable with the directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";

@@ -198,11 +198,43 @@ impl Engine {
     /// Times the kernel variants on the OpenCL device again and keeps the fastest; `None` if there is no device.
     pub fn tune_kernels(&self) -> Result<Option<opencl::tune::Tuning>> {
         let timed = |model: &Arc<opencl::Model>| {
-            opencl::tune::time_variants(model, &opencl::Cache::for_user(), &|line| {
-                self.options.notice.warn(line)
-            })
+            let say = |line: &str| self.options.notice.warn(line);
+            let tuned = opencl::tune::time_variants(model, &opencl::Cache::for_user(), &say)?;
+            model.set_variants(tuned.fastest);
+            Ok(tuned)
         };
         self.device.as_ref().map(timed).transpose()
+    }
+
+    /// Compiles and tests the programs that `sequences` texts at once need on the OpenCL device. `progress` gets the
+    /// number of programs that are ready and of all.
+    ///
+    /// # Errors
+    ///
+    /// `Device` if there is none, or if it cannot run the model.
+    pub fn compile_programs(&self, sequences: usize, progress: &dyn Fn(usize, usize)) -> Result<()> {
+        let Some(model) = &self.device else { return Err(Error::Device("OpenCL: no device".into())) };
+        let o = EngineOptions { batch: sequences, ..self.with_attention(&self.options) };
+        let compiler = KernelCompiler::new(model.device().clone());
+        let mut compiled = compiler.start_compiling(self.factory.clone(), Arc::clone(model), o)?;
+        let mut shown = 0;
+        loop {
+            let (made, stats) = (compiled(), model.device().build_stats());
+            if stats.count_built() > shown && stats.needed > 0 {
+                shown = stats.count_built();
+                progress(shown, stats.needed.max(shown));
+            }
+            match made {
+                Some(made) => return made.map(drop),
+                None => std::thread::sleep(std::time::Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// The programs that are still being compiled, which are then left alone: for a process that is about to end and
+    /// can let another one compile them.
+    pub fn leave_unfinished(&self) -> Option<placement::UnfinishedPrograms> {
+        self.compiler.as_ref()?.leave_unfinished()
     }
 }
 

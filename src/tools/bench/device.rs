@@ -38,7 +38,7 @@ impl DeviceFigures {
         let mut one = |cache: &mut dyn KvCache, pos| {
             runs.forward(&mut [Run::new(cache, &[0], pos, Logits::None)], None)
         };
-        let BuildStats { compiled, compiling, loaded, loading } = device.build_stats();
+        let BuildStats { compiled, compiling, loaded, loading, .. } = device.build_stats();
         one(cache.cache(), 0)?;
         device.finish()?;
         let before = device.launch_count();

@@ -1,20 +1,24 @@
 //! OpenCL in `doctor`: the libraries tried, the devices, the choice, and what to do if there is none.
 
-use crate::opencl::tune::{STEP, VariantTiming};
+use super::DoctorArgs;
+use crate::cli::args::{FlagWarnings, check_range};
+use crate::cli::background_compile::device_options;
+use crate::cli::load::{self, LoadedEngine};
+use crate::cli::prompts::MAX_BATCH;
+use crate::cli::terminal::{ProgressLine, Verbosity, write_stdout};
+use crate::opencl::tune::{STEP, Tuning, VariantTiming};
 use crate::opencl::variants::Tokens;
 use crate::opencl::{Cache, DeviceInfo};
-use crate::run::engine::Engine;
-use crate::run::options::{BackendKind, EngineOptions};
-use crate::run::plan::format_mib;
-use crate::run::session::Notice;
+use crate::run::options::EngineOptions;
+use crate::run::plan::{OpenedModel, format_mib};
 use crate::tools::columns::{Align, align_columns};
 use files::error::one_line;
 use files::{Result, print_stderr};
 use opencl_runtime::device::{DeviceEntry, list_devices, select_device};
 use opencl_runtime::device_info::LocalMemory;
 use opencl_runtime::load::{Search, install_advice};
-use std::path::Path;
-use std::time::Duration;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 /// Maximum bytes shown of a driver's text.
 const MAX_TEXT: usize = 200;
@@ -48,15 +52,33 @@ pub fn list_facts(select: Option<&str>) -> Vec<(String, String)> {
     lines
 }
 
-/// Measures each kernel variant for one token and for many, and returns a table. The fastest are used from then on.
-pub fn tune_variants(model: &Path, select: Option<&str>) -> Result<String> {
-    let options = EngineOptions {
-        backend: BackendKind::OpenCl,
-        cl_device: select.map(str::to_string),
-        notice: Notice::new(|line| print_stderr!("{line}")),
-        ..EngineOptions::new(model)
-    };
-    let Some(tuned) = Engine::load(options)?.tune_kernels()? else { return Ok(String::new()) };
+/// Measures each kernel variant for one token and for many, and prints a table; the fastest are used from then on.
+/// Compiles all programs of a text with these flags.
+pub fn tune_device(args: &DoctorArgs) -> Result<()> {
+    let batch = check_range("--batch", args.batch, MAX_BATCH)?;
+    let options = EngineOptions { batch, ..device_options(args.model.resolve_options()?) };
+    let opened = OpenedModel::new(&options)?;
+    let LoadedEngine { engine, .. } = load::load_engine(opened, Verbosity::Normal, &FlagWarnings::default())?;
+    if let Some(tuned) = engine.tune_kernels()? {
+        write_stdout(&format_timings(&tuned))?;
+    }
+    let (progress, began) =
+        (ProgressLine::new("compiling OpenCL program", Verbosity::Normal), Instant::now());
+    let count = Cell::new(0);
+    for sequences in [1, batch].into_iter().take(batch.min(2)) {
+        engine.compile_programs(sequences, &|ready, all| {
+            progress.show_progress(ready, all);
+            count.set(all);
+        })?;
+    }
+    let name = engine.device().map_or("the device", |device| &device.info().name);
+    let seconds = began.elapsed().as_secs_f64();
+    print_stderr!("{} OpenCL programs are ready for {name}, after {seconds:.1} s", count.get());
+    Ok(())
+}
+
+/// A table of the variants' times.
+fn format_timings(tuned: &Tuning) -> String {
     let line = |timing: &VariantTiming| {
         let (tokens, kernel) = match timing.tokens {
             Tokens::One => ("one token", "gemv"),
@@ -70,11 +92,10 @@ pub fn tune_variants(model: &Path, select: Option<&str>) -> Result<String> {
         )
     };
     let sides = [Align::Left, Align::Left, Align::Left, Align::Right, Align::Left];
-    let rows = tuned.timings.iter().map(line);
-    Ok(align_columns(&sides, &rows.collect::<Vec<_>>()))
+    align_columns(&sides, &tuned.timings.iter().map(line).collect::<Vec<_>>())
 }
 
-/// A row of the table of [`tune_variants`].
+/// A row of the table of [`format_timings`].
 fn timing_row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
     let [took, chosen] =
         [format!("{:.3} ms", 1e3 * took.as_secs_f64()), if chosen { "chosen".into() } else { String::new() }];

@@ -1,19 +1,35 @@
 //! Trials of code on which a driver may crash, each marked on disk while in progress.
 
 use super::{Cache, Key, files_of, open_own};
+use crate::device_info::DeviceInfo;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::mem::forget;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The user may interrupt the program because of a trial that takes longer.
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG_TRIAL: Duration = Duration::from_secs(60);
 
 /// Name of the marker for binaries being loaded.
 const LOADING: &str = "loading";
+
+/// Contents of a marker.
+const TRYING: &str = "trying\n";
+/// Contents of one by a process in the background. The system may kill such a process at any time, so what it leaves is
+/// tried once more.
+const TRYING_IN_BACKGROUND: &str = "trying in the background\n";
+
+/// True in a process in the background.
+static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
+
+/// Makes the markers of this process those of one in the background.
+pub fn mark_as_background_process() {
+    IN_BACKGROUND.store(true, Ordering::Relaxed);
+}
 
 /// Markers of this process with their start times; `None` once it ends.
 static UNDER_WAY: Mutex<Option<Vec<(PathBuf, Instant)>>> = Mutex::new(Some(Vec::new()));
@@ -22,11 +38,11 @@ fn lock_markers() -> MutexGuard<'static, Option<Vec<(PathBuf, Instant)>>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Deletes the markers of trials in progress, before a signal from the user ends the program: nothing has crashed.
-/// Markers older than a minute stay, because the driver may be hanging.
-pub fn remove_own_markers() {
+/// Deletes the markers of trials in progress before the program ends: nothing has crashed. Markers older than `longest`
+/// stay, because the driver may be hanging.
+pub fn remove_own_markers(longest: Duration) {
     for (path, begun) in lock_markers().take().into_iter().flatten() {
-        if begun.elapsed() < LONG {
+        if begun.elapsed() < longest {
             remove_marker(&path);
         }
     }
@@ -67,8 +83,9 @@ impl CompileAttempt {
         if file.try_lock().is_err() {
             return CompileAttempt::Started(None);
         }
-        match file.metadata() {
-            Ok(meta) if meta.len() > 0 => CompileAttempt::Crashed(path),
+        let mut left = String::new();
+        match file.read_to_string(&mut left) {
+            Ok(_) if !["", TRYING_IN_BACKGROUND].contains(&left.as_str()) => CompileAttempt::Crashed(path),
             Ok(_) if write_marker(&mut file, ends).is_ok() => {
                 under_way.push((path.clone(), Instant::now()));
                 CompileAttempt::Started(Some(Marker { _locked: file, path }))
@@ -79,7 +96,8 @@ impl CompileAttempt {
 }
 
 fn write_marker(marker: &mut File, ends: Durability) -> io::Result<()> {
-    marker.write_all(b"trying\n")?;
+    let text = if IN_BACKGROUND.load(Ordering::Relaxed) { TRYING_IN_BACKGROUND } else { TRYING };
+    marker.write_all(text.as_bytes())?;
     if ends == Durability::Machine { marker.sync_all() } else { Ok(()) }
 }
 
@@ -150,6 +168,14 @@ impl Cache {
             let _ = fs::remove_file(&file.path);
         }
         remove_marker(&marker);
+    }
+
+    /// Opens the file whose lock a process holds while it compiles a device's programs at leisure; `None` if nothing can
+    /// be stored.
+    pub fn open_lock(&self, facts: &DeviceInfo) -> Option<File> {
+        self.create_dir();
+        let path = self.path(&Key::of("lock", "", facts), "lock")?;
+        open_own(&path, File::options().write(true).create(true).truncate(false).mode(0o600))
     }
 
     fn marker_path(&self, key: &Key) -> Option<PathBuf> {
