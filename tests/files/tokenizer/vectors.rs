@@ -246,7 +246,8 @@ fn names_cut_words_as_the_published_files_do() {
         "qwen35-small",
         "tekken",
     ] {
-        let family: Value = serde_json::from_slice(&unpacked(&splits.join(format!("{name}.json.gz")))).unwrap();
+        let family: Value =
+            serde_json::from_slice(&unpacked(&splits.join(format!("{name}.json.gz")))).unwrap();
         let vocabulary = match name {
             "qwen35" => rename_pre(unpacked(&tokenizers.join("qwen2/vocabulary.gguf.gz")), "qwen2", name),
             _ => unpacked(&splits.join(format!("{name}.gguf.gz"))),
@@ -263,7 +264,9 @@ fn names_cut_words_as_the_published_files_do() {
         }
         let cases = family["cases"].as_array().unwrap();
         assert!(cases.len() >= if name == "qwen35" { 94 } else { 69 }, "{name}");
-        for (tokenizer, case) in both.iter().flat_map(|tokenizer| cases.iter().map(move |case| (tokenizer, case))) {
+        for (tokenizer, case) in
+            both.iter().flat_map(|tokenizer| cases.iter().map(move |case| (tokenizer, case)))
+        {
             let text = case["text"].as_str().unwrap();
             for (special, want) in [(AddSpecial::No, "ids"), (AddSpecial::Yes, "ids_with_special")] {
                 let encoded = tokenizer.encode(text, special).unwrap();
@@ -277,7 +280,13 @@ fn names_cut_words_as_the_published_files_do() {
 
 /// Gives the vocabulary of a GGUF file without tensors another pre-tokenizer.
 fn rename_pre(mut gguf: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
-    let place = [b"tokenizer.ggml.pre".as_slice(), &8u32.to_le_bytes(), &(from.len() as u64).to_le_bytes(), from.as_bytes()].concat();
+    let place = [
+        b"tokenizer.ggml.pre".as_slice(),
+        &8u32.to_le_bytes(),
+        &(from.len() as u64).to_le_bytes(),
+        from.as_bytes(),
+    ]
+    .concat();
     let at = gguf.windows(place.len()).position(|bytes| bytes == place).unwrap() + place.len() - from.len();
     gguf.splice(at - 8..at + from.len(), [&(to.len() as u64).to_le_bytes(), to.as_bytes()].concat());
     gguf

@@ -104,3 +104,105 @@ fn templates_of_2026_are_rendered_byte_for_byte() {
     }
     assert_eq!(seen, 140);
 }
+
+/// A published template, and a tokenizer that has its control tokens besides those of the story model.
+fn with_controls(name: &str, controls: &[&str]) -> (Tokenizer, Template) {
+    let text = std::fs::read_to_string(crate::project().join("models/story/tokenizer.json")).expect("a file");
+    let mut json: Value = serde_json::from_str(&text).expect("JSON");
+    for (id, token) in (4096..).zip(controls) {
+        let added = serde_json::json!({"id": id, "content": token, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true});
+        json["added_tokens"].as_array_mut().expect("tokens").push(added);
+    }
+    let dir = std::env::temp_dir().join(format!("antigravity-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a temporary directory");
+    std::fs::write(dir.join("tokenizer.json"), json.to_string()).expect("writable");
+    let tokenizer = Tokenizer::open(&dir, 8192).expect("loads");
+    std::fs::remove_dir_all(&dir).expect("removable");
+    let file = crate::project().join("tests/fixtures/chat/2026").join(format!("{name}.jinja"));
+    let source = std::fs::read_to_string(file).expect("a template");
+    let template = Jinja::new(name, source, vec![("eos_token".into(), "<|im_end|>".into())]);
+    let template = template.and_then(|t| t.for_tokenizer(&tokenizer)).expect("loads");
+    (tokenizer, Template::Jinja(template))
+}
+
+#[test]
+fn a_call_and_its_result_are_told_in_the_form_of_the_family() {
+    let tools = r#"[{"type": "function", "function": {"name": "f", "description": "d", "parameters":
+        {"type": "object", "properties": {"a": {"type": "string"}}}}}]"#;
+    for (name, controls, ends, answer, prompt) in [
+        (
+            "gpt-oss",
+            &[
+                "<|start|>",
+                "<|end|>",
+                "<|message|>",
+                "<|channel|>",
+                "<|constrain|>",
+                "<|return|>",
+                "<|call|>",
+            ][..],
+            &["<|return|>", "<|call|>"][..],
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f \
+             <|constrain|>json<|message|>{\"a\": \"b\"}",
+            "<|start|>user<|message|>q<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant \
+             to=functions.f<|channel|>commentary json<|message|>{\"a\": \"b\"}<|call|><|start|>functions.f to=assistant\
+             <|channel|>commentary<|message|>\"r\"<|end|><|start|>assistant",
+        ),
+        (
+            "gemma4",
+            &[
+                "<|turn>",
+                "<turn|>",
+                "<|tool_call>",
+                "<tool_call|>",
+                "<|tool_response>",
+                "<|channel>",
+                "<|\"|>",
+            ],
+            &["<turn|>", "<|tool_response>"],
+            "<|tool_call>call:f{a:<|\"|>b<|\"|>}<tool_call|>",
+            "<|turn>user\nq<turn|>\n<|turn>model\n<|tool_call>call:f{a:<|\"|>b<|\"|>}\
+             <tool_call|><|tool_response>response:f{value:<|\"|>r<|\"|>}<tool_response|>",
+        ),
+        (
+            "lfm2.5",
+            &["<|tool_call_start|>", "<|tool_call_end|>"],
+            &["<|im_end|>"],
+            "<|tool_call_start|>[f(a='b')]<|tool_call_end|>",
+            "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<|tool_call_start|>[f(a='b')]<|tool_call_end|>\
+             <|im_end|>\n<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "ministral3",
+            &["[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "[TOOL_RESULTS]"],
+            &["<|im_end|>"],
+            "[TOOL_CALLS]f[ARGS]{\"a\": \"b\"}",
+            "[INST]q[/INST][TOOL_CALLS]f[ARGS]{\"a\": \"b\"}<|im_end|>[TOOL_RESULTS]r[/TOOL_RESULTS]",
+        ),
+        (
+            "qwen3.5",
+            &[],
+            &["<|im_end|>"],
+            "Hm.\n</think>\n\n<tool_call>\n<function=f>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>",
+            "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\nHm.\n</think>\n\n<tool_call>\n<function=f>\n\
+             <parameter=a>\nb\n</parameter>\n</function>\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nr\n\
+             </tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n",
+        ),
+    ] {
+        let (tokenizer, template) = with_controls(name, controls);
+        let ids: Vec<u32> = ends.iter().filter_map(|token| tokenizer.token_to_id(token)).collect();
+        assert_eq!(template.stop_tokens(&tokenizer), ids, "{name}");
+        let form = OutputFormat::for_template(&template, &tokenizer);
+        let variables = TemplateKwargs::with_tools(Tools::parse_json(tools).expect("tools"));
+        let mut chat = Conversation::new(template, None).with_format(variables, form);
+        chat.add_question(&tokenizer, "q").expect("asks");
+        chat.add_answer(&tokenizer, &tokenizer.encode(answer, AddSpecial::No).expect("encodes"));
+        let [call] = chat.last_tool_calls() else { panic!("{name}: {:?}", chat.state().messages) };
+        assert_eq!((call.name.as_str(), call.arguments.as_str()), ("f", r#"{"a": "b"}"#), "{name}");
+        let result = Message::tool_result(&call.clone(), "r");
+        chat.add_messages_until(&tokenizer, &[result], &|| false).expect("asks");
+        let text = tokenizer.decode_with_special(chat.ids());
+        assert!(text.ends_with(prompt), "{name}: {text}");
+    }
+}
