@@ -111,7 +111,7 @@ impl LiteralReader<'_> {
             let c = chars.next()?;
             rest = chars.as_str();
             match c {
-                '\\' if quote != GEMMA_QUOTE => rest = unescape(rest, &mut text)?,
+                '\\' if quote != GEMMA_QUOTE => rest = read_escape(rest, &mut text)?,
                 c => text.push(c),
             }
         }
@@ -121,7 +121,7 @@ impl LiteralReader<'_> {
 }
 
 /// Appends the character that `text` spells after a backslash; returns the text after it.
-fn unescape<'a>(text: &'a str, out: &mut String) -> Option<&'a str> {
+fn read_escape<'a>(text: &'a str, out: &mut String) -> Option<&'a str> {
     let hex = |from: usize, digits: usize| u32::from_str_radix(text.get(from..from + digits)?, 16).ok();
     let c = text.chars().next()?;
     let digits = match c {

@@ -143,7 +143,13 @@ fn write_parameter(syntax: CallSyntax, id: &str, (name, mut schema): (&str, Valu
         CallSyntax::Python => (format!("{name}="), "", String::new()),
         _ => (format!("{name}:"), GEMMA_QUOTE, String::new()),
     };
-    let choices: Vec<_> = schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let choices: Vec<_> = schema["enum"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .chain(schema.get("const"))
+        .filter_map(Value::as_str)
+        .collect();
     let close = if open.is_empty() { &end } else { open };
     let text = if schema["type"] != "string" || close.is_empty() {
         Grammar::restrict_whitespace(&mut schema);
@@ -151,8 +157,11 @@ fn write_parameter(syntax: CallSyntax, id: &str, (name, mut schema): (&str, Valu
     } else if choices.is_empty() {
         let count = |field: &str| schema[field].as_u64().filter(|n| *n <= MAX_COUNTED);
         let most = count("maxLength").map_or(String::new(), |n| n.to_string());
-        let times = format!("{{{},{most}}}", count("minLength").unwrap_or(0));
-        let _ = writeln!(rules, "text_{id}[suffix={}]: /(.|\\n){times}/", json!(close));
+        let text = schema["pattern"].as_str().map_or_else(
+            || format!("(.|\\n){{{},{most}}}", count("minLength").unwrap_or(0)),
+            Grammar::pattern_to_lark,
+        );
+        let _ = writeln!(rules, "text_{id}[suffix={}]: /{text}/", json!(close));
         let _ = writeln!(rules, "parameter_{id}: {} text_{id}", json!([&before, open].concat()));
         return;
     } else {
@@ -188,7 +197,10 @@ mod tests {
             {"at": {"enum": ["fox", "</tool_call>"]}, "n": {"$ref": "#/$defs/few"}}, "required": ["at", "n"],
             "additionalProperties": false, "$defs": {"few": {"type": "integer", "minimum": 0, "maximum": 9}}}}},
         {"type": "function", "function": {"name": "a.b-c", "parameters": {"properties":
-            {"s": {"type": "string", "maxLength": 4}}, "required": ["s"], "additionalProperties": false}}}
+            {"s": {"type": "string", "maxLength": 4}}, "required": ["s"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "find", "parameters": {"properties": {"id": {"type": "string",
+            "pattern": "^[a-c]/[0-9]+$", "maxLength": 9}, "kind": {"type": "string", "enum": ["x", "<y>"]}},
+            "required": ["id", "kind"], "additionalProperties": false}}}
     ]"##;
 
     fn sampler(grammar: Grammar, tokenizer: &Tokenizer, seed: u64) -> Sampler {
@@ -302,7 +314,7 @@ mod tests {
         ] {
             // Drawn thoughts would not end.
             let form = OutputFormat { thinking: None, ..form(source, &tokenizer) };
-            for seed in 0..6 {
+            for seed in 0..12 {
                 let only = (seed % 2 == 0).then_some("look");
                 let mut reader = OutputParser::new(form, "").with_tools(Some(&tools));
                 let grammar = form.tool_grammar(&tools, only, &reader, &tokenizer).expect("a grammar");
@@ -317,6 +329,11 @@ mod tests {
                 let arguments: Value = serde_json::from_str(&call.arguments).expect("JSON");
                 match call.name.as_str() {
                     "look" => assert!(arguments["n"].as_u64().is_some_and(|n| n < 10), "{text:?}"),
+                    "find" => {
+                        let (id, kind) = (arguments["id"].as_str().expect("a text"), &arguments["kind"]);
+                        assert!(id.starts_with(['a', 'b', 'c']) && &id[1..2] == "/", "{text:?}");
+                        assert!(kind == "x" || kind == "<y>", "{text:?}");
+                    }
                     _ => assert!(arguments["s"].as_str().is_some_and(|s| s.chars().count() < 5), "{text:?}"),
                 }
                 assert!(only.is_none_or(|only| only == call.name), "{text:?}");
