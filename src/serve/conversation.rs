@@ -115,7 +115,8 @@ impl ChatRequest {
         let form = if self.template_kwargs.tools.is_some() { form } else { form.without_tools() };
         let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(PROMPT_END)..]);
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        let mut reader = OutputParser::new(form, &end).with_calls_from(calls);
+        let reader = OutputParser::new(form, &end).with_calls_from(calls);
+        let mut reader = reader.with_tools(self.template_kwargs.tools.as_ref());
         if let (PromptEnding::Continue, Some(last)) = (self.ending, self.messages.last()) {
             // Brings the parser to the end of the message that is continued.
             reader.push(&last.content);

@@ -5,6 +5,8 @@
 //! [`OutputParser`] splits an answer into thinking, text and tool calls.
 
 mod builtin;
+mod call_literal;
+mod call_syntax;
 mod clock;
 mod conversation;
 mod jinja;

@@ -153,7 +153,9 @@ impl Conversation {
         const END: usize = 16;
         let end = &self.ids[self.ids.len().saturating_sub(END)..];
         let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        OutputParser::new(self.output_format, &tokenizer.decode_with_special(end)).with_calls_from(calls)
+        OutputParser::new(self.output_format, &tokenizer.decode_with_special(end))
+            .with_calls_from(calls)
+            .with_tools(self.variables.tools.as_ref())
     }
 
     /// The chat template.

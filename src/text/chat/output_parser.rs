@@ -1,8 +1,9 @@
 //! Parses an answer, while it is generated, into thinking, text and tool calls.
 
-use super::ToolCall;
-use super::output_format::{LLAMA, Markers, OutputFormat};
+use super::call_syntax::CallSyntax;
+use super::output_format::{LLAMA, MESSAGE, MESSAGE_END, Markers, OutputFormat};
 use super::tool_calls;
+use super::{ToolCall, Tools};
 use files::json_depth::JsonDepth;
 
 /// A piece of an answer.
@@ -30,6 +31,8 @@ struct ScanState {
     /// Bytes of the pending text that were scanned.
     at: usize,
     nesting: JsonDepth,
+    /// True within quotes, in a call that is not JSON.
+    quoted: bool,
     /// Number of objects opened so far: the call itself, then its arguments.
     objects: usize,
     /// The name of the call, and the start of its arguments.
@@ -85,6 +88,8 @@ pub struct OutputParser {
     calls: usize,
     /// The number of the first call.
     first: usize,
+    /// The parameters of the tools that are strings, by function.
+    strings: Vec<(String, String)>,
     open: Option<OpenCall>,
     scan: ScanState,
 }
@@ -100,6 +105,12 @@ impl OutputParser {
     /// The parser with calls numbered from `first` on, for a conversation that has had others.
     pub fn with_calls_from(self, first: usize) -> Self {
         Self { calls: first, first, ..self }
+    }
+
+    /// The parser for calls of these tools: arguments that a model writes without quotes get the types of its schemas.
+    pub fn with_tools(self, tools: Option<&Tools>) -> Self {
+        let strings = tools.map(Tools::string_parameters).unwrap_or_default();
+        Self { strings, ..self }
     }
 
     /// True if the next text is thinking, as far as is known.
@@ -122,9 +133,9 @@ impl OutputParser {
     pub fn finish(&mut self) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
         match self.state {
-            ParserState::Call(markers) => match tool_calls::parse_all(&self.pending) {
+            ParserState::Call(markers) => match markers.syntax.parse_all(&self.pending, &self.strings) {
                 Some(found) => self.push_calls(found, &mut parts),
-                None => self.break_up(markers.open, &mut parts),
+                None => self.break_up(markers, &mut parts),
             },
             ParserState::Start if self.open.is_some() => self.end_cut_call("", &mut parts),
             ParserState::Start
@@ -137,16 +148,20 @@ impl OutputParser {
 
     /// Ends pending text after a marker that is not only complete calls: returns the complete ones, and the one cut
     /// off.
-    fn break_up(&mut self, mut marker: &str, parts: &mut Vec<AnswerPart>) {
-        let (found, at) = tool_calls::parse_leading(&self.pending);
-        if !found.is_empty() {
-            self.push_calls(found, parts);
-            self.pending.drain(..at);
-            self.scan_call(0, None);
-            marker = "";
+    fn break_up(&mut self, markers: Markers, parts: &mut Vec<AnswerPart>) {
+        let mut marker = markers.open;
+        if markers.syntax == CallSyntax::Json {
+            let (found, at) = tool_calls::parse_leading(&self.pending);
+            if !found.is_empty() {
+                self.push_calls(found, parts);
+                self.pending.drain(..at);
+                self.scan_call(0, Markers { close: None, ..markers });
+                marker = "";
+            }
         }
         if self.open.is_none() && self.scan.begun.is_none() && self.scan.object.is_none() {
-            self.scan.begun = tool_calls::parse_name(&self.pending).map(|name| (name, self.pending.len()));
+            let name = markers.syntax.parse_name(&self.pending);
+            self.scan.begun = name.map(|name| (name, self.pending.len()));
         }
         self.end_cut_call(marker, parts);
     }
@@ -181,6 +196,9 @@ impl OutputParser {
                 self.emit_up_to_marker(close.as_slice(), parts)
                     .is_some_and(|_| self.enter_state(ParserState::Start))
             }
+            ParserState::Text if !self.format.headers.is_empty() => self
+                .emit_up_to_marker(&[MESSAGE_END], parts)
+                .is_some_and(|_| self.enter_state(ParserState::Start)),
             ParserState::Text => {
                 let Some(markers) = self.format.calls else {
                     return self.emit_text(self.pending.len(), parts);
@@ -190,19 +208,19 @@ impl OutputParser {
             }
             ParserState::Call(markers) => {
                 let close = markers.close.unwrap_or_default();
-                let Some(at) = self.scan_call(0, markers.close) else {
+                let Some(at) = self.scan_call(0, markers) else {
                     self.emit_call_progress(parts);
                     return false;
                 };
                 let rest = self.pending.split_off(at + close.len());
                 self.pending.truncate(at);
-                let next = match tool_calls::parse_all(&self.pending) {
+                let next = match markers.syntax.parse_all(&self.pending, &self.strings) {
                     Some(found) => {
                         self.push_calls(found, parts);
                         ParserState::Start
                     }
                     None if self.has_begun() => {
-                        self.break_up(markers.open, parts);
+                        self.break_up(markers, parts);
                         ParserState::Start
                     }
                     None => {
@@ -238,8 +256,18 @@ impl OutputParser {
                 return false;
             }
         }
+        for header in self.format.headers {
+            if let Some(rest) = text.strip_prefix(header) {
+                let next = if *header == MESSAGE { ParserState::Text } else { ParserState::Start };
+                self.pending = rest.to_owned();
+                return self.enter_state(next);
+            }
+            if header.starts_with(text) {
+                return false;
+            }
+        }
         if self.format.calls.is_some_and(|m| m == LLAMA) && tool_calls::may_be_call(text) {
-            self.scan_call(start, None);
+            self.scan_call(start, LLAMA);
             let Some(end) = self.scan.object else {
                 self.emit_call_progress(parts);
                 return false;
@@ -266,12 +294,54 @@ impl OutputParser {
     }
 
     /// Scans the new bytes of a call that begins at `start` of the pending text. Returns the offset of its closing
-    /// marker, outside of strings.
-    fn scan_call(&mut self, start: usize, close: Option<&str>) -> Option<usize> {
+    /// marker, outside of strings; of the end of its arguments if that ends the call.
+    fn scan_call(&mut self, start: usize, markers: Markers) -> Option<usize> {
+        self.scan.at = self.scan.at.max(start);
+        match markers.syntax {
+            CallSyntax::Json => self.scan_json(start, markers),
+            CallSyntax::Named(_) => {
+                let head = &self.pending.as_bytes()[start..];
+                if self.scan.at == start {
+                    self.scan.at += markers.syntax.find_head_end(head)?;
+                }
+                self.scan_json(start, markers);
+                self.scan.object
+            }
+            CallSyntax::Tagged(tags) => self.scan_to_close(Some(tags.quotes), markers.close?),
+            CallSyntax::Braces | CallSyntax::Python => self.scan_to_close(None, markers.close?),
+        }
+    }
+
+    /// Scans up to the closing marker, outside of quotes.
+    fn scan_to_close(&mut self, quotes: Option<(&str, &str)>, close: &str) -> Option<usize> {
         let (bytes, scan) = (self.pending.as_bytes(), &mut self.scan);
-        scan.at = scan.at.max(start);
-        while let Some(&byte) = bytes.get(scan.at) {
-            if let Some(close) = close.filter(|_| !scan.nesting.is_in_string()) {
+        while scan.at < bytes.len() {
+            let rest = &bytes[scan.at..];
+            let quote = quotes.map(|(open, close)| if scan.quoted { close } else { open });
+            let close = Some(close).filter(|_| !scan.quoted);
+            let next = quote.into_iter().chain(close).find(|text| {
+                let text = text.as_bytes();
+                rest.starts_with(text) || text.starts_with(rest)
+            });
+            match next {
+                Some(text) if rest.len() < text.len() => return None,
+                Some(_) if next == close => return Some(scan.at),
+                Some(text) => {
+                    scan.at += text.len();
+                    scan.quoted = !scan.quoted;
+                }
+                None => scan.at += 1,
+            }
+        }
+        None
+    }
+
+    fn scan_json(&mut self, start: usize, markers: Markers) -> Option<usize> {
+        // The second object is the arguments; otherwise nothing is known before the end.
+        let inner = if markers.syntax == CallSyntax::Json { 2 } else { 1 };
+        let (bytes, scan) = (self.pending.as_bytes(), &mut self.scan);
+        while let Some(&byte) = bytes.get(scan.at).filter(|_| inner == 2 || scan.object.is_none()) {
+            if let Some(close) = markers.close.filter(|_| !scan.nesting.is_in_string()) {
                 let rest = &bytes[scan.at..];
                 if rest.starts_with(close.as_bytes()) {
                     return Some(scan.at);
@@ -284,15 +354,18 @@ impl OutputParser {
             match scan.nesting.push_byte(byte) {
                 Some(depth) if byte == b'{' => {
                     scan.objects += 1;
-                    // The second object is the arguments; otherwise nothing is known before the end.
-                    if scan.objects == 2 {
-                        let begun = tool_calls::parse_start(&self.pending[start..scan.at]);
+                    if scan.objects == inner {
+                        let call = &self.pending[start..scan.at];
+                        let begun = match markers.syntax {
+                            CallSyntax::Json => tool_calls::parse_start(call),
+                            other => other.parse_name(call).map(|name| (name, call.len() - 1)),
+                        };
                         scan.begun = begun.map(|(name, at)| (name, start + at));
                         scan.around = depth - 1;
                     }
                 }
                 Some(depth) => {
-                    if depth == scan.around && scan.objects > 1 {
+                    if depth == scan.around && scan.objects >= inner {
                         scan.arguments.get_or_insert(scan.at);
                     }
                     if depth == 0 {

@@ -208,9 +208,16 @@ impl Template {
             Template::Jinja(template) => template.end_token(),
             Template::BuiltIn(template) => template.end,
         };
-        // Llama ends a message with a tool call, which does not end the turn, with this token.
-        let other = end.filter(|end| *end == "<|eot_id|>").map(|_| "<|eom_id|>");
-        end.into_iter().chain(other).filter_map(|name| tokenizer.token_to_id(name)).collect()
+        let has = |text| matches!(self, Template::Jinja(jinja) if jinja.has_text(text));
+        // A message with a tool call ends otherwise, and does not end the turn.
+        let ends = match end {
+            Some("<|eot_id|>") => &["<|eot_id|>", "<|eom_id|>"],
+            Some("<turn|>") => &["<turn|>", "<|tool_response>"],
+            // Of gpt-oss: `<|end|>` is followed by another message.
+            Some("<|end|>") if has("<|return|>") => &["<|return|>", "<|call|>"],
+            _ => end.as_slice(),
+        };
+        ends.iter().filter_map(|name| tokenizer.token_to_id(name)).collect()
     }
 
     /// A short name that identifies the template.

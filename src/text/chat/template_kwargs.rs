@@ -142,6 +142,18 @@ impl Tools {
         &self.json
     }
 
+    /// Functions and their parameters that are strings.
+    pub(super) fn string_parameters(&self) -> Vec<(String, String)> {
+        let tools: Vec<Value> = serde_json::from_str(&self.json).unwrap_or_default();
+        let mut found = Vec::new();
+        for (tool, name) in tools.iter().zip(&self.names) {
+            let parameters = tool["function"]["parameters"]["properties"].as_object();
+            let strings = parameters.into_iter().flatten().filter(|(_, schema)| schema["type"] == "string");
+            found.extend(strings.map(|(parameter, _)| (name.clone(), parameter.clone())));
+        }
+        found
+    }
+
     /// The names of the functions.
     pub fn function_names(&self) -> &[String] {
         &self.names

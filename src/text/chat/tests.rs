@@ -1,5 +1,7 @@
 //! Rendered conversations, byte for byte as Jinja renders the models' own templates.
 
+mod published;
+
 use super::*;
 use crate::Error;
 use crate::tokenizer::AddSpecial;

@@ -1,16 +1,18 @@
 //! The grammar of an answer that must call a tool, in the format of the model.
 
+use super::call_literal::GEMMA_QUOTE;
+use super::call_syntax::{CallSyntax, Tags};
 use super::output_format::{LLAMA, Markers, OutputFormat};
 use super::output_parser::OutputParser;
 use super::template_kwargs::Tools;
 use crate::sampler::Grammar;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// Thinking after its opening marker, up to the first closing one.
-const THINKING: &str = r"/([^<]|<+[^<\/])*<+\/think>[\n]*/";
+/// Longer strings are not counted: each character is a state.
+const MAX_COUNTED: u64 = 1000;
 
 impl OutputFormat {
     /// The grammar of one call of a function of `tools`, or of the function `only`, with arguments that follow its
@@ -31,36 +33,143 @@ impl OutputFormat {
                 "this model has no format for tool calls; use \"auto\" or \"none\"".into(),
             ));
         };
-        let thoughts = match self.thinking {
-            Some(_) if parser.is_thinking() => "THOUGHTS",
-            Some(_) => "(\"<think>\" THOUGHTS)?",
-            None => "",
+        let mut rules = String::new();
+        let thoughts = match self.thinking.map(|thinking| (thinking.open, thinking.close.unwrap_or_default()))
+        {
+            Some((open, close)) => {
+                // Between two messages, each with a header.
+                let next = if self.headers.is_empty() { r"/\n*/" } else { r#""<|start|>assistant""# };
+                let _ = writeln!(rules, "after: {next}\nthoughts[suffix={}]: /(.|\\n)*/", json!(close));
+                if parser.is_thinking() {
+                    "thoughts after".to_owned()
+                } else {
+                    format!("({} thoughts after)?", json!(open))
+                }
+            }
+            None => String::new(),
         };
         let functions = list_functions(tools).filter(|(name, _)| only.is_none_or(|only| only == name));
-        let (mut names, mut rules, mut schemas) = (Vec::new(), String::new(), Vec::new());
+        let (mut names, mut schemas) = (Vec::new(), Vec::new());
         for (i, (name, schema)) in functions.enumerate() {
             let (before, after) = wrap_arguments(markers, &name);
             names.push(format!("call_{i}"));
-            let _ = write!(rules, "call_{i}: {before} args_{i} {after}\nargs_{i}: %json {schema}\n");
+            let _ = writeln!(rules, "call_{i}: {} args_{i} {}", json!(before), json!(after));
+            match markers.syntax {
+                CallSyntax::Json | CallSyntax::Named(_) => {
+                    let _ = writeln!(rules, "args_{i}: %json {schema}");
+                }
+                syntax => write_parameters(syntax, i, &schema, &mut rules),
+            }
             schemas.push(schema);
         }
-        let lark = format!("start: {thoughts} ({})\nTHOUGHTS: {THINKING}\n{rules}", names.join(" | "));
+        let lark = format!("start: {thoughts} ({})\n{rules}", names.join(" | "));
         Ok(Grammar::from_lark("tools", &lark, schemas).with_shown_tokens(self.marker_token_ids(tokenizer)))
     }
 }
 
 /// The texts before and after the arguments of a call.
-fn wrap_arguments(markers: Markers, name: &str) -> (Value, Value) {
-    let (open, close, arguments) = match markers {
-        LLAMA => (String::new(), String::new(), "parameters"),
-        Markers { open, close: Some(close) } if close == "</tool_call>" => {
-            (format!("{open}\n"), format!("\n{close}"), "arguments")
+fn wrap_arguments(markers: Markers, name: &str) -> (String, String) {
+    let Markers { open, close, syntax, .. } = markers;
+    let end = close.unwrap_or("");
+    match syntax {
+        CallSyntax::Json => {
+            let (open, close, arguments) = match markers {
+                LLAMA => (String::new(), String::new(), "parameters"),
+                _ if end == "</tool_call>" => (format!("{open}\n"), format!("\n{end}"), "arguments"),
+                // A list.
+                _ => (format!("{open}["), format!("]{end}"), "arguments"),
+            };
+            (format!("{open}{{\"name\": {}, \"{arguments}\": ", json!(name)), format!("}}{close}"))
         }
-        // A list.
-        Markers { open, close } => (format!("{open}["), format!("]{}", close.unwrap_or("")), "arguments"),
+        CallSyntax::Named("[ARGS]") => (format!("{open}{name}[ARGS]"), String::new()),
+        CallSyntax::Named(message) => {
+            (format!("<|channel|>commentary {open}{name} <|constrain|>json{message}"), String::new())
+        }
+        CallSyntax::Tagged(Tags { function: ("", after), .. }) => {
+            (format!("{open}{name}{after}"), end.into())
+        }
+        CallSyntax::Tagged(Tags { function: (before, after), .. }) => {
+            (format!("{open}\n{before}{name}{after}\n"), format!("</function>\n{end}"))
+        }
+        CallSyntax::Braces => (format!("{open}call:{name}{{"), format!("}}{end}")),
+        CallSyntax::Python => (format!("{open}[{name}("), format!(")]{end}")),
+    }
+}
+
+/// Appends the rules of the arguments of function `i`, each parameter in its form: those of the schema in their order,
+/// without those that are not required where the model leaves them out.
+fn write_parameters(syntax: CallSyntax, i: usize, schema: &Value, rules: &mut String) {
+    let none = Map::new();
+    let all = schema["properties"].as_object().unwrap_or(&none);
+    let required =
+        |name: &String| schema["required"].as_array().is_some_and(|all| all.contains(&json!(name)));
+    let separator = match syntax {
+        CallSyntax::Tagged(_) => "",
+        CallSyntax::Python => ", ",
+        _ => ",",
     };
-    let head = format!("{open}{{\"name\": {}, \"{arguments}\": ", json!(name));
-    (head.into(), format!("}}{close}").into())
+    let _ = writeln!(rules, "args_{i}: first_{i}_0");
+    for (n, (name, own)) in all.iter().enumerate() {
+        let mut own = own.clone();
+        for shared in ["$defs", "definitions"] {
+            if let (Some(definitions), Some(own)) = (schema.get(shared), own.as_object_mut()) {
+                own.insert(shared.into(), definitions.clone());
+            }
+        }
+        write_parameter(syntax, &format!("{i}_{n}"), (name, own), rules);
+        // Before the first parameter nothing separates.
+        for (kind, before) in [("first", ""), ("next", separator)] {
+            let skip = if required(name) { String::new() } else { format!(" | {kind}_{i}_{}", n + 1) };
+            let _ = writeln!(
+                rules,
+                "{kind}_{i}_{n}: {} parameter_{i}_{n} next_{i}_{}{skip}",
+                json!(before),
+                n + 1
+            );
+        }
+    }
+    let _ = writeln!(rules, "first_{i}_{0}: \"\"\nnext_{i}_{0}: \"\"", all.len());
+}
+
+/// Appends the rules of one parameter and its value. Strings stand as they are, up to what ends them.
+fn write_parameter(syntax: CallSyntax, id: &str, (name, mut schema): (&str, Value), rules: &mut String) {
+    let (before, open, end) = match syntax {
+        CallSyntax::Tagged(Tags { function: ("", _), parameter, end, .. }) => {
+            (format!("{}{name}{}", parameter.0, parameter.1), "", end.to_owned())
+        }
+        CallSyntax::Tagged(Tags { parameter, end, .. }) => {
+            (format!("{}{name}{}\n", parameter.0, parameter.1), "", format!("\n{end}\n"))
+        }
+        CallSyntax::Python => (format!("{name}="), "", String::new()),
+        _ => (format!("{name}:"), GEMMA_QUOTE, String::new()),
+    };
+    let choices: Vec<_> = schema["enum"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .chain(schema.get("const"))
+        .filter_map(Value::as_str)
+        .collect();
+    let close = if open.is_empty() { &end } else { open };
+    let text = if schema["type"] != "string" || close.is_empty() {
+        Grammar::restrict_whitespace(&mut schema);
+        format!("%json {schema}")
+    } else if choices.is_empty() {
+        let count = |field: &str| schema[field].as_u64().filter(|n| *n <= MAX_COUNTED);
+        let most = count("maxLength").map_or(String::new(), |n| n.to_string());
+        let text = schema["pattern"].as_str().map_or_else(
+            || format!("(.|\\n){{{},{most}}}", count("minLength").unwrap_or(0)),
+            Grammar::pattern_to_lark,
+        );
+        let _ = writeln!(rules, "text_{id}[suffix={}]: /{text}/", json!(close));
+        let _ = writeln!(rules, "parameter_{id}: {} text_{id}", json!([&before, open].concat()));
+        return;
+    } else {
+        let choices = choices.iter().map(|choice| json!([open, choice, open].concat()).to_string());
+        choices.collect::<Vec<_>>().join(" | ")
+    };
+    let _ =
+        writeln!(rules, "value_{id}: {text}\nparameter_{id}: {} value_{id} {}", json!(before), json!(end));
 }
 
 /// The names of the functions, and the schemas of their arguments.
@@ -88,7 +197,10 @@ mod tests {
             {"at": {"enum": ["fox", "</tool_call>"]}, "n": {"$ref": "#/$defs/few"}}, "required": ["at", "n"],
             "additionalProperties": false, "$defs": {"few": {"type": "integer", "minimum": 0, "maximum": 9}}}}},
         {"type": "function", "function": {"name": "a.b-c", "parameters": {"properties":
-            {"s": {"type": "string", "maxLength": 4}}, "required": ["s"], "additionalProperties": false}}}
+            {"s": {"type": "string", "maxLength": 4}}, "required": ["s"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "find", "parameters": {"properties": {"id": {"type": "string",
+            "pattern": "^[a-c]/[0-9]+$", "maxLength": 9}, "kind": {"type": "string", "enum": ["x", "<y>"]}},
+            "required": ["id", "kind"], "additionalProperties": false}}}
     ]"##;
 
     fn sampler(grammar: Grammar, tokenizer: &Tokenizer, seed: u64) -> Sampler {
@@ -150,6 +262,38 @@ mod tests {
             let grammar = form.tool_grammar(&tools, None, &reader, &tokenizer).expect("a grammar");
             assert_eq!(may_be(grammar, &tokenizer, &format!("{answer}{call}")), may, "{prompt:?} {answer:?}");
         }
+        for (source, answer, may) in [
+            (
+                "<|channel|>",
+                "<|channel|>commentary to=functions.a.b-c <|constrain|>json<|message|>{\"s\": \"x\"}",
+                true,
+            ),
+            (
+                "<|channel|>",
+                "<|channel|>analysis<|message|>a <|end|><|start|>assistant<|channel|>commentary to=functions.a.b-c \
+                 <|constrain|>json<|message|>{\"s\": \"x\"}",
+                true,
+            ),
+            ("<|channel|>", "<|channel|>final<|message|>Yes.", false),
+            (
+                "[THINK] [TOOL_CALLS] [ARGS]",
+                "[THINK]a [b] [/THINK][TOOL_CALLS]a.b-c[ARGS]{\"s\": \"x\"}",
+                true,
+            ),
+            (
+                "<|channel> <|tool_call>call:",
+                "<|channel>thought\na<channel|><|tool_call>call:a.b-c{s:<|\"|>\"\n<|\"|>}<tool_call|>",
+                true,
+            ),
+            ("<|tool_call>call:", "<|tool_call>call:a.b-c{}<tool_call|>", false),
+            ("<|tool_call_start|>", "<|tool_call_start|>[look(at=\"fox\", n=1)]<|tool_call_end|>", true),
+            ("<|tool_call_start|>", "<|tool_call_start|>[look(at=\"fox\")]<|tool_call_end|>", false),
+        ] {
+            let form = self::form(source, &tokenizer);
+            let grammar =
+                form.tool_grammar(&tools, None, &OutputParser::new(form, ""), &tokenizer).expect("a grammar");
+            assert_eq!(may_be(grammar, &tokenizer, answer), may, "{answer}");
+        }
     }
 
     #[test]
@@ -157,11 +301,22 @@ mod tests {
         let tokenizer = Tokenizer::open(&crate::project().join("models/story"), 4096).expect("loads");
         let tools = Tools::parse_json(TOOLS).expect("tools");
         let mut called = Vec::new();
-        for source in ["<tool_call>", "<|tool_call|>", "\"parameters\" <|eot_id|>"] {
-            let form = form(source, &tokenizer);
-            for seed in 0..6 {
+        for source in [
+            "<tool_call>",
+            "<|tool_call|>",
+            "\"parameters\" <|eot_id|>",
+            "<tool_call> <function= <parameter=",
+            "<function name= <param name=",
+            "<|tool_call>call:",
+            "<|tool_call_start|>",
+            "[TOOL_CALLS] [ARGS]",
+            "<|channel|>",
+        ] {
+            // Drawn thoughts would not end.
+            let form = OutputFormat { thinking: None, ..form(source, &tokenizer) };
+            for seed in 0..12 {
                 let only = (seed % 2 == 0).then_some("look");
-                let mut reader = OutputParser::new(form, "");
+                let mut reader = OutputParser::new(form, "").with_tools(Some(&tools));
                 let grammar = form.tool_grammar(&tools, only, &reader, &tokenizer).expect("a grammar");
                 let text = drawn(grammar, &tokenizer, seed);
                 let parts: Vec<_> = reader.push(&text).into_iter().chain(reader.finish()).collect();
@@ -174,6 +329,11 @@ mod tests {
                 let arguments: Value = serde_json::from_str(&call.arguments).expect("JSON");
                 match call.name.as_str() {
                     "look" => assert!(arguments["n"].as_u64().is_some_and(|n| n < 10), "{text:?}"),
+                    "find" => {
+                        let (id, kind) = (arguments["id"].as_str().expect("a text"), &arguments["kind"]);
+                        assert!(id.starts_with(['a', 'b', 'c']) && &id[1..2] == "/", "{text:?}");
+                        assert!(kind == "x" || kind == "<y>", "{text:?}");
+                    }
                     _ => assert!(arguments["s"].as_str().is_some_and(|s| s.chars().count() < 5), "{text:?}"),
                 }
                 assert!(only.is_none_or(|only| only == call.name), "{text:?}");

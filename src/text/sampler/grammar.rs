@@ -127,11 +127,15 @@ impl Grammar {
         let mut parser = regex_syntax::ast::parse::ParserBuilder::new().nest_limit(MAX_GROUPS).build();
         parser.parse(text).map_err(|e| wrong(format!("is not a valid regular expression: {}", e.kind())))?;
         // The whole text is matched anyway. Digits and letters are ASCII, as in a schema.
-        let text = text.strip_prefix('^').unwrap_or(text);
-        let end =
-            text.strip_suffix('$').filter(|rest| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 0);
-        let lark = format!("start: /{}/\n", regex_to_lark(end.unwrap_or(text), "dw"));
+        let lark = format!("start: /{}/\n", regex_to_lark(split_anchors(text).1, "dw"));
         Ok(Self::with_source(place, GrammarSource::Lark(lark.into())))
+    }
+
+    /// A schema's pattern, which a string contains, as an expression for the whole string in `llguidance`'s own syntax.
+    pub(crate) fn pattern_to_lark(pattern: &str) -> String {
+        let (begins, inner, ends) = split_anchors(pattern);
+        let around = |anchored| if anchored { "" } else { r"(.|\n)*" };
+        format!("{}({}){}", around(begins), regex_to_lark(inner, "dw"), around(ends))
     }
 
     /// A grammar that allows exactly one of these texts.
@@ -203,6 +207,14 @@ impl Grammar {
         *ready = Some(CompiledGrammar { pieces: Arc::clone(pieces), end, start });
         Ok(GrammarState { matcher, end, ends: ends.into(), failure: None })
     }
+}
+
+/// Splits off the anchors of a regular expression; tells which there are.
+fn split_anchors(text: &str) -> (bool, &str, bool) {
+    let rest = text.strip_prefix('^').unwrap_or(text);
+    let is_escaped = |rest: &str| (rest.len() - rest.trim_end_matches('\\').len()) % 2 == 1;
+    let inner = rest.strip_suffix('$').filter(|rest| !is_escaped(rest));
+    (rest.len() < text.len(), inner.unwrap_or(rest), inner.is_some())
 }
 
 /// Maximum nesting of groups in a regular expression.

@@ -230,25 +230,66 @@ fn words_are_cut_as_the_name_says() {
     assert_eq!(made.encode("12", AddSpecial::Yes).unwrap(), [2]);
 }
 
-/// Small vocabularies, each under its family's name, with the ids of Hugging Face's library.
+/// Vocabularies under their families' names, and the published files, with the ids of Hugging Face's library.
 #[test]
 fn names_cut_words_as_the_published_files_do() {
-    let dir = paths::root().join("tests/fixtures/tokenizers/splits");
-    for name in ["exaone4", "granite", "hunyuan-dense", "lfm2", "minicpm5", "tekken", "qwen35-small"] {
+    let tokenizers = paths::root().join("tests/fixtures/tokenizers");
+    let splits = tokenizers.join("splits");
+    for name in [
+        "exaone4",
+        "gemma4",
+        "granite",
+        "hunyuan-dense",
+        "lfm2",
+        "minicpm5",
+        "qwen35",
+        "qwen35-small",
+        "tekken",
+    ] {
+        let family: Value =
+            serde_json::from_slice(&unpacked(&splits.join(format!("{name}.json.gz")))).unwrap();
+        let vocabulary = match name {
+            "qwen35" => rename_pre(unpacked(&tokenizers.join("qwen2/vocabulary.gguf.gz")), "qwen2", name),
+            _ => unpacked(&splits.join(format!("{name}.gguf.gz"))),
+        };
         let temp = TestDir::new();
-        let file = temp.write("vocabulary.gguf", unpacked(&dir.join(format!("{name}.gguf.gz"))));
-        let family: Value = serde_json::from_slice(&unpacked(&dir.join(format!("{name}.json.gz")))).unwrap();
+        let file = temp.write("vocabulary.gguf", vocabulary);
         let size = family["vocab_size"].as_u64().unwrap() as usize;
-        let tokenizer = Tokenizer::open(file.as_ref(), size).unwrap();
+        let mut both = vec![Tokenizer::open(file.as_ref(), size).unwrap()];
+        // Gemma's file is not there.
+        if family["tokenizer"].is_object() {
+            let json = fill(family["tokenizer"].clone(), &Gguf::open(file.as_ref()).unwrap());
+            temp.write("tokenizer.json", json.to_string());
+            both.push(Tokenizer::open(&temp.0, size).unwrap());
+        }
         let cases = family["cases"].as_array().unwrap();
-        assert!(cases.len() >= 69, "{name}");
-        for case in cases {
+        assert!(cases.len() >= if name == "qwen35" { 94 } else { 69 }, "{name}");
+        for (tokenizer, case) in
+            both.iter().flat_map(|tokenizer| cases.iter().map(move |case| (tokenizer, case)))
+        {
             let text = case["text"].as_str().unwrap();
             for (special, want) in [(AddSpecial::No, "ids"), (AddSpecial::Yes, "ids_with_special")] {
-                assert_eq!(tokenizer.encode(text, special).unwrap(), ids(&case[want]), "{name} {text:?}");
+                let encoded = tokenizer.encode(text, special).unwrap();
+                assert_eq!(encoded, ids(&case[want]), "{tokenizer:?} {name} {text:?}");
             }
+            let decoded = case.get("decoded").unwrap_or(&case["text"]).as_str().unwrap();
+            assert_eq!(tokenizer.decode_with_special(&ids(&case["ids"])), decoded, "{tokenizer:?} {name}");
         }
     }
+}
+
+/// Gives the vocabulary of a GGUF file without tensors another pre-tokenizer.
+fn rename_pre(mut gguf: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
+    let place = [
+        b"tokenizer.ggml.pre".as_slice(),
+        &8u32.to_le_bytes(),
+        &(from.len() as u64).to_le_bytes(),
+        from.as_bytes(),
+    ]
+    .concat();
+    let at = gguf.windows(place.len()).position(|bytes| bytes == place).unwrap() + place.len() - from.len();
+    gguf.splice(at - 8..at + from.len(), [&(to.len() as u64).to_le_bytes(), to.as_bytes()].concat());
+    gguf
 }
 
 /// All that llama.cpp knows.

@@ -78,6 +78,10 @@ fn convert_message(m: &Message) -> Value {
     let mut fields = vec![("role", Value::from(m.role.name())), ("content", Value::from(m.content.as_str()))];
     if let Some(reasoning) = &m.reasoning {
         fields.push(("reasoning_content", Value::from(reasoning.as_str())));
+        // Read by gpt-oss alone, which refuses both.
+        if m.content.is_empty() && !m.tool_calls.is_empty() {
+            fields.push(("thinking", Value::from(reasoning.as_str())));
+        }
     }
     if !m.tool_calls.is_empty() {
         let call = |call: &crate::chat::ToolCall| {

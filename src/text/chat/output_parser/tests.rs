@@ -1,5 +1,7 @@
 //! Answers of each form, cut everywhere.
 
+mod families;
+
 use super::*;
 use crate::chat::{Jinja, Template};
 use crate::tokenizer::Tokenizer;

@@ -41,7 +41,9 @@ pub(super) fn fix_token_types(metadata: &Metadata, vocabulary: &mut GgufVocabula
     };
     let mut wrong = Vec::new();
     for name in END_TOKENS.into_iter().chain(OTHER_CONTROL_TOKENS) {
-        let Some(id) = vocabulary.id(name) else { continue };
+        // Gemma's vocabularies, whose texts end with `<eos>`, have HTML's tags.
+        let tag = name == "</s>" && vocabulary.id("<eos>").is_some();
+        let Some(id) = vocabulary.id(name).filter(|_| !tag) else { continue };
         let shown = vocabulary.token_type(id) == TokenType::UserDefined && END_TOKENS.contains(&name);
         if shown || vocabulary.token_type(id) == TokenType::Text && !merged(name) {
             vocabulary.make_control(id);
