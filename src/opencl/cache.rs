@@ -57,6 +57,10 @@ impl HostRows for BorrowedRows {
             self.mass.get_mut(LAYERS_BEFORE[layer][0]).filter(|_| !is_local(layer)).map(|mass| &mut mass[..]);
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
     }
+
+    fn layer_state_mut(&mut self, _layer: usize) -> &mut [f32] {
+        &mut []
+    }
 }
 
 /// Converts a failure to a lost device: the sequence can continue on another one.
@@ -156,6 +160,14 @@ impl KvCache for OpenClCache {
     fn extent(&self) -> Extent {
         let (types, slots) = (self.rows.types(), self.rows.slots());
         Extent { types, slots, ring: self.rows.ring().rows_per_head(slots), len: self.len }
+    }
+
+    fn read_state(&mut self, _state: &mut [f32]) -> files::Result<()> {
+        Ok(())
+    }
+
+    fn write_state(&mut self, _state: &[f32]) -> files::Result<()> {
+        Ok(())
     }
 
     fn set_len(&mut self, len: usize) {

@@ -1,7 +1,7 @@
 //! Compiler options of the kernels: the model's dimensions, under their Rust names.
 
 use crate::dims::*;
-use files::config::Mlp;
+use files::config::{Mlp, QkNorm};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::device_info::DeviceInfo;
 
@@ -56,7 +56,7 @@ impl Defines {
             ("FFN_PAD", FFN_PAD),
             ("QKV_BIAS", QKV_BIAS as usize),
             ("O_BIAS", O_BIAS as usize),
-            ("QK_NORM", QK_NORM as usize),
+            ("QK_NORM", (QK_NORM != QkNorm::None) as usize),
             ("ROPE_DIM", ROPE_DIM),
             ("ANGLES", ANGLES),
             ("NORM_BIAS", NORM_BIAS as usize),

@@ -165,10 +165,11 @@ impl Matrices {
         for l in &mut weights.layers {
             let on_device = upload_layer(to, l)?;
             let [qkv, out, gate_up, down] = &on_device.steps;
-            adopt_rows(&mut l.wq, qkv, 0)?;
-            adopt_rows(&mut l.wk, qkv, Q_PAD / GROUP_ROWS)?;
-            adopt_rows(&mut l.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
-            adopt_rows(&mut l.wo, out, 0)?;
+            let a = l.attention_mut();
+            adopt_rows(&mut a.wq, qkv, 0)?;
+            adopt_rows(&mut a.wk, qkv, Q_PAD / GROUP_ROWS)?;
+            adopt_rows(&mut a.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
+            adopt_rows(&mut a.wo, out, 0)?;
             if let [both] = &gate_up.chunks[..] {
                 let gate = l.gate.as_mut();
                 let first = if gate.is_some() { FFN_PAD / GROUP_ROWS } else { 0 };
@@ -264,8 +265,9 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     };
     let mut floats = Vec::new();
     for l in &weights.layers {
+        let a = l.attention();
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
-        let biases = [if QKV_BIAS { QKV } else { 0 }, l.o_bias.len(), l.q_norm.len() + l.k_norm.len()];
+        let biases = [if QKV_BIAS { QKV } else { 0 }, a.o_bias.len(), a.q_norm.len() + a.k_norm.len()];
         let others = [&l.attn_post_norm, &l.ffn_post_norm, &l.up_bias, &l.down_bias].map(Vec::len);
         let all = [l.attn_norm.len(), l.ffn_norm.len()].into_iter().chain(biases).chain(others);
         floats.extend(all.filter(|&n| n > 0).map(|n| 4 * n));
@@ -276,9 +278,10 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
 }
 
 fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
+    let a = l.attention();
     let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
     if QKV_BIAS {
-        for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
+        for (at, part) in [(0, &a.q_bias), (Q_PAD, &a.k_bias), (Q_PAD + KV_PAD, &a.v_bias)] {
             bias[at..at + part.len()].copy_from_slice(part);
         }
     }
@@ -296,8 +299,8 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
         attn_norm: upload_floats(to, &l.attn_norm)?,
         ffn_norm: upload_floats(to, &l.ffn_norm)?,
         qkv_bias: some(to, &bias)?,
-        o_bias: some(to, &l.o_bias)?,
-        qk_norm: some(to, &[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
+        o_bias: some(to, &a.o_bias)?,
+        qk_norm: some(to, &[a.q_norm.as_slice(), a.k_norm.as_slice()].concat())?,
         post_norms: [some(to, &l.attn_post_norm)?, some(to, &l.ffn_post_norm)?],
         up_bias: some(to, &l.up_bias)?,
         down_bias: some(to, &l.down_bias)?,

@@ -91,7 +91,7 @@ fn compare(model: &str, file: &str, most: f64) {
         };
         let order = RowOrder::for_tensor(config.arch, &tensor.name, config.head_dim);
         let (stored, values) = (found.to_f32(), tensor.dtype.to_f32(tensor.data.bytes()));
-        let row = |row: usize| stored[order.to_gguf_name(row) * cols..][..cols].to_vec();
+        let row = |row: usize| stored[order.file_row(row) * cols..][..cols].to_vec();
         let ordered: Vec<f32> = (0..rows).flat_map(row).collect();
         assert!(error(&values, &ordered) < most, "{name}: {}", error(&values, &ordered));
         moved += usize::from(error(&values, &stored) > 1.0);

@@ -28,11 +28,12 @@ pub struct Upload<'a> {
 ///
 /// A build failure for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
-    let qkv = vec![Upload::of(&l.wq), Upload::of(&l.wk), Upload::of(&l.wv)];
+    let a = l.attention();
+    let qkv = vec![Upload::of(&a.wq), Upload::of(&a.wk), Upload::of(&a.wv)];
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
         return Err(mixed_storage_error("q, k and v", &qkv));
     }
-    Ok([qkv, vec![Upload::of(&l.wo)], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
+    Ok([qkv, vec![Upload::of(&a.wo)], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
 }
 
 fn gate_up<'a>(

@@ -12,7 +12,7 @@ use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, split_gguf_name, to_hf_nam
 use super::unread;
 use super::value::Value;
 use crate::blocks::{BlockType, Dtype};
-use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention_factor};
+use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, QkNorm, RopeScaling, yarn_attention_factor};
 use crate::error::quote;
 
 /// The required type of a key's value.
@@ -100,7 +100,9 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
     let has = |name: &str| header.tensors.contains_key(name);
     model.qkv_bias |= has("blk.0.attn_q.bias");
     model.o_bias |= has("blk.0.attn_output.bias");
-    model.qk_norm |= has("blk.0.attn_q_norm.weight");
+    if model.qk_norm == QkNorm::None && has("blk.0.attn_q_norm.weight") {
+        model.qk_norm = QkNorm::PerHead;
+    }
     for (key, width) in [
         ("attention.key_length", model.head_dim),
         ("attention.value_length", model.head_dim),
@@ -399,7 +401,7 @@ fn check_tensors(header: &GgufHeader, model: &ModelConfig) -> Result<(), ConfigE
         Some((layer, ..)) if layer >= model.layers => false,
         Some((_, "attn_q" | "attn_k" | "attn_v", "bias")) => model.qkv_bias,
         Some((_, "attn_output", "bias")) => model.o_bias,
-        Some((_, "attn_q_norm" | "attn_k_norm", "weight")) => model.qk_norm,
+        Some((_, "attn_q_norm" | "attn_k_norm", "weight")) => model.qk_norm != QkNorm::None,
         Some((_, _, kind)) => (kind == "weight" || biases) && known(name),
     };
     match header.tensors.keys().find(|name| !read(name)) {

@@ -120,6 +120,10 @@ pub enum RowOrder {
     /// Rows of each head are interleaved for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
     /// checkpoint, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
     Interleaved { head_dim: usize },
+    /// The rows of each head follow those of the same head of another tensor, of which there are `parts`.
+    HeadPart { head_dim: usize, part: usize, parts: usize },
+    /// Values of a vector: those of a matrix of this many columns, row by row, are here column by column.
+    Transposed { cols: usize, rows: usize },
 }
 
 impl RowOrder {
@@ -137,11 +141,18 @@ impl RowOrder {
     }
 
     /// Index in the file of row `row` of the checkpoint.
-    pub fn to_gguf_name(self, row: usize) -> usize {
-        let RowOrder::Interleaved { head_dim } = self else { return row };
-        let (head, row) = (row / head_dim, row % head_dim);
-        let half = head_dim / 2;
-        head * head_dim + row % half * 2 + row / half
+    pub fn file_row(self, row: usize) -> usize {
+        match self {
+            RowOrder::Unchanged => row,
+            RowOrder::Interleaved { head_dim } => {
+                let (head, row, half) = (row / head_dim, row % head_dim, head_dim / 2);
+                head * head_dim + row % half * 2 + row / half
+            }
+            RowOrder::HeadPart { head_dim, part, parts } => {
+                (row / head_dim * parts + part) * head_dim + row % head_dim
+            }
+            RowOrder::Transposed { cols, rows } => row % rows * cols + row / rows,
+        }
     }
 }
 
@@ -196,7 +207,7 @@ mod tests {
             }
         }
         let rows = RowOrder::for_tensor(Arch::Llama, "model.layers.5.self_attn.k_proj.weight", head_dim);
-        let undone: Vec<usize> = (0..heads * head_dim).map(|row| converted[rows.to_gguf_name(row)]).collect();
+        let undone: Vec<usize> = (0..heads * head_dim).map(|row| converted[rows.file_row(row)]).collect();
         assert_eq!(undone, (0..heads * head_dim).collect::<Vec<_>>());
         assert_ne!(undone, converted);
     }
@@ -210,6 +221,6 @@ mod tests {
         assert_eq!(of(Arch::Llama, "v_proj.weight"), RowOrder::Unchanged);
         assert_eq!(of(Arch::Llama, "q_norm.weight"), RowOrder::Unchanged);
         assert_eq!(of(Arch::Qwen2, "q_proj.weight"), RowOrder::Unchanged);
-        assert_eq!(RowOrder::Unchanged.to_gguf_name(7), 7);
+        assert_eq!(RowOrder::Unchanged.file_row(7), 7);
     }
 }
