@@ -199,10 +199,7 @@ fn switches_source(m: &ModelConfig) -> String {
         format!("Some(QueryGrowth {{ beta: {beta:?}, original_context: {original_context} }})")
     });
     put("Growth of queries with their position.", format!("QUERY_GROWTH: Option<QueryGrowth> = {growth}"));
-    put(
-        "Taps of causal convolutions; 0 if no layer has one.",
-        format!("CONV_TAPS: usize = {}", m.conv_taps),
-    );
+    put("Taps of causal convolutions; 0 if no layer has one.", format!("CONV_TAPS: usize = {}", m.conv_taps));
     let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = m.delta_net;
     put(
         "Sizes of gated delta nets; zeros if no layer is one.",

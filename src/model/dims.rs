@@ -2,8 +2,8 @@
 
 #[allow(unused_imports, reason = "not every model has all")]
 use files::config::{
-    Arch, AttentionGate, DeltaNetSizes, LayerKind, LongRope, Mlp, ModelConfig, Norm, QkNorm, QueryGrowth, Rope,
-    RopeScaling, Scales,
+    Arch, AttentionGate, DeltaNetSizes, LayerKind, LongRope, Mlp, ModelConfig, Norm, QkNorm, QueryGrowth,
+    Rope, RopeScaling, Scales,
 };
 
 include!(concat!(env!("OUT_DIR"), "/dims.rs"));

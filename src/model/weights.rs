@@ -36,8 +36,8 @@ use files::{Error, Result};
 use numeric::quant::format::Format;
 use numeric::quant::matrix::QuantMatrix;
 use spec::{
-    ATTENTION_GATE_NAME, ATTN_POST_NORM, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM, EMBED, FFN_NORM, FFN_POST_NORM,
-    HEAD, POSITIONS, SHORT_CONV,
+    ATTENTION_GATE_NAME, ATTN_POST_NORM, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM, EMBED, FFN_NORM,
+    FFN_POST_NORM, HEAD, POSITIONS, SHORT_CONV,
 };
 use std::collections::HashMap;
 use std::ops::BitOr;

@@ -117,8 +117,7 @@ const LFM3_TENSORS: &[(&str, &str)] = &[
     ("mlp.down_proj", "feed_forward.w2"),
 ];
 
-const HUNYUAN_TENSORS: &[(&str, &str)] =
-    &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
+const HUNYUAN_TENSORS: &[(&str, &str)] = &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
 
 const GPT2_TENSORS: &[(&str, &str)] = &[
     ("model.embed_tokens", "wte"),
@@ -445,13 +444,16 @@ pub(super) fn layer_kinds(f: &Fields<'_>, arch: Arch, layers: usize) -> Result<V
     let windowed = f.get("sliding_window").is_some();
     match arch {
         Arch::Gemma3 => every_full_layer(f, &["sliding_window_pattern", "_sliding_window_pattern"], 6)
-            .and_then(|n| named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))),
+            .and_then(|n| {
+                named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))
+            }),
         Arch::Olmo3 => {
             named_kinds(f, layers, &[FULL, SLIDING], every_nth(4, layers, FullAttention, SlidingWindow))
         }
         Arch::Exaone4 if windowed => exaone4_layer_kinds(f, layers),
-        Arch::Qwen35 => every_full_layer(f, &["full_attention_interval"], 4)
-            .and_then(|n| named_kinds(f, layers, &[FULL, LINEAR], every_nth(n, layers, FullAttention, DeltaNet))),
+        Arch::Qwen35 => every_full_layer(f, &["full_attention_interval"], 4).and_then(|n| {
+            named_kinds(f, layers, &[FULL, LINEAR], every_nth(n, layers, FullAttention, DeltaNet))
+        }),
         Arch::Lfm2 if f.get("layer_types").is_none() => lfm2_layer_kinds(f, layers),
         Arch::Lfm2 | Arch::Lfm3 => {
             let known: &[_] = if arch == Arch::Lfm2 { &[FULL, CONV] } else { &[FULL, CONV, SLIDING] };

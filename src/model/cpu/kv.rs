@@ -1,10 +1,10 @@
 //! The CPU's KV cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
-use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use super::acts::try_vec;
+use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use crate::dims::{
-    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS_BEFORE, LOCAL_LAYERS, STATE, attention_layers, global_layers, is_local,
-    state_range,
+    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS_BEFORE, LOCAL_LAYERS, STATE, attention_layers, global_layers,
+    is_local, state_range,
 };
 use files::mapped::AlignedBytes;
 use files::{Error, Result};

@@ -18,7 +18,11 @@ const KEY_WIDTH: usize = DELTA_NET.key_dim;
 const VALUE_WIDTH: usize = DELTA_NET.value_dim;
 /// Blocks of columns of a delta net's state, and of each of its heads.
 const BLOCKS: usize = DELTA_VALUE_DIM / STATE_COLUMNS;
-const HEAD_BLOCKS: usize = VALUE_WIDTH / STATE_COLUMNS;
+const HEAD_BLOCKS: usize = if HAS_DELTA_NET { VALUE_WIDTH / STATE_COLUMNS } else { 1 };
+/// Value heads that share a key head.
+const HEADS_PER_KEY: usize = if HAS_DELTA_NET { VALUE_HEADS / KEY_HEADS } else { 1 };
+/// Inputs of a convolution that its state holds.
+const HELD_INPUTS: usize = CONV_TAPS.saturating_sub(1);
 
 /// Columns of a token's projected inputs, each part padded to whole groups of sixteen: the convolution's channels, then
 /// the gates `c` and `x` of a short convolution, or `z`, `b` and `a` of a delta net.
@@ -123,10 +127,11 @@ impl Scratch {
             let state = &mut seq.rows.layer_state_mut(index)[..CONV_STATE];
             let held = &*state;
             // Inputs of token `t`, oldest first: those of the state, then the run's own.
-            let input = |t: usize, tap: usize, channels: Range<usize>| match (t + tap).checked_sub(CONV_TAPS - 1) {
-                Some(own) => &mix[(first + own) * MIX..][channels],
-                None => &held[(t + tap) * CONV_CHANNELS..][channels],
-            };
+            let input =
+                |t: usize, tap: usize, channels: Range<usize>| match (t + tap).checked_sub(HELD_INPUTS) {
+                    Some(own) => &mix[(first + own) * MIX..][channels],
+                    None => &held[(t + tap) * CONV_CHANNELS..][channels],
+                };
             let out = &mut conv[first * CONV_CHANNELS..][..tokens * CONV_CHANNELS];
             pool.run_tiles(out, CONV_CHANNELS, (tokens, TASK_CHANNELS), |mut tile| {
                 let channels = tile.col..tile.col + tile.cols;
@@ -138,11 +143,11 @@ impl Scratch {
                     convolve(isa, &inputs, &taps, tile.row_mut(t));
                 }
             });
-            let kept = CONV_TAPS.saturating_sub(1);
-            let shifted = kept.saturating_sub(tokens);
-            state.copy_within((kept - shifted) * CONV_CHANNELS.., 0);
-            for (row, own) in state.chunks_exact_mut(CONV_CHANNELS.max(1)).skip(shifted).zip(tokens - (kept - shifted)..)
-            {
+            let shifted = HELD_INPUTS.saturating_sub(tokens);
+            let replaced = HELD_INPUTS - shifted;
+            state.copy_within(replaced * CONV_CHANNELS.., 0);
+            let rows = state.chunks_exact_mut(CONV_CHANNELS.max(1)).skip(shifted);
+            for (row, own) in rows.zip(tokens - replaced..) {
                 row.copy_from_slice(&mix[(first + own) * MIX..][..CONV_CHANNELS]);
             }
         }
@@ -156,7 +161,7 @@ impl Scratch {
             let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
             for (t, out) in tokens.zip(outs) {
                 let (factors, row) = (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
-                let of_key = head / (VALUE_HEADS / KEY_HEADS) * KEY_WIDTH;
+                let of_key = head / HEADS_PER_KEY * KEY_WIDTH;
                 let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
                 let update = DeltaUpdate {
                     query: &row[of_key..][..KEY_WIDTH],
@@ -174,8 +179,9 @@ impl Scratch {
             let core = &mut core[first * DELTA_VALUE_DIM..][..tokens * DELTA_VALUE_DIM];
             let mut states = state_blocks(seq.rows.layer_state_mut(index));
             let mut cores = core.chunks_exact_mut(tokens * STATE_COLUMNS);
-            let blocks: [Mutex<_>; BLOCKS] =
-                std::array::from_fn(|_| Mutex::new(states.next().zip(cores.next()).expect("invariant: whole blocks")));
+            let blocks: [Mutex<_>; BLOCKS] = std::array::from_fn(|_| {
+                Mutex::new(states.next().zip(cores.next()).expect("invariant: whole blocks"))
+            });
             pool.run(BLOCKS, &|block| {
                 let mut both = blocks[block].lock().expect("invariant: no job panics");
                 let (state, core) = &mut *both;
@@ -192,7 +198,10 @@ impl Scratch {
                 let mut seq = seqs.write_run(run);
                 let cores = tile.row_mut(0).chunks_exact_mut(STATE_COLUMNS);
                 let states = state_blocks(seq.rows.layer_state_mut(index));
-                states.zip(cores).enumerate().for_each(|(block, (state, core))| update(state, block, t..t + 1, core));
+                states
+                    .zip(cores)
+                    .enumerate()
+                    .for_each(|(block, (state, core))| update(state, block, t..t + 1, core));
             });
         }
     }

@@ -239,12 +239,22 @@ impl Scratch {
         let x = self.h.as_input(isa, n);
         let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
-            ProjectionPart { start: 0, w: &w.wq, bias: &w.q_bias }.project(isa, x, &mut tile, columns.clone());
+            ProjectionPart { start: 0, w: &w.wq, bias: &w.q_bias }.project(
+                isa,
+                x,
+                &mut tile,
+                columns.clone(),
+            );
             if let Some(gate) = w.gate.as_ref().filter(|_| GATE_DIM > 0) {
                 let part = ProjectionPart { start: Q_PAD, w: gate, bias: &[] };
                 part.project(isa, x, &mut tile, columns.clone());
             }
-            ProjectionPart { start: K_AT, w: &w.wk, bias: &w.k_bias }.project(isa, x, &mut tile, columns.clone());
+            ProjectionPart { start: K_AT, w: &w.wk, bias: &w.k_bias }.project(
+                isa,
+                x,
+                &mut tile,
+                columns.clone(),
+            );
             let v = ProjectionPart { start: K_AT + KV_PAD, w: &w.wv, bias: &w.v_bias };
             v.project(isa, x, &mut tile, columns.clone());
         });

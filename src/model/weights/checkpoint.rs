@@ -224,7 +224,8 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
         _ => vec![rows, spec.cols],
     };
     // `[channels][1][taps]`, in a GGUF file without the 1.
-    let conv = spec.is_conv() && [&[CONV_CHANNELS, 1, CONV_TAPS][..], &[CONV_CHANNELS, CONV_TAPS]].contains(&found);
+    let conv =
+        spec.is_conv() && [&[CONV_CHANNELS, 1, CONV_TAPS][..], &[CONV_CHANNELS, CONV_TAPS]].contains(&found);
     if found == want || conv {
         return Ok(());
     }
@@ -235,9 +236,7 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
 fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
     source.get(name).or_else(|| {
         let mut others = ARCH.family().prefixes.iter();
-        others.find_map(|(prefix, replaced)| {
-            source.get(&format!("{prefix}{}", name.strip_prefix(replaced)?))
-        })
+        others.find_map(|(prefix, replaced)| source.get(&format!("{prefix}{}", name.strip_prefix(replaced)?)))
     })
 }
 
@@ -245,7 +244,11 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let CheckpointPlace { name, .. } = &spec.stored;
     // Another name of the gate in LFM3's files.
     let other = name.replace("self_attn.gate_proj", "self_attn.g_proj");
-    let name = if find_by_name(source, name).is_none() && find_by_name(source, &other).is_some() { &other } else { name };
+    let name = if find_by_name(source, name).is_none() && find_by_name(source, &other).is_some() {
+        &other
+    } else {
+        name
+    };
     if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
@@ -276,7 +279,15 @@ fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
         order => order,
     };
     let row_bytes = block.row_bytes(spec.cols);
-    let stored =
-        StoredTensor { name, block, order, transposed: false, map: ValueMap::Unchanged, data, file, row_bytes };
+    let stored = StoredTensor {
+        name,
+        block,
+        order,
+        transposed: false,
+        map: ValueMap::Unchanged,
+        data,
+        file,
+        row_bytes,
+    };
     Ok(stored.select_rows(spec))
 }

@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn sigmoid_and_softplus_match_f64_on_every_instruction_set() {
-        let x: Vec<f32> = numbers(500, 1).iter().map(|x| x * 40.0).chain([0.0, 88.0, -88.0, 1e4, -1e4]).collect();
+        let x: Vec<f32> =
+            numbers(500, 1).iter().map(|x| x * 40.0).chain([0.0, 88.0, -88.0, 1e4, -1e4]).collect();
         let scalar = |op: fn(Isa, &mut [f32])| {
             let mut y = x.clone();
             op(Isa::Scalar, &mut y);

@@ -12,7 +12,9 @@ use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, split_gguf_name, to_hf_nam
 use super::unread;
 use super::value::Value;
 use crate::blocks::{BlockType, Dtype};
-use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, QkNorm, RopeScaling, yarn_attention_factor};
+use crate::config::{
+    Arch, ConfigError, LongRope, ModelConfig, Norm, QkNorm, RopeScaling, yarn_attention_factor,
+};
 use crate::error::quote;
 
 /// The required type of a key's value.
