@@ -29,6 +29,9 @@ use std::sync::Arc;
 use steps::{KV_COLS, Q_COLS, QKV, Scratch};
 pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
 
+/// Tokens of a pass that is not interrupted if the model has a recurrent state.
+const SHORT_PASS: usize = 16;
+
 /// Settings of a [`CpuDevice`].
 #[derive(Debug, Clone, Copy)]
 pub struct CpuOptions {
@@ -182,7 +185,9 @@ impl Device for CpuDevice {
         let slots = runs.iter().map(|run| run.cache.extent().slots).max().unwrap_or(0);
         let observed = runs.iter().any(|run| run.observed_tokens > 0);
         self.scratch.grow_for(slots, if observed { self.max_tokens } else { 0 })?;
-        self.pool.set_cancel(cancel.filter(|_| !observed));
+        // A few tokens are done before anyone waits, and an interrupted pass costs a recurrent state.
+        let is_short = STATE > 0 && n <= SHORT_PASS;
+        self.pool.set_cancel(cancel.filter(|_| !observed && !is_short));
         let result = self.compute_pass(runs);
         if result.is_err() {
             runs::release_slots(runs);

@@ -15,7 +15,7 @@ pub(crate) use pass::SmallList;
 pub use pass::{Stage, forward};
 pub use sequence::{PastEviction, Sequence};
 
-use crate::dims::{LAYERS, VOCAB};
+use crate::dims::{VOCAB, attention_layers};
 use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
@@ -108,6 +108,12 @@ impl Session {
             observer: None,
             cancel: None,
         }
+    }
+
+    /// Limits the number of checkpoints of an empty sequence's recurrent state.
+    pub fn with_checkpoints(mut self, most: usize) -> Self {
+        self.device_cache.limit_checkpoints(most);
+        self
     }
 
     /// Lets `placement` move the sequence between devices.
@@ -239,6 +245,7 @@ impl Session {
     /// Ends a prompt that is computed completely.
     pub fn end_prompt(&mut self) -> Result<()> {
         self.evict_after_prompt()?;
+        self.device_cache.save_checkpoint()?;
         self.check_logits()
     }
 
@@ -303,6 +310,10 @@ impl Session {
         let drafted =
             self.drafter.as_mut().is_some_and(|d| d.propose(&self.tokens, room, &mut pending.tokens));
         self.tokens.pop();
+        if drafted {
+            // A draft that is not accepted leaves a state that cannot be cut back.
+            let _ = self.device_cache.save_checkpoint();
+        }
         pending.logits = if drafted { LogitsWanted::Draft } else { LogitsWanted::Next };
     }
 
@@ -330,6 +341,7 @@ impl Session {
 
     /// Appends the staged tokens after their pass; drafted ones stay ahead of the sequence.
     fn commit_staged(&mut self) {
+        self.device_cache.end_run();
         let pending = &mut self.pending;
         match (pending.logits, &mut self.drafter) {
             (LogitsWanted::Draft, Some(drafter)) => {
@@ -338,7 +350,17 @@ impl Session {
             }
             _ => self.tokens.extend_from_slice(&pending.tokens),
         }
+        let is_prompt = matches!(pending.logits, LogitsWanted::Nothing);
         pending.tokens.clear();
+        if is_prompt {
+            self.checkpoint_if_far();
+        }
+    }
+
+    /// Saves a checkpoint of the recurrent state if the last one is some way back. A device that cannot read it is lost,
+    /// as the next pass finds out.
+    fn checkpoint_if_far(&mut self) {
+        let _ = self.device_cache.save_checkpoint_if_far();
     }
 
     /// Computes the staged tokens, if there are any; on the CPU if the device is lost.
@@ -368,7 +390,9 @@ impl Session {
             let run = session.device_cache.run(tokens, at, out.reborrow());
             lock_device(&device).forward(&mut [run], session.cancel.as_ref())
         })?;
+        self.device_cache.end_run();
         self.tokens.extend_from_slice(tokens);
+        self.checkpoint_if_far();
         Ok(())
     }
 
@@ -455,7 +479,7 @@ impl Session {
     fn find_overflow(&mut self) -> Result<Option<usize>> {
         let types = self.extent().types;
         let mut rows = KvRows::default();
-        for layer in (0..LAYERS).filter(|_| types != KvTypes::same(KvType::F32)) {
+        for layer in attention_layers().filter(|_| types != KvTypes::same(KvType::F32)) {
             self.read_rows(layer, &mut rows)?;
             if let Some(first) = rows.iter_floats(types).find(|x| !x.is_finite()) {
                 return Ok(first.is_infinite().then_some(layer));
