@@ -152,6 +152,12 @@ float gelu(float x) {
 // Number of matrices side by side at the start of the feed-forward layer.
 #define HALVES_OF_FFN (1 + GATED)
 
+// Norm of queries and keys (QK_NORM): of each head before or after RoPE; of all heads together, in qk_norm.cl.
+#define NORM_HEADS 1
+#define NORM_AFTER_ROPE 2
+// Factor of queries that grow with their position, from the first angle of a layer on: the last of the cosines.
+#define QUERY_FACTOR(angles) ((angles)[ANGLES - 1 - ANGLES_AT])
+
 // Output that is added to the residual: scaled, and stored elsewhere if it is to be normed first.
 #ifdef RESIDUAL_SCALE
 #define SCALED_RESIDUAL(y) ((y) * RESIDUAL_SCALE)

@@ -20,8 +20,10 @@
 #define GROUPS TILE_GROUPS
 #endif
 #define BLOCKS (COLS / 32)
-#if defined(STEP_QKV) || defined(STEP_GATE_UP) || defined(STEP_HEAD)
+#if defined(STEP_HEAD) || PRE_NORMS && (defined(STEP_QKV) || defined(STEP_GATE_UP))
 #define INPUT_NORM
+#elif defined(STEP_QKV) || defined(STEP_GATE_UP)
+#define INPUT_RESIDUAL
 #endif
 
 // ---------------------------------------------------------------- input of the product
@@ -315,7 +317,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
     merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED_CHUNKS(chunk.z), weights, l, x);
-#elif defined(INPUT_NORM)
+#elif defined(INPUT_NORM) || defined(INPUT_RESIDUAL)
     load_input(residual, in, sums, x);
 #else
     load_input(in, in, sums, x);

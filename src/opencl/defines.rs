@@ -56,10 +56,20 @@ impl Defines {
             ("FFN_PAD", FFN_PAD),
             ("QKV_BIAS", QKV_BIAS as usize),
             ("O_BIAS", O_BIAS as usize),
-            ("QK_NORM", (QK_NORM != QkNorm::None) as usize),
+            (
+                "QK_NORM",
+                match QK_NORM {
+                    // Of all heads together by a kernel of its own.
+                    QkNorm::None | QkNorm::Whole => 0,
+                    QkNorm::PerHead => 1,
+                    QkNorm::AfterRope => 2,
+                },
+            ),
+            ("QUERY_GROWTH", QUERY_GROWTH.is_some() as usize),
             ("ROPE_DIM", ROPE_DIM),
             ("ANGLES", ANGLES),
             ("NORM_BIAS", NORM_BIAS as usize),
+            ("PRE_NORMS", PRE_NORMS as usize),
             ("POST_NORMS", POST_NORMS as usize),
             ("GATED", HAS_GATE as usize),
             ("GELU", !matches!(MLP, Mlp::SwiGlu) as usize),

@@ -32,6 +32,7 @@ const MERGE: &str = kernel_text!("merge");
 const OBSERVE: &str = kernel_text!("observe");
 const COMPACT_KV: &str = kernel_text!("compact_kv");
 const POST_NORM: &str = kernel_text!("post_norm");
+const QK_NORM_TEXT: &str = kernel_text!("qk_norm");
 
 /// Sources of the variants.
 pub(super) const SOURCES: [&str; 8] =
@@ -70,6 +71,8 @@ pub enum KernelName {
     Observe(Observed, LayerView),
     /// Norm of an output before it is added to the residual.
     PostNorm,
+    /// Norm of all queries, and of all keys, of a token.
+    QkNorm,
     /// Eviction.
     CompactKv,
 }
@@ -87,6 +90,8 @@ pub enum Observed {
 pub enum MatmulInput {
     /// Normed residual.
     Norm,
+    /// Residual.
+    Residual,
     /// Chunks of attention over the last `window` positions; over all slots if it is 0.
     Merge {
         /// Positions.
@@ -102,7 +107,7 @@ impl MatmulInput {
     /// Number of columns.
     fn column_count(self) -> usize {
         match self {
-            MatmulInput::Norm => DIM,
+            MatmulInput::Norm | MatmulInput::Residual => DIM,
             MatmulInput::Merge { .. } | MatmulInput::Att => Q_DIM,
             MatmulInput::Ffn => FFN_DIM,
         }
@@ -253,7 +258,7 @@ impl Kernels {
             KernelName::AttendOne(_) | KernelName::AttendBatch(_) => self.shapes.one_items,
             KernelName::Merge | KernelName::MergeBatch => MERGE_ITEMS,
             KernelName::Observe(..) => OBSERVE_ITEMS,
-            KernelName::PostNorm | KernelName::CompactKv => ACTIVATIONS_ITEMS,
+            KernelName::PostNorm | KernelName::QkNorm | KernelName::CompactKv => ACTIVATIONS_ITEMS,
         }
     }
 
@@ -312,6 +317,7 @@ impl Kernels {
             }
             KernelName::Merge => (&[COMMON, KV, MERGE], defines.add_cache(self.types)),
             KernelName::PostNorm => (&[COMMON, POST_NORM], defines),
+            KernelName::QkNorm => (&[COMMON, QK_NORM_TEXT], defines),
             KernelName::CompactKv => (&[COMPACT_KV], defines),
             KernelName::Observe(observed, view) => {
                 let d = of_layer(defines, view);
@@ -416,6 +422,7 @@ fn kernel_symbol(name: KernelName) -> &'static str {
         KernelName::Merge | KernelName::MergeBatch => "merge",
         KernelName::Observe(..) => "observe",
         KernelName::PostNorm => "post_norm",
+        KernelName::QkNorm => "qk_norm",
         KernelName::CompactKv => "compact_kv",
     }
 }
@@ -423,6 +430,7 @@ fn kernel_symbol(name: KernelName) -> &'static str {
 fn input_flag(input: MatmulInput) -> &'static str {
     match input {
         MatmulInput::Norm => "INPUT_NORM",
+        MatmulInput::Residual => "INPUT_RESIDUAL",
         MatmulInput::Merge { .. } => "INPUT_MERGE",
         MatmulInput::Att => "INPUT_ATT",
         MatmulInput::Ffn => "INPUT_FFN",

@@ -12,6 +12,7 @@ use super::storage::{Activations, Step};
 use super::variants::{Feature, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
+use files::config::QkNorm;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
@@ -61,6 +62,8 @@ pub struct Launches {
     pub many: Vec<ManyTokens>,
     /// By layer: the norms behind attention and behind the feed-forward layer. Empty if the model has none.
     pub post_norms: Vec<[Launch; 2]>,
+    /// By layer: the norm of all queries, and of all keys, of a token. Empty if the model has none.
+    pub qk_norms: Vec<Launch>,
     /// Final norm and output head of one token.
     pub head: MatmulLaunches,
     /// Final norm of several tokens.
@@ -174,7 +177,15 @@ impl Binder<'_> {
                 .iter()
                 .filter_map(|l| self.post_norms(l).transpose())
                 .collect::<Result<_>>()?,
-            norm: many.then(|| self.bind_norm(&m.norm, m.head.reads)).transpose()?,
+            qk_norms: m
+                .layers
+                .iter()
+                .filter(|_| QK_NORM == QkNorm::Whole)
+                .map(|l| {
+                    self.bind_launch(KernelName::QkNorm, &[&s.qkv, l.qk_norm.as_ref().unwrap_or(&s.none)])
+                })
+                .collect::<Result<_>>()?,
+            norm: many.then(|| self.bind_norm(Some(&m.norm), m.head.reads)).transpose()?,
             heads: if many { self.bind_heads()? } else { MatmulLaunches::default() },
             queries: self.kernels.device_shapes().attend.map_or(1, |s| s.queries),
             slots: s.slots,
@@ -368,10 +379,14 @@ impl Binder<'_> {
             [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
         let io = match step {
-            Step::Qkv => Io { input: &l.attn_norm, scales: none, out: &s.qkv, extra: qkv_bias, sums },
+            Step::Qkv => {
+                let input = l.attn_norm.as_ref().unwrap_or(none);
+                Io { input, scales: none, out: &s.qkv, extra: qkv_bias, sums }
+            }
             Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
             Step::GateUp => {
-                Io { input: &l.ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
+                let input = l.ffn_norm.as_ref().unwrap_or(none);
+                Io { input, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
             }
             _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums },
         };
@@ -380,7 +395,8 @@ impl Binder<'_> {
             _ => Activations::Floats,
         };
         let input = match step {
-            Step::Qkv | Step::GateUp => MatmulInput::Norm,
+            Step::Qkv | Step::GateUp if PRE_NORMS => MatmulInput::Norm,
+            Step::Qkv | Step::GateUp => MatmulInput::Residual,
             Step::Out => MatmulInput::Att,
             _ => MatmulInput::Ffn,
         };
@@ -406,11 +422,11 @@ impl Binder<'_> {
         let or_none = |bias| Option::as_ref(bias).unwrap_or(&s.none);
         let reads = self.kernels.activation_form(w.reads);
         let input = match step {
-            Step::Qkv => self.bind_norm(&l.attn_norm, w.reads)?,
+            Step::Qkv => self.bind_norm(l.attn_norm.as_ref(), w.reads)?,
             Step::Out => {
                 self.bind_inputs(KernelName::Activations(MatmulInput::Att, reads), [&s.att, &s.none])?
             }
-            Step::GateUp => self.bind_norm(&l.ffn_norm, w.reads)?,
+            Step::GateUp => self.bind_norm(l.ffn_norm.as_ref(), w.reads)?,
             _ => self.bind_inputs(
                 KernelName::Activations(MatmulInput::Ffn, reads),
                 [&s.gate_up, or_none(&l.up_bias)],
@@ -433,10 +449,11 @@ impl Binder<'_> {
         Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
-    /// Norm of the residual, in the form that the matrices of a step read.
-    fn bind_norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
+    /// Norm of the residual, or the residual itself, in the form that the matrices of a step read.
+    fn bind_norm(&mut self, w: Option<&Buffer>, reads: Activations) -> Result<Launch> {
         let (state, reads) = (self.scratch.state.buffer(), self.kernels.activation_form(reads));
-        self.bind_inputs(KernelName::Activations(MatmulInput::Norm, reads), [state, w])
+        let input = if w.is_some() { MatmulInput::Norm } else { MatmulInput::Residual };
+        self.bind_inputs(KernelName::Activations(input, reads), [state, w.unwrap_or(&self.scratch.none)])
     }
 
     /// Converts all tokens of a pass to the form that a matrix reads.

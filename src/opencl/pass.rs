@@ -151,14 +151,22 @@ impl Pass<'_> {
     fn qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let device = &self.model.device;
         if self.is_narrowed_layer(layer) {
-            return self.narrowed_qkv(layer, runs);
+            self.narrowed_qkv(layer, runs)?;
+            return self.qk_norm(layer);
         }
         if self.is_single() {
             self.launches.one[layer].qkv.launch_one(device)?; // fused: norm, qkv
         } else {
             self.launches.many[layer].qkv.launch_many(device, self.n)?;
         }
+        self.qk_norm(layer)?;
         self.end_step("qkv", layer)
+    }
+
+    /// Norms all queries, and all keys, of each token together, if the model does that.
+    fn qk_norm(&self, layer: usize) -> Result<()> {
+        let norm = self.launches.qk_norms.get(layer);
+        norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 2]))
     }
 
     /// Keys and values of all tokens, but queries only of tokens with requested logits.

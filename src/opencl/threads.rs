@@ -1,7 +1,6 @@
 //! Host threads: helpers for work that takes one thread as long as a pass takes a fast GPU, and the driver's own.
 
 use crate::dims::*;
-use files::config::QkNorm;
 use numeric::pool::run_on_big_cores;
 use opencl_runtime::device::{self, Device};
 use opencl_runtime::device_info::DeviceInfo;
@@ -34,14 +33,8 @@ pub fn open_device(select: Option<&str>, cache: Cache) -> Result<Device> {
 /// A part of the model that no kernel computes.
 const MISSING: Option<&str> = if RECURRENT_LAYERS > 0 {
     Some("short convolutions and delta nets")
-} else if !PRE_NORMS {
-    Some("layers without a norm of their input")
 } else if GATE_DIM > 0 {
     Some("gates of attention")
-} else if QUERY_GROWTH.is_some() {
-    Some("queries that grow with their position")
-} else if matches!(QK_NORM, QkNorm::AfterRope | QkNorm::Whole) {
-    Some("norms of queries and keys")
 } else {
     None
 };

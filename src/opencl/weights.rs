@@ -54,9 +54,9 @@ pub struct LayerWeights {
     /// In the order of [`Step::ALL`], without the head.
     pub steps: [StepWeights; 4],
     /// Weights of the norm before attention (`[DIM]`), then its biases.
-    pub attn_norm: Buffer,
+    pub attn_norm: Option<Buffer>,
     /// Norm before the feed-forward layer, likewise.
-    pub ffn_norm: Buffer,
+    pub ffn_norm: Option<Buffer>,
     /// `[QKV]`, zeros in the padding; `None` if the model has no such bias.
     pub qkv_bias: Option<Buffer>,
     /// `[DIM]`
@@ -296,8 +296,8 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
             upload_step(to, Step::GateUp, &gate_up)?,
             upload_step(to, Step::Down, &down)?,
         ],
-        attn_norm: upload_floats(to, &l.attn_norm)?,
-        ffn_norm: upload_floats(to, &l.ffn_norm)?,
+        attn_norm: some(to, &l.attn_norm)?,
+        ffn_norm: some(to, &l.ffn_norm)?,
         qkv_bias: some(to, &bias)?,
         o_bias: some(to, &a.o_bias)?,
         qk_norm: some(to, &[a.q_norm.as_slice(), a.k_norm.as_slice()].concat())?,
