@@ -207,7 +207,7 @@ mod tests {
             "m11-smollm3-bf16",
             "m12-phi4mini-short-bf16",
             "m14-granite-bf16",
-            "m19-lfm2-bf16",
+            "m19b-lfm2-bf16",
             "m20-qwen35-bf16",
             "m28-lfm3-bf16",
             "m29-hunyuan-bf16",
