@@ -86,7 +86,7 @@ impl Pass<'_> {
     }
 
     /// True if this layer continues with fewer tokens than it began with.
-    fn is_narrowed_layer(&self, layer: usize) -> bool {
+    fn drops_tokens_in(&self, layer: usize) -> bool {
         self.kept_tokens.is_some() && layer == LAYERS - 1
     }
 
@@ -109,7 +109,7 @@ impl Pass<'_> {
         let mut first = 0;
         for run in runs {
             let mut span = RunSpan::of(run, first, layer);
-            if self.is_narrowed_layer(layer) {
+            if self.drops_tokens_in(layer) {
                 span.attending = output_rows(run);
             }
             first += span.tokens;
@@ -154,7 +154,7 @@ impl Pass<'_> {
 
     fn qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let device = &self.model.device;
-        if self.is_narrowed_layer(layer) {
+        if self.drops_tokens_in(layer) {
             self.narrowed_qkv(layer, runs)?;
             return self.qk_norm(layer);
         }

@@ -328,7 +328,7 @@ impl<'a> Uploader<'a> {
 fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut matrices = Vec::new();
     let mut of_step = |parts: &[Upload<'_>]| {
-        for run in parts.chunk_by(Upload::same_storage) {
+        for run in parts.chunk_by(Upload::has_same_storage) {
             let (group, scale) = run[0].storage.group_bytes(run[0].cols);
             let groups: usize = run.iter().map(Upload::groups).sum();
             matrices.extend([group * groups, scale * groups].into_iter().filter(|&n| n > 0));
@@ -404,7 +404,7 @@ fn upload_floats(to: &mut Uploader<'_>, values: &[f32]) -> Result<Buffer> {
 fn upload_step(to: &mut Uploader<'_>, step: Step, parts: &[Upload<'_>]) -> Result<StepWeights> {
     let mut chunks = Vec::new();
     let mut first = 0;
-    for run in parts.chunk_by(Upload::same_storage) {
+    for run in parts.chunk_by(Upload::has_same_storage) {
         self::upload_matrices(to, (step, first), run, &mut chunks)?;
         first += run.iter().map(Upload::groups).sum::<usize>();
     }

@@ -88,7 +88,7 @@ impl<'a> Upload<'a> {
     }
 
     /// True if both have the same storage.
-    pub fn same_storage(&self, other: &Self) -> bool {
+    pub fn has_same_storage(&self, other: &Self) -> bool {
         self.storage == other.storage
     }
 
