@@ -6,7 +6,8 @@
 //! integer is 7 may come back mirrored: scale and integers with the other sign.
 
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, RECURRENT_LAYERS, VOCAB, WINDOW, global_layers, is_local,
+    HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, RECURRENT_LAYERS, VOCAB, WINDOW,
+    global_layers, is_local,
 };
 use crate::model::device::KvRows;
 use crate::model::weights::Channels;
@@ -44,7 +45,9 @@ fn check_rows_suffice() -> Result<()> {
     if RECURRENT_LAYERS == 0 {
         return Ok(());
     }
-    Err(Error::Usage("PastKeyValues: this model has layers with a recurrent state; use a saved session".into()))
+    Err(Error::Usage(
+        "PastKeyValues: this model has layers with a recurrent state; use a saved session".into(),
+    ))
 }
 
 impl PastKeyValues {

@@ -12,13 +12,13 @@ mod state_history;
 pub(super) use background_compile::KernelCompiler;
 pub use device_cache::{DeviceCache, RunPosition};
 pub(super) use factory::{DeviceFactory, into_shared, max_pass_tokens, max_pass_tokens_for, was_made_before};
-pub use state_history::Checkpoint;
-pub(super) use state_history::{max_checkpoints, state_bytes};
 pub use schedule::{MeasuredSchedule, SHORT_PROMPT, Schedule, Speed};
 pub(super) use speeds::{
     MEASURED_SLOTS, is_known_to_be_the_cpu, known_speeds, measure_both, measured_options,
     options_with_measuring, report_choice, speeds_key,
 };
+pub use state_history::Checkpoint;
+pub(super) use state_history::{max_checkpoints, state_bytes};
 
 use crate::model::device::{SharedDevice, lock_device};
 use crate::run::options::{Notice, Side};

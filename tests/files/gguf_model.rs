@@ -3,7 +3,7 @@
 
 use crate::support::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
 use crate::support::paths;
-use files::config::{Arch, ConfigError, LayerKind, ModelConfig, RopeScaling};
+use files::config::{Arch, ConfigError, LayerKind, ModelConfig, QkNorm, RopeScaling};
 use files::source::Safetensors;
 use files::source::gguf::header::GgufHeader;
 use files::source::gguf::names::{ROPE_FREQS, RowOrder, to_gguf_name, to_hf_name};
@@ -178,7 +178,7 @@ fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
     assert_eq!((m.arch, m.layers, m.dim, m.ffn_dim, m.vocab), (Arch::Llama, 2, 64, 96, 10));
     assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tie_embeddings), (4, 4, 16, true));
     assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Unscaled));
-    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, false));
+    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, QkNorm::None));
 
     let biased = Made::new("llama")
         .number("attention.head_count_kv", 2)
@@ -192,10 +192,11 @@ fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
         .tensor("blk.0.attn_output.bias", &[64]);
     let m = biased.read(&[]).unwrap();
     assert_eq!((m.kv_heads, m.head_dim, m.tie_embeddings), (2, 20, false));
-    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (true, true, false));
+    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (true, true, QkNorm::None));
 
     let qwen3 = Made::new("qwen3").tensor("blk.0.attn_q_norm.weight", &[16]).read(&[]).unwrap();
-    assert_eq!((qwen3.arch, qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim), (Arch::Qwen3, false, true, 16));
+    assert_eq!((qwen3.arch, qwen3.qkv_bias, qwen3.head_dim), (Arch::Qwen3, false, 16));
+    assert_eq!(qwen3.qk_norm, QkNorm::PerHead);
     assert!(Made::new("qwen2").read(&[]).unwrap().qkv_bias);
 
     // One number for every layer, all the same.

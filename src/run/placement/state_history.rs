@@ -68,7 +68,8 @@ impl StateHistory {
     /// Numbers of tokens whose states are there, from `most` down.
     pub fn list_places(&self, most: usize) -> impl Iterator<Item = usize> {
         let checkpoints = self.checkpoints.iter().rev().map(|checkpoint| checkpoint.tokens);
-        let mut places: Vec<usize> = self.current.into_iter().chain(checkpoints).filter(|&n| n <= most).collect();
+        let mut places: Vec<usize> =
+            self.current.into_iter().chain(checkpoints).filter(|&n| n <= most).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
         places.into_iter().filter(|_| STATE > 0)
     }
@@ -104,7 +105,9 @@ impl StateHistory {
 
     /// Saves the cache's state, unless it is already.
     pub fn save(&mut self, cache: &mut dyn KvCache) -> Result<()> {
-        let Some(tokens) = self.current.filter(|&n| STATE > 0 && n > 0 && self.most > 0) else { return Ok(()) };
+        let Some(tokens) = self.current.filter(|&n| STATE > 0 && n > 0 && self.most > 0) else {
+            return Ok(());
+        };
         if self.checkpoints.last().is_some_and(|last| last.tokens >= tokens) {
             return Ok(());
         }

@@ -277,8 +277,9 @@ impl Session {
 
     /// Largest number of leading tokens, at most `len`, that can be kept without recomputing any.
     pub(super) fn reusable_prefix(&self, len: usize) -> usize {
-        let without_evicted =
-            |len: usize| if len > self.dense || self.evictions.is_empty() { len } else { len.min(self.prefix) };
+        let without_evicted = |len: usize| {
+            if len > self.dense || self.evictions.is_empty() { len } else { len.min(self.prefix) }
+        };
         let mut places = std::iter::once(len).chain(self.device_cache.known_states(len)).map(without_evicted);
         places.find(|&place| self.device_cache.can_continue_from(place)).unwrap_or(0)
     }

@@ -76,7 +76,7 @@ struct LogitsFile {
 struct FixtureGreedy {
     ids: Vec<u32>,
     top2_margin: Vec<f64>,
-    logits: LogitsFile,
+    logits: Option<LogitsFile>,
 }
 
 #[derive(Deserialize)]
@@ -153,10 +153,12 @@ fn from_fixture(dir: &Path, file: &Path) -> Result<Reference> {
     let vocab = fixture.vocab_size;
     let mut reference = Reference { eos: fixture.eos_prompt, ..Reference::new(dir, vocab) };
     for FixturePrompt { name, ids, logits, greedy } in fixture.prompts {
+        let greedy_logits =
+            greedy.logits.map(|logits| read_floats(&dir.join(logits.file), greedy.ids.len() * vocab));
         reference.cases.push(PromptCase {
             name,
             logits: read_floats(&dir.join(logits.file), ids.len() * vocab)?,
-            greedy_logits: Some(read_floats(&dir.join(greedy.logits.file), greedy.ids.len() * vocab)?),
+            greedy_logits: greedy_logits.transpose()?,
             margins: greedy.top2_margin,
             greedy_ids: greedy.ids,
             ids,

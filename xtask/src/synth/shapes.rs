@@ -1,6 +1,6 @@
 //! Names and shapes of a model's tensors, from its `config.json`.
 
-use files::config::{Arch, ModelConfig};
+use files::config::{Arch, ModelConfig, QkNorm};
 
 /// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,7 +61,7 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
                 put(at(&format!("{part}.bias")), &[*rows], Fill::Weights);
             }
         }
-        if model.qk_norm {
+        if model.qk_norm != QkNorm::None {
             put(at("self_attn.q_norm.weight"), &[model.head_dim], Fill::Norm);
             put(at("self_attn.k_norm.weight"), &[model.head_dim], Fill::Norm);
         }
