@@ -404,14 +404,13 @@ impl<'a> Keys<'a> {
                 map.entry("rope_theta").or_insert(10_000.0.into());
             }
             (Arch::Qwen35, _) => {
-                let heads = number(map, "linear_num_value_heads").filter(|heads| *heads > 0);
-                let inner = self.get(INNER).and_then(Value::as_u64);
-                match inner.zip(heads).filter(|(inner, heads)| inner.is_multiple_of(*heads)) {
-                    Some((inner, heads)) => {
-                        map.insert("linear_value_head_dim".into(), (inner / heads).into())
+                let heads = number(map, "linear_num_value_heads").unwrap_or(0).max(1);
+                match self.get(INNER).and_then(Value::as_u64).filter(|inner| *inner > 0) {
+                    Some(inner) if inner.is_multiple_of(heads.saturating_mul(16)) => {
+                        map.insert("linear_value_head_dim".into(), (inner / heads).into());
                     }
-                    None => return self.unsupported(INNER, "a multiple of ssm.time_step_rank"),
-                };
+                    _ => return self.unsupported(INNER, "a multiple of 16 x ssm.time_step_rank"),
+                }
             }
             _ => {}
         }
