@@ -2,6 +2,7 @@
 // order; see src/model/cpu/recurrent.rs.
 //
 // mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first
+// layer: the first float of a layer's state, consecutive value heads that share a key head
 // state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]
 
 #ifdef CONVOLVE
@@ -37,8 +38,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
 #if DELTA_NET
 #define KEYS (KEY_HEADS * KEY_WIDTH)
 #define VALUES (VALUE_HEADS * VALUE_WIDTH)
-// Key head of a value head.
-#define KEY_HEAD(head) ((head) / (VALUE_HEADS / KEY_HEADS))
 #endif
 
 #ifdef PREPARE
@@ -90,7 +89,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
     int2 layer) {
     __local float kept[256], given[256];
     int lid = get_local_id(0), lane = lid / 16, column = lid % 16, block = get_group_id(0);
-    int head = block / (VALUE_WIDTH / 16), of_key = KEY_HEAD(head) * KEY_WIDTH;
+    int head = block / (VALUE_WIDTH / 16), of_key = head / layer.y % KEY_HEADS * KEY_WIDTH;
     __global float *own = state + layer.x + CONV_STATE + (size_t)block * (KEY_WIDTH * 16) + lid;
     float s[KEY_WIDTH / 16];
     for (int i = 0; i < KEY_WIDTH / 16; i++) s[i] = own[256 * i];

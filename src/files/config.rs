@@ -226,16 +226,23 @@ impl ModelConfig {
                 ("norm", format!("{:?}", m.norm)),
                 ("hidden_act", format!("{:?}", m.mlp)),
                 (m.arch.epsilon_field(), format!("{:?}", m.norm_eps)),
-                ("rope_theta", format!("{:?}", m.rope.theta)),
+                ("rope_theta", format!("{:?}", m.rope.theta as f32)),
                 ("partial_rotary_factor", m.rope.dim.to_string()),
                 ("layer_types", format!("{:?}", m.layer_kinds)),
                 ("sliding_window", m.sliding_window.to_string()),
                 ("conv_L_cache", m.conv_taps.to_string()),
                 ("linear_num_value_heads", format!("{:?}", m.delta_net)),
-                ("llama_4_scaling_beta", format!("{:?}", m.query_growth)),
+                (
+                    "llama_4_scaling_beta",
+                    format!("{:?}", m.query_growth.map(|g| (g.beta as f32, g.original_context))),
+                ),
                 (
                     "rope_local_base_freq",
-                    if m.sliding_window > 0 { format!("{:?}", m.rope.local_theta) } else { String::new() },
+                    if m.sliding_window > 0 {
+                        format!("{:?}", m.rope.local_theta as f32)
+                    } else {
+                        String::new()
+                    },
                 ),
                 ("embedding_multiplier", format!("{:?}", m.scales.embedding as f32)),
                 ("attention_multiplier", format!("{:?}", m.scales.attention as f32)),

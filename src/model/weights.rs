@@ -199,6 +199,9 @@ pub struct DeltaNet {
     /// Norm of each head's output.
     pub norm: Vec<f32>,
     pub w_out: Matrix<DIM, DELTA_VALUE_DIM>,
+    /// Consecutive value heads that share a key head. The order of value heads is the file's: in groups, each with a
+    /// key head, or, in GGUF files, the first heads of all groups, then the second ones.
+    pub shared_run: usize,
 }
 
 impl Layer {
@@ -351,7 +354,8 @@ fn from_checkpoint(
         tensors.insert(spec.name.clone(), loaded);
     }
     let fingerprint = checkpoint.fingerprint();
-    Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file: checkpoint.path().into() })
+    let (file, from_gguf) = (checkpoint.path().into(), checkpoint.gguf().is_some());
+    Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file, from_gguf })
 }
 
 /// Moves loaded tensors into the typed structs.
@@ -445,6 +449,11 @@ fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
                 decay: take_vector(model, &at(DELTA_DECAY))?,
                 norm: take_vector(model, &at(DELTA_NORM))?,
                 w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
+                shared_run: if model.from_gguf {
+                    1
+                } else {
+                    DELTA_NET.value_heads / DELTA_NET.key_heads.max(1)
+                },
             }),
             _ => Mixer::Attention(take_attention(model, &at)?),
         },

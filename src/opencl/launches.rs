@@ -278,7 +278,7 @@ impl Binder<'_> {
             (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
         let mut bind = |step, buffers: [&Buffer; 4]| {
             let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
-            launch.set_second_ints(&[state_range(layer).start as i32, 0])?;
+            launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
             Ok(launch)
         };
         let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);

@@ -75,6 +75,8 @@ pub struct LayerWeights {
     pub delta_heads: Option<Buffer>,
     /// Norm of a delta net's output: `[value_dim]`
     pub delta_norm: Option<Buffer>,
+    /// Consecutive value heads of a delta net that share a key head; 0 for other layers.
+    pub shared_run: usize,
 }
 
 impl LayerWeights {
@@ -387,6 +389,10 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
         taps: some(to, &mixer.taps)?,
         delta_heads: some(to, &mixer.delta_heads)?,
         delta_norm: some(to, &mixer.delta_norm)?,
+        shared_run: match &l.mixer {
+            Mixer::DeltaNet(w) => w.shared_run,
+            _ => 0,
+        },
     })
 }
 

@@ -162,7 +162,12 @@ fn kinds(weights: &Weights) -> BlockType {
     }
     let head = kind(&weights.head);
     for l in &weights.layers {
-        let attention = [kind(&l.attention().wq), kind(&l.attention().wk), kind(&l.attention().wv), kind(&l.attention().wo)];
+        let attention = [
+            kind(&l.attention().wq),
+            kind(&l.attention().wk),
+            kind(&l.attention().wv),
+            kind(&l.attention().wo),
+        ];
         let rest = [kind(l.gate.as_ref().unwrap()), kind(&l.up), kind(&l.down)];
         assert!(attention.iter().chain(&rest).all(|k| *k == head));
     }

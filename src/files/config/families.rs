@@ -126,6 +126,7 @@ const GPT2_TENSORS: &[(&str, &str)] = &[
     ("model.norm", "ln_f"),
     ("input_layernorm", "ln_1"),
     ("post_attention_layernorm", "ln_2"),
+    ("self_attn.qkv_proj", "attn.c_attn"),
     ("self_attn.o_proj", "attn.c_proj"),
     ("mlp.up_proj", "mlp.c_fc"),
     ("mlp.down_proj", "mlp.c_proj"),
@@ -315,6 +316,11 @@ impl Arch {
             Arch::Olmo3 => Arch::Olmo2.name(),
             arch => arch.name(),
         }
+    }
+
+    /// Translates the engine's name of a tensor, or a part of it, to a checkpoint's.
+    pub fn checkpoint_name(self, name: &str) -> String {
+        self.family().tensor_names.iter().fold(name.into(), |name, (from, to)| name.replace(from, to))
     }
 
     /// The `general.architecture` of a GGUF file.

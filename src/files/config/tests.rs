@@ -15,7 +15,7 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(ModelConfig::parse(&format!("\u{feff}{LLAMA}}}")), Ok(m.clone()));
     assert_eq!((m.kv_heads, m.head_dim, m.tie_embeddings), (4, 16, false));
     assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Unscaled));
-    assert!(!m.qkv_bias && !m.o_bias && !m.qk_norm);
+    assert!(!m.qkv_bias && !m.o_bias && m.qk_norm == QkNorm::None);
     let m = parse(r#", "attention_bias": true, "head_dim": 20"#).unwrap();
     assert!(m.qkv_bias && m.o_bias && m.head_dim == 20);
 }

@@ -19,8 +19,6 @@ const VALUE_WIDTH: usize = DELTA_NET.value_dim;
 /// Blocks of columns of a delta net's state, and of each of its heads.
 const BLOCKS: usize = DELTA_VALUE_DIM / STATE_COLUMNS;
 const HEAD_BLOCKS: usize = if HAS_DELTA_NET { VALUE_WIDTH / STATE_COLUMNS } else { 1 };
-/// Value heads that share a key head.
-const HEADS_PER_KEY: usize = if HAS_DELTA_NET { VALUE_HEADS / KEY_HEADS } else { 1 };
 /// Inputs of a convolution that its state holds.
 const HELD_INPUTS: usize = CONV_TAPS.saturating_sub(1);
 
@@ -81,7 +79,7 @@ impl Scratch {
         pool.run_tiles(&mut self.mix[..n * MIX], MIX, (1, MIX), |mut tile| {
             prepare_factors(isa, &w.decay, tile.row_mut(0));
         });
-        self.update_states(index, seqs, pool, isa);
+        self.update_states(w.shared_run, index, seqs, pool, isa);
         let (mix, core, run_of) = (&self.mix, &self.core, &self.run_of);
         self.mixed.fill_rows(pool, isa, n, |t, row| {
             let span = seqs.read_run(run_of[t] as usize).span;
@@ -138,14 +136,15 @@ impl Scratch {
     }
 
     /// Updates the states of delta nets and writes their outputs to `core`: `[block][token][16]` of each run.
-    fn update_states(&mut self, index: usize, seqs: &PassRuns<'_>, pool: &Pool, isa: Isa) {
+    /// A key head serves `shared_run` value heads, then the next one, and so on round.
+    fn update_states(&mut self, shared_run: usize, index: usize, seqs: &PassRuns<'_>, pool: &Pool, isa: Isa) {
         let (mix, conv, core, run_of) = (&self.mix, &self.conv, &mut self.core, &self.run_of);
         let update = |state: &mut [f32], block: usize, tokens: Range<usize>, core: &mut [f32]| {
             let head = block / HEAD_BLOCKS;
             let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
             for (t, out) in tokens.zip(outs) {
                 let (factors, row) = (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
-                let of_key = head / HEADS_PER_KEY * KEY_WIDTH;
+                let of_key = head / shared_run % KEY_HEADS.max(1) * KEY_WIDTH;
                 let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
                 let update = DeltaUpdate {
                     query: &row[of_key..][..KEY_WIDTH],

@@ -206,15 +206,12 @@ fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
     }
     let whole = |name: String| CheckpointPlace { name, first: 0, of: rows, order: RowOrder::Unchanged };
     let family = ARCH.family();
-    let rename = |name: &str| {
-        family.tensor_names.iter().fold(name.to_string(), |name, (from, to)| name.replace(from, to))
-    };
     // Fused tensors: the rows of q, k and v one after another, and of gate and up.
-    let qkv = |at: &str, name: &str| {
+    let qkv = || {
         let first = [("q_proj", 0), ("k_proj", Q_DIM), ("v_proj", Q_DIM + KV_DIM)];
         let (part, first) = first.into_iter().find(|(part, _)| name.contains(part))?;
         Some(CheckpointPlace {
-            name: name.replace(&format!("self_attn.{part}"), at),
+            name: ARCH.checkpoint_name(&name.replace(part, "qkv_proj")),
             first,
             of: Q_DIM + 2 * KV_DIM,
             order: RowOrder::Unchanged,
@@ -227,13 +224,10 @@ fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
                 Some(CheckpointPlace { name: fused, first, of: 2 * FFN_DIM, order: RowOrder::Unchanged })
             };
             let halves = [("gate_proj", 0), ("up_proj", FFN_DIM)];
-            let found = qkv("self_attn.qkv_proj", name).or_else(|| halves.into_iter().find_map(gate_up));
+            let found = qkv().or_else(|| halves.into_iter().find_map(gate_up));
             found.unwrap_or_else(|| whole(name.into()))
         }
-        Arch::Gpt2 => {
-            let renamed = rename(name);
-            qkv("attn.c_attn", &renamed).unwrap_or_else(|| whole(renamed))
-        }
+        Arch::Gpt2 => qkv().unwrap_or_else(|| whole(ARCH.checkpoint_name(name))),
         // Each head's rows of q, then those of its gate.
         Arch::Qwen35 if name.ends_with("self_attn.q_proj.weight") || name.ends_with(ATTENTION_GATE_NAME) => {
             let part = usize::from(name.ends_with(ATTENTION_GATE_NAME));
@@ -249,7 +243,7 @@ fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
             } else {
                 RowOrder::Unchanged
             };
-            CheckpointPlace { order, ..whole(rename(name)) }
+            CheckpointPlace { order, ..whole(ARCH.checkpoint_name(name)) }
         }
     }
 }
