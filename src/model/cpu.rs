@@ -129,9 +129,20 @@ impl CpuDevice {
                     }
                     s.project_attention(w, pool, isa, n); // attention's output, added to the residual
                 }
-                Mixer::ShortConv(w) => s.mix_by_convolution(w, index, &seqs, pool, (isa, n)), // c * conv(b * x)
-                Mixer::DeltaNet(w) if HAS_DELTA_NET => s.mix_by_delta_net(w, index, &seqs, pool, (isa, n)),
-                Mixer::DeltaNet(_) => {}
+                Mixer::ShortConv(w) => {
+                    s.compute_conv_inputs(w, pool, isa, n); // gates b and c, and x
+                    steps.end_step("qkv", index);
+                    s.mix_by_convolution(w, index, &seqs, pool, (isa, n)); // c * conv(b * x)
+                    steps.end_step("mix", index);
+                    s.project_mixed(&w.w_out, pool, isa, n);
+                }
+                Mixer::DeltaNet(w) => {
+                    s.compute_delta_inputs(w, pool, isa, n); // queries, keys, values, gates, decays
+                    steps.end_step("qkv", index);
+                    s.mix_by_delta_net(w, index, &seqs, pool, (isa, n)); // each token updates the state and reads it
+                    steps.end_step("mix", index);
+                    s.project_mixed(&w.w_out, pool, isa, n);
+                }
             }
             s.post_norm(&layer.attn_post_norm, pool, isa, n);
             steps.end_step("out", index);

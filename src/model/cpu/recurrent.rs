@@ -4,7 +4,7 @@
 use super::runs::PassRuns;
 use super::steps::{ProjectionPart, Scratch, add_projection, task_cols};
 use crate::dims::*;
-use crate::weights::{DeltaNet, ShortConv};
+use crate::weights::{DeltaNet, Matrix, ShortConv};
 use numeric::pool::Pool;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::recurrent::{DeltaUpdate, STATE_COLUMNS, convolve, delta_step, sigmoid, softplus};
@@ -26,7 +26,16 @@ const HELD_INPUTS: usize = CONV_TAPS.saturating_sub(1);
 const TASK_CHANNELS: usize = 256;
 
 impl Scratch {
-    /// Mixes the tokens by a gated short convolution, `c * conv(b * x)`, and adds its projection to the residual.
+    /// Projects the normed residual to the inputs of a gated short convolution.
+    pub(super) fn compute_conv_inputs(&mut self, w: &ShortConv, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.as_input(isa, n);
+        let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
+        pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
+            ProjectionPart { start: 0, w: &w.w_in, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
+        });
+    }
+
+    /// Mixes the tokens by a gated short convolution: `c * conv(b * x)`.
     pub(super) fn mix_by_convolution(
         &mut self,
         w: &ShortConv,
@@ -35,11 +44,6 @@ impl Scratch {
         pool: &Pool,
         (isa, n): (Isa, usize),
     ) {
-        let x = self.h.as_input(isa, n);
-        let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
-        pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
-            ProjectionPart { start: 0, w: &w.w_in, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-        });
         pool.run_tiles(&mut self.mix[..n * MIX], MIX, (1, MIX), |mut tile| {
             let (b, rest) = tile.row_mut(0).split_at_mut(DIM);
             b.iter_mut().zip(&rest[DIM..]).for_each(|(b, x)| *b *= x);
@@ -51,11 +55,22 @@ impl Scratch {
             let conv = &conv[t * CONV_CHANNELS..][..DIM];
             row.iter_mut().zip(gate).zip(conv).for_each(|((y, c), conv)| *y = c * conv);
         });
-        let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        add_projection(to, (&w.w_out, &[]), self.mixed.as_input(isa, n), pool, isa);
     }
 
-    /// Mixes the tokens by a gated delta net and adds its projection to the residual.
+    /// Projects the normed residual to the inputs of a gated delta net.
+    pub(super) fn compute_delta_inputs(&mut self, w: &DeltaNet, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.as_input(isa, n);
+        let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
+        pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
+            ProjectionPart { start: 0, w: &w.qkv, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
+            ProjectionPart { start: MIX_GATE_AT, w: &w.z, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
+            ProjectionPart { start: MIX_BETA_AT, w: &w.b, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
+            let decays = ProjectionPart { start: MIX_DECAY_AT, w: &w.a, bias: &w.bias };
+            decays.project(isa, x, &mut tile, 0..MIX);
+        });
+    }
+
+    /// Mixes the tokens by a gated delta net.
     pub(super) fn mix_by_delta_net(
         &mut self,
         w: &DeltaNet,
@@ -64,14 +79,6 @@ impl Scratch {
         pool: &Pool,
         (isa, n): (Isa, usize),
     ) {
-        let x = self.h.as_input(isa, n);
-        let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
-        pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
-            ProjectionPart { start: 0, w: &w.qkv, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-            ProjectionPart { start: MIX_GATE_AT, w: &w.z, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-            ProjectionPart { start: MIX_BETA_AT, w: &w.b, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-            ProjectionPart { start: MIX_DECAY_AT, w: &w.a, bias: &w.bias }.project(isa, x, &mut tile, 0..MIX);
-        });
         self.convolve_runs(&w.taps, index, seqs, pool, isa);
         pool.run_tiles(&mut self.conv[..n * CONV_CHANNELS], CONV_CHANNELS, (1, CONV_CHANNELS), |mut tile| {
             prepare_heads(isa, tile.row_mut(0));
@@ -85,7 +92,7 @@ impl Scratch {
             let span = seqs.read_run(run_of[t] as usize).span;
             row.copy_from_slice(&mix[t * MIX + MIX_GATE_AT..][..DELTA_VALUE_DIM]);
             let core = &core[span.first * DELTA_VALUE_DIM..];
-            for (head, gate) in row.chunks_exact_mut(VALUE_WIDTH).enumerate() {
+            for (head, gate) in row.chunks_exact_mut(VALUE_WIDTH.max(1)).enumerate() {
                 let (mut out, mut normed) = ([0.0; VALUE_WIDTH], [0.0; VALUE_WIDTH]);
                 for (i, out) in out.chunks_exact_mut(STATE_COLUMNS).enumerate() {
                     let block = head * HEAD_BLOCKS + i;
@@ -96,8 +103,18 @@ impl Scratch {
                 ops::silu_mul(isa, gate, &normed);
             }
         });
+    }
+
+    /// Adds the projection of a recurrent layer's output to the residual.
+    pub(super) fn project_mixed<const COLS: usize>(
+        &mut self,
+        w: &Matrix<DIM, COLS>,
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        add_projection(to, (&w.w_out, &[]), self.mixed.as_input(isa, n), pool, isa);
+        add_projection(to, (w, &[]), self.mixed.as_input(isa, n), pool, isa);
     }
 
     /// Convolves the first [`CONV_CHANNELS`] columns of `mix` into `conv`, and keeps the last inputs in the states.

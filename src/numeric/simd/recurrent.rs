@@ -90,11 +90,9 @@ pub fn delta_step(isa: Isa, state: &mut [f32], update: DeltaUpdate<'_>, out: &mu
         let DeltaUpdate { query, key, value, decay, beta } = update;
         let decay = L::splat(decay);
         let mut sums = [L::splat(0.0); 16];
-        for (rows, key) in state.chunks_exact_mut(256).zip(key.chunks_exact(16)) {
+        for (rows, key) in state.chunks_exact(256).zip(key.chunks_exact(16)) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                let row = rows.as_mut_ptr().add(16 * i);
-                let decayed = L::load(row).mul(decay);
-                decayed.store(row);
+                let decayed = L::load(rows.as_ptr().add(16 * i)).mul(decay);
                 *sum = decayed.fma(L::splat(key[i]), *sum);
             }
         }
@@ -105,7 +103,7 @@ pub fn delta_step(isa: Isa, state: &mut [f32], update: DeltaUpdate<'_>, out: &mu
         {
             for (i, sum) in sums.iter_mut().enumerate() {
                 let row = rows.as_mut_ptr().add(16 * i);
-                let changed = L::splat(key[i]).fma(change, L::load(row));
+                let changed = L::splat(key[i]).fma(change, L::load(row).mul(decay));
                 changed.store(row);
                 *sum = changed.fma(L::splat(query[i]), *sum);
             }
