@@ -15,7 +15,7 @@ pub(crate) use pass::SmallList;
 pub use pass::{Stage, forward};
 pub use sequence::{PastEviction, Sequence};
 
-use crate::dims::{VOCAB, attention_layers};
+use crate::dims::{STATE, VOCAB, attention_layers};
 use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
@@ -31,6 +31,9 @@ use text::sampler::{Rng, SamplerOptions, all_finite};
 
 /// Rows of logits in memory at once when every token's are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const LOGITS_ROWS: usize = 64;
+
+/// Tokens of a prompt from which on its last one is worth a pass of its own: see [`Session::stage_prompt`].
+const LAST_TOKEN_APART: usize = 64;
 
 /// Prompt tokens whose logits a server computes at once.
 pub(crate) const PROMPT_LOGITS_ROWS: usize = 16;
@@ -235,6 +238,10 @@ impl Session {
     pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
         self.place_tokens(TokenKind::PromptPart)?;
         let n = self.make_room(tokens.len(), AppendKind::Prompt(left))?;
+        // The last token in a pass of its own, so that another answer to the prompt begins at a checkpoint before it.
+        let apart = STATE > 0 && n == left && left > LAST_TOKEN_APART;
+        let n = n - usize::from(apart);
+        self.pending.saves_state = apart;
         self.pending.tokens.clear();
         self.pending.tokens.extend_from_slice(&tokens[..n]);
         self.pending.known = self.tokens.len() + left;
@@ -245,7 +252,10 @@ impl Session {
     /// Ends a prompt that is computed completely.
     pub fn end_prompt(&mut self) -> Result<()> {
         self.evict_after_prompt()?;
-        self.device_cache.save_checkpoint()?;
+        let last = self.tokens.len().saturating_sub(1);
+        if self.device_cache.known_states(last).next() != Some(last) {
+            self.device_cache.save_checkpoint()?;
+        }
         self.check_logits()
     }
 
@@ -352,15 +362,12 @@ impl Session {
         }
         let is_prompt = matches!(pending.logits, LogitsWanted::Nothing);
         pending.tokens.clear();
-        if is_prompt {
-            self.checkpoint_if_far();
-        }
-    }
-
-    /// Saves a checkpoint of the recurrent state if the last one is some way back. A device that cannot read it is lost,
-    /// as the next pass finds out.
-    fn checkpoint_if_far(&mut self) {
-        let _ = self.device_cache.save_checkpoint_if_far();
+        // A device that cannot read its state is lost, as the next pass finds out.
+        let _ = match (is_prompt, std::mem::take(&mut pending.saves_state)) {
+            (_, true) => self.device_cache.save_checkpoint(),
+            (true, _) => self.device_cache.save_checkpoint_if_far(),
+            _ => Ok(()),
+        };
     }
 
     /// Computes the staged tokens, if there are any; on the CPU if the device is lost.
@@ -392,7 +399,7 @@ impl Session {
         })?;
         self.device_cache.end_run();
         self.tokens.extend_from_slice(tokens);
-        self.checkpoint_if_far();
+        let _ = self.device_cache.save_checkpoint_if_far();
         Ok(())
     }
 
