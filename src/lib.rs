@@ -12,6 +12,18 @@
 //! # Ok::<(), antigravity::Error>(())
 //! ```
 //!
+//! To use it from another package, write into its `Cargo.toml` and `.cargo/config.toml`:
+//!
+//! ```toml
+//! [dependencies]
+//! antigravity = { path = "../antigravity", default-features = false }
+//! ```
+//!
+//! ```toml
+//! [env]
+//! ANTIGRAVITY_MODEL = { value = "models/mine", relative = true } # the model to compile in
+//! ```
+//!
 //! # The parts
 //!
 //! A part uses only parts below it.

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -48,7 +49,7 @@ class Server:
         return int(float(page.split("vllm:num_requests_running{")[1].splitlines()[0].split()[-1]))
 
 
-HOSTILE = """<img src=x onerror="window.hit=1"><script>window.hit=1</script>
+HOSTILE = r"""<img src=x onerror="window.hit=1"><script>window.hit=1</script>
 
 # A <b>title</b>
 
@@ -65,7 +66,61 @@ HOSTILE = """<img src=x onerror="window.hit=1"><script>window.hit=1</script>
 | <u>1</u> | 2 |
 
 > said *so* and 2*3*4
+>> twice
 """
+
+LINKS = r"""[good](https://example.com/a_(b)?q=1 "t"), [*also*](http://example.com/x), <https://example.com/y>, and
+https://example.com/z_z_z (see https://example.com/end). `https://example.com/code`
+[bad](javascript:window.hit=1) [bad](JavaScript:window.hit=1) [bad](java	script:window.hit=1) [bad](data:text/html,<script>)
+[bad](//example.com) [bad](vbscript:x) [bad](file:///etc/passwd) [bad](https://bank.example@evil.example/) [bad](blob:x)
+![picture](https://example.com/i.png) [x](https://example.com/"onclick="window.hit=1") [open](https://example.com
+"""
+
+EMPHASIS = r"""***both** one* and **strong *inner* strong** and ~~gone~~, snake_case_name, __init__.py, 2 * 3 * 4, **open, \*not\*
+
+- [ ] to do
+- [x] **done**
+  1. inside
+     - deeper
+
+| left | right | code |
+|:---|---:|:-:|
+| a \| b | 1 | `c` |
+| short |
+| too | many | cells | here |
+
+not | a table
+| --- |
+
+a | b
+---|---
+1 | 2
+"""
+
+CODE = """```python
+# a comment, "quoted"
+def f(x="text # no comment", y=12.5):
+    return None
+```
+
+```rust
+fn f<'a>(x: &'a str) -> char { 'x' } // comment
+```
+
+```html
+<script>window.hit=1</script> <!-- <b> -->
+```
+
+```
+def plain
+```
+"""
+
+# Each would take minutes if the time grew with the square of the length.
+LONG = {"stars": "*a " * 30000, "brackets": "[" * 50000, "links": "[a](" * 20000, "ticks": "`a`` " * 20000, "quotes": "> " * 3000,
+        "lists": "".join(" " * 2 * i + "- a\n" for i in range(300)), "nested": "**a " * 9000 + "a** " * 9000,
+        "columns": "|" * 40001 + "\n" + "|-" * 40000 + "|\n" + "|\n" * 5000, "fences": "`" * 70000 + "\n",
+        "rules": "- " * 30000 + "x", "strings": "```js\n" + "'\"`/*" * 9000, "urls": "https://" + "a.)" * 20000, "underscores": "_" * 50000}
 
 
 class Stand(http.server.BaseHTTPRequestHandler):
@@ -73,6 +128,7 @@ class Stand(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     page, deltas, refusal, cut, pause, asked = b"", [], None, None, 0.0, []
+    reason, continues = "stop", True
 
     def log_message(self, *args):
         pass
@@ -88,20 +144,29 @@ class Stand(http.server.BaseHTTPRequestHandler):
         if self.path == "/":
             self.send(200, "text/html; charset=utf-8", Stand.page)
         else:
-            self.send(200, "application/json", json.dumps({"data": [{"id": "stand-in"}]}).encode())
+            self.send(200, "application/json", json.dumps({"data": [{"id": "stand-in.GGUF", "context_length": 2000}]}).encode())
 
     def do_POST(self):
         Stand.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         if Stand.refusal:
             status, message = Stand.refusal
             return self.send(status, "application/json", json.dumps({"error": {"message": message}}).encode())
+        request = Stand.asked[-1]
+        deltas, begun = Stand.deltas, ""
+        if request.get("continue_final_message"):
+            if not Stand.continues:
+                return self.send(400, "application/json", b'{"error": {"message": "cannot be continued"}}')
+            begun = request["messages"][-1]["content"]
+            while begun and deltas and begun.startswith(deltas[0].get("content", "")):
+                begun, deltas = begun[len(deltas[0].get("content", "")):], deltas[1:]
+            assert not begun, begun
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
-        parts = [{"choices": [{"delta": delta}]} for delta in Stand.deltas]
-        parts.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        parts.append({"choices": [], "usage": {"completion_tokens": len(Stand.deltas)}})
+        parts = [{"choices": [{"delta": delta}]} for delta in deltas]
+        parts.append({"choices": [{"delta": {}, "finish_reason": Stand.reason}]})
+        parts.append({"choices": [], "usage": {"prompt_tokens": 1000, "completion_tokens": len(deltas)}})
         for i, part in enumerate(parts):
             if Stand.cut == i:
                 Stand.cut = None
@@ -186,6 +251,10 @@ class Browser:
         self.run("localStorage.clear()")
         self.open(address)
 
+    def stored(self):
+        """The messages of the conversation, as they are kept."""
+        return self.run("return JSON.parse(localStorage['chat:' + chat.id]).messages")
+
     def picture(self, name):
         if FOLDER:
             with open(os.path.join(FOLDER, name + ".png"), "wb") as file:
@@ -255,19 +324,121 @@ def what_a_model_writes_is_text(b, _server, stand):
     inside = "document.querySelectorAll('article.assistant {}').length"
     assert b.run("return " + inside.format(":is(img, script, b, i, u)")) == 0
     for what, count in [("h3", 1), ("ol > li", 2), ("ol > li ul > li strong", 1), ("li code", 1), (".text pre", 1), ("td", 2),
-                        ("blockquote em", 1), (".calls pre", 1)]:
+                        ("blockquote em", 1), ("blockquote blockquote", 1), (".calls pre", 1)]:
         assert b.run("return " + inside.format(what)) == count, what
     assert b.text("article.assistant h3") == ["A <b>title</b>"] and "2*3*4" in b.text("blockquote")[0]
     assert b.run("return [...document.querySelectorAll('ol > li')].map(l => l.value)") == [1, 2]
     assert not b.run("return document.querySelector('details').open"), "thoughts are folded"
     assert "Calls look" in b.text(".calls")[0]
     foot = b.text("article.assistant .foot")[0]
-    assert f"{len(Stand.deltas)} tokens, " in foot and " tokens/s, the first after " in foot, foot
+    assert f"{len(Stand.deltas)} tokens · " in foot and foot.endswith(" tokens/s"), foot
     b.picture("hostile")
     b.run("document.querySelector('details').open = true")
     assert "Hm <b>.</b>" in b.text("details")[0]
     b.run("show()")
     assert b.run("return document.querySelector('details').open"), "what was unfolded stays so"
+
+
+def links_lead_only_to_the_web(b, _server, stand):
+    b.fresh(stand)
+    Stand.deltas = [{"content": LINKS}]
+    b.ask("links")
+    b.answered()
+    links = b.run("return [...document.querySelectorAll('article a')].map(a => [a.textContent, a.getAttribute('href'), a.rel, a.target, a.title])")
+    at = "https://example.com/"
+    assert [link[:2] for link in links] == [
+        ["good", at + "a_(b)?q=1"], ["also", "http://example.com/x"], [at + "y"] * 2, [at + "z_z_z"] * 2, [at + "end"] * 2,
+        ["picture", at + "i.png"], ["x", at + "%22onclick=%22window.hit=1%22"], [at[:-1], at]], links
+    for _, href, rel, target, title in links:
+        assert href.startswith(("http://example.com", at)) and rel == "noopener noreferrer" and (target, title) == ("_blank", href), links
+    text = b.text("article.assistant > .text")[0]
+    assert "(javascript:window.hit=1)" in text and "https://bank.example@evil.example/" in text and "end)." in text, text
+    assert b.run("return [...document.querySelectorAll('article a em')].length") == 1 and b.run("return window.hit ?? 0") == 0
+    b.picture("links")
+
+
+def markdown_is_what_people_know(b, _server, stand):
+    b.fresh(stand)
+    Stand.deltas = [{"content": EMPHASIS[i:i + 5]} for i in range(0, len(EMPHASIS), 5)]
+    b.ask("markdown")
+    b.answered()
+    of = lambda what: b.run("return [...document.querySelectorAll('article.assistant > .text ' + arguments[0])].map(n => n.textContent)", what)
+    assert of("em") == ["both one", "inner"] and of("strong") == ["both", "strong inner strong", "done"] and of("del") == ["gone"], (of("em"), of("strong"))
+    for literal in ["snake_case_name", "__init__.py", "2 * 3 * 4", "**open", "*not*"]:
+        assert literal in of("p")[0], (literal, of("p"))
+    assert of(".task") == [" to do".strip(), "doneinsidedeeper"] and of("li li li") == ["deeper"], of("li")
+    assert b.run("return [...document.querySelectorAll('.task > input')].map(n => [n.checked, n.disabled, n.ariaLabel])") == [
+        [False, True, "Not done"], [True, True, "Done"]]
+    assert of("th") == ["left", "right", "code", "a", "b"] and of("td") == ["a | b", "1", "c", "short", "too", "many", "cells", "1", "2"], of("td")
+    assert b.run("return [...document.querySelectorAll('tr:nth-child(2) > td')].map(n => n.style.textAlign)")[:3] == ["", "right", "center"]
+    assert any("not | a table" in p for p in of("p"))
+    b.picture("markdown")
+    for name, text in LONG.items():
+        took = b.run("const began = performance.now(); render(arguments[0]); return performance.now() - began", text)
+        assert took < 4000, (name, took)
+
+
+def code_has_colours_and_is_copied(b, _server, stand):
+    b.fresh(stand)
+    Stand.deltas = [{"content": "As *this*:\n\n" + CODE}]
+    b.ask("code")
+    b.answered()
+    of = lambda kind: b.run("return [...document.querySelectorAll('pre .' + arguments[0])].map(n => n.textContent)", kind)
+    assert of("c") == ['# a comment, "quoted"', "// comment", "<!-- <b> -->"], of("c")
+    assert of("s") == ['"text # no comment"', "'x'"] and of("n") == ["12.5", "1"], (of("s"), of("n"))
+    assert of("k") == ["def", "return", "None", "fn", "str", "char", "<script", ">", "</script", ">"], of("k")
+    assert b.run("return document.querySelectorAll('pre')[3].textContent") == "def plain" and b.run("return window.hit ?? 0") == 0
+    for scheme in ["light", "dark"]:
+        b.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        for where in ["pre .c", "pre .s", "pre .n", "pre .k"]:
+            assert contrast(b, where) >= 4.5, (scheme, where, contrast(b, where))
+        b.picture("code-" + scheme)
+    b.devtools("Emulation.setEmulatedMedia", features=[])
+    b.run("navigator.clipboard.writeText = async text => { window.copied = text }")
+    b.run("document.querySelector('[aria-label=\"Copy this code\"]').click()")
+    b.until("window.copied?.startsWith('# a comment') && document.querySelector('#status').textContent === 'Copied'")
+    b.press("Copy")
+    assert b.until("window.copied.startsWith('As') && window.copied") == Stand.deltas[0]["content"]
+    b.until("[...document.querySelectorAll('article button')].some(b => b.textContent === 'Copied')")
+
+
+def a_new_conversation_has_something_to_try(b, _server, stand):
+    b.fresh(stand)
+    Stand.deltas = [{"content": "fine"}]
+    b.until("document.querySelector('.hello h2')?.textContent === 'stand-in'")
+    assert b.text("#model") == ["stand-in"] and b.text("#gauge") == ["0 of 2,000\ntokens"], b.text("#gauge")
+    b.picture("new")
+    tries = b.text(".hello button")
+    assert len(tries) == 3
+    b.press(tries[1])
+    assert b.answered() == "fine" and b.text("article.user > .text") == [tries[1]]
+    assert b.text("#gauge") == ["1,001 of 2,000\ntokens"], b.text("#gauge")
+
+
+def enter_makes_a_line_on_a_phone(b, _server, stand):
+    Stand.deltas = [{"content": "fine"}]
+    b.devtools("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+    b.devtools("Emulation.setTouchEmulationEnabled", enabled=True)
+    b.fresh(stand)
+    assert b.run("return matchMedia('(hover: none) and (pointer: coarse)').matches"), "it is no phone"
+    b.ask("one")
+    b.type("two")
+    assert b.run("return [document.querySelector('#input').value, document.querySelector('#input').enterKeyHint]") == ["one\ntwo", "enter"]
+    assert not b.text("article")
+    b.picture("phone-two-lines")
+    b.press("Send")
+    assert b.answered() == "fine" and b.text("article.user > .text") == ["one\ntwo"]
+    b.run("pick()")
+    b.click("#menu")
+    b.picture("phone-list")
+    seen = "return [...document.querySelectorAll('#list button')].map(n => getComputedStyle(n).opacity)"
+    assert set(b.run(seen)) == {"1"}, "a finger can hit what it does not see"
+    b.devtools("Emulation.setTouchEmulationEnabled", enabled=False)
+    b.devtools("Emulation.clearDeviceMetricsOverride")
+    b.open(stand)
+    b.ask("again")
+    b.answered()
+    assert b.text("article.user > .text") == ["one\ntwo", "again"]
 
 
 def a_lost_connection_is_survived(b, _server, stand):
@@ -278,7 +449,9 @@ def a_lost_connection_is_survived(b, _server, stand):
     b.until("document.querySelector('article.assistant .foot')?.innerText.includes('Trying again')")
     b.picture("lost")
     assert b.answered().strip() == "".join(words).strip()
-    assert len(Stand.asked) == 2 and Stand.asked[0] == Stand.asked[1] and Stand.asked[0]["seed"] >= 0
+    first, second = Stand.asked
+    assert first["seed"] == second["seed"] >= 0 and "continue_final_message" not in first and second["continue_final_message"]
+    assert second["messages"] == first["messages"] + [{"role": "assistant", "content": "".join(words[:12])}]
     # The whole network is gone, and the user has enough.
     b.devtools("Network.enable")
     b.devtools("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1)
@@ -289,15 +462,94 @@ def a_lost_connection_is_survived(b, _server, stand):
     b.devtools("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
     b.press("Regenerate")
     assert b.answered().strip() == "".join(words).strip()
-    # The page is closed in the middle of an answer.
-    Stand.pause = 0.2
-    b.ask("More.")
-    b.until("document.querySelectorAll('article').length === 6")
+
+
+def an_answer_goes_on_after_a_reload(b, server, _stand):
+    for sampled in [{"temperature": "0"}, {"temperature": "0.9", "seed": "7"}]:
+        wanted = {**sampled, "max_tokens": "700"}
+        b.fresh(server.address)
+        b.run("localStorage.setItem('settings', JSON.stringify(arguments[0]))", wanted)
+        b.open(server.address)
+        b.ask("Tell me a story of a dog.")
+        b.answered()
+        whole, [foot], gauge = b.stored(), b.text("article.assistant .foot"), b.text("#gauge")
+        assert "700 tokens · " in foot, foot
+        b.press("Regenerate")
+        for length in [60, 250]:
+            b.until("chat.messages[1].content.length > arguments[0]", length)
+            b.open(server.address)
+            assert len(b.run("return chat.messages[1].content")) < len(whole[1]["content"]), "it was over before the reload"
+        b.answered()
+        assert b.stored()[1]["content"] == whole[1]["content"], (b.stored(), whole)
+        assert len(b.text("article")) == 2 and "700 tokens · " in b.text("article.assistant .foot")[0], b.text("article.assistant .foot")
+        assert b.text("#gauge") == gauge
+
+
+def what_is_unfinished_is_asked_for_once(b, _server, stand):
+    words = [f"word{i} " for i in range(40)]
+    Stand.deltas, Stand.pause, Stand.asked = [{"reasoning_content": "Hm."}] + [{"content": w} for w in words], 0.05, []
+    b.fresh(stand)
+    b.ask("Go on.")
+    b.until("chat.messages[1]?.content.length > 30")
+    # Another window shows it, and leaves it to the first.
+    b.until("(localStorage['chat:' + chat.id] ?? '').includes('word0')")
+    first = b.call("/window")
+    second = b.call("/window/new", {"type": "tab"})["handle"]
+    b.call("/window", {"handle": second})
     b.open(stand)
-    assert "was closed" in b.text(".error:not([hidden])")[0]
+    assert b.text("article.assistant > .text")[0].startswith("word0") and "not finished" in b.text("article.assistant .foot")[0]
+    b.until("!document.querySelector('article.assistant .foot').innerText.includes('not finished')")
+    assert len(Stand.asked) == 1 and b.answered().endswith("word39")
+    b.call("/window", method="DELETE")
+    b.call("/window", {"handle": first})
+    # A template that cannot continue: the whole answer comes again, and takes the place of what there was.
+    Stand.continues = False
+    b.press("Regenerate")
+    b.until("chat.messages[1].content.length > 60")
+    b.open(stand)
+    assert b.answered() == "".join(words).strip() and b.stored()[1]["thoughts"] == "Hm."
+    assert Stand.asked[2]["messages"][-1]["reasoning_content"] == "Hm."
+    assert [r.get("continue_final_message") for r in Stand.asked[2:]] == [True, None] and Stand.asked[-1]["seed"] == Stand.asked[1]["seed"]
+    # What was closed before the first word is asked again.
+    Stand.continues, Stand.pause = True, 0.3
+    b.press("Regenerate")
+    b.until("chat.messages[1].thoughts === 'Hm.'")
+    b.open(stand)
     Stand.pause = 0.0
-    b.press("Try again")
-    assert b.answered().strip() == "".join(words).strip()
+    assert b.answered() == "".join(words).strip() and b.stored()[1]["thoughts"] == "Hm."
+
+
+def an_answer_cut_off_is_continued(b, server, stand):
+    def with_most(tokens):
+        b.run("settings.max_tokens = arguments[0]", str(tokens))
+    b.fresh(server.address)
+    b.run("settings.temperature = '0'")
+    assert b.text("#gauge") == ["0 of 4,096\ntokens"]
+    with_most(24)
+    b.ask("Tell me of a dog.")
+    b.answered()
+    whole, gauge = b.stored()[1]["content"], b.text("#gauge")
+    assert "Continue" in b.text("article.assistant .foot")[0]
+    used = int(gauge[0].split()[0])
+    assert 30 < used < 60 and b.run("return document.querySelector('meter').value") == used
+    with_most(12)
+    b.press("Regenerate")
+    b.answered()
+    assert "cut off at the maximum number of tokens · 12 tokens" in b.text("article.assistant .foot")[0], b.text(".foot")
+    b.press("Continue")
+    b.answered()
+    assert b.stored()[1]["content"] == whole and "24 tokens" in b.text("article.assistant .foot")[0], (b.stored(), whole)
+    assert b.text("#gauge") == gauge
+    b.picture("continue")
+    # One that was stopped goes on too.
+    b.fresh(stand)
+    Stand.deltas, Stand.pause, Stand.asked = [{"content": f"word{i} "} for i in range(40)], 0.03, []
+    b.ask("Go on.")
+    b.until("chat.messages[1]?.content.length > 30")
+    b.press("Stop")
+    b.answered()
+    b.press("Continue")
+    assert b.answered().split() == [f"word{i}" for i in range(40)] and "stopped" not in b.text("article.assistant .foot")[0]
 
 
 def errors_are_said_in_words(b, _server, stand):
@@ -346,6 +598,104 @@ def conversations_are_kept_apart(b, _server, stand):
     assert sorted(b.run("return " + titles)) == ["first", "second"]
 
 
+TITLES = "[...document.querySelectorAll('#list li button:first-child')].map(n => n.innerText)"
+
+
+def conversations_are_renamed_and_found(b, _server, stand):
+    b.fresh(stand)
+    for question, answer in [("Of dogs", "Bones."), ("Of cats", "<b>Milk</b>.")]:
+        Stand.deltas = [{"content": answer}]
+        b.ask(question)
+        b.answered()
+        b.press("New conversation")
+    b.press("Of dogs")
+    b.run("""document.querySelector('[aria-label="Rename Of dogs"]').click()""")
+    b.picture("rename")
+    b.type("\ue009a\ue000<i>Pets</i>\ue007", "#list input")
+    assert b.run("return " + TITLES)[-1] == "<i>Pets</i>" and b.text("#title") == ["<i>Pets</i>"]
+    b.run("""document.querySelector('[aria-label="Rename <i>Pets</i>"]').click()""")
+    b.type("no\ue00c", "#list input")  # Escape
+    assert "<i>Pets</i>" in b.run("return " + TITLES)
+    b.type("milk", "#search")
+    assert b.run("return " + TITLES) == ["Of cats"] and b.text("#status") == ["1 conversation"]
+    b.type("no such", "#search")
+    assert b.text("#list") == ["Nothing found"]
+    b.open(stand)
+    assert sorted(b.run("return " + TITLES)) == ["<i>Pets</i>", "Of cats"]
+
+
+def imported(b, folder, text, name="file.json"):
+    path = os.path.join(folder, name)
+    with open(path, "wb") as file:
+        file.write(text if isinstance(text, bytes) else text.encode())
+    b.run("notice()")
+    b.type(path, "#file")
+    return b.until("!document.querySelector('#notice').hidden && document.querySelector('#notice span').textContent")
+
+
+def conversations_move_by_files(b, _server, stand):
+    with tempfile.TemporaryDirectory() as folder:
+        b.devtools("Browser.setDownloadBehavior", behavior="allow", downloadPath=folder)
+        b.fresh(stand)
+        Stand.deltas = [{"reasoning_content": "Hm."}, {"content": HOSTILE},
+                        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]}]
+        b.ask("Of dogs")
+        b.answered()
+        b.press("Export")
+        path, end = os.path.join(folder, "conversations.json"), time.monotonic() + PATIENCE
+        while not os.path.exists(path):
+            assert time.monotonic() < end, "no file comes"
+            time.sleep(0.02)
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        [conversation] = json.loads(text)["conversations"]
+        assert conversation["title"] == "Of dogs" and [m["role"] for m in conversation["messages"]] == ["user", "assistant"]
+        assert conversation["messages"][1]["content"] == HOSTILE and conversation["messages"][1]["reasoning_content"] == "Hm."
+        assert imported(b, folder, text) == "0 new conversations imported.", "it is there already"
+        b.fresh(stand)
+        assert imported(b, folder, text) == "1 new conversation imported."
+        b.press("Of dogs")
+        assert b.stored()[1]["content"] == HOSTILE and b.run("return window.hit ?? 0") == 0 and "Calls look" in b.text(".calls")[0]
+        # The same name with other words is another conversation.
+        conversation["messages"][0]["content"] = "Of cats"
+        conversation["title"] = "<img src=x onerror=window.hit=1>"
+        assert imported(b, folder, json.dumps([conversation])) == "1 new conversation imported."
+        before = b.run("return JSON.stringify(localStorage)")
+        good = {"role": "user", "content": "a"}
+        of = lambda **fields: json.dumps({"conversations": [{"messages": [good]}, {"messages": [{**good, **fields}]}]})
+        place = "conversations[1].messages[0]."
+        for hostile, why in [
+            ("", "it is not JSON"), ("{", "it is not JSON"), (b"\xff\xfe\x00", "it is not JSON"), ("null", "it is not JSON"),
+            ("{}", "`conversations` is not a list"), ("[]", "`conversations` is not a list"), ("7", "`conversations` is not a list"),
+            ("[" * 100000 + "]" * 100000, "conversations[0].messages is not a list"), ("[null]", "conversations[0].messages is not a list"),
+            (json.dumps([{"messages": []}]), "conversations[0].messages is not a list"),
+            (json.dumps([{"messages": [good] * 5001}]), "a list of 1 to 5,000"), (json.dumps([{"messages": [good]}] * 1001), "a list of 1 to 1,000"),
+            (json.dumps([{"messages": [None]}]), "conversations[0].messages[0].role"), (of(role="system"), place + "role is not `user` or `assistant`"),
+            (of(content=None), place + "content is not text"), (of(content={"toString": "x"}), place + "content"),
+            (of(content="a" * 1000001), place + "content is not text of at most"), (of(reasoning_content=[]), place + "reasoning_content is not text"),
+            (of(tool_calls="x"), place + "tool_calls is not a list"), (of(tool_calls=[{"id": "a", "function": {"name": "b"}}]), place + "tool_calls"),
+            ("[" + "1," * 6000000 + "1]", "larger than 10 MB"), (json.dumps([{"messages": [{**good, "content": "a" * 999999}] * 9}]), "storage is full"),
+        ]:
+            said = imported(b, folder, hostile, "<b>.json")
+            assert said.startswith("Cannot import <b>.json: ") and why in said, (hostile[:80], said)
+        assert b.run("return JSON.stringify(localStorage)") == before, "nothing of a wrong file stays"
+        # Unexpected fields are left out, and a wrong name or time does no harm.
+        odd = '[{"id": "../x", "at": "now", "title": 7, "pending": true, "__proto__": {"a": 1}, "messages": [{"role": "assistant", "content": "b", "pending": "left", "error": "<b>"}]}]'
+        assert imported(b, folder, odd) == "1 new conversation imported."
+        Stand.asked = []
+        b.open(stand)
+        kept = b.run("return chats.find(c => c.title === 'b')")
+        assert sorted(kept) == ["at", "id", "messages", "named", "title"] and kept["messages"] == [{"role": "assistant", "content": "b"}], kept
+        assert kept["id"].isalnum() and kept["at"] > 1e12 and not Stand.asked and b.run("return window.hit ?? 0") == 0
+        b.picture("imported")
+        # Nor does a name that only looks like the one of another conversation, or a time that never comes.
+        odd = [{"id": [kept["id"]], "at": 1e300, "messages": [good]}]
+        assert imported(b, folder, json.dumps(odd)) == "1 new conversation imported."
+        b.open(stand)
+        assert b.run("return chats.find(c => c.title === 'b').messages")[0]["content"] == "b"
+        assert b.run("return chats.every(c => typeof c.id === 'string' && c.at <= Date.now())")
+
+
 def it_needs_no_mouse_and_no_eyes(b, _server, stand):
     b.fresh(stand)
     Stand.deltas = [{"content": "The answer."}]
@@ -357,13 +707,16 @@ def it_needs_no_mouse_and_no_eyes(b, _server, stand):
     nameless = [o for o in of if o[0] in ("button", "textbox", "spinbutton") and not o[1]]
     assert not nameless, nameless
     for what in [("textbox", "Message"), ("button", "Send"), ("heading", "You"), ("heading", "Answer"),
-                 ("navigation", "Conversations"), ("button", "Delete Hello")]:
+                 ("navigation", "Conversations"), ("button", "Delete Hello"), ("button", "Rename Hello"), ("searchbox", "Search conversations"),
+                 ("meter", "Context used")]:
         assert what in of, (what, of)
     reached = set()
     for _ in range(30):
         b.devtools("Input.dispatchKeyEvent", type="rawKeyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
         reached.add(b.run("return document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"))
-    assert {"Send", "Message", "Settings", "New conversation", "Edit", "Regenerate", "Copy"} <= reached, reached
+    wanted = {"Send", "Message", "Settings", "New conversation", "Search conversations", "Rename Hello", "Delete Hello", "Export", "Import",
+              "Edit", "Regenerate", "Copy"}
+    assert wanted <= reached, wanted - reached
 
 
 def contrast(b, where):
@@ -427,9 +780,19 @@ def main():
         a_conversation_is_what_the_server_says,
         an_answer_stops_and_is_generated_again,
         what_a_model_writes_is_text,
+        links_lead_only_to_the_web,
+        markdown_is_what_people_know,
+        code_has_colours_and_is_copied,
+        a_new_conversation_has_something_to_try,
+        enter_makes_a_line_on_a_phone,
         a_lost_connection_is_survived,
+        an_answer_goes_on_after_a_reload,
+        what_is_unfinished_is_asked_for_once,
+        an_answer_cut_off_is_continued,
         errors_are_said_in_words,
         conversations_are_kept_apart,
+        conversations_are_renamed_and_found,
+        conversations_move_by_files,
         it_needs_no_mouse_and_no_eyes,
         it_fits_a_phone_and_the_dark,
     ]
@@ -444,7 +807,7 @@ def main():
 def checked(checks, browser, server, stand):
     for check in checks:
         name = "the page: " + check.__name__.replace("_", " ")
-        Stand.refusal, Stand.cut, Stand.pause, Stand.deltas = None, None, 0.0, []
+        Stand.refusal, Stand.cut, Stand.pause, Stand.deltas, Stand.continues = None, None, 0.0, [], True
         try:
             check(browser, server, stand)
             print("ok", name, flush=True)

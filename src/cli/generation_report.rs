@@ -69,7 +69,7 @@ pub fn token_line(stream: Option<&TokenStream<'_>>, kind: &str, piece: &str) -> 
 /// token's text; the logarithm of zero is null.
 pub fn logprobs_json(tokenizer: &Tokenizer, of: &TokenLogprobs) -> Value {
     let entry =
-        |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().text(p.id), "logprob": p.logprob});
+        |p: &Logprob| json!({"id": p.id, "text": tokenizer.pieces().token_text(p.id), "logprob": p.logprob});
     json!({"chosen": entry(&of.chosen), "top": of.top.iter().map(entry).collect::<Vec<_>>()})
 }
 

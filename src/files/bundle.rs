@@ -7,8 +7,8 @@
 //! `strip` drop everything after it.
 //!
 //! The table has the CRC-32 of every file and the packed model's fingerprint. Text files are checked when they are
-//! read; the packed model's header, samples and GGUF metadata are checked when it is opened. Only [`Bundle::verify`]
-//! checks all weights: reading them takes a phone longer than starting.
+//! read; the packed model's header, samples and GGUF metadata are checked when it is opened. Only
+//! [`Bundle::verify_checksums`] checks all weights: reading them takes a phone longer than starting.
 
 mod elf;
 mod write;
@@ -201,7 +201,7 @@ impl Bundle {
     /// # Errors
     ///
     /// [`Error::Model`]: the first file whose checksum is wrong.
-    pub fn verify(&self) -> Result<()> {
+    pub fn verify_checksums(&self) -> Result<()> {
         self.open_model()?;
         self.files.iter().try_for_each(|(name, plane)| self.check_crc(name, plane.bytes(), name))
     }

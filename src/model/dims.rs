@@ -69,6 +69,26 @@ pub const LAYER_STATE: usize = CONV_STATE + DELTA_NET.value_heads * DELTA_NET.ke
 /// Floats of the recurrent state of a sequence: `[recurrent layer][LAYER_STATE]`.
 pub const STATE: usize = RECURRENT_LAYERS * LAYER_STATE;
 
+/// Columns of a recurrent layer's projected inputs for a token, each part padded to whole groups of sixteen: the
+/// convolution's channels, then the gates `c` and `x` of a short convolution, or `z`, `b` and `a` of a delta net.
+pub const MIX: usize = match (CONV_TAPS, HAS_DELTA_NET) {
+    (0, _) => 0,
+    (_, false) => 3 * DIM,
+    (_, true) => MIX_DECAY_AT + DELTA_NET.value_heads.next_multiple_of(16),
+};
+/// Column of a delta net's first gate.
+pub const MIX_GATE_AT: usize = CONV_CHANNELS.next_multiple_of(16);
+/// Column of the strength of the first head's update.
+pub const MIX_BETA_AT: usize = MIX_GATE_AT + DELTA_VALUE_DIM.next_multiple_of(16);
+/// Column of the first head's decay.
+pub const MIX_DECAY_AT: usize = MIX_BETA_AT + DELTA_NET.value_heads.next_multiple_of(16);
+/// Width of a recurrent layer's output before its projection.
+pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
+    (0, _) => 0,
+    (_, false) => DIM,
+    (_, true) => DELTA_VALUE_DIM,
+};
+
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
 const _: () = assert!(!LOCAL_ROPE_DIFFERS || count_before(LAYERS, LayerKind::NoRope) == 0 || WINDOW == 0);
 

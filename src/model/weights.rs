@@ -17,9 +17,9 @@ mod storage;
 mod weight_type;
 mod zeros;
 
-pub use calibration::{Calibration, Channels, SubtractedMean};
+pub use calibration::{Calibration, HeadCalibration, SubtractedMean};
 pub use checkpoint::Checkpoint;
-pub use config::{load_config, read_text};
+pub use config::{load_config, read_text_file};
 pub use convert::LoadOptions;
 pub use model_path::{ModelPath, OpenModel};
 pub use size::WeightBytes;

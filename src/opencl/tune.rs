@@ -157,7 +157,7 @@ impl<'a> Tuner<'a> {
 
     /// Times the variants for a number of tokens and returns the fastest.
     fn find_fastest(&mut self, tokens: Tokens) -> Result<&'static Variant> {
-        let is_quantised = self.model.matrices.layers[0].steps[STEP as usize].is_quantised();
+        let is_quantised = self.model.matrices.layers[0].step(STEP).is_quantised();
         if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
             return Ok(BASELINE);
         }

@@ -188,7 +188,7 @@ impl Rotations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::weights::Channels;
+    use crate::model::weights::HeadCalibration;
     use numeric::simd::kv_row;
 
     /// Rows of channels of different sizes; from -1 to 1 times the size.
@@ -211,7 +211,7 @@ mod tests {
         let scales = channel_scales(&keys, &[0.0; HEAD_DIM], &squares);
         let miss = |scales: &[f32; HEAD_DIM]| -> f64 {
             let calibration = Calibration::new(&[0.0; LAYERS * KV_DIM], &scales.repeat(LAYERS * KV_HEADS));
-            let channels = Channels::of_head(calibration.layer(0), 0);
+            let channels = HeadCalibration::of_head(calibration.layer(0), 0);
             let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
             let misses = keys.as_chunks().0.iter().flat_map(|key| {
                 let (mut stored, mut row) = (*key, vec![0; KvType::Q4.row_bytes(HEAD_DIM)]);

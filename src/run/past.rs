@@ -10,7 +10,7 @@ use crate::dims::{
     global_layers, is_local,
 };
 use crate::model::device::KvRows;
-use crate::model::weights::Channels;
+use crate::model::weights::HeadCalibration;
 use crate::run::engine::Engine;
 use crate::run::session::{PastEviction, Sequence, Session};
 use files::{Error, Result};
@@ -184,7 +184,7 @@ impl RowCodec<'_> {
             kv_row::update_row(self.isa, self.kind, &mut copy, |stored| x = *stored);
             if self.kind.is_rotated() {
                 match self.calibration {
-                    Some(layer) => Channels::of_head(layer, i / slots).decode_key(&mut x),
+                    Some(layer) => HeadCalibration::of_head(layer, i / slots).decode_key(&mut x),
                     None => hadamard_transform(&mut x),
                 }
             }
@@ -200,7 +200,7 @@ impl RowCodec<'_> {
             let mut x = *x;
             if self.kind.is_rotated() {
                 match self.calibration {
-                    Some(layer) => Channels::of_head(layer, i / slots).encode_key(&mut x),
+                    Some(layer) => HeadCalibration::of_head(layer, i / slots).encode_key(&mut x),
                     None => hadamard_transform(&mut x),
                 }
             }

@@ -15,7 +15,7 @@
 
 use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, STATE, VOCAB, attention_layers};
 use crate::model::device::KvRows;
-use crate::model::weights::{Channels, SubtractedMean};
+use crate::model::weights::{HeadCalibration, SubtractedMean};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::ResumePoint;
 use crate::run::placement::Checkpoint;
@@ -248,7 +248,7 @@ fn convert_old_keys(engine: &Engine, layer: usize, (kind, less): (KvType, Subtra
     for (kv_head, keys) in keys.chunks_exact_mut((keys.len() / KV_HEADS).max(1)).enumerate() {
         for row in keys.chunks_exact_mut(kind.row_bytes(HEAD_DIM)) {
             kv_row::update_row::<HEAD_DIM>(engine.isa(), kind, row, |k| {
-                Channels::of_head(layer, kv_head).convert_old_key(k, less)
+                HeadCalibration::of_head(layer, kv_head).convert_old_key(k, less)
             });
         }
     }

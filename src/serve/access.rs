@@ -75,7 +75,7 @@ impl AccessRules {
     }
 
     /// Finds the client of a key, in constant time for keys of one length. Without keys everybody is a client.
-    pub fn identify_client(&self, key: Option<&[u8]>) -> Option<ApiClient> {
+    pub fn authenticate_client(&self, key: Option<&[u8]>) -> Option<ApiClient> {
         let given = key.unwrap_or_default();
         let matches = |key: &String| {
             let differs = key.bytes().zip(given.iter().chain(std::iter::repeat(&0)));
@@ -210,11 +210,11 @@ mod tests {
             ("Secret", None),
             ("secret\0", None),
         ] {
-            let client = two.identify_client(Some(key.as_bytes()));
+            let client = two.authenticate_client(Some(key.as_bytes()));
             assert_eq!(client, number.map(|n| ApiClient { key_index: Some(n) }), "{key:?}");
         }
-        assert_eq!(two.identify_client(None), None);
-        assert_eq!(access(&[], &[], &[]).identify_client(None), Some(ApiClient::default()));
+        assert_eq!(two.authenticate_client(None), None);
+        assert_eq!(access(&[], &[], &[]).authenticate_client(None), Some(ApiClient::default()));
         for bad in ["", " ", "a\nb", "a\tb", "a\r", " a", "a ", "k\u{e4}se", "\u{0}"] {
             assert!(check_key("--api-key", bad).is_err(), "{bad:?}");
         }

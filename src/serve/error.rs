@@ -51,7 +51,7 @@ impl ApiError {
     pub fn from_request(e: &Error) -> Self {
         match e {
             Error::Usage(text) | Error::Other(text) => {
-                let (message, param) = rename_fields(text);
+                let (message, param) = translate_option_names(text);
                 Self { param, ..Self::new(400, remove_flag_clauses(&message)) }
             }
             other => Self::from_engine(other),
@@ -149,7 +149,7 @@ fn remove_flag_clauses(message: &str) -> String {
 }
 
 /// Replaces the engine's option names in a message by the request's field names; also returns the first of them.
-fn rename_fields(text: &str) -> (String, Option<String>) {
+fn translate_option_names(text: &str) -> (String, Option<String>) {
     const NAMES: [(&str, &str); 4] = [
         ("repetition_penalty", "repeat_penalty"),
         ("repetition_window", "repeat_last_n"),

@@ -180,7 +180,7 @@ async fn handle_request(
     let visitor = (*audience != Clients).then(ApiClient::default);
     let no_key =
         || ApiError::new(401, "API key is missing or invalid; send it as `Authorization: Bearer KEY`");
-    let client = state.access.identify_client(find_key(&head.headers)).or(visitor).ok_or_else(no_key)?;
+    let client = state.access.authenticate_client(find_key(&head.headers)).or(visitor).ok_or_else(no_key)?;
     let method = if head.method == Method::HEAD { "GET" } else { head.method.as_str() };
     let allow = if matches!(handler, Describe(_) | DescribeAsJson(_)) { "GET" } else { "POST" };
     if method != allow {

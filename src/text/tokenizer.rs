@@ -20,7 +20,7 @@ mod stream;
 mod tests;
 
 pub use stop::{StopScan, StopStrings};
-pub use stream::{TextState, TextStream, TokenBytes};
+pub use stream::{TextStream, TextStreamState, TokenBytes};
 
 use crate::{Error, Result};
 use ::files::catch_panic::{self, PanicContext};

@@ -135,7 +135,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut reader = reader.flatten();
     let samples = bench.run(&rows, args.repetitions, reader.as_mut())?;
     if let Some(file) = &args.trace {
-        let (what, trace) = bench.trace_row(&rows)?;
+        let (what, trace) = bench.trace_bench_row(&rows)?;
         trace.write_chrome(file)?;
         stderr::write_stderr(format_args!("{what}\n{}", steps_table(&trace)));
     }

@@ -155,7 +155,7 @@ fn model_state(path: &Path) -> String {
         model.check_config()?;
         let opened = model.checkpoint;
         if let Some(bundle) = Bundle::open(&path.weights)? {
-            bundle.verify()?;
+            bundle.verify_checksums()?;
             return Ok(format!(
                 "a bundle, every byte verified: {}",
                 bundle.file_names().collect::<Vec<_>>().join(", ")

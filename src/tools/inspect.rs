@@ -4,7 +4,7 @@ use super::columns::{Align, ReportFormat, align_columns};
 use crate::cli::args::PathArgs;
 use crate::cli::terminal::write_stdout;
 use crate::dims;
-use crate::model::weights::{Checkpoint, ModelPath, read_text};
+use crate::model::weights::{Checkpoint, ModelPath, read_text_file};
 use crate::run::plan::format_mib;
 use clap::Args;
 use files::Result;
@@ -83,7 +83,7 @@ fn compare_config(path: &ModelPath, opened: &Checkpoint) -> ConfigMatch {
     let found = match opened {
         Checkpoint::Gguf(gguf) => gguf.read_config().map_err(|e| e.to_string()),
         Checkpoint::Safetensors(_) if file.exists() => {
-            read_text(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text))
+            read_text_file(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text))
         }
         Checkpoint::Safetensors(source) => match source.metadata().get("config") {
             Some(text) => parsed(text),

@@ -83,7 +83,7 @@ fn print_text(args: &TokenizeArgs, tokenizer: &Tokenizer, ids: &[u32]) -> Result
 
 /// The text of each token alone.
 fn token_texts(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
-    ids.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect()
+    ids.iter().map(|&id| tokenizer.pieces().token_text(id).into_owned()).collect()
 }
 
 /// Parses token ids, all below `limit`.

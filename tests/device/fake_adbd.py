@@ -3,7 +3,7 @@
 
 It passes for a Linux board with a 64-bit Arm CPU: `uname -m` says so, programs are started by an emulator
 that the shell's environment names, and everything is kept under --root, which is the shell's TMPDIR.
-Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT SEND).
+Services: shell, shell,v2 (with a terminal where `pty` is asked for), exec, sync (STAT SEND), tcp.
 
 A fault to order: shells whose stream ends without an exit code (--cut-shells).
 """
@@ -127,7 +127,7 @@ class Connection:
 
     def serve(self, stream, name):
         kind, _, argument = name.partition(":")
-        service = {"shell": shell, "exec": shell, "sync": sync}.get(kind.split(",")[0])
+        service = {"shell": shell, "exec": shell, "sync": sync, "tcp": tcp}.get(kind.split(",")[0])
         if not service:
             self.send(CLSE, 0, stream.remote)
             self.streams.pop(stream.local, None)
@@ -238,6 +238,23 @@ def sync(_device, stream, _argument, _asked):
         else:
             stream.write(struct.pack("<4sI", b"FAIL", 15) + b"unknown request")
             return
+
+
+def tcp(_device, stream, port, _asked):
+    """A connection to a port here, for `adb forward`."""
+    with socket.create_connection(("127.0.0.1", int(port))) as there:
+
+        def up():
+            try:
+                while data := stream.recv():
+                    there.sendall(data)
+                there.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+
+        threading.Thread(target=up, daemon=True).start()
+        while data := there.recv(32768):
+            stream.write(data)
 
 
 def receive(stream, path, mode):

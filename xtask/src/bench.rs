@@ -7,7 +7,7 @@ mod start;
 
 use crate::deploy;
 use crate::device::files::Item;
-use crate::device::shell::{self, DeviceProgram, Input, ProgramOutput};
+use crate::device::shell::{self, DeviceProgram, Input, ProgramOutput, Stderr};
 use crate::device::{Device, DeviceArgs, DeviceKind};
 use crate::error::{Error, Result};
 use crate::sensors::sampler::{self, Plan, Sample, cores_used};
@@ -205,7 +205,7 @@ pub fn run_sampled(
     std::thread::scope(|scope| {
         let mut sampler = None;
         let mut started = |pid| sampler = Some(scope.spawn(move || plan.run(device, pid)));
-        let output = ProgramOutput { text, started: &mut started };
+        let output = ProgramOutput { text, stderr: Stderr::Apart, started: &mut started };
         let code = shell::stream_to(device, program, Input::Nothing, output)?;
         // The sampler ends with the program. If it fails, the tables lack its samples.
         let samples = sampler.and_then(|s| s.join().ok()?.ok()).unwrap_or_default();

@@ -2,18 +2,20 @@
 
 mod model;
 
+use crate::command::{print_next_step, quote_word};
 use crate::elf::{Elf, find_problems};
 use crate::error::{AtPath, Error, Result};
 use crate::targets::{ANDROID, ARM_LINUX, TARGETS, is_static};
-use crate::{android, cargo, command, size, toolchain};
+use crate::{android, cargo, command, fetch, size, toolchain};
 use clap::Args;
+use files::model_dir::TEXT_FILES;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub use crate::targets::{Features, host_triple, target_dir};
-pub use model::{ModelArgs, bundled_name, model_dir};
-use model::{build_number, is_story, model_name};
+pub use model::{ModelArgs, bundled_name, has_template, is_weights, model_dir, model_name};
+use model::{build_number, is_story};
 
 /// The profile of released programs, and its folder in the target directory.
 const PROFILE: &str = "dist";
@@ -44,8 +46,10 @@ pub fn run(args: &BuildArgs) -> Result<()> {
     };
     let chosen = args.model.dir()?;
     let mut binary = output_path(&chosen, args.target.as_deref());
-    fs::create_dir_all(binary.parent().expect("a file in a folder")).at(&binary)?;
+    let dir = binary.parent().expect("a file in a folder").to_path_buf();
+    fs::create_dir_all(&dir).at(&dir)?;
     fs::copy(&built, &binary).at(&binary)?;
+    link_model_files(&chosen, &dir)?;
     if args.bundle {
         let (host, program) = (host_triple(), binary);
         binary = program.with_file_name(model_name(&chosen));
@@ -56,7 +60,51 @@ pub fn run(args: &BuildArgs) -> Result<()> {
     if let Ok(elf) = Elf::parse(&file) {
         println!("{}", elf.describe_linking());
     }
+    print_next_steps(args, &chosen, &binary);
     Ok(())
+}
+
+/// Links a model's files beside its program, which looks for them there.
+fn link_model_files(model: &Path, dir: &Path) -> Result<()> {
+    let entries = fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
+    let in_dir =
+        entries.filter(|file| is_weights(file) || TEXT_FILES.iter().any(|text| file.ends_with(text)));
+    for file in in_dir.chain(model.is_file().then(|| model.into())) {
+        let link = dir.join(file.file_name().expect("a file has a name"));
+        if link.is_symlink() {
+            fs::remove_file(&link).at(&link)?;
+        }
+        if !link.exists() {
+            std::os::unix::fs::symlink(&file, &link).at(&link)?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the commands that use a program that was just built.
+fn print_next_steps(args: &BuildArgs, model: &Path, binary: &Path) {
+    let words = args.model.words();
+    match args.target.as_deref() {
+        _ if fetch::find_fetch_command(model).is_some() => {
+            let name = quote_word(&model_name(model));
+            print_next_step("its weights", &format!("cargo xtask fetch {name}"));
+        }
+        Some(ANDROID) => {
+            let task = format!("cargo xtask deploy{words} && cargo xtask run{words}");
+            print_next_step("on a phone", &task);
+        }
+        Some(target) if target != host_triple() && !args.bundle => {
+            let task = format!("cargo xtask build{words} --target {target} --bundle");
+            print_next_step("as one file", &task);
+        }
+        _ => {
+            let program = command::quote_path(binary);
+            print_next_step("now a text", &format!("{program} --prompt 'Once upon a time'"));
+            if has_template(model) {
+                print_next_step("a chat", &format!("{program} chat"));
+            }
+        }
+    }
 }
 
 /// The path of the program that `build` makes for a model and a target.

@@ -1,5 +1,6 @@
 //! Other programs: each command is shown before it runs, and an error says which one failed and how.
 
+use crate::device::shell::quote;
 use crate::error::{Error, Result};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -20,18 +21,32 @@ pub fn cargo(words: &[&str]) -> Command {
     command
 }
 
-/// Formats the command as one would type it.
+/// A word as one would type it in a shell.
+pub fn quote_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { quote(word) }
+}
+
+/// The path of a file as one would type it: short in the project's directory, absolute elsewhere.
+pub fn quote_path(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or(path.into());
+    let here = std::env::current_dir().ok().filter(|here| *here == root());
+    let short = here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(&path);
+    quote_word(&short.to_string_lossy())
+}
+
+/// Prints a command to type after a task, and what it is for.
+pub fn print_next_step(what: &str, command: &str) {
+    eprintln!("{:<14} {command}", format!("{what}:"));
+}
+
+/// Formats the command as one would type it, without the settings that only a linker needs.
 pub fn show(command: &Command) -> String {
-    let word = |w: &OsStr| {
-        let w = w.to_string_lossy();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+@".contains(c);
-        if !w.is_empty() && w.chars().all(plain) { w.into_owned() } else { format!("'{w}'") }
-    };
-    let set = command.get_envs().filter_map(|(k, v)| {
-        let (k, v) = (k.to_string_lossy(), v?.to_string_lossy());
-        // The spelling that allows blanks within flags has separators that cannot be typed.
-        let k = if k == "CARGO_ENCODED_RUSTFLAGS" { "RUSTFLAGS".into() } else { k };
-        Some(format!("{k}={}", word(v.replace('\x1f', " ").as_ref())))
+    let word = |w: &OsStr| quote_word(&w.to_string_lossy());
+    let is_shown = |name: &str| !name.starts_with("CARGO_") && name != "ANTIGRAVITY_SHIPPED";
+    let set = command.get_envs().filter_map(|(name, value)| {
+        let (name, value) = (name.to_string_lossy(), word(value?));
+        is_shown(&name).then(|| format!("{name}={value}"))
     });
     let program = Path::new(command.get_program());
     let name = match program.file_name() {
@@ -136,8 +151,6 @@ pub fn last_lines(text: &str, count: usize) -> String {
     lines[from..].iter().map(|l| format!("    {l}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Writes a program that only the system's shell understands. Another process does it: a program that this one has open
-/// for writing could not be started as long as a child that another test has just forked has it open, too.
 /// Keeps this process's settings of the program from a command.
 pub fn remove_settings(command: &mut Command) {
     for (key, _) in std::env::vars_os().filter(|(k, _)| k.to_string_lossy().starts_with("ANTIGRAVITY_")) {
@@ -145,6 +158,8 @@ pub fn remove_settings(command: &mut Command) {
     }
 }
 
+/// Writes a program that only the system's shell understands. Another process does it: a program that this one has open
+/// for writing could not be started as long as a child that another test has just forked has it open, too.
 #[cfg(test)]
 pub fn write_script(path: &std::path::Path, body: &str) {
     let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
@@ -159,7 +174,7 @@ mod tests {
     fn commands_are_shown_as_typed_and_failures_name_them() {
         let mut c = Command::new("/opt/x/bin/cargo");
         c.args(["test", "two words"]).env("A", "max,sve=off").env("CARGO_ENCODED_RUSTFLAGS", "-L\x1fa");
-        assert_eq!(show(&c), "A=max,sve=off RUSTFLAGS='-L a' cargo test 'two words'");
+        assert_eq!(show(&c), "A=max,sve=off cargo test 'two words'");
         let e = stdout(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err().to_string();
         assert!(e.contains("exit status: 3") && e.contains("    why"), "{e}");
         let e = run(&mut Command::new("/nonexistent/program")).unwrap_err().to_string();

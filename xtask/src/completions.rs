@@ -15,8 +15,7 @@ pub struct CompletionsArgs {
 pub fn run(args: &CompletionsArgs) -> Result<()> {
     let dir = args.out.clone().unwrap_or_else(|| targets::target_dir().join("completions"));
     let dir = std::path::absolute(&dir).unwrap_or(dir);
-    let mut write =
-        command::cargo(&["run", "--quiet", "--package", "antigravity", "--example", "completions", "--"]);
+    let mut write = command::cargo(&["run", "--package", "antigravity", "--example", "completions", "--"]);
     command::run(write.arg(&dir))?;
     let dir = dir.display();
     println!("bash: source {dir}/antigravity.bash");

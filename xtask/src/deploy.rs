@@ -1,9 +1,11 @@
 //! `cargo xtask deploy`: copies the program, the packed model and the tokenizer to a device, or one file with all of
 //! them.
 
+use crate::command::print_next_step;
 use crate::device::files::{Item, find_existing, install};
 use crate::device::{Device, DeviceArgs, shell};
 use crate::error::{AtPath, Error, Result};
+use crate::run::deployed_program;
 use crate::{build, command, fetch};
 use clap::Args;
 use files::model_dir::TEXT_FILES;
@@ -25,18 +27,60 @@ pub struct DeployArgs {
     /// Push one file: the program with packed model, tokenizer and template inside
     #[arg(long)]
     bundle: bool,
+    /// Leave the OpenCL kernels to the first start on the GPU, which compiles and times them
+    #[arg(long)]
+    no_tune: bool,
 }
 
 pub fn run(args: &DeployArgs) -> Result<()> {
     let device = args.device.open()?;
     let model = args.model.dir()?;
-    let dir = if args.bundle { deploy_bundle(&*device, &model) } else { deploy(&*device, &model, &[]) }?;
+    let (dir, new) =
+        if args.bundle { deploy_bundle(&*device, &model) } else { deploy_files(&*device, &model, &[]) }?;
+    if new > 0 && !args.no_tune {
+        tune_kernels(&*device, &dir)?;
+    }
     println!("{dir}");
+    let run = format!("cargo xtask run{}{}", args.device.words(), args.model.words());
+    print_next_step("now a text", &run);
+    if build::has_template(&model) {
+        print_next_step("a chat", &format!("{run} -- chat"));
+    }
+    print_next_step("in a browser", &format!("{run} --open -- serve"));
     Ok(())
+}
+
+/// Lets the program compile and time the OpenCL kernels of a device that has OpenCL. A failure is a warning.
+fn tune_kernels(device: &dyn Device, dir: &str) -> Result<()> {
+    let run = |words: &[&str]| {
+        let words = words.iter().map(|word| word.to_string()).collect();
+        shell::capture_program(device, &deployed_program(device, dir, words))
+    };
+    let facts = run(&["doctor"])?.stdout;
+    let Some(gpu) = find_opencl_device(&facts) else { return Ok(()) };
+    let name = device.name();
+    eprintln!("{name}: compiling and timing the OpenCL kernels of {gpu}, once; --no-tune leaves it out");
+    let tuned = run(&["doctor", "--tune"])?;
+    if tuned.code != 0 {
+        let why = command::last_line(&tuned.stderr).unwrap_or(format!("exit code {}", tuned.code));
+        eprintln!("warning: {name}: `doctor --tune` fails ({why}); the CPU works without");
+    }
+    Ok(())
+}
+
+/// The OpenCL device that the program would use, in the output of `doctor`.
+fn find_opencl_device(facts: &str) -> Option<&str> {
+    let choice = facts.lines().find_map(|line| line.trim_end().strip_prefix("opencl choice"))?;
+    Some(choice.split_once("uses device ")?.1.split_once(", ")?.1)
 }
 
 /// Builds the program, packs the model and copies them, and `more`, to the device; returns the directory there.
 pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String> {
+    Ok(deploy_files(device, model, more)?.0)
+}
+
+/// Deploys like [`deploy`]; returns also the number of files that were new.
+fn deploy_files(device: &dyn Device, model: &Path, more: &[Item]) -> Result<(String, usize)> {
     let program = build_program(device, model)?;
     let packed = pack(model)?;
     let mut items = vec![Item::new(packed, PACKED)];
@@ -48,17 +92,17 @@ pub fn deploy(device: &dyn Device, model: &Path, more: &[Item]) -> Result<String
 }
 
 /// Copies one file to the device, under the program's name, and removes the other files that [`deploy`] may have
-/// copied; returns the directory there.
-fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<String> {
+/// copied; returns the directory there, and the number of files that were new.
+fn deploy_bundle(device: &dyn Device, model: &Path) -> Result<(String, usize)> {
     let program = build_program(device, model)?;
     let dir = build::target_dir().join("device/bundle").join(device.target()).join(device_dir_name(model));
     let bundle = make_once(&dir.join(PROGRAM), &build_id(model, &program)?, |out| {
         build::write_bundle(device.target(), model, &program, out)
     })?;
-    let dir = install_all(device, model, &[Item::new(bundle, PROGRAM)])?;
+    let (dir, new) = install_all(device, model, &[Item::new(bundle, PROGRAM)])?;
     let names = [&[PACKED], TEXT_FILES].concat().join(" ");
     shell::capture(device, &format!("cd {} && rm -f {names}", shell::quote(&dir)))?.ok(device)?;
-    Ok(dir)
+    Ok((dir, new))
 }
 
 /// Builds the program for a device; an error if the model has no weights.
@@ -69,14 +113,15 @@ fn build_program(device: &dyn Device, model: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Installs files in the directory of the model on the device; returns it.
-fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<String> {
+/// Installs files in the directory of the model on the device; returns it, and the number of files that were new.
+fn install_all(device: &dyn Device, model: &Path, items: &[Item]) -> Result<(String, usize)> {
     let dir = deployment_dir(device, model);
-    match install(device, &dir, items)? {
+    let new = install(device, &dir, items)?;
+    match new {
         0 => eprintln!("{}: {dir} is up to date", device.name()),
         n => eprintln!("{}: {dir}: {n} of {} files were new, all are verified", device.name(), items.len()),
     }
-    Ok(dir)
+    Ok((dir, new))
 }
 
 /// The directory on the device in which a model is deployed.
@@ -92,7 +137,8 @@ pub fn to_file_name(text: &str) -> String {
 
 /// The name of a model's directory on a device, in plain characters.
 pub fn device_dir_name(model: &Path) -> String {
-    let name = to_file_name(&model.file_name().unwrap_or_default().to_string_lossy());
+    let own = || model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = to_file_name(&if is_gguf(model) { own() } else { build::model_name(model) });
     if name.trim_matches('.').is_empty() { "model".into() } else { name }
 }
 
@@ -153,6 +199,20 @@ fn build_id(model: &Path, program: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_are_tuned_where_doctor_finds_opencl_and_a_failure_is_no_error() {
+        let facts = "opencl device 0  Adreno, it is\nopencl choice    --backend opencl uses device 0, Adreno, it is\n";
+        assert_eq!(find_opencl_device(facts), Some("Adreno, it is"));
+        assert_eq!(find_opencl_device("opencl choice    none: no OpenCL library"), None);
+        let dir = std::env::temp_dir().join(format!("xtask-tune-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let body = format!("echo \"$*\" >> runs; [ $# = 2 ] && exit 5; echo '{facts}'");
+        command::write_script(&dir.join(PROGRAM), &body);
+        tune_kernels(&crate::device::local::Local::open(), dir.to_str().unwrap()).unwrap();
+        assert_eq!(fs::read_to_string(dir.join("runs")).unwrap(), "doctor\ndoctor --tune\n");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn names_hold_no_surprises_and_changed_checkpoints_have_other_ids() {

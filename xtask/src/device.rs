@@ -8,7 +8,7 @@ pub mod marker;
 pub mod qemu;
 pub mod shell;
 
-use crate::command;
+use crate::command::{self, quote_word};
 use crate::error::{Error, Result};
 use clap::{Args, ValueEnum};
 use std::path::Path;
@@ -84,6 +84,19 @@ impl DeviceArgs {
         self.device.is_none() && self.serial.is_none() && self.target.is_none()
     }
 
+    fn serial(&self) -> Option<String> {
+        self.serial.clone().or_else(|| std::env::var("ANDROID_SERIAL").ok().filter(|s| !s.is_empty()))
+    }
+
+    /// The flags as one would type them, each after a space.
+    pub fn words(&self) -> String {
+        let kind = self.device.map(|kind| kind.word().to_string());
+        let serial = if matches!(self.device, None | Some(DeviceKind::Adb)) { self.serial() } else { None };
+        let flags = [("device", kind), ("serial", serial), ("target", self.target.clone())].into_iter();
+        let flags = flags.filter_map(|(flag, value)| Some(format!(" --{flag} {}", quote_word(&value?))));
+        flags.collect()
+    }
+
     /// Opens the device in the flags; by default a phone.
     pub fn open(&self) -> Result<Box<dyn Device>> {
         let only = |flag: &str, of: &str| Err(Error::Usage(format!("{flag} requires --device {of}")));
@@ -95,10 +108,7 @@ impl DeviceArgs {
             return only("--serial", "adb");
         }
         match kind {
-            DeviceKind::Adb => {
-                let from_environment = std::env::var("ANDROID_SERIAL").ok().filter(|s| !s.is_empty());
-                Ok(Box::new(adb::Adb::open(self.serial.clone().or(from_environment).as_deref())?))
-            }
+            DeviceKind::Adb => Ok(Box::new(adb::Adb::open(self.serial().as_deref())?)),
             DeviceKind::Qemu => Ok(Box::new(qemu::open(self.target.as_deref())?)),
             DeviceKind::Local => Ok(Box::new(local::Local::open())),
         }

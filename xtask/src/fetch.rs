@@ -9,46 +9,61 @@ mod hub;
 mod known;
 mod pip;
 
-use crate::command;
+use crate::build;
+use crate::command::{self, print_next_step, quote_path};
 use crate::error::{Error, Result};
 pub use cache::{cache_dir, hash_file, to_hex};
 use clap::Args;
-use known::{KNOWN, KnownModel};
+use known::{INCLUDED, KNOWN, KnownModel, find_nearest, find_on_hub};
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub struct FetchArgs {
-    /// smollm2-135m (chats), gemma3-270m (a base model), or org/name[:file] of the Hugging Face Hub
+    /// A name under models/, or org/name[:file] of the Hugging Face Hub
     model: String,
 }
 
 pub fn run(args: &FetchArgs) -> Result<()> {
     let name = &args.model;
+    if let Some((repo, licence)) = find_on_hub(name) {
+        eprintln!("{name}: {repo} ({licence})");
+        return fetch_from_hub(repo);
+    }
     if name.contains('/') {
-        let hub::Fetched { path, base } = hub::Hub::of_user()?.fetch(name)?;
-        println!("{}", path.display());
-        print_next_steps(&crate::device::shell::quote(&path.display().to_string()), base);
+        return fetch_from_hub(name);
+    }
+    if INCLUDED.contains(&name.as_str()) {
+        let base = format!("{name} comes with the project: there is nothing to fetch");
+        eprintln!("{base}");
+        print_next_steps(name, Some(base));
         return Ok(());
     }
     let model = find(name)?;
     eprintln!("{name}: {} ({})", model.about, model.licence);
+    let base = model.describe_base().inspect(|line| eprintln!("{line}"));
     let file = cache::link_model(&fetch_weights(name)?, model, &command::root().join("models"))?;
     println!("{}", file.display());
-    print_next_steps(name, model.describe_base());
+    print_next_steps(name, base);
     Ok(())
 }
 
-/// Prints the commands that run a model; `base` is the line about a base model.
+/// Fetches `org/name[:file]`. A folder in the cache is named as the hub names it, a GGUF file by its path.
+fn fetch_from_hub(name: &str) -> Result<()> {
+    let hub::Fetched { path, base } = hub::Hub::of_user()?.fetch(name)?;
+    println!("{}", path.display());
+    print_next_steps(&if path.is_dir() { name.into() } else { quote_path(&path) }, base);
+    Ok(())
+}
+
+/// Prints the commands that run a model; `base` is the line about one that does not chat.
 fn print_next_steps(model: &str, base: Option<String>) {
     let (what, words, there) = match base {
-        None => ("chat", "chat", " -- chat"),
-        Some(_) => ("text", "--prompt 'Once upon a time'", ""),
+        None => ("now a chat", "chat", " -- chat"),
+        Some(_) => ("now a text", "--prompt 'Once upon a time'", ""),
     };
-    eprintln!("now a {what}:    ANTIGRAVITY_MODEL={model} cargo run --release -- {words}");
-    eprintln!("on a phone:    cargo xtask deploy --model {model} && cargo xtask run --model {model}{there}");
-    if let Some(base) = base {
-        eprintln!("{base}");
-    }
+    print_next_step(what, &format!("ANTIGRAVITY_MODEL={model} cargo run --release -- {words}"));
+    let phone = format!("cargo xtask deploy --model {model} && cargo xtask run --model {model}{there}");
+    print_next_step("on a phone", &phone);
 }
 
 /// The checked weights file of a model of [`known`] in the cache folder, downloaded if it is missing. Tests use it too.
@@ -58,15 +73,23 @@ pub fn fetch_weights(name: &str) -> Result<PathBuf> {
 
 fn find(name: &str) -> Result<&'static KnownModel> {
     KNOWN.iter().find(|model| model.name == name).ok_or_else(|| {
-        let known = "use smollm2-135m, gemma3-270m (a base model, not for chats) or org/name[:file]";
-        Error::Usage(format!("no model `{name}` to fetch; {known} of the Hugging Face Hub"))
+        let near = match find_nearest(name)[..] {
+            [] => "give a name under models/, or".into(),
+            ref near => format!("did you mean {}? Else give", near.join(", ")),
+        };
+        Error::Usage(format!("no model `{name}`: {near} org/name or org/name:file of the Hugging Face Hub"))
     })
 }
 
-/// The command that downloads the weights of a folder of `models/` that has none, if they are [`known`].
+/// The command that downloads the weights of a folder of `models/` that has none.
 pub fn find_fetch_command(model: &Path) -> Option<String> {
-    let known = KNOWN.iter().find(|known| command::root().join("models").join(known.name) == model)?;
-    let is_weights = |file: &Path| file.extension().is_some_and(|e| e == "gguf" || e == "safetensors");
-    let has_weights = std::fs::read_dir(model).ok()?.flatten().any(|entry| is_weights(&entry.path()));
-    (!has_weights).then(|| format!("run: cargo xtask fetch {}", known.name))
+    let name = model.strip_prefix(command::root().join("models")).ok()?.to_str()?;
+    if std::fs::read_dir(model).ok()?.flatten().any(|entry| build::is_weights(&entry.path())) {
+        return None;
+    }
+    let run = format!("run: cargo xtask fetch {name}");
+    match find_on_hub(name) {
+        Some((repo, _)) => Some(format!("{run}; then use --model {repo}")),
+        None => KNOWN.iter().any(|known| known.name == name).then_some(run),
+    }
 }

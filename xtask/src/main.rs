@@ -52,7 +52,7 @@ struct Cli {
 enum Task {
     /// Runs the tests that every change must pass; `test all` runs everything, `test list` lists the parts
     Test(test::TestArgs),
-    /// Downloads a real model: smollm2-135m (chat), gemma3-270m (base), or org/name[:file] of the Hugging Face Hub
+    /// Downloads a real model: a name under models/, such as smollm2-135m, or org/name[:file] of the Hugging Face Hub
     Fetch(fetch::FetchArgs),
     /// Compares logits and text with the reference results of transformers, model by model
     Parity(parity::ParityArgs),

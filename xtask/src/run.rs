@@ -32,14 +32,15 @@ pub fn run(args: &RunArgs) -> Result<()> {
     args.serve.check(serves)?;
     let device = args.device.open()?;
     let dir = deployment_dir(&*device, &args.model.dir()?);
-    check_deployed(&*device, &dir)?;
+    check_deployed(&*device, &dir, args)?;
     if serves {
         return serve::run(&*device, &dir, &args.serve, words);
     }
     let talks = ["chat", "-cnv", "-i"].contains(&words[0].as_str());
     let program = deployed_program(&*device, &dir, words);
+    // There prompt, text and statistics are one stream, in order, and keys are typed into the program.
     let at_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let code = if talks && at_terminal {
+    let code = if at_terminal && (talks || std::io::stderr().is_terminal()) {
         shell::run_at_terminal(&*device, &program)?
     } else {
         shell::run_streamed(&*device, &program, Input::for_program(talks))?
@@ -65,13 +66,13 @@ pub fn program_environment(device: &dyn Device, dir: &str) -> Vec<(&'static str,
     set
 }
 
-fn check_deployed(device: &dyn Device, dir: &str) -> Result<()> {
+fn check_deployed(device: &dyn Device, dir: &str, args: &RunArgs) -> Result<()> {
     let answer = shell::capture(device, &format!("test -f {}", shell::quote(&format!("{dir}/{PROGRAM}"))))?;
     if answer.code == 0 {
         return Ok(());
     }
-    let remedy = "run: cargo xtask deploy, with the same flags";
-    Err(Error::Device(format!("{}: {dir} has no deployment; {remedy}", device.name())))
+    let flags = [args.device.words(), args.model.words()].concat();
+    Err(Error::Device(format!("{}: {dir} has no deployment; run: cargo xtask deploy{flags}", device.name())))
 }
 
 /// The result that a program's exit code stands for; a signal is printed.

@@ -8,7 +8,7 @@ mod shapes;
 mod tokenizer;
 
 use crate::error::{AtPath, Error, Result};
-use crate::{build, json, size};
+use crate::{build, command, json, size};
 use clap::Args;
 use files::atomic_file::AtomicFile;
 use files::blocks::BlockType;
@@ -49,7 +49,10 @@ pub fn run(args: &SynthArgs) -> Result<()> {
         return Err(Error::Usage(format!("--out {} is the model itself", out.display())));
     }
 
-    println!("{}", write(&model, args.gguf.as_deref(), &out, args.seed)?.display());
+    let written = write(&model, args.gguf.as_deref(), &out, args.seed)?;
+    println!("{}", written.display());
+    let run = format!("ANTIGRAVITY_MODEL={} cargo run --release -- bench", command::quote_path(&written));
+    command::print_next_step("its speed", &run);
     Ok(())
 }
 

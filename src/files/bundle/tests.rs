@@ -82,7 +82,7 @@ fn whole(dir: &Scratch) -> (Vec<u8>, usize, usize) {
 
 /// Opens what is at `path` and reads every byte of it.
 fn verified(path: &Path) -> Result<Option<()>> {
-    Bundle::open(path)?.map(|bundle| bundle.verify()).transpose()
+    Bundle::open(path)?.map(|bundle| bundle.verify_checksums()).transpose()
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_bundle_gives_back_what_was_put_in() {
     assert_eq!((bundle.file_size("tokenizer.json"), bundle.read_file("none")), (Some(3000), Ok(None)));
     let source = bundle.open_model().expect("the model");
     assert_eq!(source.only_file().expect("one file").bytes(), packed());
-    bundle.verify().expect("whole");
+    bundle.verify_checksums().expect("whole");
     assert_eq!(model % (2 << 20), 0);
     // A bundle's program is the program.
     assert_eq!(read_program(&path), Ok(program_bytes()));

@@ -65,7 +65,7 @@ fn what_is_written_is_read_again() {
     };
     let odd = ModelConfig {
         qkv_bias: true,
-        qk_norm: true,
+        qk_norm: QkNorm::PerHead,
         tie_embeddings: true,
         norm_eps: 1e-5f32.into(),
         ..plain.clone()
@@ -127,7 +127,12 @@ fn families_differ_by_switches() {
         ]
     );
     assert_eq!((gemma.rope.theta, gemma.rope.local_theta, gemma.sliding_window), (1e6, 1e4, 1024));
-    assert!(gemma.tie_embeddings && gemma.post_norms && gemma.qk_norm && gemma.mlp == Mlp::GeGlu);
+    assert!(
+        gemma.tie_embeddings
+            && gemma.post_norms
+            && gemma.qk_norm == QkNorm::PerHead
+            && gemma.mlp == Mlp::GeGlu
+    );
     let smollm3 = published(
         r#"{"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5,
         "intermediate_size": 96, "vocab_size": 100}"#,

@@ -27,7 +27,7 @@ const FREE: usize = 0;
 const CLAIMED: usize = 1;
 
 /// One mapped range and the file behind it.
-struct Slot {
+struct MappedRange {
     /// The first address, or FREE, or CLAIMED (being filled); no mapping starts at these two. It publishes the other
     /// fields: it is stored last with release and loaded first with acquire.
     start: AtomicUsize,
@@ -36,15 +36,15 @@ struct Slot {
     path: [AtomicU8; MAX_PATH],
 }
 
-impl Slot {
+impl MappedRange {
     fn contains(&self, address: usize) -> bool {
         let start = self.start.load(Ordering::Acquire);
         start > CLAIMED && (start..self.end.load(Ordering::Relaxed)).contains(&address)
     }
 }
 
-static TABLE: [Slot; MAX_FILES] = [const {
-    Slot {
+static TABLE: [MappedRange; MAX_FILES] = [const {
+    MappedRange {
         start: AtomicUsize::new(FREE),
         end: AtomicUsize::new(0),
         path_len: AtomicUsize::new(0),
@@ -56,24 +56,24 @@ static TABLE: [Slot; MAX_FILES] = [const {
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Keeps one mapped file in the table until dropped.
-pub struct MappedFileGuard(&'static Slot);
+pub struct MappedFileGuard(&'static MappedRange);
 
 impl MappedFileGuard {
     /// Registers a mapped file; `None` if the table is full.
     pub fn register(path: &Path, bytes: &[u8]) -> Option<MappedFileGuard> {
         PREVIOUS.get_or_init(install_handler);
-        let slot = TABLE.iter().find(|slot| {
-            slot.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let range = TABLE.iter().find(|range| {
+            range.start.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         })?;
         let path = one_line(&path.to_string_lossy(), MAX_PATH);
-        for (to, &from) in slot.path.iter().zip(path.as_bytes()) {
+        for (to, &from) in range.path.iter().zip(path.as_bytes()) {
             to.store(from, Ordering::Relaxed);
         }
-        slot.path_len.store(path.len(), Ordering::Relaxed);
+        range.path_len.store(path.len(), Ordering::Relaxed);
         let start = bytes.as_ptr() as usize;
-        slot.end.store(start + bytes.len(), Ordering::Relaxed);
-        slot.start.store(start, Ordering::Release);
-        Some(MappedFileGuard(slot))
+        range.end.store(start + bytes.len(), Ordering::Relaxed);
+        range.start.store(start, Ordering::Release);
+        Some(MappedFileGuard(range))
     }
 }
 
@@ -105,8 +105,8 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // number, never followed.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let fault = code > 0; // otherwise a process sent the signal, and there is no address
-    if fault && let Some(slot) = TABLE.iter().find(|slot| slot.contains(address)) {
-        exit_with_message(slot);
+    if fault && let Some(range) = TABLE.iter().find(|range| range.contains(address)) {
+        exit_with_message(range);
     }
     // Not one of our files: restore the previous action, and the same instruction faults again when we return.
     // SAFETY: as in `install_handler`; reading `PREVIOUS` is an atomic load, and it holds what the kernel returned.
@@ -121,10 +121,10 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 }
 
 /// Writes the message and ends the process, without allocating or locking.
-fn exit_with_message(slot: &Slot) -> ! {
+fn exit_with_message(range: &MappedRange) -> ! {
     let mut line = [0u8; MAX_PATH + 128];
-    let path_len = slot.path_len.load(Ordering::Relaxed);
-    let path = slot.path.iter().take(path_len).map(|byte| byte.load(Ordering::Relaxed));
+    let path_len = range.path_len.load(Ordering::Relaxed);
+    let path = range.path.iter().take(path_len).map(|byte| byte.load(Ordering::Relaxed));
     let text = b"error: ".iter().copied().chain(path).chain(MESSAGE.iter().copied());
     let mut len = 0;
     for (to, from) in line.iter_mut().zip(text) {

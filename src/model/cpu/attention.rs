@@ -8,7 +8,7 @@ use super::softmax_cell::AtomicSoftmax;
 use super::steps::{K_AT, KV_PAD, QKV, Scratch, alloc_partials, count_partials};
 use crate::device::{AttentionFn, AttentionJob};
 use crate::dims::*;
-use crate::weights::{Channels, Weights};
+use crate::weights::{HeadCalibration, Weights};
 use files::Result;
 use files::config::QkNorm;
 use numeric::kv::{KvType, KvTypes, hadamard_transform};
@@ -92,7 +92,7 @@ impl Scratch {
         self.norm_and_rotate(isa, &mut k, keys.norm, (keys.layer, t));
         let mut v = copy_head(row, K_AT + KV_PAD, kv_head);
         if types.k.is_rotated() {
-            Channels::of_head(keys.calibration, kv_head).encode_key(&mut k);
+            HeadCalibration::of_head(keys.calibration, kv_head).encode_key(&mut k);
         }
         if types.v.is_rotated() {
             hadamard_transform(&mut v);
@@ -224,7 +224,7 @@ impl Scratch {
             q.iter_mut().for_each(|x| *x *= growth);
         }
         if types.k.is_rotated() {
-            Channels::of_head(weights.layer_calibration(index), h / GROUP).encode_query(&mut q);
+            HeadCalibration::of_head(weights.layer_calibration(index), h / GROUP).encode_query(&mut q);
         }
         q
     }

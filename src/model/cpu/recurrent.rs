@@ -22,22 +22,6 @@ const HEAD_BLOCKS: usize = if HAS_DELTA_NET { VALUE_WIDTH / STATE_COLUMNS } else
 /// Inputs of a convolution that its state holds.
 const HELD_INPUTS: usize = CONV_TAPS.saturating_sub(1);
 
-/// Columns of a token's projected inputs, each part padded to whole groups of sixteen: the convolution's channels, then
-/// the gates `c` and `x` of a short convolution, or `z`, `b` and `a` of a delta net.
-const GATE_AT: usize = CONV_CHANNELS.next_multiple_of(16);
-const BETA_AT: usize = GATE_AT + DELTA_VALUE_DIM.next_multiple_of(16);
-const DECAY_AT: usize = BETA_AT + VALUE_HEADS.next_multiple_of(16);
-pub(super) const MIX: usize = match (CONV_TAPS, HAS_DELTA_NET) {
-    (0, _) => 0,
-    (_, false) => 3 * DIM,
-    (_, true) => DECAY_AT + VALUE_HEADS.next_multiple_of(16),
-};
-/// Columns of a mixer's output before its projection.
-pub(super) const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
-    (0, _) => 0,
-    (_, false) => DIM,
-    (_, true) => DELTA_VALUE_DIM,
-};
 /// Channels of one task of a convolution.
 const TASK_CHANNELS: usize = 256;
 
@@ -84,9 +68,9 @@ impl Scratch {
         let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
             ProjectionPart { start: 0, w: &w.qkv, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-            ProjectionPart { start: GATE_AT, w: &w.z, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-            ProjectionPart { start: BETA_AT, w: &w.b, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
-            ProjectionPart { start: DECAY_AT, w: &w.a, bias: &w.bias }.project(isa, x, &mut tile, 0..MIX);
+            ProjectionPart { start: MIX_GATE_AT, w: &w.z, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
+            ProjectionPart { start: MIX_BETA_AT, w: &w.b, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
+            ProjectionPart { start: MIX_DECAY_AT, w: &w.a, bias: &w.bias }.project(isa, x, &mut tile, 0..MIX);
         });
         self.convolve_runs(&w.taps, index, seqs, pool, isa);
         pool.run_tiles(&mut self.conv[..n * CONV_CHANNELS], CONV_CHANNELS, (1, CONV_CHANNELS), |mut tile| {
@@ -99,7 +83,7 @@ impl Scratch {
         let (mix, core, run_of) = (&self.mix, &self.core, &self.run_of);
         self.mixed.fill_rows(pool, isa, n, |t, row| {
             let span = seqs.read_run(run_of[t] as usize).span;
-            row.copy_from_slice(&mix[t * MIX + GATE_AT..][..DELTA_VALUE_DIM]);
+            row.copy_from_slice(&mix[t * MIX + MIX_GATE_AT..][..DELTA_VALUE_DIM]);
             let core = &core[span.first * DELTA_VALUE_DIM..];
             for (head, gate) in row.chunks_exact_mut(VALUE_WIDTH).enumerate() {
                 let (mut out, mut normed) = ([0.0; VALUE_WIDTH], [0.0; VALUE_WIDTH]);
@@ -166,8 +150,8 @@ impl Scratch {
                     query: &row[of_key..][..KEY_WIDTH],
                     key: &row[DELTA_KEY_DIM + of_key..][..KEY_WIDTH],
                     value: values.first_chunk().expect("invariant: whole blocks"),
-                    decay: factors[DECAY_AT + head],
-                    beta: factors[BETA_AT + head],
+                    decay: factors[MIX_DECAY_AT + head],
+                    beta: factors[MIX_BETA_AT + head],
                 };
                 delta_step(isa, state, update, out);
             }
@@ -231,8 +215,8 @@ fn prepare_heads(isa: Isa, row: &mut [f32]) {
 
 /// Computes the strength of each head's update, `sigmoid(b)`, and its decay, `exp(decay * softplus(a))`.
 fn prepare_factors(isa: Isa, decay: &[f32], row: &mut [f32]) {
-    sigmoid(isa, &mut row[BETA_AT..][..VALUE_HEADS]);
-    let decays = &mut row[DECAY_AT..][..VALUE_HEADS];
+    sigmoid(isa, &mut row[MIX_BETA_AT..][..VALUE_HEADS]);
+    let decays = &mut row[MIX_DECAY_AT..][..VALUE_HEADS];
     softplus(isa, decays);
     decays.iter_mut().zip(decay).for_each(|(x, decay)| *x *= decay);
     ops::exp_in_place(isa, decays);

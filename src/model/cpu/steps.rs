@@ -2,7 +2,6 @@
 
 use super::acts::{Activations, try_vec};
 use super::matmul::{self, GateUp, MatmulInput, MatmulOutput, OutputColumns};
-use super::recurrent::{MIX, MIXED};
 use super::runs::PassRuns;
 use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;

@@ -16,7 +16,7 @@ pub struct Calibration(Vec<f32>);
 
 /// Calibration of one layer and KV head: `[HEAD_DIM]` each.
 #[derive(Debug, Clone, Copy)]
-pub struct Channels<'a> {
+pub struct HeadCalibration<'a> {
     means: &'a [f32],
     scales: &'a [f32],
     inverses: &'a [f32],
@@ -114,7 +114,7 @@ impl Calibration {
     }
 }
 
-impl<'a> Channels<'a> {
+impl<'a> HeadCalibration<'a> {
     /// The calibration of one KV head out of a layer's.
     pub fn of_head(layer: &'a [f32], kv_head: usize) -> Self {
         debug_assert!(kv_head < KV_HEADS);
@@ -130,7 +130,7 @@ impl<'a> Channels<'a> {
         hadamard_transform(k);
     }
 
-    /// Turns a stored key back into the key: the inverse of [`Channels::encode_key`].
+    /// Turns a stored key back into the key: the inverse of [`HeadCalibration::encode_key`].
     pub fn decode_key(self, k: &mut [f32; HEAD_DIM]) {
         hadamard_transform(k);
         let channels = self.means.iter().zip(self.inverses);

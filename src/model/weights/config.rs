@@ -23,7 +23,7 @@ pub fn load_config(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
     if !path_exists(&file)? {
         return Err(Error::model(&file, "is missing; download the whole model"));
     }
-    let text = read_text(&file)?;
+    let text = read_text_file(&file)?;
     check_config(&file, &text)?;
     Ok(text)
 }
@@ -57,7 +57,7 @@ fn compare_with_baked(file: &Path, model: &Path, found: &ModelConfig) -> Result<
 /// # Errors
 ///
 /// [`Error::Model`]: it cannot be read, is not a regular file or is too large.
-pub fn read_text(path: &Path) -> Result<String> {
+pub fn read_text_file(path: &Path) -> Result<String> {
     const LIMIT: u64 = 16 << 20;
     let unreadable = |e| Error::model(path, format!("cannot read: {e}"));
     let meta = fs::metadata(path).map_err(unreadable)?;

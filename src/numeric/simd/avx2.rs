@@ -44,7 +44,7 @@ macro_rules! transposed8 {
 // SAFETY: every intrinsic below is AVX2, FMA or F16C, as in `Isa::Avx2`; memory accesses are unaligned and stay within
 // the trait's contract.
 unsafe impl Lanes for Avx2 {
-    type Folded = __m256;
+    type PartialSums = __m256;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x))

@@ -13,7 +13,7 @@ pub struct Avx512(__m512);
 // the trait's contract.
 unsafe impl Lanes for Avx512 {
     const WIDE: bool = true;
-    type Folded = Self;
+    type PartialSums = Self;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Avx512(_mm512_set1_ps(x))

@@ -17,7 +17,7 @@ pub unsafe trait Lanes: Copy {
     /// [`Lanes::fma`].
     const BY_ELEMENT: bool = false;
     /// Partial sums of the lanes in one register, added in the order of [`Lanes::sum`].
-    type Folded: Copy;
+    type PartialSums: Copy;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     /// Loads sixteen f16, widened exactly.
@@ -84,9 +84,9 @@ pub unsafe trait Lanes: Copy {
     /// Adds the lanes by the fixed tree 16 -> 8 -> 4 -> 2 -> 1.
     unsafe fn sum(self) -> f32;
 
-    unsafe fn fold(self) -> Self::Folded;
+    unsafe fn fold(self) -> Self::PartialSums;
     /// Completes the sums: lane `r` of the result is the sum of row `r`.
-    unsafe fn folded_sums(rows: &[Self::Folded; 16]) -> Self;
+    unsafe fn folded_sums(rows: &[Self::PartialSums; 16]) -> Self;
 
     /// Sums each row: lane `r` of the result is `rows[r].sum()`.
     #[inline(always)]
@@ -165,7 +165,7 @@ impl Scalar {
 
 // SAFETY: needs no instruction set beyond the target's baseline.
 unsafe impl Lanes for Scalar {
-    type Folded = f32;
+    type PartialSums = f32;
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
         self.sum()

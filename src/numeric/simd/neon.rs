@@ -107,7 +107,7 @@ unsafe fn four_lanes<const HD: usize>(rows: *const f32, queries: *const [f32; 4]
 // SAFETY: NEON is part of every aarch64 target; memory accesses are unaligned and stay within the trait's contract.
 unsafe impl Lanes for Neon {
     const BY_ELEMENT: bool = true;
-    type Folded = float32x4_t;
+    type PartialSums = float32x4_t;
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Neon([vdupq_n_f32(x); 4])

@@ -40,18 +40,18 @@ pub fn multiply<const COLS: usize>(
     out: &mut [[f32; 16]],
 ) {
     assert!(w.blocks * BLOCK == COLS && COLS.is_multiple_of(w.format.scale_span()));
-    multiply_by(Kernels { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
+    multiply_by(TileKernel { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
 }
 
 /// An instruction set, and its function for a tile of tokens in Q4_0.
-struct Kernels {
+struct TileKernel {
     isa: Isa,
     q4: fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]),
 }
 
 /// The part of [`multiply`] that does not depend on the number of columns, compiled once for all models.
 fn multiply_by(
-    Kernels { isa, q4 }: Kernels,
+    TileKernel { isa, q4 }: TileKernel,
     w: Groups<'_>,
     activations: &[ActBlock],
     tiles: &[ActTile],

@@ -11,17 +11,17 @@ use std::sync::{Mutex, PoisonError};
 
 /// Counters of one thread, written only by that thread.
 #[derive(Default)]
-struct Calls {
+struct CallCounters {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
 /// Counters of every thread that has made a call.
-static ALL: Mutex<Vec<&'static Calls>> = Mutex::new(Vec::new());
+static ALL: Mutex<Vec<&'static CallCounters>> = Mutex::new(Vec::new());
 
 thread_local! {
-    static MINE: &'static Calls = {
-        let mine: &'static Calls = Box::leak(Box::default());
+    static MINE: &'static CallCounters = {
+        let mine: &'static CallCounters = Box::leak(Box::default());
         ALL.lock().unwrap_or_else(PoisonError::into_inner).push(mine);
         mine
     };
@@ -37,14 +37,14 @@ pub struct PendingCall(usize, u64);
 /// Calls in progress that do not wait for the device.
 pub fn calls_in_progress() -> Vec<PendingCall> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    let of = |(thread, calls): (usize, &&Calls)| {
+    let of = |(thread, calls): (usize, &&CallCounters)| {
         let begun = calls.begun.load(Ordering::Relaxed);
         (begun != calls.ended.load(Ordering::Relaxed)).then_some(PendingCall(thread, begun))
     };
     all.iter().enumerate().filter_map(of).collect()
 }
 
-fn increment_counter(of: fn(&Calls) -> &AtomicU64) {
+fn increment_counter(of: fn(&CallCounters) -> &AtomicU64) {
     // A thread that ends may release objects after its thread-locals are gone.
     let _ = MINE.try_with(|mine| of(mine).store(of(mine).load(Ordering::Relaxed) + 1, Ordering::Relaxed));
 }

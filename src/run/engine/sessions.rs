@@ -304,10 +304,10 @@ impl SessionFactory<'_> {
                 let there = lock_device(&device).new_cache(slots)?;
                 let cpu = self.cpu_device()?;
                 let (here, placement) = if *one_cache {
-                    let here = DeviceCache::with_cache(cpu, there);
+                    let here = DeviceCache::from_parts(cpu, there);
                     (here, placement().with_shared_second(device, schedule))
                 } else {
-                    let second = DeviceCache::with_cache(device, there);
+                    let second = DeviceCache::from_parts(device, there);
                     (DeviceCache::new(cpu, slots)?, placement().with_second(second, schedule))
                 };
                 Session::new(here).with_placement(placement)

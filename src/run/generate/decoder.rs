@@ -7,14 +7,14 @@ use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use text::sampler::{Logprobs, Sampler, SamplerOptions, TokenLogprobs};
-use text::tokenizer::{StopScan, StopStrings, TextState, TextStream, Tokenizer};
+use text::tokenizer::{StopScan, StopStrings, TextStream, TextStreamState, Tokenizer};
 
 /// Text held back where a generation was interrupted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PendingText {
     /// Bytes of an incomplete character.
-    bytes: TextState,
+    bytes: TextStreamState,
     /// Text that could be the start of a stop string.
     stop: String,
 }

@@ -85,11 +85,11 @@ impl DeviceCache {
     /// `Memory`.
     pub fn new(device: SharedDevice, slots: usize) -> Result<Self> {
         let cache = lock_device(&device).new_cache(slots)?;
-        Ok(Self::with_cache(device, cache))
+        Ok(Self::from_parts(device, cache))
     }
 
     /// An empty cache that this device can compute with.
-    pub fn with_cache(device: SharedDevice, cache: Box<dyn KvCache>) -> Self {
+    pub fn from_parts(device: SharedDevice, cache: Box<dyn KvCache>) -> Self {
         let max_tokens = lock_device(&device).max_tokens();
         Self {
             device,

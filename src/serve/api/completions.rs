@@ -65,7 +65,7 @@ impl PromptEcho {
     fn new(given: &Value, index: usize, ids: &[u32], tokenizer: &Tokenizer) -> Self {
         let own = given.as_str().or_else(|| given.get(index)?.as_str());
         let text = own.map_or_else(|| tokenizer.decode_with_special(ids), str::to_owned);
-        let first = ids.first().map(|&id| tokenizer.pieces().text(id));
+        let first = ids.first().map(|&id| tokenizer.pieces().token_text(id));
         let hidden =
             first.filter(|first| !text.starts_with(&**first)).map_or(0, |first| first.chars().count());
         Self { text, first: ids.first().copied(), hidden }
@@ -77,7 +77,7 @@ type Column = fn(&TokenLogprobs, &TokenBytes) -> Value;
 
 /// Columns, except for the offsets.
 const COLUMNS: [(&str, Column); 3] = [
-    ("tokens", |row, pieces| pieces.text(row.chosen.id).into()),
+    ("tokens", |row, pieces| pieces.token_text(row.chosen.id).into()),
     ("token_logprobs", chosen_logprob),
     ("top_logprobs", top_logprobs),
 ];
@@ -91,12 +91,13 @@ fn top_logprobs(row: &TokenLogprobs, pieces: &TokenBytes) -> Value {
     if row.chosen.logprob.is_nan() {
         return Value::Null;
     }
-    let entry = |token: &Logprob| (pieces.text(token.id).into_owned(), finite_logprob(token.logprob).into());
+    let entry =
+        |token: &Logprob| (pieces.token_text(token.id).into_owned(), finite_logprob(token.logprob).into());
     Value::Object(row.top.iter().map(entry).collect())
 }
 
 fn count_characters(row: &TokenLogprobs, pieces: &TokenBytes) -> usize {
-    pieces.text(row.chosen.id).chars().count()
+    pieces.token_text(row.chosen.id).chars().count()
 }
 
 /// Progress of a choice.

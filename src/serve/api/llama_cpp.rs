@@ -207,7 +207,7 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
         out.write_list(ids.len(), move |i, to| match &pieces {
             None => write_json(&ids[i], to),
             Some(pieces) => {
-                let bytes = pieces.bytes(ids[i]);
+                let bytes = pieces.token_bytes(ids[i]);
                 // Bytes that are not UTF-8 become an array of numbers.
                 let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), Value::from);
                 write_json(&json!({"id": ids[i], "piece": piece}), to);
@@ -221,7 +221,7 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
 pub fn detokenize_ids(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let fields: DetokenizeRequest = read_object(&request.parse_json()?, "")?;
     let (TokenIds(ids), tokenizer) = (fields.tokens, model.engine.tokenizer());
-    let bytes: usize = ids.iter().map(|&id| tokenizer.pieces().bytes(id).len()).sum();
+    let bytes: usize = ids.iter().map(|&id| tokenizer.pieces().token_bytes(id).len()).sum();
     // The text and its JSON.
     request.share.grow(3 * bytes as u64)?;
     Ok(JsonWriter::from_value(&json!({"content": tokenizer.decode_with_special(&ids)})))

@@ -121,7 +121,7 @@ struct LogprobEntry<'a> {
 
 impl<'a> LogprobEntry<'a> {
     fn new(pieces: &'a TokenBytes, &Logprob { id, logprob }: &Logprob) -> Self {
-        let (token, bytes) = (pieces.text(id), pieces.bytes(id));
+        let (token, bytes) = (pieces.token_text(id), pieces.token_bytes(id));
         Self { id, token, logprob: finite_logprob(logprob), bytes, top_logprobs: None }
     }
 

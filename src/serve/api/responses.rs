@@ -79,7 +79,7 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
             let role = |item: &Object<InputItem>| item.0.role.map_or(Role::Assistant, |role| role.0);
             let turns = classify_turns(&items.iter().map(role).collect::<Vec<_>>());
             for (i, (Object(item), turn)) in items.into_iter().zip(turns).enumerate() {
-                item.add_to(&mut messages, &format!("input[{i}]"), turn)?;
+                item.append_to_messages(&mut messages, &format!("input[{i}]"), turn)?;
             }
         }
         other => {
@@ -96,7 +96,7 @@ fn read_chat(body: &mut Value) -> ApiResult<ChatRequest> {
 
 impl InputItem {
     /// Adds the item to the messages.
-    fn add_to(self, messages: &mut Vec<Message>, place: &str, turn: Turn) -> ApiResult<()> {
+    fn append_to_messages(self, messages: &mut Vec<Message>, place: &str, turn: Turn) -> ApiResult<()> {
         let is_stored = self.kind.is_none() && self.role.is_none() && self.id.is_some();
         let id = self.call_id.or(self.id).unwrap_or_default();
         match self.kind.as_deref().unwrap_or("message") {

@@ -90,7 +90,7 @@ impl OutputFormat {
     /// Splits the text of an answer into segments: only markers are control tokens.
     pub(super) fn split_segments(&self, tokenizer: &Tokenizer, text: &str) -> Vec<Segment> {
         let shown = self.marker_token_ids(tokenizer);
-        let tokens: Vec<_> = shown.iter().map(|&id| tokenizer.pieces().text(id).into_owned()).collect();
+        let tokens: Vec<_> = shown.iter().map(|&id| tokenizer.pieces().token_text(id).into_owned()).collect();
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((at, token)) = tokens.iter().filter_map(|t| Some((rest.find(t.as_str())?, t))).min() {
             parts.push(Segment::Text(rest[..at].into()));

@@ -127,7 +127,8 @@ impl OutputParser {
                 None => self.break_up(markers.open, &mut parts),
             },
             ParserState::Start if self.open.is_some() => self.end_cut_call("", &mut parts),
-            ParserState::Start if self.has_called() && self.pending.chars().all(tool_calls::is_between) => {}
+            ParserState::Start
+                if self.has_tool_calls() && self.pending.chars().all(tool_calls::is_between) => {}
             _ => self.push_text(&self.pending, &mut parts),
         }
         self.pending.clear();
@@ -220,7 +221,8 @@ impl OutputParser {
     /// Parses the beginning, or the text after a call: thinking or a call may begin.
     fn parse_start(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         // After a call, separators of calls are skipped too.
-        let blank = |c: char| if self.has_called() { tool_calls::is_between(c) } else { c.is_whitespace() };
+        let blank =
+            |c: char| if self.has_tool_calls() { tool_calls::is_between(c) } else { c.is_whitespace() };
         let start = self.pending.len() - self.pending.trim_start_matches(blank).len();
         let text = &self.pending[start..];
         let opening = self.format.thinking.iter().chain(&self.format.calls).map(|m| m.open);
@@ -324,7 +326,7 @@ impl OutputParser {
         format!("call_{}", self.calls - 1)
     }
 
-    fn has_called(&self) -> bool {
+    fn has_tool_calls(&self) -> bool {
         self.calls > self.first
     }
 

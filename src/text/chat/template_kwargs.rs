@@ -1,6 +1,6 @@
 //! Arguments of a template besides the messages: tools, and the caller's own variables.
 
-use crate::tokenizer::files::format_value;
+use crate::tokenizer::files::format_json_value;
 use files::error::{escape, quote};
 use files::json_depth::list_tokens;
 use serde::{Deserialize, Serialize};
@@ -121,7 +121,7 @@ impl Tools {
         check_json(json)?;
         let all: Value = serde_json::from_str(json).map_err(|e| format!("is not valid JSON ({e})"))?;
         let Value::Array(list) = &all else {
-            return Err(format!("is {}; use a JSON array of tools", format_value(&all)));
+            return Err(format!("is {}; use a JSON array of tools", format_json_value(&all)));
         };
         let (mut names, mut seen): (Vec<String>, _) = (Vec::new(), HashSet::new());
         for (i, tool) in list.iter().enumerate() {
@@ -171,7 +171,7 @@ fn check_tool(tool: &Value) -> Result<&str, String> {
         match tool.pointer(place) {
             Some(value) if !fits(value) => {
                 let name = if name.is_empty() { name } else { format!("field `{name}` ") };
-                return Err(format!("{name}is {}; use {wanted}", format_value(value)));
+                return Err(format!("{name}is {}; use {wanted}", format_json_value(value)));
             }
             None if ["function", "function.name"].contains(&name.as_str()) => {
                 return Err(format!("field `{name}` is missing"));

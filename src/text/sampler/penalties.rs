@@ -171,7 +171,7 @@ impl Breakers {
     /// True if the token is a control token or its text contains a breaker.
     fn is_breaker(&self, id: u32) -> bool {
         let Some(pieces) = &self.pieces else { return false };
-        pieces.is_special(id) || self.automaton.has_match(pieces.bytes(id))
+        pieces.is_special(id) || self.automaton.has_match(pieces.token_bytes(id))
     }
 
     /// Number of tokens after the last one that is a control token or in which a breaker ends, at most `most`.
@@ -182,7 +182,7 @@ impl Breakers {
         let (mut first, mut before) = (from, 0);
         while first > 0 && before < self.reach && !pieces.is_special(recent[first - 1]) {
             first -= 1;
-            before += pieces.bytes(recent[first]).len();
+            before += pieces.token_bytes(recent[first]).len();
         }
         let (mut state, mut whole) = (MatchState::default(), from);
         for (at, &id) in recent.iter().enumerate().skip(first) {
@@ -190,7 +190,7 @@ impl Breakers {
             if broken {
                 state = MatchState::default();
             } else {
-                for &byte in pieces.bytes(id) {
+                for &byte in pieces.token_bytes(id) {
                     state = self.automaton.next_state(state, byte);
                     broken |= self.automaton.longest_match(state).is_some();
                 }

@@ -1,7 +1,7 @@
 //! Sampling options that a model's files recommend for chat.
 
 use super::SamplerOptions;
-use crate::tokenizer::files::{SettingsSource, find_settings, format_value, read_settings};
+use crate::tokenizer::files::{SettingsSource, find_settings, format_json_value, read_settings};
 use crate::{Error, Result};
 use files::source::gguf::Gguf;
 use std::path::Path;
@@ -44,7 +44,7 @@ impl SamplerOptions {
                 let value = |(name, _, _): &Field| match fields.get(*name) {
                     None | Some(serde_json::Value::Null) => Ok(None),
                     Some(_) if name.is_empty() => Ok(None),
-                    Some(value) => value.as_f64().map(Some).ok_or_else(|| format_value(value)),
+                    Some(value) => value.as_f64().map(Some).ok_or_else(|| format_json_value(value)),
                 };
                 read_fields(value, |(name, _, _)| (*name).to_owned(), &folder.path(CONFIG))
             }

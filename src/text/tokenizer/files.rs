@@ -85,7 +85,7 @@ pub fn read_settings(folder: &ModelDir, name: &str) -> Result<Option<Map<String,
     check_nesting(&bytes).map_err(broken)?;
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(other) => Err(broken(format!("holds {}, not a JSON object", format_value(&other)))),
+        Ok(other) => Err(broken(format!("holds {}, not a JSON object", format_json_value(&other)))),
         Err(e) => Err(broken(format!("is not valid JSON ({e})"))),
     }
 }
@@ -99,7 +99,7 @@ pub fn check_nesting(json: &[u8]) -> std::result::Result<(), String> {
 }
 
 /// Formats a value for a message, cut to a readable length.
-pub fn format_value(value: &Value) -> String {
+pub fn format_json_value(value: &Value) -> String {
     error::escape(&value.to_string())
 }
 

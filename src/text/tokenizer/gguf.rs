@@ -11,7 +11,7 @@ mod merges;
 mod split;
 mod vocabulary;
 
-use super::files::format_value;
+use super::files::format_json_value;
 use super::pipeline::DecoderKind;
 use super::spec::{AddedEntry, TokenizerSpec, id_error};
 use files::source::gguf::metadata::Metadata;
@@ -71,7 +71,7 @@ pub(super) fn read_tokenizer(metadata: &Metadata, limit: usize) -> Check<GgufTok
 }
 
 fn unsupported_value(key: &str, value: Option<&str>, supported: &str) -> String {
-    let value = value.map_or("missing".into(), |text| format_value(&text.into()));
+    let value = value.map_or("missing".into(), |text| format_json_value(&text.into()));
     format!("metadata \"{key}\" is {value}; supported: {supported}")
 }
 

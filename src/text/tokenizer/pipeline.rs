@@ -1,7 +1,7 @@
 //! Steps before and after the model in a `tokenizer.json`. The library runs normalizers and pre-tokenizers; decoders
 //! and post-processors are our own.
 
-use super::files::format_value;
+use super::files::format_json_value;
 use files::error::escape;
 use serde_json::Value;
 
@@ -36,8 +36,9 @@ fn step_type(step: &Value) -> &str {
 }
 
 fn unsupported_step<T>(field: &str, step: &Value, supported: &str) -> Result<T, String> {
-    let what =
-        step.get("type").map_or_else(|| format_value(step), |kind| format!("of type {}", format_value(kind)));
+    let what = step
+        .get("type")
+        .map_or_else(|| format_json_value(step), |kind| format!("of type {}", format_json_value(kind)));
     Err(format!("field `{field}` is {what}; supported: {supported}"))
 }
 
@@ -165,7 +166,7 @@ fn read_template(step: &Value) -> Result<SpecialTokens, String> {
         } else if piece["Sequence"]["id"] == "A" {
             texts += 1;
         } else {
-            let piece = format_value(piece);
+            let piece = format_json_value(piece);
             return Err(format!(
                 "field `{field}` has the piece {piece}; supported: SpecialToken, Sequence A"
             ));

@@ -1,7 +1,7 @@
 //! Begin-of-text and end-of-text tokens, from the settings files beside `tokenizer.json`.
 
 use super::Tokenizer;
-use super::files::{format_value, read_settings};
+use super::files::{format_json_value, read_settings};
 use crate::{Error, Result};
 use files::model_dir::ModelDir;
 use serde_json::{Map, Value};
@@ -57,7 +57,7 @@ fn read_eos_ids(
             None => {
                 return Err(format!(
                     "field `eos_token_id` is {}; supported: an id below {limit}, a list of ids, or null",
-                    format_value(field)
+                    format_json_value(field)
                 ));
             }
         }
@@ -81,19 +81,20 @@ fn read_tokenizer_config(
         Some(other) => {
             return Err(format!(
                 "field `add_bos_token` is {}; supported: true or false",
-                format_value(other)
+                format_json_value(other)
             ));
         }
     };
     if settings.add_bos && settings.bos.is_none_or(|id| id.is_none()) {
-        let bos = map.get("bos_token").map_or("missing".into(), format_value);
+        let bos = map.get("bos_token").map_or("missing".into(), format_json_value);
         return Err(format!(
             "field `add_bos_token` is true, but `bos_token` is {bos}, not a token of tokenizer.json"
         ));
     }
     if let Some(eos) = text("eos_token")? {
-        let missing =
-            || format!("field `eos_token` is {}, not a token of tokenizer.json", format_value(&eos.into()));
+        let missing = || {
+            format!("field `eos_token` is {}, not a token of tokenizer.json", format_json_value(&eos.into()))
+        };
         settings.eos.push(lookup(eos).ok_or_else(missing)?);
     }
     // A padding token that is a control token only comes after the end. Qwen's chat models pad with the token that
@@ -110,6 +111,8 @@ fn token_text<'a>(name: &str, field: &'a Value) -> std::result::Result<Option<&'
         Value::Null => Ok(None),
         Value::String(text) => Ok(Some(text)),
         Value::Object(map) if map.get("content").is_some_and(Value::is_string) => Ok(map["content"].as_str()),
-        _ => Err(format!("field `{name}` is {}; supported: a token's text or null", format_value(field))),
+        _ => {
+            Err(format!("field `{name}` is {}; supported: a token's text or null", format_json_value(field)))
+        }
     }
 }

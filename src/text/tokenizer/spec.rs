@@ -1,6 +1,6 @@
 //! The spec of a tokenizer, read from any kind of file, from which the library's tokenizer is built.
 
-use super::files::format_value;
+use super::files::format_json_value;
 use super::pipeline::DecoderKind;
 use files::error::escape;
 use serde::Deserialize;
@@ -69,7 +69,7 @@ impl TokenizerSpec {
             Some(AddedEntry { id, token }) => Err(format!(
                 "field `added_tokens` gives id {id} to {}; supported: texts that are not empty, each once, with the id \
                  that the vocabulary has for them or the next one after its {} tokens",
-                format_value(&token.content.as_str().into()),
+                format_json_value(&token.content.as_str().into()),
                 library.get_vocab_size(false)
             )),
         }
@@ -82,7 +82,7 @@ pub(super) fn id_error(token: &str, id: u32, limit: usize) -> String {
         "token {} has id {id}, but the model this program was built for has {limit} tokens (ids up to {}); use that \
          model's tokenizer, or rebuild for this model: ANTIGRAVITY_MODEL=<its directory or GGUF file> \
          cargo build --release",
-        format_value(&Value::from(token)),
+        format_json_value(&Value::from(token)),
         limit.saturating_sub(1),
     )
 }

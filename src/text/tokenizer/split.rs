@@ -57,7 +57,7 @@ fn is_candidate(text: &[u8], at: usize) -> bool {
 
 /// Maximum bytes of text that become one token; `None` if unbounded.
 pub(super) fn max_token_bytes(spec: &TokenizerSpec, pieces: &TokenBytes) -> Option<usize> {
-    let tokens = || (0..spec.tokens.len()).map(|id| pieces.bytes(id as u32));
+    let tokens = || (0..spec.tokens.len()).map(|id| pieces.token_bytes(id as u32));
     let alone: HashSet<u8> =
         tokens().filter_map(|bytes| <[u8; 1]>::try_from(bytes).ok()).map(|[b]| b).collect();
     let unknown = spec.unk.is_some() && !spec.fuse_unk;

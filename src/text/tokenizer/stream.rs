@@ -112,13 +112,13 @@ impl TokenBytes {
     }
 
     /// The bytes of one token, control tokens included; empty for an unknown id.
-    pub fn bytes(&self, id: u32) -> &[u8] {
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.get(id).map_or(&[], |(bytes, _)| bytes)
     }
 
     /// The text of one token by itself, control tokens included. Bytes that are only part of a character become U+FFFD.
-    pub fn text(&self, id: u32) -> Cow<'_, str> {
-        String::from_utf8_lossy(self.bytes(id))
+    pub fn token_text(&self, id: u32) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.token_bytes(id))
     }
 
     /// Tokens with these texts (ASCII); those in `special` are control tokens.
@@ -176,7 +176,7 @@ pub struct TextStream<'a> {
 /// The state of a stream between two ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TextState {
+pub struct TextStreamState {
     /// Bytes that do not form a character yet.
     pending: Vec<u8>,
     /// Number of characters that may still be stripped from the start; `None` once the text has begun.
@@ -190,12 +190,12 @@ impl TextStream<'_> {
     }
 
     /// Its state, to be saved.
-    pub fn state(&self) -> TextState {
-        TextState { pending: self.pending.clone(), strip: self.strip.map(|(_, left)| left) }
+    pub fn state(&self) -> TextStreamState {
+        TextStreamState { pending: self.pending.clone(), strip: self.strip.map(|(_, left)| left) }
     }
 
     /// Continues from the state of another stream of the same tokenizer.
-    pub fn restore_state(&mut self, state: &TextState) {
+    pub fn restore_state(&mut self, state: &TextStreamState) {
         self.pending.clone_from(&state.pending);
         self.strip = self.pieces.strip_start().zip(state.strip).map(|((c, most), left)| (c, left.min(most)));
     }

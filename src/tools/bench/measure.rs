@@ -133,7 +133,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Traces one step of the first row that decodes, else the whole prompt of the first row. Also returns a title.
-    pub fn trace_row(&mut self, rows: &[BenchRow]) -> Result<(String, Trace)> {
+    pub fn trace_bench_row(&mut self, rows: &[BenchRow]) -> Result<(String, Trace)> {
         let row = rows.iter().find(|row| row.is_decode()).unwrap_or(&rows[0]);
         let what = match (row.is_decode(), row.batch) {
             (false, _) => "",

@@ -1,11 +1,12 @@
 //! Models by name: their folders and the numbers of their builds.
 
-use crate::command::root;
+use crate::command::{quote_word, root};
 use crate::error::{AtPath, Error, Result};
+use crate::json;
 use clap::Args;
 use files::hf_cache;
-use files::source::gguf::find_only_gguf;
-use std::ffi::OsStr;
+use files::source::gguf::{Gguf, find_only_gguf};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -17,18 +18,48 @@ pub struct ModelArgs {
     pub model: Option<String>,
 }
 
+/// The model where none is named.
+const DEFAULT: &str = "story";
+
 impl ModelArgs {
+    fn name(&self) -> String {
+        let default = || std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| DEFAULT.into());
+        self.model.clone().unwrap_or_else(default)
+    }
+
     /// The folder or file of the model in the flags, else in the environment.
     pub fn dir(&self) -> Result<PathBuf> {
-        let default = || std::env::var("ANTIGRAVITY_MODEL").unwrap_or_else(|_| "story".into());
-        model_dir(&self.model.clone().unwrap_or_else(default))
+        model_dir(&self.name())
+    }
+
+    /// The flag as one would type it, after a space; empty for the default.
+    pub fn words(&self) -> String {
+        let name = self.name();
+        if name == DEFAULT { String::new() } else { format!(" --model {}", quote_word(&name)) }
     }
 }
 
-/// A model's name, without a file extension.
-pub(super) fn model_name(model: &Path) -> &OsStr {
+/// True if a model has a chat template, in its folder or in its GGUF file.
+pub fn has_template(model: &Path) -> bool {
+    let only = || find_only_gguf(model).ok().flatten();
+    let gguf = if model.is_file() { Some(model.into()) } else { only() };
+    let in_gguf = |file: PathBuf| Gguf::open(&file).ok()?.metadata().get("tokenizer.chat_template").map(drop);
+    let settings: Value = json::read(&model.join("tokenizer_config.json")).unwrap_or_default();
+    let beside = model.join("chat_template.jinja").exists() || !settings["chat_template"].is_null();
+    beside || gguf.and_then(in_gguf).is_some()
+}
+
+pub fn is_weights(file: &Path) -> bool {
+    file.extension().is_some_and(|e| e == "gguf" || e == "safetensors")
+}
+
+/// A model's name, without a file extension. A folder in the Hugging Face cache is called `models--org--name`.
+pub fn model_name(model: &Path) -> String {
     let gguf = model.extension().is_some_and(|e| e == "gguf");
-    if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default()
+    let name = if gguf { model.file_stem() } else { model.file_name() }.unwrap_or_default().to_string_lossy();
+    let mut above = model.ancestors().filter_map(|dir| dir.file_name()?.to_str()?.strip_prefix("models--"));
+    let on_hub = if gguf { None } else { above.find_map(|dir| dir.split("--").last()) };
+    on_hub.map_or(name.into(), String::from)
 }
 
 /// The name of a bundled model, which makes it the same build as without xtask; else the path.
@@ -63,7 +94,10 @@ pub fn model_dir(name: &str) -> Result<PathBuf> {
             bundled.join(", ")
         ))
     })?;
-    fs::canonicalize(&found).at(&found)
+    // Not of the file itself: in the Hugging Face cache it is a link to one without a file extension.
+    let (dir, file) = if found.is_file() { (found.parent(), found.file_name()) } else { (None, None) };
+    let dir = fs::canonicalize(dir.unwrap_or(&found)).at(&found)?;
+    Ok(file.map_or(dir.clone(), |file| dir.join(file)))
 }
 
 fn names_in(dir: &str) -> impl Iterator<Item = std::ffi::OsString> {
@@ -97,6 +131,12 @@ mod tests {
         fs::write(gguf.join("x.gguf"), "").unwrap();
         let only = fs::canonicalize(gguf.join("x.gguf")).unwrap();
         assert_eq!(model_dir(gguf.to_str().unwrap()).unwrap(), only);
+        let snapshot = gguf.join("models--org--name/snapshots/c0ffee");
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::write(snapshot.join("config.json"), "").unwrap();
+        std::os::unix::fs::symlink("config.json", snapshot.join("q4.gguf")).unwrap();
+        let name = |path: PathBuf| model_name(&model_dir(path.to_str().unwrap()).unwrap());
+        assert_eq!((name(snapshot.clone()), name(snapshot.join("q4.gguf"))), ("name".into(), "q4".into()));
         fs::remove_dir_all(&gguf).unwrap();
         let e = model_dir("no-such-model").unwrap_err().to_string();
         assert!(e.contains("no-such-model") && e.contains("story"), "{e}");

@@ -4,11 +4,12 @@ use super::Device;
 use super::marker::{Marker, MarkerFilter, make_nonce};
 use crate::command;
 use crate::error::{Error, Result};
+use rustix::fs::fstat;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -83,16 +84,24 @@ fn check_script(script: String) -> Result<String> {
     }
 }
 
+/// The exit code of a program that ended well at a terminal: adb's is 0 where the connection breaks, too.
+const ENDED_WELL: i32 = 254;
+
 /// Runs a program at this terminal until it ends, with a terminal on the device; returns its exit code.
 pub fn run_at_terminal(device: &dyn Device, program: &DeviceProgram) -> Result<u32> {
     // Ctrl-C is meant for the program, and may reach this process too.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, ignored)
         .map_err(|e| Error::Failed(format!("cannot catch Ctrl-C: {e}")))?;
-    let script = check_script(format!("cd {} && exec {}", quote(&program.dir), program.words()))?;
+    // The trap keeps the shell alive, and is not the program's.
+    let (dir, words) = (quote(&program.dir), program.words());
+    let script = check_script(format!("trap : INT; cd {dir} && {words} || exit $?; exit {ENDED_WELL}"))?;
     let status = device.terminal(&script).status().map_err(|e| lost(device, &e.to_string()))?;
-    let code = status.code().or(status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u32::try_from(code).ok()).ok_or_else(|| lost(device, ""))
+    match status.code() {
+        Some(ENDED_WELL) => Ok(0),
+        Some(code @ 1..) => Ok(code.unsigned_abs()),
+        _ => Err(lost(device, "")),
+    }
 }
 
 /// Script: starts a program without stdin. Our end of the script's stdin stays open as long as this process lives and
@@ -154,15 +163,32 @@ pub fn capture_program(device: &dyn Device, program: &DeviceProgram) -> Result<A
 /// Runs a program with this process's streams until it ends. Ctrl-C interrupts it; a second one terminates it. Returns
 /// its exit code, or 128 plus the number of the signal that ended it.
 pub fn run_streamed(device: &dyn Device, program: &DeviceProgram, stdin: Input) -> Result<u32> {
-    stream_to(device, program, stdin, ProgramOutput { text: &mut put, started: &mut |_| {} })
+    let stderr = if has_one_output() { Stderr::WithText } else { Stderr::Apart };
+    stream_to(device, program, stdin, ProgramOutput { text: &mut put, stderr, started: &mut |_| {} })
+}
+
+/// True if this process's stdout and stderr are the same file, pipe or terminal.
+pub fn has_one_output() -> bool {
+    let facts = [fstat(std::io::stdout()), fstat(std::io::stderr())];
+    matches!(facts, [Ok(out), Ok(err)] if (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino))
 }
 
 /// Receivers of a program's output in [`stream_to`].
 pub struct ProgramOutput<'a> {
     /// Called with each piece of its stdout; an error ends the program.
     pub text: &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+    pub stderr: Stderr,
     /// Called with its process id on the device.
     pub started: &'a mut dyn FnMut(u32),
+}
+
+/// Destination of a program's stderr.
+#[derive(Clone, Copy)]
+pub enum Stderr {
+    /// To this process's stderr.
+    Apart,
+    /// Into the text, in order: two streams arrive in any order.
+    WithText,
 }
 
 /// Runs a program like [`run_streamed`], with its output to callbacks.
@@ -200,7 +226,12 @@ fn stream_with_signals(
     output: ProgramOutput<'_>,
 ) -> Result<u32> {
     let nonce = make_nonce();
-    let mut command = device.shell(&with_end(&program.script(&nonce, stdin)?, &nonce));
+    let script = program.script(&nonce, stdin)?;
+    let script = match output.stderr {
+        Stderr::Apart => script,
+        Stderr::WithText => format!("exec 2>&1\n{script}"),
+    };
+    let mut command = device.shell(&with_end(&script, &nonce));
     // A process group of its own: Ctrl-C in a terminal must not cut the connection.
     command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::inherit());
     command.stdin(Stdio::piped());

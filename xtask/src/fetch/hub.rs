@@ -8,13 +8,12 @@ use super::cache;
 use super::choice::{self, ModelSpec, Weights, is_below_folder, read_shards};
 use super::curl::{Client, Failure, Outcome};
 use crate::error::{AtPath, Error, Result};
-use crate::{command, json};
+use crate::{build::has_template, command};
 use files::atomic_file;
 use files::config::ModelConfig;
 use files::model_dir::TEXT_FILES;
 use files::source::gguf::Gguf;
 use serde::Deserialize;
-use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -32,7 +31,7 @@ pub struct Hub {
 pub struct Fetched {
     /// Value for `ANTIGRAVITY_MODEL`: the model's folder in the cache, or a GGUF file there.
     pub path: PathBuf,
-    /// For a base model, a line that says so and names a chat model.
+    /// For a base model, a line that says so and names a chat model; it has been printed.
     pub base: Option<String>,
 }
 
@@ -133,11 +132,8 @@ impl Hub {
                 get(file, MAX_TEXT)?;
             }
             check_supported(&snapshot.dir.join("config.json"))?;
+            // Told before gigabytes come: the user may have meant another model.
             base = self.describe_base(repo, has_template(&snapshot.dir));
-        }
-        if let Some(base) = &base {
-            // Before gigabytes come: the user may have meant another model.
-            eprintln!("{base}");
         }
         let path = match weights {
             Weights::Gguf(file) => get(file, u64::MAX)?,
@@ -150,9 +146,9 @@ impl Hub {
             }
         };
         if path.is_file() {
-            let gguf = Gguf::open(&path).and_then(|gguf| gguf.read_config().map(|_| gguf));
-            let gguf = gguf.map_err(|e| Error::Failed(e.to_string()))?;
-            base = self.describe_base(repo, gguf.metadata().get("tokenizer.chat_template").is_some());
+            let config = Gguf::open(&path).and_then(|gguf| gguf.read_config());
+            config.map_err(|e| Error::Failed(e.to_string()))?;
+            base = self.describe_base(repo, has_template(&path));
         }
         let main = folder.join("refs/main");
         fs::create_dir_all(folder.join("refs"))
@@ -220,7 +216,8 @@ impl Hub {
             let came = self.client.get(url, (at, size.saturating_sub(at)), |piece| {
                 at += piece.len() as u64;
                 if show {
-                    eprint!("\r{} of {} MiB ", at >> 20, size >> 20);
+                    let end = if at < size { "" } else { "\n" };
+                    eprint!("\r{} of {} MiB{end}", at >> 20, size >> 20);
                 }
                 out.write_all(piece)
             });
@@ -239,7 +236,7 @@ impl Hub {
         }
     }
 
-    /// The line about a model without a template, which names a chat model that the hub has.
+    /// The line about a model without a template, which names a chat model that the hub has; it is printed, too.
     fn describe_base(&self, repo: &str, has_template: bool) -> Option<String> {
         let siblings = if has_template { return None } else { choice::guess_siblings(repo)? };
         let mut asked = siblings.iter().map(|name| (name, self.list_files(name)));
@@ -249,9 +246,11 @@ impl Hub {
         let instead = there.map_or("a model whose name ends in -Instruct or -it".into(), |name| {
             format!("cargo xtask fetch {name}")
         });
-        Some(format!(
+        let line = format!(
             "{repo} is a base model: it has no chat template and only continues texts; for a chat: {instead}"
-        ))
+        );
+        eprintln!("{line}");
+        Some(line)
     }
 
     /// The cause of a failure, and its remedy.
@@ -290,11 +289,6 @@ impl Hub {
 fn check_supported(config: &Path) -> Result<()> {
     let text = fs::read_to_string(config).at(config)?;
     ModelConfig::parse(&text).map(|_| ()).at(config)
-}
-
-fn has_template(snapshot: &Path) -> bool {
-    let settings: Value = json::read(&snapshot.join("tokenizer_config.json")).unwrap_or_default();
-    !settings["chat_template"].is_null() || snapshot.join("chat_template.jinja").exists()
 }
 
 /// Refuses the name of a blob or commit, which becomes part of a path, unless it is a hash.

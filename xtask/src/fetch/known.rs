@@ -1,4 +1,5 @@
-//! The models that `fetch` knows by name: their packages, and the sizes and hashes of their files.
+//! The models that `fetch` knows by name: their packages with the sizes and hashes of their files, or their names on the
+//! hub.
 
 /// A GGUF file in packages of the Python package index.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +55,49 @@ pub const KNOWN: &[KnownModel] = &[
     },
 ];
 
+/// Other models of `models/`: folder, name on the Hugging Face Hub, and licence.
+pub const OF_HUB: &[(&str, &str, &str)] = &[
+    ("gemma3-1b", "google/gemma-3-1b-it", "Gemma's terms, which the hub asks you to accept"),
+    ("gpt2", "openai-community/gpt2", "MIT"),
+    ("granite-3.3-2b", "ibm-granite/granite-3.3-2b-instruct", "Apache 2.0"),
+    (
+        "llama3.2-1b",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "Llama 3.2's terms, which the hub asks you to accept",
+    ),
+    (
+        "llama3.2-3b",
+        "meta-llama/Llama-3.2-3B-Instruct",
+        "Llama 3.2's terms, which the hub asks you to accept",
+    ),
+    ("minicpm-2b-llama", "openbmb/MiniCPM-2B-dpo-bf16-llama-format", "OpenBMB's General Model License"),
+    ("phi-4-mini", "microsoft/Phi-4-mini-instruct", "MIT"),
+    ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", "Apache 2.0"),
+    ("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct", "Apache 2.0"),
+    ("qwen2.5-3b", "Qwen/Qwen2.5-3B-Instruct", "Qwen's research licence, not for commercial use"),
+    ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "Apache 2.0"),
+    ("qwen3-1.7b", "Qwen/Qwen3-1.7B", "Apache 2.0"),
+    ("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", "Apache 2.0"),
+];
+
+/// Models of `models/` with their weights.
+pub const INCLUDED: [&str; 2] = ["story", "story-draft"];
+
+/// The name on the hub of a folder of `models/`, and its licence.
+pub fn find_on_hub(name: &str) -> Option<(&'static str, &'static str)> {
+    OF_HUB.iter().find(|model| model.0 == name).map(|&(_, repo, licence)| (repo, licence))
+}
+
+/// The names most like another one, at most three.
+pub fn find_nearest(name: &str) -> Vec<&'static str> {
+    let names =
+        KNOWN.iter().map(|known| known.name).chain(OF_HUB.iter().map(|model| model.0)).chain(INCLUDED);
+    let name = name.to_lowercase();
+    let mut near: Vec<_> = names.map(|known| (strsim::jaro_winkler(&name, known), known)).collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0));
+    near.into_iter().take(3).filter(|(likeness, _)| *likeness > 0.75).map(|(_, known)| known).collect()
+}
+
 impl KnownModel {
     /// The line about a base model.
     pub fn describe_base(&self) -> Option<String> {
@@ -62,5 +106,23 @@ impl KnownModel {
             "{name} is a base model: it has no chat template and only continues texts; for a chat: cargo xtask fetch {chats}, or {}",
             self.instruct?
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_of_models_is_known_and_a_mistyped_name_has_near_ones() {
+        for folder in std::fs::read_dir(crate::command::root().join("models")).unwrap() {
+            let name = folder.unwrap().file_name().into_string().unwrap();
+            let here = KNOWN.iter().any(|known| known.name == name) || INCLUDED.contains(&&*name);
+            assert!(here != find_on_hub(&name).is_some() && find_nearest(&name)[0] == name, "{name}");
+        }
+        assert_eq!(find_nearest("smolm2")[0], "smollm2-135m");
+        assert_eq!(find_nearest("Llama-3.2-3B")[0], "llama3.2-3b");
+        assert_eq!(find_nearest("qwen2.5")[..], ["qwen2.5-3b", "qwen2.5-0.5b", "qwen2.5-1.5b"]);
+        assert!(find_nearest("xyzzy").is_empty());
     }
 }

@@ -3,14 +3,12 @@
 use super::{check_exit, deployed_program};
 use crate::command;
 use crate::device::Device;
-use crate::device::shell::{self, Input};
+use crate::device::shell::{self, Input, ProgramOutput, Stderr};
 use crate::error::{Error, Result};
 use clap::Args;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 #[derive(Args)]
 pub struct ServeArgs {
@@ -24,9 +22,6 @@ pub struct ServeArgs {
 
 /// The server's default port.
 const PORT: u16 = 8080;
-/// Time between two polls, and the time-out of one.
-const PAUSE: Duration = Duration::from_millis(100);
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ServeArgs {
     /// Refuses flags that need a server when none is started.
@@ -39,21 +34,51 @@ impl ServeArgs {
     }
 }
 
-/// Runs the server that is deployed in `dir` until it ends, and prints its address once it answers.
+/// Runs the server that is deployed in `dir` until it ends. Its address there becomes the one here.
 pub fn run(device: &dyn Device, dir: &str, args: &ServeArgs, mut words: Vec<String>) -> Result<()> {
     let there = resolve_port(&mut words)?;
     let here = args.port.unwrap_or(there);
     let _forward = device.forward(here, there)?;
     let program = deployed_program(device, dir, words);
-    let ended = AtomicBool::new(false);
-    let code = std::thread::scope(|scope| {
-        scope.spawn(|| announce(here, args.open, &ended));
-        // The server ends when this process does: its stdin is then closed.
-        let code = shell::run_streamed(device, &program, Input::Nothing);
-        ended.store(true, Ordering::SeqCst);
-        code
-    })?;
+    let (mut rest, mut announced) = (Vec::new(), false);
+    let mut text = |piece: &[u8]| {
+        rest.extend_from_slice(piece);
+        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            let ready = if announced { None } else { rewrite_address(line.trim_end(), (there, here)) };
+            announced |= ready.is_some();
+            eprintln!("{}", ready.as_deref().unwrap_or(line.trim_end()));
+            if ready.is_some() {
+                announce(&format!("http://127.0.0.1:{here}/"), args.open)?;
+            }
+        }
+        Ok(())
+    };
+    let output = ProgramOutput { text: &mut text, stderr: Stderr::WithText, started: &mut |_| {} };
+    // The server ends when this process does: its stdin is then closed.
+    let code = shell::stream_to(device, &program, Input::Nothing, output)?;
+    eprint!("{}", String::from_utf8_lossy(&rest));
     check_exit(device, code)
+}
+
+/// The line with which the server says that it is ready, with its address here; `None` for any other line.
+fn rewrite_address(line: &str, (there, here): (u16, u16)) -> Option<String> {
+    let (before, address) = line.split_once("http://")?;
+    let (_, after) = address.split_once(&format!(":{there}"))?;
+    let after = after.trim_start_matches('/');
+    Some(format!("{before}http://127.0.0.1:{here}/{after}"))
+}
+
+/// Prints the address on stdout, unless that is where the server's own line has just been printed; opens the page.
+fn announce(address: &str, open: bool) -> std::io::Result<()> {
+    if !shell::has_one_output() {
+        writeln!(std::io::stdout(), "{address}")?;
+    }
+    if open {
+        open_page(address);
+    }
+    Ok(())
 }
 
 /// The port in the server's flags. Port 0, which means any, is replaced by one that is free here, as it must be known
@@ -79,31 +104,6 @@ fn resolve_port(words: &mut [String]) -> Result<u16> {
 pub fn free_port() -> Result<u16> {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     free.map(|address| address.port()).map_err(|e| Error::Failed(format!("no free port: {e}")))
-}
-
-/// Waits until the server answers, then prints its address and opens its page.
-fn announce(port: u16, open: bool, ended: &AtomicBool) {
-    while !ended.load(Ordering::SeqCst) {
-        if check_health(port).is_some() {
-            let address = format!("http://127.0.0.1:{port}/");
-            println!("{address}");
-            if open {
-                open_page(&address);
-            }
-            return;
-        }
-        std::thread::sleep(PAUSE);
-    }
-}
-
-/// Asks a server for its health: `Some` if it is ready.
-fn check_health(port: u16) -> Option<()> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
-    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
-    stream.write_all(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").ok()?;
-    let mut reply = Vec::new();
-    stream.take(1 << 16).read_to_end(&mut reply).ok()?;
-    reply.starts_with(b"HTTP/1.1 200").then_some(())
 }
 
 /// Opens a page in the user's browser without waiting for it.
@@ -141,6 +141,11 @@ mod tests {
         for line in ["serve --port", "serve --port x", "serve --port=70000"] {
             assert_eq!(resolved(line).unwrap_err().exit_code(), 2, "{line}");
         }
+        let ready = |line: &str| rewrite_address(line, (80, 8081));
+        let line = "story at http://0.0.0.0:80: 4 slots of 4096 tokens";
+        assert_eq!(ready(line).unwrap(), "story at http://127.0.0.1:8081/: 4 slots of 4096 tokens");
+        assert_eq!(ready("http://127.0.0.1:80/").unwrap(), "http://127.0.0.1:8081/");
+        assert_eq!(ready("see http://example.org"), None);
         let args: ServeArgs = crate::parse_args("--open").unwrap();
         assert!(args.check(true).is_ok() && args.check(false).is_err());
     }

@@ -79,8 +79,8 @@ unsafe fn row_by_row<L: Lanes, const HD: usize, const Q: usize>(
     queries: &[[f32; HD]; Q],
     scores: &mut [[f32; CHUNK]; Q],
 ) {
-    let mut products = MaybeUninit::<[[L::Folded; ROWS]; Q]>::uninit();
-    let products: *mut [L::Folded; ROWS] = products.as_mut_ptr().cast();
+    let mut products = MaybeUninit::<[[L::PartialSums; ROWS]; Q]>::uninit();
+    let products: *mut [L::PartialSums; ROWS] = products.as_mut_ptr().cast();
     for r in 0..ROWS {
         // Opaque: otherwise they are loaded before the loop, into more registers than there are.
         let queries = black_box(queries);

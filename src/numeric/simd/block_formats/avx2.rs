@@ -61,19 +61,19 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         _mm256_xor_si256(a, b)
     }
     #[inline(always)]
-    unsafe fn left<const N: i32>(a: __m256i) -> __m256i {
+    unsafe fn shift_left<const N: i32>(a: __m256i) -> __m256i {
         _mm256_slli_epi16::<N>(a)
     }
     #[inline(always)]
-    unsafe fn right<const N: i32>(a: __m256i) -> __m256i {
+    unsafe fn shift_right<const N: i32>(a: __m256i) -> __m256i {
         _mm256_srli_epi16::<N>(a)
     }
     #[inline(always)]
-    unsafe fn sums(x: i32) -> __m256i {
+    unsafe fn splat_i32(x: i32) -> __m256i {
         _mm256_set1_epi32(x)
     }
     #[inline(always)]
-    unsafe fn half<const BITS: usize>(sums: __m256i, w: [__m256i; 4], q: *const i8) -> __m256i {
+    unsafe fn add_dot16<const BITS: usize>(sums: __m256i, w: [__m256i; 4], q: *const i8) -> __m256i {
         if VNNI {
             let mut sums = sums;
             for (v, w) in w.into_iter().enumerate() {
@@ -99,12 +99,12 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn block<const BITS: usize>(sums: __m256i, w: [__m256i; 8], q: *const i8) -> __m256i {
+    unsafe fn add_dot32<const BITS: usize>(sums: __m256i, w: [__m256i; 8], q: *const i8) -> __m256i {
         if BITS == 4 && !VNNI {
             return widen(sums, add_pairs(w, q));
         }
-        let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-        Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        let sums = Self::add_dot16::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::add_dot16::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     #[inline(always)]
     unsafe fn float(sums: __m256i) -> __m256 {

@@ -44,19 +44,19 @@ unsafe impl BlockKernel for Sixteen {
         _mm512_xor_si512(a, b)
     }
     #[inline(always)]
-    unsafe fn left<const N: i32>(a: __m512i) -> __m512i {
+    unsafe fn shift_left<const N: i32>(a: __m512i) -> __m512i {
         _mm512_sll_epi16(a, _mm_cvtsi32_si128(N))
     }
     #[inline(always)]
-    unsafe fn right<const N: i32>(a: __m512i) -> __m512i {
+    unsafe fn shift_right<const N: i32>(a: __m512i) -> __m512i {
         _mm512_srl_epi16(a, _mm_cvtsi32_si128(N))
     }
     #[inline(always)]
-    unsafe fn sums(x: i32) -> __m512i {
+    unsafe fn splat_i32(x: i32) -> __m512i {
         _mm512_set1_epi32(x)
     }
     #[inline(always)]
-    unsafe fn half<const BITS: usize>(mut sums: __m512i, w: [__m512i; 4], q: *const i8) -> __m512i {
+    unsafe fn add_dot16<const BITS: usize>(mut sums: __m512i, w: [__m512i; 4], q: *const i8) -> __m512i {
         for (v, w) in w.into_iter().enumerate() {
             let a = _mm512_set1_epi32(q.cast::<i32>().add(v).read_unaligned());
             sums = _mm512_dpbusd_epi32(sums, w, a);
@@ -231,14 +231,14 @@ unsafe fn sweep<const F: usize, const T: usize>(
                 let starts = |half: usize| starts.at(half, t, at);
                 let start = |half: usize| _mm512_set1_epi32(*starts(half));
                 if F == const { Format::Q6_K as usize } {
-                    let x = Sixteen::half::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
-                    let y = Sixteen::half::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
+                    let x = Sixteen::add_dot16::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
+                    let y = Sixteen::add_dot16::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
                     // Integers below 2^24: exact.
                     let x = _mm512_mul_ps(_mm512_cvtepi32_ps(x), levels[0]);
                     let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(y), levels[1], x);
                     acc[t] = _mm512_fmadd_ps(sum, _mm512_mul_ps(floor, d), acc[t]);
                 } else if format.has_floor() {
-                    let sum = Sixteen::block::<8>(_mm512_setzero_si512(), w, q);
+                    let sum = Sixteen::add_dot32::<8>(_mm512_setzero_si512(), w, q);
                     acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
                     let s = _mm512_set1_ps(f32::from_bits(*starts(0) as u32));
                     acc[t] = if format.scale_span() == BLOCK {
@@ -247,7 +247,7 @@ unsafe fn sweep<const F: usize, const T: usize>(
                         _mm512_fnmadd_ps(floor, s, acc[t])
                     };
                 } else {
-                    let sum = Sixteen::block::<8>(start(0), w, q);
+                    let sum = Sixteen::add_dot32::<8>(start(0), w, q);
                     acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
                 }
             });

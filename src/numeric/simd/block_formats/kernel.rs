@@ -105,7 +105,7 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
                         row,
                     };
                     let out = out.add(g * x.total + x.first).cast::<f32>().add(row);
-                    part.add_to::<R, F, T>(out, x.count);
+                    part.add_to_sums::<R, F, T>(out, x.count);
                 }
             }
         }
@@ -157,7 +157,7 @@ impl Part {
     ///
     /// The CPU has the set of `R`; the planes and the activations of `T` tokens hold the blocks.
     #[inline(always)]
-    unsafe fn add_to<R: BlockKernel, const F: usize, const T: usize>(self, out: *mut f32, count: usize) {
+    unsafe fn add_to_sums<R: BlockKernel, const F: usize, const T: usize>(self, out: *mut f32, count: usize) {
         let mut acc = [R::splat(0.0); T];
         if self.blocks.start > 0 {
             unrolled!(T, |t| {
@@ -178,7 +178,7 @@ impl Part {
     ///
     /// # Safety
     ///
-    /// See [`Part::add_to`].
+    /// See [`Part::add_to_sums`].
     #[inline(always)]
     unsafe fn accumulate<R: BlockKernel, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         #[cfg(target_arch = "x86_64")]
@@ -197,17 +197,17 @@ impl Part {
                 let q = (&raw const (*act).q).cast::<i8>();
                 let d = R::splat((*act).d);
                 if F == const { Format::Q6_K as usize } {
-                    let (x, y) = (R::sums((*act).start[0]), R::sums((*act).start[1]));
-                    let x = R::half::<6>(x, [w[0], w[1], w[2], w[3]], q);
-                    let y = R::half::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
+                    let (x, y) = (R::splat_i32((*act).start[0]), R::splat_i32((*act).start[1]));
+                    let x = R::add_dot16::<6>(x, [w[0], w[1], w[2], w[3]], q);
+                    let y = R::add_dot16::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
                     // Integers below 2^24: exact.
                     let sum = R::fma(R::float(y), levels[1], R::mul(R::float(x), levels[0]));
                     acc[t] = R::fma(sum, R::mul(floor, d), acc[t]);
                 } else {
                     let sum = match format.extract_bits() {
-                        4 => R::block::<4>(R::sums((*act).start[0]), w, q),
-                        5 => R::block::<5>(R::sums((*act).start[0]), w, q),
-                        _ => R::block::<8>(R::sums((*act).start[0]), w, q),
+                        4 => R::add_dot32::<4>(R::splat_i32((*act).start[0]), w, q),
+                        5 => R::add_dot32::<5>(R::splat_i32((*act).start[0]), w, q),
+                        _ => R::add_dot32::<8>(R::splat_i32((*act).start[0]), w, q),
                     };
                     acc[t] = R::fma(R::float(sum), R::mul(levels[0], d), acc[t]);
                     if format.has_floor() {
@@ -271,27 +271,27 @@ pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes;
     unrolled!(4, |v| {
         let x = R::load(p.add(64 * v));
         w[v] = R::and(x, nibble);
-        w[4 + v] = R::and(R::right::<4>(x), nibble);
+        w[4 + v] = R::and(R::shift_right::<4>(x), nibble);
     });
     if bits == 5 {
         let (x, fifth) = (R::load(p.add(256)), R::byte(16));
-        w[0] = R::or(w[0], R::and(R::left::<4>(x), fifth));
-        w[1] = R::or(w[1], R::and(R::left::<3>(x), fifth));
-        w[2] = R::or(w[2], R::and(R::left::<2>(x), fifth));
-        w[3] = R::or(w[3], R::and(R::left::<1>(x), fifth));
+        w[0] = R::or(w[0], R::and(R::shift_left::<4>(x), fifth));
+        w[1] = R::or(w[1], R::and(R::shift_left::<3>(x), fifth));
+        w[2] = R::or(w[2], R::and(R::shift_left::<2>(x), fifth));
+        w[3] = R::or(w[3], R::and(R::shift_left::<1>(x), fifth));
         w[4] = R::or(w[4], R::and(x, fifth));
-        w[5] = R::or(w[5], R::and(R::right::<1>(x), fifth));
-        w[6] = R::or(w[6], R::and(R::right::<2>(x), fifth));
-        w[7] = R::or(w[7], R::and(R::right::<3>(x), fifth));
+        w[5] = R::or(w[5], R::and(R::shift_right::<1>(x), fifth));
+        w[6] = R::or(w[6], R::and(R::shift_right::<2>(x), fifth));
+        w[7] = R::or(w[7], R::and(R::shift_right::<3>(x), fifth));
     }
     if bits == 6 {
         unrolled!(2, |half| {
             let (x, upper) = (R::load(p.add(256 + 64 * half)), R::byte(48));
             let w = &mut w[4 * half..][..4];
-            w[0] = R::or(w[0], R::and(R::left::<4>(x), upper));
-            w[1] = R::or(w[1], R::and(R::left::<2>(x), upper));
+            w[0] = R::or(w[0], R::and(R::shift_left::<4>(x), upper));
+            w[1] = R::or(w[1], R::and(R::shift_left::<2>(x), upper));
             w[2] = R::or(w[2], R::and(x, upper));
-            w[3] = R::or(w[3], R::and(R::right::<2>(x), upper));
+            w[3] = R::or(w[3], R::and(R::shift_right::<2>(x), upper));
         });
     }
     w

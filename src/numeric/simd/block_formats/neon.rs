@@ -71,19 +71,19 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         veorq_u8(a, b)
     }
     #[inline(always)]
-    unsafe fn left<const N: i32>(a: uint8x16_t) -> uint8x16_t {
+    unsafe fn shift_left<const N: i32>(a: uint8x16_t) -> uint8x16_t {
         vshlq_n_u8::<N>(a)
     }
     #[inline(always)]
-    unsafe fn right<const N: i32>(a: uint8x16_t) -> uint8x16_t {
+    unsafe fn shift_right<const N: i32>(a: uint8x16_t) -> uint8x16_t {
         vshrq_n_u8::<N>(a)
     }
     #[inline(always)]
-    unsafe fn sums(x: i32) -> int32x4_t {
+    unsafe fn splat_i32(x: i32) -> int32x4_t {
         vdupq_n_s32(x)
     }
     #[inline(always)]
-    unsafe fn half<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 4], q: *const i8) -> int32x4_t {
+    unsafe fn add_dot16<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 4], q: *const i8) -> int32x4_t {
         let (a, mut sums) = (vld1q_s8(q), sums);
         if DOT {
             sdot!(sums, w[0], a, 0);
@@ -99,15 +99,15 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)])
     }
     #[inline(always)]
-    unsafe fn block<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 8], q: *const i8) -> int32x4_t {
+    unsafe fn add_dot32<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 8], q: *const i8) -> int32x4_t {
         if !DOT && BITS <= 5 {
             let (a, b) = (vld1q_s8(q), vld1q_s8(q.add(16)));
             return chain!(sums,
                     [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)]
                     [w[4], word!(b, 0)] [w[5], word!(b, 1)] [w[6], word!(b, 2)] [w[7], word!(b, 3)]);
         }
-        let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-        Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        let sums = Self::add_dot16::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::add_dot16::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     #[inline(always)]
     unsafe fn float(sums: int32x4_t) -> float32x4_t {

@@ -31,20 +31,25 @@ pub unsafe trait BlockKernel {
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn xor(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// Shifts bytes left. Bits of a neighbour may come in.
-    unsafe fn left<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+    unsafe fn shift_left<const N: i32>(a: Self::Bytes) -> Self::Bytes;
     /// Shifts bytes right. Bits of a neighbour may come in.
-    unsafe fn right<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+    unsafe fn shift_right<const N: i32>(a: Self::Bytes) -> Self::Bytes;
 
     /// Broadcasts one integer to all rows.
-    unsafe fn sums(x: i32) -> Self::Sums;
+    unsafe fn splat_i32(x: i32) -> Self::Sums;
     /// Adds the products of sixteen columns with as many activations to `sums`. Weights are integers of `BITS` bits,
     /// unsigned except for 8 bits if `SIGNED`.
-    unsafe fn half<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 4], q: *const i8) -> Self::Sums;
-    /// Adds the products of 32 columns; see [`BlockKernel::half`].
+    unsafe fn add_dot16<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 4], q: *const i8)
+    -> Self::Sums;
+    /// Adds the products of 32 columns; see [`BlockKernel::add_dot16`].
     #[inline(always)]
-    unsafe fn block<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 8], q: *const i8) -> Self::Sums {
-        let sums = Self::half::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-        Self::half::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+    unsafe fn add_dot32<const BITS: usize>(
+        sums: Self::Sums,
+        w: [Self::Bytes; 8],
+        q: *const i8,
+    ) -> Self::Sums {
+        let sums = Self::add_dot16::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::add_dot16::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     /// Converts `sums - START`, below 2^22, to floats.
     unsafe fn float(sums: Self::Sums) -> Self::Floats;
@@ -101,19 +106,19 @@ unsafe impl BlockKernel for ScalarKernel {
         from_fn(|i| a[i] ^ b[i])
     }
     #[inline(always)]
-    unsafe fn left<const N: i32>(a: [u8; 64]) -> [u8; 64] {
+    unsafe fn shift_left<const N: i32>(a: [u8; 64]) -> [u8; 64] {
         a.map(|x| x << N)
     }
     #[inline(always)]
-    unsafe fn right<const N: i32>(a: [u8; 64]) -> [u8; 64] {
+    unsafe fn shift_right<const N: i32>(a: [u8; 64]) -> [u8; 64] {
         a.map(|x| x >> N)
     }
     #[inline(always)]
-    unsafe fn sums(x: i32) -> [i32; 16] {
+    unsafe fn splat_i32(x: i32) -> [i32; 16] {
         [x; 16]
     }
     #[inline(always)]
-    unsafe fn half<const BITS: usize>(mut sums: [i32; 16], w: [[u8; 64]; 4], q: *const i8) -> [i32; 16] {
+    unsafe fn add_dot16<const BITS: usize>(mut sums: [i32; 16], w: [[u8; 64]; 4], q: *const i8) -> [i32; 16] {
         let q = q.cast::<[i8; 16]>().read();
         for (w, q) in w.iter().zip(q.as_chunks::<4>().0) {
             for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {

@@ -48,7 +48,7 @@ impl GrammarVocabulary {
 
     fn build_token_env(&self, pieces: &TokenBytes) -> TokEnv {
         let hidden = |id: u32| pieces.is_special(id) && !self.shown.contains(&id);
-        let text = |id: u32| if hidden(id) { Vec::new() } else { pieces.bytes(id).to_vec() };
+        let text = |id: u32| if hidden(id) { Vec::new() } else { pieces.token_bytes(id).to_vec() };
         let words: Vec<_> = (0..self.vocab as u32).map(text).collect();
         let info = TokRxInfo::new(self.vocab as u32, self.end);
         Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)))

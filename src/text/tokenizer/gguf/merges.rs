@@ -2,7 +2,7 @@
 
 use super::vocabulary::{GgufVocabulary, TokenType};
 use super::{Check, TOKENS};
-use crate::tokenizer::files::format_value;
+use crate::tokenizer::files::format_json_value;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::Value;
 use std::cmp::Reverse;
@@ -25,7 +25,7 @@ pub(super) fn read_merges(metadata: &Metadata) -> Check<Merges> {
         Some((a, b)) => Ok((a.to_owned(), b.to_owned())),
         None => Err(format!(
             "metadata \"{MERGES}\": element {i} is {}, not two tokens",
-            format_value(&line.into())
+            format_json_value(&line.into())
         )),
     };
     lines.iter().enumerate().map(pair).collect()

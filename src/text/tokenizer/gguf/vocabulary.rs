@@ -1,7 +1,7 @@
 //! The tokens of a GGUF file and their types.
 
 use super::{Check, TOKENS};
-use crate::tokenizer::files::format_value;
+use crate::tokenizer::files::format_json_value;
 use crate::tokenizer::stream::byte_of_token;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::{Strings, Value};
@@ -66,7 +66,7 @@ impl<'a> GgufVocabulary<'a> {
                 return Err(format!(
                     "metadata \"{TOKENS}\": element {id} is {}, but has type 6 (byte); supported: \
                      <0x00> to <0xFF>",
-                    format_value(&text.into())
+                    format_json_value(&text.into())
                 ));
             }
             if *kind == TokenType::Unused {
@@ -75,7 +75,7 @@ impl<'a> GgufVocabulary<'a> {
             if let Some(other) = ids.insert(text, id as u32) {
                 return Err(format!(
                     "metadata \"{TOKENS}\": elements {other} and {id} are both {}; supported: each token once",
-                    format_value(&text.into())
+                    format_json_value(&text.into())
                 ));
             }
         }

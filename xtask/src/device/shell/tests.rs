@@ -59,6 +59,12 @@ fn exit_codes_and_signals_are_returned_and_a_broken_stream_is_an_error() {
     for (script, code) in [("true", 0), ("exit 3", 3), ("exit 255", 255), ("sh -c 'kill -9 $$'", 137)] {
         assert_eq!(capture(&device, script).unwrap().code, code, "{script}");
     }
+    let at_terminal =
+        |script: &str| run_at_terminal(&device, &program("/bin/sh", ["-c", script].map(String::from).into()));
+    for (script, code) in [("true", 0), ("exit 3", 3), ("kill -9 $$", 137)] {
+        assert_eq!(at_terminal(script).unwrap(), code, "{script}");
+    }
+    assert_eq!(at_terminal("kill -9 $PPID").unwrap_err().exit_code(), 5);
     let answer = capture(&device, "echo out; echo err >&2; exit 7").unwrap();
     assert_eq!((answer.stdout.as_str(), answer.stderr.as_str()), ("out\n", "err\n"));
     assert!(answer.ok(&device).unwrap_err().to_string().ends_with(": err"));
