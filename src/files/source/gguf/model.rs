@@ -68,9 +68,6 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
     let tables = DivisorTables { header, file, pairs: model.rope.dim / 2 };
     if let Some(divisors) = tables.get(ROPE_FREQS)? {
         model.rope.scaling = detect_scaling(&model, divisors);
-        if model.arch == Arch::Exaone4 {
-            model.rope.local_scaling = model.rope.scaling;
-        }
     }
     let stretched = keys.get(SCALING).and_then(Value::as_str) == Some("longrope");
     if (stretched || has(ROPE_SHORT) || has(ROPE_LONG)) && !(has(ROPE_SHORT) && has(ROPE_LONG)) {
@@ -85,6 +82,7 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
         model.rope.long = Some(LongRope { divisors: long.leak(), original_context: beyond as usize });
         model.rope.attention_factor = keys.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
     }
+    model.rope = model.rope.shared_by_layers_of(model.arch);
     keys.check_unread(&model)?;
     Ok(model)
 }
