@@ -51,6 +51,8 @@ pub const RECURRENT_LAYERS: usize =
     count_before(LAYERS, LayerKind::ShortConv) + count_before(LAYERS, LayerKind::DeltaNet);
 /// True if layers are gated delta nets.
 pub const HAS_DELTA_NET: bool = count_before(LAYERS, LayerKind::DeltaNet) > 0;
+/// Value heads of a delta net that share a key head.
+pub const HEADS_PER_KEY: usize = if HAS_DELTA_NET { DELTA_NET.value_heads / DELTA_NET.key_heads } else { 1 };
 /// Width of all keys of a delta net, which are those of its queries too.
 pub const DELTA_KEY_DIM: usize = DELTA_NET.key_heads * DELTA_NET.key_dim;
 /// Width of all values of a delta net.

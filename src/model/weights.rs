@@ -449,11 +449,7 @@ fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
                 decay: take_vector(model, &at(DELTA_DECAY))?,
                 norm: take_vector(model, &at(DELTA_NORM))?,
                 w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
-                shared_run: if model.from_gguf {
-                    1
-                } else {
-                    DELTA_NET.value_heads / DELTA_NET.key_heads.max(1)
-                },
+                shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
             }),
             _ => Mixer::Attention(take_attention(model, &at)?),
         },

@@ -323,6 +323,11 @@ impl Arch {
         self.family().tensor_names.iter().fold(name.into(), |name, (from, to)| name.replace(from, to))
     }
 
+    /// True if the RoPE of sliding-window layers is another than that of full-attention layers.
+    pub(super) fn has_local_rope(self) -> bool {
+        matches!(self, Arch::Gemma3 | Arch::Lfm3 | Arch::Olmo3)
+    }
+
     /// The `general.architecture` of a GGUF file.
     pub fn gguf_name(self) -> &'static str {
         self.family().gguf_name

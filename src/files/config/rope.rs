@@ -86,6 +86,19 @@ impl Rope {
         }
     }
 
+    /// With the same RoPE in sliding-window layers, unless theirs is another in this family.
+    pub fn shared_by_layers_of(self, arch: Arch) -> Self {
+        if arch.has_local_rope() {
+            return self;
+        }
+        Self {
+            local_theta: self.theta,
+            local_scaling: self.scaling,
+            local_attention_factor: self.attention_factor,
+            ..self
+        }
+    }
+
     /// The unscaled frequency of pair `i`, in radians per position.
     pub fn base_frequency(&self, i: usize) -> f64 {
         self.theta.powf(-2.0 * i as f64 / self.dim as f64)
@@ -143,16 +156,14 @@ pub(super) fn read_rope(f: &Fields<'_>, arch: Arch, head_dim: usize) -> Result<R
     if local_rope.long.is_some() {
         return Err(ConfigError::new(local.name, "of type \"longrope\"", "one scaling for all lengths"));
     }
-    match arch {
-        Arch::Gemma3 | Arch::Lfm3 => {}
+    if arch == Arch::Olmo3 {
         // Without scaling.
-        Arch::Olmo3 => local_rope.theta = rope.theta,
-        _ => local_rope = rope,
+        local_rope.theta = rope.theta;
     }
     rope.local_theta = local_rope.theta;
     rope.local_scaling = local_rope.scaling;
     rope.local_attention_factor = local_rope.attention_factor;
-    Ok(rope)
+    Ok(rope.shared_by_layers_of(arch))
 }
 
 /// Finds the RoPE parameters of full-attention layers and those of sliding-window layers.

@@ -73,7 +73,8 @@ fn what_is_written_is_read_again() {
     let divisors = RopeScaling::Divisors(&[1.0, 1.1, 1.0, 2.5, 1.0, 1.0, 32.0, 32.0]);
     for scaling in [RopeScaling::Unscaled, llama3, divisors] {
         for model in [&plain, &odd] {
-            let model = ModelConfig { rope: Rope { scaling, ..model.rope }, ..model.clone() };
+            let model =
+                ModelConfig { rope: Rope { scaling, local_scaling: scaling, ..model.rope }, ..model.clone() };
             assert_eq!(ModelConfig::parse(&model.to_json()), Ok(model));
         }
     }

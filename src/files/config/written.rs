@@ -39,13 +39,13 @@ impl ModelConfig {
         if self.rope.attention_factor != 1.0 {
             more["rope_attention_factor"] = json!(self.rope.attention_factor);
         }
-        if self.rope.local_scaling != RopeScaling::Unscaled {
+        if self.arch.has_local_rope() && self.rope.local_scaling != RopeScaling::Unscaled {
             let local = self.rope.for_sliding_window();
             let divisor =
                 |i: usize| (1.0 / local.scaling.frequency_multiplier(i, local.base_frequency(i))) as f32;
             more["rope_local_divisors"] = json!((0..local.dim / 2).map(divisor).collect::<Vec<_>>());
         }
-        if self.rope.local_attention_factor != 1.0 {
+        if self.arch.has_local_rope() && self.rope.local_attention_factor != 1.0 {
             more["rope_local_attention_factor"] = json!(self.rope.local_attention_factor);
         }
         if let RopeScaling::Divisors(divisors) = &self.rope.scaling {
@@ -119,6 +119,7 @@ impl ModelConfig {
         }
         self.rope.attention_factor =
             more.read_float("rope_attention_factor", Some(self.rope.attention_factor))?;
+        self.rope = self.rope.shared_by_layers_of(self.arch);
         if more.get("rope_local_divisors").is_some() {
             self.rope.local_scaling =
                 RopeScaling::from_divisors(read_divisors(more, "rope_local_divisors", pairs)?);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 const VALUE_HEADS: usize = DELTA_NET.value_heads;
-const KEY_HEADS: usize = DELTA_NET.key_heads;
+const KEY_HEADS: usize = if HAS_DELTA_NET { DELTA_NET.key_heads } else { 1 };
 const KEY_WIDTH: usize = DELTA_NET.key_dim;
 const VALUE_WIDTH: usize = DELTA_NET.value_dim;
 /// Blocks of columns of a delta net's state, and of each of its heads.
@@ -154,6 +154,7 @@ impl Scratch {
 
     /// Updates the states of delta nets and writes their outputs to `core`: `[block][token][16]` of each run.
     /// A key head serves `shared_run` value heads, then the next one, and so on round.
+    #[allow(clippy::modulo_one, reason = "many models have no delta net")]
     fn update_states(&mut self, shared_run: usize, index: usize, seqs: &PassRuns<'_>, pool: &Pool, isa: Isa) {
         let (mix, conv, core, run_of) = (&self.mix, &self.conv, &mut self.core, &self.run_of);
         let update = |state: &mut [f32], block: usize, tokens: Range<usize>, core: &mut [f32]| {
@@ -161,7 +162,7 @@ impl Scratch {
             let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
             for (t, out) in tokens.zip(outs) {
                 let (factors, row) = (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
-                let of_key = head / shared_run % KEY_HEADS.max(1) * KEY_WIDTH;
+                let of_key = head / shared_run % KEY_HEADS * KEY_WIDTH;
                 let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
                 let update = DeltaUpdate {
                     query: &row[of_key..][..KEY_WIDTH],

@@ -20,8 +20,8 @@ use std::path::PathBuf;
 const STORED: &[&str] = &["--kv-type", "f32"];
 /// Largest difference, and root mean square, of native logits.
 const NATIVE: (f32, f64) = (1.0, 0.15);
-/// Those of delta nets: where the values of a head cancel, their norm enlarges what is left, at one position of m20's
-/// 32 to 5.7. With f32 activations it differs by no more than others.
+/// Bounds for delta nets: where the values of a head cancel, its norm enlarges the rounding of activations, at one
+/// position of m20's 32 to a difference of 5.7. With f32 activations there is none.
 const NATIVE_DELTA: (f32, f64) = (6.0, 0.35);
 
 /// The reference results of one file.

@@ -11,7 +11,7 @@ pub(super) enum ValueForm {
     Integer,
     /// An integer, or an array of equal integers, one per layer.
     PerLayer,
-    /// The same, with 0 for layers without attention.
+    /// Like `PerLayer`, but 0 for layers without attention.
     PerAttentionLayer,
     Float,
     Text,

@@ -7,12 +7,12 @@ use serde_json::{Map, Value as Json, json};
 use std::cell::RefCell;
 use std::collections::HashSet;
 
+use super::divisors::{DivisorTables, detect_scaling};
 use super::fields::{FIELDS, ValueForm, required_keys};
 use super::header::GgufHeader;
 use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, split_gguf_name, to_hf_name};
 use super::unread;
 use super::value::Value;
-use crate::blocks::{BlockType, Dtype};
 use crate::config::{
     Arch, ConfigError, LongRope, ModelConfig, Norm, QkNorm, RopeScaling, yarn_attention_factor,
 };
@@ -68,9 +68,6 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
     let tables = DivisorTables { header, file, pairs: model.rope.dim / 2 };
     if let Some(divisors) = tables.get(ROPE_FREQS)? {
         model.rope.scaling = detect_scaling(&model, divisors);
-        if model.arch == Arch::Exaone4 {
-            model.rope.local_scaling = model.rope.scaling;
-        }
     }
     let stretched = keys.get(SCALING).and_then(Value::as_str) == Some("longrope");
     if (stretched || has(ROPE_SHORT) || has(ROPE_LONG)) && !(has(ROPE_SHORT) && has(ROPE_LONG)) {
@@ -85,6 +82,7 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
         model.rope.long = Some(LongRope { divisors: long.leak(), original_context: beyond as usize });
         model.rope.attention_factor = keys.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
     }
+    model.rope = model.rope.shared_by_layers_of(model.arch);
     keys.check_unread(&model)?;
     Ok(model)
 }
@@ -226,8 +224,11 @@ impl<'a> Keys<'a> {
     /// Builds `rope_scaling` of `config.json`, with the growth of queries.
     fn rope_scaling(&self) -> Result<Json, ConfigError> {
         let mut scaling = self.frequency_scaling()?;
-        let grows = self.arch == Arch::Ministral3;
-        if let Some(beta) = if grows { self.read_nonzero(QUERY_GROWTH)? } else { None } {
+        let beta = match self.arch {
+            Arch::Ministral3 => self.read_nonzero(QUERY_GROWTH)?,
+            _ => None,
+        };
+        if let Some(beta) = beta {
             if scaling.is_null() {
                 scaling = json!({"rope_type": "default"});
             }
@@ -283,8 +284,6 @@ impl<'a> Keys<'a> {
 
     /// Builds `layer_types` of `config.json`; `None` for families without it.
     fn layer_types(&self, layers: usize) -> Result<Option<Vec<&'static str>>, ConfigError> {
-        let name =
-            |other: &'static str| move |is_other: bool| if is_other { other } else { "full_attention" };
         let (other, found) = match self.arch {
             Arch::Gemma3 => ("sliding_attention", self.windowed_layers(layers, 6)?),
             Arch::Olmo3 | Arch::Exaone4 => ("sliding_attention", self.windowed_layers(layers, 4)?),
@@ -294,7 +293,7 @@ impl<'a> Keys<'a> {
             }
             _ => return Ok(None),
         };
-        Ok(Some(found.into_iter().map(name(other)).collect()))
+        Ok(Some(found.into_iter().map(|is_other| if is_other { other } else { "full_attention" }).collect()))
     }
 
     /// Finds the layers with a window: none if there is no window. Without the key, all but each `default`-th.
@@ -323,7 +322,7 @@ impl<'a> Keys<'a> {
         flag: impl Fn(&Value) -> Option<bool>,
     ) -> Result<Vec<bool>, ConfigError> {
         let flags: Option<Vec<bool>> = match self.get(key) {
-            Some(Value::Array(array)) if array.len() == layers + self.extra_blocks() => {
+            Some(Value::Array(array)) if array.len() == layers.saturating_add(self.extra_blocks()) => {
                 array.iter().take(layers).map(|value| flag(&value)).collect()
             }
             Some(Value::Array(_)) | None => None,
@@ -442,7 +441,7 @@ fn check_tensors(keys: &Keys<'_>, model: &ModelConfig) -> Result<(), ConfigError
     let known = |name: &str| to_hf_name(model.arch, name).is_some();
     let long = model.arch == Arch::Phi3;
     let biases = model.norm == Norm::Layer;
-    let left_out = model.layers..model.layers + keys.extra_blocks();
+    let left_out = model.layers..model.layers.saturating_add(keys.extra_blocks());
     let read = |name: &str| match split_gguf_name(name) {
         None if matches!(name, ROPE_SHORT | ROPE_LONG) => long,
         None => name == ROPE_FREQS || known(name) && (biases || !matches!(name, POSITIONS | NORM_BIAS)),
@@ -459,46 +458,4 @@ fn check_tensors(keys: &Keys<'_>, model: &ModelConfig) -> Result<(), ConfigError
             Err(ConfigError::new("tensors", quote(name), supported))
         }
     }
-}
-
-/// Access to tensors with one divisor per rotated pair.
-struct DivisorTables<'a> {
-    header: &'a GgufHeader,
-    file: &'a [u8],
-    pairs: usize,
-}
-
-impl DivisorTables<'_> {
-    fn get(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError> {
-        let Some(entry) = self.header.tensors.get(name) else { return Ok(None) };
-        let pairs = self.pairs;
-        let err = |value: String| {
-            Err(ConfigError::new(name, value, format!("{pairs} positive numbers of type F32")))
-        };
-        if entry.block != BlockType::F32 || entry.shape != [pairs] {
-            return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
-        }
-        let divisors = Dtype::F32.to_f32(&self.file[entry.range.clone()]);
-        match divisors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
-            Some(bad) => err(format!("{bad:?}")),
-            None => Ok(Some(divisors)),
-        }
-    }
-}
-
-/// Determines the scaling in `rope_freqs.weight`: a published model's formula if it gives these divisors.
-fn detect_scaling(model: &ModelConfig, divisors: Vec<f32>) -> RopeScaling {
-    let is = |scaling: &RopeScaling| {
-        let off = |(i, x): (usize, &f32)| {
-            f64::from(*x) * scaling.frequency_multiplier(i, model.rope.base_frequency(i)) - 1.0
-        };
-        divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
-    };
-    let known = [RopeScaling::Unscaled, llama3_scaling(8.0), llama3_scaling(32.0)].into_iter().find(is);
-    known.unwrap_or_else(|| RopeScaling::from_divisors(divisors))
-}
-
-/// The scaling of Llama 3.1 (`factor` 8) and 3.2 (32).
-fn llama3_scaling(factor: f64) -> RopeScaling {
-    RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position: 8192 }
 }
