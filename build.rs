@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
 use files::bundle;
-use files::config::{LongRope, ModelConfig, Rope, RopeScaling, Scales};
+use files::config::{DeltaNetSizes, LongRope, ModelConfig, QueryGrowth, Rope, RopeScaling, Scales};
 use files::hf_cache;
 use files::source::gguf::{Gguf, find_only_gguf};
 
@@ -135,7 +135,7 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     put("Longest context the model was trained for.", format!("MAX_POSITION: usize = {}", m.max_position));
     put("Biases on q, k and v.", format!("QKV_BIAS: bool = {}", m.qkv_bias));
     put("Bias on the attention output.", format!("O_BIAS: bool = {}", m.o_bias));
-    put("RMS norm on every q and k head before RoPE.", format!("QK_NORM: bool = {}", m.qk_norm));
+    put("RMS norm of queries and keys.", format!("QK_NORM: QkNorm = QkNorm::{:?}", m.qk_norm));
     put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tie_embeddings));
     put("Epsilon of every norm.", format!("NORM_EPS: f64 = {:?}", m.norm_eps));
     s + &switches_source(m)
@@ -162,13 +162,18 @@ fn switches_source(m: &ModelConfig) -> String {
     let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put("Norm of a layer's input.", format!("NORM: Norm = Norm::{:?}", m.norm));
+    put("Kind of every norm of the residual.", format!("NORM: Norm = Norm::{:?}", m.norm));
+    put("Norms on the inputs of mixer and feed-forward.", format!("PRE_NORMS: bool = {}", m.pre_norms));
     put(
-        "Norms on the outputs of attention and feed-forward, before they are added to the residual.",
+        "Norms on the outputs of mixer and feed-forward, before they are added to the residual.",
         format!("POST_NORMS: bool = {}", m.post_norms),
     );
+    put(
+        "Gate of attention's output.",
+        format!("ATTENTION_GATE: AttentionGate = AttentionGate::{:?}", m.attention_gate),
+    );
     put("The feed-forward layer.", format!("MLP: Mlp = Mlp::{:?}", m.mlp));
-    put("Kind of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
+    put("Mixer of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
     put(
         "Slots that a sliding-window layer sees; 0 if there is no such layer.",
         format!("WINDOW: usize = {}", m.sliding_window),
@@ -183,6 +188,24 @@ fn switches_source(m: &ModelConfig) -> String {
             "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
              attention_factor: {attention_factor:?}, local_theta: {local_theta:?}, \
              local_scaling: {local_scaling}, local_attention_factor: {local_attention_factor:?} }}"
+        ),
+    );
+    let same = Rope { long: None, ..m.rope };
+    put(
+        "Sliding-window layers rotate by other angles than full-attention layers.",
+        format!("LOCAL_ROPE_DIFFERS: bool = {}", m.rope.for_sliding_window() != same),
+    );
+    let growth = m.query_growth.map_or("None".into(), |QueryGrowth { beta, original_context }| {
+        format!("Some(QueryGrowth {{ beta: {beta:?}, original_context: {original_context} }})")
+    });
+    put("Growth of queries with their position.", format!("QUERY_GROWTH: Option<QueryGrowth> = {growth}"));
+    put("Taps of causal convolutions; 0 if no layer has one.", format!("CONV_TAPS: usize = {}", m.conv_taps));
+    let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = m.delta_net;
+    put(
+        "Sizes of gated delta nets; zeros if no layer is one.",
+        format!(
+            "DELTA_NET: DeltaNetSizes = DeltaNetSizes {{ key_heads: {key_heads}, value_heads: {value_heads}, \
+             key_dim: {key_dim}, value_dim: {value_dim} }}"
         ),
     );
     put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));

@@ -1,6 +1,7 @@
 // Prefill: converts the inputs of a matrix, one work-group per token; quantises them if the matrix is quantised.
 //
 // INPUT_NORM   norm of the residual
+// INPUT_RESIDUAL the residual itself
 // INPUT_ATT    attention's output
 // INPUT_FFN    silu(gate) * up, or the model's equivalent
 //
@@ -39,6 +40,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
     barrier(CLK_LOCAL_MEM_FENCE);
     float scale = SCALE_OF_NORM(x, COLS, red);
 #define ELEMENTS x
+#elif defined(INPUT_RESIDUAL)
+    const __global float *row = ROW(src, from);
+    float scale = 1.0f;
 #elif defined(INPUT_FFN)
     const __global float *row = src + (size_t)from * (HALVES_OF_FFN * FFN_PAD);
     float scale = 1.0f;

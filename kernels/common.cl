@@ -135,6 +135,8 @@ float exp_approx(float x) {
     return x >= -87.3f ? p : 0.0f;
 }
 
+float sigmoid(float x) { return divide(1.0f, 1.0f + exp_approx(-x)); }
+
 float silu(float x) { return divide(x, 1.0f + exp_approx(-x)); }
 
 // GELU by the tanh formula, computed as in src/numeric/simd/ops.rs.
@@ -151,6 +153,12 @@ float gelu(float x) {
 #endif
 // Number of matrices side by side at the start of the feed-forward layer.
 #define HALVES_OF_FFN (1 + GATED)
+
+// Norm of queries and keys (QK_NORM): of each head before or after RoPE; of all heads together, in qk_norm.cl.
+#define NORM_HEADS 1
+#define NORM_AFTER_ROPE 2
+// Factor of queries that grow with their position, from the first angle of a layer on: the last of the cosines.
+#define QUERY_FACTOR(angles) ((angles)[ANGLES - 1 - ANGLES_AT])
 
 // Output that is added to the residual: scaled, and stored elsewhere if it is to be normed first.
 #ifdef RESIDUAL_SCALE
@@ -203,7 +211,7 @@ int sum_of_eight(uint2 acts) { return dot4(0x01010101u, acts.x, dot4(0x01010101u
 int sum_of_sixteen(uint4 acts) { return sum_of_eight(acts.lo) + sum_of_eight(acts.hi); }
 
 // Scale of an RMS norm: 1 / square root of the mean square of `n` floats. `red` has 16 elements.
-float norm_scale(const __local float *x, int n, __local float *red) {
+float norm_scale_eps(const __local float *x, int n, __local float *red, float eps) {
     int lid = get_local_id(0);
     if (lid < 16) {
         float squares = 0.0f;
@@ -213,8 +221,10 @@ float norm_scale(const __local float *x, int n, __local float *red) {
     barrier(CLK_LOCAL_MEM_FENCE);
     float sum = sum_lanes(red);
     barrier(CLK_LOCAL_MEM_FENCE);
-    return divide(1.0f, sqrt_rn(divide(sum, (float)n) + NORM_EPS));
+    return divide(1.0f, sqrt_rn(divide(sum, (float)n) + eps));
 }
+
+float norm_scale(const __local float *x, int n, __local float *red) { return norm_scale_eps(x, n, red, NORM_EPS); }
 
 // LayerNorm: subtracts the mean from the `n` floats of `x` and returns the scale. `red` has 16 elements.
 float layer_norm_scale(__local float *x, int n, __local float *red) {

@@ -23,6 +23,8 @@ void put(__global float *state, __global float *out, const __global float *bias,
     y += bias[row];
 #endif
     out[(size_t)t * QKV + row] = y;
+#elif defined(STEP_MIX)
+    out[(size_t)t * MIX + row] = y;
 #elif defined(STEP_HEAD)
     out[(size_t)t * VOCAB + row] = SCALED_LOGIT(y);
 #else

@@ -3,7 +3,9 @@
 // epilogue. Compiled once per step:
 //
 // STEP_QKV      norm + qkv                 in: norm weights         out: [QKV]
+// STEP_MIX      norm + mix                 in: norm weights         out: [MIX]
 // STEP_OUT      out, added to residual     in: chunks or att        out: unused, or output to be normed first
+// STEP_MIX_OUT  out of a recurrent layer   in: its output           out: like STEP_OUT
 // STEP_GATE_UP  norm + gate_up             in: norm weights         out: input of `down`; in_scales: bias
 // STEP_DOWN     down, added to residual    in: output of gate_up    out: like STEP_OUT
 // STEP_HEAD     norm + head                in: norm weights         out: [VOCAB]
@@ -20,8 +22,10 @@
 #define GROUPS TILE_GROUPS
 #endif
 #define BLOCKS (COLS / 32)
-#if defined(STEP_QKV) || defined(STEP_GATE_UP) || defined(STEP_HEAD)
+#if defined(STEP_HEAD) || PRE_NORMS && (defined(STEP_QKV) || defined(STEP_MIX) || defined(STEP_GATE_UP))
 #define INPUT_NORM
+#elif defined(STEP_QKV) || defined(STEP_MIX) || defined(STEP_GATE_UP)
+#define INPUT_RESIDUAL
 #endif
 
 // ---------------------------------------------------------------- input of the product
@@ -315,7 +319,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
     merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED_CHUNKS(chunk.z), weights, l, x);
-#elif defined(INPUT_NORM)
+#elif defined(INPUT_NORM) || defined(INPUT_RESIDUAL)
     load_input(residual, in, sums, x);
 #else
     load_input(in, in, sums, x);
@@ -366,12 +370,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #else
             if (mine) {
                 float y = sums[i];
-#if defined(STEP_QKV)
-#if QKV_BIAS
+#if defined(STEP_QKV) || defined(STEP_MIX)
+#if defined(STEP_QKV) && QKV_BIAS
                 y += extra[row];
 #endif
                 out[row] = y;
-#elif defined(STEP_OUT) || defined(STEP_DOWN)
+#elif defined(STEP_OUT) || defined(STEP_MIX_OUT) || defined(STEP_DOWN)
 #if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
                 y += extra[row];
 #endif

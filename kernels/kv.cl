@@ -86,12 +86,18 @@ void rotate_heads(__local float *x, int heads, bool on) {
 // that of the KV head.
 void prepare_queries(__local float *q, const __global float *w, const __global float *calibration,
                    const __global float *angles, int heads, __local float *red) {
-#if QK_NORM
+#if QK_NORM == NORM_HEADS
     norm_heads(q, w, heads, red, true);
 #endif
     rope_heads(q, angles, heads, true);
+#if QK_NORM == NORM_AFTER_ROPE
+    norm_heads(q, w, heads, red, true);
+#endif
     for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) {
         q[i] *= Q_SCALE;
+#if QUERY_GROWTH && defined(ANGLES_AT)
+        q[i] *= QUERY_FACTOR(angles);
+#endif
 #if K_ROTATED
         q[i] *= calibration[2 * HEAD_DIM + i % HEAD_DIM];
 #endif
@@ -105,10 +111,13 @@ void prepare_queries(__local float *q, const __global float *w, const __global f
 // Prepares a key for storing.
 void prepare_key(__local float *k, const __global float *w, const __global float *calibration,
                const __global float *angles, __local float *red) {
-#if QK_NORM
+#if QK_NORM == NORM_HEADS
     norm_heads(k, w, 1, red, true);
 #endif
     rope_heads(k, angles, 1, true);
+#if QK_NORM == NORM_AFTER_ROPE
+    norm_heads(k, w, 1, red, true);
+#endif
 #if K_ROTATED
     for (int i = get_local_id(0); i < HEAD_DIM; i += WG) k[i] = (k[i] - calibration[i]) * calibration[HEAD_DIM + i];
     barrier(CLK_LOCAL_MEM_FENCE);

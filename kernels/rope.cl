@@ -15,12 +15,18 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     int start = is_q ? h * HEAD_DIM : kv_head * HEAD_DIM + (is_v ? Q_PAD + KV_PAD : Q_PAD);
     __global float *row = qkv + (size_t)t * QKV + start;
     load_heads(row, x, 1);
-#if QK_NORM
+#if QK_NORM == NORM_HEADS
     norm_heads(x, qk_norm + (is_q ? 0 : HEAD_DIM), 1, red, !is_v);
 #endif
     rope_heads(x, angles, 1, !is_v);
+#if QK_NORM == NORM_AFTER_ROPE
+    norm_heads(x, qk_norm + (is_q ? 0 : HEAD_DIM), 1, red, !is_v);
+#endif
     for (int i = lid; i < HEAD_DIM; i += WG) {
         if (is_q) x[i] *= Q_SCALE;
+#if QUERY_GROWTH
+        if (is_q) x[i] *= QUERY_FACTOR(angles);
+#endif
 #if K_ROTATED
         const __global float *of_head = calibration + kv_head * CALIBRATION;
         if (is_q) {

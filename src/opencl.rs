@@ -124,6 +124,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
+use crate::dims::{LAYERS, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -337,7 +338,7 @@ impl OpenClDevice {
         }
         let (matrices, one) = (&model.matrices, launches.has_one());
         let mut binder = Binder { kernels, matrices, calibration, scratch, attend, needs_one: one };
-        let mut bound = binder.bind_cache(&cache.rows, mass)?;
+        let mut bound = binder.bind_cache(&cache.rows, mass, cache.state.as_ref())?;
         if let Some(persistent) = persistent {
             bound.decode = persistent.bind(scratch, &cache.rows)?;
         }
@@ -368,8 +369,14 @@ impl OpenClDevice {
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.trace.is_some());
         let (read, decodes) = (output_tokens(runs).count(), self.is_batched_decode(runs));
         // If only a few tokens need logits, they are moved to the front. Traced or observed passes need all tokens.
-        let narrowed = Some(read)
-            .filter(|_| read < n && n > 1 && read <= self.scratch.logit_rows && !timed && !observed);
+        let narrowed = Some(read).filter(|_| {
+            !is_recurrent(LAYERS - 1)
+                && read < n
+                && n > 1
+                && read <= self.scratch.logit_rows
+                && !timed
+                && !observed
+        });
         let row = if narrowed.is_some() { 0 } else { output_tokens(runs).next().unwrap_or(0) };
         let cache = OpenClCache::downcast(runs[0].cache);
         self.scratch.set_token(cache.len(), row);
@@ -413,7 +420,8 @@ impl seam::Device for OpenClDevice {
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::KvCache>> {
         self.reserve_slots(slots)?;
         let rows = DeviceKv::new(&self.model.device, self.kv_types, (slots, self.ring), self.kv_location)?;
-        Ok(Box::new(OpenClCache::new(&self.model.device, rows, self.attend_on(), self.compactor.clone())))
+        let device = &self.model.device;
+        Ok(Box::new(OpenClCache::new(device, rows, self.attend_on(), self.compactor.clone())?))
     }
 
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {

@@ -9,7 +9,7 @@ mod fields;
 mod rope;
 mod written;
 
-pub use families::{Arch, LayerKind, Mlp, Norm};
+pub use families::{Arch, AttentionGate, Family, LayerKind, Mlp, Norm, QkNorm};
 pub use fields::ConfigError;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 
@@ -31,10 +31,13 @@ pub struct ModelConfig {
     pub max_position: usize,
     pub qkv_bias: bool,
     pub o_bias: bool,
-    pub qk_norm: bool,
+    pub qk_norm: QkNorm,
+    pub attention_gate: AttentionGate,
     pub tie_embeddings: bool,
     pub norm: Norm,
-    /// The outputs of attention and feed-forward are normed before they are added to the residual.
+    /// The inputs of mixer and feed-forward are normed.
+    pub pre_norms: bool,
+    /// The outputs of mixer and feed-forward are normed before they are added to the residual.
     pub post_norms: bool,
     pub mlp: Mlp,
     pub norm_eps: f64,
@@ -44,6 +47,31 @@ pub struct ModelConfig {
     /// Tokens in the window of a sliding-window layer; 0 if there is no such layer.
     pub sliding_window: usize,
     pub scales: Scales,
+    /// Growth of queries with their position.
+    pub query_growth: Option<QueryGrowth>,
+    /// Taps of the causal convolutions; 0 if no layer has one.
+    pub conv_taps: usize,
+    /// Sizes of gated delta nets; zeros if no layer is one.
+    pub delta_net: DeltaNetSizes,
+}
+
+/// Queries at position `p` are multiplied with `1 + beta * ln(1 + floor(p / original_context))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryGrowth {
+    pub beta: f64,
+    /// The context that the model was trained for before it was extended, in tokens.
+    pub original_context: usize,
+}
+
+/// Sizes of a gated delta net. A group of consecutive value heads shares a key head.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeltaNetSizes {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    /// Width of a key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
 }
 
 /// Constant factors of the forward pass.
@@ -65,6 +93,7 @@ const MAX_LAYERS: usize = 1024;
 const MAX_DIM: usize = 1 << 16;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_HEAD_DIM: usize = 1024;
+const MAX_TAPS: usize = 64;
 
 impl ModelConfig {
     /// Reads the text of a `config.json`.
@@ -88,15 +117,21 @@ impl ModelConfig {
     /// See [`ModelConfig::parse`].
     pub fn from_map(map: &Map<String, Value>) -> Result<Self, ConfigError> {
         let f = Fields(map);
-        if let (Some("gemma3"), Some(Value::Object(text))) =
-            (f.get("model_type").and_then(Value::as_str), f.get("text_config"))
-        {
+        let named = f.get("model_type").and_then(Value::as_str);
+        if let (Some(Value::Object(text)), Some(arch)) = (
+            f.get("text_config"),
+            Arch::ALL.into_iter().find(|arch| named.is_some_and(|name| name == arch.family().wrapper)),
+        ) {
             // A multimodal model: only its text part is used.
             let mut text = text.clone();
-            text.insert("model_type".into(), Arch::Gemma3.name().into());
+            if arch == Arch::Gemma3 || !text.contains_key("model_type") {
+                text.insert("model_type".into(), arch.name().into());
+            }
+            if let Some(tied) = f.get("tie_word_embeddings") {
+                text.entry("tie_word_embeddings").or_insert(tied.clone());
+            }
             return Self::from_map(&text);
         }
-        let named = f.get("model_type").and_then(Value::as_str);
         let Some(arch) = Arch::ALL.into_iter().find(|arch| named == Some(arch.name())) else {
             return f.unsupported("model_type", &Arch::list_names(Arch::name));
         };
@@ -116,26 +151,28 @@ impl ModelConfig {
         let gemma = |default: usize| (arch == Arch::Gemma3).then_some(default);
         let dim = f.read_size(arch.field_name("hidden_size"), gemma(2304), MAX_DIM)?;
         let heads = f.read_size(arch.field_name("num_attention_heads"), gemma(8), MAX_DIM)?;
-        let kv_default = match arch {
-            Arch::Qwen2 | Arch::Qwen3 => 32,
-            Arch::SmolLm3 | Arch::Gemma3 => 4,
-            _ => heads,
-        };
+        let family = arch.family();
+        let kv_default = if family.kv_heads == 0 { heads } else { family.kv_heads };
         let kv_heads = f.read_size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
         if !heads.is_multiple_of(kv_heads) {
             return f
                 .unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
         }
-        let head_dim = read_head_dim(f, arch, dim, heads)?;
+        let head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
         let layer_kinds = families::layer_kinds(f, arch, layers)?;
         let local = layer_kinds.contains(&LayerKind::SlidingWindow);
+        if layer_kinds.iter().all(|kind| !kind.is_attention()) {
+            return f.unsupported("layer_types", "at least one layer with attention");
+        }
         if local && f.0.get("sliding_window").is_some_and(Value::is_null) {
             return f.unsupported("sliding_window", "the length of the window, or no such field");
         }
         let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
+        let rope = rope::read_rope(f, arch, head_dim)?;
+        let (query_growth, conv_taps) = (rope::read_query_growth(f)?, read_conv_taps(f, &layer_kinds)?);
         Ok(Self {
             arch,
             layers,
@@ -143,7 +180,7 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
-            ffn_dim: f.read_size(arch.field_name("intermediate_size"), ffn_default, MAX_DIM)?,
+            ffn_dim: read_ffn_dim(f, arch, ffn_default)?,
             vocab: f.read_size("vocab_size", gemma(262_208), MAX_VOCAB)?,
             max_position: f.read_size(
                 arch.field_name("max_position_embeddings"),
@@ -152,20 +189,21 @@ impl ModelConfig {
             )?,
             qkv_bias: arch == Arch::Qwen2 || bias,
             o_bias: arch != Arch::Qwen2 && bias,
-            qk_norm: matches!(arch, Arch::Qwen3 | Arch::Gemma3),
-            tie_embeddings: f.read_bool("tie_word_embeddings", arch.ties_embeddings())?,
-            norm: if arch == Arch::Gpt2 { Norm::Layer } else { Norm::Rms },
-            post_norms: arch == Arch::Gemma3,
-            mlp: match arch {
-                Arch::Gpt2 => Mlp::Gelu,
-                Arch::Gemma3 => Mlp::GeGlu,
-                _ => Mlp::SwiGlu,
-            },
-            norm_eps: f.read_float(arch.epsilon_field(), Some(arch.default_epsilon()))?,
-            rope: rope::read_rope(f, arch, head_dim)?,
+            qk_norm: if f.read_bool("use_qk_norm", true)? { family.qk_norm } else { QkNorm::None },
+            attention_gate: family.attention_gate,
+            tie_embeddings: f.read_bool("tie_word_embeddings", family.ties_embeddings)?,
+            norm: family.norm,
+            pre_norms: family.pre_norms,
+            post_norms: family.post_norms,
+            mlp: family.mlp,
+            norm_eps: f.read_float(arch.epsilon_field(), Some(family.norm_eps))?,
+            rope,
+            delta_net: read_delta_net(f, &layer_kinds)?,
             layer_kinds,
             sliding_window: if local { f.read_size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
             scales: read_scales(f, arch, (dim, head_dim))?,
+            query_growth,
+            conv_taps,
         })
     }
 
@@ -173,7 +211,7 @@ impl ModelConfig {
     pub fn find_difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
         let fields = |m: &Self| {
             [
-                ("model_type", format!("{:?}", m.arch)),
+                ("model_type", m.arch.compatible_name().into()),
                 ("num_hidden_layers", m.layers.to_string()),
                 ("hidden_size", m.dim.to_string()),
                 ("num_attention_heads", m.heads.to_string()),
@@ -183,18 +221,28 @@ impl ModelConfig {
                 ("vocab_size", m.vocab.to_string()),
                 ("attention_bias", m.qkv_bias.to_string()),
                 ("attention_bias", m.o_bias.to_string()),
-                ("use_qk_norm", m.qk_norm.to_string()),
+                ("use_qk_norm", format!("{:?}", m.qk_norm)),
                 ("tie_word_embeddings", m.tie_embeddings.to_string()),
                 ("norm", format!("{:?}", m.norm)),
                 ("hidden_act", format!("{:?}", m.mlp)),
                 (m.arch.epsilon_field(), format!("{:?}", m.norm_eps)),
-                ("rope_theta", format!("{:?}", m.rope.theta)),
+                ("rope_theta", format!("{:?}", m.rope.theta as f32)),
                 ("partial_rotary_factor", m.rope.dim.to_string()),
                 ("layer_types", format!("{:?}", m.layer_kinds)),
                 ("sliding_window", m.sliding_window.to_string()),
+                ("conv_L_cache", m.conv_taps.to_string()),
+                ("linear_num_value_heads", format!("{:?}", m.delta_net)),
+                (
+                    "llama_4_scaling_beta",
+                    format!("{:?}", m.query_growth.map(|g| (g.beta as f32, g.original_context))),
+                ),
                 (
                     "rope_local_base_freq",
-                    if m.sliding_window > 0 { format!("{:?}", m.rope.local_theta) } else { String::new() },
+                    if m.sliding_window > 0 {
+                        format!("{:?}", m.rope.local_theta as f32)
+                    } else {
+                        String::new()
+                    },
                 ),
                 ("embedding_multiplier", format!("{:?}", m.scales.embedding as f32)),
                 ("attention_multiplier", format!("{:?}", m.scales.attention as f32)),
@@ -228,6 +276,62 @@ impl ModelConfig {
     }
 }
 
+/// Width of the feed-forward layer.
+fn read_ffn_dim(f: &Fields<'_>, arch: Arch, default: Option<usize>) -> Result<usize, ConfigError> {
+    let lfm2 = arch == Arch::Lfm2;
+    let older = lfm2 && f.get("block_ff_dim").is_some();
+    let field = if older { "block_ff_dim" } else { arch.field_name("intermediate_size") };
+    let width = f.read_size(field, default, MAX_DIM)?;
+    if !lfm2 || !f.read_bool("block_auto_adjust_ff_dim", older)? {
+        return Ok(width);
+    }
+    // As in transformers' `Lfm2MLP`.
+    let factor = f.read_float("block_ffn_dim_multiplier", Some(1.0))?;
+    let multiple = f.read_size("block_multiple_of", Some(256), MAX_DIM)?;
+    let adjusted = ((2 * width / 3) as f64 * factor) as usize;
+    match adjusted.next_multiple_of(multiple) {
+        adjusted @ 1..=MAX_DIM => Ok(adjusted),
+        _ => f.unsupported("block_ffn_dim_multiplier", "a factor that leaves a width up to 65536"),
+    }
+}
+
+/// Taps of the causal convolutions; 0 if no layer has one.
+fn read_conv_taps(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<usize, ConfigError> {
+    let field = match kinds.iter().find(|kind| !kind.is_attention()) {
+        None => return Ok(0),
+        Some(LayerKind::ShortConv) => ("conv_L_cache", 3),
+        Some(_) => ("linear_conv_kernel_dim", 4),
+    };
+    match f.read_size(field.0, Some(field.1), MAX_TAPS)? {
+        1 => f.unsupported(field.0, &format!("an integer from 2 to {MAX_TAPS}")),
+        taps => Ok(taps),
+    }
+}
+
+/// Sizes of gated delta nets; zeros if no layer is one.
+fn read_delta_net(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<DeltaNetSizes, ConfigError> {
+    if !kinds.contains(&LayerKind::DeltaNet) {
+        return Ok(DeltaNetSizes::default());
+    }
+    let sizes = DeltaNetSizes {
+        key_heads: f.read_size("linear_num_key_heads", Some(16), MAX_DIM)?,
+        value_heads: f.read_size("linear_num_value_heads", Some(32), MAX_DIM)?,
+        key_dim: f.read_size("linear_key_head_dim", Some(128), MAX_HEAD_DIM)?,
+        value_dim: f.read_size("linear_value_head_dim", Some(128), MAX_HEAD_DIM)?,
+    };
+    let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = sizes;
+    if !value_heads.is_multiple_of(key_heads) || value_heads * value_dim.max(key_dim) > MAX_DIM {
+        let supported = format!("a multiple of linear_num_key_heads ({key_heads}), up to {MAX_DIM} in all");
+        return f.unsupported("linear_num_value_heads", &supported);
+    }
+    for (field, width) in [("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)] {
+        if !width.is_multiple_of(16) {
+            return f.unsupported(field, "a multiple of 16");
+        }
+    }
+    Ok(sizes)
+}
+
 fn read_scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> Result<Scales, ConfigError> {
     // In f32, as the CPU kernels compute it.
     let by_root = |n: f64| f64::from(1.0 / (n as f32).sqrt());
@@ -251,7 +355,7 @@ fn read_scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> R
 
 /// Rejects configs whose features are not implemented.
 fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
-    let activations = arch.supported_activations();
+    let activations = arch.family().activations;
     for field in ["hidden_act", "hidden_activation", "activation_function"] {
         if !f.get(field).is_none_or(|act| act.as_str().is_some_and(|act| activations.contains(&act))) {
             return f.unsupported(field, &format!("{:?}", activations[0]));
@@ -264,7 +368,15 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         "lm_head_bias",
         "add_cross_attention",
         "use_bidirectional_attention",
+        "use_bias",
+        "conv_bias",
     ];
+    for field in ["attn_output_gate", "use_attention_gate", "use_sandwich_norm"] {
+        let used = matches!(arch, Arch::Qwen35 | Arch::Lfm3);
+        if used && !f.read_bool(field, true)? {
+            return f.unsupported(field, "true");
+        }
+    }
     off.extend(
         ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"].iter().filter(|_| arch == Arch::Gpt2),
     );
@@ -295,13 +407,11 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn read_head_dim(f: &Fields<'_>, arch: Arch, dim: usize, heads: usize) -> Result<usize, ConfigError> {
+fn read_head_dim(f: &Fields<'_>, default: usize, dim: usize, heads: usize) -> Result<usize, ConfigError> {
     let head_dim = if f.get("head_dim").is_some() {
         f.read_size("head_dim", None, MAX_HEAD_DIM)?
-    } else if arch == Arch::Qwen3 {
-        128
-    } else if arch == Arch::Gemma3 {
-        256
+    } else if default > 0 {
+        default
     } else if dim.is_multiple_of(heads) {
         dim / heads
     } else {

@@ -7,6 +7,7 @@ pub mod attention;
 mod attention_inputs;
 mod kv;
 mod matmul;
+mod recurrent;
 mod runs;
 mod softmax_cell;
 
@@ -16,7 +17,7 @@ use crate::device::{CancelToken, Device, KvCache, Ring, Run};
 use crate::dims::*;
 use crate::rope::Frequencies;
 use crate::trace::{Steps, Trace};
-use crate::weights::Weights;
+use crate::weights::{Mixer, Weights};
 use files::Result;
 use kv::CpuCache;
 pub use kv::mass_bytes;
@@ -27,6 +28,9 @@ use runs::PassRuns;
 use std::sync::Arc;
 use steps::{KV_COLS, Q_COLS, QKV, Scratch};
 pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
+
+/// Tokens of a pass that is not interrupted if the model has a recurrent state.
+const SHORT_PASS: usize = 16;
 
 /// Settings of a [`CpuDevice`].
 #[derive(Debug, Clone, Copy)]
@@ -93,35 +97,54 @@ impl CpuDevice {
         if steps.is_traced() {
             seqs.force_last_token(); // its residual is digested after every layer
         }
-        let narrows = squares.is_none() && seqs.tokens_in_last_layer() < n;
+        let narrows = squares.is_none() && seqs.tokens_in_last_layer() < n && !is_recurrent(LAYERS - 1);
         for (index, layer) in weights.layers.iter().enumerate() {
             let narrows = narrows && index == LAYERS - 1;
             s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention
             steps.end_step("norm", index);
-            s.compute_qkv(layer, if narrows { KV_COLS } else { 0..QKV }, pool, isa, n); // queries, keys and values
-            steps.end_step("qkv", index);
-            if let Some(squares) = squares {
-                s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
-            }
-            s.store_keys_values(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
-            steps.end_step("rope", index);
-            if narrows {
-                n = s.select_output_tokens(&mut seqs); // from here on, only tokens whose logits are wanted
-                if n == 0 {
-                    pool.check_cancelled()?;
-                    break;
+            match &layer.mixer {
+                Mixer::Attention(w) => {
+                    s.compute_qkv(w, if narrows { KV_COLS } else { 0..QKV }, pool, isa, n); // queries, keys and values
+                    steps.end_step("qkv", index);
+                    if let Some(squares) = squares {
+                        s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
+                    }
+                    s.store_keys_values(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
+                    steps.end_step("rope", index);
+                    if narrows {
+                        n = s.select_output_tokens(&mut seqs); // from here on, only tokens whose logits are wanted
+                        if n == 0 {
+                            pool.check_cancelled()?;
+                            break;
+                        }
+                        s.norm_tokens(&layer.attn_norm, pool, isa, n);
+                        s.compute_qkv(w, Q_COLS, pool, isa, n);
+                        steps.end_step("qkv", index);
+                    }
+                    s.compute_attention(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
+                    steps.end_step("attend", index);
+                    if observed {
+                        s.record_mass(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
+                        steps.end_step("observe", index);
+                    }
+                    s.project_attention(w, pool, isa, n); // attention's output, added to the residual
                 }
-                s.norm_tokens(&layer.attn_norm, pool, isa, n);
-                s.compute_qkv(layer, Q_COLS, pool, isa, n);
-                steps.end_step("qkv", index);
+                Mixer::ShortConv(w) => {
+                    s.compute_conv_inputs(w, pool, isa, n); // gates b and c, and x
+                    steps.end_step("qkv", index);
+                    s.mix_by_convolution(w, index, &seqs, pool, (isa, n)); // c * conv(b * x)
+                    steps.end_step("mix", index);
+                    s.project_mixed(&w.w_out, pool, isa, n);
+                }
+                Mixer::DeltaNet(w) => {
+                    s.compute_delta_inputs(w, pool, isa, n); // queries, keys, values, gates, decays
+                    steps.end_step("qkv", index);
+                    s.mix_by_delta_net(w, index, &seqs, pool, (isa, n)); // each token updates the state and reads it
+                    steps.end_step("mix", index);
+                    s.project_mixed(&w.w_out, pool, isa, n);
+                }
             }
-            s.compute_attention(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
-            steps.end_step("attend", index);
-            if observed {
-                s.record_mass(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
-                steps.end_step("observe", index);
-            }
-            s.project_attention(layer, pool, isa, n); // attention's output, added to the residual
+            s.post_norm(&layer.attn_post_norm, pool, isa, n);
             steps.end_step("out", index);
             s.norm_tokens(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
             steps.end_step("norm", index);
@@ -173,7 +196,9 @@ impl Device for CpuDevice {
         let slots = runs.iter().map(|run| run.cache.extent().slots).max().unwrap_or(0);
         let observed = runs.iter().any(|run| run.observed_tokens > 0);
         self.scratch.grow_for(slots, if observed { self.max_tokens } else { 0 })?;
-        self.pool.set_cancel(cancel.filter(|_| !observed));
+        // A few tokens are done before anyone waits, and an interrupted pass costs a recurrent state.
+        let is_short = STATE > 0 && n <= SHORT_PASS;
+        self.pool.set_cancel(cancel.filter(|_| !observed && !is_short));
         let result = self.compute_pass(runs);
         if result.is_err() {
             runs::release_slots(runs);

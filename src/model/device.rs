@@ -105,7 +105,7 @@ pub trait Device: Send {
     /// # Errors
     ///
     /// `Interrupted` soon after `cancel` is cancelled, `Device` if the device is lost; then none of the tokens is
-    /// added. A pass with an observed run is never interrupted, because half of its mass could not be taken back.
+    /// added, and recurrent states are unspecified. A pass with an observed run is never interrupted, because half of its mass could not be taken back.
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()>;
 
     /// Turns step timing and layer digests on, or off with `None`. Returns the previous trace.
@@ -215,8 +215,15 @@ pub trait KvCache: Any + Send {
     /// The shape and fill level.
     fn extent(&self) -> Extent;
 
-    /// Sets the number of filled slots: rewinds, or adds rows just written. Slots added this way have no mass.
+    /// Sets the number of filled slots: rewinds, or adds rows just written. Slots added this way have no mass. A length
+    /// of 0 clears the recurrent state; with any other, it stays that of the tokens computed so far.
     fn set_len(&mut self, len: usize);
+
+    /// Copies the recurrent state out: `[STATE]`, empty for models without.
+    fn read_state(&mut self, state: &mut [f32]) -> Result<()>;
+
+    /// Replaces the recurrent state.
+    fn write_state(&mut self, state: &[f32]) -> Result<()>;
 
     /// Changes the number of slots. Filled slots keep their rows.
     ///
@@ -265,6 +272,9 @@ pub trait HostRows: Send + Sync {
 
     /// Keys, values and mass of one layer, to write.
     fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_>;
+
+    /// State of a recurrent layer: `[LAYER_STATE]`.
+    fn layer_state_mut(&mut self, layer: usize) -> &mut [f32];
 }
 
 /// One layer of a cache, borrowed for writing.

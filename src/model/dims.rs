@@ -1,7 +1,10 @@
 //! The baked model: every dimension and every switch as a constant, written by `build.rs` from `config.json`.
 
 #[allow(unused_imports, reason = "not every model has all")]
-use files::config::{Arch, LayerKind, LongRope, Mlp, ModelConfig, Norm, Rope, RopeScaling, Scales};
+use files::config::{
+    Arch, AttentionGate, DeltaNetSizes, LayerKind, LongRope, Mlp, ModelConfig, Norm, QkNorm, QueryGrowth,
+    Rope, RopeScaling, Scales,
+};
 
 include!(concat!(env!("OUT_DIR"), "/dims.rs"));
 
@@ -19,21 +22,99 @@ pub const HAS_GATE: bool = !matches!(MLP, Mlp::Gelu);
 pub const MLP_BIAS: bool = matches!(MLP, Mlp::Gelu);
 /// True if norms have biases; they are stored after the weights.
 pub const NORM_BIAS: bool = matches!(NORM, Norm::Layer);
-/// True if not all layers rotate by the same angles.
-pub const HAS_TWO_ANGLE_SETS: bool = {
-    let (mut i, mut two) = (0, false);
-    while i < LAYERS {
-        two |= !matches!(LAYER_KINDS[i], LayerKind::FullAttention);
+/// Number of layers of a kind before layer `layer`.
+const fn count_before(layer: usize, kind: LayerKind) -> usize {
+    let (mut i, mut count) = (0, 0);
+    while i < layer {
+        count += (LAYER_KINDS[i] as usize == kind as usize) as usize;
         i += 1;
     }
-    two
+    count
+}
+
+/// True if not all layers rotate by the same angles.
+pub const HAS_TWO_ANGLE_SETS: bool = count_before(LAYERS, LayerKind::NoRope) > 0
+    || LOCAL_ROPE_DIFFERS && count_before(LAYERS, LayerKind::SlidingWindow) > 0;
+/// Cosine and sine pairs of a position: for full-attention layers and, where they differ, for the others; then, if
+/// queries grow, their factor in place of a cosine.
+pub const ANGLES: usize = ROPE_DIM / 2 * (1 + HAS_TWO_ANGLE_SETS as usize) + QUERY_GROWTH.is_some() as usize;
+
+/// Columns of the gate of attention's output.
+pub const GATE_DIM: usize = match ATTENTION_GATE {
+    AttentionGate::None => 0,
+    AttentionGate::PerHead => HEADS,
+    AttentionGate::PerElement => Q_DIM,
 };
-/// Cosine and sine pairs of a position: for global layers and, where they differ, for the others.
-pub const ANGLES: usize = ROPE_DIM / 2 * (1 + HAS_TWO_ANGLE_SETS as usize);
+
+/// Number of layers with a recurrent state in place of keys and values.
+pub const RECURRENT_LAYERS: usize =
+    count_before(LAYERS, LayerKind::ShortConv) + count_before(LAYERS, LayerKind::DeltaNet);
+/// True if layers are gated delta nets.
+pub const HAS_DELTA_NET: bool = count_before(LAYERS, LayerKind::DeltaNet) > 0;
+/// Value heads of a delta net that share a key head.
+pub const HEADS_PER_KEY: usize = if HAS_DELTA_NET { DELTA_NET.value_heads / DELTA_NET.key_heads } else { 1 };
+/// Width of all keys of a delta net, which are those of its queries too.
+pub const DELTA_KEY_DIM: usize = DELTA_NET.key_heads * DELTA_NET.key_dim;
+/// Width of all values of a delta net.
+pub const DELTA_VALUE_DIM: usize = DELTA_NET.value_heads * DELTA_NET.value_dim;
+/// Channels of a causal convolution: the model's width, or queries, keys and values of a delta net.
+pub const CONV_CHANNELS: usize = match (CONV_TAPS, HAS_DELTA_NET) {
+    (0, _) => 0,
+    (_, false) => DIM,
+    (_, true) => 2 * DELTA_KEY_DIM + DELTA_VALUE_DIM,
+};
+/// Floats of a convolution's state: its last inputs, `[CONV_TAPS - 1][CONV_CHANNELS]`, oldest first.
+pub const CONV_STATE: usize = CONV_TAPS.saturating_sub(1) * CONV_CHANNELS;
+/// Floats of the state of one recurrent layer: the convolution's, then a delta net's matrices
+/// `[value_heads][key_dim][value_dim]`.
+pub const LAYER_STATE: usize = CONV_STATE + DELTA_NET.value_heads * DELTA_NET.key_dim * DELTA_NET.value_dim;
+/// Floats of the recurrent state of a sequence: `[recurrent layer][LAYER_STATE]`.
+pub const STATE: usize = RECURRENT_LAYERS * LAYER_STATE;
+
+/// Columns of a recurrent layer's projected inputs for a token, each part padded to whole groups of sixteen: the
+/// convolution's channels, then the gates `c` and `x` of a short convolution, or `z`, `b` and `a` of a delta net.
+pub const MIX: usize = match (CONV_TAPS, HAS_DELTA_NET) {
+    (0, _) => 0,
+    (_, false) => 3 * DIM,
+    (_, true) => MIX_DECAY_AT + DELTA_NET.value_heads.next_multiple_of(16),
+};
+/// Column of a delta net's first gate.
+pub const MIX_GATE_AT: usize = CONV_CHANNELS.next_multiple_of(16);
+/// Column of the strength of the first head's update.
+pub const MIX_BETA_AT: usize = MIX_GATE_AT + DELTA_VALUE_DIM.next_multiple_of(16);
+/// Column of the first head's decay.
+pub const MIX_DECAY_AT: usize = MIX_BETA_AT + DELTA_NET.value_heads.next_multiple_of(16);
+/// Width of a recurrent layer's output before its projection.
+pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
+    (0, _) => 0,
+    (_, false) => DIM,
+    (_, true) => DELTA_VALUE_DIM,
+};
+
+const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
+const _: () = assert!(!LOCAL_ROPE_DIFFERS || count_before(LAYERS, LayerKind::NoRope) == 0 || WINDOW == 0);
+
+/// True for a layer with a recurrent state in place of keys and values.
+pub const fn is_recurrent(layer: usize) -> bool {
+    !LAYER_KINDS[layer].is_attention()
+}
+
+/// Place of a recurrent layer's state in that of its sequence.
+pub const fn state_range(layer: usize) -> std::ops::Range<usize> {
+    let before = count_before(layer, LayerKind::ShortConv) + count_before(layer, LayerKind::DeltaNet);
+    before * LAYER_STATE..(before + 1) * LAYER_STATE
+}
+
 /// True if biases, q and k norms and a tied head are the only switches in use: Llama, Qwen 2 and 3.
 pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
     && matches!(MLP, Mlp::SwiGlu)
     && !POST_NORMS
+    && PRE_NORMS
+    && matches!(QK_NORM, QkNorm::None | QkNorm::PerHead)
+    && GATE_DIM == 0
+    && WINDOW == 0
+    && RECURRENT_LAYERS == 0
+    && QUERY_GROWTH.is_none()
     && !HAS_TWO_ANGLE_SETS
     && ROPE_DIM == HEAD_DIM
     && RESIDUAL_SCALE == 1.0
@@ -60,12 +141,8 @@ pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
 };
 
 const fn before(layer: usize) -> [usize; 2] {
-    let (mut i, mut counts) = (0, [0; 2]);
-    while i < layer {
-        counts[is_local(i) as usize] += 1;
-        i += 1;
-    }
-    counts
+    let full = count_before(layer, LayerKind::FullAttention) + count_before(layer, LayerKind::NoRope);
+    [full, count_before(layer, LayerKind::SlidingWindow)]
 }
 
 /// True for a sliding-window layer.
@@ -75,7 +152,12 @@ pub const fn is_local(layer: usize) -> bool {
 
 /// Indices of the full-attention layers.
 pub fn global_layers() -> impl Iterator<Item = usize> {
-    (0..LAYERS).filter(|&layer| !is_local(layer))
+    attention_layers().filter(|&layer| !is_local(layer))
+}
+
+/// Indices of the layers with keys and values.
+pub fn attention_layers() -> impl Iterator<Item = usize> {
+    (0..LAYERS).filter(|&layer| !is_recurrent(layer))
 }
 
 /// Positions that a query of the layer sees, its own included; `None` for full attention.
@@ -86,8 +168,9 @@ pub const fn attention_window(layer: usize) -> Option<usize> {
 /// Index of a layer's first angle among the [`ANGLES`] of a position.
 pub const fn first_angle(layer: usize) -> usize {
     match LAYER_KINDS[layer] {
-        LayerKind::FullAttention => 0,
-        LayerKind::SlidingWindow | LayerKind::NoRope => ROPE_DIM / 2,
+        LayerKind::SlidingWindow if LOCAL_ROPE_DIFFERS => ROPE_DIM / 2,
+        LayerKind::NoRope => ROPE_DIM / 2,
+        _ => 0,
     }
 }
 
@@ -106,8 +189,10 @@ pub fn baked_config() -> ModelConfig {
         qkv_bias: QKV_BIAS,
         o_bias: O_BIAS,
         qk_norm: QK_NORM,
+        attention_gate: ATTENTION_GATE,
         tie_embeddings: TIED,
         norm: NORM,
+        pre_norms: PRE_NORMS,
         post_norms: POST_NORMS,
         mlp: MLP,
         norm_eps: NORM_EPS,
@@ -120,5 +205,8 @@ pub fn baked_config() -> ModelConfig {
             residual: RESIDUAL_SCALE,
             logits: LOGIT_SCALE,
         },
+        query_growth: QUERY_GROWTH,
+        conv_taps: CONV_TAPS,
+        delta_net: DELTA_NET,
     }
 }

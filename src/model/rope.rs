@@ -3,8 +3,8 @@
 //! Everything is computed in f64 with the `libm` crate, never the platform's, and rounded once to f32,
 //! so tables are the same bits on every machine.
 
-use crate::dims::{ANGLES, LAYER_KINDS, ROPE, ROPE_DIM};
-use files::config::{LayerKind, LongRope, RopeScaling};
+use crate::dims::{ANGLES, LOCAL_ROPE_DIFFERS, QUERY_GROWTH, ROPE, ROPE_DIM};
+use files::config::{LongRope, QueryGrowth, RopeScaling};
 
 /// Radians per position of each pair.
 pub struct Frequencies {
@@ -42,13 +42,12 @@ impl Default for Frequencies {
 /// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of global layers, then of other layers.
 fn compute_frequencies(scaling: RopeScaling) -> Vec<f64> {
     let plain = |theta: f64, i: usize| libm::pow(theta, -2.0 * i as f64 / ROPE_DIM as f64);
-    let local = LAYER_KINDS.contains(&LayerKind::SlidingWindow);
     let of = |pair: usize| {
         let i = pair % (ROPE_DIM / 2).max(1);
         if pair < ROPE_DIM / 2 {
             let frequency = plain(ROPE.theta, i);
             frequency * scaling.frequency_multiplier(i, frequency)
-        } else if local {
+        } else if LOCAL_ROPE_DIFFERS {
             let frequency = plain(ROPE.local_theta, i);
             frequency * ROPE.local_scaling.frequency_multiplier(i, frequency)
         } else {
@@ -58,11 +57,14 @@ fn compute_frequencies(scaling: RopeScaling) -> Vec<f64> {
     (0..ANGLES).map(of).collect()
 }
 
-/// Cosine and sine of every pair's angle at a position.
+/// Cosine and sine of every pair's angle at a position; the last cosine is the factor of queries, if they grow.
 pub fn compute_angles(pos: usize, frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
-    for (i, ((f, cos), sin)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
+    for (i, ((f, cos), sin)) in frequencies.iter().zip(&mut *cos).zip(sin).enumerate() {
         let (s, c) = libm::sincos(pos as f64 * f);
         let factor = if i < ROPE_DIM / 2 { ROPE.attention_factor } else { ROPE.local_attention_factor };
         (*cos, *sin) = ((c * factor) as f32, (s * factor) as f32);
+    }
+    if let (Some(QueryGrowth { beta, original_context }), Some(last)) = (QUERY_GROWTH, cos.last_mut()) {
+        *last = (1.0 + beta * libm::log1p((pos / original_context) as f64)) as f32;
     }
 }

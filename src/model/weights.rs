@@ -30,11 +30,15 @@ pub use weight_type::WeightType;
 use crate::dims::*;
 use files::blocks::gguf::decode_values;
 use files::blocks::{BlockType, Dtype};
+use files::config::LayerKind;
 use files::mapped::{AlignedBytes, MappedSlice};
 use files::{Error, Result};
 use numeric::quant::format::Format;
 use numeric::quant::matrix::QuantMatrix;
-use spec::{ATTN_POST_NORM, EMBED, FFN_NORM, FFN_POST_NORM, HEAD, POSITIONS};
+use spec::{
+    ATTENTION_GATE_NAME, ATTN_POST_NORM, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM, EMBED, FFN_NORM,
+    FFN_POST_NORM, HEAD, POSITIONS, SHORT_CONV,
+};
 use std::collections::HashMap;
 use std::ops::BitOr;
 use std::sync::OnceLock;
@@ -127,16 +131,7 @@ enum Embedding {
 #[allow(missing_docs, reason = "the fields have the names of the steps")]
 pub struct Layer {
     pub attn_norm: Vec<f32>,
-    pub wq: Matrix<Q_DIM, DIM>,
-    pub wk: Matrix<KV_DIM, DIM>,
-    pub wv: Matrix<KV_DIM, DIM>,
-    pub q_bias: Vec<f32>,
-    pub k_bias: Vec<f32>,
-    pub v_bias: Vec<f32>,
-    pub q_norm: Vec<f32>,
-    pub k_norm: Vec<f32>,
-    pub wo: Matrix<DIM, Q_DIM>,
-    pub o_bias: Vec<f32>,
+    pub mixer: Mixer,
     pub attn_post_norm: Vec<f32>,
     pub ffn_norm: Vec<f32>,
     /// `None` if the feed-forward layer has no gate.
@@ -148,15 +143,107 @@ pub struct Layer {
     pub ffn_post_norm: Vec<f32>,
 }
 
+/// The first half of a layer, which mixes a token's values with those of earlier tokens.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
+pub enum Mixer {
+    /// Attention over keys and values.
+    Attention(Attention),
+    /// A gated short convolution.
+    ShortConv(ShortConv),
+    /// A gated delta net.
+    DeltaNet(DeltaNet),
+}
+
+/// Weights of attention.
+#[allow(missing_docs, reason = "the fields have the names of the steps")]
+pub struct Attention {
+    pub wq: Matrix<Q_DIM, DIM>,
+    pub wk: Matrix<KV_DIM, DIM>,
+    pub wv: Matrix<KV_DIM, DIM>,
+    pub q_bias: Vec<f32>,
+    pub k_bias: Vec<f32>,
+    pub v_bias: Vec<f32>,
+    pub q_norm: Vec<f32>,
+    pub k_norm: Vec<f32>,
+    /// Gate of the output, if the model has one.
+    pub gate: Option<Matrix<GATE_DIM, DIM>>,
+    pub wo: Matrix<DIM, Q_DIM>,
+    pub o_bias: Vec<f32>,
+}
+
+/// Weights of a gated short convolution.
+pub struct ShortConv {
+    /// Two gates and the convolution's input, `[b | c | x]`.
+    pub w_in: Matrix<{ 3 * DIM }, DIM>,
+    /// `[CONV_TAPS][DIM]`, oldest first.
+    pub taps: Vec<f32>,
+    pub w_out: Matrix<DIM, DIM>,
+}
+
+/// Weights of a gated delta net.
+pub struct DeltaNet {
+    /// Queries, keys and values before the convolution.
+    pub qkv: Matrix<CONV_CHANNELS, DIM>,
+    /// Gate of the output.
+    pub z: Matrix<DELTA_VALUE_DIM, DIM>,
+    /// Strength of each head's update.
+    pub b: Matrix<{ DELTA_NET.value_heads }, DIM>,
+    /// Decay of each head's state.
+    pub a: Matrix<{ DELTA_NET.value_heads }, DIM>,
+    /// `[CONV_TAPS][CONV_CHANNELS]`, oldest first.
+    pub taps: Vec<f32>,
+    /// Bias of `a`.
+    pub bias: Vec<f32>,
+    /// Factor of each head's decay, negative.
+    pub decay: Vec<f32>,
+    /// Norm of each head's output.
+    pub norm: Vec<f32>,
+    pub w_out: Matrix<DIM, DELTA_VALUE_DIM>,
+    /// Consecutive value heads that share a key head. The order of value heads is the file's: in groups, each with a
+    /// key head, or, in GGUF files, the first heads of all groups, then the second ones.
+    pub shared_run: usize,
+}
+
 impl Layer {
     /// Forms of the normed residual that its matrices read.
     pub fn normed_forms(&self) -> ActivationForms {
         let gate = self.gate.as_ref().map_or(ActivationForms::default(), Matrix::activation_forms);
-        self.wq.activation_forms()
-            | self.wk.activation_forms()
-            | self.wv.activation_forms()
-            | gate
-            | self.up.activation_forms()
+        let mixer = match &self.mixer {
+            Mixer::Attention(w) => {
+                let gate = w.gate.as_ref().map_or(ActivationForms::default(), Matrix::activation_forms);
+                w.wq.activation_forms() | w.wk.activation_forms() | w.wv.activation_forms() | gate
+            }
+            Mixer::ShortConv(w) => w.w_in.activation_forms(),
+            Mixer::DeltaNet(w) => {
+                let gates = w.z.activation_forms() | w.b.activation_forms() | w.a.activation_forms();
+                w.qkv.activation_forms() | gates
+            }
+        };
+        mixer | gate | self.up.activation_forms()
+    }
+
+    /// Weights of its attention, to write.
+    ///
+    /// # Panics
+    ///
+    /// If it is a recurrent layer.
+    pub fn attention_mut(&mut self) -> &mut Attention {
+        match &mut self.mixer {
+            Mixer::Attention(attention) => attention,
+            _ => unreachable!("invariant: the layer has keys and values"),
+        }
+    }
+
+    /// Weights of its attention.
+    ///
+    /// # Panics
+    ///
+    /// If it is a recurrent layer.
+    pub fn attention(&self) -> &Attention {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention,
+            _ => unreachable!("invariant: the layer has keys and values"),
+        }
     }
 }
 
@@ -267,7 +354,8 @@ fn from_checkpoint(
         tensors.insert(spec.name.clone(), loaded);
     }
     let fingerprint = checkpoint.fingerprint();
-    Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file: checkpoint.path().into() })
+    let (file, from_gguf) = (checkpoint.path().into(), checkpoint.gguf().is_some());
+    Ok(LoadedModel { tensors, calibration: None, weight_type, fingerprint, file, from_gguf })
 }
 
 /// Moves loaded tensors into the typed structs.
@@ -342,8 +430,42 @@ fn take_norm(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
 
 fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
     let at = |s: &str| format!("model.layers.{l}.{s}");
+    let pre_norm = |name: &str| if PRE_NORMS { take_norm(model, &at(name)) } else { Ok(Vec::new()) };
     Ok(Layer {
-        attn_norm: take_norm(model, &at("input_layernorm"))?,
+        attn_norm: pre_norm("input_layernorm")?,
+        mixer: match LAYER_KINDS[l] {
+            LayerKind::ShortConv => Mixer::ShortConv(ShortConv {
+                w_in: take_matrix(model, &at("conv.in_proj.weight"))?,
+                taps: take_vector(model, &at(SHORT_CONV))?,
+                w_out: take_matrix(model, &at("conv.out_proj.weight"))?,
+            }),
+            LayerKind::DeltaNet => Mixer::DeltaNet(DeltaNet {
+                qkv: take_matrix(model, &at("linear_attn.in_proj_qkv.weight"))?,
+                z: take_matrix(model, &at("linear_attn.in_proj_z.weight"))?,
+                b: take_matrix(model, &at("linear_attn.in_proj_b.weight"))?,
+                a: take_matrix(model, &at("linear_attn.in_proj_a.weight"))?,
+                taps: take_vector(model, &at(DELTA_CONV))?,
+                bias: take_vector(model, &at(DELTA_BIAS))?,
+                decay: take_vector(model, &at(DELTA_DECAY))?,
+                norm: take_vector(model, &at(DELTA_NORM))?,
+                w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
+                shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
+            }),
+            _ => Mixer::Attention(take_attention(model, &at)?),
+        },
+        attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
+        ffn_norm: pre_norm(FFN_NORM)?,
+        gate: HAS_GATE.then(|| take_matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
+        up: take_matrix(model, &at("mlp.up_proj.weight"))?,
+        up_bias: take_vector(model, &at("mlp.up_proj.bias"))?,
+        down: take_matrix(model, &at("mlp.down_proj.weight"))?,
+        down_bias: take_vector(model, &at("mlp.down_proj.bias"))?,
+        ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
+    })
+}
+
+fn take_attention(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Attention> {
+    Ok(Attention {
         wq: take_matrix(model, &at("self_attn.q_proj.weight"))?,
         wk: take_matrix(model, &at("self_attn.k_proj.weight"))?,
         wv: take_matrix(model, &at("self_attn.v_proj.weight"))?,
@@ -352,15 +474,8 @@ fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
         v_bias: take_vector(model, &at("self_attn.v_proj.bias"))?,
         q_norm: take_vector(model, &at("self_attn.q_norm.weight"))?,
         k_norm: take_vector(model, &at("self_attn.k_norm.weight"))?,
+        gate: (GATE_DIM > 0).then(|| take_matrix(model, &at(ATTENTION_GATE_NAME))).transpose()?,
         wo: take_matrix(model, &at("self_attn.o_proj.weight"))?,
         o_bias: take_vector(model, &at("self_attn.o_proj.bias"))?,
-        attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
-        ffn_norm: take_norm(model, &at(FFN_NORM))?,
-        gate: HAS_GATE.then(|| take_matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
-        up: take_matrix(model, &at("mlp.up_proj.weight"))?,
-        up_bias: take_vector(model, &at("mlp.up_proj.bias"))?,
-        down: take_matrix(model, &at("mlp.down_proj.weight"))?,
-        down_bias: take_vector(model, &at("mlp.down_proj.bias"))?,
-        ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
     })
 }

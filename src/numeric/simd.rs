@@ -25,6 +25,7 @@ mod lanes;
 pub mod ops;
 pub mod products;
 pub mod read_bandwidth;
+pub mod recurrent;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

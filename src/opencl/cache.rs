@@ -6,11 +6,11 @@ use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::AttentionMass;
 use super::nvidia::BoundDecode;
-use crate::dims::{LAYERS_BEFORE, is_local};
+use crate::dims::{LAYERS_BEFORE, STATE, is_local, state_range};
 use crate::model::device::{Extent, HostLayer, HostRows, KvCache, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept_slots};
-use opencl_runtime::buffer::bytes_of_mut;
+use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::{Failure, Result as Outcome};
 use std::any::Any;
@@ -24,6 +24,8 @@ pub struct OpenClCache {
     attend: AttendOn,
     /// The rows.
     pub rows: DeviceKv,
+    /// The recurrent state: `[STATE]`; `None` for models without.
+    pub state: Option<Buffer>,
     len: usize,
     /// Attention mass; `None` until first written.
     pub mass: Option<AttentionMass>,
@@ -43,6 +45,8 @@ struct BorrowedRows {
     rows: Vec<MappedLayer>,
     /// By full-attention layer: `[kv_head][slot]`; empty if there is no mass.
     mass: Vec<Vec<f32>>,
+    /// The recurrent state.
+    state: Vec<f32>,
 }
 
 impl HostRows for BorrowedRows {
@@ -56,6 +60,10 @@ impl HostRows for BorrowedRows {
         let mass =
             self.mass.get_mut(LAYERS_BEFORE[layer][0]).filter(|_| !is_local(layer)).map(|mass| &mut mass[..]);
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
+    }
+
+    fn layer_state_mut(&mut self, layer: usize) -> &mut [f32] {
+        &mut self.state[state_range(layer)]
     }
 }
 
@@ -71,20 +79,24 @@ impl OpenClCache {
         rows: DeviceKv,
         attend: AttendOn,
         compactor: Option<Arc<Mutex<Compactor>>>,
-    ) -> Self {
+    ) -> Outcome<Self> {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        Self {
+        let state = (STATE > 0).then(|| device.allocate_buffer(4 * STATE, Access::ReadWrite, Place::Device));
+        let state = state.transpose()?;
+        state.iter().try_for_each(|state| state.fill(0..4 * STATE, 0))?;
+        Ok(Self {
             device,
             attend,
             rows,
+            state,
             len,
             mass,
             launches,
             borrowed: on_host,
             compactor,
             pending_compaction: keep,
-        }
+        })
     }
 
     /// Downcasts the cache of a run.
@@ -127,7 +139,8 @@ impl OpenClCache {
     /// Takes rows and mass back from the CPU, and queues a pending compaction.
     pub fn take_back(&mut self) -> Result<()> {
         self.run_compaction().map_err(to_lost_device)?;
-        let Some(BorrowedRows { rows, mass }) = self.borrowed.take() else { return Ok(()) };
+        let Some(BorrowedRows { rows, mass, state }) = self.borrowed.take() else { return Ok(()) };
+        self.state.iter().try_for_each(|to| to.write(0, bytes_of(&state))).map_err(to_lost_device)?;
         let mut views = rows.into_iter().flat_map(|(k, v)| [k, v]);
         views.try_for_each(|view| view.unmap()).map_err(to_lost_device)?;
         match &mut self.mass {
@@ -158,10 +171,26 @@ impl KvCache for OpenClCache {
         Extent { types, slots, ring: self.rows.ring().rows_per_head(slots), len: self.len }
     }
 
+    fn read_state(&mut self, state: &mut [f32]) -> files::Result<()> {
+        self.take_back()?;
+        Ok(self.state.iter().try_for_each(|from| from.read(0, bytes_of_mut(state)))?)
+    }
+
+    fn write_state(&mut self, state: &[f32]) -> files::Result<()> {
+        self.take_back()?;
+        Ok(self.state.iter().try_for_each(|to| to.write(0, bytes_of(state)))?)
+    }
+
     fn set_len(&mut self, len: usize) {
         let slots = self.rows.slots();
         assert!(len <= slots);
         let before = std::mem::replace(&mut self.len, len);
+        if len == 0
+            && let Some(state) = &self.state
+        {
+            // A device that fails here is lost in the next pass.
+            let _ = state.fill(0..4 * STATE, 0);
+        }
         if let Some(mass) = &mut self.mass {
             mass.set_filled(mass.filled().min(before.min(len)));
         }
@@ -196,7 +225,7 @@ impl KvCache for OpenClCache {
         assert!(!is_local(layer), "nothing is evicted from local layers");
         let (len, all, rows) =
             (self.len, self.rows.slots(), [self.rows.plane_row_bytes(0), self.rows.plane_row_bytes(1)]);
-        if let Some(BorrowedRows { rows: views, mass }) = &mut self.borrowed {
+        if let Some(BorrowedRows { rows: views, mass, .. }) = &mut self.borrowed {
             let (k, v) = &mut views[layer];
             for (view, row) in [k, v].into_iter().zip(rows) {
                 compact_rows(&mut view.bytes_mut()[kv_head * all * row..], slots, row);
@@ -260,7 +289,10 @@ impl KvCache for OpenClCache {
             let (rows, len) = (self.rows.map_layers().map_err(to_lost_device)?, self.len);
             let mass =
                 self.mass.as_mut().map(|mass| mass.read_all(len)).transpose().map_err(to_lost_device)?;
-            self.borrowed = Some(BorrowedRows { rows, mass: mass.unwrap_or_default() });
+            let mut state = vec![0.0; STATE];
+            let read = self.state.iter().try_for_each(|from| from.read(0, bytes_of_mut(&mut state)));
+            read.map_err(to_lost_device)?;
+            self.borrowed = Some(BorrowedRows { rows, mass: mass.unwrap_or_default(), state });
         }
         Ok(self.borrowed.as_mut().expect("made above"))
     }

@@ -1,7 +1,7 @@
 //! Compiler options of the kernels: the model's dimensions, under their Rust names.
 
 use crate::dims::*;
-use files::config::Mlp;
+use files::config::{DeltaNetSizes, Mlp, QkNorm};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::device_info::DeviceInfo;
 
@@ -9,8 +9,10 @@ use opencl_runtime::device_info::DeviceInfo;
 pub const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 /// Rows of k, and of v, padded likewise.
 pub const KV_PAD: usize = KV_DIM.next_multiple_of(16);
-/// Rows of the fused matrix: q, then k, then v.
-pub const QKV: usize = Q_PAD + 2 * KV_PAD;
+/// First row of the gate of attention's output.
+pub const GATE_AT: usize = Q_PAD + 2 * KV_PAD;
+/// Rows of the fused matrix: q, k, v, then the gate of attention's output.
+pub const QKV: usize = GATE_AT + GATE_DIM.next_multiple_of(16);
 /// Rows of gate, and of up, in the fused matrix of both.
 pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
 
@@ -54,12 +56,24 @@ impl Defines {
             ("KV_PAD", KV_PAD),
             ("QKV", QKV),
             ("FFN_PAD", FFN_PAD),
+            ("GATE_AT", GATE_AT),
+            ("GATE_DIM", GATE_DIM),
             ("QKV_BIAS", QKV_BIAS as usize),
             ("O_BIAS", O_BIAS as usize),
-            ("QK_NORM", QK_NORM as usize),
+            (
+                "QK_NORM",
+                match QK_NORM {
+                    // Of all heads together by a kernel of its own.
+                    QkNorm::None | QkNorm::Whole => 0,
+                    QkNorm::PerHead => 1,
+                    QkNorm::AfterRope => 2,
+                },
+            ),
+            ("QUERY_GROWTH", QUERY_GROWTH.is_some() as usize),
             ("ROPE_DIM", ROPE_DIM),
             ("ANGLES", ANGLES),
             ("NORM_BIAS", NORM_BIAS as usize),
+            ("PRE_NORMS", PRE_NORMS as usize),
             ("POST_NORMS", POST_NORMS as usize),
             ("GATED", HAS_GATE as usize),
             ("GELU", !matches!(MLP, Mlp::SwiGlu) as usize),
@@ -79,6 +93,36 @@ impl Defines {
         .into_iter()
         .chain(scales.into_iter().filter(|(_, scale)| *scale != 1.0))
         .fold(all, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
+    }
+
+    /// Adds the sizes of recurrent layers.
+    pub fn add_recurrent(self) -> Self {
+        let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = DELTA_NET;
+        // As computed on the CPU: see `prepare_heads` in `src/model/cpu/recurrent.rs`.
+        let length = 1.0 / (key_dim as f32).sqrt();
+        let floats = [
+            ("KEY_LENGTH", length),
+            ("QUERY_LENGTH", length * length),
+            ("LENGTH_EPS", 1e-6 / key_dim as f32),
+        ];
+        let floats = floats.into_iter().filter(|_| HAS_DELTA_NET);
+        let all = [
+            ("MIX", MIX),
+            ("MIXED", MIXED),
+            ("CONV_TAPS", CONV_TAPS),
+            ("CONV_CHANNELS", CONV_CHANNELS),
+            ("CONV_STATE", CONV_STATE),
+            ("DELTA_NET", HAS_DELTA_NET as usize),
+            ("KEY_HEADS", key_heads),
+            ("VALUE_HEADS", value_heads),
+            ("KEY_WIDTH", key_dim),
+            ("VALUE_WIDTH", value_dim),
+            ("MIX_GATE_AT", MIX_GATE_AT),
+            ("MIX_BETA_AT", MIX_BETA_AT),
+            ("MIX_DECAY_AT", MIX_DECAY_AT),
+        ];
+        let sizes = all.into_iter().fold(self, |d, (name, n)| d.add_value(name, n));
+        floats.fold(sizes, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
     }
 
     /// Requests correctly rounded division and square root, if the device has an option for it.

@@ -32,6 +32,9 @@ const MERGE: &str = kernel_text!("merge");
 const OBSERVE: &str = kernel_text!("observe");
 const COMPACT_KV: &str = kernel_text!("compact_kv");
 const POST_NORM: &str = kernel_text!("post_norm");
+const QK_NORM_TEXT: &str = kernel_text!("qk_norm");
+const GATE: &str = kernel_text!("gate");
+const RECURRENT: &str = kernel_text!("recurrent");
 
 /// Sources of the variants.
 pub(super) const SOURCES: [&str; 8] =
@@ -70,8 +73,39 @@ pub enum KernelName {
     Observe(Observed, LayerView),
     /// Norm of an output before it is added to the residual.
     PostNorm,
+    /// Norm of all queries, and of all keys, of a token.
+    QkNorm,
+    /// Gate of attention's output.
+    Gate,
+    /// A step of a recurrent layer.
+    Recurrent(RecurrentStep),
     /// Eviction.
     CompactKv,
+}
+
+/// Steps of a recurrent layer between its products; a short convolution has only the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecurrentStep {
+    /// Causal convolution.
+    Convolve,
+    /// Lengths of queries and keys, and factors of updates.
+    Prepare,
+    /// Update of a delta net's state.
+    Update,
+    /// Norm and gate of its output.
+    Gate,
+}
+
+impl RecurrentStep {
+    /// Name of its kernel, and its macro.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            RecurrentStep::Convolve => ("convolve", "CONVOLVE"),
+            RecurrentStep::Prepare => ("prepare_delta", "PREPARE"),
+            RecurrentStep::Update => ("update_delta", "UPDATE"),
+            RecurrentStep::Gate => ("gate_delta", "GATE"),
+        }
+    }
 }
 
 /// Attention that `observe` follows.
@@ -87,6 +121,8 @@ pub enum Observed {
 pub enum MatmulInput {
     /// Normed residual.
     Norm,
+    /// Residual.
+    Residual,
     /// Chunks of attention over the last `window` positions; over all slots if it is 0.
     Merge {
         /// Positions.
@@ -94,6 +130,8 @@ pub enum MatmulInput {
     },
     /// Attention's output.
     Att,
+    /// Output of a recurrent layer.
+    Mixed,
     /// silu(gate) * up: as stored by `gemv`, or still to be computed from both.
     Ffn,
 }
@@ -102,9 +140,10 @@ impl MatmulInput {
     /// Number of columns.
     fn column_count(self) -> usize {
         match self {
-            MatmulInput::Norm => DIM,
+            MatmulInput::Norm | MatmulInput::Residual => DIM,
             MatmulInput::Merge { .. } | MatmulInput::Att => Q_DIM,
             MatmulInput::Ffn => FFN_DIM,
+            MatmulInput::Mixed => MIXED,
         }
     }
 }
@@ -274,7 +313,12 @@ impl Kernels {
             KernelName::AttendOne(_) | KernelName::AttendBatch(_) => self.shapes.one_items,
             KernelName::Merge | KernelName::MergeBatch => MERGE_ITEMS,
             KernelName::Observe(..) => OBSERVE_ITEMS,
-            KernelName::PostNorm | KernelName::CompactKv => ACTIVATIONS_ITEMS,
+            KernelName::Recurrent(RecurrentStep::Convolve) => CONVOLVE_ITEMS,
+            KernelName::Recurrent(RecurrentStep::Update) => UPDATE_ITEMS,
+            KernelName::Recurrent(RecurrentStep::Prepare | RecurrentStep::Gate) => ROPE_ITEMS,
+            KernelName::PostNorm | KernelName::QkNorm | KernelName::Gate | KernelName::CompactKv => {
+                ACTIVATIONS_ITEMS
+            }
         }
     }
 
@@ -333,6 +377,11 @@ impl Kernels {
             }
             KernelName::Merge => (&[COMMON, KV, MERGE], defines.add_cache(self.types)),
             KernelName::PostNorm => (&[COMMON, POST_NORM], defines),
+            KernelName::QkNorm => (&[COMMON, QK_NORM_TEXT], defines),
+            KernelName::Gate => (&[COMMON, GATE], defines),
+            KernelName::Recurrent(step) => {
+                (&[COMMON, RECURRENT], defines.add_recurrent().add_flag(step.names().1))
+            }
             KernelName::CompactKv => (&[COMPACT_KV], defines),
             KernelName::Observe(observed, view) => {
                 let d = of_layer(defines, view);
@@ -352,6 +401,7 @@ impl Kernels {
     ) -> Defines {
         let (rows, cols) = step.rows_and_cols();
         let d = defines.add_option(&variant.compiler_options(self.device.info())).add_flag(step.names().1);
+        let d = if step == Step::Mix { d.add_value("MIX", MIX) } else { d };
         d.add_value("ROWS", rows).add_value("COLS", cols).add_value("W_TYPE", storage.kernel_number())
     }
 
@@ -437,6 +487,9 @@ fn kernel_symbol(name: KernelName) -> &'static str {
         KernelName::Merge | KernelName::MergeBatch => "merge",
         KernelName::Observe(..) => "observe",
         KernelName::PostNorm => "post_norm",
+        KernelName::QkNorm => "qk_norm",
+        KernelName::Gate => "gate",
+        KernelName::Recurrent(step) => step.names().0,
         KernelName::CompactKv => "compact_kv",
     }
 }
@@ -444,8 +497,9 @@ fn kernel_symbol(name: KernelName) -> &'static str {
 fn input_flag(input: MatmulInput) -> &'static str {
     match input {
         MatmulInput::Norm => "INPUT_NORM",
+        MatmulInput::Residual => "INPUT_RESIDUAL",
         MatmulInput::Merge { .. } => "INPUT_MERGE",
-        MatmulInput::Att => "INPUT_ATT",
+        MatmulInput::Att | MatmulInput::Mixed => "INPUT_ATT",
         MatmulInput::Ffn => "INPUT_FFN",
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::dims::*;
 use crate::model::device::{KvRows, Ring, ring_spans};
+use files::config::LayerKind;
 use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, MapFor, Mapped, Place, StridedPieces};
@@ -122,7 +123,7 @@ impl DeviceKv {
     /// that changes its size must not have wrapped around yet.
     pub fn copy_resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
         let mut grown = Self::new(device, self.types, (slots, ring), self.location)?;
-        for layer in 0..LAYERS {
+        for layer in attention_layers() {
             let (here, there) = (self.rows_per_head(layer), grown.rows_per_head(layer));
             let len = if is_local(layer) { here.min(there) } else { len };
             for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
@@ -289,7 +290,12 @@ pub fn compact_rows(rows: &mut [u8], slots: &[u32], row: usize) {
 
 /// Rows per head in a layer.
 fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
-    if is_local(layer) { ring.rows_per_head(slots) } else { slots }
+    match LAYER_KINDS[layer] {
+        // A placeholder: no buffer is empty.
+        kind if !kind.is_attention() => 1,
+        LayerKind::SlidingWindow => ring.rows_per_head(slots),
+        _ => slots,
+    }
 }
 
 /// Bytes of a row of keys, and of values.

@@ -3,7 +3,7 @@
 
 use super::batched_attention::{self, BatchedAttention};
 use super::defines::LayerView;
-use super::kernels::{KernelName, Kernels, MatmulInput, Observed, variant_of};
+use super::kernels::{KernelName, Kernels, MatmulInput, Observed, RecurrentStep, variant_of};
 use super::kv::{DeviceKv, LayerRows};
 use super::nvidia::BoundDecode;
 use super::scratch::PassBuffers;
@@ -12,6 +12,7 @@ use super::storage::{Activations, Step};
 use super::variants::{Feature, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
+use files::config::QkNorm;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
@@ -61,6 +62,12 @@ pub struct Launches {
     pub many: Vec<ManyTokens>,
     /// By layer: the norms behind attention and behind the feed-forward layer. Empty if the model has none.
     pub post_norms: Vec<[Launch; 2]>,
+    /// By layer: the norm of all queries, and of all keys, of a token. Empty if the model has none.
+    pub qk_norms: Vec<Launch>,
+    /// Gate of attention's output, if the model has one.
+    pub gate: Option<Launch>,
+    /// By layer: preparation and gate of a delta net; empty if no layer is one.
+    pub delta: Vec<[Launch; 2]>,
     /// Final norm and output head of one token.
     pub head: MatmulLaunches,
     /// Final norm of several tokens.
@@ -107,6 +114,10 @@ pub struct CacheLayer {
     pub observe: Option<Launch>,
     /// Adds the attention of one token to the mass.
     pub observe_one: Option<Launch>,
+    /// Convolution of a recurrent layer.
+    pub convolve: Option<Launch>,
+    /// Update of a delta net's state.
+    pub update: Option<Launch>,
 }
 
 impl CacheLayer {
@@ -114,6 +125,16 @@ impl CacheLayer {
     pub fn is_single(&self, tokens: usize) -> bool {
         tokens == 1 && self.attend_one.is_some()
     }
+}
+
+/// Products before and after a layer's mixer.
+fn mixer_steps(layer: usize) -> [Step; 2] {
+    if is_recurrent(layer) { [Step::Mix, Step::MixOut] } else { [Step::Qkv, Step::Out] }
+}
+
+/// True if the product after attention may merge its chunks.
+fn merges_in_out(layer: usize) -> bool {
+    GATE_DIM == 0 && !is_recurrent(layer)
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
@@ -163,7 +184,7 @@ impl Binder<'_> {
     fn bind_uncached(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.needs_one;
-        for view in (0..LAYERS).map(LayerView::of) {
+        for view in attention_layers().map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
                 self.kernels.require_kernel(KernelName::AttendOne(view))?;
             }
@@ -179,18 +200,38 @@ impl Binder<'_> {
         Ok(Launches {
             one: (0..LAYERS)
                 .filter(|_| one)
-                .map(|i| self.one_token(&m.layers[i], attention_window(i)))
+                .map(|i| self.one_token(&m.layers[i], i))
                 .collect::<Result<_>>()?,
             head: self.bind_head()?,
             batched: (many && on_device && s.at_once > 1).then(|| self.batched_attention()).transpose()?,
             merge: (one && on_device).then(|| self.bind_launch(KernelName::Merge, &merge)).transpose()?,
-            many: m.layers.iter().filter(|_| many).map(|l| self.many_tokens(l)).collect::<Result<_>>()?,
+            many: (0..LAYERS)
+                .filter(|_| many)
+                .map(|i| self.many_tokens(&m.layers[i], i))
+                .collect::<Result<_>>()?,
             post_norms: m
                 .layers
                 .iter()
                 .filter_map(|l| self.post_norms(l).transpose())
                 .collect::<Result<_>>()?,
-            norm: many.then(|| self.bind_norm(&m.norm, m.head.reads)).transpose()?,
+            qk_norms: m
+                .layers
+                .iter()
+                .filter(|_| QK_NORM == QkNorm::Whole)
+                .map(|l| {
+                    self.bind_launch(KernelName::QkNorm, &[&s.qkv, l.qk_norm.as_ref().unwrap_or(&s.none)])
+                })
+                .collect::<Result<_>>()?,
+            gate: (GATE_DIM > 0)
+                .then(|| self.bind_launch(KernelName::Gate, &[&s.att, &s.qkv]))
+                .transpose()?,
+            delta: m
+                .layers
+                .iter()
+                .filter(|_| HAS_DELTA_NET)
+                .map(|l| self.bind_delta(l))
+                .collect::<Result<_>>()?,
+            norm: many.then(|| self.bind_norm(Some(&m.norm), m.head.reads)).transpose()?,
             heads: if many { self.bind_heads()? } else { MatmulLaunches::default() },
             queries: self.kernels.device_shapes().attend.map_or(1, |s| s.queries),
             slots: s.slots,
@@ -216,14 +257,59 @@ impl Binder<'_> {
     }
 
     /// Binds the launches of a cache. They observe attention if there is `mass`, by full-attention layer.
-    pub fn bind_cache(&mut self, rows: &DeviceKv, mass: Option<&[Buffer]>) -> Result<CacheLaunches> {
+    pub fn bind_cache(
+        &mut self,
+        rows: &DeviceKv,
+        mass: Option<&[Buffer]>,
+        state: Option<&Buffer>,
+    ) -> Result<CacheLaunches> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
+            if let Some(state) = state.filter(|_| is_recurrent(i)) {
+                return self.recurrent_layer(l, state, i);
+            }
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
             let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
+    }
+
+    /// Preparation and gate of a delta net.
+    fn bind_delta(&mut self, l: &LayerWeights) -> Result<[Launch; 2]> {
+        let s = self.scratch;
+        let or_none = |buffer| Option::as_ref(buffer).unwrap_or(&s.none);
+        let prepare = [&s.mix, &s.conv, or_none(&l.delta_heads)];
+        let gate = [&s.mix, &s.mixed, or_none(&l.delta_norm)];
+        Ok([
+            self.bind_launch(KernelName::Recurrent(RecurrentStep::Prepare), &prepare)?,
+            self.bind_launch(KernelName::Recurrent(RecurrentStep::Gate), &gate)?,
+        ])
+    }
+
+    /// Launches of a recurrent layer that use the state of a sequence.
+    fn recurrent_layer(&mut self, l: &LayerWeights, state: &Buffer, layer: usize) -> Result<CacheLayer> {
+        let s = self.scratch;
+        let (taps, out) =
+            (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
+        let mut bind = |step, buffers: [&Buffer; 4]| {
+            let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
+            launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
+            Ok(launch)
+        };
+        let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);
+        let update = HAS_DELTA_NET
+            .then(|| bind(RecurrentStep::Update, [&s.mix, &s.conv, state, &s.mixed]))
+            .transpose()?;
+        Ok(CacheLayer {
+            rope: None,
+            attend: None,
+            attend_one: None,
+            observe: None,
+            observe_one: None,
+            convolve,
+            update,
+        })
     }
 
     fn cache_layer(
@@ -253,6 +339,8 @@ impl Binder<'_> {
             attend_one: bind(on_device && one_token, KernelName::AttendOne(view), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
             observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,
+            convolve: None,
+            update: None,
         })
     }
 
@@ -351,14 +439,15 @@ impl Binder<'_> {
         self.bind_gemm(Step::Head, &self.matrices.head, [&s.logits, &s.none])
     }
 
-    fn one_token(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<OneToken> {
+    fn one_token(&mut self, l: &LayerWeights, layer: usize) -> Result<OneToken> {
+        let [input, output] = mixer_steps(layer);
         Ok(OneToken {
-            qkv: self.bind_one(Step::Qkv, l)?,
+            qkv: self.bind_one(input, l)?,
             out: match self.attend {
-                AttendOn::Device => self.out_merging(l, window)?,
-                AttendOn::Host => MatmulLaunches::default(),
+                AttendOn::Device if merges_in_out(layer) => self.out_merging(l, attention_window(layer))?,
+                _ => MatmulLaunches::default(),
             },
-            out_merged: self.bind_one(Step::Out, l)?,
+            out_merged: self.bind_one(output, l)?,
             gate_up: self.bind_one(Step::GateUp, l)?,
             down: self.bind_one(Step::Down, l)?,
         })
@@ -370,7 +459,7 @@ impl Binder<'_> {
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
         let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
         let input = MatmulInput::Merge { window: window.unwrap_or(0) };
-        self.bind_gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
+        self.bind_gemv(Step::Out, l.step(Step::Out), (input, Activations::Floats), io)
     }
 
     /// Binds a step of one token, including its input.
@@ -384,28 +473,40 @@ impl Binder<'_> {
             [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
         let io = match step {
-            Step::Qkv => Io { input: &l.attn_norm, scales: none, out: &s.qkv, extra: qkv_bias, sums },
+            Step::Qkv => {
+                let input = l.attn_norm.as_ref().unwrap_or(none);
+                Io { input, scales: none, out: &s.qkv, extra: qkv_bias, sums }
+            }
+            Step::Mix => {
+                let input = l.attn_norm.as_ref().unwrap_or(none);
+                Io { input, scales: none, out: &s.mix, extra: none, sums }
+            }
             Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
+            Step::MixOut => Io { input: &s.mixed, scales: none, out: &s.post, extra: none, sums },
             Step::GateUp => {
-                Io { input: &l.ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
+                let input = l.ffn_norm.as_ref().unwrap_or(none);
+                Io { input, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
             }
             _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums },
         };
         let next = match step {
-            Step::GateUp => l.steps[Step::Down as usize].reads,
+            Step::GateUp => l.step(Step::Down).reads,
             _ => Activations::Floats,
         };
         let input = match step {
-            Step::Qkv | Step::GateUp => MatmulInput::Norm,
+            Step::Qkv | Step::Mix | Step::GateUp if PRE_NORMS => MatmulInput::Norm,
+            Step::Qkv | Step::Mix | Step::GateUp => MatmulInput::Residual,
             Step::Out => MatmulInput::Att,
+            Step::MixOut => MatmulInput::Mixed,
             _ => MatmulInput::Ffn,
         };
-        self.bind_gemv(step, &l.steps[step as usize], (input, next), io)
+        self.bind_gemv(step, l.step(step), (input, next), io)
     }
 
-    fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {
-        let (norm, qkv) = self.bind_many(Step::Qkv, l)?;
-        let (att, out) = self.bind_many(Step::Out, l)?;
+    fn many_tokens(&mut self, l: &LayerWeights, layer: usize) -> Result<ManyTokens> {
+        let [input, output] = mixer_steps(layer);
+        let (norm, qkv) = self.bind_many(input, l)?;
+        let (att, out) = self.bind_many(output, l)?;
         let (ffn_norm, gate_up) = self.bind_many(Step::GateUp, l)?;
         let (silu, down) = self.bind_many(Step::Down, l)?;
         Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down })
@@ -418,15 +519,18 @@ impl Binder<'_> {
     /// See [`Binder::bind_one`].
     pub fn bind_many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
         let s = self.scratch;
-        let w = &l.steps[step as usize];
+        let w = l.step(step);
         let or_none = |bias| Option::as_ref(bias).unwrap_or(&s.none);
         let reads = self.kernels.activation_form(w.reads);
         let input = match step {
-            Step::Qkv => self.bind_norm(&l.attn_norm, w.reads)?,
+            Step::Qkv | Step::Mix => self.bind_norm(l.attn_norm.as_ref(), w.reads)?,
+            Step::MixOut => {
+                self.bind_inputs(KernelName::Activations(MatmulInput::Mixed, reads), [&s.mixed, &s.none])?
+            }
             Step::Out => {
                 self.bind_inputs(KernelName::Activations(MatmulInput::Att, reads), [&s.att, &s.none])?
             }
-            Step::GateUp => self.bind_norm(&l.ffn_norm, w.reads)?,
+            Step::GateUp => self.bind_norm(l.ffn_norm.as_ref(), w.reads)?,
             _ => self.bind_inputs(
                 KernelName::Activations(MatmulInput::Ffn, reads),
                 [&s.gate_up, or_none(&l.up_bias)],
@@ -434,6 +538,8 @@ impl Binder<'_> {
         };
         let products = match step {
             Step::Qkv => self.bind_gemm(step, w, [&s.qkv, or_none(&l.qkv_bias)])?,
+            Step::Mix => self.bind_gemm(step, w, [&s.mix, &s.none])?,
+            Step::MixOut => self.bind_gemm(step, w, [&s.post, &s.none])?,
             Step::Out => self.bind_gemm(step, w, [&s.post, or_none(&l.o_bias)])?,
             Step::GateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
             _ => self.bind_gemm(step, w, [&s.post, or_none(&l.down_bias)])?,
@@ -449,10 +555,11 @@ impl Binder<'_> {
         Ok(Some([launch(attn)?, launch(ffn)?]))
     }
 
-    /// Norm of the residual, in the form that the matrices of a step read.
-    fn bind_norm(&mut self, w: &Buffer, reads: Activations) -> Result<Launch> {
+    /// Norm of the residual, or the residual itself, in the form that the matrices of a step read.
+    fn bind_norm(&mut self, w: Option<&Buffer>, reads: Activations) -> Result<Launch> {
         let (state, reads) = (self.scratch.state.buffer(), self.kernels.activation_form(reads));
-        self.bind_inputs(KernelName::Activations(MatmulInput::Norm, reads), [state, w])
+        let input = if w.is_some() { MatmulInput::Norm } else { MatmulInput::Residual };
+        self.bind_inputs(KernelName::Activations(input, reads), [state, w.unwrap_or(&self.scratch.none)])
     }
 
     /// Converts all tokens of a pass to the form that a matrix reads.

@@ -14,7 +14,7 @@ use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
 use super::nvidia::PersistentKernels;
 use super::run_span::RunSpan;
 use super::scratch::PassBuffers;
-use super::shapes::{FUSED_CHUNKS, OBSERVE_ITEMS};
+use super::shapes::{CONVOLVE_ITEMS, FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::weights::Model;
 use crate::dims::*;
 use crate::model::device::{CancelToken, Run};
@@ -56,9 +56,13 @@ impl Pass<'_> {
             self.check_cancel()?;
             self.norm(layer)?; // RMS norm before attention
             self.qkv(layer, runs)?; // queries, keys and values
-            self.rope(layer, runs)?; // keys get their position and join the cache
-            self.attend(layer, runs)?; // each query over all slots up to its own, and what each slot received of it
-            self.keep_output_tokens(layer, runs)?; // what follows is only for tokens whose logits are wanted
+            if is_recurrent(layer) {
+                self.mix(layer, runs)?; // or a convolution or delta net, which updates the state
+            } else {
+                self.rope(layer, runs)?; // keys get their position and join the cache
+                self.attend(layer, runs)?; // each query over all slots up to its own, and what each slot received of it
+                self.keep_output_tokens(layer, runs)?; // what follows is only for tokens whose logits are wanted
+            }
             if self.n == 0 {
                 break;
             }
@@ -151,14 +155,22 @@ impl Pass<'_> {
     fn qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let device = &self.model.device;
         if self.drops_tokens_in(layer) {
-            return self.narrowed_qkv(layer, runs);
+            self.narrowed_qkv(layer, runs)?;
+            return self.qk_norm(layer);
         }
         if self.is_single() {
             self.launches.one[layer].qkv.launch_one(device)?; // fused: norm, qkv
         } else {
             self.launches.many[layer].qkv.launch_many(device, self.n)?;
         }
+        self.qk_norm(layer)?;
         self.end_step("qkv", layer)
+    }
+
+    /// Norms all queries, and all keys, of each token together, if the model does that.
+    fn qk_norm(&self, layer: usize) -> Result<()> {
+        let norm = self.launches.qk_norms.get(layer);
+        norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 2]))
     }
 
     /// Keys and values of all tokens, but queries only of tokens with requested logits.
@@ -198,9 +210,38 @@ impl Pass<'_> {
 
     fn attend(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         self.each_run(layer, runs, Self::attend_of_run)?;
-        let Some(batched) = &mut self.launches.batched else { return Ok(()) };
-        batched.run(&self.model.device, layer)?;
+        let device = &self.model.device;
+        if let Some(batched) = &mut self.launches.batched {
+            batched.run(device, layer)?;
+        } else if self.launches.gate.is_none() {
+            return Ok(());
+        }
+        self.launches.gate.as_ref().map_or(Ok(()), |gate| gate.run(device, [self.n, 1]))?;
         self.end_step("attend", layer)
+    }
+
+    /// Computes a recurrent layer between its products.
+    fn mix(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
+        self.each_run(layer, runs, Self::convolve_run)?;
+        if let Some([prepare, _]) = self.launches.delta.get(layer) {
+            prepare.run(self.device(), [2 * DELTA_NET.key_heads + 1, self.n])?;
+        }
+        self.each_run(layer, runs, Self::update_run)?;
+        if let Some([_, gate]) = self.launches.delta.get(layer) {
+            gate.run(self.device(), [DELTA_NET.value_heads, self.n])?;
+        }
+        self.end_step("mix", layer)
+    }
+
+    fn convolve_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
+        let convolve = cache.layer(layer).convolve.as_mut().expect("invariant: bound for recurrent layers");
+        let groups = CONV_CHANNELS.div_ceil(CONVOLVE_ITEMS);
+        convolve.set_ints(&span.as_run())?.run(&self.model.device, [groups, 1])
+    }
+
+    fn update_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
+        let Some(update) = &mut cache.layer(layer).update else { return Ok(()) };
+        update.set_ints(&span.as_run())?.run(&self.model.device, [DELTA_VALUE_DIM / 16, 1])
     }
 
     fn attend_of_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
@@ -266,12 +307,13 @@ impl Pass<'_> {
     /// True if `out` merges the chunks of attention.
     fn out_merges(&self, span: RunSpan) -> bool {
         let on_device = self.is_single() && self.kept_tokens.is_none() && self.host.is_none();
-        on_device && span.visible_chunks() <= FUSED_CHUNKS
+        on_device && GATE_DIM == 0 && span.visible_chunks() <= FUSED_CHUNKS
     }
 
     fn out(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         let span = RunSpan::of(&mut runs[0], 0, layer);
-        let (merges, device) = (self.out_merges(span), &self.model.device);
+        let merges = !is_recurrent(layer) && self.out_merges(span);
+        let device = &self.model.device;
         if merges {
             self.launches.one[layer].out.launch_merging(device, span.filled_slots())?; // fused: the end of attend, out
         } else if self.is_single() {

@@ -32,6 +32,12 @@ pub struct PassBuffers {
     pub qkv: Buffer,
     /// Attention's output: `[token][head][HEAD_DIM]`
     pub att: Buffer,
+    /// Inputs of a recurrent layer: `[token][MIX]`; a placeholder, like the next two, if there is none.
+    pub mix: Buffer,
+    /// Output of a delta net's convolution: `[token][CONV_CHANNELS]`
+    pub conv: Buffer,
+    /// Output of a recurrent layer before its projection: `[token][MIXED]`
+    pub mixed: Buffer,
     /// Input of the next matrix: `[token][cols]`, bytes or floats.
     pub acts: Buffer,
     /// Scales of `acts`: `[token][cols / 32]`
@@ -71,8 +77,8 @@ pub struct PassBuffers {
 const _: () = assert!(FFN_PAD >= KV_DIM);
 
 /// Bytes of each buffer for `tokens` tokens, in the order of the fields.
-fn buffer_sizes(tokens: usize) -> [usize; 9] {
-    let widest = DIM.max(Q_DIM).max(FFN_DIM);
+fn buffer_sizes(tokens: usize) -> [usize; 12] {
+    let widest = DIM.max(Q_DIM).max(FFN_DIM).max(MIXED);
     let floats = [
         HEADER + tokens * STATE_ROW,
         tokens * QKV,
@@ -83,6 +89,9 @@ fn buffer_sizes(tokens: usize) -> [usize; 9] {
         tokens * (1 + HAS_GATE as usize) * FFN_PAD,
         tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
+        tokens * MIX,
+        tokens * if HAS_DELTA_NET { CONV_CHANNELS } else { 0 },
+        tokens * MIXED,
     ];
     floats.map(|n| 4 * n)
 }
@@ -126,8 +135,13 @@ impl PassBuffers {
         while tokens > 1 && buffer_sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
-        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits] = buffer_sizes(tokens);
+        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits, mix, conv, mixed] =
+            buffer_sizes(tokens);
         let none = allocate_buffer(device, NONE)?;
+        let allocate = |len: usize| match len {
+            0 => Ok(none.clone()),
+            len => allocate_buffer(device, len),
+        };
         let at_once = at_once(sequences);
         let [partials, ml] = part_sizes(slots, at_once);
         Ok(Self {
@@ -138,7 +152,10 @@ impl PassBuffers {
             act_scales: allocate_buffer(device, act_scales)?,
             act_sums: allocate_buffer(device, act_sums)?,
             gate_up: allocate_buffer(device, gate_up)?,
-            post: if POST_NORMS { allocate_buffer(device, post)? } else { none.clone() },
+            post: allocate(post)?,
+            mix: allocate(mix)?,
+            conv: allocate(conv)?,
+            mixed: allocate(mixed)?,
             logits: allocate_buffer(device, logits)?,
             partials: allocate_buffer(device, partials)?,
             ml: allocate_buffer(device, ml)?,

@@ -23,6 +23,10 @@ pub const ACTIVATIONS_ITEMS: usize = 128;
 pub const MERGE_ITEMS: usize = 64;
 /// Work-items of a work-group of `rope`.
 pub const ROPE_ITEMS: usize = 32;
+/// Work-items of a work-group of `convolve`, one channel each.
+pub const CONVOLVE_ITEMS: usize = 64;
+/// Work-items of a work-group of `update_delta`: sixteen columns, sixteen lanes.
+pub const UPDATE_ITEMS: usize = 256;
 /// Work-items of a work-group of `observe`, one slot each.
 pub const OBSERVE_ITEMS: usize = 64;
 /// Maximum chunks merged by the output projection itself; more would be read too often.

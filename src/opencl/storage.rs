@@ -16,11 +16,31 @@ pub enum Step {
     GateUp,
     Down,
     Head,
+    /// Inputs of a recurrent layer, in place of `Qkv`.
+    Mix,
+    /// Output of a recurrent layer, in place of `Out`.
+    MixOut,
 }
 
 impl Step {
     /// All steps.
-    pub const ALL: [Step; 5] = [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head];
+    pub const ALL: [Step; 7] =
+        [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head, Step::Mix, Step::MixOut];
+
+    /// Index among the steps of a layer.
+    ///
+    /// # Panics
+    ///
+    /// For the head, which belongs to no layer.
+    pub fn index_in_layer(self) -> usize {
+        match self {
+            Step::Qkv | Step::Mix => 0,
+            Step::Out | Step::MixOut => 1,
+            Step::GateUp => 2,
+            Step::Down => 3,
+            Step::Head => unreachable!("invariant: a step of a layer"),
+        }
+    }
 
     /// Name of the step, and its macro.
     pub fn names(self) -> (&'static str, &'static str) {
@@ -30,6 +50,8 @@ impl Step {
             Step::GateUp => ("gate_up", "STEP_GATE_UP"),
             Step::Down => ("down", "STEP_DOWN"),
             Step::Head => ("head", "STEP_HEAD"),
+            Step::Mix => ("mix", "STEP_MIX"),
+            Step::MixOut => ("mix_out", "STEP_MIX_OUT"),
         }
     }
 
@@ -41,6 +63,8 @@ impl Step {
             Step::GateUp => (FFN_DIM, DIM),
             Step::Down => (DIM, FFN_DIM),
             Step::Head => (VOCAB, DIM),
+            Step::Mix => (MIX, DIM),
+            Step::MixOut => (DIM, MIXED),
         }
     }
 

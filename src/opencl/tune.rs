@@ -161,7 +161,7 @@ impl<'a> Tuner<'a> {
 
     /// Variants besides the baseline for a number of tokens.
     fn list_candidates(&self, tokens: Tokens) -> Vec<&'static Variant> {
-        let is_quantised = self.model.matrices.layers[0].steps[STEP as usize].is_quantised();
+        let is_quantised = self.model.matrices.layers[0].step(STEP).is_quantised();
         if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
             return Vec::new();
         }

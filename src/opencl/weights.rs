@@ -3,11 +3,11 @@
 
 mod upload;
 
-use super::defines::{FFN_PAD, KV_PAD, Q_PAD, QKV};
+use super::defines::{FFN_PAD, GATE_AT, KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{Calibration, Layer, Matrix, Weights};
+use crate::model::weights::{Calibration, Layer, Matrix, Mixer, Weights};
 use files::mapped::MappedSlice;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
@@ -51,12 +51,12 @@ impl StepWeights {
 
 /// One layer in the device's memory.
 pub struct LayerWeights {
-    /// In the order of [`Step::ALL`], without the head.
+    /// See [`Step::index_in_layer`].
     pub steps: [StepWeights; 4],
     /// Weights of the norm before attention (`[DIM]`), then its biases.
-    pub attn_norm: Buffer,
+    pub attn_norm: Option<Buffer>,
     /// Norm before the feed-forward layer, likewise.
-    pub ffn_norm: Buffer,
+    pub ffn_norm: Option<Buffer>,
     /// `[QKV]`, zeros in the padding; `None` if the model has no such bias.
     pub qkv_bias: Option<Buffer>,
     /// `[DIM]`
@@ -69,6 +69,63 @@ pub struct LayerWeights {
     pub up_bias: Option<Buffer>,
     /// `[DIM]`
     pub down_bias: Option<Buffer>,
+    /// Taps of a recurrent layer's convolution: `[CONV_TAPS][CONV_CHANNELS]`
+    pub taps: Option<Buffer>,
+    /// Of a delta net: `[bias | decay][value_heads]`
+    pub delta_heads: Option<Buffer>,
+    /// Norm of a delta net's output: `[value_dim]`
+    pub delta_norm: Option<Buffer>,
+    /// Consecutive value heads of a delta net that share a key head; 0 for other layers.
+    pub shared_run: usize,
+}
+
+impl LayerWeights {
+    /// Weights of a step.
+    pub fn step(&self, step: Step) -> &StepWeights {
+        &self.steps[step.index_in_layer()]
+    }
+}
+
+/// Vectors of a layer's mixer, in the order of upload; empty if it has none.
+struct MixerVectors {
+    qkv_bias: Vec<f32>,
+    o_bias: Vec<f32>,
+    qk_norm: Vec<f32>,
+    taps: Vec<f32>,
+    delta_heads: Vec<f32>,
+    delta_norm: Vec<f32>,
+}
+
+impl MixerVectors {
+    fn of(mixer: &Mixer) -> Self {
+        let mut all = Self {
+            qkv_bias: Vec::new(),
+            o_bias: Vec::new(),
+            qk_norm: Vec::new(),
+            taps: Vec::new(),
+            delta_heads: Vec::new(),
+            delta_norm: Vec::new(),
+        };
+        match mixer {
+            Mixer::Attention(a) => {
+                if QKV_BIAS {
+                    all.qkv_bias = vec![0.0; QKV];
+                    for (at, part) in [(0, &a.q_bias), (Q_PAD, &a.k_bias), (Q_PAD + KV_PAD, &a.v_bias)] {
+                        all.qkv_bias[at..at + part.len()].copy_from_slice(part);
+                    }
+                }
+                all.o_bias = a.o_bias.clone();
+                all.qk_norm = [a.q_norm.as_slice(), a.k_norm.as_slice()].concat();
+            }
+            Mixer::ShortConv(w) => all.taps = w.taps.clone(),
+            Mixer::DeltaNet(w) => {
+                all.taps = w.taps.clone();
+                all.delta_heads = [w.bias.as_slice(), w.decay.as_slice()].concat();
+                all.delta_norm = w.norm.clone();
+            }
+        }
+        all
+    }
 }
 
 /// A device with the model's weights in its memory, shared by all its users.
@@ -165,10 +222,27 @@ impl Matrices {
         for l in &mut weights.layers {
             let on_device = upload_layer(to, l)?;
             let [qkv, out, gate_up, down] = &on_device.steps;
-            adopt_rows(&mut l.wq, qkv, 0)?;
-            adopt_rows(&mut l.wk, qkv, Q_PAD / GROUP_ROWS)?;
-            adopt_rows(&mut l.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
-            adopt_rows(&mut l.wo, out, 0)?;
+            match &mut l.mixer {
+                Mixer::Attention(a) => {
+                    adopt_rows(&mut a.wq, qkv, 0)?;
+                    adopt_rows(&mut a.wk, qkv, Q_PAD / GROUP_ROWS)?;
+                    adopt_rows(&mut a.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
+                    let gate = a.gate.as_mut();
+                    gate.map_or(Ok(()), |gate| adopt_rows(gate, qkv, GATE_AT / GROUP_ROWS))?;
+                    adopt_rows(&mut a.wo, out, 0)?;
+                }
+                Mixer::ShortConv(w) => {
+                    adopt_rows(&mut w.w_in, qkv, 0)?;
+                    adopt_rows(&mut w.w_out, out, 0)?;
+                }
+                Mixer::DeltaNet(w) => {
+                    adopt_rows(&mut w.qkv, qkv, 0)?;
+                    adopt_rows(&mut w.z, qkv, MIX_GATE_AT / GROUP_ROWS)?;
+                    adopt_rows(&mut w.b, qkv, MIX_BETA_AT / GROUP_ROWS)?;
+                    adopt_rows(&mut w.a, qkv, MIX_DECAY_AT / GROUP_ROWS)?;
+                    adopt_rows(&mut w.w_out, out, 0)?;
+                }
+            }
             if let [both] = &gate_up.chunks[..] {
                 let gate = l.gate.as_mut();
                 let first = if gate.is_some() { FFN_PAD / GROUP_ROWS } else { 0 };
@@ -265,10 +339,22 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut floats = Vec::new();
     for l in &weights.layers {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
-        let biases = [if QKV_BIAS { QKV } else { 0 }, l.o_bias.len(), l.q_norm.len() + l.k_norm.len()];
-        let others = [&l.attn_post_norm, &l.ffn_post_norm, &l.up_bias, &l.down_bias].map(Vec::len);
-        let all = [l.attn_norm.len(), l.ffn_norm.len()].into_iter().chain(biases).chain(others);
-        floats.extend(all.filter(|&n| n > 0).map(|n| 4 * n));
+        let mixer = MixerVectors::of(&l.mixer);
+        let all = [
+            &l.attn_norm,
+            &l.ffn_norm,
+            &mixer.qkv_bias,
+            &mixer.o_bias,
+            &mixer.qk_norm,
+            &l.attn_post_norm,
+            &l.ffn_post_norm,
+            &l.up_bias,
+            &l.down_bias,
+            &mixer.taps,
+            &mixer.delta_heads,
+            &mixer.delta_norm,
+        ];
+        floats.extend(all.map(Vec::len).into_iter().filter(|&n| n > 0).map(|n| 4 * n));
     }
     of_step(&[Upload::of(&weights.head)]);
     floats.push(4 * weights.norm.len());
@@ -276,31 +362,37 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
 }
 
 fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
-    let mut bias = vec![0.0; if QKV_BIAS { QKV } else { 0 }];
-    if QKV_BIAS {
-        for (at, part) in [(0, &l.q_bias), (Q_PAD, &l.k_bias), (Q_PAD + KV_PAD, &l.v_bias)] {
-            bias[at..at + part.len()].copy_from_slice(part);
-        }
-    }
+    let mixer = MixerVectors::of(&l.mixer);
     let some = |to: &mut Uploader<'_>, values: &[f32]| {
         (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
     };
     let [qkv, out, gate_up, down] = upload::of_layer(l)?;
+    let steps = match l.mixer {
+        Mixer::Attention(_) => [Step::Qkv, Step::Out],
+        _ => [Step::Mix, Step::MixOut],
+    };
     Ok(LayerWeights {
         steps: [
-            upload_step(to, Step::Qkv, &qkv)?,
-            upload_step(to, Step::Out, &out)?,
+            upload_step(to, steps[0], &qkv)?,
+            upload_step(to, steps[1], &out)?,
             upload_step(to, Step::GateUp, &gate_up)?,
             upload_step(to, Step::Down, &down)?,
         ],
-        attn_norm: upload_floats(to, &l.attn_norm)?,
-        ffn_norm: upload_floats(to, &l.ffn_norm)?,
-        qkv_bias: some(to, &bias)?,
-        o_bias: some(to, &l.o_bias)?,
-        qk_norm: some(to, &[l.q_norm.as_slice(), l.k_norm.as_slice()].concat())?,
+        attn_norm: some(to, &l.attn_norm)?,
+        ffn_norm: some(to, &l.ffn_norm)?,
+        qkv_bias: some(to, &mixer.qkv_bias)?,
+        o_bias: some(to, &mixer.o_bias)?,
+        qk_norm: some(to, &mixer.qk_norm)?,
         post_norms: [some(to, &l.attn_post_norm)?, some(to, &l.ffn_post_norm)?],
         up_bias: some(to, &l.up_bias)?,
         down_bias: some(to, &l.down_bias)?,
+        taps: some(to, &mixer.taps)?,
+        delta_heads: some(to, &mixer.delta_heads)?,
+        delta_norm: some(to, &mixer.delta_norm)?,
+        shared_run: match &l.mixer {
+            Mixer::DeltaNet(w) => w.shared_run,
+            _ => 0,
+        },
     })
 }
 

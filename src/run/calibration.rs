@@ -20,7 +20,7 @@
 mod cache_file;
 
 use crate::dims::{
-    HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, first_angle,
+    HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, first_angle, is_recurrent,
 };
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, KvRows, Logits, Run};
@@ -107,6 +107,12 @@ pub fn compute_calibration(weights: &Arc<Weights>, tokens: &[u32], threads: usiz
     let (mut means, mut scales) = (Vec::with_capacity(LAYERS * KV_DIM), Vec::with_capacity(LAYERS * KV_DIM));
     let mut queries = device.query_squares().chunks_exact(HEAD_DIM);
     for layer in 0..LAYERS {
+        if is_recurrent(layer) {
+            means.extend([0.0; KV_DIM]);
+            scales.extend([1.0; KV_DIM]);
+            queries.by_ref().take(KV_HEADS).for_each(drop);
+            continue;
+        }
         let from = if ROPE_DIM > 0 { first_angle(layer) } else { 0 };
         let turns = Rotations::new(&frequencies[from..][..HALF]);
         cache.read_rows(layer, 0..slots, &mut rows)?;

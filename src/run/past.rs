@@ -6,7 +6,8 @@
 //! integer is 7 may come back mirrored: scale and integers with the other sign.
 
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW, global_layers, is_local,
+    HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, RECURRENT_LAYERS, VOCAB, WINDOW,
+    global_layers, is_local,
 };
 use crate::model::device::KvRows;
 use crate::model::weights::HeadCalibration;
@@ -37,6 +38,16 @@ pub struct LayerKeyValues {
     /// Position of each slot's token: `[kv_head][slot]`, ascending in a head. After an eviction and in sliding-window
     /// layers, slots differ from positions.
     pub positions: Vec<u32>,
+}
+
+/// Rejects models whose sequences have more than keys and values.
+fn check_rows_suffice() -> Result<()> {
+    if RECURRENT_LAYERS == 0 {
+        return Ok(());
+    }
+    Err(Error::Usage(
+        "PastKeyValues: this model has layers with a recurrent state; use a saved session".into(),
+    ))
 }
 
 impl PastKeyValues {
@@ -238,6 +249,7 @@ impl Session {
     /// `Usage` if the positions of slots are unknown: after evictions with a growing number of protected tokens. Errors
     /// of reading a device's rows.
     pub fn past_key_values(&mut self, engine: &Engine) -> Result<PastKeyValues> {
+        check_rows_suffice()?;
         let (types, isa) = (self.extent().types, engine.isa());
         let (mut rows, mut layers) = (KvRows::default(), Vec::with_capacity(LAYERS));
         for (layer, positions) in self.positions()?.into_iter().enumerate() {
@@ -261,6 +273,7 @@ impl Session {
     /// `Usage` if it has another model's shape, is not finite, inconsistent or too long for the cache, or if its heads
     /// kept different slots but the session's eviction policy does not look at attention.
     pub fn with_past(mut self, past: &PastKeyValues, engine: &Engine) -> Result<Self> {
+        check_rows_suffice()?;
         past.validate()?;
         let (types, isa) = (self.extent().types, engine.isa());
         let sequence = past.to_sequence();

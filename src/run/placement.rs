@@ -7,6 +7,7 @@ mod device_cache;
 mod factory;
 mod schedule;
 mod speeds;
+mod state_history;
 
 pub(super) use background_compile::KernelCompiler;
 pub use background_compile::{CacheLock, UnfinishedPrograms};
@@ -17,6 +18,8 @@ pub(super) use speeds::{
     MEASURED_SLOTS, is_known_to_be_the_cpu, known_speeds, measure_both, measured_options,
     options_with_measuring, report_choice, speeds_key,
 };
+pub use state_history::Checkpoint;
+pub(super) use state_history::{max_checkpoints, state_bytes};
 
 use crate::model::device::{SharedDevice, lock_device};
 use crate::run::options::{Notice, Side};

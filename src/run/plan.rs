@@ -274,6 +274,7 @@ impl Plan {
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), of_all, of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), of_local, of_attention),
+            put("recurrent states and their checkpoints", placement::state_bytes(batch), MemoryKind::Own),
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass_bytes(o, slots, chunk), of_attention),

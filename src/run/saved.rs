@@ -13,11 +13,12 @@
 //! Rows move between cache and file layer by layer. A file appears complete or not at all. It is not trusted: its size
 //! is checked against its header before memory is allocated.
 
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, VOCAB};
+use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, STATE, VOCAB, attention_layers};
 use crate::model::device::KvRows;
 use crate::model::weights::{HeadCalibration, SubtractedMean};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::ResumePoint;
+use crate::run::placement::Checkpoint;
 use crate::run::session::{Sequence, Session};
 use crc32fast::Hasher;
 use files::atomic_file::AtomicFile;
@@ -137,11 +138,15 @@ pub fn save_session(file: &Path, session: &mut Session, engine: &Engine, state: 
     out.write_bytes(&[MAGIC, &[VERSION][..], &length, &json].concat()).map_err(failed)?;
     out.put_checksum().map_err(failed)?;
     let (mut rows, mut mass) = (KvRows::default(), Vec::new());
-    for layer in 0..LAYERS {
+    for layer in attention_layers() {
         session.read_rows(layer, &mut rows)?;
         session.read_mass(layer, &mut mass)?;
         let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
         [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.write_bytes(bytes)).map_err(failed)?;
+    }
+    if let Some(last) = session.export_states()?.last() {
+        let state: Vec<u8> = last.state.iter().flat_map(|x| x.to_le_bytes()).collect();
+        out.write_bytes(&state).map_err(failed)?;
     }
     out.put_checksum().map_err(failed)?;
     unfinished.commit().map_err(failed)
@@ -194,6 +199,9 @@ pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Resu
     if header.file_size(session, header_end) != Some(size) {
         return Err(damaged_file(file));
     }
+    let tokens = header.sequence.tokens.len();
+    let mut state = vec![0.0; if tokens > 0 { STATE } else { 0 }];
+    let last = attention_layers().last();
     session.restore(header.sequence, |layer, rows, mass| {
         let mut bytes = vec![0; size_of_val(&mass[..])];
         let mut read = |bytes: &mut [u8]| input.read_bytes(bytes).map_err(|_| damaged_file(file));
@@ -208,9 +216,18 @@ pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Resu
         for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
             *m = f32::from_le_bytes(*bytes);
         }
-        let whole = layer + 1 < LAYERS || input.checksum_fits().unwrap_or(false);
+        if Some(layer) == last {
+            let mut bytes = vec![0; 4 * state.len()];
+            input.read_bytes(&mut bytes).map_err(|_| damaged_file(file))?;
+            for (x, bytes) in state.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f32::from_le_bytes(*bytes);
+            }
+        }
+        let whole = Some(layer) != last || input.checksum_fits().unwrap_or(false);
+        let whole = whole && state.iter().all(|x| x.is_finite());
         if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged_file(file)) }
     })?;
+    session.import_states(&[Checkpoint { tokens, state }]);
     Ok(Some(header.state))
 }
 
@@ -326,7 +343,8 @@ impl SessionHeader {
             u64::try_from(rows).ok()?.checked_mul(row as u64)
         };
         let recent = all(tokens.len().checked_sub(*oldest)?, LOCAL_LAYERS, 0)?;
-        all(*slots, GLOBAL_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM)
+        let state = if tokens.is_empty() { 0 } else { 4 * STATE as u64 };
+        all(*slots, GLOBAL_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM + state)
     }
 }
 

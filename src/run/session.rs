@@ -15,7 +15,7 @@ pub(crate) use pass::SmallList;
 pub use pass::{Stage, forward};
 pub use sequence::{PastEviction, Sequence};
 
-use crate::dims::{LAYERS, VOCAB};
+use crate::dims::{STATE, VOCAB, attention_layers};
 use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
@@ -31,6 +31,9 @@ use text::sampler::{Rng, SamplerOptions, all_finite};
 
 /// Rows of logits in memory at once when every token's are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const LOGITS_ROWS: usize = 64;
+
+/// Tokens of a prompt from which on its last one is worth a pass of its own: see [`Session::stage_prompt`].
+const LAST_TOKEN_APART: usize = 64;
 
 /// Prompt tokens whose logits a server computes at once.
 pub(crate) const PROMPT_LOGITS_ROWS: usize = 16;
@@ -108,6 +111,12 @@ impl Session {
             observer: None,
             cancel: None,
         }
+    }
+
+    /// Limits the number of checkpoints of an empty sequence's recurrent state.
+    pub fn with_checkpoints(mut self, most: usize) -> Self {
+        self.device_cache.limit_checkpoints(most);
+        self
     }
 
     /// Lets `placement` move the sequence between devices.
@@ -229,6 +238,10 @@ impl Session {
     pub fn stage_prompt(&mut self, tokens: &[u32], left: usize) -> Result<usize> {
         self.place_tokens(TokenKind::PromptPart)?;
         let n = self.make_room(tokens.len(), AppendKind::Prompt(left))?;
+        // The last token in a pass of its own, so that another answer to the prompt begins at a checkpoint before it.
+        let apart = STATE > 0 && n == left && left > LAST_TOKEN_APART;
+        let n = n - usize::from(apart);
+        self.pending.saves_state = apart;
         self.pending.tokens.clear();
         self.pending.tokens.extend_from_slice(&tokens[..n]);
         self.pending.known = self.tokens.len() + left;
@@ -239,6 +252,10 @@ impl Session {
     /// Ends a prompt that is computed completely.
     pub fn end_prompt(&mut self) -> Result<()> {
         self.evict_after_prompt()?;
+        let last = self.tokens.len().saturating_sub(1);
+        if self.device_cache.known_states(last).next() != Some(last) {
+            self.device_cache.save_checkpoint()?;
+        }
         self.check_logits()
     }
 
@@ -303,6 +320,10 @@ impl Session {
         let drafted =
             self.drafter.as_mut().is_some_and(|d| d.propose(&self.tokens, room, &mut pending.tokens));
         self.tokens.pop();
+        if drafted {
+            // A draft that is not accepted leaves a state that cannot be cut back.
+            let _ = self.device_cache.save_checkpoint();
+        }
         pending.logits = if drafted { LogitsWanted::Draft } else { LogitsWanted::Next };
     }
 
@@ -330,6 +351,7 @@ impl Session {
 
     /// Appends the staged tokens after their pass; drafted ones stay ahead of the sequence.
     fn commit_staged(&mut self) {
+        self.device_cache.end_run();
         let pending = &mut self.pending;
         match (pending.logits, &mut self.drafter) {
             (LogitsWanted::Draft, Some(drafter)) => {
@@ -338,7 +360,14 @@ impl Session {
             }
             _ => self.tokens.extend_from_slice(&pending.tokens),
         }
+        let is_prompt = matches!(pending.logits, LogitsWanted::Nothing);
         pending.tokens.clear();
+        // A device that cannot read its state is lost, as the next pass finds out.
+        let _ = match (is_prompt, std::mem::take(&mut pending.saves_state)) {
+            (_, true) => self.device_cache.save_checkpoint(),
+            (true, _) => self.device_cache.save_checkpoint_if_far(),
+            _ => Ok(()),
+        };
     }
 
     /// Computes the staged tokens, if there are any; on the CPU if the device is lost.
@@ -368,7 +397,9 @@ impl Session {
             let run = session.device_cache.run(tokens, at, out.reborrow());
             lock_device(&device).forward(&mut [run], session.cancel.as_ref())
         })?;
+        self.device_cache.end_run();
         self.tokens.extend_from_slice(tokens);
+        let _ = self.device_cache.save_checkpoint_if_far();
         Ok(())
     }
 
@@ -455,7 +486,7 @@ impl Session {
     fn find_overflow(&mut self) -> Result<Option<usize>> {
         let types = self.extent().types;
         let mut rows = KvRows::default();
-        for layer in (0..LAYERS).filter(|_| types != KvTypes::same(KvType::F32)) {
+        for layer in attention_layers().filter(|_| types != KvTypes::same(KvType::F32)) {
             self.read_rows(layer, &mut rows)?;
             if let Some(first) = rows.iter_floats(types).find(|x| !x.is_finite()) {
                 return Ok(first.is_infinite().then_some(layer));

@@ -8,7 +8,7 @@ use crate::model::weights::{Checkpoint, ModelPath, read_text_file};
 use crate::run::plan::format_mib;
 use clap::Args;
 use files::Result;
-use files::config::ModelConfig;
+use files::config::{ModelConfig, QkNorm};
 use files::error::{MAX_LINE_BYTES, is_printable, one_line};
 use files::packed_file;
 use files::source::UnsupportedTensor;
@@ -266,7 +266,7 @@ fn describe_built_model() -> String {
     for (on, name) in [
         (QKV_BIAS, "q/k/v bias"),
         (O_BIAS, "o bias"),
-        (QK_NORM, "q/k norm"),
+        (QK_NORM != QkNorm::None, "q/k norm"),
         (POST_NORMS, "post-norms"),
         (WINDOW != 0, "sliding window"),
         (LEARNED_POSITIONS, "learned positions"),
@@ -291,6 +291,6 @@ fn built_model_json() -> Value {
         "intermediate_size": FFN_DIM, "vocab_size": VOCAB, "max_position_embeddings": MAX_POSITION,
         "tie_word_embeddings": TIED, "rms_norm_eps": NORM_EPS, "rope_theta": ROPE.theta,
         "rope_scaling": format!("{:?}", ROPE.scaling),
-        "qkv_bias": QKV_BIAS, "o_bias": O_BIAS, "qk_norm": QK_NORM,
+        "qkv_bias": QKV_BIAS, "o_bias": O_BIAS, "qk_norm": QK_NORM != QkNorm::None,
     })
 }

@@ -162,7 +162,12 @@ fn kinds(weights: &Weights) -> BlockType {
     }
     let head = kind(&weights.head);
     for l in &weights.layers {
-        let attention = [kind(&l.wq), kind(&l.wk), kind(&l.wv), kind(&l.wo)];
+        let attention = [
+            kind(&l.attention().wq),
+            kind(&l.attention().wk),
+            kind(&l.attention().wv),
+            kind(&l.attention().wo),
+        ];
         let rest = [kind(l.gate.as_ref().unwrap()), kind(&l.up), kind(&l.down)];
         assert!(attention.iter().chain(&rest).all(|k| *k == head));
     }
@@ -182,7 +187,7 @@ fn stored_q4_0_is_taken_bit_for_bit() {
     File::of(&source, |name| if name == EMBED { stored } else { BlockType::Q4_0 }).write(&path);
     let want = load(&paths::model(), WeightType::Q4_0, 2).unwrap();
     let found = load(&path, WeightType::Q4_0, 2).unwrap();
-    let quants = |w: &Weights| match (&w.layers[0].wq, &w.layers[LAYERS - 1].wk) {
+    let quants = |w: &Weights| match (&w.layers[0].attention().wq, &w.layers[LAYERS - 1].attention().wk) {
         (Matrix::Quantised(q), Matrix::Quantised(k)) => {
             assert_eq!((q.format(), k.format()), (Format::Q4_0, Format::Q4_0));
             let (q_groups, k_groups) = (0..Q_DIM.div_ceil(16), 0..KV_DIM.div_ceil(16));
@@ -211,7 +216,7 @@ fn mixed_formats_stay_as_they_are() {
     };
     File::of(&source, choose).write(&path);
     let weights = load(&path, WeightType::Auto, 2).unwrap();
-    assert!(matches!(&weights.layers[1].wv, Matrix::Dense { .. }));
+    assert!(matches!(&weights.layers[1].attention().wv, Matrix::Dense { .. }));
     assert!(
         matches!(&weights.layers[1].down, Matrix::Quantised(m) if m.format().block_type() == BlockType::Q6_K)
     );

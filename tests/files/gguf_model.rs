@@ -3,7 +3,7 @@
 
 use crate::support::gguf::writer::{ARRAY, BOOL, F32, Parts, STRING, U8, U32, array, info, pair, text};
 use crate::support::paths;
-use files::config::{Arch, ConfigError, LayerKind, ModelConfig, RopeScaling};
+use files::config::{Arch, ConfigError, ModelConfig, QkNorm, RopeScaling};
 use files::source::Safetensors;
 use files::source::gguf::header::GgufHeader;
 use files::source::gguf::names::{ROPE_FREQS, RowOrder, to_gguf_name, to_hf_name};
@@ -56,6 +56,16 @@ fn every_family_has_the_same_config_in_both_kinds_of_files() {
         "m14-granite-bf16.Q8_0",
         "m16-llama-linear-bf16.Q8_0",
         "m18-qwen3-yarn-bf16.Q8_0",
+        "m19-lfm2-bf16.Q8_0",
+        "m19b-lfm2-bf16.Q8_0",
+        "m20-qwen35-bf16.F16",
+        "m20n-qwen35-nested.Q8_0",
+        "m26-ministral3-bf16.Q8_0",
+        "m27-mistral-bf16.Q8_0",
+        "m29-hunyuan-bf16.Q8_0",
+        "m31-olmo3-bf16.Q8_0",
+        "m32-ernie45-bf16.Q8_0",
+        "m33-exaone4-bf16.Q8_0",
     ] {
         let json = config_json(file.split('.').next().unwrap());
         let found = gguf(&format!("{file}.gguf")).read_config().unwrap();
@@ -91,13 +101,14 @@ fn compare(model: &str, file: &str, most: f64) {
         };
         let order = RowOrder::for_tensor(config.arch, &tensor.name, config.head_dim);
         let (stored, values) = (found.to_f32(), tensor.dtype.to_f32(tensor.data.bytes()));
-        let row = |row: usize| stored[order.to_gguf_name(row) * cols..][..cols].to_vec();
+        let row = |row: usize| stored[order.file_row(row) * cols..][..cols].to_vec();
         let ordered: Vec<f32> = (0..rows).flat_map(row).collect();
         assert!(error(&values, &ordered) < most, "{name}: {}", error(&values, &ordered));
         moved += usize::from(error(&values, &stored) > 1.0);
     }
     assert!(names.is_empty(), "in no checkpoint: {names:?}");
-    let expected = if config.arch == Arch::Llama { 2 * config.layers } else { 0 };
+    let interleaved = matches!(config.arch, Arch::Llama | Arch::Mistral);
+    let expected = if interleaved { 2 * config.layers } else { 0 };
     assert_eq!(moved, expected, "tensors whose rows are in another order");
 }
 
@@ -106,20 +117,24 @@ fn tensors_are_those_of_the_checkpoint() {
     compare("m1-llama32-bf16", "m1-llama32-bf16.Q4_0.gguf", 0.15);
     compare("m4-qwen2-bf16", "m4-qwen2-bf16.Q8_0.gguf", 0.01);
     compare("m4-qwen2-bf16", "m4-qwen2-bf16.Q5_0.gguf", 0.08);
+    compare("m27-mistral-bf16", "m27-mistral-bf16.Q8_0.gguf", 0.01);
+    compare("m29-hunyuan-bf16", "m29-hunyuan-bf16.Q8_0.gguf", 0.01);
+    compare("m31-olmo3-bf16", "m31-olmo3-bf16.Q8_0.gguf", 0.01);
+    compare("m32-ernie45-bf16", "m32-ernie45-bf16.Q8_0.gguf", 0.01);
 }
 
 const EPSILON: &str = "llama.attention.layer_norm_rms_epsilon";
 
 /// A header: keys, and tensors of F32 by their dimensions.
 #[derive(Clone)]
-struct Made {
+pub struct Made {
     arch: &'static str,
     keys: Vec<(String, u32, Vec<u8>)>,
     tensors: Vec<(String, Vec<u64>)>,
 }
 
 impl Made {
-    fn new(arch: &'static str) -> Self {
+    pub fn new(arch: &'static str) -> Self {
         let made = Self { arch, keys: Vec::new(), tensors: Vec::new() };
         made.number("block_count", 2)
             .number("embedding_length", 64)
@@ -129,29 +144,29 @@ impl Made {
             .tensor("token_embd.weight", &[64, 10])
     }
 
-    fn with(mut self, key: &str, kind: u32, value: impl AsRef<[u8]>) -> Self {
+    pub fn with(mut self, key: &str, kind: u32, value: impl AsRef<[u8]>) -> Self {
         self = self.without(key);
         self.keys.push((key.into(), kind, value.as_ref().to_vec()));
         self
     }
 
-    fn without(mut self, key: &str) -> Self {
+    pub fn without(mut self, key: &str) -> Self {
         self.keys.retain(|(other, ..)| other != key);
         self
     }
 
-    fn number(self, key: &str, value: u32) -> Self {
+    pub fn number(self, key: &str, value: u32) -> Self {
         self.with(key, U32, value.to_le_bytes())
     }
 
-    fn tensor(mut self, name: &str, dims: &[u64]) -> Self {
+    pub fn tensor(mut self, name: &str, dims: &[u64]) -> Self {
         self.tensors.retain(|(other, _)| other != name);
         self.tensors.push((name.into(), dims.to_vec()));
         self
     }
 
     /// Reads the configuration from a GGUF file with these keys, tensors and divisors.
-    fn read(&self, divisors: &[f32]) -> Result<ModelConfig, ConfigError> {
+    pub fn read(&self, divisors: &[f32]) -> Result<ModelConfig, ConfigError> {
         let mut parts = Parts::default().pair(pair("general.architecture", STRING, text(self.arch)));
         for (key, kind, value) in &self.keys {
             let key = if key.starts_with("split.") { key.clone() } else { format!("{}.{key}", self.arch) };
@@ -178,7 +193,7 @@ fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
     assert_eq!((m.arch, m.layers, m.dim, m.ffn_dim, m.vocab), (Arch::Llama, 2, 64, 96, 10));
     assert_eq!((m.heads, m.kv_heads, m.head_dim, m.tie_embeddings), (4, 4, 16, true));
     assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Unscaled));
-    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, false));
+    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (false, false, QkNorm::None));
 
     let biased = Made::new("llama")
         .number("attention.head_count_kv", 2)
@@ -192,10 +207,11 @@ fn absent_keys_have_their_defaults_and_tensors_set_the_switches() {
         .tensor("blk.0.attn_output.bias", &[64]);
     let m = biased.read(&[]).unwrap();
     assert_eq!((m.kv_heads, m.head_dim, m.tie_embeddings), (2, 20, false));
-    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (true, true, false));
+    assert_eq!((m.qkv_bias, m.o_bias, m.qk_norm), (true, true, QkNorm::None));
 
     let qwen3 = Made::new("qwen3").tensor("blk.0.attn_q_norm.weight", &[16]).read(&[]).unwrap();
-    assert_eq!((qwen3.arch, qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim), (Arch::Qwen3, false, true, 16));
+    assert_eq!((qwen3.arch, qwen3.qkv_bias, qwen3.head_dim), (Arch::Qwen3, false, 16));
+    assert_eq!(qwen3.qk_norm, QkNorm::PerHead);
     assert!(Made::new("qwen2").read(&[]).unwrap().qkv_bias);
 
     // One number for every layer, all the same.
@@ -351,37 +367,6 @@ fn a_key_that_nothing_reads_must_change_nothing() {
     let mut other = Made::new("llama");
     other.keys.push(("split.note".into(), U32, vec![1, 0, 0, 0]));
     assert!(other.read(&[]).is_ok());
-}
-
-#[test]
-fn scales_of_granite_and_layers_of_gemma_are_those_of_llama_cpp() {
-    let scale = |value: Option<f32>| {
-        let made = Made::new("granite").with("logit_scale", F32, 4f32.to_le_bytes());
-        let made = value.into_iter().fold(made, |m, x| m.with("attention.scale", F32, x.to_le_bytes()));
-        made.read(&[]).unwrap().scales
-    };
-    assert_eq!([None, Some(0.0), Some(0.5)].map(|x| scale(x).attention), [0.25, 0.25, 0.5]);
-    assert_eq!(scale(None).logits, 0.25);
-
-    let gemma = || Made::new("gemma3").number("block_count", 7).number("attention.sliding_window", 512);
-    let pattern = "attention.sliding_window_pattern";
-    let flags = |kind, bytes: &[u8]| array(kind, 7, bytes);
-    let words = [1u32, 1, 0, 1, 1, 1, 1].map(u32::to_le_bytes).concat();
-    for (made, full) in [
-        (gemma(), vec![5]),
-        (gemma().number(pattern, 3), vec![2, 5]),
-        (gemma().number(pattern, 0), vec![]),
-        (gemma().with(pattern, ARRAY, flags(BOOL, &[1, 1, 0, 1, 1, 1, 0])), vec![2, 6]),
-        (gemma().with(pattern, ARRAY, flags(U32, &words)), vec![2]),
-        (gemma().number("attention.sliding_window", 0), (0..7).collect()),
-        (gemma().without("attention.sliding_window").number(pattern, 3), (0..7).collect()),
-    ] {
-        let kinds = made.read(&[]).unwrap().layer_kinds;
-        let found: Vec<usize> = (0..7).filter(|&layer| kinds[layer] == LayerKind::FullAttention).collect();
-        assert_eq!(found, full);
-    }
-    let short = gemma().with(pattern, ARRAY, array(BOOL, 2, [1, 0])).read(&[]).unwrap_err();
-    assert!(short.field.ends_with(pattern) && short.supported.contains("each of 7"), "{short}");
 }
 
 #[test]

@@ -286,7 +286,7 @@ fn configs_that_are_wrong_are_refused() {
             &["hidden_size", "512", "256", "ANTIGRAVITY_MODEL="],
         ),
         ("other theta", config.replace("10000.0", "20000.0"), &["rope_theta", "20000", "10000"]),
-        ("other family", config.replace("\"llama\"", "\"lfm2\""), &["model_type", "lfm2", "llama"]),
+        ("other family", config.replace("\"llama\"", "\"mamba\""), &["model_type", "mamba", "llama"]),
         (
             "heads",
             config.replace("\"num_key_value_heads\": 4", "\"num_key_value_heads\": 3"),

@@ -7,6 +7,8 @@ mod support;
 
 /// A GGUF tensor decodes to other values than ggml's decoders give, or an odd but valid header is refused.
 mod gguf;
+/// A GGUF file gives a layer another mixer, window or position encoding than it has.
+mod gguf_layers;
 /// A GGUF file describes another model than the checkpoint it was made from.
 mod gguf_model;
 /// A damaged or malicious GGUF file is accepted, panics, or takes memory that its size does not justify.

@@ -52,7 +52,7 @@ impl Dims {
              -DFFN_DIM={ffn} -DVOCAB={vocab} -DQ_DIM={q} -DKV_DIM={kv} -DGROUP={group} -DQ_PAD={q_pad} \
              -DKV_PAD={kv_pad} -DQKV={qkv} -DFFN_PAD={ffn} -DQKV_BIAS=1 -DO_BIAS=1 -DQK_NORM=1 -DWG={items} \
              -DNORM_EPS={EPS:e}f -DROPE_DIM={head_dim} -DANGLES={half} -DANGLES_AT=0 -DWINDOW=0 \
-             -DNORM_BIAS=0 -DPOST_NORMS=0 -DGATED=1 -DGELU=0 -DMLP_BIAS=0 \
+             -DNORM_BIAS=0 -DPRE_NORMS=1 -DPOST_NORMS=0 -DGATED=1 -DGELU=0 -DMLP_BIAS=0 \
              -DQ_SCALE={q_scale:e}f -DROTATION={rotation:e}f {more}"
         )
     }

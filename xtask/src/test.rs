@@ -212,7 +212,7 @@ fn with_pointer_checks() -> Outcome {
 
 /// A model of another architecture does not build.
 fn another_architecture() -> Outcome {
-    let mut build = build::unoptimised_command(&build::model_dir("m19-lfm2-bf16")?);
+    let mut build = build::unoptimised_command(&build::model_dir("m35-nemotronh-bf16")?);
     eprintln!("$ {}", command::show(&build));
     let out = command::output(&mut build)?;
     let stderr = String::from_utf8_lossy(&out.stderr);

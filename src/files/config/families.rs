@@ -1,4 +1,7 @@
-//! Model families: the names and defaults of their `config.json`, their norms, feed-forward and kinds of layers.
+//! Model families: a row of names, defaults and switches for each.
+//!
+//! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
+//! (`files::source::gguf::names`).
 
 use super::fields::{ConfigError, Fields};
 use serde_json::Value;
@@ -7,86 +10,352 @@ use serde_json::Value;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arch {
     Llama,
+    Mistral,
+    Ministral3,
     Qwen2,
     Qwen3,
+    Qwen35,
     SmolLm3,
     Phi3,
     Granite,
     Gemma3,
     Gpt2,
+    Ernie45,
+    HunyuanDense,
+    Olmo2,
+    Olmo3,
+    Exaone4,
+    Lfm2,
+    Lfm3,
 }
 
+/// A family's names, defaults and switches: see [`Arch::family`].
+#[derive(Clone, Copy)]
+pub struct Family {
+    /// The `model_type` in `config.json`.
+    pub model_type: &'static str,
+    /// The `general.architecture` of a GGUF file.
+    pub gguf_name: &'static str,
+    /// Another `model_type`, whose object `text_config` holds this family's config.
+    pub wrapper: &'static str,
+    pub norm: Norm,
+    /// Norms on the inputs of mixer and feed-forward.
+    pub pre_norms: bool,
+    /// Norms on their outputs.
+    pub post_norms: bool,
+    /// A checkpoint stores the weights of norms minus one.
+    pub norms_add_one: bool,
+    pub qk_norm: QkNorm,
+    pub attention_gate: AttentionGate,
+    pub mlp: Mlp,
+    /// RoPE rotates elements `2i` and `2i + 1` of a checkpoint, not `i` and `i + head_dim / 2`.
+    pub interleaved_rope: bool,
+    pub ties_embeddings: bool,
+    pub norm_eps: f64,
+    /// Name of the field with the epsilon of norms.
+    pub epsilon_field: &'static str,
+    pub rope_theta: f64,
+    /// Default number of KV heads; 0 for the number of heads.
+    pub kv_heads: usize,
+    /// Default width of a head; 0 for the width of the model divided by the heads.
+    pub head_dim: usize,
+    /// Activation functions that the config may name.
+    pub activations: &'static [&'static str],
+    /// Renames from the engine's tensor names to the checkpoint's, applied in order.
+    pub tensor_names: &'static [(&'static str, &'static str)],
+    /// Prefixes that a checkpoint's tensor names may have, and what they replace.
+    pub prefixes: &'static [(&'static str, &'static str)],
+}
+
+const LLAMA: Family = Family {
+    model_type: "llama",
+    gguf_name: "llama",
+    wrapper: "",
+    norm: Norm::Rms,
+    pre_norms: true,
+    post_norms: false,
+    norms_add_one: false,
+    qk_norm: QkNorm::None,
+    attention_gate: AttentionGate::None,
+    mlp: Mlp::SwiGlu,
+    interleaved_rope: false,
+    ties_embeddings: false,
+    norm_eps: 1e-6,
+    epsilon_field: "rms_norm_eps",
+    rope_theta: 10_000.0,
+    kv_heads: 0,
+    head_dim: 0,
+    activations: &["silu", "swish"],
+    tensor_names: &[],
+    prefixes: &[],
+};
+
+/// Prefixes of the text part of a multimodal model.
+const TEXT_PART: &[(&str, &str)] = &[("language_model.", ""), ("model.language_model.", "model.")];
+
+/// Names of LFM2's tensors.
+const LFM2_TENSORS: &[(&str, &str)] = &[
+    ("model.norm.", "model.embedding_norm."),
+    ("input_layernorm", "operator_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.o_proj", "self_attn.out_proj"),
+    ("q_norm", "q_layernorm"),
+    ("k_norm", "k_layernorm"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+];
+
+const LFM3_TENSORS: &[(&str, &str)] = &[
+    ("model.norm.", "model.embedding_norm."),
+    ("input_layernorm", "operator_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_attention_layernorm", "post_operator_norm"),
+    ("post_feedforward_layernorm", "post_ffn_norm"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+];
+
+const HUNYUAN_TENSORS: &[(&str, &str)] = &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
+
+const GPT2_TENSORS: &[(&str, &str)] = &[
+    ("model.embed_tokens", "wte"),
+    ("model.embed_positions", "wpe"),
+    ("model.layers.", "h."),
+    ("model.norm", "ln_f"),
+    ("input_layernorm", "ln_1"),
+    ("post_attention_layernorm", "ln_2"),
+    ("self_attn.qkv_proj", "attn.c_attn"),
+    ("self_attn.o_proj", "attn.c_proj"),
+    ("mlp.up_proj", "mlp.c_fc"),
+    ("mlp.down_proj", "mlp.c_proj"),
+    ("model.", ""),
+];
+
 impl Arch {
-    pub const ALL: [Arch; 8] = [
+    pub const ALL: [Arch; 18] = [
         Arch::Llama,
+        Arch::Mistral,
+        Arch::Ministral3,
         Arch::Qwen2,
         Arch::Qwen3,
+        Arch::Qwen35,
         Arch::SmolLm3,
         Arch::Phi3,
         Arch::Granite,
         Arch::Gemma3,
         Arch::Gpt2,
+        Arch::Ernie45,
+        Arch::HunyuanDense,
+        Arch::Olmo2,
+        Arch::Olmo3,
+        Arch::Exaone4,
+        Arch::Lfm2,
+        Arch::Lfm3,
     ];
+
+    /// The family's row.
+    pub const fn family(self) -> Family {
+        match self {
+            Arch::Llama => LLAMA,
+            Arch::Mistral => Family { model_type: "mistral", kv_heads: 8, ..LLAMA },
+            Arch::Ministral3 => Family {
+                model_type: "ministral3",
+                gguf_name: "mistral3",
+                wrapper: "mistral3",
+                norm_eps: 1e-5,
+                rope_theta: 1e6,
+                kv_heads: 8,
+                head_dim: 128,
+                prefixes: TEXT_PART,
+                ..LLAMA
+            },
+            Arch::Qwen2 => Family { model_type: "qwen2", gguf_name: "qwen2", kv_heads: 32, ..LLAMA },
+            Arch::Qwen3 => Family {
+                model_type: "qwen3",
+                gguf_name: "qwen3",
+                qk_norm: QkNorm::PerHead,
+                kv_heads: 32,
+                head_dim: 128,
+                ..LLAMA
+            },
+            Arch::Qwen35 => Family {
+                model_type: "qwen3_5_text",
+                gguf_name: "qwen35",
+                wrapper: "qwen3_5",
+                norms_add_one: true,
+                qk_norm: QkNorm::PerHead,
+                attention_gate: AttentionGate::PerElement,
+                kv_heads: 4,
+                head_dim: 256,
+                prefixes: TEXT_PART,
+                ..LLAMA
+            },
+            Arch::SmolLm3 => Family {
+                model_type: "smollm3",
+                gguf_name: "smollm3",
+                ties_embeddings: true,
+                rope_theta: 2e6,
+                kv_heads: 4,
+                ..LLAMA
+            },
+            Arch::Phi3 => Family { model_type: "phi3", gguf_name: "phi3", norm_eps: 1e-5, ..LLAMA },
+            Arch::Granite => Family { model_type: "granite", gguf_name: "granite", ..LLAMA },
+            Arch::Gemma3 => Family {
+                model_type: "gemma3_text",
+                gguf_name: "gemma3",
+                wrapper: "gemma3",
+                post_norms: true,
+                norms_add_one: true,
+                qk_norm: QkNorm::PerHead,
+                mlp: Mlp::GeGlu,
+                ties_embeddings: true,
+                rope_theta: 1e6,
+                kv_heads: 4,
+                head_dim: 256,
+                activations: &["gelu_pytorch_tanh"],
+                prefixes: TEXT_PART,
+                ..LLAMA
+            },
+            Arch::Gpt2 => Family {
+                model_type: "gpt2",
+                gguf_name: "gpt2",
+                norm: Norm::Layer,
+                mlp: Mlp::Gelu,
+                ties_embeddings: true,
+                norm_eps: 1e-5,
+                epsilon_field: "layer_norm_epsilon",
+                activations: &["gelu_new", "gelu_pytorch_tanh"],
+                tensor_names: GPT2_TENSORS,
+                prefixes: &[("transformer.", "")],
+                ..LLAMA
+            },
+            Arch::Ernie45 => Family {
+                model_type: "ernie4_5",
+                gguf_name: "ernie4_5",
+                interleaved_rope: true,
+                ties_embeddings: true,
+                norm_eps: 1e-5,
+                rope_theta: 500_000.0,
+                ..LLAMA
+            },
+            Arch::HunyuanDense => Family {
+                model_type: "hunyuan_v1_dense",
+                gguf_name: "hunyuan-dense",
+                qk_norm: QkNorm::AfterRope,
+                norm_eps: 1e-5,
+                tensor_names: HUNYUAN_TENSORS,
+                ..LLAMA
+            },
+            Arch::Olmo2 => Family {
+                model_type: "olmo2",
+                gguf_name: "olmo2",
+                pre_norms: false,
+                post_norms: true,
+                qk_norm: QkNorm::Whole,
+                norm_eps: 1e-5,
+                ..LLAMA
+            },
+            Arch::Olmo3 => Family {
+                model_type: "olmo3",
+                gguf_name: "olmo2",
+                pre_norms: false,
+                post_norms: true,
+                qk_norm: QkNorm::Whole,
+                norm_eps: 1e-5,
+                ..LLAMA
+            },
+            Arch::Exaone4 => Family {
+                model_type: "exaone4",
+                gguf_name: "exaone4",
+                pre_norms: false,
+                post_norms: true,
+                qk_norm: QkNorm::PerHead,
+                norm_eps: 1e-5,
+                ..LLAMA
+            },
+            Arch::Lfm2 => Family {
+                model_type: "lfm2",
+                gguf_name: "lfm2",
+                qk_norm: QkNorm::PerHead,
+                ties_embeddings: true,
+                norm_eps: 1e-5,
+                epsilon_field: "norm_eps",
+                rope_theta: 1e6,
+                kv_heads: 8,
+                tensor_names: LFM2_TENSORS,
+                ..LLAMA
+            },
+            Arch::Lfm3 => Family {
+                model_type: "lfm3",
+                gguf_name: "lfm3",
+                post_norms: true,
+                qk_norm: QkNorm::PerHead,
+                attention_gate: AttentionGate::PerHead,
+                ties_embeddings: true,
+                norm_eps: 1e-5,
+                epsilon_field: "norm_eps",
+                rope_theta: 1e6,
+                kv_heads: 8,
+                tensor_names: LFM3_TENSORS,
+                ..LLAMA
+            },
+        }
+    }
 
     /// The `model_type` in `config.json`.
     pub fn name(self) -> &'static str {
+        self.family().model_type
+    }
+
+    /// The `model_type` of the family whose files this one's are like, where only names differ.
+    pub(super) fn compatible_name(self) -> &'static str {
         match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-            Arch::SmolLm3 => "smollm3",
-            Arch::Phi3 => "phi3",
-            Arch::Granite => "granite",
-            Arch::Gemma3 => "gemma3_text",
-            Arch::Gpt2 => "gpt2",
+            Arch::Mistral => Arch::Llama.name(),
+            Arch::Olmo3 => Arch::Olmo2.name(),
+            arch => arch.name(),
         }
+    }
+
+    /// Translates the engine's name of a tensor, or a part of it, to a checkpoint's.
+    pub fn checkpoint_name(self, name: &str) -> String {
+        self.family().tensor_names.iter().fold(name.into(), |name, (from, to)| name.replace(from, to))
+    }
+
+    /// True if the RoPE of sliding-window layers is another than that of full-attention layers.
+    pub(super) fn has_local_rope(self) -> bool {
+        matches!(self, Arch::Gemma3 | Arch::Lfm3 | Arch::Olmo3)
     }
 
     /// The `general.architecture` of a GGUF file.
     pub fn gguf_name(self) -> &'static str {
-        if self == Arch::Gemma3 { "gemma3" } else { self.name() }
+        self.family().gguf_name
     }
 
     /// Lists the names of all families for errors.
     pub fn list_names(name: impl Fn(Arch) -> &'static str) -> String {
-        Self::ALL.map(|arch| format!("{:?}", name(arch))).join(", ")
-    }
-
-    /// Returns true if the embedding is also the output head by default.
-    pub(super) fn ties_embeddings(self) -> bool {
-        matches!(self, Arch::SmolLm3 | Arch::Gemma3 | Arch::Gpt2)
+        let mut names = Self::ALL.map(|arch| format!("{:?}", name(arch))).to_vec();
+        names.dedup();
+        names.join(", ")
     }
 
     /// Translates a field name of Llama's config to this family's.
     pub(crate) fn field_name(self, name: &'static str) -> &'static str {
         match (self, name) {
+            (_, "rms_norm_eps") => self.epsilon_field(),
             (Arch::Gpt2, "hidden_size") => "n_embd",
             (Arch::Gpt2, "num_attention_heads") => "n_head",
             (Arch::Gpt2, "num_hidden_layers") => "n_layer",
             (Arch::Gpt2, "intermediate_size") => "n_inner",
             (Arch::Gpt2, "max_position_embeddings") => "n_positions",
-            (Arch::Gpt2, "rms_norm_eps") => "layer_norm_epsilon",
             _ => name,
         }
     }
 
     /// Name of the field with the epsilon of norms.
     pub(crate) fn epsilon_field(self) -> &'static str {
-        self.field_name("rms_norm_eps")
-    }
-
-    /// Default epsilon of norms.
-    pub(super) fn default_epsilon(self) -> f64 {
-        if matches!(self, Arch::Phi3 | Arch::Gpt2) { 1e-5 } else { 1e-6 }
-    }
-
-    /// Activation functions that the config may name.
-    pub(super) fn supported_activations(self) -> &'static [&'static str] {
-        match self {
-            Arch::Gemma3 => &["gelu_pytorch_tanh"],
-            Arch::Gpt2 => &["gelu_new", "gelu_pytorch_tanh"],
-            _ => &["silu", "swish"],
-        }
+        self.family().epsilon_field
     }
 }
 
@@ -110,7 +379,29 @@ pub enum Mlp {
     Gelu,
 }
 
-/// The attention of a layer: which slots it sees, and its position encoding.
+/// The norm of queries and keys, by the root mean square.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    None,
+    /// Each head, before RoPE.
+    PerHead,
+    /// Each head, after RoPE.
+    AfterRope,
+    /// All heads together, before RoPE.
+    Whole,
+}
+
+/// The gate of attention's output: a sigmoid of a projection of the layer's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionGate {
+    None,
+    /// A factor for each head.
+    PerHead,
+    /// A factor for each element.
+    PerElement,
+}
+
+/// The mixer of a layer. For attention: which slots it sees, and its position encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {
     /// Full attention.
@@ -119,54 +410,128 @@ pub enum LayerKind {
     SlidingWindow,
     /// Full attention without RoPE.
     NoRope,
+    /// A short causal convolution.
+    ShortConv,
+    /// A gated delta net.
+    DeltaNet,
 }
 
 impl LayerKind {
-    pub(super) fn name(self) -> &'static str {
+    const ALL: [(LayerKind, &str); 5] = [
+        (LayerKind::FullAttention, "global"),
+        (LayerKind::SlidingWindow, "local"),
+        (LayerKind::NoRope, "no_rope"),
+        (LayerKind::ShortConv, "conv"),
+        (LayerKind::DeltaNet, "delta_net"),
+    ];
+
+    /// True for a layer with keys and values.
+    pub const fn is_attention(self) -> bool {
+        !matches!(self, LayerKind::ShortConv | LayerKind::DeltaNet)
+    }
+
+    /// The name of its mixer in `layer_types`.
+    pub(super) fn hf_name(self) -> &'static str {
         match self {
-            LayerKind::FullAttention => "global",
-            LayerKind::SlidingWindow => "local",
-            LayerKind::NoRope => "no_rope",
+            LayerKind::FullAttention | LayerKind::NoRope => FULL.0,
+            LayerKind::SlidingWindow => SLIDING.0,
+            LayerKind::ShortConv => CONV.0,
+            LayerKind::DeltaNet => LINEAR.0,
         }
     }
 
+    pub(super) fn name(self) -> &'static str {
+        Self::ALL.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
     pub(super) fn from_name(name: &str) -> Option<Self> {
-        [LayerKind::FullAttention, LayerKind::SlidingWindow, LayerKind::NoRope]
-            .into_iter()
-            .find(|k| k.name() == name)
+        Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(kind, _)| kind)
     }
 }
 
 /// Reads the kind of each of `layers` layers.
 pub(super) fn layer_kinds(f: &Fields<'_>, arch: Arch, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    if arch == Arch::Gemma3 {
-        return gemma3_layer_kinds(f, layers);
-    }
-    let full = |layer: &Value| layer.as_str() == Some("full_attention");
-    if !f.get("layer_types").is_none_or(|l| l.as_array().is_some_and(|l| l.iter().all(full))) {
-        return f.unsupported("layer_types", "\"full_attention\" for every layer");
-    }
-    if arch == Arch::SmolLm3 {
-        smollm3_layer_kinds(f, layers)
-    } else {
-        Ok(vec![LayerKind::FullAttention; layers])
+    use LayerKind::{DeltaNet, FullAttention, ShortConv, SlidingWindow};
+    let windowed = f.get("sliding_window").is_some();
+    match arch {
+        Arch::Gemma3 => every_full_layer(f, &["sliding_window_pattern", "_sliding_window_pattern"], 6)
+            .and_then(|n| {
+                named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))
+            }),
+        Arch::Olmo3 => {
+            named_kinds(f, layers, &[FULL, SLIDING], every_nth(4, layers, FullAttention, SlidingWindow))
+        }
+        Arch::Exaone4 if windowed => exaone4_layer_kinds(f, layers),
+        Arch::Qwen35 => every_full_layer(f, &["full_attention_interval"], 4).and_then(|n| {
+            named_kinds(f, layers, &[FULL, LINEAR], every_nth(n, layers, FullAttention, DeltaNet))
+        }),
+        Arch::Lfm2 if f.get("layer_types").is_none() => lfm2_layer_kinds(f, layers),
+        Arch::Lfm2 | Arch::Lfm3 => {
+            let known: &[_] = if arch == Arch::Lfm2 { &[FULL, CONV] } else { &[FULL, CONV, SLIDING] };
+            named_kinds(f, layers, known, vec![ShortConv; layers])
+        }
+        Arch::Mistral if windowed => Ok(vec![SlidingWindow; layers]),
+        _ => {
+            let kinds = named_kinds(f, layers, &[FULL], vec![FullAttention; layers])?;
+            if arch == Arch::SmolLm3 { smollm3_layer_kinds(f, layers) } else { Ok(kinds) }
+        }
     }
 }
 
-/// Reads a name per layer, or the interval of full-attention layers.
-fn gemma3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    if f.get("layer_types").is_some() {
-        let kind = |t: &Value| match t.as_str()? {
-            "full_attention" => Some(LayerKind::FullAttention),
-            "sliding_attention" => Some(LayerKind::SlidingWindow),
-            _ => None,
-        };
-        let supported = "\"full_attention\" or \"sliding_attention\" for every layer";
-        return f.read_array("layer_types", layers, kind, supported);
+/// Names of mixers in `layer_types`.
+const FULL: (&str, LayerKind) = ("full_attention", LayerKind::FullAttention);
+const SLIDING: (&str, LayerKind) = ("sliding_attention", LayerKind::SlidingWindow);
+const LINEAR: (&str, LayerKind) = ("linear_attention", LayerKind::DeltaNet);
+const CONV: (&str, LayerKind) = ("conv", LayerKind::ShortConv);
+
+/// Reads `layer_types`, a name for every layer; `default` if there is no such field.
+fn named_kinds(
+    f: &Fields<'_>,
+    layers: usize,
+    known: &[(&str, LayerKind)],
+    default: Vec<LayerKind>,
+) -> Result<Vec<LayerKind>, ConfigError> {
+    if f.get("layer_types").is_none() {
+        return Ok(default);
     }
-    let [name, older] = ["sliding_window_pattern", "_sliding_window_pattern"];
-    let interval = f.read_size(if f.get(name).is_some() { name } else { older }, Some(6), 1 << 16)?;
-    Ok(every_nth(interval, layers, LayerKind::FullAttention, LayerKind::SlidingWindow))
+    let kind = |t: &Value| known.iter().find(|(name, _)| t.as_str() == Some(name)).map(|(_, kind)| *kind);
+    let names: Vec<_> = known.iter().map(|(name, _)| format!("{name:?}")).collect();
+    f.read_array("layer_types", layers, kind, &format!("{} for every layer", names.join(" or ")))
+}
+
+/// Reads the interval of full-attention layers from the first of `fields` that is there.
+fn every_full_layer(f: &Fields<'_>, fields: &[&str], default: usize) -> Result<usize, ConfigError> {
+    let field = fields.iter().find(|field| f.get(field).is_some()).unwrap_or(&fields[0]);
+    f.read_size(field, Some(default), 1 << 16)
+}
+
+/// Full-attention layers of EXAONE 4 have no RoPE if others have a window.
+fn exaone4_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+    let pattern = match f.get("sliding_window_pattern") {
+        Some(Value::String(pattern)) if !pattern.is_empty() => pattern.len(),
+        Some(Value::String(_)) => return f.unsupported("sliding_window_pattern", "such as \"LLLG\", or 4"),
+        _ => f.read_size("sliding_window_pattern", Some(4), 1 << 16)?,
+    };
+    let full = ("full_attention", LayerKind::NoRope);
+    let default = every_nth(pattern, layers, LayerKind::NoRope, LayerKind::SlidingWindow);
+    named_kinds(f, layers, &[full, SLIDING], default)
+}
+
+/// Reads the indices of the attention layers.
+fn lfm2_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+    let mut kinds = vec![LayerKind::ShortConv; layers];
+    let found = f.get("full_attn_idxs").and_then(Value::as_array);
+    for index in found.map_or(&[][..], |all| all) {
+        match index.as_u64().and_then(|i| kinds.get_mut(i as usize)) {
+            Some(kind) => *kind = LayerKind::FullAttention,
+            None => return f.unsupported("full_attn_idxs", &format!("numbers of layers below {layers}")),
+        }
+    }
+    if found.is_some() {
+        Ok(kinds)
+    } else {
+        f.unsupported("layer_types", "\"full_attention\" or \"conv\" for every layer")
+    }
 }
 
 /// Reads a list of 1 (RoPE) and 0 (none), or the interval of layers without RoPE.

@@ -1,5 +1,6 @@
 //! RoPE: its base, the rotated part of a head, and the scaling of frequencies for long contexts.
 
+use super::QueryGrowth;
 use super::families::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
 use crate::error::escape;
@@ -85,6 +86,19 @@ impl Rope {
         }
     }
 
+    /// With the same RoPE in sliding-window layers, unless theirs is another in this family.
+    pub fn shared_by_layers_of(self, arch: Arch) -> Self {
+        if arch.has_local_rope() {
+            return self;
+        }
+        Self {
+            local_theta: self.theta,
+            local_scaling: self.scaling,
+            local_attention_factor: self.attention_factor,
+            ..self
+        }
+    }
+
     /// The unscaled frequency of pair `i`, in radians per position.
     pub fn base_frequency(&self, i: usize) -> f64 {
         self.theta.powf(-2.0 * i as f64 / self.dim as f64)
@@ -126,14 +140,9 @@ pub(super) fn read_rope(f: &Fields<'_>, arch: Arch, head_dim: usize) -> Result<R
         let own = inner.get("rope_theta").is_some();
         if own { inner.read_float("rope_theta", None) } else { f.read_float(field, Some(default)) }
     };
-    let default = match arch {
-        Arch::Gemma3 => 1e6,
-        Arch::SmolLm3 => 2e6,
-        _ => 10_000.0,
-    };
     let mut rope = Rope {
         dim: rotated_dim(f, &Fields(&full.fields), arch, head_dim)?,
-        theta: theta(&full, "rope_theta", default)?,
+        theta: theta(&full, "rope_theta", arch.family().rope_theta)?,
         scaling: RopeScaling::Unscaled,
         long: None,
         attention_factor: 1.0,
@@ -147,9 +156,14 @@ pub(super) fn read_rope(f: &Fields<'_>, arch: Arch, head_dim: usize) -> Result<R
     if local_rope.long.is_some() {
         return Err(ConfigError::new(local.name, "of type \"longrope\"", "one scaling for all lengths"));
     }
+    if arch == Arch::Olmo3 {
+        // Without scaling.
+        local_rope.theta = rope.theta;
+    }
+    rope.local_theta = local_rope.theta;
     rope.local_scaling = local_rope.scaling;
     rope.local_attention_factor = local_rope.attention_factor;
-    Ok(rope)
+    Ok(rope.shared_by_layers_of(arch))
 }
 
 /// Finds the RoPE parameters of full-attention layers and those of sliding-window layers.
@@ -207,9 +221,17 @@ fn apply_scaling(f: &Fields<'_>, object: &RopeObject, rope: &mut Rope) -> Result
         }
         Some(Some("yarn")) => apply_yarn(f, &inner, rope).map_err(named)?,
         Some(Some("longrope" | "su")) => apply_longrope(f, &inner, rope).map_err(named)?,
+        Some(Some("proportional")) => apply_proportional(&inner, rope).map_err(named)?,
+        // Of Hunyuan: a fixed base for all lengths.
+        Some(Some("dynamic")) if inner.get("alpha").is_some() => {
+            let alpha = inner.read_float("alpha", None).map_err(named)?;
+            let width = rope.dim as f64;
+            rope.theta *= alpha.powf(width / (width - 2.0).max(1.0));
+        }
         Some(_) => {
             let value = Value::Object(object.fields.clone()).to_string();
-            let supported = "rope_type \"default\", \"llama3\", \"linear\", \"yarn\" or \"longrope\"";
+            let supported =
+                "rope_type \"default\", \"llama3\", \"linear\", \"yarn\", \"longrope\" or \"proportional\"";
             return Err(ConfigError::new(&object.name, escape(&value), supported));
         }
     }
@@ -228,15 +250,47 @@ fn rotated_dim(
     }
     let name = "partial_rotary_factor";
     let fields = if inner.get(name).is_some() { inner } else { f };
-    let part = fields.read_float(name, Some(1.0))?;
+    let proportional = inner.get("rope_type").and_then(Value::as_str) == Some("proportional");
+    let default = if arch == Arch::Qwen35 { 0.25 } else { 1.0 };
+    let part = if proportional { 1.0 } else { fields.read_float(name, Some(default))? };
     let rotated = (head_dim as f64 * part) as usize;
-    if part != 1.0 && arch != Arch::Phi3 {
+    if part != 1.0 && !matches!(arch, Arch::Phi3 | Arch::Qwen35) {
         return fields.unsupported(name, "1.0");
     }
     if part > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {
         return fields.unsupported(name, "a fraction of a head that is an even number of elements");
     }
     Ok(rotated)
+}
+
+/// Applies a partial rotation whose pairs span the whole head: only the first ones turn.
+fn apply_proportional(inner: &Fields<'_>, rope: &mut Rope) -> Result<(), ConfigError> {
+    let part = inner.read_float("partial_rotary_factor", Some(1.0))?;
+    if part > 1.0 {
+        return inner.unsupported("partial_rotary_factor", "a number up to 1");
+    }
+    let turning = (part * rope.dim as f64 / 2.0) as usize;
+    if turning < rope.dim / 2 {
+        let divisor = |i| if i < turning { 1.0 } else { NO_ROTATION };
+        rope.scaling = RopeScaling::from_divisors((0..rope.dim / 2).map(divisor).collect());
+    }
+    Ok(())
+}
+
+/// Divisor of pairs that don't turn, as in GGUF files.
+const NO_ROTATION: f32 = 1e30;
+
+/// Reads the growth of queries with their position.
+pub(super) fn read_query_growth(f: &Fields<'_>) -> Result<Option<QueryGrowth>, ConfigError> {
+    let Some(Value::Object(object)) = f.get("rope_parameters").or_else(|| f.get("rope_scaling")) else {
+        return Ok(None);
+    };
+    let inner = Fields(object);
+    if inner.get("llama_4_scaling_beta").is_none() {
+        return Ok(None);
+    }
+    let beta = inner.read_float("llama_4_scaling_beta", None)?;
+    Ok(Some(QueryGrowth { beta, original_context: original_context(f, &inner)? }))
 }
 
 fn read_llama3(f: &Fields<'_>) -> Result<RopeScaling, ConfigError> {

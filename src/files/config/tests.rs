@@ -15,7 +15,7 @@ fn defaults_are_those_of_transformers() {
     assert_eq!(ModelConfig::parse(&format!("\u{feff}{LLAMA}}}")), Ok(m.clone()));
     assert_eq!((m.kv_heads, m.head_dim, m.tie_embeddings), (4, 16, false));
     assert_eq!((m.norm_eps, m.rope.theta, m.rope.scaling), (1e-6, 10_000.0, RopeScaling::Unscaled));
-    assert!(!m.qkv_bias && !m.o_bias && !m.qk_norm);
+    assert!(!m.qkv_bias && !m.o_bias && m.qk_norm == QkNorm::None);
     let m = parse(r#", "attention_bias": true, "head_dim": 20"#).unwrap();
     assert!(m.qkv_bias && m.o_bias && m.head_dim == 20);
 }
@@ -65,7 +65,7 @@ fn what_is_written_is_read_again() {
     };
     let odd = ModelConfig {
         qkv_bias: true,
-        qk_norm: true,
+        qk_norm: QkNorm::PerHead,
         tie_embeddings: true,
         norm_eps: 1e-5f32.into(),
         ..plain.clone()
@@ -73,7 +73,8 @@ fn what_is_written_is_read_again() {
     let divisors = RopeScaling::Divisors(&[1.0, 1.1, 1.0, 2.5, 1.0, 1.0, 32.0, 32.0]);
     for scaling in [RopeScaling::Unscaled, llama3, divisors] {
         for model in [&plain, &odd] {
-            let model = ModelConfig { rope: Rope { scaling, ..model.rope }, ..model.clone() };
+            let model =
+                ModelConfig { rope: Rope { scaling, local_scaling: scaling, ..model.rope }, ..model.clone() };
             assert_eq!(ModelConfig::parse(&model.to_json()), Ok(model));
         }
     }
@@ -127,7 +128,12 @@ fn families_differ_by_switches() {
         ]
     );
     assert_eq!((gemma.rope.theta, gemma.rope.local_theta, gemma.sliding_window), (1e6, 1e4, 1024));
-    assert!(gemma.tie_embeddings && gemma.post_norms && gemma.qk_norm && gemma.mlp == Mlp::GeGlu);
+    assert!(
+        gemma.tie_embeddings
+            && gemma.post_norms
+            && gemma.qk_norm == QkNorm::PerHead
+            && gemma.mlp == Mlp::GeGlu
+    );
     let smollm3 = published(
         r#"{"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5,
         "intermediate_size": 96, "vocab_size": 100}"#,

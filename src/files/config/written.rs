@@ -1,9 +1,9 @@
 //! Writes a config as the text of a `config.json`, as stored in a file packed from GGUF.
 
-use super::families::{Arch, LayerKind};
+use super::families::{Arch, LayerKind, QkNorm};
 use super::fields::{ConfigError, Fields, positive_float};
 use super::rope::{LongRope, RopeScaling, read_divisors};
-use super::{ModelConfig, Scales};
+use super::{DeltaNetSizes, ModelConfig, QueryGrowth, Scales};
 use serde_json::{Value, json};
 
 /// The field `rope_scaling`: null unless it is Llama 3's.
@@ -24,9 +24,11 @@ impl ModelConfig {
     pub fn to_json(&self) -> String {
         let Scales { embedding, attention, residual, logits } = self.scales;
         let mut more = json!({
-            "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm,
+            "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm != QkNorm::None,
             "scales": [embedding, attention, residual, logits],
         });
+        let names_kinds =
+            matches!(self.arch, Arch::Qwen35 | Arch::Lfm2 | Arch::Lfm3 | Arch::Olmo3 | Arch::Exaone4);
         if self.layer_kinds.iter().any(|kind| *kind != LayerKind::FullAttention) {
             more["layer_kinds"] = self.layer_kinds.iter().map(|kind| kind.name()).collect();
         }
@@ -37,13 +39,13 @@ impl ModelConfig {
         if self.rope.attention_factor != 1.0 {
             more["rope_attention_factor"] = json!(self.rope.attention_factor);
         }
-        if self.rope.local_scaling != RopeScaling::Unscaled {
+        if self.arch.has_local_rope() && self.rope.local_scaling != RopeScaling::Unscaled {
             let local = self.rope.for_sliding_window();
             let divisor =
                 |i: usize| (1.0 / local.scaling.frequency_multiplier(i, local.base_frequency(i))) as f32;
             more["rope_local_divisors"] = json!((0..local.dim / 2).map(divisor).collect::<Vec<_>>());
         }
-        if self.rope.local_attention_factor != 1.0 {
+        if self.arch.has_local_rope() && self.rope.local_attention_factor != 1.0 {
             more["rope_local_attention_factor"] = json!(self.rope.local_attention_factor);
         }
         if let RopeScaling::Divisors(divisors) = &self.rope.scaling {
@@ -67,7 +69,27 @@ impl ModelConfig {
         if self.sliding_window > 0 {
             config["sliding_window"] = json!(self.sliding_window);
         }
-        if self.arch == Arch::Phi3 {
+        if names_kinds {
+            config["layer_types"] = self.layer_kinds.iter().map(|kind| kind.hf_name()).collect();
+        }
+        if self.arch == Arch::Lfm2 {
+            config["block_auto_adjust_ff_dim"] = json!(false);
+        }
+        if self.conv_taps > 0 {
+            config["conv_L_cache"] = json!(self.conv_taps);
+            config["linear_conv_kernel_dim"] = json!(self.conv_taps);
+        }
+        if self.delta_net.value_heads > 0 {
+            let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = self.delta_net;
+            config["linear_num_key_heads"] = json!(key_heads);
+            config["linear_num_value_heads"] = json!(value_heads);
+            config["linear_key_head_dim"] = json!(key_dim);
+            config["linear_value_head_dim"] = json!(value_dim);
+        }
+        if let Some(QueryGrowth { beta, original_context }) = self.query_growth {
+            config["antigravity"]["query_growth"] = json!([beta, original_context]);
+        }
+        if matches!(self.arch, Arch::Phi3 | Arch::Qwen35) {
             config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
         }
         config.sort_all_objects();
@@ -78,7 +100,12 @@ impl ModelConfig {
     pub(super) fn apply_overrides(&mut self, more: &Fields<'_>) -> Result<(), ConfigError> {
         self.qkv_bias = more.read_bool("qkv_bias", self.qkv_bias)?;
         self.o_bias = more.read_bool("o_bias", self.o_bias)?;
-        self.qk_norm = more.read_bool("qk_norm", self.qk_norm)?;
+        let normed = more.read_bool("qk_norm", self.qk_norm != QkNorm::None)?;
+        self.qk_norm = match self.qk_norm {
+            _ if !normed => QkNorm::None,
+            QkNorm::None => QkNorm::PerHead,
+            kind => kind,
+        };
         let pairs = self.rope.dim / 2;
         if more.get("rope_divisors").is_some() {
             self.rope.scaling = RopeScaling::from_divisors(read_divisors(more, "rope_divisors", pairs)?);
@@ -92,6 +119,7 @@ impl ModelConfig {
         }
         self.rope.attention_factor =
             more.read_float("rope_attention_factor", Some(self.rope.attention_factor))?;
+        self.rope = self.rope.shared_by_layers_of(self.arch);
         if more.get("rope_local_divisors").is_some() {
             self.rope.local_scaling =
                 RopeScaling::from_divisors(read_divisors(more, "rope_local_divisors", pairs)?);
@@ -101,6 +129,10 @@ impl ModelConfig {
         if more.get("layer_kinds").is_some() {
             let kind = |kind: &Value| kind.as_str().and_then(LayerKind::from_name);
             self.layer_kinds = more.read_array("layer_kinds", self.layers, kind, "a kind for every layer")?;
+        }
+        if more.get("query_growth").is_some() {
+            let growth = more.read_array("query_growth", 2, positive_float, "two positive numbers")?;
+            self.query_growth = Some(QueryGrowth { beta: growth[0], original_context: growth[1] as usize });
         }
         if more.get("scales").is_some() {
             let scales = more.read_array("scales", 4, positive_float, "four positive numbers")?;

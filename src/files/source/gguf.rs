@@ -6,6 +6,8 @@
 //! or read whole files.
 
 mod cursor;
+mod divisors;
+mod fields;
 pub mod header;
 pub mod metadata;
 pub mod model;

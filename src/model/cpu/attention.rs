@@ -5,11 +5,12 @@ use super::attention_inputs::AttentionInputs;
 use super::kv;
 use super::runs::{PassRuns, RunSpan};
 use super::softmax_cell::AtomicSoftmax;
-use super::steps::{KV_PAD, Q_PAD, QKV, Scratch, alloc_partials, count_partials};
+use super::steps::{K_AT, KV_PAD, QKV, Scratch, alloc_partials, count_partials};
 use crate::device::{AttentionFn, AttentionJob};
 use crate::dims::*;
 use crate::weights::{HeadCalibration, Weights};
 use files::Result;
+use files::config::QkNorm;
 use numeric::kv::{KvType, KvTypes, hadamard_transform};
 use numeric::pool::Pool;
 use numeric::simd::attend::{FULL_ATTENTION, Partial};
@@ -38,7 +39,7 @@ impl Scratch {
         pool: &Pool,
         isa: Isa,
     ) {
-        let norm = &weights.layers[index].k_norm;
+        let norm = &weights.layers[index].attention().k_norm;
         let keys = KeyTransform { layer: index, norm, calibration: weights.layer_calibration(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write_run(run);
@@ -87,12 +88,9 @@ impl Scratch {
     ) {
         let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
         let row = &self.qkv[t * QKV..][..QKV];
-        let mut k = copy_head(row, Q_PAD, kv_head);
-        if QK_NORM {
-            k = norm_head(isa, &k, keys.norm);
-        }
-        self.rotate_head(isa, &mut k, keys.layer, t);
-        let mut v = copy_head(row, Q_PAD + KV_PAD, kv_head);
+        let mut k = copy_head(row, K_AT, kv_head);
+        self.norm_and_rotate(isa, &mut k, keys.norm, (keys.layer, t));
+        let mut v = copy_head(row, K_AT + KV_PAD, kv_head);
         if types.k.is_rotated() {
             HeadCalibration::of_head(keys.calibration, kv_head).encode_key(&mut k);
         }
@@ -103,13 +101,25 @@ impl Scratch {
         kv_row::encode_row(isa, types.v, &v, &mut vs[place * v_bytes..][..v_bytes]);
     }
 
-    /// Rotates a head of token `t` as the layer does (RoPE).
+    /// Norms a head of queries or keys of token `t` and rotates it as the layer does (RoPE).
     #[inline(always)]
-    fn rotate_head(&self, isa: Isa, head: &mut [f32; HEAD_DIM], layer: usize, t: usize) {
+    fn norm_and_rotate(
+        &self,
+        isa: Isa,
+        head: &mut [f32; HEAD_DIM],
+        norm: &[f32],
+        (layer, t): (usize, usize),
+    ) {
+        if QK_NORM == QkNorm::PerHead {
+            *head = norm_head(isa, head, norm);
+        }
         if ROPE_DIM > 0 {
             let from = t * ANGLES + first_angle(layer);
             let (cos, sin) = (&self.cos[from..][..ROPE_DIM / 2], &self.sin[from..][..ROPE_DIM / 2]);
             ops::apply_rope(isa, &mut head[..ROPE_DIM], cos, sin);
+        }
+        if QK_NORM == QkNorm::AfterRope {
+            *head = norm_head(isa, head, norm);
         }
     }
 
@@ -207,11 +217,12 @@ impl Scratch {
         isa: Isa,
     ) -> [f32; HEAD_DIM] {
         let mut q = copy_head(&self.qkv[t * QKV..][..QKV], 0, h);
-        if QK_NORM {
-            q = norm_head(isa, &q, &weights.layers[index].q_norm);
-        }
-        self.rotate_head(isa, &mut q, index, t);
+        self.norm_and_rotate(isa, &mut q, &weights.layers[index].attention().q_norm, (index, t));
         q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
+        if QUERY_GROWTH.is_some() {
+            let growth = self.cos[(t + 1) * ANGLES - 1];
+            q.iter_mut().for_each(|x| *x *= growth);
+        }
         if types.k.is_rotated() {
             HeadCalibration::of_head(weights.layer_calibration(index), h / GROUP).encode_query(&mut q);
         }

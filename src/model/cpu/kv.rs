@@ -1,8 +1,10 @@
 //! The CPU's KV cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
+use super::acts::try_vec;
 use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use crate::dims::{
-    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LAYERS_BEFORE, LOCAL_LAYERS, global_layers, is_local,
+    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS_BEFORE, LOCAL_LAYERS, STATE, attention_layers, global_layers,
+    is_local, state_range,
 };
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
@@ -35,6 +37,8 @@ struct CachePlanes {
     rows: [usize; 2],
     /// Bytes of a key row and of a value row.
     row_bytes: [usize; 2],
+    /// States of recurrent layers: `[recurrent layer][LAYER_STATE]`.
+    state: Vec<f32>,
 }
 
 impl CachePlanes {
@@ -63,6 +67,10 @@ impl HostRows for CachePlanes {
         let massed = !self.mass.is_empty() && !is_local(layer);
         let mass = massed.then(|| &mut self.mass[LAYERS_BEFORE[layer][0] * each..][..each]);
         HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
+    }
+
+    fn layer_state_mut(&mut self, layer: usize) -> &mut [f32] {
+        &mut self.state[state_range(layer)]
     }
 }
 
@@ -125,6 +133,7 @@ impl CpuCache {
             mass: Vec::new(),
             rows,
             row_bytes,
+            state: try_vec(STATE, 0.0)?,
         };
         Ok(Self { extent, ring, touched: 0, rows })
     }
@@ -139,7 +148,8 @@ impl CpuCache {
         }
         moved.set_filled(len);
         let mut rows = KvRows::default();
-        for layer in 0..LAYERS {
+        moved.rows.state.copy_from_slice(&self.rows.state);
+        for layer in attention_layers() {
             let all = if is_local(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
             self.read_rows(layer, 0..all, &mut rows)?;
             moved.write_rows(layer, 0..all, &rows)?;
@@ -198,8 +208,21 @@ impl KvCache for CpuCache {
         if len > before && !self.rows.mass.is_empty() {
             self.rows.mass.chunks_exact_mut(slots).for_each(|head| head[before..len].fill(0.0));
         }
+        if len == 0 {
+            self.rows.state.fill(0.0);
+        }
         self.set_filled(len);
         self.release_unused();
+    }
+
+    fn read_state(&mut self, state: &mut [f32]) -> Result<()> {
+        state.copy_from_slice(&self.rows.state);
+        Ok(())
+    }
+
+    fn write_state(&mut self, state: &[f32]) -> Result<()> {
+        self.rows.state.copy_from_slice(state);
+        Ok(())
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {

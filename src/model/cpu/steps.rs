@@ -7,24 +7,26 @@ use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
 use crate::rope::{Frequencies, compute_angles};
-use crate::weights::{ActivationForms, Layer, Matrix, Weights};
+use crate::weights::{ActivationForms, Attention, Layer, Matrix, Mixer, Weights};
 use files::Result;
 use files::blocks::BLOCK;
-use files::config::Norm;
-use numeric::pool::{Pool, RowTable};
+use files::config::{Norm, QkNorm};
+use numeric::pool::{Pool, RowTable, Tile};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, MAX_QUERIES, Partial};
+use numeric::simd::recurrent::sigmoid;
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
-/// Columns of q, k and v in the fused buffer, each padded to whole groups of sixteen.
+/// Columns of q, the gate of attention's output, k and v in the fused buffer, each padded to whole groups of sixteen.
 pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 pub(super) const KV_PAD: usize = KV_DIM.next_multiple_of(16);
-pub(super) const QKV: usize = Q_PAD + 2 * KV_PAD;
-/// The columns of q, and those of k and v.
-pub(super) const Q_COLS: Range<usize> = 0..Q_PAD;
-pub(super) const KV_COLS: Range<usize> = Q_PAD..QKV;
+pub(super) const K_AT: usize = Q_PAD + GATE_DIM.next_multiple_of(16);
+pub(super) const QKV: usize = K_AT + 2 * KV_PAD;
+/// The columns of q and the gate, and those of k and v.
+pub(super) const Q_COLS: Range<usize> = 0..K_AT;
+pub(super) const KV_COLS: Range<usize> = K_AT..QKV;
 /// Weight bytes of one task in decode: small enough that no thread waits long for the last task, large enough
 /// that the first lines, which are not prefetched yet, are a small part of it (20 KiB: 4 % slower).
 const DECODE_TASK_BYTES: usize = 128 << 10;
@@ -44,10 +46,18 @@ pub(super) struct Scratch {
     pub(super) x: Vec<f32>,
     /// Normed residual.
     pub(super) h: Activations<DIM>,
-    /// `[token][q | k | v]`, see [`QKV`]
+    /// `[token][q | gate | k | v]`, see [`QKV`]
     pub(super) qkv: Vec<f32>,
     /// Attention output: `[token][head][HEAD_DIM]`
     pub(super) att: Vec<f32>,
+    /// Projected inputs of a recurrent layer: `[token][MIX]`, see [`MIX`]; empty, like the next three, if there is none.
+    pub(super) mix: Vec<f32>,
+    /// Output of its convolution: `[token][CONV_CHANNELS]`
+    pub(super) conv: Vec<f32>,
+    /// Output of a delta net's states: `[block][token][16]` of each run
+    pub(super) core: Vec<f32>,
+    /// Output of the mixer before its projection.
+    pub(super) mixed: Activations<MIXED>,
     /// Attention output in the forms that the output projection reads.
     pub(super) att_in: Activations<Q_DIM>,
     /// silu(gate) * up.
@@ -64,7 +74,7 @@ pub(super) struct Scratch {
     logits: RowTable<f32>,
     /// Output of attention or the feed-forward layer before its norm: `[token][DIM]`; empty if the model has no such
     /// norm.
-    post: Vec<f32>,
+    pub(super) post: Vec<f32>,
     /// Cosines and sines of the tokens' positions: `[token][ANGLES]`
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
@@ -88,10 +98,11 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
         w / BLOCK * blocks + max_tokens * 4 * w
     };
     let post = if POST_NORMS { DIM } else { 0 };
-    let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES);
+    let recurrent = MIX + CONV_CHANNELS + DELTA_VALUE_DIM;
+    let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES + recurrent);
     let lists = max_tokens * (size_of::<u32>() + size_of::<usize>());
     let partials = count_partials(capacity) * size_of::<Partial<HEAD_DIM>>();
-    floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + partials
+    floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + acts(MIXED) + partials
 }
 
 /// Additional bytes of scratch for passes that observe `max_tokens` tokens.
@@ -111,7 +122,7 @@ fn activation_forms(weights: &Weights, of: impl Fn(&Layer) -> ActivationForms) -
 }
 
 /// Columns of one task over a `(rows, cols)` matrix, a multiple of `run`.
-fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: usize) -> usize {
+pub(super) fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize, threads: usize) -> usize {
     if tokens > 1 {
         return PREFILL_TASK_COLS.min(rows.div_ceil(8 * threads).next_multiple_of(run));
     }
@@ -137,7 +148,22 @@ impl Scratch {
             att_in: Activations::new(
                 isa,
                 max_tokens,
-                activation_forms(weights, |layer| layer.wo.activation_forms()),
+                activation_forms(weights, |layer| match &layer.mixer {
+                    Mixer::Attention(w) => w.wo.activation_forms(),
+                    _ => ActivationForms::default(),
+                }),
+            )?,
+            mix: try_vec(max_tokens * MIX, 0.0)?,
+            conv: try_vec(max_tokens * CONV_CHANNELS, 0.0)?,
+            core: try_vec(max_tokens * DELTA_VALUE_DIM, 0.0)?,
+            mixed: Activations::new(
+                isa,
+                max_tokens,
+                activation_forms(weights, |layer| match &layer.mixer {
+                    Mixer::Attention(_) => ActivationForms::default(),
+                    Mixer::ShortConv(w) => w.w_out.activation_forms(),
+                    Mixer::DeltaNet(w) => w.w_out.activation_forms(),
+                }),
             )?,
             ffn: Activations::new(
                 isa,
@@ -203,7 +229,7 @@ impl Scratch {
     /// Computes these `columns` of q, k and v of the normed residual in one parallel step.
     pub(super) fn compute_qkv(
         &mut self,
-        layer: &Layer,
+        w: &Attention,
         columns: Range<usize>,
         pool: &Pool,
         isa: Isa,
@@ -212,35 +238,57 @@ impl Scratch {
         let x = self.h.as_input(isa, n);
         let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
-            // The tile may span the borders between q, k and v.
-            let (first, end) = (tile.col.max(columns.start), columns.end.min(tile.col + tile.cols));
-            let mut part = |start: usize, rows: usize, m: QkvProjection<'_>| {
-                let (from, to) = (first.max(start), end.min(start + rows));
-                if from < to {
-                    let at = from - tile.col;
-                    let columns = OutputColumns { first: from - start, width: to - from };
-                    m.project_columns(isa, x, MatmulOutput { tile: &mut tile, at, columns });
-                }
-            };
-            part(0, Q_DIM, QkvProjection::Q(&layer.wq, &layer.q_bias));
-            part(Q_PAD, KV_DIM, QkvProjection::Kv(&layer.wk, &layer.k_bias));
-            part(Q_PAD + KV_PAD, KV_DIM, QkvProjection::Kv(&layer.wv, &layer.v_bias));
+            ProjectionPart { start: 0, w: &w.wq, bias: &w.q_bias }.project(
+                isa,
+                x,
+                &mut tile,
+                columns.clone(),
+            );
+            if let Some(gate) = w.gate.as_ref().filter(|_| GATE_DIM > 0) {
+                let part = ProjectionPart { start: Q_PAD, w: gate, bias: &[] };
+                part.project(isa, x, &mut tile, columns.clone());
+            }
+            ProjectionPart { start: K_AT, w: &w.wk, bias: &w.k_bias }.project(
+                isa,
+                x,
+                &mut tile,
+                columns.clone(),
+            );
+            let v = ProjectionPart { start: K_AT + KV_PAD, w: &w.wv, bias: &w.v_bias };
+            v.project(isa, x, &mut tile, columns.clone());
         });
+        if QK_NORM == QkNorm::Whole {
+            pool.run_tiles(&mut self.qkv[..n * QKV], QKV, (1, QKV), |mut tile| {
+                let row = tile.row_mut(0);
+                for (part, norm) in [(0..Q_DIM, &w.q_norm), (K_AT..K_AT + KV_DIM, &w.k_norm)] {
+                    if columns.contains(&part.start) {
+                        let mut normed = [0.0; Q_DIM];
+                        let normed = &mut normed[..part.len()];
+                        ops::rms_norm(isa, &row[part.clone()], norm, NORM_EPS as f32, normed);
+                        row[part].copy_from_slice(normed);
+                    }
+                }
+            });
+        }
     }
 
-    /// Adds the projection of the attention output to the residual.
-    pub(super) fn project_attention(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let att = &self.att;
-        self.att_in.fill_rows(pool, isa, n, |t, row| row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]));
-        let x = self.att_in.as_input(isa, n);
-        let tile = task_cols(n, (DIM, Q_DIM), GROUP_ROWS, pool.thread_count());
-        let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        pool.run_columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.wo, x, MatmulOutput::whole_tile(&mut tile), |to, y, row| {
-                add_row_to_residual(to, y, O_BIAS.then(|| &layer.o_bias[row..]));
-            });
+    /// Adds the projection of the attention output, multiplied with its gate, to the residual.
+    pub(super) fn project_attention(&mut self, w: &Attention, pool: &Pool, isa: Isa, n: usize) {
+        let (att, qkv) = (&self.att, &self.qkv);
+        self.att_in.fill_rows(pool, isa, n, |t, row| {
+            row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]);
+            if GATE_DIM > 0 {
+                let mut gate = [0.0; GATE_DIM];
+                gate.copy_from_slice(&qkv[t * QKV + Q_PAD..][..GATE_DIM]);
+                sigmoid(isa, &mut gate);
+                let width = Q_DIM / GATE_DIM.max(1);
+                for (row, gate) in row.chunks_exact_mut(width).zip(gate) {
+                    row.iter_mut().for_each(|x| *x *= gate);
+                }
+            }
         });
-        self.post_norm(&layer.attn_post_norm, pool, isa, n);
+        let to = if POST_NORMS { &mut self.post } else { &mut self.x };
+        add_projection(to, (&w.wo, &w.o_bias), self.att_in.as_input(isa, n), pool, isa);
     }
 
     /// Computes silu(gate) * up of the normed residual, in the forms that `down` reads.
@@ -280,25 +328,22 @@ impl Scratch {
 
     /// Adds the feed-forward layer's second half to the residual.
     pub(super) fn project_down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.ffn.as_input(isa, n);
-        let tile = task_cols(n, (DIM, FFN_DIM), GROUP_ROWS, pool.thread_count());
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        pool.run_columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
-            matmul::project(isa, &layer.down, x, MatmulOutput::whole_tile(&mut tile), |to, y, row| {
-                add_row_to_residual(to, y, MLP_BIAS.then(|| &layer.down_bias[row..]));
-            });
-        });
+        add_projection(to, (&layer.down, &layer.down_bias), self.ffn.as_input(isa, n), pool, isa);
         self.post_norm(&layer.ffn_post_norm, pool, isa, n);
     }
 
-    /// Norms the residual of the first `n` tokens into `h`.
+    /// Norms the residual of the first `n` tokens into `h`; copies it if the model has no norms there.
     pub(super) fn norm_tokens(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         let x = &self.x;
-        self.h.fill_rows(pool, isa, n, |t, h| norm_row(isa, &x[t * DIM..][..DIM], w, h));
+        self.h.fill_rows(pool, isa, n, |t, h| {
+            let x = &x[t * DIM..][..DIM];
+            if PRE_NORMS { norm_row(isa, x, w, h) } else { h.copy_from_slice(x) }
+        });
     }
 
     /// Norms `post` and adds it to the residual, if the model has such norms.
-    fn post_norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
+    pub(super) fn post_norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         if !POST_NORMS {
             return;
         }
@@ -366,33 +411,58 @@ fn add_to_residual(to: &mut f32, y: f32) {
     }
 }
 
-/// Joins a row of a product and its bias, if there is one: see [`add_to_residual`].
-#[inline(always)]
-fn add_row_to_residual(to: &mut [f32], y: &[f32], bias: Option<&[f32]>) {
-    match bias {
-        Some(bias) => to.iter_mut().zip(y).zip(bias).for_each(|((to, y), b)| add_to_residual(to, y + b)),
-        None => to.iter_mut().zip(y).for_each(|(to, y)| add_to_residual(to, *y)),
-    }
-}
-
-/// One of the three projections that share an input.
-enum QkvProjection<'a> {
-    Q(&'a Matrix<Q_DIM, DIM>, &'a [f32]),
-    Kv(&'a Matrix<KV_DIM, DIM>, &'a [f32]),
-}
-
-impl QkvProjection<'_> {
-    fn project_columns(&self, isa: Isa, x: MatmulInput<'_>, out: MatmulOutput<'_, '_>) {
-        let biased = |bias: &[f32], dst: &mut [f32], y: &[f32], row: usize| {
-            if QKV_BIAS {
-                dst.iter_mut().zip(y).zip(&bias[row..]).for_each(|((d, y), b)| *d = y + b);
+/// Adds the products of a matrix and its bias, if there is one, to rows of the residual or of `post`: see
+/// [`add_to_residual`].
+pub(super) fn add_projection<const COLS: usize>(
+    to: &mut [f32],
+    (w, bias): (&Matrix<DIM, COLS>, &[f32]),
+    x: MatmulInput<'_>,
+    pool: &Pool,
+    isa: Isa,
+) {
+    let n = x.tokens;
+    let tile = task_cols(n, (DIM, COLS), GROUP_ROWS, pool.thread_count());
+    pool.run_columns(&mut to[..n * DIM], DIM, tile, |mut tile| {
+        matmul::project(isa, w, x, MatmulOutput::whole_tile(&mut tile), |to, y, row| {
+            if (O_BIAS || MLP_BIAS) && !bias.is_empty() {
+                to.iter_mut().zip(y).zip(&bias[row..]).for_each(|((to, y), b)| add_to_residual(to, y + b));
             } else {
-                dst.copy_from_slice(y);
+                to.iter_mut().zip(y).for_each(|(to, y)| add_to_residual(to, *y));
             }
-        };
-        match self {
-            QkvProjection::Q(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
-            QkvProjection::Kv(w, b) => matmul::project(isa, w, x, out, |d, y, row| biased(b, d, y, row)),
+        });
+    });
+}
+
+/// A projection of the normed residual whose columns begin at `start` of a buffer of several.
+pub(super) struct ProjectionPart<'a, const ROWS: usize> {
+    pub start: usize,
+    pub w: &'a Matrix<ROWS, DIM>,
+    /// Empty if there is none.
+    pub bias: &'a [f32],
+}
+
+impl<const ROWS: usize> ProjectionPart<'_, ROWS> {
+    /// Computes those of its columns that are in `tile`, which may span several parts, and in `columns`.
+    #[inline(always)]
+    pub(super) fn project(
+        &self,
+        isa: Isa,
+        x: MatmulInput<'_>,
+        tile: &mut Tile<'_, f32>,
+        columns: Range<usize>,
+    ) {
+        let from = tile.col.max(columns.start).max(self.start);
+        let to = columns.end.min(tile.col + tile.cols).min(self.start + ROWS);
+        if from >= to {
+            return;
         }
+        let (at, columns) = (from - tile.col, OutputColumns { first: from - self.start, width: to - from });
+        matmul::project(isa, self.w, x, MatmulOutput { tile, at, columns }, |dst, y, row| {
+            if self.bias.is_empty() {
+                dst.copy_from_slice(y);
+            } else {
+                dst.iter_mut().zip(y).zip(&self.bias[row..]).for_each(|((d, y), b)| *d = y + b);
+            }
+        });
     }
 }

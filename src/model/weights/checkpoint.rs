@@ -1,11 +1,10 @@
 //! An opened model file of either kind, and its tensors by the engine's names.
 
-use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, model_tensors};
+use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, ValueMap, model_tensors};
 use super::weight_type::WeightType;
-use crate::dims::{ARCH, HEAD_DIM, TIED};
+use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HEAD_DIM, TIED};
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
-use files::config::Arch;
 use files::mapped::{AlignedBytes, MappedSlice};
 use files::packed_file::{self, key};
 use files::source::gguf::names::{RowOrder, to_gguf_name};
@@ -34,8 +33,8 @@ pub struct StoredTensor {
     /// True if the file's rows are its columns; then `data` holds the whole tensor: see
     /// [`StoredTensor::into_untransposed`].
     pub transposed: bool,
-    /// True if 1 must be added to the values.
-    pub adds_one: bool,
+    /// What is done to the values of a vector.
+    pub map: ValueMap,
     /// `[rows][cols / block.values()][block.bytes()]`
     pub data: MappedSlice,
     pub file: Arc<Path>,
@@ -46,17 +45,17 @@ pub struct StoredTensor {
 impl StoredTensor {
     /// Bytes of row `row` of the matrix, wherever the file has it.
     pub fn row_bytes_at(&self, row: usize) -> &[u8] {
-        &self.data.bytes()[self.order.to_gguf_name(row) * self.row_bytes..][..self.row_bytes]
+        &self.data.bytes()[self.order.file_row(row) * self.row_bytes..][..self.row_bytes]
     }
 
     /// Cuts the rows of a spec out of a tensor that also holds others'.
     fn select_rows(self, spec: &TensorSpec) -> Self {
-        let CheckpointPlace { first, of, .. } = spec.stored;
+        let CheckpointPlace { first, of, order, .. } = spec.stored;
         let (rows, bytes) = match spec.role {
             TensorRole::Vector => (spec.cols, self.block.bytes_per_block()),
             _ => (spec.rows, self.row_bytes),
         };
-        if rows == of || self.transposed {
+        if rows == of || self.transposed || matches!(order, RowOrder::HeadPart { .. }) {
             return self;
         }
         let data = self.data.slice(first * bytes..(first + rows) * bytes);
@@ -224,7 +223,10 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
         _ if transposed => vec![spec.cols, rows],
         _ => vec![rows, spec.cols],
     };
-    if found == want {
+    // `[channels][1][taps]`, in a GGUF file without the 1.
+    let conv =
+        spec.is_conv() && [&[CONV_CHANNELS, 1, CONV_TAPS][..], &[CONV_CHANNELS, CONV_TAPS]].contains(&found);
+    if found == want || conv {
         return Ok(());
     }
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
@@ -232,21 +234,21 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
 
 /// Finds a tensor by its name, with or without the prefix that some families' files have.
 fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
-    let prefixes: &[&str] = match ARCH {
-        Arch::Gpt2 => &["transformer."],
-        Arch::Gemma3 => &["language_model.", "model.language_model."],
-        _ => &[],
-    };
     source.get(name).or_else(|| {
-        prefixes.iter().find_map(|prefix| {
-            let inner = if *prefix == "model.language_model." { name.strip_prefix("model.")? } else { name };
-            source.get(&format!("{prefix}{inner}"))
-        })
+        let mut others = ARCH.family().prefixes.iter();
+        others.find_map(|(prefix, replaced)| source.get(&format!("{prefix}{}", name.strip_prefix(replaced)?)))
     })
 }
 
 fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let CheckpointPlace { name, .. } = &spec.stored;
+    // Another name of the gate in LFM3's files.
+    let other = name.replace("self_attn.gate_proj", "self_attn.g_proj");
+    let name = if find_by_name(source, name).is_none() && find_by_name(source, &other).is_some() {
+        &other
+    } else {
+        name
+    };
     if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
@@ -258,9 +260,9 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let stored = StoredTensor {
         name: name.clone(),
         block,
-        order: RowOrder::Unchanged,
+        order: spec.stored.order,
         transposed: spec.is_transposed(),
-        adds_one: spec.adds_one(),
+        map: spec.value_map(),
         data: data.clone(),
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
@@ -272,9 +274,20 @@ fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
     let name = to_gguf_name(ARCH, &spec.stored.name).unwrap_or_else(|| spec.stored.name.clone());
     let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
     check_shape(spec, (&file, &name), &shape, "the metadata make")?;
-    let order = RowOrder::for_tensor(ARCH, &spec.stored.name, HEAD_DIM);
+    let order = match spec.stored.order {
+        RowOrder::Unchanged => RowOrder::for_tensor(ARCH, &spec.stored.name, HEAD_DIM),
+        order => order,
+    };
     let row_bytes = block.row_bytes(spec.cols);
-    let stored =
-        StoredTensor { name, block, order, transposed: false, adds_one: false, data, file, row_bytes };
+    let stored = StoredTensor {
+        name,
+        block,
+        order,
+        transposed: false,
+        map: ValueMap::Unchanged,
+        data,
+        file,
+        row_bytes,
+    };
     Ok(stored.select_rows(spec))
 }

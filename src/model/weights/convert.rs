@@ -96,11 +96,8 @@ fn decode_vector(stored: &StoredTensor, spec: &TensorSpec) -> Result<MappedSlice
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));
     }
-    if stored.adds_one {
-        values.iter_mut().for_each(|x| *x += 1.0);
-    }
-    let bytes: Vec<u8> =
-        (0..spec.cols).flat_map(|i| values[stored.order.to_gguf_name(i)].to_le_bytes()).collect();
+    let value = |i| stored.map.map_value(values[stored.order.file_row(i)]);
+    let bytes: Vec<u8> = (0..spec.cols).flat_map(|i| value(i).to_le_bytes()).collect();
     Ok(MappedSlice::from_owner(bytes))
 }
 
@@ -157,7 +154,7 @@ fn convert_tensor(
                 "tensor {}, row {}: holds NaN, infinity or values too large for an f16 scale; \
                  the checkpoint is broken",
                 stored.name,
-                stored.order.to_gguf_name(row)
+                stored.order.file_row(row)
             ),
         )),
     }

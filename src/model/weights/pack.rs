@@ -287,7 +287,8 @@ pub(super) fn read_packed(source: &Safetensors, weight_type: WeightType) -> Resu
     }
     let fingerprint = metadata_value(source, key::SOURCE)?.clone();
     let calibration = read_calibration(source).map_err(err)?;
-    Ok(LoadedModel { tensors, calibration, weight_type, fingerprint, file: source.path().into() })
+    let from_gguf = source.get(GGUF_TENSOR).is_some();
+    Ok(LoadedModel { tensors, calibration, weight_type, fingerprint, file: source.path().into(), from_gguf })
 }
 
 /// The file's calibration, if it has one of this program's revision.

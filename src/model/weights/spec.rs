@@ -2,7 +2,8 @@
 
 use crate::dims::*;
 use files::blocks::BLOCK;
-use files::config::Arch;
+use files::config::{Arch, LayerKind, QkNorm};
+use files::source::gguf::names::RowOrder;
 
 /// Use of a tensor, which decides how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,28 @@ pub struct CheckpointPlace {
     pub first: usize,
     /// Rows of the whole tensor.
     pub of: usize,
+    /// Order of the rows in the whole tensor, of all checkpoints of the family.
+    pub order: RowOrder,
+}
+
+/// What loading does to the values of a checkpoint's vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueMap {
+    Unchanged,
+    /// `x + 1`
+    AddOne,
+    /// `-e^x`
+    NegateExp,
+}
+
+impl ValueMap {
+    pub fn map_value(self, x: f32) -> f32 {
+        match self {
+            ValueMap::Unchanged => x,
+            ValueMap::AddOne => x + 1.0,
+            ValueMap::NegateExp => -libm::exp(f64::from(x)) as f32,
+        }
+    }
 }
 
 impl TensorSpec {
@@ -54,9 +77,19 @@ impl TensorSpec {
         self.role == TensorRole::Embedding || self.name == HEAD
     }
 
-    /// True if 1 must be added to a checkpoint's norm weights.
-    pub fn adds_one(&self) -> bool {
-        ARCH == Arch::Gemma3 && self.role == TensorRole::Vector && self.name.ends_with("norm.weight")
+    /// What is done to the values of a checkpoint that is no GGUF file.
+    pub fn value_map(&self) -> ValueMap {
+        let norm = self.name.ends_with("norm.weight") && !self.name.ends_with(DELTA_NORM);
+        match self.role {
+            TensorRole::Vector if norm && ARCH.family().norms_add_one => ValueMap::AddOne,
+            TensorRole::Vector if self.name.ends_with(DELTA_DECAY) => ValueMap::NegateExp,
+            _ => ValueMap::Unchanged,
+        }
+    }
+
+    /// True for the weights of a convolution, which are a matrix in a checkpoint.
+    pub fn is_conv(&self) -> bool {
+        matches!(self.stored.order, RowOrder::Transposed { .. })
     }
 
     /// True if a checkpoint stores the matrix transposed (`Conv1D`).
@@ -85,25 +118,20 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     }
     for l in 0..LAYERS {
         let at = |s: &str| format!("model.layers.{l}.{s}");
-        norm(&mut put, at("input_layernorm"));
-        for (part, rows) in [("q", Q_DIM), ("k", KV_DIM), ("v", KV_DIM)] {
-            put(at(&format!("self_attn.{part}_proj.weight")), (rows, DIM), TensorRole::Matrix);
-            if QKV_BIAS {
-                put(at(&format!("self_attn.{part}_proj.bias")), (1, rows), TensorRole::Vector);
-            }
+        if PRE_NORMS {
+            norm(&mut put, at("input_layernorm"));
         }
-        if QK_NORM {
-            put(at("self_attn.q_norm.weight"), (1, HEAD_DIM), TensorRole::Vector);
-            put(at("self_attn.k_norm.weight"), (1, HEAD_DIM), TensorRole::Vector);
-        }
-        put(at("self_attn.o_proj.weight"), (DIM, Q_DIM), TensorRole::Matrix);
-        if O_BIAS {
-            put(at("self_attn.o_proj.bias"), (1, DIM), TensorRole::Vector);
+        if is_recurrent(l) {
+            put_recurrent(&mut put, &at, LAYER_KINDS[l]);
+        } else {
+            put_attention(&mut put, &at);
         }
         if POST_NORMS {
             norm(&mut put, at(ATTN_POST_NORM));
         }
-        norm(&mut put, at(FFN_NORM));
+        if PRE_NORMS {
+            norm(&mut put, at(FFN_NORM));
+        }
         if HAS_GATE {
             put(at("mlp.gate_proj.weight"), (FFN_DIM, DIM), TensorRole::Matrix);
         }
@@ -124,53 +152,108 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     specs
 }
 
+/// Adds a tensor of this name, shape and role.
+type PutTensor<'a> = &'a mut dyn FnMut(String, (usize, usize), TensorRole);
+
+/// Adds the tensors of attention, whose names `at` completes.
+fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String) {
+    use TensorRole::{Matrix, Vector};
+    for (part, rows) in [("q", Q_DIM), ("k", KV_DIM), ("v", KV_DIM)] {
+        put(at(&format!("self_attn.{part}_proj.weight")), (rows, DIM), Matrix);
+        if QKV_BIAS {
+            put(at(&format!("self_attn.{part}_proj.bias")), (1, rows), Vector);
+        }
+    }
+    let [q_norm, k_norm] = QK_NORM_DIMS;
+    if q_norm > 0 {
+        put(at("self_attn.q_norm.weight"), (1, q_norm), Vector);
+        put(at("self_attn.k_norm.weight"), (1, k_norm), Vector);
+    }
+    if GATE_DIM > 0 {
+        put(at(ATTENTION_GATE_NAME), (GATE_DIM, DIM), Matrix);
+    }
+    put(at("self_attn.o_proj.weight"), (DIM, Q_DIM), Matrix);
+    if O_BIAS {
+        put(at("self_attn.o_proj.bias"), (1, DIM), Vector);
+    }
+}
+
+/// Adds the tensors of a short convolution or a delta net.
+fn put_recurrent(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, kind: LayerKind) {
+    use TensorRole::{Matrix, Vector};
+    if kind == LayerKind::ShortConv {
+        put(at("conv.in_proj.weight"), (3 * DIM, DIM), Matrix);
+        put(at(SHORT_CONV), (1, CONV_TAPS * CONV_CHANNELS), Vector);
+        put(at("conv.out_proj.weight"), (DIM, DIM), Matrix);
+        return;
+    }
+    let heads = DELTA_NET.value_heads;
+    put(at("linear_attn.in_proj_qkv.weight"), (CONV_CHANNELS, DIM), Matrix);
+    put(at("linear_attn.in_proj_z.weight"), (DELTA_VALUE_DIM, DIM), Matrix);
+    put(at("linear_attn.in_proj_b.weight"), (heads, DIM), Matrix);
+    put(at("linear_attn.in_proj_a.weight"), (heads, DIM), Matrix);
+    put(at(DELTA_CONV), (1, CONV_TAPS * CONV_CHANNELS), Vector);
+    put(at(DELTA_BIAS), (1, heads), Vector);
+    put(at(DELTA_DECAY), (1, heads), Vector);
+    put(at(DELTA_NORM), (1, DELTA_NET.value_dim), Vector);
+    put(at("linear_attn.out_proj.weight"), (DIM, DELTA_VALUE_DIM), Matrix);
+}
+
 /// Place in a checkpoint of the engine's tensor `name` with this number of rows.
 fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
     if name == HEAD && TIED {
         return checkpoint_place(EMBED, rows);
     }
-    let whole = |name: String| CheckpointPlace { name, first: 0, of: rows };
+    let whole = |name: String| CheckpointPlace { name, first: 0, of: rows, order: RowOrder::Unchanged };
+    let family = ARCH.family();
     // Fused tensors: the rows of q, k and v one after another, and of gate and up.
-    let qkv = |at: &str, name: &str| {
+    let qkv = || {
         let first = [("q_proj", 0), ("k_proj", Q_DIM), ("v_proj", Q_DIM + KV_DIM)];
         let (part, first) = first.into_iter().find(|(part, _)| name.contains(part))?;
         Some(CheckpointPlace {
-            name: name.replace(&format!("self_attn.{part}"), at),
+            name: ARCH.checkpoint_name(&name.replace(part, "qkv_proj")),
             first,
             of: Q_DIM + 2 * KV_DIM,
+            order: RowOrder::Unchanged,
         })
     };
     match ARCH {
         Arch::Phi3 => {
             let gate_up = |(part, first): (&str, usize)| {
                 let fused = name.contains(part).then(|| name.replace(part, "gate_up_proj"))?;
-                Some(CheckpointPlace { name: fused, first, of: 2 * FFN_DIM })
+                Some(CheckpointPlace { name: fused, first, of: 2 * FFN_DIM, order: RowOrder::Unchanged })
             };
             let halves = [("gate_proj", 0), ("up_proj", FFN_DIM)];
-            let found = qkv("self_attn.qkv_proj", name).or_else(|| halves.into_iter().find_map(gate_up));
+            let found = qkv().or_else(|| halves.into_iter().find_map(gate_up));
             found.unwrap_or_else(|| whole(name.into()))
         }
-        Arch::Gpt2 => {
-            let renamed = GPT2.iter().fold(name.to_string(), |name, (from, to)| name.replace(from, to));
-            qkv("attn.c_attn", &renamed).unwrap_or_else(|| whole(renamed))
+        Arch::Gpt2 => qkv().unwrap_or_else(|| whole(ARCH.checkpoint_name(name))),
+        // Each head's rows of q, then those of its gate.
+        Arch::Qwen35 if name.ends_with("self_attn.q_proj.weight") || name.ends_with(ATTENTION_GATE_NAME) => {
+            let part = usize::from(name.ends_with(ATTENTION_GATE_NAME));
+            let order = RowOrder::HeadPart { head_dim: HEAD_DIM, part, parts: 2 };
+            CheckpointPlace { name: name.replace(".gate_proj.", ".q_proj."), first: 0, of: 2 * Q_DIM, order }
         }
-        _ => whole(name.into()),
+        _ => {
+            let is_rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
+            let order = if name.ends_with(SHORT_CONV) || name.ends_with(DELTA_CONV) {
+                RowOrder::Transposed { cols: CONV_TAPS, rows: CONV_CHANNELS }
+            } else if family.interleaved_rope && is_rotated {
+                RowOrder::Interleaved { head_dim: HEAD_DIM }
+            } else {
+                RowOrder::Unchanged
+            };
+            CheckpointPlace { order, ..whole(ARCH.checkpoint_name(name)) }
+        }
     }
 }
 
-/// Renames from the common tensor names to GPT-2's, applied in order.
-const GPT2: [(&str, &str); 10] = [
-    ("model.embed_tokens", "wte"),
-    ("model.embed_positions", "wpe"),
-    ("model.layers.", "h."),
-    ("model.norm", "ln_f"),
-    ("input_layernorm", "ln_1"),
-    ("post_attention_layernorm", "ln_2"),
-    ("self_attn.o_proj", "attn.c_proj"),
-    ("mlp.up_proj", "mlp.c_fc"),
-    ("mlp.down_proj", "mlp.c_proj"),
-    ("model.", ""),
-];
+/// Widths of the norms of queries and keys; zeros without.
+pub(super) const QK_NORM_DIMS: [usize; 2] = match QK_NORM {
+    QkNorm::None => [0, 0],
+    QkNorm::PerHead | QkNorm::AfterRope => [HEAD_DIM, HEAD_DIM],
+    QkNorm::Whole => [Q_DIM, KV_DIM],
+};
 
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
 pub(super) const POSITIONS: &str = "model.embed_positions.weight";
@@ -180,3 +263,11 @@ pub(super) const FFN_NORM: &str =
     if POST_NORMS { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
 pub(super) const ATTN_POST_NORM: &str = "post_attention_layernorm";
 pub(super) const FFN_POST_NORM: &str = "post_feedforward_layernorm";
+/// Gate of attention's output.
+pub(super) const ATTENTION_GATE_NAME: &str = "self_attn.gate_proj.weight";
+pub(super) const SHORT_CONV: &str = "conv.conv.weight";
+pub(super) const DELTA_CONV: &str = "linear_attn.conv1d.weight";
+pub(super) const DELTA_BIAS: &str = "linear_attn.dt_bias";
+/// Negative decay of each head; its logarithm in a checkpoint.
+pub(super) const DELTA_DECAY: &str = "linear_attn.A_log";
+pub(super) const DELTA_NORM: &str = "linear_attn.norm.weight";

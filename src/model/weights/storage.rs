@@ -39,6 +39,8 @@ pub struct LoadedModel {
     pub fingerprint: String,
     /// The file to name in errors.
     pub file: PathBuf,
+    /// True if its value heads are in the order of GGUF files.
+    pub from_gguf: bool,
 }
 
 /// One plane of a tensor.

@@ -42,14 +42,15 @@ impl WeightLayout {
         let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
         let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == MatrixStorage::Blocks(Format::Q4_0));
         let (floats, at) = float_offsets(&weights.layers[0])?;
-        let next = weights.layers.get(1).map_or(&weights.norm, |l| &l.attn_norm);
+        let next = weights.layers.get(1).and_then(|l| l.attn_norm.as_ref()).unwrap_or(&weights.norm);
         let stride = next.parent_and_offset()?.1;
         defines.push(("LAYER_FLOATS", stride / 4));
         defines.extend(at);
         // The kernel expects equal layers one after the other, then the rest.
         let even = weights.layers.iter().enumerate().all(|(i, l)| {
             let begins = |b: &Buffer, at: usize| b.parent_and_offset().is_some_and(|(_, start)| start == at);
-            begins(&l.steps[0].chunks[0].quants, i * bytes) && begins(&l.attn_norm, i * stride)
+            begins(&l.steps[0].chunks[0].quants, i * bytes)
+                && l.attn_norm.as_ref().is_some_and(|norm| begins(norm, i * stride))
         });
         let ends = weights.norm.parent_and_offset()?.1 == LAYERS * stride;
         let wholes = calibration.iter().map(Buffer::parent_and_offset).collect::<Option<Vec<_>>>()?;
@@ -82,13 +83,13 @@ fn float_offsets(l: &LayerWeights) -> Option<(Buffer, [(&'static str, usize); 5]
     let at = |b: &Buffer| b.parent_and_offset().map(|(_, at)| at / 4);
     let or_0 = |b: &Option<Buffer>| b.as_ref().map_or(Some(0), at);
     let places = [
-        ("F_ATTN_NORM", at(&l.attn_norm)?),
-        ("F_FFN_NORM", at(&l.ffn_norm)?),
+        ("F_ATTN_NORM", at(l.attn_norm.as_ref()?)?),
+        ("F_FFN_NORM", at(l.ffn_norm.as_ref()?)?),
         ("F_QKV_BIAS", or_0(&l.qkv_bias)?),
         ("F_O_BIAS", or_0(&l.o_bias)?),
         ("F_QK_NORM", or_0(&l.qk_norm)?),
     ];
-    Some((l.attn_norm.parent_and_offset()?.0.clone(), places))
+    Some((l.attn_norm.as_ref()?.parent_and_offset()?.0.clone(), places))
 }
 
 /// Keys, values, and the distances from one layer to the next, in units of 64 bytes.

@@ -1,7 +1,7 @@
 //! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
 use crate::dims::{DIM, FFN_DIM};
-use crate::model::weights::{Layer, Matrix};
+use crate::model::weights::{Layer, Matrix, Mixer};
 use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
@@ -28,11 +28,22 @@ pub struct Upload<'a> {
 ///
 /// A build failure for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
-    let qkv = vec![Upload::of(&l.wq), Upload::of(&l.wk), Upload::of(&l.wv)];
+    let (qkv, out) = match &l.mixer {
+        Mixer::Attention(a) => {
+            let gate = a.gate.as_ref().map(Upload::of);
+            let qkv = [Upload::of(&a.wq), Upload::of(&a.wk), Upload::of(&a.wv)];
+            (qkv.into_iter().chain(gate).collect(), Upload::of(&a.wo))
+        }
+        Mixer::ShortConv(w) => (vec![Upload::of(&w.w_in)], Upload::of(&w.w_out)),
+        Mixer::DeltaNet(w) => {
+            let inputs = vec![Upload::of(&w.qkv), Upload::of(&w.z), Upload::of(&w.b), Upload::of(&w.a)];
+            (inputs, Upload::of(&w.w_out))
+        }
+    };
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
-        return Err(mixed_storage_error("q, k and v", &qkv));
+        return Err(mixed_storage_error("q, k and v (or the inputs of a recurrent layer)", &qkv));
     }
-    Ok([qkv, vec![Upload::of(&l.wo)], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
+    Ok([qkv, vec![out], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
 }
 
 fn gate_up<'a>(

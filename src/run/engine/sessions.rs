@@ -313,13 +313,14 @@ impl SessionFactory<'_> {
     /// Makes an empty sequence; a hybrid one begins on the CPU.
     fn session(&self) -> Result<Session> {
         let o = &self.options;
-        match self.session_on_devices().and_then(|s| s.with_eviction(o.eviction)) {
+        let made = match self.session_on_devices().and_then(|s| s.with_eviction(o.eviction)) {
             Err(e) if !matches!(self.device, DeviceSet::Cpu) => {
                 use_cpu_instead(o, e)?;
                 Session::new(DeviceCache::new(self.cpu_device()?, o.max_seq_len)?).with_eviction(o.eviction)
             }
             made => made,
-        }
+        };
+        Ok(made?.with_checkpoints(placement::max_checkpoints(o.sequence_count())))
     }
 
     fn session_on_devices(&self) -> Result<Session> {

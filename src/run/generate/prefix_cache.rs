@@ -1,7 +1,10 @@
 //! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
+use crate::dims::{
+    HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, RECURRENT_LAYERS, ROPE, STATE, WINDOW, is_local, is_recurrent,
+};
 use crate::model::device::KvRows;
+use crate::run::placement::Checkpoint;
 use crate::run::session::{Sequence, Session};
 use files::Result;
 use numeric::kv::KvTypes;
@@ -30,6 +33,8 @@ struct CachedPrefix {
     oldest: usize,
     /// Rows of each layer: `[kv_head][slot][row bytes]`.
     rows: Vec<KvRows>,
+    /// Recurrent states after some of the tokens, in ascending order.
+    states: Vec<Checkpoint>,
     bytes: u64,
 }
 
@@ -47,6 +52,11 @@ impl CachedPrefix {
         }
         let most = prompt.len().saturating_sub(1);
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
+        let same = if RECURRENT_LAYERS == 0 {
+            same
+        } else {
+            self.states.iter().map(|state| state.tokens).take_while(|&n| n <= same).last().unwrap_or(0)
+        };
         let reaches = LOCAL_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
         if reaches && same >= MIN_TOKENS { same } else { 0 }
     }
@@ -109,6 +119,9 @@ impl PrefixCache {
             kept.copy_rows((layer, types), n, rows);
             Ok(())
         });
+        if restored.is_ok() {
+            session.import_states(&kept.states);
+        }
         self.entries.push(kept);
         restored.map(|()| n)
     }
@@ -131,7 +144,10 @@ impl PrefixCache {
             return Ok(());
         }
         let types = session.extent().types;
-        let bytes = (types.slot_bytes(LAYERS, KV_HEADS, HEAD_DIM) * tokens.len()) as u64;
+        let rows = types.slot_bytes(LAYERS - RECURRENT_LAYERS, KV_HEADS, HEAD_DIM) * tokens.len();
+        let states = session.export_states()?;
+        let bytes = (rows + 4 * STATE * states.len()) as u64;
+        let tokens = session.tokens();
         if bytes > self.max_bytes {
             return Ok(());
         }
@@ -143,10 +159,12 @@ impl PrefixCache {
         let mut rows = Vec::with_capacity(LAYERS);
         for layer in 0..LAYERS {
             let mut of_layer = KvRows::default();
-            session.read_rows(layer, &mut of_layer)?;
+            if !is_recurrent(layer) {
+                session.read_rows(layer, &mut of_layer)?;
+            }
             rows.push(of_layer);
         }
-        self.entries.push(CachedPrefix { realm: realm.clone(), tokens, long, oldest, rows, bytes });
+        self.entries.push(CachedPrefix { realm: realm.clone(), tokens, long, oldest, rows, states, bytes });
         Ok(())
     }
 }

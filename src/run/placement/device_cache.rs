@@ -1,6 +1,9 @@
 //! One device with the KV cache of one sequence, and the validity of its rows.
 
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, WINDOW, global_layers, is_local};
+use super::state_history::{Checkpoint, StateHistory, max_checkpoints};
+use crate::dims::{
+    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, WINDOW, attention_layers, global_layers, is_local,
+};
 use crate::model::device::{Extent, KvCache, KvRows, Logits, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use files::Result;
@@ -62,6 +65,7 @@ pub struct DeviceCache {
     pub(super) device: SharedDevice,
     pub(super) cache: Box<dyn KvCache>,
     window: WindowRows,
+    state: StateHistory,
     max_tokens: usize,
     /// Beginning of the sequence that is unchanged since the last switch, so that the other device still has its rows.
     unchanged: SequencePrefix,
@@ -91,6 +95,7 @@ impl DeviceCache {
             device,
             cache,
             window: WindowRows::default(),
+            state: StateHistory::new(max_checkpoints(1)),
             max_tokens,
             unchanged: SequencePrefix::ALL,
             outlasts: false,
@@ -151,13 +156,20 @@ impl DeviceCache {
         let RunPosition { pos, known } = at;
         let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
+        self.state.begin_pass(pos + tokens.len());
         Run { cache: &mut *self.cache, tokens, pos, known_len: known, logits, observed_tokens: observe }
+    }
+
+    /// Ends a run whose pass did not fail.
+    pub fn end_run(&mut self) {
+        self.state.end_pass();
     }
 
     /// Rewinds to `slots` slots and `tokens` tokens.
     pub fn truncate(&mut self, slots: usize, tokens: usize) {
         self.cache.set_len(slots);
         self.window.truncate(tokens);
+        self.state.truncate(&mut *self.cache, tokens);
         let SequencePrefix { slots: same, tokens: same_tokens } = self.unchanged;
         self.unchanged = SequencePrefix { slots: same.min(slots), tokens: same_tokens.min(tokens) };
     }
@@ -168,9 +180,45 @@ impl DeviceCache {
         self.unchanged.slots = self.unchanged.slots.min(same);
     }
 
-    /// True if sliding-window layers still have the rows to continue after the first `tokens` tokens.
+    /// True if the sequence can continue after its first `tokens` tokens: sliding-window layers still have the rows, and
+    /// the recurrent state there is known.
     pub fn can_continue_from(&self, tokens: usize) -> bool {
-        self.window.covers_window(tokens)
+        self.window.covers_window(tokens) && self.state.holds(tokens)
+    }
+
+    /// True if the recurrent state is that after the first `tokens` tokens.
+    pub fn has_state_of(&self, tokens: usize) -> bool {
+        self.state.is_at(tokens)
+    }
+
+    /// Numbers of tokens, at most `most`, after which the recurrent state is known, from the largest down.
+    pub fn known_states(&self, most: usize) -> impl Iterator<Item = usize> {
+        self.state.list_places(most)
+    }
+
+    /// Limits the number of checkpoints of the recurrent state.
+    pub fn limit_checkpoints(&mut self, most: usize) {
+        self.state = StateHistory::new(most);
+    }
+
+    /// Saves a checkpoint of the recurrent state.
+    pub fn save_checkpoint(&mut self) -> Result<()> {
+        self.state.save(&mut *self.cache)
+    }
+
+    /// Saves a checkpoint if the last one is some way back.
+    pub fn save_checkpoint_if_far(&mut self) -> Result<()> {
+        self.state.save_if_far(&mut *self.cache)
+    }
+
+    /// Copies of all checkpoints, and of the current state as the last.
+    pub fn export_states(&mut self) -> Result<Vec<Checkpoint>> {
+        self.state.export(&mut *self.cache)
+    }
+
+    /// Replaces the recurrent state by that after the first `tokens` tokens, and the checkpoints by these.
+    pub fn import_states(&mut self, states: &[Checkpoint], tokens: usize) {
+        self.state.import(&mut *self.cache, states, tokens);
     }
 
     /// First position whose rows sliding-window layers have.
@@ -228,6 +276,8 @@ impl DeviceCache {
         if other.mass_is_valid {
             copy_mass(&mut *other.cache, &mut *self.cache)?;
         }
+        let states = other.state.export(&mut *other.cache)?;
+        self.state.import(&mut *self.cache, &states, tokens);
         (self.mass_is_valid, self.observed) = (other.mass_is_valid, other.observed);
         (self.unchanged, other.unchanged) = (SequencePrefix::ALL, SequencePrefix::ALL);
         Ok((copied, bytes))
@@ -299,7 +349,7 @@ fn copy_rows(from: &mut dyn KvCache, to: &mut dyn KvCache, lacking: [Range<usize
     let Extent { types, len, .. } = from.extent();
     let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
     let mut bytes = 0;
-    for layer in 0..LAYERS {
+    for layer in attention_layers() {
         let Range { start, end } = lacking[usize::from(is_local(layer))];
         for start in (start..end).step_by(SLOTS) {
             let slots = start..end.min(start + SLOTS);

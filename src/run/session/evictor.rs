@@ -48,6 +48,10 @@ impl Evictor {
     /// An evictor for a cache of `capacity` slots.
     pub fn new(settings: Eviction, capacity: usize) -> Result<Self> {
         settings.validate()?;
+        if GLOBAL_LAYERS == 0 {
+            let why = "has nothing to evict: all attention of this model has a window; use none";
+            return Err(Error::Usage(format!("`Eviction::policy` {}: {why}", settings.policy.name())));
+        }
         let mut evictor = Self {
             settings,
             capacity,

@@ -18,6 +18,8 @@ pub(super) struct PendingPass {
     /// Length of the sequence up to the end of the last prompt.
     pub known: usize,
     pub logits: LogitsWanted,
+    /// The recurrent state is saved after the pass.
+    pub saves_state: bool,
 }
 
 /// Logits wanted from a pass.

@@ -4,9 +4,10 @@
 use super::event::{EvictionReason, EvictionResult, SessionEvent};
 use super::evictor::{AppendKind, Evictor, ObservedTokens};
 use super::{PastEviction, Sequence, Session, Switch};
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, global_layers, is_local};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYER_KINDS, LAYERS, attention_layers, global_layers, is_local};
 use crate::model::device::{KvRows, Logits, lock_device};
-use crate::run::placement::{RowState, TokenKind};
+use crate::run::placement::{Checkpoint, RowState, TokenKind};
+use files::config::LayerKind;
 use files::{Error, Result};
 use std::time::Instant;
 
@@ -14,7 +15,28 @@ impl Session {
     /// Makes room for at least one of `wanted` tokens, evicting if necessary, and returns for how many there is room.
     /// Evictions come after the same tokens whatever the size of chunks.
     pub(super) fn make_room(&mut self, wanted: usize, input: AppendKind) -> Result<usize> {
+        self.rebuild_state()?;
         self.with_fallback(|session| session.make_room_here(wanted, input))
+    }
+
+    /// Computes the recurrent state of the sequence again from its last checkpoint, if a failed pass or a discarded
+    /// draft has left another one.
+    fn rebuild_state(&mut self) -> Result<()> {
+        if self.device_cache.has_state_of(self.tokens.len()) {
+            return Ok(());
+        }
+        self.recompute_from_checkpoint(self.tokens.len())
+    }
+
+    /// Keeps the first `len` tokens, and recomputes those after the last place from which the sequence can continue.
+    fn recompute_from_checkpoint(&mut self, len: usize) -> Result<()> {
+        let kept = self.reusable_prefix(len);
+        if kept == 0 {
+            return self.recompute(len);
+        }
+        let rest = self.tokens[kept..len].to_vec();
+        self.truncate_to(kept);
+        self.append_all(&rest)
     }
 
     /// Evicts the slots that a prompt has filled beyond the window.
@@ -247,7 +269,7 @@ impl Session {
         }
         self.discard_drafts();
         if self.reusable_prefix(len) < len {
-            return self.recompute(len);
+            return self.recompute_from_checkpoint(len);
         }
         self.truncate_to(len);
         Ok(())
@@ -255,8 +277,23 @@ impl Session {
 
     /// Largest number of leading tokens, at most `len`, that can be kept without recomputing any.
     pub(super) fn reusable_prefix(&self, len: usize) -> usize {
-        let kept = if len > self.dense || self.evictions.is_empty() { len } else { len.min(self.prefix) };
-        if self.device_cache.can_continue_from(kept) { kept } else { 0 }
+        let without_evicted = |len: usize| {
+            if len > self.dense || self.evictions.is_empty() { len } else { len.min(self.prefix) }
+        };
+        let mut places = std::iter::once(len).chain(self.device_cache.known_states(len)).map(without_evicted);
+        places.find(|&place| self.device_cache.can_continue_from(place)).unwrap_or(0)
+    }
+
+    /// The recurrent state at the end of the sequence and at its checkpoints; nothing for models without.
+    pub fn export_states(&mut self) -> Result<Vec<Checkpoint>> {
+        self.discard_drafts();
+        self.rebuild_state()?;
+        self.device_cache.export_states()
+    }
+
+    /// Sets the recurrent state of the sequence, just restored, and its checkpoints.
+    pub fn import_states(&mut self, states: &[Checkpoint]) {
+        self.device_cache.import_states(states, self.tokens.len());
     }
 
     /// Keeps the first `len` tokens, a number that [`Session::reusable_prefix`] allows.
@@ -317,7 +354,11 @@ impl Session {
         let heads = sequence.positions_of_slots()?;
         let mut global = heads.chunks_exact(KV_HEADS).map(<[Vec<u32>]>::concat);
         let local: Vec<u32> = (sequence.oldest as u32..sequence.tokens.len() as u32).collect();
-        let of = |layer| if is_local(layer) { Some(local.repeat(KV_HEADS)) } else { global.next() };
+        let of = |layer| match LAYER_KINDS[layer] {
+            LayerKind::SlidingWindow => Some(local.repeat(KV_HEADS)),
+            kind if kind.is_attention() => global.next(),
+            _ => Some(Vec::new()),
+        };
         Ok((0..LAYERS).map_while(of).collect())
     }
 
@@ -370,6 +411,7 @@ impl Session {
         filled?;
         self.device_cache.set_window(sequence.oldest..sequence.tokens.len());
         self.tokens.extend_from_slice(&sequence.tokens);
+        self.device_cache.import_states(&[], 0);
         if let Some(evictor) = &mut self.evictor {
             evictor.reset(sequence.observed_since);
             let kept = sequence.cuts.last().map_or(0, |c| c.kept.min(sequence.slots));
@@ -387,7 +429,7 @@ impl Session {
     ) -> Result<()> {
         let types = self.device_cache.extent().types;
         let (mut rows, mut mass) = (KvRows::default(), Vec::new());
-        for layer in 0..LAYERS {
+        for layer in attention_layers() {
             let all = sequence.row_range(layer);
             rows.resize(types, all.len(), HEAD_DIM);
             let massed = sequence.observed_since.is_some() && !is_local(layer);

@@ -4,6 +4,7 @@ use antigravity::dims::{
     ATTENTION_SCALE, DIM, EMBEDDING_SCALE, FFN_DIM, HEAD_DIM, HEADS, KV_HEADS, LAYERS, NORM_EPS, POST_NORMS,
     QK_NORM, ROPE, VOCAB, is_local,
 };
+use files::config::QkNorm;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -38,7 +39,7 @@ impl Reference {
 
     /// Each head normed, where the model does that.
     fn heads(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        if !QK_NORM {
+        if QK_NORM == QkNorm::None {
             return x.to_vec();
         }
         x.chunks_exact(HEAD_DIM).flat_map(|head| self.norm(name, head)).collect()

@@ -90,7 +90,7 @@ fn converted(t: &files::source::Tensor, choose: &impl Fn(&str) -> BlockType) -> 
     let order = RowOrder::for_tensor(ARCH, &t.name, HEAD_DIM);
     let mut placed = vec![&[][..]; rows];
     for (row, values) in values.chunks_exact(cols).enumerate() {
-        placed[order.to_gguf_name(row)] = values;
+        placed[order.file_row(row)] = values;
     }
     let bytes = placed.iter().flat_map(|row| encode(block, row)).collect();
     Tensor { name: to_gguf_name(ARCH, &t.name).unwrap(), block, shape: t.shape.clone(), bytes }

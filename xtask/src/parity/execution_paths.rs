@@ -22,7 +22,7 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     tally += check_prompt(engine, name, prompt, QUANTISED);
     let plain = generate(engine, prompt, QUANTISED, &TOKENS);
     tally.count_quietly(name, check_equal("packed", &plain, generate_packed(engine, reference, prompt)));
-    if reference.has_learned_positions() {
+    if !reference.can_evict() {
         return tally;
     }
     let long = format!("{prompt} ").repeat(12);
@@ -32,8 +32,14 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
             let more = ["--prefill-chunk", chunk, "--ignore-eos", "--num-tokens", "40"];
             generate(engine, &long, QUANTISED, &[&evicting[..], &more].concat())
         };
-        let what = format!("with {policy} in other chunks");
-        tally.count_quietly(name, check_equal(&what, &chunks("48"), chunks("7")));
+        let (what, whole) = (format!("with {policy} in other chunks"), chunks("48"));
+        if let Err(Error::Failed(why)) = &whole
+            && why.contains("has nothing to evict")
+        {
+            eprintln!("parity: {name}: SKIPPED eviction: {why}");
+            return tally;
+        }
+        tally.count_quietly(name, check_equal(&what, &whole, chunks("7")));
     }
     tally
 }

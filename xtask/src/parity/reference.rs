@@ -76,7 +76,7 @@ struct LogitsFile {
 struct FixtureGreedy {
     ids: Vec<u32>,
     top2_margin: Vec<f64>,
-    logits: LogitsFile,
+    logits: Option<LogitsFile>,
 }
 
 #[derive(Deserialize)]
@@ -129,10 +129,14 @@ impl Reference {
         Reference { name, dir: dir.into(), vocab, cases: Vec::new(), texts: Vec::new(), eos: None }
     }
 
-    /// Finds out whether there are no positions beyond those that the model has learned, as in GPT-2.
-    pub fn has_learned_positions(&self) -> bool {
+    /// Finds out whether a long text is evicted from: not if there are no positions beyond those that the model has
+    /// learned, as in GPT-2, or if all its attention has a window.
+    pub fn can_evict(&self) -> bool {
         let config = json::read::<serde_json::Value>(&self.dir.join("config.json"));
-        config.is_ok_and(|config| config["model_type"] == "gpt2")
+        let windowed = |config: &serde_json::Value| {
+            config["model_type"] == "mistral" && config["sliding_window"].is_number()
+        };
+        config.is_ok_and(|config| config["model_type"] != "gpt2" && !windowed(&config))
     }
 
     /// The largest logit by magnitude over all prompts: the scale of this model's logits.
@@ -153,10 +157,12 @@ fn from_fixture(dir: &Path, file: &Path) -> Result<Reference> {
     let vocab = fixture.vocab_size;
     let mut reference = Reference { eos: fixture.eos_prompt, ..Reference::new(dir, vocab) };
     for FixturePrompt { name, ids, logits, greedy } in fixture.prompts {
+        let steps = greedy.ids.len();
+        let greedy_logits = greedy.logits.map(|logits| read_floats(&dir.join(logits.file), steps * vocab));
         reference.cases.push(PromptCase {
             name,
             logits: read_floats(&dir.join(logits.file), ids.len() * vocab)?,
-            greedy_logits: Some(read_floats(&dir.join(greedy.logits.file), greedy.ids.len() * vocab)?),
+            greedy_logits: greedy_logits.transpose()?,
             margins: greedy.top2_margin,
             greedy_ids: greedy.ids,
             ids,

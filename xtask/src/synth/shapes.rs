@@ -1,6 +1,6 @@
 //! Names and shapes of a model's tensors, from its `config.json`.
 
-use files::config::{Arch, ModelConfig};
+use files::config::{Arch, AttentionGate, DeltaNetSizes, LayerKind, ModelConfig, QkNorm};
 
 /// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,42 +32,64 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
     if model.arch == Arch::Gpt2 {
         return gpt2_tensors(model);
     }
-    let (dim, ffn) = (model.dim, model.ffn_dim);
-    let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
-    let separate = [
-        ("self_attn.q_proj", q, dim, model.qkv_bias),
-        ("self_attn.k_proj", kv, dim, model.qkv_bias),
-        ("self_attn.v_proj", kv, dim, model.qkv_bias),
-        ("self_attn.o_proj", dim, q, model.o_bias),
-        ("mlp.gate_proj", ffn, dim, false),
-        ("mlp.up_proj", ffn, dim, false),
-        ("mlp.down_proj", dim, ffn, false),
-    ];
-    let fused = [
-        ("self_attn.qkv_proj", q + 2 * kv, dim, false),
-        ("self_attn.o_proj", dim, q, false),
-        ("mlp.gate_up_proj", 2 * ffn, dim, false),
-        ("mlp.down_proj", dim, ffn, false),
-    ];
-    let matrices = if model.arch == Arch::Phi3 { &fused[..] } else { &separate };
+    let (dim, ffn, family) = (model.dim, model.ffn_dim, model.arch.family());
     let mut list = Vec::new();
-    let mut put = |name: String, shape: &[usize], fill| list.push(Tensor { name, shape: shape.into(), fill });
+    let mut put = |name: String, shape: &[usize], fill| {
+        let name = family.tensor_names.iter().fold(name, |name, (from, to)| name.replace(from, to));
+        list.push(Tensor { name, shape: shape.into(), fill });
+    };
     put("model.embed_tokens.weight".into(), &[model.vocab, dim], Fill::Weights);
-    for layer in 0..model.layers {
+    for (layer, kind) in model.layer_kinds.iter().enumerate() {
         let at = |part: &str| format!("model.layers.{layer}.{part}");
-        for (part, rows, columns, has_bias) in matrices {
+        let ffn_parts: &[_] = if model.arch == Arch::Phi3 {
+            &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)]
+        } else {
+            &[
+                ("mlp.gate_proj", ffn, dim, false),
+                ("mlp.up_proj", ffn, dim, false),
+                ("mlp.down_proj", dim, ffn, false),
+            ]
+        };
+        for (part, rows, columns, has_bias) in mixer_matrices(model, *kind).iter().chain(ffn_parts) {
             put(at(&format!("{part}.weight")), &[*rows, *columns], Fill::Weights);
             if *has_bias {
                 put(at(&format!("{part}.bias")), &[*rows], Fill::Weights);
             }
         }
-        if model.qk_norm {
-            put(at("self_attn.q_norm.weight"), &[model.head_dim], Fill::Norm);
-            put(at("self_attn.k_norm.weight"), &[model.head_dim], Fill::Norm);
+        let heads = model.delta_net.value_heads;
+        match kind {
+            LayerKind::ShortConv => put(at("conv.conv.weight"), &[dim, 1, model.conv_taps], Fill::Weights),
+            LayerKind::DeltaNet => {
+                let channels = delta_widths(model).0;
+                put(at("linear_attn.conv1d.weight"), &[channels, 1, model.conv_taps], Fill::Weights);
+                put(at("linear_attn.dt_bias"), &[heads], Fill::Weights);
+                put(at("linear_attn.A_log"), &[heads], Fill::Weights);
+                put(at("linear_attn.norm.weight"), &[model.delta_net.value_dim], Fill::Norm);
+            }
+            _ => {
+                let [q, k] = match model.qk_norm {
+                    QkNorm::None => [0, 0],
+                    QkNorm::PerHead | QkNorm::AfterRope => [model.head_dim; 2],
+                    QkNorm::Whole => [model.heads, model.kv_heads].map(|heads| heads * model.head_dim),
+                };
+                for (part, width) in
+                    [("q_norm", q), ("k_norm", k)].into_iter().filter(|(_, width)| *width > 0)
+                {
+                    put(at(&format!("self_attn.{part}.weight")), &[width], Fill::Norm);
+                }
+            }
         }
-        let behind = ["pre_feedforward_layernorm", "post_feedforward_layernorm"];
-        let behind = behind.iter().filter(|_| model.post_norms);
-        for norm in ["input_layernorm", "post_attention_layernorm"].iter().chain(behind) {
+        let norms: &[_] = match (model.pre_norms, model.post_norms) {
+            (true, false) => &["input_layernorm", "post_attention_layernorm"],
+            (false, _) => &["post_attention_layernorm", "post_feedforward_layernorm"],
+            (true, true) => &[
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ],
+        };
+        for norm in norms {
             put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
         }
     }
@@ -76,6 +98,48 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
         put("lm_head.weight".into(), &[model.vocab, dim], Fill::Weights);
     }
     list
+}
+
+/// Channels of a delta net's convolution, and width of its values.
+fn delta_widths(model: &ModelConfig) -> (usize, usize) {
+    let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = model.delta_net;
+    (2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim)
+}
+
+/// Matrices of a layer's mixer: name, rows, columns, and whether it has a bias.
+fn mixer_matrices(model: &ModelConfig, kind: LayerKind) -> Vec<(&'static str, usize, usize, bool)> {
+    let (dim, heads) = (model.dim, model.delta_net.value_heads);
+    let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+    let (channels, values) = delta_widths(model);
+    match kind {
+        LayerKind::ShortConv => {
+            vec![("conv.in_proj", 3 * dim, dim, false), ("conv.out_proj", dim, dim, false)]
+        }
+        LayerKind::DeltaNet => vec![
+            ("linear_attn.in_proj_qkv", channels, dim, false),
+            ("linear_attn.in_proj_z", values, dim, false),
+            ("linear_attn.in_proj_b", heads, dim, false),
+            ("linear_attn.in_proj_a", heads, dim, false),
+            ("linear_attn.out_proj", dim, values, false),
+        ],
+        _ if model.arch == Arch::Phi3 => {
+            vec![("self_attn.qkv_proj", q + 2 * kv, dim, false), ("self_attn.o_proj", dim, q, false)]
+        }
+        _ => {
+            // Gates per element lie between the heads' queries.
+            let gated = if model.attention_gate == AttentionGate::PerElement { 2 } else { 1 };
+            let mut all = vec![
+                ("self_attn.q_proj", gated * q, dim, model.qkv_bias),
+                ("self_attn.k_proj", kv, dim, model.qkv_bias),
+                ("self_attn.v_proj", kv, dim, model.qkv_bias),
+            ];
+            if model.attention_gate == AttentionGate::PerHead {
+                all.push(("self_attn.gate_proj", model.heads, dim, false));
+            }
+            all.push(("self_attn.o_proj", dim, q, model.o_bias));
+            all
+        }
+    }
 }
 
 /// The tensors of GPT-2, whose names differ and whose matrices are transposed.
@@ -143,6 +207,11 @@ mod tests {
             "m11-smollm3-bf16",
             "m12-phi4mini-short-bf16",
             "m14-granite-bf16",
+            "m19b-lfm2-bf16",
+            "m20-qwen35-bf16",
+            "m28-lfm3-bf16",
+            "m29-hunyuan-bf16",
+            "m31-olmo3-bf16",
             "story",
         ] {
             let dir = build::model_dir(name).unwrap();

@@ -3,75 +3,20 @@
 //! Keys are translated to the fields of a Hugging Face `config.json`, so that the same rules and limits apply; errors
 //! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
 
-use serde_json::{Map, Number, Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use std::cell::RefCell;
 use std::collections::HashSet;
 
+use super::divisors::{DivisorTables, detect_scaling};
+use super::fields::{FIELDS, ValueForm, required_keys};
 use super::header::GgufHeader;
 use super::names::{ROPE_FREQS, ROPE_LONG, ROPE_SHORT, split_gguf_name, to_hf_name};
 use super::unread;
 use super::value::Value;
-use crate::blocks::{BlockType, Dtype};
-use crate::config::{Arch, ConfigError, LongRope, ModelConfig, Norm, RopeScaling, yarn_attention_factor};
+use crate::config::{
+    Arch, ConfigError, LongRope, ModelConfig, Norm, QkNorm, RopeScaling, yarn_attention_factor,
+};
 use crate::error::quote;
-
-/// The required type of a key's value.
-#[derive(Clone, Copy)]
-enum ValueForm {
-    Integer,
-    /// An integer, or an array of equal integers, one per layer.
-    PerLayer,
-    Float,
-    Text,
-}
-
-use ValueForm::*;
-
-impl ValueForm {
-    fn name(self) -> &'static str {
-        match self {
-            Integer => "an integer",
-            PerLayer => "an integer, or an array of one integer of 32 bits for every layer, all the same",
-            Float => "a floating-point number",
-            Text => "a string",
-        }
-    }
-
-    /// Converts a value to JSON; `None` if it has another type.
-    fn to_json(self, value: &Value) -> Option<Json> {
-        match (self, value) {
-            (Text, _) => value.as_str().map(Json::from),
-            (Float, _) => Number::from_f64(value.as_f64()?).map(Json::from),
-            (PerLayer, Value::Array(array)) => {
-                let mut values = array.iter_int32()?;
-                let first = values.next()?;
-                if values.all(|value| value == first) { Integer.to_json(&first) } else { None }
-            }
-            _ => value.as_u64().map(Json::from),
-        }
-    }
-}
-
-/// Keys without `ARCH.`, their types, and the corresponding fields of `config.json`.
-const FIELDS: [(&str, ValueForm, &str); 17] = [
-    ("block_count", Integer, "num_hidden_layers"),
-    ("embedding_length", Integer, "hidden_size"),
-    ("feed_forward_length", PerLayer, "intermediate_size"),
-    ("attention.head_count", PerLayer, "num_attention_heads"),
-    ("attention.head_count_kv", PerLayer, "num_key_value_heads"),
-    ("attention.key_length", Integer, "head_dim"),
-    ("context_length", Integer, "max_position_embeddings"),
-    ("attention.layer_norm_rms_epsilon", Float, "rms_norm_eps"),
-    ("attention.layer_norm_epsilon", Float, "rms_norm_eps"),
-    ("rope.freq_base", Float, "rope_theta"),
-    ("rope.freq_base_swa", Float, "rope_local_base_freq"),
-    ("attention.sliding_window", Integer, "sliding_window"),
-    ("attention.scale", Float, "attention_multiplier"),
-    ("embedding_scale", Float, "embedding_multiplier"),
-    ("residual_scale", Float, "residual_multiplier"),
-    ("logit_scale", Float, "logits_scaling"),
-    ("hidden_activation", Text, "hidden_act"),
-];
 
 const ARCHITECTURE: &str = "general.architecture";
 const SCALING: &str = "rope.scaling.type";
@@ -83,9 +28,16 @@ const YARN_PART: &str = "rope.scaling.yarn_ext_factor";
 const YARN_MSCALE: &str = "rope.scaling.yarn_log_multiplier";
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
+const RECURRENT: &str = "attention.recurrent_layers";
+const KV_HEADS: &str = "attention.head_count_kv";
+const QUERY_GROWTH: &str = "attention.temperature_scale";
+const INNER: &str = "ssm.inner_size";
+const EXTRA_BLOCKS: &str = "nextn_predict_layers";
 const SPLIT: &str = "split.count";
 const EMBEDDING: &str = "token_embd.weight";
 const HEAD: &str = "output.weight";
+const POSITIONS: &str = "position_embd.weight";
+const NORM_BIAS: &str = "output_norm.bias";
 
 /// Reads the config of the model in `file`, which has this header.
 ///
@@ -100,7 +52,9 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
     let has = |name: &str| header.tensors.contains_key(name);
     model.qkv_bias |= has("blk.0.attn_q.bias");
     model.o_bias |= has("blk.0.attn_output.bias");
-    model.qk_norm |= has("blk.0.attn_q_norm.weight");
+    if model.qk_norm == QkNorm::None && has("blk.0.attn_q_norm.weight") {
+        model.qk_norm = QkNorm::PerHead;
+    }
     for (key, width) in [
         ("attention.key_length", model.head_dim),
         ("attention.value_length", model.head_dim),
@@ -110,7 +64,7 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
             return keys.unsupported(key, &format!("the width of a head, {width}"));
         }
     }
-    check_tensors(header, &model)?;
+    check_tensors(&keys, &model)?;
     let tables = DivisorTables { header, file, pairs: model.rope.dim / 2 };
     if let Some(divisors) = tables.get(ROPE_FREQS)? {
         model.rope.scaling = detect_scaling(&model, divisors);
@@ -128,6 +82,7 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
         model.rope.long = Some(LongRope { divisors: long.leak(), original_context: beyond as usize });
         model.rope.attention_factor = keys.read_float(ATTENTION_FACTOR)?.unwrap_or(1.0);
     }
+    model.rope = model.rope.shared_by_layers_of(model.arch);
     keys.check_unread(&model)?;
     Ok(model)
 }
@@ -145,7 +100,14 @@ impl<'a> Keys<'a> {
         let found = header.metadata.get(ARCHITECTURE);
         let named = found.and_then(Value::as_str);
         match Arch::ALL.into_iter().find(|arch| named == Some(arch.gguf_name())) {
-            Some(arch) => Ok(Self { header, arch, read: RefCell::default() }),
+            Some(arch) => {
+                let mut keys = Self { header, arch, read: RefCell::default() };
+                // Their files differ in nothing else.
+                if arch == Arch::Olmo2 && keys.has_window() {
+                    keys.arch = Arch::Olmo3;
+                }
+                Ok(keys)
+            }
             None => {
                 let value = found.map_or("missing".into(), Value::to_string);
                 Err(ConfigError::new(ARCHITECTURE, value, Arch::list_names(Arch::gguf_name)))
@@ -178,6 +140,25 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Reads a positive number; `None` if the key is missing or 0.
+    fn read_nonzero(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        if self.get(key).is_some_and(|value| value.as_f64() == Some(0.0)) {
+            Ok(None)
+        } else {
+            self.read_float(key)
+        }
+    }
+
+    fn has_window(&self) -> bool {
+        self.get(WINDOW).is_some_and(|window| window.as_u64() != Some(0))
+    }
+
+    /// Number of blocks behind the layers, which predict further tokens: they are left out.
+    fn extra_blocks(&self) -> usize {
+        let found = Some(EXTRA_BLOCKS).filter(|_| self.arch == Arch::Qwen35).and_then(|key| self.get(key));
+        found.and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(0)
+    }
+
     /// Key of the epsilon of norms. It is optional in `config.json` but required in a GGUF file.
     fn epsilon_key(&self) -> &'static str {
         if self.arch == Arch::Gpt2 {
@@ -187,16 +168,11 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns true if the family has this field of `config.json` and reads it from this key.
-    fn has_field(&self, key: &str, field: &str) -> bool {
+    /// Returns true if the family reads this field of `config.json` from this key.
+    fn has_field(&self, key: &str, field: &str, families: &[Arch]) -> bool {
         match field {
             "rms_norm_eps" => key == self.epsilon_key(),
-            "attention_multiplier" | "embedding_multiplier" | "residual_multiplier" | "logits_scaling" => {
-                self.arch == Arch::Granite
-            }
-            "rope_local_base_freq" => self.arch == Arch::Gemma3,
-            "sliding_window" => matches!(self.arch, Arch::Gemma3 | Arch::Phi3),
-            _ => true,
+            _ => families.is_empty() || families.contains(&self.arch),
         }
     }
 
@@ -206,7 +182,7 @@ impl<'a> Keys<'a> {
         if e.field == self.arch.epsilon_field() {
             return ConfigError { field: self.full_key(self.epsilon_key()), ..e };
         }
-        match FIELDS.iter().find(|(.., name)| field(name) == e.field) {
+        match FIELDS.iter().find(|(_, _, name, _)| field(name) == e.field) {
             Some((key, ..)) => ConfigError { field: self.full_key(key), ..e },
             None => e,
         }
@@ -226,10 +202,9 @@ impl<'a> Keys<'a> {
         if self.get(SCALING).is_none() && !self.get(FACTOR).is_none_or(one) {
             return self.unsupported(FACTOR, "1, or a rope.scaling.type of \"none\", \"linear\" or \"yarn\"");
         }
-        if self.get(self.epsilon_key()).is_none() {
-            self.unsupported(self.epsilon_key(), "a positive number")
-        } else {
-            Ok(())
+        match required_keys(self.arch).iter().find(|key| self.get(key).is_none()) {
+            Some(key) => self.unsupported(key, "a positive number"),
+            None => Ok(()),
         }
     }
 
@@ -246,8 +221,27 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// Builds `rope_scaling` of `config.json`.
+    /// Builds `rope_scaling` of `config.json`, with the growth of queries.
     fn rope_scaling(&self) -> Result<Json, ConfigError> {
+        let mut scaling = self.frequency_scaling()?;
+        let beta = match self.arch {
+            Arch::Ministral3 => self.read_nonzero(QUERY_GROWTH)?,
+            _ => None,
+        };
+        if let Some(beta) = beta {
+            if scaling.is_null() {
+                scaling = json!({"rope_type": "default"});
+            }
+            scaling["llama_4_scaling_beta"] = json!(beta);
+            if let Some(original) = self.get(ORIGINAL).and_then(Value::as_u64) {
+                scaling["original_max_position_embeddings"] = json!(original);
+            }
+        }
+        Ok(scaling)
+    }
+
+    /// Builds `rope_scaling` of `config.json`, as far as frequencies are concerned.
+    fn frequency_scaling(&self) -> Result<Json, ConfigError> {
         let Some(kind) = self.get(SCALING) else { return Ok(Json::Null) };
         let factor = self.read_float(FACTOR)?;
         match (kind.as_str(), factor) {
@@ -275,8 +269,7 @@ impl<'a> Keys<'a> {
         if !unset && !matches!(part, None | Some(Some(1.0))) {
             return self.unsupported(YARN_PART, "1");
         }
-        let scaled = self.get(YARN_MSCALE).filter(|value| value.as_f64() != Some(0.0));
-        let scaled = scaled.and_then(|_| self.read_float(YARN_MSCALE).transpose()).transpose()?;
+        let scaled = self.read_nonzero(YARN_MSCALE)?;
         let own = self.read_float(YARN_FACTOR)?.filter(|_| !unset);
         let attention = own.unwrap_or_else(|| {
             yarn_attention_factor(factor, 1.0) / scaled.map_or(1.0, |m| yarn_attention_factor(factor, m))
@@ -289,46 +282,71 @@ impl<'a> Keys<'a> {
         Ok(scaling)
     }
 
-    /// Builds `layer_types` of Gemma 3's `config.json`; all layers have full attention if there is no window.
-    fn layer_types(&self, layers: usize) -> Result<Vec<&'static str>, ConfigError> {
-        let name = |local: bool| if local { "sliding_attention" } else { "full_attention" };
+    /// Builds `layer_types` of `config.json`; `None` for families without it.
+    fn layer_types(&self, layers: usize) -> Result<Option<Vec<&'static str>>, ConfigError> {
+        let (other, found) = match self.arch {
+            Arch::Gemma3 => ("sliding_attention", self.windowed_layers(layers, 6)?),
+            Arch::Olmo3 | Arch::Exaone4 => ("sliding_attention", self.windowed_layers(layers, 4)?),
+            Arch::Lfm2 => ("conv", self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?),
+            Arch::Qwen35 if self.get(RECURRENT).is_some() => {
+                ("linear_attention", self.read_flags(RECURRENT, layers, read_flag)?)
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(found.into_iter().map(|is_other| if is_other { other } else { "full_attention" }).collect()))
+    }
+
+    /// Finds the layers with a window: none if there is no window. Without the key, all but each `default`-th.
+    fn windowed_layers(&self, layers: usize, default: usize) -> Result<Vec<bool>, ConfigError> {
         let pattern = self.get(PATTERN);
-        if self.get(WINDOW).is_none_or(|window| window.as_u64() == Some(0)) {
-            return Ok(vec![name(false); layers]);
+        if !self.has_window() {
+            return Ok(vec![false; layers]);
         }
         let every = match pattern {
-            None => 6,
-            Some(Value::Array(array)) => {
-                let local = |value: Value| match (&value, value.as_u64()) {
-                    (Value::Bool(local), _) => Some(name(*local)),
-                    (_, Some(number @ 0..=1)) => Some(name(number == 1)),
-                    _ => None,
-                };
-                let kinds: Option<Vec<_>> = array.iter().map(local).collect();
-                return match kinds.filter(|kinds| kinds.len() == layers) {
-                    Some(kinds) => Ok(kinds),
-                    None => self.unsupported(PATTERN, &format!("a boolean for each of {layers} layers")),
-                };
-            }
+            None => default,
+            Some(Value::Array(_)) => return self.read_flags(PATTERN, layers, read_flag),
             Some(number) => match number.as_u64().and_then(|n| usize::try_from(n).ok()) {
                 Some(every) => every,
                 None => return self.unsupported(PATTERN, "an integer, or a boolean for each layer"),
             },
         };
         // Every `every`-th layer has full attention; none if it is 0.
-        Ok((1..=layers).map(|layer| name(every == 0 || !layer.is_multiple_of(every))).collect())
+        Ok((1..=layers).map(|layer| every == 0 || !layer.is_multiple_of(every)).collect())
+    }
+
+    /// Reads an array with a value for each layer, or one value for all.
+    fn read_flags(
+        &self,
+        key: &str,
+        layers: usize,
+        flag: impl Fn(&Value) -> Option<bool>,
+    ) -> Result<Vec<bool>, ConfigError> {
+        let flags: Option<Vec<bool>> = match self.get(key) {
+            Some(Value::Array(array)) if array.len() == layers.saturating_add(self.extra_blocks()) => {
+                array.iter().take(layers).map(|value| flag(&value)).collect()
+            }
+            Some(Value::Array(_)) | None => None,
+            Some(value) => flag(value).map(|flag| vec![flag; layers]),
+        };
+        match flags {
+            Some(flags) => Ok(flags),
+            None => self.unsupported(key, &format!("a value for each of {layers} layers")),
+        }
     }
 
     /// Builds the equivalent `config.json`.
     fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.name().into());
-        for (key, form, field) in FIELDS {
-            let value = Some(key).filter(|key| self.has_field(key, field)).and_then(|key| self.get(key));
-            if let Some(value) = value {
+        for (key, form, field, families) in FIELDS {
+            let value = Some(key).filter(|key| self.has_field(key, field, families));
+            if let Some(value) = value.and_then(|key| self.get(key)) {
+                let convs = self.arch == Arch::Lfm2 && key == KV_HEADS;
+                let form = if convs { ValueForm::PerAttentionLayer } else { form };
                 let Some(value) = form.to_json(value) else { return self.unsupported(key, form.name()) };
-                // As in llama.cpp, a scale of 0 counts as unset.
-                if !(field.ends_with("_multiplier") && value.as_f64() == Some(0.0)) {
+                // As in llama.cpp, a scale or window of 0 counts as unset.
+                let unset = field.ends_with("_multiplier") && value.as_f64() == Some(0.0);
+                if !unset && (key != WINDOW || self.has_window()) {
                     map.insert(self.arch.field_name(field).into(), value);
                 }
             }
@@ -351,31 +369,51 @@ impl<'a> Keys<'a> {
         } else if let Some(head_dim) = map.get("head_dim").cloned() {
             map.insert("query_pre_attn_scalar".into(), head_dim);
         }
-        if let (Arch::Phi3, Some(rotated), Some(head_dim @ 1..)) = (
-            self.arch,
-            self.get("rope.dimension_count").and_then(Value::as_u64),
-            map.get("head_dim").and_then(Json::as_u64),
-        ) {
-            map.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
-        }
-        if let (Arch::Gemma3, Some(layers)) = (self.arch, map.get("num_hidden_layers").and_then(Json::as_u64))
-        {
-            // The config rejects larger numbers of layers.
-            let layers = usize::try_from(layers).unwrap_or(0).min(1 << 16);
-            map.insert("layer_types".into(), json!(self.layer_types(layers)?));
-        }
-        match (self.arch, map.get("head_dim").and_then(Json::as_u64)) {
-            (Arch::Granite, Some(head_dim @ 1..)) => {
-                let scale = f64::from(1.0 / (head_dim as f32).sqrt());
-                map.entry("attention_multiplier").or_insert(scale.into());
-            }
-            (Arch::SmolLm3, _) => drop(map.entry("rope_theta").or_insert(10_000.0.into())),
-            _ => {}
-        }
+        self.add_family_fields(&mut map)?;
         map.insert("rope_scaling".into(), self.rope_scaling()?);
         map.insert("vocab_size".into(), self.vocab_size()?.into());
         map.insert("tie_word_embeddings".into(), (!self.header.tensors.contains_key(HEAD)).into());
         Ok(map)
+    }
+
+    /// Adds fields that follow from several keys, or have other defaults.
+    fn add_family_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
+        let number = |map: &Map<String, Json>, field: &str| map.get(field).and_then(Json::as_u64);
+        let head_dim = number(map, "head_dim").filter(|width| *width > 0);
+        if let (Arch::Phi3 | Arch::Qwen35, Some(rotated), Some(head_dim)) =
+            (self.arch, self.get("rope.dimension_count").and_then(Value::as_u64), head_dim)
+        {
+            map.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
+        }
+        if let Some(blocks) = number(map, "num_hidden_layers") {
+            let layers = blocks.saturating_sub(self.extra_blocks() as u64);
+            map.insert("num_hidden_layers".into(), layers.into());
+            // The config rejects larger numbers of layers.
+            let layers = usize::try_from(layers).unwrap_or(0).min(1 << 16);
+            if let Some(kinds) = self.layer_types(layers)? {
+                map.insert("layer_types".into(), json!(kinds));
+            }
+        }
+        match (self.arch, head_dim) {
+            (Arch::Granite, Some(head_dim)) => {
+                let scale = f64::from(1.0 / (head_dim as f32).sqrt());
+                map.entry("attention_multiplier").or_insert(scale.into());
+            }
+            (Arch::SmolLm3 | Arch::Lfm2 | Arch::Ernie45 | Arch::Ministral3, _) => {
+                map.entry("rope_theta").or_insert(10_000.0.into());
+            }
+            (Arch::Qwen35, _) => {
+                let heads = number(map, "linear_num_value_heads").unwrap_or(0).max(1);
+                match self.get(INNER).and_then(Value::as_u64).filter(|inner| *inner > 0) {
+                    Some(inner) if inner.is_multiple_of(heads.saturating_mul(16)) => {
+                        map.insert("linear_value_head_dim".into(), (inner / heads).into());
+                    }
+                    _ => return self.unsupported(INNER, "a multiple of 16 x ssm.time_step_rank"),
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Rows of the embedding. Many files lack the key `vocab_size`.
@@ -389,66 +427,35 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// Reads a boolean, or a number that stands for one.
+fn read_flag(value: &Value) -> Option<bool> {
+    match (value, value.as_u64()) {
+        (Value::Bool(flag), _) => Some(*flag),
+        (_, Some(number @ 0..=1)) => Some(number == 1),
+        _ => None,
+    }
+}
+
 /// Rejects tensors that are not read: ignoring them would give wrong results.
-fn check_tensors(header: &GgufHeader, model: &ModelConfig) -> Result<(), ConfigError> {
+fn check_tensors(keys: &Keys<'_>, model: &ModelConfig) -> Result<(), ConfigError> {
     let known = |name: &str| to_hf_name(model.arch, name).is_some();
     let long = model.arch == Arch::Phi3;
     let biases = model.norm == Norm::Layer;
+    let left_out = model.layers..model.layers.saturating_add(keys.extra_blocks());
     let read = |name: &str| match split_gguf_name(name) {
-        None => known(name) || name == ROPE_FREQS || long && matches!(name, ROPE_SHORT | ROPE_LONG),
-        Some((layer, ..)) if layer >= model.layers => false,
-        Some((_, "attn_q" | "attn_k" | "attn_v", "bias")) => model.qkv_bias,
-        Some((_, "attn_output", "bias")) => model.o_bias,
-        Some((_, "attn_q_norm" | "attn_k_norm", "weight")) => model.qk_norm,
-        Some((_, _, kind)) => (kind == "weight" || biases) && known(name),
+        None if matches!(name, ROPE_SHORT | ROPE_LONG) => long,
+        None => name == ROPE_FREQS || known(name) && (biases || !matches!(name, POSITIONS | NORM_BIAS)),
+        Some((layer, _)) if layer >= model.layers => left_out.contains(&layer),
+        Some((_, "attn_q.bias" | "attn_k.bias" | "attn_v.bias")) => model.qkv_bias,
+        Some((_, "attn_output.bias")) => model.o_bias,
+        Some((_, "attn_q_norm.weight" | "attn_k_norm.weight")) => model.qk_norm != QkNorm::None,
+        Some((_, rest)) => known(name) && (biases || !rest.ends_with(".bias") || rest == "ssm_dt.bias"),
     };
-    match header.tensors.keys().find(|name| !read(name)) {
+    match keys.header.tensors.keys().find(|name| !read(name)) {
         None => Ok(()),
         Some(name) => {
             let supported = format!("those of a {} model with {} layers", model.arch.name(), model.layers);
             Err(ConfigError::new("tensors", quote(name), supported))
         }
     }
-}
-
-/// Access to tensors with one divisor per rotated pair.
-struct DivisorTables<'a> {
-    header: &'a GgufHeader,
-    file: &'a [u8],
-    pairs: usize,
-}
-
-impl DivisorTables<'_> {
-    fn get(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError> {
-        let Some(entry) = self.header.tensors.get(name) else { return Ok(None) };
-        let pairs = self.pairs;
-        let err = |value: String| {
-            Err(ConfigError::new(name, value, format!("{pairs} positive numbers of type F32")))
-        };
-        if entry.block != BlockType::F32 || entry.shape != [pairs] {
-            return err(format!("of type {} and shape {:?}", entry.block.name(), entry.shape));
-        }
-        let divisors = Dtype::F32.to_f32(&self.file[entry.range.clone()]);
-        match divisors.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
-            Some(bad) => err(format!("{bad:?}")),
-            None => Ok(Some(divisors)),
-        }
-    }
-}
-
-/// Determines the scaling in `rope_freqs.weight`: a published model's formula if it gives these divisors.
-fn detect_scaling(model: &ModelConfig, divisors: Vec<f32>) -> RopeScaling {
-    let is = |scaling: &RopeScaling| {
-        let off = |(i, x): (usize, &f32)| {
-            f64::from(*x) * scaling.frequency_multiplier(i, model.rope.base_frequency(i)) - 1.0
-        };
-        divisors.iter().enumerate().map(off).all(|off| off.abs() < 1e-5)
-    };
-    let known = [RopeScaling::Unscaled, llama3_scaling(8.0), llama3_scaling(32.0)].into_iter().find(is);
-    known.unwrap_or_else(|| RopeScaling::from_divisors(divisors))
-}
-
-/// The scaling of Llama 3.1 (`factor` 8) and 3.2 (32).
-fn llama3_scaling(factor: f64) -> RopeScaling {
-    RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position: 8192 }
 }

@@ -8,13 +8,19 @@ type Pairs = &'static [(&'static str, &'static str)];
 /// Tensors outside the layers.
 const MODEL: Pairs = &[
     ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.embed_positions.weight", "position_embd.weight"),
     ("model.norm.weight", "output_norm.weight"),
+    ("model.norm.bias", "output_norm.bias"),
+    ("lm_head.weight", "output.weight"),
+];
+const LFM2_MODEL: Pairs = &[
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "token_embd_norm.weight"),
     ("lm_head.weight", "output.weight"),
 ];
 
 /// Tensors of layer `N`, without the prefixes `model.layers.N.` and `blk.N.` and without `.weight` or `.bias`.
 const LAYER: Pairs = &[
-    ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
@@ -25,48 +31,61 @@ const LAYER: Pairs = &[
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
+/// Tensors of a layer of Phi and GPT-2, which fuse matrices.
+const FUSED: Pairs =
+    &[("self_attn.qkv_proj", "attn_qkv"), ("self_attn.o_proj", "attn_output"), ("mlp.down_proj", "ffn_down")];
+const FUSED_GATE: Pairs = &[("mlp.gate_up_proj", "ffn_up")];
+const NO_GATE: Pairs = &[("mlp.up_proj", "ffn_up")];
+const SHORT_CONV: Pairs = &[
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+];
+const DELTA_NET: Pairs = &[
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+];
+/// Tensors of a delta net with neither `.weight` nor `.bias` in a checkpoint.
+const DELTA_VALUES: Pairs = &[("linear_attn.A_log", "ssm_a"), ("linear_attn.dt_bias", "ssm_dt.bias")];
 
-/// Norms of a layer, by which families differ.
-const ONE_NORM: Pairs = &[("post_attention_layernorm", "ffn_norm")];
-const POST_NORMS: Pairs = &[
+/// Norms of a layer: on the inputs of its halves, on their outputs, and on both.
+const PRE_NORMS: Pairs = &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")];
+const POST_NORMS: Pairs =
+    &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
+const BOTH_NORMS: Pairs = &[
+    ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
-/// Tensors of a layer of Phi, which fuses matrices.
-const FUSED: Pairs = &[
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.qkv_proj", "attn_qkv"),
-    ("self_attn.o_proj", "attn_output"),
-    ("mlp.gate_up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
+const QWEN35_NORMS: Pairs =
+    &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm")];
 
-/// GPT-2's own names.
-const GPT2_MODEL: Pairs = &[
-    ("wte.weight", "token_embd.weight"),
-    ("wpe.weight", "position_embd.weight"),
-    ("ln_f.weight", "output_norm.weight"),
-    ("ln_f.bias", "output_norm.bias"),
-    ("lm_head.weight", "output.weight"),
-];
-const GPT2_LAYER: Pairs = &[
-    ("ln_1", "attn_norm"),
-    ("attn.c_attn", "attn_qkv"),
-    ("attn.c_proj", "attn_output"),
-    ("ln_2", "ffn_norm"),
-    ("mlp.c_fc", "ffn_up"),
-    ("mlp.c_proj", "ffn_down"),
-];
+/// The names of a family's tensors outside the layers.
+fn model_table(arch: Arch) -> Pairs {
+    if arch == Arch::Lfm2 { LFM2_MODEL } else { MODEL }
+}
 
-/// The names of a family: tensors outside the layers, Hugging Face's prefix of a layer's number, tensors of a layer.
-fn name_tables(arch: Arch) -> (Pairs, &'static str, [Pairs; 2]) {
-    const LAYERS: &str = "model.layers.";
+/// The names of a family's tensors in a layer.
+fn layer_tables(arch: Arch) -> [Pairs; 3] {
+    let family = arch.family();
+    let norms = match (family.pre_norms, family.post_norms) {
+        (true, true) => BOTH_NORMS,
+        (false, _) => POST_NORMS,
+        (true, false) if arch == Arch::Qwen35 => QWEN35_NORMS,
+        (true, false) => PRE_NORMS,
+    };
     match arch {
-        Arch::Gpt2 => (GPT2_MODEL, "h.", [GPT2_LAYER, &[]]),
-        Arch::Phi3 => (MODEL, LAYERS, [FUSED, ONE_NORM]),
-        Arch::Gemma3 => (MODEL, LAYERS, [LAYER, POST_NORMS]),
-        _ => (MODEL, LAYERS, [LAYER, ONE_NORM]),
+        Arch::Gpt2 => [norms, FUSED, NO_GATE],
+        Arch::Phi3 => [norms, FUSED, FUSED_GATE],
+        Arch::Lfm2 => [norms, LAYER, SHORT_CONV],
+        Arch::Qwen35 => [norms, LAYER, DELTA_NET],
+        _ => [norms, LAYER, &[]],
     }
 }
 
@@ -77,39 +96,61 @@ pub const ROPE_SHORT: &str = "rope_factors_short.weight";
 /// Divisors of LongRoPE for long sequences, `[pairs]`.
 pub const ROPE_LONG: &str = "rope_factors_long.weight";
 
+/// The engine's prefix of a layer's number.
+const LAYERS: &str = "model.layers.";
+
 /// Translates a checkpoint's tensor name to GGUF's; `None` if there is none.
 pub fn to_gguf_name(arch: Arch, name: &str) -> Option<String> {
-    let (whole, layers, parts) = name_tables(arch);
-    if let Some((_, stored)) = whole.iter().find(|(plain, _)| *plain == name) {
+    let is = |plain: &str, name: &str| arch.checkpoint_name(plain) == name;
+    if let Some((_, stored)) = model_table(arch).iter().find(|(plain, _)| is(plain, name)) {
         return Some(stored.to_string());
     }
-    let (layer, part, kind) = split_layer_name(name, layers)?;
-    let (_, stored) = parts.into_iter().flatten().find(|(plain, _)| *plain == part)?;
+    let (layer, rest) = split_layer_name(name, &arch.checkpoint_name(LAYERS))?;
+    if let Some((_, stored)) = value_table(arch).iter().find(|(plain, _)| is(plain, rest)) {
+        return Some(format!("blk.{layer}.{stored}"));
+    }
+    let (part, kind) = split_kind(rest)?;
+    let (_, stored) = layer_tables(arch).into_iter().flatten().find(|(plain, _)| is(plain, part))?;
     Some(format!("blk.{layer}.{stored}.{kind}"))
 }
 
 /// Translates a GGUF tensor name to the checkpoint's; `None` if there is none.
 pub fn to_hf_name(arch: Arch, stored: &str) -> Option<String> {
-    let (whole, layers, parts) = name_tables(arch);
-    if let Some((plain, _)) = whole.iter().find(|(_, name)| *name == stored) {
-        return Some(plain.to_string());
-    }
-    let (layer, part, kind) = split_layer_name(stored, "blk.")?;
-    let (plain, _) = parts.into_iter().flatten().find(|(_, name)| *name == part)?;
-    Some(format!("{layers}{layer}.{plain}.{kind}"))
+    let plain = if let Some((plain, _)) = model_table(arch).iter().find(|(_, name)| *name == stored) {
+        plain.to_string()
+    } else {
+        let (layer, rest) = split_gguf_name(stored)?;
+        if let Some((plain, _)) = value_table(arch).iter().find(|(_, name)| *name == rest) {
+            format!("{LAYERS}{layer}.{plain}")
+        } else {
+            let (part, kind) = split_kind(rest)?;
+            let (plain, _) = layer_tables(arch).into_iter().flatten().find(|(_, name)| *name == part)?;
+            format!("{LAYERS}{layer}.{plain}.{kind}")
+        }
+    };
+    Some(arch.checkpoint_name(&plain))
 }
 
-/// Splits a GGUF tensor name into layer, part, and `weight` or `bias`; `None` outside the layers.
-pub(super) fn split_gguf_name(stored: &str) -> Option<(usize, &str, &str)> {
+/// The names of a family's tensors in a layer that end neither in `.weight` nor in `.bias`.
+fn value_table(arch: Arch) -> Pairs {
+    if arch == Arch::Qwen35 { DELTA_VALUES } else { &[] }
+}
+
+/// Splits a GGUF tensor name into layer and rest; `None` outside the layers.
+pub(super) fn split_gguf_name(stored: &str) -> Option<(usize, &str)> {
     split_layer_name(stored, "blk.")
 }
 
-/// Splits a name that starts with `prefix` into layer, part, and `weight` or `bias`.
-fn split_layer_name<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str, &'a str)> {
+/// Splits a name that starts with `prefix` into layer and rest.
+fn split_layer_name<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str)> {
     let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let layer: usize = number.parse().ok().filter(|layer: &usize| layer.to_string() == number)?;
-    let (part, kind) = rest.rsplit_once('.')?;
-    matches!(kind, "weight" | "bias").then_some((layer, part, kind))
+    Some((layer, rest))
+}
+
+/// Splits off `weight` or `bias`.
+fn split_kind(rest: &str) -> Option<(&str, &str)> {
+    rest.rsplit_once('.').filter(|(_, kind)| matches!(*kind, "weight" | "bias"))
 }
 
 /// The order of a tensor's rows (or a bias's values) in a GGUF file.
@@ -120,15 +161,20 @@ pub enum RowOrder {
     /// Rows of each head are interleaved for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
     /// checkpoint, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
     Interleaved { head_dim: usize },
+    /// The rows of each head follow those of the same head of another tensor, of which there are `parts`.
+    HeadPart { head_dim: usize, part: usize, parts: usize },
+    /// Values of a vector: those of a matrix of this many columns, row by row, are here column by column.
+    Transposed { cols: usize, rows: usize },
 }
 
 impl RowOrder {
     /// Row order of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
     /// of the classes derived from it (`LlamaModel.permute`), not of the others.
     pub fn for_tensor(arch: Arch, name: &str, head_dim: usize) -> RowOrder {
-        match split_layer_name(name, "model.layers.") {
-            Some((_, "self_attn.q_proj" | "self_attn.k_proj", _))
-                if matches!(arch, Arch::Llama | Arch::SmolLm3 | Arch::Granite) =>
+        use Arch::{Granite, Llama, Ministral3, Mistral, SmolLm3};
+        match split_layer_name(name, LAYERS).and_then(|(_, rest)| split_kind(rest)) {
+            Some(("self_attn.q_proj" | "self_attn.k_proj", _))
+                if matches!(arch, Llama | Mistral | Ministral3 | SmolLm3 | Granite) =>
             {
                 RowOrder::Interleaved { head_dim }
             }
@@ -137,11 +183,18 @@ impl RowOrder {
     }
 
     /// Index in the file of row `row` of the checkpoint.
-    pub fn to_gguf_name(self, row: usize) -> usize {
-        let RowOrder::Interleaved { head_dim } = self else { return row };
-        let (head, row) = (row / head_dim, row % head_dim);
-        let half = head_dim / 2;
-        head * head_dim + row % half * 2 + row / half
+    pub fn file_row(self, row: usize) -> usize {
+        match self {
+            RowOrder::Unchanged => row,
+            RowOrder::Interleaved { head_dim } => {
+                let (head, row, half) = (row / head_dim, row % head_dim, head_dim / 2);
+                head * head_dim + row % half * 2 + row / half
+            }
+            RowOrder::HeadPart { head_dim, part, parts } => {
+                (row / head_dim * parts + part) * head_dim + row % head_dim
+            }
+            RowOrder::Transposed { cols, rows } => row % rows * cols + row / rows,
+        }
     }
 }
 
@@ -167,13 +220,38 @@ mod tests {
             (Arch::Phi3, "model.layers.1.mlp.gate_up_proj.weight", "blk.1.ffn_up.weight"),
             (Arch::Gpt2, "h.3.attn.c_attn.bias", "blk.3.attn_qkv.bias"),
             (Arch::Gpt2, "wpe.weight", "position_embd.weight"),
+            (Arch::Gpt2, "ln_f.bias", "output_norm.bias"),
+            (Arch::Gpt2, "h.3.ln_2.weight", "blk.3.ffn_norm.weight"),
+            (Arch::Lfm2, "model.embedding_norm.weight", "token_embd_norm.weight"),
+            (Arch::Lfm2, "model.layers.0.operator_norm.weight", "blk.0.attn_norm.weight"),
+            (Arch::Lfm2, "model.layers.0.conv.conv.weight", "blk.0.shortconv.conv.weight"),
+            (Arch::Lfm2, "model.layers.1.self_attn.out_proj.weight", "blk.1.attn_output.weight"),
+            (Arch::Lfm2, "model.layers.1.self_attn.q_layernorm.weight", "blk.1.attn_q_norm.weight"),
+            (Arch::Lfm2, "model.layers.1.feed_forward.w2.weight", "blk.1.ffn_down.weight"),
+            (Arch::HunyuanDense, "model.layers.1.self_attn.key_layernorm.weight", "blk.1.attn_k_norm.weight"),
+            (Arch::Qwen35, "model.layers.0.linear_attn.in_proj_qkv.weight", "blk.0.attn_qkv.weight"),
+            (Arch::Qwen35, "model.layers.0.linear_attn.in_proj_a.weight", "blk.0.ssm_alpha.weight"),
+            (Arch::Qwen35, "model.layers.0.linear_attn.A_log", "blk.0.ssm_a"),
+            (Arch::Qwen35, "model.layers.0.linear_attn.dt_bias", "blk.0.ssm_dt.bias"),
+            (
+                Arch::Qwen35,
+                "model.layers.0.post_attention_layernorm.weight",
+                "blk.0.post_attention_norm.weight",
+            ),
+            (Arch::Olmo3, "model.layers.0.post_feedforward_layernorm.weight", "blk.0.post_ffw_norm.weight"),
         ] {
             assert_eq!(to_gguf_name(arch, plain_name).as_deref(), Some(stored_name));
             assert_eq!(to_hf_name(arch, stored_name).as_deref(), Some(plain_name));
         }
-        for none in
-            ["", "blk.0", "blk..attn_q.weight", "blk.00.attn_q.weight", "blk.+1.attn_q.weight", ROPE_FREQS]
-        {
+        for none in [
+            "",
+            "blk.0",
+            "blk..attn_q.weight",
+            "blk.00.attn_q.weight",
+            "blk.+1.attn_q.weight",
+            "blk.0.ssm_a",
+            ROPE_FREQS,
+        ] {
             assert_eq!(to_hf_name(Arch::Llama, none), None, "{none}");
         }
         for none in
@@ -181,6 +259,8 @@ mod tests {
         {
             assert_eq!(to_gguf_name(Arch::Llama, none), None, "{none}");
         }
+        // It has no norms of inputs.
+        assert_eq!(to_hf_name(Arch::Exaone4, "blk.0.attn_norm.weight"), None);
     }
 
     /// `w.reshape(heads, 2, head_dim / 2).swapaxes(1, 2)`, as the converter has it.
@@ -196,7 +276,7 @@ mod tests {
             }
         }
         let rows = RowOrder::for_tensor(Arch::Llama, "model.layers.5.self_attn.k_proj.weight", head_dim);
-        let undone: Vec<usize> = (0..heads * head_dim).map(|row| converted[rows.to_gguf_name(row)]).collect();
+        let undone: Vec<usize> = (0..heads * head_dim).map(|row| converted[rows.file_row(row)]).collect();
         assert_eq!(undone, (0..heads * head_dim).collect::<Vec<_>>());
         assert_ne!(undone, converted);
     }
@@ -209,7 +289,8 @@ mod tests {
         assert_eq!(of(Arch::Llama, "k_proj.bias"), RowOrder::Interleaved { head_dim: 16 });
         assert_eq!(of(Arch::Llama, "v_proj.weight"), RowOrder::Unchanged);
         assert_eq!(of(Arch::Llama, "q_norm.weight"), RowOrder::Unchanged);
+        assert_eq!(of(Arch::Ministral3, "q_proj.weight"), RowOrder::Interleaved { head_dim: 16 });
         assert_eq!(of(Arch::Qwen2, "q_proj.weight"), RowOrder::Unchanged);
-        assert_eq!(RowOrder::Unchanged.to_gguf_name(7), 7);
+        assert_eq!(RowOrder::Unchanged.file_row(7), 7);
     }
 }

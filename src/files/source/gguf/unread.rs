@@ -73,6 +73,8 @@ fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
         "attention.sliding_window_pattern" | "rope.freq_base_swa" => Any,
         "attention.key_length_swa" | "attention.value_length_swa" => Number(head),
         "rope.dimension_count_swa" => Number(rotated),
+        // For images: in a text, all sections have the same position.
+        "rope.dimension_sections" if model.arch == Arch::Qwen35 => Any,
         "rope.dimension_sections" | "attention.recurrent_layers" | "attention.shared_kv_layers" => Off,
         "attention.key_length_mla" | "attention.value_length_mla" | "attention.compress_ratios" => Off,
         "rope.scaling.original_context_length" => Any,

@@ -184,6 +184,14 @@ impl KvCache for FakeCache {
         Extent { types: KvTypes::same(KvType::F32), slots: self.slots, ring: 0, len: self.len }
     }
 
+    fn read_state(&mut self, _state: &mut [f32]) -> Result<()> {
+        Ok(())
+    }
+
+    fn write_state(&mut self, _state: &[f32]) -> Result<()> {
+        Ok(())
+    }
+
     fn set_len(&mut self, len: usize) {
         assert!(len <= self.slots);
         let before = self.len;

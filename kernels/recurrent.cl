@@ -1,0 +1,135 @@
+// Layers with a recurrent state: gated short convolutions and gated delta nets. Tokens of a run are computed in ascending
+// order; see src/model/cpu/recurrent.rs.
+//
+// mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first
+// layer: the first float of a layer's state, consecutive value heads that share a key head
+// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]
+
+#ifdef CONVOLVE
+// One work-item per channel. out: [token][CONV_CHANNELS]; of a short convolution, gated.
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
+    const __global float *mix, const __global float *taps, __global float *state, __global float *out, Run run,
+    int2 layer) {
+    int c = get_global_id(0);
+    if (c >= CONV_CHANNELS) return;
+    float held[CONV_TAPS];
+    state += layer.x;
+    for (int j = 0; j < CONV_TAPS - 1; j++) held[j] = state[j * CONV_CHANNELS + c];
+    for (int t = FIRST_TOKEN(run); t < FIRST_TOKEN(run) + TOKENS_OF(run); t++) {
+        const __global float *row = mix + (size_t)t * MIX;
+        float u = row[c];
+#if !DELTA_NET
+        u *= row[2 * DIM + c];
+#endif
+        held[CONV_TAPS - 1] = u;
+        float sum = 0.0f;
+        for (int j = 0; j < CONV_TAPS; j++) sum = fma(held[j], taps[j * CONV_CHANNELS + c], sum);
+        for (int j = 0; j < CONV_TAPS - 1; j++) held[j] = held[j + 1];
+#if DELTA_NET
+        out[(size_t)t * CONV_CHANNELS + c] = silu(sum);
+#else
+        out[(size_t)t * CONV_CHANNELS + c] = row[DIM + c] * sum;
+#endif
+    }
+    for (int j = 0; j < CONV_TAPS - 1; j++) state[j * CONV_CHANNELS + c] = held[j];
+}
+#endif
+
+#if DELTA_NET
+#define KEYS (KEY_HEADS * KEY_WIDTH)
+#define VALUES (VALUE_HEADS * VALUE_WIDTH)
+#endif
+
+#ifdef PREPARE
+// ln(1 + e^x), as in src/numeric/simd/recurrent.rs.
+float softplus(float x) {
+    float t = exp_approx(-fabs(x)), s = divide(t, 2.0f + t), square = s * s, p = 1.0f / 15.0f;
+    p = fma(p, square, 1.0f / 13.0f);
+    p = fma(p, square, 1.0f / 11.0f);
+    p = fma(p, square, 1.0f / 9.0f);
+    p = fma(p, square, 1.0f / 7.0f);
+    p = fma(p, square, 0.2f);
+    p = fma(p, square, 1.0f / 3.0f);
+    p = fma(p, square, 1.0f);
+    return fmax(x, 0.0f) + (s + s) * p;
+}
+
+// Gives each head of queries and keys its length: one work-group per head and token; a last one computes strength and
+// decay of each head's update. heads: [bias | decay][VALUE_HEADS]
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void prepare_delta(
+    __global float *mix, __global float *conv, const __global float *heads) {
+    __local float red[16];
+    __local float x[KEY_WIDTH];
+    int lid = get_local_id(0), part = get_group_id(0);
+    size_t t = get_group_id(1);
+    // All take the same path.
+    bool is_head = part < 2 * KEY_HEADS;
+    __global float *row = conv + t * CONV_CHANNELS + (is_head ? part : 0) * KEY_WIDTH;
+    for (int i = lid; i < KEY_WIDTH; i += WG) x[i] = row[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float scale = norm_scale_eps(x, KEY_WIDTH, red, LENGTH_EPS);
+    if (is_head) {
+        float factor = part < KEY_HEADS ? QUERY_LENGTH : KEY_LENGTH;
+        for (int i = lid; i < KEY_WIDTH; i += WG) row[i] = x[i] * scale * factor;
+    } else {
+        __global float *factors = mix + t * MIX;
+        for (int h = lid; h < VALUE_HEADS; h += WG) {
+            factors[MIX_BETA_AT + h] = sigmoid(factors[MIX_BETA_AT + h]);
+            float a = factors[MIX_DECAY_AT + h] + heads[h];
+            factors[MIX_DECAY_AT + h] = exp_approx(softplus(a) * heads[VALUE_HEADS + h]);
+        }
+    }
+}
+#endif
+
+#ifdef UPDATE
+// Updates sixteen columns of a head's state: a work-item has every sixteenth row of a column, as in the CPU's lanes.
+__kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
+    const __global float *mix, const __global float *conv, __global float *state, __global float *core, Run run,
+    int2 layer) {
+    __local float kept[256], given[256];
+    int lid = get_local_id(0), lane = lid / 16, column = lid % 16, block = get_group_id(0);
+    int head = block / (VALUE_WIDTH / 16), of_key = head / layer.y % KEY_HEADS * KEY_WIDTH;
+    __global float *own = state + layer.x + CONV_STATE + (size_t)block * (KEY_WIDTH * 16) + lid;
+    float s[KEY_WIDTH / 16];
+    for (int i = 0; i < KEY_WIDTH / 16; i++) s[i] = own[256 * i];
+    for (int t = FIRST_TOKEN(run); t < FIRST_TOKEN(run) + TOKENS_OF(run); t++) {
+        const __global float *factors = mix + (size_t)t * MIX, *row = conv + (size_t)t * CONV_CHANNELS;
+        const __global float *query = row + of_key + lane, *key = query + KEYS;
+        float beta = factors[MIX_BETA_AT + head], decay = factors[MIX_DECAY_AT + head], sum = 0.0f;
+        for (int i = 0; i < KEY_WIDTH / 16; i++) {
+            s[i] *= decay;
+            sum = fma(s[i], key[16 * i], sum);
+        }
+        kept[column * 16 + lane] = sum;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float change = (row[2 * KEYS + block * 16 + column] - sum_lanes(kept + column * 16)) * beta;
+        sum = 0.0f;
+        for (int i = 0; i < KEY_WIDTH / 16; i++) {
+            s[i] = fma(key[16 * i], change, s[i]);
+            sum = fma(s[i], query[16 * i], sum);
+        }
+        given[column * 16 + lane] = sum;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane == 0) core[(size_t)t * VALUES + block * 16 + column] = sum_lanes(given + column * 16);
+    }
+    for (int i = 0; i < KEY_WIDTH / 16; i++) own[256 * i] = s[i];
+}
+#endif
+
+#ifdef GATE
+// Norms each head of the output and gates it: one work-group per head and token.
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gate_delta(
+    const __global float *mix, __global float *core, const __global float *w) {
+    __local float red[16];
+    __local float x[VALUE_WIDTH];
+    int lid = get_local_id(0);
+    size_t t = get_group_id(1), at = get_group_id(0) * VALUE_WIDTH;
+    __global float *row = core + t * VALUES + at;
+    for (int i = lid; i < VALUE_WIDTH; i += WG) x[i] = row[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float scale = norm_scale(x, VALUE_WIDTH, red);
+    for (int i = lid; i < VALUE_WIDTH; i += WG)
+        row[i] = silu(mix[t * MIX + MIX_GATE_AT + at + i]) * (x[i] * scale * w[i]);
+}
+#endif

@@ -1,0 +1,105 @@
+//! The metadata keys that become fields of a `config.json`.
+
+use serde_json::{Number, Value as Json};
+
+use super::value::Value;
+use crate::config::Arch;
+
+/// The required type of a key's value.
+#[derive(Clone, Copy)]
+pub(super) enum ValueForm {
+    Integer,
+    /// An integer, or an array of equal integers, one per layer.
+    PerLayer,
+    /// Like `PerLayer`, but 0 for layers without attention.
+    PerAttentionLayer,
+    Float,
+    Text,
+}
+
+use ValueForm::*;
+
+impl ValueForm {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Integer => "an integer",
+            PerLayer => "an integer, or an array of one integer of 32 bits for every layer, all the same",
+            PerAttentionLayer => {
+                "an integer, or an array of one integer of 32 bits for every layer, 0 or all the same"
+            }
+            Float => "a floating-point number",
+            Text => "a string",
+        }
+    }
+
+    /// Converts a value to JSON; `None` if it has another type.
+    pub(super) fn to_json(self, value: &Value) -> Option<Json> {
+        match (self, value) {
+            (Text, _) => value.as_str().map(Json::from),
+            (Float, _) => Number::from_f64(value.as_f64()?).map(Json::from),
+            (PerLayer | PerAttentionLayer, Value::Array(array)) => {
+                let zeros = matches!(self, PerAttentionLayer);
+                let mut values = array.iter_int32()?.filter(|value| !zeros || value.as_u64() != Some(0));
+                let first = values.next()?;
+                if values.all(|value| value == first) { Integer.to_json(&first) } else { None }
+            }
+            _ => value.as_u64().map(Json::from),
+        }
+    }
+}
+
+const ALL: &[Arch] = &[];
+const GRANITE: &[Arch] = &[Arch::Granite];
+const LFM2: &[Arch] = &[Arch::Lfm2];
+const QWEN35: &[Arch] = &[Arch::Qwen35];
+
+/// Keys without `ARCH.`, their types, the corresponding fields of `config.json`, and the families that have them; none
+/// for all.
+pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 23] = [
+    ("block_count", Integer, "num_hidden_layers", ALL),
+    ("embedding_length", Integer, "hidden_size", ALL),
+    ("feed_forward_length", PerLayer, "intermediate_size", ALL),
+    ("attention.head_count", PerLayer, "num_attention_heads", ALL),
+    ("attention.head_count_kv", PerLayer, "num_key_value_heads", ALL),
+    ("attention.key_length", Integer, "head_dim", ALL),
+    ("context_length", Integer, "max_position_embeddings", ALL),
+    ("attention.layer_norm_rms_epsilon", Float, "rms_norm_eps", ALL),
+    ("attention.layer_norm_epsilon", Float, "rms_norm_eps", &[Arch::Gpt2]),
+    ("rope.freq_base", Float, "rope_theta", ALL),
+    ("rope.freq_base_swa", Float, "rope_local_base_freq", &[Arch::Gemma3]),
+    (
+        "attention.sliding_window",
+        Integer,
+        "sliding_window",
+        &[Arch::Gemma3, Arch::Phi3, Arch::Olmo3, Arch::Exaone4],
+    ),
+    ("attention.scale", Float, "attention_multiplier", GRANITE),
+    ("embedding_scale", Float, "embedding_multiplier", GRANITE),
+    ("residual_scale", Float, "residual_multiplier", GRANITE),
+    ("logit_scale", Float, "logits_scaling", GRANITE),
+    ("hidden_activation", Text, "hidden_act", ALL),
+    ("shortconv.l_cache", Integer, "conv_L_cache", LFM2),
+    ("ssm.conv_kernel", Integer, "linear_conv_kernel_dim", QWEN35),
+    ("ssm.state_size", Integer, "linear_key_head_dim", QWEN35),
+    ("ssm.group_count", Integer, "linear_num_key_heads", QWEN35),
+    ("ssm.time_step_rank", Integer, "linear_num_value_heads", QWEN35),
+    ("full_attention_interval", Integer, "full_attention_interval", QWEN35),
+];
+
+/// Keys that a file of this family must have, though a `config.json` has defaults for them.
+pub(super) fn required_keys(arch: Arch) -> &'static [&'static str] {
+    match arch {
+        Arch::Gpt2 => &["attention.layer_norm_epsilon"],
+        Arch::Lfm2 => &["attention.layer_norm_rms_epsilon", "shortconv.l_cache", "attention.head_count_kv"],
+        Arch::Qwen35 => &[
+            "attention.layer_norm_rms_epsilon",
+            "rope.dimension_count",
+            "ssm.conv_kernel",
+            "ssm.state_size",
+            "ssm.group_count",
+            "ssm.time_step_rank",
+            "ssm.inner_size",
+        ],
+        _ => &["attention.layer_norm_rms_epsilon"],
+    }
+}

@@ -1,0 +1,164 @@
+//! The recurrent state of a sequence and its checkpoints. Rows of a cache can be cut back to any length, a state cannot:
+//! it goes back to a checkpoint, and the tokens after that are computed again.
+
+use crate::dims::STATE;
+use crate::model::device::KvCache;
+use files::Result;
+
+/// Memory for the checkpoints of all sequences, in bytes.
+const CHECKPOINT_BYTES: usize = 128 << 20;
+/// Bytes of a state.
+const STATE_BYTES: usize = 4 * STATE;
+/// Tokens of a prompt from one checkpoint to the next.
+const CHECKPOINT_INTERVAL: usize = 256;
+
+/// Maximum number of checkpoints of each of `sequences` sequences.
+pub fn max_checkpoints(sequences: usize) -> usize {
+    match STATE_BYTES {
+        0 => 0,
+        bytes => (CHECKPOINT_BYTES / bytes / sequences.max(1)).clamp(3, 32),
+    }
+}
+
+/// Bytes of the states of `sequences` sequences and of their checkpoints.
+pub fn state_bytes(sequences: usize) -> u64 {
+    ((1 + max_checkpoints(sequences)) as u64).saturating_mul((STATE_BYTES * sequences) as u64)
+}
+
+/// A state after some tokens.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// Number of tokens.
+    pub tokens: usize,
+    /// `[STATE]`
+    pub state: Vec<f32>,
+}
+
+/// The place of a cache's recurrent state in its sequence, and the checkpoints. Does nothing for models without a state.
+#[derive(Default)]
+pub(super) struct StateHistory {
+    /// Number of tokens that the cache's state has seen; `None` if a pass failed, or drafted tokens were discarded.
+    current: Option<usize>,
+    /// The number once the running pass is done.
+    next: usize,
+    /// In ascending order.
+    checkpoints: Vec<Checkpoint>,
+    most: usize,
+}
+
+impl StateHistory {
+    /// The history of an empty sequence, with at most `most` checkpoints.
+    pub fn new(most: usize) -> Self {
+        Self { current: Some(0), next: 0, checkpoints: Vec::new(), most }
+    }
+
+    /// True if the state after the first `tokens` tokens is there.
+    pub fn holds(&self, tokens: usize) -> bool {
+        STATE == 0
+            || tokens == 0
+            || self.current == Some(tokens)
+            || self.checkpoints.iter().any(|checkpoint| checkpoint.tokens == tokens)
+    }
+
+    /// True if the cache's state is that after the first `tokens` tokens.
+    pub fn is_at(&self, tokens: usize) -> bool {
+        STATE == 0 || self.current == Some(tokens)
+    }
+
+    /// Numbers of tokens whose states are there, from `most` down.
+    pub fn list_places(&self, most: usize) -> impl Iterator<Item = usize> {
+        let checkpoints = self.checkpoints.iter().rev().map(|checkpoint| checkpoint.tokens);
+        let mut places: Vec<usize> =
+            self.current.into_iter().chain(checkpoints).filter(|&n| n <= most).collect();
+        places.sort_unstable_by(|a, b| b.cmp(a));
+        places.into_iter().filter(|_| STATE > 0)
+    }
+
+    /// Begins a pass after which the state has seen `tokens` tokens.
+    pub fn begin_pass(&mut self, tokens: usize) {
+        if STATE > 0 {
+            (self.current, self.next) = (None, tokens);
+        }
+    }
+
+    /// Ends a pass that did not fail.
+    pub fn end_pass(&mut self) {
+        if STATE > 0 {
+            self.current = Some(self.next);
+        }
+    }
+
+    /// Goes back to the state after the first `tokens` tokens, if it is there, and drops later checkpoints.
+    pub fn truncate(&mut self, cache: &mut dyn KvCache, tokens: usize) {
+        if STATE == 0 {
+            return;
+        }
+        self.checkpoints.retain(|checkpoint| checkpoint.tokens <= tokens);
+        if tokens == 0 {
+            self.current = cache.write_state(&vec![0.0; STATE]).is_ok().then_some(0);
+        } else if self.current != Some(tokens) {
+            let found = self.checkpoints.last().filter(|checkpoint| checkpoint.tokens == tokens);
+            let restored = found.is_some_and(|checkpoint| cache.write_state(&checkpoint.state).is_ok());
+            self.current = restored.then_some(tokens);
+        }
+    }
+
+    /// Saves the cache's state, unless it is already.
+    pub fn save(&mut self, cache: &mut dyn KvCache) -> Result<()> {
+        let Some(tokens) = self.current.filter(|&n| STATE > 0 && n > 0 && self.most > 0) else {
+            return Ok(());
+        };
+        if self.checkpoints.last().is_some_and(|last| last.tokens >= tokens) {
+            return Ok(());
+        }
+        let mut state = if self.checkpoints.len() < self.most {
+            vec![0.0; STATE]
+        } else {
+            self.checkpoints.remove(self.find_least_useful()).state
+        };
+        cache.read_state(&mut state)?;
+        self.checkpoints.push(Checkpoint { tokens, state });
+        Ok(())
+    }
+
+    /// Saves the state of a prompt if the last checkpoint is some way back.
+    pub fn save_if_far(&mut self, cache: &mut dyn KvCache) -> Result<()> {
+        let last = self.checkpoints.last().map_or(0, |last| last.tokens);
+        match self.current {
+            Some(tokens) if tokens >= last + CHECKPOINT_INTERVAL => self.save(cache),
+            _ => Ok(()),
+        }
+    }
+
+    /// Index of the checkpoint after which the fewest tokens must be computed again without it; never the latest.
+    fn find_least_useful(&self) -> usize {
+        let before = |i: usize| if i == 0 { 0 } else { self.checkpoints[i - 1].tokens };
+        let gap = |i: usize| self.checkpoints[i + 1].tokens - before(i);
+        (0..self.checkpoints.len().saturating_sub(1)).min_by_key(|&i| gap(i)).unwrap_or(0)
+    }
+
+    /// Copies of the checkpoints and of the current state, in ascending order.
+    pub fn export(&self, cache: &mut dyn KvCache) -> Result<Vec<Checkpoint>> {
+        let mut all = self.checkpoints.clone();
+        if let Some(tokens) = self.current.filter(|&n| STATE > 0 && n > 0)
+            && all.last().is_none_or(|last| last.tokens < tokens)
+        {
+            let mut state = vec![0.0; STATE];
+            cache.read_state(&mut state)?;
+            all.push(Checkpoint { tokens, state });
+        }
+        Ok(all)
+    }
+
+    /// Replaces the history by the checkpoints up to `tokens` tokens, and goes to the state there.
+    pub fn import(&mut self, cache: &mut dyn KvCache, checkpoints: &[Checkpoint], tokens: usize) {
+        if STATE > 0 {
+            let kept = checkpoints.iter().filter(|checkpoint| checkpoint.tokens <= tokens);
+            self.checkpoints = kept.cloned().collect();
+            self.current = None;
+            self.truncate(cache, tokens);
+            let surplus = self.checkpoints.len().saturating_sub(self.most.max(1));
+            self.checkpoints.drain(..surplus);
+        }
+    }
+}
