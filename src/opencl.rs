@@ -98,6 +98,7 @@ mod cache;
 mod compaction;
 mod defines;
 mod host_attention;
+mod kernel_list;
 mod kernels;
 mod kv;
 mod launches;
@@ -232,6 +233,7 @@ impl OpenClDevice {
         };
         let persistent = match (attend, set) {
             (AttendOn::Device, KernelSet::Tuned) => {
+                device.expect_builds(nvidia::has_persistent_kernels(device.info()).into());
                 PersistentKernels::new(&model, &calibration, (kv_types, slots), &scratch)?
             }
             _ => None,

@@ -211,9 +211,17 @@ impl Kernels {
         format!("forward, {:?}{}", self.set, if self.few { ", few tokens" } else { "" })
     }
 
-    /// Builds a kernel that is needed later, so that it is part of the self-test and fails now if at all.
-    pub fn require_kernel(&mut self, name: KernelName) -> Result<()> {
-        self.create_kernel(name).map(drop)
+    /// Builds the programs of these kernels, and expects them all before the first. Those that are needed later are then
+    /// part of the self-test and fail now if at all.
+    pub fn build_programs(&mut self, names: &[KernelName]) -> Result<()> {
+        let mut missing: Vec<KernelName> = Vec::new();
+        for name in names {
+            if !self.programs.contains_key(name) && !missing.contains(name) {
+                missing.push(*name);
+            }
+        }
+        self.device.expect_builds(missing.len());
+        missing.into_iter().try_for_each(|name| self.create_kernel(name).map(drop))
     }
 
     /// Creates a kernel with arguments of its own.

@@ -142,22 +142,30 @@ pub struct Binder<'a> {
     pub needs_one: bool,
 }
 
+/// Source of the input of a layer's products.
+pub fn matmul_input(step: Step) -> MatmulInput {
+    match step {
+        Step::Qkv | Step::GateUp => MatmulInput::Norm,
+        Step::Out => MatmulInput::Att,
+        _ => MatmulInput::Ffn,
+    }
+}
+
+/// Form in which a product of one token stores its result.
+pub fn result_form(step: Step, l: &LayerWeights) -> Activations {
+    match step {
+        Step::GateUp => l.steps[Step::Down as usize].reads,
+        _ => Activations::Floats,
+    }
+}
+
 impl Binder<'_> {
     /// Builds all kernels that are needed, and binds those that use no cache.
     pub fn bind_launches(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.needs_one;
-        for view in (0..LAYERS).map(LayerView::of) {
-            if one && self.attend == AttendOn::Device {
-                self.kernels.require_kernel(KernelName::AttendOne(view))?;
-            }
-            if many || self.attend == AttendOn::Host {
-                self.kernels.require_kernel(KernelName::Rope(view))?;
-            }
-            if many && self.attend == AttendOn::Device {
-                self.kernels.require_kernel(KernelName::Attend(view))?;
-            }
-        }
+        let kernels = self.list_kernels();
+        self.kernels.build_programs(&kernels)?;
         let merge = [&s.partials, &s.ml, &s.att];
         let on_device = self.attend == AttendOn::Device;
         Ok(Launches {
@@ -375,16 +383,7 @@ impl Binder<'_> {
             }
             _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums },
         };
-        let next = match step {
-            Step::GateUp => l.steps[Step::Down as usize].reads,
-            _ => Activations::Floats,
-        };
-        let input = match step {
-            Step::Qkv | Step::GateUp => MatmulInput::Norm,
-            Step::Out => MatmulInput::Att,
-            _ => MatmulInput::Ffn,
-        };
-        self.bind_gemv(step, &l.steps[step as usize], (input, next), io)
+        self.bind_gemv(step, &l.steps[step as usize], (matmul_input(step), result_form(step, l)), io)
     }
 
     fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {

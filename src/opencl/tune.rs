@@ -111,6 +111,8 @@ fn store_variants(model: &Model, cache: &Cache, variants: VariantPair) {
 /// See [`select_variants`].
 pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files::Result<Tuning> {
     say(&format!("OpenCL: timing kernels on {}, once", model.device.info().name));
+    let programs = |tokens| 1 + list_candidates(model.device.info(), tokens).count();
+    model.device.expect_builds(programs(Tokens::Many) + programs(Tokens::One));
     let mut tuner = Tuner::new(model, cache, say)?;
     let mut fastest = VariantPair::BASELINE;
     for tokens in [Tokens::Many, Tokens::One] {
@@ -166,9 +168,7 @@ impl<'a> Tuner<'a> {
         let (first, expected) = self.run_once(&mut baseline)?;
         let mut best = (self.time_product(&mut baseline, first)?, BASELINE);
         self.timings.push(VariantTiming { tokens, variant: BASELINE, took: best.0 });
-        let facts = self.model.device.info();
-        let there = |v: &&Variant| v.for_tokens.contains(&tokens) && v.missing_feature(facts).is_none();
-        for (i, variant) in VARIANTS[1..].iter().filter(there).enumerate() {
+        for (i, variant) in list_candidates(self.model.device.info(), tokens).enumerate() {
             if i > 0 && began.elapsed() > COMPILE_BUDGET {
                 break;
             }
@@ -299,6 +299,12 @@ impl<'a> Tuner<'a> {
         }
         Ok(best)
     }
+}
+
+/// The variants that are compared with the baseline.
+fn list_candidates(facts: &DeviceInfo, tokens: Tokens) -> impl Iterator<Item = &'static Variant> {
+    let others = VARIANTS[1..].iter();
+    others.filter(move |v| v.for_tokens.contains(&tokens) && v.missing_feature(facts).is_none())
 }
 
 /// Name of a variant in messages and markers.

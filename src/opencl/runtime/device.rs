@@ -8,7 +8,7 @@ use super::program_cache::Cache;
 use super::watchdog::{Call, CallThread};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Environment variable that allows CPU devices to be selected like others, if 1.
@@ -115,6 +115,7 @@ pub(super) struct Shared {
     pub transfers: AtomicU64,
     pub moved: AtomicU64,
     pub builds: Mutex<BuildStats>,
+    pub build_progress: Mutex<BuildProgress>,
     pub waiter: CallThread,
     /// True once no more programs are to be built.
     pub builds_stopped: AtomicBool,
@@ -122,6 +123,16 @@ pub(super) struct Shared {
     pub lost: OnceLock<Failure>,
     /// Function that creates buffers of [`Place::HostPinned`](super::Place::HostPinned).
     pub create_on_host: Option<CreateBufferNv>,
+}
+
+/// Function that receives the number of programs built so far, and of all that are expected.
+pub type BuildObserver = Box<dyn Fn(usize, usize) + Send>;
+
+/// Number of programs expected, and the function that it is reported to.
+#[derive(Default)]
+pub(super) struct BuildProgress {
+    expected: usize,
+    observer: Option<BuildObserver>,
 }
 
 /// Number of programs built, and the time it took.
@@ -157,7 +168,7 @@ impl Device {
             Failure::new(FailureKind::Lost, format!("cannot start the thread that waits for the device: {e}"))
         })?;
         let (launches, waiting, allocated, transfers, moved) = Default::default();
-        let (builds, builds_no_more, lost) = Default::default();
+        let (builds, build_progress, builds_no_more, lost) = Default::default();
         let extension = |name| extension_address(&library.api, platform, name);
         let on_host = facts.writes_to_host();
         // SAFETY: the function has this type by cl_nv_create_buffer.
@@ -176,6 +187,7 @@ impl Device {
             transfers,
             moved,
             builds,
+            build_progress,
             waiter,
             builds_stopped: builds_no_more,
             lost,
@@ -232,6 +244,18 @@ impl Device {
         *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reports each build to `observer` from now on, or to nobody.
+    pub fn observe_builds(&self, observer: Option<BuildObserver>) {
+        self.shared.lock_build_progress().observer = observer;
+    }
+
+    /// Expects `count` builds more.
+    pub fn expect_builds(&self, count: usize) {
+        let BuildStats { compiled, loaded, .. } = self.build_stats();
+        self.shared.lock_build_progress().expected = compiled + loaded + count;
+        self.shared.report_builds();
+    }
+
     /// Counts a launch, and flushes the queue if too many are waiting.
     pub(super) fn count_launch(&self) -> Result<()> {
         self.shared.launches.fetch_add(1, Ordering::Relaxed);
@@ -258,6 +282,21 @@ impl Device {
     /// Waits until all queued work is done.
     pub fn finish(&self) -> Result<()> {
         self.shared.wait_for_call(Call::Finish, &self.shared.facts.name).map(drop)
+    }
+}
+
+impl Shared {
+    fn lock_build_progress(&self) -> MutexGuard<'_, BuildProgress> {
+        self.build_progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the observer the number of programs built so far.
+    pub(super) fn report_builds(&self) {
+        let BuildStats { compiled, loaded, .. } = *self.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = self.lock_build_progress();
+        if let Some(observer) = &progress.observer {
+            observer(compiled + loaded, progress.expected);
+        }
     }
 }
 

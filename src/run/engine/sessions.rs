@@ -72,6 +72,8 @@ impl Engine {
         else {
             return self.session_with(&self.options);
         };
+        // The text is shown meanwhile.
+        model.device().observe_builds(None);
         let (mut settled, factory) = (self.devices.get().cloned(), self.factory.clone());
         let (model, options) = (Arc::clone(model), self.options.clone());
         let pending = move || {

@@ -1,5 +1,6 @@
 //! OpenCL in `doctor`: the libraries tried, the devices, the choice, and what to do if there is none.
 
+use super::facts_text;
 use crate::opencl::tune::{STEP, VariantTiming};
 use crate::opencl::variants::Tokens;
 use crate::opencl::{Cache, DeviceInfo};
@@ -9,15 +10,45 @@ use crate::run::plan::format_mib;
 use crate::run::session::Notice;
 use crate::tools::columns::{Align, align_columns};
 use files::error::one_line;
-use files::{Result, print_stderr};
+use files::{Error, Result, print_stderr};
 use opencl_runtime::device::{DeviceEntry, list_devices, select_device};
 use opencl_runtime::device_info::LocalMemory;
 use opencl_runtime::load::{Search, install_advice};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Maximum bytes shown of a driver's text.
 const MAX_TEXT: usize = 200;
+
+/// Name of the fact that names the chosen device, and the words before its name.
+const CHOICE: &str = "opencl choice";
+const CHOSEN: &str = "--backend opencl uses device ";
+
+/// The lines of [`list_facts`], printed by a process of its own: a driver that crashes ends only that.
+///
+/// # Errors
+///
+/// `Device` if the driver crashes.
+pub fn ask_driver(select: Option<&str>) -> Result<String> {
+    let here = || Ok(facts_text(list_facts(select)));
+    let Ok(program) = std::env::current_exe() else { return here() };
+    let mut child = Command::new(program);
+    child.args(["doctor", "--only-opencl"]).args(select.map(|device| format!("--cl-device={device}")));
+    match child.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
+        Ok(out) if out.status.success() => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
+        Ok(out) => {
+            Err(Error::Device(format!("OpenCL: a driver ends the program that asks it: {}", out.status)))
+        }
+        Err(_) => here(),
+    }
+}
+
+/// The name of the chosen device in the lines of [`list_facts`], if there is one.
+pub fn find_chosen(facts: &str) -> Option<&str> {
+    let choice = facts.lines().find_map(|line| line.strip_prefix(CHOICE))?;
+    choice.trim_start().strip_prefix(CHOSEN)?.split_once(", ").map(|(_, name)| name)
+}
 
 /// Facts as name and text.
 pub fn list_facts(select: Option<&str>) -> Vec<(String, String)> {
@@ -43,7 +74,7 @@ pub fn list_facts(select: Option<&str>) -> Vec<(String, String)> {
     } else {
         describe_choice(found, select)
     };
-    lines.push(("opencl choice".into(), one_line(&choice, 4 * MAX_TEXT)));
+    lines.push((CHOICE.into(), one_line(&choice, 4 * MAX_TEXT)));
     lines.push(("opencl cache".into(), Cache::for_user().describe_contents()));
     lines
 }
@@ -83,7 +114,7 @@ fn timing_row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
 
 fn describe_choice(found: &[DeviceEntry], select: Option<&str>) -> String {
     match select_device(found, select) {
-        Ok(index) => format!("--backend opencl uses device {index}, {}", found[index].facts.name),
+        Ok(index) => format!("{CHOSEN}{index}, {}", found[index].facts.name),
         Err(failure) => format!("none: {}", failure.message),
     }
 }
