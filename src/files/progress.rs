@@ -49,7 +49,7 @@ impl ProgressLine {
             IS_WAITING.store(false, Ordering::Relaxed);
             // Other text may say that the work was interrupted.
             if let Some(work) = late.upgrade().filter(|_| stderr::count_texts() == texts) {
-                lock_work(&work).draw();
+                lock_work(&work).draw_line();
             }
         };
         // Without a thread, the line appears with the first progress after the delay.
@@ -64,7 +64,7 @@ impl ProgressLine {
         if let Some(work) = &self.0 {
             let mut work = lock_work(work);
             (work.done, work.all) = (done, all);
-            work.draw();
+            work.draw_line();
         }
     }
 }
@@ -80,7 +80,7 @@ fn lock_work(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
 }
 
 impl Work {
-    fn draw(&mut self) {
+    fn draw_line(&mut self) {
         if self.done >= self.all {
             self.drawn.clear();
             return stderr::erase_line();

@@ -106,10 +106,6 @@ impl Engine {
             },
         };
         let weights = Arc::new(weights);
-        if let Some((device, _)) = &device {
-            let progress = options.compile_progress.clone();
-            device.observe_builds(Some(Box::new(move |done, all| progress.report(done, all))));
-        }
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         let (template, devices, factory) = (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa });

@@ -51,7 +51,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         return write_stdout(&opencl::tune_variants(&model, select)?);
     }
     let (state, devices) = (model_state(&model), opencl::ask_driver(select));
-    let verdict = one_line(&name_flags(&verdict(&model, &state, &devices)), MAX_LINE_BYTES);
+    let verdict = one_line(&name_flags(&give_verdict(&model, &state, &devices)), MAX_LINE_BYTES);
     let facts = [
         ("program", cli::version_text()),
         ("cpu", system::this_cpu()),
@@ -73,7 +73,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 /// The devices that would be used, or all that is wrong.
-fn verdict(model: &Path, state: &Result<String>, devices: &Result<String>) -> String {
+fn give_verdict(model: &Path, state: &Result<String>, devices: &Result<String>) -> String {
     let fits = || Plan::new(&EngineOptions::new(model))?.check();
     let model = state.as_ref().map_err(Error::clone).and_then(|_| fits());
     let problems = [Isa::detect().err(), model.err(), devices.as_ref().err().cloned()];

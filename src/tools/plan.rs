@@ -93,7 +93,7 @@ fn form_name(plan: &Plan) -> &'static str {
 }
 
 /// The first line: fits, or by how much it does not.
-fn verdict(plan: &Plan) -> String {
+fn give_verdict(plan: &Plan) -> String {
     let need = plan.needed_bytes();
     let needs = format!("needs {}", format_mib(need));
     match (plan.memory.usable_bytes(), plan.check()) {
@@ -134,7 +134,7 @@ fn plan_text(plan: &Plan, empty: Option<u64>) -> String {
     };
     format!(
         "{}\n\n{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}",
-        verdict(plan),
+        give_verdict(plan),
         one_line(&plan.options.model.to_string_lossy(), MAX_LINE_BYTES - 40),
         dims::MODEL,
         form_name(plan),
