@@ -3,8 +3,9 @@
 use super::args::FlagWarnings;
 pub use super::background_compile::continue_compiling;
 use super::signal;
-use super::terminal::{ProgressLine, Verbosity};
+use super::terminal::{Verbosity, track_progress};
 use crate::run::engine::Engine;
+use crate::run::options::Progress;
 use crate::run::plan::OpenedModel;
 use files::{Result, atomic_file};
 use numeric::pool;
@@ -31,9 +32,14 @@ pub fn load_engine(
     let (began, opening) = (Instant::now(), opened.took);
     opened.plan.check()?;
     prepare_process(opened.plan.options.threads, warnings)?;
-    let progress = ProgressLine::new("loading tensor", verbosity);
-    let engine = Engine::load_opened(opened, &|done, all| progress.show_progress(done, all))?;
+    let engine = load_with_progress(opened, verbosity)?;
     Ok(LoadedEngine { engine, load_time: opening + began.elapsed() })
+}
+
+/// Loads an opened model and shows the progress, unless quiet; later also that of kernels that are waited for.
+pub fn load_with_progress(mut opened: OpenedModel, verbosity: Verbosity) -> Result<Engine> {
+    opened.plan.options.compile_progress = Progress::new(track_progress("compiling kernels", "", verbosity));
+    Engine::load_opened(opened, &track_progress("loading", "tensors", verbosity))
 }
 
 /// Prepares the process to run at most `threads` threads, after the memory plans were checked.

@@ -2,7 +2,7 @@
 //! session is saved. No signal leaves an unfinished file or a changed terminal behind.
 
 use crate::run::session::CancelToken;
-use files::{Error, Result, atomic_file, print_stderr};
+use files::{Error, Result, atomic_file, print_stderr, stderr};
 use opencl_runtime::pending_calls::calls_in_progress;
 use opencl_runtime::program_cache::{LONG_TRIAL, remove_own_markers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -116,6 +116,7 @@ fn end_by_signal(signal: i32) -> ! {
     remove_own_markers(LONG_TRIAL);
     #[cfg(feature = "line-editor")]
     super::terminal_mode::restore_mode();
+    stderr::erase_line();
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
     }

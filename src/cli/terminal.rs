@@ -1,11 +1,14 @@
 //! Output: progress on a terminal, text on stdout, everything else on stderr.
 
 use super::signal::is_ending;
-use crate::run::options::PREFILL_CHUNK;
+use files::progress::ProgressLine;
+pub use files::stderr::{has_color, is_dumb};
 use files::{Error, Result, stderr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{IsTerminal, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Amount of output on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,25 +21,26 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// A line on stderr that is rewritten during long work; shown only on a terminal.
-pub struct ProgressLine {
+/// A function that shows how much of long work is done, unless quiet. The same work may begin again.
+pub fn track_progress(
     label: &'static str,
-    shown: bool,
-}
-
-impl ProgressLine {
-    pub fn new(what: &'static str, verbosity: Verbosity) -> Self {
-        let shown = verbosity != Verbosity::Quiet && !is_dumb() && std::io::stderr().is_terminal();
-        Self { label: what, shown }
-    }
-
-    pub fn show_progress(&self, done: usize, all: usize) {
-        if self.shown {
-            let end = if done == all { "\r\x1b[K" } else { "" };
-            stderr::write_stderr(format_args!("\r{} {done}/{all}{end}", self.label));
+    unit: &'static str,
+    verbosity: Verbosity,
+) -> impl Fn(usize, usize) + Send + Sync + 'static {
+    let line = Mutex::new(None::<ProgressLine>);
+    move |done, all| {
+        let mut line = line.lock().unwrap_or_else(PoisonError::into_inner);
+        if done == 0 || done >= all {
+            *line = None;
+        }
+        if done < all && verbosity != Verbosity::Quiet {
+            line.get_or_insert_with(|| ProgressLine::new(label, unit)).show_progress(done, all);
         }
     }
 }
+
+/// True while the cursor is behind the prompt, where the text goes on: a progress line would erase it.
+static IS_PROMPT_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// Shows the prompt before the text, dimmed, if both go to a terminal. Of a long prompt only the end is shown, on
 /// separate lines because progress follows it.
@@ -52,6 +56,7 @@ pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
         if c.is_control() && c != '\n' && c != '\t' { text.extend(c.escape_debug()) } else { text.push(c) }
     }
     let end = if cut > 0 { "\n" } else { "" };
+    IS_PROMPT_OPEN.store(cut == 0, Ordering::Relaxed);
     if has_color() {
         stderr::write_stderr(format_args!("\x1b[2m{text}\x1b[0m{end}"));
     } else {
@@ -59,25 +64,13 @@ pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
     }
 }
 
-/// True if text on a terminal may be dimmed.
-pub fn has_color() -> bool {
-    !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
-}
-
-/// True if the terminal cannot move its cursor.
-pub fn is_dumb() -> bool {
-    std::env::var_os("TERM").is_none_or(|t| t == "dumb")
-}
-
 /// A function that shows the progress of a long prompt, unless quiet.
-pub fn prompt_progress(verbosity: Verbosity) -> fn(usize, usize) {
-    match verbosity {
-        Verbosity::Quiet => |_, _| {},
-        _ => |done, all| {
-            if all > PREFILL_CHUNK {
-                ProgressLine::new("prompt token", Verbosity::Normal).show_progress(done, all);
-            }
-        },
+pub fn prompt_progress(verbosity: Verbosity) -> impl Fn(usize, usize) + Send + Sync + 'static {
+    let show = track_progress("reading the prompt", "tokens", verbosity);
+    move |done, all| {
+        if !IS_PROMPT_OPEN.load(Ordering::Relaxed) {
+            show(done, all);
+        }
     }
 }
 
@@ -98,6 +91,7 @@ pub fn write_stdout(text: &str) -> Result<()> {
         e => Error::Other(format!("cannot write to stdout: {}", std::io::Error::from(e))),
     };
     let mut rest = text.as_bytes();
+    stderr::erase_line();
     while !rest.is_empty() {
         if is_ending() {
             return Err(Error::Interrupted);

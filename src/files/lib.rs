@@ -4,7 +4,8 @@
 //! and GGUF files, [`packed_file`] describes the program's own format. A [`bundle`] is a program with a packed file
 //! inside; [`cache_dir`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files
 //! are [`mapped`] into memory and written atomically ([`atomic_file`]). [`catch_panic`] turns panics and hangs of
-//! libraries into errors. All text for stderr goes through [`stderr`]; [`text_file`] reads UTF-8 text.
+//! libraries into errors. All text for stderr goes through [`stderr`], and
+//! [`progress`] is shown there; [`text_file`] reads UTF-8 text.
 #![deny(unsafe_code)]
 
 pub mod atomic_file;
@@ -19,6 +20,7 @@ pub mod json_depth;
 pub mod mapped;
 pub mod model_dir;
 pub mod packed_file;
+pub mod progress;
 pub mod source;
 pub mod stderr;
 pub mod text_file;

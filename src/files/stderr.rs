@@ -8,6 +8,12 @@ use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Arguments;
 use std::io::stderr;
 use std::panic::{self, PanicHookInfo};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// True while a terminal shows a line that goes before other text comes.
+static HAS_LINE: AtomicBool = AtomicBool::new(false);
+/// Number of texts written, other than such lines.
+static TEXTS: AtomicUsize = AtomicUsize::new(0);
 
 /// Writes a line to stderr, formatted as by `format!`.
 #[macro_export]
@@ -19,8 +25,38 @@ macro_rules! print_stderr {
 
 /// Writes text to stderr in one call, so that lines of several threads do not mix.
 pub fn write_stderr(text: Arguments<'_>) {
-    let text = text.to_string();
-    let mut rest = text.as_bytes();
+    TEXTS.fetch_add(1, Ordering::Relaxed);
+    let erase = if HAS_LINE.swap(false, Ordering::Relaxed) { "\r\x1b[K" } else { "" };
+    write_bytes(format!("{erase}{text}").as_bytes());
+}
+
+/// Number of texts written so far.
+pub fn count_texts() -> usize {
+    TEXTS.load(Ordering::Relaxed)
+}
+
+/// Shows a line, in place of the one before, until other text comes.
+pub fn rewrite_line(line: &str) {
+    HAS_LINE.store(true, Ordering::Relaxed);
+    write_bytes(format!("\r{line}\x1b[K").as_bytes());
+}
+
+/// Erases the line that [`rewrite_line`] shows, if there is one, because other text comes.
+pub fn erase_line() {
+    write_stderr(format_args!(""));
+}
+
+/// True if text on a terminal may be dimmed or coloured.
+pub fn has_color() -> bool {
+    !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+}
+
+/// True if the terminal cannot move its cursor.
+pub fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|t| t == "dumb")
+}
+
+fn write_bytes(mut rest: &[u8]) {
     while !rest.is_empty() {
         match rustix::io::write(stderr(), rest) {
             Ok(n) if n > 0 => rest = &rest[n..],

@@ -207,6 +207,8 @@ pub struct EngineOptions {
     pub eviction: Eviction,
     /// Receives warnings, such as that a device cannot be used and the CPU takes its place.
     pub notice: Notice,
+    /// Receives the number of OpenCL kernels built, and of all, while a caller waits for them.
+    pub compile_progress: Progress,
 }
 
 impl EngineOptions {
@@ -232,6 +234,7 @@ impl EngineOptions {
             hybrid: FixedSchedule::default_schedule(),
             eviction: Eviction::NEVER,
             notice: Notice::default(),
+            compile_progress: Progress::default(),
         }
     }
 

@@ -18,7 +18,7 @@ use super::columns::{Align, align_columns};
 use crate::cli::args::{FlagWarnings, LoadArgs, MaskArgs, check_range, read_trimmed_text};
 use crate::cli::load;
 use crate::cli::signal;
-use crate::cli::terminal::write_stdout;
+use crate::cli::terminal::{Verbosity, write_stdout};
 use crate::model::trace::Trace;
 use crate::model::weights::ModelPath;
 use crate::run::engine::Engine;
@@ -37,6 +37,7 @@ use result::{BenchResult, Environment};
 use rows::RowLists;
 use std::path::PathBuf;
 use std::time::Instant;
+use table::Detail;
 use text::tokenizer::AddSpecial;
 
 /// Format of results.
@@ -66,6 +67,10 @@ pub struct BenchArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value = "md")]
     output: BenchFormat,
+    /// Show all columns and the limits of this machine. Otherwise "% of limit" is of the read bandwidth for generation,
+    /// and of the integer peak for prompts
+    #[arg(short, long)]
+    verbose: bool,
     /// Write a Chrome/Perfetto trace of one generated token, or of one prompt if no row generates, and print its steps
     /// on stderr
     #[arg(long, value_name = "FILE")]
@@ -115,7 +120,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     // Loading checks the memory for the longest context.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
-    let engine = Engine::load_opened(OpenedModel { plan, model, took }.resolve_auto(), &|_, _| {})?;
+    let opened = OpenedModel { plan, model, took }.resolve_auto();
+    let engine = load::load_with_progress(opened, Verbosity::Normal)?;
     let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);
     print_stderr!("{}", environment.summary_line());
@@ -148,7 +154,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let rows = result::compute_results(&rows, samples, &limits, weight_bytes);
     let result = BenchResult { environment, device, load_ms, peak_rss_bytes, limits, rows };
     write_stdout(&match args.output {
-        BenchFormat::Md => table::to_markdown(&result),
+        BenchFormat::Md if args.verbose => table::to_markdown(&result, Detail::All),
+        BenchFormat::Md => table::to_markdown(&result, Detail::Short),
         BenchFormat::Csv => table::to_csv(&result),
         BenchFormat::Json => format!("{:#}\n", result.to_json()),
         BenchFormat::Jsonl => result.json_lines(),

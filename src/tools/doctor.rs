@@ -1,4 +1,4 @@
-//! `doctor`: reports what this machine offers and how the program uses it.
+//! `doctor`: reports what this machine offers and how the program uses it, after a verdict in one line.
 
 mod opencl;
 
@@ -8,12 +8,13 @@ use crate::cli::args::ModelArgs;
 use crate::cli::flags::name_flags;
 use crate::cli::terminal::write_stdout;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
-use crate::run::plan::format_mib;
+use crate::run::options::EngineOptions;
+use crate::run::plan::{Plan, format_mib};
 use crate::run::system::{self, Memory, cgroup, read_file};
 use clap::Args;
-use files::Result;
 use files::bundle::Bundle;
 use files::error::{MAX_LINE_BYTES, one_line};
+use files::{Error, Result};
 use numeric::simd::Isa;
 use numeric::topology;
 use std::collections::BTreeMap;
@@ -32,19 +33,27 @@ pub struct DoctorArgs {
     batch: usize,
     #[command(flatten)]
     model: ModelArgs,
+    /// Print only the facts about OpenCL
+    #[arg(long, hide = true)]
+    only_opencl: bool,
 }
 
 /// Width of the first column: its longest entry.
 const WIDTH: usize = "instruction sets".len();
 const UNKNOWN: &str = "not reported by this system";
 
-/// Prints the facts. An unknown fact is no error; only a broken stdout is.
+/// Prints a verdict and the facts. An unknown fact is no error; only a broken stdout is.
 pub fn run(args: &DoctorArgs) -> Result<()> {
+    if args.only_opencl {
+        return write_stdout(&facts_text(opencl::list_facts(args.model.load.device.cl_device.as_deref())));
+    }
     if args.tune {
         return opencl::tune_device(args);
     }
     let load = &args.model.load;
     let model = load.weights.model.model_path()?;
+    let (state, devices) = (model_state(&model), opencl::ask_driver(load.device.cl_device.as_deref()));
+    let verdict = one_line(&name_flags(&give_verdict(&model, &state, &devices)), MAX_LINE_BYTES);
     let facts = [
         ("program", cli::version_text()),
         ("cpu", system::this_cpu()),
@@ -58,21 +67,34 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         ("page size", format!("{} KiB", files::mapped::page_size() >> 10)),
         ("huge pages", huge_pages()),
         ("model path", model.display().to_string()),
-        ("model", model_state(&model)),
+        ("model", state.unwrap_or_else(|e| e.to_string())),
     ];
-    print_facts(facts.map(|(what, is)| (what.into(), is)).into())?;
-    // Separate and last, so that a crashing driver loses only this part.
-    print_facts(opencl::list_facts(load.device.cl_device.as_deref()))
+    let facts = facts_text(facts.map(|(what, is)| (what.into(), is)).into());
+    let devices = devices.unwrap_or_else(|e| facts_text(vec![("opencl".into(), e.to_string())]));
+    write_stdout(&format!("{verdict}\n\n{facts}{devices}"))
 }
 
-fn print_facts(facts: Vec<(String, String)>) -> Result<()> {
+/// The devices that would be used, or all that is wrong.
+fn give_verdict(model: &Path, state: &Result<String>, devices: &Result<String>) -> String {
+    let fits = || Plan::new(&EngineOptions::new(model))?.check();
+    let model = state.as_ref().map_err(Error::clone).and_then(|_| fits());
+    let problems = [Isa::detect().err(), model.err(), devices.as_ref().err().cloned()];
+    let problems: Vec<String> = problems.iter().flatten().map(Error::to_string).collect();
+    if !problems.is_empty() {
+        return format!("not ok: {}", problems.join("; "));
+    }
+    let gpu = devices.iter().find_map(|facts| opencl::find_chosen(facts));
+    let (isa, threads) = (Isa::detect().map_or("?", Isa::name), topology::default_threads());
+    let gpu = gpu.map_or("no GPU".into(), |name| format!("OpenCL {name} usable"));
+    format!("ok: CPU {isa}, {threads} thread{}; {gpu}", if threads == 1 { "" } else { "s" })
+}
+
+/// The lines of some facts.
+fn facts_text(facts: Vec<(String, String)>) -> String {
     let line = |(what, is): (String, String)| {
         vec![format!("{what:<WIDTH$}"), one_line(&name_flags(&is), MAX_LINE_BYTES - WIDTH - 2)]
     };
-    write_stdout(&align_columns(
-        &[Align::Left, Align::Left],
-        &facts.into_iter().map(line).collect::<Vec<_>>(),
-    ))
+    align_columns(&[Align::Left, Align::Left], &facts.into_iter().map(line).collect::<Vec<_>>())
 }
 
 fn instruction_sets() -> String {
@@ -151,31 +173,23 @@ fn huge_pages() -> String {
 }
 
 /// State of the model: found, made for this program, packed.
-fn model_state(path: &Path) -> String {
-    let found = || -> Result<String> {
-        let path = ModelPath::new(path)?;
-        let model = path.open(WeightType::Auto)?;
-        model.check_config()?;
-        let opened = model.checkpoint;
-        if let Some(bundle) = Bundle::open(&path.weights)? {
-            bundle.verify_checksums()?;
-            return Ok(format!(
-                "a bundle, every byte verified: {}",
-                bundle.file_names().collect::<Vec<_>>().join(", ")
-            ));
-        }
-        if opened.packed().is_some() {
-            return Ok(format!("packed: {}", opened.path().display()));
-        }
-        let Some(beside) = path.packed_path() else { return Ok("a checkpoint".into()) };
-        let state = match Checkpoint::open(&beside) {
-            Ok(_) => "from another checkpoint or version",
-            Err(_) => "missing",
-        };
-        Ok(format!(
-            "a checkpoint; {} is {state}: run `antigravity pack` for instant loading",
-            beside.display()
-        ))
+fn model_state(path: &Path) -> Result<String> {
+    let path = ModelPath::new(path)?;
+    let model = path.open(WeightType::Auto)?;
+    model.check_config()?;
+    let opened = model.checkpoint;
+    if let Some(bundle) = Bundle::open(&path.weights)? {
+        bundle.verify_checksums()?;
+        let files = bundle.file_names().collect::<Vec<_>>().join(", ");
+        return Ok(format!("a bundle, every byte verified: {files}"));
+    }
+    if opened.packed().is_some() {
+        return Ok(format!("packed: {}", opened.path().display()));
+    }
+    let Some(beside) = path.packed_path() else { return Ok("a checkpoint".into()) };
+    let state = match Checkpoint::open(&beside) {
+        Ok(_) => "from another checkpoint or version",
+        Err(_) => "missing",
     };
-    found().unwrap_or_else(|e| e.to_string())
+    Ok(format!("a checkpoint; {} is {state}: run `antigravity pack` for instant loading", beside.display()))
 }

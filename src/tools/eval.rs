@@ -8,7 +8,7 @@ mod settings;
 
 use crate::cli::args::{FlagWarnings, Format, ModelArgs, QuietArgs};
 use crate::cli::load;
-use crate::cli::terminal::{ProgressLine, Verbosity, write_stdout};
+use crate::cli::terminal::{Verbosity, track_progress, write_stdout};
 use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
 use crate::run::plan::{self, ContextName, Plan, format_mib};
@@ -76,7 +76,11 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     let (work, models) = Evaluation::from_args(args)?;
     let began = Instant::now();
     prepare_run(args, &work, &models)?;
-    let engines = EvalEngines::load_all(models, work.chunk.max(recall::longest_question(&work.questions)))?;
+    let engines = EvalEngines::load_all(
+        models,
+        work.chunk.max(recall::longest_question(&work.questions)),
+        args.quiet.verbosity(),
+    )?;
     let chunks = evaluate_text(args, &work, &engines)?;
     evaluate_recall(args, &work, &engines)?;
     if args.quiet.verbosity() != Verbosity::Quiet {
@@ -106,7 +110,7 @@ fn evaluate_text(args: &EvalArgs, work: &Evaluation, engines: &EvalEngines) -> R
         &mut rows,
         base.as_mut(),
         &chunks,
-        &ProgressLine::new("chunk", args.quiet.verbosity()),
+        &track_progress("evaluating", "chunks", args.quiet.verbosity()),
     )?;
     match args.format {
         Format::Text => write_stdout(&perplexity::format_table(&rows, base.as_ref()))?,
@@ -125,7 +129,7 @@ fn evaluate_recall(args: &EvalArgs, work: &Evaluation, engines: &EvalEngines) ->
     }
     let mut recalled = Vec::new();
     for settings in work.base.iter().chain(&work.rows) {
-        let progress = ProgressLine::new("question", args.quiet.verbosity());
+        let progress = track_progress("asking", "questions", args.quiet.verbosity());
         recalled.push(recall::measure_recall(settings, engines, &work.questions, &progress)?);
     }
     match args.format {

@@ -4,7 +4,7 @@ use super::columns::{Align, ReportFormat, align_columns};
 use crate::cli::args::PathArgs;
 use crate::cli::terminal::write_stdout;
 use crate::dims;
-use crate::model::weights::{Checkpoint, ModelPath, read_text_file};
+use crate::model::weights::{Checkpoint, ModelPath, TensorRole, WeightType, model_tensors, read_text_file};
 use crate::run::plan::format_mib;
 use clap::Args;
 use files::Result;
@@ -41,8 +41,10 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         (Err(_), Some(packed)) if path.weights.is_dir() => Checkpoint::open(packed)?,
         (other, _) => other?,
     };
+    let found = find_config(&path, &opened);
     let report = ModelReport {
-        config: compare_config(&path, &opened),
+        config: compare_config(found.as_ref()),
+        found: found.and_then(|found| found.ok()),
         beside: packed.as_ref().map(|packed| {
             let name = packed.file_name().unwrap_or_default();
             (name.to_string_lossy().into_owned(), packed_state(&opened, packed))
@@ -76,23 +78,26 @@ enum ConfigMatch {
     Differs(&'static str, String, String),
 }
 
-/// Compares the config beside the weights, in a packed file, or in a GGUF file's header.
-fn compare_config(path: &ModelPath, opened: &Checkpoint) -> ConfigMatch {
+/// The config beside the weights, in a packed file, or in a GGUF file's header, or why it cannot be read; `None` if
+/// there is none.
+fn find_config(path: &ModelPath, opened: &Checkpoint) -> Option<std::result::Result<ModelConfig, String>> {
     let file = path.dir.join("config.json");
     let parsed = |text: &str| ModelConfig::parse(text).map_err(|e| e.to_string());
-    let found = match opened {
-        Checkpoint::Gguf(gguf) => gguf.read_config().map_err(|e| e.to_string()),
+    match opened {
+        Checkpoint::Gguf(gguf) => Some(gguf.read_config().map_err(|e| e.to_string())),
         Checkpoint::Safetensors(_) if file.exists() => {
-            read_text_file(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text))
+            Some(read_text_file(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text)))
         }
-        Checkpoint::Safetensors(source) => match source.metadata().get("config") {
-            Some(text) => parsed(text),
-            None => return ConfigMatch::NoConfig,
-        },
-    };
+        Checkpoint::Safetensors(source) => source.metadata().get("config").map(|text| parsed(text)),
+    }
+}
+
+/// Compares a model's config with the built-in one.
+fn compare_config(found: Option<&std::result::Result<ModelConfig, String>>) -> ConfigMatch {
     match found {
-        Err(e) => ConfigMatch::Unreadable(e),
-        Ok(found) => match dims::baked_config().find_difference(&found) {
+        None => ConfigMatch::NoConfig,
+        Some(Err(e)) => ConfigMatch::Unreadable(e.clone()),
+        Some(Ok(found)) => match dims::baked_config().find_difference(found) {
             None => ConfigMatch::Same,
             Some((field, ours, theirs)) => ConfigMatch::Differs(field, ours, theirs),
         },
@@ -162,6 +167,8 @@ fn read_metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
 struct ModelReport<'a> {
     opened: &'a Checkpoint,
     config: ConfigMatch,
+    /// The model's own config.
+    found: Option<ModelConfig>,
     /// Name and state of the packed file.
     beside: Option<(String, &'static str)>,
 }
@@ -188,6 +195,67 @@ impl ModelReport<'_> {
     }
 
     fn to_text(&self) -> String {
+        let path = one_line(&self.opened.path().to_string_lossy(), MAX_LINE_BYTES);
+        let facts = self.list_facts().map(|(name, value)| vec![name.to_string(), value]);
+        let (built, runs) = (describe_built_model(), self.describe_match());
+        let mut text = format!("{path}\n\n{}{runs}\n{built}\n", align_columns(&[Align::Left; 2], &facts));
+        let metadata = read_metadata(self.opened);
+        let lines = metadata.iter().map(|(k, v)| vec![one_line(k, 60), one_line(v, 100)]);
+        let lines: Vec<Vec<String>> = lines.collect();
+        text += &format!("\nmetadata\n{}", align_columns(&[Align::Left; 2], &lines));
+        text += &format!("fingerprint  {}\n", self.opened.fingerprint());
+        if let Some((name, state)) = &self.beside {
+            text += &format!("{}  {state}\n", one_line(name, 300));
+        }
+        format!("{text}\n{}", self.tensor_table())
+    }
+
+    /// The facts that are asked for first.
+    fn list_facts(&self) -> [(&'static str, String); 5] {
+        let (totals, unknown) = (self.sum_by_dtype(), || "unknown".to_string());
+        let baked = || {
+            model_tensors()
+                .iter()
+                .filter(|t| !(t.tied && t.role == TensorRole::Matrix))
+                .map(|t| t.rows * t.cols)
+                .sum()
+        };
+        let parameters: Option<usize> = match &self.config {
+            ConfigMatch::Same => Some(baked()),
+            _ if self.opened.packed().is_some() => None,
+            _ => Some(totals.values().map(|t| t.elements as usize).sum()),
+        };
+        let types = match self.opened.packed() {
+            Some(_) => format!("{}, packed", self.opened.resolve_weight_type(WeightType::Auto)),
+            None => totals
+                .iter()
+                .map(|(dtype, t)| format!("{dtype} ({} tensors)", t.tensors))
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        let path = self.opened.path();
+        let file = path.is_file().then(|| path.metadata().ok()).flatten().map(|file| file.len());
+        let config = self.found.as_ref();
+        [
+            (
+                "architecture",
+                config.map_or_else(unknown, |c| {
+                    let ModelConfig { layers, dim, heads, kv_heads, .. } = c;
+                    format!(
+                        "{}, {layers} layers, dim {dim}, {heads} heads, {kv_heads} KV heads",
+                        c.arch.name()
+                    )
+                }),
+            ),
+            ("parameters", parameters.map_or_else(unknown, |n| format!("{:.1} million", n as f64 / 1e6))),
+            ("type", types),
+            ("context", config.map_or_else(unknown, |c| format!("{} tokens", c.max_position))),
+            ("file size", format_mib(file.unwrap_or_else(|| totals.values().map(|t| t.bytes).sum()))),
+        ]
+    }
+
+    /// The totals of each data type, then all tensors.
+    fn tensor_table(&self) -> String {
         const SIDES: [Align; 4] = [Align::Left, Align::Left, Align::Left, Align::Right];
         let mut lines = vec![vec!["tensor".to_string(), "type".into(), "shape".into(), "bytes".into()]];
         let line = |t: TensorLine, note: &str| {
@@ -196,29 +264,13 @@ impl ModelReport<'_> {
         };
         lines.extend(list_tensors(self.opened).into_iter().map(|t| line(t, "")));
         lines.extend(list_unreadable(self.opened).into_iter().map(|t| line(t, " (unsupported)")));
-        let path = one_line(&self.opened.path().to_string_lossy(), MAX_LINE_BYTES);
-        let mut text = format!("{path}\n\n{}", align_columns(&SIDES, &lines));
-        text += "\ntotals\n";
         let total = |(dtype, t): (String, TensorTotals)| {
-            vec![
-                dtype,
-                format!("{} tensors", t.tensors),
-                format!("{} elements", t.elements),
-                format_mib(t.bytes),
-            ]
+            let (tensors, elements) = (format!("{} tensors", t.tensors), format!("{} elements", t.elements));
+            vec![dtype, tensors, elements, format_mib(t.bytes)]
         };
-        let lines: Vec<Vec<String>> = self.sum_by_dtype().into_iter().map(total).collect();
-        text += &align_columns(&[Align::Left, Align::Right, Align::Right, Align::Right], &lines);
-        text += "\nmetadata\n";
-        let metadata = read_metadata(self.opened);
-        let lines = metadata.iter().map(|(k, v)| vec![one_line(k, 60), one_line(v, 100)]);
-        let lines: Vec<Vec<String>> = lines.collect();
-        text += &align_columns(&[Align::Left, Align::Left], &lines);
-        text += &format!("fingerprint  {}\n", self.opened.fingerprint());
-        if let Some((name, state)) = &self.beside {
-            text += &format!("{}  {state}\n", one_line(name, 300));
-        }
-        text + "\n" + &describe_built_model() + "\n" + &self.describe_match() + "\n"
+        let totals: Vec<Vec<String>> = self.sum_by_dtype().into_iter().map(total).collect();
+        let totals = align_columns(&[Align::Left, Align::Right, Align::Right, Align::Right], &totals);
+        format!("totals\n{totals}\n{}", align_columns(&SIDES, &lines))
     }
 
     /// The comparison of the configs as a sentence.

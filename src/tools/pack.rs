@@ -2,7 +2,7 @@
 
 use crate::cli::args::{MAX_THREADS, QuietArgs, WeightArgs};
 use crate::cli::signal;
-use crate::cli::terminal::{ProgressLine, Verbosity};
+use crate::cli::terminal::{Verbosity, track_progress};
 use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, load_config, pack};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
@@ -84,11 +84,10 @@ impl PackingArgs {
     ) -> Result<()> {
         let began = Instant::now();
         signal::watch_signals()?;
-        let progress = ProgressLine::new("packing tensor", self.quiet.verbosity());
         let options = LoadOptions {
             weight_type: self.weights.weight_type,
             threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS),
-            progress: &|done, all| progress.show_progress(done, all),
+            progress: &track_progress("packing", "tensors", self.quiet.verbosity()),
         };
         let calibration_of = tokenizer.and_then(|t| calibration::encode_text(t).ok()).map(|tokens| {
             move |weights: Weights| {

@@ -92,6 +92,21 @@ fn form_name(plan: &Plan) -> &'static str {
     }
 }
 
+/// The first line: fits, or by how much it does not.
+fn give_verdict(plan: &Plan) -> String {
+    let need = plan.needed_bytes();
+    let needs = format!("needs {}", format_mib(need));
+    match (plan.memory.usable_bytes(), plan.check()) {
+        (None, Ok(())) => format!("{needs}; this system does not report its memory"),
+        (Some(have), Ok(())) => format!("fits: {} of {}", needs.trim_end_matches(" MiB"), format_mib(have)),
+        (Some(have), Err(_)) if need > have => {
+            let [more, have] = [need - have, have].map(format_mib);
+            format!("does not fit: {needs}, {more} more than the {have} that are available")
+        }
+        _ => "does not fit: a limit of this process, or the device's own memory, is too small".into(),
+    }
+}
+
 fn plan_text(plan: &Plan, empty: Option<u64>) -> String {
     let mut lines: Vec<Vec<String>> = plan
         .plan_items()
@@ -118,7 +133,8 @@ fn plan_text(plan: &Plan, empty: Option<u64>) -> String {
         Some(Some(n)) => n.to_string(),
     };
     format!(
-        "{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}",
+        "{}\n\n{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}",
+        give_verdict(plan),
         one_line(&plan.options.model.to_string_lossy(), MAX_LINE_BYTES - 40),
         dims::MODEL,
         form_name(plan),

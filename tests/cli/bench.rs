@@ -58,7 +58,10 @@ fn json_has_limits_and_growth() {
 
 #[test]
 fn tables_have_them_too() {
-    let said = bench(&["-d", "0,16"]);
+    let short = bench(&["-d", "0,16"]).out;
+    mentions(&short, &["| test ", "tokens/s |", "% of limit |", "ms/token |", "| model ", "load ms |"]);
+    assert!(short.lines().all(|line| line.matches('|').count() <= 6 && line.len() < 72), "{short}");
+    let said = bench(&["-d", "0,16", "-v"]);
     let titles = ["% of memory", "GOPS", "% of peak", "x decode", "ms/token", "predicted", "deviation %"];
     mentions(&said.out, &titles);
     mentions(&said.out, &["read GB/s, 1 thread", "integer peak GOPS, 1 thread"]);

@@ -152,6 +152,42 @@ fn control_tokens_in_a_prompt_are_text_where_that_is_asked_for() {
 }
 
 #[test]
+fn the_first_line_is_the_answer() {
+    let first = |args: &[&str], memory: &str| {
+        let said = antigravity(args).env("ANTIGRAVITY_MEMORY_MIB", memory).run();
+        (said.out.lines().next().unwrap_or_default().to_string(), said.code)
+    };
+    let (line, code) = first(&["doctor"], "4000");
+    assert!(line.starts_with("ok: CPU ") && line.contains(" thread") && code == Some(0), "{line}");
+    let (line, code) = first(&["doctor"], "10");
+    assert!(line.starts_with("not ok: ") && line.contains("10.0 MiB are available"), "{line}");
+    assert_eq!(code, Some(0), "what is wrong is not an error of this command");
+    let (line, _) = first(&["doctor", "-m", "/no/model"], "4000");
+    assert!(line.starts_with("not ok: /no/model: "), "{line}");
+    let (line, code) = first(&["plan"], "4000");
+    assert!(line.starts_with("fits: needs ") && line.ends_with(" of 4000.0 MiB"), "{line}");
+    assert_eq!(code, Some(0));
+    let (line, code) = first(&["plan"], "10");
+    assert!(line.starts_with("does not fit: needs "), "{line}");
+    mentions(&line, &[" MiB more than the 10.0 MiB that are available"]);
+    assert_eq!(code, Some(4));
+    // Of a model: what it is, then what is in it.
+    let text = antigravity(["inspect"]).text();
+    let places = [
+        "\narchitecture  llama, ",
+        "\nparameters    5.8 million\n",
+        "\ntype          BF16",
+        "\ncontext       2048",
+        "\nfile size     11.0 MiB",
+        "\nthis program runs it\n",
+        "\nmetadata\n",
+        "\ntensor ",
+    ];
+    let places = places.map(|part| text.find(part).unwrap_or_else(|| panic!("{part:?}: {text}")));
+    assert!(places.is_sorted(), "{text}");
+}
+
+#[test]
 fn the_plan_counts_batches() {
     let need = |more: &[&str]| {
         let plan: serde_json::Value =

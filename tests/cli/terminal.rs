@@ -55,7 +55,10 @@ impl Terminal {
         let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&master, size).expect("a size");
         // A long message takes long enough to be interrupted.
-        command.env("TERM", "xterm").env("ANTIGRAVITY_SIMD", "scalar");
+        if !command.get_envs().any(|(name, value)| name == "TERM" && value.is_some()) {
+            command.env("TERM", "xterm");
+        }
+        command.env("ANTIGRAVITY_SIMD", "scalar");
         let child = command.stdin(side()).stdout(side()).stderr(side()).spawn();
         Self { child: child.expect("the binary starts"), master: master.into(), seen: String::new() }
     }
@@ -103,7 +106,7 @@ impl Terminal {
     /// Interrupts a prompt that is being computed; returns what was said of it.
     #[track_caller]
     fn interrupts_the_prompt(&mut self) -> String {
-        self.shows("prompt token 0/");
+        self.shows("reading the prompt: ");
         self.interrupt();
         self.shows("Stopped. ");
         let then = self.shows("Ctrl-C again to quit");
@@ -199,7 +202,7 @@ fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
     let long = STORY.repeat(33);
     let more = ["--temp", "0", "--ignore-eos", "-n", "200", "-p", &long];
     let mut chat = Terminal::chat(&[&evicting[..], &IN_ONE_PASS, &more].concat());
-    chat.shows("prompt token 0/");
+    chat.shows("reading the prompt: ");
     chat.prompts();
     let before = chat.size();
     assert_eq!(before.0, "1");
@@ -275,6 +278,33 @@ fn the_prompt_is_shown_dimmed_before_the_text() {
     }
     let mut quiet = Terminal::of(&["generate", "-q", "-n", "4", "--temp", "0", "-p", "Once upon a time"], 0);
     assert!(!quiet.shows("\r\n").contains("Once"));
+}
+
+/// Without colours where they are not wanted, and not at all where no line can be erased.
+#[test]
+fn a_line_shows_how_much_of_a_long_prompt_is_done_and_goes() {
+    let long = STORY.repeat(25);
+    let args = ["chat", "-st", "-t", "1", "--prefill-chunk", "32", "--temp", "0", "-n", "3", "-p", &long];
+    let started = |name: &str, value: &str| {
+        let mut command = antigravity(args).into_std();
+        command.env(name, value);
+        Terminal::started(command, 60)
+    };
+    let mut terminals = [("NO_COLOR", ""), ("NO_COLOR", "1"), ("TERM", "dumb")].map(|(n, v)| started(n, v));
+    let [colored, plain, dumb] = &mut terminals;
+    for (terminal, color) in [(colored, "\x1b[36m"), (plain, "")] {
+        terminal.shows("\rreading the prompt: ");
+        terminal.shows(&format!("tokens  {color}━"));
+        // The last thing before the answer.
+        let text = terminal.shows("TTFT: ");
+        let (line, answer) = text.rsplit_once("\r\x1b[K").expect("it is erased");
+        assert!(!answer.contains("reading") && !answer.trim().is_empty(), "{answer:?}");
+        assert_eq!(line.contains("\x1b[36m"), !color.is_empty(), "{line:?}");
+        // With escape sequences, a line of the terminal is never full.
+        let shown = |line: &str| line.replace("\x1b[36m", "").replace("\x1b[39m", "").chars().count();
+        assert!(line.split('\r').all(|line| shown(line.trim_end_matches("\x1b[K")) < 60), "{line:?}");
+    }
+    assert!(!dumb.shows("TTFT: ").contains("reading"));
 }
 
 #[test]

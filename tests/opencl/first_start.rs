@@ -7,7 +7,7 @@ use crate::support::test_dir::TestDir;
 use antigravity::opencl::variants::VARIANT_VARIABLE;
 use antigravity::run::options::BackendKind;
 use antigravity::run::session::{Notice, Session, SessionEvent};
-use antigravity::{Engine, EngineOptions, dims};
+use antigravity::{Engine, EngineOptions, Progress, dims};
 use numeric::kv::{KvType, KvTypes};
 use std::ffi::OsStr;
 use std::fs;
@@ -112,6 +112,37 @@ fn auto_begins_at_once_too() {
     let (engine, lines) = self::engine(BackendKind::Auto, KvType::F32);
     engine.session().unwrap();
     assert_eq!(said(&lines), said_first.lines().last().unwrap());
+}
+
+#[test]
+fn kernels_are_counted_before_the_first_is_compiled() {
+    if device().is_none() {
+        return;
+    }
+    for (gpu_attn, batch) in [(false, 1), (true, 2)] {
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&reports);
+        let options = EngineOptions {
+            threads: 2,
+            max_seq_len: 400,
+            backend: BackendKind::OpenCl,
+            gpu_attn,
+            batch,
+            cl_device: Some("0".into()),
+            compile_progress: Progress::new(move |done, all| seen.lock().unwrap().push((done, all))),
+            ..EngineOptions::new(dims::MODEL_DIR)
+        };
+        let engine = Engine::load(options.clone()).unwrap();
+        let sessions = engine.sessions_with(&options, batch).unwrap();
+        let reports = reports.lock().unwrap();
+        let all = reports.last().expect("reports").1;
+        let first = reports.iter().position(|&(_, expected)| expected == all).expect("the last one");
+        assert!(reports[first..].iter().all(|&(_, expected)| expected == all), "{reports:?}");
+        let counts: Vec<usize> = reports[first..].iter().map(|&(done, _)| done).collect();
+        assert!(counts.len() > 8 && counts.windows(2).all(|pair| pair[1] == pair[0] + 1), "{reports:?}");
+        assert_eq!(counts.last(), Some(&all), "{reports:?}");
+        assert_eq!(sessions.len(), batch);
+    }
 }
 
 const GPU: [&str; 3] = ["-b", "opencl", "--gpu-attn"];

@@ -8,7 +8,7 @@ use super::program_cache::Cache;
 use super::watchdog::{Call, CallThread};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Environment variable that allows CPU devices to be selected like others, if 1.
@@ -115,6 +115,7 @@ pub(super) struct Shared {
     pub transfers: AtomicU64,
     pub moved: AtomicU64,
     pub builds: Mutex<BuildStats>,
+    pub build_observer: Mutex<Option<BuildObserver>>,
     pub waiter: CallThread,
     /// True once no more programs are to be built.
     pub builds_stopped: AtomicBool,
@@ -123,6 +124,9 @@ pub(super) struct Shared {
     /// Function that creates buffers of [`Place::HostPinned`](super::Place::HostPinned).
     pub create_on_host: Option<CreateBufferNv>,
 }
+
+/// Function that receives the number of programs built so far, and of all that are expected.
+pub type BuildObserver = Box<dyn Fn(usize, usize) + Send>;
 
 /// Number of programs built, and the time it took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -166,7 +170,7 @@ impl Device {
             Failure::new(FailureKind::Lost, format!("cannot start the thread that waits for the device: {e}"))
         })?;
         let (launches, waiting, allocated, transfers, moved) = Default::default();
-        let (builds, builds_no_more, lost) = Default::default();
+        let (builds, build_observer, builds_no_more, lost) = Default::default();
         let extension = |name| extension_address(&library.api, platform, name);
         let on_host = facts.writes_to_host();
         // SAFETY: the function has this type by cl_nv_create_buffer.
@@ -185,6 +189,7 @@ impl Device {
             transfers,
             moved,
             builds,
+            build_observer,
             waiter,
             builds_stopped: builds_no_more,
             lost,
@@ -219,6 +224,8 @@ impl Device {
     pub fn expect_builds(&self, missing: usize) {
         let mut builds = self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
         builds.needed = builds.count_built() + missing;
+        drop(builds);
+        self.shared.report_builds();
     }
 
     /// Properties of the device.
@@ -252,6 +259,11 @@ impl Device {
         *self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reports each build to `observer` from now on, or to nobody.
+    pub fn observe_builds(&self, observer: Option<BuildObserver>) {
+        *self.shared.lock_build_observer() = observer;
+    }
+
     /// Counts a launch, and flushes the queue if too many are waiting.
     pub(super) fn count_launch(&self) -> Result<()> {
         self.shared.launches.fetch_add(1, Ordering::Relaxed);
@@ -278,6 +290,20 @@ impl Device {
     /// Waits until all queued work is done.
     pub fn finish(&self) -> Result<()> {
         self.shared.wait_for_call(Call::Finish, &self.shared.facts.name).map(drop)
+    }
+}
+
+impl Shared {
+    fn lock_build_observer(&self) -> MutexGuard<'_, Option<BuildObserver>> {
+        self.build_observer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the observer the number of programs built so far.
+    pub(super) fn report_builds(&self) {
+        let builds = *self.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(observer) = &*self.lock_build_observer() {
+            observer(builds.count_built(), builds.needed);
+        }
     }
 }
 

@@ -106,6 +106,7 @@ impl Program {
         *count += 1;
         *time += begin.elapsed();
         drop(builds);
+        shared.report_builds();
         Ok(program)
     }
 

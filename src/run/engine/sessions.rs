@@ -72,6 +72,8 @@ impl Engine {
         else {
             return self.session_with(&self.options);
         };
+        // The text is shown meanwhile.
+        model.device().observe_builds(None);
         let (mut settled, factory) = (self.devices.get().cloned(), self.factory.clone());
         let (model, options) = (Arc::clone(model), self.options.clone());
         let pending = move || {
@@ -367,6 +369,8 @@ pub(super) fn upload_weights(
     let cache = opencl::Cache::for_user();
     let unusable = cache.unusable_reason();
     let device = opencl::open_device(options.cl_device.as_deref(), cache)?;
+    let progress = options.compile_progress.clone();
+    device.observe_builds(Some(Box::new(move |done, all| progress.report(done, all))));
     // Only uploads so far, so the time-out can be short.
     device.set_timeout(2 * opencl::watchdog::minimum_timeout(), None);
     if let Some(why) = unusable {

@@ -3,7 +3,7 @@
 
 use super::limits::BandwidthReader;
 use super::rows::BenchRow;
-use crate::cli::terminal::{ProgressLine, Verbosity};
+use crate::cli::terminal::{Verbosity, track_progress};
 use crate::dims::VOCAB;
 use crate::model::trace::Trace;
 use crate::run::engine::Engine;
@@ -46,10 +46,10 @@ impl<'a> Bench<'a> {
         text: Vec<u32>,
     ) -> Result<Self> {
         let tokens = BenchTokens(text);
-        let progress = ProgressLine::new("filling cache", Verbosity::Normal);
+        let progress = track_progress("filling caches", "", Verbosity::Normal);
         let mut filled = Vec::new();
         for (i, (group, o)) in groups.iter().zip(options).enumerate() {
-            progress.show_progress(i, groups.len());
+            progress(i, groups.len());
             let mut sessions = match group.batch {
                 1 => vec![engine.session_with(o)?],
                 n => engine.sessions_with(o, n)?,
@@ -60,18 +60,18 @@ impl<'a> Bench<'a> {
             }
             filled.push((*group, sessions));
         }
-        progress.show_progress(groups.len(), groups.len());
+        progress(groups.len(), groups.len());
         Ok(Self { groups: filled, cancel, tokens })
     }
 
     /// Runs every row once, untimed.
     pub fn warm_up(&mut self, rows: &[BenchRow]) -> Result<()> {
-        let progress = ProgressLine::new("warm-up", Verbosity::Normal);
+        let progress = track_progress("warming up", "rows", Verbosity::Normal);
         for (i, row) in rows.iter().enumerate() {
-            progress.show_progress(i, rows.len());
+            progress(i, rows.len());
             self.run_once(&BenchRow { n_gen: row.n_gen.min(WARM_UP), ..*row })?;
         }
-        progress.show_progress(rows.len(), rows.len());
+        progress(rows.len(), rows.len());
         Ok(())
     }
 
@@ -82,12 +82,12 @@ impl<'a> Bench<'a> {
         repetitions: usize,
         mut reader: Option<&mut BandwidthReader>,
     ) -> Result<Vec<Samples>> {
-        let progress = ProgressLine::new("run", Verbosity::Normal);
+        let progress = track_progress("measuring", "runs", Verbosity::Normal);
         let all = rows.len() * repetitions;
         let mut samples = vec![Samples::default(); rows.len()];
         for round in 0..repetitions {
             for (i, (row, samples)) in rows.iter().zip(&mut samples).enumerate() {
-                progress.show_progress(round * rows.len() + i, all);
+                progress(round * rows.len() + i, all);
                 let paired = row.is_decode() && row.batch == 1;
                 let mut read = || Some(reader.as_deref_mut().filter(|_| paired)?.measure_rate(row.threads));
                 let before = read();
@@ -97,7 +97,7 @@ impl<'a> Bench<'a> {
                 samples.speeds.push(tokens as f64 / time.as_secs_f64().max(1e-9));
             }
         }
-        progress.show_progress(all, all);
+        progress(all, all);
         Ok(samples)
     }
 

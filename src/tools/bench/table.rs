@@ -4,7 +4,18 @@ use super::result::BenchResult;
 use crate::run::plan::format_mib;
 use serde_json::{Value, json};
 
+/// Number of columns in Markdown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// At most [`FEW`], which fit into a narrow terminal; columns that say the same in all rows are left out.
+    Short,
+    All,
+}
+
+const FEW: usize = 5;
+
 /// A column: its title in Markdown, its key in JSON (also its title in CSV), and its number format.
+#[derive(Clone, Copy)]
 struct Column {
     title: &'static str,
     key: &'static str,
@@ -50,6 +61,15 @@ const SPEED_COLUMNS: [Column; 8] = [
     column("% of peak", "peak_percent", format_tenths),
     column("x decode", "times_decode", format_short),
 ];
+/// Columns with a row's speed in a short table, the most useful ones first.
+const SHORT_COLUMNS: [Column; 4] = [
+    SPEED_COLUMNS[0],
+    column("% of limit", LIMIT_PERCENT, format_tenths),
+    SPEED_COLUMNS[1],
+    SPEED_COLUMNS[2],
+];
+/// A row's percent of the limit that holds for it: bandwidth or peak.
+const LIMIT_PERCENT: &str = "limit_percent";
 /// Columns with the growth of the time with depth, which is a separate table in Markdown.
 const GROWTH_COLUMNS: [Column; 3] = [
     column("ms/token", "ms_per_token", format_thousandths),
@@ -72,26 +92,41 @@ fn format_limits(result: &BenchResult, threads: usize) -> [Option<String>; 2] {
 }
 
 /// Tables of the rows, of their growth with depth if measured, and of the run.
-pub fn to_markdown(result: &BenchResult) -> String {
-    let rows: Vec<Value> = result.rows.iter().map(|row| json!(row)).collect();
+pub fn to_markdown(result: &BenchResult, detail: Detail) -> String {
+    let limited = |row| {
+        let mut row = json!(row);
+        let kind = if row["gops"].is_null() { "bandwidth_percent" } else { "peak_percent" };
+        row[LIMIT_PERCENT] = row[kind].clone();
+        row
+    };
+    let rows: Vec<Value> = result.rows.iter().map(limited).collect();
     let (deep, all): (Vec<&Value>, Vec<&Value>) =
         (rows.iter().filter(|row| row["ms_per_token"].is_f64()).collect(), rows.iter().collect());
-    let mut text = row_table(ROW_COLUMNS.iter().chain(&SPEED_COLUMNS).collect(), &all);
+    let speeds = if detail == Detail::All { &SPEED_COLUMNS[..] } else { &SHORT_COLUMNS };
+    let mut text = row_table(&choose_columns(speeds, &all, detail), &all);
     if !deep.is_empty() {
-        text += &format!("\n{}", row_table(ROW_COLUMNS.iter().chain(&GROWTH_COLUMNS).collect(), &deep));
+        text += &format!("\n{}", row_table(&choose_columns(&GROWTH_COLUMNS, &all, detail), &deep));
     }
-    format!("{text}\n{}", run_table(result))
+    format!("{text}\n{}", run_table(result, detail))
+}
+
+/// The columns that identify a row, followed by `others`.
+fn choose_columns(others: &[Column], rows: &[&Value], detail: Detail) -> Vec<Column> {
+    let varies = |key: &str| rows.iter().any(|row| row[key] != rows[0][key]);
+    let wanted = |c: &&Column| detail == Detail::All || c.key == "test" || varies(c.key);
+    let columns = ROW_COLUMNS.iter().filter(wanted).chain(others);
+    columns.take(if detail == Detail::All { usize::MAX } else { FEW }).copied().collect()
 }
 
 /// A Markdown table with a line for each row.
-fn row_table(columns: Vec<&Column>, rows: &[&Value]) -> String {
+fn row_table(columns: &[Column], rows: &[&Value]) -> String {
     let titles: Vec<String> = columns.iter().map(|c| c.title.to_string()).collect();
     let cells = |row: &&Value| columns.iter().map(|c| c.format_cell(row)).collect();
     markdown_table(&titles, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
-/// A Markdown table with one line for the run.
-fn run_table(result: &BenchResult) -> String {
+/// A Markdown table with one line for the run, and its limits if all columns are wanted.
+fn run_table(result: &BenchResult, detail: Detail) -> String {
     let e = &result.environment;
     let (mut titles, mut cells): (Vec<String>, _) = (
         ["model", "weights", "load ms", "peak resident"].map(String::from).into(),
@@ -102,7 +137,7 @@ fn run_table(result: &BenchResult) -> String {
             result.peak_rss_bytes.map(format_mib),
         ],
     );
-    for &threads in &e.threads {
+    for &threads in e.threads.iter().filter(|_| detail == Detail::All) {
         let with = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
         titles.extend(["read GB/s", "integer peak GOPS"].map(|title| format!("{title}, {with}")));
         cells.extend(format_limits(result, threads));
@@ -161,7 +196,7 @@ mod tests {
 
     #[test]
     fn markdown_lines_have_the_same_columns() {
-        let text = to_markdown(&result());
+        let text = to_markdown(&result(), Detail::All);
         let tables: Vec<&str> = text.split("\n\n").collect();
         let [rows, growth, whole] = tables[..] else { panic!("three tables: {text}") };
         for table in tables {
@@ -174,6 +209,23 @@ mod tests {
             growth.lines().count() == 3 && growth.lines().nth(2).is_some_and(|l| l.contains("| tg3 @ d8 "))
         );
         assert!(whole.contains("read GB/s, 2 threads") && whole.contains("integer peak GOPS, 2 threads"));
+    }
+
+    #[test]
+    fn a_short_table_has_five_columns_at_most() {
+        let mut result = result();
+        let titles = |result: &BenchResult| {
+            let text = to_markdown(result, Detail::Short);
+            let tables = text.split("\n\n").map(|table| table.lines().next().unwrap_or("").to_string());
+            tables.map(|line| line.trim_matches('|').replace(' ', "")).collect::<Vec<_>>()
+        };
+        let run = "model|weights|loadms|peakresident";
+        let growth = "test|ms/token|predicted|deviation%";
+        assert_eq!(titles(&result), ["test|tokens/s|%oflimit|min|max", growth, run]);
+        result.rows[0].threads = 4;
+        result.rows[1].kv_type = "q8".into();
+        let growth = "test|threads|KV|ms/token|predicted";
+        assert_eq!(titles(&result), ["test|threads|KV|tokens/s|%oflimit", growth, run]);
     }
 
     #[test]
@@ -192,7 +244,7 @@ mod tests {
         result.environment.threads = vec![1];
         result.limits = MachineLimits::default();
         result.rows.truncate(1);
-        let text = to_markdown(&result);
+        let text = to_markdown(&result, Detail::All);
         assert_eq!(text.split("\n\n").count(), 2, "{text}");
         let last = text.lines().last().unwrap_or("");
         assert!(text.contains("read GB/s, 1 thread |") && last.ends_with("– |"), "{text}");

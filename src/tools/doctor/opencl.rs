@@ -1,11 +1,11 @@
 //! OpenCL in `doctor`: the libraries tried, the devices, the choice, and what to do if there is none.
 
-use super::DoctorArgs;
+use super::{DoctorArgs, facts_text};
 use crate::cli::args::{FlagWarnings, check_range};
 use crate::cli::background_compile::device_options;
 use crate::cli::load::{self, LoadedEngine};
 use crate::cli::prompts::MAX_BATCH;
-use crate::cli::terminal::{ProgressLine, Verbosity, write_stdout};
+use crate::cli::terminal::{Verbosity, write_stdout};
 use crate::opencl::tune::{STEP, Tuning, VariantTiming};
 use crate::opencl::variants::Tokens;
 use crate::opencl::{Cache, DeviceInfo};
@@ -13,15 +13,45 @@ use crate::run::options::EngineOptions;
 use crate::run::plan::{OpenedModel, format_mib};
 use crate::tools::columns::{Align, align_columns};
 use files::error::one_line;
-use files::{Result, print_stderr};
+use files::{Error, Result, print_stderr};
 use opencl_runtime::device::{DeviceEntry, list_devices, select_device};
 use opencl_runtime::device_info::LocalMemory;
 use opencl_runtime::load::{Search, install_advice};
 use std::cell::Cell;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Maximum bytes shown of a driver's text.
 const MAX_TEXT: usize = 200;
+
+/// Name of the fact that names the chosen device, and the words before its name.
+const CHOICE: &str = "opencl choice";
+const CHOSEN: &str = "--backend opencl uses device ";
+
+/// The lines of [`list_facts`], printed by a process of its own: a driver that crashes ends only that.
+///
+/// # Errors
+///
+/// `Device` if the driver crashes.
+pub fn ask_driver(select: Option<&str>) -> Result<String> {
+    let here = || Ok(facts_text(list_facts(select)));
+    let Ok(program) = std::env::current_exe() else { return here() };
+    let mut child = Command::new(program);
+    child.args(["doctor", "--only-opencl"]).args(select.map(|device| format!("--cl-device={device}")));
+    match child.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
+        Ok(out) if out.status.success() => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
+        Ok(out) => {
+            Err(Error::Device(format!("OpenCL: a driver ends the program that asks it: {}", out.status)))
+        }
+        Err(_) => here(),
+    }
+}
+
+/// The name of the chosen device in the lines of [`list_facts`], if there is one.
+pub fn find_chosen(facts: &str) -> Option<&str> {
+    let choice = facts.lines().find_map(|line| line.strip_prefix(CHOICE))?;
+    choice.trim_start().strip_prefix(CHOSEN)?.split_once(", ").map(|(_, name)| name)
+}
 
 /// Facts as name and text.
 pub fn list_facts(select: Option<&str>) -> Vec<(String, String)> {
@@ -47,13 +77,13 @@ pub fn list_facts(select: Option<&str>) -> Vec<(String, String)> {
     } else {
         describe_choice(found, select)
     };
-    lines.push(("opencl choice".into(), one_line(&choice, 4 * MAX_TEXT)));
+    lines.push((CHOICE.into(), one_line(&choice, 4 * MAX_TEXT)));
     lines.push(("opencl cache".into(), Cache::for_user().describe_contents()));
     lines
 }
 
-/// Measures each kernel variant for one token and for many, and prints a table; the fastest are used from then on.
-/// Compiles all programs of a text with these flags.
+/// Measures each kernel variant for one token and for many, and prints a table; the fastest are used from then on. Then
+/// compiles all programs of a text with these flags.
 pub fn tune_device(args: &DoctorArgs) -> Result<()> {
     let batch = check_range("--batch", args.batch, MAX_BATCH)?;
     let options = EngineOptions { batch, ..device_options(args.model.resolve_options()?) };
@@ -62,14 +92,9 @@ pub fn tune_device(args: &DoctorArgs) -> Result<()> {
     if let Some(tuned) = engine.tune_kernels()? {
         write_stdout(&format_timings(&tuned))?;
     }
-    let (progress, began) =
-        (ProgressLine::new("compiling OpenCL program", Verbosity::Normal), Instant::now());
-    let count = Cell::new(0);
+    let (began, count) = (Instant::now(), Cell::new(0));
     for sequences in [1, batch].into_iter().take(batch.min(2)) {
-        engine.compile_programs(sequences, &|ready, all| {
-            progress.show_progress(ready, all);
-            count.set(all);
-        })?;
+        engine.compile_programs(sequences, &|_, all| count.set(all))?;
     }
     let name = engine.device().map_or("the device", |device| &device.info().name);
     let seconds = began.elapsed().as_secs_f64();
@@ -104,7 +129,7 @@ fn timing_row(what: [&str; 3], took: Duration, chosen: bool) -> Vec<String> {
 
 fn describe_choice(found: &[DeviceEntry], select: Option<&str>) -> String {
     match select_device(found, select) {
-        Ok(index) => format!("--backend opencl uses device {index}, {}", found[index].facts.name),
+        Ok(index) => format!("{CHOSEN}{index}, {}", found[index].facts.name),
         Err(failure) => format!("none: {}", failure.message),
     }
 }

@@ -1,6 +1,8 @@
 //! The models that `eval` loads: one per weight type and backend among its settings.
 
 use super::settings::EvalSettings;
+use crate::cli::load::load_with_progress;
+use crate::cli::terminal::Verbosity;
 use crate::model::weights::{OpenModel, WeightType};
 use crate::run::engine::Engine;
 use crate::run::options::{BackendKind, EngineOptions};
@@ -52,11 +54,11 @@ pub struct EvalEngines(Vec<(EngineKey, Engine)>);
 
 impl EvalEngines {
     /// Loads the models for sequences of at most `longest` tokens.
-    pub fn load_all(models: EvalModels, longest: usize) -> Result<Self> {
+    pub fn load_all(models: EvalModels, longest: usize, verbosity: Verbosity) -> Result<Self> {
         let load = |(options, model): (EngineOptions, OpenModel)| {
             let plan = Plan::for_model(&model, &EngineOptions { max_seq_len: longest, ..options.clone() })?;
             let opened = OpenedModel { plan, model, took: Duration::ZERO }.resolve_auto();
-            Ok((engine_key(&options), Engine::load_opened(opened, &|_, _| {})?))
+            Ok((engine_key(&options), load_with_progress(opened, verbosity)?))
         };
         models.0.into_iter().map(load).collect::<Result<_>>().map(Self)
     }

@@ -1,7 +1,6 @@
 //! Perplexity of a text, and the divergence of the distributions from the base's.
 
 use super::settings::EvalSettings;
-use crate::cli::terminal::ProgressLine;
 use crate::dims::VOCAB;
 use crate::run::session::{LOGITS_ROWS, Session};
 use crate::tools::columns::{Align, align_columns};
@@ -27,11 +26,11 @@ pub fn measure_perplexity<'s>(
     rows: &mut [Predictor<'s>],
     mut base: Option<&mut Predictor<'s>>,
     chunks: &[Vec<u32>],
-    progress: &ProgressLine,
+    progress: &dyn Fn(usize, usize),
 ) -> Result<()> {
     let mut base_rows = Vec::new();
     for (i, tokens) in chunks.iter().enumerate() {
-        progress.show_progress(i, chunks.len());
+        progress(i, chunks.len());
         rows.iter_mut().chain(base.as_deref_mut()).for_each(|r| r.session.clear());
         for (block, part) in tokens.chunks(LOGITS_ROWS).enumerate() {
             let next = |i: usize| tokens.get(block * LOGITS_ROWS + i + 1).map(|&id| id as usize);
@@ -51,7 +50,7 @@ pub fn measure_perplexity<'s>(
         }
         rows.iter().chain(base.as_deref()).try_for_each(|r| r.totals.check_finite())?;
     }
-    progress.show_progress(chunks.len(), chunks.len());
+    progress(chunks.len(), chunks.len());
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 use super::engines::EvalEngines;
 use super::input::EncodedQuestion;
 use super::settings::EvalSettings;
-use crate::cli::terminal::ProgressLine;
 use crate::model::device::read_bytes;
 use crate::run::session::{CancelToken, Session};
 use crate::tools::columns::{Align, align_columns};
@@ -46,11 +45,11 @@ pub fn measure_recall(
     settings: &EvalSettings,
     engines: &EvalEngines,
     questions: &[EncodedQuestion],
-    progress: &ProgressLine,
+    progress: &dyn Fn(usize, usize),
 ) -> Result<Value> {
     let mut outcomes = Vec::new();
     for (i, EncodedQuestion { question, prompt }) in questions.iter().enumerate() {
-        progress.show_progress(i, questions.len());
+        progress(i, questions.len());
         let options = settings.for_prompt(prompt.len(), question.answer_ids.len())?;
         let mut session = engines.open_session(&options)?;
         session.prefill(prompt, &CancelToken::default())?;
@@ -63,7 +62,7 @@ pub fn measure_recall(
             share: slots as f64 / prompt.len() as f64,
         });
     }
-    progress.show_progress(questions.len(), questions.len());
+    progress(questions.len(), questions.len());
     Ok(outcomes_json(settings, &outcomes))
 }
 

@@ -12,10 +12,11 @@ use crate::{build::has_template, command};
 use files::atomic_file;
 use files::config::ModelConfig;
 use files::model_dir::TEXT_FILES;
+use files::progress::ProgressLine;
 use files::source::gguf::Gguf;
 use serde::Deserialize;
 use std::fs::{self, OpenOptions};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -205,7 +206,7 @@ impl Hub {
 
     /// Downloads the rest of a file, with retries where it is interrupted.
     fn download(&self, url: &str, part: &Path, size: u64) -> Outcome<()> {
-        let show = std::io::stderr().is_terminal();
+        let progress = ProgressLine::new("downloading", "MiB");
         let mut retries = RETRIES;
         loop {
             let mut out = OpenOptions::new().append(true).create(true).open(part).map_err(Failure::Disk)?;
@@ -215,10 +216,7 @@ impl Hub {
             }
             let came = self.client.get(url, (at, size.saturating_sub(at)), |piece| {
                 at += piece.len() as u64;
-                if show {
-                    let end = if at < size { "" } else { "\n" };
-                    eprint!("\r{} of {} MiB{end}", at >> 20, size >> 20);
-                }
+                progress.show_progress((at >> 20) as usize, (size >> 20) as usize);
                 out.write_all(piece)
             });
             let came = match came {

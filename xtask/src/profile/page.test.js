@@ -73,6 +73,11 @@ if (process.argv[3] === "phone") {
     assert(text.includes(part), `${part} is not in ${text.slice(0, 700)}`);
   // Seven charts are rows of four and three, and the position in the cache grows along the axis of the first.
   assert.deepEqual(figures.map(f => f.attributes.style.match(/[\d.]+(?=%)/)[0]), [..."2222333"].map(n => n === "2" ? "25.0" : "33.3"));
+  // However wide a chart is drawn, its labels are smaller than its title.
+  const scales = figures.map(f => Number(f.attributes.style.match(/--scale:([\d.]+)/)[1]) * 372 + 14);
+  assert.deepEqual(scales.map(Math.round), [...Array(4).fill((1480 - 3 * 8) / 4), ...Array(3).fill((1480 - 2 * 8) / 3)]);
+  const size = selector => Number(page.match(`\n${selector}\\{[^}]*font-size:\\D*(\\d+)px`)[1]);
+  assert(size("svg text") < size("figcaption"));
   const positions = figures[0].all("text").filter(t => t.attributes.y === "224" && /^\d+$/.test(t.textContent));
   const grown = positions.map(t => Number(t.textContent));
   assert(grown.length > 2 && grown[0] > 40 && grown.every((p, i) => i === 0 || p > grown[i - 1]), grown);

@@ -1,0 +1,130 @@
+//! The progress of long work: a line on stderr that appears after a second, on terminals only, and disappears before
+//! any other text.
+
+use crate::stderr;
+use rustix::termios::tcgetwinsize;
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Work that takes no longer shows nothing.
+const DELAY: Duration = Duration::from_secs(1);
+/// Columns of the bar behind the numbers. A shorter one than the minimum says nothing.
+const MAX_BAR: usize = 30;
+const MIN_BAR: usize = 8;
+/// Columns of a terminal that does not tell its size.
+const COLUMNS: usize = 80;
+/// Bytes of stack of the thread that waits for the delay.
+const STACK: usize = 64 << 10;
+
+/// True while that thread waits: many short works need no more than one.
+static IS_WAITING: AtomicBool = AtomicBool::new(false);
+
+/// A line such as `packing: 3 of 12 tensors` with a bar. The default shows nothing.
+#[derive(Default)]
+pub struct ProgressLine(Option<Arc<Mutex<Work>>>);
+
+struct Work {
+    label: String,
+    unit: &'static str,
+    done: usize,
+    all: usize,
+    due: Instant,
+    drawn: String,
+}
+
+impl ProgressLine {
+    /// Begins to count `unit`, which may be empty.
+    pub fn new(label: impl Into<String>, unit: &'static str) -> Self {
+        if stderr::is_dumb() || !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let (due, drawn) = (Instant::now() + DELAY, String::new());
+        let work = Arc::new(Mutex::new(Work { label: label.into(), unit, done: 0, all: 0, due, drawn }));
+        let (late, texts) = (Arc::downgrade(&work), stderr::count_texts());
+        let draw = move || {
+            thread::sleep(DELAY);
+            IS_WAITING.store(false, Ordering::Relaxed);
+            // Other text may say that the work was interrupted.
+            if let Some(work) = late.upgrade().filter(|_| stderr::count_texts() == texts) {
+                lock_work(&work).draw_line();
+            }
+        };
+        // Without a thread, the line appears with the first progress after the delay.
+        if !IS_WAITING.swap(true, Ordering::Relaxed) {
+            let _ = thread::Builder::new().name("progress".into()).stack_size(STACK).spawn(draw);
+        }
+        Self(Some(work))
+    }
+
+    /// Shows that `done` of `all` are done; erases the line if all are.
+    pub fn show_progress(&self, done: usize, all: usize) {
+        if let Some(work) = &self.0 {
+            let mut work = lock_work(work);
+            (work.done, work.all) = (done, all);
+            work.draw_line();
+        }
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        self.show_progress(0, 0);
+    }
+}
+
+fn lock_work(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
+    work.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Work {
+    fn draw_line(&mut self) {
+        if self.done >= self.all {
+            self.drawn.clear();
+            return stderr::erase_line();
+        }
+        if Instant::now() < self.due {
+            return;
+        }
+        let size = tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col.into());
+        let line = self.format_line(if size == 0 { COLUMNS } else { size });
+        if line != self.drawn {
+            stderr::rewrite_line(&line);
+            self.drawn = line;
+        }
+    }
+
+    /// The line in fewer than `columns` columns: a full one would be continued in the next row.
+    fn format_line(&self, columns: usize) -> String {
+        let Self { label, unit, done, all, .. } = self;
+        let width = all.to_string().len();
+        let text = format!("{label}: {done:>width$} of {all} {unit}");
+        let text: String = text.trim_end().chars().take(columns.saturating_sub(1)).collect();
+        let room = columns.saturating_sub(text.chars().count() + 3).min(MAX_BAR);
+        if room < MIN_BAR {
+            return text;
+        }
+        let full = room * done / all;
+        let [color, plain] = if stderr::has_color() { ["\x1b[36m", "\x1b[39m"] } else { [""; 2] };
+        format!("{text}  {color}{}{plain}{}", "━".repeat(full), "─".repeat(room - full))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_fits_into_its_terminal() {
+        let (label, drawn) = ("packing".into(), String::new());
+        let work = Work { label, unit: "tensors", done: 30, all: 120, due: Instant::now(), drawn };
+        let plain = |columns| work.format_line(columns).replace("\x1b[36m", "").replace("\x1b[39m", "");
+        let text = "packing:  30 of 120 tensors";
+        assert_eq!(plain(100), format!("{text}  {}{}", "━".repeat(7), "─".repeat(23)));
+        assert_eq!(plain(40), format!("{text}  {}{}", "━".repeat(2), "─".repeat(8)));
+        assert_eq!((plain(35), plain(8), plain(0)), (text.into(), "packing".into(), String::new()));
+        assert!((0..200).all(|columns| plain(columns).chars().count() < columns.max(1)));
+    }
+}
