@@ -6,7 +6,7 @@ use super::defines::LayerView;
 use super::kernels::{KernelName, Kernels, MatmulInput, Observed, variant_of};
 use super::kv::{DeviceKv, LayerRows};
 use super::nvidia::BoundDecode;
-use super::scratch::PassBuffers;
+use super::scratch::Scratch;
 use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
 use super::variants::{Feature, Tokens};
@@ -74,7 +74,7 @@ pub struct Launches {
     pub batched: Option<BatchedAttention>,
     /// Queries of a work-group of prefill attention.
     pub queries: usize,
-    /// Value of [`PassBuffers::slots`] when they were bound.
+    /// Value of [`Scratch::slots`] when they were bound.
     pub slots: usize,
 }
 
@@ -91,7 +91,7 @@ pub struct CacheLaunches {
     pub layers: Vec<CacheLayer>,
     /// Whole pass of one token, if the device supports it.
     pub decode: Option<BoundDecode>,
-    /// Value of [`PassBuffers::slots`] when they were bound.
+    /// Value of [`Scratch::slots`] when they were bound.
     pub slots: usize,
 }
 
@@ -135,7 +135,7 @@ pub struct Binder<'a> {
     /// Calibration of keys and queries, by layer; empty if there is none.
     pub calibration: &'a [Buffer],
     /// Buffers of a pass.
-    pub scratch: &'a PassBuffers,
+    pub scratch: &'a Scratch,
     /// Place that computes attention.
     pub attend: AttendOn,
     /// True if the layers need kernels for one token.

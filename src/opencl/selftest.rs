@@ -132,7 +132,7 @@ mod tests {
     use super::relative_distance;
 
     #[test]
-    fn distance_of_rows() {
+    fn the_error_of_logits_is_relative_and_catches_nan() {
         assert_eq!(relative_distance(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
         assert_eq!(relative_distance(&[0.0, 0.0], &[3.0, 4.0]), 1.0);
         assert_eq!(relative_distance(&[f32::NAN, 0.0], &[3.0, 4.0]), f64::INFINITY);

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
+    fn every_variant_is_found_by_its_name() {
         for variant in &VARIANTS {
             assert_eq!(Variant::from_name(variant.name).unwrap(), variant);
         }

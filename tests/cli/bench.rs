@@ -23,7 +23,7 @@ fn measured(row: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn json_has_limits_and_growth() {
+fn bench_json_has_limits_and_the_cost_of_depth() {
     let all = json(&bench(&["-d", "0,16", "-o", "json"]).out);
     let read = &all["read_bandwidth"][0];
     assert!(read["threads"] == 1 && read["way"].is_string(), "{read}");
@@ -57,7 +57,7 @@ fn json_has_limits_and_growth() {
 }
 
 #[test]
-fn tables_have_them_too() {
+fn tables_have_limits_and_the_cost_of_depth() {
     let said = bench(&["-d", "0,16"]);
     let titles = ["% of memory", "GOPS", "% of peak", "x decode", "ms/token", "predicted", "deviation %"];
     mentions(&said.out, &titles);

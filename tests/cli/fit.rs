@@ -170,7 +170,7 @@ fn chosen_cores_are_checked_and_kept_to() {
 /// Every thread, the one that calls included, is on the cores of the mask.
 #[cfg(target_os = "linux")]
 #[test]
-fn no_thread_leaves_the_mask() {
+fn every_thread_stays_on_the_chosen_cores() {
     use std::io::Read;
     use std::process::Stdio;
     let cores = numeric::topology::allowed_cores();

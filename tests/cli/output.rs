@@ -34,7 +34,7 @@ fn text_on_stdout_and_times_first_on_stderr() {
 }
 
 #[test]
-fn same_seed_same_text() {
+fn the_same_seed_gives_the_same_text() {
     let with = |more: &[&str]| {
         let mut args = vec!["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"];
         args.extend(more);

@@ -178,7 +178,7 @@ fn a_session_that_a_model_drafts_for_goes_on_as_if_it_did_not() {
 }
 
 #[test]
-fn flags_of_drafts_without_effect_are_told() {
+fn draft_flags_without_effect_get_a_warning() {
     let said =
         |more: &[&str]| antigravity(["generate", "-p", "a", "-n", "2", "--temp", "0"]).args(more).run().err;
     mentions(&said(&["--draft", "0", "--draft-model", "x"]), &["--draft-model: no effect at --draft 0"]);

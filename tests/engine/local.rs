@@ -55,7 +55,7 @@ fn become_of(into: &mut Session, from: &mut Session) {
 }
 
 #[test]
-fn rows_that_come_round_change_no_bit() {
+fn reused_rows_of_a_ring_change_no_bit() {
     let ids = ids(ALL);
     for kv in KvType::ALL {
         let with = |chunk| {
@@ -127,7 +127,7 @@ fn a_saved_sequence_goes_on_in_rings_of_any_size() {
 }
 
 #[test]
-fn a_cache_goes_out_and_in_with_the_positions_of_each_layer() {
+fn an_exported_cache_keeps_the_positions_of_each_layer() {
     let ids = ids(ALL);
     for (kv, policy) in [(KvType::F32, Policy::None), (KvType::F16, Policy::Sliding)] {
         let mut o = EngineOptions { kv_types: KvTypes::same(kv), ..options(SMALL) };

@@ -199,7 +199,7 @@ fn a_program_that_does_not_compile_is_one_line() {
 }
 
 #[test]
-fn a_device_that_hangs_is_left() {
+fn a_device_that_hangs_is_abandoned() {
     if shim().is_none() {
         return;
     }

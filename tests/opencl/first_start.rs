@@ -84,7 +84,7 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
 
 /// The device is compared with the CPU once it is ready, and never again.
 #[test]
-fn auto_begins_at_once_too() {
+fn auto_begins_on_the_cpu_while_kernels_compile() {
     if !is_exact() {
         return;
     }

@@ -65,7 +65,7 @@ fn products_of_a_real_model_are_clean() {
 }
 
 #[test]
-fn attention_is_clean() {
+fn attention_makes_no_invalid_access() {
     clean(&["kernels::attention::attention_has_the_cpus_bits_on_small_shapes"]);
 }
 

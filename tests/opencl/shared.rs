@@ -139,7 +139,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn rows_are_used_in_turn() {
+fn the_cpu_and_the_device_use_one_cache_in_turn() {
     let _alone = alone();
     let Some(model) = model() else { return };
     if !model.device().info().unified_memory {

@@ -34,7 +34,7 @@ fn goes_on(command: &mut Command) -> String {
 }
 
 #[test]
-fn every_variant_changes_nothing() {
+fn every_variant_gives_the_same_text() {
     let Some(device) = device() else { return };
     let facts = device.info();
     for variant in VARIANTS.iter().filter(|v| is_exact_with(facts) && v.missing_feature(facts).is_none()) {
@@ -44,7 +44,7 @@ fn every_variant_changes_nothing() {
 }
 
 #[test]
-fn an_unknown_variant_is_one_line() {
+fn an_unknown_variant_is_one_line_of_error() {
     if device().is_none() {
         return;
     }

@@ -133,12 +133,12 @@ fn clippy() -> Outcome {
 /// Tests for which a device's compiler works for minutes: for every type of the cache and every format, once.
 const EVERY_KERNEL: [&str; 7] = [
     "gguf::all_formats_have_the_cpus_bits",
-    "hybrid::moves_change_nothing_with_any_cache_and_any_policy",
+    "hybrid::device_switches_change_no_text_with_any_cache_and_policy",
     "kernels::attention::attention_has_the_cpus_bits_with_every_cache",
     "kernels::formats::every_format_has_the_cpus_bits",
     "kernels::formats::variants_of_formats_have_the_cpus_bits",
     "model::a_long_context_has_the_cpus_bits",
-    "variants::every_variant_changes_nothing",
+    "variants::every_variant_gives_the_same_text",
 ];
 
 /// The tests of a device wait for its compiler, which works on one core, so the others run beside them.

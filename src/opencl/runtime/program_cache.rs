@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_is_fnv_1a() {
+    fn the_hash_of_a_key_is_fnv_1a() {
         // Vectors of the IETF draft (draft-eastlake-fnv).
         assert_eq!(fnv128(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
         assert_eq!(fnv128(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_comes_back() {
+    fn a_stored_entry_is_read_back_unchanged() {
         let (key, entry) = entry();
         assert_eq!(Entry::parse(&entry.to_bytes(&key), &key), Some(entry));
         let none = Entry::default();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_or_foreign_entry_is_none() {
+    fn a_damaged_or_foreign_entry_is_ignored() {
         let (key, entry) = entry();
         let bytes = entry.to_bytes(&key);
         for n in 0..bytes.len() {

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_chosen() {
+    fn the_files_to_fetch_are_chosen() {
         let chosen =
             |name: &str, files: &[&'static str]| ModelSpec::parse(name).unwrap().choose_weights(files);
         let both = ["model.safetensors", "m-q4.gguf", "m-q8.gguf"];

@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 /// On Intel's runtime: every variant of kernels, batches, and moves with every cache and every eviction.
 const ON_INTEL: [&str; 4] = [
     "hybrid::",
-    "model::text_is_the_same",
+    "model::the_text_is_the_same_as_on_the_cpu",
     "shared::a_token_of_each_of_many_sequences_is_computed_as_alone",
-    "variants::every_variant_changes_nothing",
+    "variants::every_variant_gives_the_same_text",
 ];
 /// On rusticl, which is slow.
-const ON_RUSTICL: [&str; 2] = ["model::text_is_the_same", "variants::every_variant_changes_nothing"];
+const ON_RUSTICL: [&str; 2] =
+    ["model::the_text_is_the_same_as_on_the_cpu", "variants::every_variant_gives_the_same_text"];
 /// Rusticl's entry for the loader in Debian.
 const RUSTICL: &str = "/etc/OpenCL/vendors/rusticl.icd";
 
