@@ -150,7 +150,7 @@ float gelu(float x) {
 #define ACTIVATION(x) silu(x)
 #endif
 // Number of matrices side by side at the start of the feed-forward layer.
-#define HALVES_OF_FFN (1 + GATED)
+#define FFN_MATRICES (1 + GATED)
 
 // Output that is added to the residual: scaled, and stored elsewhere if it is to be normed first.
 #ifdef RESIDUAL_SCALE

@@ -28,7 +28,7 @@ pub const HAS_TWO_ANGLE_SETS: bool = {
     }
     two
 };
-/// Cosine and sine pairs of a position: for global layers and, where they differ, for the others.
+/// Cosine and sine pairs of a position: for full-attention layers and, where they differ, for the others.
 pub const ANGLES: usize = ROPE_DIM / 2 * (1 + HAS_TWO_ANGLE_SETS as usize);
 /// True if biases, q and k norms and a tied head are the only switches in use: Llama, Qwen 2 and 3.
 pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
@@ -46,9 +46,9 @@ const _: () = assert!(LAYERS > 0 && DIM > 0 && FFN_DIM > 0 && VOCAB > 0);
 const _: () = assert!(MODEL_DIR.len() + MODEL.len() > 0);
 
 /// Number of sliding-window layers.
-pub const LOCAL_LAYERS: usize = before(LAYERS)[1];
+pub const SLIDING_LAYERS: usize = before(LAYERS)[1];
 /// Number of full-attention layers.
-pub const GLOBAL_LAYERS: usize = before(LAYERS)[0];
+pub const FULL_ATTENTION_LAYERS: usize = before(LAYERS)[0];
 /// Number of full-attention and sliding-window layers before each layer.
 pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
     let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
@@ -62,25 +62,25 @@ pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
 const fn before(layer: usize) -> [usize; 2] {
     let (mut i, mut counts) = (0, [0; 2]);
     while i < layer {
-        counts[is_local(i) as usize] += 1;
+        counts[is_sliding(i) as usize] += 1;
         i += 1;
     }
     counts
 }
 
 /// True for a sliding-window layer.
-pub const fn is_local(layer: usize) -> bool {
+pub const fn is_sliding(layer: usize) -> bool {
     matches!(LAYER_KINDS[layer], LayerKind::SlidingWindow)
 }
 
 /// Indices of the full-attention layers.
-pub fn global_layers() -> impl Iterator<Item = usize> {
-    (0..LAYERS).filter(|&layer| !is_local(layer))
+pub fn full_attention_layers() -> impl Iterator<Item = usize> {
+    (0..LAYERS).filter(|&layer| !is_sliding(layer))
 }
 
 /// Positions that a query of the layer sees, its own included; `None` for full attention.
 pub const fn attention_window(layer: usize) -> Option<usize> {
-    if is_local(layer) { Some(WINDOW) } else { None }
+    if is_sliding(layer) { Some(WINDOW) } else { None }
 }
 
 /// Index of a layer's first angle among the [`ANGLES`] of a position.

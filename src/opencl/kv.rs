@@ -124,7 +124,7 @@ impl DeviceKv {
         let mut grown = Self::new(device, self.types, (slots, ring), self.location)?;
         for layer in 0..LAYERS {
             let (here, there) = (self.rows_per_head(layer), grown.rows_per_head(layer));
-            let len = if is_local(layer) { here.min(there) } else { len };
+            let len = if is_sliding(layer) { here.min(there) } else { len };
             for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
                 for head in 0..KV_HEADS {
                     let (from, to) = (head * here * row, head * there * row);
@@ -185,7 +185,7 @@ impl DeviceKv {
 
     /// Writes rows: `[kv_head][slot][row bytes]`.
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        assert!(is_local(layer) || slots.end <= self.rows_per_head(layer));
+        assert!(is_sliding(layer) || slots.end <= self.rows_per_head(layer));
         [&rows.k, &rows.v].into_iter().enumerate().try_for_each(|(plane, from)| {
             assert_eq!(from.len(), KV_HEADS * slots.len() * self.plane_row_bytes(plane));
             self.write_plane((layer, plane), slots.clone(), from)
@@ -251,7 +251,7 @@ fn allocate_on_device(
     let (mut keys, mut values) = (arena(k), arena(v));
     let layer = |layer: usize| {
         let rows = LayerRows { k: keys.buffer(plane(layer, k))?, v: values.buffer(plane(layer, v))? };
-        if is_local(layer) {
+        if is_sliding(layer) {
             rows.k.fill(0..rows.k.len(), 0)?;
             rows.v.fill(0..rows.v.len(), 0)?;
         }
@@ -289,7 +289,7 @@ pub fn compact_rows(rows: &mut [u8], slots: &[u32], row: usize) {
 
 /// Rows per head in a layer.
 fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
-    if is_local(layer) { ring.rows_per_head(slots) } else { slots }
+    if is_sliding(layer) { ring.rows_per_head(slots) } else { slots }
 }
 
 /// Bytes of a row of keys, and of values.

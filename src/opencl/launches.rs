@@ -204,7 +204,7 @@ impl Binder<'_> {
         let weights = self.matrices.layers.iter().enumerate();
         let layers = weights.map(|(i, l)| {
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
+            let mass = mass.filter(|_| !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })

@@ -29,10 +29,10 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
-/// Layers that see a window keep too few rows or too many, or rows come round and change something: for models with
-/// such layers, which `cargo xtask test local` builds for.
-mod local;
 /// A cache that is handed out and taken in again is another one, or one that cannot be is taken in.
 mod past;
 /// A row of a q4 cache has other scales than its definition.
 mod q4_rows;
+/// Layers that see a window keep too few rows or too many, or rows come round and change something: for models with
+/// such layers, which `cargo xtask test sliding` builds for.
+mod sliding_window;

@@ -56,7 +56,7 @@ const PARTS: &[Part] = &[
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_tests },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
-    Part { name: "local", when: Always, about: "layers that see a window keep its rows: a small Gemma 3, and the plan of the 1B one", run: sliding_window_layers },
+    Part { name: "sliding", when: Always, about: "layers that see a window keep its rows: a small Gemma 3, and the plan of the 1B one", run: sliding_window_layers },
     Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
     Part { name: "assertions", when: All, about: "the tests of the CPU with Rust's checks of pointers", run: with_pointer_checks },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
@@ -182,7 +182,9 @@ fn parity_with_reference() -> Outcome {
 /// The tests of layers that see a window, built for models that have them.
 fn sliding_window_layers() -> Outcome {
     let mut tally = Tally::default();
-    for (model, filter) in [("m9-gemma3-270m-bf16", "local::"), ("gemma3-1b", "local::a_long_context")] {
+    for (model, filter) in
+        [("m9-gemma3-270m-bf16", "sliding_window::"), ("gemma3-1b", "sliding_window::a_long_context")]
+    {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
         tally += tests.only(&[filter]).run()?;
     }

@@ -1,6 +1,6 @@
 //! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, ROPE, WINDOW, is_local};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, ROPE, SLIDING_LAYERS, WINDOW, is_sliding};
 use crate::model::device::KvRows;
 use crate::run::session::{Sequence, Session};
 use files::Result;
@@ -47,7 +47,7 @@ impl CachedPrefix {
         }
         let most = prompt.len().saturating_sub(1);
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
-        let reaches = LOCAL_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
+        let reaches = SLIDING_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
         if reaches && same >= MIN_TOKENS { same } else { 0 }
     }
 
@@ -63,7 +63,7 @@ impl CachedPrefix {
 
     /// Copies the rows of the first `n` tokens of a layer.
     fn copy_rows(&self, (layer, types): (usize, KvTypes), n: usize, to: &mut KvRows) {
-        let first = if is_local(layer) { self.oldest } else { 0 };
+        let first = if is_sliding(layer) { self.oldest } else { 0 };
         let (all, some) = (self.tokens.len() - first, n.saturating_sub(first));
         let from = &self.rows[layer];
         let planes = [(types.k, &from.k, &mut to.k), (types.v, &from.v, &mut to.v)];

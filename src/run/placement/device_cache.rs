@@ -1,6 +1,9 @@
 //! One device with the KV cache of one sequence, and the validity of its rows.
 
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, WINDOW, global_layers, is_local};
+use crate::dims::{
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, SLIDING_LAYERS, WINDOW, full_attention_layers,
+    is_sliding,
+};
 use crate::model::device::{Extent, KvCache, KvRows, Logits, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use files::Result;
@@ -27,7 +30,7 @@ impl WindowRows {
 
     /// True if all rows that a token at this position sees are there.
     fn covers_window(self, pos: usize) -> bool {
-        LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
+        SLIDING_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
     }
 
     /// Keeps the rows before this position, or none if they do not suffice.
@@ -149,7 +152,7 @@ impl DeviceCache {
     /// A run of a pass that appends `tokens`.
     pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: RunPosition, logits: Logits<'a>) -> Run<'a> {
         let RunPosition { pos, known } = at;
-        let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
+        let observe = if FULL_ATTENTION_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
         Run { cache: &mut *self.cache, tokens, pos, known_len: known, logits, observed_tokens: observe }
     }
@@ -175,7 +178,7 @@ impl DeviceCache {
 
     /// First position whose rows sliding-window layers have.
     pub fn oldest_position(&self) -> usize {
-        if LOCAL_LAYERS != 0 { self.window.from } else { 0 }
+        if SLIDING_LAYERS != 0 { self.window.from } else { 0 }
     }
 
     /// Records that sliding-window layers now hold the rows of these positions.
@@ -235,7 +238,7 @@ impl DeviceCache {
 
     /// Allocates the mass, so that no pass has to.
     pub fn allocate_mass(&mut self) -> Result<()> {
-        let Some(layer) = global_layers().next() else { return Ok(()) };
+        let Some(layer) = full_attention_layers().next() else { return Ok(()) };
         let mut mass = vec![0.0; KV_HEADS * self.filled_slots()];
         self.cache.read_mass(layer, &mut mass)?;
         self.cache.write_mass(layer, &mass)
@@ -256,7 +259,7 @@ impl DeviceCache {
     pub fn zero_mass(&mut self) -> Result<()> {
         self.mass_is_valid = false;
         let zeros = vec![0.0; KV_HEADS * self.filled_slots()];
-        global_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
+        full_attention_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
     }
 
     /// Copies the mass of one full-attention layer out: `[kv_head][slot]`, empty if nothing was observed.
@@ -300,7 +303,7 @@ fn copy_rows(from: &mut dyn KvCache, to: &mut dyn KvCache, lacking: [Range<usize
     let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
     let mut bytes = 0;
     for layer in 0..LAYERS {
-        let Range { start, end } = lacking[usize::from(is_local(layer))];
+        let Range { start, end } = lacking[usize::from(is_sliding(layer))];
         for start in (start..end).step_by(SLOTS) {
             let slots = start..end.min(start + SLOTS);
             from.read_rows(layer, slots.clone(), &mut rows)?;
@@ -315,7 +318,7 @@ fn copy_rows(from: &mut dyn KvCache, to: &mut dyn KvCache, lacking: [Range<usize
 /// Copies the mass of all filled slots, of which both have the same number.
 fn copy_mass(from: &mut dyn KvCache, to: &mut dyn KvCache) -> Result<()> {
     let mut mass = vec![0.0; KV_HEADS * from.extent().len];
-    global_layers().try_for_each(|layer| {
+    full_attention_layers().try_for_each(|layer| {
         from.read_mass(layer, &mut mass)?;
         to.write_mass(layer, &mass)
     })
@@ -331,7 +334,7 @@ mod tests {
         rows.extend(0..WINDOW + 90, WINDOW + 100);
         assert!((0..=WINDOW + 90).all(|pos| rows.covers_window(pos)));
         rows.extend(WINDOW + 90..WINDOW + 150, WINDOW + 100);
-        if LOCAL_LAYERS != 0 {
+        if SLIDING_LAYERS != 0 {
             assert_eq!(rows.from, 50);
             assert!(
                 !rows.covers_window(WINDOW + 48)

@@ -1,7 +1,7 @@
 //! The evictor of a sequence: decides when slots are evicted, how many stay, and which tokens' attention is observed.
 
 use super::event::EvictionReason;
-use crate::dims::{GLOBAL_LAYERS, KV_HEADS, LAYERS_BEFORE, MAX_POSITION};
+use crate::dims::{FULL_ATTENTION_LAYERS, KV_HEADS, LAYERS_BEFORE, MAX_POSITION};
 use crate::run::eviction::{Budget, Eviction, Policy, SNAP_WINDOW, SlotSelector, slots_to_free};
 use crate::run::system;
 use files::{Error, Result};
@@ -59,7 +59,7 @@ impl Evictor {
             chooser: SlotSelector::default(),
             opening: 0,
             slots: Vec::with_capacity(capacity),
-            positions: vec![Vec::new(); GLOBAL_LAYERS * KV_HEADS],
+            positions: vec![Vec::new(); FULL_ATTENTION_LAYERS * KV_HEADS],
             mass: Vec::new(),
         };
         evictor.resize(capacity)?;
@@ -146,7 +146,7 @@ impl Evictor {
     /// that its last eviction left get the latest positions possible.
     pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, (kept, slots, tokens): (usize, usize, usize)) {
         self.positions = saved;
-        let heads = GLOBAL_LAYERS * KV_HEADS;
+        let heads = FULL_ATTENTION_LAYERS * KV_HEADS;
         if self.positions.len() != heads {
             let latest = (tokens - slots..tokens - slots + kept).map(|p| p as u32);
             self.positions = vec![latest.collect(); heads];

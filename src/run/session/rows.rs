@@ -4,7 +4,7 @@
 use super::event::{EvictionReason, EvictionResult, SessionEvent};
 use super::evictor::{AppendKind, Evictor, ObservedTokens};
 use super::{PastEviction, Sequence, Session, Switch};
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, global_layers, is_local};
+use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, full_attention_layers, is_sliding};
 use crate::model::device::{KvRows, Logits, lock_device};
 use crate::run::placement::{RowState, TokenKind};
 use files::{Error, Result};
@@ -94,7 +94,7 @@ impl Session {
         let keep = keep.min(len);
         let budget = evictor.budget(keep, self.tokens.len());
         let mut same = keep;
-        for layer in global_layers() {
+        for layer in full_attention_layers() {
             self.device_cache.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {
@@ -317,13 +317,13 @@ impl Session {
         let heads = sequence.positions_of_slots()?;
         let mut global = heads.chunks_exact(KV_HEADS).map(<[Vec<u32>]>::concat);
         let local: Vec<u32> = (sequence.oldest as u32..sequence.tokens.len() as u32).collect();
-        let of = |layer| if is_local(layer) { Some(local.repeat(KV_HEADS)) } else { global.next() };
+        let of = |layer| if is_sliding(layer) { Some(local.repeat(KV_HEADS)) } else { global.next() };
         Ok((0..LAYERS).map_while(of).collect())
     }
 
     /// Copies the filled rows of a layer out: see [`PassRun::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = if is_local(layer) {
+        let slots = if is_sliding(layer) {
             self.device_cache.oldest_position()..self.tokens.len()
         } else {
             0..self.slots()
@@ -335,7 +335,7 @@ impl Session {
     /// sliding-window layers.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        if self.observed_since().is_some() && !is_local(layer) {
+        if self.observed_since().is_some() && !is_sliding(layer) {
             self.device_cache.read_mass(layer, mass)
         } else {
             Ok(())
@@ -390,12 +390,12 @@ impl Session {
         for layer in 0..LAYERS {
             let all = sequence.row_range(layer);
             rows.resize(types, all.len(), HEAD_DIM);
-            let massed = sequence.observed_since.is_some() && !is_local(layer);
+            let massed = sequence.observed_since.is_some() && !is_sliding(layer);
             mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
             each(layer, &mut rows, &mut mass)?;
             self.device_cache.cache().write_rows(layer, all, &rows)?;
             // A policy that does not look at attention drops the mass.
-            if !is_local(layer) && self.observes_attention() {
+            if !is_sliding(layer) && self.observes_attention() {
                 self.device_cache.write_mass(layer, &mass)?;
             }
         }
