@@ -89,7 +89,7 @@ impl DeviceKv {
 
     /// Rows per head in a layer.
     pub fn rows_per_head(&self, layer: usize) -> usize {
-        rows_of(layer, self.slots, self.ring)
+        rows_per_head(layer, self.slots, self.ring)
     }
 
     /// Number of rows that sliding-window layers keep.
@@ -243,7 +243,7 @@ fn allocate_on_device(
     place: Place,
 ) -> Result<Vec<LayerRows>> {
     let [k, v] = row_bytes(types);
-    let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+    let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_per_head(layer, slots, ring));
     let arena = |row: usize| {
         let planes: [usize; LAYERS] = std::array::from_fn(|layer| plane(layer, row));
         Arena::new(device, &planes, Access::ReadWrite, place)
@@ -262,7 +262,7 @@ fn allocate_on_device(
 
 fn allocate_on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>; 2]>> {
     let plane = |layer: usize, row: usize| {
-        let len = (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+        let len = (KV_HEADS * row).saturating_mul(rows_per_head(layer, slots, ring));
         let room = Vec::<u8>::new().try_reserve_exact(len);
         room.map_err(|_| Failure::new(FailureKind::Memory, format!("cannot allocate {len} bytes")))?;
         // Pages are allocated when first written.
@@ -288,7 +288,7 @@ pub fn compact_rows(rows: &mut [u8], slots: &[u32], row: usize) {
 }
 
 /// Rows per head in a layer.
-fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
+fn rows_per_head(layer: usize, slots: usize, ring: Ring) -> usize {
     if is_sliding(layer) { ring.rows_per_head(slots) } else { slots }
 }
 

@@ -117,7 +117,7 @@ impl CacheLayer {
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
-struct Io<'a> {
+struct MatmulBuffers<'a> {
     input: &'a Buffer,
     scales: &'a Buffer,
     out: &'a Buffer,
@@ -254,7 +254,12 @@ impl Binder<'_> {
         Ok(Launch { kernel, local: self.kernels.group_shape(name), ints: buffers.len() })
     }
 
-    fn bind_product(&mut self, name: KernelName, chunk: &Chunk, io: &Io<'_>) -> Result<MatmulLaunch> {
+    fn bind_product(
+        &mut self,
+        name: KernelName,
+        chunk: &Chunk,
+        operands: &MatmulBuffers<'_>,
+    ) -> Result<MatmulLaunch> {
         let state = self.scratch.state.buffer();
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
@@ -263,8 +268,9 @@ impl Binder<'_> {
         let words = if matches!(name, KernelName::Gemm(..)) { variant.rows } else { 1 };
         let image = variant.needs_feature(Feature::Images).then(|| quants.create_image(words)).transpose()?;
         let quants = image.as_ref().unwrap_or(quants);
-        let mut buffers = vec![quants, scales, state, io.input, io.scales, io.out, io.extra];
-        buffers.extend(io.sums);
+        let mut buffers =
+            vec![quants, scales, state, operands.input, operands.scales, operands.out, operands.extra];
+        buffers.extend(operands.sums);
         let tiles = Tiles { launch: self.bind_launch(name, &buffers)?, groups: *groups, tile: [16, 1] };
         Ok(MatmulLaunch { rows: [*first as i32, *groups as i32], tiles, few: None })
     }
@@ -276,13 +282,16 @@ impl Binder<'_> {
         step: Step,
         w: &StepWeights,
         (input, next): (MatmulInput, Activations),
-        io: Io<'_>,
+        operands: MatmulBuffers<'_>,
     ) -> Result<MatmulLaunches> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
             let variant = self.kernels.variant_for(Tokens::One, storage);
-            let mut p =
-                self.bind_product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
+            let mut p = self.bind_product(
+                KernelName::Gemv { step, storage, input, next, variant },
+                chunk,
+                &operands,
+            )?;
             // If chunks are merged, their number is set for each token.
             if !matches!(input, MatmulInput::Merge { .. }) {
                 p.tiles.launch.set_ints(&p.rows)?;
@@ -304,16 +313,18 @@ impl Binder<'_> {
         let product = |chunk: &Chunk| {
             let variant = self.kernels.variant_for(Tokens::Many, chunk.storage);
             let sums = variant.by_rows().then_some(&s.act_sums);
-            let io = Io { input: &s.acts, scales: &s.act_scales, out, extra, sums };
-            let mut p = self.bind_product(KernelName::Gemm(step, chunk.storage, variant), chunk, &io)?;
+            let operands = MatmulBuffers { input: &s.acts, scales: &s.act_scales, out, extra, sums };
+            let mut p =
+                self.bind_product(KernelName::Gemm(step, chunk.storage, variant), chunk, &operands)?;
             let groups = chunk.groups * step.matrix_count();
             p.tiles.tile = self.kernels.device_shapes().gemm_tile(step, chunk.storage, variant);
             p.tiles.groups = (groups * 16).div_ceil(p.tiles.tile[0]);
             if self.kernels.has_few(chunk.storage, variant) {
                 let shapes = self.kernels.device_shapes();
                 let cores = shapes.few_on_tensor_cores(step, chunk.storage);
-                let io = Io { sums: cores.is_none().then_some(&s.act_sums), ..io };
-                let few = self.bind_product(KernelName::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
+                let operands = MatmulBuffers { sums: cores.is_none().then_some(&s.act_sums), ..operands };
+                let few =
+                    self.bind_product(KernelName::GemmFew(step, chunk.storage), chunk, &operands)?.tiles;
                 let tile = shapes.few_tile(step, chunk.storage);
                 p.few = Some(Tiles { groups: (groups * 16).div_ceil(tile[0]), tile, ..few });
             }
@@ -325,8 +336,9 @@ impl Binder<'_> {
     /// Final norm and output head of one token.
     fn bind_head(&mut self) -> Result<MatmulLaunches> {
         let (s, m) = (self.scratch, self.matrices);
-        let io = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
-        self.bind_gemv(Step::Head, &m.head, (MatmulInput::Norm, Activations::Floats), io)
+        let operands =
+            MatmulBuffers { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
+        self.bind_gemv(Step::Head, &m.head, (MatmulInput::Norm, Activations::Floats), operands)
     }
 
     /// Output head of several tokens.
@@ -352,9 +364,9 @@ impl Binder<'_> {
     fn out_merging(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
-        let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
+        let operands = MatmulBuffers { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
         let input = MatmulInput::Merge { window: window.unwrap_or(0) };
-        self.bind_gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), io)
+        self.bind_gemv(Step::Out, &l.steps[Step::Out as usize], (input, Activations::Floats), operands)
     }
 
     /// Binds a step of one token, including its input.
@@ -367,13 +379,21 @@ impl Binder<'_> {
         let [qkv_bias, o_bias, up_bias, down_bias] =
             [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
-        let io = match step {
-            Step::Qkv => Io { input: &l.attn_norm, scales: none, out: &s.qkv, extra: qkv_bias, sums },
-            Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
-            Step::GateUp => {
-                Io { input: &l.ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
+        let operands = match step {
+            Step::Qkv => {
+                MatmulBuffers { input: &l.attn_norm, scales: none, out: &s.qkv, extra: qkv_bias, sums }
             }
-            _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums },
+            Step::Out => MatmulBuffers { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
+            Step::GateUp => MatmulBuffers {
+                input: &l.ffn_norm,
+                scales: up_bias,
+                out: &s.acts,
+                extra: &s.act_scales,
+                sums,
+            },
+            _ => {
+                MatmulBuffers { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums }
+            }
         };
         let next = match step {
             Step::GateUp => l.steps[Step::Down as usize].reads,
@@ -384,7 +404,7 @@ impl Binder<'_> {
             Step::Out => MatmulInput::Att,
             _ => MatmulInput::Ffn,
         };
-        self.bind_gemv(step, &l.steps[step as usize], (input, next), io)
+        self.bind_gemv(step, &l.steps[step as usize], (input, next), operands)
     }
 
     fn many_tokens(&mut self, l: &LayerWeights) -> Result<ManyTokens> {

@@ -229,12 +229,12 @@ struct Token {
 }
 
 /// Rows that an additional thread must write to be worth starting.
-const EACH: usize = 64;
+const ROWS_PER_THREAD: usize = 64;
 
 /// Writes the tokens' rows of [`Scratch::state`]. Several threads do this for a long prompt: a single one takes a
 /// sixth of the time that a fast GPU needs for everything else.
 fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], rows: &mut [u8]) {
-    if tokens.len() >= 2 * EACH {
+    if tokens.len() >= 2 * ROWS_PER_THREAD {
         let (some, others) = tokens.split_at(tokens.len() / 2);
         let (of_some, of_others) = rows.split_at_mut(4 * STATE_ROW * some.len());
         let embed_others = || embed_all(weights, frequencies, others, of_others);

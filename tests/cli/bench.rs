@@ -1,4 +1,4 @@
-//! `bench`: every format carries what was measured and what the machine could give.
+//! `bench`: every output format has the measurements and the machine's limits.
 
 use crate::support::command::*;
 use serde_json::Value;

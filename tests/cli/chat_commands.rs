@@ -22,7 +22,7 @@ fn answers(said: &RunOutput) -> Vec<Answer> {
     all
 }
 
-/// A script of messages and commands with this seed and nothing said on stderr.
+/// Runs a chat with this seed and input, and checks that stderr stays empty.
 #[track_caller]
 fn chat(more: &[&str], input: &str) -> Vec<Answer> {
     let said = antigravity(["chat", "--format", "jsonl", "-n", "30"]).args(more).stdin(input).run();
@@ -101,7 +101,7 @@ fn a_message_that_did_not_fit_is_asked_again() {
         &said.err,
         &["context is full (", " of 48 tokens)", "/retry", "--eviction-policy", "--session FILE"],
     );
-    // Whoever reads JSON lines is told there.
+    // With JSON lines the message is a line too.
     let lines = antigravity(args).args(["--format", "jsonl"]).stdin(format!("{FOX}And then?\n")).run().out;
     let last: Value = serde_json::from_str(lines.lines().last().expect("lines")).expect("JSON");
     assert_eq!((&last["t"], &last["slots"]), (&"unanswered".into(), &48.into()), "{last}");

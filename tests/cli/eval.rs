@@ -1,4 +1,4 @@
-//! Perplexities, rows of settings side by side, eviction of what is predicted, and recall of facts.
+//! `eval`: perplexity, rows of settings, eviction during prediction, and recall of facts.
 
 use crate::support::command::*;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};

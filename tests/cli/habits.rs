@@ -1,4 +1,4 @@
-//! The command line as people type it who know llama.cpp, or who mistype.
+//! Command lines of users of llama.cpp, and typing mistakes.
 
 use crate::support::command::*;
 

@@ -79,7 +79,7 @@ fn a_stream_has_these_events_and_no_others() {
     ];
     assert_eq!(found, expected);
 
-    // Without usage nobody speaks of it; the path needs no `/v1`.
+    // Usage is absent unless requested; the path works without `/v1`.
     let body = json!({"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0, "stream": true});
     let found = events(&server.post("/completions", &body));
     let part = |text: &str, reason: Value| {

@@ -235,7 +235,7 @@ fn logits_of_any_mixture_of_runs_are_those_of_each_alone() {
     }
 }
 
-/// Nobody may see that the last layer is computed only where it is read: neither in logits nor in rows, nor in the mass
+/// The last layer is computed only where it is read; this must not show in logits, in rows, nor in the mass
 /// of observed slots.
 #[test]
 fn logits_are_the_same_whichever_others_are_read() {

@@ -1,4 +1,5 @@
-//! Eviction with the real model: positions count on, memory stays bounded, text goes on, devices and chunks agree.
+//! Eviction with the real model: positions keep counting, memory stays bounded, the text continues, devices and chunks
+//! agree.
 
 pub mod reference;
 

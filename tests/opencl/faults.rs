@@ -1,4 +1,4 @@
-//! A driver whose calls fail or hang: the program goes on on the CPU with the same text, or ends with one line.
+//! A driver whose calls fail or hang: the program continues on the CPU with the same text, or ends with one line.
 //!
 //! The driver is the real one behind a library that fails where it is told to (`faults/shim.rs`).
 

@@ -1,4 +1,4 @@
-//! A start at which kernels are still to be compiled: the CPU begins, and its text goes on on the device.
+//! A start with kernels to compile: the CPU begins, and the text continues on the device.
 
 use crate::cache::files;
 use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};

@@ -226,7 +226,7 @@ fn program(command: &[&str], environment: &[(&str, &str)]) -> Output {
 const GENERATE: [&str; 8] = ["generate", "-p", "Once upon a time there was", "-n", "40", "--temp", "0", "-q"];
 const DEVICE: [&str; 5] = ["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
 
-/// The environment of a program whose OpenCL library is told something.
+/// Environment variables that give the OpenCL library of a test an instruction.
 fn told<'a>(what: &'a str, value: &'a str) -> [(&'a str, &'a str); 2] {
     [("ANTIGRAVITY_OPENCL_LIB", shim().expect("the caller has looked")), (what, value)]
 }

@@ -1,4 +1,4 @@
-//! Tests of the kernels under oclgrind, which sees accesses out of bounds, races and reads of what nobody wrote.
+//! Tests of the kernels under oclgrind, which finds accesses out of bounds, races and reads of uninitialised memory.
 //!
 //! It is slow: what takes long has a test of its own, so that they run side by side, and shapes are small there.
 

@@ -1,4 +1,4 @@
-//! An OpenCL device beside the CPU with the same model: one cache that both use in turn, several sequences in one pass,
+//! An OpenCL device and the CPU with the same model: one cache that both use in turn, several sequences in one pass,
 //! and the attention that slots receive.
 
 use crate::device::{self, is_exact_with};

@@ -29,7 +29,7 @@ pub fn show(command: &Command) -> String {
     };
     let set = command.get_envs().filter_map(|(k, v)| {
         let (k, v) = (k.to_string_lossy(), v?.to_string_lossy());
-        // The spelling that allows blanks within flags has separators that cannot be typed.
+        // The spelling that allows spaces within flags has separators that cannot be typed.
         let k = if k == "CARGO_ENCODED_RUSTFLAGS" { "RUSTFLAGS".into() } else { k };
         Some(format!("{k}={}", word(v.replace('\x1f', " ").as_ref())))
     });

@@ -172,7 +172,7 @@ impl Evictor {
         }
     }
 
-    /// Checks the system's memory now and then, before `tokens` tokens are added to `len` filled slots.
+    /// Checks the system's memory every few calls, before `tokens` tokens are added to `len` filled slots.
     pub fn watch_memory(&mut self, len: usize, tokens: usize) {
         if self.settings.memory_threshold == 0 || self.memory_limit.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! Calls of functions: whole and in streams of all three APIs, and asked for.
+//! Tool calls in all three APIs: whole, streamed and required.
 
 use super::client::Server;
 use crate::support::command::*;

@@ -97,7 +97,7 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
             for b in (first..end).step_by(RUN) {
                 let at = Format::ALL[F].group_bytes(b * BLOCK);
                 for row in (0..16).step_by(R::ROWS) {
-                    let part = Part {
+                    let part = RowSpan {
                         quants: w.quants.as_ptr().add(g * quants + at.0),
                         scales: w.scales.as_ptr().add(g * scales + at.1),
                         acts: acts.as_ptr().cast::<PreparedAct>().add((b - first) * T),
@@ -136,7 +136,7 @@ unsafe fn prepare_acts<R: BlockKernel, const F: usize, const T: usize>(
 }
 
 /// The rows of one register, over a run of blocks.
-struct Part {
+struct RowSpan {
     /// Quants of the run's first block, all rows of the group.
     quants: *const u8,
     /// Scales of that block's span.
@@ -149,7 +149,7 @@ struct Part {
     row: usize,
 }
 
-impl Part {
+impl RowSpan {
     /// Adds the run's blocks to the sums of `count` tokens at `out`, `[token][row]`. Sums start at zero with the
     /// matrix's first block.
     ///
@@ -178,7 +178,7 @@ impl Part {
     ///
     /// # Safety
     ///
-    /// See [`Part::add_to`].
+    /// See [`RowSpan::add_to`].
     #[inline(always)]
     unsafe fn accumulate<R: BlockKernel, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         #[cfg(target_arch = "x86_64")]
