@@ -44,7 +44,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
     const __global float *row = ROW(src, from);
     float scale = 1.0f;
 #elif defined(INPUT_FFN)
-    const __global float *row = src + (size_t)from * (HALVES_OF_FFN * FFN_PAD);
+    const __global float *row = src + (size_t)from * (FFN_MATRICES * FFN_PAD);
     float scale = 1.0f;
 #else
     const __global float *row = src + (size_t)from * COLS;
@@ -58,10 +58,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
 #if QUANTISED == 2
     // As floats, for products that read floats.
     __global float *to_row = out + (size_t)to * COLS;
-#define PUT_OCTET(q, o) vstore8(convert_float8(as_char8(q)), o, to_row)
+#define STORE_OCTET(q, o) vstore8(convert_float8(as_char8(q)), o, to_row)
 #else
     __global uint *to_row = (__global uint *)out + (size_t)to * (COLS / 4);
-#define PUT_OCTET(q, o) vstore2(q, o, to_row)
+#define STORE_OCTET(q, o) vstore2(q, o, to_row)
 #endif
     for (int first_octet = 0; first_octet < COLS / 8; first_octet += WG) {
         int o = first_octet + lid;
@@ -80,7 +80,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
         barrier(CLK_LOCAL_MEM_FENCE);
         if (o < COLS / 8) {
             size_t block = (size_t)to * (COLS / 32) + o / 4;
-            PUT_OCTET(q, o);
+            STORE_OCTET(q, o);
             if (o % 4 == 0) {
                 scales[block] = d.x;
                 sums[block] = (int2)((int)(of_block[0] + of_block[1]), (int)(of_block[2] + of_block[3]));

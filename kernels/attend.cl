@@ -184,15 +184,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
     // Number of slots seen by a query of the tile: the maximum, and that of the query whose softmax this work-item
     // shares.
-#define SEES(query) (before + min(first_row + (query), rows - 1) / GROUP + 1)
+#define SLOTS_SEEN_BY(query) (before + min(first_row + (query), rows - 1) / GROUP + 1)
     int mine = lid / ITEMS_PER_QUERY, share = lid % ITEMS_PER_QUERY;
-    int all = SEES(QUERIES - 1), seen = SEES(mine);
+    int all = SLOTS_SEEN_BY(QUERIES - 1), seen = SLOTS_SEEN_BY(mine);
     __local float *my_p = p + mine * P_PITCH + share * OWN_LANES, *my_red = red + mine * 16;
     float m = LOWEST_SCORE, l = 0.0f;
     // Block of queries, and index of the work-item in it.
     int block = lid / LINE * QUERIES_PER_ITEM, at = lid % LINE;
     int sees[QUERIES_PER_ITEM];
-    for (int j = 0; j < QUERIES_PER_ITEM; j++) sees[j] = SEES(block + j);
+    for (int j = 0; j < QUERIES_PER_ITEM; j++) sees[j] = SLOTS_SEEN_BY(block + j);
     float4 o[QUERIES_PER_ITEM][FOURS_PER_ITEM];
     for (int j = 0; j < QUERIES_PER_ITEM; j++)
         for (int k = 0; k < FOURS_PER_ITEM; k++) o[j][k] = 0.0f;

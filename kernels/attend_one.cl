@@ -26,15 +26,15 @@
 #error there are rows of sixteen runs
 #endif
 // Kernel arguments for all runs, and statements for all but the first.
-#define OF_ALL(of) \
+#define FOR_ALL_RUNS(of) \
     of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10), of(11), of(12), of(13), of(14), of(15)
-#define OF_OTHERS(of) \
+#define FOR_OTHER_RUNS(of) \
     of(1) of(2) of(3) of(4) of(5) of(6) of(7) of(8) of(9) of(10) of(11) of(12) of(13) of(14) of(15)
-#define ROWS_OF(i) __global uchar *k_##i, __global uchar *v_##i
-#define ALL_ROWS OF_ALL(ROWS_OF)
-#define TAKE(i) \
+#define CACHE_OF_RUN(i) __global uchar *k_##i, __global uchar *v_##i
+#define ALL_CACHES FOR_ALL_RUNS(CACHE_OF_RUN)
+#define SELECT_IF_RUN(i) \
     if (of == i) k_cache = k_##i, v_cache = v_##i;
-#define TAKE_ROWS OF_OTHERS(TAKE)
+#define SELECT_CACHE FOR_OTHER_RUNS(SELECT_IF_RUN)
 #endif
 
 #ifdef TEAM
@@ -49,7 +49,7 @@ void attend_one(
 #elif defined(SEVERAL)
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
-    const __global float *calibration, __global float *partials, __global float *ml, ALL_ROWS, Runs runs) {
+    const __global float *calibration, __global float *partials, __global float *ml, ALL_CACHES, Runs runs) {
 #else
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     const __global float *state, const __global float *qkv, const __global float *qk_norm,
@@ -77,7 +77,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     while (of + 1 < SEVERAL && chunk >= runs.first_chunk[of + 1]) of++;
     Run run = runs.of[of];
     __global uchar *k_cache = k_0, *v_cache = v_0;
-    TAKE_ROWS
+    SELECT_CACHE
     partials += (size_t)runs.first_chunk[of] * (HEADS * HEAD_DIM);
     ml += (size_t)runs.first_chunk[of] * (HEADS * 2);
     chunk -= runs.first_chunk[of];

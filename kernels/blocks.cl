@@ -2,7 +2,8 @@
 // layout of src/numeric/quant/format.rs, which also defines the result.
 //
 // The quants of a block are W_BITS vectors of sixteen words, one word per row. They are unpacked to unsigned bytes,
-// which are W_ZERO above the integer weight. Blocks of W_SPAN columns share a run of W_RUN bytes of scales.
+// which are W_ZERO above the integer weight. The blocks of W_SUPERBLOCK columns share a run of scales, of W_SCALE_BYTES
+// bytes.
 
 #if !W_DENSE
 #if W_TYPE == W_Q4 || W_TYPE == W_Q4_1 || W_TYPE == W_Q4_K
@@ -28,23 +29,23 @@
 #endif
 
 // Blocks, or their halves, have integer scales of their own.
-#define W_LEVELS (W_TYPE == W_Q4_K || W_TYPE == W_Q5_K)
-#define W_HALVES (W_TYPE == W_Q6_K)
-// A floor is added to the weights of a block.
-#define W_FLOORS (W_LEVELS || W_TYPE == W_Q4_1 || W_TYPE == W_Q5_1)
+#define W_BLOCK_SCALES (W_TYPE == W_Q4_K || W_TYPE == W_Q5_K)
+#define W_HALF_SCALES (W_TYPE == W_Q6_K)
+// A minimum is added to the weights of a block.
+#define W_MINIMUMS (W_BLOCK_SCALES || W_TYPE == W_Q4_1 || W_TYPE == W_Q5_1)
 
-#if W_LEVELS
-#define W_SPAN 256
-#define W_RUN 320
-#elif W_HALVES
-#define W_SPAN 256
-#define W_RUN 288
-#elif W_FLOORS
-#define W_SPAN 32
-#define W_RUN 64
+#if W_BLOCK_SCALES
+#define W_SUPERBLOCK 256
+#define W_SCALE_BYTES 320
+#elif W_HALF_SCALES
+#define W_SUPERBLOCK 256
+#define W_SCALE_BYTES 288
+#elif W_MINIMUMS
+#define W_SUPERBLOCK 32
+#define W_SCALE_BYTES 64
 #else
-#define W_SPAN 32
-#define W_RUN 32
+#define W_SUPERBLOCK 32
+#define W_SCALE_BYTES 32
 #endif
 
 // Rows of a work-item: four of a vector's sixteen words, or one.
@@ -65,42 +66,42 @@ typedef float Floats;
 // Vector v of a block, limited to the work-item's rows. `w` points to the words of the first vector, or is their index
 // if the matrix is read as an image.
 #ifdef W_IMAGE
-#define PLANE_OF(words) __read_only image1d_buffer_t
+#define QUANTS_OF(words) __read_only image1d_buffer_t
 #if ROWS_PER_ITEM == 4
-#define W_AT(w, v) read_imageui(quants, (w) + (v) * 4)
+#define QUANT_WORDS(w, v) read_imageui(quants, (w) + (v) * 4)
 #else
-#define W_AT(w, v) read_imageui(quants, (w) + (v) * 16).x
+#define QUANT_WORDS(w, v) read_imageui(quants, (w) + (v) * 16).x
 #endif
 #else
-#define PLANE_OF(words) const __global words *
+#define QUANTS_OF(words) const __global words *
 #ifdef W_HELD
 // `w` holds the vectors of the work-item's rows, in registers.
-#define W_AT(w, v) (w)[v]
+#define QUANT_WORDS(w, v) (w)[v]
 #else
-#define W_AT(w, v) (w)[(v) * (16 / ROWS_PER_ITEM)]
+#define QUANT_WORDS(w, v) (w)[(v) * (16 / ROWS_PER_ITEM)]
 #endif
 #endif
 
 // Columns 4v to 4v + 3 of the work-item's rows, and the columns sixteen later.
 #if W_BITS == 8 && !W_ZERO
-#define LOW_BYTES(w, v) W_AT(w, v)
-#define HIGH_BYTES(w, v) W_AT(w, (v) + 4)
+#define LOW_BYTES(w, v) QUANT_WORDS(w, v)
+#define HIGH_BYTES(w, v) QUANT_WORDS(w, (v) + 4)
 #elif W_BITS == 8
 // Signed bytes: flipping the sign bit adds 128.
-#define LOW_BYTES(w, v) (W_AT(w, v) ^ 0x80808080u)
-#define HIGH_BYTES(w, v) (W_AT(w, (v) + 4) ^ 0x80808080u)
+#define LOW_BYTES(w, v) (QUANT_WORDS(w, v) ^ 0x80808080u)
+#define HIGH_BYTES(w, v) (QUANT_WORDS(w, (v) + 4) ^ 0x80808080u)
 #else
-#define LOW_NIBBLES(w, v) (W_AT(w, v) & 0x0f0f0f0fu)
-#define HIGH_NIBBLES(w, v) (W_AT(w, v) >> 4 & 0x0f0f0f0fu)
+#define LOW_NIBBLES(w, v) (QUANT_WORDS(w, v) & 0x0f0f0f0fu)
+#define HIGH_NIBBLES(w, v) (QUANT_WORDS(w, v) >> 4 & 0x0f0f0f0fu)
 #if W_BITS == 4
 #define LOW_BYTES(w, v) LOW_NIBBLES(w, v)
 #define HIGH_BYTES(w, v) HIGH_NIBBLES(w, v)
 #elif W_BITS == 5
-#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | (W_AT(w, 4) >> (uint)(v) & 0x01010101u) << 4)
-#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | (W_AT(w, 4) >> (uint)((v) + 4) & 0x01010101u) << 4)
+#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | (QUANT_WORDS(w, 4) >> (uint)(v) & 0x01010101u) << 4)
+#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | (QUANT_WORDS(w, 4) >> (uint)((v) + 4) & 0x01010101u) << 4)
 #else
-#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | (W_AT(w, 4) >> (uint)(2 * (v)) & 0x03030303u) << 4)
-#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | (W_AT(w, 5) >> (uint)(2 * (v)) & 0x03030303u) << 4)
+#define LOW_BYTES(w, v) (LOW_NIBBLES(w, v) | (QUANT_WORDS(w, 4) >> (uint)(2 * (v)) & 0x03030303u) << 4)
+#define HIGH_BYTES(w, v) (HIGH_NIBBLES(w, v) | (QUANT_WORDS(w, 5) >> (uint)(2 * (v)) & 0x03030303u) << 4)
 #endif
 #endif
 
@@ -115,47 +116,47 @@ int4 dot4_rows(uint4 rows, uint acts, int4 acc) {
 #endif
 
 // Run of scales of block `b`; `group` points to the scales of a group of rows.
-#define RUN_OF(group, b) ((group) + (b) * 32 / W_SPAN * W_RUN)
-#define PART_OF(b) ((b) % (W_SPAN / 32) * 32)
+#define SCALES_OF(group, b) ((group) + (b) * 32 / W_SUPERBLOCK * W_SCALE_BYTES)
+#define SCALE_OFFSET(b) ((b) % (W_SUPERBLOCK / 32) * 32)
 
 #if ROWS_PER_ITEM == 4
-#define HALVES_AT(run, i) vload_half4(i, (const __global half *)(run))
-#define LEVELS_AT(p, i) convert_float4(vload4(i, p))
-#define INTS_AT(p, i) convert_int4(vload4(i, p))
+#define LOAD_F16(run, i) vload_half4(i, (const __global half *)(run))
+#define LOAD_U8(p, i) convert_float4(vload4(i, p))
+#define LOAD_I8(p, i) convert_int4(vload4(i, p))
 #else
-#define HALVES_AT(run, i) vload_half(i, (const __global half *)(run))
-#define LEVELS_AT(p, i) convert_float((p)[i])
-#define INTS_AT(p, i) convert_int((p)[i])
+#define LOAD_F16(run, i) vload_half(i, (const __global half *)(run))
+#define LOAD_U8(p, i) convert_float((p)[i])
+#define LOAD_I8(p, i) convert_int((p)[i])
 #endif
 
 // Factor for the sums of block `b` of the work-item's rows, before the activations' scale. `at` counts the work-items
 // of a group.
-Floats level_of(const __global uchar *group, int b, int at) {
-    const __global uchar *run = RUN_OF(group, b);
-    Floats d = HALVES_AT(run, at);
-#if W_LEVELS
-    d *= LEVELS_AT(run + 64 + PART_OF(b), at);
+Floats load_block_scale(const __global uchar *group, int b, int at) {
+    const __global uchar *run = SCALES_OF(group, b);
+    Floats d = LOAD_F16(run, at);
+#if W_BLOCK_SCALES
+    d *= LOAD_U8(run + 64 + SCALE_OFFSET(b), at);
 #endif
     return d;
 }
 
-#if W_FLOORS
+#if W_MINIMUMS
 // Value added to all weights of the block.
-Floats floor_of(const __global uchar *group, int b, int at) {
-    const __global uchar *run = RUN_OF(group, b);
-    Floats m = HALVES_AT(run, at + 16 / ROWS_PER_ITEM);
-#if W_LEVELS
-    m = -(m * LEVELS_AT(run + 80 + PART_OF(b), at));
+Floats load_minimum(const __global uchar *group, int b, int at) {
+    const __global uchar *run = SCALES_OF(group, b);
+    Floats m = LOAD_F16(run, at + 16 / ROWS_PER_ITEM);
+#if W_BLOCK_SCALES
+    m = -(m * LOAD_U8(run + 80 + SCALE_OFFSET(b), at));
 #endif
     return m;
 }
 #endif
 
-#if W_HALVES
+#if W_HALF_SCALES
 // Factor for the sum of a half of the block, before the halves are added.
-Ints scale_of_half(const __global uchar *group, int b, int at, int half_at) {
-    const __global char *run = (const __global char *)RUN_OF(group, b);
-    return INTS_AT(run + 32 + PART_OF(b) + 16 * half_at, at);
+Ints load_half_scale(const __global uchar *group, int b, int at, int half_at) {
+    const __global char *run = (const __global char *)SCALES_OF(group, b);
+    return LOAD_I8(run + 32 + SCALE_OFFSET(b) + 16 * half_at, at);
 }
 #endif
 #endif

@@ -152,7 +152,7 @@ float gelu(float x) {
 #define ACTIVATION(x) silu(x)
 #endif
 // Number of matrices side by side at the start of the feed-forward layer.
-#define HALVES_OF_FFN (1 + GATED)
+#define FFN_MATRICES (1 + GATED)
 
 // Norm of queries and keys (QK_NORM): of each head before or after RoPE; of all heads together, in qk_norm.cl.
 #define NORM_HEADS 1

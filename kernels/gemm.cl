@@ -25,10 +25,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
     const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
     __local uint4 w[GROUPS * WORDS / 4]; // [group][vector][quad of rows], as stored
-    __local float4 w_levels[TILE / 4];
-#if W_FLOORS
-    __local float4 w_floors[TILE / 4];
-#elif W_HALVES
+    __local float4 w_block_scales[TILE / 4];
+#if W_MINIMUMS
+    __local float4 w_minimums[TILE / 4];
+#elif W_HALF_SCALES
     __local int4 w_halves[2 * TILE / 4]; // [half][quad of rows]
 #endif
     __local uint4 a[TILE * 2]; // [token][two halves of a block]
@@ -38,7 +38,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     // Sixteen adjacent work-items share the tokens and have different rows.
     int quad = lid % 16, tokens = lid / 16 * 4;
     int first_row = ROW_TILE(part) * TILE, first_token = TOKEN_TILE(part) * TILE;
-    int groups = part.y * HALVES;
+    int groups = part.y * MATRICES;
     float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     // Data that this work-item copies to local memory: words of quants, a quarter of a token's block; and, depending on
     // the quarter of the work-group, the scales of four rows, a token's scale, or its sums.
@@ -48,7 +48,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     int s_token = min(first_token + lid % 64, part.z - 1);
     const __global uint *w_from = quants + (size_t)w_group * (BLOCKS * WORDS);
     const __global uint2 *a_from = (const __global uint2 *)in + (size_t)a_token * (COLS / 8) + lid % 4;
-    const __global uchar *ws_from = scales + (size_t)s_group * (BLOCKS * 32 / W_SPAN * W_RUN);
+    const __global uchar *ws_from = scales + (size_t)s_group * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
     const __global float *as_from = in_scales + (size_t)s_token * BLOCKS;
     const __global uint4 *a_sum_from = (const __global uint4 *)in + (size_t)s_token * (COLS / 16);
     for (int b = 0; b < BLOCKS; b++) {
@@ -59,12 +59,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         }
         ((__local uint2 *)a)[lid] = a_from[b * 4];
         if (lid < TILE / 4) {
-            w_levels[lid] = level_of(ws_from, b, lid % 4);
-#if W_FLOORS
-            w_floors[lid] = floor_of(ws_from, b, lid % 4);
-#elif W_HALVES
-            w_halves[lid] = scale_of_half(ws_from, b, lid % 4, 0);
-            w_halves[TILE / 4 + lid] = scale_of_half(ws_from, b, lid % 4, 1);
+            w_block_scales[lid] = load_block_scale(ws_from, b, lid % 4);
+#if W_MINIMUMS
+            w_minimums[lid] = load_minimum(ws_from, b, lid % 4);
+#elif W_HALF_SCALES
+            w_halves[lid] = load_half_scale(ws_from, b, lid % 4, 0);
+            w_halves[TILE / 4 + lid] = load_half_scale(ws_from, b, lid % 4, 1);
 #endif
         } else if (lid >= TILE && lid < 2 * TILE) {
             a_scales[lid - TILE] = as_from[b];
@@ -73,29 +73,29 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         // Sums of the halves are separate if they have scales of their own.
-        int4 sum[1 + W_HALVES][4];
-        for (int t = 0; t < 4; t++) sum[0][t] = sum[W_HALVES][t] = 0;
+        int4 sum[1 + W_HALF_SCALES][4];
+        for (int t = 0; t < 4; t++) sum[0][t] = sum[W_HALF_SCALES][t] = 0;
         const __local uint4 *block = w + quad / 4 * (WORDS / 4) + quad % 4;
         for (int v = 0; v < 4; v++) {
             uint4 low = LOW_BYTES(block, v), high = HIGH_BYTES(block, v);
             for (int t = 0; t < 4; t++) {
                 const __local uint *words = (const __local uint *)(a + (tokens + t) * 2);
                 sum[0][t] = dot4_rows(low, words[v], sum[0][t]);
-                sum[W_HALVES][t] = dot4_rows(high, words[4 + v], sum[W_HALVES][t]);
+                sum[W_HALF_SCALES][t] = dot4_rows(high, words[4 + v], sum[W_HALF_SCALES][t]);
             }
         }
         for (int t = 0; t < 4; t++) {
             int2 of_acts = a_sums[tokens + t];
             float d_a = a_scales[tokens + t];
-#if W_HALVES
+#if W_HALF_SCALES
             int4 of_block = w_halves[quad] * (sum[0][t] - W_ZERO * of_acts.x) +
                             w_halves[TILE / 4 + quad] * (sum[1][t] - W_ZERO * of_acts.y);
 #else
             int4 of_block = sum[0][t] - W_ZERO * (of_acts.x + of_acts.y);
 #endif
-            acc[t] = fma(convert_float4(of_block), w_levels[quad] * d_a, acc[t]);
-#if W_FLOORS
-            acc[t] = fma(w_floors[quad], d_a * (float)(of_acts.x + of_acts.y), acc[t]);
+            acc[t] = fma(convert_float4(of_block), w_block_scales[quad] * d_a, acc[t]);
+#if W_MINIMUMS
+            acc[t] = fma(w_minimums[quad], d_a * (float)(of_acts.x + of_acts.y), acc[t]);
 #endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -103,10 +103,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     for (int t = 0; t < 4; t++) {
         int token = first_token + tokens + t, row = first_row + quad * 4;
         if (token < part.z) {
-            put(state, out, extra, part.xy, row, token, acc[t].x);
-            put(state, out, extra, part.xy, row + 1, token, acc[t].y);
-            put(state, out, extra, part.xy, row + 2, token, acc[t].z);
-            put(state, out, extra, part.xy, row + 3, token, acc[t].w);
+            store_output(state, out, extra, part.xy, row, token, acc[t].x);
+            store_output(state, out, extra, part.xy, row + 1, token, acc[t].y);
+            store_output(state, out, extra, part.xy, row + 2, token, acc[t].z);
+            store_output(state, out, extra, part.xy, row + 3, token, acc[t].w);
         }
     }
 }
@@ -142,7 +142,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     for (int i = lid; i < TOKENS * 16; i += WG) {
         int token = first_token + i / 16;
         float y = sum_lanes(lanes + 16 * i);
-        if (token < part.z) put(state, out, extra, part.xy, first_row + i % 16, token, y);
+        if (token < part.z) store_output(state, out, extra, part.xy, first_row + i % 16, token, y);
     }
 }
 #endif

@@ -2,19 +2,19 @@
 
 #define BLOCKS (COLS / 32)
 #ifdef STEP_GATE_UP
-#define HALVES HALVES_OF_FFN
+#define MATRICES FFN_MATRICES
 #else
-#define HALVES 1
+#define MATRICES 1
 #endif
 
 // Stores a result as the step requires. `local_row` counts the rows of this chunk.
-void put(__global float *state, __global float *out, const __global float *bias, int2 chunk, int local_row, int t,
-         float y) {
+void store_output(__global float *state, __global float *out, const __global float *bias, int2 chunk, int local_row,
+                  int t, float y) {
 #ifdef STEP_GATE_UP
     int rows = chunk.y * 16;
     int row = local_row < rows ? local_row : local_row - rows;
     int column = chunk.x * 16 + row + (local_row < rows ? 0 : FFN_PAD);
-    if (local_row < HALVES_OF_FFN * rows) out[(size_t)t * (HALVES_OF_FFN * FFN_PAD) + column] = y;
+    if (local_row < FFN_MATRICES * rows) out[(size_t)t * (FFN_MATRICES * FFN_PAD) + column] = y;
 #else
     int row = chunk.x * 16 + local_row;
     if (local_row >= chunk.y * 16 || row >= ROWS) return;

@@ -50,16 +50,16 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global float *in_scales, __global float *out, const __global float *extra, const __global int2 *in_sums,
     Part part) {
     __local float4 pool[TOKENS * PITCH / 4]; // [token][block][row], sums
-    __local float4 levels[SLICES * 4];       // [block][row]
-#if W_FLOORS
-    __local float4 floors[SLICES * 4];
+    __local float4 block_scales[SLICES * 4];       // [block][row]
+#if W_MINIMUMS
+    __local float4 minimums[SLICES * 4];
 #endif
     __local float2 acts[TOKENS * ACTS_PITCH]; // [token][block], scale and sum
     __local float *sums = (__local float *)pool;
     const int lid = get_local_id(0), quad = lid % 4, slice = lid / 4;
     const int group = ROW_TILE(part), first_token = TOKEN_TILE(part) * TOKENS;
     const int count = min(TOKENS, part.z - first_token);
-    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
+    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
 #if USES_TENSOR_CORES
     const __global uint *words = quants + (size_t)group * (BLOCKS * WORDS);
     uint2 held[BLOCKS_PER_LANE];
@@ -76,9 +76,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     for (int first = 0; first < BLOCKS; first += SLICES) {
         // Past the end the last block is repeated, but not added.
         const int b = min(first + slice, BLOCKS - 1);
-        levels[lid] = level_of(of_group, b, quad);
-#if W_FLOORS
-        floors[lid] = floor_of(of_group, b, quad);
+        block_scales[lid] = load_block_scale(of_group, b, quad);
+#if W_MINIMUMS
+        minimums[lid] = load_minimum(of_group, b, quad);
 #endif
         for (int i = lid; i < TOKENS * SLICES; i += WG) {
             int at = min(first_token + i / SLICES, part.z - 1) * BLOCKS + min(first + i % SLICES, BLOCKS - 1);
@@ -120,15 +120,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             const __global uint *x = in + ((size_t)(first_token + t) * BLOCKS + b) * 8;
             const uint4 x_low = vload4(0, x), x_high = vload4(1, x);
             // Sums of the halves are separate if they have scales of their own.
-            int4 sum[1 + W_HALVES];
-            sum[0] = sum[W_HALVES] = 0;
+            int4 sum[1 + W_HALF_SCALES];
+            sum[0] = sum[W_HALF_SCALES] = 0;
             sum[0] = dot4_rows(low[3], x_low.w, dot4_rows(low[2], x_low.z, dot4_rows(low[1], x_low.y, dot4_rows(low[0], x_low.x, sum[0]))));
-            sum[W_HALVES] = dot4_rows(high[1], x_high.y, dot4_rows(high[0], x_high.x, sum[W_HALVES]));
-            sum[W_HALVES] = dot4_rows(high[3], x_high.w, dot4_rows(high[2], x_high.z, sum[W_HALVES]));
-#if W_HALVES
+            sum[W_HALF_SCALES] = dot4_rows(high[1], x_high.y, dot4_rows(high[0], x_high.x, sum[W_HALF_SCALES]));
+            sum[W_HALF_SCALES] = dot4_rows(high[3], x_high.w, dot4_rows(high[2], x_high.z, sum[W_HALF_SCALES]));
+#if W_HALF_SCALES
             int2 of_acts = in_sums[(first_token + t) * BLOCKS + b];
-            sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
-                     scale_of_half(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
+            sum[0] = load_half_scale(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
+                     load_half_scale(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
 #endif
             pool[t * (PITCH / 4) + lid] = convert_float4(sum[0]);
         }
@@ -136,29 +136,29 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lid < 16 * TOKENS && token < count) {
             const __local float *of_row = sums + token * PITCH + row;
-            const __local float *level = (const __local float *)levels + row;
-#if W_FLOORS
-            const __local float *of_floor = (const __local float *)floors + row;
+            const __local float *block_scale = (const __local float *)block_scales + row;
+#if W_MINIMUMS
+            const __local float *of_minimum = (const __local float *)minimums + row;
 #endif
             const __local float2 *of_token = acts + token * ACTS_PITCH;
             int blocks = min(SLICES, BLOCKS - first);
             for (int i = 0; i < blocks; i++) {
                 float2 of_acts = of_token[i];
-#if W_HALVES
+#if W_HALF_SCALES
                 float sum = of_row[i * 16];
 #else
                 // Exact: both are integers below 2^24.
                 float sum = of_row[i * 16] - (float)W_ZERO * of_acts.y;
 #endif
-                acc = fma(sum, level[i * 16] * of_acts.x, acc);
-#if W_FLOORS
-                acc = fma(of_floor[i * 16], of_acts.x * of_acts.y, acc);
+                acc = fma(sum, block_scale[i * 16] * of_acts.x, acc);
+#if W_MINIMUMS
+                acc = fma(of_minimum[i * 16], of_acts.x * of_acts.y, acc);
 #endif
             }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     if (lid < 16 * TOKENS && token < count) {
-        put(state, out, extra, part.xy, group * 16 + row, first_token + token, acc);
+        store_output(state, out, extra, part.xy, group * 16 + row, first_token + token, acc);
     }
 }

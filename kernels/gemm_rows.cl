@@ -17,9 +17,9 @@
 #define INPUT const __global uint
 #endif
 #if ROWS_PER_ITEM == 4
-#define MATRIX PLANE_OF(uint4)
+#define MATRIX QUANTS_OF(uint4)
 #else
-#define MATRIX PLANE_OF(uint)
+#define MATRIX QUANTS_OF(uint)
 #endif
 
 // The work-items of a line read adjacent words, which vectorising compilers can see.
@@ -32,8 +32,8 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
 #if ROWS_PER_ITEM > 1
     first_group += get_local_id(0) / (16 / ROWS_PER_ITEM);
 #endif
-    int group = min(first_group, part.y * HALVES - 1), first_row = first_group * 16 + at * ROWS_PER_ITEM;
-    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SPAN * W_RUN);
+    int group = min(first_group, part.y * MATRICES - 1), first_row = first_group * 16 + at * ROWS_PER_ITEM;
+    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
 #ifdef W_IMAGE
     int of_words = group * (BLOCKS * WORDS / ROWS_PER_ITEM) + at;
 #else
@@ -55,9 +55,9 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
 #else
             const __global Words *w = of_words + (b * (WORDS / ROWS_PER_ITEM) + at);
 #endif
-            Sums sum[1 + W_HALVES][TOKENS];
+            Sums sum[1 + W_HALF_SCALES][TOKENS];
             UNROLL
-            for (int t = 0; t < TOKENS; t++) sum[0][t] = sum[W_HALVES][t] = 0;
+            for (int t = 0; t < TOKENS; t++) sum[0][t] = sum[W_HALF_SCALES][t] = 0;
 #ifdef SUBGROUPS
             uint of_lane[TOKENS];
             UNROLL
@@ -74,7 +74,7 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
                     for (int t = 0; t < TOKENS; t++) {
                         const __global float *acts = in + ((from[t] + b) * 32 + 4 * v + k);
                         sum[0][t] = fma(weight_low, acts[0], sum[0][t]);
-                        sum[W_HALVES][t] = fma(weight_high, acts[16], sum[W_HALVES][t]);
+                        sum[W_HALF_SCALES][t] = fma(weight_high, acts[16], sum[W_HALF_SCALES][t]);
                     }
                 }
 #else
@@ -82,22 +82,22 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
                 for (int t = 0; t < TOKENS; t++) {
                     const __global uint *acts = in + (from[t] + b) * 8;
                     sum[0][t] = dot4_rows(low, ACT(of_lane[t], acts, v), sum[0][t]);
-                    sum[W_HALVES][t] = dot4_rows(high, ACT(of_lane[t], acts, 4 + v), sum[W_HALVES][t]);
+                    sum[W_HALF_SCALES][t] = dot4_rows(high, ACT(of_lane[t], acts, 4 + v), sum[W_HALF_SCALES][t]);
                 }
 #endif
             }
-            Floats level = level_of(of_group, b, at);
-#if W_FLOORS
-            Floats floors = floor_of(of_group, b, at);
+            Floats block_scale = load_block_scale(of_group, b, at);
+#if W_MINIMUMS
+            Floats minimums = load_minimum(of_group, b, at);
 #endif
             UNROLL
             for (int t = 0; t < TOKENS; t++) {
                 int2 of_acts = in_sums[from[t] + b];
                 float d_a = in_scales[from[t] + b];
-                Floats of_block = of_halves(sum[0][t], sum[W_HALVES][t], of_acts, of_group, b, at);
-                acc[t] = fma(of_block, level * d_a, acc[t]);
-#if W_FLOORS
-                acc[t] = fma(floors, d_a * (float)(of_acts.x + of_acts.y), acc[t]);
+                Floats of_block = sum_of_block(sum[0][t], sum[W_HALF_SCALES][t], of_acts, of_group, b, at);
+                acc[t] = fma(of_block, block_scale * d_a, acc[t]);
+#if W_MINIMUMS
+                acc[t] = fma(minimums, d_a * (float)(of_acts.x + of_acts.y), acc[t]);
 #endif
             }
         }
@@ -105,12 +105,12 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
             int token = first_token + t;
             if (token < part.z) {
 #if ROWS_PER_ITEM == 4
-                put(state, out, extra, part.xy, first_row, token, acc[t].x);
-                put(state, out, extra, part.xy, first_row + 1, token, acc[t].y);
-                put(state, out, extra, part.xy, first_row + 2, token, acc[t].z);
-                put(state, out, extra, part.xy, first_row + 3, token, acc[t].w);
+                store_output(state, out, extra, part.xy, first_row, token, acc[t].x);
+                store_output(state, out, extra, part.xy, first_row + 1, token, acc[t].y);
+                store_output(state, out, extra, part.xy, first_row + 2, token, acc[t].z);
+                store_output(state, out, extra, part.xy, first_row + 3, token, acc[t].w);
 #else
-                put(state, out, extra, part.xy, first_row, token, acc[t]);
+                store_output(state, out, extra, part.xy, first_row, token, acc[t]);
 #endif
             }
         }

@@ -17,7 +17,7 @@
 #endif
 
 #ifdef STEP_GATE_UP
-#define GROUPS (HALVES_OF_FFN * TILE_GROUPS)
+#define GROUPS (FFN_MATRICES * TILE_GROUPS)
 #else
 #define GROUPS TILE_GROUPS
 #endif
@@ -109,7 +109,7 @@ void quantise_input(const __local float *x, __local float *most, __local uint *a
 #endif
 // Like the version below, but a work-item computes a whole row of each group, so that nothing is exchanged and a word
 // of activations is used for GROUPS rows: for devices with few but vectorised work-items.
-void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
+void product(QUANTS_OF(uint) quants, const __global uchar *scales, const ACT_SPACE uint *acts,
              const ACT_SPACE float *act_scales, const int *source, const __local int2 *act_sums, __local float *sums) {
     int lid = get_local_id(0);
     float acc[GROUPS];
@@ -118,9 +118,9 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
     for (int b = 0; b < BLOCKS; b++) {
         uint of_lane = ACTS_OF_LANE(acts + b * 8);
         // Sums of the halves are separate if they have scales of their own.
-        Sums sum[1 + W_HALVES][GROUPS];
+        Sums sum[1 + W_HALF_SCALES][GROUPS];
         UNROLL
-        for (int g = 0; g < GROUPS; g++) sum[0][g] = sum[W_HALVES][g] = 0;
+        for (int g = 0; g < GROUPS; g++) sum[0][g] = sum[W_HALF_SCALES][g] = 0;
         UNROLL
         for (int v = 0; v < 4; v++) {
             uint act_low = ACT(of_lane, acts + b * 8, v), act_high = ACT(of_lane, acts + b * 8, 4 + v);
@@ -133,18 +133,18 @@ void product(PLANE_OF(uint) quants, const __global uchar *scales, const ACT_SPAC
 #endif
                 Words low = LOW_BYTES(w, v), high = HIGH_BYTES(w, v);
                 sum[0][g] = dot4_rows(low, act_low, sum[0][g]);
-                sum[W_HALVES][g] = dot4_rows(high, act_high, sum[W_HALVES][g]);
+                sum[W_HALF_SCALES][g] = dot4_rows(high, act_high, sum[W_HALF_SCALES][g]);
             }
         }
         int2 of_acts = act_sums[b];
         float d_a = act_scales[b];
         UNROLL
         for (int g = 0; g < GROUPS; g++) {
-            const __global uchar *of_group = scales + (size_t)source[g] * (BLOCKS * 32 / W_SPAN * W_RUN);
-            float of_block = of_halves(sum[0][g], sum[W_HALVES][g], of_acts, of_group, b, lid);
-            acc[g] = fma(of_block, level_of(of_group, b, lid) * d_a, acc[g]);
-#if W_FLOORS
-            acc[g] = fma(floor_of(of_group, b, lid), d_a * (float)(of_acts.x + of_acts.y), acc[g]);
+            const __global uchar *of_group = scales + (size_t)source[g] * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+            float of_block = sum_of_block(sum[0][g], sum[W_HALF_SCALES][g], of_acts, of_group, b, lid);
+            acc[g] = fma(of_block, load_block_scale(of_group, b, lid) * d_a, acc[g]);
+#if W_MINIMUMS
+            acc[g] = fma(load_minimum(of_group, b, lid), d_a * (float)(of_acts.x + of_acts.y), acc[g]);
 #endif
         }
     }
@@ -167,11 +167,11 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
-    const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SPAN * W_RUN);
-    // [grp][block][quad]: sums, scales, floors; then per block the sum of its activations.
+    const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+    // [grp][block][quad]: sums, scales, minimums; then per block the sum of its activations.
     __local float4 *part_scales = parts + GROUPS * PASS * 4;
-#if W_FLOORS
-    __local float4 *part_floors = parts + GROUPS * PASS * 8;
+#if W_MINIMUMS
+    __local float4 *part_minimums = parts + GROUPS * PASS * 8;
     __local float *part_acts = (__local float *)(parts + GROUPS * PASS * 12);
 #endif
     float acc = 0.0f;
@@ -184,27 +184,27 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
             if (b >= end) continue;
             const __global uint4 *block = w + b * (4 * W_BITS);
             // Sums of the halves are separate if they have scales of their own.
-            int4 sum[1 + W_HALVES];
-            sum[0] = sum[W_HALVES] = 0;
+            int4 sum[1 + W_HALF_SCALES];
+            sum[0] = sum[W_HALF_SCALES] = 0;
             int2 of_acts = 0;
             for (int v = 0; v < 4; v++) {
                 uint low = acts[b * 8 + v], high = acts[b * 8 + 4 + v];
                 of_acts.x = dot4(0x01010101u, low, of_acts.x);
                 of_acts.y = dot4(0x01010101u, high, of_acts.y);
                 sum[0] = dot4_rows(LOW_BYTES(block, v), low, sum[0]);
-                sum[W_HALVES] = dot4_rows(HIGH_BYTES(block, v), high, sum[W_HALVES]);
+                sum[W_HALF_SCALES] = dot4_rows(HIGH_BYTES(block, v), high, sum[W_HALF_SCALES]);
             }
-#if W_HALVES
-            sum[0] = scale_of_half(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
-                     scale_of_half(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
+#if W_HALF_SCALES
+            sum[0] = load_half_scale(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
+                     load_half_scale(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
 #else
             sum[0] -= W_ZERO * (of_acts.x + of_acts.y);
 #endif
             int at = (grp * PASS + b - first) * 4 + quad;
             parts[at] = convert_float4(sum[0]);
-            part_scales[at] = level_of(of_group, b, quad) * act_scales[b];
-#if W_FLOORS
-            part_floors[at] = floor_of(of_group, b, quad);
+            part_scales[at] = load_block_scale(of_group, b, quad) * act_scales[b];
+#if W_MINIMUMS
+            part_minimums[at] = load_minimum(of_group, b, quad);
             if (grp == 0 && quad == 0) part_acts[b - first] = act_scales[b] * (float)(of_acts.x + of_acts.y);
 #endif
         }
@@ -213,13 +213,13 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
             int from = lid / 16 * (PASS * 16) + lid % 16;
             const __local float *sum = (const __local float *)parts + from;
             const __local float *scale = (const __local float *)part_scales + from;
-#if W_FLOORS
-            const __local float *floors = (const __local float *)part_floors + from;
+#if W_MINIMUMS
+            const __local float *minimums = (const __local float *)part_minimums + from;
 #endif
             for (int b = 0; b < end - first; b++) {
                 acc = fma(sum[b * 16], scale[b * 16], acc);
-#if W_FLOORS
-                acc = fma(floors[b * 16], part_acts[b], acc);
+#if W_MINIMUMS
+                acc = fma(minimums[b * 16], part_acts[b], acc);
 #endif
             }
         }
@@ -228,7 +228,7 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     if (lid < GROUPS * 16) sums[lid] = acc;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
-#if W_FLOORS
+#if W_MINIMUMS
 #define PART_FLOATS (GROUPS * PASS * 48 + PASS)
 #else
 #define PART_FLOATS (GROUPS * PASS * 32)
@@ -283,9 +283,9 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #if W_DENSE
 #define MATRIX const __global uint4 *
 #elif ROWS_PER_ITEM == 4
-#define MATRIX PLANE_OF(uint4)
+#define MATRIX QUANTS_OF(uint4)
 #else
-#define MATRIX PLANE_OF(uint)
+#define MATRIX QUANTS_OF(uint)
 #endif
 
 // chunk: first output group in this buffer, number of groups in it; if chunks of attention are merged, also their

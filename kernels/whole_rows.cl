@@ -34,17 +34,17 @@ typedef Ints Sums;
 #define WEIGHT(bytes, k) (TO_FLOATS((bytes) >> (uint)(8 * (k)) & 0xffu) - (float)W_ZERO)
 
 // Sum of a block from the sums of its halves; `low` is the sum of both if the halves have no scales of their own.
-Floats of_halves(Sums low, Sums high, int2 of_acts, const __global uchar *of_group, int b, int at) {
+Floats sum_of_block(Sums low, Sums high, int2 of_acts, const __global uchar *of_group, int b, int at) {
 #ifndef BY_FLOATS
-#if W_HALVES
+#if W_HALF_SCALES
     low -= W_ZERO * of_acts.x;
     high -= W_ZERO * of_acts.y;
 #else
     low -= W_ZERO * (of_acts.x + of_acts.y);
 #endif
 #endif
-#if W_HALVES
-    low = TO_SUMS(scale_of_half(of_group, b, at, 0)) * low + TO_SUMS(scale_of_half(of_group, b, at, 1)) * high;
+#if W_HALF_SCALES
+    low = TO_SUMS(load_half_scale(of_group, b, at, 0)) * low + TO_SUMS(load_half_scale(of_group, b, at, 1)) * high;
 #endif
     return SUM_OF_FLOATS(low);
 }

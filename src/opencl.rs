@@ -144,7 +144,7 @@ use numeric::kv::KvTypes;
 use nvidia::PersistentKernels;
 use pass::Pass;
 use pass_timeout::PassTimeout;
-use scratch::PassBuffers;
+use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{AttentionFn, CancelToken, Logits, Run};
 use std::sync::{Arc, Mutex};
@@ -189,7 +189,7 @@ pub struct OpenClDevice {
     ring: seam::Ring,
     /// Calibration of keys and queries, by layer; empty if the KV types need none.
     calibration: Vec<buffer::Buffer>,
-    scratch: PassBuffers,
+    scratch: Scratch,
     launches: Launches,
     /// Kernels of whole passes, if the device has them.
     persistent: Option<PersistentKernels>,
@@ -224,7 +224,7 @@ impl OpenClDevice {
         let ring = seam::Ring::new(max_tokens.max(1));
         let max_tokens = if kernels.device_shapes().supports_batches() { max_tokens } else { 1 };
         let at_once = if attention.is_some() || set == KernelSet::Baseline { 1 } else { sequences };
-        let scratch = PassBuffers::new(device, max_tokens, (slots, at_once))?;
+        let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|compute| HostAttention::new(compute, kv_types, scratch.max_tokens));
         let calibration = if kv_types.k.is_rotated() {

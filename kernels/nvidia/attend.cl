@@ -54,7 +54,7 @@ float8 piece_elements(int type, Piece p) {
 
 // Starts loading a chunk's rows of a KV head; past the end the last row is repeated.
 void load_rows(int type, Piece *p, const __global uchar *rows, uint row_bytes, uint count) {
-    const uint lid = this_item();
+    const uint lid = hidden_local_id();
     for (uint i = 0; i < SWEEPS; i++) {
         uint row = min(i * ROWS_PER_SWEEP + lid / LANES, count - 1);
         p[i] = load_piece(type, rows + row * row_bytes, lid % LANES);
@@ -63,7 +63,7 @@ void load_rows(int type, Piece *p, const __global uchar *rows, uint row_bytes, u
 
 // Stores rows from `from` on in local memory. Row `newest` is available as floats.
 void stage_rows(int type, const Piece *p, uint from, uint newest, const __local float *row_of_newest, __local float *rows) {
-    const uint lid = this_item(), l = lid % LANES;
+    const uint lid = hidden_local_id(), l = lid % LANES;
 #pragma unroll
     for (uint i = 0; i < SWEEPS; i++) {
         uint row = i * ROWS_PER_SWEEP + lid / LANES;
@@ -93,20 +93,20 @@ float score(const __local float *row, const __local float *query) {
 // Adds values of one element times their weights; both may be read to the end of the chunk.
 float weighted_sum(const __local float *weights, const __local float *values, uint count, float acc) {
     const __local float4 *w = (const __local float4 *)weights;
-    float4 next[AHEAD / 4];
-    float value[AHEAD];
-    for (uint k = 0; k < AHEAD / 4; k++) next[k] = w[k];
-    for (uint k = 0; k < AHEAD; k++) value[k] = values[k * STAGE_ROW];
+    float4 next[PREFETCHED_STEPS / 4];
+    float value[PREFETCHED_STEPS];
+    for (uint k = 0; k < PREFETCHED_STEPS / 4; k++) next[k] = w[k];
+    for (uint k = 0; k < PREFETCHED_STEPS; k++) value[k] = values[k * STAGE_ROW];
 #pragma unroll 2
-    for (uint t = 0; t < count; t += AHEAD) {
-        float4 now[AHEAD / 4];
-        float its[AHEAD];
-        const uint then = min(t + AHEAD, (uint)STAGED_ROWS - AHEAD);
-        for (uint k = 0; k < AHEAD / 4; k++) now[k] = next[k];
-        for (uint k = 0; k < AHEAD; k++) its[k] = value[k];
-        for (uint k = 0; k < AHEAD / 4; k++) next[k] = w[then / 4 + k];
-        for (uint k = 0; k < AHEAD; k++) value[k] = values[(then + k) * STAGE_ROW];
-        for (uint k = 0; k < AHEAD; k++) {
+    for (uint t = 0; t < count; t += PREFETCHED_STEPS) {
+        float4 now[PREFETCHED_STEPS / 4];
+        float its[PREFETCHED_STEPS];
+        const uint then = min(t + PREFETCHED_STEPS, (uint)STAGED_ROWS - PREFETCHED_STEPS);
+        for (uint k = 0; k < PREFETCHED_STEPS / 4; k++) now[k] = next[k];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) its[k] = value[k];
+        for (uint k = 0; k < PREFETCHED_STEPS / 4; k++) next[k] = w[then / 4 + k];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) value[k] = values[(then + k) * STAGE_ROW];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) {
             float of = k % 4 == 0 ? now[k / 4].x : k % 4 == 1 ? now[k / 4].y : k % 4 == 2 ? now[k / 4].z : now[k / 4].w;
             // Weights past the end are 0, but their values may be NaN.
             if (t + k < count) acc = fma(of, its[k], acc);

@@ -86,9 +86,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
     const __global uchar *arena, const __global float *floats, const __global float *calibration,
     __global uchar *k_cache, __global uchar *v_cache, const __global float *state, __global Slot *work,
     __global uint *sync, __global float *logits) {
-    __local uint4 parts4[CEIL_DIV(PARTS + MARGIN, 4)];
-    __local uint4 acts4[CEIL_DIV(MAX_OF(WIDEST / 4, ATTEND_FLOATS), 4)];
-    __local float act_scales[WIDEST / 32 + MARGIN];
+    __local uint4 parts4[CEIL_DIV(PARTS + PREFETCH_MARGIN, 4)];
+    __local uint4 acts4[CEIL_DIV(MAX_OF(MAX_COLS / 4, ATTEND_FLOATS), 4)];
+    __local float act_scales[MAX_COLS / 32 + PREFETCH_MARGIN];
     __local float residual[OUT_UNITS_PER_GROUP * 16];
     __local float red[MAX_OF(FFN_BLOCKS_PER_ROUND * 64, (GROUP + 2) * 16)];
     __local float2 row_scales[2 * ROW_BLOCKS * CANDIDATES], weights[64];
@@ -245,8 +245,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     for (uint i = lid; i < heads * SLOTS_PER_PART; i += WG) {
                         uint h = i / SLOTS_PER_PART, part = i % SLOTS_PER_PART;
                         __local uint *from = (__local uint *)sums + h * stride + part * 3;
-                        put_slot(work + W_PARTS + ((first_head + h) * (size_t)max_chunks + chunk) * SLOTS_PER_PART + part,
-                                 from[0], from[1], from[2], tag);
+                        write_slot(
+                            work + W_PARTS + ((first_head + h) * (size_t)max_chunks + chunk) * SLOTS_PER_PART + part,
+                            from[0], from[1], from[2], tag);
                     }
                 } else {
 #if V_ROTATED

@@ -22,17 +22,18 @@
 #error a warp takes pairs of blocks of 32, and sixteen tokens
 #endif
 
-#define ONE_AND_A_HALF 0x4b400000
+// The bits of 1.5 * 2^23: the float of that and a small integer is a subtraction away from the integer's float.
+#define MAGIC_FLOAT 0x4b400000
 // Words of a block of activations for all tokens, and of all activations of a step.
 #define BLOCK_WORDS (SEVERAL * 8)
 #define ACT_WORDS(cols) ((cols) / 32 * BLOCK_WORDS)
 
-// Argument of the launch. `met`: arrivals at barriers in earlier launches.
+// Argument of the launch. `earlier_arrivals`: arrivals at barriers in earlier launches.
 typedef struct {
     Runs runs;
     int2 strides[SEVERAL]; // from one layer's keys (values) to the next, in 64 bytes
     int tokens;
-    uint met;
+    uint earlier_arrivals;
     int unused[2];
 } Batch;
 
@@ -50,8 +51,8 @@ void grid_barrier(__global uint *sync, uint goal) {
     if (get_local_id(0) == 0) {
         asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(sync) : "memory");
 #pragma unroll 1
-        for (uint looks = 1; (int)(load_relaxed(sync) - goal) < 0; looks++) {
-            if (looks % 1024 == 0 && (looks >= MAX_POLLS || load_relaxed(sync + 1))) {
+        for (uint poll_count = 1; (int)(load_relaxed(sync) - goal) < 0; poll_count++) {
+            if (poll_count % 1024 == 0 && (poll_count >= MAX_POLLS || load_relaxed(sync + 1))) {
                 asm volatile("st.relaxed.gpu.global.u32 [%0], 1;" ::"l"(sync + 1) : "memory");
                 break;
             }
@@ -68,10 +69,10 @@ void grid_barrier(__global uint *sync, uint goal) {
 typedef struct {
     __global uint *words;
     __global float *scales;
-} Acts;
+} BatchActivations;
 
 // Stores a block of one token, one element per lane of a warp.
-void store_activations(float y, uint token, uint block, Acts to) {
+void store_activations(float y, uint token, uint block, BatchActivations to) {
     const uint lane = get_local_id(0) % 32, k = lane / 4;
     float2 scale = activation_scale(warp_max(fabs(y)));
     uint word = (uint)as_uchar(convert_char(rint(y * scale.y))) << lane % 4 * 8;
@@ -82,10 +83,11 @@ void store_activations(float y, uint token, uint block, Acts to) {
 }
 
 // RMS norm of the residual: one work-group per token. `x` has NORM_FLOATS.
-#define NORM_FLOATS (DIM + 16 * MARGIN + 16)
-void norm_tokens(const __global float *state, const __global float *w, uint tokens, Acts to, __local float *x) {
+#define NORM_FLOATS (DIM + 16 * PREFETCH_MARGIN + 16)
+void norm_tokens(const __global float *state, const __global float *w, uint tokens, BatchActivations to,
+                 __local float *x) {
     const uint lid = get_local_id(0);
-    __local float *red = x + DIM + 16 * MARGIN;
+    __local float *red = x + DIM + 16 * PREFETCH_MARGIN;
     for (uint token = get_group_id(0); token < tokens; token += GRID) {
         const __global float *from = ROW(state, token);
         float weights[CEIL_DIV(DIM, ITEMS)];
@@ -111,15 +113,15 @@ void norm_tokens(const __global float *state, const __global float *w, uint toke
 #define STAGE_BYTES(units, blocks) ((blocks) * ((units) * 288 + BLOCK_WORDS * 4 + SEVERAL * 4))
 // Units of a work-group multiplied at once, if `count` units are distributed.
 #define UNITS_OF(count) MIN_OF(WARPS / 2, CEIL_DIV(count, GRID))
-#define FITS(units, all, blocks) ((all) % (blocks) == 0 && STAGES * STAGE_BYTES(units, blocks) <= POOL)
-#define BLOCKS_OF(units, all) (FITS(units, all, 8) ? 8 : FITS(units, all, 4) ? 4 : 2)
+#define STAGES_FIT(units, all, blocks) ((all) % (blocks) == 0 && STAGES * STAGE_BYTES(units, blocks) <= POOL)
+#define BLOCKS_OF(units, all) (STAGES_FIT(units, all, 8) ? 8 : STAGES_FIT(units, all, 4) ? 4 : 2)
 
 // A matrix and its input. If `paired`, two units of gate are followed by two of up.
 typedef struct {
     const __global uchar *quants, *scales;
     uint first, last; // units, or pairs
     bool paired;
-    Acts in;
+    BatchActivations in;
 } Step;
 
 uint unit_of(Step s, uint i) {
@@ -215,7 +217,7 @@ void multiply_units(float *acc, Step s, const uint units, const uint halves, con
                     int c[4];
                     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
                         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-                        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(low), "r"(high), "r"(ONE_AND_A_HALF));
+                        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(low), "r"(high), "r"(MAGIC_FLOAT));
                     for (uint i = 0; i < 4; i++) {
                         const float whole = fma(as_float(c[i]), 0.0625f, -786432.0f);
                         acc[h * 4 + i] = fma(whole, (i % 2 ? d1 : d0) * (i / 2 ? by.y : by.x), acc[h * 4 + i]);
@@ -242,7 +244,7 @@ void multiply_units(float *acc, Step s, const uint units, const uint halves, con
 
 // End of a token's attention: one team per head.
 void merge_head(const __global float *partials, const __global float *ml, uint chunks, uint head, uint token,
-                __local float *out, Acts to) {
+                __local float *out, BatchActivations to) {
     const uint lid = team_item();
     team_barrier();
     for (uint d = lid; d < HEAD_DIM; d += TEAM) out[d] = merge_element(partials, ml, chunks, head, d);
@@ -266,15 +268,15 @@ void merge_head(const __global float *partials, const __global float *ml, uint c
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
     const __global uchar *arena, const __global float *floats, const __global float *calibration,
     __global float *state, __global float *qkv, __global float *partials, __global float *ml, __global uint *acts,
-    __global uint *sync, ALL_ROWS, OF_ALL(LOGITS), Batch batch) {
+    __global uint *sync, ALL_CACHES, FOR_ALL_RUNS(LOGITS), Batch batch) {
     __local uint4 pool[MAX_OF(POOL / 16, CEIL_DIV(MAX_OF(TEAMS_PER_GROUP * TEAM_FLOATS, NORM_FLOATS), 4))];
     __local float *local_floats = (__local float *)pool;
     const uint lid = get_local_id(0), group = get_group_id(0), warp = lid / 32, lane = lid % 32, team = lid / TEAM;
     const uint tokens = batch.tokens;
-    const Acts in = {acts, (__global float *)(acts + ACT_WORDS(MAX_OF(DIM, Q_DIM)))};
+    const BatchActivations in = {acts, (__global float *)(acts + ACT_WORDS(MAX_OF(DIM, Q_DIM)))};
     __global uint *behind = acts + ACT_WORDS(MAX_OF(DIM, Q_DIM)) / 8 * 9;
-    const Acts ffn = {behind, (__global float *)(behind + ACT_WORDS(FFN_DIM))};
-    uint goal = batch.met;
+    const BatchActivations ffn = {behind, (__global float *)(behind + ACT_WORDS(FFN_DIM))};
+    uint goal = batch.earlier_arrivals;
 // Product of the units of one iteration with all tokens.
 #define MULTIPLY_UNITS(quants, scales, cols, from, paired)                                                    \
     const Step step = {quants, scales, first, end - 1, paired, from};                                   \
@@ -310,7 +312,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
             int of = 0;
             while (of + 1 < (int)tokens && chunk >= batch.runs.first_chunk[of + 1]) of++;
             __global uchar *k_cache = k_0, *v_cache = v_0;
-            TAKE_ROWS
+            SELECT_CACHE
             const size_t first = batch.runs.first_chunk[of];
             k_cache += (size_t)layer * batch.strides[of].x * 64;
             v_cache += (size_t)layer * batch.strides[of].y * 64;
@@ -384,7 +386,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void decode_batch(
         FOR_SUMS(row, token) local_floats[token * stride + row - first * 16] = acc[i];
         barrier(CLK_LOCAL_MEM_FENCE);
         __global float *to = logits_0;
-        OF_OTHERS(TO)
+        FOR_OTHER_RUNS(TO)
         const uint rows = min(min(first + each, end) * 16, (uint)VOCAB) - first * 16;
         for (uint row = lane; row < rows && warp < tokens; row += 32)
             to[first * 16 + row] = lost && first + row == 0 ? NAN : local_floats[warp * stride + row];

@@ -27,7 +27,7 @@
 #else
 #define DEPTH 1
 #endif
-#define ONE_AND_A_HALF 0x4b400000
+#define MAGIC_FLOAT 0x4b400000
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
@@ -36,7 +36,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     __local float2 a_scales[DEPTH * TOKENS]; // [block][token], scale and start of the sum
     const int lid = get_local_id(0), lane = lid % 32, row = lane / 4, vector = lane % 4;
     const int first_group = (ROW_TILE(part) * WARPS + lid / 32) * ROW_GROUPS, first_token = TOKEN_TILE(part) * TOKENS;
-    const int last_group = part.y * HALVES - 1;
+    const int last_group = part.y * MATRICES - 1;
     float acc[ROW_GROUPS][TOKEN_TILES][4];
     for (int g = 0; g < ROW_GROUPS; g++)
         for (int n = 0; n < TOKEN_TILES; n++)
@@ -72,7 +72,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             vstore4((uint4)(low.x, high.x, low.y, high.y), 0, to);
             vstore4((uint4)(low.z, high.z, low.w, high.w), 1, to);
             a_scales[b * TOKENS + t] = (float2)(in_scales[(size_t)token * BLOCKS + first + b],
-                                                as_float(ONE_AND_A_HALF - 8 * sum));
+                                                as_float(MAGIC_FLOAT - 8 * sum));
         }
         barrier(CLK_LOCAL_MEM_FENCE);
 #pragma unroll
@@ -90,7 +90,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
                         "{%0,%1,%2,%3};"
                         : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3)
                         : "r"(w0), "r"(w1), "r"(w2), "r"(w3), "r"(x.x), "r"(x.y));
-                    const float bias = as_float(ONE_AND_A_HALF);
+                    const float bias = as_float(MAGIC_FLOAT);
                     acc[g][n][0] = fma(as_float(c0) - bias, d[b][g][0] * s.x, acc[g][n][0]);
                     acc[g][n][1] = fma(as_float(c1) - bias, d[b][g][0] * s.z, acc[g][n][1]);
                     acc[g][n][2] = fma(as_float(c2) - bias, d[b][g][1] * s.x, acc[g][n][2]);
@@ -105,7 +105,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             for (int i = 0; i < 4; i++) {
                 int token = first_token + n * 8 + vector * 2 + i % 2;
                 int local_row = (first_group + g) * 16 + row + i / 2 * 8;
-                if (token < part.z) put(state, out, extra, part.xy, local_row, token, acc[g][n][i]);
+                if (token < part.z) store_output(state, out, extra, part.xy, local_row, token, acc[g][n][i]);
             }
         }
     }

@@ -5,7 +5,7 @@
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 #define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
 #define MIN_OF(a, b) ((a) < (b) ? (a) : (b))
-#define WIDEST MAX_OF(FFN_DIM, MAX_OF(DIM, Q_DIM))
+#define MAX_COLS MAX_OF(FFN_DIM, MAX_OF(DIM, Q_DIM))
 
 // ---------------------------------------------------------------- instructions
 
@@ -26,7 +26,7 @@ ushort load2(const __global uchar *p) {
 
 // Index of the work-item, hidden from the compiler: values derived from it are computed where needed and not kept in
 // registers for all layers.
-uint this_item() {
+uint hidden_local_id() {
     uint x = get_local_id(0);
     asm volatile("mov.u32 %0, %0;" : "+r"(x));
     return x;
@@ -69,7 +69,7 @@ typedef uint4 Slot;
 // Polls before a work-group that never answers is given up: seconds.
 #define MAX_POLLS (1 << 22)
 
-void put_slot(__global Slot *to, uint a, uint b, uint c, uint tag) {
+void write_slot(__global Slot *to, uint a, uint b, uint c, uint tag) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(tag)
                  : "memory");
 }
@@ -86,8 +86,8 @@ Slot poll_slot(const __global Slot *from) {
 // Returns `seen` if it has the tag, otherwise polls. Sets `lost` if nothing arrives.
 Slot wait_for_slot(Slot seen, const __global Slot *from, uint tag, __global uint *lost) {
 #pragma unroll 1
-    for (uint looks = 0; seen.w != tag; looks++) {
-        if (looks == MAX_POLLS) {
+    for (uint poll_count = 0; seen.w != tag; poll_count++) {
+        if (poll_count == MAX_POLLS) {
             asm volatile("st.relaxed.gpu.global.u32 [%0], 1; fence.acq_rel.gpu;" ::"l"(lost) : "memory");
             break;
         }
@@ -101,7 +101,7 @@ Slot wait_for_slot(Slot seen, const __global Slot *from, uint tag, __global uint
 void send_rows(float y, bool put, __global Slot *to, uint tag) {
     const uint part = get_local_id(0) % 16, from = get_local_id(0) / 16 % 2 * 16 + 3 * part;
     uint a = shuffle_from(as_uint(y), from), b = shuffle_from(as_uint(y), from + 1), c = shuffle_from(as_uint(y), from + 2);
-    if (put && part < SLOTS_PER_UNIT) put_slot(to + part, a, b, c, tag);
+    if (put && part < SLOTS_PER_UNIT) write_slot(to + part, a, b, c, tag);
 }
 
 // Quantises and sends a block of activations, one per lane of a warp.
@@ -112,7 +112,7 @@ void send_block(float y, __global Slot *to, uint tag) {
     word |= shuffle_from(word, lane ^ 1);
     word |= shuffle_from(word, lane ^ 2);
     uint a = shuffle_from(word, 12 * lane), b = shuffle_from(word, 12 * lane + 4), c = shuffle_from(word, 12 * lane + 8);
-    if (lane < SLOTS_PER_BLOCK) put_slot(to + lane, a, b, lane == 2 ? as_uint(scale.x) : c, tag);
+    if (lane < SLOTS_PER_BLOCK) write_slot(to + lane, a, b, lane == 2 ? as_uint(scale.x) : c, tag);
 }
 
 // ---------------------------------------------------------------- activations
@@ -121,7 +121,7 @@ void send_block(float y, __global Slot *to, uint tag) {
 #define WORD_POSITION(k) ((k) % 4 * 2 + (k) / 4)
 
 // Maximum slots that a work-item has to wait for at once.
-#define MAX_SLOTS_PER_ITEM CEIL_DIV(MAX_OF(WIDEST / 32 * SLOTS_PER_BLOCK, DIM / 16 * SLOTS_PER_UNIT), WG)
+#define MAX_SLOTS_PER_ITEM CEIL_DIV(MAX_OF(MAX_COLS / 32 * SLOTS_PER_BLOCK, DIM / 16 * SLOTS_PER_UNIT), WG)
 
 // Polls `slots` slots once, before any of them is waited for.
 void poll_slots(Slot *seen_slots, const __global Slot *from, uint slots, uint lid) {
@@ -132,7 +132,7 @@ void poll_slots(Slot *seen_slots, const __global Slot *from, uint slots, uint li
 // Receives blocks quantised by another step.
 void receive_blocks(const __global Slot *from, uint blocks, uint tag, __local uint *acts, __local float *scales,
                  __global uint *sync) {
-    const uint slots = blocks * SLOTS_PER_BLOCK, lid = this_item();
+    const uint slots = blocks * SLOTS_PER_BLOCK, lid = hidden_local_id();
     Slot seen_slots[MAX_SLOTS_PER_ITEM];
     barrier(CLK_LOCAL_MEM_FENCE);
     poll_slots(seen_slots, from, slots, lid);
@@ -150,24 +150,24 @@ void receive_blocks(const __global Slot *from, uint blocks, uint tag, __local ui
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// A chain of dependent steps loads its operands AHEAD steps in advance, even past the end: MARGIN words of local memory
-// follow.
-#define AHEAD 16
-#define MARGIN (2 * AHEAD)
+// A chain of dependent steps loads its operands PREFETCHED_STEPS steps in advance, even past the end: PREFETCH_MARGIN
+// words of local memory follow.
+#define PREFETCHED_STEPS 16
+#define PREFETCH_MARGIN (2 * PREFETCHED_STEPS)
 
 // Adds the squares of one of sixteen lanes.
 float sum_squares(const __local float *x) {
     enum { all = DIM / 16 };
-    float acc = 0.0f, next[AHEAD];
+    float acc = 0.0f, next[PREFETCHED_STEPS];
     x += get_local_id(0);
-    for (uint k = 0; k < AHEAD; k++) next[k] = x[k * 16];
+    for (uint k = 0; k < PREFETCHED_STEPS; k++) next[k] = x[k * 16];
 #pragma unroll 2
-    for (uint i = 0; i < all; i += AHEAD) {
-        float now[AHEAD];
-        for (uint k = 0; k < AHEAD; k++) now[k] = next[k];
-        for (uint k = 0; k < AHEAD; k++) next[k] = x[(i + AHEAD + k) * 16];
-        for (uint k = 0; k < AHEAD; k++)
-            if (all % AHEAD == 0 || i + k < all) acc = fma(now[k], now[k], acc);
+    for (uint i = 0; i < all; i += PREFETCHED_STEPS) {
+        float now[PREFETCHED_STEPS];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) now[k] = next[k];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) next[k] = x[(i + PREFETCHED_STEPS + k) * 16];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++)
+            if (all % PREFETCHED_STEPS == 0 || i + k < all) acc = fma(now[k], now[k], acc);
     }
     return acc;
 }
@@ -176,7 +176,7 @@ float sum_squares(const __local float *x) {
 // the first layer from `first`. Only its dependents wait for it.
 void norm(const __global Slot *slots, const __global float *first, const __global float *w, uint tag,
           __local float *x, __local uint *acts, __local float *scales, __local float *red, __global uint *sync) {
-    const uint lid = this_item();
+    const uint lid = hidden_local_id();
     float4 weights[CEIL_DIV(DIM, 4 * WG)];
     for (uint i = 0; i < CEIL_DIV(DIM, 4 * WG); i++) weights[i] = vload4(0, w + min((i * WG + lid) * 4, (uint)DIM - 4));
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -232,8 +232,9 @@ typedef struct {
     uint half_start, gap;
 } Units;
 
-Units units_from(const __global uchar *quants, const __global uchar *scales, uint first_bite, uint half_start, uint gap) {
-    Units u = {quants + (size_t)first_bite * 512, scales + (size_t)first_bite * 64, half_start, gap};
+Units units_from(const __global uchar *quants, const __global uchar *scales, uint first_fragment, uint half_start,
+                 uint gap) {
+    Units u = {quants + (size_t)first_fragment * 512, scales + (size_t)first_fragment * 64, half_start, gap};
     return u;
 }
 
@@ -257,9 +258,9 @@ Fragment load_fragment(Units u, uint i) {
     return b;
 }
 
-#define START 0x80000
+#define SUM_BIAS 0x80000
 
-// Computes sixteen times the sum of a lane's row and block, plus START, on the integer tensor cores. A nibble in the
+// Computes sixteen times the sum of a lane's row and block, plus SUM_BIAS, on the integer tensor cores. A nibble in the
 // upper half of a byte, with its highest bit flipped, is sixteen times its weight, signed. The rows of an operand are
 // the lanes' rows, two at a time, of both blocks; its columns alternate between the activations of the two blocks, so
 // every lane gets the sums of its four rows and keeps one.
@@ -268,10 +269,10 @@ uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
     int c[8];
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(l.x), "r"(l.y), "r"(h.x), "r"(h.y), "r"(a.x), "r"(a.y), "r"(START));
+        : "r"(l.x), "r"(l.y), "r"(h.x), "r"(h.y), "r"(a.x), "r"(a.y), "r"(SUM_BIAS));
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
         : "=r"(c[4]), "=r"(c[5]), "=r"(c[6]), "=r"(c[7])
-        : "r"(l.z), "r"(l.w), "r"(h.z), "r"(h.w), "r"(a.x), "r"(a.y), "r"(START));
+        : "r"(l.z), "r"(l.w), "r"(h.z), "r"(h.w), "r"(a.x), "r"(a.y), "r"(SUM_BIAS));
     bool second = lane & 16;
     int r0 = second ? c[1] : c[0], r1 = second ? c[3] : c[2], r2 = second ? c[5] : c[4], r3 = second ? c[7] : c[6];
     return lane & 2 ? (lane & 1 ? r3 : r2) : (lane & 1 ? r1 : r0);
@@ -300,7 +301,7 @@ uint sixteen_sums(uint4 w, uint2 a, uint mask, uint lane) {
 
 // Loads the first of `all` fragments shared by the warps; each warp has `count` per round.
 void load_fragments(Fragment *b, Units u, uint count, uint all) {
-    const uint lid = this_item();
+    const uint lid = hidden_local_id();
     u = units_of_lane(u, lid % 32);
 #pragma unroll
     for (uint j = 0; j < DEPTH; j++)
@@ -311,7 +312,7 @@ void load_fragments(Fragment *b, Units u, uint count, uint all) {
 // following fragments are loaded.
 void mma_accumulate(Fragment *b, Units u, uint pairs, uint room, uint from, uint all, bool floats, const __local uint *acts,
           const __local float *act_scales, __local uint *parts, uint mask) {
-    const uint count = CEIL_DIV(room, WARPS), lid = this_item(), warp = lid / 32, lane = lid % 32;
+    const uint count = CEIL_DIV(room, WARPS), lid = hidden_local_id(), warp = lid / 32, lane = lid % 32;
     // If the number of fragments is not a multiple of those loaded ahead, the last iteration is not full, but still
     // loads the next round's.
     const uint unfilled = CEIL_DIV(count, DEPTH_FOR(count)) * DEPTH_FOR(count) - count;
@@ -342,7 +343,7 @@ void mma_accumulate(Fragment *b, Units u, uint pairs, uint room, uint from, uint
                 if (m + k >= DEPTH_FOR(count) || ((room % WARPS != 0 || unfilled > 0) && i >= room)) continue;
                 if (floats) {
                     // The integer added to the bits of 2^23 is a float; dividing by 16 and everything else is exact.
-                    float whole = fma(as_float(0x4b000000u | sum[k]), 0.0625f, -(8388608.0f + START) / 16.0f);
+                    float whole = fma(as_float(0x4b000000u | sum[k]), 0.0625f, -(8388608.0f + SUM_BIAS) / 16.0f);
                     *(__local float2 *)(parts + row * FLOATS_ROW(2 * pairs) + 2 * block) = (float2)(whole, scale[k]);
                 } else {
                     parts[row * HALVES_ROW(2 * pairs) + block] = sum[k];
@@ -357,43 +358,43 @@ void mma_accumulate(Fragment *b, Units u, uint pairs, uint room, uint from, uint
 float sum_of_floats(const __local uint *row, uint blocks) {
     const __local float2 *parts = (const __local float2 *)row;
     float acc = 0.0f;
-    float2 next[AHEAD];
-    for (uint k = 0; k < AHEAD; k++) next[k] = parts[k];
+    float2 next[PREFETCHED_STEPS];
+    for (uint k = 0; k < PREFETCHED_STEPS; k++) next[k] = parts[k];
 #pragma unroll 2
-    for (uint b = 0; b < blocks; b += AHEAD) {
-        float2 now[AHEAD];
-        for (uint k = 0; k < AHEAD; k++) now[k] = next[k];
-        for (uint k = 0; k < AHEAD; k++) next[k] = parts[b + AHEAD + k];
-        for (uint k = 0; k < AHEAD; k++)
-            if (blocks % AHEAD == 0 || b + k < blocks) acc = fma(now[k].x, now[k].y, acc);
+    for (uint b = 0; b < blocks; b += PREFETCHED_STEPS) {
+        float2 now[PREFETCHED_STEPS];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) now[k] = next[k];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++) next[k] = parts[b + PREFETCHED_STEPS + k];
+        for (uint k = 0; k < PREFETCHED_STEPS; k++)
+            if (blocks % PREFETCHED_STEPS == 0 || b + k < blocks) acc = fma(now[k].x, now[k].y, acc);
     }
     return acc;
 }
 
 float sum_of_halves(const __local uint *row, const __local float *act_scales, uint blocks) {
-    const float bias = 8388608.0f + START / 16;
+    const float bias = 8388608.0f + SUM_BIAS / 16;
     float acc = 0.0f;
-    uint2 next[AHEAD / 2];
-    float2 next_scales[AHEAD / 2];
+    uint2 next[PREFETCHED_STEPS / 2];
+    float2 next_scales[PREFETCHED_STEPS / 2];
     const __local uint2 *parts = (const __local uint2 *)row;
     const __local float2 *scales = (const __local float2 *)act_scales;
-    for (uint k = 0; k < AHEAD / 2; k++) {
+    for (uint k = 0; k < PREFETCHED_STEPS / 2; k++) {
         next[k] = parts[k];
         next_scales[k] = scales[k];
     }
 #pragma unroll 2
-    for (uint b = 0; b < blocks / 2; b += AHEAD / 2) {
-        float2 sum[AHEAD / 2], scale[AHEAD / 2];
-        for (uint k = 0; k < AHEAD / 2; k++) {
+    for (uint b = 0; b < blocks / 2; b += PREFETCHED_STEPS / 2) {
+        float2 sum[PREFETCHED_STEPS / 2], scale[PREFETCHED_STEPS / 2];
+        for (uint k = 0; k < PREFETCHED_STEPS / 2; k++) {
             sum[k] = (float2)(as_float(0x4b000000u | next[k].x >> 16), as_float(0x4b000000u | next[k].y >> 16)) - bias;
             scale[k] = (float2)(unpack_halves(next[k].x).x, unpack_halves(next[k].y).x) * next_scales[k];
         }
-        for (uint k = 0; k < AHEAD / 2; k++) {
-            next[k] = parts[b + AHEAD / 2 + k];
-            next_scales[k] = scales[b + AHEAD / 2 + k];
+        for (uint k = 0; k < PREFETCHED_STEPS / 2; k++) {
+            next[k] = parts[b + PREFETCHED_STEPS / 2 + k];
+            next_scales[k] = scales[b + PREFETCHED_STEPS / 2 + k];
         }
-        for (uint k = 0; k < AHEAD / 2; k++) {
-            if (blocks % AHEAD != 0 && b + k >= blocks / 2) continue;
+        for (uint k = 0; k < PREFETCHED_STEPS / 2; k++) {
+            if (blocks % PREFETCHED_STEPS != 0 && b + k >= blocks / 2) continue;
             acc = fma(sum[k].x, scale[k].x, acc);
             acc = fma(sum[k].y, scale[k].y, acc);
         }

@@ -149,12 +149,12 @@ struct PromptText<'a> {
 }
 
 impl PromptText<'_> {
-    /// Encodes it as the start of a text. Fails if it cannot fit.
+    /// Encodes the prompt as the start of a text. Fails if it cannot fit.
     fn encode_start(self, engine: &Engine) -> Result<Vec<u32>> {
         engine.encode_cancellable(self.text, self.specials, self.cancel)
     }
 
-    /// Encodes it as the continuation of a text.
+    /// Encodes the prompt as the continuation of a text.
     fn encode_continuation(self, engine: &Engine) -> Result<Vec<u32>> {
         let stop = || self.cancel.is_cancelled();
         engine.tokenizer().encode_until(self.text, self.specials, AddSpecial::No, &stop)

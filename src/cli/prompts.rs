@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn an_error_in_a_prompt_line_names_its_number() {
         let deep = format!("{{\"prompt\":{}", "[".repeat(100_000));
         for (line, what) in [
             ("word", "neither"),

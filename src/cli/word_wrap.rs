@@ -53,7 +53,7 @@ impl WordWrap {
                 self.begin_line();
             }
             _ if c.is_whitespace() => {
-                // A blank at the edge becomes the line break.
+                // A space at the edge becomes the line break.
                 if self.column + cells > self.width {
                     out.push('\n');
                     self.begin_line();
@@ -64,7 +64,7 @@ impl WordWrap {
                 }
             }
             _ => {
-                // Lines may break between wide characters, which have no blanks.
+                // Lines may break between wide characters, which have no spaces.
                 if cells == 2 {
                     self.begin_word();
                 }

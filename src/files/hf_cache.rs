@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_of_the_cache_is_its_snapshot() {
+    fn a_cached_model_resolves_to_its_snapshot_directory() {
         let dir = std::env::temp_dir().join(format!("antigravity-hub-{}", std::process::id()));
         let model = dir.join("models--org--name");
         let (old, new) = (model.join("snapshots/0a"), model.join("snapshots/1b"));

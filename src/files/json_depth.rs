@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_strings_is_no_mark() {
+    fn brackets_in_strings_do_not_change_the_depth() {
         let json = br#"{"a[,\"{": [1, "]\\"], "b": {}}}}"#;
         let found: Vec<(u8, usize)> = list_tokens(json).map(|m| (m.byte, m.depth)).collect();
         let marks = b"{:[,],:{}}}}";
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_escape_outside_of_strings_is_none() {
+    fn a_backslash_outside_of_strings_escapes_nothing() {
         assert_eq!(list_tokens(br#"\"{"#).count(), 0);
         assert_eq!(list_tokens(br#"\{"#).count(), 1);
     }

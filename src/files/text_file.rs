@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_mark_at_the_start_is_left_out() {
+    fn one_byte_order_mark_at_the_start_is_removed() {
         let cases =
             [("\u{feff}a", "a"), ("a\u{feff}", "a\u{feff}"), ("\u{feff}\u{feff}", "\u{feff}"), ("", "")];
         for (text, want) in cases {

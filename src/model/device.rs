@@ -4,7 +4,7 @@
 //! sequence each, with its cache. One token of eight sequences, a prompt of 500, eight drafted tokens: all are runs of
 //! one pass, which reads the weights once, and each gets the bits that it would get alone.
 
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, WINDOW, is_local};
+use crate::dims::{FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, SLIDING_LAYERS, WINDOW, is_sliding};
 use crate::trace::Trace;
 use files::Result;
 pub use numeric::cancel::CancelToken;
@@ -128,19 +128,19 @@ pub struct Extent {
 impl Extent {
     /// Rows of a head of a layer.
     pub fn rows_per_head(&self, layer: usize) -> usize {
-        if is_local(layer) { self.ring } else { self.slots }
+        if is_sliding(layer) { self.ring } else { self.slots }
     }
 
     /// Bytes of all rows.
     pub fn total_bytes(&self) -> usize {
         let bytes = |layers, rows| self.types.slot_bytes(layers, KV_HEADS, HEAD_DIM) * rows;
-        bytes(GLOBAL_LAYERS, self.slots) + bytes(LOCAL_LAYERS, self.ring)
+        bytes(FULL_ATTENTION_LAYERS, self.slots) + bytes(SLIDING_LAYERS, self.ring)
     }
 
     /// Checks that `tokens` tokens of one pass fit, the first at position `pos`.
     pub fn has_room(&self, pos: usize, tokens: usize) -> bool {
         let ring =
-            LOCAL_LAYERS == 0 || pos + tokens <= self.ring || WINDOW + tokens + ATTN_BLOCK <= self.ring;
+            SLIDING_LAYERS == 0 || pos + tokens <= self.ring || WINDOW + tokens + ATTN_BLOCK <= self.ring;
         ring && self.len + tokens <= self.slots
     }
 }
@@ -165,7 +165,7 @@ impl Ring {
     pub fn new(tokens: usize) -> Self {
         let most = WINDOW.saturating_add(tokens.saturating_add(ATTN_BLOCK)).min(usize::MAX >> 4);
         Self {
-            window_rows: if LOCAL_LAYERS != 0 { most.next_multiple_of(ATTN_BLOCK) } else { 0 },
+            window_rows: if SLIDING_LAYERS != 0 { most.next_multiple_of(ATTN_BLOCK) } else { 0 },
             has_whole_window: false,
         }
     }
@@ -185,14 +185,14 @@ impl Ring {
         let bytes = |layers, rows: usize| {
             (types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as u64).saturating_mul(rows as u64)
         };
-        [bytes(GLOBAL_LAYERS, slots), bytes(LOCAL_LAYERS, self.rows_per_head(slots))]
+        [bytes(FULL_ATTENTION_LAYERS, slots), bytes(SLIDING_LAYERS, self.rows_per_head(slots))]
     }
 }
 
 /// Bytes of the rows that one token's attention reads over `slots` filled slots.
 pub fn read_bytes(types: KvTypes, slots: f64) -> f64 {
     let bytes = |layers| types.slot_bytes(layers, KV_HEADS, HEAD_DIM) as f64;
-    bytes(GLOBAL_LAYERS) * slots + bytes(LOCAL_LAYERS) * slots.min(WINDOW as f64)
+    bytes(FULL_ATTENTION_LAYERS) * slots + bytes(SLIDING_LAYERS) * slots.min(WINDOW as f64)
 }
 
 /// Splits `slots` (positions in a sliding-window layer) into contiguous spans of a head's ring of `rows` rows, in

@@ -127,9 +127,9 @@ const _: () = assert!(LAYERS > 0 && DIM > 0 && FFN_DIM > 0 && VOCAB > 0);
 const _: () = assert!(MODEL_DIR.len() + MODEL.len() > 0);
 
 /// Number of sliding-window layers.
-pub const LOCAL_LAYERS: usize = before(LAYERS)[1];
+pub const SLIDING_LAYERS: usize = before(LAYERS)[1];
 /// Number of full-attention layers.
-pub const GLOBAL_LAYERS: usize = before(LAYERS)[0];
+pub const FULL_ATTENTION_LAYERS: usize = before(LAYERS)[0];
 /// Number of full-attention and sliding-window layers before each layer.
 pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
     let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
@@ -146,13 +146,13 @@ const fn before(layer: usize) -> [usize; 2] {
 }
 
 /// True for a sliding-window layer.
-pub const fn is_local(layer: usize) -> bool {
+pub const fn is_sliding(layer: usize) -> bool {
     matches!(LAYER_KINDS[layer], LayerKind::SlidingWindow)
 }
 
 /// Indices of the full-attention layers.
-pub fn global_layers() -> impl Iterator<Item = usize> {
-    attention_layers().filter(|&layer| !is_local(layer))
+pub fn full_attention_layers() -> impl Iterator<Item = usize> {
+    attention_layers().filter(|&layer| !is_sliding(layer))
 }
 
 /// Indices of the layers with keys and values.
@@ -162,7 +162,7 @@ pub fn attention_layers() -> impl Iterator<Item = usize> {
 
 /// Positions that a query of the layer sees, its own included; `None` for full attention.
 pub const fn attention_window(layer: usize) -> Option<usize> {
-    if is_local(layer) { Some(WINDOW) } else { None }
+    if is_sliding(layer) { Some(WINDOW) } else { None }
 }
 
 /// Index of a layer's first angle among the [`ANGLES`] of a position.

@@ -8,7 +8,7 @@ use files::config::{LongRope, QueryGrowth, RopeScaling};
 
 /// Radians per position of each pair.
 pub struct Frequencies {
-    /// [`ANGLES`] pairs: for global layers, then for the others, if there are any.
+    /// [`ANGLES`] pairs: for full-attention layers, then for the others, if there are any.
     short: Vec<f64>,
     /// Frequencies of sequences longer than the given length, if the model has such.
     long: Option<(Vec<f64>, usize)>,
@@ -39,7 +39,7 @@ impl Default for Frequencies {
     }
 }
 
-/// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of global layers, then of other layers.
+/// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of full-attention layers, then of other layers.
 fn compute_frequencies(scaling: RopeScaling) -> Vec<f64> {
     let plain = |theta: f64, i: usize| libm::pow(theta, -2.0 * i as f64 / ROPE_DIM as f64);
     let of = |pair: usize| {

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_run_is_written_in_less_detail() {
+    fn a_long_trace_is_written_in_less_detail() {
         let mut trace = Trace::default();
         let mut at = 0;
         let mut pass = |tokens: usize| {

@@ -2,7 +2,7 @@
 //!
 //! [`quant`] defines the layouts of quantised weights and activations. [`simd`] has the kernels, which give the same
 //! bits on every instruction set. [`kv`] has the element types of the KV cache, [`pool`] the thread pool, [`topology`]
-//! the choice of cores. [`widely`] compiles loops of plain Rust for wide vectors.
+//! the choice of cores. [`with_avx2`] compiles loops of plain Rust for wide vectors.
 #![deny(unsafe_code)]
 
 pub mod cancel;
@@ -14,6 +14,6 @@ pub mod quant;
 pub mod simd;
 pub mod topology;
 #[allow(unsafe_code)]
-mod widely;
+mod with_avx2;
 
-pub use widely::with_avx2;
+pub use with_avx2::with_avx2;

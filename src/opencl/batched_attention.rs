@@ -60,7 +60,7 @@ pub struct BatchedAttention {
 }
 
 impl BatchedAttention {
-    /// Creates it from the kernels of all layers, bound to everything but rows.
+    /// Creates the launches of attention from the kernels of all layers, bound to everything but rows.
     pub fn new(attend: Vec<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
         Self { attend, merge, none, max_runs: most, runs: RunTable::new() }
     }

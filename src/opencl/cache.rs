@@ -6,7 +6,7 @@ use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::AttentionMass;
 use super::nvidia::BoundDecode;
-use crate::dims::{LAYERS_BEFORE, STATE, is_local, state_range};
+use crate::dims::{LAYERS_BEFORE, STATE, is_sliding, state_range};
 use crate::model::device::{Extent, HostLayer, HostRows, KvCache, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept_slots};
@@ -57,8 +57,11 @@ impl HostRows for BorrowedRows {
 
     fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_> {
         let (k, v) = &mut self.rows[layer];
-        let mass =
-            self.mass.get_mut(LAYERS_BEFORE[layer][0]).filter(|_| !is_local(layer)).map(|mass| &mut mass[..]);
+        let mass = self
+            .mass
+            .get_mut(LAYERS_BEFORE[layer][0])
+            .filter(|_| !is_sliding(layer))
+            .map(|mass| &mut mass[..]);
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
     }
 
@@ -222,7 +225,7 @@ impl KvCache for OpenClCache {
 
     fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept_slots(slots, self.len)?;
-        assert!(!is_local(layer), "nothing is evicted from local layers");
+        assert!(!is_sliding(layer), "nothing is evicted from sliding-window layers");
         let (len, all, rows) =
             (self.len, self.rows.slots(), [self.rows.plane_row_bytes(0), self.rows.plane_row_bytes(1)]);
         if let Some(BorrowedRows { rows: views, mass, .. }) = &mut self.borrowed {

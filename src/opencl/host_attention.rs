@@ -3,7 +3,7 @@
 use super::cache::OpenClCache;
 use super::defines::QKV;
 use super::run_span::RunSpan;
-use super::scratch::PassBuffers;
+use super::scratch::Scratch;
 use crate::dims::*;
 use crate::model::device::{AttentionFn, AttentionJob};
 use numeric::kv::KvTypes;
@@ -33,7 +33,7 @@ impl HostAttention {
     /// Copies the new rows of a run to the host's cache.
     pub fn read_rows(
         &mut self,
-        (scratch, mut readback): (&PassBuffers, Option<&mut ReadbackBuffer>),
+        (scratch, mut readback): (&Scratch, Option<&mut ReadbackBuffer>),
         (layer, span): (usize, RunSpan),
         cache: &mut OpenClCache,
     ) -> Result<()> {
@@ -48,7 +48,7 @@ impl HostAttention {
     /// Computes the attention of a run.
     pub fn attend(
         &mut self,
-        (scratch, mut readback): (&PassBuffers, Option<&mut ReadbackBuffer>),
+        (scratch, mut readback): (&Scratch, Option<&mut ReadbackBuffer>),
         (layer, span): (usize, RunSpan),
         cache: &mut OpenClCache,
     ) -> Result<()> {

@@ -90,7 +90,7 @@ impl DeviceKv {
 
     /// Rows per head in a layer.
     pub fn rows_per_head(&self, layer: usize) -> usize {
-        rows_of(layer, self.slots, self.ring)
+        rows_per_head(layer, self.slots, self.ring)
     }
 
     /// Number of rows that sliding-window layers keep.
@@ -125,7 +125,7 @@ impl DeviceKv {
         let mut grown = Self::new(device, self.types, (slots, ring), self.location)?;
         for layer in attention_layers() {
             let (here, there) = (self.rows_per_head(layer), grown.rows_per_head(layer));
-            let len = if is_local(layer) { here.min(there) } else { len };
+            let len = if is_sliding(layer) { here.min(there) } else { len };
             for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
                 for head in 0..KV_HEADS {
                     let (from, to) = (head * here * row, head * there * row);
@@ -186,7 +186,7 @@ impl DeviceKv {
 
     /// Writes rows: `[kv_head][slot][row bytes]`.
     pub fn write(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        assert!(is_local(layer) || slots.end <= self.rows_per_head(layer));
+        assert!(is_sliding(layer) || slots.end <= self.rows_per_head(layer));
         [&rows.k, &rows.v].into_iter().enumerate().try_for_each(|(plane, from)| {
             assert_eq!(from.len(), KV_HEADS * slots.len() * self.plane_row_bytes(plane));
             self.write_plane((layer, plane), slots.clone(), from)
@@ -244,7 +244,7 @@ fn allocate_on_device(
     place: Place,
 ) -> Result<Vec<LayerRows>> {
     let [k, v] = row_bytes(types);
-    let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+    let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_per_head(layer, slots, ring));
     let arena = |row: usize| {
         let planes: [usize; LAYERS] = std::array::from_fn(|layer| plane(layer, row));
         Arena::new(device, &planes, Access::ReadWrite, place)
@@ -252,7 +252,7 @@ fn allocate_on_device(
     let (mut keys, mut values) = (arena(k), arena(v));
     let layer = |layer: usize| {
         let rows = LayerRows { k: keys.buffer(plane(layer, k))?, v: values.buffer(plane(layer, v))? };
-        if is_local(layer) {
+        if is_sliding(layer) {
             rows.k.fill(0..rows.k.len(), 0)?;
             rows.v.fill(0..rows.v.len(), 0)?;
         }
@@ -263,7 +263,7 @@ fn allocate_on_device(
 
 fn allocate_on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>; 2]>> {
     let plane = |layer: usize, row: usize| {
-        let len = (KV_HEADS * row).saturating_mul(rows_of(layer, slots, ring));
+        let len = (KV_HEADS * row).saturating_mul(rows_per_head(layer, slots, ring));
         let room = Vec::<u8>::new().try_reserve_exact(len);
         room.map_err(|_| Failure::new(FailureKind::Memory, format!("cannot allocate {len} bytes")))?;
         // Pages are allocated when first written.
@@ -289,7 +289,7 @@ pub fn compact_rows(rows: &mut [u8], slots: &[u32], row: usize) {
 }
 
 /// Rows per head in a layer.
-fn rows_of(layer: usize, slots: usize, ring: Ring) -> usize {
+fn rows_per_head(layer: usize, slots: usize, ring: Ring) -> usize {
     match LAYER_KINDS[layer] {
         // A placeholder: no buffer is empty.
         kind if !kind.is_attention() => 1,

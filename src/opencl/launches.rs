@@ -6,7 +6,7 @@ use super::defines::LayerView;
 use super::kernels::{KernelName, Kernels, MatmulInput, Observed, RecurrentStep, variant_of};
 use super::kv::{DeviceKv, LayerRows};
 use super::nvidia::BoundDecode;
-use super::scratch::PassBuffers;
+use super::scratch::Scratch;
 use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
 use super::variants::{Feature, Tokens};
@@ -81,7 +81,7 @@ pub struct Launches {
     pub batched: Option<BatchedAttention>,
     /// Queries of a work-group of prefill attention.
     pub queries: usize,
-    /// Value of [`PassBuffers::slots`] when they were bound.
+    /// Value of [`Scratch::slots`] when they were bound.
     pub slots: usize,
 }
 
@@ -98,7 +98,7 @@ pub struct CacheLaunches {
     pub layers: Vec<CacheLayer>,
     /// Whole pass of one token, if the device supports it.
     pub decode: Option<BoundDecode>,
-    /// Value of [`PassBuffers::slots`] when they were bound.
+    /// Value of [`Scratch::slots`] when they were bound.
     pub slots: usize,
 }
 
@@ -138,7 +138,7 @@ fn merges_in_out(layer: usize) -> bool {
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
-struct Io<'a> {
+struct MatmulBuffers<'a> {
     input: &'a Buffer,
     scales: &'a Buffer,
     out: &'a Buffer,
@@ -156,7 +156,7 @@ pub struct Binder<'a> {
     /// Calibration of keys and queries, by layer; empty if there is none.
     pub calibration: &'a [Buffer],
     /// Buffers of a pass.
-    pub scratch: &'a PassBuffers,
+    pub scratch: &'a Scratch,
     /// Place that computes attention.
     pub attend: AttendOn,
     /// True if the layers need kernels for one token.
@@ -269,7 +269,7 @@ impl Binder<'_> {
                 return self.recurrent_layer(l, state, i);
             }
             let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| !is_local(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
+            let mass = mass.filter(|_| !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
@@ -358,7 +358,12 @@ impl Binder<'_> {
         Ok(Launch { kernel, local: self.kernels.group_shape(name), ints: buffers.len() })
     }
 
-    fn bind_product(&mut self, name: KernelName, chunk: &Chunk, io: &Io<'_>) -> Result<MatmulLaunch> {
+    fn bind_product(
+        &mut self,
+        name: KernelName,
+        chunk: &Chunk,
+        operands: &MatmulBuffers<'_>,
+    ) -> Result<MatmulLaunch> {
         let state = self.scratch.state.buffer();
         let Chunk { quants, scales, first, groups, .. } = chunk;
         let scales = scales.as_ref().unwrap_or(quants);
@@ -367,8 +372,9 @@ impl Binder<'_> {
         let words = if matches!(name, KernelName::Gemm(..)) { variant.rows } else { 1 };
         let image = variant.needs_feature(Feature::Images).then(|| quants.create_image(words)).transpose()?;
         let quants = image.as_ref().unwrap_or(quants);
-        let mut buffers = vec![quants, scales, state, io.input, io.scales, io.out, io.extra];
-        buffers.extend(io.sums);
+        let mut buffers =
+            vec![quants, scales, state, operands.input, operands.scales, operands.out, operands.extra];
+        buffers.extend(operands.sums);
         let tiles = Tiles { launch: self.bind_launch(name, &buffers)?, groups: *groups, tile: [16, 1] };
         Ok(MatmulLaunch { rows: [*first as i32, *groups as i32], tiles, few: None })
     }
@@ -380,13 +386,16 @@ impl Binder<'_> {
         step: Step,
         w: &StepWeights,
         (input, next): (MatmulInput, Activations),
-        io: Io<'_>,
+        operands: MatmulBuffers<'_>,
     ) -> Result<MatmulLaunches> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
             let variant = self.kernels.variant_for(Tokens::One, storage);
-            let mut p =
-                self.bind_product(KernelName::Gemv { step, storage, input, next, variant }, chunk, &io)?;
+            let mut p = self.bind_product(
+                KernelName::Gemv { step, storage, input, next, variant },
+                chunk,
+                &operands,
+            )?;
             // If chunks are merged, their number is set for each token.
             if !matches!(input, MatmulInput::Merge { .. }) {
                 p.tiles.launch.set_ints(&p.rows)?;
@@ -408,16 +417,18 @@ impl Binder<'_> {
         let product = |chunk: &Chunk| {
             let variant = self.kernels.variant_for(Tokens::Many, chunk.storage);
             let sums = variant.by_rows().then_some(&s.act_sums);
-            let io = Io { input: &s.acts, scales: &s.act_scales, out, extra, sums };
-            let mut p = self.bind_product(KernelName::Gemm(step, chunk.storage, variant), chunk, &io)?;
+            let operands = MatmulBuffers { input: &s.acts, scales: &s.act_scales, out, extra, sums };
+            let mut p =
+                self.bind_product(KernelName::Gemm(step, chunk.storage, variant), chunk, &operands)?;
             let groups = chunk.groups * step.matrix_count();
             p.tiles.tile = self.kernels.device_shapes().gemm_tile(step, chunk.storage, variant);
             p.tiles.groups = (groups * 16).div_ceil(p.tiles.tile[0]);
             if self.kernels.has_few(chunk.storage, variant) {
                 let shapes = self.kernels.device_shapes();
                 let cores = shapes.few_on_tensor_cores(step, chunk.storage);
-                let io = Io { sums: cores.is_none().then_some(&s.act_sums), ..io };
-                let few = self.bind_product(KernelName::GemmFew(step, chunk.storage), chunk, &io)?.tiles;
+                let operands = MatmulBuffers { sums: cores.is_none().then_some(&s.act_sums), ..operands };
+                let few =
+                    self.bind_product(KernelName::GemmFew(step, chunk.storage), chunk, &operands)?.tiles;
                 let tile = shapes.few_tile(step, chunk.storage);
                 p.few = Some(Tiles { groups: (groups * 16).div_ceil(tile[0]), tile, ..few });
             }
@@ -429,8 +440,9 @@ impl Binder<'_> {
     /// Final norm and output head of one token.
     fn bind_head(&mut self) -> Result<MatmulLaunches> {
         let (s, m) = (self.scratch, self.matrices);
-        let io = Io { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
-        self.bind_gemv(Step::Head, &m.head, (MatmulInput::Norm, Activations::Floats), io)
+        let operands =
+            MatmulBuffers { input: &m.norm, scales: &s.none, out: &s.logits, extra: &s.none, sums: None };
+        self.bind_gemv(Step::Head, &m.head, (MatmulInput::Norm, Activations::Floats), operands)
     }
 
     /// Output head of several tokens.
@@ -457,9 +469,9 @@ impl Binder<'_> {
     fn out_merging(&mut self, l: &LayerWeights, window: Option<usize>) -> Result<MatmulLaunches> {
         let s = self.scratch;
         let extra = l.o_bias.as_ref().unwrap_or(&s.none);
-        let io = Io { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
+        let operands = MatmulBuffers { input: &s.partials, scales: &s.ml, out: &s.post, extra, sums: None };
         let input = MatmulInput::Merge { window: window.unwrap_or(0) };
-        self.bind_gemv(Step::Out, l.step(Step::Out), (input, Activations::Floats), io)
+        self.bind_gemv(Step::Out, l.step(Step::Out), (input, Activations::Floats), operands)
     }
 
     /// Binds a step of one token, including its input.
@@ -472,22 +484,25 @@ impl Binder<'_> {
         let [qkv_bias, o_bias, up_bias, down_bias] =
             [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
-        let io = match step {
+        let operands = match step {
             Step::Qkv => {
                 let input = l.attn_norm.as_ref().unwrap_or(none);
-                Io { input, scales: none, out: &s.qkv, extra: qkv_bias, sums }
+                MatmulBuffers { input, scales: none, out: &s.qkv, extra: qkv_bias, sums }
             }
             Step::Mix => {
                 let input = l.attn_norm.as_ref().unwrap_or(none);
-                Io { input, scales: none, out: &s.mix, extra: none, sums }
+                MatmulBuffers { input, scales: none, out: &s.mix, extra: none, sums }
             }
-            Step::Out => Io { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
-            Step::MixOut => Io { input: &s.mixed, scales: none, out: &s.post, extra: none, sums },
+            Step::Out => MatmulBuffers { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
+            Step::MixOut => MatmulBuffers { input: &s.mixed, scales: none, out: &s.post, extra: none, sums },
             Step::GateUp => {
                 let input = l.ffn_norm.as_ref().unwrap_or(none);
-                Io { input, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
+                MatmulBuffers { input, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
             }
-            _ => Io { input: &s.acts, scales: &s.act_scales, out: &s.post, extra: down_bias, sums },
+            _ => {
+                let (input, scales) = (&s.acts, &s.act_scales);
+                MatmulBuffers { input, scales, out: &s.post, extra: down_bias, sums }
+            }
         };
         let next = match step {
             Step::GateUp => l.step(Step::Down).reads,
@@ -500,7 +515,7 @@ impl Binder<'_> {
             Step::MixOut => MatmulInput::Mixed,
             _ => MatmulInput::Ffn,
         };
-        self.bind_gemv(step, l.step(step), (input, next), io)
+        self.bind_gemv(step, l.step(step), (input, next), operands)
     }
 
     fn many_tokens(&mut self, l: &LayerWeights, layer: usize) -> Result<ManyTokens> {

@@ -92,7 +92,7 @@ mod tests {
 
     /// Three kinds of runs, few tokens and enough for several threads, in one piece and in several.
     #[test]
-    fn rows_arrive_where_they_belong() {
+    fn logits_arrive_in_the_rows_of_their_tokens() {
         for many in [2, 8 * SPREAD / (4 * VOCAB)] {
             let counts = [1, 0, many, 1, many, 1];
             let tokens = vec![0; many];

@@ -28,9 +28,9 @@ impl AttentionMass {
     pub fn new(device: &Device, slots: usize, attend: AttendOn) -> Result<Self> {
         let buffer = || device.allocate_buffer(4 * KV_HEADS * slots, Access::ReadWrite, Place::Device);
         let sums = match attend {
-            AttendOn::Host => MassStorage::Host(vec![vec![0.0; KV_HEADS * slots]; GLOBAL_LAYERS]),
+            AttendOn::Host => MassStorage::Host(vec![vec![0.0; KV_HEADS * slots]; FULL_ATTENTION_LAYERS]),
             AttendOn::Device => {
-                MassStorage::Device((0..GLOBAL_LAYERS).map(|_| buffer()).collect::<Result<_>>()?)
+                MassStorage::Device((0..FULL_ATTENTION_LAYERS).map(|_| buffer()).collect::<Result<_>>()?)
             }
         };
         Ok(Self { sums, slots, filled: 0 })
@@ -44,7 +44,7 @@ impl AttentionMass {
         };
         let mut grown = Self::new(device, slots, attend)?;
         let mut mass = vec![0.0; KV_HEADS * len];
-        for layer in global_layers() {
+        for layer in full_attention_layers() {
             self.read(layer, len, &mut mass)?;
             grown.write(layer, len, &mass)?;
         }
@@ -78,7 +78,7 @@ impl AttentionMass {
     ) -> Option<device::AttentionMass<'_>> {
         let (filled, all) = (self.filled, self.slots);
         match &mut self.sums {
-            MassStorage::Host(layers) if tokens > 0 && !is_local(layer) => {
+            MassStorage::Host(layers) if tokens > 0 && !is_sliding(layer) => {
                 let sums = &mut layers[LAYERS_BEFORE[layer][0]][..];
                 sums.chunks_exact_mut(all).for_each(|head| head[filled..slots].fill(0.0));
                 Some(device::AttentionMass { sums, tokens })
@@ -133,7 +133,7 @@ impl AttentionMass {
     /// Reads all mass, so that the CPU can add to it: by full-attention layer, `[kv_head][slot]`.
     pub fn read_all(&mut self, len: usize) -> Result<Vec<Vec<f32>>> {
         self.fill_up(len)?;
-        let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; GLOBAL_LAYERS];
+        let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; FULL_ATTENTION_LAYERS];
         layers.iter_mut().enumerate().try_for_each(|(layer, mass)| self.get(layer, 0, mass))?;
         Ok(layers)
     }
@@ -147,7 +147,7 @@ impl AttentionMass {
     /// Sets the mass of slots before `len` to 0 where it is not valid yet.
     pub fn fill_up(&mut self, len: usize) -> Result<()> {
         if self.filled < len {
-            for (layer, head) in (0..GLOBAL_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+            for (layer, head) in (0..FULL_ATTENTION_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
                 let (first, end) = (head * self.slots + self.filled, head * self.slots + len);
                 match &mut self.sums {
                     MassStorage::Device(layers) => layers[layer].fill(4 * first..4 * end, 0)?,

@@ -12,7 +12,7 @@ mod layout;
 
 use super::cache::OpenClCache;
 use super::kv::DeviceKv;
-use super::scratch::PassBuffers;
+use super::scratch::Scratch;
 use super::selftest::OTHERS;
 use super::weights::Model;
 use crate::model::device::{Logits, LogitsBuffer, Run};
@@ -65,7 +65,7 @@ impl PersistentKernels {
         model: &Model,
         calibration: &[Buffer],
         (types, slots): (KvTypes, usize),
-        scratch: &PassBuffers,
+        scratch: &Scratch,
     ) -> Result<Option<Self>> {
         let device = &model.device;
         if !decode::supports_device(device.info()) {
@@ -84,13 +84,13 @@ impl PersistentKernels {
     }
 
     /// Makes room for attention over `scratch.slots` slots. Launches bound for fewer must be bound again.
-    pub fn reserve(&mut self, device: &Device, scratch: &PassBuffers) -> Result<()> {
+    pub fn reserve(&mut self, device: &Device, scratch: &Scratch) -> Result<()> {
         self.decode.reserve(device, scratch.slots)?;
         self.batch.as_mut().map_or(Ok(()), |batch| batch.reserve(scratch))
     }
 
     /// Binds the single-token kernel to a cache; `None` if its rows are not parts of one buffer.
-    pub fn bind(&self, scratch: &PassBuffers, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
+    pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
         self.decode.bind(scratch, rows)
     }
 
@@ -114,8 +114,8 @@ impl PersistentKernels {
         if tokens == 1 { first.bound_decode().is_some() } else { self.batch.is_some() }
     }
 
-    /// Sets the header for the single-token kernel, before [`PassBuffers::upload_tokens`] sends it.
-    pub fn set_header(&self, scratch: &mut PassBuffers, cache: &mut OpenClCache) {
+    /// Sets the header for the single-token kernel, before [`Scratch::upload_tokens`] sends it.
+    pub fn set_header(&self, scratch: &mut Scratch, cache: &mut OpenClCache) {
         if let Some(bound) = cache.bound_decode() {
             self.decode.set_header(scratch, bound);
         }
@@ -123,7 +123,7 @@ impl PersistentKernels {
 
     /// Computes a pass that [`PersistentKernels::takes`], after its embeddings were sent, and copies its logits;
     /// `false` if the caches are unsuitable.
-    pub fn run(&mut self, device: &Device, scratch: &PassBuffers, runs: &mut [Run<'_>]) -> Result<bool> {
+    pub fn run(&mut self, device: &Device, scratch: &Scratch, runs: &mut [Run<'_>]) -> Result<bool> {
         let Self { decode, batch, logits } = self;
         match batch.as_mut().filter(|_| runs.len() > 1) {
             None => {

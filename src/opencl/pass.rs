@@ -13,7 +13,7 @@ use super::launches::Launches;
 use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
 use super::nvidia::PersistentKernels;
 use super::run_span::RunSpan;
-use super::scratch::PassBuffers;
+use super::scratch::Scratch;
 use super::shapes::{CONVOLVE_ITEMS, FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::weights::Model;
 use crate::dims::*;
@@ -32,7 +32,7 @@ pub struct Pass<'a> {
     pub launches: &'a mut Launches,
     /// Kernels that compute all of this pass in one launch.
     pub persistent: Option<&'a mut PersistentKernels>,
-    pub scratch: &'a mut PassBuffers,
+    pub scratch: &'a mut Scratch,
     pub readback: Option<&'a mut ReadbackBuffer>,
     pub host: Option<&'a mut HostAttention>,
     pub cancel: Option<&'a CancelToken>,

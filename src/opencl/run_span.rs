@@ -2,7 +2,7 @@
 
 use super::cache::OpenClCache;
 use super::defines::ATTN_BLOCK;
-use crate::dims::{attention_window, is_local};
+use crate::dims::{attention_window, is_sliding};
 use crate::model::device::Run;
 
 /// Tokens of a run, in a pass and in one layer of their cache.
@@ -33,7 +33,7 @@ impl RunSpan {
             (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observed_tokens == 0);
         let cache = OpenClCache::downcast(run.cache);
         let (before, observed) =
-            if is_local(layer) { (pos, 0) } else { (cache.len(), run.observed_tokens.min(tokens)) };
+            if is_sliding(layer) { (pos, 0) } else { (cache.len(), run.observed_tokens.min(tokens)) };
         let skipped =
             attention_window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / ATTN_BLOCK);
         let rows = cache.rows.rows_per_head(layer);

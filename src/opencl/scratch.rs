@@ -12,7 +12,7 @@ use opencl_runtime::buffer::{Access, Buffer, Place, StagingBuffer, bytes_of, byt
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
-/// Integers before the rows of [`PassBuffers::state`], as in `kernels/common.cl`.
+/// Integers before the rows of [`Scratch::state`], as in `kernels/common.cl`.
 pub const HEADER: usize = 16;
 /// Index of the only token's slot in the header; next comes the token whose residual the head reads.
 const H_SLOT: usize = 0;
@@ -25,7 +25,7 @@ const LOGIT_ROWS: usize = 16;
 const NONE: usize = 64;
 
 /// Buffers of a forward pass.
-pub struct PassBuffers {
+pub struct Scratch {
     /// Header, then `[token][x | cos | sin]`: everything the host sends, in one transfer, and the residual stream.
     pub state: StagingBuffer,
     /// `[token][QKV]`
@@ -126,7 +126,7 @@ fn allocate_buffer(device: &Device, len: usize) -> Result<Buffer> {
     device.allocate_buffer(len, Access::ReadWrite, Place::Device)
 }
 
-impl PassBuffers {
+impl Scratch {
     /// Allocates buffers for `tokens` tokens, or fewer if the device's buffers are too small, and for the caches of
     /// `sequences` sequences with `slots` slots.
     pub fn new(device: &Device, tokens: usize, (slots, sequences): (usize, usize)) -> Result<Self> {
@@ -208,13 +208,13 @@ impl PassBuffers {
         })
     }
 
-    /// Sets, for the next [`PassBuffers::upload_tokens`], the slot of a single token, and the token whose residual the
+    /// Sets, for the next [`Scratch::upload_tokens`], the slot of a single token, and the token whose residual the
     /// head reads.
     pub fn set_token(&mut self, slot: usize, row: usize) {
         self.set_header(H_SLOT, [slot as u32, row as u32]);
     }
 
-    /// Sets integers of the header from `first` on; the next [`PassBuffers::upload_tokens`] sends them.
+    /// Sets integers of the header from `first` on; the next [`Scratch::upload_tokens`] sends them.
     pub fn set_header<const N: usize>(&mut self, first: usize, values: [u32; N]) {
         self.header[first..first + N].copy_from_slice(&values);
     }
@@ -246,12 +246,12 @@ struct Token {
 }
 
 /// Rows that an additional thread must write to be worth starting.
-const EACH: usize = 64;
+const ROWS_PER_THREAD: usize = 64;
 
-/// Writes the tokens' rows of [`PassBuffers::state`]. Several threads do this for a long prompt: a single one takes a
+/// Writes the tokens' rows of [`Scratch::state`]. Several threads do this for a long prompt: a single one takes a
 /// sixth of the time that a fast GPU needs for everything else.
 fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], rows: &mut [u8]) {
-    if tokens.len() >= 2 * EACH {
+    if tokens.len() >= 2 * ROWS_PER_THREAD {
         let (some, others) = tokens.split_at(tokens.len() / 2);
         let (of_some, of_others) = rows.split_at_mut(4 * STATE_ROW * some.len());
         let embed_others = || embed_all(weights, frequencies, others, of_others);

@@ -18,7 +18,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Queues it over `groups` work-groups.
+    /// Queues the launch over `groups` work-groups.
     pub fn run(&self, device: &Device, groups: [usize; 2]) -> Result<()> {
         let [items, lines] = self.local;
         device.launch(&self.kernel, &[groups[0] * items, groups[1] * lines], &self.local)

@@ -125,9 +125,9 @@ impl MatrixStorage {
         form.group_bytes(cols)
     }
 
-    /// True if a floor is added to the weights of a block.
-    pub fn has_floors(self) -> bool {
-        matches!(self, MatrixStorage::Blocks(format) if format.has_floor())
+    /// True if a minimum is added to the weights of a block.
+    pub fn has_minimums(self) -> bool {
+        matches!(self, MatrixStorage::Blocks(format) if format.has_minimum())
     }
 
     /// Form of activations that it is multiplied with.

@@ -8,7 +8,7 @@
 use super::defines::Defines;
 use super::kernels::{KernelSet, Kernels, SOURCES};
 use super::launches::{AttendOn, Binder};
-use super::scratch::{HEADER, PassBuffers};
+use super::scratch::{HEADER, Scratch};
 use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
@@ -142,7 +142,7 @@ struct Tuner<'a> {
     key: String,
     say: &'a dyn Fn(&str),
     kernels: Kernels,
-    scratch: PassBuffers,
+    scratch: Scratch,
     timings: Vec<VariantTiming>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Tuner<'a> {
         let (device, types) = (&model.device, KvTypes::same(KvType::F16));
         let kernels = Kernels::new(device, types, KernelSet::Tuned, VariantPair::BASELINE)?;
         let many = if kernels.device_shapes().supports_batches() { MANY } else { 1 };
-        let scratch = PassBuffers::new(device, many, (1, 1))?;
+        let scratch = Scratch::new(device, many, (1, 1))?;
         let key = variants_key(model);
         let mut tuner = Self { model, cache, key, say, kernels, scratch, timings: Vec::new() };
         let trials = [Tokens::Many, Tokens::One].map(|tokens| tuner.list_candidates(tokens).len());

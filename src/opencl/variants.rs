@@ -106,10 +106,7 @@ impl Variant {
     pub fn from_name(name: &str) -> Result<&'static Self> {
         VARIANTS.iter().find(|variant| variant.name == name).ok_or_else(|| {
             let names = VARIANTS.each_ref().map(|variant| variant.name).join(", ");
-            Error::Usage(format!(
-                "no variant of kernels is named {}; there are {names}",
-                files::error::quote(name)
-            ))
+            Error::Usage(format!("unknown kernel variant {}; use one of {names}", files::error::quote(name)))
         })
     }
 
@@ -182,9 +179,10 @@ impl VariantPair {
         };
         let variant = Variant::from_name(&name)?;
         match variant.missing_feature(facts) {
-            Some(what) => {
-                Err(Error::Device(format!("OpenCL: {} has no {what}; {VARIANT_VARIABLE}={name}", facts.name)))
-            }
+            Some(what) => Err(Error::Device(format!(
+                "OpenCL: {VARIANT_VARIABLE}={name}: {} has no {what}; choose another variant",
+                facts.name
+            ))),
             None => Ok(Some(Self::of(variant))),
         }
     }
@@ -226,13 +224,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
+    fn every_variant_is_found_by_its_name() {
         for variant in &VARIANTS {
             assert_eq!(Variant::from_name(variant.name).unwrap(), variant);
         }
         for name in ["", "tiles", "rows-four", "rows-"] {
             let e = Variant::from_name(name).unwrap_err().to_string();
-            assert!(e.contains("no variant") && e.contains("rows-dot") && !e.contains('\n'), "{e}");
+            assert!(
+                e.contains("unknown kernel variant") && e.contains("rows-dot") && !e.contains('\n'),
+                "{e}"
+            );
         }
         let pair = VariantPair { one: &VARIANTS[3], many: &VARIANTS[1] };
         assert_eq!(pair.to_string().parse::<VariantPair>().unwrap(), pair);

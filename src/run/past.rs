@@ -7,7 +7,7 @@
 
 use crate::dims::{
     HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, RECURRENT_LAYERS, VOCAB, WINDOW,
-    global_layers, is_local,
+    full_attention_layers, is_sliding,
 };
 use crate::model::device::KvRows;
 use crate::model::weights::HeadCalibration;
@@ -53,19 +53,19 @@ fn check_rows_suffice() -> Result<()> {
 impl PastKeyValues {
     /// Slots of a head in full-attention layers; the number of tokens if there is no such layer.
     pub fn slots(&self) -> usize {
-        let global = global_layers().next().and_then(|layer| self.layers.get(layer));
+        let global = full_attention_layers().next().and_then(|layer| self.layers.get(layer));
         global.map_or(self.tokens.len(), LayerKeyValues::slots)
     }
 
     /// Positions of all heads of full-attention layers: `[layer * KV_HEADS + kv_head][slot]`.
     fn head_positions(&self) -> impl Iterator<Item = &[u32]> {
         let slots = self.slots().max(1);
-        global_layers().flat_map(move |layer| self.layers[layer].positions.chunks_exact(slots))
+        full_attention_layers().flat_map(move |layer| self.layers[layer].positions.chunks_exact(slots))
     }
 
     /// First position whose rows sliding-window layers have.
     fn oldest_position(&self) -> usize {
-        let local = (0..LAYERS).find(|&layer| is_local(layer));
+        let local = (0..LAYERS).find(|&layer| is_sliding(layer));
         local.and_then(|layer| self.layers[layer].positions.first()).map_or(0, |&p| p as usize)
     }
 
@@ -96,10 +96,10 @@ impl PastKeyValues {
             ));
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            let rows = if is_local(i) { tokens - oldest } else { slots };
+            let rows = if is_sliding(i) { tokens - oldest } else { slots };
             layer.check_shape(rows).or_else(|what| wrong(format!("layer {i}: {what}")))?;
             let recent = |head: &[u32]| head.iter().copied().eq(oldest as u32..tokens as u32);
-            if is_local(i) && !layer.positions.chunks_exact(rows.max(1)).all(recent) {
+            if is_sliding(i) && !layer.positions.chunks_exact(rows.max(1)).all(recent) {
                 return wrong(format!(
                     "layer {i}: `positions` of a sliding-window layer must be those from {oldest} on"
                 ));

@@ -114,13 +114,13 @@ impl Placement {
         Self { cpu: Some(cpu), ..self }
     }
 
-    /// Makes it hybrid: the sequence begins on the CPU, and `second` is the other device's cache, of the same element
+    /// Makes the placement hybrid: the sequence begins on the CPU, and `second` is the other device's cache, of the same element
     /// types.
     pub fn with_second(self, second: DeviceCache, schedule: Schedule) -> Self {
         Self { second: Some((SecondDevice::OwnCache(second), schedule)), ..self }
     }
 
-    /// Makes it hybrid with a device that computes in the sequence's cache.
+    /// Makes the placement hybrid, with a device that computes in the sequence's cache.
     pub fn with_shared_second(self, device: SharedDevice, schedule: Schedule) -> Self {
         Self { second: Some((SecondDevice::SharedCache(device), schedule)), ..self }
     }

@@ -13,7 +13,9 @@
 //! Rows move between cache and file layer by layer. A file appears complete or not at all. It is not trusted: its size
 //! is checked against its header before memory is allocated.
 
-use crate::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, STATE, VOCAB, attention_layers};
+use crate::dims::{
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, SLIDING_LAYERS, STATE, VOCAB, attention_layers,
+};
 use crate::model::device::KvRows;
 use crate::model::weights::{HeadCalibration, SubtractedMean};
 use crate::run::engine::Engine;
@@ -270,7 +272,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
         return Err(unusable_file(file, "is not a saved session"));
     }
     let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
-    let older = LOCAL_LAYERS == 0 && [WITHOUT_RINGS, WITHOUT_SCALES, WHOLE_KEYS].contains(version);
+    let older = SLIDING_LAYERS == 0 && [WITHOUT_RINGS, WITHOUT_SCALES, WHOLE_KEYS].contains(version);
     if *version != VERSION && !older {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
         return Err(unusable_file(
@@ -337,14 +339,14 @@ impl SessionHeader {
     fn file_size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
         let Sequence { tokens, slots, observed_since: since, oldest, .. } = &self.sequence;
-        let mass = since.map_or(0, |_| GLOBAL_LAYERS * KV_HEADS * size_of::<f32>());
+        let mass = since.map_or(0, |_| FULL_ATTENTION_LAYERS * KV_HEADS * size_of::<f32>());
         let all = |rows: usize, layers: usize, more: usize| {
             let row = types.slot_bytes(layers, KV_HEADS, HEAD_DIM) + more;
             u64::try_from(rows).ok()?.checked_mul(row as u64)
         };
-        let recent = all(tokens.len().checked_sub(*oldest)?, LOCAL_LAYERS, 0)?;
+        let recent = all(tokens.len().checked_sub(*oldest)?, SLIDING_LAYERS, 0)?;
         let state = if tokens.is_empty() { 0 } else { 4 * STATE as u64 };
-        all(*slots, GLOBAL_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM + state)
+        all(*slots, FULL_ATTENTION_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM + state)
     }
 }
 

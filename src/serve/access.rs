@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_key_opens() {
+    fn only_a_complete_api_key_is_accepted() {
         let two = access(&["secret", "other key", "secret"], &[], &[]);
         for (key, number) in [
             ("secret", Some(0)),

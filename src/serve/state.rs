@@ -187,7 +187,7 @@ mod tests {
     use std::sync::{Mutex, mpsc};
 
     #[test]
-    fn long_tasks_do_not_hold_up_short_ones() {
+    fn large_requests_do_not_hold_up_small_ones() {
         let access = AccessRules::new(Vec::new(), "localhost", &[], &[]).expect("no flags");
         let state = Arc::new(ServerState::new("x", access, SlotsEndpoint::Hidden, Duration::ZERO));
         let mut runtime = tokio::runtime::Builder::new_current_thread();

@@ -83,7 +83,7 @@ fn encode_segments(
 }
 
 /// A mark at the end of a message that is to be continued: the rendered text is truncated there, as transformers does.
-/// A template that trims messages removes its blank.
+/// A template that trims messages removes its space.
 const OPEN_END: &str = "\u{fdd0}end of the last message\u{fdd0} ";
 
 /// Truncates the conversation before [`OPEN_END`]; `None` if it is not there.

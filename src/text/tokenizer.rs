@@ -36,9 +36,9 @@ use tokenizers::Tokenizer as Library;
 const MAX_TEXT: usize = 64 << 20;
 /// Longer chunks, in bytes, are encoded one at a time.
 const LONG_CHUNK: usize = 4 * split::CHUNK_BYTES;
-/// Maximum number of blanks in a row: with a million the library's regular expressions exhaust their stack, and it
+/// Maximum number of spaces in a row: with a million the library's regular expressions exhaust their stack, and it
 /// silently leaves the rest of the text in one piece. (Line ends match differently.)
-const MAX_BLANKS: usize = 900_000;
+const MAX_SPACES: usize = 900_000;
 /// A text encoded once while loading, so that a bad file fails then.
 const PROBE: &str = "Hello, wörld! It's 12345 \u{1f600}\n\n  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\t한국어 x\r\n\0";
 
@@ -271,8 +271,8 @@ impl Tokenizer {
             run = if c.is_whitespace() && c != '\n' && c != '\r' { run + 1 } else { 0 };
             longest = longest.max(run);
         }
-        if longest > MAX_BLANKS {
-            let message = format!("the text has {longest} blanks in a row; use at most {MAX_BLANKS}");
+        if longest > MAX_SPACES {
+            let message = format!("the text has {longest} spaces in a row; use at most {MAX_SPACES}");
             return Err(Error::Usage(message));
         }
         Ok(())

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_of_a_table_line_up() {
         let lines = [vec!["a".into(), "1".into()], vec!["long".into(), "20".into(), "dropped".into()]];
         assert_eq!(align_columns(&[Align::Left, Align::Right], &lines), "a      1\nlong  20\n");
         assert_eq!(align_columns(&[], &[]), "");

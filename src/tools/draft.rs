@@ -25,7 +25,7 @@ pub struct DraftArgs {
     /// Number of CPU threads
     #[arg(short, long, default_value_t = 2, value_name = "N")]
     threads: usize,
-    /// Context size in tokens, for each sequence; of a longer one, the end is recomputed now and then
+    /// Context size in tokens, for each sequence; of a longer one, the end is recomputed from time to time
     #[arg(short = 'c', long, default_value_t = 2048, value_name = "N")]
     max_seq_len: usize,
     /// Number of sequences that draft together
@@ -77,7 +77,7 @@ fn answer_request(
     let DraftRequest { id, sequence, keep, tokens, draft, least, sampler, random } = request;
     let most = texts.len();
     let Some(text) = texts.get_mut(sequence) else {
-        return wrong(format!("sequence {sequence}; there are {most}"));
+        return wrong(format!("sequence {sequence}: this program has only {most}"));
     };
     if keep > text.tokens.len() || draft > MAX_DRAFT {
         return wrong(format!("keep {keep} of {} tokens, draft {draft}", text.tokens.len()));

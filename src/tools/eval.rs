@@ -158,7 +158,7 @@ impl Evaluation {
         let base = args.against.as_deref().map(|text| flags.with_changes("--against", text)).transpose()?;
         for (flag, n, least) in [("--chunk", args.chunk, 2), ("--limit", args.limit, 1)] {
             if let Some(n) = n.filter(|&n| n < least) {
-                return Err(Error::Usage(format!("{flag} {n}: use a number from {least}")));
+                return Err(Error::Usage(format!("{flag} {n}: use {least} or more")));
             }
         }
         let input = EvalInput::read_input(args.tokens.as_deref(), args.file.as_deref())?;

@@ -1,4 +1,4 @@
-//! `bench`: every format carries what was measured and what the machine could give.
+//! `bench`: every output format has the measurements and the machine's limits.
 
 use crate::support::command::*;
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn measured(row: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn json_has_limits_and_growth() {
+fn bench_json_has_limits_and_the_cost_of_depth() {
     let all = json(&bench(&["-d", "0,16", "-o", "json"]).out);
     let read = &all["read_bandwidth"][0];
     assert!(read["threads"] == 1 && read["way"].is_string(), "{read}");

@@ -4,7 +4,7 @@ use crate::support::command::*;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A bundle of the baked model in a directory with nothing else that could be read.
+/// A bundle of the baked model, alone in a directory.
 struct Bundled {
     temp: TestDir,
     path: String,
@@ -22,7 +22,7 @@ impl Bundled {
         Self { temp, path }
     }
 
-    /// Runs the bundle from an empty directory, with no model where the environment says that one is.
+    /// Runs the bundle from an empty directory, with an environment that names a missing model.
     #[track_caller]
     fn says(&self, args: &[&str]) -> String {
         let said = started(&self.path, args);
@@ -67,7 +67,7 @@ fn a_bundle_runs_from_anywhere_and_says_the_same() {
         assert_eq!(bundle.says(args), antigravity(args).run().out, "{args:?}");
     }
     let (temp, session) = (&bundle.temp, bundle.temp.path("state"));
-    // A session of the one goes on in the other.
+    // A session of one continues in the other.
     let whole = antigravity(["generate", "--temp", "0", "-p", "Once upon a time", "-n", "20"]).text();
     let first =
         antigravity(["generate", "--temp", "0", "-p", "Once upon a time", "-n", "9", "--session", &session])

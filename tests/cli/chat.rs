@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 #[test]
-fn every_line_is_a_turn() {
+fn every_input_line_is_a_message() {
     let args = ["chat", "--temp", "0", "-n", "10"];
     let said = antigravity(args).stdin("Who are you?\nTell me a story.\n").run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));

@@ -22,7 +22,7 @@ fn answers(said: &RunOutput) -> Vec<Answer> {
     all
 }
 
-/// A script of messages and commands with this seed and nothing said on stderr.
+/// Runs a chat with this seed and input, and checks that stderr stays empty.
 #[track_caller]
 fn chat(more: &[&str], input: &str) -> Vec<Answer> {
     let said = antigravity(["chat", "--format", "jsonl", "-n", "30"]).args(more).stdin(input).run();
@@ -101,7 +101,7 @@ fn a_message_that_did_not_fit_is_asked_again() {
         &said.err,
         &["context is full (", " of 48 tokens)", "/retry", "--eviction-policy", "--session FILE"],
     );
-    // Whoever reads JSON lines is told there.
+    // With JSON lines the message is a line too.
     let lines = antigravity(args).args(["--format", "jsonl"]).stdin(format!("{FOX}And then?\n")).run().out;
     let last: Value = serde_json::from_str(lines.lines().last().expect("lines")).expect("JSON");
     assert_eq!((&last["t"], &last["slots"]), (&"unanswered".into(), &48.into()), "{last}");
@@ -113,7 +113,7 @@ fn a_message_that_did_not_fit_is_asked_again() {
 }
 
 #[test]
-fn lines_that_are_no_command() {
+fn wrong_chat_commands_are_refused_with_their_syntax() {
     let wrong: &[(&str, &[&str])] = &[
         ("/undo 1", &["/undo takes no argument", "/help"]),
         ("/save", &["/save FILE"]),
@@ -178,7 +178,7 @@ fn settings_and_the_system_message_change_on_the_way() {
 }
 
 #[test]
-fn a_message_of_several_lines_is_one() {
+fn several_lines_can_be_one_message() {
     let one = chat(&["--temp", "0"], "Tell me\\\na story\n");
     let quoted = chat(&["--temp", "0"], "\"\"\"\nTell me\na story\n\"\"\"\n");
     assert_eq!((one.len(), essence(&one[0])), (1, essence(&quoted[0])));

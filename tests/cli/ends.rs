@@ -101,7 +101,7 @@ fn a_session_is_saved_whatever_ends_the_text() {
         let expected = signals.map_or((Some(0), None), |(_, number)| (None, Some(number)));
         assert_eq!((status.code(), status.signal()), expected);
         assert_eq!(names(&temp), ["state"]);
-        // It goes on after what was shown, as if it had not stopped.
+        // It continues after the shown text, as if it had not stopped.
         let rest =
             antigravity(["generate", "--temp", "0", "--ignore-eos", "-n", "20", "--session", &state]).text();
         let whole =
@@ -222,7 +222,7 @@ fn a_pack_that_is_ended_leaves_nothing() {
     assert!(names(&temp).is_empty());
 }
 
-/// Runs where the process may have one thread. Limits do not hold for root, so root becomes nobody.
+/// Runs in a process limited to one thread. The limit does not apply to root, so root becomes the user nobody.
 fn alone(args: &[&str]) -> RunOutput {
     use std::os::unix::process::CommandExt;
     let mut run = antigravity(args).into_std();

@@ -131,7 +131,7 @@ fn paths_without_a_model_are_named() {
 }
 
 #[test]
-fn what_is_no_model_is_said_to_be_none() {
+fn a_path_that_is_not_a_model_is_named() {
     let temp = TestDir::new();
     let dir = temp.model_without("");
     let refused = |path: &str| antigravity(["generate", "-p", "x", "-m", path]).fails(3);

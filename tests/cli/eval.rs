@@ -1,4 +1,4 @@
-//! Perplexities, rows of settings side by side, eviction of what is predicted, and recall of facts.
+//! `eval`: perplexity, rows of settings, eviction during prediction, and recall of facts.
 
 use crate::support::command::*;
 use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS};
@@ -38,7 +38,7 @@ fn slot_bytes(k: KvType, v: KvType) -> u64 {
 }
 
 #[test]
-fn rows_are_what_they_are_alone() {
+fn each_row_of_a_sweep_equals_its_own_run() {
     let temp = TestDir::new();
     let file = tokens(&temp, 300);
     let given = ["--tokens", &file, "--chunk", "150", "--against", "kv=f32"];
@@ -57,7 +57,7 @@ fn rows_are_what_they_are_alone() {
 }
 
 #[test]
-fn recall_is_that_of_the_reference() {
+fn recall_answers_are_those_of_the_reference() {
     let temp = TestDir::new();
     let (file, items) = questions(&temp, 300, 8);
     let found = eval(&["--recall", &file, "--weight-type", "f32", "--kv-type", "f32"]);
@@ -114,7 +114,7 @@ fn a_policy_holds_its_window() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_refused() {
+fn recall_files_and_flags_that_do_not_fit_are_refused() {
     let temp = TestDir::new();
     let broken = [
         ("", "EOF"),
@@ -168,7 +168,7 @@ fn perplexity_does_not_depend_on_where_tokens_come_from() {
 }
 
 #[test]
-fn a_text_has_a_perplexity() {
+fn eval_prints_the_perplexity_of_a_text() {
     let temp = TestDir::new();
     let file = temp.write("text.txt", "Once upon a time there was a cat. ".repeat(20));
     let said = antigravity(["eval", "-f", &file, "--chunk", "64"]).run();

@@ -2,7 +2,7 @@
 
 use crate::support::command::*;
 
-/// Runs where so much memory is available.
+/// Runs with this much memory available.
 fn with_memory(mib: &str, args: &[&str]) -> RunOutput {
     antigravity(args).env("ANTIGRAVITY_MEMORY_MIB", mib).run()
 }
@@ -95,7 +95,7 @@ fn a_run_takes_what_is_planned_and_not_much_less() {
     }
 }
 
-/// Every limit is refused at once, or is enough.
+/// Checks that each limit is either refused at once or sufficient.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_limits_of_the_process_are_known() {
@@ -170,7 +170,7 @@ fn chosen_cores_are_checked_and_kept_to() {
 /// Every thread, the one that calls included, is on the cores of the mask.
 #[cfg(target_os = "linux")]
 #[test]
-fn no_thread_leaves_the_mask() {
+fn every_thread_stays_on_the_chosen_cores() {
     use std::io::Read;
     use std::process::Stdio;
     let cores = numeric::topology::allowed_cores();

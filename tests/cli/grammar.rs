@@ -54,7 +54,7 @@ fn json_fits_its_schema_under_a_grammar() {
 }
 
 #[test]
-fn text_is_of_the_grammar() {
+fn generated_text_follows_the_grammar() {
     let temp = TestDir::new();
     let regular = temp.write(
         "regular.gbnf",

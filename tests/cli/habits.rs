@@ -1,4 +1,4 @@
-//! The command line as people type it who know llama.cpp, or who mistype.
+//! Command lines of users of llama.cpp, and typing mistakes.
 
 use crate::support::command::*;
 
@@ -108,7 +108,7 @@ fn a_value_that_looks_like_a_flag_stays_a_value() {
 }
 
 #[test]
-fn a_flag_without_effect_is_told() {
+fn a_flag_without_effect_gets_a_warning() {
     let many = (numeric::topology::allowed_cores().len() + 1).to_string();
     let named = format!("--threads {many}");
     for (flags, words) in [

@@ -34,7 +34,7 @@ fn text_on_stdout_and_times_first_on_stderr() {
 }
 
 #[test]
-fn same_seed_same_text() {
+fn the_same_seed_gives_the_same_text() {
     let with = |more: &[&str]| {
         let mut args = vec!["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"];
         args.extend(more);
@@ -45,7 +45,7 @@ fn same_seed_same_text() {
     assert_eq!(reference, with(&["--seed", "7", "--threads", "3"]));
     assert_eq!(reference, with(&["--seed", "7", "--prefill-chunk", "1"]));
     assert_ne!(reference, with(&["--seed", "8"]));
-    // A seed that was drawn is said, and repeats the run.
+    // A drawn seed is printed, and repeats the run.
     let said = antigravity(["generate", "-p", "The cat", "-n", "24", "--temp", "1.2"]).run();
     let seed = said.err.lines().find_map(|l| l.strip_prefix("seed: ")).expect("a seed");
     assert_eq!(said.text(), with(&["--seed", seed]));
@@ -225,7 +225,7 @@ fn an_interrupt_keeps_the_text_of_drafts_and_ends_the_program_that_drafts() {
     assert!(!there(), "{id} still runs");
 }
 
-/// Runs it until the first text, interrupts it, and gives what it said.
+/// Runs until the first text appears, interrupts, and returns the output.
 fn interrupted(args: &[&str]) -> String {
     let mut child = antigravity(args).spawn();
     let mut out = child.stdout.take().expect("piped");

@@ -73,7 +73,7 @@ fn logprobs_are_those_of_each_prompt_alone() {
 }
 
 #[test]
-fn what_is_wrong_with_a_line_is_one_line() {
+fn an_error_in_a_prompt_line_is_one_line() {
     let temp = TestDir::new();
     for (text, words) in [
         ("\"a\"\n{\"prompt\":\"b\",\"max\":3}\n", &["line 2", "unknown field `max`", "prompt"][..]),

@@ -79,7 +79,7 @@ fn a_stream_has_these_events_and_no_others() {
     ];
     assert_eq!(found, expected);
 
-    // Without usage nobody speaks of it; the path needs no `/v1`.
+    // Usage is absent unless requested; the path works without `/v1`.
     let body = json!({"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0, "stream": true});
     let found = events(&server.post("/completions", &body));
     let part = |text: &str, reason: Value| {
@@ -143,7 +143,7 @@ fn a_prompt_that_begins_like_another_is_not_computed_again_and_has_the_same_answ
 }
 
 #[test]
-fn the_server_tells_what_it_is_and_does() {
+fn health_models_props_and_metrics_describe_the_server() {
     let server = Server::start(&["--slots", "2", "-c", "128"]);
     assert_eq!(server.get("/health").json(), json!({"status": "ok"}));
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "story");

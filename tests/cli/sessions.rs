@@ -1,4 +1,4 @@
-//! Session files: texts and conversations that go on as if never cut, files that are refused, saves that are killed.
+//! Session files: texts and conversations that continue as if never interrupted, refused files, killed saves.
 
 mod commands;
 mod conversations;

@@ -65,7 +65,7 @@ fn pieces_are_whole_characters_and_come_in_order() {
     let pieces: Vec<&str> = lines.iter().filter_map(|l| l["text"].as_str()).collect();
     let whole = pieces.concat();
     assert!(whole.contains('é') && whole.contains('\u{fffd}'), "{whole:?}");
-    // A first half is held back until the next token says what becomes of it.
+    // The first half of a character is held back until the next token completes it.
     assert!(pieces.contains(&"") && pieces.contains(&"é"), "{pieces:?}");
     assert_eq!(lines.last().map(|l| l["t"].clone()), Some("stats".into()));
 
@@ -178,7 +178,7 @@ fn a_session_that_a_model_drafts_for_goes_on_as_if_it_did_not() {
 }
 
 #[test]
-fn flags_of_drafts_without_effect_are_told() {
+fn draft_flags_without_effect_get_a_warning() {
     let said =
         |more: &[&str]| antigravity(["generate", "-p", "a", "-n", "2", "--temp", "0"]).args(more).run().err;
     mentions(&said(&["--draft", "0", "--draft-model", "x"]), &["--draft-model: no effect at --draft 0"]);
@@ -209,7 +209,7 @@ fn flags_of_drafts_without_effect_are_told() {
     let far = r#"{"id":1,"sequence":1,"keep":0,"tokens":[1],"draft":2,"least":0}"#;
     mentions(
         &antigravity(["draft"]).stdin(format!("{far}\n")).run().err,
-        &["stdin: sequence 1; there are 1"],
+        &["stdin: sequence 1: this program has only 1"],
     );
     let keeps = far.replace("\"sequence\":1,\"keep\":0", "\"sequence\":0,\"keep\":9");
     mentions(&antigravity(["draft"]).stdin(format!("{keeps}\n")).run().err, &["stdin: keep 9 of 0 tokens"]);

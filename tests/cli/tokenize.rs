@@ -17,7 +17,7 @@ fn ids(line: &str) -> Vec<u32> {
 }
 
 #[test]
-fn text_becomes_ids_and_ids_text() {
+fn tokenize_encodes_text_and_decodes_ids() {
     let story = " Once upon\n\na time, né <|im_end|> 한국어\n";
     let said = antigravity(["tokenize", "-p", story]).run();
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
@@ -45,7 +45,7 @@ fn text_becomes_ids_and_ids_text() {
 }
 
 #[test]
-fn json_has_the_pieces() {
+fn tokenize_json_has_the_text_of_each_token() {
     let line = antigravity(["tokenize", "-p", "the cat é", "--format", "json"]).text();
     assert_eq!(line.lines().count(), 1, "{line:?}");
     let found: Value = serde_json::from_str(&line).expect("JSON");
@@ -62,7 +62,7 @@ fn json_has_the_pieces() {
 
 /// Checks that `tokenize` works with any model, also one that this program was not built for.
 #[test]
-fn the_vocabulary_of_any_model() {
+fn tokenize_works_with_any_model() {
     let file = gguf("m1-llama32-bf16.Q4_0.gguf");
     let dir = crate::support::paths::root().join("tests/fixtures/models/m1-llama32-bf16");
     let dir = dir.to_str().expect("UTF-8");
@@ -90,7 +90,7 @@ fn the_vocabulary_of_any_model() {
 }
 
 #[test]
-fn what_cannot_be_tokenized_is_told() {
+fn wrong_input_of_tokenize_is_named() {
     for decode in ["4096", "1 x", "-1", "1.5", "99999999999999999999"] {
         antigravity(["tokenize", "--decode", decode]).fails_with(2, &["--decode", "ids from 0 to 4095"]);
     }

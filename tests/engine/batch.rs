@@ -235,7 +235,7 @@ fn logits_of_any_mixture_of_runs_are_those_of_each_alone() {
     }
 }
 
-/// Nobody may see that the last layer is computed only where it is read: neither in logits nor in rows, nor in the mass
+/// The last layer is computed only where it is read; this must not show in logits, in rows, nor in the mass
 /// of observed slots.
 #[test]
 fn logits_are_the_same_whichever_others_are_read() {
@@ -291,7 +291,7 @@ fn logits_are_the_same_whichever_others_are_read() {
             }
         }
         let mut mass = [(); 2].map(|()| vec![0.0; dims::KV_HEADS * whole[4].len()]);
-        for layer in (0..dims::LAYERS).filter(|&layer| !dims::is_local(layer)) {
+        for layer in (0..dims::LAYERS).filter(|&layer| !dims::is_sliding(layer)) {
             caches[4].read_mass(layer, &mut mass[0]).unwrap();
             whole[4].cache.read_mass(layer, &mut mass[1]).unwrap();
             assert!(mass[0] == mass[1], "{}: mass of layer {layer}", isa.name());

@@ -127,7 +127,7 @@ fn a_model_that_drafts_changes_no_token() {
 
 /// Checks that repeated text is guessed from the text, and all else by the model.
 #[test]
-fn text_and_model_guess_by_turns() {
+fn drafts_come_from_repeated_text_or_else_from_the_model() {
     let Some(program) = paths::draft_program() else { return };
     let plain = Engine::load(base()).unwrap();
     // One word again and again: until it has stood there eight times, only the model can know.
@@ -156,7 +156,7 @@ fn golden_texts_are_drafted_to_the_same_bits() {
 
 /// Checks the acceptance and tokens a pass that models/story-draft/README.md promises.
 #[test]
-fn stories_are_guessed_well() {
+fn drafts_of_stories_are_accepted_as_often_as_promised() {
     let Some(program) = paths::draft_program() else { return };
     let (o, _) = with(program, 8, base());
     let engine = loaded(o);

@@ -1,4 +1,5 @@
-//! Eviction with the real model: positions count on, memory stays bounded, text goes on, devices and chunks agree.
+//! Eviction with the real model: positions keep counting, memory stays bounded, the text continues, devices and chunks
+//! agree.
 
 pub mod reference;
 
@@ -36,7 +37,7 @@ fn story(engine: &Engine, n: usize) -> Vec<u32> {
 }
 
 #[test]
-fn positions_count_on_where_slots_do_not() {
+fn positions_keep_counting_after_an_eviction() {
     let (slots, all) = (48, 150);
     let mut o = options(Policy::Sliding, slots, slots);
     (o.weight_type, o.kv_types) = (WeightType::F32, KvTypes::same(KvType::F32));
@@ -133,8 +134,8 @@ fn perplexity(engine: &Engine, tokens: &[u32]) -> f64 {
 }
 
 #[test]
-fn six_thousand_tokens_in_a_thousand_slots() {
-    run_alone("eviction::six_thousand_tokens_in_a_thousand_slots", generate_far_beyond_the_slots);
+fn six_thousand_tokens_fit_a_thousand_slots() {
+    run_alone("eviction::six_thousand_tokens_fit_a_thousand_slots", generate_far_beyond_the_slots);
 }
 
 fn generate_far_beyond_the_slots() {
@@ -192,7 +193,7 @@ fn what_is_evicted_does_not_depend_on_threads_or_chunks() {
 }
 
 #[test]
-fn evictions_are_told_with_what_they_did() {
+fn eviction_events_report_the_slots_and_policy() {
     let engine = Engine::load(options(Policy::Sliding, 160, 96)).unwrap();
     let mut session = engine.session().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));

@@ -84,7 +84,7 @@ fn error(found: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
 }
 
 #[test]
-fn elements_give_the_checkpoints_bits() {
+fn unquantised_gguf_files_give_the_checkpoints_bits() {
     let Some(source) = checkpoint() else { return };
     let stored = source.get_required(EMBED).unwrap().dtype.block_type().unwrap();
     let want = logits(load(&paths::model(), WeightType::F32, 2).unwrap());

@@ -30,7 +30,7 @@ fn number(case: &Value, name: &str, default: f64) -> f64 {
 
 /// Settings for running a case: threads, chunk size and draft length.
 #[derive(Clone, Copy)]
-struct Way {
+struct RunSettings {
     threads: usize,
     chunk: usize,
     draft: usize,
@@ -46,19 +46,19 @@ pub fn options_of(case: &Value) -> EngineOptions {
     }
 }
 
-fn engine(case: &Value, isa: Isa, way: Way) -> Engine {
+fn engine(case: &Value, isa: Isa, settings: RunSettings) -> Engine {
     let options = EngineOptions {
-        threads: way.threads,
-        prefill_chunk: way.chunk,
-        draft: way.draft,
+        threads: settings.threads,
+        prefill_chunk: settings.chunk,
+        draft: settings.draft,
         isa: Some(isa),
         ..options_of(case)
     };
     Engine::load(options).unwrap()
 }
 
-fn run(case: &Value, isa: Isa, way: Way) -> Run {
-    run_on(&engine(case, isa, way), case)
+fn run(case: &Value, isa: Isa, settings: RunSettings) -> Run {
+    run_on(&engine(case, isa, settings), case)
 }
 
 /// Runs a case on an engine.
@@ -108,7 +108,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
     for (file, mut case) in cases() {
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
         if bless {
-            let r = run(&case, Isa::Scalar, Way { threads: 1, chunk: 512, draft: 0 });
+            let r = run(&case, Isa::Scalar, RunSettings { threads: 1, chunk: 512, draft: 0 });
             case["expected"] = json!({"prompt": r.prompt, "ids": r.ids, "text": r.text, "digest": r.digest});
             std::fs::write(&file, serde_json::to_string_pretty(&case).unwrap() + "\n").unwrap();
             continue;
@@ -125,7 +125,7 @@ fn every_path_gives_the_golden_tokens_and_logits() {
                 _ => &[(2, 1, 0), (1, 7, 0), (3, 512, 0), (2, 64, 1), (1, 64, 12)],
             };
             for &(threads, chunk, draft) in ways {
-                let r = run(&case, isa, Way { threads, chunk, draft });
+                let r = run(&case, isa, RunSettings { threads, chunk, draft });
                 let at = format!(
                     "{name}: {}, {threads} threads, chunks of {chunk}, drafts of {draft}",
                     isa.name()
@@ -149,8 +149,8 @@ fn random_interleavings_of_threads_and_chunks_agree() {
     let prompt: Vec<u32> = (0..300).map(|i| (i * 37 % 4000) as u32 % dims::VOCAB as u32).collect();
     let mut reference = None;
     for _ in 0..6 {
-        let way = Way { threads: 1 + draw(4), chunk: 1 + draw(200), draft: 0 };
-        let engine = engine(&case, isa, way);
+        let settings = RunSettings { threads: 1 + draw(4), chunk: 1 + draw(200), draft: 0 };
+        let engine = engine(&case, isa, settings);
         let mut session = engine.session().unwrap();
         let mut rest = &prompt[..];
         while !rest.is_empty() {

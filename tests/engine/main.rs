@@ -7,9 +7,9 @@ mod support;
 
 /// Decoding a token allocates memory.
 mod allocations;
-/// The attention that slots receive depends on threads, chunks or the instruction set, or is left behind by its rows.
+/// The attention mass of slots depends on threads, chunks or the instruction set, or does not move with its rows.
 mod attention_mass;
-/// A prompt's answer changes because others are computed beside it.
+/// A prompt's answer depends on the prompts computed with it.
 mod batch;
 /// Memory of evicted slots is not given back.
 #[cfg(target_os = "linux")]
@@ -18,10 +18,10 @@ mod cache_memory;
 mod calibration;
 /// A draft changes a token.
 mod draft;
-/// A program that drafts changes a token, guesses badly, or ends a text when it lies, hangs or dies.
+/// A draft model changes a token, guesses badly, or ends a text when it lies, hangs or dies.
 #[cfg(unix)]
 mod draft_model;
-/// A session longer than its slots loses its positions, grows, or stops making sense.
+/// A text longer than its slots gets wrong positions, takes more memory, or stops making sense.
 mod eviction;
 /// A GGUF file gives other numbers than the checkpoint it was made from.
 mod gguf;
@@ -29,10 +29,10 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
-/// Layers that see a window keep too few rows or too many, or rows come round and change something: for models with
-/// such layers, which `cargo xtask test local` builds for.
-mod local;
-/// A cache that is handed out and taken in again is another one, or one that cannot be is taken in.
+/// A KV cache changes when it is exported and imported, or one that does not fit the model is imported.
 mod past;
 /// A row of a q4 cache has other scales than its definition.
 mod q4_rows;
+/// Sliding-window layers keep too few rows or too many, or a reused row changes a result. `cargo xtask test sliding`
+/// builds for models with such layers.
+mod sliding_window;

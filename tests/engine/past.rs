@@ -53,7 +53,7 @@ fn mirrored(row: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_type_is_the_same_after_going_out_and_in() {
+fn every_type_is_unchanged_by_export_and_import() {
     for kind in KvType::ALL {
         let engine = Engine::load(options(kind, Policy::None)).unwrap();
         let mut session = fed(&engine, 50);

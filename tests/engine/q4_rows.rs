@@ -78,7 +78,7 @@ fn blocks_have_the_best_of_nine_scales_fitted_by_least_squares() {
 }
 
 #[test]
-fn hostile_blocks_have_them_too() {
+fn extreme_blocks_have_the_best_scale_too() {
     let one = |at: usize, y: f32| std::array::from_fn(|i| if i == at { y } else { 0.0 });
     let mut blocks: Vec<[f32; N]> = vec![
         [0.0; N],

@@ -45,7 +45,7 @@ pub fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_program_comes_back_with_what_was_noted() {
+fn a_stored_program_is_read_back_with_its_metadata() {
     let temp = TestDir::new();
     let dir = temp.0.join("made/here");
     let Some(device) = device_with(Cache::in_dir(&dir)) else { return };
@@ -71,7 +71,7 @@ fn a_program_comes_back_with_what_was_noted() {
 }
 
 #[test]
-fn damaged_and_foreign_files_are_built_anew() {
+fn damaged_and_foreign_entries_are_compiled_again() {
     let temp = TestDir::new();
     let dir = temp.0.join("cache");
     let Some(first) = from_cache(&dir, 1) else { return };

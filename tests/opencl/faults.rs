@@ -1,4 +1,4 @@
-//! A driver whose calls fail or hang: the program goes on on the CPU with the same text, or ends with one line.
+//! A driver whose calls fail or hang: the program continues on the CPU with the same text, or ends with one line.
 //!
 //! The driver is the real one behind a library that fails where it is told to (`faults/shim.rs`).
 
@@ -199,7 +199,7 @@ fn a_program_that_does_not_compile_is_one_line() {
 }
 
 #[test]
-fn a_device_that_hangs_is_left() {
+fn a_device_that_hangs_is_abandoned() {
     if shim().is_none() {
         return;
     }

@@ -1,4 +1,4 @@
-//! A start at which kernels are still to be compiled: the CPU begins, and its text goes on on the device.
+//! A start with kernels to compile: the CPU begins, and the text continues on the device.
 
 use crate::cache::files;
 use crate::device::{PROMPT, device, generate, greedy, is_exact, rows, said};
@@ -87,7 +87,7 @@ fn a_sequence_begins_at_once_and_goes_on_on_the_device() {
 
 /// The device is compared with the CPU once it is ready, and never again.
 #[test]
-fn auto_begins_at_once_too() {
+fn auto_begins_on_the_cpu_while_kernels_compile() {
     if !is_exact() {
         return;
     }

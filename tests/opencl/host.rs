@@ -117,7 +117,7 @@ fn odd_ranges_are_written_read_copied_and_filled() {
 }
 
 #[test]
-fn a_mapped_buffer_is_the_cpus() {
+fn the_cpu_reads_and_writes_a_mapped_buffer() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     let mut buffer = device.allocate_buffer(96, Access::ReadWrite, Place::HostVisible).unwrap();
@@ -141,7 +141,7 @@ fn a_mapped_buffer_is_the_cpus() {
 }
 
 #[test]
-fn what_is_lent_is_where_a_kernel_writes() {
+fn a_kernel_writes_to_host_memory_that_is_lent() {
     let Some(device) = device() else { return };
     let program = Program::build(&device, &SOURCE).unwrap();
     let mut places = program.create_kernel("places").unwrap();

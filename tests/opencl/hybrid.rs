@@ -62,7 +62,7 @@ fn moves_every_few_tokens_give_the_golden_ids() {
 }
 
 #[test]
-fn moves_change_nothing_with_any_cache_and_any_policy() {
+fn device_switches_change_no_text_with_any_cache_and_policy() {
     if !is_exact() {
         return;
     }
@@ -88,7 +88,7 @@ fn moves_change_nothing_with_any_cache_and_any_policy() {
 }
 
 #[test]
-fn a_cache_goes_out_and_in_wherever_it_lies() {
+fn a_cache_on_any_device_is_exported_and_imported() {
     if !is_exact() {
         return;
     }
@@ -222,7 +222,7 @@ const HYBRID: [&str; 7] =
     ["--backend", "hybrid", "--cl-device", "0", "--wait-for-gpu", "--switch-threshold", "20,50"];
 
 #[test]
-fn the_program_moves_where_it_is_told() {
+fn the_program_switches_at_the_given_positions() {
     if !is_exact() {
         return;
     }
@@ -268,7 +268,7 @@ fn drafts_go_on_where_the_text_moves() {
 }
 
 #[test]
-fn a_device_lost_changes_nothing() {
+fn losing_the_device_at_any_call_changes_no_text() {
     if !is_exact() || shim().is_none() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Finding a library and choosing a device: what works, and what is said where it does not.
+//! Finding a library and choosing a device, and the errors if that fails.
 
 use crate::device::{device, skip};
 use crate::support::command::binary;

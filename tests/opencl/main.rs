@@ -9,7 +9,7 @@ mod device;
 #[path = "../support/support.rs"]
 mod support;
 
-/// A program kept on disk is stale, or what lies there becomes an error.
+/// The program cache returns a stale program, or a damaged entry becomes an error.
 mod cache;
 /// A driver fails or hangs, and the program dies, hangs or writes another text.
 mod faults;
@@ -23,16 +23,16 @@ mod host;
 mod hybrid;
 /// A kernel gives other bits than the CPU's scalar code.
 mod kernels;
-/// A library is not found, a wrong device is chosen, or the reason is not said.
+/// A library is not found, a wrong device is chosen, or the error does not say why.
 mod loader;
 /// The whole model gives other logits, text or cache rows on the device than on the CPU, or takes other memory than
 /// planned.
 mod model;
-/// A kernel reads or writes out of bounds, races, or reads what nobody wrote (under oclgrind, slow).
+/// A kernel reads or writes out of bounds, races, or reads uninitialised memory (under oclgrind, slow).
 mod oclgrind;
-/// CPU and device disagree about rows in memory that both use, or about the attention that slots receive.
+/// CPU and device disagree about rows in shared memory, or about attention mass.
 mod shared;
-/// A token, an eviction or a move brings more bytes across than it must, or the wrong ones.
+/// A token, an eviction or a device switch transfers more bytes than needed, or the wrong ones.
 mod transfers;
-/// A way of computing products gives other bits, or is chosen though it is wrong.
+/// A kernel variant gives other bits, or is used although it is wrong.
 mod variants;

@@ -140,7 +140,7 @@ fn the_plan_is_what_is_allocated() {
 
 /// Checks the planned device bytes under an eviction policy that observes attention.
 #[test]
-fn the_plan_counts_what_observes() {
+fn the_plan_counts_buffers_that_observe_attention() {
     if exact().is_some() {
         for gpu_attn in [true, false] {
             let eviction = Eviction { policy: Policy::H2o, ..Eviction::NEVER };
@@ -226,7 +226,7 @@ fn program(command: &[&str], environment: &[(&str, &str)]) -> Output {
 const GENERATE: [&str; 8] = ["generate", "-p", "Once upon a time there was", "-n", "40", "--temp", "0", "-q"];
 const DEVICE: [&str; 5] = ["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
 
-/// The environment of a program whose OpenCL library is told something.
+/// Environment variables that give the OpenCL library of a test an instruction.
 fn told<'a>(what: &'a str, value: &'a str) -> [(&'a str, &'a str); 2] {
     [("ANTIGRAVITY_OPENCL_LIB", shim().expect("the caller has looked")), (what, value)]
 }
@@ -246,7 +246,7 @@ fn text_of(settings: &[&str], flags: &[&str], environment: &[(&str, &str)]) -> S
 }
 
 #[test]
-fn text_is_the_same() {
+fn the_text_is_the_same_as_on_the_cpu() {
     if exact().is_some() {
         for flags in [&["--gpu-attn"][..], &[], &["--zero-copy"], &["--zero-copy", "--gpu-attn"]] {
             assert_eq!(text_with(flags, &[]), "", "{flags:?}");
@@ -256,7 +256,7 @@ fn text_is_the_same() {
 }
 
 #[test]
-fn drafts_change_no_text() {
+fn drafts_on_the_device_change_no_text() {
     if exact().is_none() {
         return;
     }
@@ -305,7 +305,7 @@ fn prompts_together_have_the_texts_of_the_cpu() {
 
 /// Matrices in chunks of rows, and fewer tokens at once: a buffer holds 256 KiB and then 64 KiB.
 #[test]
-fn small_buffers_change_nothing() {
+fn small_buffers_change_no_logits() {
     if exact().is_some() && shim().is_some() {
         for bytes in ["262144", "65536"] {
             assert_eq!(text_of(&["--kv-type", "q8"], &["--gpu-attn"], &told("SHIM_MAX_ALLOC", bytes)), "");
@@ -314,7 +314,7 @@ fn small_buffers_change_nothing() {
 }
 
 #[test]
-fn a_lost_device_changes_nothing() {
+fn a_lost_device_changes_no_text() {
     if exact().is_some() && shim().is_some() {
         // The first passes are those of the self-test.
         for fault in ["clEnqueueReadBuffer:2:-5", "clEnqueueReadBuffer:5:-5", "clEnqueueReadBuffer:17:-5"] {

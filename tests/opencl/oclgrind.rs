@@ -1,4 +1,4 @@
-//! Tests of the kernels under oclgrind, which sees accesses out of bounds, races and reads of what nobody wrote.
+//! Tests of the kernels under oclgrind, which finds accesses out of bounds, races and reads of uninitialised memory.
 //!
 //! It is slow: what takes long has a test of its own, so that they run side by side, and shapes are small there.
 
@@ -65,7 +65,7 @@ fn products_of_a_real_model_are_clean() {
 }
 
 #[test]
-fn attention_is_clean() {
+fn attention_makes_no_invalid_access() {
     clean(&["kernels::attention::attention_has_the_cpus_bits_on_small_shapes"]);
 }
 

@@ -1,4 +1,4 @@
-//! An OpenCL device beside the CPU with the same model: one cache that both use in turn, several sequences in one pass,
+//! An OpenCL device and the CPU with the same model: one cache that both use in turn, several sequences in one pass,
 //! and the attention that slots receive.
 
 use crate::device::{self, is_exact_with};
@@ -139,7 +139,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn rows_are_used_in_turn() {
+fn the_cpu_and_the_device_use_one_cache_in_turn() {
     let _alone = alone();
     let Some(model) = model() else { return };
     if !model.device().info().unified_memory {

@@ -5,7 +5,7 @@ use crate::shared::{
     CAPACITY, alone, cpu, evict, forward, gpu, gpu_with_host, mass_of, model, observed, rows_of,
 };
 use crate::support::random::ids;
-use antigravity::dims::{GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, Q_DIM, VOCAB};
+use antigravity::dims::{FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::device::{Device, KvRows};
 use antigravity::opencl::{self, Model, Place};
 use numeric::kv::{KvType, KvTypes};
@@ -51,7 +51,11 @@ fn an_eviction_moves_rows_where_they_are() {
         let found = of(model, || evict(&mut *cache));
         let kept = cache.extent().len;
         // Of each layer which slots its heads keep.
-        assert_eq!(found, (GLOBAL_LAYERS as u64, (GLOBAL_LAYERS * KV_HEADS * kept * 4) as u64), "{types}");
+        assert_eq!(
+            found,
+            (FULL_ATTENTION_LAYERS as u64, (FULL_ATTENTION_LAYERS * KV_HEADS * kept * 4) as u64),
+            "{types}"
+        );
         // The same by hand.
         let slot = |head: usize, i: usize| match i + 1 == kept {
             true => 249,

@@ -1,4 +1,4 @@
-//! A way of computing products gives other bits, is chosen though it is wrong, or is tried again and again.
+//! Kernel variants: all give the same bits, a wrong one is not used, and none is tried again and again.
 
 use crate::device::{cache_dir, device, generate, is_exact_with, said};
 use crate::faults::shim;
@@ -34,7 +34,7 @@ fn goes_on(command: &mut Command) -> String {
 }
 
 #[test]
-fn every_variant_changes_nothing() {
+fn every_variant_gives_the_same_text() {
     let Some(device) = device() else { return };
     let facts = device.info();
     for variant in VARIANTS.iter().filter(|v| is_exact_with(facts) && v.missing_feature(facts).is_none()) {
@@ -44,7 +44,7 @@ fn every_variant_changes_nothing() {
 }
 
 #[test]
-fn an_unknown_variant_is_one_line() {
+fn an_unknown_variant_is_one_line_of_error() {
     if device().is_none() {
         return;
     }
@@ -53,7 +53,7 @@ fn an_unknown_variant_is_one_line() {
         let out = command.env(VARIANT_VARIABLE, name).output().unwrap();
         let said = said(&out.stderr);
         assert!(out.status.code() == Some(code) && said.lines().count() == 1, "{name}: {said}");
-        assert!(said.contains(name) && said.contains("there are tile, floats"), "{said}");
+        assert!(said.contains(name) && said.contains("use one of tile, floats"), "{said}");
     }
 }
 

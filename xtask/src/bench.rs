@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_read() {
+    fn bench_flags_are_parsed_and_checked() {
         let parse = crate::parse_args::<BenchArgs>;
         let args = parse("--runs 2 --cool-down=5 -- bench -p 16").unwrap();
         assert_eq!(

@@ -6,6 +6,7 @@ mod android;
 mod bench;
 mod build;
 mod cargo;
+mod chart;
 mod command;
 mod completions;
 mod deploy;
@@ -73,6 +74,8 @@ enum Task {
     Runner(runner::RunnerArgs),
     /// Runs a cargo command with the linker that `build` would use: `xtask cargo test --target T` needs no NDK
     Cargo(cargo::CargoArgs),
+    /// Draws the README's chart of speeds from the table in xtask/MEASUREMENTS.md
+    Chart,
     /// Writes a model of real shapes with random weights to target/synth/MODEL
     Synth(synth::SynthArgs),
     /// Builds for release; prints the program's path, size and libraries
@@ -114,6 +117,7 @@ fn run_task(task: Option<Task>) -> Result<()> {
         Some(Task::Quality(args)) => quality::run(&args),
         Some(Task::Runner(args)) => runner::run(&args),
         Some(Task::Cargo(args)) => cargo::run(&args),
+        Some(Task::Chart) => chart::run(),
         Some(Task::Synth(args)) => synth::run(&args),
         Some(Task::Build(args)) => build::run(&args),
         Some(Task::Completions(args)) => completions::run(&args),

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_can_be_broken() {
+    fn a_measurement_that_breaks_a_promise_fails() {
         let with = |perplexities: [f64; 2], kept: [usize; 3]| {
             let row = |perplexity, kept| Measurement {
                 perplexity,

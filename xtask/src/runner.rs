@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lose_cargos_hash() {
+    fn names_of_test_binaries_lose_cargos_hash() {
         assert_eq!(strip_hash("golden-0123456789abcdef"), "test-golden");
         assert_eq!(strip_hash("my-test"), "test-my-test");
     }

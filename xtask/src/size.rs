@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_holds() {
+    fn binaries_over_their_budget_fail() {
         let file = std::env::temp_dir().join(format!("xtask-size-{}", std::process::id()));
         let handle = std::fs::File::create(&file).unwrap();
         for &Budget { target, features, bytes } in BUDGETS {

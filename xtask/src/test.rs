@@ -1,5 +1,5 @@
-//! `cargo xtask test`: what every change must keep, part after part; with `all`, everything that must hold. The end is
-//! a table of parts and builds with their seconds, and one line that sums it up.
+//! `cargo xtask test`: the parts that every change must pass; with `all`, every part. It ends with a table of the
+//! seconds of parts and builds, and a line of counts.
 
 pub mod arm;
 mod cargo_test;
@@ -31,11 +31,11 @@ pub struct TestArgs {
 /// Tests of a part that passed, failed and were skipped.
 type Outcome = Result<Tally>;
 
-/// When a part runs that nobody named.
+/// When a part runs without being named.
 #[derive(Clone, Copy, PartialEq)]
 enum When {
     Always,
-    /// With `all`, as CI asks for.
+    /// Only with `all`, as in CI.
     All,
 }
 
@@ -56,21 +56,21 @@ const PARTS: &[Part] = &[
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_tests },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
-    Part { name: "local", when: Always, about: "layers that see a window keep its rows: a small Gemma 3, and the plan of the 1B one", run: sliding_window_layers },
-    Part { name: "refusal", when: Always, about: "a model of another architecture is refused in a line", run: another_architecture },
-    Part { name: "assertions", when: All, about: "the tests of the CPU with Rust's checks of pointers", run: with_pointer_checks },
+    Part { name: "sliding", when: Always, about: "the cache of sliding-window layers: a small Gemma 3, and the memory plan of the 1B one", run: sliding_window_layers },
+    Part { name: "refusal", when: Always, about: "a model of an unsupported architecture is refused with a one-line error", run: another_architecture },
+    Part { name: "assertions", when: All, about: "the CPU's tests with Rust's pointer checks", run: with_pointer_checks },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
-    Part { name: "quality", when: All, about: "what four-bit caches and eviction cost, and that the story model's README says so", run: quality_of_the_cache },
-    Part { name: "clients", when: All, about: "the server beside real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
-    Part { name: "templates", when: All, about: "chat templates of a registry render as in jinja2, set up as transformers does", run: templates::run },
-    Part { name: "real", when: All, about: "a real model: logits, text and perplexity of transformers, and one text on every path", run: real::run },
+    Part { name: "quality", when: All, about: "the cost of four-bit caches and eviction, as promised in the story model's README", run: quality_of_the_cache },
+    Part { name: "clients", when: All, about: "the server with real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
+    Part { name: "templates", when: All, about: "llama.cpp's chat templates render as in jinja2 with the settings of transformers", run: templates::run },
+    Part { name: "real", when: All, about: "a real model: logits, text and perplexity as in transformers, and the same text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
-    Part { name: "runtimes", when: All, about: "OpenCL devices of other runtimes: Intel's for CPUs, and rusticl where the distribution has it", run: runtimes::run },
+    Part { name: "runtimes", when: All, about: "OpenCL with other runtimes: Intel's for CPUs, and rusticl if the distribution has it", run: runtimes::run },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, chat and golden through adb, and a connection that breaks", run: device::run },
-    Part { name: "static", when: All, about: "Arm's static binary tells the story, whatever size pages have", run: targets::on_arm },
-    Part { name: "same", when: All, about: "two builds in two folders are the same bytes, and work", run: same::run },
-    Part { name: "size", when: All, about: "sizes of the release binaries, whole and least; Android loads its own", run: targets::sizes },
+    Part { name: "static", when: All, about: "the static Arm binary writes the story on kernels of every page size", run: targets::on_arm },
+    Part { name: "same", when: All, about: "builds are reproducible: two folders give the same bytes, and they run", run: same::run },
+    Part { name: "size", when: All, about: "sizes of the release binaries with all features and with none; Android can load its binary", run: targets::sizes },
 ];
 
 pub fn run(args: &TestArgs) -> Result<()> {
@@ -116,7 +116,7 @@ fn fmt() -> Outcome {
 fn clippy() -> Outcome {
     let deny = ["--", "--deny", "warnings"];
     let whole = ["clippy", "--workspace", "--all-targets"];
-    // With this tool, whose dependencies have the features of the whole workspace and are checked already.
+    // Together with xtask: then dependencies have the features of the whole workspace and are checked already.
     let least = [
         "clippy",
         "--package",
@@ -130,18 +130,18 @@ fn clippy() -> Outcome {
     command::build(cargo(&least).args(deny)).map(|()| Tally::ONE)
 }
 
-/// Tests for which a device's compiler works for minutes: for every type of the cache and every format, once.
+/// Tests with many kernels to compile, one set for each cache type and format, which takes a device minutes.
 const EVERY_KERNEL: [&str; 7] = [
     "gguf::all_formats_have_the_cpus_bits",
-    "hybrid::moves_change_nothing_with_any_cache_and_any_policy",
+    "hybrid::device_switches_change_no_text_with_any_cache_and_policy",
     "kernels::attention::attention_has_the_cpus_bits_with_every_cache",
     "kernels::formats::every_format_has_the_cpus_bits",
     "kernels::formats::variants_of_formats_have_the_cpus_bits",
     "model::a_long_context_has_the_cpus_bits",
-    "variants::every_variant_changes_nothing",
+    "variants::every_variant_gives_the_same_text",
 ];
 
-/// The tests of a device wait for its compiler, which works on one core, so the others run beside them.
+/// Runs the device's tests and the others at the same time: the device's compiler uses only one core.
 fn cargo_tests() -> Outcome {
     build::build_draft_program()?;
     CargoTest::new(&[]).build()?;
@@ -154,16 +154,16 @@ fn cargo_tests() -> Outcome {
     })
 }
 
-/// The test of a chat that nobody wants to wait for every day.
+/// A chat that takes minutes.
 const LONG_CHAT: &str = "chat::twenty_thousand";
 
-/// Tests that work on one core for minutes, side by side.
+/// Runs the tests that take one core for minutes, at the same time.
 fn long() -> Outcome {
     CargoTest::new(&[]).build()?;
     let chat = CargoTest::new(&["--test", "cli"]).only(&["--ignored", "--nocapture", LONG_CHAT]);
     let kernels = CargoTest::new(&["--test", "opencl"]).only(&["--exact"]).only(&EVERY_KERNEL);
     let tally = run_beside(&chat, || kernels.run())?;
-    // A name that no test has any more must not go unnoticed.
+    // A test that was renamed must not be left out in silence.
     let (ran, named) = (tally.total(), EVERY_KERNEL.len() as u64 + 1);
     if ran != named {
         return Err(Error::Failed(format!("{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT")));
@@ -179,10 +179,12 @@ fn parity_with_reference() -> Outcome {
     parity::check(&[])
 }
 
-/// The tests of layers that see a window, built for models that have them.
+/// Runs the tests of sliding-window layers, built for models that have them.
 fn sliding_window_layers() -> Outcome {
     let mut tally = Tally::default();
-    for (model, filter) in [("m9-gemma3-270m-bf16", "local::"), ("gemma3-1b", "local::a_long_context")] {
+    for (model, filter) in
+        [("m9-gemma3-270m-bf16", "sliding_window::"), ("gemma3-1b", "sliding_window::a_long_context")]
+    {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
         tally += tests.only(&[filter]).run()?;
     }
@@ -198,10 +200,10 @@ fn quality_of_the_cache() -> Outcome {
     Ok(tally)
 }
 
-/// Tests that compute for long with kernels that others run too.
+/// Slow tests whose kernels are covered by others.
 const WITHOUT_KERNELS_OF_THEIR_OWN: [&str; 3] = ["allocations::", "draft", "eviction::six_thousand_tokens"];
 
-/// Kernels move pointers. That each stays within what it points into is checked here, and under emulation of Arm.
+/// Runs the kernels' tests with checks that pointers stay within their allocation; the tests on Arm do so too.
 fn with_pointer_checks() -> Outcome {
     let numeric = CargoTest::of_package("antigravity-numeric", &["--lib"]).with_pointer_checks();
     let engine = CargoTest::new(&["--test", "engine"]).with_pointer_checks();
@@ -210,7 +212,7 @@ fn with_pointer_checks() -> Outcome {
     Ok(tally)
 }
 
-/// A model of another architecture does not build.
+/// Checks that the build refuses a model of an unsupported architecture.
 fn another_architecture() -> Outcome {
     let mut build = build::unoptimised_command(&build::model_dir("m35-nemotronh-bf16")?);
     eprintln!("$ {}", command::show(&build));
@@ -218,7 +220,7 @@ fn another_architecture() -> Outcome {
     let stderr = String::from_utf8_lossy(&out.stderr);
     match find_refusal(out.status.success(), &stderr) {
         Ok(line) => {
-            eprintln!("refused, as it should be: {line}");
+            eprintln!("refused as expected: {line}");
             Ok(Tally::ONE)
         }
         Err(problem) => {
@@ -228,7 +230,7 @@ fn another_architecture() -> Outcome {
     }
 }
 
-/// The one line that says why a build was refused.
+/// The line with the reason why a build was refused.
 fn find_refusal(success: bool, stderr: &str) -> std::result::Result<&str, &'static str> {
     if success {
         return Err("should have been refused");

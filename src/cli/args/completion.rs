@@ -136,7 +136,7 @@ pub fn parse_token_limit(num_tokens: i64) -> Result<Option<usize>> {
         -1 => Ok(None),
         n => usize::try_from(n)
             .map(Some)
-            .map_err(|_| Error::Usage(format!("--num-tokens {n}: use a number from 0, or -1 for no limit"))),
+            .map_err(|_| Error::Usage(format!("--num-tokens {n}: use 0 or more, or -1 for no limit"))),
     }
 }
 

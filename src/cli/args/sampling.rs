@@ -153,7 +153,7 @@ impl SamplerArgs {
             None => recommended.top_k,
             Some(-1) => 0,
             Some(k) => usize::try_from(k)
-                .map_err(|_| Error::Usage(format!("--top-k {k}: use a number from 1; 0 and -1 are off")))?,
+                .map_err(|_| Error::Usage(format!("--top-k {k}: use 1 or more, or 0 to turn it off")))?,
         };
         let options = SamplerOptions {
             temperature: self.temperature.unwrap_or(recommended.temperature),
@@ -180,7 +180,9 @@ impl DryArgs {
         let window = match n {
             -1 => None,
             n => Some(usize::try_from(n).map_err(|_| {
-                Error::Usage(format!("--dry-penalty-last-n {n}: use a number from 0 (off), or -1 for all"))
+                Error::Usage(format!(
+                    "--dry-penalty-last-n {n}: use 1 or more, 0 to turn it off, or -1 for all tokens"
+                ))
             })?),
         };
         let breakers = match self.dry_sequence_breaker.as_slice() {

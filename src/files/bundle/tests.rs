@@ -103,7 +103,7 @@ fn a_bundle_gives_back_what_was_put_in() {
 }
 
 #[test]
-fn other_files_are_no_bundles() {
+fn other_files_are_not_taken_for_bundles() {
     let dir = Scratch::new("other");
     let after = |n: usize| [program_bytes(), vec![b'\n'; n]].concat();
     for other in
@@ -203,7 +203,7 @@ fn hostile_tables_are_refused() {
 
 /// Whatever a header says: an answer, no panic and no endless memory.
 #[test]
-fn hostile_programs_are_survived() {
+fn damaged_programs_cause_no_panic() {
     let dir = Scratch::new("elf");
     let good = [program_bytes(), vec![0; 100_000]].concat();
     for at in (16..120).chain(300..428).step_by(4) {

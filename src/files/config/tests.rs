@@ -55,7 +55,7 @@ fn a_table_of_divisors_equals_the_formula_it_comes_from() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn a_written_config_is_read_back_unchanged() {
     let plain = parse("").unwrap();
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
@@ -107,7 +107,7 @@ fn published(text: &str) -> ModelConfig {
 }
 
 #[test]
-fn families_differ_by_switches() {
+fn each_family_sets_its_architecture_switches() {
     use LayerKind::{FullAttention, NoRope, SlidingWindow};
     let gemma = published(
         r#"{"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text",

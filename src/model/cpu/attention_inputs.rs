@@ -201,7 +201,7 @@ where
         });
     }
 
-    /// Adds it for the slots of one head from `slot` on, in whole chunks, `N` queries at a time.
+    /// Adds the mass of one head's slots from `slot` on, in whole chunks, `N` queries at a time.
     fn observe_slots<const N: usize>(&self, kv_head: usize, slot: usize, n: usize, mass: &mut [f32]) {
         let (mut queries, mut softmax) = ([[0.0; HEAD_DIM]; N], [SoftmaxState::default(); N]);
         let row_bytes = self.types.k.row_bytes(HEAD_DIM);

@@ -3,8 +3,8 @@
 use super::acts::try_vec;
 use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use crate::dims::{
-    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LAYERS_BEFORE, LOCAL_LAYERS, STATE, attention_layers, global_layers,
-    is_local, state_range,
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, LAYERS_BEFORE, SLIDING_LAYERS, STATE, attention_layers,
+    full_attention_layers, is_sliding, state_range,
 };
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
@@ -45,7 +45,7 @@ impl CachePlanes {
     /// First row of a layer in a plane, and rows of each head.
     fn layer_rows_at(&self, layer: usize) -> (usize, usize) {
         let ([globals, locals], [slots, ring]) = (LAYERS_BEFORE[layer], self.rows);
-        (KV_HEADS * (globals * slots + locals * ring), self.rows[usize::from(is_local(layer))])
+        (KV_HEADS * (globals * slots + locals * ring), self.rows[usize::from(is_sliding(layer))])
     }
 
     /// Byte range of one layer in a plane with rows of `row` bytes.
@@ -64,7 +64,7 @@ impl HostRows for CachePlanes {
     fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_> {
         let [k, v] = self.row_bytes.map(|row| self.layer_range(layer, row));
         let each = KV_HEADS * self.rows[0];
-        let massed = !self.mass.is_empty() && !is_local(layer);
+        let massed = !self.mass.is_empty() && !is_sliding(layer);
         let mass = massed.then(|| &mut self.mass[LAYERS_BEFORE[layer][0] * each..][..each]);
         HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
     }
@@ -90,8 +90,8 @@ pub fn head_rows_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS]
 /// Zeroed rows of one plane.
 fn alloc_plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
     let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
-    let bytes = of(GLOBAL_LAYERS, slots)
-        .and_then(|bytes| bytes.checked_add(of(LOCAL_LAYERS, ring)?))
+    let bytes = of(FULL_ATTENTION_LAYERS, slots)
+        .and_then(|bytes| bytes.checked_add(of(SLIDING_LAYERS, ring)?))
         .ok_or_else(|| {
             Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
         })?;
@@ -105,7 +105,7 @@ fn alloc_plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedByt
 /// Allocates zeroed mass for `slots` slots.
 fn alloc_mass(slots: usize) -> Result<Vec<f32>> {
     let mut mass = Vec::new();
-    let len = GLOBAL_LAYERS * KV_HEADS * slots;
+    let len = FULL_ATTENTION_LAYERS * KV_HEADS * slots;
     mass.try_reserve_exact(len).map_err(|_| {
         let mib = (4 * len) >> 20;
         Error::Memory(format!(
@@ -118,7 +118,7 @@ fn alloc_mass(slots: usize) -> Result<Vec<f32>> {
 
 /// Bytes of the mass of `slots` slots.
 pub const fn mass_bytes(slots: usize) -> usize {
-    4 * GLOBAL_LAYERS * KV_HEADS * slots
+    4 * FULL_ATTENTION_LAYERS * KV_HEADS * slots
 }
 
 impl CpuCache {
@@ -150,10 +150,10 @@ impl CpuCache {
         let mut rows = KvRows::default();
         moved.rows.state.copy_from_slice(&self.rows.state);
         for layer in attention_layers() {
-            let all = if is_local(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
+            let all = if is_sliding(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
             self.read_rows(layer, 0..all, &mut rows)?;
             moved.write_rows(layer, 0..all, &rows)?;
-            let observed_heads = if self.rows.mass.is_empty() || is_local(layer) { 0 } else { KV_HEADS };
+            let observed_heads = if self.rows.mass.is_empty() || is_sliding(layer) { 0 } else { KV_HEADS };
             for kv_head in 0..observed_heads {
                 moved.head_mass(layer, kv_head)[..len]
                     .copy_from_slice(&self.head_mass(layer, kv_head)[..len]);
@@ -168,12 +168,12 @@ impl CpuCache {
     fn release_unused(&mut self) {
         let Extent { types, len, .. } = self.extent;
         let unused = self.touched - len;
-        let bytes = unused * types.slot_bytes(GLOBAL_LAYERS, KV_HEADS, HEAD_DIM);
+        let bytes = unused * types.slot_bytes(FULL_ATTENTION_LAYERS, KV_HEADS, HEAD_DIM);
         if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
             return;
         }
         let [k, v] = self.rows.row_bytes;
-        for layer in global_layers() {
+        for layer in full_attention_layers() {
             let (first, slots) = self.rows.layer_rows_at(layer);
             for start in (0..KV_HEADS).map(|head| first + head * slots) {
                 self.rows.k.discard_pages((start + len) * k..(start + self.touched) * k);
@@ -191,7 +191,7 @@ impl CpuCache {
 
     /// Mass of one layer and KV head: `[slots]`.
     fn head_mass(&mut self, layer: usize, kv_head: usize) -> &mut [f32] {
-        assert!(!is_local(layer), "local layers have no mass");
+        assert!(!is_sliding(layer), "sliding-window layers have no mass");
         let slots = self.extent.slots;
         &mut self.rows.mass[(LAYERS_BEFORE[layer][0] * KV_HEADS + kv_head) * slots..][..slots]
     }
@@ -241,7 +241,7 @@ impl KvCache for CpuCache {
 
     fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
         check_kept_slots(slots, self.extent.len)?;
-        assert!(!is_local(layer), "nothing is evicted from local layers");
+        assert!(!is_sliding(layer), "nothing is evicted from sliding-window layers");
         let [k, v] = self.rows.row_bytes;
         let (ks, vs) = &mut head_rows_mut(self.rows.layer_rows_mut(layer))[kv_head];
         for (to, &from) in slots.iter().enumerate() {
@@ -272,10 +272,10 @@ impl KvCache for CpuCache {
 
     fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
         let ([k, v], all) = (self.rows.row_bytes, self.extent.rows_per_head(layer));
-        if !is_local(layer) {
+        if !is_sliding(layer) {
             self.touched = self.touched.max(slots.end);
         }
-        assert!(is_local(layer) || slots.end <= all);
+        assert!(is_sliding(layer) || slots.end <= all);
         assert!(rows.k.len() == KV_HEADS * slots.len() * k && rows.v.len() == KV_HEADS * slots.len() * v);
         let (mut from_k, mut from_v) = (&rows.k[..], &rows.v[..]);
         for (ks, vs) in head_rows_mut(self.rows.layer_rows_mut(layer)) {

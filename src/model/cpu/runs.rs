@@ -1,7 +1,7 @@
 //! The runs of a pass, each with its tokens' places in the pass and the cache rows of its sequence.
 
 use crate::device::{Extent, HostRows, Logits, Run};
-use crate::dims::{LAYERS, VOCAB, is_local};
+use crate::dims::{LAYERS, VOCAB, is_sliding};
 use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -34,7 +34,7 @@ pub(super) struct RunSpan {
 impl RunSpan {
     /// Slots (positions in a sliding-window layer) before the rows of its tokens.
     pub fn slots_before(&self, layer: usize) -> usize {
-        if is_local(layer) { self.pos } else { self.extent.len }
+        if is_sliding(layer) { self.pos } else { self.extent.len }
     }
 }
 
@@ -61,7 +61,7 @@ impl<'a> PassRuns<'a> {
             let logits = logits.reborrow();
             let observe = (*observe).min(tokens);
             let kept = match logits {
-                _ if observe > 0 && !is_local(LAYERS - 1) => tokens,
+                _ if observe > 0 && !is_sliding(LAYERS - 1) => tokens,
                 Logits::None => 0,
                 Logits::Last(_) => 1,
                 Logits::All(_) => tokens,

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct AtomicSoftmax(AtomicU64);
 
 impl AtomicSoftmax {
-    /// Stores it. The barrier at the end of the step makes it visible to the next.
+    /// Stores the state. The barrier at the end of the step makes it visible to the next.
     pub fn store(&self, softmax: SoftmaxState) {
         let bits = u64::from(softmax.m.to_bits()) << 32 | u64::from(softmax.l.to_bits());
         self.0.store(bits, Ordering::Relaxed);
     }
 
-    /// Loads it.
+    /// Loads the state.
     pub fn load(&self) -> SoftmaxState {
         let bits = self.0.load(Ordering::Relaxed);
         SoftmaxState { m: f32::from_bits((bits >> 32) as u32), l: f32::from_bits(bits as u32) }

@@ -133,11 +133,11 @@ impl Format {
 
     /// Bytes of the f16 values at the start of a run of scales.
     pub const fn half_bytes(self) -> usize {
-        if self.has_floor() { 64 } else { 32 }
+        if self.has_minimum() { 64 } else { 32 }
     }
 
-    /// Returns true if a minimum (the floor) is added to the products.
-    pub const fn has_floor(self) -> bool {
+    /// Returns true if a minimum is added to the products.
+    pub const fn has_minimum(self) -> bool {
         matches!(self, Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K)
     }
 
@@ -226,7 +226,8 @@ impl Format {
         row
     }
 
-    /// Decodes the levels of the two halves of block `b` of row `lane`, and its floor: value = level * integer + floor.
+    /// Decodes the scales of the two halves of block `b` of row `lane`, and its minimum: value = scale * integer +
+    /// minimum.
     /// `scales` are those of one group.
     pub(crate) fn decode_scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
@@ -237,12 +238,12 @@ impl Format {
             Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => ([d; 2], 0.0),
             Format::Q4_1 | Format::Q5_1 => ([d; 2], half(run + 32 + 2 * lane)),
             Format::Q4_K | Format::Q5_K => {
-                let (level, min) = (scales[run + 64 + part], scales[run + 64 + part + 16]);
-                ([d * f32::from(level); 2], -(half(run + 32 + 2 * lane) * f32::from(min)))
+                let (block_scale, min) = (scales[run + 64 + part], scales[run + 64 + part + 16]);
+                ([d * f32::from(block_scale); 2], -(half(run + 32 + 2 * lane) * f32::from(min)))
             }
             Format::Q6_K => {
-                let levels = [scales[run + 32 + part], scales[run + 32 + part + 16]];
-                (levels.map(|level| d * f32::from(level as i8)), 0.0)
+                let block_scales = [scales[run + 32 + part], scales[run + 32 + part + 16]];
+                (block_scales.map(|block_scale| d * f32::from(block_scale as i8)), 0.0)
             }
         }
     }
@@ -342,8 +343,8 @@ fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
 fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
     let packed = head.last_chunk().expect("twelve bytes");
     for p in 0..8 {
-        let (level, min) = files::blocks::gguf::superblock::unpack_scale_min(packed, p);
-        run[64 + p * 32 + lane] = level;
+        let (block_scale, min) = files::blocks::gguf::superblock::unpack_scale_min(packed, p);
+        run[64 + p * 32 + lane] = block_scale;
         run[64 + p * 32 + 16 + lane] = min;
     }
     put_halves(run, lane, &head[..4])

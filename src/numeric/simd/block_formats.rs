@@ -91,9 +91,9 @@ macro_rules! compiled {
 }
 
 #[cfg(target_arch = "x86_64")]
-compiled!(avx2, avx2::Eight<false>, "avx2,fma,f16c");
+compiled!(avx2, avx2::EightRows<false>, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compiled!(avx_vnni, avx2::Eight<true>, "avx2,fma,f16c,avxvnni");
+compiled!(avx_vnni, avx2::EightRows<true>, "avx2,fma,f16c,avxvnni");
 /// [`avx512::tile`] compiled for its features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]

@@ -5,7 +5,7 @@
 
 mod q4;
 
-pub use q4::{laid, q4, q4_dot, q4_dot_together, q4_i8mm_together};
+pub use q4::{interleave_block, q4, q4_dot, q4_dot_groups, q4_i8mm_groups};
 pub(super) use q4::{sdot, smlal, smull};
 
 use super::lanes::Lanes;

@@ -141,12 +141,12 @@ fn q4_multi_group(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 1
             return done;
         }
         let kernel = match (isa, n) {
-            (Isa::NeonI8mm, 16) => neon::q4_i8mm_together::<16>,
-            (Isa::NeonI8mm, 8) => neon::q4_i8mm_together::<8>,
-            (Isa::NeonI8mm, 4) => neon::q4_i8mm_together::<4>,
-            (_, 12) => neon::q4_dot_together::<12>,
-            (_, 8) => neon::q4_dot_together::<8>,
-            (_, 4) => neon::q4_dot_together::<4>,
+            (Isa::NeonI8mm, 16) => neon::q4_i8mm_groups::<16>,
+            (Isa::NeonI8mm, 8) => neon::q4_i8mm_groups::<8>,
+            (Isa::NeonI8mm, 4) => neon::q4_i8mm_groups::<4>,
+            (_, 12) => neon::q4_dot_groups::<12>,
+            (_, 8) => neon::q4_dot_groups::<8>,
+            (_, 4) => neon::q4_dot_groups::<4>,
             (_, n) => unreachable!("no kernel for {n} tokens"),
         };
         let tiles = &tiles[done / ActTile::TOKENS * w.blocks..][..n / ActTile::TOKENS * w.blocks];
@@ -174,7 +174,11 @@ pub fn interleave(isa: Isa, activations: &[ActBlock], tiles: &mut [ActTile]) {
 /// Interleaves one block of a tile's tokens.
 #[cfg(target_arch = "aarch64")]
 fn interleave_block(isa: Isa, acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
-    if isa == Isa::NeonI8mm { neon::laid::<true>(acts) } else { neon::laid::<false>(acts) }
+    if isa == Isa::NeonI8mm {
+        neon::interleave_block::<true>(acts)
+    } else {
+        neon::interleave_block::<false>(acts)
+    }
 }
 
 /// Interleaves one block of a tile's tokens.

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_differ_by_name() {
+    fn every_way_to_read_has_its_own_name() {
         let names: Vec<String> = ReadMethod::list_methods().iter().map(ReadMethod::to_string).collect();
         assert_eq!(names[..2], ["scalar, one stream", "scalar, one stream, prefetched"]);
         assert!(names.iter().enumerate().all(|(i, name)| !names[..i].contains(name)), "{names:?}");

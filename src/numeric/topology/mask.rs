@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_and_lists() {
+    fn masks_and_lists_of_cores_are_parsed() {
         let cores = |text: &str| text.parse::<CpuMask>().map(|m| m.cores);
         for text in ["f0", "F0", "0xf0", "0XF0", "00f0", "4-7", "4,5,6,7", "7,4-6,5", "6-7,4-5"] {
             assert_eq!(cores(text), Ok(vec![4, 5, 6, 7]), "{text}");

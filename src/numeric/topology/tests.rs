@@ -115,7 +115,7 @@ fn equal_and_unknown_cores_are_all_big() {
 }
 
 #[test]
-fn a_cpuset_leaves_what_it_leaves() {
+fn only_cores_of_the_cpuset_are_used() {
     let tree = Tree::new("cpuset", &PRIME);
     // What Android leaves apps in the background: there is no big core then.
     tree.allow("0-3");
@@ -157,7 +157,7 @@ fn hyper_threads_of_a_core_count_once() {
 }
 
 #[test]
-fn a_system_that_tells_nothing() {
+fn a_system_that_tells_nothing_still_gets_a_thread() {
     let nowhere = Path::new("/no/such/tree");
     assert_eq!(list_allowed(nowhere), [0usize; 0]);
     assert_eq!(count_big_cores(list_cores(nowhere)), None);
@@ -166,7 +166,7 @@ fn a_system_that_tells_nothing() {
 }
 
 #[test]
-fn core_lists() {
+fn lists_of_cores_are_parsed() {
     assert_eq!(parse_list("0-3,7"), [0, 1, 2, 3, 7]);
     assert_eq!(parse_list("5"), [5]);
     assert_eq!(parse_list(""), [0usize; 0]);

@@ -3,7 +3,7 @@
 use super::cache::OpenClCache;
 use super::defines::Defines;
 use super::kv::DeviceKv;
-use super::scratch::PassBuffers;
+use super::scratch::Scratch;
 use super::storage::{MatrixStorage, Step};
 use super::weights::Model;
 use crate::model::device::{LogitsBuffer, Run};
@@ -32,15 +32,15 @@ pub enum TensorCores {}
 #[rustfmt::skip]
 #[allow(missing_docs, reason = "nothing calls them")]
 impl PersistentKernels {
-    pub fn new(_: &Model, _: &[Buffer], _: (KvTypes, usize), _: &PassBuffers) -> Result<Option<Self>> { Ok(None) }
+    pub fn new(_: &Model, _: &[Buffer], _: (KvTypes, usize), _: &Scratch) -> Result<Option<Self>> { Ok(None) }
     pub fn programs(&self) -> impl Iterator<Item = &Program> { match *self {}; #[allow(unreachable_code)] [].into_iter() }
-    pub fn reserve(&mut self, _: &Device, _: &PassBuffers) -> Result<()> { match *self {} }
-    pub fn bind(&self, _: &PassBuffers, _: &DeviceKv) -> Result<Option<BoundDecode>> { match *self {} }
+    pub fn reserve(&mut self, _: &Device, _: &Scratch) -> Result<()> { match *self {} }
+    pub fn bind(&self, _: &Scratch, _: &DeviceKv) -> Result<Option<BoundDecode>> { match *self {} }
     pub fn lend_row(&mut self, _: &Device, _: &[f32]) -> Option<LogitsBuffer> { match *self {} }
     pub fn runs_at_once(&self, _: usize, _: usize) -> usize { match *self {} }
     pub fn takes(&self, _: usize, cache: &mut OpenClCache) -> bool { cache.bound_decode().is_some() }
-    pub fn set_header(&self, _: &mut PassBuffers, _: &mut OpenClCache) { match *self {} }
-    pub fn run(&mut self, _: &Device, _: &PassBuffers, _: &mut [Run<'_>]) -> Result<bool> { match *self {} }
+    pub fn set_header(&self, _: &mut Scratch, _: &mut OpenClCache) { match *self {} }
+    pub fn run(&mut self, _: &Device, _: &Scratch, _: &mut [Run<'_>]) -> Result<bool> { match *self {} }
 }
 
 #[rustfmt::skip]

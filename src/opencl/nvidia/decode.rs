@@ -3,7 +3,7 @@
 use super::super::defines::{ATTN_BLOCK, KV_PAD, Q_PAD, QKV};
 use super::super::kernels::{COMMON, KV};
 use super::super::kv::DeviceKv;
-use super::super::scratch::PassBuffers;
+use super::super::scratch::Scratch;
 use super::layout::{WeightLayout, find_cache};
 use super::{ATTEND, DECODE, HEADER};
 use crate::dims::*;
@@ -115,7 +115,7 @@ impl Decode {
     }
 
     /// Binds the kernel to a cache; `None` if its rows are not parts of one buffer.
-    pub fn bind(&self, scratch: &PassBuffers, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
+    pub fn bind(&self, scratch: &Scratch, rows: &DeviceKv) -> Result<Option<BoundDecode>> {
         let Some((k, v, strides)) = find_cache(rows) else { return Ok(None) };
         let mut kernel = self.program.create_kernel("decode")?;
         let WeightLayout { matrices, floats, calibration, .. } = &self.layout;
@@ -129,12 +129,12 @@ impl Decode {
     }
 
     /// Sets the cache and the number of steps so far in the header.
-    pub fn set_header(&self, scratch: &mut PassBuffers, bound: &BoundDecode) {
+    pub fn set_header(&self, scratch: &mut Scratch, bound: &BoundDecode) {
         let [k_stride, v_stride] = bound.strides;
         scratch.set_header(H_CAPACITY, [bound.capacity, self.chunks as u32, self.steps, k_stride, v_stride]);
     }
 
-    /// Queues one token, which writes its logits to `logits`. [`PassBuffers::upload_tokens`] must have sent its
+    /// Queues one token, which writes its logits to `logits`. [`Scratch::upload_tokens`] must have sent its
     /// embedding, angles and header after [`Decode::set_header`].
     pub fn run(&mut self, device: &Device, bound: &mut BoundDecode, logits: &Buffer) -> Result<()> {
         self.steps = self.steps.wrapping_add((LAYERS * STEPS) as u32);

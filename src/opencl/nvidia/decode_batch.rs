@@ -4,7 +4,7 @@ use super::super::batched_attention::{ROW_BUFFERS, RunTable};
 use super::super::defines::{ATTN_BLOCK, LayerView};
 use super::super::kernels::{ATTEND_ONE, COMMON, KV};
 use super::super::kv::DeviceKv;
-use super::super::scratch::PassBuffers;
+use super::super::scratch::Scratch;
 use super::super::shapes::MAX_BATCH_RUNS;
 use super::decode::{self, allocate_zeroed};
 use super::layout::{WeightLayout, find_cache};
@@ -54,12 +54,7 @@ pub struct DecodeBatch {
 
 impl DecodeBatch {
     /// Builds the kernel, for a device that [`supports_device`].
-    pub fn new(
-        device: &Device,
-        layout: &WeightLayout,
-        types: KvTypes,
-        scratch: &PassBuffers,
-    ) -> Result<Self> {
+    pub fn new(device: &Device, layout: &WeightLayout, types: KvTypes, scratch: &Scratch) -> Result<Self> {
         let facts = device.info();
         let groups = facts.compute_units as usize;
         let defines = layout.to_defines(facts, types).add_value("ITEMS", ITEMS).add_value("TEAM", TEAM);
@@ -75,7 +70,7 @@ impl DecodeBatch {
         let sync = allocate_zeroed(device, 2)?;
         let mut kernel = program.create_kernel("decode_batch")?;
         let WeightLayout { matrices, floats, calibration, .. } = layout;
-        let PassBuffers { state, qkv, partials, ml, none, .. } = scratch;
+        let Scratch { state, qkv, partials, ml, none, .. } = scratch;
         let (calibration, state) = (calibration.as_ref().unwrap_or(none), state.buffer());
         let buffers = [matrices, floats, calibration, state, qkv, partials, ml, &acts, &sync];
         for (i, buffer) in buffers.into_iter().enumerate() {
@@ -89,8 +84,8 @@ impl DecodeBatch {
         &self.program
     }
 
-    /// Binds the buffers of attention again, after [`PassBuffers::reserve_slots`] has made room for longer caches.
-    pub fn reserve(&mut self, scratch: &PassBuffers) -> Result<()> {
+    /// Binds the buffers of attention again, after [`Scratch::reserve_slots`] has made room for longer caches.
+    pub fn reserve(&mut self, scratch: &Scratch) -> Result<()> {
         let [partials, ml] = PARTS;
         self.kernel.rebind_buffer(partials, &scratch.partials)?.rebind_buffer(ml, &scratch.ml)?;
         Ok(())
@@ -102,7 +97,7 @@ impl DecodeBatch {
     pub fn run<'a>(
         &mut self,
         device: &Device,
-        scratch: &PassBuffers,
+        scratch: &Scratch,
         sequences: impl Iterator<Item = (&'a DeviceKv, usize, Result<Buffer>)>,
     ) -> Result<bool> {
         let (mut runs, mut table) = (RunTable::new(), [0; TOKENS + 4]);

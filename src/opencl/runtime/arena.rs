@@ -42,7 +42,7 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Next part, filled with these bytes.
+    /// Takes the next part and fills it with `bytes`.
     pub fn buffer_of(&mut self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = self.buffer(bytes.len())?;
         buffer.write(0, bytes)?;

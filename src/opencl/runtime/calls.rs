@@ -113,14 +113,14 @@ impl Shared {
     pub fn read(&self, from: MemId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let mut passage = self.lock_staging(bytes.len().min(MAX_TRANSFER_BYTES))?;
         for (i, piece) in bytes.chunks_mut(MAX_TRANSFER_BYTES).enumerate() {
-            let landed = &mut passage[..piece.len()];
-            let to = Address(NonNull::from(&mut *landed).cast());
+            let arrived = &mut passage[..piece.len()];
+            let to = Address(NonNull::from(&mut *arrived).cast());
             let (at, len) = (offset + i * MAX_TRANSFER_BYTES, piece.len());
             self.wait_for_call(
                 Call::Read { from, offset: at, to, len },
                 format_args!("{len} bytes at {at}"),
             )?;
-            piece.copy_from_slice(landed);
+            piece.copy_from_slice(arrived);
         }
         Ok(())
     }
@@ -149,10 +149,10 @@ impl Shared {
             return each.try_for_each(|(i, out)| self.read(from, pieces.start + i * pieces.pitch, out));
         }
         let mut passage = self.lock_staging(bytes.len())?;
-        let landed = &mut passage[..bytes.len()];
-        let to = Address(NonNull::from(&mut *landed).cast());
+        let arrived = &mut passage[..bytes.len()];
+        let to = Address(NonNull::from(&mut *arrived).cast());
         self.wait_for_call(Call::ReadPieces { from, pieces, to }, format_args!("{pieces:?}"))?;
-        bytes.copy_from_slice(landed);
+        bytes.copy_from_slice(arrived);
         Ok(())
     }
 

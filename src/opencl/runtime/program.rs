@@ -7,7 +7,7 @@ use super::buffer::{Buffer, Memory};
 use super::device::{BuildStats, Device, Shared, query_number, query_text};
 use super::failure::{Failure, FailureKind, Result, check_code};
 use super::ffi::{self, KernelId, ProgramId};
-use super::program_cache::{CompileAttempt, Entry, Key, Marker, Notes, Verdict};
+use super::program_cache::{CompileAttempt, Entry, Key, Marker, ProgramMetadata, Verdict};
 use super::watchdog::Call;
 use std::ffi::CString;
 use std::ops::Range;
@@ -42,7 +42,7 @@ pub struct Program {
 /// Data about a program in the program cache.
 struct CachedMetadata {
     key: Key,
-    notes: Mutex<Notes>,
+    metadata: Mutex<ProgramMetadata>,
 }
 
 /// Risk that a program crashes the driver.
@@ -95,8 +95,8 @@ impl Program {
                 program
             }
         };
-        let notes = Mutex::new(entry.map(|entry| entry.notes).unwrap_or_default());
-        program.cached = Some(CachedMetadata { key, notes });
+        let metadata = Mutex::new(entry.map(|entry| entry.metadata).unwrap_or_default());
+        program.cached = Some(CachedMetadata { key, metadata });
         if !from_cache {
             program.save();
         }
@@ -204,25 +204,25 @@ impl Program {
         self.cached.as_ref().expect("set by `build_with`")
     }
 
-    fn lock_notes(&self) -> MutexGuard<'_, Notes> {
-        self.cached_metadata().notes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_metadata(&self) -> MutexGuard<'_, ProgramMetadata> {
+        self.cached_metadata().metadata.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores binary and notes in the cache.
+    /// Stores binary and metadata in the cache.
     fn save(&self) {
         let cache = &self.shared.cache;
         let binary = if cache.keeps_binaries() { self.read_binary() } else { Vec::new() };
-        cache.save(&self.cached_metadata().key, &Entry { binary, notes: self.lock_notes().clone() });
+        cache.save(&self.cached_metadata().key, &Entry { binary, metadata: self.lock_metadata().clone() });
     }
 
     /// Self-test result of `kernel`; `None` if it was never tested.
     pub fn kernel_verdict(&self, kernel: &str) -> Option<Verdict> {
-        self.lock_notes().verdicts.get(kernel).copied()
+        self.lock_metadata().verdicts.get(kernel).copied()
     }
 
     /// Stores a self-test result permanently.
     pub fn set_verdict(&self, kernel: &str, verdict: Verdict) {
-        self.lock_notes().verdicts.insert(kernel.into(), verdict);
+        self.lock_metadata().verdicts.insert(kernel.into(), verdict);
         self.save();
     }
 
@@ -399,7 +399,7 @@ impl Device {
             "kernel {name}: {global:?} items in groups of {local:?}"
         );
         let whole = global.iter().zip(local).all(|(g, l)| *l > 0 && g % l == 0);
-        assert!(whole, "kernel {name}: {global:?} items are no whole groups of {local:?}");
+        assert!(whole, "kernel {name}: {global:?} items are not whole groups of {local:?}");
         for (index, arg) in kernel.args.iter().enumerate() {
             let free = match arg {
                 Arg::Value => true,

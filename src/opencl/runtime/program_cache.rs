@@ -27,7 +27,7 @@ pub use trial::{CompileAttempt, LONG_TRIAL, Marker, mark_as_background_process, 
 
 /// Environment variable with the directory to use, or `off`.
 pub const CACHE_VARIABLE: &str = "ANTIGRAVITY_OPENCL_CACHE";
-/// First bytes of a file; the digit is the version of the format and of the meaning of its notes.
+/// First bytes of a file; the digit is the version of the format and of the meaning of its metadata.
 const MAGIC: &[u8; 8] = b"agclprg1";
 /// Maximum size of all files together; the oldest are deleted first.
 const MAX_BYTES: u64 = 128 << 20;
@@ -77,7 +77,7 @@ impl Cache {
         Self { dir: Ok(dir.into()), binaries: true }
     }
 
-    /// Stores notes about programs, but not their binaries.
+    /// Stores metadata about programs, but not their binaries.
     pub fn without_binaries(self) -> Self {
         Self { binaries: false, ..self }
     }
@@ -168,13 +168,13 @@ impl Cache {
 
     /// Text stored by [`Cache::put_text`] under a name.
     pub fn get_text(&self, name: &str) -> Option<String> {
-        self.load(&Key::from_name(name))?.notes.remembered
+        self.load(&Key::from_name(name))?.metadata.remembered
     }
 
     /// Stores a short text under a name; failures are ignored.
     pub fn put_text(&self, name: &str, text: &str) {
-        let notes = Notes { remembered: Some(text.into()), ..Notes::default() };
-        self.save(&Key::from_name(name), &Entry { binary: Vec::new(), notes });
+        let metadata = ProgramMetadata { remembered: Some(text.into()), ..ProgramMetadata::default() };
+        self.save(&Key::from_name(name), &Entry { binary: Vec::new(), metadata });
     }
 
     /// Creates the directory, private, if it is missing; failures are ignored.
@@ -274,7 +274,7 @@ fn prune_files(dir: &Path) {
     }
 }
 
-/// Everything that a built program and its notes depend on.
+/// Everything that a built program and its metadata depend on.
 pub(super) struct Key(Vec<u8>);
 
 impl Key {
@@ -304,7 +304,7 @@ pub enum Verdict {
 
 /// Facts found out about a program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Notes {
+pub(super) struct ProgramMetadata {
     /// Self-test results by kernel.
     pub verdicts: BTreeMap<String, Verdict>,
     /// Stored text, if the key is not a program's.
@@ -317,15 +317,15 @@ pub(super) struct Notes {
 pub(super) struct Entry {
     /// Binary from the driver; empty if there is none.
     pub binary: Vec<u8>,
-    pub notes: Notes,
+    pub metadata: ProgramMetadata,
 }
 
 impl Entry {
-    /// Magic, checksum of the rest, then key, notes (JSON) and binary, each preceded by its length.
+    /// Magic, checksum of the rest, then key, metadata (JSON) and binary, each preceded by its length.
     fn to_bytes(&self, key: &Key) -> Vec<u8> {
-        let notes = serde_json::to_vec(&self.notes).expect("maps of strings");
-        let mut rest = Vec::with_capacity(key.0.len() + notes.len() + self.binary.len() + 24);
-        [&key.0, &notes, &self.binary].into_iter().for_each(|part| put_part(&mut rest, part));
+        let metadata = serde_json::to_vec(&self.metadata).expect("maps of strings");
+        let mut rest = Vec::with_capacity(key.0.len() + metadata.len() + self.binary.len() + 24);
+        [&key.0, &metadata, &self.binary].into_iter().for_each(|part| put_part(&mut rest, part));
         let mut bytes = MAGIC.to_vec();
         bytes.extend(fnv128(&rest).to_le_bytes());
         bytes.append(&mut rest);
@@ -337,9 +337,9 @@ impl Entry {
         if u128::from_le_bytes(*sum) != fnv128(rest) || take_part(&mut rest)? != key.0 {
             return None;
         }
-        let notes = serde_json::from_slice(take_part(&mut rest)?).ok()?;
+        let metadata = serde_json::from_slice(take_part(&mut rest)?).ok()?;
         let binary = take_part(&mut rest)?.to_vec();
-        rest.is_empty().then_some(Self { binary, notes })
+        rest.is_empty().then_some(Self { binary, metadata })
     }
 }
 
@@ -367,15 +367,15 @@ mod tests {
     use super::*;
 
     fn entry() -> (Key, Entry) {
-        let notes = Notes {
+        let metadata = ProgramMetadata {
             verdicts: [("a".into(), Verdict::Passed), ("b".into(), Verdict::Failed)].into(),
-            ..Notes::default()
+            ..ProgramMetadata::default()
         };
-        (Key(b"key".to_vec()), Entry { binary: vec![1, 2, 3], notes })
+        (Key(b"key".to_vec()), Entry { binary: vec![1, 2, 3], metadata })
     }
 
     #[test]
-    fn hash_is_fnv_1a() {
+    fn the_hash_of_a_key_is_fnv_1a() {
         // Vectors of the IETF draft (draft-eastlake-fnv).
         assert_eq!(fnv128(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
         assert_eq!(fnv128(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_comes_back() {
+    fn a_stored_entry_is_read_back_unchanged() {
         let (key, entry) = entry();
         assert_eq!(Entry::parse(&entry.to_bytes(&key), &key), Some(entry));
         let none = Entry::default();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_or_foreign_entry_is_none() {
+    fn a_damaged_or_foreign_entry_is_ignored() {
         let (key, entry) = entry();
         let bytes = entry.to_bytes(&key);
         for n in 0..bytes.len() {

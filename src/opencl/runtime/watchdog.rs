@@ -225,7 +225,7 @@ struct Timeout {
 /// State of the thread.
 enum Step {
     Idle,
-    Asked(Call),
+    Requested(Call),
     Calling,
     Answered(Answer),
     /// No more calls follow.
@@ -312,7 +312,7 @@ impl CallThread {
             return Ok(call.call_driver(desk.api, desk.queue));
         }
         let mut state = desk.wait_until(|state| matches!(state.step, Step::Idle))?;
-        state.step = Step::Asked(call);
+        state.step = Step::Requested(call);
         desk.changes.fetch_add(1, Ordering::Release);
         drop(state);
         desk.asked.notify_one();
@@ -378,7 +378,7 @@ impl Mailbox {
         loop {
             match state.step {
                 Step::Closed => return,
-                Step::Asked(call) => {
+                Step::Requested(call) => {
                     state.step = Step::Calling;
                     drop(state);
                     let answer = call.call_driver(self.api, self.queue);
@@ -391,7 +391,7 @@ impl Mailbox {
                 }
                 _ => {
                     state = self.spin_for_change(state);
-                    if !matches!(state.step, Step::Asked(_) | Step::Closed) {
+                    if !matches!(state.step, Step::Requested(_) | Step::Closed) {
                         state = self.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
                     }
                 }

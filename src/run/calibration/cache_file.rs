@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn that_of_other_weights_is_not_taken() {
+    fn a_calibration_of_other_weights_is_ignored() {
         let dir = std::env::temp_dir().join(format!("antigravity-kept-{}", std::process::id()));
         let kept =
             |name: &str| CalibrationFile { path: dir.join("model.calibration"), name: format!("{name}\n") };

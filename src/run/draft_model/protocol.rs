@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_through_as_they_are() {
+    fn messages_are_read_back_unchanged() {
         let sampler = SamplerOptions { logit_bias: vec![(3, -0.3)], temperature: 0.1, ..Default::default() };
         let random = Some(Rng::new(u64::MAX));
         let sent = DraftRequest {

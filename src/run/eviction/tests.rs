@@ -121,7 +121,7 @@ fn every_choice_ascends_counts_right_and_holds_prefix_and_recent() {
 }
 
 #[test]
-fn sliding_keeps_the_ends() {
+fn sliding_keeps_the_prefix_and_the_latest_slots() {
     let mut slots = Vec::new();
     let budget =
         Budget::for_eviction(&Eviction { policy: Policy::Sliding, prefix: Some(4), ..Eviction::NEVER }, 10);

@@ -259,7 +259,7 @@ impl<'a> Generation<'a> {
         events.push((self.id, BatchEvent::Ended(reason)));
     }
 
-    /// Marks it as ended after an error that ends the whole batch.
+    /// Marks the generation as ended after an error that ends the whole batch.
     pub fn give_up(&mut self) {
         self.stop_reason = Some(StopReason::Interrupt);
     }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_after_a_part_is_no_quiet_one() {
+    fn the_pass_after_a_prefill_chunk_does_not_count_as_quiet() {
         let mut budget = PrefillBudget::new(256);
         let (mut all, mut count, mut tokens, mut after) = (0.0, 0, 0, false);
         while tokens < 500 {

@@ -1,7 +1,8 @@
 //! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYERS, LOCAL_LAYERS, RECURRENT_LAYERS, ROPE, STATE, WINDOW, is_local, is_recurrent,
+    HEAD_DIM, KV_HEADS, LAYERS, RECURRENT_LAYERS, ROPE, SLIDING_LAYERS, STATE, WINDOW, is_recurrent,
+    is_sliding,
 };
 use crate::model::device::KvRows;
 use crate::run::placement::Checkpoint;
@@ -57,7 +58,7 @@ impl CachedPrefix {
         } else {
             self.states.iter().map(|state| state.tokens).take_while(|&n| n <= same).last().unwrap_or(0)
         };
-        let reaches = LOCAL_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
+        let reaches = SLIDING_LAYERS == 0 || self.oldest == 0 || same + 1 >= self.oldest + WINDOW;
         if reaches && same >= MIN_TOKENS { same } else { 0 }
     }
 
@@ -73,7 +74,7 @@ impl CachedPrefix {
 
     /// Copies the rows of the first `n` tokens of a layer.
     fn copy_rows(&self, (layer, types): (usize, KvTypes), n: usize, to: &mut KvRows) {
-        let first = if is_local(layer) { self.oldest } else { 0 };
+        let first = if is_sliding(layer) { self.oldest } else { 0 };
         let (all, some) = (self.tokens.len() - first, n.saturating_sub(first));
         let from = &self.rows[layer];
         let planes = [(types.k, &from.k, &mut to.k), (types.v, &from.v, &mut to.v)];

@@ -119,7 +119,7 @@ impl<'a> TokenStream<'a> {
         self.decoder().sampler_mut()
     }
 
-    /// Cancels it, like its options' [`CancelToken`](crate::session::CancelToken).
+    /// Cancels the generation, like its options' [`CancelToken`](crate::session::CancelToken).
     pub fn cancel(&self) {
         self.generation().decoder.cancel().cancel();
     }

@@ -2,7 +2,8 @@
 
 use super::state_history::{Checkpoint, StateHistory, max_checkpoints};
 use crate::dims::{
-    GLOBAL_LAYERS, HEAD_DIM, KV_HEADS, LOCAL_LAYERS, WINDOW, attention_layers, global_layers, is_local,
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, SLIDING_LAYERS, WINDOW, attention_layers,
+    full_attention_layers, is_sliding,
 };
 use crate::model::device::{Extent, KvCache, KvRows, Logits, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
@@ -30,7 +31,7 @@ impl WindowRows {
 
     /// True if all rows that a token at this position sees are there.
     fn covers_window(self, pos: usize) -> bool {
-        LOCAL_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
+        SLIDING_LAYERS == 0 || pos <= self.end && (self.from == 0 || pos + 1 >= self.from + WINDOW)
     }
 
     /// Keeps the rows before this position, or none if they do not suffice.
@@ -154,7 +155,7 @@ impl DeviceCache {
     /// A run of a pass that appends `tokens`.
     pub fn run<'a>(&'a mut self, tokens: &'a [u32], at: RunPosition, logits: Logits<'a>) -> Run<'a> {
         let RunPosition { pos, known } = at;
-        let observe = if GLOBAL_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
+        let observe = if FULL_ATTENTION_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
         self.state.begin_pass(pos + tokens.len());
         Run { cache: &mut *self.cache, tokens, pos, known_len: known, logits, observed_tokens: observe }
@@ -223,7 +224,7 @@ impl DeviceCache {
 
     /// First position whose rows sliding-window layers have.
     pub fn oldest_position(&self) -> usize {
-        if LOCAL_LAYERS != 0 { self.window.from } else { 0 }
+        if SLIDING_LAYERS != 0 { self.window.from } else { 0 }
     }
 
     /// Records that sliding-window layers now hold the rows of these positions.
@@ -285,7 +286,7 @@ impl DeviceCache {
 
     /// Allocates the mass, so that no pass has to.
     pub fn allocate_mass(&mut self) -> Result<()> {
-        let Some(layer) = global_layers().next() else { return Ok(()) };
+        let Some(layer) = full_attention_layers().next() else { return Ok(()) };
         let mut mass = vec![0.0; KV_HEADS * self.filled_slots()];
         self.cache.read_mass(layer, &mut mass)?;
         self.cache.write_mass(layer, &mass)
@@ -306,7 +307,7 @@ impl DeviceCache {
     pub fn zero_mass(&mut self) -> Result<()> {
         self.mass_is_valid = false;
         let zeros = vec![0.0; KV_HEADS * self.filled_slots()];
-        global_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
+        full_attention_layers().try_for_each(|layer| self.cache.write_mass(layer, &zeros))
     }
 
     /// Copies the mass of one full-attention layer out: `[kv_head][slot]`, empty if nothing was observed.
@@ -350,7 +351,7 @@ fn copy_rows(from: &mut dyn KvCache, to: &mut dyn KvCache, lacking: [Range<usize
     let mut rows = KvRows::zeroed(types, SLOTS, HEAD_DIM);
     let mut bytes = 0;
     for layer in attention_layers() {
-        let Range { start, end } = lacking[usize::from(is_local(layer))];
+        let Range { start, end } = lacking[usize::from(is_sliding(layer))];
         for start in (start..end).step_by(SLOTS) {
             let slots = start..end.min(start + SLOTS);
             from.read_rows(layer, slots.clone(), &mut rows)?;
@@ -365,7 +366,7 @@ fn copy_rows(from: &mut dyn KvCache, to: &mut dyn KvCache, lacking: [Range<usize
 /// Copies the mass of all filled slots, of which both have the same number.
 fn copy_mass(from: &mut dyn KvCache, to: &mut dyn KvCache) -> Result<()> {
     let mut mass = vec![0.0; KV_HEADS * from.extent().len];
-    global_layers().try_for_each(|layer| {
+    full_attention_layers().try_for_each(|layer| {
         from.read_mass(layer, &mut mass)?;
         to.write_mass(layer, &mass)
     })
@@ -381,7 +382,7 @@ mod tests {
         rows.extend(0..WINDOW + 90, WINDOW + 100);
         assert!((0..=WINDOW + 90).all(|pos| rows.covers_window(pos)));
         rows.extend(WINDOW + 90..WINDOW + 150, WINDOW + 100);
-        if LOCAL_LAYERS != 0 {
+        if SLIDING_LAYERS != 0 {
             assert_eq!(rows.from, 50);
             assert!(
                 !rows.covers_window(WINDOW + 48)

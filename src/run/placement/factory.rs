@@ -11,7 +11,7 @@ use files::{Error, Result};
 use numeric::simd::Isa;
 use std::sync::{Arc, Mutex};
 
-/// Maker of devices for some weights. If cache rows are stored rotated, the weights must have a calibration.
+/// Creates devices for some weights. If cache rows are stored rotated, the weights must have a calibration.
 #[derive(Clone)]
 pub struct DeviceFactory {
     pub weights: Arc<Weights>,

@@ -85,7 +85,7 @@ impl Plan {
             None => String::new(),
         };
         Err(Error::Memory(format!(
-            "{}: needs {} of address space with {}, stacks of threads included, but {limit} leaves {}; raise it{remedy}",
+            "{}: needs {} of address space with {}, thread stacks included, but {limit} leaves {}; raise it{remedy}",
             self.options.model.display(),
             format_mib(need(slots)),
             context.describe(slots),

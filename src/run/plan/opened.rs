@@ -65,7 +65,8 @@ fn within_positions(options: &EngineOptions) -> Result<EngineOptions> {
     if LEARNED_POSITIONS {
         if options.eviction.policy != Policy::None {
             return Err(Error::Usage(format!(
-                "`Eviction::policy`: the model has only {MAX_POSITION} learned positions, whatever is evicted; use none"
+                "`Eviction::policy`: eviction cannot extend the {MAX_POSITION} positions that this model has learned; \
+                 use none"
             )));
         }
         options.max_seq_len = options.max_seq_len.min(MAX_POSITION);

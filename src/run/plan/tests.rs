@@ -22,7 +22,7 @@ fn with_memory(slots: usize, available: u64) -> Plan {
 
 /// Keys and values of different types included.
 #[test]
-fn the_cache_is_exact() {
+fn the_planned_cache_has_the_bytes_of_the_allocated_one() {
     for (k, v) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
         let mut p = plan(100);
         p.options.kv_types = KvTypes { k, v };
@@ -67,7 +67,7 @@ fn a_server_plans_for_requests_by_the_memory_that_there_is() {
 }
 
 #[test]
-fn sums_do_not_overflow() {
+fn huge_plans_do_not_overflow() {
     for slots in [0, 1, usize::MAX / 2, usize::MAX] {
         let mut p = plan(slots);
         p.options.prefill_chunk = usize::MAX;
@@ -173,7 +173,7 @@ fn an_unknown_machine_is_not_refused() {
 }
 
 #[test]
-fn need_grows_with_the_context() {
+fn a_longer_context_needs_more_memory() {
     let mut last = 0;
     for slots in [1, 2, 127, 128, 129, 255, 256, 257, 2048, 1 << 20] {
         assert!(plan(slots).needed_bytes() > last, "{slots}");

@@ -1,7 +1,7 @@
 //! The evictor of a sequence: decides when slots are evicted, how many stay, and which tokens' attention is observed.
 
 use super::event::EvictionReason;
-use crate::dims::{GLOBAL_LAYERS, KV_HEADS, LAYERS_BEFORE, MAX_POSITION};
+use crate::dims::{FULL_ATTENTION_LAYERS, KV_HEADS, LAYERS_BEFORE, MAX_POSITION};
 use crate::run::eviction::{Budget, Eviction, Policy, SNAP_WINDOW, SlotSelector, slots_to_free};
 use crate::run::system;
 use files::{Error, Result};
@@ -48,7 +48,7 @@ impl Evictor {
     /// An evictor for a cache of `capacity` slots.
     pub fn new(settings: Eviction, capacity: usize) -> Result<Self> {
         settings.validate()?;
-        if GLOBAL_LAYERS == 0 {
+        if FULL_ATTENTION_LAYERS == 0 {
             let why = "has nothing to evict: all attention of this model has a window; use none";
             return Err(Error::Usage(format!("`Eviction::policy` {}: {why}", settings.policy.name())));
         }
@@ -63,7 +63,7 @@ impl Evictor {
             chooser: SlotSelector::default(),
             opening: 0,
             slots: Vec::with_capacity(capacity),
-            positions: vec![Vec::new(); GLOBAL_LAYERS * KV_HEADS],
+            positions: vec![Vec::new(); FULL_ATTENTION_LAYERS * KV_HEADS],
             mass: Vec::new(),
         };
         evictor.resize(capacity)?;
@@ -150,7 +150,7 @@ impl Evictor {
     /// that its last eviction left get the latest positions possible.
     pub fn set_positions(&mut self, saved: Vec<Vec<u32>>, (kept, slots, tokens): (usize, usize, usize)) {
         self.positions = saved;
-        let heads = GLOBAL_LAYERS * KV_HEADS;
+        let heads = FULL_ATTENTION_LAYERS * KV_HEADS;
         if self.positions.len() != heads {
             let latest = (tokens - slots..tokens - slots + kept).map(|p| p as u32);
             self.positions = vec![latest.collect(); heads];
@@ -176,7 +176,7 @@ impl Evictor {
         }
     }
 
-    /// Checks the system's memory now and then, before `tokens` tokens are added to `len` filled slots.
+    /// Checks the system's memory every few calls, before `tokens` tokens are added to `len` filled slots.
     pub fn watch_memory(&mut self, len: usize, tokens: usize) {
         if self.settings.memory_threshold == 0 || self.memory_limit.is_some() {
             return;

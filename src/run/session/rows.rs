@@ -4,7 +4,9 @@
 use super::event::{EvictionReason, EvictionResult, SessionEvent};
 use super::evictor::{AppendKind, Evictor, ObservedTokens};
 use super::{PastEviction, Sequence, Session, Switch};
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYER_KINDS, LAYERS, attention_layers, global_layers, is_local};
+use crate::dims::{
+    HEAD_DIM, KV_HEADS, LAYER_KINDS, LAYERS, attention_layers, full_attention_layers, is_sliding,
+};
 use crate::model::device::{KvRows, Logits, lock_device};
 use crate::run::placement::{Checkpoint, RowState, TokenKind};
 use files::config::LayerKind;
@@ -116,7 +118,7 @@ impl Session {
         let keep = keep.min(len);
         let budget = evictor.budget(keep, self.tokens.len());
         let mut same = keep;
-        for layer in global_layers() {
+        for layer in full_attention_layers() {
             self.device_cache.read_mass(layer, &mut evictor.mass)?;
             evictor.mass.resize(KV_HEADS * len, 0.0);
             for kv_head in 0..KV_HEADS {
@@ -364,7 +366,7 @@ impl Session {
 
     /// Copies the filled rows of a layer out: see [`PassRun::rows`].
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
-        let slots = if is_local(layer) {
+        let slots = if is_sliding(layer) {
             self.device_cache.oldest_position()..self.tokens.len()
         } else {
             0..self.slots()
@@ -376,7 +378,7 @@ impl Session {
     /// sliding-window layers.
     pub fn read_mass(&mut self, layer: usize, mass: &mut Vec<f32>) -> Result<()> {
         mass.clear();
-        if self.observed_since().is_some() && !is_local(layer) {
+        if self.observed_since().is_some() && !is_sliding(layer) {
             self.device_cache.read_mass(layer, mass)
         } else {
             Ok(())
@@ -432,12 +434,12 @@ impl Session {
         for layer in attention_layers() {
             let all = sequence.row_range(layer);
             rows.resize(types, all.len(), HEAD_DIM);
-            let massed = sequence.observed_since.is_some() && !is_local(layer);
+            let massed = sequence.observed_since.is_some() && !is_sliding(layer);
             mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
             each(layer, &mut rows, &mut mass)?;
             self.device_cache.cache().write_rows(layer, all, &rows)?;
             // A policy that does not look at attention drops the mass.
-            if !is_local(layer) && self.observes_attention() {
+            if !is_sliding(layer) && self.observes_attention() {
                 self.device_cache.write_mass(layer, &mass)?;
             }
         }

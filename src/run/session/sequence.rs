@@ -1,6 +1,6 @@
 //! Tokens and layout of a sequence, saved and restored with its rows.
 
-use crate::dims::{GLOBAL_LAYERS, KV_HEADS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
+use crate::dims::{FULL_ATTENTION_LAYERS, KV_HEADS, SLIDING_LAYERS, VOCAB, WINDOW, is_sliding};
 use files::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -43,7 +43,7 @@ pub struct Sequence {
 impl Sequence {
     /// Slots (positions in a sliding-window layer) that a layer has rows of.
     pub fn row_range(&self, layer: usize) -> Range<usize> {
-        if is_local(layer) { self.oldest..self.tokens.len() } else { 0..self.slots }
+        if is_sliding(layer) { self.oldest..self.tokens.len() } else { 0..self.slots }
     }
 
     /// Checks that its parts agree with each other and with this binary's model.
@@ -60,7 +60,7 @@ impl Sequence {
                 self.prefix <= self.slots
             }
             && self.positions_are_sound()
-            && (self.oldest == 0 || LOCAL_LAYERS != 0 && self.oldest.saturating_add(WINDOW) <= tokens + 1)
+            && (self.oldest == 0 || SLIDING_LAYERS != 0 && self.oldest.saturating_add(WINDOW) <= tokens + 1)
             && self.tokens.iter().all(|&t| (t as usize) < VOCAB)
     }
 
@@ -72,14 +72,14 @@ impl Sequence {
                 && head.is_sorted_by(|a, b| a < b)
                 && head.last().is_none_or(|&p| (p as usize) < self.tokens.len())
         };
-        [0, GLOBAL_LAYERS * KV_HEADS].contains(&heads)
+        [0, FULL_ATTENTION_LAYERS * KV_HEADS].contains(&heads)
             && slots <= self.slots
             && self.positions.iter().all(sound)
     }
 
     /// Positions of all slots of full-attention layers: `[layer * KV_HEADS + kv_head][slot]`, ascending.
     pub(super) fn positions_of_slots(&self) -> Result<Vec<Vec<u32>>> {
-        let (all, slots, heads) = (self.tokens.len(), self.slots, GLOBAL_LAYERS * KV_HEADS);
+        let (all, slots, heads) = (self.tokens.len(), self.slots, FULL_ATTENTION_LAYERS * KV_HEADS);
         let latest = |n: usize| (all - n) as u32..all as u32;
         if self.cuts.is_empty() {
             return Ok(vec![latest(slots).collect(); heads]);

@@ -124,7 +124,7 @@ fn first_tokens_that_nobody_asked_for_go_when_they_are_too_far_back() {
 }
 
 #[test]
-fn an_opening_stays_unless_a_number_is_given() {
+fn the_system_message_stays_unless_a_number_is_given() {
     let first = |prefix, opening| {
         let mut session = alone(64, Eviction { prefix, ..eviction(Policy::H2o, 40, 0) });
         session.protect_prefix(opening);
@@ -336,7 +336,7 @@ fn drafts_change_nothing_but_the_passes() {
 }
 
 #[test]
-fn what_is_computed_ahead_is_given_up_for_anything_else() {
+fn any_other_call_discards_tokens_computed_ahead() {
     let clear = |s: &mut Session| s.clear();
     let rewind = |s: &mut Session| s.rewind(30).unwrap();
     let reuse = |s: &mut Session| assert_eq!(s.reuse_prefix(&tokens(4)).unwrap(), 3);

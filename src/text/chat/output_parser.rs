@@ -58,7 +58,7 @@ struct OpenCall {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum ParserState {
-    /// At the beginning, or after a call, with nothing but blanks since.
+    /// At the beginning, or after a call, with nothing but whitespace since.
     #[default]
     Start,
     Thinking,

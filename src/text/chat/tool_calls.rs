@@ -34,7 +34,7 @@ impl RawCall<'_> {
     }
 }
 
-/// Parses text that consists only of calls: an object, several with blanks, commas or semicolons between them, or a
+/// Parses text that consists only of calls: an object, several with whitespace, commas or semicolons between them, or a
 /// list.
 /// `None` if it contains anything else.
 pub(super) fn parse_all(text: &str) -> Option<Vec<ParsedCall>> {

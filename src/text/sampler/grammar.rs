@@ -64,7 +64,7 @@ impl fmt::Debug for Grammar {
 
 impl Grammar {
     /// A grammar of the JSON that fits a schema; `place` names the schema in messages. Whitespace is a single space
-    /// after colons and commas, so that the output cannot continue with blanks forever, unless the schema has its own
+    /// after colons and commas, so that the output cannot continue with whitespace forever, unless the schema has its own
     /// `x-guidance`.
     ///
     /// # Errors

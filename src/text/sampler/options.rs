@@ -192,9 +192,7 @@ impl DryOptions {
             ],
         )?;
         if self.allowed_length == 0 {
-            return Err(Error::Usage(
-                "`DryOptions::allowed_length` 0: use a number from 1, usually 2".into(),
-            ));
+            return Err(Error::Usage("`DryOptions::allowed_length` 0: use 1 or more, usually 2".into()));
         }
         if self.breakers.iter().any(String::is_empty) {
             return Err(Error::Usage("`DryOptions::breakers` \"\": use a text that is not empty".into()));

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_an_object() {
+    fn settings_that_are_not_a_json_object_are_refused() {
         let dir = std::env::temp_dir().join(format!("antigravity-files-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a temporary directory");
         fs::write(dir.join("x.json"), "[1]").expect("a file");

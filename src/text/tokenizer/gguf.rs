@@ -16,7 +16,7 @@ use super::pipeline::DecoderKind;
 use super::spec::{AddedEntry, TokenizerSpec, id_error};
 use files::source::gguf::metadata::Metadata;
 use serde_json::{Value, json};
-use split::{BLANK, replace_blanks};
+use split::{SPACE_MARK, replace_spaces};
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::Merges;
 use vocabulary::{GgufVocabulary, TokenType};
@@ -94,13 +94,13 @@ fn read_bpe(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, name: Option<&
 
 /// The decoder of tokens that are text, with `strip` removed from the start.
 fn piece_decoder(strip: Option<(char, usize)>) -> DecoderKind {
-    DecoderKind::SentencePiece { replace: vec![(BLANK.into(), " ".into())], byte_fallback: true, strip }
+    DecoderKind::SentencePiece { replace: vec![(SPACE_MARK.into(), " ".into())], byte_fallback: true, strip }
 }
 
 fn read_sentence_piece(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>) -> Check<KindParts> {
     let add_space = metadata.get_bool(ADD_SPACE)?.unwrap_or(true);
-    let prepend = json!({"type": "Prepend", "prepend": BLANK});
-    let steps = if add_space { json!([prepend, replace_blanks()]) } else { json!([replace_blanks()]) };
+    let prepend = json!({"type": "Prepend", "prepend": SPACE_MARK});
+    let steps = if add_space { json!([prepend, replace_spaces()]) } else { json!([replace_spaces()]) };
     Ok(KindParts {
         normalizer: Some(json!({"type": "Sequence", "normalizers": steps})),
         pre_tokenizer: None,
@@ -204,12 +204,12 @@ fn build_spec(
 /// The tokens that are matched in a text before anything else. Begin-of-text and end-of-text tokens are special
 /// whatever their type.
 fn added_tokens(metadata: &Metadata, vocabulary: &GgufVocabulary<'_>, ids: &NamedTokens) -> Vec<AddedEntry> {
-    let strips = control::strips_blanks(metadata);
+    let strips = control::strips_spaces(metadata);
     let entry = |(id, text)| {
         let kind = vocabulary.token_type(id);
         let named = ids.bos == Some(id) || ids.ends.contains(&Some(id));
         let special = named || matches!(kind, TokenType::Control | TokenType::Unknown);
-        let rstrip = special && strips && !control::KEEP_BLANKS.contains(&text);
+        let rstrip = special && strips && !control::KEEP_SPACES.contains(&text);
         let token = AddedToken::from(text, special).rstrip(rstrip).normalized(false);
         (special || kind == TokenType::UserDefined).then_some(AddedEntry { id, token })
     };

@@ -261,7 +261,7 @@ fn broken_texts_are_refused() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn a_path_that_is_not_a_file_is_refused() {
     let dir = Dir::new("no-file");
     std::fs::create_dir_all(dir.0.join("tokenizer.json")).expect("a directory");
     let e = Tokenizer::open(&dir.0, 4096);
@@ -272,7 +272,7 @@ fn what_is_no_file_is_refused() {
 
 /// One byte at a time, anywhere in the file: no panic, whatever comes of it.
 #[test]
-fn flipped_bytes_are_survived() {
+fn flipped_bytes_cause_no_panic() {
     let (text, _) = story();
     let mut rng = crate::sampler::Rng::new(17);
     for round in 0..60 {

@@ -45,7 +45,7 @@ pub(super) fn longest_chunk(text: &str) -> usize {
     longest.max(rest.len())
 }
 
-/// True if a text may be split at `at`: between two words, before the blank, or at the beginning of a line.
+/// True if a text may be split at `at`: between two words, before the space, or at the beginning of a line.
 fn is_candidate(text: &[u8], at: usize) -> bool {
     let word = |b: u8| b.is_ascii_alphanumeric();
     match text[at - 2..at + 2] {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_search_of_the_whole_text() {
+    fn stop_strings_are_found_as_in_a_search_of_the_whole_text() {
         let mut rng = Rng::new(9);
         let mut pick = |n: usize| (rng.next_u64() % n as u64) as usize;
         let letters = ["a", "b", "é", "\n", "한"];
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_back_no_more_than_needed() {
+    fn no_more_text_is_held_back_than_needed() {
         let mut scanner = StopStrings::new(&["\nUser:"]).expect("no empty stop string");
         let mut push = |piece: &str| scanner.push(piece);
         let open = |text: &str| StopScan { text: text.into(), stopped: false };
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn held_text_goes_on_in_another_scan() {
+    fn held_back_text_continues_in_another_scan() {
         let text = "one\nUser\nUser: two";
         for cut in 0..text.len() {
             let mut first = StopStrings::new(&["\nUser:"]).expect("no empty stop string");

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_goes_on_in_another() {
+    fn a_saved_stream_continues_in_a_new_one() {
         let strip = Some((' ', 2));
         let kind = DecoderKind::SentencePiece {
             replace: vec![("▁".into(), " ".into())],

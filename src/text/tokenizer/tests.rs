@@ -86,7 +86,7 @@ fn sentence_piece(name: &str) -> Dir {
 }
 
 #[test]
-fn text_prompts_of_small_models() {
+fn prompts_of_small_models_have_the_reference_ids() {
     for name in ["m1-llama32-bf16", "m4-qwen2-bf16"] {
         let expected = read(&fixture(name).join("expected.json"));
         let vocab = expected["vocab_size"].as_u64().expect("a size") as usize;
@@ -103,7 +103,7 @@ fn text_prompts_of_small_models() {
 }
 
 #[test]
-fn golden_prompts_of_the_bundled_model() {
+fn golden_prompts_of_the_bundled_model_have_the_reference_ids() {
     let tokenizer = Tokenizer::open(&story_dir(), 4096).expect("loads");
     for prompt in read(&story_dir().join("golden/prompts.json")).as_array().expect("prompts") {
         let (text, want) = (prompt["text"].as_str().expect("a text"), ids(&prompt["token_ids"]));

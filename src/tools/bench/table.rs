@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_have_about_three_digits() {
         assert_eq!(
             [1234.56, 99.994, 1.0, 0.01234].map(format_short),
             ["1234.6", "99.99", "1.00", "0.0123"].map(String::from)

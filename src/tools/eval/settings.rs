@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_settings_are_named() {
         for (text, words) in [
             ("", "\"\" is not of the form key=value"),
             ("speed=1", "no setting \"speed\"; use kv, k,"),

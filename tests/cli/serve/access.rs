@@ -1,10 +1,10 @@
-//! Pages of the web and holders of other keys: neither asks what it may not, nor learns what others asked.
+//! Web pages and holders of other keys cannot send requests that are not allowed, nor learn what others asked.
 
 use super::client::{Reply, Server, short};
 use serde_json::json;
 use std::io::{Read, Write};
 
-/// The names of the flags that a refusal has to tell.
+/// The flags that a refusal must name.
 const FLAGS: [&str; 2] = ["--allowed-host", "--cors-origin"];
 
 #[test]

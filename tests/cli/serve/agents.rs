@@ -281,7 +281,7 @@ fn a_last_message_of_the_assistant_is_continued() {
 }
 
 #[test]
-fn a_response_has_what_was_asked() {
+fn a_response_repeats_the_fields_of_the_request() {
     let server = Server::start(&[]);
     let asked = json!({
         "instructions": "Be kind.", "max_output_tokens": 3, "temperature": 0.5, "top_p": 0.75, "parallel_tool_calls": false,

@@ -1,4 +1,4 @@
-//! Calls of functions: whole and in streams of all three APIs, and asked for.
+//! Tool calls in all three APIs: whole, streamed and required.
 
 use super::client::Server;
 use crate::support::command::*;
@@ -232,7 +232,7 @@ mod asked_for {
     }
 
     #[test]
-    fn what_cannot_be_called_is_refused() {
+    fn tool_choices_without_such_a_tool_are_refused() {
         let temp = TestDir::new();
         let server = Server::start(&["-m", &temp.model_that_says("<tool_call>")]);
         let (path, good, _) = apis().into_iter().next().expect("three");

@@ -1,4 +1,4 @@
-//! A server of the tests' own, and a plain client.
+//! Starts a server for a test, and a simple HTTP client.
 
 use crate::support::command::antigravity;
 use serde_json::{Value, json};
@@ -129,7 +129,7 @@ impl Server {
         Self::begin("0", &[&AS_GENERATE, args].concat(), || ())
     }
 
-    /// Does something before the server says that it is ready.
+    /// Starts a server and does something before it is ready.
     #[track_caller]
     pub fn begin(port: &str, args: &[&str], meanwhile: impl FnOnce()) -> Self {
         Self::run(antigravity(["serve", "--port", port, "-q"]).args(args).into_std(), meanwhile)
@@ -219,7 +219,7 @@ impl Server {
         &self.address
     }
 
-    /// Waits until it is so, for a minute.
+    /// Waits up to a minute for a condition.
     #[track_caller]
     pub fn wait_for(&self, what: Wait) {
         let end = Instant::now() + Duration::from_secs(60);
@@ -279,7 +279,7 @@ pub fn short() -> Value {
     json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
 }
 
-/// A completion that goes on until its client does not.
+/// A completion that continues until its client disconnects.
 pub fn endless(stream: bool) -> Value {
     json!({"prompt": "Tom", "max_tokens": -1, "ignore_eos": true, "stream": stream})
 }

@@ -1,4 +1,4 @@
-//! Bodies and connections that nobody should send: an error or a closed connection, and the next one is answered.
+//! Malicious bodies and connections: each gets an error or is closed, and the next request is answered.
 
 use super::client::{Reply, Server, short};
 use crate::support::random::Random;
@@ -114,7 +114,7 @@ fn replaced(value: &mut Value, random: &mut Random) {
     }
 }
 
-/// A request that somebody has changed.
+/// A request with random changes.
 fn mutated(sound: &[(&str, Value)], random: &mut Random) -> Vec<u8> {
     let (path, mut body) = sound[random.below(sound.len())].clone();
     for _ in 0..random.below(3) {
@@ -200,7 +200,7 @@ fn requests_changed_at_random_harm_nobody() {
         }
     };
     std::thread::scope(|scope| {
-        // Beside them somebody is answered as ever.
+        // Meanwhile another request is answered as usual.
         let asks = || {
             while !over.load(Ordering::Relaxed) {
                 let reply = server.post("/v1/completions", &short());

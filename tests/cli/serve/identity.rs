@@ -1,4 +1,4 @@
-//! An answer is what `generate` gives, whatever runs beside it.
+//! An answer equals the output of `generate`, whatever else the server computes.
 
 use super::client::{Reply, Server};
 use crate::support::command::*;

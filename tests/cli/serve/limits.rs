@@ -1,5 +1,5 @@
-//! Requests that ask for much, or say much: each has an answer or is refused, the server lives within its plan, and
-//! nobody waits for another's.
+//! Large requests: each is answered or refused, the server stays within its memory plan, and other requests do not
+//! wait.
 
 use super::client::{Reply, Server, endless, short, with};
 use crate::support::command::*;

@@ -40,7 +40,7 @@ fn said() -> String {
 }
 
 #[test]
-fn anthropics_messages_say_what_a_chat_says() {
+fn anthropic_messages_give_the_text_of_a_chat() {
     let server = Server::start(&[]);
     let body = |stream: bool| {
         json!({
@@ -85,7 +85,7 @@ fn anthropics_messages_say_what_a_chat_says() {
 }
 
 #[test]
-fn responses_say_what_a_chat_says() {
+fn responses_give_the_text_of_a_chat() {
     let server = Server::start(&[]);
     let body = |stream: bool| {
         json!({

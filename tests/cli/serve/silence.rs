@@ -1,4 +1,4 @@
-//! Streams that have nothing to say for a while, and clients that say no more: both go on.
+//! Streams without text for a while, and clients that have closed their sending side: both continue.
 
 use super::client::{Server, Wait, endless, short, with};
 use super::events;

@@ -1,4 +1,4 @@
-//! Clients that take their time, and a model that does: nobody else waits for them.
+//! Slow clients and a slow model: other requests do not wait for them.
 
 use super::client::{Server, Wait, short};
 use crate::support::command::*;

@@ -75,7 +75,7 @@ fn a_conversation_that_was_saved_and_loaded_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_loaded_changes_nothing() {
+fn a_failed_load_changes_nothing() {
     let temp = TestDir::new();
     let (text, damaged) = (temp.path("text"), temp.path("damaged"));
     greedy().args(["--session", &text]).text();
@@ -132,7 +132,7 @@ fn an_interrupted_answer_stays_as_far_as_it_came() {
 }
 
 #[test]
-fn a_text_is_no_conversation() {
+fn a_saved_text_is_refused_as_a_conversation() {
     let temp = TestDir::new();
     let file = temp.path("state");
     greedy().args(["--session", &file]).text();

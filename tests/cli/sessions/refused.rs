@@ -203,7 +203,7 @@ fn headers_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn the_program_says_so_in_one_line() {
+fn a_refused_session_is_one_line_of_error() {
     let bed = Bed::new();
     let file = bed.temp.path("state");
     let refused = |bytes: &[u8], code, more: &[&str]| {
@@ -219,7 +219,7 @@ fn the_program_says_so_in_one_line() {
 
 /// Checks that held-back text is handled like any other text, however long it is.
 #[test]
-fn strange_held_back_text_is_only_text() {
+fn saved_held_back_text_is_treated_as_any_text() {
     let bed = Bed::new();
     let unshown = json!({"bytes": {"pending": vec![255; 3000], "strip": u64::MAX}, "stop": "é".repeat(3000)});
     let bytes = bed.forged(|h| h["state"]["content"]["text"]["unshown"] = unshown);

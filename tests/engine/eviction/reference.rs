@@ -2,7 +2,7 @@
 
 use antigravity::dims::{
     ATTENTION_SCALE, DIM, EMBEDDING_SCALE, FFN_DIM, HEAD_DIM, HEADS, KV_HEADS, LAYERS, NORM_EPS, POST_NORMS,
-    QK_NORM, ROPE, VOCAB, is_local,
+    QK_NORM, ROPE, VOCAB, is_sliding,
 };
 use files::config::QkNorm;
 use std::collections::HashMap;
@@ -50,14 +50,14 @@ impl Reference {
         self.logits_of([visible, visible], ids)
     }
 
-    /// Logits of the last token; `visible` has the tokens that global layers see, then those that local layers see.
+    /// Logits of the last token; `visible` has the tokens that full-attention layers see, then those that sliding-window layers see.
     pub fn logits_of(&self, visible: [&[Vec<usize>]; 2], ids: &[u32]) -> Vec<f64> {
         let embedding = &self.0["model.embed_tokens.weight"];
         let mut x: Vec<Vec<f64>> =
             ids.iter().map(|&id| embedding[id as usize * DIM..][..DIM].to_vec()).collect();
         x.iter_mut().flatten().for_each(|x| *x *= EMBEDDING_SCALE);
         for layer in 0..LAYERS {
-            let visible = visible[usize::from(is_local(layer))];
+            let visible = visible[usize::from(is_sliding(layer))];
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
             let h: Vec<_> = x.iter().map(|x| self.norm(&name("input_layernorm"), x)).collect();
             let project =
@@ -133,7 +133,7 @@ fn rope(heads: &mut [f64], position: usize, layer: usize) {
     let local = |i: usize| ROPE.local_theta.powf(-2.0 * i as f64 / HEAD_DIM as f64);
     for head in heads.chunks_exact_mut(HEAD_DIM) {
         for i in 0..HEAD_DIM / 2 {
-            let frequency = if is_local(layer) { local(i) } else { ROPE.base_frequency(i) };
+            let frequency = if is_sliding(layer) { local(i) } else { ROPE.base_frequency(i) };
             let angle = position as f64 * frequency;
             let (a, b) = (head[i], head[i + HEAD_DIM / 2]);
             head[i] = a * angle.cos() - b * angle.sin();

@@ -69,7 +69,7 @@ fn cases() -> Vec<(Made, &'static [&'static str])> {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn wrong_tokenizers_are_named() {
     for (made, words) in cases() {
         let line = made.refused();
         words.iter().for_each(|word| assert!(line.contains(word), "no {word:?} in {line}"));
@@ -119,7 +119,7 @@ fn large_vocabularies_take_no_more_than_they_may() {
 
 /// Any byte of the file changed: no panic, whatever comes of it.
 #[test]
-fn flipped_bytes_are_survived() {
+fn flipped_bytes_cause_no_panic() {
     let temp = TestDir::new();
     let mut random = Random(1);
     for (made, part) in [(Made::byte_level(), 0), (pieces(), 1)] {

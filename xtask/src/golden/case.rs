@@ -35,7 +35,7 @@ impl Case {
 /// The golden files of a model, by name.
 pub fn read_cases(model: &Path) -> Result<Vec<Case>> {
     let dir = command::root().join("tests/golden").join(model.file_name().unwrap_or_default());
-    let missing = |e| Error::at(&dir, format!("{e}; there are no golden files of this model"));
+    let missing = |e| Error::at(&dir, format!("{e}; this model has no golden files"));
     let entries = std::fs::read_dir(&dir).map_err(missing)?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "json"));

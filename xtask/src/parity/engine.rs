@@ -36,7 +36,7 @@ impl Engine {
         Engine::with_copy(&build::build_unoptimised(model)?, model, name)
     }
 
-    /// A program of 64-bit Arm, which this emulator of programs runs.
+    /// A program for 64-bit Arm, run by `emulator`.
     pub fn emulated(self, emulator: &'static str) -> Engine {
         Engine { emulator: Some(emulator), ..self }
     }

@@ -86,7 +86,7 @@ fn generate_packed(engine: &Engine, reference: &Reference, prompt: &str) -> Resu
     generate(&engine.with_model(&dir), prompt, QUANTISED, &TOKENS)
 }
 
-/// Generates it between two others.
+/// Generates the text in a batch, between two others.
 fn generate_in_batch(engine: &Engine, prompt: &str, settings: &[&str]) -> Result<String> {
     let beside = prompt.split_at(prompt.char_indices().nth(3).map_or(prompt.len(), |(at, _)| at)).0;
     let prompts = [beside, prompt, &prompt.repeat(2)];
@@ -94,7 +94,7 @@ fn generate_in_batch(engine: &Engine, prompt: &str, settings: &[&str]) -> Result
     Ok(texts[1].clone())
 }
 
-/// Generates it from a session saved behind the prompt: a text of a toy may end within a character.
+/// Generates the text from a session saved after the prompt: a tiny model's text may end within a character.
 fn generate_over_session(engine: &Engine, prompt: &str, settings: &[&str]) -> Result<String> {
     let file = engine.file("text.session");
     let _ = fs::remove_file(&file);

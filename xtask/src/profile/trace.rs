@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_and_marks_are_found() {
+    fn passes_evictions_and_switches_of_a_trace_are_found() {
         let span = |name: &str, ts: f64, tokens: u64| {
             json!({"name": name, "ph": "X", "ts": ts, "dur": 10.0, "pid": 1, "tid": 1,
                    "args": {"layer": 0, "tokens": tokens}})

@@ -7,15 +7,15 @@ use crate::device::qemu::EMULATOR;
 use crate::targets::ARM_LINUX;
 use crate::{command, parity, toolchain};
 
-/// Cores without dot products, with them, with matrix products as well, and the sets that each must cover.
+/// Cores without dot products, with them, and with matrix products too; and the instruction sets that each must cover.
 pub const CPUS: [(&str, &str); 3] = [
     ("cortex-a53", "scalar neon"),
     ("cortex-a76", "scalar neon neon-dotprod"),
     ("max,sve=off", "scalar neon neon-dotprod neon-i8mm"),
 ];
 
-/// Tests of time and memory, which those of an emulator say nothing about; and of long texts, where the kind of
-/// processor makes no difference.
+/// Tests that an emulator cannot judge, of time and memory; and tests of long texts, which do not depend on the
+/// processor.
 const ELSEWHERE: [&str; 6] = [
     "the_time_of_a_megabyte_is_not_quadratic",
     "hostile_templates_end_soon_and_in_little_memory",

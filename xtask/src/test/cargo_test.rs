@@ -1,4 +1,4 @@
-//! `cargo test`: built first, so that its build is timed apart; its result lines are summed up.
+//! `cargo test`: builds first, to time the build separately, and adds up the result lines.
 
 use super::report::Tally;
 use super::{Outcome, cargo};
@@ -25,14 +25,14 @@ fn owned<'a>(words: impl IntoIterator<Item = &'a str>) -> Vec<String> {
 }
 
 impl CargoTest {
-    /// Tests of all packages in these of cargo's targets, or in all.
+    /// The tests of all packages, in the given cargo targets or in all.
     pub fn new(targets: &[&str]) -> CargoTest {
         let args = owned(["--workspace", "--no-fail-fast"].iter().chain(targets).copied());
         CargoTest { args, words: Vec::new(), target: None, environment: Vec::new() }
     }
 
-    /// Tests of a package alone. This tool beside it has the features of the whole workspace, so its dependencies are
-    /// not built anew.
+    /// The tests of one package. They are built together with xtask, so that dependencies keep the features of the
+    /// whole workspace and are not compiled again.
     pub fn of_package(package: &str, targets: &[&str]) -> CargoTest {
         let args = owned(["--package", package, "--package", "xtask"].iter().chain(targets).copied());
         CargoTest { args, ..CargoTest::new(&[]) }
@@ -89,7 +89,7 @@ impl CargoTest {
     }
 
     pub fn build(&self) -> Result<()> {
-        // Documentation's tests are built one by one as they run.
+        // Documentation tests are built one by one as they run.
         if self.args.iter().any(|word| word == "--doc") {
             return Ok(());
         }
@@ -119,7 +119,7 @@ impl CargoTest {
     }
 }
 
-/// Runs tests that work on one core, beside others; their output comes after that of the others.
+/// Runs tests that use one core at the same time as others, and prints their output last.
 pub fn run_beside(tests: &CargoTest, others: impl FnOnce() -> Outcome) -> Outcome {
     std::thread::scope(|scope| {
         let tests = scope.spawn(|| tests.run_hidden());
@@ -149,7 +149,7 @@ impl Reader {
         }
     }
 
-    /// The sum, where the command ended so. A failure that no line accounts for (a build error, a crash) counts as one.
+    /// The sum, given how the command ended. A failure without a result line (a build error, a crash) counts as one.
     fn end(self, ended: Result<()>) -> Tally {
         let mut tally = self.tally;
         if let Err(e) = ended {

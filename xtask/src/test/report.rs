@@ -1,4 +1,4 @@
-//! The end of a run of tests: seconds, failures, and a line that sums it up.
+//! The end of a test run: seconds, failures, and a line of counts.
 
 use crate::error::Result;
 pub use crate::tally::Tally;
@@ -9,14 +9,14 @@ pub fn skip_missing((what, remedy): (&str, &str)) -> Tally {
     skip(&format!("{what} is missing"), &format!("install it with: {remedy}"))
 }
 
-/// Says loudly that something cannot be tested here, and what would change that.
+/// Prints that something cannot be tested here, and the remedy.
 pub fn skip(why: &str, remedy: &str) -> Tally {
     eprintln!("******** SKIPPED: {why}");
     eprintln!("********          {remedy}");
     Tally { skipped: 1, ..Tally::default() }
 }
 
-/// Lines of a part's failures that are printed again in the end.
+/// Lines of a part's failures that are printed again at the end.
 const MESSAGES: usize = 60;
 
 /// Results of the parts so far.
@@ -61,8 +61,8 @@ impl Report {
         self.total.failed > 0
     }
 
-    /// Seconds of the parts, and of the builds in them that took one or more, the longest first. Builds wait for each
-    /// other's locks, and some run beside other parts.
+    /// Seconds of each part, and of builds that took a second or more, longest first. Builds may wait for cargo's lock,
+    /// and some run during other parts.
     pub fn times(&self, builds: &[(String, Duration)]) -> String {
         let table = |title: &str, times: &[(String, Duration)]| {
             let line = |(name, time): &(String, Duration)| format!("{:>7.0}  {name}\n", time.as_secs_f64());
@@ -75,7 +75,7 @@ impl Report {
         format!("{}\n{}", table("part", &self.times), table("build", &builds))
     }
 
-    /// The parts that failed with their messages: nobody should have to look for them in all of the output.
+    /// The parts that failed, with their messages, so that they need not be searched in the output.
     pub fn failures(&self) -> String {
         if self.failures.is_empty() {
             return "no part failed".into();

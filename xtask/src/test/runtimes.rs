@@ -1,5 +1,5 @@
-//! The part of the tests that runs some of those of OpenCL devices on other runtimes than PoCL: their compilers are
-//! others, and they have subgroups and integer dot products.
+//! The part that runs some OpenCL tests on other runtimes than PoCL, which have other compilers, subgroups and integer
+//! dot products.
 
 use super::Outcome;
 use super::cargo_test::CargoTest;
@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 /// On Intel's runtime: every variant of kernels, batches, and moves with every cache and every eviction.
 const ON_INTEL: [&str; 4] = [
     "hybrid::",
-    "model::text_is_the_same",
+    "model::the_text_is_the_same_as_on_the_cpu",
     "shared::a_token_of_each_of_many_sequences_is_computed_as_alone",
-    "variants::every_variant_changes_nothing",
+    "variants::every_variant_gives_the_same_text",
 ];
 /// On rusticl, which is slow.
-const ON_RUSTICL: [&str; 2] = ["model::text_is_the_same", "variants::every_variant_changes_nothing"];
+const ON_RUSTICL: [&str; 2] =
+    ["model::the_text_is_the_same_as_on_the_cpu", "variants::every_variant_gives_the_same_text"];
 /// Rusticl's entry for the loader in Debian.
 const RUSTICL: &str = "/etc/OpenCL/vendors/rusticl.icd";
 
@@ -30,7 +31,7 @@ pub fn run() -> Outcome {
     if has_rusticl() {
         tally += run_on("rusticl", Path::new("libRusticlOpenCL.so.1"), &ON_RUSTICL)?;
     } else {
-        // Nobody can install what a distribution does not have.
+        // The distribution may not have it.
         eprintln!(
             "NOT TRIED: rusticl; Debian's mesa-opencl-icd has it, one that runs these kernels from 13 on"
         );
@@ -38,13 +39,13 @@ pub fn run() -> Outcome {
     Ok(tally)
 }
 
-/// Finds a rusticl that can be used: that of Debian 12 gives kernels groups of 32 items.
+/// Finds a usable rusticl; the one of Debian 12 limits work-groups to 32 work-items.
 fn has_rusticl() -> bool {
     let old = fs::read_to_string("/etc/debian_version").is_ok_and(|version| version.starts_with("12."));
     Path::new(RUSTICL).exists() && !old
 }
 
-/// The libraries of Intel's runtime for CPUs, where `.ci/run` puts them.
+/// The libraries of Intel's runtime for CPUs, installed by `.ci/run`.
 pub fn intel() -> Option<PathBuf> {
     let dir = fetch::cache_dir()?.join("intel-opencl/lib");
     dir.join("libintelocl.so").exists().then_some(dir)
@@ -56,7 +57,7 @@ pub fn without_intel() -> Tally {
     skip("Intel's OpenCL runtime is missing", remedy)
 }
 
-/// Runs tests on the device of the platform with this name, which is in a library of its own.
+/// Runs tests on the device of the platform with this name, which has its own library.
 fn run_on(platform: &str, library: &Path, tests: &[&str]) -> Outcome {
     // The loader finds it here, and nothing else.
     let entries = build::target_dir().join("runtimes").join(platform);
@@ -71,7 +72,7 @@ fn run_on(platform: &str, library: &Path, tests: &[&str]) -> Outcome {
     }
     let tally = run.run()?;
     if tally.total() < tests.len() as u64 {
-        return Err(Error::Failed(format!("a name of {tests:?} is no test's")));
+        return Err(Error::Failed(format!("{tests:?}: one of these names no test")));
     }
     Ok(tally)
 }

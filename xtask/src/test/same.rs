@@ -1,4 +1,5 @@
-//! Two clones in two folders, with two folders of cargo's, make the same static program, which runs on any Linux.
+//! Checks that builds are reproducible: two clones with separate cargo folders build the same static program, which
+//! runs on any Linux.
 
 use super::report::{Tally, skip};
 use super::{Outcome, targets};
@@ -20,9 +21,9 @@ pub fn run() -> Outcome {
         ));
     }
     let place = build::target_dir().join("same");
-    // What an earlier run left may be of other files.
+    // An earlier run may have left a build of other files.
     let _ = fs::remove_dir_all(&place);
-    // Each ends with a linker that works on one core.
+    // Each build ends with the linker, which uses one core.
     let (a, b) = std::thread::scope(|scope| {
         let other = scope.spawn(|| build_clone(&place.join("there/further")));
         let one = build_clone(&place.join("here"));
@@ -50,7 +51,7 @@ pub fn run() -> Outcome {
     Ok(Tally::ONE)
 }
 
-/// The least program has no grammars, and names the feature that brings them.
+/// Checks that the program without features names the feature that adds grammars.
 fn check_grammar_hint(program: &Path, model: &Path) -> Result<()> {
     for flag in ["--grammar", "--json-schema"] {
         let mut run = Command::new(program);
@@ -67,7 +68,7 @@ fn target() -> String {
     format!("{}-unknown-linux-musl", std::env::consts::ARCH)
 }
 
-/// The program built from a copy of this project's files in `place`.
+/// Builds the program from a copy of this project's files in `place`.
 fn build_clone(place: &Path) -> Result<PathBuf> {
     let (clone, home, target) = (place.join("clone"), place.join("cargo"), place.join("target"));
     let files = command::stdout(Command::new("git").args(["ls-files", "-z"]).current_dir(command::root()))?;
@@ -87,7 +88,7 @@ fn build_clone(place: &Path) -> Result<PathBuf> {
     let triple = self::target();
     let mut command =
         command::cargo(&["build", "--package", "antigravity", "--no-default-features", "--target"]);
-    // Not optimised, which would take four times as long and put no path anywhere.
+    // Not optimised: that would take four times as long, and adds no paths.
     let profile = ["opt-level=0", "package.antigravity-model.opt-level=0"];
     command.arg(&triple).args(profile.iter().flat_map(|s| ["--config".into(), format!("profile.dev.{s}")]));
     command.current_dir(&clone).env("CARGO_HOME", &home).env("CARGO_TARGET_DIR", &target);

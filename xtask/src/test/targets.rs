@@ -1,4 +1,4 @@
-//! The parts of the tests that build what users get, look into it, and run it if they can.
+//! The parts that build the released binaries, inspect them, and run them if this machine can.
 
 use super::report::{Tally, skip, skip_missing};
 use super::{Outcome, arm};
@@ -13,8 +13,8 @@ use std::process::Command;
 /// The case that is run again.
 const STORY: &str = "tests/golden/story/once.json";
 
-/// Begins the builds that [`sizes`] looks at, on cores that other parts leave idle, since it takes both for eight
-/// minutes. Cargo's lock keeps `sizes` from building beside it. What fails here fails there again, and is told there.
+/// Starts the builds for [`sizes`] on cores that other parts leave idle: they take two cores for eight minutes. Cargo's
+/// lock makes `sizes` wait for them. A failure here is ignored: it happens again in `sizes`, which reports it.
 pub fn build_early() {
     let builds: [fn() -> Result<()>; 2] = [
         || match android::find_missing() {
@@ -25,15 +25,15 @@ pub fn build_early() {
     ];
     for build in builds {
         std::thread::spawn(move || {
-            // On Linux that of this thread and its children alone.
+            // On Linux this affects only this thread and its children.
             let _ = rustix::process::nice(19);
             build()
         });
     }
 }
 
-/// The release binaries for Android, with all commands and with the one they have at least, and for this machine. Most
-/// of such a build is the linker, which works on one core, so both are built side by side.
+/// Builds the release binaries for Android, with all features and with none, and for this machine. Most of the time
+/// goes to the linker, which uses one core, so two are built at the same time.
 pub fn sizes() -> Outcome {
     std::thread::scope(|scope| {
         let android = scope.spawn(android);
@@ -43,7 +43,7 @@ pub fn sizes() -> Outcome {
     })
 }
 
-/// Android loads it. Always without an NDK, so that it is the same on every machine.
+/// Checks that Android can load the binary. It is always built without an NDK, to be the same on every machine.
 fn android() -> Outcome {
     if let Some((what, remedy)) = android::find_missing() {
         return Ok(skip_missing((&what, &remedy)));
@@ -55,7 +55,7 @@ fn android() -> Outcome {
         let binary = for_android(features)?;
         let bytes = size::check(&binary, ANDROID, features)?;
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
-        // With a model inside it is still what Android loads.
+        // Android can load it with a model inside too.
         let bundle = binary.with_file_name("story");
         build::bundle_with(&maker, &story, &binary, &bundle)?;
         build::check_loadable(ANDROID, bundle)?;
@@ -79,7 +79,7 @@ fn here() -> Outcome {
     let host = build::host_triple();
     if !size::has_budget(&host) {
         let remedy = "nothing to install; see xtask/src/size.rs";
-        return Ok(skip(&format!("there is no budget for {host}"), remedy));
+        return Ok(skip(&format!("no size budget for {host}"), remedy));
     }
     let binary = for_here()?;
     let bytes = size::check(&binary, &host, Features::Default)?;
@@ -88,7 +88,7 @@ fn here() -> Outcome {
     Ok(Tally::ONE)
 }
 
-/// The static binary of 64-bit Arm, emulated where this machine is none.
+/// Runs the static binary for 64-bit Arm, emulated on other machines.
 pub fn on_arm() -> Outcome {
     if let Some(missing) = arm::missing() {
         return Ok(skip_missing(missing));
@@ -102,15 +102,15 @@ pub fn on_arm() -> Outcome {
     Ok(Tally::ONE)
 }
 
-/// The program that runs those of another processor.
+/// The emulator of another processor.
 fn emulator(architecture: &str) -> Option<String> {
     (architecture != ARCH).then(|| format!("qemu-{architecture}-static"))
 }
 
-/// Page sizes of kernels for 64-bit Arm besides the usual 4 KiB, which is this machine's.
+/// Page sizes of kernels for 64-bit Arm, besides the usual 4 KiB.
 const PAGES: &[u32] = &[16 << 10, 64 << 10];
 
-/// Runs the program on a kernel with pages of this size, as far as the emulator can be one.
+/// Runs the program with this page size, as far as the emulator supports it.
 fn with_pages(binary: &Path, architecture: &str, page: u32) -> Result<()> {
     let paged = || {
         let mut run = command(binary, architecture);
@@ -127,7 +127,7 @@ fn with_pages(binary: &Path, architecture: &str, page: u32) -> Result<()> {
     check_story(paged(), &build::model_dir("story")?)
 }
 
-/// The program, in an emulator if it is another processor's.
+/// The program, in an emulator if it is for another processor.
 fn command(binary: &Path, architecture: &str) -> Command {
     match emulator(architecture) {
         None => Command::new(binary),

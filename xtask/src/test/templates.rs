@@ -15,7 +15,7 @@ pub fn run() -> Outcome {
         .and_then(|python| Ok((fetch_archive(&python)?, python)));
     let (archive, python) = match fetched {
         Ok(fetched) => fetched,
-        Err(e) => return Ok(skip(&format!("chat templates beside jinja2: {e}"), python::REMEDY)),
+        Err(e) => return Ok(skip(&format!("comparison of chat templates with jinja2: {e}"), python::REMEDY)),
     };
     // With `--workspace`, as the tests have built it already; alone the package has other features.
     command::build(&mut cargo(&["build", "--workspace", "--example", "render_templates"]))?;

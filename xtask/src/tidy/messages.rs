@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_found() {
+    fn flags_in_messages_of_the_library_are_found() {
         let check = |message: &str| {
             let code = format!(
                 "//! A.\n// --size\nfn f() {{\n    g(\"{message}\") // --size\n}}\n#[test]\nfn t() {{\n    f(\"--size\")\n}}\n"

@@ -12,6 +12,7 @@ pub const PAGES: &[&str] = &[
     "src/serve/README.md",
     "xtask/MEASUREMENTS.md",
     "xtask/README.md",
+    "xtask/SEVERAL-MACHINES.md",
     "models/story/README.md",
     "models/story-draft/README.md",
 ];

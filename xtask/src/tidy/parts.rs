@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_name_what_is_below_them() {
+    fn imports_of_a_higher_part_are_found() {
         let check = |name: &str, line: &str| problems(&[(name.into(), format!("//! A.\n{line}\n"))]).len();
         for (name, line) in [
             ("src/cli/generate.rs", "use crate::run::engine;"),

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_first_lines_and_lengths() {
+    fn wrong_first_lines_names_and_lengths_are_found() {
         let check = |name: &str, text: &str| problems(name, text).len();
         let line = "const A: usize = 1;\n";
         let function = |name: &str, lines: usize| {

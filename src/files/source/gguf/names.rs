@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_map_there_and_back() {
+    fn tensor_names_map_to_gguf_and_back() {
         for (arch, plain_name, stored_name) in [
             (Arch::Qwen3, "model.embed_tokens.weight", "token_embd.weight"),
             (Arch::Qwen3, "lm_head.weight", "output.weight"),
@@ -265,7 +265,7 @@ mod tests {
 
     /// `w.reshape(heads, 2, head_dim / 2).swapaxes(1, 2)`, as the converter has it.
     #[test]
-    fn the_row_order_undoes_the_converters() {
+    fn reordering_rows_undoes_the_converter() {
         let (heads, head_dim) = (3, 8);
         let mut converted = Vec::new();
         for head in 0..heads {

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_are_read() {
+    fn arrays_of_numbers_and_strings_are_read() {
         let Value::Array(Array::Strings(found)) = read(&strings(&[b"a", b"", "é".as_bytes()])).unwrap()
         else {
             panic!("not strings")

@@ -1,10 +1,10 @@
-//! Eight rows in a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` with AVX-VNNI.
+//! EightRows rows in a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` with AVX-VNNI.
 
 use super::rows::BlockKernel;
 use std::arch::x86_64::*;
 
-/// Eight rows in a register; `VNNI` selects AVX-VNNI.
-pub struct Eight<const VNNI: bool>;
+/// EightRows rows in a register; `VNNI` selects AVX-VNNI.
+pub struct EightRows<const VNNI: bool>;
 
 /// Broadcasts the four activations at `q + 4 * v` to each row.
 #[inline(always)]
@@ -33,7 +33,7 @@ unsafe fn add_pairs<const N: usize>(w: [__m256i; N], q: *const i8) -> __m256i {
 
 // SAFETY: every intrinsic below is AVX2, FMA or F16C, as in `Isa::Avx2`, or AVX-VNNI if `VNNI`; memory accesses are
 // unaligned and stay within the trait's contract.
-unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
+unsafe impl<const VNNI: bool> BlockKernel for EightRows<VNNI> {
     const ROWS: usize = 8;
     const SIGNED: bool = !VNNI;
     type Bytes = __m256i;
@@ -45,7 +45,7 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         _mm256_loadu_si256(p.cast())
     }
     #[inline(always)]
-    unsafe fn byte(x: u8) -> __m256i {
+    unsafe fn splat_byte(x: u8) -> __m256i {
         _mm256_set1_epi8(x as i8)
     }
     #[inline(always)]
@@ -69,11 +69,11 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         _mm256_srli_epi16::<N>(a)
     }
     #[inline(always)]
-    unsafe fn splat_i32(x: i32) -> __m256i {
+    unsafe fn splat_sum(x: i32) -> __m256i {
         _mm256_set1_epi32(x)
     }
     #[inline(always)]
-    unsafe fn add_dot16<const BITS: usize>(sums: __m256i, w: [__m256i; 4], q: *const i8) -> __m256i {
+    unsafe fn dot_half_block<const BITS: usize>(sums: __m256i, w: [__m256i; 4], q: *const i8) -> __m256i {
         if VNNI {
             let mut sums = sums;
             for (v, w) in w.into_iter().enumerate() {
@@ -99,15 +99,15 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn add_dot32<const BITS: usize>(sums: __m256i, w: [__m256i; 8], q: *const i8) -> __m256i {
+    unsafe fn dot_block<const BITS: usize>(sums: __m256i, w: [__m256i; 8], q: *const i8) -> __m256i {
         if BITS == 4 && !VNNI {
             return widen(sums, add_pairs(w, q));
         }
-        let sums = Self::add_dot16::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-        Self::add_dot16::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        let sums = Self::dot_half_block::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::dot_half_block::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     #[inline(always)]
-    unsafe fn float(sums: __m256i) -> __m256 {
+    unsafe fn sums_to_floats(sums: __m256i) -> __m256 {
         _mm256_cvtepi32_ps(sums)
     }
     #[inline(always)]
@@ -115,7 +115,7 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         _mm256_set1_ps(x)
     }
     #[inline(always)]
-    unsafe fn floats(p: *const f32) -> __m256 {
+    unsafe fn load_floats(p: *const f32) -> __m256 {
         _mm256_loadu_ps(p)
     }
     #[inline(always)]
@@ -123,15 +123,15 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         _mm256_storeu_ps(p, x)
     }
     #[inline(always)]
-    unsafe fn f16(p: *const u8) -> __m256 {
+    unsafe fn load_f16(p: *const u8) -> __m256 {
         _mm256_cvtph_ps(_mm_loadu_si128(p.cast()))
     }
     #[inline(always)]
-    unsafe fn u8(p: *const u8) -> __m256 {
+    unsafe fn load_u8(p: *const u8) -> __m256 {
         _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
     }
     #[inline(always)]
-    unsafe fn i8(p: *const u8) -> __m256 {
+    unsafe fn load_i8(p: *const u8) -> __m256 {
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
     }
     #[inline(always)]
@@ -143,8 +143,8 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
         _mm256_fmadd_ps(a, b, c)
     }
     #[inline(always)]
-    unsafe fn total(q: *const i8) -> i32 {
-        total(q)
+    unsafe fn sum_bytes(q: *const i8) -> i32 {
+        sum_bytes(q)
     }
 }
 
@@ -154,7 +154,7 @@ unsafe impl<const VNNI: bool> BlockKernel for Eight<VNNI> {
 ///
 /// `q` holds sixteen bytes.
 #[inline(always)]
-pub unsafe fn total(q: *const i8) -> i32 {
+pub unsafe fn sum_bytes(q: *const i8) -> i32 {
     let x = _mm_xor_si128(_mm_loadu_si128(q.cast()), _mm_set1_epi8(-128));
     let sums = _mm_sad_epu8(x, _mm_setzero_si128());
     _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128

@@ -11,12 +11,12 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Sixteen rows in a register.
-pub struct Sixteen;
+/// SixteenRows rows in a register.
+pub struct SixteenRows;
 
 // SAFETY: every intrinsic below belongs to the features of `Isa::Avx512`; memory accesses are unaligned and stay within
 // the trait's contract.
-unsafe impl BlockKernel for Sixteen {
+unsafe impl BlockKernel for SixteenRows {
     const ROWS: usize = 16;
     const SIGNED: bool = false;
     type Bytes = __m512i;
@@ -28,7 +28,7 @@ unsafe impl BlockKernel for Sixteen {
         _mm512_loadu_si512(p.cast())
     }
     #[inline(always)]
-    unsafe fn byte(x: u8) -> __m512i {
+    unsafe fn splat_byte(x: u8) -> __m512i {
         _mm512_set1_epi8(x as i8)
     }
     #[inline(always)]
@@ -52,11 +52,11 @@ unsafe impl BlockKernel for Sixteen {
         _mm512_srl_epi16(a, _mm_cvtsi32_si128(N))
     }
     #[inline(always)]
-    unsafe fn splat_i32(x: i32) -> __m512i {
+    unsafe fn splat_sum(x: i32) -> __m512i {
         _mm512_set1_epi32(x)
     }
     #[inline(always)]
-    unsafe fn add_dot16<const BITS: usize>(mut sums: __m512i, w: [__m512i; 4], q: *const i8) -> __m512i {
+    unsafe fn dot_half_block<const BITS: usize>(mut sums: __m512i, w: [__m512i; 4], q: *const i8) -> __m512i {
         for (v, w) in w.into_iter().enumerate() {
             let a = _mm512_set1_epi32(q.cast::<i32>().add(v).read_unaligned());
             sums = _mm512_dpbusd_epi32(sums, w, a);
@@ -64,7 +64,7 @@ unsafe impl BlockKernel for Sixteen {
         sums
     }
     #[inline(always)]
-    unsafe fn float(sums: __m512i) -> __m512 {
+    unsafe fn sums_to_floats(sums: __m512i) -> __m512 {
         _mm512_cvtepi32_ps(sums)
     }
     #[inline(always)]
@@ -72,7 +72,7 @@ unsafe impl BlockKernel for Sixteen {
         _mm512_set1_ps(x)
     }
     #[inline(always)]
-    unsafe fn floats(p: *const f32) -> __m512 {
+    unsafe fn load_floats(p: *const f32) -> __m512 {
         _mm512_loadu_ps(p)
     }
     #[inline(always)]
@@ -80,15 +80,15 @@ unsafe impl BlockKernel for Sixteen {
         _mm512_storeu_ps(p, x)
     }
     #[inline(always)]
-    unsafe fn f16(p: *const u8) -> __m512 {
+    unsafe fn load_f16(p: *const u8) -> __m512 {
         _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))
     }
     #[inline(always)]
-    unsafe fn u8(p: *const u8) -> __m512 {
+    unsafe fn load_u8(p: *const u8) -> __m512 {
         _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))
     }
     #[inline(always)]
-    unsafe fn i8(p: *const u8) -> __m512 {
+    unsafe fn load_i8(p: *const u8) -> __m512 {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
     }
     #[inline(always)]
@@ -100,8 +100,8 @@ unsafe impl BlockKernel for Sixteen {
         _mm512_fmadd_ps(a, b, c)
     }
     #[inline(always)]
-    unsafe fn total(q: *const i8) -> i32 {
-        super::avx2::total(q)
+    unsafe fn sum_bytes(q: *const i8) -> i32 {
+        super::avx2::sum_bytes(q)
     }
 }
 
@@ -147,7 +147,7 @@ pub unsafe fn tile<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>,
     for first in (0..w.blocks).step_by(SumStarts::<T>::BLOCKS) {
         let blocks = first..w.blocks.min(first + SumStarts::<T>::BLOCKS);
         for (t, start) in acts.iter().enumerate() {
-            lay_out::<F, T>(&mut starts, t, start.add(first), blocks.len());
+            prepare_acts::<F, T>(&mut starts, t, start.add(first), blocks.len());
         }
         for g in 0..w.groups {
             let at = Format::ALL[F].group_bytes(first * BLOCK);
@@ -161,7 +161,7 @@ pub unsafe fn tile<const F: usize, const T: usize>(w: Groups<'_>, x: Tokens<'_>,
 
 /// Fills in the entries of token `t` for `n` blocks at `acts`.
 #[inline(always)]
-unsafe fn lay_out<const F: usize, const T: usize>(
+unsafe fn prepare_acts<const F: usize, const T: usize>(
     starts: &mut SumStarts<T>,
     t: usize,
     acts: *const ActBlock,
@@ -221,8 +221,8 @@ unsafe fn sweep<const F: usize, const T: usize>(
     for run in blocks.clone().step_by(RUN) {
         for b in 0..RUN.min(blocks.end - run) {
             prefetch_block::<F>(quants, scales, b, near);
-            let w = unpack::<Sixteen, F>(quants.add(b * format.quant_bytes()));
-            let (levels, floor) = load_scales::<Sixteen, F>(scales, 0, b);
+            let w = unpack::<SixteenRows, F>(quants.add(b * format.quant_bytes()));
+            let (block_scales, minimum) = load_scales::<SixteenRows, F>(scales, 0, b);
             let at = run - blocks.start + b;
             unrolled!(T, |t| {
                 let act = &*acts[t].add(run + b);
@@ -231,24 +231,26 @@ unsafe fn sweep<const F: usize, const T: usize>(
                 let starts = |half: usize| starts.at(half, t, at);
                 let start = |half: usize| _mm512_set1_epi32(*starts(half));
                 if F == const { Format::Q6_K as usize } {
-                    let x = Sixteen::add_dot16::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
-                    let y = Sixteen::add_dot16::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
+                    let x = SixteenRows::dot_half_block::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
+                    let y = SixteenRows::dot_half_block::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
                     // Integers below 2^24: exact.
-                    let x = _mm512_mul_ps(_mm512_cvtepi32_ps(x), levels[0]);
-                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(y), levels[1], x);
-                    acc[t] = _mm512_fmadd_ps(sum, _mm512_mul_ps(floor, d), acc[t]);
-                } else if format.has_floor() {
-                    let sum = Sixteen::add_dot32::<8>(_mm512_setzero_si512(), w, q);
-                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
+                    let x = _mm512_mul_ps(_mm512_cvtepi32_ps(x), block_scales[0]);
+                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(y), block_scales[1], x);
+                    acc[t] = _mm512_fmadd_ps(sum, _mm512_mul_ps(minimum, d), acc[t]);
+                } else if format.has_minimum() {
+                    let sum = SixteenRows::dot_block::<8>(_mm512_setzero_si512(), w, q);
+                    acc[t] =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(block_scales[0], d), acc[t]);
                     let s = _mm512_set1_ps(f32::from_bits(*starts(0) as u32));
                     acc[t] = if format.scale_span() == BLOCK {
-                        _mm512_fmadd_ps(floor, s, acc[t])
+                        _mm512_fmadd_ps(minimum, s, acc[t])
                     } else {
-                        _mm512_fnmadd_ps(floor, s, acc[t])
+                        _mm512_fnmadd_ps(minimum, s, acc[t])
                     };
                 } else {
-                    let sum = Sixteen::add_dot32::<8>(start(0), w, q);
-                    acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(levels[0], d), acc[t]);
+                    let sum = SixteenRows::dot_block::<8>(start(0), w, q);
+                    acc[t] =
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(block_scales[0], d), acc[t]);
                 }
             });
         }

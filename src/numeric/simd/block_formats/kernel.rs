@@ -40,18 +40,18 @@ struct PreparedAct {
     /// Scale.
     d: f32,
     /// Factor of a block's minimums: `sum(q) * d`, negated for Q4_K and Q5_K.
-    floor: f32,
+    minimum: f32,
     /// Initial values of the sums of the two halves. The sum of a whole block starts from the first.
     start: [i32; 2],
 }
 
 impl PreparedAct {
-    const ZERO: Self = Self { q: [0; BLOCK], d: 0.0, floor: 0.0, start: [0; 2] };
+    const ZERO: Self = Self { q: [0; BLOCK], d: 0.0, minimum: 0.0, start: [0; 2] };
 
     #[inline(always)]
     unsafe fn new<R: BlockKernel, const F: usize>(act: &ActBlock) -> Self {
         let sum = (-act.offset / 8) as f32;
-        let floor = match const { Format::ALL[F] } {
+        let minimum = match const { Format::ALL[F] } {
             Format::Q4_1 | Format::Q5_1 => act.d * sum,
             Format::Q4_K | Format::Q5_K => -(act.d * sum),
             _ => 0.0,
@@ -61,12 +61,12 @@ impl PreparedAct {
             Format::Q5_0 => [2 * act.offset; 2],
             Format::Q8_0 if !R::SIGNED => [16 * act.offset; 2],
             Format::Q6_K => {
-                let first = -32 * R::total(act.q.as_ptr());
+                let first = -32 * R::sum_bytes(act.q.as_ptr());
                 [first, 4 * act.offset - first]
             }
             _ => [0; 2],
         };
-        Self { q: act.q, d: act.d, floor, start: [first + R::START, second + R::START] }
+        Self { q: act.q, d: act.d, minimum, start: [first + R::START, second + R::START] }
     }
 }
 
@@ -92,12 +92,12 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
     let sweep = ACTS / T / RUN * RUN;
     for first in (0..w.blocks).step_by(sweep) {
         let end = w.blocks.min(first + sweep);
-        lay_out::<R, F, T>(&mut acts, x, (w.blocks, first..end));
+        prepare_acts::<R, F, T>(&mut acts, x, (w.blocks, first..end));
         for g in 0..w.groups {
             for b in (first..end).step_by(RUN) {
                 let at = Format::ALL[F].group_bytes(b * BLOCK);
                 for row in (0..16).step_by(R::ROWS) {
-                    let part = Part {
+                    let part = RowSpan {
                         quants: w.quants.as_ptr().add(g * quants + at.0),
                         scales: w.scales.as_ptr().add(g * scales + at.1),
                         acts: acts.as_ptr().cast::<PreparedAct>().add((b - first) * T),
@@ -118,7 +118,7 @@ pub unsafe fn tile<R: BlockKernel, const F: usize, const T: usize>(
 ///
 /// The CPU has the set of `R`, and `acts` has room for `T` tokens.
 #[inline(always)]
-unsafe fn lay_out<R: BlockKernel, const F: usize, const T: usize>(
+unsafe fn prepare_acts<R: BlockKernel, const F: usize, const T: usize>(
     acts: &mut [MaybeUninit<PreparedAct>; ACTS],
     x: Tokens<'_>,
     (stride, blocks): (usize, Range<usize>),
@@ -136,7 +136,7 @@ unsafe fn lay_out<R: BlockKernel, const F: usize, const T: usize>(
 }
 
 /// The rows of one register, over a run of blocks.
-struct Part {
+struct RowSpan {
     /// Quants of the run's first block, all rows of the group.
     quants: *const u8,
     /// Scales of that block's span.
@@ -149,7 +149,7 @@ struct Part {
     row: usize,
 }
 
-impl Part {
+impl RowSpan {
     /// Adds the run's blocks to the sums of `count` tokens at `out`, `[token][row]`. Sums start at zero with the
     /// matrix's first block.
     ///
@@ -162,7 +162,7 @@ impl Part {
         if self.blocks.start > 0 {
             unrolled!(T, |t| {
                 if t < count {
-                    acc[t] = R::floats(out.add(16 * t));
+                    acc[t] = R::load_floats(out.add(16 * t));
                 }
             });
         }
@@ -178,7 +178,7 @@ impl Part {
     ///
     /// # Safety
     ///
-    /// See [`Part::add_to_sums`].
+    /// See [`RowSpan::add_to`].
     #[inline(always)]
     unsafe fn accumulate<R: BlockKernel, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         #[cfg(target_arch = "x86_64")]
@@ -191,27 +191,31 @@ impl Part {
                 prefetch_block::<F>(self.quants, self.scales, b, near);
             }
             let w = unpack::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
-            let (levels, floor) = load_scales::<R, F>(self.scales, self.row, b);
+            let (block_scales, minimum) = load_scales::<R, F>(self.scales, self.row, b);
             unrolled!(T, |t| {
                 let act = acts.add(t);
                 let q = (&raw const (*act).q).cast::<i8>();
                 let d = R::splat((*act).d);
                 if F == const { Format::Q6_K as usize } {
-                    let (x, y) = (R::splat_i32((*act).start[0]), R::splat_i32((*act).start[1]));
-                    let x = R::add_dot16::<6>(x, [w[0], w[1], w[2], w[3]], q);
-                    let y = R::add_dot16::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
+                    let (x, y) = (R::splat_sum((*act).start[0]), R::splat_sum((*act).start[1]));
+                    let x = R::dot_half_block::<6>(x, [w[0], w[1], w[2], w[3]], q);
+                    let y = R::dot_half_block::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
                     // Integers below 2^24: exact.
-                    let sum = R::fma(R::float(y), levels[1], R::mul(R::float(x), levels[0]));
-                    acc[t] = R::fma(sum, R::mul(floor, d), acc[t]);
+                    let sum = R::fma(
+                        R::sums_to_floats(y),
+                        block_scales[1],
+                        R::mul(R::sums_to_floats(x), block_scales[0]),
+                    );
+                    acc[t] = R::fma(sum, R::mul(minimum, d), acc[t]);
                 } else {
                     let sum = match format.extract_bits() {
-                        4 => R::add_dot32::<4>(R::splat_i32((*act).start[0]), w, q),
-                        5 => R::add_dot32::<5>(R::splat_i32((*act).start[0]), w, q),
-                        _ => R::add_dot32::<8>(R::splat_i32((*act).start[0]), w, q),
+                        4 => R::dot_block::<4>(R::splat_sum((*act).start[0]), w, q),
+                        5 => R::dot_block::<5>(R::splat_sum((*act).start[0]), w, q),
+                        _ => R::dot_block::<8>(R::splat_sum((*act).start[0]), w, q),
                     };
-                    acc[t] = R::fma(R::float(sum), R::mul(levels[0], d), acc[t]);
-                    if format.has_floor() {
-                        acc[t] = R::fma(floor, R::splat((*act).floor), acc[t]);
+                    acc[t] = R::fma(R::sums_to_floats(sum), R::mul(block_scales[0], d), acc[t]);
+                    if format.has_minimum() {
+                        acc[t] = R::fma(minimum, R::splat((*act).minimum), acc[t]);
                     }
                 }
             });
@@ -233,20 +237,20 @@ pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
 ) -> ([R::Floats; 2], R::Floats) {
     match const { Format::ALL[F] } {
         Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => {
-            ([R::f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0))
+            ([R::load_f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0))
         }
         Format::Q4_1 | Format::Q5_1 => {
             let at = scales.add(64 * b + 2 * row);
-            ([R::f16(at); 2], R::f16(at.add(32)))
+            ([R::load_f16(at); 2], R::load_f16(at.add(32)))
         }
         Format::Q4_K | Format::Q5_K => {
             let (halves, at) = (scales.add(2 * row), scales.add(64 + 32 * b + row));
-            let level = R::mul(R::f16(halves), R::u8(at));
-            ([level; 2], R::mul(R::f16(halves.add(32)), R::u8(at.add(16))))
+            let block_scale = R::mul(R::load_f16(halves), R::load_u8(at));
+            ([block_scale; 2], R::mul(R::load_f16(halves.add(32)), R::load_u8(at.add(16))))
         }
         Format::Q6_K => {
             let at = scales.add(32 + 32 * b + row);
-            ([R::i8(at), R::i8(at.add(16))], R::f16(scales.add(2 * row)))
+            ([R::load_i8(at), R::load_i8(at.add(16))], R::load_f16(scales.add(2 * row)))
         }
     }
 }
@@ -259,12 +263,12 @@ pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
 #[inline(always)]
 pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
     let bits = const { Format::ALL[F].extract_bits() };
-    let nibble = R::byte(15);
+    let nibble = R::splat_byte(15);
     let mut w = [nibble; 8];
     if bits == 8 {
         unrolled!(8, |v| {
             let x = R::load(p.add(64 * v));
-            w[v] = if R::SIGNED { x } else { R::xor(x, R::byte(128)) };
+            w[v] = if R::SIGNED { x } else { R::xor(x, R::splat_byte(128)) };
         });
         return w;
     }
@@ -274,7 +278,7 @@ pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes;
         w[4 + v] = R::and(R::shift_right::<4>(x), nibble);
     });
     if bits == 5 {
-        let (x, fifth) = (R::load(p.add(256)), R::byte(16));
+        let (x, fifth) = (R::load(p.add(256)), R::splat_byte(16));
         w[0] = R::or(w[0], R::and(R::shift_left::<4>(x), fifth));
         w[1] = R::or(w[1], R::and(R::shift_left::<3>(x), fifth));
         w[2] = R::or(w[2], R::and(R::shift_left::<2>(x), fifth));
@@ -286,7 +290,7 @@ pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes;
     }
     if bits == 6 {
         unrolled!(2, |half| {
-            let (x, upper) = (R::load(p.add(256 + 64 * half)), R::byte(48));
+            let (x, upper) = (R::load(p.add(256 + 64 * half)), R::splat_byte(48));
             let w = &mut w[4 * half..][..4];
             w[0] = R::or(w[0], R::and(R::shift_left::<4>(x), upper));
             w[1] = R::or(w[1], R::and(R::shift_left::<2>(x), upper));

@@ -55,7 +55,7 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         vld1q_u8(p)
     }
     #[inline(always)]
-    unsafe fn byte(x: u8) -> uint8x16_t {
+    unsafe fn splat_byte(x: u8) -> uint8x16_t {
         vdupq_n_u8(x)
     }
     #[inline(always)]
@@ -79,11 +79,15 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         vshrq_n_u8::<N>(a)
     }
     #[inline(always)]
-    unsafe fn splat_i32(x: i32) -> int32x4_t {
+    unsafe fn splat_sum(x: i32) -> int32x4_t {
         vdupq_n_s32(x)
     }
     #[inline(always)]
-    unsafe fn add_dot16<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 4], q: *const i8) -> int32x4_t {
+    unsafe fn dot_half_block<const BITS: usize>(
+        sums: int32x4_t,
+        w: [uint8x16_t; 4],
+        q: *const i8,
+    ) -> int32x4_t {
         let (a, mut sums) = (vld1q_s8(q), sums);
         if DOT {
             sdot!(sums, w[0], a, 0);
@@ -99,18 +103,18 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         chain!(sums, [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)])
     }
     #[inline(always)]
-    unsafe fn add_dot32<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 8], q: *const i8) -> int32x4_t {
+    unsafe fn dot_block<const BITS: usize>(sums: int32x4_t, w: [uint8x16_t; 8], q: *const i8) -> int32x4_t {
         if !DOT && BITS <= 5 {
             let (a, b) = (vld1q_s8(q), vld1q_s8(q.add(16)));
             return chain!(sums,
                     [w[0], word!(a, 0)] [w[1], word!(a, 1)] [w[2], word!(a, 2)] [w[3], word!(a, 3)]
                     [w[4], word!(b, 0)] [w[5], word!(b, 1)] [w[6], word!(b, 2)] [w[7], word!(b, 3)]);
         }
-        let sums = Self::add_dot16::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-        Self::add_dot16::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        let sums = Self::dot_half_block::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::dot_half_block::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     #[inline(always)]
-    unsafe fn float(sums: int32x4_t) -> float32x4_t {
+    unsafe fn sums_to_floats(sums: int32x4_t) -> float32x4_t {
         let bias = vdupq_n_f32(f32::from_bits(Self::START as u32));
         vsubq_f32(vreinterpretq_f32_s32(sums), bias)
     }
@@ -119,7 +123,7 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         vdupq_n_f32(x)
     }
     #[inline(always)]
-    unsafe fn floats(p: *const f32) -> float32x4_t {
+    unsafe fn load_floats(p: *const f32) -> float32x4_t {
         vld1q_f32(p)
     }
     #[inline(always)]
@@ -127,16 +131,16 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         vst1q_f32(p, x)
     }
     #[inline(always)]
-    unsafe fn f16(p: *const u8) -> float32x4_t {
+    unsafe fn load_f16(p: *const u8) -> float32x4_t {
         widen_f16(vreinterpret_u16_u8(vld1_u8(p)))
     }
     #[inline(always)]
-    unsafe fn u8(p: *const u8) -> float32x4_t {
+    unsafe fn load_u8(p: *const u8) -> float32x4_t {
         let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
         vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))))
     }
     #[inline(always)]
-    unsafe fn i8(p: *const u8) -> float32x4_t {
+    unsafe fn load_i8(p: *const u8) -> float32x4_t {
         let x = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
         vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
     }
@@ -149,7 +153,7 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         vfmaq_f32(c, a, b)
     }
     #[inline(always)]
-    unsafe fn total(q: *const i8) -> i32 {
+    unsafe fn sum_bytes(q: *const i8) -> i32 {
         i32::from(vaddlvq_s8(vld1q_s8(q)))
     }
 }

@@ -14,7 +14,7 @@ pub unsafe trait BlockKernel {
     const ROWS: usize;
     /// True if weights are multiplied as signed bytes, false if as unsigned bytes.
     const SIGNED: bool;
-    /// Initial value of sums, chosen so that [`BlockKernel::float`] is cheap.
+    /// Initial value of sums, chosen so that [`BlockKernel::sums_to_floats`] is cheap.
     const START: i32 = 0;
     /// Four bytes for each row.
     type Bytes: Copy;
@@ -26,7 +26,7 @@ pub unsafe trait BlockKernel {
     /// Loads four bytes of each row.
     unsafe fn load(p: *const u8) -> Self::Bytes;
     /// Broadcasts one byte.
-    unsafe fn byte(x: u8) -> Self::Bytes;
+    unsafe fn splat_byte(x: u8) -> Self::Bytes;
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn xor(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
@@ -36,40 +36,43 @@ pub unsafe trait BlockKernel {
     unsafe fn shift_right<const N: i32>(a: Self::Bytes) -> Self::Bytes;
 
     /// Broadcasts one integer to all rows.
-    unsafe fn splat_i32(x: i32) -> Self::Sums;
+    unsafe fn splat_sum(x: i32) -> Self::Sums;
     /// Adds the products of sixteen columns with as many activations to `sums`. Weights are integers of `BITS` bits,
     /// unsigned except for 8 bits if `SIGNED`.
-    unsafe fn add_dot16<const BITS: usize>(sums: Self::Sums, w: [Self::Bytes; 4], q: *const i8)
-    -> Self::Sums;
-    /// Adds the products of 32 columns; see [`BlockKernel::add_dot16`].
+    unsafe fn dot_half_block<const BITS: usize>(
+        sums: Self::Sums,
+        w: [Self::Bytes; 4],
+        q: *const i8,
+    ) -> Self::Sums;
+    /// Adds the products of 32 columns; see [`BlockKernel::dot_half_block`].
     #[inline(always)]
-    unsafe fn add_dot32<const BITS: usize>(
+    unsafe fn dot_block<const BITS: usize>(
         sums: Self::Sums,
         w: [Self::Bytes; 8],
         q: *const i8,
     ) -> Self::Sums {
-        let sums = Self::add_dot16::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
-        Self::add_dot16::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
+        let sums = Self::dot_half_block::<BITS>(sums, [w[0], w[1], w[2], w[3]], q);
+        Self::dot_half_block::<BITS>(sums, [w[4], w[5], w[6], w[7]], q.add(16))
     }
     /// Converts `sums - START`, below 2^22, to floats.
-    unsafe fn float(sums: Self::Sums) -> Self::Floats;
+    unsafe fn sums_to_floats(sums: Self::Sums) -> Self::Floats;
 
     unsafe fn splat(x: f32) -> Self::Floats;
-    unsafe fn floats(p: *const f32) -> Self::Floats;
+    unsafe fn load_floats(p: *const f32) -> Self::Floats;
     unsafe fn store(x: Self::Floats, p: *mut f32);
     /// Loads an f16 for each row, widened exactly.
-    unsafe fn f16(p: *const u8) -> Self::Floats;
+    unsafe fn load_f16(p: *const u8) -> Self::Floats;
     /// Loads an unsigned byte for each row.
-    unsafe fn u8(p: *const u8) -> Self::Floats;
+    unsafe fn load_u8(p: *const u8) -> Self::Floats;
     /// Loads a signed byte for each row.
-    unsafe fn i8(p: *const u8) -> Self::Floats;
+    unsafe fn load_i8(p: *const u8) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Sums sixteen activations.
     #[inline(always)]
-    unsafe fn total(q: *const i8) -> i32 {
+    unsafe fn sum_bytes(q: *const i8) -> i32 {
         q.cast::<[i8; 16]>().read().iter().map(|&q| i32::from(q)).sum()
     }
 }
@@ -90,7 +93,7 @@ unsafe impl BlockKernel for ScalarKernel {
         p.cast::<[u8; 64]>().read()
     }
     #[inline(always)]
-    unsafe fn byte(x: u8) -> [u8; 64] {
+    unsafe fn splat_byte(x: u8) -> [u8; 64] {
         [x; 64]
     }
     #[inline(always)]
@@ -114,11 +117,15 @@ unsafe impl BlockKernel for ScalarKernel {
         a.map(|x| x >> N)
     }
     #[inline(always)]
-    unsafe fn splat_i32(x: i32) -> [i32; 16] {
+    unsafe fn splat_sum(x: i32) -> [i32; 16] {
         [x; 16]
     }
     #[inline(always)]
-    unsafe fn add_dot16<const BITS: usize>(mut sums: [i32; 16], w: [[u8; 64]; 4], q: *const i8) -> [i32; 16] {
+    unsafe fn dot_half_block<const BITS: usize>(
+        mut sums: [i32; 16],
+        w: [[u8; 64]; 4],
+        q: *const i8,
+    ) -> [i32; 16] {
         let q = q.cast::<[i8; 16]>().read();
         for (w, q) in w.iter().zip(q.as_chunks::<4>().0) {
             for (sum, w) in sums.iter_mut().zip(w.as_chunks::<4>().0) {
@@ -129,7 +136,7 @@ unsafe impl BlockKernel for ScalarKernel {
         sums
     }
     #[inline(always)]
-    unsafe fn float(sums: [i32; 16]) -> [f32; 16] {
+    unsafe fn sums_to_floats(sums: [i32; 16]) -> [f32; 16] {
         sums.map(|x| x as f32)
     }
     #[inline(always)]
@@ -137,7 +144,7 @@ unsafe impl BlockKernel for ScalarKernel {
         [x; 16]
     }
     #[inline(always)]
-    unsafe fn floats(p: *const f32) -> [f32; 16] {
+    unsafe fn load_floats(p: *const f32) -> [f32; 16] {
         p.cast::<[f32; 16]>().read()
     }
     #[inline(always)]
@@ -145,15 +152,15 @@ unsafe impl BlockKernel for ScalarKernel {
         p.cast::<[f32; 16]>().write(x)
     }
     #[inline(always)]
-    unsafe fn f16(p: *const u8) -> [f32; 16] {
+    unsafe fn load_f16(p: *const u8) -> [f32; 16] {
         p.cast::<[[u8; 2]; 16]>().read().map(|x| half::f16::from_le_bytes(x).to_f32())
     }
     #[inline(always)]
-    unsafe fn u8(p: *const u8) -> [f32; 16] {
+    unsafe fn load_u8(p: *const u8) -> [f32; 16] {
         p.cast::<[u8; 16]>().read().map(f32::from)
     }
     #[inline(always)]
-    unsafe fn i8(p: *const u8) -> [f32; 16] {
+    unsafe fn load_i8(p: *const u8) -> [f32; 16] {
         p.cast::<[i8; 16]>().read().map(f32::from)
     }
     #[inline(always)]

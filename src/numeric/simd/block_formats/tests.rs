@@ -14,16 +14,16 @@ fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[Act
         };
         if format == Format::Q6_K {
             let run = &scales[b / 8 * format.scale_bytes()..];
-            let level = |half: usize| i32::from(run[32 + b % 8 * 32 + 16 * half + row] as i8);
+            let block_scale = |half: usize| i32::from(run[32 + b % 8 * 32 + 16 * half + row] as i8);
             let d = f16::from_le_bytes([run[2 * row], run[2 * row + 1]]).to_f32();
-            let sum = level(0) * of_half(0) + level(1) * of_half(1);
+            let sum = block_scale(0) * of_half(0) + block_scale(1) * of_half(1);
             acc = (sum as f32).mul_add(d * act.d, acc);
             continue;
         }
-        let ([level, _], floor) = format.decode_scale(scales, row, b);
-        acc = ((of_half(0) + of_half(1)) as f32).mul_add(level * act.d, acc);
-        if format.has_floor() {
-            acc = floor.mul_add(act.d * (-act.offset / 8) as f32, acc);
+        let ([block_scale, _], minimum) = format.decode_scale(scales, row, b);
+        acc = ((of_half(0) + of_half(1)) as f32).mul_add(block_scale * act.d, acc);
+        if format.has_minimum() {
+            acc = minimum.mul_add(act.d * (-act.offset / 8) as f32, acc);
         }
     }
     acc
@@ -74,10 +74,10 @@ impl Seeded {
         for run in scales.chunks_mut(format.scale_bytes()) {
             let halves = format.half_bytes();
             run[..halves].as_chunks_mut().0.iter_mut().for_each(|half| *half = self.half());
-            for levels in run[halves..].chunks_mut(16) {
-                self.bytes(levels);
+            for block_scales in run[halves..].chunks_mut(16) {
+                self.bytes(block_scales);
                 if format != Format::Q6_K {
-                    levels.iter_mut().for_each(|x| *x &= 63);
+                    block_scales.iter_mut().for_each(|x| *x &= 63);
                 }
             }
         }

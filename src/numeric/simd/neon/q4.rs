@@ -19,7 +19,7 @@
 
 mod tiles;
 
-pub use tiles::{laid, q4_dot_together, q4_i8mm_together};
+pub use tiles::{interleave_block, q4_dot_groups, q4_i8mm_groups};
 
 use super::super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::lanes::Lanes;
@@ -38,7 +38,7 @@ const BIAS: i32 = 0x4b40_0000;
 
 /// Converts sums that started from [`BIAS`] to floats.
 #[inline(always)]
-fn float(isum: int32x4_t) -> float32x4_t {
+fn sums_to_floats(isum: int32x4_t) -> float32x4_t {
     // SAFETY: NEON is part of every aarch64 target.
     unsafe { vsubq_f32(vreinterpretq_f32_s32(isum), vdupq_n_f32(f32::from_bits(BIAS as u32))) }
 }
@@ -56,7 +56,7 @@ struct Quad {
 ///
 /// `r < 4`, and the planes hold block `b`.
 #[inline(always)]
-unsafe fn quad(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
+unsafe fn load_quad(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
     let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
     let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
     let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64)));
@@ -94,7 +94,7 @@ macro_rules! smlal {
 ///
 /// Products are summed in i16: eight of at most 15 * 127 in each lane, 15,240, so none overflows.
 #[inline(always)]
-unsafe fn mul(w: &Quad, act: &ActBlock, acc: &mut float32x4_t) {
+unsafe fn add_block_smlal(w: &Quad, act: &ActBlock, acc: &mut float32x4_t) {
     let half = |i| vreinterpretq_s32_s8(vld1q_s8(act.q.as_ptr().add(i)));
     // Rows 0, 1 and 2, 3: four column sums each.
     let (mut top, mut bottom): (int16x8_t, int16x8_t);
@@ -110,7 +110,7 @@ unsafe fn mul(w: &Quad, act: &ActBlock, acc: &mut float32x4_t) {
     smlal!(top, bottom, w.high[3], vdupq_laneq_s32::<3>(a));
     let sums = vpaddq_s32(vpaddlq_s16(top), vpaddlq_s16(bottom));
     let isum = vaddq_s32(sums, vdupq_n_s32(act.offset + BIAS));
-    *acc = vfmaq_f32(*acc, float(isum), vmulq_n_f32(w.scale, act.d));
+    *acc = vfmaq_f32(*acc, sums_to_floats(isum), vmulq_n_f32(w.scale, act.d));
 }
 
 /// Adds the sum of four products to each 32-bit lane of `acc`; `lane` of `a` is broadcast.
@@ -135,7 +135,7 @@ struct ActRegisters {
 
 impl ActRegisters {
     #[inline(always)]
-    fn of(act: &ActBlock) -> Self {
+    fn load(act: &ActBlock) -> Self {
         // SAFETY: NEON is part of every aarch64 target, and both halves are read within the block.
         unsafe {
             let half = |i| vld1q_s8(act.q.as_ptr().add(i));
@@ -151,7 +151,7 @@ impl ActRegisters {
 /// The CPU has dotprod.
 #[inline(always)]
 #[allow(clippy::needless_range_loop, reason = "unrolled over several arrays at once")]
-unsafe fn dot<const Q: usize, const T: usize>(
+unsafe fn add_blocks_sdot<const Q: usize, const T: usize>(
     w: [Quad; Q],
     acts: &[ActRegisters; T],
     acc: &mut [[float32x4_t; T]; Q],
@@ -176,7 +176,7 @@ unsafe fn dot<const Q: usize, const T: usize>(
     step!(high, 3, 1, 3);
     for q in 0..Q {
         for t in 0..T {
-            acc[q][t] = vfmaq_f32(acc[q][t], float(isum[q][t]), vmulq_n_f32(w[q].scale, acts[t].d));
+            acc[q][t] = vfmaq_f32(acc[q][t], sums_to_floats(isum[q][t]), vmulq_n_f32(w[q].scale, acts[t].d));
         }
     }
 }
@@ -188,15 +188,15 @@ unsafe fn dot<const Q: usize, const T: usize>(
 ///
 /// The planes hold block `b`, and the CPU has dotprod.
 #[inline(always)]
-unsafe fn by_twos<const T: usize>(
+unsafe fn add_block_sdot<const T: usize>(
     w: Q4Group<'_>,
     b: usize,
     acts: [&ActBlock; T],
     acc: &mut [[float32x4_t; T]; 4],
 ) {
-    let (acts, acc) = (acts.map(ActRegisters::of), acc.as_chunks_mut::<2>().0);
+    let (acts, acc) = (acts.map(ActRegisters::load), acc.as_chunks_mut::<2>().0);
     unrolled!(2, |p| {
-        dot([quad(w, b, 2 * p), quad(w, b, 2 * p + 1)], &acts, &mut acc[p]);
+        add_blocks_sdot([load_quad(w, b, 2 * p), load_quad(w, b, 2 * p + 1)], &acts, &mut acc[p]);
         // A barrier for loads: more rows at once would need more registers than there are.
         std::arch::asm!("", options(nostack, preserves_flags));
     });
@@ -209,7 +209,7 @@ unsafe fn by_twos<const T: usize>(
 /// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and if `DOT` the CPU
 /// has dotprod and T is at most 2.
 #[inline(always)]
-unsafe fn quads<const T: usize, const DOT: bool>(
+unsafe fn multiply_rows<const T: usize, const DOT: bool>(
     w: Q4Group<'_>,
     activations: *const ActBlock,
     out: *mut [f32; 16],
@@ -220,16 +220,16 @@ unsafe fn quads<const T: usize, const DOT: bool>(
         // Two blocks at a time.
         let even = w.blocks / 2 * 2;
         for b in (0..even).step_by(2) {
-            by_twos(w, b, acts(b), &mut acc);
-            by_twos(w, b + 1, acts(b + 1), &mut acc);
+            add_block_sdot(w, b, acts(b), &mut acc);
+            add_block_sdot(w, b + 1, acts(b + 1), &mut acc);
         }
         if even < w.blocks {
-            by_twos(w, even, acts(even), &mut acc);
+            add_block_sdot(w, even, acts(even), &mut acc);
         }
     } else if T == 1 {
         for b in 0..w.blocks {
             for (r, acc) in acc.iter_mut().enumerate() {
-                mul(&quad(w, b, r), &*activations.add(b), &mut acc[0]);
+                add_block_smlal(&load_quad(w, b, r), &*activations.add(b), &mut acc[0]);
             }
         }
     } else {
@@ -237,11 +237,11 @@ unsafe fn quads<const T: usize, const DOT: bool>(
             for (r, acc) in acc.iter_mut().enumerate() {
                 let mut sum = *acc;
                 for b in first..w.blocks.min(first + RUN) {
-                    let (rows, acts) = (quad(w, b, r), acts(b));
+                    let (rows, acts) = (load_quad(w, b, r), acts(b));
                     if DOT {
-                        dot([rows], &acts.map(ActRegisters::of), from_mut(&mut sum));
+                        add_blocks_sdot([rows], &acts.map(ActRegisters::load), from_mut(&mut sum));
                     } else {
-                        unrolled!(T, |t| { mul(&rows, acts[t], &mut sum[t]) });
+                        unrolled!(T, |t| { add_block_smlal(&rows, acts[t], &mut sum[t]) });
                     }
                 }
                 *acc = sum;
@@ -261,7 +261,7 @@ unsafe fn quads<const T: usize, const DOT: bool>(
 /// |      4 |          165 |        39.1 |        68.2 |        35.1 |
 #[target_feature(enable = "neon")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
-    quads::<T, false>(w, activations, out)
+    multiply_rows::<T, false>(w, activations, out)
 }
 
 /// Multiplies sixteen rows with one or two tokens, with dotprod; see [`super::super::products::multiply`].
@@ -271,5 +271,5 @@ pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, o
 /// |      1 |        101.5 |        21.9 |        43.8 |        21.9 |
 #[target_feature(enable = "neon,dotprod")]
 pub unsafe fn q4_dot<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
-    quads::<T, true>(w, activations, out)
+    multiply_rows::<T, true>(w, activations, out)
 }

@@ -26,7 +26,7 @@ fn immortal() -> Arc<AtomicUsize> {
 }
 
 #[test]
-fn moves_copy_what_the_other_lacks_and_change_nothing() {
+fn switching_devices_copies_only_missing_rows_and_changes_no_logits() {
     for policy in [Policy::None, Policy::Sliding, Policy::SnapKv, Policy::H2o] {
         let wanted = eviction(policy, 60, 3);
         let mut one = alone(400, wanted);
@@ -85,7 +85,7 @@ fn logits_arrive_in_memory_of_the_device_that_computes_them() {
 }
 
 #[test]
-fn positions_move_decoding_there_and_back() {
+fn a_sequence_switches_devices_at_the_positions_of_the_schedule() {
     let schedule = Schedule::Fixed(FixedSchedule { prefill: Side::Gpu, to_gpu: vec![60], to_cpu: vec![80] });
     let placement =
         Placement::new(Notice::default()).with_second(Fake::new("gpu", 16).with_slots(200), schedule);

@@ -170,7 +170,7 @@ fn filter_int(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     Ok(number.map_or(default, integer_value))
 }
 
-/// Indents the lines of a text by blanks or by a text; the first line and empty ones only if asked for.
+/// Indents the lines of a text by spaces or by a text; the first line and empty ones only if asked for.
 fn filter_indent(state: &State<'_, '_>, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [width, first, blank] = named_args(&args.into_values(), ["width", "first", "blank"])?;
     let width = width.filter(is_given).unwrap_or(Value::from(4));

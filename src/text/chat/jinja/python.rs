@@ -136,7 +136,7 @@ fn call_text_method(state: &State<'_, '_>, text: &str, method: &str, args: &[Val
     }
 }
 
-/// Removes blanks, or `chars`, at the ends of `text`.
+/// Removes whitespace, or `chars`, at the ends of `text`.
 pub(super) fn strip_text<'a>(
     state: &State<'_, '_>,
     text: &'a str,
@@ -158,8 +158,9 @@ fn has_affix(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (wanted,): (&Value,) = from_args(args)?;
     let all = if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
     for wanted in all {
-        let wanted =
-            wanted.as_str().ok_or_else(|| template_error(format!("{method} of a value that is no text")))?;
+        let wanted = wanted
+            .as_str()
+            .ok_or_else(|| template_error(format!("calls {method} on a value that is not a string")))?;
         let found = if method == "startswith" { text.starts_with(wanted) } else { text.ends_with(wanted) };
         if found {
             return Ok(Value::from(true));
@@ -227,7 +228,7 @@ fn change_case(text: &str, method: &str) -> Option<String> {
     })
 }
 
-/// `split` and `rsplit`: splits a text at a separator or at blanks, at most `maxsplit` times.
+/// `split` and `rsplit`: splits a text at a separator or at whitespace, at most `maxsplit` times.
 pub(super) fn split_text(
     state: &State<'_, '_>,
     text: &str,
@@ -252,7 +253,7 @@ pub(super) fn split_text(
     };
     let separator = separator.as_str().filter(|separator| !separator.is_empty());
     let separator = separator
-        .ok_or_else(|| template_error("splits a text at a value that is no text, or an empty one"))?;
+        .ok_or_else(|| template_error("splits a string at a separator that is empty or not a string"))?;
     let most = most.saturating_add(1);
     consume_fuel(state, text.matches(separator).count() * PART_BYTES)?;
     if method == "split" {
@@ -263,7 +264,7 @@ pub(super) fn split_text(
     Ok(Value::from(parts))
 }
 
-/// Splits at blanks into `most` parts and the rest.
+/// Splits at whitespace into `most` parts and the rest.
 fn split_at_blanks(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_start_matches(is_blank));
     while !rest.is_empty() {

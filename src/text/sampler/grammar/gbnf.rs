@@ -139,13 +139,13 @@ mod tests {
     fn errors_have_a_place() {
         let deep = format!("root ::= {}", "(".repeat(100));
         for (text, at, words) in [
-            ("", "line 1 column 1", "no rule root"),
+            ("", "line 1 column 1", "rule root is not defined"),
             ("root ::= \"a\n", "line 1 column 10", "no end"),
             ("root ::= [a\n", "line 1 column 10", "no end"),
             ("root ::= [b-a]", "line 1 column 11", "reversed"),
             ("root ::= []", "line 1 column 10", "no characters"),
             ("root ::= (\"a\"\n", "line 2 column 1", ") is missing"),
-            ("root ::= x\ny ::= \"a\"", "line 1 column 10", "no rule x"),
+            ("root ::= x\ny ::= \"a\"", "line 1 column 10", "rule x is not defined"),
             ("root ::= \"a\"\nroot ::= \"b\"", "line 2 column 1", "twice"),
             ("root = \"a\"", "line 1 column 6", "::="),
             ("root ::= \"\\q\"", "line 1 column 11", "unknown escape"),

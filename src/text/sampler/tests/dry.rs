@@ -36,7 +36,7 @@ fn only(id: u32, penalty: f32) -> Vec<f32> {
 }
 
 #[test]
-fn penalty_grows_with_the_repetition() {
+fn the_penalty_grows_with_the_length_of_the_repetition() {
     let nothing = only(A, 0.0);
     assert_eq!(taken(dry(2, &[]), &[A, B, C, A, B]), only(C, 0.5));
     assert_eq!(taken(dry(1, &[]), &[A, B, C, A, B]), only(C, 1.0));

@@ -171,7 +171,7 @@ fn adjusted_logits_have_the_bits_of_the_plain_loops() {
 }
 
 #[test]
-fn what_is_off_leaves_no_trace() {
+fn a_stage_that_is_off_changes_no_logit() {
     let plain = SamplerOptions { seed: 9, ..Default::default() };
     let off = [
         SamplerOptions { typical_p: 1.0, presence_penalty: -0.0, frequency_penalty: 0.0, ..plain.clone() },
@@ -206,7 +206,7 @@ fn what_is_off_leaves_no_trace() {
 }
 
 #[test]
-fn seeds_repeat() {
+fn the_same_seed_draws_the_same_tokens() {
     for round in 0..12 {
         let run = |seed: u64| {
             let o = SamplerOptions {
@@ -229,7 +229,7 @@ fn seeds_repeat() {
 }
 
 #[test]
-fn typicality_leaves_out_the_obvious() {
+fn typical_p_removes_the_most_expected_token() {
     let probs = [0.5, 0.125, 0.125, 0.125, 0.125];
     let entropy = rank::compute_entropy(&probs);
     assert!((entropy - 2.0 * std::f64::consts::LN_2).abs() < 1e-6, "{entropy}");

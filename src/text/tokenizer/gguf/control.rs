@@ -1,5 +1,5 @@
 //! Control tokens that are known by name: end-of-text tokens, tokens that files give a wrong type, and tokens after
-//! which blanks are left out. Names are llama.cpp's (`src/llama-vocab.cpp`).
+//! which spaces are left out. Names are llama.cpp's (`src/llama-vocab.cpp`).
 
 use super::merges::MERGES;
 use super::vocabulary::{GgufVocabulary, TokenType};
@@ -27,8 +27,8 @@ const OTHER_CONTROL_TOKENS: [&str; 25] = [
     "<reponame>", "<PAD>",
 ];
 
-/// Phi-3's control tokens after which blanks stay.
-pub(super) const KEEP_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+/// Phi-3's control tokens after which spaces stay.
+pub(super) const KEEP_SPACES: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Turns known control tokens that the file types as ordinary text into control tokens, and warns once. A token that
 /// merges lead to stays text: Qwen's vocabularies have the word `</s>`.
@@ -69,8 +69,8 @@ pub(super) fn known_end_tokens(vocabulary: &GgufVocabulary<'_>) -> impl Iterator
     END_TOKENS.into_iter().filter(move |name| !(part && *name == "<|end|>")).filter_map(control)
 }
 
-/// True if blanks after control tokens are left out: in Phi-3 with its SentencePiece vocabulary. No key says so.
-pub(super) fn strips_blanks(metadata: &Metadata) -> bool {
+/// True if spaces after control tokens are left out: in Phi-3 with its SentencePiece vocabulary. No key says so.
+pub(super) fn strips_spaces(metadata: &Metadata) -> bool {
     let is = |key: &str, value: &str| metadata.get(key).and_then(|v| v.as_str()) == Some(value);
     is("general.architecture", "phi3") && is(MODEL, "llama")
 }

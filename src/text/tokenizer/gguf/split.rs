@@ -10,8 +10,8 @@
 
 use serde_json::{Value, json};
 
-/// SentencePiece's sign for a blank.
-pub(super) const BLANK: &str = "▁";
+/// SentencePiece's sign for a space.
+pub(super) const SPACE_MARK: &str = "▁";
 
 /// The known names, for messages.
 pub(super) const NAMES: &str =
@@ -19,7 +19,7 @@ pub(super) const NAMES: &str =
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Llama 3's, except that runs of blanks become words of powers of two.
+/// Llama 3's, except that runs of spaces become words of powers of two.
 const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s";
 const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -67,7 +67,7 @@ enum SplitTrait {
     WholeWords,
     /// The begin-of-text token is added unless the file says otherwise.
     AddBos,
-    /// Tokens are text, in which U+2581 stands for a blank, with bytes as fallback.
+    /// Tokens are text, in which U+2581 stands for a space, with bytes as fallback.
     Escaped,
     /// Tokens are text, with bytes as fallback.
     Plain,
@@ -133,9 +133,9 @@ pub(super) struct PreTokenizer {
     pub text: bool,
 }
 
-/// The step that replaces each blank by [`BLANK`].
-pub(super) fn replace_blanks() -> Value {
-    json!({"type": "Replace", "pattern": {"String": " "}, "content": BLANK})
+/// The step that replaces each space by [`SPACE_MARK`].
+pub(super) fn replace_spaces() -> Value {
+    json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK})
 }
 
 /// Returns the steps of the pre-tokenizer `name`, if it is known.
@@ -157,7 +157,7 @@ pub(super) fn find_pre_tokenizer(name: &str) -> Option<PreTokenizer> {
     }
     Some(PreTokenizer {
         normalizer: if has(Escaped) {
-            Some(replace_blanks())
+            Some(replace_spaces())
         } else {
             has(Nfc).then(|| json!({"type": "NFC"}))
         },

@@ -3,7 +3,7 @@
 use super::super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::super::lanes::Lanes;
 use super::super::{Neon, widen_f16};
-use super::{BIAS, Quad, RUN, quad};
+use super::{BIAS, Quad, RUN, load_quad};
 use crate::quant::activations::{ActBlock, ActTile};
 use std::arch::aarch64::*;
 use std::array::from_fn;
@@ -12,33 +12,33 @@ use std::array::from_fn;
 const TOKENS: usize = 16;
 
 /// The layout of a tile's tokens for an instruction.
-trait Laid {
+trait TileLayout {
     /// Interleaves one block of four tokens.
-    fn of(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile;
+    fn interleave(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile;
 
     /// Adds the sums of rows `4r..` in block `b` to `acc`, four tokens from each of the first `T / 4` of `tiles`, which
-    /// are advanced to the next block. [`Laid::rows`] reads the sums in their order.
+    /// are advanced to the next block. [`TileLayout::row_sums`] reads the sums in their order.
     ///
     /// # Safety
     ///
     /// `r < 4`, the planes hold block `b`, the tiles can be read, and the CPU has the instructions.
-    unsafe fn add<const T: usize>(
+    unsafe fn add_block<const T: usize>(
         w: Q4Group<'_>,
         at: (usize, usize),
         tiles: &mut [*const u8; TOKENS / 4],
         acc: &mut [float32x4_t; T],
     );
 
-    /// Bytes by which the pointers of [`Laid::add`] precede the tile's first byte.
-    const BEFORE: usize;
+    /// Bytes by which the pointers of [`TileLayout::add_block`] precede the tile's first byte.
+    const BYTES_BEFORE_TILE: usize;
 
     /// Returns the sums of token `t`, of sixteen rows in their order.
-    fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon;
+    fn row_sums<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon;
 }
 
-/// Interleaves one block of four tokens, for [`q4_i8mm_together`] if `PAIRS`, else for [`q4_dot_together`].
-pub fn laid<const PAIRS: bool>(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
-    if PAIRS { Pairs::of(acts) } else { FourTokens::of(acts) }
+/// Interleaves one block of four tokens, for [`q4_i8mm_groups`] if `I8MM`, else for [`q4_dot_groups`].
+pub fn interleave_block<const I8MM: bool>(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
+    if I8MM { SmmlaTile::interleave(acts) } else { SdotTile::interleave(acts) }
 }
 
 /// Multiplies sixteen rows of each group with `T` tokens: `out[group][token]`, `stride` tokens in each.
@@ -48,7 +48,7 @@ pub fn laid<const PAIRS: bool>(acts: [&ActBlock; ActTile::TOKENS]) -> ActTile {
 /// `w` has at most [`MOST_GROUPS`] groups, `tiles` is `[T / 4][w.blocks]`, `out` holds the first `T` of `stride` rows
 /// for each group, and the CPU has the instructions of `L`.
 #[inline(always)]
-unsafe fn together<L: Laid, const T: usize>(
+unsafe fn multiply_groups<L: TileLayout, const T: usize>(
     w: Groups<'_>,
     tiles: *const ActTile,
     (out, stride): (*mut [f32; 16], usize),
@@ -63,10 +63,10 @@ unsafe fn together<L: Laid, const T: usize>(
             for (r, acc) in acc.iter_mut().enumerate() {
                 let mut sum = *acc;
                 let mut from = from_fn(|i| {
-                    tiles.wrapping_add(i * w.blocks + first).cast::<u8>().wrapping_sub(L::BEFORE)
+                    tiles.wrapping_add(i * w.blocks + first).cast::<u8>().wrapping_sub(L::BYTES_BEFORE_TILE)
                 });
                 for b in run.clone() {
-                    L::add(group, (b, r), &mut from, &mut sum);
+                    L::add_block(group, (b, r), &mut from, &mut sum);
                 }
                 *acc = sum;
             }
@@ -74,17 +74,17 @@ unsafe fn together<L: Laid, const T: usize>(
     }
     for (g, acc) in acc.iter().enumerate() {
         for t in 0..T {
-            L::rows(acc, t).store(out.add(g * stride + t).cast());
+            L::row_sums(acc, t).store(out.add(g * stride + t).cast());
         }
     }
 }
 
 /// Four tokens for `sdot`: `start` has one token in all lanes; `q` has the first sixteen columns of each token, then
 /// the others; `d` has one scale per token, then zeros.
-struct FourTokens;
+struct SdotTile;
 
 /// Emits `sdot` of four tokens with the columns of a register.
-macro_rules! four_dots {
+macro_rules! sdot_four_tokens {
     ($w:literal, $lane:literal) => {
         concat!(
             "sdot v16.4s, {",
@@ -119,20 +119,20 @@ macro_rules! four_dots {
 ///
 /// The CPU has dotprod, the tile can be read, and `acc` has four elements.
 #[inline(always)]
-unsafe fn dot_four(w: &Quad, tile: &mut *const u8, acc: &mut [float32x4_t]) {
+unsafe fn sdot_four(w: &Quad, tile: &mut *const u8, acc: &mut [float32x4_t]) {
     let [s0, s1, s2, s3] = acc else { unreachable!("invariant: four tokens") };
     std::arch::asm!(
         "ld1 {{v16.4s, v17.4s, v18.4s, v19.4s}}, [{tile}], #64",
         "ld1 {{v20.4s, v21.4s, v22.4s, v23.4s}}, [{tile}], #64",
-        four_dots!("l0", "0"),
-        four_dots!("l1", "1"),
-        four_dots!("l2", "2"),
-        four_dots!("l3", "3"),
+        sdot_four_tokens!("l0", "0"),
+        sdot_four_tokens!("l1", "1"),
+        sdot_four_tokens!("l2", "2"),
+        sdot_four_tokens!("l3", "3"),
         "ld1 {{v20.4s, v21.4s, v22.4s, v23.4s}}, [{tile}], #64",
-        four_dots!("h0", "0"),
-        four_dots!("h1", "1"),
-        four_dots!("h2", "2"),
-        four_dots!("h3", "3"),
+        sdot_four_tokens!("h0", "0"),
+        sdot_four_tokens!("h1", "1"),
+        sdot_four_tokens!("h2", "2"),
+        sdot_four_tokens!("h3", "3"),
         "ldr q20, [{tile}], #32",
         "fsub v16.4s, v16.4s, {bias:v}.4s",
         "fsub v17.4s, v17.4s, {bias:v}.4s",
@@ -156,10 +156,10 @@ unsafe fn dot_four(w: &Quad, tile: &mut *const u8, acc: &mut [float32x4_t]) {
     );
 }
 
-impl Laid for FourTokens {
-    const BEFORE: usize = 0;
+impl TileLayout for SdotTile {
+    const BYTES_BEFORE_TILE: usize = 0;
 
-    fn of(acts: [&ActBlock; 4]) -> ActTile {
+    fn interleave(acts: [&ActBlock; 4]) -> ActTile {
         let d = acts.map(|act| act.d);
         ActTile {
             start: acts.map(|act| [act.offset + BIAS; 4]),
@@ -169,20 +169,20 @@ impl Laid for FourTokens {
     }
 
     #[inline(always)]
-    unsafe fn add<const T: usize>(
+    unsafe fn add_block<const T: usize>(
         w: Q4Group<'_>,
         (b, r): (usize, usize),
         tiles: &mut [*const u8; TOKENS / 4],
         acc: &mut [float32x4_t; T],
     ) {
-        let rows = quad(w, b, r);
+        let rows = load_quad(w, b, r);
         for (tile, acc) in tiles.iter_mut().zip(acc.chunks_exact_mut(4)) {
-            dot_four(&rows, tile, acc);
+            sdot_four(&rows, tile, acc);
         }
     }
 
     #[inline(always)]
-    fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon {
+    fn row_sums<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon {
         Neon(acc.map(|acc| acc[t]))
     }
 }
@@ -198,23 +198,23 @@ impl Laid for FourTokens {
 ///
 /// # Safety
 ///
-/// See [`together`].
+/// See [`multiply_groups`].
 #[target_feature(enable = "neon,dotprod")]
-pub unsafe fn q4_dot_together<const T: usize>(
+pub unsafe fn q4_dot_groups<const T: usize>(
     w: Groups<'_>,
     tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    together::<FourTokens, T>(w, tiles, out)
+    multiply_groups::<SdotTile, T>(w, tiles, out)
 }
 
 /// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are
 /// cheaper than moves; `q` has columns `8k..` of a pair's first token, then of its second; `d` has scales in the order
 /// of `start`, once.
-struct Pairs;
+struct SmmlaTile;
 
 /// Adds the sums of a pair of tokens, whose parts are at these offsets; the last one includes the end of the address.
-macro_rules! pair {
+macro_rules! smmla_pair {
     ([$start:literal, $q:literal, $q2:literal, $d:literal], $sx:literal, $sy:literal) => {
         concat!(
             "ldp {x:q}, {y:q}, [{tile}, #",
@@ -251,11 +251,11 @@ macro_rules! pair {
     };
 }
 
-impl Laid for Pairs {
+impl TileLayout for SmmlaTile {
     /// The load of the second pair's scales advances the pointer by its own offset.
-    const BEFORE: usize = 16;
+    const BYTES_BEFORE_TILE: usize = 16;
 
-    fn of(acts: [&ActBlock; 4]) -> ActTile {
+    fn interleave(acts: [&ActBlock; 4]) -> ActTile {
         let start = |i: usize| from_fn(|k| acts[2 * i + k % 2].offset + BIAS);
         ActTile {
             start: [start(0), start(0), start(1), start(1)],
@@ -266,7 +266,7 @@ impl Laid for Pairs {
 
     /// Each pair of tokens has two elements: rows 0 and 1 of the quad, each for both tokens, then rows 2 and 3.
     #[inline(always)]
-    unsafe fn add<const T: usize>(
+    unsafe fn add_block<const T: usize>(
         w: Q4Group<'_>,
         (b, r): (usize, usize),
         tiles: &mut [*const u8; TOKENS / 4],
@@ -289,8 +289,8 @@ impl Laid for Pairs {
         for (tile, acc) in tiles.iter_mut().zip(acc.chunks_exact_mut(4)) {
             let [s0, s1, s2, s3] = acc else { unreachable!("invariant: four tokens") };
             std::arch::asm!(
-                pair!(["16", "80", "112", "208]"], "s0", "s1"),
-                pair!(["48", "144", "176", "224]!"], "s2", "s3"),
+                smmla_pair!(["16", "80", "112", "208]"], "s0", "s1"),
+                smmla_pair!(["48", "144", "176", "224]!"], "s2", "s3"),
                 t0 = in(vreg) top[0], t1 = in(vreg) top[1], t2 = in(vreg) top[2], t3 = in(vreg) top[3],
                 b0 = in(vreg) bottom[0], b1 = in(vreg) bottom[1],
                 b2 = in(vreg) bottom[2], b3 = in(vreg) bottom[3],
@@ -304,7 +304,7 @@ impl Laid for Pairs {
     }
 
     #[inline(always)]
-    fn rows<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon {
+    fn row_sums<const T: usize>(acc: &[[float32x4_t; T]; 4], t: usize) -> Neon {
         let half = |r: usize| {
             let [top, bottom] = [acc[r][t & !1], acc[r][t | 1]];
             // SAFETY: NEON is part of every aarch64 target.
@@ -327,12 +327,12 @@ impl Laid for Pairs {
 ///
 /// # Safety
 ///
-/// See [`together`].
+/// See [`multiply_groups`].
 #[target_feature(enable = "neon,dotprod,i8mm")]
-pub unsafe fn q4_i8mm_together<const T: usize>(
+pub unsafe fn q4_i8mm_groups<const T: usize>(
     w: Groups<'_>,
     tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    together::<Pairs, T>(w, tiles, out)
+    multiply_groups::<SmmlaTile, T>(w, tiles, out)
 }

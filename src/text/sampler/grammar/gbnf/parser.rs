@@ -115,7 +115,7 @@ impl<'a> Parser<'a> {
         there
     }
 
-    /// Skips blanks and comments.
+    /// Skips whitespace and comments.
     fn skip_blanks(&mut self, lines: LineBreaks) {
         while let Some(c) = self.peek_char() {
             match c {
@@ -149,11 +149,11 @@ impl<'a> Parser<'a> {
             self.skip_blanks(LineBreaks::Skip);
         }
         if let Some(rule) = self.rules.iter().find(|r| r.body.is_none()) {
-            return Err((rule.at, format!("there is no rule {}", rule.name)));
+            return Err((rule.at, format!("rule {} is not defined", rule.name)));
         }
         match self.numbers.get("root") {
             Some(&root) => Ok(root),
-            None => self.error_here("there is no rule root"),
+            None => self.error_here("rule root is not defined"),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::eviction::reference::Reference;
 use crate::support::paths;
-use antigravity::dims::{self, LAYERS, LOCAL_LAYERS, VOCAB, WINDOW, is_local};
+use antigravity::dims::{self, LAYERS, SLIDING_LAYERS, VOCAB, WINDOW, is_sliding};
 use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
 use antigravity::plan::Plan;
@@ -55,7 +55,7 @@ fn become_of(into: &mut Session, from: &mut Session) {
 }
 
 #[test]
-fn rows_that_come_round_change_no_bit() {
+fn reused_rows_of_a_ring_change_no_bit() {
     let ids = ids(ALL);
     for kv in KvType::ALL {
         let with = |chunk| {
@@ -67,7 +67,7 @@ fn rows_that_come_round_change_no_bit() {
         };
         let ((small, ring), (whole, all)) = (with(SMALL), with(SLOTS));
         assert_eq!(small, whole, "{kv:?}");
-        if LOCAL_LAYERS != 0 && WINDOW < 64 {
+        if SLIDING_LAYERS != 0 && WINDOW < 64 {
             assert!(
                 2 * ring.ring < ALL && all.ring == SLOTS && ring.total_bytes() < all.total_bytes(),
                 "{ring:?} {all:?}"
@@ -97,7 +97,7 @@ fn a_rewind_further_than_the_ring_computes_the_text_again() {
         let mut session = engine.session().unwrap();
         session.prefill(&ids, &go()).unwrap();
         let held = session.reuse_prefix(&ids[..n]).unwrap();
-        let kept = if near || LOCAL_LAYERS == 0 { n - 1 } else { 0 };
+        let kept = if near || SLIDING_LAYERS == 0 { n - 1 } else { 0 };
         assert_eq!((held, session.slots()), (kept, kept));
         session.sync_prompt(&ids[..n], &go()).unwrap();
         assert_eq!(decoded(&mut session, &ids[n..n + 2]), fresh(n)[..2], "{n}");
@@ -127,7 +127,7 @@ fn a_saved_sequence_goes_on_in_rings_of_any_size() {
 }
 
 #[test]
-fn a_cache_goes_out_and_in_with_the_positions_of_each_layer() {
+fn an_exported_cache_keeps_the_positions_of_each_layer() {
     let ids = ids(ALL);
     for (kv, policy) in [(KvType::F32, Policy::None), (KvType::F16, Policy::Sliding)] {
         let mut o = EngineOptions { kv_types: KvTypes::same(kv), ..options(SMALL) };
@@ -138,7 +138,7 @@ fn a_cache_goes_out_and_in_with_the_positions_of_each_layer() {
         let mut one = engine.session().unwrap();
         decoded(&mut one, &ids[..ALL - 20]);
         let past = one.past_key_values(&engine).unwrap();
-        for layer in (0..LAYERS).filter(|&i| is_local(i)).map(|i| &past.layers[i]) {
+        for layer in (0..LAYERS).filter(|&i| is_sliding(i)).map(|i| &past.layers[i]) {
             let positions = &layer.positions[..layer.slots()];
             assert!((WINDOW..=ALL).contains(&(positions.len() + 1)));
             assert_eq!(positions.last(), Some(&(ALL as u32 - 21)));
@@ -174,7 +174,7 @@ fn sequences_of_a_pass_have_rings_of_their_own() {
 }
 
 #[test]
-fn eviction_leaves_local_layers_alone() {
+fn eviction_leaves_sliding_window_layers_alone() {
     let (slots, all) = (20, 120);
     let mut o = options(SMALL);
     (o.max_seq_len, o.weight_type, o.kv_types) = (slots, WeightType::F32, KvTypes::same(KvType::F32));
@@ -183,7 +183,7 @@ fn eviction_leaves_local_layers_alone() {
     let ids = ids(all);
     let mut session = engine.session().unwrap();
     decoded(&mut session, &ids);
-    // The first four, and the last ones that an eighth of the slots leaves; in local layers the window.
+    // The first four, and the last ones that an eighth of the slots leaves; in sliding-window layers the window.
     let (mut held, mut global, mut local) = (Vec::new(), Vec::new(), Vec::new());
     for t in 0..all {
         if held.len() == slots {
@@ -201,7 +201,7 @@ fn eviction_leaves_local_layers_alone() {
         (diff / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
     };
     assert!(far([&global, &local]) < 1e-4, "relative distance {:.1e}", far([&global, &local]));
-    if LOCAL_LAYERS != 0 {
+    if SLIDING_LAYERS != 0 {
         let evicted = |seen: &[Vec<usize>]| -> Vec<Vec<usize>> {
             seen.iter().map(|s| s[s.len().saturating_sub(WINDOW)..].to_vec()).collect()
         };
@@ -233,7 +233,7 @@ fn a_long_context_costs_little_where_most_layers_are_local() {
     if dims::MODEL != "gemma3-1b" {
         return;
     }
-    assert_eq!((LOCAL_LAYERS, WINDOW), (22, 512));
+    assert_eq!((SLIDING_LAYERS, WINDOW), (22, 512));
     let cache = |slots: usize| -> u64 {
         let plan = Plan::estimate(&EngineOptions { max_seq_len: slots, ..options(256) }).unwrap();
         plan.plan_items().iter().filter(|i| i.purpose.starts_with("KV cache")).map(|i| i.bytes).sum()
