@@ -55,7 +55,7 @@ impl EvalEngines {
     pub fn load_all(models: EvalModels, longest: usize) -> Result<Self> {
         let load = |(options, model): (EngineOptions, OpenModel)| {
             let plan = Plan::for_model(&model, &EngineOptions { max_seq_len: longest, ..options.clone() })?;
-            let opened = OpenedModel { plan, model, took: Duration::ZERO }.resolve_auto();
+            let opened = OpenedModel { plan, model, tokenizer: None, took: Duration::ZERO }.resolve_auto();
             Ok((engine_key(&options), Engine::load_opened(opened, &|_, _| {})?))
         };
         models.0.into_iter().map(load).collect::<Result<_>>().map(Self)
