@@ -68,24 +68,24 @@ pub fn run() -> Result<()> {
     parse_args().and_then(|args| run_command(args.command)).map_err(cli::flags::name_flags_in)
 }
 
-/// The text for whom types only the program's name.
-const SHORT_HELP: &str = "\
-  antigravity chat                          holds a conversation
-  antigravity -p 'Once upon a time' -n -1   completes a text
-  antigravity serve                         a server, and a chat page at http://127.0.0.1:8080
-  antigravity list                          the model, and where its files are
-  antigravity doctor                        what this machine offers
-  antigravity --help                        all commands; COMMAND --help lists its flags
+/// The text for a user who types only the program's name.
+const SHORT_HELP: &str = "
+  antigravity chat             hold a conversation
+  antigravity -p 'Once' -n -1  complete a text
+  antigravity serve            start a server with a chat page
+  antigravity list             show the model and its files
+  antigravity doctor           check this machine
+  antigravity --help           list all commands; COMMAND --help lists its flags
 ";
 
-/// Prints [`SHORT_HELP`] and ends the process, if there is nobody but a user at a terminal to say what to do.
+/// Prints [`SHORT_HELP`] and ends the process, if there are no arguments and a user sits at the terminal.
 fn greet_user() -> Result<()> {
     let asks = std::env::args_os().len() < 2 && stdin().is_terminal() && stdout().is_terminal();
     if !asks || !cfg!(all(feature = "serve", feature = "tools")) {
         return Ok(());
     }
     let model = style_text(Style::Bold, dims::MODEL);
-    write_stdout(&format!("antigravity runs one language model, {model}. Try:\n\n{SHORT_HELP}"))?;
+    write_stdout(&format!("antigravity runs one language model: {model}\n{SHORT_HELP}"))?;
     exit_process(0)
 }
 

@@ -31,7 +31,8 @@ mod tools;
 mod unsupported;
 
 use crate::cli::args::{
-    CONVERSATION_CONTEXT_HELP, FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, TemplateChoiceArgs, check_range, read_text,
+    CONVERSATION_CONTEXT_HELP, FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, TemplateChoiceArgs,
+    check_range, read_text,
 };
 use crate::cli::load;
 use crate::cli::signal;

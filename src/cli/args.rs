@@ -22,10 +22,10 @@ pub use completion::{Format, GenerateArgs, OutputArgs, parse_token_limit};
 pub use device::{MAX_THREADS, MaskArgs, check_threads};
 pub use flag_warnings::FlagWarnings;
 pub use llama_cpp::translate_args;
-#[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
-pub use model::ModelArgs;
 #[cfg(feature = "chat")]
 pub use model::CONVERSATION_CONTEXT_HELP;
+#[cfg(any(feature = "chat", feature = "serve", feature = "tools"))]
+pub use model::ModelArgs;
 #[cfg(feature = "tools")]
 pub use model::{LoadArgs, MAX_SEQ_LEN, PathArgs, WeightArgs};
 #[cfg(feature = "chat")]

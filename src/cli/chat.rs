@@ -7,7 +7,8 @@ mod output;
 mod session_file;
 
 use super::args::{
-    CONVERSATION_CONTEXT_HELP, CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, format_settings,
+    CONVERSATION_CONTEXT_HELP, CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs,
+    format_settings,
 };
 use super::flags::name_flags;
 use super::generation_report::{self, GenerationReport};
@@ -249,7 +250,8 @@ impl Chat<'_> {
     fn run_turns(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
-            print_stderr!("{}; /help lists commands, Ctrl-D quits", self.describe_setup());
+            print_stderr!("{}", self.describe_setup());
+            print_stderr!("{}", style_text(Style::Dim, "/help lists commands, Ctrl-D quits"));
         }
         let mut first = self.args.prompt.as_deref().map(|text| self.args.escape.unescape_text(text));
         loop {

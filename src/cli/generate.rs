@@ -83,7 +83,9 @@ fn complete_prompt(
     let mut render = |piece: &str| wrap.wrap_piece(piece);
     #[cfg(not(feature = "chat"))]
     let mut render = str::to_owned;
-    if let (Format::Text, Some(prompt)) = (output.format, prompt.and_then(|p| shown_prompt(p, output.verbosity()))) {
+    if let (Format::Text, Some(prompt)) =
+        (output.format, prompt.and_then(|p| shown_prompt(p, output.verbosity())))
+    {
         write_stderr(format_args!("{}", style_text(Style::Dim, &render(&prompt))));
     }
     let mut stream = engine.stream(&mut session, &tokens, &options)?.timed_from(start);

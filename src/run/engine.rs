@@ -87,7 +87,8 @@ impl Engine {
             None if drafted => Some(tokenizer_of(&model)?),
             early => early,
         };
-        let draft = early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
+        let draft =
+            early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;

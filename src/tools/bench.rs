@@ -115,7 +115,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     // Loading checks the memory for the longest context.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
-    let engine = Engine::load_opened(OpenedModel { plan, model, tokenizer: None, took }.resolve_auto(), &|_, _| {})?;
+    let engine =
+        Engine::load_opened(OpenedModel { plan, model, tokenizer: None, took }.resolve_auto(), &|_, _| {})?;
     let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);
     print_stderr!("{}", environment.summary_line());

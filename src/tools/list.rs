@@ -33,7 +33,8 @@ struct ModelFile {
 pub fn run(args: &ListArgs) -> Result<()> {
     let path = ModelPath::new(&args.model.model_path()?)?;
     let used = path.open(WeightType::Auto)?.checkpoint.path().to_owned();
-    let files = if path.dir.is_dir() { find_files(&path.dir, &used)? } else { vec![read_file(&used, &used)?] };
+    let files =
+        if path.dir.is_dir() { find_files(&path.dir, &used)? } else { vec![read_file(&used, &used)?] };
     let text = match args.format {
         ReportFormat::Text => files_text(&path.dir, &files),
         ReportFormat::Json => {
@@ -59,20 +60,26 @@ fn read_file(path: &Path, used: &Path) -> Result<ModelFile> {
     let bytes = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_weights = name.ends_with(".safetensors") || name.ends_with(".gguf");
+    // A directory stands for its checkpoint, which may be in several files.
+    let is_checkpoint = name.ends_with(".safetensors") && !name.ends_with(".packed.safetensors");
     let purpose = match &*name {
-        _ if path == used => "weights, these are loaded",
+        _ if path == used || (is_checkpoint && path.parent() == Some(used)) => "weights",
         "config.json" => "sizes",
         "tokenizer.json" => "tokenizer",
         "tokenizer_config.json" | "chat_template.jinja" | "chat_template.json" => "chat template",
         "generation_config.json" => "recommended sampling",
-        _ if is_weights => "weights",
+        _ if is_weights => "weights, not used",
         _ => "",
     };
     Ok(ModelFile { name: escape(&name).to_string(), bytes, purpose })
 }
 
 fn files_text(place: &Path, files: &[ModelFile]) -> String {
-    let row = |f: &ModelFile| vec![format!("  {}", f.name), format_mib(f.bytes), f.purpose.to_owned()];
+    let size = |bytes: u64| match bytes {
+        0..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        _ => format_mib(bytes),
+    };
+    let row = |f: &ModelFile| vec![format!("  {}", f.name), size(f.bytes), f.purpose.to_owned()];
     format!(
         "{MODEL}: {}, {LAYERS} layers, trained for {MAX_POSITION} tokens\n{}\n{}",
         ARCH.name(),

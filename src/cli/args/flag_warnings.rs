@@ -113,9 +113,7 @@ fn collect_warnings(m: &ArgMatches) -> Vec<String> {
         let given = flags.iter().filter(|flag| is_given(m, flag));
         lines.extend(given.map(|flag| format!("warning: --{flag}: {why}")));
     }
-    if let Some(n) =
-        arg_value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION)
-    {
+    if let Some(n) = arg_value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION) {
         lines.push(format!(
             "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; longer texts are likely to be \
              incoherent"

@@ -115,6 +115,9 @@ pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsS
 
 /// Moves the command before the flags, if it comes after them: `-m model.gguf chat`.
 fn move_command_first(cli: &Command, words: &mut Vec<OsString>) {
+    if words.get(1).is_none_or(|first| !first.to_string_lossy().starts_with('-')) {
+        return;
+    }
     let mut at = 1;
     while let Some(word) = words.get(at).and_then(|word| word.to_str()) {
         if word == "--" {

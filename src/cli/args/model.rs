@@ -28,8 +28,7 @@ pub const DEFAULT_CONTEXT: usize = 2048;
 const CONVERSATION_CONTEXT: usize = if dims::MAX_POSITION < 8192 { dims::MAX_POSITION } else { 8192 };
 /// That default, for `--help`.
 #[cfg(feature = "chat")]
-pub const CONVERSATION_CONTEXT_HELP: &str =
-    "Context size in tokens, prompt included [default: the model's own maximum, at most 8192; less where memory is short]";
+pub const CONVERSATION_CONTEXT_HELP: &str = "Context size in tokens, prompt included [default: the model's own maximum, at most 8192; less where memory is short]";
 
 /// Path of the model.
 #[derive(Args, Clone)]
@@ -77,10 +76,10 @@ fn warn_of_other_model(named: &str) {
     let short = Path::new(named).file_name().unwrap_or_default().to_string_lossy();
     let built = dims::MODEL;
     if !named.is_empty() && short.split(':').next() != Some(built) {
-        let named = one_line(named, MAX_LINE_BYTES / 2);
+        let named = one_line(named, MAX_LINE_BYTES / 4);
         print_stderr!(
-            "warning: ANTIGRAVITY_MODEL={named} is not here, and this program is built for {built}, which runs; build it \
-             again for another model, with the same ANTIGRAVITY_MODEL"
+            "warning: ANTIGRAVITY_MODEL={named}: no such model here; this program was built for {built} and runs it. To change \
+             the model, build again: ANTIGRAVITY_MODEL={named} cargo build --release"
         );
     }
 }

@@ -5,6 +5,7 @@ use super::{Chat, NextAction, Question};
 use crate::cli::args::format_settings;
 use crate::cli::flags::name_flags_in;
 use crate::cli::terminal::{Style, style_text};
+use crate::cli::word_wrap::wrap_message;
 use files::error::escape;
 use files::{Error, Result, print_stderr};
 use std::path::Path;
@@ -18,17 +19,18 @@ const HELP: &str = "\
 /clear           forget the conversation, except the system prompt
 /reset           same as /clear
 /system TEXT     start over with this system prompt
-/tool NAME TEXT  give the result of a function that the last answer called; after the last result the model continues
-/set NAME VALUE  change num-tokens or a sampling flag, such as temperature; /set alone shows them
-/save FILE       save the conversation; continue it later with --session FILE or /load FILE
+/tool NAME TEXT  give the result of a function that the last answer called
+/set NAME VALUE  change num-tokens or a sampling flag; /set alone shows them
+/save FILE       save the conversation, for --session FILE or /load FILE
 /load FILE       continue a saved conversation instead of this one
-/stats           show the timings of the last answer and how full the context is
+/stats           show the times of the last answer, and how full the context is
 /help            show this list
 /exit            quit; so do /quit and Ctrl-D
-A message is one line. To continue it on the next, end the line with \\, or put it between \"\"\" and \"\"\". Pasted lines
-are one message where the terminal marks what is pasted, as most do, else one each, like lines typed during an answer.
-Ctrl-C stops an answer, keeps its text so far, and drops what was typed meanwhile; in a message it drops the message.
-A line that starts with a space is never a command.";
+
+A message is one line. To continue it on the next, end the line with \\, or put the message between \"\"\" and \"\"\". Pasted \
+lines are one message where the terminal marks what is pasted, as most do; else each is a message, like lines that are \
+typed during an answer. Ctrl-C stops an answer, keeps its text so far and drops what was typed meanwhile; in a message it \
+drops the message. A line that starts with a space is never a command.";
 
 /// [`HELP`] with bold commands.
 fn styled_help() -> String {
@@ -36,7 +38,7 @@ fn styled_help() -> String {
         Some((command, rest)) => format!("{}  {rest}", style_text(Style::Bold, command)),
         None => line.to_owned(),
     };
-    HELP.lines().map(styled).collect::<Vec<_>>().join("\n")
+    wrap_message(&HELP.lines().map(styled).collect::<Vec<_>>().join("\n"))
 }
 
 impl Chat<'_> {
@@ -223,7 +225,7 @@ impl Chat<'_> {
     /// Prints a confirmation for a user at a terminal, unless quiet.
     pub fn print_note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
-            print_stderr!("{text}");
+            print_stderr!("{}", wrap_message(text));
         }
     }
 }

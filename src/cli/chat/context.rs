@@ -1,6 +1,7 @@
 //! The context of a conversation: how full it is, and the remedies.
 
 use super::Chat;
+use crate::cli::word_wrap::wrap_message;
 use crate::dims::MAX_POSITION;
 use crate::run::eviction::Policy;
 use files::print_stderr;
@@ -72,15 +73,16 @@ impl Chat<'_> {
 /// Reports a full context and the remedies; `then` is added after the commands that free room.
 pub fn say_context_full(need: usize, have: usize, then: &str) {
     let remedies = describe_remedies(need.max(have));
-    print_stderr!(
+    let message = format!(
         "The context is full ({need} of {have} tokens). /clear starts over, /undo takes back the last message{then}. To \
          keep everything, /save FILE, then start again with --session FILE and {remedies}."
     );
+    print_stderr!("{}", wrap_message(&message));
 }
 
 /// Flags with which more than `slots` tokens fit.
 fn describe_remedies(slots: usize) -> String {
-    let larger = (2 * slots).min(MAX_POSITION);
+    let larger = (slots + 1).next_power_of_two().min(MAX_POSITION);
     if larger > slots {
         format!("-c {larger} or --eviction-policy sliding")
     } else {

@@ -21,8 +21,7 @@ pub struct LineEditor {
 impl LineEditor {
     /// Opens the terminal; `None` if it cannot be edited on.
     pub fn open() -> Option<Self> {
-        let config =
-            Config::builder().auto_add_history(true).completion_type(CompletionType::List).build();
+        let config = Config::builder().auto_add_history(true).completion_type(CompletionType::List).build();
         let history = DefaultHistory::with_config(&config);
         Self::with_history(config, history)
     }
