@@ -1,12 +1,15 @@
 //! The commands, their help, and the function that runs each.
 
 use crate::cli;
+use crate::cli::terminal::{Style, style_text, write_stdout};
+use crate::dims;
 #[cfg(feature = "serve")]
 use crate::serve;
 #[cfg(feature = "tools")]
 use crate::tools;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use files::{Error, Result};
+use std::io::{IsTerminal, stdin, stdout};
 
 pub use cli::signal::exit_process;
 
@@ -36,10 +39,13 @@ Examples:
     Generate(cli::args::GenerateArgs),
     /// Chat with the model
     #[cfg(feature = "chat")]
-    #[command(before_help = "\
+    #[command(
+        visible_alias = "run",
+        before_help = "\
 Examples:
   antigravity chat --system 'Answer in one sentence.'
-  antigravity chat --single-turn --prompt 'Why is the sky blue?'")]
+  antigravity run Why is the sky blue?"
+    )]
     Chat(cli::chat::ChatArgs),
     /// HTTP server compatible with the OpenAI and Anthropic APIs
     #[cfg(feature = "serve")]
@@ -61,7 +67,29 @@ Examples:
 /// Parses the process's arguments and runs the command.
 pub fn run() -> Result<()> {
     cli::signal::ignore_file_size_signal();
+    greet_user()?;
     parse_args().and_then(|args| run_command(args.command)).map_err(cli::flags::name_flags_in)
+}
+
+/// The text for a user who types only the program's name.
+const SHORT_HELP: &str = "
+  antigravity chat             hold a conversation
+  antigravity -p 'Once' -n -1  complete a text
+  antigravity serve            start a server with a chat page
+  antigravity list             show the model and its files
+  antigravity doctor           check this machine
+  antigravity --help           list all commands; COMMAND --help lists its flags
+";
+
+/// Prints [`SHORT_HELP`] and ends the process, if there are no arguments and a user sits at the terminal.
+fn greet_user() -> Result<()> {
+    let asks = std::env::args_os().len() < 2 && stdin().is_terminal() && stdout().is_terminal();
+    if !asks || !cfg!(all(feature = "serve", feature = "tools")) {
+        return Ok(());
+    }
+    let model = style_text(Style::Bold, dims::MODEL);
+    write_stdout(&format!("antigravity runs one language model: {model}\n{SHORT_HELP}"))?;
+    exit_process(0)
 }
 
 fn run_command(command: Command) -> Result<()> {
@@ -74,7 +102,7 @@ fn run_command(command: Command) -> Result<()> {
         #[cfg(feature = "tools")]
         Command::Tool(command) => tools::run(command),
         Command::Compile(a) => cli::background_compile::run(&a),
-        Command::Version => cli::terminal::write_stdout(&format!("antigravity {}\n", cli::version_text())),
+        Command::Version => write_stdout(&format!("antigravity {}\n", cli::version_text())),
     }
 }
 
@@ -101,7 +129,7 @@ fn parse_args() -> Result<Cli> {
         if e.use_stderr() {
             return Error::Usage(cli::args::one_line(&e, named.as_deref()));
         }
-        match cli::terminal::write_stdout(&e.render().to_string()) {
+        match write_stdout(&e.render().to_string()) {
             Ok(()) => std::process::exit(0),
             Err(e) => e,
         }

@@ -31,7 +31,8 @@ mod tools;
 mod unsupported;
 
 use crate::cli::args::{
-    FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, TemplateChoiceArgs, check_range, read_text,
+    CONVERSATION_CONTEXT_HELP, FlagWarnings, ModelArgs, QuietArgs, SamplerArgs, TemplateChoiceArgs,
+    check_range, read_text,
 };
 use crate::cli::load;
 use crate::cli::signal;
@@ -39,7 +40,7 @@ use crate::cli::terminal::Verbosity;
 use crate::run::engine::template_source;
 use crate::run::generate::scheduler::{Limits, Scheduler, SchedulerEvent};
 use crate::run::options::{EngineOptions, GenerateOptions};
-use crate::run::plan::{OpenedModel, format_mib};
+use crate::run::plan::{OpenedModel, Plan, format_mib};
 use crate::run::session::CancelToken;
 use access::{AccessRules, check_key};
 use clap::Args;
@@ -53,16 +54,14 @@ use std::time::Duration;
 
 /// Maximum of `--slots`.
 const MAX_SLOTS: usize = 256;
-/// Default context size of a slot, in tokens.
-pub const DEFAULT_CONTEXT: &str = "4096";
 /// Default of `--cache-mib`.
 pub const DEFAULT_CACHE_MIB: u64 = 256;
 
 /// Flags of `serve`.
 #[derive(Args, Clone)]
-#[command(mut_arg("max_seq_len", |arg| arg.default_value(DEFAULT_CONTEXT).help(
-    "Context size of each slot in tokens, prompt included"
-)))]
+#[command(mut_arg("max_seq_len", |arg| {
+    arg.help(CONVERSATION_CONTEXT_HELP.replace("Context size", "Context size of each slot"))
+}))]
 pub struct ServeArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
@@ -153,11 +152,28 @@ impl ServeArgs {
 
 /// Engine options for `slots` slots and a prefix cache of `cache_mib` MiB.
 pub fn engine_options(model: &ModelArgs, slots: usize, cache_mib: u64) -> Result<EngineOptions> {
-    Ok(EngineOptions {
+    let options = EngineOptions {
         batch: check_range("--slots", slots, MAX_SLOTS)?,
         prefix_cache: cache_mib.saturating_mul(1 << 20),
         ..model.resolve_options()?
-    })
+    };
+    Ok(model.with_conversation_context(options))
+}
+
+/// Memory of a server in its plan.
+pub struct ServerMemory {
+    /// Bytes that requests and answers may take.
+    pub requests: u64,
+    /// Bytes of the rows that all slots share, if these cannot all be full.
+    pub shared_rows: Option<u64>,
+}
+
+/// Adds a server to the plan, and shortens its default context to what fits.
+pub fn plan_server(model: &ModelArgs, plan: &mut Plan) -> ServerMemory {
+    let requests = plan.add_requests();
+    plan.share_rows();
+    model.fit_default_context(plan);
+    ServerMemory { requests, shared_rows: plan.share_rows() }
 }
 
 pub fn run(args: &ServeArgs) -> Result<()> {
@@ -181,8 +197,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let connections = connections::start_thread(listener, Arc::clone(&state))?;
 
     let mut opened = OpenedModel::new(&settings)?;
-    let memory = MemoryBudget::new(opened.plan.add_requests());
-    let rows = opened.plan.share_rows();
+    let ServerMemory { requests, shared_rows: rows } = plan_server(&args.model, &mut opened.plan);
+    let memory = MemoryBudget::new(requests);
     let planned = [opened.plan.idle_bytes(), opened.plan.needed_bytes()].map(format_mib);
     let model_id = opened.plan.model_id.clone();
     let chosen =
@@ -211,7 +227,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let ran = model.scheduler.run(&model.engine, &stop, &|event| match event {
         SchedulerEvent::Ready => {
             state.set_model(Arc::clone(&model));
-            say_ready(args, &format!("http://{address}"), &planned);
+            say_ready(args, model.engine.options().max_seq_len, &format!("http://{address}"), &planned);
         }
         SchedulerEvent::Draining => state.start_draining(),
     });
@@ -227,8 +243,8 @@ fn warn_of_open_network(host: &str) {
 }
 
 /// Prints the server's address, even with `--quiet`: other programs wait for this line.
-fn say_ready(args: &ServeArgs, address: &str, [empty, full]: &[String; 2]) {
-    let (model, slots, tokens) = (crate::dims::MODEL, args.slots, args.model.cache.max_seq_len);
+fn say_ready(args: &ServeArgs, tokens: usize, address: &str, [empty, full]: &[String; 2]) {
+    let (model, slots) = (crate::dims::MODEL, args.slots);
     if args.quiet.verbosity() == Verbosity::Quiet {
         return print_stderr!("{address}");
     }

@@ -7,6 +7,7 @@ mod doctor;
 mod draft;
 mod eval;
 mod inspect;
+mod list;
 mod logits;
 mod pack;
 mod plan;
@@ -68,10 +69,16 @@ Examples:
   antigravity inspect
   antigravity inspect model.gguf --format json")]
     Inspect(inspect::InspectArgs),
+    /// Show the model of this program and its files
+    #[command(before_help = "\
+Examples:
+  antigravity list
+  antigravity list --format json")]
+    List(list::ListArgs),
     /// Convert text to token ids, or ids to text
     #[command(before_help = "\
 Examples:
-  antigravity tokenize --prompt 'Once upon a time'
+  antigravity tokenize 'Once upon a time'
   antigravity tokenize --decode '1, 2, 3'")]
     Tokenize(tokenize::TokenizeArgs),
     /// (internal) Draft side of speculative decoding; started by --draft-model
@@ -103,6 +110,7 @@ pub fn run(command: ToolCommand) -> Result<()> {
         ToolCommand::Bench(a) => bench::run(&a),
         ToolCommand::Plan(a) => plan::run(&a),
         ToolCommand::Inspect(a) => inspect::run(&a),
+        ToolCommand::List(a) => list::run(&a),
         ToolCommand::Tokenize(a) => tokenize::run(&a),
         ToolCommand::Draft(a) => draft::run(&a),
         ToolCommand::Doctor(a) => doctor::run(&a),

@@ -19,9 +19,11 @@ pub use clap_error::one_line;
 pub use completion::{CompletionArgs, format_settings};
 pub use completion::{Format, GenerateArgs, OutputArgs, parse_token_limit};
 #[cfg(feature = "tools")]
-pub use device::{MAX_THREADS, MaskArgs};
+pub use device::{MAX_THREADS, MaskArgs, check_threads};
 pub use flag_warnings::FlagWarnings;
 pub use llama_cpp::translate_args;
+#[cfg(feature = "chat")]
+pub use model::CONVERSATION_CONTEXT_HELP;
 #[cfg(feature = "tools")]
 pub use model::{LoadArgs, MAX_SEQ_LEN, WeightArgs};
 pub use model::{ModelArgs, PathArgs};

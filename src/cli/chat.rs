@@ -1,26 +1,28 @@
 //! `chat`: a conversation with the model's chat template, one input line per turn.
 
 mod commands;
+mod context;
 mod input;
 mod output;
 mod session_file;
 
 use super::args::{
-    CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs, format_settings,
+    CONVERSATION_CONTEXT_HELP, CompletionArgs, EscapeArgs, FlagWarnings, Format, ModelArgs, TemplateArgs,
+    format_settings,
 };
 use super::flags::name_flags;
 use super::generation_report::{self, GenerationReport};
 use super::load::{self, LoadedEngine};
 use super::signal;
-use super::terminal::{Verbosity, write_stdout};
+use super::terminal::{Style, Verbosity, style_text, write_stdout};
 use crate::run::engine::{Engine, template_source};
-use crate::run::eviction::Policy;
 use crate::run::options::GenerateOptions;
 use crate::run::plan::OpenedModel;
 use crate::run::session::{Session, StopReason};
 use ::files::error::{MAX_LINE_BYTES, one_line};
 use ::files::{Error, Result, print_stderr};
 use clap::Args;
+use context::{ContextWarning, say_context_full};
 use input::{ChatInput, UserInput};
 use output::GeneratedAnswer;
 use serde_json::{Value, json};
@@ -32,9 +34,13 @@ use text::sampler::{Rng, SamplerOptions};
 /// A conversation.
 #[derive(Args, Clone)]
 #[command(mut_arg("num_tokens", |arg| arg.default_value("-1")))]
+#[command(mut_arg("max_seq_len", |arg| arg.help(CONVERSATION_CONTEXT_HELP)))]
 pub struct ChatArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
+    /// Message to answer before the program ends, as with --single-turn; quotes are not needed
+    #[arg(value_name = "MESSAGE", conflicts_with = "prompt", help_heading = "Prompt")]
+    message: Vec<String>,
     /// System prompt of the whole conversation
     #[arg(
         long,
@@ -64,15 +70,53 @@ pub struct ChatArgs {
     model: ModelArgs,
 }
 
+impl ChatArgs {
+    /// The flags with the message as their prompt. As `ollama run` expects the model's name first, ours is skipped.
+    fn with_message(&self) -> Result<Self> {
+        let mut args = self.clone();
+        let words = match self.message.split_first() {
+            Some((first, rest)) if first == crate::dims::MODEL => rest,
+            Some((first, _)) if is_model_name(first) => {
+                let built = crate::dims::MODEL;
+                return Err(Error::Usage(format!(
+                    "{first} looks like a model, but this program runs {built}; build it for the other \
+                     (ANTIGRAVITY_MODEL=MODEL cargo build --release), or give a message with --prompt"
+                )));
+            }
+            _ => &self.message[..],
+        };
+        if !words.is_empty() {
+            args.prompt = Some(words.join(" "));
+            args.single_turn = true;
+        }
+        Ok(args)
+    }
+}
+
+/// True for a word such as `qwen3:0.6b` or `org/llama-3.2`: letters first, then a digit, and no blank.
+fn is_model_name(word: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
+    word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && word.contains(|c: char| c.is_ascii_digit())
+        && word.chars().all(allowed)
+}
+
 pub fn run(args: &ChatArgs) -> Result<()> {
+    let args = &args.with_message()?;
     let output = &args.completion.output;
     output.check_trace()?;
     let mut options = args.completion.resolve_options(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let variables = args.template.parse_variables()?;
-    let opened = OpenedModel::new(&args.model.resolve_for_one_text()?)?;
+    let settings = args.model.with_conversation_context(args.model.resolve_for_one_text()?);
+    let mut opened = OpenedModel::new(&settings)?;
+    args.model.fit_default_context(&mut opened.plan);
     opened.plan.check()?;
     let template = args.template.chosen.load_template(&template_source(&opened.model))?;
+    signal::watch_signals()?;
+    let input = ChatInput::new();
+    #[cfg(feature = "line-editor")]
+    let typing = input.hold_typing();
     let LoadedEngine { engine, load_time: took, .. } =
         &load::load_engine(opened, output.verbosity(), &args.warnings)?;
     let template = template.for_tokenizer(engine.tokenizer())?;
@@ -100,13 +144,16 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         current_flags: args.completion.clone(),
         session: generation_report::open_session(engine, output)?,
         conversation,
-        input: ChatInput::new(),
+        input,
         load_time: *took,
         rng_history: Vec::new(),
         tool_results: Vec::new(),
         unanswered: None,
         last_report: None,
+        context_warning: ContextWarning::Due,
     };
+    #[cfg(feature = "line-editor")]
+    drop(typing);
     chat.update_output_format();
     if !chat.is_quiet() {
         let form = chat.conversation.output_format();
@@ -184,6 +231,7 @@ struct Chat<'a> {
     /// A question without an answer, for `/retry`.
     unanswered: Option<Question>,
     last_report: Option<GenerationReport>,
+    context_warning: ContextWarning,
 }
 
 impl Chat<'_> {
@@ -194,14 +242,16 @@ impl Chat<'_> {
     /// Model, context size and device, as one line.
     fn describe_setup(&self) -> String {
         let slots = self.engine.options().max_seq_len;
-        format!("{}, {slots} tokens of context, {}", crate::dims::MODEL, self.session.device_name())
+        let model = style_text(Style::Bold, crate::dims::MODEL);
+        format!("{model}, {slots} tokens of context, {}", self.session.device_name())
     }
 
     /// Runs all turns.
     fn run_turns(&mut self) -> Result<()> {
         let interactive = self.input.is_interactive();
         if interactive && !self.args.single_turn && !self.is_quiet() {
-            print_stderr!("{}; /help lists commands, Ctrl-D quits", self.describe_setup());
+            print_stderr!("{}", self.describe_setup());
+            print_stderr!("{}", style_text(Style::Dim, "/help lists commands, Ctrl-D quits"));
         }
         let mut first = self.args.prompt.as_deref().map(|text| self.args.escape.unescape_text(text));
         loop {
@@ -225,6 +275,9 @@ impl Chat<'_> {
             }
             if self.args.single_turn {
                 return Ok(());
+            }
+            if reason == Some(StopReason::Interrupt) {
+                self.input.drop_typed_lines();
             }
         }
     }
@@ -263,15 +316,21 @@ impl Chat<'_> {
 
     /// Reads the next message; runs it if it is a command.
     fn next_action(&mut self) -> Result<NextAction> {
-        let line = match self.input.read_message()? {
+        let again = self.options.cancel.is_cancelled();
+        let input = self.input.read_message(&self.options.cancel)?;
+        if self.input.is_interactive() && !matches!(input, UserInput::Interrupt) {
+            self.options.cancel.reset();
+        }
+        let line = match input {
             UserInput::Line(line) => line,
             UserInput::Quoted(text) if text.trim().is_empty() => return Ok(NextAction::Read),
             UserInput::Quoted(text) => return Ok(NextAction::Ask(self.make_question(text))),
             UserInput::EndOfInput => return Ok(NextAction::Leave),
-            UserInput::Interrupt if self.options.cancel.is_cancelled() => return Err(Error::Interrupted),
+            UserInput::Dropped => return Ok(NextAction::Read),
+            UserInput::Interrupt if again => return Err(Error::Interrupted),
             UserInput::Interrupt => {
                 self.options.cancel.cancel();
-                print_stderr!("Press Ctrl-C again to quit.");
+                print_stderr!("Press Ctrl-C again to quit; /exit and Ctrl-D quit too.");
                 return Ok(NextAction::Read);
             }
         };
@@ -334,43 +393,15 @@ impl Chat<'_> {
             return Err(lost);
         }
         self.end_turn(&report, then)?;
+        self.warn_of_context();
         self.last_report = Some(report);
         Ok(Some(report.reason))
-    }
-
-    /// Keeps the system message from being evicted.
-    fn protect_system_prompt(&mut self) {
-        if self.has_eviction() {
-            // Rendering errors are reported when the question is asked.
-            self.session
-                .protect_prefix(self.conversation.count_shared_prefix(self.engine.tokenizer()).unwrap_or(0));
-        }
-    }
-
-    fn has_eviction(&self) -> bool {
-        self.engine.options().eviction.policy != Policy::None
     }
 
     /// True if the conversation continues after a question that cannot be asked: a user can type another, or there is a
     /// conversation worth saving.
     fn can_continue(&self) -> bool {
         !self.args.single_turn && (self.input.is_interactive() || self.conversation.count_questions() > 0)
-    }
-
-    /// Forgets the turns that were evicted long ago, so that neither memory nor the time per turn grows with the
-    /// conversation. The remaining turns must be computed again, so this happens once in many contexts.
-    fn forget_oldest(&mut self) {
-        const CONTEXTS: usize = 8;
-        let slots = self.session.extent().slots;
-        if !self.has_eviction() || self.conversation.ids().len() <= CONTEXTS * slots {
-            return;
-        }
-        // If this fails, the question fails for the same reason and reports it.
-        if self.conversation.remove_oldest(self.engine.tokenizer(), slots / 2).is_ok() {
-            let left = self.conversation.count_questions();
-            self.rng_history.drain(..self.rng_history.len().saturating_sub(left));
-            self.print_note(&format!("older messages were dropped; the last {left} are kept"));
-        }
     }
 
     /// Reports why a question got no answer, and restores the conversation before it.
@@ -404,7 +435,7 @@ impl Chat<'_> {
     fn refuse_question(&mut self, question: Question, need: usize, have: usize) -> Result<()> {
         self.withdraw_question(question);
         self.print_unanswered(json!({"t": "unanswered", "needed": need, "slots": have}))?;
-        say_context_full(need, have, ", then /retry sends the message");
+        say_context_full(need, have, "; /retry then sends the message");
         Ok(())
     }
 
@@ -459,23 +490,4 @@ impl Chat<'_> {
         }
         Ok(())
     }
-
-    /// Number of leading tokens that the cache and the conversation share.
-    fn common_prefix_len(&self) -> usize {
-        self.session.tokens().iter().zip(self.conversation.ids()).take_while(|(a, b)| a == b).count()
-    }
-
-    /// Number of cache slots that the conversation needs.
-    fn needed_slots(&self) -> usize {
-        let (all, held) = (self.conversation.ids().len(), self.session.tokens().len());
-        if self.common_prefix_len() == held { self.session.slots() + all - held } else { all }
-    }
-}
-
-/// Reports a full context and the remedies; `then` is added after the commands that free room.
-fn say_context_full(need: usize, have: usize, then: &str) {
-    print_stderr!(
-        "The context is full ({need} of {have} tokens). /undo or /reset frees room{then}. To keep everything: /save FILE, \
-         then start again with --session FILE and a larger -c or an --eviction-policy."
-    );
 }

@@ -5,13 +5,16 @@ use super::generation_report::{self, GenerationReport, print_stream};
 use super::load::{self, LoadedEngine};
 use super::prompts;
 use super::signal;
-use super::terminal::{Verbosity, end_line, show_prompt, write_stdout};
+use super::terminal::{Style, Verbosity, end_line, shown_prompt, style_text, write_stdout};
+#[cfg(feature = "chat")]
+use super::word_wrap::WordWrap;
 use crate::run::engine::Engine;
 use crate::run::generate::stream::{ResumePoint, TokenStream};
 use crate::run::options::GenerateOptions;
 use crate::run::plan::OpenedModel;
 use crate::run::saved::{self, SavedContent, SavedState};
 use crate::run::session::{CancelToken, Session, StopReason};
+use files::stderr::write_stderr;
 use files::{Error, Result, print_stderr};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -36,7 +39,11 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         warnings.add_warning("--batch", "no effect without --prompts");
     }
     let prompt = args.prompt.read_prompt()?;
-    let opened = OpenedModel::new(&settings)?;
+    let mut opened = OpenedModel::new(&settings)?;
+    // With a session, a part of the prompt may be computed already.
+    if let (Some(prompt), None) = (&prompt, &args.session) {
+        Engine::check_prompt(&mut opened, prompt, options.specials)?;
+    }
     let LoadedEngine { engine, load_time: took, .. } =
         &load::load_engine(opened, output.verbosity(), &warnings)?;
     if output.verbosity() == Verbosity::Verbose {
@@ -72,8 +79,16 @@ fn complete_prompt(
     let (tokens, pause) = build_sequence(engine, &session, resume_point(args, state)?, text)?;
     let prompt =
         prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
-    if let (Format::Text, Some(prompt)) = (output.format, prompt) {
-        show_prompt(prompt, output.verbosity());
+    #[cfg(feature = "chat")]
+    let mut wrap = WordWrap::for_stdout();
+    #[cfg(feature = "chat")]
+    let mut render = |piece: &str| wrap.wrap_piece(piece);
+    #[cfg(not(feature = "chat"))]
+    let mut render = str::to_owned;
+    if let (Format::Text, Some(prompt)) =
+        (output.format, prompt.and_then(|p| shown_prompt(p, output.verbosity())))
+    {
+        write_stderr(format_args!("{}", style_text(Style::Dim, &render(&prompt))));
     }
     let mut stream = engine.stream(&mut session, &tokens, &options)?.timed_from(start);
     if args.session.is_some() {
@@ -82,7 +97,7 @@ fn complete_prompt(
     if let Some(rng) = rng {
         stream.sampler_mut().set_rng(rng);
     }
-    let shown = stream_text(&mut stream, output.format);
+    let shown = stream_text(&mut stream, output.format, &mut render);
     let report = GenerationReport::new(&stream, loading, options.sampler.seed);
     let state = SavedState {
         seed: options.sampler.seed,
@@ -110,10 +125,17 @@ fn complete_prompt(
     if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// Streams the text and a final newline to stdout, even on error. Returns the write error, if any.
-fn stream_text(stream: &mut TokenStream<'_>, format: Format) -> Result<Option<Error>> {
+/// Streams the text, as it is rendered, and a final newline to stdout, even on error. Returns the write error, if any.
+fn stream_text(
+    stream: &mut TokenStream<'_>,
+    format: Format,
+    render: &mut dyn FnMut(&str) -> String,
+) -> Result<Option<Error>> {
     let mut empty = true;
-    let shown = print_stream(stream, format, |piece| empty &= piece.is_empty());
+    let shown = print_stream(stream, format, |piece| {
+        empty &= piece.is_empty();
+        render(piece)
+    });
     match (format, &shown) {
         (Format::Jsonl, _) | (_, Ok(Some(_))) => shown,
         _ if empty => {

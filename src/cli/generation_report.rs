@@ -2,7 +2,7 @@
 
 use super::args::{Format, OutputArgs};
 use super::jsonl_events;
-use super::terminal::write_stdout;
+use super::terminal::{Style, style_text, write_stdout};
 use crate::model::trace::{Trace, fnv1a_digest};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::{Timing, TokenStream};
@@ -32,26 +32,26 @@ pub fn write_trace(session: &mut Session, output: &OutputArgs, reason: Option<St
     trace.write_chrome(file)
 }
 
-/// Prints the pieces as they are generated and calls `each` with every piece. Returns the error if stdout could not be
+/// Prints the pieces as they are generated, as text each as `render` returns it. Returns the error if stdout could not be
 /// written; the text then ends as after an interrupt, and can be saved.
 pub fn print_stream(
     stream: &mut TokenStream<'_>,
     format: Format,
-    mut each: impl FnMut(&str),
+    mut render: impl FnMut(&str) -> String,
 ) -> Result<Option<Error>> {
     let mut lost = None;
     while let Some(piece) = stream.next() {
         let piece = piece?;
+        let text = render(&piece);
         if lost.is_none() {
             lost = match format {
-                Format::Text => write_stdout(&piece).err(),
+                Format::Text => write_stdout(&text).err(),
                 Format::Jsonl => write_stdout(&token_line(Some(stream), "token", &piece)).err(),
             };
             if lost.is_some() {
                 stream.cancel();
             }
         }
-        each(&piece);
     }
     Ok(lost)
 }
@@ -118,17 +118,18 @@ impl GenerationReport {
     /// Prints the report on stderr; the first two lines have the specification's format.
     pub fn print_stats(&self, session: &Session) {
         let (timing, (tbt, speed)) = (&self.timing, self.decode_speed());
-        print_stderr!("TTFT: {:.2} ms", milliseconds(timing.ttft));
-        print_stderr!("Avg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)");
-        print_stderr!("stop: {}", self.reason.name());
-        print_stderr!(
-            "prompt: {} tokens ({:.1} tokens/sec), generated: {} tokens, load: {:.2} ms, {}",
+        let text = format!(
+            "TTFT: {:.2} ms\nAvg TBT: {tbt:.2} ms ({speed:.1} tokens/sec)\nstop: {}\nprompt: {} tokens ({:.1} tokens/sec), \
+             generated: {} tokens, load: {:.2} ms, {}",
+            milliseconds(timing.ttft),
+            self.reason.name(),
             timing.prompt_tokens,
             self.prompt_speed(),
             timing.tokens,
             milliseconds(self.loading),
             session.device_name()
         );
+        print_stderr!("{}", style_text(Style::Dim, &text));
         session.drafts().into_iter().for_each(print_drafts);
     }
 }

@@ -1,6 +1,7 @@
 //! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it after the
 //! session is saved. No signal leaves an unfinished file or a changed terminal behind.
 
+use super::terminal::{clear_progress, end_line};
 use crate::run::session::CancelToken;
 use files::{Error, Result, atomic_file, print_stderr, stderr};
 use opencl_runtime::pending_calls::calls_in_progress;
@@ -8,6 +9,7 @@ use opencl_runtime::program_cache::{LONG_TRIAL, remove_own_markers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -49,9 +51,15 @@ pub fn ignore_file_size_signal() {
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
+/// True once a thread waits for signals.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+
 /// Waits for signals on a separate thread, which may do more than a signal handler. If the system allows no thread, a
 /// signal ends the program at once.
 pub fn watch_signals() -> Result<()> {
+    if WATCHED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
     let (hand, handed) = mpsc::sync_channel::<Signals>(1);
     let wait = move || handed.into_iter().for_each(|mut signals| signals.forever().for_each(handle_signal));
     if thread::Builder::new().name("signals".into()).stack_size(SIGNAL_STACK).spawn(wait).is_ok() {
@@ -119,6 +127,10 @@ fn end_by_signal(signal: i32) -> ! {
     stderr::erase_line();
     if signal != SIGINT {
         let _ = emulate_default_handler(signal);
+    }
+    match RUNNING_GENERATION.get() {
+        None => clear_progress(),
+        Some(_) => end_line(),
     }
     crate::opencl::exit_process(Error::Interrupted.exit_code())
 }

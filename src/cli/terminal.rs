@@ -6,6 +6,7 @@ pub use files::stderr::{has_color, is_dumb};
 use files::{Error, Result, stderr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use std::borrow::Cow;
 use std::io::{IsTerminal, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -42,26 +43,45 @@ pub fn track_progress(
 /// True while the cursor is behind the prompt, where the text goes on: a progress line would erase it.
 static IS_PROMPT_OPEN: AtomicBool = AtomicBool::new(false);
 
-/// Shows the prompt before the text, dimmed, if both go to a terminal. Of a long prompt only the end is shown, on
+/// Erases an unfinished line of progress, and the `^C` after it.
+pub fn clear_progress() {
+    if !is_dumb() && std::io::stderr().is_terminal() {
+        stderr::write_stderr(format_args!("\r\x1b[K"));
+    }
+}
+
+/// The prompt as it is shown before the text, if both go to a terminal. Of a long prompt only the end is shown, on
 /// separate lines because progress follows it.
-pub fn show_prompt(prompt: &str, verbosity: Verbosity) {
+pub fn shown_prompt(prompt: &str, verbosity: Verbosity) -> Option<String> {
     const MAX_CHARS: usize = 600;
     let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if verbosity == Verbosity::Quiet || !terminals {
-        return;
+        return None;
     }
     let cut = prompt.char_indices().nth_back(MAX_CHARS - 1).map_or(0, |(at, _)| at);
     let mut text = String::from(if cut > 0 { "…" } else { "" });
     for c in prompt[cut..].chars() {
         if c.is_control() && c != '\n' && c != '\t' { text.extend(c.escape_debug()) } else { text.push(c) }
     }
-    let end = if cut > 0 { "\n" } else { "" };
+    text += if cut > 0 { "\n" } else { "" };
     IS_PROMPT_OPEN.store(cut == 0, Ordering::Relaxed);
-    if has_color() {
-        stderr::write_stderr(format_args!("\x1b[2m{text}\x1b[0m{end}"));
-    } else {
-        stderr::write_stderr(format_args!("{text}{end}"));
+    Some(text)
+}
+
+/// Style of text on a terminal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    Bold,
+    Dim,
+}
+
+/// The text in a style, if stderr is a terminal that has styles.
+pub fn style_text(style: Style, text: &str) -> Cow<'_, str> {
+    if text.is_empty() || !has_color() || !std::io::stderr().is_terminal() {
+        return text.into();
     }
+    let code = if style == Style::Bold { 1 } else { 2 };
+    format!("\x1b[{code}m{text}\x1b[0m").into()
 }
 
 /// A function that shows the progress of a long prompt, unless quiet.

@@ -1,4 +1,4 @@
-//! The terminal's mode: without echo while an answer is printed, and restored when a signal ends the program.
+//! The terminal's mode: keeps typed text while nobody reads it, and is restored when a signal ends the program.
 
 use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 
 static SAVED_MODE: OnceLock<Termios> = OnceLock::new();
 
-/// Switches bracketed paste off; the line editor switches it on.
+/// Switches bracketed paste on and off, as the line editor does: a pasted text is then one message.
+const BRACKETED_PASTE: &[u8] = b"\x1b[?2004h";
 const NO_BRACKETED_PASTE: &[u8] = b"\x1b[?2004l";
 
 /// Saves the mode of stdin; called before the line editor starts.
@@ -17,24 +18,26 @@ pub fn save_mode() {
     }
 }
 
-/// Stops the terminal from echoing typed text, which waits for the next prompt; Ctrl-C still works. Restores the mode
-/// when dropped.
-pub struct EchoGuard(Option<Termios>);
+/// Makes typed text wait for the next prompt, without echo; Ctrl-C still works. Restores the mode when dropped.
+pub struct TypingGuard(Option<Termios>);
 
-impl EchoGuard {
-    pub fn disable_echo() -> Self {
+impl TypingGuard {
+    pub fn hold_typing() -> Self {
         let before = tcgetattr(stdin()).ok();
         if let Some(mut mode) = before.clone() {
-            mode.local_modes.remove(LocalModes::ECHO);
+            // Not line by line: the terminal would drop what exceeds 4,095 bytes of a line, and take Ctrl-D for itself.
+            mode.local_modes.remove(LocalModes::ECHO | LocalModes::ICANON);
             let _ = tcsetattr(stdin(), OptionalActions::Now, &mode);
+            let _ = rustix::io::write(stdout(), BRACKETED_PASTE);
         }
         Self(before)
     }
 }
 
-impl Drop for EchoGuard {
+impl Drop for TypingGuard {
     fn drop(&mut self) {
         if let Some(mode) = &self.0 {
+            let _ = rustix::io::write(stdout(), NO_BRACKETED_PASTE);
             let _ = tcsetattr(stdin(), OptionalActions::Now, mode);
         }
     }

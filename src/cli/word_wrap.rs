@@ -5,6 +5,12 @@ use super::terminal::is_dumb;
 use std::io::IsTerminal;
 use unicode_width::UnicodeWidthChar;
 
+/// The text of a message with line breaks between words, if stderr is a terminal.
+pub fn wrap_message(text: &str) -> String {
+    let mut wrap = if std::io::stderr().is_terminal() { WordWrap::for_stdout() } else { WordWrap::default() };
+    wrap.wrap_piece(text)
+}
+
 /// State of the current line.
 #[derive(Default)]
 pub struct WordWrap {

@@ -11,7 +11,7 @@ use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler};
 use crate::run::plan::{OpenedModel, Plan};
-use crate::run::session::CancelToken;
+use crate::run::session::{CancelToken, long_prompt_error};
 use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::simd::Isa;
@@ -74,7 +74,7 @@ impl Engine {
 
     /// Loads weights and tokenizer of an opened model. `progress` gets the number of tensors done and of all tensors.
     pub fn load_opened(opened: OpenedModel, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
-        let OpenedModel { plan, model, .. } = opened;
+        let OpenedModel { plan, model, tokenizer, .. } = opened;
         plan.check()?;
         let options = plan.options;
         let isa = match options.isa {
@@ -83,8 +83,12 @@ impl Engine {
         };
         let drafted = options.draft > 0 && options.draft_model.is_some();
         // The draft program loads its model while this one is loaded.
-        let early = if drafted { Some(tokenizer_of(&model)?) } else { None };
-        let draft = early.as_ref().map(|t| draft_model(&options, t)).transpose()?.flatten();
+        let early = match tokenizer {
+            None if drafted => Some(tokenizer_of(&model)?),
+            early => early,
+        };
+        let draft =
+            early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
@@ -139,6 +143,29 @@ impl Engine {
             weights.set_calibration(calibration::load_or_compute(weights, &self.tokenizer, &self.options)?);
         }
         Ok(())
+    }
+
+    /// Refuses a prompt that is too long for the context before the weights are loaded, which takes longer. Loads the
+    /// tokenizer only if the prompt has more bytes than the context has tokens.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` if it is too long, and errors of the tokenizer.
+    pub fn check_prompt(opened: &mut OpenedModel, text: &str, specials: SpecialText) -> Result<()> {
+        let o = &opened.plan.options;
+        let have = o.max_seq_len;
+        if text.len() <= have || o.eviction.policy != Policy::None {
+            return Ok(());
+        }
+        let tokenizer = opened.tokenizer.insert(tokenizer_of(&opened.model)?);
+        let least = tokenizer.min_tokens(text);
+        if least > have {
+            return Err(long_prompt_error(&format!("at least {least}"), have));
+        }
+        match tokenizer.encode_until(text, specials, AddSpecial::Yes, &|| false)?.len() {
+            need if need > have => Err(long_prompt_error(&need.to_string(), have)),
+            _ => Ok(()),
+        }
     }
 
     /// The tokenizer.
@@ -204,10 +231,7 @@ impl Engine {
     ) -> Result<Vec<u32>> {
         let (least, have) = (self.tokenizer.min_tokens(text), self.options.max_seq_len);
         if least > have && self.options.eviction.policy == Policy::None {
-            return Err(Error::Usage(format!(
-                "the prompt needs at least {least} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten \
-                 the prompt or give an `Eviction::policy`"
-            )));
+            return Err(long_prompt_error(&format!("at least {least}"), have));
         }
         self.tokenizer.encode_until(text, specials, AddSpecial::Yes, &|| cancel.is_cancelled())
     }

@@ -460,10 +460,7 @@ impl Session {
         if need <= have {
             return Ok(());
         }
-        Err(Error::Usage(format!(
-            "the prompt needs {need} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt \
-             or give an `Eviction::policy`"
-        )))
+        Err(long_prompt_error(&need.to_string(), have))
     }
 
     /// Checks that the logits are finite. The error, `Model`, names the cause: a key or value too large for the cache's
@@ -593,6 +590,14 @@ impl Session {
     pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
         self.device_cache.set_trace(trace)
     }
+}
+
+/// The error for a prompt that needs this many tokens.
+pub(crate) fn long_prompt_error(need: &str, have: usize) -> Error {
+    Error::Usage(format!(
+        "the prompt needs {need} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt or \
+         give an `Eviction::policy`"
+    ))
 }
 
 #[cfg(test)]

@@ -120,7 +120,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     // Loading checks the memory for the longest context.
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
-    let opened = OpenedModel { plan, model, took }.resolve_auto();
+    let opened = OpenedModel { plan, model, tokenizer: None, took }.resolve_auto();
     let engine = load::load_with_progress(opened, Verbosity::Normal)?;
     let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);

@@ -19,9 +19,6 @@ use serde_json::{Value, json};
 /// Flags of `plan`: those of the run to plan for.
 #[derive(Args, Clone)]
 #[command(mut_arg("format", |arg| arg.help("Text, or one JSON object").hide_possible_values(true)))]
-#[cfg_attr(feature = "serve", command(mut_arg("max_seq_len", |arg| {
-    arg.default_value_if("slots", clap::builder::ArgPredicate::IsPresent, serve::DEFAULT_CONTEXT)
-})))]
 pub struct PlanArgs {
     #[command(flatten)]
     run: GenerateArgs,
@@ -50,8 +47,7 @@ impl PlanArgs {
     fn empty_server_bytes(&self, plan: &mut Plan) -> Option<u64> {
         #[cfg(feature = "serve")]
         if self.slots.is_some() {
-            plan.add_requests();
-            plan.share_rows();
+            serve::plan_server(&self.run.model, plan);
             return Some(plan.idle_bytes());
         }
         None

@@ -25,6 +25,9 @@ pub struct TokenizeArgs {
     #[command(flatten)]
     model: PathArgs,
     /// Text to tokenize [default: stdin]
+    #[arg(value_name = "TEXT", conflicts_with_all = ["prompt", "file", "decode"])]
+    text: Option<String>,
+    /// Text to tokenize, even if it begins with a hyphen
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// Read the text from a file, including its final line feed; - is stdin
@@ -98,11 +101,11 @@ fn parse_ids(ids: &str, limit: usize) -> Result<Vec<u32>> {
 
 /// The unchanged text from the flag, a file, or piped stdin.
 fn read_input(args: &TokenizeArgs) -> Result<String> {
-    match (&args.prompt, &args.file) {
+    match (args.text.as_ref().or(args.prompt.as_ref()), &args.file) {
         (Some(text), _) => Ok(text.clone()),
         (None, Some(file)) => read_text("--file", file),
         (None, None) if std::io::stdin().is_terminal() => {
-            Err(Error::Usage("no text; use --prompt, --file or --decode, or pipe a text to stdin".into()))
+            Err(Error::Usage("no text; give one, use --file or --decode, or pipe a text to stdin".into()))
         }
         (None, None) => read_text("text from", Path::new("-")),
     }

@@ -70,7 +70,7 @@ fn a_full_context_ends_turns_until_reset() {
     assert_eq!(answers[0], answers[2]);
     let full: Vec<&str> = said.err.lines().collect();
     assert_eq!(full.len(), 3, "{}", said.err);
-    full.iter().for_each(|l| mentions(l, &["context is full", "/reset"]));
+    full.iter().for_each(|l| mentions(l, &["context is full", "/clear", " or --eviction-policy sliding"]));
 }
 
 #[test]

@@ -45,6 +45,33 @@ fn the_largest_context_fits_and_one_more_does_not() {
     }
 }
 
+#[test]
+fn the_default_context_of_a_conversation_is_the_models_or_what_fits() {
+    let plan = |mib: &str, args: &[&str]| -> serde_json::Value {
+        let said = with_memory(mib, &[&["plan", "--json", "--kv-type", "f32"], args].concat());
+        serde_json::from_str(&said.out).expect("JSON")
+    };
+    let need = |slots: &str| plan("4000", &["-c", slots])["need_bytes"].as_u64().expect("a number") >> 20;
+    let mib = ((need("2048") + need("512")) / 2).to_string();
+    let context = |mib: &str, more: &[&str]| {
+        let chat = [&["chat", "--kv-type", "f32", "-n", "1"], more].concat();
+        let said = antigravity(chat).env("ANTIGRAVITY_MEMORY_MIB", mib).stdin("/stats\n").run();
+        (said.code, if said.code == Some(0) { number_after(&said.err, " of ") } else { 0 })
+    };
+    assert_eq!(context("4000", &[]), (Some(0), 2048));
+    let (code, slots) = context(&mib, &[]);
+    assert!(code == Some(0) && (512..2048).contains(&slots), "{code:?} {slots}");
+    // One that was asked for is not changed, and nothing shorter than a conversation is taken.
+    assert_eq!(context(&mib, &["-c", "2048"]).0, Some(4));
+    assert_eq!(context("20", &[]).0, Some(4));
+    assert_eq!(plan("4000", &["--slots", "4"])["max_seq_len"], 2048);
+    let help = antigravity(["chat", "--help"]).text();
+    mentions(
+        &help.split_whitespace().collect::<Vec<_>>().join(" "),
+        &["the model's own maximum, at most 8192"],
+    );
+}
+
 /// Peak resident memory of a chat that has filled its context and waits, and what was planned; then both without the
 /// program's own pages, of which the system reads in as many as it likes. In bytes.
 #[cfg(target_os = "linux")]

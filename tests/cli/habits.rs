@@ -23,6 +23,98 @@ fn flags_without_a_command_mean_generate() {
 }
 
 #[test]
+fn flags_may_come_before_the_command() {
+    let model = model().display().to_string();
+    let words = ["-p", "Who are you?", "-n", "9", "--temp", "0"];
+    let chat = antigravity(["chat", "-st"]).args(words).text();
+    assert_eq!(antigravity(["-m", &model, "-st", "chat"]).args(words).text(), chat);
+    assert_eq!(antigravity(words).args(["chat", "-st"]).text(), chat);
+    assert_eq!(
+        antigravity(["-m", &model, "tokenize", "Hello"]).text(),
+        antigravity(["tokenize", "Hello"]).text()
+    );
+    // A value is no command.
+    assert_eq!(antigravity(["-n", "2", "--temp", "0", "-p", "chat"]).run().code, Some(0));
+    antigravity(["-n", "2", "dance"]).fails_with(2, &["dance"]);
+}
+
+#[test]
+fn run_is_chat_as_in_ollama() {
+    let few = ["-n", "9", "--temp", "0"];
+    let chat = antigravity(["chat", "-st", "-p", "Who are you?"]).args(few).text();
+    for words in
+        [&["run", "Who are you?"][..], &["run", "story", "Who", "are", "you?"], &["chat", "Who are", "you?"]]
+    {
+        assert_eq!(antigravity(words).args(few).text(), chat, "{words:?}");
+    }
+    let talk = antigravity(["run", "story"]).args(few).stdin("Who are you?\nGo on.\n").run();
+    assert_eq!((talk.code, talk.out.lines().count()), (Some(0), 2), "{}", talk.err);
+    for name in ["llama3.2", "qwen3:0.6b", "Qwen/Qwen3-0.6B"] {
+        antigravity(["run", name, "Hi"]).fails_with(2, &[name, "runs story", "cargo build --release"]);
+    }
+    antigravity(["run", "Hi", "-p", "Hi"]).fails(2);
+}
+
+#[test]
+fn list_shows_the_model_and_its_files() {
+    let said = antigravity(["list"]).text();
+    mentions(&said, &["story: llama, 6 layers", "model.safetensors", "  weights\n", "tokenizer.json"]);
+    let json: serde_json::Value =
+        serde_json::from_str(&antigravity(["list", "--format", "json"]).text()).expect("JSON");
+    assert_eq!(
+        (&json["model"], json["files"].as_array().map(Vec::len)),
+        (&"story".into(), Some(5)),
+        "{json}"
+    );
+    // The packed file is used in place of the other.
+    let temp = TestDir::new();
+    let dir = temp.model_without("");
+    antigravity(["pack", "-q", "-m", &dir]).text();
+    let packed = antigravity(["list", "-m", &dir]).text();
+    mentions(&packed, &["model.safetensors  "]);
+    let weights = |name: &str| packed.lines().find(|line| line.contains(name)).expect("a line").to_owned();
+    assert!(weights(" model.safetensors").ends_with("weights, not used"), "{packed}");
+    assert!(weights("packed.safetensors").ends_with("  weights"), "{packed}");
+    antigravity(["list", "-m", "/no/such"]).fails_with(3, &["/no/such"]);
+}
+
+#[test]
+fn a_model_that_the_program_is_not_built_for_is_told() {
+    let named = |name: &str| antigravity(["tokenize", "Hi"]).env("ANTIGRAVITY_MODEL", name).run();
+    for other in ["gpt2", "Qwen/Qwen3-0.6B", "models/none.gguf"] {
+        let said = named(other);
+        assert_eq!((said.code, said.err.lines().count()), (Some(0), 1), "{}", said.err);
+        let build = format!("ANTIGRAVITY_MODEL={other} cargo build --release");
+        mentions(&said.err, &["warning: ", "built for story", &build]);
+    }
+    for same in ["story", "models/story", ""] {
+        assert_eq!(named(same).err, "", "{same}");
+    }
+}
+
+#[test]
+fn far_more_threads_than_cores_are_a_mistake() {
+    let most = 4 * numeric::topology::allowed_cores().len();
+    for command in ["generate", "bench"] {
+        let words = [command, "-t", &(most + 1).to_string()];
+        antigravity(words).fails_with(2, &[&format!("--threads {}: ", most + 1), &format!("1 to {most}")]);
+    }
+    assert_eq!(antigravity(ONCE).args(["-t", &most.to_string()]).run().text(), greedy().text());
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_before_the_weights_are_loaded() {
+    // Their memory is checked just before.
+    let run = |prompt: &str, more: &[&str]| {
+        antigravity(["generate", "-p", prompt, "-c", "100"]).args(more).env("ANTIGRAVITY_MEMORY_MIB", "20")
+    };
+    run("Once", &[]).fails(4);
+    run(&"cat dog ".repeat(60), &[]).fails_with(2, &["the prompt needs 1", "has 100", "--max-seq-len"]);
+    run(&"cat dog ".repeat(9000), &[]).fails_with(2, &["the prompt needs at least", "--eviction-policy"]);
+    run(&"cat dog ".repeat(60), &["--eviction-policy", "sliding", "--eviction-window", "50"]).fails(4);
+}
+
+#[test]
 fn help_and_version_are_commands() {
     assert_eq!(antigravity(["help"]).text(), antigravity(["--help"]).text());
     assert_eq!(antigravity(["help", "plan"]).text(), antigravity(["plan", "--help"]).text());

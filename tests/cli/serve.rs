@@ -231,7 +231,7 @@ fn a_plan_says_what_a_server_takes_with_no_slot_filled_and_with_all() {
     };
     let bytes = |plan: &Value, field: &str| plan[field].as_u64().unwrap_or_else(|| panic!("{field}: {plan}"));
     let whole = plan("4096", &["--slots", "3"]);
-    assert_eq!((&whole["batch"], &whole["max_seq_len"]), (&json!(3), &json!(4096)));
+    assert_eq!((&whole["batch"], &whole["max_seq_len"]), (&json!(3), &json!(2048)));
     let items = whole["items"].as_array().expect("a list");
     let rows = items.iter().filter(|i| {
         let beside = ["KV cache", "prefix cache", "requests and answers"];

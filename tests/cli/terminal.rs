@@ -1,5 +1,8 @@
 //! A chat at a terminal: line editing, what Ctrl-C does, and what a closed window does.
 
+/// Lines that are typed ahead or pasted are lost, Ctrl-C in a line leaves, or text has colours where it must not.
+mod typing;
+
 use crate::support::command::*;
 use rustix::pty;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -54,10 +57,10 @@ impl Terminal {
         };
         let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&master, size).expect("a size");
-        // A long message takes long enough to be interrupted.
-        if !command.get_envs().any(|(name, value)| name == "TERM" && value.is_some()) {
+        if !command.get_envs().any(|(name, _)| name == "TERM") {
             command.env("TERM", "xterm");
         }
+        // A long message takes long enough to be interrupted.
         command.env("ANTIGRAVITY_SIMD", "scalar");
         let child = command.stdin(side()).stdout(side()).stderr(side()).spawn();
         Self { child: child.expect("the binary starts"), master: master.into(), seen: String::new() }
@@ -67,11 +70,17 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).expect("typed");
     }
 
+    /// What it shows next; nothing once the program has ended, as its terminal cannot be read then.
+    fn reads(&mut self) -> Option<String> {
+        let mut bytes = [0; 4096];
+        let n = self.master.read(&mut bytes).unwrap_or(0);
+        (n > 0).then(|| String::from_utf8_lossy(&bytes[..n]).into_owned())
+    }
+
     /// Reads on until it has shown `what`; returns what came before.
     #[track_caller]
     fn shows(&mut self, what: &str) -> String {
         let began = Instant::now();
-        let mut bytes = [0; 4096];
         loop {
             if let Some(at) = self.seen.find(what) {
                 let rest = self.seen.split_off(at + what.len());
@@ -80,10 +89,10 @@ impl Terminal {
                 return before;
             }
             assert!(began.elapsed() < Duration::from_secs(300), "{what:?} is not in {:?}", self.seen);
-            // The terminal of a process that has ended cannot be read.
-            let n = self.master.read(&mut bytes).unwrap_or(0);
-            assert!(n > 0, "ended before {what:?}: {:?}", self.seen);
-            self.seen += &String::from_utf8_lossy(&bytes[..n]);
+            match self.reads() {
+                Some(piece) => self.seen += &piece,
+                None => panic!("ended before {what:?}: {:?}", self.seen),
+            }
         }
     }
 
@@ -120,7 +129,7 @@ impl Terminal {
         self.types("/stats\r");
         self.shows("messages: ");
         let messages = self.shows(", tokens: ");
-        let tokens = self.shows("\r\n");
+        let tokens = self.shows("\x1b[0m\r\n");
         self.prompts();
         (messages, tokens)
     }
@@ -150,6 +159,9 @@ fn ctrl_c_stops_an_answer_and_then_leaves() {
     chat.shows("messages: 2, tokens: ");
     chat.prompts();
     chat.types("\x03");
+    chat.shows("Ctrl-C again to quit");
+    chat.prompts();
+    chat.types("\x03");
     assert_eq!(chat.child.wait().expect("it ends").code(), Some(130));
 }
 
@@ -164,12 +176,8 @@ fn lines_are_edited_and_come_back() {
     chat.types("\x1b[A\r");
     chat.shows("no answer yet");
     chat.prompts();
-    // At the prompt the first Ctrl-C drops the line, another one leaves.
-    chat.types("/exit\x03");
-    chat.shows("Ctrl-C again to quit");
-    chat.prompts();
-    chat.types("\x03");
-    assert_eq!(chat.child.wait().expect("it ends").code(), Some(130));
+    chat.types("\x04");
+    assert_eq!(chat.child.wait().expect("it ends").code(), Some(0));
 
     let mut chat = Terminal::chat(&["-q"]);
     chat.prompts();
@@ -259,7 +267,7 @@ fn a_signal_that_ends_the_program_leaves_the_terminal_as_it_was() {
 #[test]
 fn a_chat_begins_with_model_context_and_device() {
     let mut chat = Terminal::chat(&["-c", "512"]);
-    chat.shows("story, 512 tokens of context, cpu (");
+    chat.shows("\x1b[1mstory\x1b[0m, 512 tokens of context, cpu (");
     chat.shows("/help lists commands");
     chat.prompts();
     chat.types("\x04");
@@ -327,13 +335,13 @@ fn thoughts_are_dimmed() {
         "1+10000",
     ];
     let mut terminal = Terminal::of(&args, 0);
-    terminal.shows("\x1b[2mhm\r\n\x1b[0m\r\nYes.\r\n");
+    terminal.shows("\x1b[2mhm\r\n\x1b[0m\r\nYes.");
     terminal.shows("TTFT: ");
     // Where nothing can be dimmed, they are in tags.
     let mut plain = antigravity(args).into_std();
     plain.env("NO_COLOR", "1");
     let mut terminal = Terminal::started(plain, 0);
-    let before = terminal.shows("<think>\r\nhm\r\n</think>\r\n\r\nYes.\r\n");
+    let before = terminal.shows("<think>\r\nhm\r\n</think>\r\n\r\nYes.");
     assert!(!before.contains("\x1b[2m"), "{before:?}");
     let mut hidden = Terminal::of(&[&args[..], &["--think", "hide"]].concat(), 0);
     assert!(!hidden.shows("Yes.").contains("hm"));
@@ -379,12 +387,25 @@ fn what_is_typed_during_an_answer_waits_for_the_prompt() {
 
 #[test]
 fn words_of_an_answer_are_not_cut_at_the_right_edge() {
-    let args = ["chat", "--temp", "0", "-n", "120", "--ignore-eos", "-st", "-p", "Tell me a story"];
-    let plain = antigravity(args).text();
-    let mut chat = Terminal::of(&args, 24);
-    chat.shows("\x1b[K");
-    let shown = chat.shows("TTFT: ");
-    // As the terminal would: what is taken back is not seen.
+    for command in [&["chat", "-st", "-p", "Tell me a story"], &["generate", "-q", "-p", "The dog went"][..]]
+    {
+        let args = [command, &["--temp", "0", "-n", "120", "--ignore-eos"]].concat();
+        let plain = antigravity(&args).text();
+        let mut terminal = Terminal::of(&args, 24);
+        let mut shown = String::new();
+        while let Some(piece) = terminal.reads() {
+            shown += &piece;
+        }
+        let lines =
+            seen_lines(shown.split("\x1b[2mTTFT").next().expect("text").trim_start_matches("\r\x1b[K"));
+        assert!(lines.len() > 10 && lines.iter().all(|line| line.chars().count() < 24), "{lines:?}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&lines.join("\n")), words(&plain));
+    }
+}
+
+/// The lines that a terminal shows of a text: what is taken back is not seen.
+fn seen_lines(shown: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut rest = shown.replace('\r', "");
     while let Some(c) = rest.chars().next() {
@@ -400,9 +421,7 @@ fn words_of_an_answer_are_not_cut_at_the_right_edge() {
         }
         rest.drain(..used);
     }
-    assert!(lines.len() > 10 && lines.iter().all(|line| line.chars().count() < 24), "{lines:?}");
-    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(words(&lines.join("\n")), words(&plain));
+    lines
 }
 
 #[test]

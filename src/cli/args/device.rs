@@ -1,6 +1,5 @@
 //! Flags for the device and the CPU cores that run the model.
 
-use super::check_range;
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
 use clap::builder::PossibleValue;
 use clap::{ArgAction, Args, ValueEnum};
@@ -97,6 +96,18 @@ impl DeviceArgs {
 /// Upper limit of `--threads`.
 pub const MAX_THREADS: usize = 1024;
 
+/// Returns `threads`, or an error if it is 0 or beyond four times the cores: a mistake, or much slower.
+pub fn check_threads(threads: usize) -> Result<usize> {
+    let most = match topology::allowed_cores().len() {
+        0 => MAX_THREADS,
+        cores => MAX_THREADS.min(4 * cores),
+    };
+    if (1..=most).contains(&threads) {
+        return Ok(threads);
+    }
+    Err(Error::Usage(format!("--threads {threads}: use a number from 1 to {most}, four times the cores")))
+}
+
 /// The cores that threads run on.
 #[derive(Args, Clone)]
 pub struct MaskArgs {
@@ -135,10 +146,9 @@ pub struct ThreadArgs {
 impl ThreadArgs {
     /// The number of threads; 0 lets the engine choose.
     pub fn resolve_threads(&self) -> Result<usize> {
+        // Before the mask leaves fewer cores.
+        let threads = self.threads.map(check_threads).transpose()?;
         let cores = self.mask.pin_thread()?;
-        match self.threads {
-            Some(n) => check_range("--threads", n, MAX_THREADS),
-            None => Ok(cores.unwrap_or(0)),
-        }
+        Ok(threads.or(cores).unwrap_or(0))
     }
 }

@@ -1,5 +1,6 @@
 //! Warnings about flags that have no effect in this run, or an effect that is hardly wanted.
 
+use super::model::DEFAULT_CONTEXT;
 use crate::dims::MAX_POSITION;
 use crate::run::eviction::{Eviction, Policy, slots_to_free};
 use crate::run::options::BackendKind;
@@ -112,9 +113,7 @@ fn collect_warnings(m: &ArgMatches) -> Vec<String> {
         let given = flags.iter().filter(|flag| is_given(m, flag));
         lines.extend(given.map(|flag| format!("warning: --{flag}: {why}")));
     }
-    if let Some(n) =
-        arg_value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION && is_given(m, "max-seq-len"))
-    {
+    if let Some(n) = arg_value::<usize>(m, "max_seq_len").filter(|&n| n > MAX_POSITION) {
         lines.push(format!(
             "warning: --max-seq-len {n}: the model was trained for {MAX_POSITION} tokens; longer texts are likely to be \
              incoherent"
@@ -134,7 +133,7 @@ fn collect_warnings(m: &ArgMatches) -> Vec<String> {
 fn protected_tokens(m: &ArgMatches) -> Option<String> {
     let (policy, window) =
         (arg_value::<Policy>(m, "eviction_policy")?, arg_value::<usize>(m, "eviction_window")?);
-    let slots = arg_value::<usize>(m, "max_seq_len")?;
+    let slots = arg_value::<usize>(m, "max_seq_len").unwrap_or(DEFAULT_CONTEXT);
     let eviction = Eviction { policy, window, ..Eviction::NEVER };
     let first = eviction.prefix_len(window.min(slots.saturating_sub(slots_to_free(slots))));
     if first == 0 || is_given(m, "protected-prefix") {

@@ -83,6 +83,7 @@ pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsS
     if words.get(1).is_some_and(|w| w == "help") && words.get(2).is_some_and(is_info) {
         words.remove(1);
     }
+    move_command_first(cli, &mut words);
     let named = match words.get(1) {
         None => return Ok(words),
         Some(first) if is_info(first) => return Ok(words),
@@ -98,18 +99,37 @@ pub fn translate_args(cli: &Command, mut words: Vec<OsString>) -> Result<Vec<OsS
     match (given.as_deref(), translation.mode) {
         (None, Some((Mode::Conversation, _))) => words.push("chat".into()),
         (None, _) => words.push("generate".into()),
-        (Some("generate"), Some((Mode::Conversation, flag))) => {
+        (Some(_), Some((Mode::Conversation, flag))) if command.get_name() == "generate" => {
             return Err(Error::Usage(format!(
                 "{flag} starts a conversation, which generate does not; use antigravity chat"
             )));
         }
-        (Some("chat"), Some((Mode::Completion, flag))) => {
+        (Some(_), Some((Mode::Completion, flag))) if command.get_name() == "chat" => {
             return Err(Error::Usage(format!("{flag} is for plain completion; use antigravity generate")));
         }
         _ => {}
     }
     words.extend(rest);
     Ok(words)
+}
+
+/// Moves the command before the flags, if it comes after them: `-m model.gguf chat`.
+fn move_command_first(cli: &Command, words: &mut Vec<OsString>) {
+    if words.get(1).is_none_or(|first| !first.to_string_lossy().starts_with('-')) {
+        return;
+    }
+    let mut at = 1;
+    while let Some(word) = words.get(at).and_then(|word| word.to_str()) {
+        if word == "--" {
+            return;
+        }
+        if cli.find_subcommand(word).is_some() {
+            let command = words.remove(at);
+            return words.insert(1, command);
+        }
+        let has_value = |command: &Command| find_arg(command, word).is_some_and(takes_next);
+        at += if word.starts_with('-') && cli.get_subcommands().any(has_value) { 2 } else { 1 };
+    }
 }
 
 /// State of one pass over the words after the command.

@@ -9,6 +9,8 @@ use crate::run::draft_model::protocol::MAX_DRAFT;
 use crate::run::draft_model::{DraftProgram, DraftWhen};
 use crate::run::eviction::{Eviction, Policy};
 use crate::run::options::EngineOptions;
+#[cfg(feature = "chat")]
+use crate::run::plan::Plan;
 use crate::run::session::Notice;
 use clap::{Args, ValueEnum};
 use files::error::{MAX_LINE_BYTES, one_line};
@@ -19,6 +21,14 @@ use std::path::{Path, PathBuf};
 
 /// Upper limit of `--max-seq-len`.
 pub const MAX_SEQ_LEN: usize = 1 << 24;
+/// Default of `--max-seq-len`.
+pub const DEFAULT_CONTEXT: usize = 2048;
+/// Its default where a conversation grows: the model's own maximum, but no more than is worth its memory.
+#[cfg(feature = "chat")]
+const CONVERSATION_CONTEXT: usize = if dims::MAX_POSITION < 8192 { dims::MAX_POSITION } else { 8192 };
+/// That default, for `--help`.
+#[cfg(feature = "chat")]
+pub const CONVERSATION_CONTEXT_HELP: &str = "Context size in tokens, prompt included [default: the model's own maximum, at most 8192; less where memory is short]";
 
 /// Path of the model.
 #[derive(Args, Clone)]
@@ -47,6 +57,7 @@ fn default_model_path() -> PathBuf {
     black_box(dims::BUILT_FOR);
     let exe = std::env::current_exe().unwrap_or_default();
     if bundle::find_mark(&exe).is_some() {
+        std::env::var("ANTIGRAVITY_MODEL").iter().for_each(|name| warn_of_other_model(name));
         return exe;
     }
     let baked = PathBuf::from(dims::MODEL_DIR);
@@ -55,8 +66,22 @@ fn default_model_path() -> PathBuf {
         if baked.file_name() != Some(&*name) && path.exists() {
             return path;
         }
+        warn_of_other_model(&name.to_string_lossy());
     }
     choose_model_dir(baked, exe.parent().unwrap_or(Path::new(".")))
+}
+
+/// Warns if `ANTIGRAVITY_MODEL` names another model than the built-in one, which runs in its place.
+fn warn_of_other_model(named: &str) {
+    let short = Path::new(named).file_name().unwrap_or_default().to_string_lossy();
+    let built = dims::MODEL;
+    if !named.is_empty() && short.split(':').next() != Some(built) {
+        let named = one_line(named, MAX_LINE_BYTES / 4);
+        print_stderr!(
+            "warning: ANTIGRAVITY_MODEL={named}: no such model here; this program was built for {built} and runs it. To change \
+             the model, build again: ANTIGRAVITY_MODEL={named} cargo build --release"
+        );
+    }
 }
 
 /// The built-in directory or, if that is missing, the program's own if it holds a model. If neither does, the built-in
@@ -134,9 +159,9 @@ pub enum DraftWhenArg {
 /// The KV cache, its eviction, and drafts.
 #[derive(Args, Clone)]
 pub struct CacheArgs {
-    /// Context size in tokens, prompt included
-    #[arg(short = 'c', long, visible_alias = "ctx-size", default_value_t = 2048, value_name = "N")]
-    pub max_seq_len: usize,
+    /// Context size in tokens, prompt included [default: 2048]
+    #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
+    max_seq_len: Option<usize>,
     /// Data type of the KV cache: f32, f16, q8 or q4
     #[arg(long, default_value = "q4", value_name = "TYPE")]
     kv_type: KvType,
@@ -220,7 +245,10 @@ impl ModelArgs {
                 v: cache.cache_type_v.unwrap_or(cache.kv_type),
             },
             eviction: cache.resolve_eviction()?,
-            max_seq_len: check_range("--max-seq-len", cache.max_seq_len, MAX_SEQ_LEN)?,
+            max_seq_len: match cache.max_seq_len {
+                Some(n) => check_range("--max-seq-len", n, MAX_SEQ_LEN)?,
+                None => DEFAULT_CONTEXT,
+            },
             threads: self.cores.resolve_threads()?,
             draft: cache.draft_length()?,
             draft_model: cache.draft_program(),
@@ -231,6 +259,23 @@ impl ModelArgs {
     /// Resolves the flags for a single text, which may begin on the CPU while kernels compile.
     pub fn resolve_for_one_text(&self) -> Result<EngineOptions> {
         Ok(EngineOptions { wait_for_gpu: self.load.device.wait_for_gpu, ..self.resolve_options()? })
+    }
+
+    /// The options with a conversation's default context, if no context is given.
+    #[cfg(feature = "chat")]
+    pub fn with_conversation_context(&self, mut options: EngineOptions) -> EngineOptions {
+        if self.cache.max_seq_len.is_none() {
+            options.max_seq_len = CONVERSATION_CONTEXT;
+        }
+        options
+    }
+
+    /// Shortens the default context of [`ModelArgs::with_conversation_context`] to what fits in memory.
+    #[cfg(feature = "chat")]
+    pub fn fit_default_context(&self, plan: &mut Plan) {
+        if self.cache.max_seq_len.is_none() {
+            plan.shorten_context();
+        }
     }
 
     /// The path of `--model-path`.

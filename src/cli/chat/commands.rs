@@ -1,8 +1,11 @@
 //! Commands in a conversation: lines that begin with a slash.
 
+use super::context::ContextWarning;
 use super::{Chat, NextAction, Question};
 use crate::cli::args::format_settings;
 use crate::cli::flags::name_flags_in;
+use crate::cli::terminal::{Style, style_text};
+use crate::cli::word_wrap::wrap_message;
 use files::error::escape;
 use files::{Error, Result, print_stderr};
 use std::path::Path;
@@ -16,15 +19,27 @@ const HELP: &str = "\
 /clear           forget the conversation, except the system prompt
 /reset           same as /clear
 /system TEXT     start over with this system prompt
-/tool NAME TEXT  give the result of a function that the last answer called; after the last result the model continues
-/set NAME VALUE  change num-tokens or a sampling flag, such as temperature; /set alone shows them
-/save FILE       save the conversation; continue it later with --session FILE or /load FILE
+/tool NAME TEXT  give the result of a function that the last answer called
+/set NAME VALUE  change num-tokens or a sampling flag; /set alone shows them
+/save FILE       save the conversation, for --session FILE or /load FILE
 /load FILE       continue a saved conversation instead of this one
-/stats           show the timings of the last answer and how full the context is
+/stats           show the times of the last answer, and how full the context is
 /help            show this list
 /exit            quit; so do /quit and Ctrl-D
-To continue a message on the next line, end the line with \\, or put the message between \"\"\" and \"\"\".
-Ctrl-C stops an answer and keeps its text so far. A line that starts with a space is never a command.";
+
+A message is one line. To continue it on the next, end the line with \\, or put the message between \"\"\" and \"\"\". Pasted \
+lines are one message where the terminal marks what is pasted, as most do; else each is a message, like lines that are \
+typed during an answer. Ctrl-C stops an answer, keeps its text so far and drops what was typed meanwhile; in a message it \
+drops the message. A line that starts with a space is never a command.";
+
+/// [`HELP`] with bold commands.
+fn styled_help() -> String {
+    let styled = |line: &str| match line.split_once("  ").filter(|_| line.starts_with('/')) {
+        Some((command, rest)) => format!("{}  {rest}", style_text(Style::Bold, command)),
+        None => line.to_owned(),
+    };
+    wrap_message(&HELP.lines().map(styled).collect::<Vec<_>>().join("\n"))
+}
 
 impl Chat<'_> {
     /// Runs the command on a line. A command that fails prints why and changes nothing.
@@ -36,7 +51,7 @@ impl Chat<'_> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match (word, rest.trim()) {
             ("/exit" | "/quit", "") => return Ok(NextAction::Leave),
-            ("/help", "") => print_stderr!("{HELP}"),
+            ("/help", "") => print_stderr!("{}", styled_help()),
             ("/stats", "") => self.say_stats(),
             ("/retry", "") => match self.take_retry_question() {
                 Some(question) => return Ok(NextAction::Ask(question)),
@@ -123,6 +138,7 @@ impl Chat<'_> {
         self.rng_history.clear();
         self.session.clear();
         self.last_report = None;
+        self.context_warning = ContextWarning::Due;
         self.save_session()
     }
 
@@ -191,12 +207,13 @@ impl Chat<'_> {
             None => print_stderr!("no answer yet"),
         }
         let (slots, all) = (self.session.slots(), self.session.extent().slots);
-        print_stderr!(
+        let line = format!(
             "context: {slots} of {all} tokens ({:.0} %), evictions: {}; {}",
             100.0 * slots as f64 / all as f64,
             self.session.sequence().cuts.len(),
             self.describe_length()
         );
+        print_stderr!("{}", style_text(Style::Dim, &line));
     }
 
     /// Length of the conversation, in messages and tokens.
@@ -208,7 +225,7 @@ impl Chat<'_> {
     /// Prints a confirmation for a user at a terminal, unless quiet.
     pub fn print_note(&self, text: &str) {
         if self.input.is_interactive() && !self.is_quiet() {
-            print_stderr!("{text}");
+            print_stderr!("{}", wrap_message(text));
         }
     }
 }

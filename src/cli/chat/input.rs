@@ -1,10 +1,18 @@
 //! Messages from stdin: through a line editor on a terminal, or as plain lines from a file or pipe.
 
 #[cfg(feature = "line-editor")]
-use crate::cli::terminal_mode::{self, EchoGuard};
+mod editor;
+
+use crate::cli::terminal::{Style, style_text};
+#[cfg(feature = "line-editor")]
+use crate::cli::terminal_mode::{self, TypingGuard};
+use crate::run::session::CancelToken;
+#[cfg(feature = "line-editor")]
+use editor::LineEditor;
 use files::text_file::strip_bom;
 use files::{Error, Result, print_stderr, stderr};
-use std::io::{BufRead, IsTerminal, Read};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{BufRead, IsTerminal, Read, stdin};
 
 /// One message or event of the input.
 pub enum UserInput {
@@ -13,9 +21,10 @@ pub enum UserInput {
     Quoted(String),
     /// End of input, or Ctrl-D.
     EndOfInput,
-    /// Ctrl-C, which raises no signal while the editor has the terminal.
-    #[cfg_attr(not(feature = "line-editor"), expect(dead_code, reason = "only the editor reports it"))]
+    /// Ctrl-C with nothing typed.
     Interrupt,
+    /// Ctrl-C in a message, which is gone.
+    Dropped,
 }
 
 /// Source of the lines.
@@ -25,7 +34,7 @@ pub enum ChatInput {
     /// A terminal without the line editor.
     Terminal,
     #[cfg(feature = "line-editor")]
-    Editor(Box<rustyline::DefaultEditor>),
+    Editor(Box<LineEditor>),
 }
 
 const PROMPT: &str = "> ";
@@ -36,19 +45,20 @@ const QUOTES: &str = "\"\"\"";
 
 /// Maximum bytes of a message.
 const LINE_LIMIT: u64 = 16 << 20;
+/// Interval at which the program looks for Ctrl-C while nothing is typed.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 impl ChatInput {
     /// Opens stdin, with the line editor if stdin and stdout are a terminal.
     pub fn new() -> Self {
-        if !std::io::stdin().is_terminal() {
+        if !stdin().is_terminal() {
             return ChatInput::Piped;
         }
         // The editor writes to stdout, which is for answers only unless it is the terminal.
         #[cfg(feature = "line-editor")]
         if std::io::stdout().is_terminal() && !crate::cli::terminal::is_dumb() {
             terminal_mode::save_mode();
-            let config = rustyline::Config::builder().auto_add_history(true).build();
-            if let Ok(editor) = rustyline::DefaultEditor::with_config(config) {
+            if let Some(editor) = LineEditor::open() {
                 return ChatInput::Editor(Box::new(editor));
             }
         }
@@ -60,9 +70,10 @@ impl ChatInput {
         !matches!(self, ChatInput::Piped)
     }
 
-    /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes.
-    pub fn read_message(&mut self) -> Result<UserInput> {
-        let line = match self.read_line(PROMPT)? {
+    /// Reads the next message: a line, the lines that a backslash joins, or those in triple quotes. Where Ctrl-C is a
+    /// signal, `cancel` tells of it.
+    pub fn read_message(&mut self, cancel: &CancelToken) -> Result<UserInput> {
+        let line = match self.read_line(PROMPT, cancel)? {
             UserInput::Line(line) => line,
             other => return Ok(other),
         };
@@ -79,9 +90,10 @@ impl ChatInput {
             if !is_quoted || !text.is_empty() {
                 text.push('\n');
             }
-            match self.append_line(&mut text)? {
+            match self.append_line(&mut text, cancel)? {
                 None => {}
                 Some(UserInput::EndOfInput) => break,
+                Some(UserInput::Interrupt) => return Ok(UserInput::Dropped),
                 Some(other) => return Ok(other),
             }
         }
@@ -94,8 +106,8 @@ impl ChatInput {
     }
 
     /// Adds the next line of a message to `text`. Returns anything else that was typed.
-    fn append_line(&mut self, text: &mut String) -> Result<Option<UserInput>> {
-        match self.read_line(CONTINUATION_PROMPT)? {
+    fn append_line(&mut self, text: &mut String, cancel: &CancelToken) -> Result<Option<UserInput>> {
+        match self.read_line(CONTINUATION_PROMPT, cancel)? {
             UserInput::Line(line) => *text += &line,
             other => return Ok(Some(other)),
         }
@@ -105,18 +117,31 @@ impl ChatInput {
         Ok(None)
     }
 
-    /// Disables the echo of typed text until the result is dropped; used while an answer is printed.
+    /// Keeps typed text for the next prompt, unseen, until the result is dropped; used while the model is loaded and
+    /// while an answer is printed.
     #[cfg(feature = "line-editor")]
-    pub fn disable_echo(&self) -> Option<EchoGuard> {
-        matches!(self, ChatInput::Editor(_)).then(EchoGuard::disable_echo)
+    pub fn hold_typing(&self) -> Option<TypingGuard> {
+        matches!(self, ChatInput::Editor(_)).then(TypingGuard::hold_typing)
+    }
+
+    /// Drops lines that were typed ahead. Ctrl-C has dropped those that the editor has not read yet.
+    pub fn drop_typed_lines(&mut self) {
+        #[cfg(feature = "line-editor")]
+        if let ChatInput::Editor(editor) = self {
+            editor.drop_typed_lines();
+        }
     }
 
     /// The next line, without its end.
-    fn read_line(&mut self, prompt: &str) -> Result<UserInput> {
+    fn read_line(&mut self, prompt: &str, cancel: &CancelToken) -> Result<UserInput> {
         match self {
             ChatInput::Piped => next_line().map(|line| line.map_or(UserInput::EndOfInput, UserInput::Line)),
             ChatInput::Terminal => {
-                stderr::write_stderr(format_args!("{prompt}"));
+                stderr::write_stderr(format_args!("{}", style_text(Style::Dim, prompt)));
+                if is_interrupted(cancel) {
+                    print_stderr!("");
+                    return Ok(UserInput::Interrupt);
+                }
                 let line = next_line()?;
                 if line.is_none() {
                     print_stderr!("");
@@ -124,20 +149,29 @@ impl ChatInput {
                 Ok(line.map_or(UserInput::EndOfInput, UserInput::Line))
             }
             #[cfg(feature = "line-editor")]
-            ChatInput::Editor(editor) => match editor.readline(prompt) {
-                Ok(line) => Ok(UserInput::Line(line)),
-                Err(rustyline::error::ReadlineError::Eof) => Ok(UserInput::EndOfInput),
-                Err(rustyline::error::ReadlineError::Interrupted) => Ok(UserInput::Interrupt),
-                Err(e) => Err(Error::Usage(format!("message from the terminal: {e}"))),
-            },
+            ChatInput::Editor(editor) => editor.read_line(prompt),
         }
     }
+}
+
+/// Waits until there is a line to read. True if Ctrl-C comes first, unless it came before and the next one ends the
+/// program.
+fn is_interrupted(cancel: &CancelToken) -> bool {
+    let before = cancel.is_cancelled();
+    while let Ok(0) | Err(rustix::io::Errno::INTR) =
+        poll(&mut [PollFd::new(&stdin(), PollFlags::IN)], Some(&POLL_INTERVAL))
+    {
+        if !before && cancel.is_cancelled() {
+            return true;
+        }
+    }
+    false
 }
 
 /// The next line of stdin, if there is one.
 fn next_line() -> Result<Option<String>> {
     let mut bytes = Vec::new();
-    std::io::stdin()
+    stdin()
         .lock()
         .take(LINE_LIMIT + 1)
         .read_until(b'\n', &mut bytes)

@@ -228,7 +228,7 @@ impl Chat<'_> {
             engine.stream(&mut self.session, self.conversation.ids(), &self.options)?.timed_from(start);
         stream.sampler_mut().set_rng(self.rng.clone());
         #[cfg(feature = "line-editor")]
-        let _echo = self.input.disable_echo();
+        let _typing = self.input.hold_typing();
         let (mut ids, mut shown, mut lost, mut failed) = (Vec::new(), 0, None, None);
         loop {
             budget.enforce_limit(&reader, &mut stream);

@@ -34,6 +34,10 @@ impl ContextName {
     }
 }
 
+/// Shortest context that a default is shortened to; with less, a conversation has hardly begun before it is full.
+#[cfg(feature = "chat")]
+const MIN_CONTEXT: usize = 256;
+
 /// Tokens of a prefill pass that takes little memory and still uses each weight many times.
 const SMALL_CHUNK: usize = 32;
 
@@ -58,6 +62,22 @@ impl Plan {
             format_mib(have),
             self.suggest_remedy(have, context)
         )))
+    }
+
+    /// If the plan does not fit, shortens its context to the longest with which it does, unless that is very short.
+    #[cfg(feature = "chat")]
+    pub fn shorten_context(&mut self) {
+        let asked = self.options.max_seq_len;
+        let fits = |slots: usize| {
+            let mut shorter = self.clone();
+            shorter.options.max_seq_len = slots;
+            slots <= asked && shorter.check().is_ok()
+        };
+        if !fits(asked)
+            && let Some(slots) = longest_where(fits).filter(|&slots| slots >= MIN_CONTEXT)
+        {
+            self.options.max_seq_len = slots;
+        }
     }
 
     /// Checks the limits of the process.

@@ -8,11 +8,14 @@ use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement::is_known_to_be_the_cpu;
 use files::{Error, Result};
 use std::time::{Duration, Instant};
+use text::tokenizer::Tokenizer;
 
 /// An opened model with its plan, ready to be loaded.
 pub struct OpenedModel {
     pub plan: Plan,
     pub model: OpenModel,
+    /// The tokenizer, if it was needed before the weights.
+    pub tokenizer: Option<Tokenizer>,
     /// Time taken to open and plan.
     pub took: Duration,
 }
@@ -33,7 +36,7 @@ impl OpenedModel {
             ));
         }
         let plan = Plan::for_model(&model, &within_positions(options)?)?;
-        Ok(Self { plan, model, took: began.elapsed() }.resolve_auto())
+        Ok(Self { plan, model, tokenizer: None, took: began.elapsed() }.resolve_auto())
     }
 
     /// Changes the backend `auto` to the CPU if there is no device, too little memory for both, or the CPU is known to

@@ -63,6 +63,7 @@ impl Plan {
     /// rows. Returns the shared bytes.
     #[cfg(feature = "serve")]
     pub fn share_rows(&mut self) -> Option<u64> {
+        self.shared_rows = None;
         let (need, have) = (self.needed_bytes(), self.memory.usable_bytes()?);
         let rows = self.kv_row_bytes(self.options.max_seq_len).into_iter().fold(0, add);
         if need <= have || self.options.sequence_count() < 2 {

@@ -1,6 +1,6 @@
 //! Rows of the table: all combinations of the lists on the command line.
 
-use crate::cli::args::{MAX_SEQ_LEN, MAX_THREADS, check_range};
+use crate::cli::args::{MAX_SEQ_LEN, check_range, check_threads};
 use crate::run::options::EngineOptions;
 use clap::Args;
 use files::{Error, Result};
@@ -113,7 +113,7 @@ impl RowLists {
     /// All combinations without duplicates: by threads, then cache types, then depths; prompts before generations.
     pub fn combine_rows(&self, default_threads: usize) -> Result<Vec<BenchRow>> {
         let threads = if self.threads.is_empty() { &[default_threads][..] } else { &self.threads };
-        threads.iter().try_for_each(|&n| check_range("--threads", n, MAX_THREADS).map(drop))?;
+        threads.iter().try_for_each(|&n| check_threads(n).map(drop))?;
         self.batch.iter().try_for_each(|&n| check_range("--batch", n, MAX_SEQUENCES).map(drop))?;
         let prompts = self.n_prompt.iter().map(|&n| (n, 0, 1));
         let gens = self.n_gen.iter().flat_map(|&n| self.batch.iter().map(move |&batch| (0, n, batch)));

@@ -57,7 +57,7 @@ impl EvalEngines {
     pub fn load_all(models: EvalModels, longest: usize, verbosity: Verbosity) -> Result<Self> {
         let load = |(options, model): (EngineOptions, OpenModel)| {
             let plan = Plan::for_model(&model, &EngineOptions { max_seq_len: longest, ..options.clone() })?;
-            let opened = OpenedModel { plan, model, took: Duration::ZERO }.resolve_auto();
+            let opened = OpenedModel { plan, model, tokenizer: None, took: Duration::ZERO }.resolve_auto();
             Ok((engine_key(&options), load_with_progress(opened, verbosity)?))
         };
         models.0.into_iter().map(load).collect::<Result<_>>().map(Self)
