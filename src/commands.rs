@@ -78,7 +78,7 @@ const SHORT_HELP: &str = "
   antigravity serve            start a server with a chat page
   antigravity list             show the model and its files
   antigravity doctor           check this machine
-  antigravity --help           list all commands; COMMAND --help lists its flags
+  antigravity --help           list commands; COMMAND --help lists its flags
 ";
 
 /// Prints [`SHORT_HELP`] and ends the process, if there are no arguments and a user sits at the terminal.

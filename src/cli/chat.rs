@@ -3,6 +3,7 @@
 mod commands;
 mod context;
 mod input;
+mod message;
 mod output;
 mod session_file;
 
@@ -70,37 +71,6 @@ pub struct ChatArgs {
     model: ModelArgs,
 }
 
-impl ChatArgs {
-    /// The flags with the message as their prompt. As `ollama run` expects the model's name first, ours is skipped.
-    fn with_message(&self) -> Result<Self> {
-        let mut args = self.clone();
-        let words = match self.message.split_first() {
-            Some((first, rest)) if first == crate::dims::MODEL => rest,
-            Some((first, _)) if is_model_name(first) => {
-                let built = crate::dims::MODEL;
-                return Err(Error::Usage(format!(
-                    "{first} looks like a model, but this program runs {built}; build it for the other \
-                     (ANTIGRAVITY_MODEL=MODEL cargo build --release), or give a message with --prompt"
-                )));
-            }
-            _ => &self.message[..],
-        };
-        if !words.is_empty() {
-            args.prompt = Some(words.join(" "));
-            args.single_turn = true;
-        }
-        Ok(args)
-    }
-}
-
-/// True for a word such as `qwen3:0.6b` or `org/llama-3.2`: letters first, then a digit, and no blank.
-fn is_model_name(word: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
-    word.starts_with(|c: char| c.is_ascii_alphabetic())
-        && word.contains(|c: char| c.is_ascii_digit())
-        && word.chars().all(allowed)
-}
-
 pub fn run(args: &ChatArgs) -> Result<()> {
     let args = &args.with_message()?;
     let output = &args.completion.output;
@@ -108,10 +78,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let mut options = args.completion.resolve_options(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let variables = args.template.parse_variables()?;
-    let settings = args.model.with_conversation_context(args.model.resolve_for_one_text()?);
-    let mut opened = OpenedModel::new(&settings)?;
-    args.model.fit_default_context(&mut opened.plan);
-    opened.plan.check()?;
+    let opened = open_model(args)?;
     let template = args.template.chosen.load_template(&template_source(&opened.model))?;
     signal::watch_signals()?;
     let input = ChatInput::new();
@@ -155,12 +122,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     #[cfg(feature = "line-editor")]
     drop(typing);
     chat.update_output_format();
-    if !chat.is_quiet() {
-        let form = chat.conversation.output_format();
-        for line in args.template.warn_unused_flags(chat.conversation.template(), form) {
-            print_stderr!("{line}");
-        }
-    }
+    chat.warn_unused_flags();
     if let Some(file) = &args.session {
         chat.resume_session(file)?;
     }
@@ -168,6 +130,15 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     generation_report::write_trace(&mut chat.session, output, None)?;
     load::continue_compiling(engine, &args.model);
     result
+}
+
+/// Opens the model, with a context that fits.
+fn open_model(args: &ChatArgs) -> Result<OpenedModel> {
+    let settings = args.model.with_conversation_context(args.model.resolve_for_one_text()?);
+    let mut opened = OpenedModel::new(&settings)?;
+    args.model.fit_default_context(&mut opened.plan);
+    opened.plan.check()?;
+    Ok(opened)
 }
 
 /// Warns that a model without a chat template is unlikely to answer.
@@ -239,11 +210,16 @@ impl Chat<'_> {
         self.args.completion.output.verbosity() == Verbosity::Quiet
     }
 
-    /// Model, context size and device, as one line.
-    fn describe_setup(&self) -> String {
-        let slots = self.engine.options().max_seq_len;
-        let model = style_text(Style::Bold, crate::dims::MODEL);
-        format!("{model}, {slots} tokens of context, {}", self.session.device_name())
+    /// Warns of flags of the template that have no effect.
+    fn warn_unused_flags(&self) {
+        let (template, form) = (self.conversation.template(), self.conversation.output_format());
+        if !self.is_quiet() {
+            self.args
+                .template
+                .warn_unused_flags(template, form)
+                .iter()
+                .for_each(|line| print_stderr!("{line}"));
+        }
     }
 
     /// Runs all turns.

@@ -79,16 +79,9 @@ fn complete_prompt(
     let (tokens, pause) = build_sequence(engine, &session, resume_point(args, state)?, text)?;
     let prompt =
         prompt.or((session.tokens().is_empty() && pause.tokens.is_empty()).then_some(DEFAULT_PROMPT));
-    #[cfg(feature = "chat")]
-    let mut wrap = WordWrap::for_stdout();
-    #[cfg(feature = "chat")]
-    let mut render = |piece: &str| wrap.wrap_piece(piece);
-    #[cfg(not(feature = "chat"))]
-    let mut render = str::to_owned;
-    if let (Format::Text, Some(prompt)) =
-        (output.format, prompt.and_then(|p| shown_prompt(p, output.verbosity())))
-    {
-        write_stderr(format_args!("{}", style_text(Style::Dim, &render(&prompt))));
+    let mut render = text_renderer();
+    if output.format == Format::Text {
+        show_prompt(prompt, output.verbosity(), &mut render);
     }
     let mut stream = engine.stream(&mut session, &tokens, &options)?.timed_from(start);
     if args.session.is_some() {
@@ -123,6 +116,23 @@ fn complete_prompt(
         sampler.print_random_seed(&options.sampler);
     }
     if report.reason == StopReason::Interrupt { Err(Error::Interrupted) } else { Ok(()) }
+}
+
+/// Shows the prompt before the text, dimmed, if both go to a terminal.
+fn show_prompt(prompt: Option<&str>, verbosity: Verbosity, render: &mut dyn FnMut(&str) -> String) {
+    if let Some(shown) = prompt.and_then(|prompt| shown_prompt(prompt, verbosity)) {
+        write_stderr(format_args!("{}", style_text(Style::Dim, &render(&shown))));
+    }
+}
+
+/// A function that wraps the pieces of a text, if stdout is a terminal.
+fn text_renderer() -> impl FnMut(&str) -> String {
+    #[cfg(feature = "chat")]
+    let mut wrap = WordWrap::for_stdout();
+    #[cfg(feature = "chat")]
+    return move |piece: &str| wrap.wrap_piece(piece);
+    #[cfg(not(feature = "chat"))]
+    str::to_owned
 }
 
 /// Streams the text, as it is rendered, and a final newline to stdout, even on error. Returns the write error, if any.

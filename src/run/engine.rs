@@ -8,10 +8,10 @@ use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::{DraftModel, DraftSettings};
 use crate::run::eviction::Policy;
-use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::options::{BackendKind, EngineOptions, long_prompt_error};
 use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler};
 use crate::run::plan::{OpenedModel, Plan};
-use crate::run::session::{CancelToken, long_prompt_error};
+use crate::run::session::CancelToken;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
 use numeric::simd::Isa;
@@ -83,10 +83,7 @@ impl Engine {
         };
         let drafted = options.draft > 0 && options.draft_model.is_some();
         // The draft program loads its model while this one is loaded.
-        let early = match tokenizer {
-            None if drafted => Some(tokenizer_of(&model)?),
-            early => early,
-        };
+        let early = if drafted && tokenizer.is_none() { Some(tokenizer_of(&model)?) } else { tokenizer };
         let draft =
             early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
         let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };

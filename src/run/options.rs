@@ -332,6 +332,14 @@ fn default_chunk_for(units: u32, unified_memory: bool) -> usize {
     (1 << busy.ilog2()).clamp(PREFILL_CHUNK, most)
 }
 
+/// The error for a prompt that needs this many tokens.
+pub(crate) fn long_prompt_error(need: &str, have: usize) -> files::Error {
+    files::Error::Usage(format!(
+        "the prompt needs {need} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt or \
+         give an `Eviction::policy`"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,6 +20,7 @@ use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevi
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
 use crate::run::eviction::{Eviction, Policy};
+use crate::run::options::long_prompt_error;
 use crate::run::placement::{DeviceCache, Placement, RunPosition, TokenKind};
 use draft::Drafter;
 use evictor::{AppendKind, Evictor};
@@ -590,14 +591,6 @@ impl Session {
     pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
         self.device_cache.set_trace(trace)
     }
-}
-
-/// The error for a prompt that needs this many tokens.
-pub(crate) fn long_prompt_error(need: &str, have: usize) -> Error {
-    Error::Usage(format!(
-        "the prompt needs {need} tokens but the context has {have}; raise `EngineOptions::max_seq_len`, shorten the prompt or \
-         give an `Eviction::policy`"
-    ))
 }
 
 #[cfg(test)]

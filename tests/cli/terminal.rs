@@ -70,7 +70,7 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).expect("typed");
     }
 
-    /// What it shows next; nothing once the program has ended, as its terminal cannot be read then.
+    /// The next output; nothing once the program has ended, as its terminal cannot be read then.
     fn reads(&mut self) -> Option<String> {
         let mut bytes = [0; 4096];
         let n = self.master.read(&mut bytes).unwrap_or(0);

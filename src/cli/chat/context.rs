@@ -1,6 +1,7 @@
 //! The context of a conversation: how full it is, and the remedies.
 
 use super::Chat;
+use crate::cli::terminal::{Style, style_text};
 use crate::cli::word_wrap::wrap_message;
 use crate::dims::MAX_POSITION;
 use crate::run::eviction::Policy;
@@ -14,6 +15,13 @@ pub enum ContextWarning {
 }
 
 impl Chat<'_> {
+    /// Model, context size and device, as one line.
+    pub fn describe_setup(&self) -> String {
+        let slots = self.engine.options().max_seq_len;
+        let model = style_text(Style::Bold, crate::dims::MODEL);
+        format!("{model}, {slots} tokens of context, {}", self.session.device_name())
+    }
+
     /// Keeps the system message from being evicted.
     pub fn protect_system_prompt(&mut self) {
         if self.has_eviction() {

@@ -60,7 +60,7 @@ fn a_line_longer_than_the_terminal_holds_is_kept() {
     chat.shows(" ");
     // While the answer is read, as a terminal does.
     let mut master = chat.master.try_clone().expect("another handle");
-    let line = format!("/{}END\r", "x".repeat(6000));
+    let line = format!("\x1b[200~/{}END\x1b[201~\r", "x".repeat(6000));
     let typing = std::thread::spawn(move || master.write_all(line.as_bytes()));
     let end = format!("{}END", "x".repeat(20));
     chat.shows(&end);
