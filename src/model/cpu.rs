@@ -197,7 +197,7 @@ impl Device for CpuDevice {
         let observed = runs.iter().any(|run| run.observed_tokens > 0);
         self.scratch.grow_for(slots, if observed { self.max_tokens } else { 0 })?;
         // A few tokens are done before anyone waits, and an interrupted pass costs a recurrent state.
-        let is_short = STATE > 0 && n <= SHORT_PASS;
+        let is_short = HAS_STATE && n <= SHORT_PASS;
         self.pool.set_cancel(cancel.filter(|_| !observed && !is_short));
         let result = self.compute_pass(runs);
         if result.is_err() {

@@ -46,6 +46,10 @@ pub const GATE_DIM: usize = match ATTENTION_GATE {
     AttentionGate::PerElement => Q_DIM,
 };
 
+/// True if attention's output has a gate.
+pub const HAS_ATTENTION_GATE: bool = !matches!(ATTENTION_GATE, AttentionGate::None);
+/// True if sequences have a recurrent state.
+pub const HAS_STATE: bool = RECURRENT_LAYERS != 0;
 /// Number of layers with a recurrent state in place of keys and values.
 pub const RECURRENT_LAYERS: usize =
     count_before(LAYERS, LayerKind::ShortConv) + count_before(LAYERS, LayerKind::DeltaNet);

@@ -474,7 +474,7 @@ fn take_attention(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<At
         v_bias: take_vector(model, &at("self_attn.v_proj.bias"))?,
         q_norm: take_vector(model, &at("self_attn.q_norm.weight"))?,
         k_norm: take_vector(model, &at("self_attn.k_norm.weight"))?,
-        gate: (GATE_DIM > 0).then(|| take_matrix(model, &at(ATTENTION_GATE_NAME))).transpose()?,
+        gate: HAS_ATTENTION_GATE.then(|| take_matrix(model, &at(ATTENTION_GATE_NAME))).transpose()?,
         wo: take_matrix(model, &at("self_attn.o_proj.weight"))?,
         o_bias: take_vector(model, &at("self_attn.o_proj.bias"))?,
     })

@@ -6,7 +6,7 @@ use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::AttentionMass;
 use super::nvidia::BoundDecode;
-use crate::dims::{LAYERS_BEFORE, STATE, is_sliding, state_range};
+use crate::dims::{HAS_STATE, LAYERS_BEFORE, STATE, is_sliding, state_range};
 use crate::model::device::{Extent, HostLayer, HostRows, KvCache, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept_slots};
@@ -85,7 +85,7 @@ impl OpenClCache {
     ) -> Outcome<Self> {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        let state = (STATE > 0).then(|| device.allocate_buffer(4 * STATE, Access::ReadWrite, Place::Device));
+        let state = HAS_STATE.then(|| device.allocate_buffer(4 * STATE, Access::ReadWrite, Place::Device));
         let state = state.transpose()?;
         state.iter().try_for_each(|state| state.fill(0..4 * STATE, 0))?;
         Ok(Self {

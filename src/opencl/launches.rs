@@ -134,7 +134,7 @@ fn mixer_steps(layer: usize) -> [Step; 2] {
 
 /// True if the product after attention may merge its chunks.
 fn merges_in_out(layer: usize) -> bool {
-    GATE_DIM == 0 && !is_recurrent(layer)
+    !HAS_ATTENTION_GATE && !is_recurrent(layer)
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
@@ -222,7 +222,7 @@ impl Binder<'_> {
                     self.bind_launch(KernelName::QkNorm, &[&s.qkv, l.qk_norm.as_ref().unwrap_or(&s.none)])
                 })
                 .collect::<Result<_>>()?,
-            gate: (GATE_DIM > 0)
+            gate: HAS_ATTENTION_GATE
                 .then(|| self.bind_launch(KernelName::Gate, &[&s.att, &s.qkv]))
                 .transpose()?,
             delta: m

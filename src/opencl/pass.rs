@@ -57,7 +57,7 @@ impl Pass<'_> {
             self.norm(layer)?; // RMS norm before attention
             self.qkv(layer, runs)?; // queries, keys and values
             if is_recurrent(layer) {
-                self.mix(layer, runs)?; // or a convolution or delta net, which updates the state
+                self.mix_tokens(layer, runs)?; // or a convolution or delta net, which updates the state
             } else {
                 self.rope(layer, runs)?; // keys get their position and join the cache
                 self.attend(layer, runs)?; // each query over all slots up to its own, and what each slot received of it
@@ -221,7 +221,7 @@ impl Pass<'_> {
     }
 
     /// Computes a recurrent layer between its products.
-    fn mix(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
+    fn mix_tokens(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         self.each_run(layer, runs, Self::convolve_run)?;
         if let Some([prepare, _]) = self.launches.delta.get(layer) {
             prepare.run(self.device(), [2 * DELTA_NET.key_heads + 1, self.n])?;
@@ -307,7 +307,7 @@ impl Pass<'_> {
     /// True if `out` merges the chunks of attention.
     fn out_merges(&self, span: RunSpan) -> bool {
         let on_device = self.is_single() && self.kept_tokens.is_none() && self.host.is_none();
-        on_device && GATE_DIM == 0 && span.visible_chunks() <= FUSED_CHUNKS
+        on_device && !HAS_ATTENTION_GATE && span.visible_chunks() <= FUSED_CHUNKS
     }
 
     fn out(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {

@@ -6,7 +6,7 @@
 //! integer is 7 may come back mirrored: scale and integers with the other sign.
 
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, RECURRENT_LAYERS, VOCAB, WINDOW,
+    HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW,
     full_attention_layers, is_sliding,
 };
 use crate::model::device::KvRows;
@@ -42,7 +42,7 @@ pub struct LayerKeyValues {
 
 /// Rejects models whose sequences have more than keys and values.
 fn check_rows_suffice() -> Result<()> {
-    if RECURRENT_LAYERS == 0 {
+    if !HAS_STATE {
         return Ok(());
     }
     Err(Error::Usage(

@@ -15,7 +15,7 @@ pub(crate) use pass::SmallList;
 pub use pass::{Stage, forward};
 pub use sequence::{PastEviction, Sequence};
 
-use crate::dims::{STATE, VOCAB, attention_layers};
+use crate::dims::{HAS_STATE, VOCAB, attention_layers};
 use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
@@ -240,7 +240,7 @@ impl Session {
         self.place_tokens(TokenKind::PromptPart)?;
         let n = self.make_room(tokens.len(), AppendKind::Prompt(left))?;
         // The last token in a pass of its own, so that another answer to the prompt begins at a checkpoint before it.
-        let apart = STATE > 0 && n == left && left > LAST_TOKEN_APART;
+        let apart = HAS_STATE && n == left && left > LAST_TOKEN_APART;
         let n = n - usize::from(apart);
         self.pending.saves_state = apart;
         self.pending.tokens.clear();

@@ -7,7 +7,9 @@ use crate::dims::*;
 use crate::weights::{DeltaNet, Matrix, ShortConv};
 use numeric::pool::Pool;
 use numeric::quant::format::GROUP_ROWS;
-use numeric::simd::recurrent::{DeltaUpdate, STATE_COLUMNS, convolve, delta_step, sigmoid, softplus};
+use numeric::simd::recurrent::{
+    DeltaUpdate, STATE_COLUMNS, apply_sigmoid, apply_softplus, convolve_token, delta_step,
+};
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -16,6 +18,10 @@ const VALUE_HEADS: usize = DELTA_NET.value_heads;
 const KEY_HEADS: usize = if HAS_DELTA_NET { DELTA_NET.key_heads } else { 1 };
 const KEY_WIDTH: usize = DELTA_NET.key_dim;
 const VALUE_WIDTH: usize = DELTA_NET.value_dim;
+/// Lengths of chunks, which must not be 0 in models without such layers.
+const KEY_CHUNK: usize = if HAS_DELTA_NET { KEY_WIDTH } else { 1 };
+const VALUE_CHUNK: usize = if HAS_DELTA_NET { VALUE_WIDTH } else { 1 };
+const CHANNELS_CHUNK: usize = if HAS_STATE { CONV_CHANNELS } else { 1 };
 /// Blocks of columns of a delta net's state, and of each of its heads.
 const BLOCKS: usize = DELTA_VALUE_DIM / STATE_COLUMNS;
 const HEAD_BLOCKS: usize = if HAS_DELTA_NET { VALUE_WIDTH / STATE_COLUMNS } else { 1 };
@@ -92,7 +98,7 @@ impl Scratch {
             let span = seqs.read_run(run_of[t] as usize).span;
             row.copy_from_slice(&mix[t * MIX + MIX_GATE_AT..][..DELTA_VALUE_DIM]);
             let core = &core[span.first * DELTA_VALUE_DIM..];
-            for (head, gate) in row.chunks_exact_mut(VALUE_WIDTH.max(1)).enumerate() {
+            for (head, gate) in row.chunks_exact_mut(VALUE_CHUNK).enumerate() {
                 let (mut out, mut normed) = ([0.0; VALUE_WIDTH], [0.0; VALUE_WIDTH]);
                 for (i, out) in out.chunks_exact_mut(STATE_COLUMNS).enumerate() {
                     let block = head * HEAD_BLOCKS + i;
@@ -139,13 +145,13 @@ impl Scratch {
                 for t in 0..tokens {
                     let inputs: [&[f32]; CONV_TAPS] =
                         std::array::from_fn(|tap| input(t, tap, channels.clone()));
-                    convolve(isa, &inputs, &taps, tile.row_mut(t));
+                    convolve_token(isa, &inputs, &taps, tile.row_mut(t));
                 }
             });
             let shifted = HELD_INPUTS.saturating_sub(tokens);
             let replaced = HELD_INPUTS - shifted;
             state.copy_within(replaced * CONV_CHANNELS.., 0);
-            let rows = state.chunks_exact_mut(CONV_CHANNELS.max(1)).skip(shifted);
+            let rows = state.chunks_exact_mut(CHANNELS_CHUNK).skip(shifted);
             for (row, own) in rows.zip(tokens - replaced..) {
                 row.copy_from_slice(&mix[(first + own) * MIX..][..CONV_CHANNELS]);
             }
@@ -210,7 +216,7 @@ impl Scratch {
 
 /// The blocks of a layer's matrices, `[key_dim][16]` each.
 fn state_blocks(state: &mut [f32]) -> impl Iterator<Item = &mut [f32]> {
-    state[CONV_STATE..].chunks_exact_mut((KEY_WIDTH * STATE_COLUMNS).max(1))
+    state[CONV_STATE..].chunks_exact_mut(KEY_CHUNK * STATE_COLUMNS)
 }
 
 /// Applies SiLU to a token's convolved queries, keys and values, and gives each head of queries and keys the length 1;
@@ -223,7 +229,7 @@ fn prepare_heads(isa: Isa, row: &mut [f32]) {
     let length = 1.0 / (KEY_WIDTH as f32).sqrt();
     let (queries, rest) = row.split_at_mut(DELTA_KEY_DIM);
     for (heads, factor) in [(queries, length * length), (&mut rest[..DELTA_KEY_DIM], length)] {
-        for head in heads.chunks_exact_mut(KEY_WIDTH.max(1)) {
+        for head in heads.chunks_exact_mut(KEY_CHUNK) {
             let mut normed = [0.0; KEY_WIDTH];
             ops::rms_norm(isa, head, &[factor; KEY_WIDTH], eps, &mut normed);
             head.copy_from_slice(&normed);
@@ -231,11 +237,11 @@ fn prepare_heads(isa: Isa, row: &mut [f32]) {
     }
 }
 
-/// Computes the strength of each head's update, `sigmoid(b)`, and its decay, `exp(decay * softplus(a))`.
+/// Computes the strength of each head's update, `apply_sigmoid(b)`, and its decay, `exp(decay * apply_softplus(a))`.
 fn prepare_factors(isa: Isa, decay: &[f32], row: &mut [f32]) {
-    sigmoid(isa, &mut row[MIX_BETA_AT..][..VALUE_HEADS]);
+    apply_sigmoid(isa, &mut row[MIX_BETA_AT..][..VALUE_HEADS]);
     let decays = &mut row[MIX_DECAY_AT..][..VALUE_HEADS];
-    softplus(isa, decays);
+    apply_softplus(isa, decays);
     decays.iter_mut().zip(decay).for_each(|(x, decay)| *x *= decay);
     ops::exp_in_place(isa, decays);
 }

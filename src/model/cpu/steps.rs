@@ -10,12 +10,12 @@ use crate::rope::{Frequencies, compute_angles};
 use crate::weights::{ActivationForms, Attention, Layer, Matrix, Mixer, Weights};
 use files::Result;
 use files::blocks::BLOCK;
-use files::config::{Norm, QkNorm};
+use files::config::{AttentionGate, Norm, QkNorm};
 use numeric::pool::{Pool, RowTable, Tile};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, MAX_QUERIES, Partial};
-use numeric::simd::recurrent::sigmoid;
+use numeric::simd::recurrent::apply_sigmoid;
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
@@ -24,6 +24,11 @@ pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 pub(super) const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 pub(super) const K_AT: usize = Q_PAD + GATE_DIM.next_multiple_of(16);
 pub(super) const QKV: usize = K_AT + 2 * KV_PAD;
+/// Elements of attention's output that share a gate.
+const GATE_WIDTH: usize = match ATTENTION_GATE {
+    AttentionGate::PerHead => HEAD_DIM,
+    _ => 1,
+};
 /// The columns of q and the gate, and those of k and v.
 pub(super) const Q_COLS: Range<usize> = 0..K_AT;
 pub(super) const KV_COLS: Range<usize> = K_AT..QKV;
@@ -244,7 +249,7 @@ impl Scratch {
                 &mut tile,
                 columns.clone(),
             );
-            if let Some(gate) = w.gate.as_ref().filter(|_| GATE_DIM > 0) {
+            if let Some(gate) = w.gate.as_ref().filter(|_| HAS_ATTENTION_GATE) {
                 let part = ProjectionPart { start: Q_PAD, w: gate, bias: &[] };
                 part.project(isa, x, &mut tile, columns.clone());
             }
@@ -277,11 +282,11 @@ impl Scratch {
         let (att, qkv) = (&self.att, &self.qkv);
         self.att_in.fill_rows(pool, isa, n, |t, row| {
             row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]);
-            if GATE_DIM > 0 {
+            if HAS_ATTENTION_GATE {
                 let mut gate = [0.0; GATE_DIM];
                 gate.copy_from_slice(&qkv[t * QKV + Q_PAD..][..GATE_DIM]);
-                sigmoid(isa, &mut gate);
-                let width = Q_DIM / GATE_DIM.max(1);
+                apply_sigmoid(isa, &mut gate);
+                let width = GATE_WIDTH;
                 for (row, gate) in row.chunks_exact_mut(width).zip(gate) {
                     row.iter_mut().for_each(|x| *x *= gate);
                 }

@@ -33,7 +33,7 @@ pub struct StoredTensor {
     /// True if the file's rows are its columns; then `data` holds the whole tensor: see
     /// [`StoredTensor::into_untransposed`].
     pub transposed: bool,
-    /// What is done to the values of a vector.
+    /// Change of a vector's values.
     pub map: ValueMap,
     /// `[rows][cols / block.values()][block.bytes()]`
     pub data: MappedSlice,

@@ -46,7 +46,7 @@ pub struct CheckpointPlace {
     pub order: RowOrder,
 }
 
-/// What loading does to the values of a checkpoint's vector.
+/// Change of a checkpoint's vector when it is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueMap {
     Unchanged,
@@ -77,7 +77,7 @@ impl TensorSpec {
         self.role == TensorRole::Embedding || self.name == HEAD
     }
 
-    /// What is done to the values of a checkpoint that is no GGUF file.
+    /// Change of the values of a checkpoint that is no GGUF file.
     pub fn value_map(&self) -> ValueMap {
         let norm = self.name.ends_with("norm.weight") && !self.name.ends_with(DELTA_NORM);
         match self.role {
@@ -116,13 +116,13 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     if LEARNED_POSITIONS {
         put(POSITIONS.into(), (MAX_POSITION, DIM), TensorRole::Positions);
     }
-    for l in 0..LAYERS {
+    for (l, kind) in LAYER_KINDS.into_iter().enumerate() {
         let at = |s: &str| format!("model.layers.{l}.{s}");
         if PRE_NORMS {
             norm(&mut put, at("input_layernorm"));
         }
         if is_recurrent(l) {
-            put_recurrent(&mut put, &at, LAYER_KINDS[l]);
+            put_recurrent(&mut put, &at, kind);
         } else {
             put_attention(&mut put, &at);
         }
@@ -169,7 +169,7 @@ fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String) {
         put(at("self_attn.q_norm.weight"), (1, q_norm), Vector);
         put(at("self_attn.k_norm.weight"), (1, k_norm), Vector);
     }
-    if GATE_DIM > 0 {
+    if HAS_ATTENTION_GATE {
         put(at(ATTENTION_GATE_NAME), (GATE_DIM, DIM), Matrix);
     }
     put(at("self_attn.o_proj.weight"), (DIM, Q_DIM), Matrix);

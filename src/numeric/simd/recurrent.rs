@@ -11,7 +11,7 @@ use super::{Isa, dispatch};
 pub const STATE_COLUMNS: usize = 16;
 
 /// `x[i] = 1 / (1 + e^(-x[i]))`.
-pub fn sigmoid(isa: Isa, x: &mut [f32]) {
+pub fn apply_sigmoid(isa: Isa, x: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32]) {
         sixteens!(x.len(), |i, part| {
@@ -25,7 +25,7 @@ pub fn sigmoid(isa: Isa, x: &mut [f32]) {
 /// `x[i] = ln(1 + e^(x[i]))`, as `max(x, 0) + ln(1 + t)` with `t = e^(-|x|)`.
 ///
 /// `ln(1 + t) = 2 atanh(s)` with `s = t / (2 + t)`, at most 1/3: its series up to `s^15`, whose rest is below 1e-9.
-pub fn softplus(isa: Isa, x: &mut [f32]) {
+pub fn apply_softplus(isa: Isa, x: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32]) {
         sixteens!(x.len(), |i, part| {
@@ -49,7 +49,7 @@ pub fn softplus(isa: Isa, x: &mut [f32]) {
 /// # Panics
 ///
 /// The numbers of inputs and taps differ, or a slice is shorter than `out`.
-pub fn convolve(isa: Isa, inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f32]) {
+pub fn convolve_token(isa: Isa, inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f32]) {
         sixteens!(out.len(), |i, part| {
@@ -158,10 +158,10 @@ mod tests {
             }
             y
         };
-        for (x, y) in x.iter().map(|x| f64::from(*x)).zip(scalar(sigmoid)) {
+        for (x, y) in x.iter().map(|x| f64::from(*x)).zip(scalar(apply_sigmoid)) {
             assert!((f64::from(y) - 1.0 / (1.0 + (-x).exp())).abs() < 1e-6, "{x}");
         }
-        for (x, y) in x.iter().map(|x| f64::from(*x)).zip(scalar(softplus)) {
+        for (x, y) in x.iter().map(|x| f64::from(*x)).zip(scalar(apply_softplus)) {
             let want = if x > 50.0 { x } else { x.exp().ln_1p() };
             assert!((f64::from(y) - want).abs() < 1e-6 * want.max(0.1), "{x}: {y} {want}");
         }
@@ -197,7 +197,7 @@ mod tests {
         let rows = |x| -> Vec<&[f32]> { <[f32]>::chunks_exact(x, 37).collect() };
         let mut out = vec![0.0; 37];
         for isa in Isa::available() {
-            convolve(isa, &rows(&inputs), &rows(&taps), &mut out);
+            convolve_token(isa, &rows(&inputs), &rows(&taps), &mut out);
             for (c, out) in out.iter().enumerate() {
                 let want = (0..3).fold(0.0f32, |sum, j| inputs[37 * j + c].mul_add(taps[37 * j + c], sum));
                 assert_eq!(*out, want, "{}", isa.name());

@@ -1,8 +1,8 @@
 //! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYERS, RECURRENT_LAYERS, ROPE, SLIDING_LAYERS, STATE, WINDOW, is_recurrent,
-    is_sliding,
+    HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, RECURRENT_LAYERS, ROPE, SLIDING_LAYERS, STATE, WINDOW,
+    is_recurrent, is_sliding,
 };
 use crate::model::device::KvRows;
 use crate::run::placement::Checkpoint;
@@ -53,7 +53,7 @@ impl CachedPrefix {
         }
         let most = prompt.len().saturating_sub(1);
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
-        let same = if RECURRENT_LAYERS == 0 {
+        let same = if !HAS_STATE {
             same
         } else {
             self.states.iter().map(|state| state.tokens).take_while(|&n| n <= same).last().unwrap_or(0)

@@ -184,7 +184,7 @@ impl DeviceCache {
     /// True if the sequence can continue after its first `tokens` tokens: sliding-window layers still have the rows, and
     /// the recurrent state there is known.
     pub fn can_continue_from(&self, tokens: usize) -> bool {
-        self.window.covers_window(tokens) && self.state.holds(tokens)
+        self.window.covers_window(tokens) && self.state.holds_state(tokens)
     }
 
     /// True if the recurrent state is that after the first `tokens` tokens.
@@ -214,12 +214,12 @@ impl DeviceCache {
 
     /// Copies of all checkpoints, and of the current state as the last.
     pub fn export_states(&mut self) -> Result<Vec<Checkpoint>> {
-        self.state.export(&mut *self.cache)
+        self.state.export_checkpoints(&mut *self.cache)
     }
 
     /// Replaces the recurrent state by that after the first `tokens` tokens, and the checkpoints by these.
     pub fn import_states(&mut self, states: &[Checkpoint], tokens: usize) {
-        self.state.import(&mut *self.cache, states, tokens);
+        self.state.import_checkpoints(&mut *self.cache, states, tokens);
     }
 
     /// First position whose rows sliding-window layers have.
@@ -277,8 +277,8 @@ impl DeviceCache {
         if other.mass_is_valid {
             copy_mass(&mut *other.cache, &mut *self.cache)?;
         }
-        let states = other.state.export(&mut *other.cache)?;
-        self.state.import(&mut *self.cache, &states, tokens);
+        let states = other.state.export_checkpoints(&mut *other.cache)?;
+        self.state.import_checkpoints(&mut *self.cache, &states, tokens);
         (self.mass_is_valid, self.observed) = (other.mass_is_valid, other.observed);
         (self.unchanged, other.unchanged) = (SequencePrefix::ALL, SequencePrefix::ALL);
         Ok((copied, bytes))

@@ -1,7 +1,7 @@
 //! The recurrent state of a sequence and its checkpoints. Rows of a cache can be cut back to any length, a state cannot:
 //! it goes back to a checkpoint, and the tokens after that are computed again.
 
-use crate::dims::STATE;
+use crate::dims::{HAS_STATE, STATE};
 use crate::model::device::KvCache;
 use files::Result;
 
@@ -53,8 +53,8 @@ impl StateHistory {
     }
 
     /// True if the state after the first `tokens` tokens is there.
-    pub fn holds(&self, tokens: usize) -> bool {
-        STATE == 0
+    pub fn holds_state(&self, tokens: usize) -> bool {
+        !HAS_STATE
             || tokens == 0
             || self.current == Some(tokens)
             || self.checkpoints.iter().any(|checkpoint| checkpoint.tokens == tokens)
@@ -62,7 +62,7 @@ impl StateHistory {
 
     /// True if the cache's state is that after the first `tokens` tokens.
     pub fn is_at(&self, tokens: usize) -> bool {
-        STATE == 0 || self.current == Some(tokens)
+        !HAS_STATE || self.current == Some(tokens)
     }
 
     /// Numbers of tokens whose states are there, from `most` down.
@@ -71,31 +71,32 @@ impl StateHistory {
         let mut places: Vec<usize> =
             self.current.into_iter().chain(checkpoints).filter(|&n| n <= most).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
-        places.into_iter().filter(|_| STATE > 0)
+        places.into_iter().filter(|_| HAS_STATE)
     }
 
     /// Begins a pass after which the state has seen `tokens` tokens.
     pub fn begin_pass(&mut self, tokens: usize) {
-        if STATE > 0 {
+        if HAS_STATE {
             (self.current, self.next) = (None, tokens);
         }
     }
 
     /// Ends a pass that did not fail.
     pub fn end_pass(&mut self) {
-        if STATE > 0 {
+        if HAS_STATE {
             self.current = Some(self.next);
         }
     }
 
     /// Goes back to the state after the first `tokens` tokens, if it is there, and drops later checkpoints.
     pub fn truncate(&mut self, cache: &mut dyn KvCache, tokens: usize) {
-        if STATE == 0 {
+        if !HAS_STATE {
             return;
         }
         self.checkpoints.retain(|checkpoint| checkpoint.tokens <= tokens);
         if tokens == 0 {
-            self.current = cache.write_state(&vec![0.0; STATE]).is_ok().then_some(0);
+            // The cache was emptied, which clears its state.
+            self.current = Some(0);
         } else if self.current != Some(tokens) {
             let found = self.checkpoints.last().filter(|checkpoint| checkpoint.tokens == tokens);
             let restored = found.is_some_and(|checkpoint| cache.write_state(&checkpoint.state).is_ok());
@@ -105,7 +106,7 @@ impl StateHistory {
 
     /// Saves the cache's state, unless it is already.
     pub fn save(&mut self, cache: &mut dyn KvCache) -> Result<()> {
-        let Some(tokens) = self.current.filter(|&n| STATE > 0 && n > 0 && self.most > 0) else {
+        let Some(tokens) = self.current.filter(|&n| HAS_STATE && n > 0 && self.most > 0) else {
             return Ok(());
         };
         if self.checkpoints.last().is_some_and(|last| last.tokens >= tokens) {
@@ -138,9 +139,9 @@ impl StateHistory {
     }
 
     /// Copies of the checkpoints and of the current state, in ascending order.
-    pub fn export(&self, cache: &mut dyn KvCache) -> Result<Vec<Checkpoint>> {
+    pub fn export_checkpoints(&self, cache: &mut dyn KvCache) -> Result<Vec<Checkpoint>> {
         let mut all = self.checkpoints.clone();
-        if let Some(tokens) = self.current.filter(|&n| STATE > 0 && n > 0)
+        if let Some(tokens) = self.current.filter(|&n| HAS_STATE && n > 0)
             && all.last().is_none_or(|last| last.tokens < tokens)
         {
             let mut state = vec![0.0; STATE];
@@ -151,8 +152,8 @@ impl StateHistory {
     }
 
     /// Replaces the history by the checkpoints up to `tokens` tokens, and goes to the state there.
-    pub fn import(&mut self, cache: &mut dyn KvCache, checkpoints: &[Checkpoint], tokens: usize) {
-        if STATE > 0 {
+    pub fn import_checkpoints(&mut self, cache: &mut dyn KvCache, checkpoints: &[Checkpoint], tokens: usize) {
+        if HAS_STATE {
             let kept = checkpoints.iter().filter(|checkpoint| checkpoint.tokens <= tokens);
             self.checkpoints = kept.cloned().collect();
             self.current = None;
