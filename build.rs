@@ -143,21 +143,6 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
 
 /// The architecture switches of `dims.rs`, in which model families differ.
 fn switches_source(m: &ModelConfig) -> String {
-    let scaled = |scaling| match scaling {
-        RopeScaling::Unscaled => "RopeScaling::Unscaled".to_string(),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-            format!(
-                "RopeScaling::Llama3 {{ factor: {factor:?}, low_freq_factor: {low_freq_factor:?}, \
-                 high_freq_factor: {high_freq_factor:?}, original_max_position: {original_max_position} }}"
-            )
-        }
-        RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
-    };
-    let long = m.rope.long.map_or("None".into(), |LongRope { divisors, original_context }| {
-        format!("Some(LongRope {{ divisors: &{divisors:?}, original_context: {original_context} }})")
-    });
-    let Rope { dim, theta, attention_factor, local_theta, local_attention_factor, .. } = m.rope;
-    let (scaling, local_scaling) = (scaled(m.rope.scaling), scaled(m.rope.local_scaling));
     let Scales { embedding, attention, residual, logits } = m.scales;
     let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
     let mut s = String::new();
@@ -177,23 +162,6 @@ fn switches_source(m: &ModelConfig) -> String {
     put(
         "Slots that a sliding-window layer sees; 0 if there is no such layer.",
         format!("WINDOW: usize = {}", m.sliding_window),
-    );
-    put(
-        "Number of first elements of a head that RoPE rotates; 0 if positions are learned.",
-        format!("ROPE_DIM: usize = {dim}"),
-    );
-    put(
-        "RoPE parameters of the config.",
-        format!(
-            "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
-             attention_factor: {attention_factor:?}, local_theta: {local_theta:?}, \
-             local_scaling: {local_scaling}, local_attention_factor: {local_attention_factor:?} }}"
-        ),
-    );
-    let same = Rope { long: None, ..m.rope };
-    put(
-        "Sliding-window layers rotate by other angles than full-attention layers.",
-        format!("LOCAL_ROPE_DIFFERS: bool = {}", m.rope.for_sliding_window() != same),
     );
     let growth = m.query_growth.map_or("None".into(), |QueryGrowth { beta, original_context }| {
         format!("Some(QueryGrowth {{ beta: {beta:?}, original_context: {original_context} }})")
@@ -215,5 +183,44 @@ fn switches_source(m: &ModelConfig) -> String {
         format!("RESIDUAL_SCALE: f64 = {residual:?}"),
     );
     put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
+    s + &rope_source(&m.rope)
+}
+
+/// The constants of `dims.rs` for RoPE.
+fn rope_source(rope: &Rope) -> String {
+    let scaled = |scaling| match scaling {
+        RopeScaling::Unscaled => "RopeScaling::Unscaled".to_string(),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+            format!(
+                "RopeScaling::Llama3 {{ factor: {factor:?}, low_freq_factor: {low_freq_factor:?}, \
+                 high_freq_factor: {high_freq_factor:?}, original_max_position: {original_max_position} }}"
+            )
+        }
+        RopeScaling::Divisors(divisors) => format!("RopeScaling::Divisors(&{divisors:?})"),
+    };
+    let long = rope.long.map_or("None".into(), |LongRope { divisors, original_context }| {
+        format!("Some(LongRope {{ divisors: &{divisors:?}, original_context: {original_context} }})")
+    });
+    let Rope { dim, theta, attention_factor, local_theta, local_attention_factor, .. } = *rope;
+    let (scaling, local_scaling) = (scaled(rope.scaling), scaled(rope.local_scaling));
+    let mut s = String::new();
+    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
+    put(
+        "Number of first elements of a head that RoPE rotates; 0 if positions are learned.",
+        format!("ROPE_DIM: usize = {dim}"),
+    );
+    put(
+        "RoPE parameters of the config.",
+        format!(
+            "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
+             attention_factor: {attention_factor:?}, local_theta: {local_theta:?}, \
+             local_scaling: {local_scaling}, local_attention_factor: {local_attention_factor:?} }}"
+        ),
+    );
+    let same = Rope { long: None, ..*rope };
+    put(
+        "Sliding-window layers rotate by other angles than full-attention layers.",
+        format!("LOCAL_ROPE_DIFFERS: bool = {}", rope.for_sliding_window() != same),
+    );
     s
 }

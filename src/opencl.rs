@@ -99,6 +99,7 @@ mod cache;
 mod compaction;
 mod defines;
 mod host_attention;
+mod kernel_name;
 mod kernels;
 mod kv;
 mod launches;

@@ -6,11 +6,13 @@
 
 mod families;
 mod fields;
+mod layer_kinds;
 mod rope;
 mod written;
 
-pub use families::{Arch, AttentionGate, Family, LayerKind, Mlp, Norm, QkNorm};
+pub use families::{Arch, AttentionGate, Family, Mlp, Norm, QkNorm};
 pub use fields::ConfigError;
+pub use layer_kinds::LayerKind;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 
 use crate::text_file::strip_bom;
@@ -161,7 +163,7 @@ impl ModelConfig {
         let head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
-        let layer_kinds = families::layer_kinds(f, arch, layers)?;
+        let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
         let local = layer_kinds.contains(&LayerKind::SlidingWindow);
         if layer_kinds.iter().all(|kind| !kind.is_attention()) {
             return f.unsupported("layer_types", "at least one layer with attention");
@@ -256,6 +258,10 @@ impl ModelConfig {
         if let Some(((name, here), (_, there))) = pairs.find(|(here, there)| here != there) {
             return Some((name, here, there));
         }
+        self.find_rope_difference(found)
+    }
+
+    fn find_rope_difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
         let shown = |rope: &Rope| match *rope {
             Rope { scaling, long: None, attention_factor: 1.0, .. } => format!("{scaling:?}"),
             Rope { scaling, long, attention_factor, .. } => {

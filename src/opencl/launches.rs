@@ -1,11 +1,13 @@
 //! Launches of the forward pass: one kernel object per layer and step, with its buffers bound once. Launches that use a
-//! cache are bound to it and stored with it; the others belong to the device.
+//! cache are bound to it and stored with it ([`cached`]); the others belong to the device.
+
+mod cached;
+
+pub use cached::{CacheLaunches, CacheLayer};
 
 use super::batched_attention::{self, BatchedAttention};
 use super::defines::LayerView;
-use super::kernels::{KernelName, Kernels, MatmulInput, Observed, RecurrentStep, variant_of};
-use super::kv::{DeviceKv, LayerRows};
-use super::nvidia::BoundDecode;
+use super::kernels::{KernelName, Kernels, MatmulInput, RecurrentStep, variant_of};
 use super::scratch::Scratch;
 use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
@@ -89,41 +91,6 @@ impl Launches {
     /// True if the layers have kernels for one token.
     pub fn has_one(&self) -> bool {
         !self.one.is_empty()
-    }
-}
-
-/// Launches that use one cache, bound to its buffers.
-pub struct CacheLaunches {
-    /// By layer.
-    pub layers: Vec<CacheLayer>,
-    /// Whole pass of one token, if the device supports it.
-    pub decode: Option<BoundDecode>,
-    /// Value of [`Scratch::slots`] when they were bound.
-    pub slots: usize,
-}
-
-/// Launches of one layer; `None` if the device does not need them.
-pub struct CacheLayer {
-    /// RoPE, and new rows of the cache.
-    pub rope: Option<Launch>,
-    /// Attention of many tokens.
-    pub attend: Option<Launch>,
-    /// rope and attend of one token.
-    pub attend_one: Option<Launch>,
-    /// Adds the attention of many tokens to the mass; `None` until attention is observed.
-    pub observe: Option<Launch>,
-    /// Adds the attention of one token to the mass.
-    pub observe_one: Option<Launch>,
-    /// Convolution of a recurrent layer.
-    pub convolve: Option<Launch>,
-    /// Update of a delta net's state.
-    pub update: Option<Launch>,
-}
-
-impl CacheLayer {
-    /// True if the kernels for one token compute attention of a run of `tokens` tokens.
-    pub fn is_single(&self, tokens: usize) -> bool {
-        tokens == 1 && self.attend_one.is_some()
     }
 }
 
@@ -256,25 +223,6 @@ impl Binder<'_> {
         Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
     }
 
-    /// Binds the launches of a cache. They observe attention if there is `mass`, by full-attention layer.
-    pub fn bind_cache(
-        &mut self,
-        rows: &DeviceKv,
-        mass: Option<&[Buffer]>,
-        state: Option<&Buffer>,
-    ) -> Result<CacheLaunches> {
-        let weights = self.matrices.layers.iter().enumerate();
-        let layers = weights.map(|(i, l)| {
-            if let Some(state) = state.filter(|_| is_recurrent(i)) {
-                return self.recurrent_layer(l, state, i);
-            }
-            let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
-            self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
-        });
-        Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
-    }
-
     /// Preparation and gate of a delta net.
     fn bind_delta(&mut self, l: &LayerWeights) -> Result<[Launch; 2]> {
         let s = self.scratch;
@@ -285,68 +233,6 @@ impl Binder<'_> {
             self.bind_launch(KernelName::Recurrent(RecurrentStep::Prepare), &prepare)?,
             self.bind_launch(KernelName::Recurrent(RecurrentStep::Gate), &gate)?,
         ])
-    }
-
-    /// Launches of a recurrent layer that use the state of a sequence.
-    fn recurrent_layer(&mut self, l: &LayerWeights, state: &Buffer, layer: usize) -> Result<CacheLayer> {
-        let s = self.scratch;
-        let (taps, out) =
-            (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
-        let mut bind = |step, buffers: [&Buffer; 4]| {
-            let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
-            launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
-            Ok(launch)
-        };
-        let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);
-        let update = HAS_DELTA_NET
-            .then(|| bind(RecurrentStep::Update, [&s.mix, &s.conv, state, &s.mixed]))
-            .transpose()?;
-        Ok(CacheLayer {
-            rope: None,
-            attend: None,
-            attend_one: None,
-            observe: None,
-            observe_one: None,
-            convolve,
-            update,
-        })
-    }
-
-    fn cache_layer(
-        &mut self,
-        (l, calibration, view): (&LayerWeights, &Buffer, LayerView),
-        rows: Option<&LayerRows>,
-        mass: Option<&Buffer>,
-    ) -> Result<CacheLayer> {
-        let (s, many) = (self.scratch, self.scratch.max_tokens > 1);
-        let (state, norm) = (s.state.buffer(), l.qk_norm.as_ref().unwrap_or(&s.none));
-        let softmax = s.softmax.as_ref().unwrap_or(&s.none);
-        let (on_device, one_token) = (self.attend == AttendOn::Device, self.needs_one);
-        let mut bind = |wanted: bool, name: KernelName, buffers: &[&Buffer]| {
-            wanted.then(|| self.bind_launch(name, buffers)).transpose()
-        };
-        // If the host computes attention, new rows are written to buffers that are idle meanwhile.
-        let [k, v] = rows.map_or([&s.acts, &s.gate_up], |rows| [&rows.k, &rows.v]);
-        let rope = [state, &s.qkv, norm, calibration, k, v];
-        let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
-        let observe = |softmax, mass| [state, &s.qkv, norm, calibration, k, softmax, mass];
-        let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
-        let [one, several] =
-            [Observed::OneToken, Observed::ManyTokens].map(|observed| KernelName::Observe(observed, view));
-        Ok(CacheLayer {
-            rope: bind(many || !on_device, KernelName::Rope(view), &rope)?,
-            attend: bind(many && on_device, KernelName::Attend(view), &[&s.qkv, k, v, &s.att, softmax])?,
-            attend_one: bind(on_device && one_token, KernelName::AttendOne(view), &attend_one)?,
-            observe: bind(observed && many, several, &observe(softmax, mass))?,
-            observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,
-            convolve: None,
-            update: None,
-        })
-    }
-
-    /// Kernel that compacts the rows of a layer; its buffers are bound later.
-    pub fn bind_compaction(&mut self) -> Result<Launch> {
-        Ok(Launch { ints: 2, ..self.bind_launch(KernelName::CompactKv, &[])? })
     }
 
     /// Creates a kernel and binds its buffers, starting with argument 0.

@@ -1,5 +1,6 @@
 //! One sequence of tokens on one device: computes prompts and single tokens, verifies drafts, evicts from a full cache.
 
+mod checks;
 mod draft;
 mod event;
 mod evictor;
@@ -15,20 +16,18 @@ pub(crate) use pass::SmallList;
 pub use pass::{Stage, forward};
 pub use sequence::{PastEviction, Sequence};
 
-use crate::dims::{HAS_STATE, VOCAB, attention_layers};
-use crate::model::device::{Extent, KvRows, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
+use crate::dims::{HAS_STATE, VOCAB};
+use crate::model::device::{Extent, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
 use crate::run::eviction::{Eviction, Policy};
-use crate::run::options::long_prompt_error;
 use crate::run::placement::{DeviceCache, Placement, RunPosition, TokenKind};
 use draft::Drafter;
 use evictor::{AppendKind, Evictor};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
-use numeric::kv::{KvType, KvTypes};
 use pass::{LogitsWanted, PendingPass};
-use text::sampler::{Rng, SamplerOptions, all_finite};
+use text::sampler::{Rng, SamplerOptions};
 
 /// Rows of logits in memory at once when every token's are asked for; 64 rows of a 128k vocabulary are 32 MiB.
 pub const LOGITS_ROWS: usize = 64;
@@ -442,55 +441,6 @@ impl Session {
             done += n;
         }
         Ok(())
-    }
-
-    /// Checks that the tokens are in the vocabulary and have free slots.
-    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
-        if tokens.is_empty() {
-            return Err(Error::Usage("the prompt is empty; give at least one token".into()));
-        }
-        if let Some(id) = tokens.iter().find(|&&id| id as usize >= VOCAB) {
-            return Err(Error::Usage(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1)));
-        }
-        if self.evictor.is_none() { self.check_room(tokens.len()) } else { Ok(()) }
-    }
-
-    /// Checks that this many slots are free.
-    fn check_room(&self, tokens: usize) -> Result<()> {
-        let (need, have) = (self.slots() + tokens, self.extent().slots);
-        if need <= have {
-            return Ok(());
-        }
-        Err(long_prompt_error(&need.to_string(), have))
-    }
-
-    /// Checks that the logits are finite. The error, `Model`, names the cause: a key or value too large for the cache's
-    /// type, or broken weights.
-    pub(crate) fn check_logits(&mut self) -> Result<()> {
-        if all_finite(&self.logits) {
-            return Ok(());
-        }
-        match self.find_overflow()? {
-            Some(layer) => Err(Error::Model(format!(
-                "a key or value of layer {layer} is too large for a cache of type {}; use `EngineOptions::kv_types` f32",
-                self.extent().types
-            ))),
-            None => Err(Error::Model("the model computes NaN or infinity, so its weights are broken".into())),
-        }
-    }
-
-    /// Finds the layer whose keys or values overflowed in the cache. The first layer with rows that are not finite was
-    /// computed from finite numbers; so if it overflowed, it holds infinities and no NaN.
-    fn find_overflow(&mut self) -> Result<Option<usize>> {
-        let types = self.extent().types;
-        let mut rows = KvRows::default();
-        for layer in attention_layers().filter(|_| types != KvTypes::same(KvType::F32)) {
-            self.read_rows(layer, &mut rows)?;
-            if let Some(first) = rows.iter_floats(types).find(|x| !x.is_finite()) {
-                return Ok(first.is_infinite().then_some(layer));
-            }
-        }
-        Ok(None)
     }
 
     /// Maximum number of tokens of a pass.

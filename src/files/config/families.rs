@@ -3,9 +3,6 @@
 //! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
 //! (`files::source::gguf::names`).
 
-use super::fields::{ConfigError, Fields};
-use serde_json::Value;
-
 /// The model families that this program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arch {
@@ -133,6 +130,165 @@ const GPT2_TENSORS: &[(&str, &str)] = &[
     ("model.", ""),
 ];
 
+const MISTRAL: Family = Family { model_type: "mistral", kv_heads: 8, ..LLAMA };
+
+const MINISTRAL_3: Family = Family {
+    model_type: "ministral3",
+    gguf_name: "mistral3",
+    wrapper: "mistral3",
+    norm_eps: 1e-5,
+    rope_theta: 1e6,
+    kv_heads: 8,
+    head_dim: 128,
+    prefixes: TEXT_PART,
+    ..LLAMA
+};
+
+const QWEN_2: Family = Family { model_type: "qwen2", gguf_name: "qwen2", kv_heads: 32, ..LLAMA };
+
+const QWEN_3: Family = Family {
+    model_type: "qwen3",
+    gguf_name: "qwen3",
+    qk_norm: QkNorm::PerHead,
+    kv_heads: 32,
+    head_dim: 128,
+    ..LLAMA
+};
+
+const QWEN_3_5: Family = Family {
+    model_type: "qwen3_5_text",
+    gguf_name: "qwen35",
+    wrapper: "qwen3_5",
+    norms_add_one: true,
+    qk_norm: QkNorm::PerHead,
+    attention_gate: AttentionGate::PerElement,
+    kv_heads: 4,
+    head_dim: 256,
+    prefixes: TEXT_PART,
+    ..LLAMA
+};
+
+const SMOLLM_3: Family = Family {
+    model_type: "smollm3",
+    gguf_name: "smollm3",
+    ties_embeddings: true,
+    rope_theta: 2e6,
+    kv_heads: 4,
+    ..LLAMA
+};
+
+const PHI_3: Family = Family { model_type: "phi3", gguf_name: "phi3", norm_eps: 1e-5, ..LLAMA };
+
+const GRANITE: Family = Family { model_type: "granite", gguf_name: "granite", ..LLAMA };
+
+const GEMMA_3: Family = Family {
+    model_type: "gemma3_text",
+    gguf_name: "gemma3",
+    wrapper: "gemma3",
+    post_norms: true,
+    norms_add_one: true,
+    qk_norm: QkNorm::PerHead,
+    mlp: Mlp::GeGlu,
+    ties_embeddings: true,
+    rope_theta: 1e6,
+    kv_heads: 4,
+    head_dim: 256,
+    activations: &["gelu_pytorch_tanh"],
+    prefixes: TEXT_PART,
+    ..LLAMA
+};
+
+const GPT_2: Family = Family {
+    model_type: "gpt2",
+    gguf_name: "gpt2",
+    norm: Norm::Layer,
+    mlp: Mlp::Gelu,
+    ties_embeddings: true,
+    norm_eps: 1e-5,
+    epsilon_field: "layer_norm_epsilon",
+    activations: &["gelu_new", "gelu_pytorch_tanh"],
+    tensor_names: GPT2_TENSORS,
+    prefixes: &[("transformer.", "")],
+    ..LLAMA
+};
+
+const ERNIE_4_5: Family = Family {
+    model_type: "ernie4_5",
+    gguf_name: "ernie4_5",
+    interleaved_rope: true,
+    ties_embeddings: true,
+    norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    ..LLAMA
+};
+
+const HUNYUAN_DENSE: Family = Family {
+    model_type: "hunyuan_v1_dense",
+    gguf_name: "hunyuan-dense",
+    qk_norm: QkNorm::AfterRope,
+    norm_eps: 1e-5,
+    tensor_names: HUNYUAN_TENSORS,
+    ..LLAMA
+};
+
+const OLMO_2: Family = Family {
+    model_type: "olmo2",
+    gguf_name: "olmo2",
+    pre_norms: false,
+    post_norms: true,
+    qk_norm: QkNorm::Whole,
+    norm_eps: 1e-5,
+    ..LLAMA
+};
+
+const OLMO_3: Family = Family {
+    model_type: "olmo3",
+    gguf_name: "olmo2",
+    pre_norms: false,
+    post_norms: true,
+    qk_norm: QkNorm::Whole,
+    norm_eps: 1e-5,
+    ..LLAMA
+};
+
+const EXAONE_4: Family = Family {
+    model_type: "exaone4",
+    gguf_name: "exaone4",
+    pre_norms: false,
+    post_norms: true,
+    qk_norm: QkNorm::PerHead,
+    norm_eps: 1e-5,
+    ..LLAMA
+};
+
+const LFM_2: Family = Family {
+    model_type: "lfm2",
+    gguf_name: "lfm2",
+    qk_norm: QkNorm::PerHead,
+    ties_embeddings: true,
+    norm_eps: 1e-5,
+    epsilon_field: "norm_eps",
+    rope_theta: 1e6,
+    kv_heads: 8,
+    tensor_names: LFM2_TENSORS,
+    ..LLAMA
+};
+
+const LFM_3: Family = Family {
+    model_type: "lfm3",
+    gguf_name: "lfm3",
+    post_norms: true,
+    qk_norm: QkNorm::PerHead,
+    attention_gate: AttentionGate::PerHead,
+    ties_embeddings: true,
+    norm_eps: 1e-5,
+    epsilon_field: "norm_eps",
+    rope_theta: 1e6,
+    kv_heads: 8,
+    tensor_names: LFM3_TENSORS,
+    ..LLAMA
+};
+
 impl Arch {
     pub const ALL: [Arch; 18] = [
         Arch::Llama,
@@ -159,148 +315,23 @@ impl Arch {
     pub const fn family(self) -> Family {
         match self {
             Arch::Llama => LLAMA,
-            Arch::Mistral => Family { model_type: "mistral", kv_heads: 8, ..LLAMA },
-            Arch::Ministral3 => Family {
-                model_type: "ministral3",
-                gguf_name: "mistral3",
-                wrapper: "mistral3",
-                norm_eps: 1e-5,
-                rope_theta: 1e6,
-                kv_heads: 8,
-                head_dim: 128,
-                prefixes: TEXT_PART,
-                ..LLAMA
-            },
-            Arch::Qwen2 => Family { model_type: "qwen2", gguf_name: "qwen2", kv_heads: 32, ..LLAMA },
-            Arch::Qwen3 => Family {
-                model_type: "qwen3",
-                gguf_name: "qwen3",
-                qk_norm: QkNorm::PerHead,
-                kv_heads: 32,
-                head_dim: 128,
-                ..LLAMA
-            },
-            Arch::Qwen35 => Family {
-                model_type: "qwen3_5_text",
-                gguf_name: "qwen35",
-                wrapper: "qwen3_5",
-                norms_add_one: true,
-                qk_norm: QkNorm::PerHead,
-                attention_gate: AttentionGate::PerElement,
-                kv_heads: 4,
-                head_dim: 256,
-                prefixes: TEXT_PART,
-                ..LLAMA
-            },
-            Arch::SmolLm3 => Family {
-                model_type: "smollm3",
-                gguf_name: "smollm3",
-                ties_embeddings: true,
-                rope_theta: 2e6,
-                kv_heads: 4,
-                ..LLAMA
-            },
-            Arch::Phi3 => Family { model_type: "phi3", gguf_name: "phi3", norm_eps: 1e-5, ..LLAMA },
-            Arch::Granite => Family { model_type: "granite", gguf_name: "granite", ..LLAMA },
-            Arch::Gemma3 => Family {
-                model_type: "gemma3_text",
-                gguf_name: "gemma3",
-                wrapper: "gemma3",
-                post_norms: true,
-                norms_add_one: true,
-                qk_norm: QkNorm::PerHead,
-                mlp: Mlp::GeGlu,
-                ties_embeddings: true,
-                rope_theta: 1e6,
-                kv_heads: 4,
-                head_dim: 256,
-                activations: &["gelu_pytorch_tanh"],
-                prefixes: TEXT_PART,
-                ..LLAMA
-            },
-            Arch::Gpt2 => Family {
-                model_type: "gpt2",
-                gguf_name: "gpt2",
-                norm: Norm::Layer,
-                mlp: Mlp::Gelu,
-                ties_embeddings: true,
-                norm_eps: 1e-5,
-                epsilon_field: "layer_norm_epsilon",
-                activations: &["gelu_new", "gelu_pytorch_tanh"],
-                tensor_names: GPT2_TENSORS,
-                prefixes: &[("transformer.", "")],
-                ..LLAMA
-            },
-            Arch::Ernie45 => Family {
-                model_type: "ernie4_5",
-                gguf_name: "ernie4_5",
-                interleaved_rope: true,
-                ties_embeddings: true,
-                norm_eps: 1e-5,
-                rope_theta: 500_000.0,
-                ..LLAMA
-            },
-            Arch::HunyuanDense => Family {
-                model_type: "hunyuan_v1_dense",
-                gguf_name: "hunyuan-dense",
-                qk_norm: QkNorm::AfterRope,
-                norm_eps: 1e-5,
-                tensor_names: HUNYUAN_TENSORS,
-                ..LLAMA
-            },
-            Arch::Olmo2 => Family {
-                model_type: "olmo2",
-                gguf_name: "olmo2",
-                pre_norms: false,
-                post_norms: true,
-                qk_norm: QkNorm::Whole,
-                norm_eps: 1e-5,
-                ..LLAMA
-            },
-            Arch::Olmo3 => Family {
-                model_type: "olmo3",
-                gguf_name: "olmo2",
-                pre_norms: false,
-                post_norms: true,
-                qk_norm: QkNorm::Whole,
-                norm_eps: 1e-5,
-                ..LLAMA
-            },
-            Arch::Exaone4 => Family {
-                model_type: "exaone4",
-                gguf_name: "exaone4",
-                pre_norms: false,
-                post_norms: true,
-                qk_norm: QkNorm::PerHead,
-                norm_eps: 1e-5,
-                ..LLAMA
-            },
-            Arch::Lfm2 => Family {
-                model_type: "lfm2",
-                gguf_name: "lfm2",
-                qk_norm: QkNorm::PerHead,
-                ties_embeddings: true,
-                norm_eps: 1e-5,
-                epsilon_field: "norm_eps",
-                rope_theta: 1e6,
-                kv_heads: 8,
-                tensor_names: LFM2_TENSORS,
-                ..LLAMA
-            },
-            Arch::Lfm3 => Family {
-                model_type: "lfm3",
-                gguf_name: "lfm3",
-                post_norms: true,
-                qk_norm: QkNorm::PerHead,
-                attention_gate: AttentionGate::PerHead,
-                ties_embeddings: true,
-                norm_eps: 1e-5,
-                epsilon_field: "norm_eps",
-                rope_theta: 1e6,
-                kv_heads: 8,
-                tensor_names: LFM3_TENSORS,
-                ..LLAMA
-            },
+            Arch::Mistral => MISTRAL,
+            Arch::Ministral3 => MINISTRAL_3,
+            Arch::Qwen2 => QWEN_2,
+            Arch::Qwen3 => QWEN_3,
+            Arch::Qwen35 => QWEN_3_5,
+            Arch::SmolLm3 => SMOLLM_3,
+            Arch::Phi3 => PHI_3,
+            Arch::Granite => GRANITE,
+            Arch::Gemma3 => GEMMA_3,
+            Arch::Gpt2 => GPT_2,
+            Arch::Ernie45 => ERNIE_4_5,
+            Arch::HunyuanDense => HUNYUAN_DENSE,
+            Arch::Olmo2 => OLMO_2,
+            Arch::Olmo3 => OLMO_3,
+            Arch::Exaone4 => EXAONE_4,
+            Arch::Lfm2 => LFM_2,
+            Arch::Lfm3 => LFM_3,
         }
     }
 
@@ -399,156 +430,4 @@ pub enum AttentionGate {
     PerHead,
     /// A factor for each element.
     PerElement,
-}
-
-/// The mixer of a layer. For attention: which slots it sees, and its position encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LayerKind {
-    /// Full attention.
-    FullAttention,
-    /// Sliding-window attention, with its own RoPE base and scaling.
-    SlidingWindow,
-    /// Full attention without RoPE.
-    NoRope,
-    /// A short causal convolution.
-    ShortConv,
-    /// A gated delta net.
-    DeltaNet,
-}
-
-impl LayerKind {
-    const ALL: [(LayerKind, &str); 5] = [
-        (LayerKind::FullAttention, "global"),
-        (LayerKind::SlidingWindow, "local"),
-        (LayerKind::NoRope, "no_rope"),
-        (LayerKind::ShortConv, "conv"),
-        (LayerKind::DeltaNet, "delta_net"),
-    ];
-
-    /// True for a layer with keys and values.
-    pub const fn is_attention(self) -> bool {
-        !matches!(self, LayerKind::ShortConv | LayerKind::DeltaNet)
-    }
-
-    /// The name of its mixer in `layer_types`.
-    pub(super) fn hf_name(self) -> &'static str {
-        match self {
-            LayerKind::FullAttention | LayerKind::NoRope => FULL.0,
-            LayerKind::SlidingWindow => SLIDING.0,
-            LayerKind::ShortConv => CONV.0,
-            LayerKind::DeltaNet => LINEAR.0,
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        Self::ALL.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
-    }
-
-    pub(super) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(kind, _)| kind)
-    }
-}
-
-/// Reads the kind of each of `layers` layers.
-pub(super) fn layer_kinds(f: &Fields<'_>, arch: Arch, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    use LayerKind::{DeltaNet, FullAttention, ShortConv, SlidingWindow};
-    let windowed = f.get("sliding_window").is_some();
-    match arch {
-        Arch::Gemma3 => every_full_layer(f, &["sliding_window_pattern", "_sliding_window_pattern"], 6)
-            .and_then(|n| {
-                named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))
-            }),
-        Arch::Olmo3 => {
-            named_kinds(f, layers, &[FULL, SLIDING], every_nth(4, layers, FullAttention, SlidingWindow))
-        }
-        Arch::Exaone4 if windowed => exaone4_layer_kinds(f, layers),
-        Arch::Qwen35 => every_full_layer(f, &["full_attention_interval"], 4).and_then(|n| {
-            named_kinds(f, layers, &[FULL, LINEAR], every_nth(n, layers, FullAttention, DeltaNet))
-        }),
-        Arch::Lfm2 if f.get("layer_types").is_none() => lfm2_layer_kinds(f, layers),
-        Arch::Lfm2 | Arch::Lfm3 => {
-            let known: &[_] = if arch == Arch::Lfm2 { &[FULL, CONV] } else { &[FULL, CONV, SLIDING] };
-            named_kinds(f, layers, known, vec![ShortConv; layers])
-        }
-        Arch::Mistral if windowed => Ok(vec![SlidingWindow; layers]),
-        _ => {
-            let kinds = named_kinds(f, layers, &[FULL], vec![FullAttention; layers])?;
-            if arch == Arch::SmolLm3 { smollm3_layer_kinds(f, layers) } else { Ok(kinds) }
-        }
-    }
-}
-
-/// Names of mixers in `layer_types`.
-const FULL: (&str, LayerKind) = ("full_attention", LayerKind::FullAttention);
-const SLIDING: (&str, LayerKind) = ("sliding_attention", LayerKind::SlidingWindow);
-const LINEAR: (&str, LayerKind) = ("linear_attention", LayerKind::DeltaNet);
-const CONV: (&str, LayerKind) = ("conv", LayerKind::ShortConv);
-
-/// Reads `layer_types`, a name for every layer; `default` if there is no such field.
-fn named_kinds(
-    f: &Fields<'_>,
-    layers: usize,
-    known: &[(&str, LayerKind)],
-    default: Vec<LayerKind>,
-) -> Result<Vec<LayerKind>, ConfigError> {
-    if f.get("layer_types").is_none() {
-        return Ok(default);
-    }
-    let kind = |t: &Value| known.iter().find(|(name, _)| t.as_str() == Some(name)).map(|(_, kind)| *kind);
-    let names: Vec<_> = known.iter().map(|(name, _)| format!("{name:?}")).collect();
-    f.read_array("layer_types", layers, kind, &format!("{} for every layer", names.join(" or ")))
-}
-
-/// Reads the interval of full-attention layers from the first of `fields` that is there.
-fn every_full_layer(f: &Fields<'_>, fields: &[&str], default: usize) -> Result<usize, ConfigError> {
-    let field = fields.iter().find(|field| f.get(field).is_some()).unwrap_or(&fields[0]);
-    f.read_size(field, Some(default), 1 << 16)
-}
-
-/// Full-attention layers of EXAONE 4 have no RoPE if others have a window.
-fn exaone4_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    let pattern = match f.get("sliding_window_pattern") {
-        Some(Value::String(pattern)) if !pattern.is_empty() => pattern.len(),
-        Some(Value::String(_)) => return f.unsupported("sliding_window_pattern", "such as \"LLLG\", or 4"),
-        _ => f.read_size("sliding_window_pattern", Some(4), 1 << 16)?,
-    };
-    let full = ("full_attention", LayerKind::NoRope);
-    let default = every_nth(pattern, layers, LayerKind::NoRope, LayerKind::SlidingWindow);
-    named_kinds(f, layers, &[full, SLIDING], default)
-}
-
-/// Reads the indices of the attention layers.
-fn lfm2_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    let mut kinds = vec![LayerKind::ShortConv; layers];
-    let found = f.get("full_attn_idxs").and_then(Value::as_array);
-    for index in found.map_or(&[][..], |all| all) {
-        match index.as_u64().and_then(|i| kinds.get_mut(i as usize)) {
-            Some(kind) => *kind = LayerKind::FullAttention,
-            None => return f.unsupported("full_attn_idxs", &format!("numbers of layers below {layers}")),
-        }
-    }
-    if found.is_some() {
-        Ok(kinds)
-    } else {
-        f.unsupported("layer_types", "\"full_attention\" or \"conv\" for every layer")
-    }
-}
-
-/// Reads a list of 1 (RoPE) and 0 (none), or the interval of layers without RoPE.
-fn smollm3_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
-    if f.get("no_rope_layers").is_some() {
-        let kind = |t: &Value| match t.as_u64()? {
-            0 => Some(LayerKind::NoRope),
-            1 => Some(LayerKind::FullAttention),
-            _ => None,
-        };
-        return f.read_array("no_rope_layers", layers, kind, "0 or 1 for every layer");
-    }
-    let interval = f.read_size("no_rope_layer_interval", Some(4), 1 << 16)?;
-    Ok(every_nth(interval, layers, LayerKind::NoRope, LayerKind::FullAttention))
-}
-
-/// Layers of kind `other`, but every `n`-th of kind `nth`.
-fn every_nth(n: usize, layers: usize, nth: LayerKind, other: LayerKind) -> Vec<LayerKind> {
-    (1..=layers).map(|layer| if layer.is_multiple_of(n) { nth } else { other }).collect()
 }

@@ -1,6 +1,7 @@
 //! Writes a config as the text of a `config.json`, as stored in a file packed from GGUF.
 
-use super::families::{Arch, LayerKind, QkNorm};
+use super::LayerKind;
+use super::families::{Arch, QkNorm};
 use super::fields::{ConfigError, Fields, positive_float};
 use super::rope::{LongRope, RopeScaling, read_divisors};
 use super::{DeltaNetSizes, ModelConfig, QueryGrowth, Scales};
@@ -27,8 +28,6 @@ impl ModelConfig {
             "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm != QkNorm::None,
             "scales": [embedding, attention, residual, logits],
         });
-        let names_kinds =
-            matches!(self.arch, Arch::Qwen35 | Arch::Lfm2 | Arch::Lfm3 | Arch::Olmo3 | Arch::Exaone4);
         if self.layer_kinds.iter().any(|kind| *kind != LayerKind::FullAttention) {
             more["layer_kinds"] = self.layer_kinds.iter().map(|kind| kind.name()).collect();
         }
@@ -66,10 +65,20 @@ impl ModelConfig {
             config[self.arch.field_name(field)] = json!(size);
         }
         config[self.arch.epsilon_field()] = json!(self.norm_eps);
+        self.write_layers(&mut config);
+        if matches!(self.arch, Arch::Phi3 | Arch::Qwen35) {
+            config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
+        }
+        config.sort_all_objects();
+        config.to_string()
+    }
+
+    /// Writes the fields of windows and of recurrent layers.
+    fn write_layers(&self, config: &mut Value) {
         if self.sliding_window > 0 {
             config["sliding_window"] = json!(self.sliding_window);
         }
-        if names_kinds {
+        if matches!(self.arch, Arch::Qwen35 | Arch::Lfm2 | Arch::Lfm3 | Arch::Olmo3 | Arch::Exaone4) {
             config["layer_types"] = self.layer_kinds.iter().map(|kind| kind.hf_name()).collect();
         }
         if self.arch == Arch::Lfm2 {
@@ -89,11 +98,6 @@ impl ModelConfig {
         if let Some(QueryGrowth { beta, original_context }) = self.query_growth {
             config["antigravity"]["query_growth"] = json!([beta, original_context]);
         }
-        if matches!(self.arch, Arch::Phi3 | Arch::Qwen35) {
-            config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
-        }
-        config.sort_all_objects();
-        config.to_string()
     }
 
     /// Reads the object `antigravity`; see [`ModelConfig::to_json`].

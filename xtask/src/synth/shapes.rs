@@ -67,11 +67,7 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
                 put(at("linear_attn.norm.weight"), &[model.delta_net.value_dim], Fill::Norm);
             }
             _ => {
-                let [q, k] = match model.qk_norm {
-                    QkNorm::None => [0, 0],
-                    QkNorm::PerHead | QkNorm::AfterRope => [model.head_dim; 2],
-                    QkNorm::Whole => [model.heads, model.kv_heads].map(|heads| heads * model.head_dim),
-                };
+                let [q, k] = qk_norm_widths(model);
                 for (part, width) in
                     [("q_norm", q), ("k_norm", k)].into_iter().filter(|(_, width)| *width > 0)
                 {
@@ -79,17 +75,7 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
                 }
             }
         }
-        let norms: &[_] = match (model.pre_norms, model.post_norms) {
-            (true, false) => &["input_layernorm", "post_attention_layernorm"],
-            (false, _) => &["post_attention_layernorm", "post_feedforward_layernorm"],
-            (true, true) => &[
-                "input_layernorm",
-                "post_attention_layernorm",
-                "pre_feedforward_layernorm",
-                "post_feedforward_layernorm",
-            ],
-        };
-        for norm in norms {
+        for norm in norm_names(model) {
             put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
         }
     }
@@ -98,6 +84,29 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
         put("lm_head.weight".into(), &[model.vocab, dim], Fill::Weights);
     }
     list
+}
+
+/// Widths of the norms of queries and keys; 0 if there are none.
+fn qk_norm_widths(model: &ModelConfig) -> [usize; 2] {
+    match model.qk_norm {
+        QkNorm::None => [0, 0],
+        QkNorm::PerHead | QkNorm::AfterRope => [model.head_dim; 2],
+        QkNorm::Whole => [model.heads, model.kv_heads].map(|heads| heads * model.head_dim),
+    }
+}
+
+/// Norms of a layer.
+fn norm_names(model: &ModelConfig) -> &'static [&'static str] {
+    match (model.pre_norms, model.post_norms) {
+        (true, false) => &["input_layernorm", "post_attention_layernorm"],
+        (false, _) => &["post_attention_layernorm", "post_feedforward_layernorm"],
+        (true, true) => &[
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ],
+    }
 }
 
 /// Channels of a delta net's convolution, and width of its values.

@@ -12,7 +12,7 @@ const MARKS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 const FILE: usize = 400;
 const FUNCTION: usize = 60;
 const FORWARD: usize = 120;
-const FORWARDS: [&str; 2] = ["forward", "pass"];
+const FORWARDS: [&str; 2] = ["forward", "compute_pass"];
 /// Functions that may be longer: the file, the name, and the reason.
 const LONGER: [(&str, &str, &str); 1] =
     [("src/numeric/simd/amx.rs", "add_products", "one loop of assembly, whose macros share its registers")];

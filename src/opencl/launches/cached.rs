@@ -1,0 +1,130 @@
+//! Launches that use the KV cache and the recurrent state of one sequence.
+
+use super::{AttendOn, Binder};
+use crate::dims::*;
+use crate::opencl::defines::LayerView;
+use crate::opencl::kernels::{KernelName, Observed, RecurrentStep};
+use crate::opencl::kv::{DeviceKv, LayerRows};
+use crate::opencl::nvidia::BoundDecode;
+use crate::opencl::step_launch::Launch;
+use crate::opencl::weights::LayerWeights;
+use opencl_runtime::buffer::Buffer;
+use opencl_runtime::failure::Result;
+
+/// Launches that use one cache, bound to its buffers.
+pub struct CacheLaunches {
+    /// By layer.
+    pub layers: Vec<CacheLayer>,
+    /// Whole pass of one token, if the device supports it.
+    pub decode: Option<BoundDecode>,
+    /// Value of [`Scratch::slots`] when they were bound.
+    pub slots: usize,
+}
+
+/// Launches of one layer; `None` if the device does not need them.
+pub struct CacheLayer {
+    /// RoPE, and new rows of the cache.
+    pub rope: Option<Launch>,
+    /// Attention of many tokens.
+    pub attend: Option<Launch>,
+    /// rope and attend of one token.
+    pub attend_one: Option<Launch>,
+    /// Adds the attention of many tokens to the mass; `None` until attention is observed.
+    pub observe: Option<Launch>,
+    /// Adds the attention of one token to the mass.
+    pub observe_one: Option<Launch>,
+    /// Convolution of a recurrent layer.
+    pub convolve: Option<Launch>,
+    /// Update of a delta net's state.
+    pub update: Option<Launch>,
+}
+
+impl CacheLayer {
+    /// True if the kernels for one token compute attention of a run of `tokens` tokens.
+    pub fn is_single(&self, tokens: usize) -> bool {
+        tokens == 1 && self.attend_one.is_some()
+    }
+}
+
+impl Binder<'_> {
+    /// Binds the launches of a cache. They observe attention if there is `mass`, by full-attention layer.
+    pub fn bind_cache(
+        &mut self,
+        rows: &DeviceKv,
+        mass: Option<&[Buffer]>,
+        state: Option<&Buffer>,
+    ) -> Result<CacheLaunches> {
+        let weights = self.matrices.layers.iter().enumerate();
+        let layers = weights.map(|(i, l)| {
+            if let Some(state) = state.filter(|_| is_recurrent(i)) {
+                return self.recurrent_layer(l, state, i);
+            }
+            let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
+            let mass = mass.filter(|_| !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
+            self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
+        });
+        Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
+    }
+
+    /// Launches of a recurrent layer that use the state of a sequence.
+    fn recurrent_layer(&mut self, l: &LayerWeights, state: &Buffer, layer: usize) -> Result<CacheLayer> {
+        let s = self.scratch;
+        let (taps, out) =
+            (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
+        let mut bind = |step, buffers: [&Buffer; 4]| {
+            let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
+            launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
+            Ok(launch)
+        };
+        let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);
+        let update = HAS_DELTA_NET
+            .then(|| bind(RecurrentStep::Update, [&s.mix, &s.conv, state, &s.mixed]))
+            .transpose()?;
+        Ok(CacheLayer {
+            rope: None,
+            attend: None,
+            attend_one: None,
+            observe: None,
+            observe_one: None,
+            convolve,
+            update,
+        })
+    }
+
+    fn cache_layer(
+        &mut self,
+        (l, calibration, view): (&LayerWeights, &Buffer, LayerView),
+        rows: Option<&LayerRows>,
+        mass: Option<&Buffer>,
+    ) -> Result<CacheLayer> {
+        let (s, many) = (self.scratch, self.scratch.max_tokens > 1);
+        let (state, norm) = (s.state.buffer(), l.qk_norm.as_ref().unwrap_or(&s.none));
+        let softmax = s.softmax.as_ref().unwrap_or(&s.none);
+        let (on_device, one_token) = (self.attend == AttendOn::Device, self.needs_one);
+        let mut bind = |wanted: bool, name: KernelName, buffers: &[&Buffer]| {
+            wanted.then(|| self.bind_launch(name, buffers)).transpose()
+        };
+        // If the host computes attention, new rows are written to buffers that are idle meanwhile.
+        let [k, v] = rows.map_or([&s.acts, &s.gate_up], |rows| [&rows.k, &rows.v]);
+        let rope = [state, &s.qkv, norm, calibration, k, v];
+        let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
+        let observe = |softmax, mass| [state, &s.qkv, norm, calibration, k, softmax, mass];
+        let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
+        let [one, several] =
+            [Observed::OneToken, Observed::ManyTokens].map(|observed| KernelName::Observe(observed, view));
+        Ok(CacheLayer {
+            rope: bind(many || !on_device, KernelName::Rope(view), &rope)?,
+            attend: bind(many && on_device, KernelName::Attend(view), &[&s.qkv, k, v, &s.att, softmax])?,
+            attend_one: bind(on_device && one_token, KernelName::AttendOne(view), &attend_one)?,
+            observe: bind(observed && many, several, &observe(softmax, mass))?,
+            observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,
+            convolve: None,
+            update: None,
+        })
+    }
+
+    /// Kernel that compacts the rows of a layer; its buffers are bound later.
+    pub fn bind_compaction(&mut self) -> Result<Launch> {
+        Ok(Launch { ints: 2, ..self.bind_launch(KernelName::CompactKv, &[])? })
+    }
+}
