@@ -244,7 +244,7 @@ fn failures_name_what_failed() {
     assert_eq!(failure.kind, FailureKind::InvalidCall);
     assert!(device.is_lost() && device.finish().unwrap_err() == failure, "no call is made any more");
     assert!(failure.message.contains("kernel add, [32] items in groups of [32]"), "{failure}");
-    assert!(panics(|| device.launch(&add, &[33], &[32]).unwrap()).contains("no whole groups"));
+    assert!(panics(|| device.launch(&add, &[33], &[32]).unwrap()).contains("not whole groups"));
     assert!(panics(|| device.launch(&add, &[32], &[32, 1]).unwrap()).contains("in groups of"));
 
     let most = usize::try_from(device.info().max_alloc).unwrap();

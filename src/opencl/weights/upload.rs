@@ -41,7 +41,11 @@ pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
         }
     };
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
-        return Err(mixed_storage_error("q, k and v (or the inputs of a recurrent layer)", &qkv));
+        let inputs = match &l.mixer {
+            Mixer::Attention(_) => "q, k and v",
+            _ => "the inputs of a recurrent layer",
+        };
+        return Err(mixed_storage_error(inputs, &qkv));
     }
     Ok([qkv, vec![out], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
 }

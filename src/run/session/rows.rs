@@ -33,7 +33,8 @@ impl Session {
     /// Keeps the first `len` tokens, and recomputes those after the last place from which the sequence can continue.
     fn recompute_from_checkpoint(&mut self, len: usize) -> Result<()> {
         let kept = self.reusable_prefix(len);
-        if kept == 0 {
+        let forgets_evictions = kept <= self.dense && !self.evictions.is_empty();
+        if kept == 0 || forgets_evictions {
             return self.recompute(len);
         }
         let rest = self.tokens[kept..len].to_vec();
