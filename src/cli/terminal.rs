@@ -7,6 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::borrow::Cow;
 use std::io::{IsTerminal, stdout};
+use std::sync::Mutex;
+use std::time::Duration;
 
 /// Amount of output on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,16 +35,38 @@ impl ProgressLine {
 
     pub fn show_progress(&self, done: usize, all: usize) {
         if self.shown {
+            let _held = PROGRESS.lock();
             let end = if done == all { "\r\x1b[K" } else { "" };
             stderr::write_stderr(format_args!("\r{} {done}/{all}{end}", self.label));
         }
     }
 }
 
-/// Erases an unfinished line of progress, and the `^C` after it.
-pub fn clear_progress() {
-    if !is_dumb() && std::io::stderr().is_terminal() {
-        stderr::write_stderr(format_args!("\r\x1b[K"));
+/// Held while a line of progress is written.
+static PROGRESS: Mutex<()> = Mutex::new(());
+
+/// Erases an unfinished line of progress and the `^C` after it, and lets no other follow; before the program ends.
+pub fn erase_progress() {
+    for _ in 0..20 {
+        if let Ok(held) = PROGRESS.try_lock() {
+            std::mem::forget(held);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    write_last("\r\x1b[K");
+}
+
+/// Ends an unfinished line of text, before the program ends.
+pub fn break_line() {
+    write_last("\n");
+}
+
+/// Writes to stderr if it is a terminal that is not stopped: the end of the program never waits for it.
+fn write_last(text: &str) {
+    let ready = || poll(&mut [PollFd::new(&std::io::stderr(), PollFlags::OUT)], Some(&Timespec::default()));
+    if !is_dumb() && std::io::stderr().is_terminal() && ready() == Ok(1) {
+        stderr::write_stderr(format_args!("{text}"));
     }
 }
 
