@@ -1,7 +1,7 @@
 //! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it after the
 //! session is saved. No signal leaves an unfinished file or a changed terminal behind.
 
-use super::terminal::{clear_progress, end_line};
+use super::terminal::{break_line, erase_progress};
 use crate::run::session::CancelToken;
 use files::{Error, Result, atomic_file, print_stderr, stderr};
 use opencl_runtime::pending_calls::calls_in_progress;
@@ -124,13 +124,13 @@ fn end_by_signal(signal: i32) -> ! {
     remove_own_markers(LONG_TRIAL);
     #[cfg(feature = "line-editor")]
     super::terminal_mode::restore_mode();
-    stderr::erase_line();
     if signal != SIGINT {
+        stderr::erase_line();
         let _ = emulate_default_handler(signal);
     }
     match RUNNING_GENERATION.get() {
-        None => clear_progress(),
-        Some(_) => end_line(),
+        None => erase_progress(),
+        Some(_) => break_line(),
     }
     crate::opencl::exit_process(Error::Interrupted.exit_code())
 }

@@ -9,9 +9,14 @@ use std::fmt::Arguments;
 use std::io::stderr;
 use std::panic::{self, PanicHookInfo};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 /// True while a terminal shows a line that goes before other text comes.
 static HAS_LINE: AtomicBool = AtomicBool::new(false);
+/// True once no such line may follow; held while one is written.
+static HAS_ENDED: Mutex<bool> = Mutex::new(false);
 /// Number of texts written, other than such lines.
 static TEXTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -37,8 +42,23 @@ pub fn count_texts() -> usize {
 
 /// Shows a line, in place of the one before, until other text comes.
 pub fn rewrite_line(line: &str) {
+    let has_ended = HAS_ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *has_ended {
+        return;
+    }
     HAS_LINE.store(true, Ordering::Relaxed);
     write_bytes(format!("\r{line}\x1b[K").as_bytes());
+}
+
+/// Lets [`rewrite_line`] show no more lines, because the program ends. Does not wait for a terminal that is stopped.
+pub fn stop_lines() {
+    for _ in 0..20 {
+        if let Ok(mut has_ended) = HAS_ENDED.try_lock() {
+            *has_ended = true;
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Erases the line that [`rewrite_line`] shows, if there is one, because other text comes.

@@ -396,8 +396,10 @@ fn words_of_an_answer_are_not_cut_at_the_right_edge() {
         while let Some(piece) = terminal.reads() {
             shown += &piece;
         }
-        let lines =
-            seen_lines(shown.split("\x1b[2mTTFT").next().expect("text").trim_start_matches("\r\x1b[K"));
+        // Without progress, statistics and the modes of the terminal.
+        let text = shown.rsplit("\r\x1b[K").next().and_then(|text| text.split("\x1b[2mTTFT").next());
+        let text = text.expect("text").replace("\x1b[?2004h", "").replace("\x1b[?2004l", "");
+        let lines = seen_lines(&text);
         assert!(lines.len() > 10 && lines.iter().all(|line| line.chars().count() < 24), "{lines:?}");
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&lines.join("\n")), words(&plain));

@@ -57,7 +57,6 @@ fn default_model_path() -> PathBuf {
     black_box(dims::BUILT_FOR);
     let exe = std::env::current_exe().unwrap_or_default();
     if bundle::find_mark(&exe).is_some() {
-        std::env::var("ANTIGRAVITY_MODEL").iter().for_each(|name| warn_of_other_model(name));
         return exe;
     }
     let baked = PathBuf::from(dims::MODEL_DIR);

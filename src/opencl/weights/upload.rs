@@ -43,7 +43,7 @@ pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
         let inputs = match &l.mixer {
             Mixer::Attention(_) => "q, k and v",
-            _ => "the inputs of a recurrent layer",
+            _ => "the input projections",
         };
         return Err(mixed_storage_error(inputs, &qkv));
     }
