@@ -4,8 +4,7 @@
 use crate::stderr;
 use rustix::termios::tcgetwinsize;
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,8 +18,8 @@ const COLUMNS: usize = 80;
 /// Bytes of stack of the thread that waits for the delay.
 const STACK: usize = 64 << 10;
 
-/// True while that thread waits: many short works need no more than one.
-static IS_WAITING: AtomicBool = AtomicBool::new(false);
+/// The latest work, and true while a thread waits to draw it: many short works need no more than one thread.
+static LATEST: Mutex<(Weak<Mutex<Work>>, bool)> = Mutex::new((Weak::new(), false));
 
 /// A line such as `packing: 3 of 12 tensors` with a bar. The default shows nothing.
 #[derive(Default)]
@@ -32,6 +31,8 @@ struct Work {
     done: usize,
     all: usize,
     due: Instant,
+    /// Number of texts on stderr when it began.
+    texts: usize,
     drawn: String,
 }
 
@@ -41,28 +42,24 @@ impl ProgressLine {
         if stderr::is_dumb() || !std::io::stderr().is_terminal() {
             return Self(None);
         }
-        let (due, drawn) = (Instant::now() + DELAY, String::new());
-        let work = Arc::new(Mutex::new(Work { label: label.into(), unit, done: 0, all: 0, due, drawn }));
-        let (late, texts) = (Arc::downgrade(&work), stderr::count_texts());
-        let draw = move || {
-            thread::sleep(DELAY);
-            IS_WAITING.store(false, Ordering::Relaxed);
-            // Other text may say that the work was interrupted.
-            if let Some(work) = late.upgrade().filter(|_| stderr::count_texts() == texts) {
-                lock_work(&work).draw_line();
-            }
-        };
+        let (due, drawn) = (Instant::now() + delay(), String::new());
+        let texts = stderr::count_texts();
+        let work = Work { label: label.into(), unit, done: 0, all: 0, due, texts, drawn };
+        let work = Arc::new(Mutex::new(work));
+        let mut latest = lock(&LATEST);
+        latest.0 = Arc::downgrade(&work);
         // Without a thread, the line appears with the first progress after the delay.
-        if !IS_WAITING.swap(true, Ordering::Relaxed) {
-            let _ = thread::Builder::new().name("progress".into()).stack_size(STACK).spawn(draw);
+        if !std::mem::replace(&mut latest.1, true) {
+            let _ = thread::Builder::new().name("progress".into()).stack_size(STACK).spawn(draw_latest);
         }
+        drop(latest);
         Self(Some(work))
     }
 
     /// Shows that `done` of `all` are done; erases the line if all are.
     pub fn show_progress(&self, done: usize, all: usize) {
         if let Some(work) = &self.0 {
-            let mut work = lock_work(work);
+            let mut work = lock(work);
             (work.done, work.all) = (done, all);
             work.draw_line();
         }
@@ -75,8 +72,39 @@ impl Drop for ProgressLine {
     }
 }
 
-fn lock_work(work: &Mutex<Work>) -> MutexGuard<'_, Work> {
-    work.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Zero for tests, in which no work is long.
+fn delay() -> Duration {
+    let at_once = cfg!(debug_assertions) && std::env::var_os("ANTIGRAVITY_PROGRESS_AT_ONCE").is_some();
+    if at_once { Duration::ZERO } else { DELAY }
+}
+
+/// Draws the latest work once it is due, if it has not ended before.
+fn draw_latest() {
+    loop {
+        let work = {
+            let mut latest = lock(&LATEST);
+            let work = latest.0.upgrade();
+            latest.1 = work.is_some();
+            work
+        };
+        let Some(work) = work else { return };
+        let wait = lock(&work).due.saturating_duration_since(Instant::now());
+        if wait.is_zero() {
+            lock(&LATEST).1 = false;
+            let mut work = lock(&work);
+            // Other text may say that the work was interrupted.
+            if stderr::count_texts() == work.texts {
+                work.draw_line();
+            }
+            return;
+        }
+        drop(work);
+        thread::sleep(wait);
+    }
 }
 
 impl Work {
@@ -119,7 +147,7 @@ mod tests {
     #[test]
     fn a_line_fits_into_its_terminal() {
         let (label, drawn) = ("packing".into(), String::new());
-        let work = Work { label, unit: "tensors", done: 30, all: 120, due: Instant::now(), drawn };
+        let work = Work { label, unit: "tensors", done: 30, all: 120, due: Instant::now(), texts: 0, drawn };
         let plain = |columns| work.format_line(columns).replace("\x1b[36m", "").replace("\x1b[39m", "");
         let text = "packing:  30 of 120 tensors";
         assert_eq!(plain(100), format!("{text}  {}{}", "━".repeat(7), "─".repeat(23)));

@@ -4,6 +4,7 @@
 mod typing;
 
 use crate::support::command::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
@@ -27,6 +28,13 @@ impl Terminal {
     /// A terminal with so many columns; 0 are not told.
     fn of(args: &[&str], columns: u16) -> Self {
         Self::started(antigravity(args).into_std(), columns)
+    }
+
+    /// A program that shows the progress of short work too.
+    fn with_progress(args: &[&str]) -> Self {
+        let mut command = antigravity(args).into_std();
+        command.env("ANTIGRAVITY_PROGRESS_AT_ONCE", "1");
+        Self::started(command, 80)
     }
 
     /// A window of a terminal, with which its program ends.
@@ -72,6 +80,8 @@ impl Terminal {
 
     /// The next output; nothing once the program has ended, as its terminal cannot be read then.
     fn reads(&mut self) -> Option<String> {
+        let wait = Timespec { tv_sec: 300, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.master, PollFlags::IN)], Some(&wait)).ok().filter(|ready| *ready > 0)?;
         let mut bytes = [0; 4096];
         let n = self.master.read(&mut bytes).unwrap_or(0);
         (n > 0).then(|| String::from_utf8_lossy(&bytes[..n]).into_owned())
@@ -192,7 +202,9 @@ const STORY: &str = "The dog ran to the park and saw a red ball. ";
 #[test]
 fn a_message_that_is_interrupted_before_its_answer_is_asked_again() {
     let long = STORY.repeat(40);
-    let mut chat = Terminal::chat(&[&IN_ONE_PASS[..], &["--temp", "0", "-n", "5", "-p", &long]].concat());
+    let mut chat = Terminal::with_progress(
+        &[&["chat"], &IN_ONE_PASS[..], &["--temp", "0", "-n", "5", "-p", &long]].concat(),
+    );
     let then = chat.interrupts_the_prompt();
     assert!(then.contains("withdrawn") && then.contains("/retry sends it again"), "{then}");
     assert_eq!(chat.size().0, "0");
@@ -209,7 +221,7 @@ fn an_answer_stays_where_another_one_is_interrupted_before_it_begins() {
         ["-c", "512", "--eviction-policy", "sliding", "--eviction-window", "64", "--session", &file];
     let long = STORY.repeat(33);
     let more = ["--temp", "0", "--ignore-eos", "-n", "200", "-p", &long];
-    let mut chat = Terminal::chat(&[&evicting[..], &IN_ONE_PASS, &more].concat());
+    let mut chat = Terminal::with_progress(&[&["chat"], &evicting[..], &IN_ONE_PASS, &more].concat());
     chat.shows("reading the prompt: ");
     chat.prompts();
     let before = chat.size();
@@ -295,7 +307,7 @@ fn a_line_shows_how_much_of_a_long_prompt_is_done_and_goes() {
     let args = ["chat", "-st", "-t", "1", "--prefill-chunk", "32", "--temp", "0", "-n", "3", "-p", &long];
     let started = |name: &str, value: &str| {
         let mut command = antigravity(args).into_std();
-        command.env(name, value);
+        command.env(name, value).env("ANTIGRAVITY_PROGRESS_AT_ONCE", "1");
         Terminal::started(command, 60)
     };
     let mut terminals = [("NO_COLOR", ""), ("NO_COLOR", "1"), ("TERM", "dumb")].map(|(n, v)| started(n, v));

@@ -76,6 +76,9 @@ fn ctrl_c_drops_a_draft_and_leaves_an_empty_line_at_the_second_time() {
     for draft in ["/exit", "Tell me\\\r"] {
         chat.types(draft);
         chat.shows(draft.trim_end_matches('\r'));
+        if draft.ends_with('\r') {
+            chat.shows(". ");
+        }
         chat.types("\x03");
         let said = chat.shows("> ");
         assert!(!said.contains("quit"), "{said:?}");
@@ -163,7 +166,7 @@ fn a_context_that_fills_is_told_once() {
 
 #[test]
 fn ctrl_c_during_loading_leaves_a_clean_line() {
-    let mut run = Terminal::of(&["generate", "-n", "-1", "--ignore-eos", "-t", "1"], 80);
+    let mut run = Terminal::with_progress(&["generate", "-n", "-1", "--ignore-eos", "-t", "1"]);
     run.shows("loading");
     // SAFETY: sends a signal to a child that is not waited for yet.
     unsafe { libc::kill(run.child.id() as i32, libc::SIGINT) };
