@@ -42,7 +42,7 @@ impl ProgressLine {
         if stderr::is_dumb() || !std::io::stderr().is_terminal() {
             return Self(None);
         }
-        let (due, drawn) = (Instant::now() + delay(), String::new());
+        let (due, drawn) = (Instant::now() + choose_delay(), String::new());
         let texts = stderr::count_texts();
         let work = Work { label: label.into(), unit, done: 0, all: 0, due, texts, drawn };
         let work = Arc::new(Mutex::new(work));
@@ -77,7 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Zero for tests, in which no work is long.
-fn delay() -> Duration {
+fn choose_delay() -> Duration {
     let at_once = cfg!(debug_assertions) && std::env::var_os("ANTIGRAVITY_PROGRESS_AT_ONCE").is_some();
     if at_once { Duration::ZERO } else { DELAY }
 }

@@ -137,8 +137,9 @@ impl ChatInput {
         match self {
             ChatInput::Piped => next_line().map(|line| line.map_or(UserInput::EndOfInput, UserInput::Line)),
             ChatInput::Terminal => {
+                let before = cancel.is_cancelled();
                 stderr::write_stderr(format_args!("{}", style_text(Style::Dim, prompt)));
-                if is_interrupted(cancel) {
+                if is_interrupted(cancel, before) {
                     print_stderr!("");
                     return Ok(UserInput::Interrupt);
                 }
@@ -154,10 +155,9 @@ impl ChatInput {
     }
 }
 
-/// Waits until there is a line to read. True if Ctrl-C comes first, unless it came before and the next one ends the
-/// program.
-fn is_interrupted(cancel: &CancelToken) -> bool {
-    let before = cancel.is_cancelled();
+/// Waits until there is a line to read. True if Ctrl-C comes first, unless it came `before` the prompt and the next one
+/// ends the program.
+fn is_interrupted(cancel: &CancelToken, before: bool) -> bool {
     while let Ok(0) | Err(rustix::io::Errno::INTR) =
         poll(&mut [PollFd::new(&stdin(), PollFlags::IN)], Some(&POLL_INTERVAL))
     {
