@@ -425,10 +425,12 @@ fn seen_lines(shown: &str) -> Vec<String> {
     while let Some(c) = rest.chars().next() {
         let line = lines.last_mut().expect("a line");
         let mut used = c.len_utf8();
-        match rest.strip_prefix("\x1b[").and_then(|back| back.split_once("D\x1b[K")) {
-            Some((count, _)) => {
-                (0..count.parse().expect("a number")).for_each(|_| _ = line.pop());
-                used = count.len() + "\x1b[D\x1b[K".len();
+        match rest.strip_prefix("\x1b[").and_then(|code| code.split_once(char::is_alphabetic)) {
+            Some((parameters, after)) => {
+                used = rest.len() - after.len();
+                if rest[..used].ends_with('D') {
+                    (0..parameters.parse().expect("a number")).for_each(|_| _ = line.pop());
+                }
             }
             None if c == '\n' => lines.push(String::new()),
             None => line.push(c),

@@ -278,9 +278,9 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
 #[test]
 fn a_missing_model_network_or_space_is_one_line_of_error() {
     let unsupported: [(&str, &[u8]); 2] =
-        [("config.json", br#"{"model_type": "lfm2"}"#), ("model.safetensors", b"w")];
+        [("config.json", br#"{"model_type": "mamba2"}"#), ("model.safetensors", b"w")];
     let bed = HubFixture::new("arch", FakeHub::of(&unsupported));
-    assert!(bed.refused("org/name").contains("field `model_type` is \"lfm2\"; supported: \"llama\""));
+    assert!(bed.refused("org/name").contains("field `model_type` is \"mamba2\"; supported: \"llama\""));
     assert_eq!(bed.requests("model.safetensors"), 0, "not fetched, as it cannot be used");
     let mut bed = HubFixture::new("lines", FakeHub::model());
     assert!(bed.refused("org/another").contains("check the name"));
