@@ -5,6 +5,10 @@
 //! 0.8 (0.47 code, 0.35 Unicode tables): `tokenizers` asks for `regex` with all default features, so neither slower
 //! engines nor fewer tables can be chosen. Rust's standard library takes 0.5 MB as built, 0.16 of it for backtraces.
 //! Kernel sources take 0.12; the 0.05 that only NVIDIA runs are left out on Android.
+//!
+//! The models of 2026 (configs, tensor names, tokenizers, forms of tool calls), the larger page, typing ahead and progress
+//! lines added 0.28 MB on x86-64 and 0.1 to the smallest build; of the forward pass, a binary has only what its model
+//! uses.
 
 use crate::error::{AtPath, Error, Result};
 use crate::targets::Features;
@@ -20,9 +24,9 @@ pub struct Budget {
 /// One line per binary that the tests build and measure.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
-    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 7_460_000 },
-    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_380_000 },
-    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 10_580_000 },
+    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 7_750_000 },
+    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_480_000 },
+    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 10_900_000 },
 ];
 
 /// True if a target has a budget.
