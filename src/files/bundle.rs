@@ -45,7 +45,7 @@ const MODEL_ALIGN: u64 = 2 << 20;
 mod key {
     /// Bytes of its header.
     pub const HEADER: &str = "header";
-    /// Its fingerprint; see [`Source::fingerprint`](crate::source::Safetensors::fingerprint).
+    /// Its fingerprint; see [`Safetensors::hash_files`](crate::source::Safetensors::hash_files).
     pub const FINGERPRINT: &str = "fingerprint";
     /// The CRC-32 of its GGUF metadata, if it has any.
     pub const GGUF: &str = "gguf";

@@ -2,7 +2,7 @@
 //!
 //! [`config`] reads a `config.json`; [`hf_cache`] finds a model in the Hugging Face cache. [`source`] opens safetensors
 //! and GGUF files, [`packed_file`] describes the program's own format. A [`bundle`] is a program with a packed file
-//! inside; [`cache_dir`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files
+//! inside; [`model_dir`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files
 //! are [`mapped`] into memory and written atomically ([`atomic_file`]). [`catch_panic`] turns panics and hangs of
 //! libraries into errors. All text for stderr goes through [`stderr`], and
 //! [`progress`] is shown there; [`text_file`] reads UTF-8 text.

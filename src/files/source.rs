@@ -263,7 +263,7 @@ fn damaged_file(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::model(path, format_args!("{what}; {remedy}"))
 }
 
-/// Computes [`Safetensors::fingerprint`] from the contents of files, each with the length of its header in bytes.
+/// Computes [`Safetensors::hash_files`] from the contents of files, each with the length of its header in bytes.
 pub(crate) fn hash_files<'a>(files: impl Iterator<Item = (&'a MappedSlice, usize)>) -> String {
     const SAMPLES: usize = 16;
     const SAMPLE: usize = 256; // bytes

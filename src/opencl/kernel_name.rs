@@ -18,7 +18,7 @@ pub enum KernelName {
     },
     /// Product of many tokens and a matrix.
     Gemm(Step, MatrixStorage, &'static Variant),
-    /// Product of at most [`MAX_FEW_TOKENS`] tokens and a matrix of blocks.
+    /// Product of at most [`MAX_FEW_TOKENS`](super::shapes::MAX_FEW_TOKENS) tokens and a matrix of blocks.
     GemmFew(Step, MatrixStorage),
     /// Converts the input of a `gemm` to the form that its matrix reads.
     Activations(MatmulInput, Activations),

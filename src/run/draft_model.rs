@@ -114,7 +114,7 @@ struct CachedText {
 }
 
 impl DraftModel {
-    /// Starts a program. `tokenizer` is the required [digest](text::tokenizer::Pieces::compute_checksum) of its
+    /// Starts a program. `tokenizer` is the required [digest](text::tokenizer::TokenBytes::compute_checksum) of its
     /// tokenizer. `say` receives a line if the program fails later.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! file.
 //!
 //! The file is untrusted: its ids and sizes are checked ([`json`], [`gguf`]) before the `tokenizers` library gets its
-//! parts, and every call into the library is contained ([`session_file::catch_panic`]).
+//! parts, and every call into the library is contained ([`catch_panic`](::files::catch_panic)).
 
 pub(crate) mod automaton;
 pub mod files;

@@ -1,14 +1,13 @@
 //! Maximum sizes of release binaries.
 //!
 //! The goal for the smallest build was 2.5 MB; the packages do not allow it. OpenCL takes 0.3 MB and regular
-//! expressions
-//! 0.8 (0.47 code, 0.35 Unicode tables): `tokenizers` asks for `regex` with all default features, so neither slower
-//! engines nor fewer tables can be chosen. Rust's standard library takes 0.5 MB as built, 0.16 of it for backtraces.
-//! Kernel sources take 0.12; the 0.05 that only NVIDIA runs are left out on Android.
+//! expressions 0.8 (0.47 code, 0.35 Unicode tables): `tokenizers` asks for `regex` with all default features, so
+//! neither slower engines nor fewer tables can be chosen. Rust's standard library takes 0.5 MB as built, 0.16 of it for
+//! backtraces. Kernel sources take 0.12; the 0.05 that only NVIDIA runs are left out on Android.
 //!
-//! The models of 2026 (configs, tensor names, tokenizers, forms of tool calls), the larger page, typing ahead and progress
-//! lines added 0.28 MB on x86-64 and 0.1 to the smallest build; of the forward pass, a binary has only what its model
-//! uses.
+//! The models of 2026 (configs, tensor names, tokenizers, forms of tool calls), the larger page, typing ahead and
+//! progress lines added 0.23 MB on x86-64, 0.17 on Android and 0.1 to the smallest build; of the forward pass, a binary
+//! has only what its model uses.
 
 use crate::error::{AtPath, Error, Result};
 use crate::targets::Features;
@@ -24,7 +23,7 @@ pub struct Budget {
 /// One line per binary that the tests build and measure.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
-    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 7_750_000 },
+    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 7_660_000 },
     Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_480_000 },
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 10_900_000 },
 ];

@@ -18,7 +18,7 @@ const LIMIT: u64 = 64 << 20;
 
 /// Writes the program and the model to `out`, which appears complete or not at all, and returns its size.
 ///
-/// A packed model is copied; any other is packed as by [`pack`](super::pack::write_bundle).
+/// A packed model is copied; any other is packed first.
 ///
 /// # Errors
 ///

@@ -40,7 +40,7 @@ pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
 }
 
 /// Loads one tensor. A converted tensor goes into `room`, of [`converted_bytes`] bytes, and has no planes yet: see
-/// [`MatrixStorage::planes`]. `weight_type` is not `Auto`.
+/// [`Storage::plane_specs`]. `weight_type` is not `Auto`.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ struct ConversionTask<'a, 'b> {
     groups: &'a [Mutex<RowGroup<'b>>],
 }
 
-/// Converts a tensor into `room`, which is [`MatrixStorage::room`] zeros.
+/// Converts a tensor into `room`, which is [`Storage::padded_bytes`] zeros.
 fn convert_tensor(
     stored: &StoredTensor,
     spec: &TensorSpec,

@@ -1,11 +1,11 @@
 //! Writes a checkpoint as a packed file, and maps such a file.
 //!
-//! A packed file is a safetensors file of flat U8 tensors, the planes of [`MatrixStorage::parts`]: `m.quants` and
+//! A packed file is a safetensors file of flat U8 tensors, the planes of [`Storage::plane_specs`]: `m.quants` and
 //! `m.scales` of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file
-//! is aligned. The metadata ([`packed_file::encode_key`]) hold the layout's version, the model's `config.json` (of a
-//! GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, and the storage of each
-//! tensor that is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat template, is one more
-//! tensor, and so is the model's [`Calibration`].
+//! is aligned. The metadata ([`packed_file::key`](files::packed_file::key)) hold the layout's version, the model's
+//! `config.json` (of a GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, and
+//! the storage of each tensor that is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat
+//! template, is one more tensor, and so is the model's [`Calibration`].
 
 use super::Weights;
 use super::calibration::Calibration;

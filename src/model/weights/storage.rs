@@ -23,7 +23,7 @@ pub enum Storage {
 /// A tensor, ready for use.
 pub struct LoadedTensor {
     pub storage: Storage,
-    /// In the order of [`MatrixStorage::parts`].
+    /// In the order of [`Storage::plane_specs`].
     pub planes: Vec<MappedSlice>,
 }
 
@@ -152,7 +152,7 @@ impl Storage {
         self.plane_specs(spec).iter().map(|part| padded_len(part.len)).fold(0, usize::saturating_add)
     }
 
-    /// The planes in the [`MatrixStorage::room`] bytes of `memory` from `at` on.
+    /// The planes in the [`Storage::padded_bytes`] bytes of `memory` from `at` on.
     pub fn slice_planes(self, spec: &TensorSpec, memory: &MappedSlice, mut at: usize) -> Vec<MappedSlice> {
         let plane = |part: PlaneSpec| {
             let plane = memory.slice(at..at + part.len);

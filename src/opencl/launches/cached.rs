@@ -17,7 +17,7 @@ pub struct CacheLaunches {
     pub layers: Vec<CacheLayer>,
     /// Whole pass of one token, if the device supports it.
     pub decode: Option<BoundDecode>,
-    /// Value of [`Scratch::slots`] when they were bound.
+    /// Value of [`Scratch::slots`](crate::opencl::scratch::Scratch::slots) when they were bound.
     pub slots: usize,
 }
 

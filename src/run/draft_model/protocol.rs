@@ -23,7 +23,7 @@ pub const MAX_REQUEST_BYTES: u64 = 256 << 20;
 pub struct Handshake {
     /// [`VERSION`].
     pub antigravity_draft: u32,
-    /// Digest of its tokenizer: [`Pieces::compute_checksum`](text::tokenizer::Pieces::compute_checksum).
+    /// Digest of its tokenizer: [`TokenBytes::compute_checksum`](text::tokenizer::TokenBytes::compute_checksum).
     pub tokenizer: u32,
     /// Number of texts that it keeps a cache for.
     pub sequences: usize,

@@ -365,7 +365,7 @@ impl Session {
         Ok((0..LAYERS).map_while(of).collect())
     }
 
-    /// Copies the filled rows of a layer out: see [`PassRun::rows`].
+    /// Copies the filled rows of a layer out; see [`KvCache::read_rows`](crate::model::device::KvCache::read_rows).
     pub fn read_rows(&mut self, layer: usize, rows: &mut KvRows) -> Result<()> {
         let slots = if is_sliding(layer) {
             self.device_cache.oldest_position()..self.tokens.len()

@@ -178,7 +178,7 @@ impl RowSpan {
     ///
     /// # Safety
     ///
-    /// See [`RowSpan::add_to`].
+    /// See [`RowSpan::add_to_sums`].
     #[inline(always)]
     unsafe fn accumulate<R: BlockKernel, const F: usize, const T: usize>(&self, acc: &mut [R::Floats; T]) {
         #[cfg(target_arch = "x86_64")]
