@@ -92,7 +92,7 @@ fn check_order(harness: &AdbHarness) -> Checked<()> {
     let after = piped.strip_prefix(text.as_str()).filter(|rest| rest.starts_with("TTFT: "));
     expect(after.is_some(), || piped.clone())?;
     let shown = at_terminal(&task, &[])?.out.replace('\r', "");
-    let whole = format!("Once upon\x1b[0m{text}TTFT: ");
+    let whole = format!("Once upon\x1b[0m{text}\x1b[2mTTFT: ");
     expect(shown.contains(&whole), || shown.clone())
 }
 
