@@ -524,7 +524,7 @@ def an_answer_cut_off_is_continued(b, server, stand):
         b.run("settings.max_tokens = arguments[0]", str(tokens))
     b.fresh(server.address)
     b.run("settings.temperature = '0'")
-    assert b.text("#gauge") == ["0 of 4,096\ntokens"]
+    assert b.text("#gauge") == ["0 of 2,048\ntokens"]
     with_most(24)
     b.ask("Tell me of a dog.")
     b.answered()
