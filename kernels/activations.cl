@@ -2,7 +2,7 @@
 //
 // INPUT_NORM   norm of the residual
 // INPUT_RESIDUAL the residual itself
-// INPUT_ATT    attention's output
+// INPUT_ATT    attention's output, or a recurrent layer's
 // INPUT_FFN    silu(gate) * up, or the model's equivalent
 //
 // out: acts [token][COLS / 32][8 words], scales [token][COLS / 32] and sums of the halves of blocks [token][COLS / 32],

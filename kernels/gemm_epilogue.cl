@@ -24,7 +24,7 @@ void store_output(__global float *state, __global float *out, const __global flo
 #endif
     out[(size_t)t * QKV + row] = y;
 #elif defined(STEP_MIX)
-    out[(size_t)t * MIX + row] = y;
+    out[(size_t)t * ROWS + row] = y;
 #elif defined(STEP_HEAD)
     out[(size_t)t * VOCAB + row] = SCALED_LOGIT(y);
 #else

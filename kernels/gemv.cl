@@ -10,6 +10,8 @@
 // STEP_DOWN     down, added to residual    in: output of gate_up    out: like STEP_OUT
 // STEP_HEAD     norm + head                in: norm weights         out: [VOCAB]
 //
+// Without PRE_NORMS, the input of qkv, mix and gate_up is the residual itself.
+//
 // A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
 
 #if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE) || !defined(TILE_GROUPS)

@@ -249,11 +249,10 @@ impl OpenClDevice {
             attend,
             needs_one: one,
         };
-        let launches = binder.bind_launches()?;
-        let compactor = match attend {
-            AttendOn::Device if can_evict => Some(Compactor::new(device, binder.bind_compaction()?)),
-            _ => None,
-        };
+        let evicts = can_evict && attend == AttendOn::Device;
+        let launches = binder.bind_launches(usize::from(evicts))?;
+        let compaction = evicts.then(|| binder.bind_compaction()).transpose()?;
+        let compactor = compaction.map(|launch| Compactor::new(device, launch));
         let readback = (!unified).then(|| ReadbackBuffer::new(device, scratch.logits.len())).transpose()?;
         Ok(Self {
             kernels,
@@ -315,7 +314,7 @@ impl OpenClDevice {
         if launches.slots != scratch.slots {
             let (matrices, one) = (&model.matrices, launches.has_one());
             *launches =
-                Binder { kernels, matrices, calibration, scratch, attend, needs_one: one }.bind_launches()?;
+                Binder { kernels, matrices, calibration, scratch, attend, needs_one: one }.bind_uncached()?;
         }
         Ok(())
     }
@@ -369,7 +368,8 @@ impl OpenClDevice {
         let observed = runs.iter().any(|run| run.observed_tokens > 0);
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.trace.is_some());
         let (read, decodes) = (output_tokens(runs).count(), self.is_batched_decode(runs));
-        // If only a few tokens need logits, they are moved to the front. Traced or observed passes need all tokens.
+        // If only a few tokens need logits, they are moved to the front, before the last layer's attention. Traced or
+        // observed passes need all tokens.
         let narrowed = Some(read).filter(|_| {
             !is_recurrent(LAYERS - 1)
                 && read < n

@@ -85,16 +85,15 @@ fn choose_delay() -> Duration {
 /// Draws the latest work once it is due, if it has not ended before.
 fn draw_latest() {
     loop {
-        let work = {
-            let mut latest = lock(&LATEST);
-            let work = latest.0.upgrade();
-            latest.1 = work.is_some();
-            work
+        let mut latest = lock(&LATEST);
+        let Some(work) = latest.0.upgrade() else {
+            latest.1 = false;
+            return;
         };
-        let Some(work) = work else { return };
         let wait = lock(&work).due.saturating_duration_since(Instant::now());
+        latest.1 = !wait.is_zero();
+        drop(latest);
         if wait.is_zero() {
-            lock(&LATEST).1 = false;
             let mut work = lock(&work);
             // Other text may say that the work was interrupted.
             if stderr::count_texts() == work.texts {

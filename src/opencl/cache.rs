@@ -139,7 +139,7 @@ impl OpenClCache {
         }
     }
 
-    /// Takes rows and mass back from the CPU, and queues a pending compaction.
+    /// Takes rows, mass and state back from the CPU, and queues a pending compaction.
     pub fn take_back(&mut self) -> Result<()> {
         self.run_compaction().map_err(to_lost_device)?;
         let Some(BorrowedRows { rows, mass, state }) = self.borrowed.take() else { return Ok(()) };
@@ -188,11 +188,14 @@ impl KvCache for OpenClCache {
         let slots = self.rows.slots();
         assert!(len <= slots);
         let before = std::mem::replace(&mut self.len, len);
-        if len == 0
-            && let Some(state) = &self.state
-        {
-            // A device that fails here is lost in the next pass.
-            let _ = state.fill(0..4 * STATE, 0);
+        if len == 0 {
+            match (&mut self.borrowed, &self.state) {
+                // The device gets it when the CPU gives it back.
+                (Some(borrowed), _) => borrowed.state.fill(0.0),
+                // A device that fails here is lost in the next pass.
+                (None, Some(state)) => _ = state.fill(0..4 * STATE, 0),
+                (None, None) => {}
+            }
         }
         if let Some(mass) = &mut self.mass {
             mass.set_filled(mass.filled().min(before.min(len)));

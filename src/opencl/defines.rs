@@ -92,7 +92,7 @@ impl Defines {
         ]
         .into_iter()
         .chain(scales.into_iter().filter(|(_, scale)| *scale != 1.0))
-        .fold(all, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
+        .fold(all, |d, (name, x)| d.add_float(name, x))
     }
 
     /// Adds the sizes of recurrent layers.
@@ -108,7 +108,6 @@ impl Defines {
         let floats = floats.into_iter().filter(|_| HAS_DELTA_NET);
         let all = [
             ("MIX", MIX),
-            ("MIXED", MIXED),
             ("CONV_TAPS", CONV_TAPS),
             ("CONV_CHANNELS", CONV_CHANNELS),
             ("CONV_STATE", CONV_STATE),
@@ -122,7 +121,7 @@ impl Defines {
             ("MIX_DECAY_AT", MIX_DECAY_AT),
         ];
         let sizes = all.into_iter().fold(self, |d, (name, n)| d.add_value(name, n));
-        floats.fold(sizes, |d, (name, x)| Defines(format!("{} -D{name}={x:e}f", d.0)))
+        floats.fold(sizes, |d, (name, x)| d.add_float(name, x))
     }
 
     /// Requests correctly rounded division and square root, if the device has an option for it.
@@ -141,6 +140,11 @@ impl Defines {
     /// Adds `-DNAME=VALUE`.
     pub fn add_value(self, name: &str, value: usize) -> Self {
         Defines(format!("{} -D{name}={value}", self.0))
+    }
+
+    /// Adds `-DNAME=VALUE` with a float.
+    fn add_float(self, name: &str, value: f32) -> Self {
+        Defines(format!("{} -D{name}={value:e}f", self.0))
     }
 
     /// Adds `-DNAME`.

@@ -297,7 +297,6 @@ impl Kernels {
     ) -> Defines {
         let (rows, cols) = step.rows_and_cols();
         let d = defines.add_option(&variant.compiler_options(self.device.info())).add_flag(step.names().1);
-        let d = if step == Step::Mix { d.add_value("MIX", MIX) } else { d };
         d.add_value("ROWS", rows).add_value("COLS", cols).add_value("W_TYPE", storage.kernel_number())
     }
 

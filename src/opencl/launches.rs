@@ -22,7 +22,8 @@ use opencl_runtime::failure::Result;
 pub struct OneToken {
     /// norm, qkv
     pub qkv: MatmulLaunches,
-    /// End of attend, and out, for at most `FUSED_CHUNKS` chunks of attention. Empty if the host computes attention.
+    /// End of attend, and out, for at most `FUSED_CHUNKS` chunks of attention. Empty if the host computes attention, or
+    /// if [`merges_in_out`] denies it.
     pub out: MatmulLaunches,
     /// out
     pub out_merged: MatmulLaunches,
@@ -37,7 +38,7 @@ pub struct OneToken {
 pub struct ManyTokens {
     pub norm: Launch,
     pub qkv: MatmulLaunches,
-    /// Converts attention's output to the form that `out` reads.
+    /// Converts the mixer's output to the form that `out` reads.
     pub att: Launch,
     pub out: MatmulLaunches,
     pub ffn_norm: Launch,
@@ -68,8 +69,8 @@ pub struct Launches {
     pub qk_norms: Vec<Launch>,
     /// Gate of attention's output, if the model has one.
     pub gate: Option<Launch>,
-    /// By layer: preparation and gate of a delta net; empty if no layer is one.
-    pub delta: Vec<[Launch; 2]>,
+    /// By layer: preparation and gate of a delta net; `None` for other layers.
+    pub delta: Vec<Option<[Launch; 2]>>,
     /// Final norm and output head of one token.
     pub head: MatmulLaunches,
     /// Final norm of several tokens.
@@ -94,13 +95,8 @@ impl Launches {
     }
 }
 
-/// Products before and after a layer's mixer.
-fn mixer_steps(layer: usize) -> [Step; 2] {
-    if is_recurrent(layer) { [Step::Mix, Step::MixOut] } else { [Step::Qkv, Step::Out] }
-}
-
 /// True if the product after attention may merge its chunks.
-fn merges_in_out(layer: usize) -> bool {
+pub(super) fn merges_in_out(layer: usize) -> bool {
     !HAS_ATTENTION_GATE && !is_recurrent(layer)
 }
 
@@ -131,9 +127,9 @@ pub struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    /// Builds all kernels that are needed, and binds those that use no cache.
-    pub fn bind_launches(&mut self) -> Result<Launches> {
-        for name in self.list_programs(0)? {
+    /// Builds all kernels that are needed, and binds those that use no cache. `more` programs are built by the caller.
+    pub fn bind_launches(&mut self, more: usize) -> Result<Launches> {
+        for name in self.list_programs(more)? {
             self.kernels.require_kernel(name)?;
         }
         self.bind_uncached()
@@ -148,9 +144,14 @@ impl Binder<'_> {
         bound.map(|_| names)
     }
 
-    fn bind_uncached(&mut self) -> Result<Launches> {
+    /// Binds the kernels that use no cache, and builds those that are missing.
+    pub fn bind_uncached(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.needs_one;
+        let recurrent = [(HAS_STATE, RecurrentStep::Convolve), (HAS_DELTA_NET, RecurrentStep::Update)];
+        for (_, step) in recurrent.into_iter().filter(|(has, _)| *has) {
+            self.kernels.require_kernel(KernelName::Recurrent(step))?;
+        }
         for view in attention_layers().map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
                 self.kernels.require_kernel(KernelName::AttendOne(view))?;
@@ -192,11 +193,10 @@ impl Binder<'_> {
             gate: HAS_ATTENTION_GATE
                 .then(|| self.bind_launch(KernelName::Gate, &[&s.att, &s.qkv]))
                 .transpose()?,
-            delta: m
-                .layers
-                .iter()
-                .filter(|_| HAS_DELTA_NET)
-                .map(|l| self.bind_delta(l))
+            delta: (0..LAYERS)
+                .map(|i| {
+                    (HAS_DELTA_NET && is_recurrent(i)).then(|| self.bind_delta(&m.layers[i])).transpose()
+                })
                 .collect::<Result<_>>()?,
             norm: many.then(|| self.bind_norm(Some(&m.norm), m.head.reads)).transpose()?,
             heads: if many { self.bind_heads()? } else { MatmulLaunches::default() },
@@ -338,7 +338,7 @@ impl Binder<'_> {
     }
 
     fn one_token(&mut self, l: &LayerWeights, layer: usize) -> Result<OneToken> {
-        let [input, output] = mixer_steps(layer);
+        let [input, output] = Step::of_mixer(is_recurrent(layer));
         Ok(OneToken {
             qkv: self.bind_one(input, l)?,
             out: match self.attend {
@@ -405,7 +405,7 @@ impl Binder<'_> {
     }
 
     fn many_tokens(&mut self, l: &LayerWeights, layer: usize) -> Result<ManyTokens> {
-        let [input, output] = mixer_steps(layer);
+        let [input, output] = Step::of_mixer(is_recurrent(layer));
         let (norm, qkv) = self.bind_many(input, l)?;
         let (att, out) = self.bind_many(output, l)?;
         let (ffn_norm, gate_up) = self.bind_many(Step::GateUp, l)?;

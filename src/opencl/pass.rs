@@ -9,7 +9,7 @@
 
 use super::cache::OpenClCache;
 use super::host_attention::HostAttention;
-use super::launches::Launches;
+use super::launches::{Launches, merges_in_out};
 use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
 use super::nvidia::PersistentKernels;
 use super::run_span::RunSpan;
@@ -223,11 +223,11 @@ impl Pass<'_> {
     /// Computes a recurrent layer between its products.
     fn mix_tokens(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         self.each_run(layer, runs, Self::convolve_run)?;
-        if let Some([prepare, _]) = self.launches.delta.get(layer) {
+        if let Some([prepare, _]) = &self.launches.delta[layer] {
             prepare.run(self.device(), [2 * DELTA_NET.key_heads + 1, self.n])?;
         }
         self.each_run(layer, runs, Self::update_run)?;
-        if let Some([_, gate]) = self.launches.delta.get(layer) {
+        if let Some([_, gate]) = &self.launches.delta[layer] {
             gate.run(self.device(), [DELTA_NET.value_heads, self.n])?;
         }
         self.end_step("mix", layer)
@@ -248,7 +248,7 @@ impl Pass<'_> {
         if self.joins_batch(span) {
             return self.join_batch(layer, span, cache);
         }
-        let (attending, merges) = (span.attending_part(), self.out_merges(span));
+        let (attending, merges) = (span.attending_part(), self.out_merges(layer, span));
         let device = &self.model.device;
         if let Some(host) = self.host.as_mut().filter(|_| attending.tokens > 0) {
             host.attend((self.scratch, self.readback.as_deref_mut()), (layer, attending), cache)?;
@@ -305,15 +305,14 @@ impl Pass<'_> {
     }
 
     /// True if `out` merges the chunks of attention.
-    fn out_merges(&self, span: RunSpan) -> bool {
+    fn out_merges(&self, layer: usize, span: RunSpan) -> bool {
         let on_device = self.is_single() && self.kept_tokens.is_none() && self.host.is_none();
-        on_device && !HAS_ATTENTION_GATE && span.visible_chunks() <= FUSED_CHUNKS
+        on_device && merges_in_out(layer) && span.visible_chunks() <= FUSED_CHUNKS
     }
 
     fn out(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         let span = RunSpan::of(&mut runs[0], 0, layer);
-        let merges = !is_recurrent(layer) && self.out_merges(span);
-        let device = &self.model.device;
+        let (merges, device) = (self.out_merges(layer, span), &self.model.device);
         if merges {
             self.launches.one[layer].out.launch_merging(device, span.filled_slots())?; // fused: the end of attend, out
         } else if self.is_single() {

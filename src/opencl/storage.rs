@@ -27,6 +27,11 @@ impl Step {
     pub const ALL: [Step; 7] =
         [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head, Step::Mix, Step::MixOut];
 
+    /// Products before and after a layer's mixer.
+    pub fn of_mixer(is_recurrent: bool) -> [Step; 2] {
+        if is_recurrent { [Step::Mix, Step::MixOut] } else { [Step::Qkv, Step::Out] }
+    }
+
     /// Index among the steps of a layer.
     ///
     /// # Panics

@@ -87,6 +87,7 @@ impl LayerWeights {
 }
 
 /// Vectors of a layer's mixer, in the order of upload; empty if it has none.
+#[derive(Default)]
 struct MixerVectors {
     qkv_bias: Vec<f32>,
     o_bias: Vec<f32>,
@@ -98,14 +99,7 @@ struct MixerVectors {
 
 impl MixerVectors {
     fn of(mixer: &Mixer) -> Self {
-        let mut all = Self {
-            qkv_bias: Vec::new(),
-            o_bias: Vec::new(),
-            qk_norm: Vec::new(),
-            taps: Vec::new(),
-            delta_heads: Vec::new(),
-            delta_norm: Vec::new(),
-        };
+        let mut all = Self::default();
         match mixer {
             Mixer::Attention(a) => {
                 if QKV_BIAS {
@@ -367,14 +361,11 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
         (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
     };
     let [qkv, out, gate_up, down] = upload::of_layer(l)?;
-    let steps = match l.mixer {
-        Mixer::Attention(_) => [Step::Qkv, Step::Out],
-        _ => [Step::Mix, Step::MixOut],
-    };
+    let [before, after] = Step::of_mixer(!matches!(l.mixer, Mixer::Attention(_)));
     Ok(LayerWeights {
         steps: [
-            upload_step(to, steps[0], &qkv)?,
-            upload_step(to, steps[1], &out)?,
+            upload_step(to, before, &qkv)?,
+            upload_step(to, after, &out)?,
             upload_step(to, Step::GateUp, &gate_up)?,
             upload_step(to, Step::Down, &down)?,
         ],

@@ -241,15 +241,7 @@ const OLMO_2: Family = Family {
     ..LLAMA
 };
 
-const OLMO_3: Family = Family {
-    model_type: "olmo3",
-    gguf_name: "olmo2",
-    pre_norms: false,
-    post_norms: true,
-    qk_norm: QkNorm::Whole,
-    norm_eps: 1e-5,
-    ..LLAMA
-};
+const OLMO_3: Family = Family { model_type: "olmo3", ..OLMO_2 };
 
 const EXAONE_4: Family = Family {
     model_type: "exaone4",
@@ -278,15 +270,9 @@ const LFM_3: Family = Family {
     model_type: "lfm3",
     gguf_name: "lfm3",
     post_norms: true,
-    qk_norm: QkNorm::PerHead,
     attention_gate: AttentionGate::PerHead,
-    ties_embeddings: true,
-    norm_eps: 1e-5,
-    epsilon_field: "norm_eps",
-    rope_theta: 1e6,
-    kv_heads: 8,
     tensor_names: LFM3_TENSORS,
-    ..LLAMA
+    ..LFM_2
 };
 
 impl Arch {

@@ -61,17 +61,18 @@ pub(super) fn read_layer_kinds(
     use LayerKind::{DeltaNet, FullAttention, ShortConv, SlidingWindow};
     let windowed = f.get("sliding_window").is_some();
     match arch {
-        Arch::Gemma3 => every_full_layer(f, &["sliding_window_pattern", "_sliding_window_pattern"], 6)
-            .and_then(|n| {
-                named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))
-            }),
+        Arch::Gemma3 => {
+            let n = every_full_layer(f, &["sliding_window_pattern", "_sliding_window_pattern"], 6)?;
+            named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))
+        }
         Arch::Olmo3 => {
             named_kinds(f, layers, &[FULL, SLIDING], every_nth(4, layers, FullAttention, SlidingWindow))
         }
         Arch::Exaone4 if windowed => exaone4_layer_kinds(f, layers),
-        Arch::Qwen35 => every_full_layer(f, &["full_attention_interval"], 4).and_then(|n| {
+        Arch::Qwen35 => {
+            let n = every_full_layer(f, &["full_attention_interval"], 4)?;
             named_kinds(f, layers, &[FULL, LINEAR], every_nth(n, layers, FullAttention, DeltaNet))
-        }),
+        }
         Arch::Lfm2 if f.get("layer_types").is_none() => lfm2_layer_kinds(f, layers),
         Arch::Lfm2 | Arch::Lfm3 => {
             let known: &[_] = if arch == Arch::Lfm2 { &[FULL, CONV] } else { &[FULL, CONV, SLIDING] };

@@ -22,6 +22,7 @@ pub struct CacheLaunches {
 }
 
 /// Launches of one layer; `None` if the device does not need them.
+#[derive(Default)]
 pub struct CacheLayer {
     /// RoPE, and new rows of the cache.
     pub rope: Option<Launch>,
@@ -80,15 +81,7 @@ impl Binder<'_> {
         let update = HAS_DELTA_NET
             .then(|| bind(RecurrentStep::Update, [&s.mix, &s.conv, state, &s.mixed]))
             .transpose()?;
-        Ok(CacheLayer {
-            rope: None,
-            attend: None,
-            attend_one: None,
-            observe: None,
-            observe_one: None,
-            convolve,
-            update,
-        })
+        Ok(CacheLayer { convolve, update, ..CacheLayer::default() })
     }
 
     fn cache_layer(
@@ -118,8 +111,7 @@ impl Binder<'_> {
             attend_one: bind(on_device && one_token, KernelName::AttendOne(view), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
             observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,
-            convolve: None,
-            update: None,
+            ..CacheLayer::default()
         })
     }
 

@@ -262,6 +262,8 @@ fn files_of(dir: &Path) -> Vec<CacheFile> {
 /// Deletes the oldest files beyond [`MAX_BYTES`].
 fn prune_files(dir: &Path) {
     let mut files = files_of(dir);
+    // A process may hold it.
+    files.retain(|f| !f.has_extension("lock"));
     files.sort_by_key(|f| f.changed);
     let mut bytes: u64 = files.iter().map(|f| f.bytes).sum();
     for file in files {
