@@ -24,9 +24,9 @@ pub use flag_warnings::FlagWarnings;
 pub use llama_cpp::translate_args;
 #[cfg(feature = "chat")]
 pub use model::CONVERSATION_CONTEXT_HELP;
+pub use model::ModelArgs;
 #[cfg(feature = "tools")]
-pub use model::{LoadArgs, MAX_SEQ_LEN, WeightArgs};
-pub use model::{ModelArgs, PathArgs};
+pub use model::{LoadArgs, MAX_SEQ_LEN, PathArgs, WeightArgs};
 #[cfg(feature = "chat")]
 pub use prompt::EscapeArgs;
 pub use prompt::read_trimmed_text;

@@ -1,7 +1,7 @@
 //! Compilation of OpenCL programs in a process of its own, which goes on when a text has ended before its device was
 //! ready: the next start then finds all programs in the cache.
 
-use super::args::{FlagWarnings, ModelArgs, PathArgs};
+use super::args::{FlagWarnings, ModelArgs};
 use super::load;
 use super::signal;
 use super::terminal::{Verbosity, write_stdout};
@@ -18,6 +18,7 @@ use rustix::process::{nice, setsid};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -65,9 +66,9 @@ pub fn device_options(o: EngineOptions) -> EngineOptions {
 }
 
 /// Lets another process compile the programs that are not ready when a text has ended, and says so.
-pub fn continue_compiling(engine: &Engine, args: &ModelArgs) {
+/// `options` are those of the flags, `given` is the path of `--model-path`.
+pub fn continue_compiling(engine: &Engine, options: &EngineOptions, given: Option<&Path>) {
     let Some(UnfinishedPrograms { lock, stats }) = engine.leave_unfinished() else { return };
-    let Ok(options) = args.resolve_options() else { return };
     let lock = match lock {
         CacheLock::Own(lock) => lock,
         CacheLock::OfAnother => {
@@ -75,7 +76,7 @@ pub fn continue_compiling(engine: &Engine, args: &ModelArgs) {
         }
         CacheLock::Unavailable => return,
     };
-    let flags = list_flags(&options);
+    let flags = list_flags(options, given);
     if start_process(&flags, lock).is_err() {
         return;
     }
@@ -99,9 +100,8 @@ fn start_process(flags: &[OsString], lock: File) -> io::Result<()> {
 }
 
 /// The flags on which programs depend, where they are not the defaults.
-fn list_flags(o: &EngineOptions) -> Vec<OsString> {
-    let default_model = PathArgs { model_path: None }.model_path().unwrap_or_default();
-    let default = EngineOptions::new(default_model);
+fn list_flags(o: &EngineOptions, given: Option<&Path>) -> Vec<OsString> {
+    let default = EngineOptions::new(PathBuf::new());
     let mut flags = Vec::new();
     let mut add = |differs: bool, flag: &str, value: OsString| {
         if differs {
@@ -110,7 +110,7 @@ fn list_flags(o: &EngineOptions) -> Vec<OsString> {
         }
     };
     let gpu_attn = device_options(o.clone()).gpu_attn;
-    add(o.model != default.model, "--model-path", o.model.clone().into());
+    add(given.is_some(), "--model-path", o.model.clone().into());
     add(o.weight_type != default.weight_type, "--weight-type", o.weight_type.to_string().into());
     add(o.cl_device.is_some(), "--cl-device", o.cl_device.clone().unwrap_or_default().into());
     add(gpu_attn, "--gpu-attn", OsString::new());

@@ -17,7 +17,7 @@ use super::load::{self, LoadedEngine};
 use super::signal;
 use super::terminal::{Style, Verbosity, style_text, write_stdout};
 use crate::run::engine::{Engine, template_source};
-use crate::run::options::GenerateOptions;
+use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::OpenedModel;
 use crate::run::session::{Session, StopReason};
 use ::files::error::{MAX_LINE_BYTES, one_line};
@@ -78,7 +78,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let mut options = args.completion.resolve_options(output.format)?;
     text::tokenizer::StopStrings::new(&options.stop)?;
     let variables = args.template.parse_variables()?;
-    let opened = open_model(args)?;
+    let settings = args.model.resolve_for_one_text()?;
+    let opened = open_model(args, &settings)?;
     let template = args.template.chosen.load_template(&template_source(&opened.model))?;
     signal::watch_signals()?;
     let input = ChatInput::new();
@@ -121,21 +122,16 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     };
     #[cfg(feature = "line-editor")]
     drop(typing);
-    chat.update_output_format();
-    chat.warn_unused_flags();
-    if let Some(file) = &args.session {
-        chat.resume_session(file)?;
-    }
+    chat.prepare_turns()?;
     let result = chat.run_turns();
     generation_report::write_trace(&mut chat.session, output, None)?;
-    load::continue_compiling(engine, &args.model);
+    load::continue_compiling(engine, &settings, args.model.given_path());
     result
 }
 
 /// Opens the model, with a context that fits.
-fn open_model(args: &ChatArgs) -> Result<OpenedModel> {
-    let settings = args.model.with_conversation_context(args.model.resolve_for_one_text()?);
-    let mut opened = OpenedModel::new(&settings)?;
+fn open_model(args: &ChatArgs, settings: &EngineOptions) -> Result<OpenedModel> {
+    let mut opened = OpenedModel::new(&args.model.with_conversation_context(settings.clone()))?;
     args.model.fit_default_context(&mut opened.plan);
     opened.plan.check()?;
     Ok(opened)
@@ -220,6 +216,13 @@ impl Chat<'_> {
                 .iter()
                 .for_each(|line| print_stderr!("{line}"));
         }
+    }
+
+    /// Chooses the output format, warns about flags without effect, and resumes the session of `--session`.
+    fn prepare_turns(&mut self) -> Result<()> {
+        self.update_output_format();
+        self.warn_unused_flags();
+        self.args.session.as_ref().map_or(Ok(()), |file| self.resume_session(file))
     }
 
     /// Runs all turns.

@@ -51,7 +51,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     }
     signal::connect_cancel(&options.cancel);
     let result = complete_prompt(args, engine, prompt.as_deref(), options, *took);
-    load::continue_compiling(engine, &args.model);
+    load::continue_compiling(engine, &settings, args.model.given_path());
     result
 }
 

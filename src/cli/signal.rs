@@ -1,9 +1,9 @@
 //! Signals: the first Ctrl-C stops the generation, the second ends the program. SIGTERM and SIGHUP end it after the
 //! session is saved. No signal leaves an unfinished file or a changed terminal behind.
 
-use super::terminal::{break_line, erase_progress};
+use super::terminal::{break_line, erase_line_at_end, erase_progress};
 use crate::run::session::CancelToken;
-use files::{Error, Result, atomic_file, print_stderr, stderr};
+use files::{Error, Result, atomic_file, print_stderr};
 use opencl_runtime::pending_calls::calls_in_progress;
 use opencl_runtime::program_cache::{LONG_TRIAL, remove_own_markers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -125,7 +125,7 @@ fn end_by_signal(signal: i32) -> ! {
     #[cfg(feature = "line-editor")]
     super::terminal_mode::restore_mode();
     if signal != SIGINT {
-        stderr::erase_line();
+        erase_line_at_end();
         let _ = emulate_default_handler(signal);
     }
     match RUNNING_GENERATION.get() {

@@ -43,20 +43,25 @@ pub fn track_progress(
 /// True while the cursor is behind the prompt, where the text goes on: a progress line would erase it.
 static IS_PROMPT_OPEN: AtomicBool = AtomicBool::new(false);
 
-/// Erases an unfinished line of progress and the `^C` after it, and lets no other follow; before the program ends.
+/// Erases a line of progress, before the program ends.
+pub fn erase_line_at_end() {
+    write_last("");
+}
+
+/// Erases a line of progress and the `^C` after it, before the program ends.
 pub fn erase_progress() {
-    stderr::stop_lines();
     write_last("\r\x1b[K");
 }
 
 /// Ends an unfinished line of text, before the program ends.
 pub fn break_line() {
-    stderr::stop_lines();
     write_last("\n");
 }
 
-/// Writes to stderr if it is a terminal that is not stopped: the end of the program never waits for it.
+/// Writes to stderr in place of a line of progress, and lets no other follow, if it is a terminal that is not stopped: the
+/// end of the program never waits for it.
 fn write_last(text: &str) {
+    stderr::stop_lines();
     let ready = || poll(&mut [PollFd::new(&std::io::stderr(), PollFlags::OUT)], Some(&Timespec::default()));
     if !is_dumb() && std::io::stderr().is_terminal() && ready() == Ok(1) {
         stderr::write_stderr(format_args!("{text}"));

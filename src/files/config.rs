@@ -119,7 +119,7 @@ impl ModelConfig {
     /// See [`ModelConfig::parse`].
     pub fn from_map(map: &Map<String, Value>) -> Result<Self, ConfigError> {
         let f = Fields(map);
-        let named = f.get("model_type").and_then(Value::as_str);
+        let named = f.get("model_type").and_then(Value::as_str).filter(|name| !name.is_empty());
         if let (Some(Value::Object(text)), Some(arch)) = (
             f.get("text_config"),
             Arch::ALL.into_iter().find(|arch| named.is_some_and(|name| name == arch.family().wrapper)),
@@ -377,10 +377,11 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         "use_bias",
         "conv_bias",
     ];
-    for field in ["attn_output_gate", "use_attention_gate", "use_sandwich_norm"] {
-        let used = matches!(arch, Arch::Qwen35 | Arch::Lfm3);
-        if used && !f.read_bool(field, true)? {
-            return f.unsupported(field, "true");
+    if arch.family().attention_gate != AttentionGate::None {
+        for field in ["attn_output_gate", "use_attention_gate", "use_sandwich_norm"] {
+            if !f.read_bool(field, true)? {
+                return f.unsupported(field, "true");
+            }
         }
     }
     off.extend(

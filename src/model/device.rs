@@ -105,7 +105,8 @@ pub trait Device: Send {
     /// # Errors
     ///
     /// `Interrupted` soon after `cancel` is cancelled, `Device` if the device is lost; then none of the tokens is
-    /// added, and recurrent states are unspecified. A pass with an observed run is never interrupted, because half of its mass could not be taken back.
+    /// added, and recurrent states are unspecified. A pass with an observed run is never interrupted, because half of
+    /// its mass could not be taken back.
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()>;
 
     /// Turns step timing and layer digests on, or off with `None`. Returns the previous trace.

@@ -51,8 +51,7 @@ pub const HAS_ATTENTION_GATE: bool = !matches!(ATTENTION_GATE, AttentionGate::No
 /// True if sequences have a recurrent state.
 pub const HAS_STATE: bool = RECURRENT_LAYERS != 0;
 /// Number of layers with a recurrent state in place of keys and values.
-pub const RECURRENT_LAYERS: usize =
-    count_before(LAYERS, LayerKind::ShortConv) + count_before(LAYERS, LayerKind::DeltaNet);
+pub const RECURRENT_LAYERS: usize = LAYERS - FULL_ATTENTION_LAYERS - SLIDING_LAYERS;
 /// True if layers are gated delta nets.
 pub const HAS_DELTA_NET: bool = count_before(LAYERS, LayerKind::DeltaNet) > 0;
 /// Value heads of a delta net that share a key head.
@@ -70,13 +69,13 @@ pub const CONV_CHANNELS: usize = match (CONV_TAPS, HAS_DELTA_NET) {
 /// Floats of a convolution's state: its last inputs, `[CONV_TAPS - 1][CONV_CHANNELS]`, oldest first.
 pub const CONV_STATE: usize = CONV_TAPS.saturating_sub(1) * CONV_CHANNELS;
 /// Floats of the state of one recurrent layer: the convolution's, then a delta net's matrices
-/// `[value_heads][key_dim][value_dim]`.
+/// `[value_heads * value_dim / 16][key_dim][16]`.
 pub const LAYER_STATE: usize = CONV_STATE + DELTA_NET.value_heads * DELTA_NET.key_dim * DELTA_NET.value_dim;
 /// Floats of the recurrent state of a sequence: `[recurrent layer][LAYER_STATE]`.
 pub const STATE: usize = RECURRENT_LAYERS * LAYER_STATE;
 
-/// Columns of a recurrent layer's projected inputs for a token, each part padded to whole groups of sixteen: the
-/// convolution's channels, then the gates `c` and `x` of a short convolution, or `z`, `b` and `a` of a delta net.
+/// Columns of a recurrent layer's projected inputs for a token: the convolution's channels, then the gates `c` and `x`
+/// of a short convolution; or `z`, `b` and `a` of a delta net, whose parts are padded to whole groups of sixteen.
 pub const MIX: usize = match (CONV_TAPS, HAS_DELTA_NET) {
     (0, _) => 0,
     (_, false) => 3 * DIM,
@@ -105,7 +104,8 @@ pub const fn is_recurrent(layer: usize) -> bool {
 
 /// Place of a recurrent layer's state in that of its sequence.
 pub const fn state_range(layer: usize) -> std::ops::Range<usize> {
-    let before = count_before(layer, LayerKind::ShortConv) + count_before(layer, LayerKind::DeltaNet);
+    let [full, sliding] = LAYERS_BEFORE[layer];
+    let before = layer - full - sliding;
     before * LAYER_STATE..(before + 1) * LAYER_STATE
 }
 

@@ -222,18 +222,6 @@ impl Layer {
         mixer | gate | self.up.activation_forms()
     }
 
-    /// Weights of its attention, to write.
-    ///
-    /// # Panics
-    ///
-    /// If it is a recurrent layer.
-    pub fn attention_mut(&mut self) -> &mut Attention {
-        match &mut self.mixer {
-            Mixer::Attention(attention) => attention,
-            _ => unreachable!("invariant: the layer has keys and values"),
-        }
-    }
-
     /// Weights of its attention.
     ///
     /// # Panics

@@ -78,7 +78,7 @@ const _: () = assert!(FFN_PAD >= KV_DIM);
 
 /// Bytes of each buffer for `tokens` tokens, in the order in which [`Scratch::new`] takes them.
 fn buffer_sizes(tokens: usize) -> [usize; 12] {
-    let widest = DIM.max(Q_DIM).max(FFN_DIM).max(MIXED);
+    let widest = [DIM, Q_DIM, FFN_DIM, MIXED].into_iter().fold(0, usize::max);
     let floats = [
         HEADER + tokens * STATE_ROW,
         tokens * QKV,

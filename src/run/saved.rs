@@ -146,10 +146,8 @@ pub fn save_session(file: &Path, session: &mut Session, engine: &Engine, state: 
         let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
         [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.write_bytes(bytes)).map_err(failed)?;
     }
-    if let Some(last) = session.export_states()?.last() {
-        let state: Vec<u8> = last.state.iter().flat_map(|x| x.to_le_bytes()).collect();
-        out.write_bytes(&state).map_err(failed)?;
-    }
+    let state: Vec<u8> = session.read_state()?.iter().flat_map(|x| x.to_le_bytes()).collect();
+    out.write_bytes(&state).map_err(failed)?;
     out.put_checksum().map_err(failed)?;
     unfinished.commit().map_err(failed)
 }
@@ -218,15 +216,15 @@ pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Resu
         for (m, bytes) in mass.iter_mut().zip(bytes.as_chunks().0) {
             *m = f32::from_le_bytes(*bytes);
         }
+        let mut whole = true;
         if Some(layer) == last {
             let mut bytes = vec![0; 4 * state.len()];
             input.read_bytes(&mut bytes).map_err(|_| damaged_file(file))?;
             for (x, bytes) in state.iter_mut().zip(bytes.as_chunks().0) {
                 *x = f32::from_le_bytes(*bytes);
             }
+            whole = input.checksum_fits().unwrap_or(false) && state.iter().all(|x| x.is_finite());
         }
-        let whole = Some(layer) != last || input.checksum_fits().unwrap_or(false);
-        let whole = whole && state.iter().all(|x| x.is_finite());
         if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged_file(file)) }
     })?;
     session.import_states(&[Checkpoint { tokens, state }]);

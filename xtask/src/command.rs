@@ -3,7 +3,7 @@
 use crate::device::shell::quote;
 use crate::error::{Error, Result};
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -66,10 +66,11 @@ pub fn run(command: &mut Command) -> Result<()> {
 /// Commands of [`build`] with their times, in the order in which they ended.
 static BUILDS: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
 
-/// Runs a command that builds, and notes how long it takes.
+/// Runs a command that builds, and notes how long it takes. In a log, failure is an error that carries the end of its
+/// stderr; at a terminal, cargo shows its progress.
 pub fn build(command: &mut Command) -> Result<()> {
     let began = Instant::now();
-    let ended = run(command);
+    let ended = if std::io::stderr().is_terminal() { run(command) } else { run_in_log(command) };
     BUILDS.lock().unwrap_or_else(PoisonError::into_inner).push((describe_build(command), began.elapsed()));
     ended
 }
@@ -101,20 +102,39 @@ pub fn stdout(command: &mut Command) -> Result<Vec<u8>> {
 }
 
 /// Runs, passing stdout through and showing each line of it to `look`.
-pub fn stream(command: &mut Command, mut look: impl FnMut(&str)) -> Result<()> {
+pub fn stream(command: &mut Command, look: impl FnMut(&str)) -> Result<()> {
     eprintln!("$ {}", show(command));
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|e| cannot_start(command, e))?;
-    let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped"));
+    pass_lines(child.stdout.take().expect("stdout is piped"), std::io::stdout(), look);
+    let status = child.wait().map_err(|e| cannot_start(command, e))?;
+    check(command, status, "")
+}
+
+/// Runs, passing stderr through; failure is an error that carries its end.
+fn run_in_log(command: &mut Command) -> Result<()> {
+    eprintln!("$ {}", show(command));
+    let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(|e| cannot_start(command, e))?;
+    let mut printed = String::new();
+    pass_lines(child.stderr.take().expect("stderr is piped"), std::io::stderr(), |line| {
+        printed.push_str(line);
+        printed.push('\n');
+    });
+    let status = child.wait().map_err(|e| cannot_start(command, e))?;
+    check(command, status, &last_lines(&printed, 12))
+}
+
+/// Writes the lines of `from` to `to` and shows each of them to `look`.
+fn pass_lines(from: impl Read, mut to: impl Write, mut look: impl FnMut(&str)) {
+    let mut lines = BufReader::new(from);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
         // A reader that has gone away must not stop the tests.
-        let _ = std::io::stdout().write_all(&line);
+        let _ = to.write_all(&line);
         look(String::from_utf8_lossy(&line).trim_end());
         line.clear();
     }
-    let status = child.wait().map_err(|e| cannot_start(command, e))?;
-    check(command, status, "")
 }
 
 pub fn is_on_path(program: &str) -> bool {

@@ -105,7 +105,8 @@ pub fn check_threads(threads: usize) -> Result<usize> {
     if (1..=most).contains(&threads) {
         return Ok(threads);
     }
-    Err(Error::Usage(format!("--threads {threads}: use a number from 1 to {most}, four times the cores")))
+    let why = if most < MAX_THREADS { ", four times the cores" } else { "" };
+    Err(Error::Usage(format!("--threads {threads}: use a number from 1 to {most}{why}")))
 }
 
 /// The cores that threads run on.

@@ -278,7 +278,6 @@ impl ModelArgs {
     }
 
     /// The path of `--model-path`.
-    #[cfg(feature = "tools")]
     pub fn given_path(&self) -> Option<&Path> {
         self.load.weights.model.model_path.as_deref()
     }

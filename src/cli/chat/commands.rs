@@ -38,7 +38,7 @@ fn styled_help() -> String {
         Some((command, rest)) => format!("{}  {rest}", style_text(Style::Bold, command)),
         None => line.to_owned(),
     };
-    wrap_message(&HELP.lines().map(styled).collect::<Vec<_>>().join("\n"))
+    wrap_message(HELP).lines().map(styled).collect::<Vec<_>>().join("\n")
 }
 
 impl Chat<'_> {

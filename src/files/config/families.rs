@@ -130,7 +130,7 @@ const GPT2_TENSORS: &[(&str, &str)] = &[
     ("model.", ""),
 ];
 
-const MISTRAL: Family = Family { model_type: "mistral", kv_heads: 8, ..LLAMA };
+const MISTRAL: Family = Family { model_type: "mistral", kv_heads: 8, prefixes: TEXT_PART, ..LLAMA };
 
 const MINISTRAL_3: Family = Family {
     model_type: "ministral3",

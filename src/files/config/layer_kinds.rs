@@ -78,7 +78,7 @@ pub(super) fn read_layer_kinds(
             let known: &[_] = if arch == Arch::Lfm2 { &[FULL, CONV] } else { &[FULL, CONV, SLIDING] };
             named_kinds(f, layers, known, vec![ShortConv; layers])
         }
-        Arch::Mistral if windowed => Ok(vec![SlidingWindow; layers]),
+        Arch::Mistral | Arch::Ministral3 if windowed => Ok(vec![SlidingWindow; layers]),
         _ => {
             let kinds = named_kinds(f, layers, &[FULL], vec![FullAttention; layers])?;
             if arch == Arch::SmolLm3 { smollm3_layer_kinds(f, layers) } else { Ok(kinds) }

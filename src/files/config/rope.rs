@@ -211,7 +211,7 @@ fn find_objects(f: &Fields<'_>, arch: Arch) -> Result<(RopeObject, RopeObject), 
 fn apply_scaling(f: &Fields<'_>, object: &RopeObject, rope: &mut Rope) -> Result<(), ConfigError> {
     let named = |e: ConfigError| ConfigError { field: format!("{}.{}", object.name, e.field), ..e };
     let inner = Fields(&object.fields);
-    let kind = inner.get("rope_type").or_else(|| inner.get("type"));
+    let kind = rope_type(&inner);
     match kind.map(Value::as_str) {
         None | Some(Some("default")) => {}
         Some(Some("llama3")) => rope.scaling = read_llama3(&inner).map_err(named)?,
@@ -238,6 +238,11 @@ fn apply_scaling(f: &Fields<'_>, object: &RopeObject, rope: &mut Rope) -> Result
     Ok(())
 }
 
+/// The kind of scaling, by its newer or its older name.
+fn rope_type<'a>(inner: &'a Fields<'_>) -> Option<&'a Value> {
+    inner.get("rope_type").or_else(|| inner.get("type"))
+}
+
 /// Number of elements of a head that are rotated.
 fn rotated_dim(
     f: &Fields<'_>,
@@ -250,7 +255,7 @@ fn rotated_dim(
     }
     let name = "partial_rotary_factor";
     let fields = if inner.get(name).is_some() { inner } else { f };
-    let proportional = inner.get("rope_type").and_then(Value::as_str) == Some("proportional");
+    let proportional = rope_type(inner).and_then(Value::as_str) == Some("proportional");
     let default = if arch == Arch::Qwen35 { 0.25 } else { 1.0 };
     let part = if proportional { 1.0 } else { fields.read_float(name, Some(default))? };
     let rotated = (head_dim as f64 * part) as usize;
@@ -282,9 +287,9 @@ const NO_ROTATION: f32 = 1e30;
 
 /// Reads the growth of queries with their position.
 pub(super) fn read_query_growth(f: &Fields<'_>) -> Result<Option<QueryGrowth>, ConfigError> {
-    let Some(Value::Object(object)) = f.get("rope_parameters").or_else(|| f.get("rope_scaling")) else {
-        return Ok(None);
-    };
+    let mut objects =
+        ["rope_scaling", "rope_parameters"].into_iter().filter_map(|name| f.get(name)?.as_object());
+    let Some(object) = objects.find(|object| !object.is_empty()) else { return Ok(None) };
     let inner = Fields(object);
     if inner.get("llama_4_scaling_beta").is_none() {
         return Ok(None);

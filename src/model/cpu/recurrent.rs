@@ -222,7 +222,7 @@ fn state_blocks(state: &mut [f32]) -> impl Iterator<Item = &mut [f32]> {
 /// Applies SiLU to a token's convolved queries, keys and values, and gives each head of queries and keys the length 1;
 /// queries are then divided by the square root of their width.
 fn prepare_heads(isa: Isa, row: &mut [f32]) {
-    ops::silu_mul(isa, row, &[1.0; CONV_CHANNELS]);
+    ops::silu(isa, row);
     // A norm over the root of the sum of squares, with its own epsilon.
     let eps = 1e-6 / KEY_WIDTH as f32;
     let length = 1.0 / (KEY_WIDTH as f32).sqrt();

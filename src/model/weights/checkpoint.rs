@@ -249,7 +249,7 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     } else {
         name
     };
-    if spec.name == HEAD && !TIED && source.get(HEAD).is_none() {
+    if spec.name == HEAD && !TIED && find_by_name(source, HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }

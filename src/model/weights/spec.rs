@@ -106,7 +106,7 @@ pub fn model_tensors() -> Vec<TensorSpec> {
         let tied = TIED && (name == EMBED || name == HEAD);
         specs.push(TensorSpec { name, stored, rows, cols, role, tied });
     };
-    let norm = |put: &mut dyn FnMut(String, (usize, usize), TensorRole), name: String| {
+    let norm = |put: PutTensor<'_>, name: String| {
         put(format!("{name}.weight"), (1, DIM), TensorRole::Vector);
         if NORM_BIAS {
             put(format!("{name}.bias"), (1, DIM), TensorRole::Vector);

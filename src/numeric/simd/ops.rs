@@ -138,14 +138,27 @@ pub fn add_in_place(isa: Isa, a: &mut [f32], b: &[f32]) {
     dispatch!(isa, body::<L>(a: &mut [f32], b: &[f32]))
 }
 
-/// `gate[i] = silu(gate[i]) * up[i]`, silu(x) = x / (1 + e^-x).
+/// SiLU, `x / (1 + e^-x)`.
+#[inline(always)]
+unsafe fn silu_lanes<L: Lanes>(x: L) -> L {
+    x.div(L::splat(1.0).add(exp_lanes(L::splat(0.0).sub(x))))
+}
+
+/// `x[i] = silu(x[i])`
+pub fn silu(isa: Isa, x: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &mut [f32]) {
+        sixteens!(x.len(), |i, part| store(silu_lanes::<L>(load(x, i, part)), x, i, part));
+    }
+    dispatch!(isa, body::<L>(x: &mut [f32]))
+}
+
+/// `gate[i] = silu(gate[i]) * up[i]`
 pub fn silu_mul(isa: Isa, gate: &mut [f32], up: &[f32]) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(gate: &mut [f32], up: &[f32]) {
         sixteens!(gate.len(), |i, part| {
-            let x: L = load(gate, i, part);
-            let e = exp_lanes(L::splat(0.0).sub(x));
-            let silu = x.div(L::splat(1.0).add(e));
+            let silu = silu_lanes::<L>(load(gate, i, part));
             store(silu.mul(load(up, i, part)), gate, i, part);
         });
     }

@@ -208,28 +208,23 @@ impl Engine {
         self.device.as_ref().map(timed).transpose()
     }
 
-    /// Compiles and tests the programs that `sequences` texts at once need on the OpenCL device. `progress` gets the
-    /// number of programs that are ready and of all.
+    /// Compiles and tests the programs that `sequences` texts at once need on the OpenCL device, and returns their
+    /// number.
     ///
     /// # Errors
     ///
     /// `Device` if there is none, or if it cannot run the model.
-    pub fn compile_programs(&self, sequences: usize, progress: &dyn Fn(usize, usize)) -> Result<()> {
+    pub fn compile_programs(&self, sequences: usize) -> Result<usize> {
         let Some(model) = &self.device else { return Err(Error::Device("OpenCL: no device".into())) };
         let o = EngineOptions { batch: sequences, ..self.with_attention(&self.options) };
         let compiler = KernelCompiler::new(model.device().clone());
         let mut compiled = compiler.start_compiling(self.factory.clone(), Arc::clone(model), o)?;
-        let mut shown = 0;
         loop {
-            let (made, stats) = (compiled(), model.device().build_stats());
-            if stats.count_built() > shown && stats.needed > 0 {
-                shown = stats.count_built();
-                progress(shown, stats.needed.max(shown));
+            if let Some(made) = compiled() {
+                let stats = model.device().build_stats();
+                return made.map(|_| stats.needed.max(stats.count_built()));
             }
-            match made {
-                Some(made) => return made.map(drop),
-                None => std::thread::sleep(std::time::Duration::from_millis(20)),
-            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
 

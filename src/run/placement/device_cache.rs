@@ -278,6 +278,7 @@ impl DeviceCache {
             copy_mass(&mut *other.cache, &mut *self.cache)?;
         }
         let states = other.state.export_checkpoints(&mut *other.cache)?;
+        self.state.most = other.state.most;
         self.state.import_checkpoints(&mut *self.cache, &states, tokens);
         (self.mass_is_valid, self.observed) = (other.mass_is_valid, other.observed);
         (self.unchanged, other.unchanged) = (SequencePrefix::ALL, SequencePrefix::ALL);

@@ -35,7 +35,6 @@ pub struct Checkpoint {
 }
 
 /// The place of a cache's recurrent state in its sequence, and the checkpoints. Does nothing for models without a state.
-#[derive(Default)]
 pub(super) struct StateHistory {
     /// Number of tokens that the cache's state has seen; `None` if a pass failed, or drafted tokens were discarded.
     current: Option<usize>,
@@ -43,7 +42,8 @@ pub(super) struct StateHistory {
     next: usize,
     /// In ascending order.
     checkpoints: Vec<Checkpoint>,
-    most: usize,
+    /// Maximum number of checkpoints.
+    pub most: usize,
 }
 
 impl StateHistory {
@@ -67,11 +67,9 @@ impl StateHistory {
 
     /// Numbers of tokens whose states are there, from `most` down.
     pub fn list_places(&self, most: usize) -> impl Iterator<Item = usize> {
+        // The current state is never behind the last checkpoint.
         let checkpoints = self.checkpoints.iter().rev().map(|checkpoint| checkpoint.tokens);
-        let mut places: Vec<usize> =
-            self.current.into_iter().chain(checkpoints).filter(|&n| n <= most).collect();
-        places.sort_unstable_by(|a, b| b.cmp(a));
-        places.into_iter().filter(|_| HAS_STATE)
+        self.current.into_iter().chain(checkpoints).filter(move |&n| HAS_STATE && n <= most)
     }
 
     /// Begins a pass after which the state has seen `tokens` tokens.
@@ -154,7 +152,8 @@ impl StateHistory {
     /// Replaces the history by the checkpoints up to `tokens` tokens, and goes to the state there.
     pub fn import_checkpoints(&mut self, cache: &mut dyn KvCache, checkpoints: &[Checkpoint], tokens: usize) {
         if HAS_STATE {
-            let kept = checkpoints.iter().filter(|checkpoint| checkpoint.tokens <= tokens);
+            // An empty sequence is saved with a state of no tokens, which is none.
+            let kept = checkpoints.iter().filter(|checkpoint| (1..=tokens).contains(&checkpoint.tokens));
             self.checkpoints = kept.cloned().collect();
             self.current = None;
             self.truncate(cache, tokens);

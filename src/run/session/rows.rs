@@ -5,7 +5,7 @@ use super::event::{EvictionReason, EvictionResult, SessionEvent};
 use super::evictor::{AppendKind, Evictor, ObservedTokens};
 use super::{PastEviction, Sequence, Session, Switch};
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYER_KINDS, LAYERS, attention_layers, full_attention_layers, is_sliding,
+    HEAD_DIM, KV_HEADS, LAYER_KINDS, LAYERS, STATE, attention_layers, full_attention_layers, is_sliding,
 };
 use crate::model::device::{KvRows, Logits, lock_device};
 use crate::run::placement::{Checkpoint, RowState, TokenKind};
@@ -33,8 +33,7 @@ impl Session {
     /// Keeps the first `len` tokens, and recomputes those after the last place from which the sequence can continue.
     fn recompute_from_checkpoint(&mut self, len: usize) -> Result<()> {
         let kept = self.reusable_prefix(len);
-        let forgets_evictions = kept <= self.dense && !self.evictions.is_empty();
-        if kept == 0 || forgets_evictions {
+        if kept == 0 || !self.keeps_evictions(kept) {
             return self.recompute(len);
         }
         let rest = self.tokens[kept..len].to_vec();
@@ -211,6 +210,8 @@ impl Session {
             && self.device_cache.can_continue_from(all - lacking)
         {
             let rest = self.tokens.split_off(all - lacking);
+            // The recurrent state of the CPU may be that of a later place.
+            self.device_cache.truncate(self.device_cache.filled_slots(), all - lacking);
             self.append_all(&rest)?;
         } else {
             self.recompute(all)?;
@@ -278,13 +279,27 @@ impl Session {
         Ok(())
     }
 
+    /// True if the first `len` tokens are as the evictions left them: none is cut back.
+    fn keeps_evictions(&self, len: usize) -> bool {
+        len > self.dense || self.evictions.is_empty()
+    }
+
     /// Largest number of leading tokens, at most `len`, that can be kept without recomputing any.
     pub(super) fn reusable_prefix(&self, len: usize) -> usize {
-        let without_evicted = |len: usize| {
-            if len > self.dense || self.evictions.is_empty() { len } else { len.min(self.prefix) }
-        };
+        let without_evicted = |len: usize| if self.keeps_evictions(len) { len } else { len.min(self.prefix) };
         let mut places = std::iter::once(len).chain(self.device_cache.known_states(len)).map(without_evicted);
         places.find(|&place| self.device_cache.can_continue_from(place)).unwrap_or(0)
+    }
+
+    /// The recurrent state at the end of the sequence: `[STATE]`; empty without tokens, and for models without.
+    pub fn read_state(&mut self) -> Result<Vec<f32>> {
+        self.discard_drafts();
+        self.rebuild_state()?;
+        let mut state = vec![0.0; if self.tokens.is_empty() { 0 } else { STATE }];
+        if !state.is_empty() {
+            self.device_cache.cache().read_state(&mut state)?;
+        }
+        Ok(state)
     }
 
     /// The recurrent state at the end of the sequence and at its checkpoints; nothing for models without.
@@ -301,7 +316,7 @@ impl Session {
 
     /// Keeps the first `len` tokens, a number that [`Session::reusable_prefix`] allows.
     fn truncate_to(&mut self, len: usize) {
-        let slots = if len > self.dense || self.evictions.is_empty() {
+        let slots = if self.keeps_evictions(len) {
             self.device_cache.filled_slots() - (self.tokens.len() - len)
         } else {
             self.evictions.clear();

@@ -17,7 +17,6 @@ use files::{Error, Result, print_stderr};
 use opencl_runtime::device::{DeviceEntry, list_devices, select_device};
 use opencl_runtime::device_info::LocalMemory;
 use opencl_runtime::load::{Search, install_advice};
-use std::cell::Cell;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -92,13 +91,13 @@ pub fn tune_device(args: &DoctorArgs) -> Result<()> {
     if let Some(tuned) = engine.tune_kernels()? {
         write_stdout(&format_timings(&tuned))?;
     }
-    let (began, count) = (Instant::now(), Cell::new(0));
+    let (began, mut count) = (Instant::now(), 0);
     for sequences in [1, batch].into_iter().take(batch.min(2)) {
-        engine.compile_programs(sequences, &|_, all| count.set(all))?;
+        count = engine.compile_programs(sequences)?;
     }
     let name = engine.device().map_or("the device", |device| &device.info().name);
     let seconds = began.elapsed().as_secs_f64();
-    print_stderr!("{} OpenCL programs are ready for {name}, after {seconds:.1} s", count.get());
+    print_stderr!("{count} OpenCL programs are ready for {name}, after {seconds:.1} s");
     Ok(())
 }
 

@@ -86,13 +86,11 @@ pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 23] = [
     ("full_attention_interval", Integer, "full_attention_interval", QWEN35),
 ];
 
-/// Keys that a file of this family must have, though a `config.json` has defaults for them.
+/// Keys besides the epsilon's that a file of this family must have, though a `config.json` has defaults for them.
 pub(super) fn required_keys(arch: Arch) -> &'static [&'static str] {
     match arch {
-        Arch::Gpt2 => &["attention.layer_norm_epsilon"],
-        Arch::Lfm2 => &["attention.layer_norm_rms_epsilon", "shortconv.l_cache", "attention.head_count_kv"],
+        Arch::Lfm2 => &["shortconv.l_cache", "attention.head_count_kv"],
         Arch::Qwen35 => &[
-            "attention.layer_norm_rms_epsilon",
             "rope.dimension_count",
             "ssm.conv_kernel",
             "ssm.state_size",
@@ -100,6 +98,6 @@ pub(super) fn required_keys(arch: Arch) -> &'static [&'static str] {
             "ssm.time_step_rank",
             "ssm.inner_size",
         ],
-        _ => &["attention.layer_norm_rms_epsilon"],
+        _ => &[],
     }
 }

@@ -202,7 +202,9 @@ impl<'a> Keys<'a> {
         if self.get(SCALING).is_none() && !self.get(FACTOR).is_none_or(one) {
             return self.unsupported(FACTOR, "1, or a rope.scaling.type of \"none\", \"linear\" or \"yarn\"");
         }
-        match required_keys(self.arch).iter().find(|key| self.get(key).is_none()) {
+        let mut required =
+            std::iter::once(self.epsilon_key()).chain(required_keys(self.arch).iter().copied());
+        match required.find(|key| self.get(key).is_none()) {
             Some(key) => self.unsupported(key, "a positive number"),
             None => Ok(()),
         }

@@ -153,13 +153,13 @@ fn split_kind(rest: &str) -> Option<(&str, &str)> {
     rest.rsplit_once('.').filter(|(_, kind)| matches!(*kind, "weight" | "bias"))
 }
 
-/// The order of a tensor's rows (or a bias's values) in a GGUF file.
+/// The order of a tensor's rows (or a bias's values) in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As in a checkpoint.
+    /// As in the engine.
     Unchanged,
-    /// Rows of each head are interleaved for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of a
-    /// checkpoint, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
+    /// Rows of each head are interleaved for a RoPE that rotates neighbours: rows `i` and `i + head_dim / 2` of the
+    /// engine, which are rotated together, are rows `2i` and `2i + 1` here. `head_dim` is even.
     Interleaved { head_dim: usize },
     /// The rows of each head follow those of the same head of another tensor, of which there are `parts`.
     HeadPart { head_dim: usize, part: usize, parts: usize },
@@ -168,7 +168,7 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// Row order of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
+    /// Row order in a GGUF file of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
     /// of the classes derived from it (`LlamaModel.permute`), not of the others.
     pub fn for_tensor(arch: Arch, name: &str, head_dim: usize) -> RowOrder {
         use Arch::{Granite, Llama, Ministral3, Mistral, SmolLm3};
@@ -182,7 +182,7 @@ impl RowOrder {
         }
     }
 
-    /// Index in the file of row `row` of the checkpoint.
+    /// Index in the file of row `row` of the engine's tensor.
     pub fn file_row(self, row: usize) -> usize {
         match self {
             RowOrder::Unchanged => row,

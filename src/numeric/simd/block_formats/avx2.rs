@@ -1,9 +1,9 @@
-//! EightRows rows in a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` with AVX-VNNI.
+//! Eight rows in a register of 256 bits: `vpmaddubsw`, or `vpdpbusd` with AVX-VNNI.
 
 use super::rows::BlockKernel;
 use std::arch::x86_64::*;
 
-/// EightRows rows in a register; `VNNI` selects AVX-VNNI.
+/// Eight rows in a register; `VNNI` selects AVX-VNNI.
 pub struct EightRows<const VNNI: bool>;
 
 /// Broadcasts the four activations at `q + 4 * v` to each row.

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// SixteenRows rows in a register.
+/// Sixteen rows in a register.
 pub struct SixteenRows;
 
 // SAFETY: every intrinsic below belongs to the features of `Isa::Avx512`; memory accesses are unaligned and stay within
