@@ -616,6 +616,20 @@ def conversations_are_renamed_and_found(b, _server, stand):
     b.run("""document.querySelector('[aria-label="Rename <i>Pets</i>"]').click()""")
     b.type("no\ue00c", "#list input")  # Escape
     assert "<i>Pets</i>" in b.run("return " + TITLES)
+    # A name that is typed stays while another window answers.
+    b.run("""document.querySelector('[aria-label="Rename <i>Pets</i>"]').click();
+        const key = Object.keys(localStorage).find(key => localStorage[key].includes("Of cats"));
+        const theirs = JSON.parse(localStorage[key]);
+        theirs.messages[1].content += " More.";
+        window.onstorage({ key, newValue: JSON.stringify(theirs) });
+        theirs.title = "Cats";
+        window.onstorage({ key, newValue: JSON.stringify(theirs) });
+        theirs.title = "Of cats";
+        window.onstorage({ key, newValue: JSON.stringify(theirs) });""")
+    b.type("\ue009a\ue000Pets\ue007", "#list input")
+    assert "Pets" in b.run("return " + TITLES)
+    b.run("""document.querySelector('[aria-label="Rename Pets"]').click()""")
+    b.type("\ue009a\ue000<i>Pets</i>\ue007", "#list input")
     b.type("milk", "#search")
     assert b.run("return " + TITLES) == ["Of cats"] and b.text("#status") == ["1 conversation"]
     b.type("no such", "#search")

@@ -15,9 +15,6 @@ use text::chat::{
     UtcTime, join_segments,
 };
 
-/// Tokens at the end of a prompt that show how its answer begins, such as inside a thought.
-const PROMPT_END: usize = 16;
-
 /// A conversation to be answered.
 pub struct ChatRequest {
     pub messages: Vec<Message>,
@@ -113,10 +110,8 @@ impl ChatRequest {
         let ids = self.render_messages(template, encode)?;
         let form = OutputFormat::for_template(template, tokenizer);
         let form = if self.template_kwargs.tools.is_some() { form } else { form.without_tools() };
-        let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(PROMPT_END)..]);
-        let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        let reader = OutputParser::new(form, &end).with_calls_from(calls);
-        let mut reader = reader.with_tools(self.template_kwargs.tools.as_ref());
+        let mut reader = OutputParser::for_prompt(form, tokenizer, &ids, &self.messages)
+            .with_tools(self.template_kwargs.tools.as_ref());
         if let (PromptEnding::Continue, Some(last)) = (self.ending, self.messages.last()) {
             // Brings the parser to the end of the message that is continued.
             reader.push(&last.content);

@@ -1,13 +1,12 @@
 //! Converts the literals in tool calls, Python's and Gemma's, to JSON. JSON itself is one of them.
 
+use super::template_kwargs::MAX_NESTING;
 use serde_json::{Number, Value};
 
 /// Gemma's delimiter of strings, between which nothing is escaped.
 pub(super) const GEMMA_QUOTE: &str = "<|\"|>";
 /// Delimiters of strings.
 const QUOTES: [&str; 5] = ["\"\"\"", "'''", "\"", "'", GEMMA_QUOTE];
-/// Maximum nesting; JSON in calls is limited to as much.
-const MAX_NESTING: usize = 24;
 
 /// A text that is read from its start, and the JSON of the literals so far.
 pub(super) struct LiteralReader<'a> {

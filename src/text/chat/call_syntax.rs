@@ -1,7 +1,7 @@
 //! The forms of tool calls between their markers. All but JSON objects are written by one family of models each.
 
 use super::call_literal::{LiteralReader, convert_literal};
-use super::template_kwargs::{check_json, is_function_name};
+use super::template_kwargs::is_function_name;
 use super::tool_calls::{self, ParsedCall};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -24,8 +24,12 @@ pub(super) enum CallSyntax {
 /// The tags of a call, before and after its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tags {
+    /// After each tag, where the model writes each on a line of its own.
+    pub newline: &'static str,
     /// Around the name of the function.
     pub function: (&'static str, &'static str),
+    /// After the parameters, before the end of the call.
+    pub function_end: &'static str,
     /// Around the name of a parameter.
     pub parameter: (&'static str, &'static str),
     /// After the value of a parameter.
@@ -108,7 +112,7 @@ impl CallSyntax {
                 None => self.parse_python(text)?,
             },
         };
-        let sound = calls.iter().all(|(_, json)| json.starts_with('{') && check_json(json).is_ok());
+        let sound = calls.iter().all(|(_, json)| tool_calls::are_arguments(json));
         Some(calls).filter(|calls| sound && !calls.is_empty())
     }
 
@@ -154,7 +158,7 @@ impl Tags {
             fields.push(format!("{}: {json}", Value::from(name)));
             rest = after.trim_start();
         }
-        rest = rest.strip_prefix("</function>").unwrap_or(rest);
+        rest = rest.strip_prefix(self.function_end.trim_end()).unwrap_or(rest);
         Some((format!("{{{}}}", fields.join(", ")), rest))
     }
 

@@ -150,11 +150,7 @@ impl Conversation {
 
     /// A parser for the next answer.
     pub fn output_parser(&self, tokenizer: &Tokenizer) -> OutputParser {
-        const END: usize = 16;
-        let end = &self.ids[self.ids.len().saturating_sub(END)..];
-        let calls = self.messages.iter().map(|m| m.tool_calls.len()).sum();
-        OutputParser::new(self.output_format, &tokenizer.decode_with_special(end))
-            .with_calls_from(calls)
+        OutputParser::for_prompt(self.output_format, tokenizer, &self.ids, &self.messages)
             .with_tools(self.variables.tools.as_ref())
     }
 
@@ -306,7 +302,9 @@ impl Conversation {
         }
         if !message.tool_calls.is_empty() && self.output_format.reads_calls {
             message.content.truncate(message.content.trim_end().len());
-        } else if reasoning.is_empty() || !self.output_format.reads_reasoning {
+        } else if self.output_format.headers.is_empty()
+            && (reasoning.is_empty() || !self.output_format.reads_reasoning)
+        {
             message.content.clone_from(&written);
         }
         let has_reasoning = !reasoning.is_empty() && self.output_format.reads_reasoning;

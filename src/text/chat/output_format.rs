@@ -79,14 +79,18 @@ const THINKING_BY_TEMPLATE: [(&str, Markers); 3] = [
 ];
 
 const QWEN_TAGS: Tags = Tags {
+    newline: "\n",
     function: ("<function=", ">"),
+    function_end: "</function>\n",
     parameter: ("<parameter=", ">"),
     end: "</parameter>",
     quotes: ("<parameter=", "</parameter>"),
 };
 
 const MINICPM_TAGS: Tags = Tags {
+    newline: "",
     function: ("", "\">"),
+    function_end: "",
     parameter: ("<param name=\"", "\">"),
     end: "</param>",
     quotes: ("<![CDATA[", "]]>"),

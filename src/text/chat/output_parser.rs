@@ -3,7 +3,8 @@
 use super::call_syntax::CallSyntax;
 use super::output_format::{LLAMA, MESSAGE, MESSAGE_END, Markers, OutputFormat};
 use super::tool_calls;
-use super::{ToolCall, Tools};
+use super::{Message, ToolCall, Tools};
+use crate::tokenizer::Tokenizer;
 use files::json_depth::JsonDepth;
 
 /// A piece of an answer.
@@ -31,7 +32,7 @@ struct ScanState {
     /// Bytes of the pending text that were scanned.
     at: usize,
     nesting: JsonDepth,
-    /// True within quotes, in a call that is not JSON.
+    /// True within quotes, in a call whose syntax has quotes of its own.
     quoted: bool,
     /// Number of objects opened so far: the call itself, then its arguments.
     objects: usize,
@@ -102,14 +103,24 @@ impl OutputParser {
         Self { format, state, skip_newlines: thinks, ..Self::default() }
     }
 
-    /// The parser with calls numbered from `first` on, for a conversation that has had others.
-    pub fn with_calls_from(self, first: usize) -> Self {
-        Self { calls: first, first, ..self }
+    /// A parser for the answer to these messages, whose prompt are `ids`: its calls are numbered after theirs.
+    pub fn for_prompt(
+        format: OutputFormat,
+        tokenizer: &Tokenizer,
+        ids: &[u32],
+        messages: &[Message],
+    ) -> Self {
+        /// Ids at the end of a prompt in which thinking may begin.
+        const END: usize = 16;
+        let first = messages.iter().map(|m| m.tool_calls.len()).sum();
+        let end = tokenizer.decode_with_special(&ids[ids.len().saturating_sub(END)..]);
+        Self { calls: first, first, ..Self::new(format, &end) }
     }
 
     /// The parser for calls of these tools: arguments that a model writes without quotes get the types of its schemas.
     pub fn with_tools(self, tools: Option<&Tools>) -> Self {
-        let strings = tools.map(Tools::string_parameters).unwrap_or_default();
+        let unquoted = self.format.calls.is_some_and(|m| matches!(m.syntax, CallSyntax::Tagged(_)));
+        let strings = tools.filter(|_| unquoted).map(Tools::string_parameters).unwrap_or_default();
         Self { strings, ..self }
     }
 

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 /// Maximum bytes of the JSON of tools, of a call or of a variable.
 pub(super) const MAX_JSON: usize = 1 << 20;
 /// Maximum nesting of JSON: a template may not handle more.
-const MAX_NESTING: usize = 24;
+pub(super) const MAX_NESTING: usize = 24;
 /// Maximum number of values in JSON.
 const MAX_VALUES: usize = 10_000;
 /// Maximum number of the caller's variables: each is compared with the others.

@@ -28,10 +28,13 @@ impl RawCall<'_> {
             }
             Some(json) => json.to_owned(),
         };
-        let sound =
-            is_function_name(&self.name) && arguments.starts_with('{') && check_json(&arguments).is_ok();
-        sound.then_some((self.name, arguments))
+        (is_function_name(&self.name) && are_arguments(&arguments)).then_some((self.name, arguments))
     }
+}
+
+/// True if this JSON is an object within the limits of templates.
+pub(super) fn are_arguments(json: &str) -> bool {
+    json.starts_with('{') && check_json(json).is_ok()
 }
 
 /// Parses text that consists only of calls: an object, several with whitespace, commas or semicolons between them, or a

@@ -9,6 +9,7 @@ use crate::sampler::Grammar;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// Longer strings are not counted: each character is a state.
@@ -20,7 +21,7 @@ impl OutputFormat {
     ///
     /// # Errors
     ///
-    /// `Usage` if the model has no format for tool calls.
+    /// `Usage` if the model has no format for tool calls, or if the grammar is too long.
     pub fn tool_grammar(
         &self,
         tools: &Tools,
@@ -58,8 +59,9 @@ impl OutputFormat {
                 CallSyntax::Json | CallSyntax::Named(_) => {
                     let _ = writeln!(rules, "args_{i}: %json {schema}");
                 }
-                syntax => write_parameters(syntax, i, &schema, &mut rules),
+                syntax => write_parameters(syntax, i, &schema, &mut rules)?,
             }
+            Grammar::check_length("tools", &rules)?;
             schemas.push(schema);
         }
         let lark = format!("start: {thoughts} ({})\n{rules}", names.join(" | "));
@@ -85,11 +87,8 @@ fn wrap_arguments(markers: Markers, name: &str) -> (String, String) {
         CallSyntax::Named(message) => {
             (format!("<|channel|>commentary {open}{name} <|constrain|>json{message}"), String::new())
         }
-        CallSyntax::Tagged(Tags { function: ("", after), .. }) => {
-            (format!("{open}{name}{after}"), end.into())
-        }
-        CallSyntax::Tagged(Tags { function: (before, after), .. }) => {
-            (format!("{open}\n{before}{name}{after}\n"), format!("</function>\n{end}"))
+        CallSyntax::Tagged(Tags { newline, function: (before, after), function_end, .. }) => {
+            (format!("{open}{newline}{before}{name}{after}{newline}"), format!("{function_end}{end}"))
         }
         CallSyntax::Braces => (format!("{open}call:{name}{{"), format!("}}{end}")),
         CallSyntax::Python => (format!("{open}[{name}("), format!(")]{end}")),
@@ -98,11 +97,11 @@ fn wrap_arguments(markers: Markers, name: &str) -> (String, String) {
 
 /// Appends the rules of the arguments of function `i`, each parameter in its form: those of the schema in their order,
 /// without those that are not required where the model leaves them out.
-fn write_parameters(syntax: CallSyntax, i: usize, schema: &Value, rules: &mut String) {
+fn write_parameters(syntax: CallSyntax, i: usize, schema: &Value, rules: &mut String) -> Result<()> {
     let none = Map::new();
     let all = schema["properties"].as_object().unwrap_or(&none);
-    let required =
-        |name: &String| schema["required"].as_array().is_some_and(|all| all.contains(&json!(name)));
+    let required: HashSet<_> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let separator = match syntax {
         CallSyntax::Tagged(_) => "",
         CallSyntax::Python => ", ",
@@ -111,15 +110,21 @@ fn write_parameters(syntax: CallSyntax, i: usize, schema: &Value, rules: &mut St
     let _ = writeln!(rules, "args_{i}: first_{i}_0");
     for (n, (name, own)) in all.iter().enumerate() {
         let mut own = own.clone();
-        for shared in ["$defs", "definitions"] {
+        for shared in ["$defs", "definitions"].into_iter().filter(|_| has_reference(&all[name])) {
             if let (Some(definitions), Some(own)) = (schema.get(shared), own.as_object_mut()) {
                 own.insert(shared.into(), definitions.clone());
             }
         }
         write_parameter(syntax, &format!("{i}_{n}"), (name, own), rules);
+        // Each may contain all definitions.
+        Grammar::check_length("tools", rules)?;
         // Before the first parameter nothing separates.
         for (kind, before) in [("first", ""), ("next", separator)] {
-            let skip = if required(name) { String::new() } else { format!(" | {kind}_{i}_{}", n + 1) };
+            let skip = if required.contains(name.as_str()) {
+                String::new()
+            } else {
+                format!(" | {kind}_{i}_{}", n + 1)
+            };
             let _ = writeln!(
                 rules,
                 "{kind}_{i}_{n}: {} parameter_{i}_{n} next_{i}_{}{skip}",
@@ -129,16 +134,23 @@ fn write_parameters(syntax: CallSyntax, i: usize, schema: &Value, rules: &mut St
         }
     }
     let _ = writeln!(rules, "first_{i}_{0}: \"\"\nnext_{i}_{0}: \"\"", all.len());
+    Ok(())
+}
+
+/// True if a schema refers to another one.
+fn has_reference(schema: &Value) -> bool {
+    match schema {
+        Value::Array(all) => all.iter().any(has_reference),
+        Value::Object(fields) => fields.contains_key("$ref") || fields.values().any(has_reference),
+        _ => false,
+    }
 }
 
 /// Appends the rules of one parameter and its value. Strings stand as they are, up to what ends them.
 fn write_parameter(syntax: CallSyntax, id: &str, (name, mut schema): (&str, Value), rules: &mut String) {
     let (before, open, end) = match syntax {
-        CallSyntax::Tagged(Tags { function: ("", _), parameter, end, .. }) => {
-            (format!("{}{name}{}", parameter.0, parameter.1), "", end.to_owned())
-        }
-        CallSyntax::Tagged(Tags { parameter, end, .. }) => {
-            (format!("{}{name}{}\n", parameter.0, parameter.1), "", format!("\n{end}\n"))
+        CallSyntax::Tagged(Tags { newline, parameter, end, .. }) => {
+            (format!("{}{name}{}{newline}", parameter.0, parameter.1), "", format!("{newline}{end}{newline}"))
         }
         CallSyntax::Python => (format!("{name}="), "", String::new()),
         _ => (format!("{name}:"), GEMMA_QUOTE, String::new()),
@@ -294,6 +306,22 @@ mod tests {
                 form.tool_grammar(&tools, None, &OutputParser::new(form, ""), &tokenizer).expect("a grammar");
             assert_eq!(may_be(grammar, &tokenizer, answer), may, "{answer}");
         }
+    }
+
+    #[test]
+    fn definitions_are_copied_to_parameters_that_use_them_up_to_a_limit() {
+        let tokenizer = Tokenizer::open(&crate::project().join("models/story"), 4096).expect("loads");
+        let form = form("<function name= <param name=", &tokenizer);
+        let build = |parameter: Value| {
+            let properties: Map<_, _> = (0..400).map(|i| (format!("p{i}"), parameter.clone())).collect();
+            let schema = json!({"properties": properties, "$defs": {"a": {"description": "x".repeat(9000)}}});
+            let tools = json!([{"function": {"name": "f", "parameters": schema}}]).to_string();
+            let tools = Tools::parse_json(&tools).expect("tools");
+            form.tool_grammar(&tools, None, &OutputParser::new(form, ""), &tokenizer)
+        };
+        build(json!({"type": "integer"})).expect("a grammar without the definition");
+        let said = build(json!({"items": {"$ref": "#/$defs/a"}})).expect_err("a grammar of 3.6 MB");
+        assert_eq!(said.to_string(), "tools: exceeds 1 MiB; use a smaller grammar");
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Grammar {
     /// `Usage` with line and column if it is not JSON.
     pub fn from_json_schema(place: &str, text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Usage(format!("{place}: {why}"));
-        check_length(text).map_err(wrong)?;
+        Self::check_length(place, text)?;
         let mut schema: serde_json::Value =
             serde_json::from_str(text).map_err(|e| wrong(format!("is not JSON: {e}")))?;
         if !schema.is_object() && !schema.is_boolean() {
@@ -93,6 +93,15 @@ impl Grammar {
         }
     }
 
+    /// Refuses a text that is too long to be compiled.
+    pub(crate) fn check_length(place: &str, text: &str) -> Result<()> {
+        if text.len() > MAX_BYTES {
+            let most = MAX_BYTES >> 20;
+            return Err(Error::Usage(format!("{place}: exceeds {most} MiB; use a smaller grammar")));
+        }
+        Ok(())
+    }
+
     /// A grammar in `llguidance`'s own syntax, which contains these schemas.
     pub(crate) fn from_lark(place: &str, text: &str, schemas: Vec<serde_json::Value>) -> Self {
         Self::with_source(place, GrammarSource::Schema(schemas.into(), Some(text.into())))
@@ -109,8 +118,8 @@ impl Grammar {
     ///
     /// `Usage` with line and column.
     pub fn from_gbnf(place: &str, text: &str) -> Result<Self> {
-        let lark = check_length(text).and_then(|()| gbnf::to_lark(text));
-        let lark = lark.map_err(|e| Error::Usage(format!("{place}: {e}")))?;
+        Self::check_length(place, text)?;
+        let lark = gbnf::to_lark(text).map_err(|e| Error::Usage(format!("{place}: {e}")))?;
         Ok(Self::with_source(place, GrammarSource::Lark(lark.into())))
     }
 
@@ -149,7 +158,7 @@ impl Grammar {
         }
         let all: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
         let lark = format!("start: {}\n", all.join(" | "));
-        check_length(&lark).map_err(|why| Error::Usage(format!("{place}: {why}")))?;
+        Self::check_length(place, &lark)?;
         Ok(Self::with_source(place, GrammarSource::Lark(lark.into())))
     }
 
@@ -219,13 +228,6 @@ fn split_anchors(text: &str) -> (bool, &str, bool) {
 
 /// Maximum nesting of groups in a regular expression.
 const MAX_GROUPS: u32 = 128;
-
-fn check_length(text: &str) -> std::result::Result<(), String> {
-    if text.len() > MAX_BYTES {
-        return Err(format!("exceeds {} MiB; use a smaller grammar", MAX_BYTES >> 20));
-    }
-    Ok(())
-}
 
 impl GrammarSource {
     /// Compiles the grammar; runs on its own thread.

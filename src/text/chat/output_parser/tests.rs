@@ -235,7 +235,7 @@ fn only_what_may_become_a_marker_is_held_back() {
     assert_eq!(reader.push("b> <tool"), [text("<b> ")]);
     assert_eq!(reader.push("box>"), [text("<toolbox>")]);
     assert_eq!(reader.finish(), []);
-    let mut reader = OutputParser::new(qwen(), "").with_calls_from(3);
+    let mut reader = OutputParser { calls: 3, first: 3, ..OutputParser::new(qwen(), "") };
     let parts = reader.push("<tool_call>{\"name\": \"f\"}</tool_call>");
     assert_eq!(whole(parts), [call(3, "f", "{}")]);
 }

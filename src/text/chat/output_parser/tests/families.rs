@@ -168,7 +168,7 @@ fn what_breaks_off_is_a_call_once_it_has_a_name() {
     }
 }
 
-/// Any three of the parts of a form, in any order.
+/// Any four of the parts of a form, in any order.
 #[test]
 fn nothing_that_a_model_writes_is_read_in_two_ways() {
     for (name, pieces) in [
