@@ -129,7 +129,14 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     put("Width of the residual stream (`hidden_size`).", format!("DIM: usize = {}", m.dim));
     put("Query heads.", format!("HEADS: usize = {}", m.heads));
     put("Key/value heads.", format!("KV_HEADS: usize = {}", m.kv_heads));
-    put("Width of one head.", format!("HEAD_DIM: usize = {}", m.head_dim));
+    put(
+        "Width of one head; of the widest if layers differ. The cache has this width in all layers.",
+        format!("HEAD_DIM: usize = {}", m.head_dim),
+    );
+    put(
+        "Width of one head in sliding-window layers.",
+        format!("LOCAL_HEAD_DIM: usize = {}", m.local_head_dim),
+    );
     put("Width of the feed-forward layer (`intermediate_size`).", format!("FFN_DIM: usize = {}", m.ffn_dim));
     put("Vocabulary size, padding rows included.", format!("VOCAB: usize = {}", m.vocab));
     put("Longest context the model was trained for.", format!("MAX_POSITION: usize = {}", m.max_position));
@@ -176,6 +183,27 @@ fn switches_source(m: &ModelConfig) -> String {
              key_dim: {key_dim}, value_dim: {value_dim} }}"
         ),
     );
+    put(
+        "The last layers, this many, read keys and values of an earlier layer.",
+        format!("SHARED_KV_LAYERS: usize = {}", m.shared_kv_layers),
+    );
+    put(
+        "Width of the feed-forward of those layers.",
+        format!("SHARED_FFN_DIM: usize = {}", m.shared_ffn_dim),
+    );
+    put(
+        "Width of the embedding that each layer has of a token; 0 without.",
+        format!("PER_LAYER_DIM: usize = {}", m.per_layer_dim),
+    );
+    put("RMS norm of values, without weights.", format!("VALUE_NORM: bool = {}", m.value_norm));
+    put(
+        "Each layer multiplies the residual with a factor of its own.",
+        format!("LAYER_SCALARS: bool = {}", m.layer_scalars),
+    );
+    put(
+        "Logits are `cap * tanh(logits / cap)`; 0 without.",
+        format!("LOGIT_SOFTCAP: f64 = {:?}", m.logit_softcap),
+    );
     put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
     put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
     put(
@@ -201,7 +229,7 @@ fn rope_source(rope: &Rope) -> String {
     let long = rope.long.map_or("None".into(), |LongRope { divisors, original_context }| {
         format!("Some(LongRope {{ divisors: &{divisors:?}, original_context: {original_context} }})")
     });
-    let Rope { dim, theta, attention_factor, local_theta, local_attention_factor, .. } = *rope;
+    let Rope { dim, theta, attention_factor, local_dim, local_theta, local_attention_factor, .. } = *rope;
     let (scaling, local_scaling) = (scaled(rope.scaling), scaled(rope.local_scaling));
     let mut s = String::new();
     let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
@@ -213,7 +241,7 @@ fn rope_source(rope: &Rope) -> String {
         "RoPE parameters of the config.",
         format!(
             "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
-             attention_factor: {attention_factor:?}, local_theta: {local_theta:?}, \
+             attention_factor: {attention_factor:?}, local_dim: {local_dim}, local_theta: {local_theta:?}, \
              local_scaling: {local_scaling}, local_attention_factor: {local_attention_factor:?} }}"
         ),
     );

@@ -8,6 +8,7 @@ mod families;
 mod fields;
 mod layer_kinds;
 mod rope;
+mod sizes;
 mod written;
 
 pub use families::{Arch, AttentionGate, Family, Mlp, Norm, QkNorm};
@@ -18,6 +19,7 @@ pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 use crate::text_file::strip_bom;
 use fields::Fields;
 use serde_json::{Map, Value};
+use sizes::*;
 
 /// Dimensions and variant switches of one model.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +29,10 @@ pub struct ModelConfig {
     pub dim: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    /// Width of a head; of the widest ones if layers differ.
     pub head_dim: usize,
+    /// Width of a head of sliding-window layers.
+    pub local_head_dim: usize,
     pub ffn_dim: usize,
     pub vocab: usize,
     pub max_position: usize,
@@ -55,6 +60,18 @@ pub struct ModelConfig {
     pub conv_taps: usize,
     /// Sizes of gated delta nets; zeros if no layer is one.
     pub delta_net: DeltaNetSizes,
+    /// The last layers, this many, read keys and values of the last earlier layer of their kind.
+    pub shared_kv_layers: usize,
+    /// Width of the feed-forward of those layers.
+    pub shared_ffn_dim: usize,
+    /// Width of the embedding that each layer has of a token; 0 without.
+    pub per_layer_dim: usize,
+    /// Values are normed, without weights.
+    pub value_norm: bool,
+    /// Each layer multiplies the residual with a factor of its own.
+    pub layer_scalars: bool,
+    /// Logits are `cap * tanh(logits / cap)`; 0 without.
+    pub logit_softcap: f64,
 }
 
 /// Queries at position `p` are multiplied with `1 + beta * ln(1 + floor(p / original_context))`.
@@ -160,7 +177,8 @@ impl ModelConfig {
             return f
                 .unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
         }
-        let head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
+        let local_head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
+        let head_dim = read_widest_head_dim(f, arch, local_head_dim)?;
         let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
@@ -173,7 +191,9 @@ impl ModelConfig {
         }
         let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
-        let rope = rope::read_rope(f, arch, head_dim)?;
+        let rope = rope::read_rope(f, arch, (head_dim, local_head_dim))?;
+        let ffn_dim = read_ffn_dim(f, arch, ffn_default)?;
+        let shared_kv_layers = read_shared_kv_layers(f, arch, &layer_kinds)?;
         let (query_growth, conv_taps) = (rope::read_query_growth(f)?, read_conv_taps(f, &layer_kinds)?);
         Ok(Self {
             arch,
@@ -182,7 +202,8 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
-            ffn_dim: read_ffn_dim(f, arch, ffn_default)?,
+            local_head_dim,
+            ffn_dim,
             vocab: f.read_size("vocab_size", gemma(262_208), MAX_VOCAB)?,
             max_position: f.read_size(
                 arch.field_name("max_position_embeddings"),
@@ -206,6 +227,15 @@ impl ModelConfig {
             scales: read_scales(f, arch, (dim, head_dim))?,
             query_growth,
             conv_taps,
+            shared_kv_layers,
+            shared_ffn_dim: read_shared_ffn_dim(f, shared_kv_layers, ffn_dim)?,
+            per_layer_dim: read_per_layer_dim(f, arch, layers)?,
+            value_norm: family.value_norm,
+            layer_scalars: family.layer_scalars,
+            logit_softcap: match f.get("final_logit_softcapping") {
+                None => 0.0,
+                Some(_) => f.read_float("final_logit_softcapping", None)?,
+            },
         })
     }
 
@@ -218,8 +248,13 @@ impl ModelConfig {
                 ("hidden_size", m.dim.to_string()),
                 ("num_attention_heads", m.heads.to_string()),
                 ("num_key_value_heads", m.kv_heads.to_string()),
-                ("head_dim", m.head_dim.to_string()),
+                ("head_dim", m.local_head_dim.to_string()),
+                ("global_head_dim", m.head_dim.to_string()),
                 ("intermediate_size", m.ffn_dim.to_string()),
+                ("use_double_wide_mlp", m.shared_ffn_dim.to_string()),
+                ("num_kv_shared_layers", m.shared_kv_layers.to_string()),
+                ("hidden_size_per_layer_input", m.per_layer_dim.to_string()),
+                ("final_logit_softcapping", format!("{:?}", m.logit_softcap as f32)),
                 ("vocab_size", m.vocab.to_string()),
                 ("attention_bias", m.qkv_bias.to_string()),
                 ("attention_bias", m.o_bias.to_string()),
@@ -282,83 +317,6 @@ impl ModelConfig {
     }
 }
 
-/// Width of the feed-forward layer.
-fn read_ffn_dim(f: &Fields<'_>, arch: Arch, default: Option<usize>) -> Result<usize, ConfigError> {
-    let lfm2 = arch == Arch::Lfm2;
-    let older = lfm2 && f.get("block_ff_dim").is_some();
-    let field = if older { "block_ff_dim" } else { arch.field_name("intermediate_size") };
-    let width = f.read_size(field, default, MAX_DIM)?;
-    if !lfm2 || !f.read_bool("block_auto_adjust_ff_dim", older)? {
-        return Ok(width);
-    }
-    // As in transformers' `Lfm2MLP`.
-    let factor = f.read_float("block_ffn_dim_multiplier", Some(1.0))?;
-    let multiple = f.read_size("block_multiple_of", Some(256), MAX_DIM)?;
-    let adjusted = ((2 * width / 3) as f64 * factor) as usize;
-    match adjusted.next_multiple_of(multiple) {
-        adjusted @ 1..=MAX_DIM => Ok(adjusted),
-        _ => f.unsupported("block_ffn_dim_multiplier", "a factor that leaves a width up to 65536"),
-    }
-}
-
-/// Taps of the causal convolutions; 0 if no layer has one.
-fn read_conv_taps(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<usize, ConfigError> {
-    let field = match kinds.iter().find(|kind| !kind.is_attention()) {
-        None => return Ok(0),
-        Some(LayerKind::ShortConv) => ("conv_L_cache", 3),
-        Some(_) => ("linear_conv_kernel_dim", 4),
-    };
-    match f.read_size(field.0, Some(field.1), MAX_TAPS)? {
-        1 => f.unsupported(field.0, &format!("an integer from 2 to {MAX_TAPS}")),
-        taps => Ok(taps),
-    }
-}
-
-/// Sizes of gated delta nets; zeros if no layer is one.
-fn read_delta_net(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<DeltaNetSizes, ConfigError> {
-    if !kinds.contains(&LayerKind::DeltaNet) {
-        return Ok(DeltaNetSizes::default());
-    }
-    let sizes = DeltaNetSizes {
-        key_heads: f.read_size("linear_num_key_heads", Some(16), MAX_DIM)?,
-        value_heads: f.read_size("linear_num_value_heads", Some(32), MAX_DIM)?,
-        key_dim: f.read_size("linear_key_head_dim", Some(128), MAX_HEAD_DIM)?,
-        value_dim: f.read_size("linear_value_head_dim", Some(128), MAX_HEAD_DIM)?,
-    };
-    let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = sizes;
-    if !value_heads.is_multiple_of(key_heads) || value_heads * value_dim.max(key_dim) > MAX_DIM {
-        let supported = format!("a multiple of linear_num_key_heads ({key_heads}), up to {MAX_DIM} in all");
-        return f.unsupported("linear_num_value_heads", &supported);
-    }
-    for (field, width) in [("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)] {
-        if !width.is_multiple_of(16) {
-            return f.unsupported(field, "a multiple of 16");
-        }
-    }
-    Ok(sizes)
-}
-
-fn read_scales(f: &Fields<'_>, arch: Arch, (dim, head_dim): (usize, usize)) -> Result<Scales, ConfigError> {
-    // In f32, as the CPU kernels compute it.
-    let by_root = |n: f64| f64::from(1.0 / (n as f32).sqrt());
-    let mut scales =
-        Scales { embedding: 1.0, attention: by_root(head_dim as f64), residual: 1.0, logits: 1.0 };
-    match arch {
-        Arch::Gemma3 => {
-            scales.embedding = (dim as f64).sqrt();
-            scales.attention = by_root(f.read_float("query_pre_attn_scalar", Some(256.0))?);
-        }
-        Arch::Granite => {
-            scales.embedding = f.read_float("embedding_multiplier", Some(1.0))?;
-            scales.attention = f.read_float("attention_multiplier", Some(1.0))?;
-            scales.residual = f.read_float("residual_multiplier", Some(1.0))?;
-            scales.logits = 1.0 / f.read_float("logits_scaling", Some(1.0))?;
-        }
-        _ => {}
-    }
-    Ok(scales)
-}
-
 /// Rejects configs whose features are not implemented.
 fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
     let activations = arch.family().activations;
@@ -376,6 +334,8 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         "use_bidirectional_attention",
         "use_bias",
         "conv_bias",
+        "enable_moe_block",
+        "attention_k_eq_v",
     ];
     if arch.family().attention_gate != AttentionGate::None {
         for field in ["attn_output_gate", "use_attention_gate", "use_sandwich_norm"] {
@@ -392,8 +352,12 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
             return f.unsupported(field, "false");
         }
     }
+    if f.get("num_global_key_value_heads").is_some_and(|heads| Some(heads) != f.get("num_key_value_heads")) {
+        return f.unsupported("num_global_key_value_heads", "null");
+    }
     for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if f.get(field).is_some() {
+        let is_read = arch == Arch::Gemma4 && field == "final_logit_softcapping";
+        if f.get(field).is_some() && !is_read {
             return f.unsupported(field, "null");
         }
     }
@@ -412,26 +376,6 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         return f.unsupported("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
     }
     Ok(())
-}
-
-fn read_head_dim(f: &Fields<'_>, default: usize, dim: usize, heads: usize) -> Result<usize, ConfigError> {
-    let head_dim = if f.get("head_dim").is_some() {
-        f.read_size("head_dim", None, MAX_HEAD_DIM)?
-    } else if default > 0 {
-        default
-    } else if dim.is_multiple_of(heads) {
-        dim / heads
-    } else {
-        let supported = format!("a divisor of hidden_size ({dim}), or an explicit head_dim");
-        return f.unsupported("num_attention_heads", &supported);
-    };
-    if head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
-        return f.unsupported("head_dim", &format!("an even number up to {MAX_HEAD_DIM}"));
-    }
-    if heads * head_dim > MAX_DIM {
-        return f.unsupported("num_attention_heads", &format!("heads x head_dim up to {MAX_DIM}"));
-    }
-    Ok(head_dim)
 }
 
 #[cfg(test)]

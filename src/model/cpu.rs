@@ -7,6 +7,7 @@ pub mod attention;
 mod attention_inputs;
 mod kv;
 mod matmul;
+mod per_layer;
 mod recurrent;
 mod runs;
 mod softmax_cell;
@@ -91,26 +92,35 @@ impl CpuDevice {
         let mut steps = Steps::start_pass(trace.as_mut(), n);
 
         s.embed_tokens(weights, runs, &self.frequencies); // embedding rows and RoPE angles
+        s.embed_for_layers(weights, pool, isa, n); // embeddings that each layer has of a token
         steps.end_step("embed", 0);
         let mut seqs = std::mem::take(sequences).into_empty();
         seqs.borrow_rows(runs)?;
         if steps.is_traced() {
             seqs.force_last_token(); // its residual is digested after every layer
         }
-        let narrows = squares.is_none() && seqs.tokens_in_last_layer() < n && !is_recurrent(LAYERS - 1);
+        let narrows =
+            squares.is_none() && seqs.tokens_in_last_layer() < n && !is_recurrent(LAST_WRITING_LAYER);
         for (index, layer) in weights.layers.iter().enumerate() {
-            let narrows = narrows && index == LAYERS - 1;
+            let narrows = narrows && index == LAST_WRITING_LAYER;
             s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention
             steps.end_step("norm", index);
             match &layer.mixer {
-                Mixer::Attention(w) => {
-                    s.compute_qkv(w, if narrows { KV_COLS } else { 0..QKV }, pool, isa, n); // queries, keys and values
+                Mixer::Attention(_) | Mixer::LocalAttention(_) => {
+                    let columns = match (narrows, has_cache(index)) {
+                        (true, _) => KV_COLS,
+                        (false, true) => 0..QKV,
+                        (false, false) => Q_COLS,
+                    };
+                    s.compute_qkv(layer, columns, pool, isa, n); // queries, keys and values
                     steps.end_step("qkv", index);
                     if let Some(squares) = squares {
-                        s.add_squares((weights, index), isa, n, &mut squares[index * KV_DIM..]);
+                        s.add_squares((weights, index), isa, n, &mut squares[kv_layer(index) * KV_DIM..]);
                     }
-                    s.store_keys_values(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
-                    steps.end_step("rope", index);
+                    if has_cache(index) {
+                        s.store_keys_values(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
+                        steps.end_step("rope", index);
+                    }
                     if narrows {
                         n = s.select_output_tokens(&mut seqs); // from here on, only tokens whose logits are wanted
                         if n == 0 {
@@ -118,7 +128,7 @@ impl CpuDevice {
                             break;
                         }
                         s.norm_tokens(&layer.attn_norm, pool, isa, n);
-                        s.compute_qkv(w, Q_COLS, pool, isa, n);
+                        s.compute_qkv(layer, Q_COLS, pool, isa, n);
                         steps.end_step("qkv", index);
                     }
                     s.compute_attention(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
@@ -127,7 +137,7 @@ impl CpuDevice {
                         s.record_mass(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
                         steps.end_step("observe", index);
                     }
-                    s.project_attention(w, pool, isa, n); // attention's output, added to the residual
+                    s.project_attention(layer, pool, isa, n); // attention's output, added to the residual
                 }
                 Mixer::ShortConv(w) => {
                     s.compute_conv_inputs(w, pool, isa, n); // gates b and c, and x
@@ -144,7 +154,7 @@ impl CpuDevice {
                     s.project_mixed(&w.w_out, pool, isa, n);
                 }
             }
-            s.post_norm(&layer.attn_post_norm, pool, isa, n);
+            s.post_norm(&layer.attn_post_norm, 1.0, pool, isa, n);
             steps.end_step("out", index);
             s.norm_tokens(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
             steps.end_step("norm", index);
@@ -152,6 +162,7 @@ impl CpuDevice {
             steps.end_step("gate_up", index);
             s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.end_step("down", index);
+            s.add_per_layer(layer, index, pool, isa, n); // the layer's own embedding of the token
             steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
             pool.check_cancelled()?;
         }

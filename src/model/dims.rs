@@ -12,6 +12,12 @@ include!(concat!(env!("OUT_DIR"), "/dims.rs"));
 pub const Q_DIM: usize = HEADS * HEAD_DIM;
 /// Width of all key (or value) heads together.
 pub const KV_DIM: usize = KV_HEADS * HEAD_DIM;
+/// Width of all query heads of a sliding-window layer together.
+pub const LOCAL_Q_DIM: usize = HEADS * LOCAL_HEAD_DIM;
+/// Width of all key (or value) heads of a sliding-window layer together.
+pub const LOCAL_KV_DIM: usize = KV_HEADS * LOCAL_HEAD_DIM;
+/// True if sliding-window layers have narrower heads than the others. In the cache, zeros follow their elements.
+pub const HAS_LOCAL_HEADS: bool = LOCAL_HEAD_DIM != HEAD_DIM;
 /// Query heads that share one key/value head.
 pub const GROUP: usize = HEADS / KV_HEADS;
 /// True if positions are learned embeddings, added to the token's, instead of RoPE.
@@ -35,9 +41,12 @@ const fn count_before(layer: usize, kind: LayerKind) -> usize {
 /// True if not all layers rotate by the same angles.
 pub const HAS_TWO_ANGLE_SETS: bool = count_before(LAYERS, LayerKind::NoRope) > 0
     || LOCAL_ROPE_DIFFERS && count_before(LAYERS, LayerKind::SlidingWindow) > 0;
+/// Number of elements of a head that RoPE rotates in sliding-window layers.
+pub const LOCAL_ROPE_DIM: usize = ROPE.local_dim;
 /// Cosine and sine pairs of a position: for full-attention layers and, where they differ, for the others; then, if
 /// queries grow, their factor in place of a cosine.
-pub const ANGLES: usize = ROPE_DIM / 2 * (1 + HAS_TWO_ANGLE_SETS as usize) + QUERY_GROWTH.is_some() as usize;
+pub const ANGLES: usize =
+    ROPE_DIM / 2 + if HAS_TWO_ANGLE_SETS { LOCAL_ROPE_DIM / 2 } else { 0 } + QUERY_GROWTH.is_some() as usize;
 
 /// Columns of the gate of attention's output.
 pub const GATE_DIM: usize = match ATTENTION_GATE {
@@ -46,12 +55,18 @@ pub const GATE_DIM: usize = match ATTENTION_GATE {
     AttentionGate::PerElement => Q_DIM,
 };
 
+/// Width of the widest feed-forward.
+pub const MAX_FFN_DIM: usize = if SHARED_FFN_DIM > FFN_DIM { SHARED_FFN_DIM } else { FFN_DIM };
+/// Width of the embeddings that all layers have of a token.
+pub const PER_LAYER_ROW: usize = LAYERS * PER_LAYER_DIM;
+
 /// True if attention's output has a gate.
 pub const HAS_ATTENTION_GATE: bool = !matches!(ATTENTION_GATE, AttentionGate::None);
 /// True if sequences have a recurrent state.
 pub const HAS_STATE: bool = RECURRENT_LAYERS != 0;
 /// Number of layers with a recurrent state in place of keys and values.
-pub const RECURRENT_LAYERS: usize = LAYERS - FULL_ATTENTION_LAYERS - SLIDING_LAYERS;
+pub const RECURRENT_LAYERS: usize =
+    count_before(LAYERS, LayerKind::ShortConv) + count_before(LAYERS, LayerKind::DeltaNet);
 /// True if layers are gated delta nets.
 pub const HAS_DELTA_NET: bool = count_before(LAYERS, LayerKind::DeltaNet) > 0;
 /// Value heads of a delta net that share a key head.
@@ -95,7 +110,12 @@ pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
 };
 
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
+const _: () = assert!(SHARED_KV_LAYERS == 0 || RECURRENT_LAYERS == 0, "layers are counted by their caches");
 const _: () = assert!(!LOCAL_ROPE_DIFFERS || count_before(LAYERS, LayerKind::NoRope) == 0 || WINDOW == 0);
+
+const _: () =
+    assert!(PER_LAYER_DIM == 0 && !LAYER_SCALARS || POST_NORMS, "the last norm of a layer scales it");
+const _: () = assert!(!HAS_LOCAL_HEADS || matches!(QK_NORM, QkNorm::None | QkNorm::PerHead) && GATE_DIM == 0);
 
 /// True for a layer with a recurrent state in place of keys and values.
 pub const fn is_recurrent(layer: usize) -> bool {
@@ -121,6 +141,12 @@ pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
     && QUERY_GROWTH.is_none()
     && !HAS_TWO_ANGLE_SETS
     && ROPE_DIM == HEAD_DIM
+    && !HAS_LOCAL_HEADS
+    && SHARED_KV_LAYERS == 0
+    && PER_LAYER_DIM == 0
+    && !VALUE_NORM
+    && !LAYER_SCALARS
+    && LOGIT_SOFTCAP == 0.0
     && RESIDUAL_SCALE == 1.0
     && LOGIT_SCALE == 1.0;
 
@@ -130,11 +156,13 @@ const _: () = assert!(ROPE_DIM.is_multiple_of(2) && ROPE_DIM <= HEAD_DIM && ROPE
 const _: () = assert!(LAYERS > 0 && DIM > 0 && FFN_DIM > 0 && VOCAB > 0);
 const _: () = assert!(MODEL_DIR.len() + MODEL.len() > 0);
 
-/// Number of sliding-window layers.
+/// Number of sliding-window layers with a cache.
 pub const SLIDING_LAYERS: usize = before(LAYERS)[1];
-/// Number of full-attention layers.
+/// Number of full-attention layers with a cache.
 pub const FULL_ATTENTION_LAYERS: usize = before(LAYERS)[0];
-/// Number of full-attention and sliding-window layers before each layer.
+/// Number of layers with a cache of keys and values.
+pub const CACHE_LAYERS: usize = FULL_ATTENTION_LAYERS + SLIDING_LAYERS;
+/// Number of full-attention and sliding-window layers with a cache before each layer.
 pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
     let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
     while i < LAYERS {
@@ -145,6 +173,7 @@ pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
 };
 
 const fn before(layer: usize) -> [usize; 2] {
+    let layer = if layer < FIRST_SHARING_LAYER { layer } else { FIRST_SHARING_LAYER };
     let full = count_before(layer, LayerKind::FullAttention) + count_before(layer, LayerKind::NoRope);
     [full, count_before(layer, LayerKind::SlidingWindow)]
 }
@@ -154,14 +183,48 @@ pub const fn is_sliding(layer: usize) -> bool {
     matches!(LAYER_KINDS[layer], LayerKind::SlidingWindow)
 }
 
-/// Indices of the full-attention layers.
+/// The first layer that reads keys and values of an earlier one; [`LAYERS`] if none does.
+pub const FIRST_SHARING_LAYER: usize = LAYERS - SHARED_KV_LAYERS;
+/// The last layer that all tokens of a prompt go through: later ones write nothing that another token reads.
+pub const LAST_WRITING_LAYER: usize = FIRST_SHARING_LAYER - 1;
+
+/// The layer whose keys and values a layer reads: its own, or the last earlier one of its kind that has any.
+pub const fn kv_layer(layer: usize) -> usize {
+    let mut own = layer;
+    while own >= FIRST_SHARING_LAYER || LAYER_KINDS[own] as usize != LAYER_KINDS[layer] as usize {
+        own -= 1;
+    }
+    own
+}
+
+/// Width of a head of a layer.
+pub const fn head_dim(layer: usize) -> usize {
+    if is_sliding(layer) { LOCAL_HEAD_DIM } else { HEAD_DIM }
+}
+
+/// Width of a layer's feed-forward.
+pub const fn ffn_dim(layer: usize) -> usize {
+    if layer < FIRST_SHARING_LAYER { FFN_DIM } else { SHARED_FFN_DIM }
+}
+
+/// Number of elements of a layer's heads that RoPE rotates.
+pub const fn rope_dim(layer: usize) -> usize {
+    if is_sliding(layer) { LOCAL_ROPE_DIM } else { ROPE_DIM }
+}
+
+/// Indices of the full-attention layers with a cache.
 pub fn full_attention_layers() -> impl Iterator<Item = usize> {
     attention_layers().filter(|&layer| !is_sliding(layer))
 }
 
-/// Indices of the layers with keys and values.
+/// True for a layer with a cache of keys and values.
+pub const fn has_cache(layer: usize) -> bool {
+    layer < FIRST_SHARING_LAYER && !is_recurrent(layer)
+}
+
+/// Indices of the layers with a cache of keys and values.
 pub fn attention_layers() -> impl Iterator<Item = usize> {
-    (0..LAYERS).filter(|&layer| !is_recurrent(layer))
+    (0..LAYERS).filter(|&layer| has_cache(layer))
 }
 
 /// Positions that a query of the layer sees, its own included; `None` for full attention.
@@ -187,6 +250,7 @@ pub fn baked_config() -> ModelConfig {
         heads: HEADS,
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
+        local_head_dim: LOCAL_HEAD_DIM,
         ffn_dim: FFN_DIM,
         vocab: VOCAB,
         max_position: MAX_POSITION,
@@ -212,5 +276,11 @@ pub fn baked_config() -> ModelConfig {
         query_growth: QUERY_GROWTH,
         conv_taps: CONV_TAPS,
         delta_net: DELTA_NET,
+        shared_kv_layers: SHARED_KV_LAYERS,
+        shared_ffn_dim: SHARED_FFN_DIM,
+        per_layer_dim: PER_LAYER_DIM,
+        value_norm: VALUE_NORM,
+        layer_scalars: LAYER_SCALARS,
+        logit_softcap: LOGIT_SOFTCAP,
     }
 }

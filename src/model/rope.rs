@@ -3,7 +3,7 @@
 //! Everything is computed in f64 with the `libm` crate, never the platform's, and rounded once to f32,
 //! so tables are the same bits on every machine.
 
-use crate::dims::{ANGLES, LOCAL_ROPE_DIFFERS, QUERY_GROWTH, ROPE, ROPE_DIM};
+use crate::dims::{ANGLES, LOCAL_ROPE_DIFFERS, LOCAL_ROPE_DIM, QUERY_GROWTH, ROPE, ROPE_DIM};
 use files::config::{LongRope, QueryGrowth, RopeScaling};
 
 /// Radians per position of each pair.
@@ -39,20 +39,19 @@ impl Default for Frequencies {
     }
 }
 
-/// `theta^(-2i / ROPE_DIM)`, scaled as the model says, for each pair of full-attention layers, then of other layers.
+/// `theta^(-2i / dim)`, scaled as the model says, for each pair of full-attention layers, then of other layers.
 fn compute_frequencies(scaling: RopeScaling) -> Vec<f64> {
-    let plain = |theta: f64, i: usize| libm::pow(theta, -2.0 * i as f64 / ROPE_DIM as f64);
-    let of = |pair: usize| {
-        let i = pair % (ROPE_DIM / 2).max(1);
-        if pair < ROPE_DIM / 2 {
-            let frequency = plain(ROPE.theta, i);
-            frequency * scaling.frequency_multiplier(i, frequency)
-        } else if LOCAL_ROPE_DIFFERS {
-            let frequency = plain(ROPE.local_theta, i);
-            frequency * ROPE.local_scaling.frequency_multiplier(i, frequency)
-        } else {
-            0.0 // not rotated
+    let plain = |theta: f64, i: usize, dim: usize| libm::pow(theta, -2.0 * i as f64 / dim as f64);
+    let of = |pair: usize| match pair.checked_sub(ROPE_DIM / 2) {
+        None => {
+            let frequency = plain(ROPE.theta, pair, ROPE_DIM);
+            frequency * scaling.frequency_multiplier(pair, frequency)
         }
+        Some(i) if LOCAL_ROPE_DIFFERS && i < LOCAL_ROPE_DIM / 2 => {
+            let frequency = plain(ROPE.local_theta, i, LOCAL_ROPE_DIM);
+            frequency * ROPE.local_scaling.frequency_multiplier(i, frequency)
+        }
+        Some(_) => 0.0, // not rotated
     };
     (0..ANGLES).map(of).collect()
 }

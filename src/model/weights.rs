@@ -37,7 +37,8 @@ use numeric::quant::format::Format;
 use numeric::quant::matrix::QuantMatrix;
 use spec::{
     ATTENTION_GATE_NAME, ATTN_POST_NORM, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM, EMBED, FFN_NORM,
-    FFN_POST_NORM, HEAD, POSITIONS, SHORT_CONV,
+    FFN_POST_NORM, HEAD, LAYER_SCALAR, PER_LAYER_GATE, PER_LAYER_NORM, PER_LAYER_OUT, PER_LAYER_POST_NORM,
+    PER_LAYER_PROJECTION, PER_LAYER_TABLE, POSITIONS, SHORT_CONV,
 };
 use std::collections::HashMap;
 use std::ops::BitOr;
@@ -134,32 +135,82 @@ pub struct Layer {
     pub mixer: Mixer,
     pub attn_post_norm: Vec<f32>,
     pub ffn_norm: Vec<f32>,
-    /// `None` if the feed-forward layer has no gate.
-    pub gate: Option<Matrix<FFN_DIM, DIM>>,
-    pub up: Matrix<FFN_DIM, DIM>,
-    pub up_bias: Vec<f32>,
-    pub down: Matrix<DIM, FFN_DIM>,
-    pub down_bias: Vec<f32>,
+    pub ffn: Ffn,
     pub ffn_post_norm: Vec<f32>,
+    /// Embedding of the token for this layer, if the model has such.
+    pub per_layer: Option<PerLayerInput>,
+    /// Factor of the residual behind the layer.
+    pub scalar: f32,
 }
 
 /// The first half of a layer, which mixes a token's values with those of earlier tokens.
 #[allow(clippy::large_enum_variant, reason = "a layer has one")]
 pub enum Mixer {
     /// Attention over keys and values.
-    Attention(Attention),
+    Attention(Attention<Q_DIM, KV_DIM>),
+    /// Attention with the narrower heads of sliding-window layers, if they have such.
+    LocalAttention(Attention<LOCAL_Q_DIM, LOCAL_KV_DIM>),
     /// A gated short convolution.
     ShortConv(ShortConv),
     /// A gated delta net.
     DeltaNet(DeltaNet),
 }
 
-/// Weights of attention.
+/// The second half of a layer.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
+pub enum Ffn {
+    /// Of the usual width.
+    Usual(FeedForward<FFN_DIM>),
+    /// Of layers that share keys and values, if theirs is wider.
+    Wide(FeedForward<SHARED_FFN_DIM>),
+}
+
+/// Weights of a feed-forward of `W` columns.
 #[allow(missing_docs, reason = "the fields have the names of the steps")]
-pub struct Attention {
-    pub wq: Matrix<Q_DIM, DIM>,
-    pub wk: Matrix<KV_DIM, DIM>,
-    pub wv: Matrix<KV_DIM, DIM>,
+pub struct FeedForward<const W: usize> {
+    /// `None` if it has no gate.
+    pub gate: Option<Matrix<W, DIM>>,
+    pub up: Matrix<W, DIM>,
+    pub up_bias: Vec<f32>,
+    pub down: Matrix<DIM, W>,
+    pub down_bias: Vec<f32>,
+}
+
+/// Weights by which the embedding that a layer has of a token joins the residual.
+pub struct PerLayerInput {
+    /// Gate of the embedding: a projection of the residual.
+    pub gate: Matrix<PER_LAYER_DIM, DIM>,
+    /// Projection to the residual.
+    pub out: Matrix<DIM, PER_LAYER_DIM>,
+    /// Norm of its result.
+    pub norm: Vec<f32>,
+}
+
+/// The embeddings that all layers have of a token.
+pub struct PerLayerEmbeddings {
+    table: (BlockType, MappedSlice),
+    /// Projection of the token's usual embedding.
+    pub projection: Matrix<PER_LAYER_ROW, DIM>,
+    /// Norm of its result, of each layer: `[PER_LAYER_DIM]`
+    pub norm: Vec<f32>,
+}
+
+impl PerLayerEmbeddings {
+    /// Decodes the row of a token, exactly, into `x` of [`PER_LAYER_ROW`] values.
+    pub fn decode_row(&self, token: usize, x: &mut [f32]) {
+        let (block, data) = &self.table;
+        let len = block.row_bytes(PER_LAYER_ROW);
+        decode_values(*block, &data.bytes()[token * len..][..len], x);
+    }
+}
+
+/// Weights of attention with queries of `Q` and keys of `KV` columns.
+#[allow(missing_docs, reason = "the fields have the names of the steps")]
+pub struct Attention<const Q: usize, const KV: usize> {
+    pub wq: Matrix<Q, DIM>,
+    /// `None`, like `wv`, if the layer reads keys and values of another.
+    pub wk: Option<Matrix<KV, DIM>>,
+    pub wv: Option<Matrix<KV, DIM>>,
     pub q_bias: Vec<f32>,
     pub k_bias: Vec<f32>,
     pub v_bias: Vec<f32>,
@@ -167,7 +218,7 @@ pub struct Attention {
     pub k_norm: Vec<f32>,
     /// Gate of the output, if the model has one.
     pub gate: Option<Matrix<GATE_DIM, DIM>>,
-    pub wo: Matrix<DIM, Q_DIM>,
+    pub wo: Matrix<DIM, Q>,
     pub o_bias: Vec<f32>,
 }
 
@@ -207,32 +258,54 @@ pub struct DeltaNet {
 impl Layer {
     /// Forms of the normed residual that its matrices read.
     pub fn normed_forms(&self) -> ActivationForms {
-        let gate = self.gate.as_ref().map_or(ActivationForms::default(), Matrix::activation_forms);
         let mixer = match &self.mixer {
-            Mixer::Attention(w) => {
-                let gate = w.gate.as_ref().map_or(ActivationForms::default(), Matrix::activation_forms);
-                w.wq.activation_forms() | w.wk.activation_forms() | w.wv.activation_forms() | gate
-            }
+            Mixer::Attention(w) => w.normed_forms(),
+            Mixer::LocalAttention(w) => w.normed_forms(),
             Mixer::ShortConv(w) => w.w_in.activation_forms(),
             Mixer::DeltaNet(w) => {
                 let gates = w.z.activation_forms() | w.b.activation_forms() | w.a.activation_forms();
                 w.qkv.activation_forms() | gates
             }
         };
-        mixer | gate | self.up.activation_forms()
+        let ffn = match &self.ffn {
+            Ffn::Usual(w) => w.normed_forms(),
+            Ffn::Wide(w) => w.normed_forms(),
+        };
+        mixer | ffn | forms_of(self.per_layer.as_ref().map(|w| &w.gate))
     }
 
-    /// Weights of its attention.
+    /// Norms of queries and of keys; empty without.
     ///
     /// # Panics
     ///
     /// If it is a recurrent layer.
-    pub fn attention(&self) -> &Attention {
+    pub fn qk_norms(&self) -> [&[f32]; 2] {
         match &self.mixer {
-            Mixer::Attention(attention) => attention,
-            _ => unreachable!("invariant: the layer has keys and values"),
+            Mixer::Attention(w) => [&w.q_norm, &w.k_norm],
+            Mixer::LocalAttention(w) => [&w.q_norm, &w.k_norm],
+            _ => unreachable!("invariant: the layer has attention"),
         }
     }
+}
+
+impl<const Q: usize, const KV: usize> Attention<Q, KV> {
+    fn normed_forms(&self) -> ActivationForms {
+        let keys = forms_of(self.wk.as_ref()) | forms_of(self.wv.as_ref());
+        self.wq.activation_forms() | keys | forms_of(self.gate.as_ref())
+    }
+}
+
+impl<const W: usize> FeedForward<W> {
+    fn normed_forms(&self) -> ActivationForms {
+        self.up.activation_forms() | forms_of(self.gate.as_ref())
+    }
+}
+
+/// Forms of activations that a matrix reads, if there is one.
+pub(crate) fn forms_of<const ROWS: usize, const COLS: usize>(
+    matrix: Option<&Matrix<ROWS, COLS>>,
+) -> ActivationForms {
+    matrix.map_or(ActivationForms::default(), Matrix::activation_forms)
 }
 
 /// All weights of the baked model.
@@ -240,6 +313,8 @@ pub struct Weights {
     embed: Embedding,
     /// `[MAX_POSITION][DIM]`, if positions are learned.
     positions: Option<(BlockType, MappedSlice)>,
+    /// Embeddings that each layer has of a token, if the model has such.
+    pub per_layer: Option<PerLayerEmbeddings>,
     /// The transformer blocks.
     pub layers: Vec<Layer>,
     /// The final norm.
@@ -362,23 +437,22 @@ fn build_weights(mut model: LoadedModel) -> Result<Weights> {
         }
         _ => return Err(Error::model(&model.file, format!("tensor {EMBED} is not {VOCAB} x {DIM}"))),
     };
-    let positions = model.tensors.remove(POSITIONS).and_then(|t| match (t.storage, &t.planes[..]) {
-        (Storage::Rows(block), [data])
-            if DIM.is_multiple_of(block.values_per_block())
-                && data.bytes().len() == MAX_POSITION * block.row_bytes(DIM) =>
-        {
-            Some((block, data.clone()))
-        }
-        _ => None,
-    });
-    if LEARNED_POSITIONS && positions.is_none() {
-        let message = format!("tensor {POSITIONS} is not {MAX_POSITION} x {DIM}");
-        return Err(Error::model(&model.file, message));
-    }
-    let bytes_per_token = row + model.tensors.values().map(bytes).sum::<usize>();
+    let positions = LEARNED_POSITIONS.then(|| take_table(&mut model, POSITIONS, (MAX_POSITION, DIM)));
+    let table = (PER_LAYER_DIM > 0).then(|| take_table(&mut model, PER_LAYER_TABLE, (VOCAB, PER_LAYER_ROW)));
+    let (positions, table) = (positions.transpose()?, table.transpose()?);
+    let per_layer_row = table.as_ref().map_or(0, |(block, _)| block.row_bytes(PER_LAYER_ROW));
+    let bytes_per_token = row + per_layer_row + model.tensors.values().map(bytes).sum::<usize>();
+    let per_layer = |table| {
+        Ok(PerLayerEmbeddings {
+            table,
+            projection: take_matrix(&model, PER_LAYER_PROJECTION)?,
+            norm: take_vector(&model, PER_LAYER_NORM)?,
+        })
+    };
     Ok(Weights {
         embed,
         positions,
+        per_layer: table.map(per_layer).transpose()?,
         layers: (0..LAYERS).map(|l| take_layer(&model, l)).collect::<Result<_>>()?,
         norm: take_norm(&model, "model.norm")?,
         head: take_matrix(&model, HEAD)?,
@@ -404,6 +478,23 @@ fn take_vector(model: &LoadedModel, name: &str) -> Result<Vec<f32>> {
     match (loaded.storage, &loaded.planes[..]) {
         (Storage::Rows(BlockType::F32), [data]) => Ok(Dtype::F32.to_f32(data.bytes())),
         _ => Err(Error::model(&model.file, format!("tensor {name} is not a vector"))),
+    }
+}
+
+/// A table whose rows are looked up.
+fn take_table(
+    model: &mut LoadedModel,
+    name: &str,
+    (rows, cols): (usize, usize),
+) -> Result<(BlockType, MappedSlice)> {
+    match model.tensors.remove(name).as_ref().map(|t| (t.storage, &t.planes[..])) {
+        Some((Storage::Rows(block), [data]))
+            if cols.is_multiple_of(block.values_per_block())
+                && data.bytes().len() == rows * block.row_bytes(cols) =>
+        {
+            Ok((block, data.clone()))
+        }
+        _ => Err(Error::model(&model.file, format!("tensor {name} is not {rows} x {cols}"))),
     }
 }
 
@@ -439,24 +530,59 @@ fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
                 w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
                 shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
             }),
+            LayerKind::SlidingWindow if HAS_LOCAL_HEADS => Mixer::LocalAttention(take_attention(model, &at)?),
             _ => Mixer::Attention(take_attention(model, &at)?),
         },
         attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
         ffn_norm: pre_norm(FFN_NORM)?,
+        ffn: if ffn_dim(l) == FFN_DIM {
+            Ffn::Usual(take_feed_forward(model, &at)?)
+        } else {
+            Ffn::Wide(take_feed_forward(model, &at)?)
+        },
+        ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
+        per_layer: (PER_LAYER_DIM > 0).then(|| take_per_layer(model, &at)).transpose()?,
+        scalar: if LAYER_SCALARS {
+            take_vector(model, &at(LAYER_SCALAR))?.first().copied().unwrap_or(1.0)
+        } else {
+            1.0
+        },
+    })
+}
+
+fn take_feed_forward<const W: usize>(
+    model: &LoadedModel,
+    at: &dyn Fn(&str) -> String,
+) -> Result<FeedForward<W>> {
+    Ok(FeedForward {
         gate: HAS_GATE.then(|| take_matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
         up: take_matrix(model, &at("mlp.up_proj.weight"))?,
         up_bias: take_vector(model, &at("mlp.up_proj.bias"))?,
         down: take_matrix(model, &at("mlp.down_proj.weight"))?,
         down_bias: take_vector(model, &at("mlp.down_proj.bias"))?,
-        ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
     })
 }
 
-fn take_attention(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Attention> {
+fn take_per_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<PerLayerInput> {
+    Ok(PerLayerInput {
+        gate: take_matrix(model, &at(PER_LAYER_GATE))?,
+        out: take_matrix(model, &at(PER_LAYER_OUT))?,
+        norm: take_norm(model, &at(PER_LAYER_POST_NORM))?,
+    })
+}
+
+fn take_attention<const Q: usize, const KV: usize>(
+    model: &LoadedModel,
+    at: &dyn Fn(&str) -> String,
+) -> Result<Attention<Q, KV>> {
+    let has_keys = model.tensors.contains_key(&at("self_attn.k_proj.weight"));
+    let projection = |part: &str| {
+        has_keys.then(|| take_matrix(model, &at(&format!("self_attn.{part}_proj.weight")))).transpose()
+    };
     Ok(Attention {
         wq: take_matrix(model, &at("self_attn.q_proj.weight"))?,
-        wk: take_matrix(model, &at("self_attn.k_proj.weight"))?,
-        wv: take_matrix(model, &at("self_attn.v_proj.weight"))?,
+        wk: projection("k")?,
+        wv: projection("v")?,
         q_bias: take_vector(model, &at("self_attn.q_proj.bias"))?,
         k_bias: take_vector(model, &at("self_attn.k_proj.bias"))?,
         v_bias: take_vector(model, &at("self_attn.v_proj.bias"))?,

@@ -3,11 +3,11 @@
 
 mod upload;
 
-use super::defines::{FFN_PAD, GATE_AT, KV_PAD, Q_PAD, QKV};
+use super::defines::{GATE_AT, KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{Calibration, Layer, Matrix, Mixer, Weights};
+use crate::model::weights::{Attention, Calibration, FeedForward, Ffn, Layer, Matrix, Mixer, Weights};
 use files::mapped::MappedSlice;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
@@ -101,16 +101,8 @@ impl MixerVectors {
     fn of(mixer: &Mixer) -> Self {
         let mut all = Self::default();
         match mixer {
-            Mixer::Attention(a) => {
-                if QKV_BIAS {
-                    all.qkv_bias = vec![0.0; QKV];
-                    for (at, part) in [(0, &a.q_bias), (Q_PAD, &a.k_bias), (Q_PAD + KV_PAD, &a.v_bias)] {
-                        all.qkv_bias[at..at + part.len()].copy_from_slice(part);
-                    }
-                }
-                all.o_bias = a.o_bias.clone();
-                all.qk_norm = [a.q_norm.as_slice(), a.k_norm.as_slice()].concat();
-            }
+            Mixer::Attention(a) => all.add_attention(a),
+            Mixer::LocalAttention(a) => all.add_attention(a),
             Mixer::ShortConv(w) => all.taps = w.taps.clone(),
             Mixer::DeltaNet(w) => {
                 all.taps = w.taps.clone();
@@ -119,6 +111,17 @@ impl MixerVectors {
             }
         }
         all
+    }
+
+    fn add_attention<const Q: usize, const KV: usize>(&mut self, a: &Attention<Q, KV>) {
+        if QKV_BIAS {
+            self.qkv_bias = vec![0.0; QKV];
+            for (at, part) in [(0, &a.q_bias), (Q_PAD, &a.k_bias), (Q_PAD + KV_PAD, &a.v_bias)] {
+                self.qkv_bias[at..at + part.len()].copy_from_slice(part);
+            }
+        }
+        self.o_bias = a.o_bias.clone();
+        self.qk_norm = [a.q_norm.as_slice(), a.k_norm.as_slice()].concat();
     }
 }
 
@@ -217,14 +220,8 @@ impl Matrices {
             let on_device = upload_layer(to, l)?;
             let [qkv, out, gate_up, down] = &on_device.steps;
             match &mut l.mixer {
-                Mixer::Attention(a) => {
-                    adopt_rows(&mut a.wq, qkv, 0)?;
-                    adopt_rows(&mut a.wk, qkv, Q_PAD / GROUP_ROWS)?;
-                    adopt_rows(&mut a.wv, qkv, (Q_PAD + KV_PAD) / GROUP_ROWS)?;
-                    let gate = a.gate.as_mut();
-                    gate.map_or(Ok(()), |gate| adopt_rows(gate, qkv, GATE_AT / GROUP_ROWS))?;
-                    adopt_rows(&mut a.wo, out, 0)?;
-                }
+                Mixer::Attention(a) => adopt_attention(a, qkv, out)?,
+                Mixer::LocalAttention(a) => adopt_attention(a, qkv, out)?,
                 Mixer::ShortConv(w) => {
                     adopt_rows(&mut w.w_in, qkv, 0)?;
                     adopt_rows(&mut w.w_out, out, 0)?;
@@ -237,19 +234,44 @@ impl Matrices {
                     adopt_rows(&mut w.w_out, out, 0)?;
                 }
             }
-            if let [both] = &gate_up.chunks[..] {
-                let gate = l.gate.as_mut();
-                let first = if gate.is_some() { FFN_PAD / GROUP_ROWS } else { 0 };
-                gate.map_or(Ok(()), |gate| view_device_copy(gate, both, 0))?;
-                view_device_copy(&mut l.up, both, first)?;
+            match &mut l.ffn {
+                Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
+                Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
             }
-            adopt_rows(&mut l.down, down, 0)?;
             layers.push(on_device);
         }
         let head = upload_step(to, Step::Head, &[Upload::of(&weights.head)])?;
         adopt_rows(&mut weights.head, &head, 0)?;
         Ok(Self { layers, norm: upload_floats(to, &weights.norm)?, head })
     }
+}
+
+/// Calls [`adopt_rows`] for the matrices of attention.
+fn adopt_attention<const Q: usize, const KV: usize>(
+    a: &mut Attention<Q, KV>,
+    qkv: &StepWeights,
+    out: &StepWeights,
+) -> Result<()> {
+    let k_at = Q.div_ceil(GROUP_ROWS);
+    adopt_rows(&mut a.wq, qkv, 0)?;
+    a.wk.as_mut().map_or(Ok(()), |wk| adopt_rows(wk, qkv, k_at))?;
+    a.wv.as_mut().map_or(Ok(()), |wv| adopt_rows(wv, qkv, k_at + KV.div_ceil(GROUP_ROWS)))?;
+    a.gate.as_mut().map_or(Ok(()), |gate| adopt_rows(gate, qkv, GATE_AT / GROUP_ROWS))?;
+    adopt_rows(&mut a.wo, out, 0)
+}
+
+/// Turns the matrices of a feed-forward into views of the device's copy, if one chunk has all of each.
+fn adopt_feed_forward<const W: usize>(
+    w: &mut FeedForward<W>,
+    gate_up: &StepWeights,
+    down: &StepWeights,
+) -> Result<()> {
+    if let [both] = &gate_up.chunks[..] {
+        let first = if w.gate.is_some() { W.div_ceil(GROUP_ROWS) } else { 0 };
+        w.gate.as_mut().map_or(Ok(()), |gate| view_device_copy(gate, both, 0))?;
+        view_device_copy(&mut w.up, both, first)?;
+    }
+    adopt_rows(&mut w.down, down, 0)
 }
 
 /// Calls [`view_device_copy`] for a matrix whose rows start at group `first` of a step's result, if one chunk has all
@@ -334,6 +356,7 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     for l in &weights.layers {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
         let mixer = MixerVectors::of(&l.mixer);
+        let [up_bias, down_bias] = ffn_biases(&l.ffn);
         let all = [
             &l.attn_norm,
             &l.ffn_norm,
@@ -342,8 +365,8 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
             &mixer.qk_norm,
             &l.attn_post_norm,
             &l.ffn_post_norm,
-            &l.up_bias,
-            &l.down_bias,
+            up_bias,
+            down_bias,
             &mixer.taps,
             &mixer.delta_heads,
             &mixer.delta_norm,
@@ -355,13 +378,23 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     Ok((matrices, floats))
 }
 
+/// Biases of a feed-forward; empty without.
+fn ffn_biases(ffn: &Ffn) -> [&Vec<f32>; 2] {
+    match ffn {
+        Ffn::Usual(w) => [&w.up_bias, &w.down_bias],
+        Ffn::Wide(w) => [&w.up_bias, &w.down_bias],
+    }
+}
+
 fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
     let mixer = MixerVectors::of(&l.mixer);
     let some = |to: &mut Uploader<'_>, values: &[f32]| {
         (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
     };
     let [qkv, out, gate_up, down] = upload::of_layer(l)?;
-    let [before, after] = Step::of_mixer(!matches!(l.mixer, Mixer::Attention(_)));
+    let is_recurrent = matches!(l.mixer, Mixer::ShortConv(_) | Mixer::DeltaNet(_));
+    let [before, after] = Step::of_mixer(is_recurrent);
+    let [up_bias, down_bias] = ffn_biases(&l.ffn);
     Ok(LayerWeights {
         steps: [
             upload_step(to, before, &qkv)?,
@@ -375,8 +408,8 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
         o_bias: some(to, &mixer.o_bias)?,
         qk_norm: some(to, &mixer.qk_norm)?,
         post_norms: [some(to, &l.attn_post_norm)?, some(to, &l.ffn_post_norm)?],
-        up_bias: some(to, &l.up_bias)?,
-        down_bias: some(to, &l.down_bias)?,
+        up_bias: some(to, up_bias)?,
+        down_bias: some(to, down_bias)?,
         taps: some(to, &mixer.taps)?,
         delta_heads: some(to, &mixer.delta_heads)?,
         delta_norm: some(to, &mixer.delta_norm)?,

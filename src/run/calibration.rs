@@ -20,7 +20,8 @@
 mod cache_file;
 
 use crate::dims::{
-    HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, first_angle, is_recurrent,
+    HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, first_angle, has_cache,
+    rope_dim,
 };
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, KvRows, Logits, Run};
@@ -41,8 +42,6 @@ const TEXT: &str = include_str!("calibration/text.txt");
 const TOKENS: usize = 128;
 /// Number of positions that the means are averaged over.
 const REACH: usize = 512;
-/// Number of pairs of elements that RoPE rotates: `i` and `i + HALF`.
-const HALF: usize = ROPE_DIM / 2;
 
 /// Encodes the text whose queries and keys are measured.
 ///
@@ -107,14 +106,14 @@ pub fn compute_calibration(weights: &Arc<Weights>, tokens: &[u32], threads: usiz
     let (mut means, mut scales) = (Vec::with_capacity(LAYERS * KV_DIM), Vec::with_capacity(LAYERS * KV_DIM));
     let mut queries = device.query_squares().chunks_exact(HEAD_DIM);
     for layer in 0..LAYERS {
-        if is_recurrent(layer) {
+        if !has_cache(layer) {
             means.extend([0.0; KV_DIM]);
             scales.extend([1.0; KV_DIM]);
             queries.by_ref().take(KV_HEADS).for_each(drop);
             continue;
         }
         let from = if ROPE_DIM > 0 { first_angle(layer) } else { 0 };
-        let turns = Rotations::new(&frequencies[from..][..HALF]);
+        let turns = Rotations::new(&frequencies[from..][..rope_dim(layer) / 2]);
         cache.read_rows(layer, 0..slots, &mut rows)?;
         let heads = rows.k.chunks_exact(slots * types.k.row_bytes(HEAD_DIM));
         for (keys, queries) in heads.zip(&mut queries) {
@@ -145,40 +144,39 @@ fn channel_scales(keys: &[f32], mean: &[f32; HEAD_DIM], queries: &[f64]) -> [f32
     logs.map(|log| log.map_or(1.0, |log| libm::exp2(log - middle) as f32))
 }
 
-/// Rotation of each pair by RoPE, in f64 with the `libm` crate.
-struct Rotations {
+/// Rotation of each pair of elements, `i` and `i +` the number of pairs, by RoPE, in f64 with the `libm` crate.
+struct Rotations<'a> {
     /// Radians per position.
-    frequencies: [f64; HALF],
+    frequencies: &'a [f64],
     /// Averages of cosine and sine over the positions below [`REACH`].
-    average: [(f64, f64); HALF],
+    average: Vec<(f64, f64)>,
 }
 
-impl Rotations {
-    fn new(frequencies: &[f64]) -> Self {
-        let frequencies: [f64; HALF] = std::array::from_fn(|i| frequencies[i]);
-        let average = frequencies.map(|frequency| {
+impl<'a> Rotations<'a> {
+    fn new(frequencies: &'a [f64]) -> Self {
+        let average = |frequency: &f64| {
             let turns = (0..REACH).map(|pos| libm::sincos(pos as f64 * frequency));
             let (s, c) = turns.fold((0.0, 0.0), |(s, c), (sin, cos)| (s + sin, c + cos));
             (c / REACH as f64, s / REACH as f64)
-        });
-        Self { frequencies, average }
+        };
+        Self { frequencies, average: frequencies.iter().map(average).collect() }
     }
 
     /// Mean of the `[position][HEAD_DIM]` keys of one head.
     fn mean_key(&self, keys: &[f32]) -> [f32; HEAD_DIM] {
         let mut mean = [0.0; HEAD_DIM];
-        let n = (keys.len() / HEAD_DIM) as f64;
-        for (i, (frequency, (cos, sin))) in self.frequencies.iter().zip(self.average).enumerate() {
+        let (n, half) = ((keys.len() / HEAD_DIM) as f64, self.frequencies.len());
+        for (i, (frequency, (cos, sin))) in self.frequencies.iter().zip(&self.average).enumerate() {
             let (mut a, mut b) = (0.0, 0.0);
             for (pos, key) in keys.chunks_exact(HEAD_DIM).enumerate() {
                 let (s, c) = libm::sincos(pos as f64 * frequency);
-                let (x, y) = (f64::from(key[i]), f64::from(key[i + HALF]));
+                let (x, y) = (f64::from(key[i]), f64::from(key[i + half]));
                 (a, b) = (a + (x * c + y * s), b + (y * c - x * s));
             }
             mean[i] = ((a * cos - b * sin) / n) as f32;
-            mean[i + HALF] = ((b * cos + a * sin) / n) as f32;
+            mean[i + half] = ((b * cos + a * sin) / n) as f32;
         }
-        for (i, mean) in mean.iter_mut().enumerate().skip(ROPE_DIM) {
+        for (i, mean) in mean.iter_mut().enumerate().skip(2 * half) {
             *mean = (keys.chunks_exact(HEAD_DIM).map(|key| f64::from(key[i])).sum::<f64>() / n) as f32;
         }
         mean

@@ -13,7 +13,8 @@ use antigravity::dims::*;
 use antigravity::model::cpu::CpuOptions;
 use antigravity::model::device::Logits;
 use antigravity::model::weights::{
-    Checkpoint, LoadOptions, Matrix, ModelPath, WeightType, Weights, load_config, model_tensors, pack,
+    Attention, Checkpoint, FeedForward, Ffn, Layer, LoadOptions, Matrix, Mixer, ModelPath, WeightType,
+    Weights, load_config, model_tensors, pack,
 };
 use files::blocks::BlockType;
 use files::blocks::gguf::decode_values;
@@ -152,6 +153,14 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
     }
 }
 
+/// Attention and feed-forward of a layer that has the usual ones.
+fn halves(layer: &Layer) -> (&Attention<Q_DIM, KV_DIM>, &FeedForward<FFN_DIM>) {
+    match (&layer.mixer, &layer.ffn) {
+        (Mixer::Attention(attention), Ffn::Usual(ffn)) => (attention, ffn),
+        _ => panic!("another kind of layer"),
+    }
+}
+
 /// Returns the block type of all matrices, which must share one.
 fn kinds(weights: &Weights) -> BlockType {
     fn kind<const ROWS: usize, const COLS: usize>(m: &Matrix<ROWS, COLS>) -> BlockType {
@@ -162,13 +171,10 @@ fn kinds(weights: &Weights) -> BlockType {
     }
     let head = kind(&weights.head);
     for l in &weights.layers {
-        let attention = [
-            kind(&l.attention().wq),
-            kind(&l.attention().wk),
-            kind(&l.attention().wv),
-            kind(&l.attention().wo),
-        ];
-        let rest = [kind(l.gate.as_ref().unwrap()), kind(&l.up), kind(&l.down)];
+        let (a, ffn) = halves(l);
+        let attention =
+            [kind(&a.wq), kind(a.wk.as_ref().unwrap()), kind(a.wv.as_ref().unwrap()), kind(&a.wo)];
+        let rest = [kind(ffn.gate.as_ref().unwrap()), kind(&ffn.up), kind(&ffn.down)];
         assert!(attention.iter().chain(&rest).all(|k| *k == head));
     }
     head
@@ -187,8 +193,8 @@ fn stored_q4_0_is_taken_bit_for_bit() {
     File::of(&source, |name| if name == EMBED { stored } else { BlockType::Q4_0 }).write(&path);
     let want = load(&paths::model(), WeightType::Q4_0, 2).unwrap();
     let found = load(&path, WeightType::Q4_0, 2).unwrap();
-    let quants = |w: &Weights| match (&w.layers[0].attention().wq, &w.layers[LAYERS - 1].attention().wk) {
-        (Matrix::Quantised(q), Matrix::Quantised(k)) => {
+    let quants = |w: &Weights| match (&halves(&w.layers[0]).0.wq, &halves(&w.layers[LAYERS - 1]).0.wk) {
+        (Matrix::Quantised(q), Some(Matrix::Quantised(k))) => {
             assert_eq!((q.format(), k.format()), (Format::Q4_0, Format::Q4_0));
             let (q_groups, k_groups) = (0..Q_DIM.div_ceil(16), 0..KV_DIM.div_ceil(16));
             [q.quants(q_groups.clone()), q.scales(q_groups), k.quants(k_groups.clone()), k.scales(k_groups)]
@@ -216,9 +222,9 @@ fn mixed_formats_stay_as_they_are() {
     };
     File::of(&source, choose).write(&path);
     let weights = load(&path, WeightType::Auto, 2).unwrap();
-    assert!(matches!(&weights.layers[1].attention().wv, Matrix::Dense { .. }));
+    assert!(matches!(halves(&weights.layers[1]).0.wv, Some(Matrix::Dense { .. })));
     assert!(
-        matches!(&weights.layers[1].down, Matrix::Quantised(m) if m.format().block_type() == BlockType::Q6_K)
+        matches!(&halves(&weights.layers[1]).1.down, Matrix::Quantised(m) if m.format().block_type() == BlockType::Q6_K)
     );
     let exact = logits(load(&path, WeightType::F32, 2).unwrap());
     let (most, rms) = error(&logits(weights), &exact);

@@ -16,6 +16,7 @@ pub enum Arch {
     Phi3,
     Granite,
     Gemma3,
+    Gemma4,
     Gpt2,
     Ernie45,
     HunyuanDense,
@@ -43,8 +44,12 @@ pub struct Family {
     /// A checkpoint stores the weights of norms minus one.
     pub norms_add_one: bool,
     pub qk_norm: QkNorm,
+    /// Values are normed, without weights.
+    pub value_norm: bool,
     pub attention_gate: AttentionGate,
     pub mlp: Mlp,
+    /// Each layer multiplies the residual with a factor of its own.
+    pub layer_scalars: bool,
     /// RoPE rotates elements `2i` and `2i + 1` of a checkpoint, not `i` and `i + head_dim / 2`.
     pub interleaved_rope: bool,
     pub ties_embeddings: bool,
@@ -73,8 +78,10 @@ const LLAMA: Family = Family {
     post_norms: false,
     norms_add_one: false,
     qk_norm: QkNorm::None,
+    value_norm: false,
     attention_gate: AttentionGate::None,
     mlp: Mlp::SwiGlu,
+    layer_scalars: false,
     interleaved_rope: false,
     ties_embeddings: false,
     norm_eps: 1e-6,
@@ -198,6 +205,16 @@ const GEMMA_3: Family = Family {
     ..LLAMA
 };
 
+const GEMMA_4: Family = Family {
+    model_type: "gemma4_text",
+    gguf_name: "gemma4",
+    wrapper: "gemma4",
+    norms_add_one: false,
+    value_norm: true,
+    layer_scalars: true,
+    ..GEMMA_3
+};
+
 const GPT_2: Family = Family {
     model_type: "gpt2",
     gguf_name: "gpt2",
@@ -276,7 +293,7 @@ const LFM_3: Family = Family {
 };
 
 impl Arch {
-    pub const ALL: [Arch; 18] = [
+    pub const ALL: [Arch; 19] = [
         Arch::Llama,
         Arch::Mistral,
         Arch::Ministral3,
@@ -287,6 +304,7 @@ impl Arch {
         Arch::Phi3,
         Arch::Granite,
         Arch::Gemma3,
+        Arch::Gemma4,
         Arch::Gpt2,
         Arch::Ernie45,
         Arch::HunyuanDense,
@@ -310,6 +328,7 @@ impl Arch {
             Arch::Phi3 => PHI_3,
             Arch::Granite => GRANITE,
             Arch::Gemma3 => GEMMA_3,
+            Arch::Gemma4 => GEMMA_4,
             Arch::Gpt2 => GPT_2,
             Arch::Ernie45 => ERNIE_4_5,
             Arch::HunyuanDense => HUNYUAN_DENSE,
@@ -342,7 +361,7 @@ impl Arch {
 
     /// True if the RoPE of sliding-window layers is another than that of full-attention layers.
     pub(super) fn has_local_rope(self) -> bool {
-        matches!(self, Arch::Gemma3 | Arch::Lfm3 | Arch::Olmo3)
+        matches!(self, Arch::Gemma3 | Arch::Gemma4 | Arch::Lfm3 | Arch::Olmo3)
     }
 
     /// The `general.architecture` of a GGUF file.

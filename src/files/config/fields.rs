@@ -43,6 +43,15 @@ impl Fields<'_> {
         found.map_or_else(|| self.unsupported(field, &format!("an integer from 1 to {max}")), Ok)
     }
 
+    /// Reads a number from 0 to `max`.
+    pub fn read_count(&self, field: &str, default: usize, max: usize) -> Result<usize, ConfigError> {
+        if self.get(field).is_some_and(|v| v.as_u64() == Some(0)) {
+            return Ok(0);
+        }
+        let found = self.get(field).map_or(Ok(default), |_| self.read_size(field, None, max));
+        found.map_err(|e| ConfigError { supported: format!("an integer from 0 to {max}"), ..e })
+    }
+
     /// Reads a number that is positive and finite, also as f32.
     pub fn read_float(&self, field: &str, default: Option<f64>) -> Result<f64, ConfigError> {
         let found = match self.get(field) {

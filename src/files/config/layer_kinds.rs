@@ -65,6 +65,9 @@ pub(super) fn read_layer_kinds(
             let n = every_full_layer(f, &["sliding_window_pattern", "_sliding_window_pattern"], 6)?;
             named_kinds(f, layers, &[FULL, SLIDING], every_nth(n, layers, FullAttention, SlidingWindow))
         }
+        Arch::Gemma4 => {
+            named_kinds(f, layers, &[FULL, SLIDING], every_nth(6, layers, FullAttention, SlidingWindow))
+        }
         Arch::Olmo3 => {
             named_kinds(f, layers, &[FULL, SLIDING], every_nth(4, layers, FullAttention, SlidingWindow))
         }

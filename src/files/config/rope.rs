@@ -66,6 +66,8 @@ pub struct Rope {
     pub long: Option<LongRope>,
     /// Factor of cosines and sines.
     pub attention_factor: f64,
+    /// `dim` of sliding-window layers.
+    pub local_dim: usize,
     /// `theta` of sliding-window layers.
     pub local_theta: f64,
     /// `scaling` of sliding-window layers.
@@ -78,6 +80,7 @@ impl Rope {
     /// RoPE of sliding-window layers.
     pub fn for_sliding_window(&self) -> Self {
         Self {
+            dim: self.local_dim,
             theta: self.local_theta,
             scaling: self.local_scaling,
             long: None,
@@ -133,15 +136,21 @@ struct RopeObject {
 }
 
 /// Reads RoPE from `rope_parameters` (newer files) or from `rope_theta` and `rope_scaling`.
-pub(super) fn read_rope(f: &Fields<'_>, arch: Arch, head_dim: usize) -> Result<Rope, ConfigError> {
+pub(super) fn read_rope(
+    f: &Fields<'_>,
+    arch: Arch,
+    (head_dim, local_head_dim): (usize, usize),
+) -> Result<Rope, ConfigError> {
     let (full, local) = find_objects(f, arch)?;
     let theta = |object: &RopeObject, field: &str, default: f64| {
         let inner = Fields(&object.fields);
         let own = inner.get("rope_theta").is_some();
         if own { inner.read_float("rope_theta", None) } else { f.read_float(field, Some(default)) }
     };
+    let dim = rotated_dim(f, &Fields(&full.fields), arch, head_dim)?;
     let mut rope = Rope {
-        dim: rotated_dim(f, &Fields(&full.fields), arch, head_dim)?,
+        dim,
+        local_dim: if local_head_dim == head_dim { dim } else { local_head_dim },
         theta: theta(&full, "rope_theta", arch.family().rope_theta)?,
         scaling: RopeScaling::Unscaled,
         long: None,

@@ -51,7 +51,7 @@ impl ModelConfig {
             more["rope_divisors"] = json!(divisors);
         }
         let mut config = json!({
-            "model_type": self.arch.name(), "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+            "model_type": self.arch.name(), "num_key_value_heads": self.kv_heads, "head_dim": self.local_head_dim,
             "vocab_size": self.vocab, "tie_word_embeddings": self.tie_embeddings, "rope_theta": self.rope.theta,
             "rope_local_base_freq": self.rope.local_theta, "rope_scaling": scaling_json(&self.rope.scaling), "antigravity": more,
         });
@@ -78,8 +78,16 @@ impl ModelConfig {
         if self.sliding_window > 0 {
             config["sliding_window"] = json!(self.sliding_window);
         }
-        if matches!(self.arch, Arch::Qwen35 | Arch::Lfm2 | Arch::Lfm3 | Arch::Olmo3 | Arch::Exaone4) {
+        let named = [Arch::Qwen35, Arch::Lfm2, Arch::Lfm3, Arch::Olmo3, Arch::Exaone4, Arch::Gemma4];
+        if named.contains(&self.arch) {
             config["layer_types"] = self.layer_kinds.iter().map(|kind| kind.hf_name()).collect();
+        }
+        if self.arch == Arch::Gemma4 {
+            config["global_head_dim"] = json!(self.head_dim);
+            config["num_kv_shared_layers"] = json!(self.shared_kv_layers);
+            config["use_double_wide_mlp"] = json!(self.shared_ffn_dim != self.ffn_dim);
+            config["hidden_size_per_layer_input"] = json!(self.per_layer_dim);
+            config["final_logit_softcapping"] = json!(Some(self.logit_softcap).filter(|cap| *cap > 0.0));
         }
         if self.arch == Arch::Lfm2 {
             config["block_auto_adjust_ff_dim"] = json!(false);

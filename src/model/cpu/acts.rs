@@ -9,8 +9,9 @@ use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::simd::products::interleave;
 use numeric::simd::{Isa, ops};
 
-/// One layer input as f32, quantised blocks or tiles: those that its matrices read; the others are empty.
-pub(super) struct Activations<const W: usize> {
+/// One layer input of `W` columns as f32, quantised blocks or tiles: those that its matrices read; the others are empty.
+/// Inputs of several widths may use the same memory.
+pub(super) struct Activations {
     /// `[token][W]`
     pub(super) floats: Vec<f32>,
     /// `[token][W / 32]`
@@ -19,28 +20,30 @@ pub(super) struct Activations<const W: usize> {
     tiles: Vec<ActTile>,
 }
 
-impl<const W: usize> Activations<W> {
-    pub(super) fn new(isa: Isa, tokens: usize, reads: ActivationForms) -> Result<Self> {
-        let tiles = isa.act_tiles(tokens);
+impl Activations {
+    /// Memory for `tokens` rows of at most `width` columns.
+    pub(super) fn new(isa: Isa, tokens: usize, width: usize, reads: ActivationForms) -> Result<Self> {
+        let (tiles, blocks) = (isa.act_tiles(tokens), width / BLOCK);
         Ok(Self {
-            floats: try_vec(if reads.floats { tokens * W } else { 0 }, 0.0)?,
-            blocks: try_vec(if reads.blocks { tokens * (W / BLOCK) } else { 0 }, ActBlock::ZERO)?,
-            tiles: try_vec(if reads.tiles { tiles * (W / BLOCK) } else { 0 }, ActTile::ZERO)?,
+            floats: try_vec(if reads.floats { tokens * width } else { 0 }, 0.0)?,
+            blocks: try_vec(if reads.blocks { tokens * blocks } else { 0 }, ActBlock::ZERO)?,
+            tiles: try_vec(if reads.tiles { tiles * blocks } else { 0 }, ActTile::ZERO)?,
         })
     }
 
-    pub(super) fn as_input(&self, isa: Isa, tokens: usize) -> MatmulInput<'_> {
-        let tiles = &self.tiles[..self.tiles_of(isa, tokens)];
+    /// The first `tokens` rows of `W` columns.
+    pub(super) fn as_input<const W: usize>(&self, isa: Isa, tokens: usize) -> MatmulInput<'_> {
+        let tiles = &self.tiles[..self.tiles_of::<W>(isa, tokens)];
         MatmulInput { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
     }
 
     /// Number of tile blocks for rows `0..tokens`: 0 if no matrix reads tiles.
-    fn tiles_of(&self, isa: Isa, tokens: usize) -> usize {
+    fn tiles_of<const W: usize>(&self, isa: Isa, tokens: usize) -> usize {
         (isa.act_tiles(tokens) * (W / BLOCK)).min(self.tiles.len())
     }
 
     /// Computes rows `0..tokens` with `row(token, destination)` and quantises them where needed.
-    pub(super) fn fill_rows(
+    pub(super) fn fill_rows<const W: usize>(
         &mut self,
         pool: &Pool,
         isa: Isa,
@@ -52,7 +55,7 @@ impl<const W: usize> Activations<W> {
             pool.run_tiles(&mut self.floats[..tokens * W], W, (rows, W), |mut tile| {
                 (0..tile.rows).for_each(|r| row(tile.row + r, tile.row_mut(r)));
             });
-            return self.quantise_rows(pool, isa, tokens);
+            return self.quantise_rows::<W>(pool, isa, tokens);
         }
         let blocks = W / BLOCK;
         pool.run_tiles(&mut self.blocks[..tokens * blocks], blocks, (rows, blocks), |mut tile| {
@@ -62,11 +65,11 @@ impl<const W: usize> Activations<W> {
                 ops::quantise_activations(isa, &h, tile.row_mut(r));
             }
         });
-        self.arrange_tiles(pool, isa, tokens);
+        self.arrange_tiles::<W>(pool, isa, tokens);
     }
 
     /// Quantises the floats of rows `0..tokens` to blocks and tiles, if any matrix reads them.
-    pub(super) fn quantise_rows(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+    pub(super) fn quantise_rows<const W: usize>(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
         let (floats, blocks) = (&self.floats, W / BLOCK);
         if !self.blocks.is_empty() {
             let rows = tokens.div_ceil(4 * pool.thread_count());
@@ -76,12 +79,12 @@ impl<const W: usize> Activations<W> {
                 }
             });
         }
-        self.arrange_tiles(pool, isa, tokens);
+        self.arrange_tiles::<W>(pool, isa, tokens);
     }
 
     /// Arranges the blocks of rows `0..tokens` in tiles, if any matrix reads tiles.
-    pub(super) fn arrange_tiles(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
-        let tiles = self.tiles_of(isa, tokens);
+    pub(super) fn arrange_tiles<const W: usize>(&mut self, pool: &Pool, isa: Isa, tokens: usize) {
+        let tiles = self.tiles_of::<W>(isa, tokens);
         let (blocks, wide) = (&self.blocks, W / BLOCK);
         if tiles == 0 {
             return;

@@ -39,7 +39,7 @@ impl Scratch {
         pool: &Pool,
         isa: Isa,
     ) {
-        let norm = &weights.layers[index].attention().k_norm;
+        let [_, norm] = weights.layers[index].qk_norms();
         let keys = KeyTransform { layer: index, norm, calibration: weights.layer_calibration(index) };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write_run(run);
@@ -88,9 +88,13 @@ impl Scratch {
     ) {
         let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
         let row = &self.qkv[t * QKV..][..QKV];
-        let mut k = copy_head(row, K_AT, kv_head);
+        let width = head_dim(keys.layer);
+        let mut k = copy_head(row, K_AT, kv_head, width);
         self.norm_and_rotate(isa, &mut k, keys.norm, (keys.layer, t));
-        let mut v = copy_head(row, K_AT + KV_PAD, kv_head);
+        let mut v = copy_head(row, K_AT + KV_PAD, kv_head, width);
+        if VALUE_NORM {
+            v = norm_head(isa, &v, &[1.0; HEAD_DIM][..width]);
+        }
         if types.k.is_rotated() {
             HeadCalibration::of_head(keys.calibration, kv_head).encode_key(&mut k);
         }
@@ -115,8 +119,9 @@ impl Scratch {
         }
         if ROPE_DIM > 0 {
             let from = t * ANGLES + first_angle(layer);
-            let (cos, sin) = (&self.cos[from..][..ROPE_DIM / 2], &self.sin[from..][..ROPE_DIM / 2]);
-            ops::apply_rope(isa, &mut head[..ROPE_DIM], cos, sin);
+            let width = rope_dim(layer);
+            let (cos, sin) = (&self.cos[from..][..width / 2], &self.sin[from..][..width / 2]);
+            ops::apply_rope(isa, &mut head[..width], cos, sin);
         }
         if QK_NORM == QkNorm::AfterRope {
             *head = norm_head(isa, head, norm);
@@ -138,7 +143,8 @@ impl Scratch {
             let seq = seqs.read_run(run);
             let RunSpan { first, tokens, .. } = seq.span;
             let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
-            let heads = self.attention_heads((weights, index), seq.span, seq.rows.layer_rows(index), isa);
+            let rows = seq.rows.layer_rows(kv_layer(index));
+            let heads = self.attention_heads((weights, index), seq.span, rows, isa);
             heads.attend_all(pool, tokens, att, &mut partials);
         }
         if (0..seqs.len()).any(|run| !seqs.uses_all_threads(run)) {
@@ -147,8 +153,8 @@ impl Scratch {
                 let run = self.run_of[tile.row] as usize;
                 if !seqs.uses_all_threads(run) {
                     let seq = seqs.read_run(run);
-                    let heads =
-                        self.attention_heads((weights, index), seq.span, seq.rows.layer_rows(index), isa);
+                    let rows = seq.rows.layer_rows(kv_layer(index));
+                    let heads = self.attention_heads((weights, index), seq.span, rows, isa);
                     heads.attend_one_token(tile.col, tile.row_mut(0));
                 }
             });
@@ -156,7 +162,8 @@ impl Scratch {
         (self.att, self.partials) = (att, partials);
     }
 
-    /// Adds the attention of observed tokens to the mass of the layer's slots; sliding-window layers have no mass.
+    /// Adds the attention of observed tokens to the mass of the layer's slots. Sliding-window layers have no mass, and
+    /// layers that read another's slots add nothing to it.
     pub(super) fn record_mass(
         &self,
         weights: &Weights,
@@ -165,7 +172,10 @@ impl Scratch {
         pool: &Pool,
         isa: Isa,
     ) {
-        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0 && !is_sliding(index)) {
+        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
+            if is_sliding(index) || index >= FIRST_SHARING_LAYER {
+                return;
+            }
             let rows = seq.rows.layer_rows_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
             let heads = self.attention_heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);
@@ -216,15 +226,17 @@ impl Scratch {
         (t, h): (usize, usize),
         isa: Isa,
     ) -> [f32; HEAD_DIM] {
-        let mut q = copy_head(&self.qkv[t * QKV..][..QKV], 0, h);
-        self.norm_and_rotate(isa, &mut q, &weights.layers[index].attention().q_norm, (index, t));
+        let mut q = copy_head(&self.qkv[t * QKV..][..QKV], 0, h, head_dim(index));
+        let [norm, _] = weights.layers[index].qk_norms();
+        self.norm_and_rotate(isa, &mut q, norm, (index, t));
         q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if QUERY_GROWTH.is_some() {
             let growth = self.cos[(t + 1) * ANGLES - 1];
             q.iter_mut().for_each(|x| *x *= growth);
         }
         if types.k.is_rotated() {
-            HeadCalibration::of_head(weights.layer_calibration(index), h / GROUP).encode_query(&mut q);
+            HeadCalibration::of_head(weights.layer_calibration(kv_layer(index)), h / GROUP)
+                .encode_query(&mut q);
         }
         q
     }
@@ -238,7 +250,7 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
     let mut notes: Vec<AtomicSoftmax> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
         let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;
-        let query = |t: usize, h: usize| copy_head(&queries[t * stride..], 0, h);
+        let query = |t: usize, h: usize| copy_head(&queries[t * stride..], 0, h, HEAD_DIM);
         let rows = |kv_head: usize| {
             let from = kv_head * capacity;
             (&k[from * types.k.row_bytes(HEAD_DIM)..], &v[from * types.v.row_bytes(HEAD_DIM)..])
@@ -261,13 +273,16 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
     }))
 }
 
-/// Head `index` of the part of a q|k|v row that begins at `start`.
-fn copy_head(row: &[f32], start: usize, index: usize) -> [f32; HEAD_DIM] {
-    std::array::from_fn(|i| row[start + index * HEAD_DIM + i])
+/// Head `index` of the part of a q|k|v row that begins at `start`, of `width` elements; zeros follow them.
+fn copy_head(row: &[f32], start: usize, index: usize, width: usize) -> [f32; HEAD_DIM] {
+    let mut head = [0.0; HEAD_DIM];
+    head[..width].copy_from_slice(&row[start + index * width..][..width]);
+    head
 }
 
+/// Norms as many elements of a head as the norm has weights.
 fn norm_head(isa: Isa, x: &[f32; HEAD_DIM], w: &[f32]) -> [f32; HEAD_DIM] {
     let mut out = [0.0; HEAD_DIM];
-    ops::rms_norm(isa, x, w, NORM_EPS as f32, &mut out);
+    ops::rms_norm(isa, &x[..w.len()], w, NORM_EPS as f32, &mut out[..w.len()]);
     out
 }

@@ -34,7 +34,7 @@ const TASK_CHANNELS: usize = 256;
 impl Scratch {
     /// Projects the normed residual to the inputs of a gated short convolution.
     pub(super) fn compute_conv_inputs(&mut self, w: &ShortConv, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.as_input(isa, n);
+        let x = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
             ProjectionPart { start: 0, w: &w.w_in, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
@@ -56,7 +56,7 @@ impl Scratch {
         });
         self.convolve_runs(&w.taps, index, seqs, pool, isa);
         let (mix, conv) = (&self.mix, &self.conv);
-        self.mixed.fill_rows(pool, isa, n, |t, row| {
+        self.mixed.fill_rows::<MIXED>(pool, isa, n, |t, row| {
             let gate = &mix[t * MIX + DIM..][..DIM];
             let conv = &conv[t * CONV_CHANNELS..][..DIM];
             row.iter_mut().zip(gate).zip(conv).for_each(|((y, c), conv)| *y = c * conv);
@@ -65,7 +65,7 @@ impl Scratch {
 
     /// Projects the normed residual to the inputs of a gated delta net.
     pub(super) fn compute_delta_inputs(&mut self, w: &DeltaNet, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.as_input(isa, n);
+        let x = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (MIX, DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.mix[..n * MIX], MIX, tile, |mut tile| {
             ProjectionPart { start: 0, w: &w.qkv, bias: &[] }.project(isa, x, &mut tile, 0..MIX);
@@ -94,7 +94,7 @@ impl Scratch {
         });
         self.update_states(w.shared_run, index, seqs, pool, isa);
         let (mix, core, run_of) = (&self.mix, &self.core, &self.run_of);
-        self.mixed.fill_rows(pool, isa, n, |t, row| {
+        self.mixed.fill_rows::<MIXED>(pool, isa, n, |t, row| {
             let span = seqs.read_run(run_of[t] as usize).span;
             row.copy_from_slice(&mix[t * MIX + MIX_GATE_AT..][..DELTA_VALUE_DIM]);
             let core = &core[span.first * DELTA_VALUE_DIM..];
@@ -120,7 +120,7 @@ impl Scratch {
         n: usize,
     ) {
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        add_projection(to, (w, &[]), self.mixed.as_input(isa, n), pool, isa);
+        add_projection(to, (w, &[]), self.mixed.as_input::<MIXED>(isa, n), pool, isa);
     }
 
     /// Convolves the first [`CONV_CHANNELS`] columns of `mix` into `conv`, and keeps the last inputs in the states.

@@ -7,7 +7,7 @@ use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
 use crate::rope::{Frequencies, compute_angles};
-use crate::weights::{ActivationForms, Attention, Layer, Matrix, Mixer, Weights};
+use crate::weights::{ActivationForms, Attention, FeedForward, Ffn, Layer, Matrix, Mixer, Weights, forms_of};
 use files::Result;
 use files::blocks::BLOCK;
 use files::config::{AttentionGate, Norm, QkNorm};
@@ -50,10 +50,10 @@ pub(super) struct Scratch {
     /// Residual stream: `[token][DIM]`
     pub(super) x: Vec<f32>,
     /// Normed residual.
-    pub(super) h: Activations<DIM>,
-    /// `[token][q | gate | k | v]`, see [`QKV`]
+    pub(super) h: Activations,
+    /// `[token][q | gate | k | v]`, see [`QKV`]; in layers with narrower heads, they fill the beginning of each part.
     pub(super) qkv: Vec<f32>,
-    /// Attention output: `[token][head][HEAD_DIM]`
+    /// Attention output: `[token][head][HEAD_DIM]`, zeros behind narrower heads
     pub(super) att: Vec<f32>,
     /// Projected inputs of a recurrent layer: `[token][MIX]`, see [`MIX`]; empty, like the next three, if there is none.
     pub(super) mix: Vec<f32>,
@@ -62,11 +62,20 @@ pub(super) struct Scratch {
     /// Output of a delta net's states: `[block][token][16]` of each run
     pub(super) core: Vec<f32>,
     /// Output of the mixer before its projection.
-    pub(super) mixed: Activations<MIXED>,
+    pub(super) mixed: Activations,
     /// Attention output in the forms that the output projection reads.
-    pub(super) att_in: Activations<Q_DIM>,
+    pub(super) att_in: Activations,
     /// silu(gate) * up.
-    pub(super) ffn: Activations<FFN_DIM>,
+    pub(super) ffn: Activations,
+    /// Embeddings that all layers have of a token: `[token][layer][PER_LAYER_DIM]`; empty, like the next three, if the
+    /// model has none.
+    pub(super) per_layer: Vec<f32>,
+    /// Projection of the residual to the width of one of them: `[token][PER_LAYER_DIM]`
+    pub(super) per_layer_gate: Vec<f32>,
+    /// One of them times its gate.
+    pub(super) per_layer_in: Activations,
+    /// Tokens of the pass.
+    pub(super) token_ids: Vec<u32>,
     /// Partial attention of one token: `[kv_head][chunk][query head of the group]`
     pub(super) partials: Vec<Partial<HEAD_DIM>>,
     /// Softmax of the queries of observed tokens: `[token][HEADS]`; empty until any are.
@@ -104,10 +113,18 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     };
     let post = if POST_NORMS { DIM } else { 0 };
     let recurrent = MIX + CONV_CHANNELS + DELTA_VALUE_DIM;
-    let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES + recurrent);
+    let per_layer = PER_LAYER_ROW + PER_LAYER_DIM;
+    let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES + recurrent + per_layer);
     let lists = max_tokens * (size_of::<u32>() + size_of::<usize>());
     let partials = count_partials(capacity) * size_of::<Partial<HEAD_DIM>>();
-    floats + lists + acts(DIM) + acts(Q_DIM) + acts(FFN_DIM) + acts(MIXED) + partials
+    floats
+        + lists
+        + acts(DIM)
+        + acts(Q_DIM)
+        + acts(MAX_FFN_DIM)
+        + acts(MIXED)
+        + acts(PER_LAYER_DIM)
+        + partials
 }
 
 /// Additional bytes of scratch for passes that observe `max_tokens` tokens.
@@ -118,7 +135,7 @@ pub const fn notes_bytes(max_tokens: usize) -> usize {
 /// Stack bytes that a thread touches: tiles of attention, of the widest row, and room for calls.
 pub const fn thread_bytes() -> u64 {
     let attention = MAX_QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
-    (attention + 4 * (FFN_DIM + DIM + Q_DIM) + (256 << 10)) as u64
+    (attention + 4 * (MAX_FFN_DIM + DIM + Q_DIM + PER_LAYER_ROW) + (256 << 10)) as u64
 }
 
 /// Union of the activation forms that some matrices read, over all layers.
@@ -141,20 +158,26 @@ pub(super) fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize,
 impl Scratch {
     /// Scratch for passes of `max_tokens` tokens over a cache of `capacity` slots.
     pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
+        let per_layer_forms = forms_of(weights.per_layer.as_ref().map(|w| &w.projection));
         Ok(Self {
             x: try_vec(max_tokens * DIM, 0.0)?,
             h: Activations::new(
                 isa,
                 max_tokens,
-                weights.head.activation_forms() | activation_forms(weights, Layer::normed_forms),
+                DIM,
+                per_layer_forms
+                    | weights.head.activation_forms()
+                    | activation_forms(weights, Layer::normed_forms),
             )?,
             qkv: try_vec(max_tokens * QKV, 0.0)?,
             att: try_vec(max_tokens * Q_DIM, 0.0)?,
             att_in: Activations::new(
                 isa,
                 max_tokens,
+                Q_DIM,
                 activation_forms(weights, |layer| match &layer.mixer {
                     Mixer::Attention(w) => w.wo.activation_forms(),
+                    Mixer::LocalAttention(w) => w.wo.activation_forms(),
                     _ => ActivationForms::default(),
                 }),
             )?,
@@ -164,17 +187,31 @@ impl Scratch {
             mixed: Activations::new(
                 isa,
                 max_tokens,
+                MIXED,
                 activation_forms(weights, |layer| match &layer.mixer {
-                    Mixer::Attention(_) => ActivationForms::default(),
                     Mixer::ShortConv(w) => w.w_out.activation_forms(),
                     Mixer::DeltaNet(w) => w.w_out.activation_forms(),
+                    _ => ActivationForms::default(),
                 }),
             )?,
             ffn: Activations::new(
                 isa,
                 max_tokens,
-                activation_forms(weights, |layer| layer.down.activation_forms()),
+                MAX_FFN_DIM,
+                activation_forms(weights, |layer| match &layer.ffn {
+                    Ffn::Usual(w) => w.down.activation_forms(),
+                    Ffn::Wide(w) => w.down.activation_forms(),
+                }),
             )?,
+            per_layer: try_vec(max_tokens * PER_LAYER_ROW, 0.0)?,
+            per_layer_gate: try_vec(max_tokens * PER_LAYER_DIM, 0.0)?,
+            per_layer_in: Activations::new(
+                isa,
+                max_tokens,
+                PER_LAYER_DIM,
+                activation_forms(weights, |layer| forms_of(layer.per_layer.as_ref().map(|w| &w.out))),
+            )?,
+            token_ids: Vec::with_capacity(if PER_LAYER_DIM > 0 { max_tokens } else { 0 }),
             partials: alloc_partials(capacity)?,
             notes: Vec::new(),
             run_of: Vec::with_capacity(max_tokens),
@@ -204,11 +241,15 @@ impl Scratch {
     /// Looks the tokens' embedding rows up and prepares their RoPE angles.
     pub(super) fn embed_tokens(&mut self, weights: &Weights, runs: &[Run<'_>], frequencies: &Frequencies) {
         self.run_of.clear();
+        self.token_ids.clear();
         let tokens = runs.iter().enumerate().flat_map(|(run, r)| {
             r.tokens.iter().enumerate().map(move |(i, &token)| (run, token as usize, r.pos + i))
         });
         for (t, (run, token, pos)) in tokens.enumerate() {
             self.run_of.push(run as u32);
+            if PER_LAYER_DIM > 0 {
+                self.token_ids.push(token as u32);
+            }
             weights.embed_token(token, pos, &mut self.x[t * DIM..][..DIM]);
             let at = t * ANGLES..(t + 1) * ANGLES;
             let (cos, sin) = (&mut self.cos[at.clone()], &mut self.sin[at]);
@@ -224,23 +265,43 @@ impl Scratch {
             let to = self.run_of.len();
             let from = seq.keep_output_tokens(to);
             self.run_of.extend(from.clone().map(|_| run as u32));
-            for (rows, width) in [(&mut self.x, DIM), (&mut self.cos, ANGLES), (&mut self.sin, ANGLES)] {
+            for (rows, width) in [
+                (&mut self.x, DIM),
+                (&mut self.cos, ANGLES),
+                (&mut self.sin, ANGLES),
+                (&mut self.per_layer, PER_LAYER_ROW),
+            ] {
                 rows.copy_within(from.start * width..from.end * width, to * width);
             }
         }
         self.run_of.len()
     }
 
-    /// Computes these `columns` of q, k and v of the normed residual in one parallel step.
+    /// Computes these `columns` of a layer's q, k and v of the normed residual in one parallel step.
     pub(super) fn compute_qkv(
         &mut self,
-        w: &Attention,
+        layer: &Layer,
         columns: Range<usize>,
         pool: &Pool,
         isa: Isa,
         n: usize,
     ) {
-        let x = self.h.as_input(isa, n);
+        match &layer.mixer {
+            Mixer::Attention(w) => self.project_qkv(w, columns, pool, isa, n),
+            Mixer::LocalAttention(w) => self.project_qkv(w, columns, pool, isa, n),
+            _ => unreachable!("invariant: the layer has attention"),
+        }
+    }
+
+    fn project_qkv<const Q: usize, const KV: usize>(
+        &mut self,
+        w: &Attention<Q, KV>,
+        columns: Range<usize>,
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
+        let x = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
             ProjectionPart { start: 0, w: &w.wq, bias: &w.q_bias }.project(
@@ -253,14 +314,11 @@ impl Scratch {
                 let part = ProjectionPart { start: Q_PAD, w: gate, bias: &[] };
                 part.project(isa, x, &mut tile, columns.clone());
             }
-            ProjectionPart { start: K_AT, w: &w.wk, bias: &w.k_bias }.project(
-                isa,
-                x,
-                &mut tile,
-                columns.clone(),
-            );
-            let v = ProjectionPart { start: K_AT + KV_PAD, w: &w.wv, bias: &w.v_bias };
-            v.project(isa, x, &mut tile, columns.clone());
+            let (k, v) = (w.wk.as_ref().zip(Some(&w.k_bias)), w.wv.as_ref().zip(Some(&w.v_bias)));
+            for (start, part) in [(K_AT, k), (K_AT + KV_PAD, v)] {
+                let Some((w, bias)) = part else { continue };
+                ProjectionPart { start, w, bias }.project(isa, x, &mut tile, columns.clone());
+            }
         });
         if QK_NORM == QkNorm::Whole {
             pool.run_tiles(&mut self.qkv[..n * QKV], QKV, (1, QKV), |mut tile| {
@@ -277,11 +335,28 @@ impl Scratch {
         }
     }
 
-    /// Adds the projection of the attention output, multiplied with its gate, to the residual.
-    pub(super) fn project_attention(&mut self, w: &Attention, pool: &Pool, isa: Isa, n: usize) {
+    /// Adds the projection of a layer's attention output, multiplied with its gate, to the residual.
+    pub(super) fn project_attention(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        match &layer.mixer {
+            Mixer::Attention(w) => self.project_heads(w, pool, isa, n),
+            Mixer::LocalAttention(w) => self.project_heads(w, pool, isa, n),
+            _ => unreachable!("invariant: the layer has attention"),
+        }
+    }
+
+    fn project_heads<const Q: usize, const KV: usize>(
+        &mut self,
+        w: &Attention<Q, KV>,
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
         let (att, qkv) = (&self.att, &self.qkv);
-        self.att_in.fill_rows(pool, isa, n, |t, row| {
-            row.copy_from_slice(&att[t * Q_DIM..][..Q_DIM]);
+        self.att_in.fill_rows::<Q>(pool, isa, n, |t, row| {
+            let att = &att[t * Q_DIM..][..Q_DIM];
+            for (row, head) in row.chunks_exact_mut(Q / HEADS).zip(att.chunks_exact(HEAD_DIM)) {
+                row.copy_from_slice(&head[..Q / HEADS]);
+            }
             if HAS_ATTENTION_GATE {
                 let mut gate = [0.0; GATE_DIM];
                 gate.copy_from_slice(&qkv[t * QKV + Q_PAD..][..GATE_DIM]);
@@ -293,17 +368,24 @@ impl Scratch {
             }
         });
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        add_projection(to, (&w.wo, &w.o_bias), self.att_in.as_input(isa, n), pool, isa);
+        add_projection(to, (&w.wo, &w.o_bias), self.att_in.as_input::<Q>(isa, n), pool, isa);
     }
 
     /// Computes silu(gate) * up of the normed residual, in the forms that `down` reads.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        let x = self.h.as_input(isa, n);
-        let w = GateUp { gate: layer.gate.as_ref(), up: &layer.up, up_bias: &layer.up_bias };
+        match &layer.ffn {
+            Ffn::Usual(w) => self.activate(w, pool, isa, n),
+            Ffn::Wide(w) => self.activate(w, pool, isa, n),
+        }
+    }
+
+    fn activate<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
+        let x = self.h.as_input::<DIM>(isa, n);
+        let w = GateUp { gate: w.gate.as_ref(), up: &w.up, up_bias: &w.up_bias };
         let cols = if HAS_GATE { 2 * DIM } else { DIM };
-        let tile = task_cols(n, (FFN_DIM, cols), matmul::RUN, pool.thread_count());
+        let tile = task_cols(n, (W, cols), matmul::RUN, pool.thread_count());
         if !self.ffn.floats.is_empty() {
-            pool.run_columns(&mut self.ffn.floats[..n * FFN_DIM], FFN_DIM, tile, |mut tile| {
+            pool.run_columns(&mut self.ffn.floats[..n * W], W, tile, |mut tile| {
                 matmul::gate_up(isa, w, x, OutputColumns::of_tile(&tile), |first, at, products| {
                     for (t, y) in products.iter().enumerate() {
                         let out = &mut tile.row_mut(first + t)[at..];
@@ -312,9 +394,9 @@ impl Scratch {
                     }
                 });
             });
-            return self.ffn.quantise_rows(pool, isa, n);
+            return self.ffn.quantise_rows::<W>(pool, isa, n);
         }
-        let blocks = FFN_DIM / BLOCK;
+        let blocks = W / BLOCK;
         pool.run_columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
             let columns = OutputColumns { first: tile.col * BLOCK, width: tile.cols * BLOCK };
             matmul::gate_up(isa, w, x, columns, |first, at, products| {
@@ -328,27 +410,40 @@ impl Scratch {
                 }
             });
         });
-        self.ffn.arrange_tiles(pool, isa, n);
+        self.ffn.arrange_tiles::<W>(pool, isa, n);
     }
 
     /// Adds the feed-forward layer's second half to the residual.
     pub(super) fn project_down(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
+        match &layer.ffn {
+            Ffn::Usual(w) => self.project_ffn(w, pool, isa, n),
+            Ffn::Wide(w) => self.project_ffn(w, pool, isa, n),
+        }
+        self.post_norm(
+            &layer.ffn_post_norm,
+            if PER_LAYER_DIM > 0 { 1.0 } else { layer.scalar },
+            pool,
+            isa,
+            n,
+        );
+    }
+
+    fn project_ffn<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
         let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        add_projection(to, (&layer.down, &layer.down_bias), self.ffn.as_input(isa, n), pool, isa);
-        self.post_norm(&layer.ffn_post_norm, pool, isa, n);
+        add_projection(to, (&w.down, &w.down_bias), self.ffn.as_input::<W>(isa, n), pool, isa);
     }
 
     /// Norms the residual of the first `n` tokens into `h`; copies it if the model has no norms there.
     pub(super) fn norm_tokens(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         let x = &self.x;
-        self.h.fill_rows(pool, isa, n, |t, h| {
+        self.h.fill_rows::<DIM>(pool, isa, n, |t, h| {
             let x = &x[t * DIM..][..DIM];
             if PRE_NORMS { norm_row(isa, x, w, h) } else { h.copy_from_slice(x) }
         });
     }
 
-    /// Norms `post` and adds it to the residual, if the model has such norms.
-    pub(super) fn post_norm(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
+    /// Norms `post` and adds it to the residual, if the model has such norms; then multiplies the residual with `scalar`.
+    pub(super) fn post_norm(&mut self, w: &[f32], scalar: f32, pool: &Pool, isa: Isa, n: usize) {
         if !POST_NORMS {
             return;
         }
@@ -358,7 +453,11 @@ impl Scratch {
             let mut h = [0.0; DIM];
             for r in 0..tile.rows {
                 norm_row(isa, &post[(tile.row + r) * DIM..][..DIM], w, &mut h);
-                tile.row_mut(r).iter_mut().zip(&h).for_each(|(x, h)| *x += h);
+                let row = tile.row_mut(r);
+                row.iter_mut().zip(&h).for_each(|(x, h)| *x += h);
+                if LAYER_SCALARS {
+                    row.iter_mut().for_each(|x| *x *= scalar);
+                }
             }
         });
     }
@@ -380,8 +479,10 @@ impl Scratch {
     ) {
         let (x, wanted) = (&self.x, &self.wanted);
         let n = wanted.len();
-        self.h.fill_rows(pool, isa, n, |i, h| norm_row(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h));
-        let x = self.h.as_input(isa, n);
+        self.h.fill_rows::<DIM>(pool, isa, n, |i, h| {
+            norm_row(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h)
+        });
+        let x = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.thread_count());
         let rows = seqs.iter_mut().flat_map(|run| run.logits_rows());
         pool.run_scattered_columns(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
@@ -389,6 +490,9 @@ impl Scratch {
                 dst.copy_from_slice(y);
                 if LOGIT_SCALE != 1.0 {
                     dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);
+                }
+                if LOGIT_SOFTCAP > 0.0 {
+                    ops::softcap(isa, dst, LOGIT_SOFTCAP as f32);
                 }
             });
         });

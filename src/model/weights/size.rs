@@ -44,7 +44,7 @@ impl WeightBytes {
             match spec.role {
                 TensorRole::Vector => bytes.own = add(bytes.own, mul(2, dense_bytes(&spec, 2))),
                 TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form(&spec))),
-                TensorRole::Embedding | TensorRole::Positions => {
+                TensorRole::Embedding | TensorRole::Table => {
                     bytes.dropped = add(bytes.dropped, dense_bytes(&spec, 2))
                 }
             }
@@ -58,7 +58,7 @@ fn packed_bytes(source: &Safetensors) -> WeightBytes {
     let all = source.tensors().fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let of_role = |role| model_tensors().into_iter().filter(move |s| s.role == role);
     let dropped = of_role(TensorRole::Embedding)
-        .chain(of_role(TensorRole::Positions))
+        .chain(of_role(TensorRole::Table))
         .map(|s| s.name)
         .chain([packed_file::GGUF_TENSOR.to_owned()])
         .filter_map(|name| source.get(&name))
@@ -81,7 +81,7 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
         bytes.device = add(bytes.device, device_bytes(&spec, form));
         match spec.role {
             TensorRole::Vector => bytes.own = add(bytes.own, dense_bytes(&spec, 4)),
-            TensorRole::Embedding | TensorRole::Positions => {
+            TensorRole::Embedding | TensorRole::Table => {
                 bytes.dropped = add(bytes.dropped, stored_bytes(&spec, form))
             }
             TensorRole::Matrix if converted => {
@@ -101,7 +101,7 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
 fn device_bytes(spec: &TensorSpec, form: Storage) -> u64 {
     let padded = |n: usize| n.next_multiple_of(16) as u64;
     match (spec.role, form) {
-        (TensorRole::Embedding | TensorRole::Positions, _) => 0,
+        (TensorRole::Embedding | TensorRole::Table, _) => 0,
         (TensorRole::Matrix, Storage::Rows(block)) => {
             mul(mul(padded(spec.rows), spec.cols as u64), block.bytes_per_block() as u64)
         }

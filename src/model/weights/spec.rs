@@ -8,10 +8,10 @@ use files::source::gguf::names::RowOrder;
 /// Use of a tensor, which decides how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorRole {
-    /// Looked up by row; stays as in the checkpoint.
+    /// Looked up by row; stays as in the checkpoint. The head may be tied to it.
     Embedding,
-    /// Looked up by position; stays as in the checkpoint.
-    Positions,
+    /// Looked up by row, such as by position; stays as in the checkpoint.
+    Table,
     /// Multiplied with activations; may be quantised.
     Matrix,
     /// A norm's weight or a bias; widened to f32.
@@ -114,7 +114,12 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     };
     put(EMBED.into(), (VOCAB, DIM), TensorRole::Embedding);
     if LEARNED_POSITIONS {
-        put(POSITIONS.into(), (MAX_POSITION, DIM), TensorRole::Positions);
+        put(POSITIONS.into(), (MAX_POSITION, DIM), TensorRole::Table);
+    }
+    if PER_LAYER_DIM > 0 {
+        put(PER_LAYER_TABLE.into(), (VOCAB, PER_LAYER_ROW), TensorRole::Table);
+        put(PER_LAYER_PROJECTION.into(), (PER_LAYER_ROW, DIM), TensorRole::Matrix);
+        put(PER_LAYER_NORM.into(), (1, PER_LAYER_DIM), TensorRole::Vector);
     }
     for (l, kind) in LAYER_KINDS.into_iter().enumerate() {
         let at = |s: &str| format!("model.layers.{l}.{s}");
@@ -124,7 +129,7 @@ pub fn model_tensors() -> Vec<TensorSpec> {
         if is_recurrent(l) {
             put_recurrent(&mut put, &at, kind);
         } else {
-            put_attention(&mut put, &at);
+            put_attention(&mut put, &at, l);
         }
         if POST_NORMS {
             norm(&mut put, at(ATTN_POST_NORM));
@@ -132,19 +137,28 @@ pub fn model_tensors() -> Vec<TensorSpec> {
         if PRE_NORMS {
             norm(&mut put, at(FFN_NORM));
         }
+        let ffn_dim = ffn_dim(l);
         if HAS_GATE {
-            put(at("mlp.gate_proj.weight"), (FFN_DIM, DIM), TensorRole::Matrix);
+            put(at("mlp.gate_proj.weight"), (ffn_dim, DIM), TensorRole::Matrix);
         }
-        put(at("mlp.up_proj.weight"), (FFN_DIM, DIM), TensorRole::Matrix);
+        put(at("mlp.up_proj.weight"), (ffn_dim, DIM), TensorRole::Matrix);
         if MLP_BIAS {
-            put(at("mlp.up_proj.bias"), (1, FFN_DIM), TensorRole::Vector);
+            put(at("mlp.up_proj.bias"), (1, ffn_dim), TensorRole::Vector);
         }
-        put(at("mlp.down_proj.weight"), (DIM, FFN_DIM), TensorRole::Matrix);
+        put(at("mlp.down_proj.weight"), (DIM, ffn_dim), TensorRole::Matrix);
         if MLP_BIAS {
             put(at("mlp.down_proj.bias"), (1, DIM), TensorRole::Vector);
         }
         if POST_NORMS {
             norm(&mut put, at(FFN_POST_NORM));
+        }
+        if PER_LAYER_DIM > 0 {
+            put(at(PER_LAYER_GATE), (PER_LAYER_DIM, DIM), TensorRole::Matrix);
+            put(at(PER_LAYER_OUT), (DIM, PER_LAYER_DIM), TensorRole::Matrix);
+            norm(&mut put, at(PER_LAYER_POST_NORM));
+        }
+        if LAYER_SCALARS {
+            put(at(LAYER_SCALAR), (1, 1), TensorRole::Vector);
         }
     }
     norm(&mut put, "model.norm".into());
@@ -155,24 +169,35 @@ pub fn model_tensors() -> Vec<TensorSpec> {
 /// Adds a tensor of this name, shape and role.
 type PutTensor<'a> = &'a mut dyn FnMut(String, (usize, usize), TensorRole);
 
-/// Adds the tensors of attention, whose names `at` completes.
-fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String) {
+/// Adds the tensors of layer `layer`'s attention, whose names `at` completes.
+fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) {
     use TensorRole::{Matrix, Vector};
-    for (part, rows) in [("q", Q_DIM), ("k", KV_DIM), ("v", KV_DIM)] {
+    let (q_dim, kv_dim) = (HEADS * head_dim(layer), KV_HEADS * head_dim(layer));
+    let has_keys = has_cache(layer);
+    for (part, rows) in [("q", q_dim), ("k", kv_dim), ("v", kv_dim)] {
+        if part != "q" && !has_keys {
+            continue;
+        }
         put(at(&format!("self_attn.{part}_proj.weight")), (rows, DIM), Matrix);
         if QKV_BIAS {
             put(at(&format!("self_attn.{part}_proj.bias")), (1, rows), Vector);
         }
     }
-    let [q_norm, k_norm] = QK_NORM_DIMS;
-    if q_norm > 0 {
+    let norms = match QK_NORM {
+        QkNorm::None => None,
+        QkNorm::PerHead | QkNorm::AfterRope => Some([head_dim(layer); 2]),
+        QkNorm::Whole => Some([q_dim, kv_dim]),
+    };
+    if let Some([q_norm, k_norm]) = norms {
         put(at("self_attn.q_norm.weight"), (1, q_norm), Vector);
-        put(at("self_attn.k_norm.weight"), (1, k_norm), Vector);
+        if has_keys {
+            put(at("self_attn.k_norm.weight"), (1, k_norm), Vector);
+        }
     }
     if HAS_ATTENTION_GATE {
         put(at(ATTENTION_GATE_NAME), (GATE_DIM, DIM), Matrix);
     }
-    put(at("self_attn.o_proj.weight"), (DIM, Q_DIM), Matrix);
+    put(at("self_attn.o_proj.weight"), (DIM, q_dim), Matrix);
     if O_BIAS {
         put(at("self_attn.o_proj.bias"), (1, DIM), Vector);
     }
@@ -248,15 +273,16 @@ fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
     }
 }
 
-/// Widths of the norms of queries and keys; zeros without.
-pub(super) const QK_NORM_DIMS: [usize; 2] = match QK_NORM {
-    QkNorm::None => [0, 0],
-    QkNorm::PerHead | QkNorm::AfterRope => [HEAD_DIM, HEAD_DIM],
-    QkNorm::Whole => [Q_DIM, KV_DIM],
-};
-
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
 pub(super) const POSITIONS: &str = "model.embed_positions.weight";
+/// Embeddings that each layer has of a token: `[VOCAB][LAYERS][PER_LAYER_DIM]`.
+pub(super) const PER_LAYER_TABLE: &str = "model.embed_tokens_per_layer.weight";
+pub(super) const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection.weight";
+pub(super) const PER_LAYER_NORM: &str = "model.per_layer_projection_norm.weight";
+pub(super) const PER_LAYER_GATE: &str = "per_layer_input_gate.weight";
+pub(super) const PER_LAYER_OUT: &str = "per_layer_projection.weight";
+pub(super) const PER_LAYER_POST_NORM: &str = "post_per_layer_input_norm";
+pub(super) const LAYER_SCALAR: &str = "layer_scalar";
 pub(super) const HEAD: &str = "lm_head.weight";
 /// Norm before the feed-forward layer. Models with post-norms use its usual name for the norm after attention.
 pub(super) const FFN_NORM: &str =

@@ -74,7 +74,7 @@ impl Storage {
                 _ if spec.tied => Storage::Head,
                 _ => Storage::Rows(block),
             },
-            TensorRole::Positions => Storage::Rows(block),
+            TensorRole::Table => Storage::Rows(block),
         }
     }
 
@@ -113,7 +113,7 @@ impl Storage {
         }
         let block = BlockType::ALL.into_iter().find(|block| block.name() == name)?;
         let storage = match spec.role {
-            TensorRole::Embedding | TensorRole::Positions => Storage::Rows(block),
+            TensorRole::Embedding | TensorRole::Table => Storage::Rows(block),
             TensorRole::Matrix if block != BlockType::Q4_0 => {
                 Format::from_block_type(block).map_or(Storage::Rows(block), Storage::Blocks)
             }

@@ -199,6 +199,19 @@ pub fn gelu(isa: Isa, x: &mut [f32]) {
     dispatch!(isa, body::<L>(x: &mut [f32]))
 }
 
+/// `x[i] = cap * tanh(x[i] / cap)`, computed as `cap - 2 cap / (1 + e^(2x / cap))`.
+pub fn softcap(isa: Isa, x: &mut [f32], cap: f32) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &mut [f32], cap: f32) {
+        let (cap, factor, twice) = (L::splat(cap), L::splat(2.0 / cap), L::splat(-2.0 * cap));
+        sixteens!(x.len(), |i, part| {
+            let growth = exp_lanes(load::<L>(x, i, part).mul(factor));
+            store(cap.add(twice.div(L::splat(1.0).add(growth))), x, i, part);
+        });
+    }
+    dispatch!(isa, body::<L>(x: &mut [f32], cap: f32))
+}
+
 /// Quantises activations to blocks of 32 bytes, equal to [`ActBlock::quantise`] of each block.
 pub fn quantise_activations(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
     #[inline(always)]

@@ -1,7 +1,6 @@
 //! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
-use crate::dims::{DIM, FFN_DIM};
-use crate::model::weights::{Layer, Matrix, Mixer};
+use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, Mixer};
 use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
@@ -29,11 +28,8 @@ pub struct Upload<'a> {
 /// A build failure for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     let (qkv, out) = match &l.mixer {
-        Mixer::Attention(a) => {
-            let gate = a.gate.as_ref().map(Upload::of);
-            let qkv = [Upload::of(&a.wq), Upload::of(&a.wk), Upload::of(&a.wv)];
-            (qkv.into_iter().chain(gate).collect(), Upload::of(&a.wo))
-        }
+        Mixer::Attention(a) => of_attention(a),
+        Mixer::LocalAttention(a) => of_attention(a),
         Mixer::ShortConv(w) => (vec![Upload::of(&w.w_in)], Upload::of(&w.w_out)),
         Mixer::DeltaNet(w) => {
             let inputs = vec![Upload::of(&w.qkv), Upload::of(&w.z), Upload::of(&w.b), Upload::of(&w.a)];
@@ -42,20 +38,27 @@ pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
     };
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
         let inputs = match &l.mixer {
-            Mixer::Attention(_) => "q, k and v",
+            Mixer::Attention(_) | Mixer::LocalAttention(_) => "q, k and v",
             _ => "the input projections",
         };
         return Err(mixed_storage_error(inputs, &qkv));
     }
-    Ok([qkv, vec![out], gate_up(l.gate.as_ref(), &l.up)?, vec![Upload::of(&l.down)]])
+    let (gate_up, down) = match &l.ffn {
+        Ffn::Usual(w) => (gate_up(w)?, Upload::of(&w.down)),
+        Ffn::Wide(w) => (gate_up(w)?, Upload::of(&w.down)),
+    };
+    Ok([qkv, vec![out], gate_up, vec![down]])
 }
 
-fn gate_up<'a>(
-    gate: Option<&'a Matrix<FFN_DIM, DIM>>,
-    up: &'a Matrix<FFN_DIM, DIM>,
-) -> Result<Vec<Upload<'a>>> {
-    let Some(gate) = gate else { return Ok(vec![Upload::of(up)]) };
-    let both = vec![Upload::of(gate), Upload::of(up)];
+fn of_attention<const Q: usize, const KV: usize>(a: &Attention<Q, KV>) -> (Vec<Upload<'_>>, Upload<'_>) {
+    let keys = [&a.wk, &a.wv].into_iter().flatten().map(Upload::of);
+    let gate = a.gate.as_ref().map(Upload::of);
+    (std::iter::once(Upload::of(&a.wq)).chain(keys).chain(gate).collect(), Upload::of(&a.wo))
+}
+
+fn gate_up<const W: usize>(w: &FeedForward<W>) -> Result<Vec<Upload<'_>>> {
+    let Some(gate) = &w.gate else { return Ok(vec![Upload::of(&w.up)]) };
+    let both = vec![Upload::of(gate), Upload::of(&w.up)];
     if both[0].storage == both[1].storage {
         return Ok(both);
     }

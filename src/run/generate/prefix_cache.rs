@@ -1,8 +1,8 @@
 //! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
 use crate::dims::{
-    HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, RECURRENT_LAYERS, ROPE, SLIDING_LAYERS, STATE, WINDOW,
-    is_recurrent, is_sliding,
+    CACHE_LAYERS, HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, ROPE, SLIDING_LAYERS, STATE, WINDOW, has_cache,
+    is_sliding,
 };
 use crate::model::device::KvRows;
 use crate::run::placement::Checkpoint;
@@ -145,7 +145,7 @@ impl PrefixCache {
             return Ok(());
         }
         let types = session.extent().types;
-        let rows = types.slot_bytes(LAYERS - RECURRENT_LAYERS, KV_HEADS, HEAD_DIM) * tokens.len();
+        let rows = types.slot_bytes(CACHE_LAYERS, KV_HEADS, HEAD_DIM) * tokens.len();
         let states = session.export_states()?;
         let bytes = (rows + 4 * STATE * states.len()) as u64;
         let tokens = session.tokens();
@@ -160,7 +160,7 @@ impl PrefixCache {
         let mut rows = Vec::with_capacity(LAYERS);
         for layer in 0..LAYERS {
             let mut of_layer = KvRows::default();
-            if !is_recurrent(layer) {
+            if has_cache(layer) {
                 session.read_rows(layer, &mut of_layer)?;
             }
             rows.push(of_layer);

@@ -8,7 +8,7 @@ use super::batch::{Batch, BatchEvent, Generation, Piece, SessionRef, is_request_
 use super::decoder::{DecoderParams, TokenDecoder};
 use super::prefill_budget::PrefillBudget;
 use super::prefix_cache::PrefixCache;
-use crate::dims::{HEAD_DIM, KV_HEADS, LAYERS, RECURRENT_LAYERS};
+use crate::dims::{CACHE_LAYERS, HEAD_DIM, KV_HEADS};
 use crate::run::engine::Engine;
 use crate::run::eviction::Policy;
 use crate::run::options::{EngineOptions, GenerateOptions};
@@ -436,5 +436,5 @@ impl<'a> Slots<'a> {
 /// Maximum bytes of rows that a generation can fill.
 fn row_bytes(o: &EngineOptions, prompt: usize, tokens: Option<usize>) -> u64 {
     let slots = tokens.map_or(o.max_seq_len, |n| prompt.saturating_add(n).min(o.max_seq_len));
-    (o.kv_types.slot_bytes(LAYERS - RECURRENT_LAYERS, KV_HEADS, HEAD_DIM) as u64).saturating_mul(slots as u64)
+    (o.kv_types.slot_bytes(CACHE_LAYERS, KV_HEADS, HEAD_DIM) as u64).saturating_mul(slots as u64)
 }

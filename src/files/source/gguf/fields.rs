@@ -52,10 +52,11 @@ const ALL: &[Arch] = &[];
 const GRANITE: &[Arch] = &[Arch::Granite];
 const LFM2: &[Arch] = &[Arch::Lfm2];
 const QWEN35: &[Arch] = &[Arch::Qwen35];
+const GEMMA4: &[Arch] = &[Arch::Gemma4];
 
 /// Keys without `ARCH.`, their types, the corresponding fields of `config.json`, and the families that have them; none
 /// for all.
-pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 23] = [
+pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 27] = [
     ("block_count", Integer, "num_hidden_layers", ALL),
     ("embedding_length", Integer, "hidden_size", ALL),
     ("feed_forward_length", PerLayer, "intermediate_size", ALL),
@@ -66,13 +67,17 @@ pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 23] = [
     ("attention.layer_norm_rms_epsilon", Float, "rms_norm_eps", ALL),
     ("attention.layer_norm_epsilon", Float, "rms_norm_eps", &[Arch::Gpt2]),
     ("rope.freq_base", Float, "rope_theta", ALL),
-    ("rope.freq_base_swa", Float, "rope_local_base_freq", &[Arch::Gemma3]),
+    ("rope.freq_base_swa", Float, "rope_local_base_freq", &[Arch::Gemma3, Arch::Gemma4]),
     (
         "attention.sliding_window",
         Integer,
         "sliding_window",
-        &[Arch::Gemma3, Arch::Phi3, Arch::Olmo3, Arch::Exaone4],
+        &[Arch::Gemma3, Arch::Gemma4, Arch::Phi3, Arch::Olmo3, Arch::Exaone4],
     ),
+    ("attention.key_length_swa", Integer, "local_head_dim", GEMMA4),
+    ("attention.shared_kv_layers", Integer, "num_kv_shared_layers", GEMMA4),
+    ("embedding_length_per_layer_input", Integer, "hidden_size_per_layer_input", GEMMA4),
+    ("final_logit_softcapping", Float, "final_logit_softcapping", GEMMA4),
     ("attention.scale", Float, "attention_multiplier", GRANITE),
     ("embedding_scale", Float, "embedding_multiplier", GRANITE),
     ("residual_scale", Float, "residual_multiplier", GRANITE),
@@ -98,6 +103,7 @@ pub(super) fn required_keys(arch: Arch) -> &'static [&'static str] {
             "ssm.time_step_rank",
             "ssm.inner_size",
         ],
+        Arch::Gemma4 => &["attention.key_length", "attention.key_length_swa", "attention.sliding_window"],
         _ => &[],
     }
 }

@@ -31,6 +31,7 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 const RECURRENT: &str = "attention.recurrent_layers";
 const KV_HEADS: &str = "attention.head_count_kv";
 const QUERY_GROWTH: &str = "attention.temperature_scale";
+const FFN_WIDTHS: &str = "feed_forward_length";
 const INNER: &str = "ssm.inner_size";
 const EXTRA_BLOCKS: &str = "nextn_predict_layers";
 const SPLIT: &str = "split.count";
@@ -288,6 +289,7 @@ impl<'a> Keys<'a> {
     fn layer_types(&self, layers: usize) -> Result<Option<Vec<&'static str>>, ConfigError> {
         let (other, found) = match self.arch {
             Arch::Gemma3 => ("sliding_attention", self.windowed_layers(layers, 6)?),
+            Arch::Gemma4 => ("sliding_attention", self.windowed_layers(layers, 6)?),
             Arch::Olmo3 | Arch::Exaone4 => ("sliding_attention", self.windowed_layers(layers, 4)?),
             Arch::Lfm2 => ("conv", self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?),
             Arch::Qwen35 if self.get(RECURRENT).is_some() => {
@@ -341,7 +343,8 @@ impl<'a> Keys<'a> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.name().into());
         for (key, form, field, families) in FIELDS {
-            let value = Some(key).filter(|key| self.has_field(key, field, families));
+            let differs = self.arch == Arch::Gemma4 && key == FFN_WIDTHS;
+            let value = Some(key).filter(|key| self.has_field(key, field, families) && !differs);
             if let Some(value) = value.and_then(|key| self.get(key)) {
                 let convs = self.arch == Arch::Lfm2 && key == KV_HEADS;
                 let form = if convs { ValueForm::PerAttentionLayer } else { form };
@@ -404,6 +407,7 @@ impl<'a> Keys<'a> {
             (Arch::SmolLm3 | Arch::Lfm2 | Arch::Ernie45 | Arch::Ministral3, _) => {
                 map.entry("rope_theta").or_insert(10_000.0.into());
             }
+            (Arch::Gemma4, _) => self.add_gemma4_fields(map)?,
             (Arch::Qwen35, _) => {
                 let heads = number(map, "linear_num_value_heads").unwrap_or(0).max(1);
                 match self.get(INNER).and_then(Value::as_u64).filter(|inner| *inner > 0) {
@@ -414,6 +418,45 @@ impl<'a> Keys<'a> {
                 }
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Adds the fields of Gemma 4's layers, which differ in the widths of heads and feed-forwards.
+    fn add_gemma4_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
+        let count = |field: &str| map.get(field).and_then(Json::as_u64).unwrap_or(0) as usize;
+        let (layers, shared) = (count("num_hidden_layers"), count("num_kv_shared_layers"));
+        let widths: Option<Vec<u64>> = match self.get(FFN_WIDTHS) {
+            Some(Value::Array(all)) if all.len() == layers => {
+                all.iter().map(|width| width.as_u64()).collect()
+            }
+            Some(width) => width.as_u64().map(|width| vec![width; layers]),
+            None => None,
+        };
+        let (own, reading) = widths
+            .as_deref()
+            .unwrap_or_default()
+            .split_at_checked(layers.saturating_sub(shared))
+            .unwrap_or_default();
+        let (Some(&width), Some(&shared_width)) = (own.first(), reading.first().or(own.first())) else {
+            return self.unsupported(FFN_WIDTHS, &format!("a width for each of {layers} layers"));
+        };
+        let wide = shared_width == width.saturating_mul(2);
+        if own.iter().any(|w| *w != width)
+            || reading.iter().any(|w| *w != shared_width)
+            || !wide && shared_width != width
+        {
+            return self
+                .unsupported(FFN_WIDTHS, "one width, and once or twice that in layers that share keys");
+        }
+        map.insert("intermediate_size".into(), width.into());
+        map.insert("use_double_wide_mlp".into(), wide.into());
+        map.entry("hidden_size_per_layer_input").or_insert(0.into());
+        if let Some(width) = map.get("head_dim").cloned() {
+            map.insert("global_head_dim".into(), width);
+        }
+        if let Some(width) = map.remove("local_head_dim") {
+            map.insert("head_dim".into(), width);
         }
         Ok(())
     }

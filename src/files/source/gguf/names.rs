@@ -19,6 +19,23 @@ const LFM2_MODEL: Pairs = &[
     ("lm_head.weight", "output.weight"),
 ];
 
+/// Tensors of embeddings that each layer has of a token.
+const PER_LAYER_MODEL: Pairs = &[
+    ("model.embed_tokens.weight", "token_embd.weight"),
+    ("model.norm.weight", "output_norm.weight"),
+    ("lm_head.weight", "output.weight"),
+    ("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+    ("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+    ("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
+];
+const PER_LAYER: Pairs = &[
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+];
+/// The factor of a layer.
+const LAYER_SCALARS: Pairs = &[("layer_scalar", "layer_output_scale.weight")];
+
 /// Tensors of layer `N`, without the prefixes `model.layers.N.` and `blk.N.` and without `.weight` or `.bias`.
 const LAYER: Pairs = &[
     ("self_attn.q_proj", "attn_q"),
@@ -68,7 +85,11 @@ const QWEN35_NORMS: Pairs =
 
 /// The names of a family's tensors outside the layers.
 fn model_table(arch: Arch) -> Pairs {
-    if arch == Arch::Lfm2 { LFM2_MODEL } else { MODEL }
+    match arch {
+        Arch::Lfm2 => LFM2_MODEL,
+        Arch::Gemma4 => PER_LAYER_MODEL,
+        _ => MODEL,
+    }
 }
 
 /// The names of a family's tensors in a layer.
@@ -85,6 +106,7 @@ fn layer_tables(arch: Arch) -> [Pairs; 3] {
         Arch::Phi3 => [norms, FUSED, FUSED_GATE],
         Arch::Lfm2 => [norms, LAYER, SHORT_CONV],
         Arch::Qwen35 => [norms, LAYER, DELTA_NET],
+        Arch::Gemma4 => [norms, LAYER, PER_LAYER],
         _ => [norms, LAYER, &[]],
     }
 }
@@ -133,7 +155,11 @@ pub fn to_hf_name(arch: Arch, stored: &str) -> Option<String> {
 
 /// The names of a family's tensors in a layer that end neither in `.weight` nor in `.bias`.
 fn value_table(arch: Arch) -> Pairs {
-    if arch == Arch::Qwen35 { DELTA_VALUES } else { &[] }
+    match arch {
+        Arch::Qwen35 => DELTA_VALUES,
+        Arch::Gemma4 => LAYER_SCALARS,
+        _ => &[],
+    }
 }
 
 /// Splits a GGUF tensor name into layer and rest; `None` outside the layers.
@@ -238,6 +264,9 @@ mod tests {
                 "model.layers.0.post_attention_layernorm.weight",
                 "blk.0.post_attention_norm.weight",
             ),
+            (Arch::Gemma4, "model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+            (Arch::Gemma4, "model.layers.1.per_layer_projection.weight", "blk.1.proj.weight"),
+            (Arch::Gemma4, "model.layers.1.layer_scalar", "blk.1.layer_output_scale.weight"),
             (Arch::Olmo3, "model.layers.0.post_feedforward_layernorm.weight", "blk.0.post_ffw_norm.weight"),
         ] {
             assert_eq!(to_gguf_name(arch, plain_name).as_deref(), Some(stored_name));

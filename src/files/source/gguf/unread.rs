@@ -48,7 +48,7 @@ const WITH_TENSORS: [&str; 22] = [
 
 /// Values of a key (without its prefix) that have no effect in this model; `None` for an unknown key.
 fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
-    let (scales, head, rotated) = (&model.scales, model.head_dim as f64, model.rope.dim as f64);
+    let scales = &model.scales;
     Some(match key {
         "vocab_size" | "tensor_data_layout" | "pooling_type" => Any,
         "expert_count" | "nextn_predict_layers" | "n_deepstack_layers" | "deepstack_mapping" => Off,
@@ -71,8 +71,8 @@ fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
         "attention.sliding_window" => Off,
         // Unused without a window.
         "attention.sliding_window_pattern" | "rope.freq_base_swa" => Any,
-        "attention.key_length_swa" | "attention.value_length_swa" => Number(head),
-        "rope.dimension_count_swa" => Number(rotated),
+        "attention.key_length_swa" | "attention.value_length_swa" => Number(model.local_head_dim as f64),
+        "rope.dimension_count_swa" => Number(model.rope.local_dim as f64),
         // For images: in a text, all sections have the same position.
         "rope.dimension_sections" if model.arch == Arch::Qwen35 => Any,
         "rope.dimension_sections" | "attention.recurrent_layers" | "attention.shared_kv_layers" => Off,

@@ -1,0 +1,170 @@
+//! The sizes and factors of a model's parts, from the config's fields.
+
+use super::families::Arch;
+use super::fields::{ConfigError, Fields};
+use super::layer_kinds::LayerKind;
+use super::{DeltaNetSizes, MAX_DIM, MAX_HEAD_DIM, MAX_LAYERS, MAX_TAPS, Scales};
+
+pub(super) fn read_head_dim(
+    f: &Fields<'_>,
+    default: usize,
+    dim: usize,
+    heads: usize,
+) -> Result<usize, ConfigError> {
+    let head_dim = if f.get("head_dim").is_some() {
+        f.read_size("head_dim", None, MAX_HEAD_DIM)?
+    } else if default > 0 {
+        default
+    } else if dim.is_multiple_of(heads) {
+        dim / heads
+    } else {
+        let supported = format!("a divisor of hidden_size ({dim}), or an explicit head_dim");
+        return f.unsupported("num_attention_heads", &supported);
+    };
+    if head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
+        return f.unsupported("head_dim", &format!("an even number up to {MAX_HEAD_DIM}"));
+    }
+    if heads * head_dim > MAX_DIM {
+        return f.unsupported("num_attention_heads", &format!("heads x head_dim up to {MAX_DIM}"));
+    }
+    Ok(head_dim)
+}
+
+/// Width of the heads of full-attention layers.
+pub(super) fn read_widest_head_dim(f: &Fields<'_>, arch: Arch, local: usize) -> Result<usize, ConfigError> {
+    if arch != Arch::Gemma4 {
+        return Ok(local);
+    }
+    match f.read_size("global_head_dim", Some(512), MAX_HEAD_DIM)? {
+        width if width >= local && width.is_multiple_of(2) => Ok(width),
+        _ => f.unsupported("global_head_dim", &format!("an even number from head_dim ({local}) on")),
+    }
+}
+
+/// Number of last layers that read keys and values of an earlier layer, which must be there.
+pub(super) fn read_shared_kv_layers(
+    f: &Fields<'_>,
+    arch: Arch,
+    kinds: &[LayerKind],
+) -> Result<usize, ConfigError> {
+    const FIELD: &str = "num_kv_shared_layers";
+    if arch != Arch::Gemma4 {
+        return Ok(0);
+    }
+    let shared = f.read_count(FIELD, 0, MAX_LAYERS)?;
+    let (own, reading) = kinds.split_at(kinds.len().saturating_sub(shared));
+    if reading.iter().all(|kind| own.contains(kind)) {
+        return Ok(shared);
+    }
+    f.unsupported(FIELD, "a number that leaves a layer of each kind with keys and values")
+}
+
+/// Width of the feed-forward of layers that share keys and values.
+pub(super) fn read_shared_ffn_dim(
+    f: &Fields<'_>,
+    shared: usize,
+    ffn_dim: usize,
+) -> Result<usize, ConfigError> {
+    match ffn_dim << u8::from(shared > 0 && f.read_bool("use_double_wide_mlp", false)?) {
+        width @ ..=MAX_DIM => Ok(width),
+        _ => f.unsupported("intermediate_size", &format!("a number up to {}", MAX_DIM / 2)),
+    }
+}
+
+/// Width of the embedding that each layer has of a token; 0 without.
+pub(super) fn read_per_layer_dim(f: &Fields<'_>, arch: Arch, layers: usize) -> Result<usize, ConfigError> {
+    if arch != Arch::Gemma4 {
+        return Ok(0);
+    }
+    let width = f.read_count("hidden_size_per_layer_input", 256, MAX_DIM / layers)?;
+    if width > 0 && f.get("vocab_size_per_layer_input").is_some_and(|rows| Some(rows) != f.get("vocab_size"))
+    {
+        return f.unsupported("vocab_size_per_layer_input", "the same as vocab_size");
+    }
+    Ok(width)
+}
+
+/// Width of the feed-forward layer.
+pub(super) fn read_ffn_dim(f: &Fields<'_>, arch: Arch, default: Option<usize>) -> Result<usize, ConfigError> {
+    let lfm2 = arch == Arch::Lfm2;
+    let older = lfm2 && f.get("block_ff_dim").is_some();
+    let field = if older { "block_ff_dim" } else { arch.field_name("intermediate_size") };
+    let width = f.read_size(field, default, MAX_DIM)?;
+    if !lfm2 || !f.read_bool("block_auto_adjust_ff_dim", older)? {
+        return Ok(width);
+    }
+    // As in transformers' `Lfm2MLP`.
+    let factor = f.read_float("block_ffn_dim_multiplier", Some(1.0))?;
+    let multiple = f.read_size("block_multiple_of", Some(256), MAX_DIM)?;
+    let adjusted = ((2 * width / 3) as f64 * factor) as usize;
+    match adjusted.next_multiple_of(multiple) {
+        adjusted @ 1..=MAX_DIM => Ok(adjusted),
+        _ => f.unsupported("block_ffn_dim_multiplier", "a factor that leaves a width up to 65536"),
+    }
+}
+
+/// Taps of the causal convolutions; 0 if no layer has one.
+pub(super) fn read_conv_taps(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<usize, ConfigError> {
+    let field = match kinds.iter().find(|kind| !kind.is_attention()) {
+        None => return Ok(0),
+        Some(LayerKind::ShortConv) => ("conv_L_cache", 3),
+        Some(_) => ("linear_conv_kernel_dim", 4),
+    };
+    match f.read_size(field.0, Some(field.1), MAX_TAPS)? {
+        1 => f.unsupported(field.0, &format!("an integer from 2 to {MAX_TAPS}")),
+        taps => Ok(taps),
+    }
+}
+
+/// Sizes of gated delta nets; zeros if no layer is one.
+pub(super) fn read_delta_net(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<DeltaNetSizes, ConfigError> {
+    if !kinds.contains(&LayerKind::DeltaNet) {
+        return Ok(DeltaNetSizes::default());
+    }
+    let sizes = DeltaNetSizes {
+        key_heads: f.read_size("linear_num_key_heads", Some(16), MAX_DIM)?,
+        value_heads: f.read_size("linear_num_value_heads", Some(32), MAX_DIM)?,
+        key_dim: f.read_size("linear_key_head_dim", Some(128), MAX_HEAD_DIM)?,
+        value_dim: f.read_size("linear_value_head_dim", Some(128), MAX_HEAD_DIM)?,
+    };
+    let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = sizes;
+    if !value_heads.is_multiple_of(key_heads) || value_heads * value_dim.max(key_dim) > MAX_DIM {
+        let supported = format!("a multiple of linear_num_key_heads ({key_heads}), up to {MAX_DIM} in all");
+        return f.unsupported("linear_num_value_heads", &supported);
+    }
+    for (field, width) in [("linear_key_head_dim", key_dim), ("linear_value_head_dim", value_dim)] {
+        if !width.is_multiple_of(16) {
+            return f.unsupported(field, "a multiple of 16");
+        }
+    }
+    Ok(sizes)
+}
+
+pub(super) fn read_scales(
+    f: &Fields<'_>,
+    arch: Arch,
+    (dim, head_dim): (usize, usize),
+) -> Result<Scales, ConfigError> {
+    // In f32, as the CPU kernels compute it.
+    let by_root = |n: f64| f64::from(1.0 / (n as f32).sqrt());
+    let mut scales =
+        Scales { embedding: 1.0, attention: by_root(head_dim as f64), residual: 1.0, logits: 1.0 };
+    match arch {
+        Arch::Gemma3 => {
+            scales.embedding = (dim as f64).sqrt();
+            scales.attention = by_root(f.read_float("query_pre_attn_scalar", Some(256.0))?);
+        }
+        Arch::Gemma4 => {
+            scales.embedding = (dim as f64).sqrt();
+            scales.attention = 1.0;
+        }
+        Arch::Granite => {
+            scales.embedding = f.read_float("embedding_multiplier", Some(1.0))?;
+            scales.attention = f.read_float("attention_multiplier", Some(1.0))?;
+            scales.residual = f.read_float("residual_multiplier", Some(1.0))?;
+            scales.logits = 1.0 / f.read_float("logits_scaling", Some(1.0))?;
+        }
+        _ => {}
+    }
+    Ok(scales)
+}
