@@ -22,6 +22,8 @@ float element(const __global float *src, const __global float *in, float scale, 
     return ACTIVATION(src[i]) * src[FFN_PAD + i];
 #elif defined(INPUT_FFN)
     return ACTIVATION(src[i] + in[i]);
+#elif defined(INPUT_ATT)
+    return src[ATT_COLUMN(i)];
 #else
     return src[i];
 #endif
@@ -47,7 +49,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
     const __global float *row = src + (size_t)from * (FFN_MATRICES * FFN_PAD);
     float scale = 1.0f;
 #else
-    const __global float *row = src + (size_t)from * COLS;
+    // The row of narrower heads is as wide as that of others.
+    const __global float *row = src + (size_t)from * (COLS / HEAD_WIDTH * HEAD_DIM + COLS % HEAD_WIDTH);
     float scale = 1.0f;
 #endif
 #ifndef ELEMENTS

@@ -97,17 +97,21 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     load_heads(qkv + kv_head * (GROUP * HEAD_DIM), x, GROUP);
     calibration += kv_head * CALIBRATION;
     prepare_queries(x, qk_norm, calibration, angles, GROUP, red);
+#ifndef SHARES_KV
     // Every chunk prepares the new row, so that all work-items meet the same barriers; only the last chunk stores it.
     load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
     load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
     prepare_key(k, qk_norm + HEAD_DIM, calibration, angles, red);
-    prepare_value(v);
+    prepare_value(v, red);
+#endif
     __global uchar *keys = k_cache + (size_t)kv_head * capacity * K_ROW;
     __global uchar *values = v_cache + (size_t)kv_head * capacity * V_ROW;
+#ifndef SHARES_KV
     scale_rows(k, scales, last);
     store_row(K_TYPE, k, keys + (size_t)ROW_OF_SLOT(slots - 1, run) * K_ROW, scales, last);
     store_row(V_TYPE, v, values + (size_t)ROW_OF_SLOT(slots - 1, run) * V_ROW, scales + ROW_BLOCKS * CANDIDATES, last);
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+#endif
 
     const __global uchar *rows = values + (size_t)ROW_OF_SLOT(first, run) * V_ROW;
 #if IS_IN_BLOCKS(V_TYPE)
@@ -164,14 +168,14 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         red[i] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // Values: one element of some queries per work-item.
+    // Values: one element of some queries per work-item, more if heads are wide.
 #if WG == LANES
     // Tells the compiler that all work-items read the same weights.
-    const int d = lid, team = 0;
+    const int lane = lid, team = 0;
 #else
-    const int d = lid % LANES, team = lid / LANES;
+    const int lane = lid % LANES, team = lid / LANES;
 #endif
-    if (HEAD_DIM == LANES || d < HEAD_DIM) {
+    for (int d = lane; d < HEAD_DIM; d += LANES) {
         float acc[QUERIES_PER_ITEM];
         for (int g = 0; g < QUERIES_PER_ITEM; g++) acc[g] = 0.0f;
         const __local float *weights[QUERIES_PER_ITEM];

@@ -23,7 +23,7 @@
 #define W_DENSE (W_TYPE == W_F32 || W_TYPE == W_F16 || W_TYPE == W_BF16)
 
 // State of a forward pass: a header of integers, then one row per token.
-// [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES] float
+// [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES | embeddings of each layer: PER_LAYER_ROW] float
 #define HEADER 16
 #define H_SLOT 0 // cache slot of the only token of a pass
 #define H_ROW 1 // token whose residual the head reads, if it reads only one
@@ -33,7 +33,10 @@
 #define H_STEPS 4 // steps whose results were exchanged so far
 #define H_K_STRIDE 5 // from one layer's keys to the next, in 64 bytes
 #define H_V_STRIDE 6 // from one layer's values to the next, in 64 bytes
-#define X_ROW (DIM + 2 * ANGLES)
+#ifndef PER_LAYER_ROW
+#define PER_LAYER_ROW 0
+#endif
+#define X_ROW (DIM + 2 * ANGLES + PER_LAYER_ROW)
 #define ROW(state, t) ((state) + HEADER + (size_t)(t) * X_ROW)
 
 // Work of a gemm launch: first output group in its buffer, number of groups in it, tokens, and the first tile of tokens
@@ -166,10 +169,27 @@ float gelu(float x) {
 #else
 #define SCALED_RESIDUAL(y) (y)
 #endif
-#ifdef LOGIT_SCALE
+#if defined(LOGIT_SCALE)
 #define SCALED_LOGIT(y) ((y) * LOGIT_SCALE)
+#elif defined(LOGIT_SOFTCAP)
+// cap * tanh(y / cap), computed as in src/numeric/simd/ops.rs.
+#define SCALED_LOGIT(y) \
+    (LOGIT_SOFTCAP + divide(-2.0f * LOGIT_SOFTCAP, 1.0f + exp_approx((y) * (2.0f / LOGIT_SOFTCAP))))
 #else
 #define SCALED_LOGIT(y) (y)
+#endif
+
+// Width of a layer's heads: in the cache, and as queries and outputs of attention, zeros follow narrower ones.
+#ifndef HEAD_WIDTH
+#define HEAD_WIDTH HEAD_DIM
+#define QKV_COLUMN(row) (row)
+#define ATT_COLUMN(i) (i)
+#else
+#define ATT_COLUMN(i) ((i) / HEAD_WIDTH * HEAD_DIM + (i) % HEAD_WIDTH)
+#define QKV_COLUMN(row)                                                                   \
+    ((row) < LOCAL_Q_PAD                  ? ATT_COLUMN(row)                               \
+     : (row) < LOCAL_Q_PAD + LOCAL_KV_PAD ? Q_PAD + ATT_COLUMN((row)-LOCAL_Q_PAD)          \
+                                          : Q_PAD + KV_PAD + ATT_COLUMN((row)-LOCAL_Q_PAD - LOCAL_KV_PAD))
 #endif
 
 // Converts a stored half to a float, with any alignment.

@@ -22,8 +22,8 @@ void store_output(__global float *state, __global float *out, const __global flo
 #if QKV_BIAS
     y += bias[row];
 #endif
-    out[(size_t)t * QKV + row] = y;
-#elif defined(STEP_MIX)
+    out[(size_t)t * QKV + QKV_COLUMN(row)] = y;
+#elif defined(STEP_MIX) || defined(STEP_PROJECT)
     out[(size_t)t * ROWS + row] = y;
 #elif defined(STEP_HEAD)
     out[(size_t)t * VOCAB + row] = SCALED_LOGIT(y);

@@ -8,9 +8,10 @@
 // STEP_MIX_OUT  out of a recurrent layer   in: its output           out: like STEP_OUT
 // STEP_GATE_UP  norm + gate_up             in: norm weights         out: input of `down`; in_scales: bias
 // STEP_DOWN     down, added to residual    in: output of gate_up    out: like STEP_OUT
+// STEP_PROJECT  a projection               in: unused               out: [ROWS]
 // STEP_HEAD     norm + head                in: norm weights         out: [VOCAB]
 //
-// Without PRE_NORMS, the input of qkv, mix and gate_up is the residual itself.
+// The input of a projection is the residual itself, and without PRE_NORMS that of qkv, mix and gate_up.
 //
 // A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
 
@@ -26,7 +27,7 @@
 #define BLOCKS (COLS / 32)
 #if defined(STEP_HEAD) || PRE_NORMS && (defined(STEP_QKV) || defined(STEP_MIX) || defined(STEP_GATE_UP))
 #define INPUT_NORM
-#elif defined(STEP_QKV) || defined(STEP_MIX) || defined(STEP_GATE_UP)
+#elif defined(STEP_QKV) || defined(STEP_MIX) || defined(STEP_GATE_UP) || defined(STEP_PROJECT)
 #define INPUT_RESIDUAL
 #endif
 
@@ -70,7 +71,11 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
 // Loads the input in f32 to local memory: [COLS]
 void load_input(const __global float *from, const __global float *w, __local float *red, __local float *x) {
     int lid = get_local_id(0);
+#ifdef STEP_OUT
+    for (int i = lid; i < COLS; i += WG) x[i] = from[ATT_COLUMN(i)];
+#else
     for (int i = lid; i < COLS; i += WG) x[i] = from[i];
+#endif
     barrier(CLK_LOCAL_MEM_FENCE);
 #ifdef INPUT_NORM
     float scale = SCALE_OF_NORM(x, COLS, red);
@@ -372,10 +377,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #else
             if (mine) {
                 float y = sums[i];
-#if defined(STEP_QKV) || defined(STEP_MIX)
-#if defined(STEP_QKV) && QKV_BIAS
+#if defined(STEP_QKV)
+#if QKV_BIAS
                 y += extra[row];
 #endif
+                out[QKV_COLUMN(row)] = y;
+#elif defined(STEP_MIX) || defined(STEP_PROJECT)
                 out[row] = y;
 #elif defined(STEP_OUT) || defined(STEP_MIX_OUT) || defined(STEP_DOWN)
 #if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)

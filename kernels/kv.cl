@@ -19,13 +19,18 @@
 #define BLOCK_BYTES(type) \
     ((type) == T_F32 ? 4 * KV_BLOCK : (type) == T_F16 ? 2 * KV_BLOCK : (type) == T_Q8 ? 2 + KV_BLOCK : 2 + KV_BLOCK / 2)
 
-// Copies `heads` heads to local memory.
+#ifndef ROPE_WIDTH
+#define ROPE_WIDTH ROPE_DIM
+#endif
+
+// Copies `heads` heads to local memory; zeros follow the elements of narrower ones.
 void load_heads(const __global float *from, __local float *x, int heads) {
-    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG) x[i] = from[i];
+    for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG)
+        x[i] = HEAD_WIDTH == HEAD_DIM || i % HEAD_DIM < HEAD_WIDTH ? from[i] : 0.0f;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// RMS norm of each of `heads` heads. `red` has 16 elements per head.
+// RMS norm of each of `heads` heads, with weights unless `w` is null. `red` has 16 elements per head.
 void norm_heads(__local float *x, const __global float *w, int heads, __local float *red, bool on) {
     int lid = get_local_id(0);
     for (int i = lid; i < heads * 16; i += WG) {
@@ -37,16 +42,16 @@ void norm_heads(__local float *x, const __global float *w, int heads, __local fl
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < heads * HEAD_DIM; i += WG) {
         float sum = sum_lanes(red + 16 * (i / HEAD_DIM));
-        float scale = divide(1.0f, sqrt_rn(divide(sum, (float)HEAD_DIM) + NORM_EPS));
-        if (on) x[i] = x[i] * scale * w[i % HEAD_DIM];
+        float scale = divide(1.0f, sqrt_rn(divide(sum, (float)HEAD_WIDTH) + NORM_EPS));
+        if (on) x[i] = w ? x[i] * scale * w[i % HEAD_DIM] : x[i] * scale;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// RoPE: rotates element i with element i + ROPE_DIM / 2. `angles` is [cos: ANGLES | sin: ANGLES], starting with the
+// RoPE: rotates element i with element i + ROPE_WIDTH / 2. `angles` is [cos: ANGLES | sin: ANGLES], starting with the
 // first angle of this layer.
 void rope_heads(__local float *x, const __global float *angles, int heads, bool on) {
-    const int half_dim = ROPE_DIM / 2;
+    const int half_dim = ROPE_WIDTH / 2;
     for (int d = get_local_id(0); d < half_dim; d += WG) {
         float c = angles[d], s = angles[ANGLES + d];
         for (int h = 0; h < heads; h++) {
@@ -125,7 +130,11 @@ void prepare_key(__local float *k, const __global float *w, const __global float
 #endif
 }
 
-void prepare_value(__local float *v) {
+// Prepares a value for storing.
+void prepare_value(__local float *v, __local float *red) {
+#if VALUE_NORM
+    norm_heads(v, 0, 1, red, true);
+#endif
 #if V_ROTATED
     rotate_heads(v, 1, true);
 #endif

@@ -1,5 +1,5 @@
 // rope: applies RoPE to the queries and keys of a run; keys and values are added to the cache. One work-group per token
-// and head of q, k or v. Queries stay in place, ready for attention.
+// and head of q, k or v; of q alone in a layer that reads another's cache. Queries stay in place, ready for attention.
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     const __global float *state, __global float *qkv, const __global float *qk_norm, const __global float *calibration,
@@ -17,6 +17,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     load_heads(row, x, 1);
 #if QK_NORM == NORM_HEADS
     norm_heads(x, qk_norm + (is_q ? 0 : HEAD_DIM), 1, red, !is_v);
+#endif
+#if VALUE_NORM
+    norm_heads(x, 0, 1, red, is_v);
 #endif
     rope_heads(x, angles, 1, !is_v);
 #if QK_NORM == NORM_AFTER_ROPE

@@ -125,7 +125,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{LAYERS, is_recurrent};
+use crate::dims::{LAST_WRITING_LAYER, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -371,7 +371,7 @@ impl OpenClDevice {
         // If only a few tokens need logits, they are moved to the front, before the last layer's attention. Traced or
         // observed passes need all tokens.
         let narrowed = Some(read).filter(|_| {
-            !is_recurrent(LAYERS - 1)
+            !is_recurrent(LAST_WRITING_LAYER)
                 && read < n
                 && n > 1
                 && read <= self.scratch.logit_rows

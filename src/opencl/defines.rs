@@ -13,8 +13,14 @@ pub const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 pub const GATE_AT: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of the fused matrix: q, k, v, then the gate of attention's output.
 pub const QKV: usize = GATE_AT + GATE_DIM.next_multiple_of(16);
-/// Rows of gate, and of up, in the fused matrix of both.
-pub const FFN_PAD: usize = FFN_DIM.next_multiple_of(16);
+/// Rows of q, and of k or v, in the fused matrix of layers with narrower heads, which are whole groups of sixteen.
+const LOCAL_Q_PAD: usize = LOCAL_Q_DIM.next_multiple_of(16);
+const LOCAL_KV_PAD: usize = LOCAL_KV_DIM.next_multiple_of(16);
+/// Rows of that matrix.
+pub const LOCAL_QKV: usize = LOCAL_Q_PAD + 2 * LOCAL_KV_PAD;
+const _: () = assert!(!HAS_LOCAL_HEADS || LOCAL_HEAD_DIM.is_multiple_of(16) && !QKV_BIAS);
+/// Columns of gate, and of up, in the fused result of both; in that of layers with a narrower feed-forward, zeros follow.
+pub const FFN_PAD: usize = MAX_FFN_DIM.next_multiple_of(16);
 
 pub use crate::model::device::ATTN_BLOCK;
 
@@ -25,12 +31,21 @@ pub struct LayerView {
     window: usize,
     /// Index of the layer's first angle.
     angles: usize,
+    /// Its heads are narrower than those of the cache.
+    local_heads: bool,
+    /// It reads keys and values of another layer.
+    shares_kv: bool,
 }
 
 impl LayerView {
     /// View of a layer.
     pub fn of(layer: usize) -> Self {
-        Self { window: attention_window(layer).unwrap_or(0), angles: first_angle(layer) }
+        Self {
+            window: attention_window(layer).unwrap_or(0),
+            angles: first_angle(layer),
+            local_heads: HAS_LOCAL_HEADS && is_sliding(layer),
+            shares_kv: !has_cache(layer),
+        }
     }
 }
 
@@ -79,11 +94,18 @@ impl Defines {
             ("GELU", !matches!(MLP, Mlp::SwiGlu) as usize),
             ("MLP_BIAS", MLP_BIAS as usize),
         ];
+        let more = [
+            ("PER_LAYER_ROW", PER_LAYER_ROW),
+            ("VALUE_NORM", VALUE_NORM as usize),
+            ("LAYER_SCALARS", LAYER_SCALARS as usize),
+        ];
+        let sizes = sizes.into_iter().chain(more.into_iter().filter(|(_, n)| *n > 0));
         // No option may let the compiler change rounding, because results must match the CPU's bits. -w: some drivers
         // print warning counts on stderr.
-        let all = sizes.into_iter().fold(Defines(" -w".into()), |d, (name, n)| d.add_value(name, n));
+        let all = sizes.fold(Defines(" -w".into()), |d, (name, n)| d.add_value(name, n));
         let run = 1 << HEAD_DIM.trailing_zeros();
         let scales = [("RESIDUAL_SCALE", RESIDUAL_SCALE as f32), ("LOGIT_SCALE", LOGIT_SCALE as f32)];
+        let softcap = Some(("LOGIT_SOFTCAP", LOGIT_SOFTCAP as f32)).filter(|(_, cap)| *cap > 0.0);
         [
             ("NORM_EPS", NORM_EPS as f32),
             // Scale of queries, and of the rotation of heads, as computed on the CPU.
@@ -92,6 +114,7 @@ impl Defines {
         ]
         .into_iter()
         .chain(scales.into_iter().filter(|(_, scale)| *scale != 1.0))
+        .chain(softcap)
         .fold(all, |d, (name, x)| d.add_float(name, x))
     }
 
@@ -154,7 +177,25 @@ impl Defines {
 
     /// Adds the options of layers with this view.
     pub fn add_view(self, view: LayerView) -> Self {
-        self.add_value("WINDOW", view.window).add_value("ANGLES_AT", view.angles)
+        let mut d = self.add_value("WINDOW", view.window).add_value("ANGLES_AT", view.angles);
+        if view.local_heads {
+            d = d.add_local_heads().add_value("ROPE_WIDTH", LOCAL_ROPE_DIM);
+        }
+        if view.shares_kv { d.add_flag("SHARES_KV") } else { d }
+    }
+
+    /// Adds the options of heads that are narrower than those of the cache.
+    pub fn add_local_heads(self) -> Self {
+        self.add_value("HEAD_WIDTH", LOCAL_HEAD_DIM)
+            .add_value("LOCAL_Q_PAD", LOCAL_Q_PAD)
+            .add_value("LOCAL_KV_PAD", LOCAL_KV_PAD)
+    }
+
+    /// Adds the sizes and factors of embeddings that each layer has of a token.
+    pub fn add_per_layer(self) -> Self {
+        self.add_value("PER_LAYER_DIM", PER_LAYER_DIM)
+            .add_float("PROJECTION_SCALE", 1.0 / (DIM as f32).sqrt())
+            .add_float("TABLE_SCALE", (PER_LAYER_DIM as f32).sqrt())
     }
 
     /// Adds the options of the rows of a cache.

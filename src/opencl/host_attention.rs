@@ -56,7 +56,8 @@ impl HostAttention {
         let (qkv, att) = (&mut self.qkv[..tokens * QKV], &mut self.att[..tokens * Q_DIM]);
         read_through(&mut readback, &scratch.qkv, 4 * first * QKV, bytes_of_mut(qkv))?;
         let types = cache.rows.types();
-        let [k, v] = cache.rows.host_layer(layer).expect("invariant: the host has what it attends to");
+        let [k, v] =
+            cache.rows.host_layer(kv_layer(layer)).expect("invariant: the host has what it attends to");
         (self.compute)(AttentionJob {
             tokens,
             before,

@@ -44,6 +44,10 @@ pub enum KernelName {
     Gate,
     /// A step of a recurrent layer.
     Recurrent(RecurrentStep),
+    /// Embeddings of a token for all layers.
+    EmbedLayers,
+    /// Gate of a layer's embedding of a token.
+    GateLayer,
     /// Eviction.
     CompactKv,
 }
@@ -99,6 +103,12 @@ pub enum MatmulInput {
     Mixed,
     /// silu(gate) * up: as stored by `gemv`, or still to be computed from both.
     Ffn,
+    /// `Att` of layers with narrower heads.
+    LocalAtt,
+    /// `Ffn` of layers with a wider feed-forward.
+    WideFfn,
+    /// A layer's embedding of a token times its gate.
+    PerLayer,
 }
 
 impl MatmulInput {
@@ -109,6 +119,9 @@ impl MatmulInput {
             MatmulInput::Merge { .. } | MatmulInput::Att => Q_DIM,
             MatmulInput::Ffn => FFN_DIM,
             MatmulInput::Mixed => MIXED,
+            MatmulInput::LocalAtt => LOCAL_Q_DIM,
+            MatmulInput::WideFfn => SHARED_FFN_DIM,
+            MatmulInput::PerLayer => PER_LAYER_DIM,
         }
     }
 }
@@ -135,6 +148,8 @@ pub(super) fn kernel_symbol(name: KernelName) -> &'static str {
         KernelName::QkNorm => "qk_norm",
         KernelName::Gate => "gate",
         KernelName::Recurrent(step) => step.names().0,
+        KernelName::EmbedLayers => "embed_layers",
+        KernelName::GateLayer => "gate_layer",
         KernelName::CompactKv => "compact_kv",
     }
 }
@@ -144,7 +159,7 @@ pub(super) fn input_flag(input: MatmulInput) -> &'static str {
         MatmulInput::Norm => "INPUT_NORM",
         MatmulInput::Residual => "INPUT_RESIDUAL",
         MatmulInput::Merge { .. } => "INPUT_MERGE",
-        MatmulInput::Att | MatmulInput::Mixed => "INPUT_ATT",
-        MatmulInput::Ffn => "INPUT_FFN",
+        MatmulInput::Att | MatmulInput::LocalAtt | MatmulInput::Mixed | MatmulInput::PerLayer => "INPUT_ATT",
+        MatmulInput::Ffn | MatmulInput::WideFfn => "INPUT_FFN",
     }
 }

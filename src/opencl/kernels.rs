@@ -35,6 +35,7 @@ pub(super) const ATTEND_ONE: &str = kernel_text!("attend_one");
 const MERGE: &str = kernel_text!("merge");
 const OBSERVE: &str = kernel_text!("observe");
 const COMPACT_KV: &str = kernel_text!("compact_kv");
+const PER_LAYER: &str = kernel_text!("per_layer");
 const POST_NORM: &str = kernel_text!("post_norm");
 const QK_NORM_TEXT: &str = kernel_text!("qk_norm");
 const GATE: &str = kernel_text!("gate");
@@ -215,6 +216,7 @@ impl Kernels {
             KernelName::PostNorm | KernelName::QkNorm | KernelName::Gate | KernelName::CompactKv => {
                 ACTIVATIONS_ITEMS
             }
+            KernelName::EmbedLayers | KernelName::GateLayer => ROPE_ITEMS,
         }
     }
 
@@ -254,7 +256,10 @@ impl Kernels {
                     Activations::Quantised => 1,
                     Activations::Integers => 2,
                 };
-                let d = defines.add_value("COLS", input.column_count()).add_value("QUANTISED", quantised);
+                let mut d = defines.add_value("COLS", input.column_count()).add_value("QUANTISED", quantised);
+                if input == MatmulInput::LocalAtt {
+                    d = d.add_local_heads();
+                }
                 (&[COMMON, ACTIVATIONS], d.add_flag(input_flag(input)))
             }
             KernelName::Rope(view) => (&[COMMON, KV, ROPE], of_layer(defines, view)),
@@ -278,6 +283,8 @@ impl Kernels {
             KernelName::Recurrent(step) => {
                 (&[COMMON, RECURRENT], defines.add_recurrent().add_flag(step.names().1))
             }
+            KernelName::EmbedLayers => (&[COMMON, PER_LAYER], defines.add_per_layer().add_flag("EMBED")),
+            KernelName::GateLayer => (&[COMMON, PER_LAYER], defines.add_per_layer()),
             KernelName::CompactKv => (&[COMPACT_KV], defines),
             KernelName::Observe(observed, view) => {
                 let d = of_layer(defines, view);
@@ -296,6 +303,7 @@ impl Kernels {
         variant: &Variant,
     ) -> Defines {
         let (rows, cols) = step.rows_and_cols();
+        let defines = if step.has_local_heads() { defines.add_local_heads() } else { defines };
         let d = defines.add_option(&variant.compiler_options(self.device.info())).add_flag(step.names().1);
         d.add_value("ROWS", rows).add_value("COLS", cols).add_value("W_TYPE", storage.kernel_number())
     }
@@ -312,7 +320,7 @@ impl Kernels {
         } else if storage.activation_form() == Activations::Quantised {
             d = d.add_value("SLICES", shape.slices).add_value("PASS", shape.pass);
         }
-        if step == Step::GateUp && next == Activations::Quantised {
+        if step.is_gate_up() && next == Activations::Quantised {
             d = d.add_flag("DOWN_QUANTISED");
         }
         let MatmulInput::Merge { window } = input else {

@@ -292,7 +292,7 @@ pub fn compact_rows(rows: &mut [u8], slots: &[u32], row: usize) {
 fn rows_per_head(layer: usize, slots: usize, ring: Ring) -> usize {
     match LAYER_KINDS[layer] {
         // A placeholder: no buffer is empty.
-        kind if !kind.is_attention() => 1,
+        _ if !has_cache(layer) => 1,
         LayerKind::SlidingWindow => ring.rows_per_head(slots),
         _ => slots,
     }

@@ -31,6 +31,8 @@ pub struct OneToken {
     pub gate_up: MatmulLaunches,
     /// down
     pub down: MatmulLaunches,
+    /// Gate and projection of the layer's embedding of the token, if it has one.
+    pub per_layer: Option<[MatmulLaunches; 2]>,
 }
 
 /// Launches of one layer in a pass of many tokens.
@@ -46,6 +48,8 @@ pub struct ManyTokens {
     /// silu(gate) * up, in the form that `down` reads.
     pub silu: Launch,
     pub down: MatmulLaunches,
+    /// Gate and projection of the layer's embeddings of the tokens, if it has such, each with its input.
+    pub per_layer: Option<[(Launch, MatmulLaunches); 2]>,
 }
 
 /// Place that computes attention.
@@ -63,8 +67,10 @@ pub struct Launches {
     pub one: Vec<OneToken>,
     /// Per-layer launches for many tokens; empty if the device takes one token at a time.
     pub many: Vec<ManyTokens>,
-    /// By layer: the norms behind attention and behind the feed-forward layer. Empty if the model has none.
-    pub post_norms: Vec<[Launch; 2]>,
+    /// By layer: the norms of outputs, in the order of [`LayerWeights::post_norms`].
+    pub post_norms: Vec<Vec<Launch>>,
+    /// Embeddings of tokens for all layers, if the model has such.
+    pub per_layer: Option<PerLayerLaunches>,
     /// By layer: the norm of all queries, and of all keys, of a token. Empty if the model has none.
     pub qk_norms: Vec<Launch>,
     /// Gate of attention's output, if the model has one.
@@ -88,6 +94,18 @@ pub struct Launches {
     pub slots: usize,
 }
 
+/// Embeddings of tokens for all layers.
+pub struct PerLayerLaunches {
+    /// Projection of the usual embedding of one token; empty if the layers have no kernels for one.
+    pub one: MatmulLaunches,
+    /// That of many tokens, and its input; `None` if the device takes one token at a time.
+    pub many: Option<(Launch, MatmulLaunches)>,
+    /// Adds the projections, normed, to the rows of the table.
+    pub embed: Launch,
+    /// Multiplies a layer's embeddings with their gate.
+    pub gate: Launch,
+}
+
 impl Launches {
     /// True if the layers have kernels for one token.
     pub fn has_one(&self) -> bool {
@@ -97,7 +115,7 @@ impl Launches {
 
 /// True if the product after attention may merge its chunks.
 pub(super) fn merges_in_out(layer: usize) -> bool {
-    !HAS_ATTENTION_GATE && !is_recurrent(layer)
+    !HAS_ATTENTION_GATE && !is_recurrent(layer) && !(HAS_LOCAL_HEADS && is_sliding(layer))
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
@@ -152,7 +170,7 @@ impl Binder<'_> {
         for (_, step) in recurrent.into_iter().filter(|(has, _)| *has) {
             self.kernels.require_kernel(KernelName::Recurrent(step))?;
         }
-        for view in attention_layers().map(LayerView::of) {
+        for view in (0..LAYERS).filter(|&layer| !is_recurrent(layer)).map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
                 self.kernels.require_kernel(KernelName::AttendOne(view))?;
             }
@@ -177,11 +195,8 @@ impl Binder<'_> {
                 .filter(|_| many)
                 .map(|i| self.many_tokens(&m.layers[i], i))
                 .collect::<Result<_>>()?,
-            post_norms: m
-                .layers
-                .iter()
-                .filter_map(|l| self.post_norms(l).transpose())
-                .collect::<Result<_>>()?,
+            post_norms: m.layers.iter().map(|l| self.bind_post_norms(l)).collect::<Result<_>>()?,
+            per_layer: m.per_layer.as_ref().map(|w| self.bind_per_layer(w)).transpose()?,
             qk_norms: m
                 .layers
                 .iter()
@@ -210,7 +225,7 @@ impl Binder<'_> {
         let (s, m) = (self.scratch, self.matrices);
         let mut layer = |(i, l): (usize, &LayerWeights)| {
             let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
-            let calibration = self.calibration.get(i).unwrap_or(&s.none);
+            let calibration = self.calibration.get(kv_layer(i)).unwrap_or(&s.none);
             let buffers = [s.state.buffer(), &s.qkv, norm, calibration, &s.partials, &s.ml];
             let launch = self.bind_launch(KernelName::AttendBatch(LayerView::of(i)), &buffers)?;
             Ok(Launch {
@@ -338,16 +353,23 @@ impl Binder<'_> {
     }
 
     fn one_token(&mut self, l: &LayerWeights, layer: usize) -> Result<OneToken> {
-        let [input, output] = Step::of_mixer(is_recurrent(layer));
+        let steps = Step::of_layer(layer);
+        let [input, output, gate_up, down, per_layer @ ..] = &steps[..] else {
+            unreachable!("invariant: the steps of a layer")
+        };
         Ok(OneToken {
-            qkv: self.bind_one(input, l)?,
+            qkv: self.bind_one(*input, l)?,
             out: match self.attend {
                 AttendOn::Device if merges_in_out(layer) => self.out_merging(l, attention_window(layer))?,
                 _ => MatmulLaunches::default(),
             },
-            out_merged: self.bind_one(output, l)?,
-            gate_up: self.bind_one(Step::GateUp, l)?,
-            down: self.bind_one(Step::Down, l)?,
+            out_merged: self.bind_one(*output, l)?,
+            gate_up: self.bind_one(*gate_up, l)?,
+            down: self.bind_one(*down, l)?,
+            per_layer: match per_layer {
+                [gate, out] => Some([self.bind_one(*gate, l)?, self.bind_one(*out, l)?]),
+                _ => None,
+            },
         })
     }
 
@@ -371,7 +393,7 @@ impl Binder<'_> {
             [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
         let operands = match step {
-            Step::Qkv => {
+            Step::Qkv | Step::LocalQkv => {
                 let input = l.attn_norm.as_ref().unwrap_or(none);
                 MatmulBuffers { input, scales: none, out: &s.qkv, extra: qkv_bias, sums }
             }
@@ -379,9 +401,17 @@ impl Binder<'_> {
                 let input = l.attn_norm.as_ref().unwrap_or(none);
                 MatmulBuffers { input, scales: none, out: &s.mix, extra: none, sums }
             }
-            Step::Out => MatmulBuffers { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums },
+            Step::Out | Step::LocalOut => {
+                MatmulBuffers { input: &s.att, scales: none, out: &s.post, extra: o_bias, sums }
+            }
+            Step::PerLayerGate => {
+                MatmulBuffers { input: none, scales: none, out: &s.layer_gate, extra: none, sums }
+            }
+            Step::PerLayerOut => {
+                MatmulBuffers { input: &s.layer_gate, scales: none, out: &s.post, extra: none, sums }
+            }
             Step::MixOut => MatmulBuffers { input: &s.mixed, scales: none, out: &s.post, extra: none, sums },
-            Step::GateUp => {
+            Step::GateUp | Step::WideGateUp => {
                 let input = l.ffn_norm.as_ref().unwrap_or(none);
                 MatmulBuffers { input, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
             }
@@ -390,27 +420,37 @@ impl Binder<'_> {
                 MatmulBuffers { input, scales, out: &s.post, extra: down_bias, sums }
             }
         };
-        let next = match step {
-            Step::GateUp => l.step(Step::Down).reads,
-            _ => Activations::Floats,
-        };
+        let next = if step.is_gate_up() { l.step(Step::Down).reads } else { Activations::Floats };
         let input = match step {
-            Step::Qkv | Step::Mix | Step::GateUp if PRE_NORMS => MatmulInput::Norm,
-            Step::Qkv | Step::Mix | Step::GateUp => MatmulInput::Residual,
+            Step::PerLayerGate => MatmulInput::Residual,
+            Step::Qkv | Step::LocalQkv | Step::Mix | Step::GateUp | Step::WideGateUp if PRE_NORMS => {
+                MatmulInput::Norm
+            }
+            Step::Qkv | Step::LocalQkv | Step::Mix | Step::GateUp | Step::WideGateUp => MatmulInput::Residual,
             Step::Out => MatmulInput::Att,
+            Step::LocalOut => MatmulInput::LocalAtt,
             Step::MixOut => MatmulInput::Mixed,
+            Step::PerLayerOut => MatmulInput::PerLayer,
+            Step::WideDown => MatmulInput::WideFfn,
             _ => MatmulInput::Ffn,
         };
         self.bind_gemv(step, l.step(step), (input, next), operands)
     }
 
     fn many_tokens(&mut self, l: &LayerWeights, layer: usize) -> Result<ManyTokens> {
-        let [input, output] = Step::of_mixer(is_recurrent(layer));
-        let (norm, qkv) = self.bind_many(input, l)?;
-        let (att, out) = self.bind_many(output, l)?;
-        let (ffn_norm, gate_up) = self.bind_many(Step::GateUp, l)?;
-        let (silu, down) = self.bind_many(Step::Down, l)?;
-        Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down })
+        let steps = Step::of_layer(layer);
+        let [input, output, gate_up, down, per_layer @ ..] = &steps[..] else {
+            unreachable!("invariant: the steps of a layer")
+        };
+        let (norm, qkv) = self.bind_many(*input, l)?;
+        let (att, out) = self.bind_many(*output, l)?;
+        let (ffn_norm, gate_up) = self.bind_many(*gate_up, l)?;
+        let (silu, down) = self.bind_many(*down, l)?;
+        let per_layer = match per_layer {
+            [gate, out] => Some([self.bind_many(*gate, l)?, self.bind_many(*out, l)?]),
+            _ => None,
+        };
+        Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down, per_layer })
     }
 
     /// Binds a step of many tokens: the launch that converts its input, and the products.
@@ -418,42 +458,70 @@ impl Binder<'_> {
     /// # Panics
     ///
     /// See [`Binder::bind_one`].
-    pub fn bind_many(&mut self, step: Step, l: &LayerWeights) -> Result<(Launch, MatmulLaunches)> {
+    pub fn bind_many<'l>(&mut self, step: Step, l: &'l LayerWeights) -> Result<(Launch, MatmulLaunches)> {
         let s = self.scratch;
         let w = l.step(step);
         let or_none = |bias| Option::as_ref(bias).unwrap_or(&s.none);
         let reads = self.kernels.activation_form(w.reads);
-        let input = match step {
-            Step::Qkv | Step::Mix => self.bind_norm(l.attn_norm.as_ref(), w.reads)?,
-            Step::MixOut => {
-                self.bind_inputs(KernelName::Activations(MatmulInput::Mixed, reads), [&s.mixed, &s.none])?
-            }
-            Step::Out => {
-                self.bind_inputs(KernelName::Activations(MatmulInput::Att, reads), [&s.att, &s.none])?
-            }
-            Step::GateUp => self.bind_norm(l.ffn_norm.as_ref(), w.reads)?,
-            _ => self.bind_inputs(
-                KernelName::Activations(MatmulInput::Ffn, reads),
-                [&s.gate_up, or_none(&l.up_bias)],
-            )?,
+        let normed = |w: Option<&'l Buffer>| {
+            let input = if w.is_some() { MatmulInput::Norm } else { MatmulInput::Residual };
+            (input, [s.state.buffer(), w.unwrap_or(&s.none)])
         };
+        let input = match step {
+            Step::Qkv | Step::LocalQkv | Step::Mix => normed(l.attn_norm.as_ref()),
+            Step::GateUp | Step::WideGateUp => normed(l.ffn_norm.as_ref()),
+            Step::PerLayerGate => normed(None),
+            Step::MixOut => (MatmulInput::Mixed, [&s.mixed, &s.none]),
+            Step::Out => (MatmulInput::Att, [&s.att, &s.none]),
+            Step::LocalOut => (MatmulInput::LocalAtt, [&s.att, &s.none]),
+            Step::PerLayerOut => (MatmulInput::PerLayer, [&s.layer_gate, &s.none]),
+            Step::WideDown => (MatmulInput::WideFfn, [&s.gate_up, or_none(&l.up_bias)]),
+            _ => (MatmulInput::Ffn, [&s.gate_up, or_none(&l.up_bias)]),
+        };
+        let input = self.bind_inputs(KernelName::Activations(input.0, reads), input.1)?;
         let products = match step {
-            Step::Qkv => self.bind_gemm(step, w, [&s.qkv, or_none(&l.qkv_bias)])?,
+            Step::PerLayerGate => self.bind_gemm(step, w, [&s.layer_gate, &s.none])?,
+            Step::PerLayerOut => self.bind_gemm(step, w, [&s.post, &s.none])?,
+            Step::Qkv | Step::LocalQkv => self.bind_gemm(step, w, [&s.qkv, or_none(&l.qkv_bias)])?,
             Step::Mix => self.bind_gemm(step, w, [&s.mix, &s.none])?,
             Step::MixOut => self.bind_gemm(step, w, [&s.post, &s.none])?,
-            Step::Out => self.bind_gemm(step, w, [&s.post, or_none(&l.o_bias)])?,
-            Step::GateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
+            Step::Out | Step::LocalOut => self.bind_gemm(step, w, [&s.post, or_none(&l.o_bias)])?,
+            Step::GateUp | Step::WideGateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
             _ => self.bind_gemm(step, w, [&s.post, or_none(&l.down_bias)])?,
         };
         Ok((input, products))
     }
 
     /// Norms of outputs before they are added to the residual.
-    fn post_norms(&mut self, l: &LayerWeights) -> Result<Option<[Launch; 2]>> {
-        let [Some(attn), Some(ffn)] = &l.post_norms else { return Ok(None) };
+    fn bind_post_norms(&mut self, l: &LayerWeights) -> Result<Vec<Launch>> {
         let s = self.scratch;
         let mut launch = |w: &Buffer| self.bind_launch(KernelName::PostNorm, &[s.state.buffer(), &s.post, w]);
-        Ok(Some([launch(attn)?, launch(ffn)?]))
+        l.post_norms.iter().map(&mut launch).collect()
+    }
+
+    /// Embeddings of tokens for all layers.
+    fn bind_per_layer(&mut self, (projection, norm): &(StepWeights, Buffer)) -> Result<PerLayerLaunches> {
+        let (s, step) = (self.scratch, Step::PerLayerInputs);
+        let state = s.state.buffer();
+        let operands =
+            MatmulBuffers { input: &s.none, scales: &s.none, out: &s.projected, extra: &s.none, sums: None };
+        let (one, many) = (self.needs_one, s.max_tokens > 1);
+        let input = (MatmulInput::Residual, Activations::Floats);
+        Ok(PerLayerLaunches {
+            one: if one {
+                self.bind_gemv(step, projection, input, operands)?
+            } else {
+                MatmulLaunches::default()
+            },
+            many: many
+                .then(|| {
+                    let products = self.bind_gemm(step, projection, [&s.projected, &s.none])?;
+                    Ok((self.bind_norm(None, projection.reads)?, products))
+                })
+                .transpose()?,
+            embed: self.bind_launch(KernelName::EmbedLayers, &[state, &s.projected, norm])?,
+            gate: self.bind_launch(KernelName::GateLayer, &[state, &s.layer_gate])?,
+        })
     }
 
     /// Norm of the residual, or the residual itself, in the form that the matrices of a step read.

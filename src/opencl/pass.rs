@@ -52,6 +52,7 @@ impl Pass<'_> {
         if self.run_persistent(runs)? {
             return Ok(()); // fused: all that follows
         }
+        self.embed_for_layers()?; // embeddings that each layer has of a token
         for layer in 0..LAYERS {
             self.check_cancel()?;
             self.norm(layer)?; // RMS norm before attention
@@ -70,6 +71,7 @@ impl Pass<'_> {
             self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
             self.gate_up(layer)?; // silu(gate) * up
             self.down(layer)?; // back to the residual's width, and joins it
+            self.add_per_layer(layer)?; // so does the layer's own embedding of the token
             self.trace_residual(layer, runs)?;
             self.begin_device(layer)?;
         }
@@ -87,7 +89,7 @@ impl Pass<'_> {
 
     /// True if this layer continues with fewer tokens than it began with.
     fn drops_tokens_in(&self, layer: usize) -> bool {
-        self.kept_tokens.is_some() && layer == LAYERS - 1
+        self.kept_tokens.is_some() && layer == LAST_WRITING_LAYER
     }
 
     /// Ends a step; waits for it if steps are timed.
@@ -111,8 +113,13 @@ impl Pass<'_> {
             let mut span = RunSpan::of(run, first, layer);
             if self.drops_tokens_in(layer) {
                 span.attending = output_rows(run);
+            } else if self.kept_tokens.is_some() && layer > LAST_WRITING_LAYER {
+                span = span.last_tokens(layer, output_rows(run));
             }
             first += span.tokens;
+            if span.tokens == 0 {
+                continue;
+            }
             step(self, layer, span, OpenClCache::downcast(run.cache))?;
         }
         Ok(())
@@ -176,16 +183,17 @@ impl Pass<'_> {
     /// Keys and values of all tokens, but queries only of tokens with requested logits.
     fn narrowed_qkv(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
         let (device, qkv) = (&self.model.device, &mut self.launches.many[layer].qkv);
-        qkv.launch_rows_from(device, self.n, Q_DIM / 16)?;
+        let queries = HEADS * head_dim(layer);
+        qkv.launch_rows_from(device, self.n, queries / 16)?;
         let mut some = 0..0; // neighbours together
         for token in output_tokens(runs) {
             if token != some.end {
-                qkv.launch_rows_before(device, self.n, Q_DIM.div_ceil(16), some)?;
+                qkv.launch_rows_before(device, self.n, queries.div_ceil(16), some)?;
                 some = token..token;
             }
             some.end += 1;
         }
-        qkv.launch_rows_before(device, self.n, Q_DIM.div_ceil(16), some)
+        qkv.launch_rows_before(device, self.n, queries.div_ceil(16), some)
     }
 
     fn rope(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
@@ -199,8 +207,10 @@ impl Pass<'_> {
             return Ok(());
         }
         let rope = bound.rope.as_mut().expect("invariant: bound for many tokens and for the host");
-        let (device, groups) = (&self.model.device, [HEADS + 2 * KV_HEADS, span.tokens]);
-        let Some(host) = &mut self.host else { return rope.set_ints(&span.as_run())?.run(device, groups) };
+        let heads = if has_cache(layer) { HEADS + 2 * KV_HEADS } else { HEADS };
+        let (device, groups) = (&self.model.device, [heads, span.tokens]);
+        let host = self.host.as_mut().filter(|_| has_cache(layer));
+        let Some(host) = host else { return rope.set_ints(&span.as_run())?.run(device, groups) };
         // Only the rows of these tokens.
         rope.set_ints(&RunSpan { before: 0, rows: span.tokens, ..span }.as_run())?.run(device, groups)?;
         host.read_rows((self.scratch, self.readback.as_deref_mut()), (layer, span), cache)?;
@@ -276,7 +286,7 @@ impl Pass<'_> {
 
     fn join_batch(&mut self, layer: usize, span: RunSpan, cache: &OpenClCache) -> Result<()> {
         let batched = self.launches.batched.as_mut().expect("the caller has looked");
-        let rows = cache.rows.layer(layer).expect("invariant: attention is the device's");
+        let rows = cache.rows.layer(kv_layer(layer)).expect("invariant: attention is the device's");
         batched.add(layer, span.as_run(), span.visible_chunks(), rows)?;
         if batched.is_full() { batched.run(&self.model.device, layer) } else { Ok(()) }
     }
@@ -298,7 +308,7 @@ impl Pass<'_> {
 
     /// Moves the tokens that continue to the front.
     fn keep_output_tokens(&mut self, layer: usize, runs: &[Run<'_>]) -> Result<()> {
-        let Some(kept) = self.kept_tokens.filter(|_| layer == LAYERS - 1) else { return Ok(()) };
+        let Some(kept) = self.kept_tokens.filter(|_| layer == LAST_WRITING_LAYER) else { return Ok(()) };
         output_tokens(runs).enumerate().try_for_each(|(to, from)| self.scratch.move_token(from, to))?;
         self.n = kept;
         Ok(())
@@ -358,10 +368,50 @@ impl Pass<'_> {
         self.end_step("down", layer)
     }
 
-    /// Norms the output of attention (0) or of the feed-forward layer (1), if the model has such norms.
+    /// Norms the output of attention (0), of the feed-forward layer (1) or of the layer's embedding (2), if the model has
+    /// such norms.
     fn post_norm(&self, layer: usize, which: usize) -> Result<()> {
-        let norms = self.launches.post_norms.get(layer);
-        norms.map_or(Ok(()), |norms| norms[which].run(self.device(), [self.n, 1]))
+        let norm = self.launches.post_norms[layer].get(which);
+        norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 1]))
+    }
+
+    /// Computes the embeddings of all tokens for all layers.
+    fn embed_for_layers(&mut self) -> Result<()> {
+        let (single, device) = (self.is_single(), &self.model.device);
+        let Some(launches) = &mut self.launches.per_layer else { return Ok(()) };
+        match &mut launches.many {
+            Some((input, products)) if !single => {
+                input.run(device, [self.n, 1])?;
+                products.launch_many(device, self.n)?;
+            }
+            _ => launches.one.launch_one(device)?,
+        }
+        launches.embed.run(device, [LAYERS, self.n])?;
+        self.end_step("embed", 0)
+    }
+
+    /// Adds a layer's embeddings of all tokens to the residual, gated by it and normed.
+    fn add_per_layer(&mut self, layer: usize) -> Result<()> {
+        let (single, device, n) = (self.is_single(), &self.model.device, self.n);
+        let Some(launches) = &mut self.launches.per_layer else { return Ok(()) };
+        let mut gate = || launches.gate.set_ints(&[layer as i32])?.run(device, [n, 1]);
+        if single {
+            let [to_gate, out] =
+                self.launches.one[layer].per_layer.as_ref().expect("invariant: every layer's");
+            to_gate.launch_one(device)?;
+            gate()?;
+            out.launch_one(device)?;
+        } else {
+            let [(gate_input, to_gate), (out_input, out)] =
+                self.launches.many[layer].per_layer.as_mut().expect("invariant: every layer's");
+            gate_input.run(device, [n, 1])?;
+            to_gate.launch_many(device, n)?;
+            gate()?;
+            out_input.run(device, [n, 1])?;
+            out.launch_many(device, n)?;
+        }
+        self.post_norm(layer, 2)?;
+        self.end_step("per_layer", layer)
     }
 
     /// Records the residual of the last token.

@@ -1,7 +1,7 @@
 //! Timeout of a pass, after which its device counts as lost.
 
 use super::storage::Step;
-use crate::dims::{LAYERS, RECURRENT_LAYERS};
+use crate::dims::LAYERS;
 use opencl_runtime::watchdog::{minimum_timeout, unmeasured_timeout};
 use std::time::Duration;
 
@@ -46,15 +46,10 @@ impl PassTimeout {
 fn count_products(tokens: usize) -> f64 {
     let of = |step: Step| {
         let (rows, cols) = step.rows_and_cols();
-        let times = match step {
-            Step::Head => 1,
-            Step::GateUp | Step::Down => LAYERS,
-            Step::Mix | Step::MixOut => RECURRENT_LAYERS,
-            Step::Qkv | Step::Out => LAYERS - RECURRENT_LAYERS,
-        };
-        (times * step.matrix_count() * rows) as f64 * cols as f64
+        (step.matrix_count() * rows) as f64 * cols as f64
     };
-    tokens as f64 * Step::ALL.into_iter().map(of).sum::<f64>()
+    let steps = (0..LAYERS).flat_map(Step::of_layer).chain([Step::Head, Step::PerLayerInputs]);
+    tokens as f64 * steps.map(of).sum::<f64>()
 }
 
 #[cfg(test)]

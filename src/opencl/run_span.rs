@@ -2,7 +2,7 @@
 
 use super::cache::OpenClCache;
 use super::defines::ATTN_BLOCK;
-use crate::dims::{attention_window, is_sliding};
+use crate::dims::{attention_window, has_cache, is_sliding, kv_layer};
 use crate::model::device::Run;
 
 /// Tokens of a run, in a pass and in one layer of their cache.
@@ -32,12 +32,19 @@ impl RunSpan {
         let (tokens, pos, is_plain_token) =
             (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observed_tokens == 0);
         let cache = OpenClCache::downcast(run.cache);
-        let (before, observed) =
-            if is_sliding(layer) { (pos, 0) } else { (cache.len(), run.observed_tokens.min(tokens)) };
-        let skipped =
-            attention_window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / ATTN_BLOCK);
-        let rows = cache.rows.rows_per_head(layer);
+        let before = if is_sliding(layer) { pos } else { cache.len() };
+        let has_mass = has_cache(layer) && !is_sliding(layer);
+        let observed = if has_mass { run.observed_tokens.min(tokens) } else { 0 };
+        let skipped = skipped_chunks(layer, before);
+        let rows = cache.rows.rows_per_head(kv_layer(layer));
         Self { first, tokens, before, rows, observed, skipped, attending: tokens, is_plain_token }
+    }
+
+    /// The span of its last `tokens` tokens, which are the only ones of the run in the pass from layer `layer` on.
+    pub fn last_tokens(self, layer: usize, tokens: usize) -> Self {
+        let before = self.before + self.tokens - tokens;
+        let skipped = skipped_chunks(layer, before);
+        Self { tokens, before, skipped, attending: tokens, is_plain_token: false, ..self }
     }
 
     /// The part with the attending tokens only, after keys and values of all have joined the cache.
@@ -60,4 +67,9 @@ impl RunSpan {
     pub fn visible_chunks(self) -> usize {
         self.filled_slots().div_ceil(ATTN_BLOCK) - self.skipped
     }
+}
+
+/// Number of leading chunks that a token with `before` slots before it cannot see.
+fn skipped_chunks(layer: usize, before: usize) -> usize {
+    attention_window(layer).map_or(0, |window| (before + 1).saturating_sub(window) / ATTN_BLOCK)
 }

@@ -16,8 +16,9 @@ use opencl_runtime::failure::Result;
 pub const HEADER: usize = 16;
 /// Index of the only token's slot in the header; next comes the token whose residual the head reads.
 const H_SLOT: usize = 0;
-/// Floats in the row of a token: the residual, then the cosines and sines of its position.
-const STATE_ROW: usize = DIM + 2 * ANGLES;
+/// Floats in the row of a token: the residual, then the cosines and sines of its position, then its embeddings for each
+/// layer, if the model has such.
+const STATE_ROW: usize = DIM + 2 * ANGLES + PER_LAYER_ROW;
 /// Maximum tokens whose logits are computed at once.
 const LOGIT_ROWS: usize = 16;
 
@@ -26,7 +27,7 @@ const NONE: usize = 64;
 
 /// Buffers of a forward pass.
 pub struct Scratch {
-    /// Header, then `[token][x | cos | sin]`: everything the host sends, in one transfer, and the residual stream.
+    /// Header, then `[token][x | cos | sin | embeddings of each layer]`: everything the host sends, in one transfer, and the residual stream.
     pub state: StagingBuffer,
     /// `[token][QKV]`
     pub qkv: Buffer,
@@ -38,6 +39,11 @@ pub struct Scratch {
     pub conv: Buffer,
     /// Output of a recurrent layer before its projection: `[token][MIXED]`
     pub mixed: Buffer,
+    /// Projections of tokens for all layers: `[token][PER_LAYER_ROW]`; a placeholder, like the next one, if layers have
+    /// no embeddings.
+    pub projected: Buffer,
+    /// Gate of a layer's embedding: `[token][PER_LAYER_DIM]`
+    pub layer_gate: Buffer,
     /// Input of the next matrix: `[token][cols]`, bytes or floats.
     pub acts: Buffer,
     /// Scales of `acts`: `[token][cols / 32]`
@@ -77,8 +83,8 @@ pub struct Scratch {
 const _: () = assert!(FFN_PAD >= KV_DIM);
 
 /// Bytes of each buffer for `tokens` tokens, in the order in which [`Scratch::new`] takes them.
-fn buffer_sizes(tokens: usize) -> [usize; 12] {
-    let widest = [DIM, Q_DIM, FFN_DIM, MIXED].into_iter().fold(0, usize::max);
+fn buffer_sizes(tokens: usize) -> [usize; 14] {
+    let widest = [DIM, Q_DIM, MAX_FFN_DIM, MIXED].into_iter().fold(0, usize::max);
     let floats = [
         HEADER + tokens * STATE_ROW,
         tokens * QKV,
@@ -92,6 +98,8 @@ fn buffer_sizes(tokens: usize) -> [usize; 12] {
         tokens * MIX,
         tokens * if HAS_DELTA_NET { CONV_CHANNELS } else { 0 },
         tokens * MIXED,
+        tokens * PER_LAYER_ROW,
+        tokens * PER_LAYER_DIM,
     ];
     floats.map(|n| 4 * n)
 }
@@ -135,8 +143,10 @@ impl Scratch {
         while tokens > 1 && buffer_sizes(tokens).iter().any(|&n| n as u64 > most) {
             tokens /= 2;
         }
-        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits, mix, conv, mixed] =
-            buffer_sizes(tokens);
+        let sizes = buffer_sizes(tokens);
+        let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits, mix, conv, mixed, ..] =
+            sizes;
+        let [.., projected, layer_gate] = sizes;
         let none = allocate_buffer(device, NONE)?;
         let allocate = |len: usize| match len {
             0 => Ok(none.clone()),
@@ -156,6 +166,8 @@ impl Scratch {
             mix: allocate(mix)?,
             conv: allocate(conv)?,
             mixed: allocate(mixed)?,
+            projected: allocate(projected)?,
+            layer_gate: allocate(layer_gate)?,
             logits: allocate_buffer(device, logits)?,
             partials: allocate_buffer(device, partials)?,
             ml: allocate_buffer(device, ml)?,
@@ -219,13 +231,15 @@ impl Scratch {
         self.header[first..first + N].copy_from_slice(&values);
     }
 
-    /// Queues copying the residual and attention's output of token `from` to token `to`.
+    /// Queues copying the residual and attention's output of token `from` to token `to`, and what else of it is read by
+    /// later layers.
     pub fn move_token(&self, from: usize, to: usize) -> Result<()> {
         if from == to {
             return Ok(());
         }
         let ([x, new_x], state) = ([from, to].map(|t| 4 * (HEADER + t * STATE_ROW)), self.state.buffer());
-        state.copy_to(x..x + 4 * DIM, state, new_x)?;
+        let read = if SHARED_KV_LAYERS > 0 { STATE_ROW } else { DIM };
+        state.copy_to(x..x + 4 * read, state, new_x)?;
         let [att, new_att] = [from, to].map(|t| 4 * t * Q_DIM);
         self.att.copy_to(att..att + 4 * Q_DIM, &self.att, new_att)
     }
@@ -262,6 +276,10 @@ fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], row
         let (x, of_pos) = floats.split_at_mut(DIM);
         weights.embed_token(id as usize, pos, x);
         let (cos, sin) = of_pos.split_at_mut(ANGLES);
+        let (sin, embeddings) = sin.split_at_mut(ANGLES);
+        if let Some(w) = weights.per_layer.as_ref().filter(|_| PER_LAYER_DIM > 0) {
+            w.decode_row(id as usize, embeddings);
+        }
         compute_angles(pos, frequencies.for_position(pos, known), cos, sin);
         row.copy_from_slice(bytes_of(&floats));
     }

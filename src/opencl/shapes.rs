@@ -95,7 +95,7 @@ pub struct Shapes {
     /// Number of work-groups that fill the device; then that of small work-groups with sixteen work-items.
     groups_to_fill: usize,
     small_groups_to_fill: usize,
-    /// Work-items of a work-group of decode attention: one per element of a head, at least 64.
+    /// Work-items of a work-group of decode attention: one per element of a head, from 64 to 256.
     pub one_items: usize,
     /// Tile of prefill attention; `None` if none fits.
     pub attend: Option<AttendShape>,
@@ -123,7 +123,7 @@ impl Shapes {
             max_items: facts.max_work_group.max(1),
             groups_to_fill: 4 * units,
             small_groups_to_fill: if facts.device_type == DeviceType::Cpu { 4 * units } else { 32 * units },
-            one_items: HEAD_DIM.next_power_of_two().max(64),
+            one_items: HEAD_DIM.next_power_of_two().clamp(64, 256),
             attend: tiles.into_iter().find(fits),
             local_memory: facts.local_memory,
             // Instructions of compute capability 6.1.
@@ -142,7 +142,7 @@ impl Shapes {
         let by_rows = variant.by_rows();
         let tile_groups = match step {
             // `down` reads blocks of 32.
-            Step::GateUp => 2,
+            step if step.is_gate_up() => 2,
             Step::Head => 4,
             _ if by_rows => 4,
             _ => 1,

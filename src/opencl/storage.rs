@@ -1,6 +1,6 @@
 //! Steps that multiply with matrices: their shapes, the storage of a matrix, and the activations it reads.
 
-use super::defines::{FFN_PAD, QKV};
+use super::defines::{FFN_PAD, LOCAL_QKV, QKV};
 use crate::dims::*;
 use crate::model::weights::Storage as HostStorage;
 use files::blocks::BlockType;
@@ -20,43 +20,83 @@ pub enum Step {
     Mix,
     /// Output of a recurrent layer, in place of `Out`.
     MixOut,
+    /// `Qkv` of layers with narrower heads.
+    LocalQkv,
+    /// `Out` of such layers.
+    LocalOut,
+    /// `GateUp` of layers with a wider feed-forward.
+    WideGateUp,
+    /// `Down` of such layers.
+    WideDown,
+    /// Projection of a token's usual embedding for the embeddings that all layers have of it.
+    PerLayerInputs,
+    /// Gate of the embedding that a layer has of a token.
+    PerLayerGate,
+    /// Projection of the gated embedding to the residual.
+    PerLayerOut,
 }
 
 impl Step {
-    /// All steps.
-    pub const ALL: [Step; 7] =
-        [Step::Qkv, Step::Out, Step::GateUp, Step::Down, Step::Head, Step::Mix, Step::MixOut];
-
-    /// Products before and after a layer's mixer.
-    pub fn of_mixer(is_recurrent: bool) -> [Step; 2] {
-        if is_recurrent { [Step::Mix, Step::MixOut] } else { [Step::Qkv, Step::Out] }
+    /// Products of a layer: before and after its mixer, of its feed-forward, and with its own embedding of a token, if
+    /// it has one.
+    pub fn of_layer(layer: usize) -> Vec<Step> {
+        let mixer = if is_recurrent(layer) {
+            [Step::Mix, Step::MixOut]
+        } else if HAS_LOCAL_HEADS && is_sliding(layer) {
+            [Step::LocalQkv, Step::LocalOut]
+        } else {
+            [Step::Qkv, Step::Out]
+        };
+        let ffn = if ffn_dim(layer) == FFN_DIM {
+            [Step::GateUp, Step::Down]
+        } else {
+            [Step::WideGateUp, Step::WideDown]
+        };
+        let embedding: &[Step] =
+            if PER_LAYER_DIM > 0 { &[Step::PerLayerGate, Step::PerLayerOut] } else { &[] };
+        [&mixer[..], &ffn, embedding].concat()
     }
 
     /// Index among the steps of a layer.
     ///
     /// # Panics
     ///
-    /// For the head, which belongs to no layer.
+    /// For a step that belongs to no layer.
     pub fn index_in_layer(self) -> usize {
         match self {
-            Step::Qkv | Step::Mix => 0,
-            Step::Out | Step::MixOut => 1,
-            Step::GateUp => 2,
-            Step::Down => 3,
-            Step::Head => unreachable!("invariant: a step of a layer"),
+            Step::Qkv | Step::LocalQkv | Step::Mix => 0,
+            Step::Out | Step::LocalOut | Step::MixOut => 1,
+            Step::GateUp | Step::WideGateUp => 2,
+            Step::Down | Step::WideDown => 3,
+            Step::PerLayerGate => 4,
+            Step::PerLayerOut => 5,
+            Step::Head | Step::PerLayerInputs => unreachable!("invariant: a step of a layer"),
         }
+    }
+
+    /// True for the first half of the feed-forward.
+    pub const fn is_gate_up(self) -> bool {
+        matches!(self, Step::GateUp | Step::WideGateUp)
+    }
+
+    /// True if heads are narrower than those of the cache.
+    pub fn has_local_heads(self) -> bool {
+        matches!(self, Step::LocalQkv | Step::LocalOut)
     }
 
     /// Name of the step, and its macro.
     pub fn names(self) -> (&'static str, &'static str) {
         match self {
-            Step::Qkv => ("qkv", "STEP_QKV"),
-            Step::Out => ("out", "STEP_OUT"),
-            Step::GateUp => ("gate_up", "STEP_GATE_UP"),
-            Step::Down => ("down", "STEP_DOWN"),
+            Step::Qkv | Step::LocalQkv => ("qkv", "STEP_QKV"),
+            Step::Out | Step::LocalOut => ("out", "STEP_OUT"),
+            Step::GateUp | Step::WideGateUp => ("gate_up", "STEP_GATE_UP"),
+            Step::Down | Step::WideDown => ("down", "STEP_DOWN"),
             Step::Head => ("head", "STEP_HEAD"),
             Step::Mix => ("mix", "STEP_MIX"),
             Step::MixOut => ("mix_out", "STEP_MIX_OUT"),
+            Step::PerLayerInputs => ("per_layer_inputs", "STEP_PROJECT"),
+            Step::PerLayerGate => ("per_layer_gate", "STEP_PROJECT"),
+            Step::PerLayerOut => ("per_layer_out", "STEP_MIX_OUT"),
         }
     }
 
@@ -70,12 +110,19 @@ impl Step {
             Step::Head => (VOCAB, DIM),
             Step::Mix => (MIX, DIM),
             Step::MixOut => (DIM, MIXED),
+            Step::LocalQkv => (LOCAL_QKV, DIM),
+            Step::LocalOut => (DIM, LOCAL_Q_DIM),
+            Step::WideGateUp => (SHARED_FFN_DIM, DIM),
+            Step::WideDown => (DIM, SHARED_FFN_DIM),
+            Step::PerLayerInputs => (PER_LAYER_ROW, DIM),
+            Step::PerLayerGate => (PER_LAYER_DIM, DIM),
+            Step::PerLayerOut => (DIM, PER_LAYER_DIM),
         }
     }
 
     /// Number of matrices side by side whose rows the step combines.
     pub const fn matrix_count(self) -> usize {
-        if matches!(self, Step::GateUp) && HAS_GATE { 2 } else { 1 }
+        if self.is_gate_up() && HAS_GATE { 2 } else { 1 }
     }
 
     /// Groups of sixteen result rows.

@@ -7,7 +7,10 @@ use super::defines::{GATE_AT, KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{Attention, Calibration, FeedForward, Ffn, Layer, Matrix, Mixer, Weights};
+use crate::model::weights::{
+    Attention, Calibration, FeedForward, Ffn, Layer, Matrix, Mixer, PerLayerEmbeddings, Weights,
+};
+use files::config::QkNorm;
 use files::mapped::MappedSlice;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
@@ -51,8 +54,8 @@ impl StepWeights {
 
 /// One layer in the device's memory.
 pub struct LayerWeights {
-    /// See [`Step::index_in_layer`].
-    pub steps: [StepWeights; 4],
+    /// Those of [`Step::of_layer`].
+    pub steps: Vec<StepWeights>,
     /// Weights of the norm before attention (`[DIM]`), then its biases.
     pub attn_norm: Option<Buffer>,
     /// Norm before the feed-forward layer, likewise.
@@ -63,8 +66,9 @@ pub struct LayerWeights {
     pub o_bias: Option<Buffer>,
     /// `[q | k][HEAD_DIM]`
     pub qk_norm: Option<Buffer>,
-    /// `[DIM]`, norms behind attention and behind the feed-forward layer.
-    pub post_norms: [Option<Buffer>; 2],
+    /// `[DIM]`, norms behind attention, behind the feed-forward, and of the layer's embedding of a token, as far as the
+    /// model has them. If layers have factors, each is followed by that of the residual.
+    pub post_norms: Vec<Buffer>,
     /// `[FFN_DIM]`
     pub up_bias: Option<Buffer>,
     /// `[DIM]`
@@ -121,8 +125,17 @@ impl MixerVectors {
             }
         }
         self.o_bias = a.o_bias.clone();
-        self.qk_norm = [a.q_norm.as_slice(), a.k_norm.as_slice()].concat();
+        self.qk_norm = [&a.q_norm, &a.k_norm].into_iter().flat_map(|norm| pad_norm(norm)).collect();
     }
+}
+
+/// A norm of narrower heads with zeros behind its weights; of all heads together as it is.
+fn pad_norm(norm: &[f32]) -> Vec<f32> {
+    let mut norm = norm.to_vec();
+    if QK_NORM == QkNorm::PerHead {
+        norm.resize(HEAD_DIM, 0.0);
+    }
+    norm
 }
 
 /// A device with the model's weights in its memory, shared by all its users.
@@ -182,6 +195,8 @@ impl Model {
 pub struct Matrices {
     /// Transformer blocks.
     pub(super) layers: Vec<LayerWeights>,
+    /// Projection and norm of the embeddings that all layers have of a token, if the model has such.
+    pub(super) per_layer: Option<(StepWeights, Buffer)>,
     /// Final norm.
     pub(super) norm: Buffer,
     /// Output head.
@@ -198,7 +213,13 @@ impl Matrices {
         let mut to = Uploader::new(device, place, weights)?;
         let to = &mut to;
         let copied = Self {
-            layers: weights.layers.iter().map(|l| upload_layer(to, l)).collect::<Result<_>>()?,
+            layers: weights
+                .layers
+                .iter()
+                .enumerate()
+                .map(|(i, l)| upload_layer(to, l, i))
+                .collect::<Result<_>>()?,
+            per_layer: upload_per_layer(to, weights.per_layer.as_ref())?,
             norm: upload_floats(to, &weights.norm)?,
             head: upload_step(to, Step::Head, &[Upload::of(&weights.head)])?,
         };
@@ -216,9 +237,11 @@ impl Matrices {
         let mut to = Uploader::new(device, Place::HostVisible, weights)?;
         let to = &mut to;
         let mut layers = Vec::with_capacity(weights.layers.len());
-        for l in &mut weights.layers {
-            let on_device = upload_layer(to, l)?;
-            let [qkv, out, gate_up, down] = &on_device.steps;
+        for (i, l) in weights.layers.iter_mut().enumerate() {
+            let on_device = upload_layer(to, l, i)?;
+            let [qkv, out, gate_up, down, per_layer @ ..] = &on_device.steps[..] else {
+                unreachable!("invariant: the steps of a layer")
+            };
             match &mut l.mixer {
                 Mixer::Attention(a) => adopt_attention(a, qkv, out)?,
                 Mixer::LocalAttention(a) => adopt_attention(a, qkv, out)?,
@@ -238,11 +261,19 @@ impl Matrices {
                 Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
                 Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
             }
+            if let (Some(w), [gate, out]) = (&mut l.per_layer, per_layer) {
+                adopt_rows(&mut w.gate, gate, 0)?;
+                adopt_rows(&mut w.out, out, 0)?;
+            }
             layers.push(on_device);
+        }
+        let per_layer = upload_per_layer(to, weights.per_layer.as_ref())?;
+        if let (Some(w), Some((projection, _))) = (&mut weights.per_layer, &per_layer) {
+            adopt_rows(&mut w.projection, projection, 0)?;
         }
         let head = upload_step(to, Step::Head, &[Upload::of(&weights.head)])?;
         adopt_rows(&mut weights.head, &head, 0)?;
-        Ok(Self { layers, norm: upload_floats(to, &weights.norm)?, head })
+        Ok(Self { layers, per_layer, norm: upload_floats(to, &weights.norm)?, head })
     }
 }
 
@@ -357,14 +388,13 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
         let mixer = MixerVectors::of(&l.mixer);
         let [up_bias, down_bias] = ffn_biases(&l.ffn);
+        floats.extend(post_norms(l).iter().map(|norm| 4 * norm.len()));
         let all = [
             &l.attn_norm,
             &l.ffn_norm,
             &mixer.qkv_bias,
             &mixer.o_bias,
             &mixer.qk_norm,
-            &l.attn_post_norm,
-            &l.ffn_post_norm,
             up_bias,
             down_bias,
             &mixer.taps,
@@ -372,6 +402,10 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
             &mixer.delta_norm,
         ];
         floats.extend(all.map(Vec::len).into_iter().filter(|&n| n > 0).map(|n| 4 * n));
+    }
+    if let Some(w) = &weights.per_layer {
+        of_step(&[Upload::of(&w.projection)]);
+        floats.push(4 * w.norm.len());
     }
     of_step(&[Upload::of(&weights.head)]);
     floats.push(4 * weights.norm.len());
@@ -386,28 +420,46 @@ fn ffn_biases(ffn: &Ffn) -> [&Vec<f32>; 2] {
     }
 }
 
-fn upload_layer(to: &mut Uploader<'_>, l: &Layer) -> Result<LayerWeights> {
+/// Norms of outputs before they are added to the residual, in the order of the steps; each with a factor of the residual,
+/// which is the layer's own for the last one, if layers have such.
+fn post_norms(l: &Layer) -> Vec<Vec<f32>> {
+    let per_layer = l.per_layer.as_ref().map(|w| &w.norm);
+    let norms = [Some(&l.attn_post_norm), Some(&l.ffn_post_norm), per_layer];
+    let mut norms: Vec<_> = norms.into_iter().flatten().filter(|norm| !norm.is_empty()).cloned().collect();
+    if LAYER_SCALARS {
+        norms.iter_mut().for_each(|norm| norm.push(1.0));
+        if let Some(scalar) = norms.last_mut().and_then(|norm| norm.last_mut()) {
+            *scalar = l.scalar;
+        }
+    }
+    norms
+}
+
+fn upload_per_layer(
+    to: &mut Uploader<'_>,
+    weights: Option<&PerLayerEmbeddings>,
+) -> Result<Option<(StepWeights, Buffer)>> {
+    let Some(w) = weights else { return Ok(None) };
+    let projection = upload_step(to, Step::PerLayerInputs, &[Upload::of(&w.projection)])?;
+    Ok(Some((projection, upload_floats(to, &w.norm)?)))
+}
+
+fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerWeights> {
     let mixer = MixerVectors::of(&l.mixer);
     let some = |to: &mut Uploader<'_>, values: &[f32]| {
         (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
     };
-    let [qkv, out, gate_up, down] = upload::of_layer(l)?;
-    let is_recurrent = matches!(l.mixer, Mixer::ShortConv(_) | Mixer::DeltaNet(_));
-    let [before, after] = Step::of_mixer(is_recurrent);
+    let parts = upload::of_layer(l)?;
+    let steps = Step::of_layer(index).into_iter().zip(&parts);
     let [up_bias, down_bias] = ffn_biases(&l.ffn);
     Ok(LayerWeights {
-        steps: [
-            upload_step(to, before, &qkv)?,
-            upload_step(to, after, &out)?,
-            upload_step(to, Step::GateUp, &gate_up)?,
-            upload_step(to, Step::Down, &down)?,
-        ],
+        steps: steps.map(|(step, parts)| upload_step(to, step, parts)).collect::<Result<_>>()?,
         attn_norm: some(to, &l.attn_norm)?,
         ffn_norm: some(to, &l.ffn_norm)?,
         qkv_bias: some(to, &mixer.qkv_bias)?,
         o_bias: some(to, &mixer.o_bias)?,
         qk_norm: some(to, &mixer.qk_norm)?,
-        post_norms: [some(to, &l.attn_post_norm)?, some(to, &l.ffn_post_norm)?],
+        post_norms: post_norms(l).iter().map(|norm| upload_floats(to, norm)).collect::<Result<_>>()?,
         up_bias: some(to, up_bias)?,
         down_bias: some(to, down_bias)?,
         taps: some(to, &mixer.taps)?,

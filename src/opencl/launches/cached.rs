@@ -60,9 +60,9 @@ impl Binder<'_> {
             if let Some(state) = state.filter(|_| is_recurrent(i)) {
                 return self.recurrent_layer(l, state, i);
             }
-            let calibration = self.calibration.get(i).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
-            self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(i), mass)
+            let calibration = self.calibration.get(kv_layer(i)).unwrap_or(&self.scratch.none);
+            let mass = mass.filter(|_| has_cache(i) && !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
+            self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
     }

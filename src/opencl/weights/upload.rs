@@ -26,7 +26,7 @@ pub struct Upload<'a> {
 /// # Errors
 ///
 /// A build failure for other mixtures.
-pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
+pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
     let (qkv, out) = match &l.mixer {
         Mixer::Attention(a) => of_attention(a),
         Mixer::LocalAttention(a) => of_attention(a),
@@ -47,7 +47,8 @@ pub fn of_layer(l: &Layer) -> Result<[Vec<Upload<'_>>; 4]> {
         Ffn::Usual(w) => (gate_up(w)?, Upload::of(&w.down)),
         Ffn::Wide(w) => (gate_up(w)?, Upload::of(&w.down)),
     };
-    Ok([qkv, vec![out], gate_up, vec![down]])
+    let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
+    Ok([qkv, vec![out], gate_up, vec![down]].into_iter().chain(per_layer).collect())
 }
 
 fn of_attention<const Q: usize, const KV: usize>(a: &Attention<Q, KV>) -> (Vec<Upload<'_>>, Upload<'_>) {
