@@ -3,11 +3,12 @@
 //! Keys are as attention sees them: after RoPE, whatever form the cache stores (q4: mean subtracted, scaled, rotated).
 //! After import, an f32 or f16 cache has the same bits. A q8 cache has the same bits too, and a q4 cache the same
 //! numbers, except in blocks whose scale loses bits: those whose largest value is below 0.001. A q4 block whose largest
-//! integer is 7 may come back mirrored: scale and integers with the other sign.
+//! integer is 7 may come back mirrored: scale and integers with the other sign. Heads that are narrower than the cache's
+//! are rounded anew in a q4 cache.
 
 use crate::dims::{
-    HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW,
-    full_attention_layers, is_sliding,
+    FIRST_SHARING_LAYER, HAS_STATE, HEAD_DIM, KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, WINDOW,
+    full_attention_layers, head_dim, is_sliding,
 };
 use crate::model::device::KvRows;
 use crate::model::weights::HeadCalibration;
@@ -24,14 +25,14 @@ pub struct PastKeyValues {
     /// All tokens of the sequence, evicted ones included. Their number is the next position. Draft lookup, penalties,
     /// prefix reuse, saved sessions and recomputing a lost device's rows depend on them.
     pub tokens: Vec<u32>,
-    /// Keys and values of each layer.
+    /// Keys and values of each layer that has some; the last layers of some models read those of earlier ones.
     pub layers: Vec<LayerKeyValues>,
 }
 
 /// Keys and values of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerKeyValues {
-    /// Keys after RoPE: `[kv_head][slot][head_dim]`.
+    /// Keys after RoPE: `[kv_head][slot][head_dim]`, with the width of the layer's heads.
     pub keys: Vec<f32>,
     /// Values: `[kv_head][slot][head_dim]`.
     pub values: Vec<f32>,
@@ -65,15 +66,15 @@ impl PastKeyValues {
 
     /// First position whose rows sliding-window layers have.
     fn oldest_position(&self) -> usize {
-        let local = (0..LAYERS).find(|&layer| is_sliding(layer));
+        let local = (0..FIRST_SHARING_LAYER).find(|&layer| is_sliding(layer));
         local.and_then(|layer| self.layers[layer].positions.first()).map_or(0, |&p| p as usize)
     }
 
     /// Checks that this can be a sequence of this program's model.
     fn validate(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::Usage(format!("PastKeyValues: {what}")));
-        if self.layers.len() != LAYERS {
-            return wrong(format!("{} layers, but the model has {LAYERS}", self.layers.len()));
+        if self.layers.len() != FIRST_SHARING_LAYER {
+            return wrong(format!("{} layers, but the model has {FIRST_SHARING_LAYER}", self.layers.len()));
         }
         if let Some(id) = self.tokens.iter().find(|&&id| id as usize >= VOCAB) {
             return wrong(format!("token id {id}: the vocabulary ends at {}", VOCAB - 1));
@@ -97,7 +98,7 @@ impl PastKeyValues {
         }
         for (i, layer) in self.layers.iter().enumerate() {
             let rows = if is_sliding(i) { tokens - oldest } else { slots };
-            layer.check_shape(rows).or_else(|what| wrong(format!("layer {i}: {what}")))?;
+            layer.check_shape(rows, head_dim(i)).or_else(|what| wrong(format!("layer {i}: {what}")))?;
             let recent = |head: &[u32]| head.iter().copied().eq(oldest as u32..tokens as u32);
             if is_sliding(i) && !layer.positions.chunks_exact(rows.max(1)).all(recent) {
                 return wrong(format!(
@@ -146,12 +147,12 @@ impl LayerKeyValues {
         self.positions.len() / KV_HEADS
     }
 
-    fn check_shape(&self, slots: usize) -> std::result::Result<(), String> {
+    fn check_shape(&self, slots: usize, width: usize) -> std::result::Result<(), String> {
         let rows = KV_HEADS * slots;
         let lengths = [
             ("positions", self.positions.len(), rows, "[kv_head][slot]"),
-            ("keys", self.keys.len(), rows * HEAD_DIM, "[kv_head][slot][head_dim]"),
-            ("values", self.values.len(), rows * HEAD_DIM, "[kv_head][slot][head_dim]"),
+            ("keys", self.keys.len(), rows * width, "[kv_head][slot][head_dim]"),
+            ("values", self.values.len(), rows * width, "[kv_head][slot][head_dim]"),
         ];
         if let Some((name, found, wanted, shape)) = lengths.into_iter().find(|l| l.1 != l.2) {
             return Err(format!("{found} numbers in `{name}`; `{shape}` needs {wanted}"));
@@ -169,6 +170,8 @@ impl LayerKeyValues {
 struct RowCodec<'a> {
     isa: Isa,
     kind: KvType,
+    /// Width of the layer's heads; in the cache, zeros follow narrower ones.
+    width: usize,
     /// Calibration of the layer's keys; `None` for values.
     calibration: Option<&'a [f32]>,
 }
@@ -176,7 +179,7 @@ struct RowCodec<'a> {
 impl RowCodec<'_> {
     /// Decodes `[kv_head][slot][row bytes]` to `[kv_head][slot][head_dim]`.
     fn decode_rows(&self, rows: &[u8], slots: usize) -> Vec<f32> {
-        let mut numbers = Vec::with_capacity(KV_HEADS * slots * HEAD_DIM);
+        let mut numbers = Vec::with_capacity(KV_HEADS * slots * self.width);
         let mut copy = vec![0; self.kind.row_bytes(HEAD_DIM)];
         for (i, row) in rows.chunks_exact(copy.len()).enumerate() {
             copy.copy_from_slice(row);
@@ -188,16 +191,18 @@ impl RowCodec<'_> {
                     None => hadamard_transform(&mut x),
                 }
             }
-            numbers.extend(x);
+            numbers.extend_from_slice(&x[..self.width]);
         }
         numbers
     }
 
     /// Encodes `[kv_head][slot][head_dim]` to `[kv_head][slot][row bytes]`.
     fn encode_rows(&self, numbers: &[f32], slots: usize, rows: &mut [u8]) {
-        let heads = numbers.as_chunks::<HEAD_DIM>().0.iter();
-        for (i, (x, row)) in heads.zip(rows.chunks_exact_mut(self.kind.row_bytes(HEAD_DIM))).enumerate() {
-            let mut x = *x;
+        let heads = numbers.chunks_exact(self.width);
+        for (i, (numbers, row)) in heads.zip(rows.chunks_exact_mut(self.kind.row_bytes(HEAD_DIM))).enumerate()
+        {
+            let mut x = [0.0; HEAD_DIM];
+            x[..self.width].copy_from_slice(numbers);
             if self.kind.is_rotated() {
                 match self.calibration {
                     Some(layer) => HeadCalibration::of_head(layer, i / slots).encode_key(&mut x),
@@ -251,14 +256,14 @@ impl Session {
     pub fn past_key_values(&mut self, engine: &Engine) -> Result<PastKeyValues> {
         check_rows_suffice()?;
         let (types, isa) = (self.extent().types, engine.isa());
-        let (mut rows, mut layers) = (KvRows::default(), Vec::with_capacity(LAYERS));
+        let (mut rows, mut layers) = (KvRows::default(), Vec::with_capacity(FIRST_SHARING_LAYER));
         for (layer, positions) in self.positions()?.into_iter().enumerate() {
             let slots = positions.len() / KV_HEADS;
             self.read_rows(layer, &mut rows)?;
-            let calibration = Some(engine.weights().layer_calibration(layer));
+            let (width, calibration) = (head_dim(layer), Some(engine.weights().layer_calibration(layer)));
             layers.push(LayerKeyValues {
-                keys: RowCodec { isa, kind: types.k, calibration }.decode_rows(&rows.k, slots),
-                values: RowCodec { isa, kind: types.v, calibration: None }.decode_rows(&rows.v, slots),
+                keys: RowCodec { isa, kind: types.k, width, calibration }.decode_rows(&rows.k, slots),
+                values: RowCodec { isa, kind: types.v, width, calibration: None }.decode_rows(&rows.v, slots),
                 positions,
             });
         }
@@ -285,13 +290,11 @@ impl Session {
         }
         self.restore(sequence, |layer, rows, _| {
             let of = &past.layers[layer];
-            let calibration = Some(engine.weights().layer_calibration(layer));
-            RowCodec { isa, kind: types.k, calibration }.encode_rows(&of.keys, of.slots(), &mut rows.k);
-            RowCodec { isa, kind: types.v, calibration: None }.encode_rows(
-                &of.values,
-                of.slots(),
-                &mut rows.v,
-            );
+            let (width, calibration) = (head_dim(layer), Some(engine.weights().layer_calibration(layer)));
+            let keys = RowCodec { isa, kind: types.k, width, calibration };
+            keys.encode_rows(&of.keys, of.slots(), &mut rows.k);
+            let values = RowCodec { isa, kind: types.v, width, calibration: None };
+            values.encode_rows(&of.values, of.slots(), &mut rows.v);
             Ok(())
         })?;
         Ok(self)

@@ -160,7 +160,7 @@ fn observed_passes(engine: &Engine) -> usize {
         let n = if pass % 3 == 0 { 1 } else { 40 };
         if alone.len() + n > 380 {
             let mass = &mut mass[..dims::KV_HEADS * alone.len()];
-            for layer in 0..dims::LAYERS {
+            for layer in dims::attention_layers() {
                 alone.cache.read_mass(layer, mass).unwrap();
                 for (kv_head, mass) in mass.chunks(alone.len()).enumerate() {
                     chooser.choose_slots(

@@ -291,7 +291,7 @@ fn logits_are_the_same_whichever_others_are_read() {
             }
         }
         let mut mass = [(); 2].map(|()| vec![0.0; dims::KV_HEADS * whole[4].len()]);
-        for layer in (0..dims::LAYERS).filter(|&layer| !dims::is_sliding(layer)) {
+        for layer in dims::full_attention_layers() {
             caches[4].read_mass(layer, &mut mass[0]).unwrap();
             whole[4].cache.read_mass(layer, &mut mass[1]).unwrap();
             assert!(mass[0] == mass[1], "{}: mass of layer {layer}", isa.name());

@@ -166,7 +166,7 @@ fn state(engine: &Engine, o: &EngineOptions, ids: &[u32], prompt: usize) -> (Vec
     session.prefill(&ids[..prompt], &CancelToken::default()).unwrap();
     ids[prompt..].iter().for_each(|&id| session.decode(id).unwrap());
     let (mut rows, mut all) = (Default::default(), Vec::new());
-    for layer in 0..dims::LAYERS {
+    for layer in dims::attention_layers() {
         session.read_rows(layer, &mut rows).unwrap();
         all.extend_from_slice(&rows.k);
         all.extend_from_slice(&rows.v);

@@ -1,7 +1,7 @@
 //! `past_key_values`: a cache that goes out and in again is the same, of every type and after evictions.
 
 use crate::support::paths;
-use antigravity::dims::{HEAD_DIM, KV_HEADS, LAYERS, VOCAB};
+use antigravity::dims::{HEAD_DIM, KV_HEADS, VOCAB, attention_layers};
 use antigravity::model::device::KvRows;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::session::{CancelToken, Session};
@@ -32,7 +32,7 @@ fn fed(engine: &Engine, n: usize) -> Session {
 }
 
 fn rows(session: &mut Session) -> Vec<KvRows> {
-    (0..LAYERS)
+    attention_layers()
         .map(|layer| {
             let mut rows = KvRows::default();
             session.read_rows(layer, &mut rows).unwrap();

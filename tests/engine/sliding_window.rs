@@ -3,7 +3,7 @@
 
 use crate::eviction::reference::Reference;
 use crate::support::paths;
-use antigravity::dims::{self, LAYERS, SLIDING_LAYERS, VOCAB, WINDOW, is_sliding};
+use antigravity::dims::{self, SLIDING_LAYERS, VOCAB, WINDOW, attention_layers, is_sliding};
 use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
 use antigravity::plan::Plan;
@@ -138,7 +138,7 @@ fn an_exported_cache_keeps_the_positions_of_each_layer() {
         let mut one = engine.session().unwrap();
         decoded(&mut one, &ids[..ALL - 20]);
         let past = one.past_key_values(&engine).unwrap();
-        for layer in (0..LAYERS).filter(|&i| is_sliding(i)).map(|i| &past.layers[i]) {
+        for layer in attention_layers().filter(|&i| is_sliding(i)).map(|i| &past.layers[i]) {
             let positions = &layer.positions[..layer.slots()];
             assert!((WINDOW..=ALL).contains(&(positions.len() + 1)));
             assert_eq!(positions.last(), Some(&(ALL as u32 - 21)));

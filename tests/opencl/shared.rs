@@ -3,7 +3,7 @@
 
 use crate::device::{self, is_exact_with};
 use crate::support::random::ids;
-use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB};
+use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB, attention_layers};
 use antigravity::model::cpu::attention::attention_for_device;
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, KvCache, KvRows, Logits, Run};
@@ -131,7 +131,7 @@ pub fn rows_of(cache: &mut dyn KvCache) -> Vec<KvRows> {
         cache.read_rows(layer, 0..len, &mut rows).unwrap();
         rows
     };
-    (0..LAYERS).map(read).collect()
+    attention_layers().map(read).collect()
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {
@@ -367,7 +367,7 @@ fn a_pass_has_as_many_launches_for_many_sequences_as_for_two() {
 pub fn mass_of(cache: &mut dyn KvCache) -> Vec<u32> {
     let mut mass = vec![0.0; KV_HEADS * cache.extent().len];
     let mut all = Vec::new();
-    for layer in 0..LAYERS {
+    for layer in attention_layers() {
         cache.read_mass(layer, &mut mass).unwrap();
         all.extend(bits(&mass));
     }

@@ -1,6 +1,6 @@
 //! One sequence on the CPU, driven by hand.
 
-use antigravity::dims::{KV_HEADS, LAYERS};
+use antigravity::dims::{KV_HEADS, LAYERS, attention_layers};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, KvCache, KvRows, Logits, Run};
 use antigravity::model::weights::Weights;
@@ -65,6 +65,6 @@ impl CpuSequence {
             self.cache.read_rows(layer, slots.clone(), &mut rows).unwrap();
             rows
         };
-        (0..LAYERS).map(of_layer).collect()
+        attention_layers().map(of_layer).collect()
     }
 }

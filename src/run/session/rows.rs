@@ -5,7 +5,8 @@ use super::event::{EvictionReason, EvictionResult, SessionEvent};
 use super::evictor::{AppendKind, Evictor, ObservedTokens};
 use super::{PastEviction, Sequence, Session, Switch};
 use crate::dims::{
-    HEAD_DIM, KV_HEADS, LAYER_KINDS, LAYERS, STATE, attention_layers, full_attention_layers, is_sliding,
+    FIRST_SHARING_LAYER, HEAD_DIM, KV_HEADS, LAYER_KINDS, STATE, attention_layers, full_attention_layers,
+    is_sliding,
 };
 use crate::model::device::{KvRows, Logits, lock_device};
 use crate::run::placement::{Checkpoint, RowState, TokenKind};
@@ -362,7 +363,7 @@ impl Session {
         self.observes_attention()
     }
 
-    /// Positions of each layer's rows: `[kv_head][slot]`, ascending in a head.
+    /// Positions of the rows of each layer that has some: `[kv_head][slot]`, ascending in a head.
     ///
     /// # Errors
     ///
@@ -377,7 +378,7 @@ impl Session {
             kind if kind.is_attention() => global.next(),
             _ => Some(Vec::new()),
         };
-        Ok((0..LAYERS).map_while(of).collect())
+        Ok((0..FIRST_SHARING_LAYER).map_while(of).collect())
     }
 
     /// Copies the filled rows of a layer out; see [`KvCache::read_rows`](crate::model::device::KvCache::read_rows).
