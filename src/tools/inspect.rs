@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// Flags of `inspect`.
 #[derive(Args, Clone)]
 pub struct InspectArgs {
-    /// Model to inspect, as with --model-path
+    /// Model to inspect, as with --model-path, or a config.json
     #[arg(value_name = "PATH", conflicts_with = "model_path")]
     path: Option<PathBuf>,
     #[command(flatten)]
@@ -33,6 +33,9 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: &InspectArgs) -> Result<()> {
+    if let Some(config) = args.path.as_deref().and_then(find_lone_config) {
+        return describe_lone_config(&config, args.format);
+    }
     let path = PathArgs { model_path: args.path.clone().or(args.model.model_path.clone()) }.model_path()?;
     let path = ModelPath::new(&path)?;
     let packed = path.packed_path().filter(|packed| packed.is_file());
@@ -57,6 +60,50 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     }
 }
 
+/// The file if it is a `config.json`, or that of a folder that holds no weights.
+fn find_lone_config(path: &Path) -> Option<PathBuf> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return Some(path.into());
+    }
+    let config = path.join("config.json");
+    let has_weights = ModelPath::new(path).map_or(true, |path| {
+        let is_folder = path.weights.is_dir();
+        !is_folder
+            || has_safetensors(&path.weights)
+            || path.packed_path().is_some_and(|packed| packed.exists())
+    });
+    (config.is_file() && !has_weights).then_some(config)
+}
+
+fn has_safetensors(folder: &Path) -> bool {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.map(|file| file.file_name()).any(|name| name.to_string_lossy().contains(".safetensors"))
+}
+
+/// Says of a config without weights whether a program can run its model.
+fn describe_lone_config(file: &Path, format: ReportFormat) -> Result<()> {
+    let parsed = ModelConfig::parse(&read_text_file(file)?).map_err(|e| e.to_string());
+    let verdict = compare_config(Some(&parsed)).describe();
+    let path = file.to_string_lossy();
+    match format {
+        ReportFormat::Text => {
+            let config = parsed.as_ref().ok().map(|config| format!("{}\n", describe_config(config)));
+            let path = one_line(&path, MAX_LINE_BYTES);
+            write_stdout(&format!("{path}\n\n{}{verdict}\n", config.unwrap_or_default()))
+        }
+        ReportFormat::Json => {
+            let report = json!({"path": path, "built_for": built_model_json(), "verdict": verdict});
+            write_stdout(&escape_json(&format!("{report:#}\n")))
+        }
+    }
+}
+
+/// A model's architecture and main sizes.
+fn describe_config(config: &ModelConfig) -> String {
+    let ModelConfig { arch, layers, dim, heads, kv_heads, .. } = config;
+    format!("{}, {layers} layers, dim {dim}, {heads} heads, {kv_heads} KV heads", arch.name())
+}
+
 /// Escapes characters that control a terminal. JSON has them in strings only, and escapes some itself.
 fn escape_json(json: &str) -> String {
     let escape = |c: char| match c {
@@ -76,6 +123,23 @@ enum ConfigMatch {
     Same,
     /// Field, built-in value, value in the file.
     Differs(&'static str, String, String),
+}
+
+impl ConfigMatch {
+    /// The comparison as a sentence.
+    fn describe(&self) -> String {
+        match self {
+            ConfigMatch::NoConfig => "no config.json to compare with".into(),
+            ConfigMatch::Unreadable(why) => format!("no program can run it: {}", one_line(why, 300)),
+            ConfigMatch::Same => "this program runs it".into(),
+            ConfigMatch::Differs(field, ours, theirs) => {
+                let theirs = one_line(theirs, 120);
+                format!(
+                    "a program built for it can run it; this one cannot: {field} is {theirs}, but it was built for {ours}"
+                )
+            }
+        }
+    }
 }
 
 /// The config beside the weights, in a packed file, or in a GGUF file's header, or why it cannot be read; `None` if
@@ -197,7 +261,7 @@ impl ModelReport<'_> {
     fn to_text(&self) -> String {
         let path = one_line(&self.opened.path().to_string_lossy(), MAX_LINE_BYTES);
         let facts = self.list_facts().map(|(name, value)| vec![name.to_string(), value]);
-        let (built, runs) = (describe_built_model(), self.describe_match());
+        let (built, runs) = (describe_built_model(), self.config.describe());
         let mut text = format!("{path}\n\n{}{runs}\n{built}\n", align_columns(&[Align::Left; 2], &facts));
         let metadata = read_metadata(self.opened);
         let lines = metadata.iter().map(|(k, v)| vec![one_line(k, 60), one_line(v, 100)]);
@@ -237,16 +301,7 @@ impl ModelReport<'_> {
         let file = path.is_file().then(|| path.metadata().ok()).flatten().map(|file| file.len());
         let config = self.found.as_ref();
         [
-            (
-                "architecture",
-                config.map_or_else(unknown, |c| {
-                    let ModelConfig { layers, dim, heads, kv_heads, .. } = c;
-                    format!(
-                        "{}, {layers} layers, dim {dim}, {heads} heads, {kv_heads} KV heads",
-                        c.arch.name()
-                    )
-                }),
-            ),
+            ("architecture", config.map_or_else(unknown, describe_config)),
             ("parameters", parameters.map_or_else(unknown, |n| format!("{:.1} million", n as f64 / 1e6))),
             ("type", types),
             ("context", config.map_or_else(unknown, |c| format!("{} tokens", c.max_position))),
@@ -273,21 +328,6 @@ impl ModelReport<'_> {
         format!("totals\n{totals}\n{}", align_columns(&SIDES, &lines))
     }
 
-    /// The comparison of the configs as a sentence.
-    fn describe_match(&self) -> String {
-        match &self.config {
-            ConfigMatch::NoConfig => "no config.json to compare with".into(),
-            ConfigMatch::Unreadable(why) => format!("this program cannot run it: {}", one_line(why, 300)),
-            ConfigMatch::Same => "this program runs it".into(),
-            ConfigMatch::Differs(field, ours, theirs) => {
-                let theirs = one_line(theirs, 120);
-                format!(
-                    "this program cannot run it: {field} is {theirs}, but this program was built for {ours}"
-                )
-            }
-        }
-    }
-
     fn to_json(&self) -> Value {
         let different = match &self.config {
             ConfigMatch::Differs(field, ours, theirs) => {
@@ -307,7 +347,7 @@ impl ModelReport<'_> {
             "built_for": built_model_json(),
             "runs_here": self.config == ConfigMatch::Same,
             "difference": different,
-            "verdict": self.describe_match(),
+            "verdict": self.config.describe(),
         })
     }
 }

@@ -16,6 +16,8 @@ mod batch;
 mod cache_memory;
 /// A q4 cache loses more than it has to.
 mod calibration;
+/// A turn of a conversation computes what is known already.
+mod conversation;
 /// A draft changes a token.
 mod draft;
 /// A draft model changes a token, guesses badly, or ends a text when it lies, hangs or dies.

@@ -56,7 +56,7 @@ const PARTS: &[Part] = &[
     Part { name: "clippy", when: Always, about: "lints", run: clippy },
     Part { name: "cargo", when: Always, about: "unit and integration tests", run: cargo_tests },
     Part { name: "parity", when: Always, about: "logits and text equal to those of transformers", run: parity_with_reference },
-    Part { name: "sliding", when: Always, about: "the cache of sliding-window layers: a small Gemma 3 and 4, and the memory plan of the 1B one", run: sliding_window_layers },
+    Part { name: "sliding", when: Always, about: "sliding-window layers and recurrent ones: caches and conversations of small models, and the memory plan of a 1B one", run: sliding_window_layers },
     Part { name: "refusal", when: Always, about: "a model of an unsupported architecture is refused with a one-line error", run: another_architecture },
     Part { name: "assertions", when: All, about: "the CPU's tests with Rust's pointer checks", run: with_pointer_checks },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
@@ -185,7 +185,9 @@ fn sliding_window_layers() -> Outcome {
     for (model, filters) in [
         ("m9-gemma3-270m-bf16", &["sliding_window::"][..]),
         ("gemma3-1b", &["sliding_window::a_long_context"]),
-        ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits"]),
+        ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits", "conversation::"]),
+        ("m20-qwen35-bf16", &["conversation::"]),
+        ("m19b-lfm2-bf16", &["conversation::"]),
     ] {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
         // Its reference is a forward pass of Gemma 3.

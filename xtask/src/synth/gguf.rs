@@ -5,7 +5,7 @@ use super::tokenizer::{self, TokenConfig};
 use super::{Content, FilePlan, TensorData};
 use crate::error::{Error, Result};
 use files::blocks::BlockType;
-use files::config::{Arch, ModelConfig, RopeScaling};
+use files::config::{Arch, LayerKind, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, to_gguf_name};
 
 /// Mixes of block types, named as in llama.cpp: the type of most matrices, and of the more important ones.
@@ -19,7 +19,9 @@ pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
 const ALIGNMENT: usize = 32;
 /// Types of metadata values.
 const U32: u32 = 4;
+const I32: u32 = 5;
 const F32: u32 = 6;
+const BOOL: u32 = 7;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
@@ -29,7 +31,8 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
-    if !matches!(model.arch, Arch::Llama | Arch::Qwen2 | Arch::Qwen3 | Arch::Gemma3) {
+    use Arch::{Gemma3, Gemma4, Lfm2, Llama, Qwen2, Qwen3, Qwen35};
+    if !matches!(model.arch, Llama | Qwen2 | Qwen3 | Qwen35 | Gemma3 | Gemma4 | Lfm2) {
         let text = format!("--gguf {mix}: not available for {} models", model.arch.name());
         return Err(Error::Usage(text));
     }
@@ -44,19 +47,20 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
         // As in llama.cpp's mixes: values, the second FFN matrix, embedding and head.
         let matters =
             ["embed_tokens", "lm_head", "v_proj", "down_proj"].iter().any(|n| tensor.name.contains(n));
-        let block = match (tensor.shape.len(), matters) {
-            (1, _) => BlockType::F32,
-            (_, true) => *better,
-            (_, false) => *most,
+        let (block, shape) = match (&tensor.shape[..], matters) {
+            (&[channels, 1, taps], _) => (BlockType::F32, vec![channels, taps]),
+            ([_], _) => (BlockType::F32, tensor.shape),
+            (_, true) => (*better, tensor.shape),
+            (_, false) => (*most, tensor.shape),
         };
-        let cols = tensor.shape.last().copied().unwrap_or(0);
+        let cols = shape.last().copied().unwrap_or(0);
         if !cols.is_multiple_of(block.values_per_block()) {
             let text =
                 format!("{} has rows of {cols} values, not a multiple of a {block:?} block", tensor.name);
             return Err(Error::Failed(text));
         }
         let name = to_gguf_name(model.arch, &tensor.name).unwrap_or_else(|| tensor.name.clone());
-        infos.push((name, tensor.shape, block, Some(tensor.fill)));
+        infos.push((name, shape, block, Some(tensor.fill)));
     }
     Ok(metadata.finish(infos, divisors.unwrap_or_default()))
 }
@@ -96,12 +100,11 @@ impl Metadata {
         let arch = m.arch.gguf_name();
         self.push_pair("general.architecture", STRING, &encode_string(arch));
         self.push_pair("general.name", STRING, &encode_string("synthetic"));
+        self.write_layers(m);
         for (key, n) in [
             ("block_count", m.layers),
             ("embedding_length", m.dim),
-            ("feed_forward_length", m.ffn_dim),
             ("attention.head_count", m.heads),
-            ("attention.head_count_kv", m.kv_heads),
             ("attention.key_length", m.head_dim),
             ("attention.value_length", m.head_dim),
             ("context_length", m.max_position),
@@ -139,6 +142,70 @@ impl Metadata {
             }
         }
         Ok(())
+    }
+
+    /// Writes the sizes of layers, which may differ.
+    fn write_layers(&mut self, m: &ModelConfig) {
+        let arch = m.arch.gguf_name();
+        let ints =
+            |all: Vec<usize>| all.into_iter().map(|n| (n as u32).to_le_bytes().into()).collect::<Vec<_>>();
+        let widths: Vec<usize> = (0..m.layers)
+            .map(|l| if l < m.layers - m.shared_kv_layers { m.ffn_dim } else { m.shared_ffn_dim })
+            .collect();
+        let is_conv = |kind: &LayerKind| *kind == LayerKind::ShortConv;
+        let heads = m.layer_kinds.iter().map(|kind| if is_conv(kind) { 0 } else { m.kv_heads }).collect();
+        for (key, all) in [("feed_forward_length", widths), ("attention.head_count_kv", heads)] {
+            let key = format!("{arch}.{key}");
+            match all.iter().all(|n| *n == all[0]) {
+                true => self.push_pair(&key, U32, &(all[0] as u32).to_le_bytes()),
+                false => self.push_array(&key, U32, &ints(all)),
+            }
+        }
+        let delta = &m.delta_net;
+        let sizes: &[(&str, usize)] = match m.arch {
+            Arch::Lfm2 => &[("shortconv.l_cache", m.conv_taps)],
+            Arch::Qwen35 => &[
+                ("ssm.conv_kernel", m.conv_taps),
+                ("ssm.state_size", delta.key_dim),
+                ("ssm.group_count", delta.key_heads),
+                ("ssm.time_step_rank", delta.value_heads),
+                ("ssm.inner_size", delta.value_heads * delta.value_dim),
+                ("rope.dimension_count", m.rope.dim),
+            ],
+            Arch::Gemma4 => &[
+                ("attention.shared_kv_layers", m.shared_kv_layers),
+                ("embedding_length_per_layer_input", m.per_layer_dim),
+                ("attention.key_length_swa", m.local_head_dim),
+                ("attention.value_length_swa", m.local_head_dim),
+                ("rope.dimension_count", m.rope.dim),
+                ("rope.dimension_count_swa", m.rope.local_dim),
+            ],
+            _ => &[],
+        };
+        for (key, n) in sizes {
+            self.push_pair(&format!("{arch}.{key}"), U32, &(*n as u32).to_le_bytes());
+        }
+        if m.arch == Arch::Qwen35 {
+            let recurrent = m.layer_kinds.iter().map(|kind| vec![u8::from(*kind == LayerKind::DeltaNet)]);
+            self.push_array(
+                &format!("{arch}.attention.recurrent_layers"),
+                BOOL,
+                &recurrent.collect::<Vec<_>>(),
+            );
+            // A text has one position in each of them.
+            let sections = ints(vec![m.rope.dim / 2, 0, 0, 0]);
+            self.push_array(&format!("{arch}.rope.dimension_sections"), I32, &sections);
+        }
+        if m.arch == Arch::Gemma4 {
+            let sliding = m.layer_kinds.iter().map(|kind| vec![u8::from(*kind == LayerKind::SlidingWindow)]);
+            self.push_array(
+                &format!("{arch}.attention.sliding_window_pattern"),
+                BOOL,
+                &sliding.collect::<Vec<_>>(),
+            );
+            let cap = (m.logit_softcap as f32).to_le_bytes();
+            self.push_pair(&format!("{arch}.final_logit_softcapping"), F32, &cap);
+        }
     }
 
     fn finish(self, infos: Vec<TensorInfo>, divisors: Vec<f32>) -> FilePlan {

@@ -39,8 +39,17 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
         list.push(Tensor { name, shape: shape.into(), fill });
     };
     put("model.embed_tokens.weight".into(), &[model.vocab, dim], Fill::Weights);
+    let width = model.per_layer_dim;
+    if width > 0 {
+        let all = model.layers * width;
+        put("model.embed_tokens_per_layer.weight".into(), &[model.vocab, all], Fill::Weights);
+        put("model.per_layer_model_projection.weight".into(), &[all, dim], Fill::Weights);
+        put("model.per_layer_projection_norm.weight".into(), &[width], Fill::Norm);
+    }
     for (layer, kind) in model.layer_kinds.iter().enumerate() {
         let at = |part: &str| format!("model.layers.{layer}.{part}");
+        let shares_kv = layer >= model.layers - model.shared_kv_layers;
+        let ffn = if shares_kv { model.shared_ffn_dim } else { ffn };
         let ffn_parts: &[_] = if model.arch == Arch::Phi3 {
             &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)]
         } else {
@@ -50,7 +59,11 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
                 ("mlp.down_proj", dim, ffn, false),
             ]
         };
-        for (part, rows, columns, has_bias) in mixer_matrices(model, *kind).iter().chain(ffn_parts) {
+        let is_own = |part: &&(&str, usize, usize, bool)| {
+            !shares_kv || !["self_attn.k_proj", "self_attn.v_proj"].contains(&part.0)
+        };
+        let mixer = mixer_matrices(model, *kind);
+        for (part, rows, columns, has_bias) in mixer.iter().filter(is_own).chain(ffn_parts) {
             put(at(&format!("{part}.weight")), &[*rows, *columns], Fill::Weights);
             if *has_bias {
                 put(at(&format!("{part}.bias")), &[*rows], Fill::Weights);
@@ -67,7 +80,8 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
                 put(at("linear_attn.norm.weight"), &[model.delta_net.value_dim], Fill::Norm);
             }
             _ => {
-                let [q, k] = qk_norm_widths(model);
+                let [q, k] = qk_norm_widths(model, *kind);
+                let k = if shares_kv { 0 } else { k };
                 for (part, width) in
                     [("q_norm", q), ("k_norm", k)].into_iter().filter(|(_, width)| *width > 0)
                 {
@@ -78,6 +92,14 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
         for norm in norm_names(model) {
             put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
         }
+        if width > 0 {
+            put(at("per_layer_input_gate.weight"), &[width, dim], Fill::Weights);
+            put(at("per_layer_projection.weight"), &[dim, width], Fill::Weights);
+            put(at("post_per_layer_input_norm.weight"), &[dim], Fill::Norm);
+        }
+        if model.layer_scalars {
+            put(at("layer_scalar"), &[1], Fill::Norm);
+        }
     }
     put("model.norm.weight".into(), &[dim], Fill::Norm);
     if !model.tie_embeddings {
@@ -87,12 +109,17 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
 }
 
 /// Widths of the norms of queries and keys; 0 if there are none.
-fn qk_norm_widths(model: &ModelConfig) -> [usize; 2] {
+fn qk_norm_widths(model: &ModelConfig, kind: LayerKind) -> [usize; 2] {
     match model.qk_norm {
         QkNorm::None => [0, 0],
-        QkNorm::PerHead | QkNorm::AfterRope => [model.head_dim; 2],
+        QkNorm::PerHead | QkNorm::AfterRope => [head_dim(model, kind); 2],
         QkNorm::Whole => [model.heads, model.kv_heads].map(|heads| heads * model.head_dim),
     }
+}
+
+/// Width of the heads of a layer.
+fn head_dim(model: &ModelConfig, kind: LayerKind) -> usize {
+    if kind == LayerKind::SlidingWindow { model.local_head_dim } else { model.head_dim }
 }
 
 /// Norms of a layer.
@@ -118,7 +145,7 @@ fn delta_widths(model: &ModelConfig) -> (usize, usize) {
 /// Matrices of a layer's mixer: name, rows, columns, and whether it has a bias.
 fn mixer_matrices(model: &ModelConfig, kind: LayerKind) -> Vec<(&'static str, usize, usize, bool)> {
     let (dim, heads) = (model.dim, model.delta_net.value_heads);
-    let (q, kv) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+    let (q, kv) = (model.heads * head_dim(model, kind), model.kv_heads * head_dim(model, kind));
     let (channels, values) = delta_widths(model);
     match kind {
         LayerKind::ShortConv => {
@@ -218,6 +245,7 @@ mod tests {
             "m14-granite-bf16",
             "m19b-lfm2-bf16",
             "m20-qwen35-bf16",
+            "m22-gemma4-e2b-bf16",
             "m28-lfm3-bf16",
             "m29-hunyuan-bf16",
             "m31-olmo3-bf16",
@@ -252,6 +280,13 @@ mod tests {
         ] {
             let made: usize = of(&build::model_dir(name).unwrap()).iter().map(Tensor::len).sum();
             assert_eq!(made, parameters, "{name}");
+        }
+        // Published roughly, without the embeddings of each layer.
+        for (name, parameters) in [("gemma4-e2b", 2.3e9), ("gemma4-e4b", 4.5e9)] {
+            let all = of(&build::model_dir(name).unwrap());
+            let table = |t: &&Tensor| !t.name.ends_with("embed_tokens_per_layer.weight");
+            let made = all.iter().filter(table).map(Tensor::len).sum::<usize>() as f64;
+            assert!((made / parameters - 1.0).abs() < 0.035, "{name}: {made}");
         }
     }
 }
