@@ -38,7 +38,7 @@ pub const MAX_BATCH_RUNS: usize = 16;
 /// Maximum tokens of the kernels for few tokens; each group of tokens reads the weights once more, from a cache.
 pub const MAX_FEW_TOKENS: usize = 16;
 /// Maximum head size of decode attention.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 512;
 
 /// Work-group shape of a `gemv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -131,10 +131,11 @@ fn clippy() -> Outcome {
 }
 
 /// Tests with many kernels to compile, one set for each cache type and format, which takes a device minutes.
-const EVERY_KERNEL: [&str; 7] = [
+const EVERY_KERNEL: [&str; 8] = [
     "gguf::all_formats_have_the_cpus_bits",
     "hybrid::device_switches_change_no_text_with_any_cache_and_policy",
     "kernels::attention::attention_has_the_cpus_bits_with_every_cache",
+    "kernels::attention::heads_wider_than_a_work_group_have_the_cpus_bits",
     "kernels::formats::every_format_has_the_cpus_bits",
     "kernels::formats::variants_of_formats_have_the_cpus_bits",
     "model::a_long_context_has_the_cpus_bits",

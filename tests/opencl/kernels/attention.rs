@@ -270,12 +270,14 @@ impl<const HD: usize> Case<HD> {
     fn one(&self, device: &Device) {
         let all @ [s, qkv, norms, k, v, att] = &self.buffers(device);
         let (d, chunks) = (self.dims, self.before / CHUNK + 1);
+        // At least one for each element that is summed at once.
+        let items = if HD > 64 { 256 } else { 64 };
         let parts = floats(device, &vec![0.0; chunks * d.heads * HD]);
         let ml = floats(device, &vec![0.0; chunks * d.heads * 2]);
         let args = [s, qkv, norms, &floats(device, &self.calibration), k, v, &parts, &ml];
-        let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(64, ""), &args);
+        let mut attend = kernel(device, ("attend_one", ATTEND_ONE), &self.options(items, ""), &args);
         attend.set_ints(8, &self.run()).unwrap();
-        device.launch(&attend, &[chunks * d.kv_heads * 64], &[64]).unwrap();
+        device.launch(&attend, &[chunks * d.kv_heads * items], &[items]).unwrap();
         let mut merge = kernel(device, ("merge", MERGE), &self.options(64, ""), &[&parts, &ml, att]);
         merge.set_ints(3, &[1, chunks as i32]).unwrap();
         device.launch(&merge, &[d.heads * 64], &[64]).unwrap();
@@ -303,6 +305,15 @@ fn attention_has_the_cpus_bits_with_every_cache() {
     every_type::<16>(&device, 0, 3);
     every_type::<20>(&device, 126, 5);
     every_type::<64>(&device, 256, 70);
+}
+
+#[test]
+fn heads_wider_than_a_work_group_have_the_cpus_bits() {
+    let Some(device) = device::device() else { return };
+    for kind in [KvType::F16, KvType::Q4] {
+        Case::<512>::new(KvTypes::same(kind), 130, 3).many(&device, [4, 16, 2]);
+        Case::<512>::new(KvTypes::same(kind), 130, 1).one(&device);
+    }
 }
 
 /// As much as oclgrind runs in a while.
