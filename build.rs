@@ -183,6 +183,20 @@ fn switches_source(m: &ModelConfig) -> String {
              key_dim: {key_dim}, value_dim: {value_dim} }}"
         ),
     );
+    put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
+    put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
+    put(
+        "Factor of the outputs that are added to the residual.",
+        format!("RESIDUAL_SCALE: f64 = {residual:?}"),
+    );
+    put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
+    s + &sharing_source(m) + &rope_source(&m.rope)
+}
+
+/// The constants of `dims.rs` for layers that share a cache or have embeddings of their own, and what goes with them.
+fn sharing_source(m: &ModelConfig) -> String {
+    let mut s = String::new();
+    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
     put(
         "The last layers, this many, read keys and values of an earlier layer.",
         format!("SHARED_KV_LAYERS: usize = {}", m.shared_kv_layers),
@@ -204,14 +218,7 @@ fn switches_source(m: &ModelConfig) -> String {
         "Logits are `cap * tanh(logits / cap)`; 0 without.",
         format!("LOGIT_SOFTCAP: f64 = {:?}", m.logit_softcap),
     );
-    put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
-    put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
-    put(
-        "Factor of the outputs that are added to the residual.",
-        format!("RESIDUAL_SCALE: f64 = {residual:?}"),
-    );
-    put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
-    s + &rope_source(&m.rope)
+    s
 }
 
 /// The constants of `dims.rs` for RoPE.

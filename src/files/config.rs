@@ -168,27 +168,14 @@ impl ModelConfig {
         check_supported(f, arch)?;
         // Configs of the larger Gemma 3 models omit fields that have the default value.
         let gemma = |default: usize| (arch == Arch::Gemma3).then_some(default);
-        let dim = f.read_size(arch.field_name("hidden_size"), gemma(2304), MAX_DIM)?;
-        let heads = f.read_size(arch.field_name("num_attention_heads"), gemma(8), MAX_DIM)?;
         let family = arch.family();
-        let kv_default = if family.kv_heads == 0 { heads } else { family.kv_heads };
-        let kv_heads = f.read_size("num_key_value_heads", Some(kv_default), MAX_DIM)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return f
-                .unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"));
-        }
+        let dim = f.read_size(arch.field_name("hidden_size"), gemma(2304), MAX_DIM)?;
+        let (heads, kv_heads) = read_heads(f, arch)?;
         let local_head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let head_dim = read_widest_head_dim(f, arch, local_head_dim)?;
         let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
-        let local = layer_kinds.contains(&LayerKind::SlidingWindow);
-        if layer_kinds.iter().all(|kind| !kind.is_attention()) {
-            return f.unsupported("layer_types", "at least one layer with attention");
-        }
-        if local && f.0.get("sliding_window").is_some_and(Value::is_null) {
-            return f.unsupported("sliding_window", "the length of the window, or no such field");
-        }
         let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
         let rope = rope::read_rope(f, arch, (head_dim, local_head_dim))?;
@@ -222,8 +209,8 @@ impl ModelConfig {
             norm_eps: f.read_float(arch.epsilon_field(), Some(family.norm_eps))?,
             rope,
             delta_net: read_delta_net(f, &layer_kinds)?,
+            sliding_window: layer_kinds::read_window(f, &layer_kinds)?,
             layer_kinds,
-            sliding_window: if local { f.read_size("sliding_window", Some(4096), 1 << 30)? } else { 0 },
             scales: read_scales(f, arch, (dim, head_dim))?,
             query_growth,
             conv_taps,
@@ -232,10 +219,7 @@ impl ModelConfig {
             per_layer_dim: read_per_layer_dim(f, arch, layers)?,
             value_norm: family.value_norm,
             layer_scalars: family.layer_scalars,
-            logit_softcap: match f.get("final_logit_softcapping") {
-                None => 0.0,
-                Some(_) => f.read_float("final_logit_softcapping", None)?,
-            },
+            logit_softcap: read_softcap(f)?,
         })
     }
 

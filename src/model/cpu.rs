@@ -8,6 +8,7 @@ mod attention_inputs;
 mod kv;
 mod matmul;
 mod per_layer;
+mod projections;
 mod recurrent;
 mod runs;
 mod softmax_cell;

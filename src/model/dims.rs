@@ -57,6 +57,10 @@ pub const GATE_DIM: usize = match ATTENTION_GATE {
 
 /// Width of the widest feed-forward.
 pub const MAX_FFN_DIM: usize = if SHARED_FFN_DIM > FFN_DIM { SHARED_FFN_DIM } else { FFN_DIM };
+/// True if each layer has an embedding of a token.
+pub const HAS_PER_LAYER: bool = PER_LAYER_DIM != 0;
+/// True if layers share keys and values of earlier ones.
+pub const SHARES_KV: bool = SHARED_KV_LAYERS != 0;
 /// Width of the embeddings that all layers have of a token.
 pub const PER_LAYER_ROW: usize = LAYERS * PER_LAYER_DIM;
 
@@ -113,8 +117,7 @@ const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DE
 const _: () = assert!(SHARED_KV_LAYERS == 0 || RECURRENT_LAYERS == 0, "layers are counted by their caches");
 const _: () = assert!(!LOCAL_ROPE_DIFFERS || count_before(LAYERS, LayerKind::NoRope) == 0 || WINDOW == 0);
 
-const _: () =
-    assert!(PER_LAYER_DIM == 0 && !LAYER_SCALARS || POST_NORMS, "the last norm of a layer scales it");
+const _: () = assert!(!HAS_PER_LAYER && !LAYER_SCALARS || POST_NORMS, "the last norm of a layer scales it");
 const _: () = assert!(!HAS_LOCAL_HEADS || matches!(QK_NORM, QkNorm::None | QkNorm::PerHead) && GATE_DIM == 0);
 
 /// True for a layer with a recurrent state in place of keys and values.
@@ -143,7 +146,7 @@ pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
     && ROPE_DIM == HEAD_DIM
     && !HAS_LOCAL_HEADS
     && SHARED_KV_LAYERS == 0
-    && PER_LAYER_DIM == 0
+    && !HAS_PER_LAYER
     && !VALUE_NORM
     && !LAYER_SCALARS
     && LOGIT_SOFTCAP == 0.0

@@ -2,8 +2,10 @@
 //! cache are bound to it and stored with it ([`cached`]); the others belong to the device.
 
 mod cached;
+mod per_layer;
 
 pub use cached::{CacheLaunches, CacheLayer};
+pub use per_layer::PerLayerLaunches;
 
 use super::batched_attention::{self, BatchedAttention};
 use super::defines::LayerView;
@@ -94,18 +96,6 @@ pub struct Launches {
     pub slots: usize,
 }
 
-/// Embeddings of tokens for all layers.
-pub struct PerLayerLaunches {
-    /// Projection of the usual embedding of one token; empty if the layers have no kernels for one.
-    pub one: MatmulLaunches,
-    /// That of many tokens, and its input; `None` if the device takes one token at a time.
-    pub many: Option<(Launch, MatmulLaunches)>,
-    /// Adds the projections, normed, to the rows of the table.
-    pub embed: Launch,
-    /// Multiplies a layer's embeddings with their gate.
-    pub gate: Launch,
-}
-
 impl Launches {
     /// True if the layers have kernels for one token.
     pub fn has_one(&self) -> bool {
@@ -115,7 +105,7 @@ impl Launches {
 
 /// True if the product after attention may merge its chunks.
 pub(super) fn merges_in_out(layer: usize) -> bool {
-    !HAS_ATTENTION_GATE && !is_recurrent(layer) && !(HAS_LOCAL_HEADS && is_sliding(layer))
+    !(HAS_ATTENTION_GATE || is_recurrent(layer) || HAS_LOCAL_HEADS && is_sliding(layer))
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
@@ -490,38 +480,6 @@ impl Binder<'_> {
             _ => self.bind_gemm(step, w, [&s.post, or_none(&l.down_bias)])?,
         };
         Ok((input, products))
-    }
-
-    /// Norms of outputs before they are added to the residual.
-    fn bind_post_norms(&mut self, l: &LayerWeights) -> Result<Vec<Launch>> {
-        let s = self.scratch;
-        let mut launch = |w: &Buffer| self.bind_launch(KernelName::PostNorm, &[s.state.buffer(), &s.post, w]);
-        l.post_norms.iter().map(&mut launch).collect()
-    }
-
-    /// Embeddings of tokens for all layers.
-    fn bind_per_layer(&mut self, (projection, norm): &(StepWeights, Buffer)) -> Result<PerLayerLaunches> {
-        let (s, step) = (self.scratch, Step::PerLayerInputs);
-        let state = s.state.buffer();
-        let operands =
-            MatmulBuffers { input: &s.none, scales: &s.none, out: &s.projected, extra: &s.none, sums: None };
-        let (one, many) = (self.needs_one, s.max_tokens > 1);
-        let input = (MatmulInput::Residual, Activations::Floats);
-        Ok(PerLayerLaunches {
-            one: if one {
-                self.bind_gemv(step, projection, input, operands)?
-            } else {
-                MatmulLaunches::default()
-            },
-            many: many
-                .then(|| {
-                    let products = self.bind_gemm(step, projection, [&s.projected, &s.none])?;
-                    Ok((self.bind_norm(None, projection.reads)?, products))
-                })
-                .transpose()?,
-            embed: self.bind_launch(KernelName::EmbedLayers, &[state, &s.projected, norm])?,
-            gate: self.bind_launch(KernelName::GateLayer, &[state, &s.layer_gate])?,
-        })
     }
 
     /// Norm of the residual, or the residual itself, in the form that the matrices of a step read.

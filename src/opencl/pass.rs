@@ -78,12 +78,12 @@ impl Pass<'_> {
         Ok(self.head(runs)?) // final RMS norm, one logit per vocabulary entry
     }
 
-    fn device(&self) -> &Device {
+    pub(super) fn device(&self) -> &Device {
         &self.model.device
     }
 
     /// True if the kernels for one token compute a layer's steps.
-    fn is_single(&self) -> bool {
+    pub(super) fn is_single(&self) -> bool {
         self.n == 1 && self.launches.has_one()
     }
 
@@ -93,7 +93,7 @@ impl Pass<'_> {
     }
 
     /// Ends a step; waits for it if steps are timed.
-    fn end_step(&mut self, step: &'static str, layer: usize) -> Result<()> {
+    pub(super) fn end_step(&mut self, step: &'static str, layer: usize) -> Result<()> {
         if self.steps.is_traced() {
             self.device().finish()?;
             self.steps.end_step(step, layer);
@@ -370,48 +370,9 @@ impl Pass<'_> {
 
     /// Norms the output of attention (0), of the feed-forward layer (1) or of the layer's embedding (2), if the model has
     /// such norms.
-    fn post_norm(&self, layer: usize, which: usize) -> Result<()> {
+    pub(super) fn post_norm(&self, layer: usize, which: usize) -> Result<()> {
         let norm = self.launches.post_norms[layer].get(which);
         norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 1]))
-    }
-
-    /// Computes the embeddings of all tokens for all layers.
-    fn embed_for_layers(&mut self) -> Result<()> {
-        let (single, device) = (self.is_single(), &self.model.device);
-        let Some(launches) = &mut self.launches.per_layer else { return Ok(()) };
-        match &mut launches.many {
-            Some((input, products)) if !single => {
-                input.run(device, [self.n, 1])?;
-                products.launch_many(device, self.n)?;
-            }
-            _ => launches.one.launch_one(device)?,
-        }
-        launches.embed.run(device, [LAYERS, self.n])?;
-        self.end_step("embed", 0)
-    }
-
-    /// Adds a layer's embeddings of all tokens to the residual, gated by it and normed.
-    fn add_per_layer(&mut self, layer: usize) -> Result<()> {
-        let (single, device, n) = (self.is_single(), &self.model.device, self.n);
-        let Some(launches) = &mut self.launches.per_layer else { return Ok(()) };
-        let mut gate = || launches.gate.set_ints(&[layer as i32])?.run(device, [n, 1]);
-        if single {
-            let [to_gate, out] =
-                self.launches.one[layer].per_layer.as_ref().expect("invariant: every layer's");
-            to_gate.launch_one(device)?;
-            gate()?;
-            out.launch_one(device)?;
-        } else {
-            let [(gate_input, to_gate), (out_input, out)] =
-                self.launches.many[layer].per_layer.as_mut().expect("invariant: every layer's");
-            gate_input.run(device, [n, 1])?;
-            to_gate.launch_many(device, n)?;
-            gate()?;
-            out_input.run(device, [n, 1])?;
-            out.launch_many(device, n)?;
-        }
-        self.post_norm(layer, 2)?;
-        self.end_step("per_layer", layer)
     }
 
     /// Records the residual of the last token.

@@ -238,7 +238,7 @@ impl Scratch {
             return Ok(());
         }
         let ([x, new_x], state) = ([from, to].map(|t| 4 * (HEADER + t * STATE_ROW)), self.state.buffer());
-        let read = if SHARED_KV_LAYERS > 0 { STATE_ROW } else { DIM };
+        let read = if SHARES_KV { STATE_ROW } else { DIM };
         state.copy_to(x..x + 4 * read, state, new_x)?;
         let [att, new_att] = [from, to].map(|t| 4 * t * Q_DIM);
         self.att.copy_to(att..att + 4 * Q_DIM, &self.att, new_att)
@@ -277,7 +277,7 @@ fn embed_all(weights: &Weights, frequencies: &Frequencies, tokens: &[Token], row
         weights.embed_token(id as usize, pos, x);
         let (cos, sin) = of_pos.split_at_mut(ANGLES);
         let (sin, embeddings) = sin.split_at_mut(ANGLES);
-        if let Some(w) = weights.per_layer.as_ref().filter(|_| PER_LAYER_DIM > 0) {
+        if let Some(w) = weights.per_layer.as_ref().filter(|_| HAS_PER_LAYER) {
             w.decode_row(id as usize, embeddings);
         }
         compute_angles(pos, frequencies.for_position(pos, known), cos, sin);

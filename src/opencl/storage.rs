@@ -52,8 +52,7 @@ impl Step {
         } else {
             [Step::WideGateUp, Step::WideDown]
         };
-        let embedding: &[Step] =
-            if PER_LAYER_DIM > 0 { &[Step::PerLayerGate, Step::PerLayerOut] } else { &[] };
+        let embedding: &[Step] = if HAS_PER_LAYER { &[Step::PerLayerGate, Step::PerLayerOut] } else { &[] };
         [&mixer[..], &ffn, embedding].concat()
     }
 

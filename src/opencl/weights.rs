@@ -1,19 +1,15 @@
 //! Model weights in device memory, as on the CPU: in the layout of [`numeric::quant::format`], or row-major. Matrices
 //! of one step with the same storage are adjacent; they are split by rows if a buffer would be too large.
 
+mod shared;
 mod upload;
 
-use super::defines::{GATE_AT, KV_PAD, Q_PAD, QKV};
+use super::defines::{KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{
-    Attention, Calibration, FeedForward, Ffn, Layer, Matrix, Mixer, PerLayerEmbeddings, Weights,
-};
+use crate::model::weights::{Attention, Calibration, Ffn, Layer, Mixer, PerLayerEmbeddings, Weights};
 use files::config::QkNorm;
-use files::mapped::MappedSlice;
-use numeric::quant::format::GROUP_ROWS;
-use numeric::quant::matrix;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
@@ -54,7 +50,7 @@ impl StepWeights {
 
 /// One layer in the device's memory.
 pub struct LayerWeights {
-    /// Those of [`Step::of_layer`].
+    /// Matrices of each of [`Step::of_layer`].
     pub steps: Vec<StepWeights>,
     /// Weights of the norm before attention (`[DIM]`), then its biases.
     pub attn_norm: Option<Buffer>,
@@ -226,134 +222,6 @@ impl Matrices {
         device.finish()?;
         Ok(copied)
     }
-
-    /// Moves the weights to memory shared by device and CPU; `weights` then become views of it. A matrix that had to be
-    /// split or widened stays in the CPU's memory as well.
-    ///
-    /// # Errors
-    ///
-    /// See [`Matrices::copy`].
-    pub fn share(device: &Device, weights: &mut Weights) -> files::Result<Self> {
-        let mut to = Uploader::new(device, Place::HostVisible, weights)?;
-        let to = &mut to;
-        let mut layers = Vec::with_capacity(weights.layers.len());
-        for (i, l) in weights.layers.iter_mut().enumerate() {
-            let on_device = upload_layer(to, l, i)?;
-            let [qkv, out, gate_up, down, per_layer @ ..] = &on_device.steps[..] else {
-                unreachable!("invariant: the steps of a layer")
-            };
-            match &mut l.mixer {
-                Mixer::Attention(a) => adopt_attention(a, qkv, out)?,
-                Mixer::LocalAttention(a) => adopt_attention(a, qkv, out)?,
-                Mixer::ShortConv(w) => {
-                    adopt_rows(&mut w.w_in, qkv, 0)?;
-                    adopt_rows(&mut w.w_out, out, 0)?;
-                }
-                Mixer::DeltaNet(w) => {
-                    adopt_rows(&mut w.qkv, qkv, 0)?;
-                    adopt_rows(&mut w.z, qkv, MIX_GATE_AT / GROUP_ROWS)?;
-                    adopt_rows(&mut w.b, qkv, MIX_BETA_AT / GROUP_ROWS)?;
-                    adopt_rows(&mut w.a, qkv, MIX_DECAY_AT / GROUP_ROWS)?;
-                    adopt_rows(&mut w.w_out, out, 0)?;
-                }
-            }
-            match &mut l.ffn {
-                Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
-                Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
-            }
-            if let (Some(w), [gate, out]) = (&mut l.per_layer, per_layer) {
-                adopt_rows(&mut w.gate, gate, 0)?;
-                adopt_rows(&mut w.out, out, 0)?;
-            }
-            layers.push(on_device);
-        }
-        let per_layer = upload_per_layer(to, weights.per_layer.as_ref())?;
-        if let (Some(w), Some((projection, _))) = (&mut weights.per_layer, &per_layer) {
-            adopt_rows(&mut w.projection, projection, 0)?;
-        }
-        let head = upload_step(to, Step::Head, &[Upload::of(&weights.head)])?;
-        adopt_rows(&mut weights.head, &head, 0)?;
-        Ok(Self { layers, per_layer, norm: upload_floats(to, &weights.norm)?, head })
-    }
-}
-
-/// Calls [`adopt_rows`] for the matrices of attention.
-fn adopt_attention<const Q: usize, const KV: usize>(
-    a: &mut Attention<Q, KV>,
-    qkv: &StepWeights,
-    out: &StepWeights,
-) -> Result<()> {
-    let k_at = Q.div_ceil(GROUP_ROWS);
-    adopt_rows(&mut a.wq, qkv, 0)?;
-    a.wk.as_mut().map_or(Ok(()), |wk| adopt_rows(wk, qkv, k_at))?;
-    a.wv.as_mut().map_or(Ok(()), |wv| adopt_rows(wv, qkv, k_at + KV.div_ceil(GROUP_ROWS)))?;
-    a.gate.as_mut().map_or(Ok(()), |gate| adopt_rows(gate, qkv, GATE_AT / GROUP_ROWS))?;
-    adopt_rows(&mut a.wo, out, 0)
-}
-
-/// Turns the matrices of a feed-forward into views of the device's copy, if one chunk has all of each.
-fn adopt_feed_forward<const W: usize>(
-    w: &mut FeedForward<W>,
-    gate_up: &StepWeights,
-    down: &StepWeights,
-) -> Result<()> {
-    if let [both] = &gate_up.chunks[..] {
-        let first = if w.gate.is_some() { W.div_ceil(GROUP_ROWS) } else { 0 };
-        w.gate.as_mut().map_or(Ok(()), |gate| view_device_copy(gate, both, 0))?;
-        view_device_copy(&mut w.up, both, first)?;
-    }
-    adopt_rows(&mut w.down, down, 0)
-}
-
-/// Calls [`view_device_copy`] for a matrix whose rows start at group `first` of a step's result, if one chunk has all
-/// of them.
-fn adopt_rows<const ROWS: usize, const COLS: usize>(
-    matrix: &mut Matrix<ROWS, COLS>,
-    step: &StepWeights,
-    first: usize,
-) -> Result<()> {
-    let end = first + ROWS.div_ceil(GROUP_ROWS);
-    match step.chunks.iter().find(|c| c.first <= first && end <= c.first + c.groups) {
-        Some(chunk) => view_device_copy(matrix, chunk, first - chunk.first),
-        None => Ok(()),
-    }
-}
-
-/// Turns a matrix into a view of the device's copy, starting at group `first` of a chunk, if both have the same
-/// storage.
-fn view_device_copy<const ROWS: usize, const COLS: usize>(
-    matrix: &mut Matrix<ROWS, COLS>,
-    chunk: &Chunk,
-    first: usize,
-) -> Result<()> {
-    if Upload::of(matrix).storage != chunk.storage {
-        return Ok(());
-    }
-    let (group, scale) = chunk.storage.group_bytes(COLS);
-    let view = |buffer: &Buffer, range: Range<usize>| {
-        let plane = MappedSlice::from_owner(buffer.clone().map_read_only()?);
-        Ok(plane.slice(range).expect("invariant: the chunk holds all of the matrix"))
-    };
-    let end = first + ROWS.div_ceil(GROUP_ROWS);
-    let quants = |len: usize| view(&chunk.quants, first * group..first * group + len);
-    let scales = || {
-        let scales = chunk.scales.as_ref().expect("invariant: quantised matrices have scales");
-        view(scales, first * scale..end * scale)
-    };
-    let all = (end - first) * group;
-    // Data mapped from a file is read from device memory from now on, and need not stay in memory.
-    match matrix {
-        Matrix::Dense { dtype, data } => {
-            data.release_pages();
-            *data = quants(ROWS * COLS * dtype.byte_size())?;
-        }
-        Matrix::Quantised(w) => {
-            w.release_pages();
-            *w = matrix::QuantMatrix::new(w.format(), quants(all)?, scales()?)
-                .expect("invariant: lengths are those of the shape");
-        }
-    }
-    Ok(())
 }
 
 /// Destination of weights.

@@ -1,6 +1,8 @@
 //! Command lines of users of llama.cpp, and typing mistakes.
 
 use crate::support::command::*;
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
 
 #[allow(dead_code, reason = "main is what xtask runs")]
 #[path = "../../xtask/completions.rs"]
@@ -36,6 +38,22 @@ fn flags_may_come_before_the_command() {
     // A value is no command.
     assert_eq!(antigravity(["-n", "2", "--temp", "0", "-p", "chat"]).run().code, Some(0));
     antigravity(["-n", "2", "dance"]).fails_with(2, &["dance"]);
+}
+
+#[test]
+fn inspect_says_of_a_lone_config_whether_a_program_can_run_it() {
+    let temp = TestDir::new();
+    let write = |text: &str| temp.write("config.json", text);
+    let models = paths::root().join("models/gemma4-e2b");
+    for path in [models.clone(), models.join("config.json")] {
+        let said = antigravity(["inspect", &path.to_string_lossy()]).text();
+        assert!(said.contains("gemma4_text, 35 layers"), "{said}");
+        assert!(said.contains("a program built for it can run it; this one cannot: model_type is"), "{said}");
+    }
+    for (text, field) in [("{\"model_type\": \"x\"}", "`model_type` is \"x\""), ("[]", "not a JSON object")] {
+        let said = antigravity(["inspect", &write(text)]).text();
+        assert!(said.contains("no program can run it") && said.contains(field), "{said}");
+    }
 }
 
 #[test]

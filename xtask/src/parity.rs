@@ -422,7 +422,7 @@ mod tests {
         // Those with a checkpoint, and those whose GGUF file says something else than that or has none.
         assert_eq!(
             (names.iter().filter(|n| n.is_dir()).count(), names.iter().filter(|n| n.is_file()).count()),
-            (30, 7)
+            (32, 7)
         );
         assert!(gguf::files().unwrap().iter().all(|file| file.path.is_file()));
     }

@@ -89,6 +89,20 @@ pub(super) fn read_layer_kinds(
     }
 }
 
+/// Reads the tokens in the window of sliding-window layers; 0 if there are none.
+pub(super) fn read_window(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<usize, ConfigError> {
+    if kinds.iter().all(|kind| !kind.is_attention()) {
+        return f.unsupported("layer_types", "at least one layer with attention");
+    }
+    if !kinds.contains(&LayerKind::SlidingWindow) {
+        return Ok(0);
+    }
+    if f.0.get("sliding_window").is_some_and(Value::is_null) {
+        return f.unsupported("sliding_window", "the length of the window, or no such field");
+    }
+    f.read_size("sliding_window", Some(4096), 1 << 30)
+}
+
 /// Names of mixers in `layer_types`.
 const FULL: (&str, LayerKind) = ("full_attention", LayerKind::FullAttention);
 const SLIDING: (&str, LayerKind) = ("sliding_attention", LayerKind::SlidingWindow);

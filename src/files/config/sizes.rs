@@ -30,10 +30,33 @@ pub(super) fn read_head_dim(
     Ok(head_dim)
 }
 
+/// Numbers of query heads and of key/value heads.
+pub(super) fn read_heads(f: &Fields<'_>, arch: Arch) -> Result<(usize, usize), ConfigError> {
+    let default = (arch == Arch::Gemma3).then_some(8);
+    let heads = f.read_size(arch.field_name("num_attention_heads"), default, MAX_DIM)?;
+    let default = if arch.family().kv_heads == 0 { heads } else { arch.family().kv_heads };
+    let kv_heads = f.read_size("num_key_value_heads", Some(default), MAX_DIM)?;
+    if heads.is_multiple_of(kv_heads) {
+        return Ok((heads, kv_heads));
+    }
+    f.unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"))
+}
+
+/// Cap of logits; 0 without.
+pub(super) fn read_softcap(f: &Fields<'_>) -> Result<f64, ConfigError> {
+    match f.get("final_logit_softcapping") {
+        None => Ok(0.0),
+        Some(_) => f.read_float("final_logit_softcapping", None),
+    }
+}
+
 /// Width of the heads of full-attention layers.
 pub(super) fn read_widest_head_dim(f: &Fields<'_>, arch: Arch, local: usize) -> Result<usize, ConfigError> {
     if arch != Arch::Gemma4 {
         return Ok(local);
+    }
+    if !local.is_multiple_of(16) {
+        return f.unsupported("head_dim", "a multiple of 16");
     }
     match f.read_size("global_head_dim", Some(512), MAX_HEAD_DIM)? {
         width if width >= local && width.is_multiple_of(2) => Ok(width),

@@ -23,7 +23,7 @@ impl Scratch {
     /// Computes the embeddings of `n` tokens for all layers: the normed projection of the usual embedding plus the row of
     /// the table, over the square root of 2.
     pub(super) fn embed_for_layers(&mut self, weights: &Weights, pool: &Pool, isa: Isa, n: usize) {
-        let Some(w) = weights.per_layer.as_ref().filter(|_| PER_LAYER_DIM > 0) else { return };
+        let Some(w) = weights.per_layer.as_ref().filter(|_| HAS_PER_LAYER) else { return };
         let x = &self.x;
         self.h.fill_rows::<DIM>(pool, isa, n, |t, h| h.copy_from_slice(&x[t * DIM..][..DIM]));
         let input = self.h.as_input::<DIM>(isa, n);
@@ -38,10 +38,11 @@ impl Scratch {
         pool.run_tiles(all, PER_LAYER_ROW, (1, PER_LAYER_ROW), |mut tile| {
             let (mut row, mut normed) = ([0.0; PER_LAYER_ROW], [0.0; PER_LAYER_DIM]);
             w.decode_row(tokens[tile.row] as usize, &mut row);
-            let layers = tile.row_mut(0).chunks_exact_mut(PER_LAYER_DIM.max(1));
-            for (to, row) in layers.zip(row.chunks_exact(PER_LAYER_DIM.max(1))) {
+            for layer in 0..LAYERS {
+                let of_layer = layer * PER_LAYER_DIM..(layer + 1) * PER_LAYER_DIM;
+                let to = &mut tile.row_mut(0)[of_layer.clone()];
                 ops::rms_norm(isa, to, &w.norm, NORM_EPS as f32, &mut normed);
-                for ((to, normed), row) in to.iter_mut().zip(normed).zip(row) {
+                for ((to, normed), row) in to.iter_mut().zip(normed).zip(&row[of_layer]) {
                     *to = (normed + row * table_scale()) * std::f32::consts::FRAC_1_SQRT_2;
                 }
             }
@@ -51,7 +52,7 @@ impl Scratch {
     /// Adds a layer's embeddings of `n` tokens to the residual, gated by the residual and normed; then multiplies it with
     /// the layer's factor.
     pub(super) fn add_per_layer(&mut self, layer: &Layer, index: usize, pool: &Pool, isa: Isa, n: usize) {
-        let Some(w) = layer.per_layer.as_ref().filter(|_| PER_LAYER_DIM > 0) else { return };
+        let Some(w) = layer.per_layer.as_ref().filter(|_| HAS_PER_LAYER) else { return };
         let x = &self.x;
         self.h.fill_rows::<DIM>(pool, isa, n, |t, h| h.copy_from_slice(&x[t * DIM..][..DIM]));
         let input = self.h.as_input::<DIM>(isa, n);

@@ -1,8 +1,9 @@
 //! Layers with a recurrent state: gated short convolutions and gated delta nets. Tokens of a run are computed in
 //! ascending order, channels and columns of the state in parallel.
 
+use super::projections::ProjectionPart;
 use super::runs::PassRuns;
-use super::steps::{ProjectionPart, Scratch, add_projection, task_cols};
+use super::steps::{Scratch, add_projection, task_cols};
 use crate::dims::*;
 use crate::weights::{DeltaNet, Matrix, ShortConv};
 use numeric::pool::Pool;

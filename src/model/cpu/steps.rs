@@ -7,15 +7,14 @@ use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
 use crate::rope::{Frequencies, compute_angles};
-use crate::weights::{ActivationForms, Attention, FeedForward, Ffn, Layer, Matrix, Mixer, Weights, forms_of};
+use crate::weights::{ActivationForms, FeedForward, Ffn, Layer, Matrix, Mixer, Weights, forms_of};
 use files::Result;
 use files::blocks::BLOCK;
-use files::config::{AttentionGate, Norm, QkNorm};
-use numeric::pool::{Pool, RowTable, Tile};
+use files::config::Norm;
+use numeric::pool::{Pool, RowTable};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, MAX_QUERIES, Partial};
-use numeric::simd::recurrent::apply_sigmoid;
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
@@ -24,11 +23,6 @@ pub(super) const Q_PAD: usize = Q_DIM.next_multiple_of(16);
 pub(super) const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 pub(super) const K_AT: usize = Q_PAD + GATE_DIM.next_multiple_of(16);
 pub(super) const QKV: usize = K_AT + 2 * KV_PAD;
-/// Elements of attention's output that share a gate.
-const GATE_WIDTH: usize = match ATTENTION_GATE {
-    AttentionGate::PerHead => HEAD_DIM,
-    _ => 1,
-};
 /// The columns of q and the gate, and those of k and v.
 pub(super) const Q_COLS: Range<usize> = 0..K_AT;
 pub(super) const KV_COLS: Range<usize> = K_AT..QKV;
@@ -138,6 +132,31 @@ pub const fn thread_bytes() -> u64 {
     (attention + 4 * (MAX_FFN_DIM + DIM + Q_DIM + PER_LAYER_ROW) + (256 << 10)) as u64
 }
 
+/// Activation forms that matrices read of the normed residual, of attention's output, of a recurrent layer's, of the
+/// feed-forward's, and of a layer's embedding.
+fn list_forms(weights: &Weights) -> [ActivationForms; 5] {
+    let of_projection = forms_of(weights.per_layer.as_ref().map(|w| &w.projection));
+    let normed = activation_forms(weights, Layer::normed_forms) | weights.head.activation_forms();
+    [
+        normed | of_projection,
+        activation_forms(weights, |layer| match &layer.mixer {
+            Mixer::Attention(w) => w.wo.activation_forms(),
+            Mixer::LocalAttention(w) => w.wo.activation_forms(),
+            _ => ActivationForms::default(),
+        }),
+        activation_forms(weights, |layer| match &layer.mixer {
+            Mixer::ShortConv(w) => w.w_out.activation_forms(),
+            Mixer::DeltaNet(w) => w.w_out.activation_forms(),
+            _ => ActivationForms::default(),
+        }),
+        activation_forms(weights, |layer| match &layer.ffn {
+            Ffn::Usual(w) => w.down.activation_forms(),
+            Ffn::Wide(w) => w.down.activation_forms(),
+        }),
+        activation_forms(weights, |layer| forms_of(layer.per_layer.as_ref().map(|w| &w.out))),
+    ]
+}
+
 /// Union of the activation forms that some matrices read, over all layers.
 fn activation_forms(weights: &Weights, of: impl Fn(&Layer) -> ActivationForms) -> ActivationForms {
     weights.layers.iter().fold(ActivationForms::default(), |all, layer| all | of(layer))
@@ -158,60 +177,22 @@ pub(super) fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize,
 impl Scratch {
     /// Scratch for passes of `max_tokens` tokens over a cache of `capacity` slots.
     pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
-        let per_layer_forms = forms_of(weights.per_layer.as_ref().map(|w| &w.projection));
+        let [of_norm, of_att, of_mixed, of_ffn, of_per_layer] = list_forms(weights);
         Ok(Self {
             x: try_vec(max_tokens * DIM, 0.0)?,
-            h: Activations::new(
-                isa,
-                max_tokens,
-                DIM,
-                per_layer_forms
-                    | weights.head.activation_forms()
-                    | activation_forms(weights, Layer::normed_forms),
-            )?,
+            h: Activations::new(isa, max_tokens, DIM, of_norm)?,
             qkv: try_vec(max_tokens * QKV, 0.0)?,
             att: try_vec(max_tokens * Q_DIM, 0.0)?,
-            att_in: Activations::new(
-                isa,
-                max_tokens,
-                Q_DIM,
-                activation_forms(weights, |layer| match &layer.mixer {
-                    Mixer::Attention(w) => w.wo.activation_forms(),
-                    Mixer::LocalAttention(w) => w.wo.activation_forms(),
-                    _ => ActivationForms::default(),
-                }),
-            )?,
+            att_in: Activations::new(isa, max_tokens, Q_DIM, of_att)?,
             mix: try_vec(max_tokens * MIX, 0.0)?,
             conv: try_vec(max_tokens * CONV_CHANNELS, 0.0)?,
             core: try_vec(max_tokens * DELTA_VALUE_DIM, 0.0)?,
-            mixed: Activations::new(
-                isa,
-                max_tokens,
-                MIXED,
-                activation_forms(weights, |layer| match &layer.mixer {
-                    Mixer::ShortConv(w) => w.w_out.activation_forms(),
-                    Mixer::DeltaNet(w) => w.w_out.activation_forms(),
-                    _ => ActivationForms::default(),
-                }),
-            )?,
-            ffn: Activations::new(
-                isa,
-                max_tokens,
-                MAX_FFN_DIM,
-                activation_forms(weights, |layer| match &layer.ffn {
-                    Ffn::Usual(w) => w.down.activation_forms(),
-                    Ffn::Wide(w) => w.down.activation_forms(),
-                }),
-            )?,
+            mixed: Activations::new(isa, max_tokens, MIXED, of_mixed)?,
+            ffn: Activations::new(isa, max_tokens, MAX_FFN_DIM, of_ffn)?,
             per_layer: try_vec(max_tokens * PER_LAYER_ROW, 0.0)?,
             per_layer_gate: try_vec(max_tokens * PER_LAYER_DIM, 0.0)?,
-            per_layer_in: Activations::new(
-                isa,
-                max_tokens,
-                PER_LAYER_DIM,
-                activation_forms(weights, |layer| forms_of(layer.per_layer.as_ref().map(|w| &w.out))),
-            )?,
-            token_ids: Vec::with_capacity(if PER_LAYER_DIM > 0 { max_tokens } else { 0 }),
+            per_layer_in: Activations::new(isa, max_tokens, PER_LAYER_DIM, of_per_layer)?,
+            token_ids: Vec::with_capacity(if HAS_PER_LAYER { max_tokens } else { 0 }),
             partials: alloc_partials(capacity)?,
             notes: Vec::new(),
             run_of: Vec::with_capacity(max_tokens),
@@ -247,7 +228,7 @@ impl Scratch {
         });
         for (t, (run, token, pos)) in tokens.enumerate() {
             self.run_of.push(run as u32);
-            if PER_LAYER_DIM > 0 {
+            if HAS_PER_LAYER {
                 self.token_ids.push(token as u32);
             }
             weights.embed_token(token, pos, &mut self.x[t * DIM..][..DIM]);
@@ -277,109 +258,15 @@ impl Scratch {
         self.run_of.len()
     }
 
-    /// Computes these `columns` of a layer's q, k and v of the normed residual in one parallel step.
-    pub(super) fn compute_qkv(
-        &mut self,
-        layer: &Layer,
-        columns: Range<usize>,
-        pool: &Pool,
-        isa: Isa,
-        n: usize,
-    ) {
-        match &layer.mixer {
-            Mixer::Attention(w) => self.project_qkv(w, columns, pool, isa, n),
-            Mixer::LocalAttention(w) => self.project_qkv(w, columns, pool, isa, n),
-            _ => unreachable!("invariant: the layer has attention"),
-        }
-    }
-
-    fn project_qkv<const Q: usize, const KV: usize>(
-        &mut self,
-        w: &Attention<Q, KV>,
-        columns: Range<usize>,
-        pool: &Pool,
-        isa: Isa,
-        n: usize,
-    ) {
-        let x = self.h.as_input::<DIM>(isa, n);
-        let tile = task_cols(n, (columns.len(), DIM), GROUP_ROWS, pool.thread_count());
-        pool.run_columns(&mut self.qkv[..n * QKV], QKV, tile, |mut tile| {
-            ProjectionPart { start: 0, w: &w.wq, bias: &w.q_bias }.project(
-                isa,
-                x,
-                &mut tile,
-                columns.clone(),
-            );
-            if let Some(gate) = w.gate.as_ref().filter(|_| HAS_ATTENTION_GATE) {
-                let part = ProjectionPart { start: Q_PAD, w: gate, bias: &[] };
-                part.project(isa, x, &mut tile, columns.clone());
-            }
-            let (k, v) = (w.wk.as_ref().zip(Some(&w.k_bias)), w.wv.as_ref().zip(Some(&w.v_bias)));
-            for (start, part) in [(K_AT, k), (K_AT + KV_PAD, v)] {
-                let Some((w, bias)) = part else { continue };
-                ProjectionPart { start, w, bias }.project(isa, x, &mut tile, columns.clone());
-            }
-        });
-        if QK_NORM == QkNorm::Whole {
-            pool.run_tiles(&mut self.qkv[..n * QKV], QKV, (1, QKV), |mut tile| {
-                let row = tile.row_mut(0);
-                for (part, norm) in [(0..Q_DIM, &w.q_norm), (K_AT..K_AT + KV_DIM, &w.k_norm)] {
-                    if columns.contains(&part.start) {
-                        let mut normed = [0.0; Q_DIM];
-                        let normed = &mut normed[..part.len()];
-                        ops::rms_norm(isa, &row[part.clone()], norm, NORM_EPS as f32, normed);
-                        row[part].copy_from_slice(normed);
-                    }
-                }
-            });
-        }
-    }
-
-    /// Adds the projection of a layer's attention output, multiplied with its gate, to the residual.
-    pub(super) fn project_attention(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
-        match &layer.mixer {
-            Mixer::Attention(w) => self.project_heads(w, pool, isa, n),
-            Mixer::LocalAttention(w) => self.project_heads(w, pool, isa, n),
-            _ => unreachable!("invariant: the layer has attention"),
-        }
-    }
-
-    fn project_heads<const Q: usize, const KV: usize>(
-        &mut self,
-        w: &Attention<Q, KV>,
-        pool: &Pool,
-        isa: Isa,
-        n: usize,
-    ) {
-        let (att, qkv) = (&self.att, &self.qkv);
-        self.att_in.fill_rows::<Q>(pool, isa, n, |t, row| {
-            let att = &att[t * Q_DIM..][..Q_DIM];
-            for (row, head) in row.chunks_exact_mut(Q / HEADS).zip(att.chunks_exact(HEAD_DIM)) {
-                row.copy_from_slice(&head[..Q / HEADS]);
-            }
-            if HAS_ATTENTION_GATE {
-                let mut gate = [0.0; GATE_DIM];
-                gate.copy_from_slice(&qkv[t * QKV + Q_PAD..][..GATE_DIM]);
-                apply_sigmoid(isa, &mut gate);
-                let width = GATE_WIDTH;
-                for (row, gate) in row.chunks_exact_mut(width).zip(gate) {
-                    row.iter_mut().for_each(|x| *x *= gate);
-                }
-            }
-        });
-        let to = if POST_NORMS { &mut self.post } else { &mut self.x };
-        add_projection(to, (&w.wo, &w.o_bias), self.att_in.as_input::<Q>(isa, n), pool, isa);
-    }
-
     /// Computes silu(gate) * up of the normed residual, in the forms that `down` reads.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         match &layer.ffn {
-            Ffn::Usual(w) => self.activate(w, pool, isa, n),
-            Ffn::Wide(w) => self.activate(w, pool, isa, n),
+            Ffn::Usual(w) => self.gate_up_of(w, pool, isa, n),
+            Ffn::Wide(w) => self.gate_up_of(w, pool, isa, n),
         }
     }
 
-    fn activate<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
+    fn gate_up_of<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.as_input::<DIM>(isa, n);
         let w = GateUp { gate: w.gate.as_ref(), up: &w.up, up_bias: &w.up_bias };
         let cols = if HAS_GATE { 2 * DIM } else { DIM };
@@ -419,13 +306,7 @@ impl Scratch {
             Ffn::Usual(w) => self.project_ffn(w, pool, isa, n),
             Ffn::Wide(w) => self.project_ffn(w, pool, isa, n),
         }
-        self.post_norm(
-            &layer.ffn_post_norm,
-            if PER_LAYER_DIM > 0 { 1.0 } else { layer.scalar },
-            pool,
-            isa,
-            n,
-        );
+        self.post_norm(&layer.ffn_post_norm, if HAS_PER_LAYER { 1.0 } else { layer.scalar }, pool, isa, n);
     }
 
     fn project_ffn<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
@@ -492,7 +373,7 @@ impl Scratch {
                     dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);
                 }
                 if LOGIT_SOFTCAP > 0.0 {
-                    ops::softcap(isa, dst, LOGIT_SOFTCAP as f32);
+                    ops::cap_softly(isa, dst, LOGIT_SOFTCAP as f32);
                 }
             });
         });
@@ -540,38 +421,4 @@ pub(super) fn add_projection<const COLS: usize>(
             }
         });
     });
-}
-
-/// A projection of the normed residual whose columns begin at `start` of a buffer of several.
-pub(super) struct ProjectionPart<'a, const ROWS: usize> {
-    pub start: usize,
-    pub w: &'a Matrix<ROWS, DIM>,
-    /// Empty if there is none.
-    pub bias: &'a [f32],
-}
-
-impl<const ROWS: usize> ProjectionPart<'_, ROWS> {
-    /// Computes those of its columns that are in `tile`, which may span several parts, and in `columns`.
-    #[inline(always)]
-    pub(super) fn project(
-        &self,
-        isa: Isa,
-        x: MatmulInput<'_>,
-        tile: &mut Tile<'_, f32>,
-        columns: Range<usize>,
-    ) {
-        let from = tile.col.max(columns.start).max(self.start);
-        let to = columns.end.min(tile.col + tile.cols).min(self.start + ROWS);
-        if from >= to {
-            return;
-        }
-        let (at, columns) = (from - tile.col, OutputColumns { first: from - self.start, width: to - from });
-        matmul::project(isa, self.w, x, MatmulOutput { tile, at, columns }, |dst, y, row| {
-            if self.bias.is_empty() {
-                dst.copy_from_slice(y);
-            } else {
-                dst.iter_mut().zip(y).zip(&self.bias[row..]).for_each(|((d, y), b)| *d = y + b);
-            }
-        });
-    }
 }

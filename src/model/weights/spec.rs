@@ -116,7 +116,7 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     if LEARNED_POSITIONS {
         put(POSITIONS.into(), (MAX_POSITION, DIM), TensorRole::Table);
     }
-    if PER_LAYER_DIM > 0 {
+    if HAS_PER_LAYER {
         put(PER_LAYER_TABLE.into(), (VOCAB, PER_LAYER_ROW), TensorRole::Table);
         put(PER_LAYER_PROJECTION.into(), (PER_LAYER_ROW, DIM), TensorRole::Matrix);
         put(PER_LAYER_NORM.into(), (1, PER_LAYER_DIM), TensorRole::Vector);
@@ -137,22 +137,11 @@ pub fn model_tensors() -> Vec<TensorSpec> {
         if PRE_NORMS {
             norm(&mut put, at(FFN_NORM));
         }
-        let ffn_dim = ffn_dim(l);
-        if HAS_GATE {
-            put(at("mlp.gate_proj.weight"), (ffn_dim, DIM), TensorRole::Matrix);
-        }
-        put(at("mlp.up_proj.weight"), (ffn_dim, DIM), TensorRole::Matrix);
-        if MLP_BIAS {
-            put(at("mlp.up_proj.bias"), (1, ffn_dim), TensorRole::Vector);
-        }
-        put(at("mlp.down_proj.weight"), (DIM, ffn_dim), TensorRole::Matrix);
-        if MLP_BIAS {
-            put(at("mlp.down_proj.bias"), (1, DIM), TensorRole::Vector);
-        }
+        put_feed_forward(&mut put, &at, ffn_dim(l));
         if POST_NORMS {
             norm(&mut put, at(FFN_POST_NORM));
         }
-        if PER_LAYER_DIM > 0 {
+        if HAS_PER_LAYER {
             put(at(PER_LAYER_GATE), (PER_LAYER_DIM, DIM), TensorRole::Matrix);
             put(at(PER_LAYER_OUT), (DIM, PER_LAYER_DIM), TensorRole::Matrix);
             norm(&mut put, at(PER_LAYER_POST_NORM));
@@ -200,6 +189,22 @@ fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) 
     put(at("self_attn.o_proj.weight"), (DIM, q_dim), Matrix);
     if O_BIAS {
         put(at("self_attn.o_proj.bias"), (1, DIM), Vector);
+    }
+}
+
+/// Adds the tensors of a feed-forward of this width.
+fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usize) {
+    use TensorRole::{Matrix, Vector};
+    if HAS_GATE {
+        put(at("mlp.gate_proj.weight"), (width, DIM), Matrix);
+    }
+    put(at("mlp.up_proj.weight"), (width, DIM), Matrix);
+    if MLP_BIAS {
+        put(at("mlp.up_proj.bias"), (1, width), Vector);
+    }
+    put(at("mlp.down_proj.weight"), (DIM, width), Matrix);
+    if MLP_BIAS {
+        put(at("mlp.down_proj.bias"), (1, DIM), Vector);
     }
 }
 

@@ -58,6 +58,8 @@ pub const KNOWN: &[KnownModel] = &[
 /// Other models of `models/`: folder, name on the Hugging Face Hub, and licence.
 pub const OF_HUB: &[(&str, &str, &str)] = &[
     ("gemma3-1b", "google/gemma-3-1b-it", "Gemma's terms, which the hub asks you to accept"),
+    ("gemma4-e2b", "google/gemma-4-E2B-it", "Apache 2.0"),
+    ("gemma4-e4b", "google/gemma-4-E4B-it", "Apache 2.0"),
     ("gpt2", "openai-community/gpt2", "MIT"),
     ("granite-3.3-2b", "ibm-granite/granite-3.3-2b-instruct", "Apache 2.0"),
     ("lfm2-350m", "LiquidAI/LFM2-350M", "LFM Open License"),

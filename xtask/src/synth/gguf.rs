@@ -185,6 +185,12 @@ impl Metadata {
         for (key, n) in sizes {
             self.push_pair(&format!("{arch}.{key}"), U32, &(*n as u32).to_le_bytes());
         }
+        self.write_layer_kinds(m);
+    }
+
+    /// Writes the kinds of layers, and what goes with them.
+    fn write_layer_kinds(&mut self, m: &ModelConfig) {
+        let arch = m.arch.gguf_name();
         if m.arch == Arch::Qwen35 {
             let recurrent = m.layer_kinds.iter().map(|kind| vec![u8::from(*kind == LayerKind::DeltaNet)]);
             self.push_array(
@@ -193,7 +199,7 @@ impl Metadata {
                 &recurrent.collect::<Vec<_>>(),
             );
             // A text has one position in each of them.
-            let sections = ints(vec![m.rope.dim / 2, 0, 0, 0]);
+            let sections = [m.rope.dim / 2, 0, 0, 0].map(|n| (n as u32).to_le_bytes().to_vec());
             self.push_array(&format!("{arch}.rope.dimension_sections"), I32, &sections);
         }
         if m.arch == Arch::Gemma4 {

@@ -32,7 +32,7 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
     if model.arch == Arch::Gpt2 {
         return gpt2_tensors(model);
     }
-    let (dim, ffn, family) = (model.dim, model.ffn_dim, model.arch.family());
+    let (dim, family) = (model.dim, model.arch.family());
     let mut list = Vec::new();
     let mut put = |name: String, shape: &[usize], fill| {
         let name = family.tensor_names.iter().fold(name, |name, (from, to)| name.replace(from, to));
@@ -47,65 +47,83 @@ pub fn tensors(model: &ModelConfig) -> Vec<Tensor> {
         put("model.per_layer_projection_norm.weight".into(), &[width], Fill::Norm);
     }
     for (layer, kind) in model.layer_kinds.iter().enumerate() {
-        let at = |part: &str| format!("model.layers.{layer}.{part}");
-        let shares_kv = layer >= model.layers - model.shared_kv_layers;
-        let ffn = if shares_kv { model.shared_ffn_dim } else { ffn };
-        let ffn_parts: &[_] = if model.arch == Arch::Phi3 {
-            &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)]
-        } else {
-            &[
-                ("mlp.gate_proj", ffn, dim, false),
-                ("mlp.up_proj", ffn, dim, false),
-                ("mlp.down_proj", dim, ffn, false),
-            ]
-        };
-        let is_own = |part: &&(&str, usize, usize, bool)| {
-            !shares_kv || !["self_attn.k_proj", "self_attn.v_proj"].contains(&part.0)
-        };
-        let mixer = mixer_matrices(model, *kind);
-        for (part, rows, columns, has_bias) in mixer.iter().filter(is_own).chain(ffn_parts) {
-            put(at(&format!("{part}.weight")), &[*rows, *columns], Fill::Weights);
-            if *has_bias {
-                put(at(&format!("{part}.bias")), &[*rows], Fill::Weights);
-            }
-        }
-        let heads = model.delta_net.value_heads;
-        match kind {
-            LayerKind::ShortConv => put(at("conv.conv.weight"), &[dim, 1, model.conv_taps], Fill::Weights),
-            LayerKind::DeltaNet => {
-                let channels = delta_widths(model).0;
-                put(at("linear_attn.conv1d.weight"), &[channels, 1, model.conv_taps], Fill::Weights);
-                put(at("linear_attn.dt_bias"), &[heads], Fill::Weights);
-                put(at("linear_attn.A_log"), &[heads], Fill::Weights);
-                put(at("linear_attn.norm.weight"), &[model.delta_net.value_dim], Fill::Norm);
-            }
-            _ => {
-                let [q, k] = qk_norm_widths(model, *kind);
-                let k = if shares_kv { 0 } else { k };
-                for (part, width) in
-                    [("q_norm", q), ("k_norm", k)].into_iter().filter(|(_, width)| *width > 0)
-                {
-                    put(at(&format!("self_attn.{part}.weight")), &[width], Fill::Norm);
-                }
-            }
-        }
-        for norm in norm_names(model) {
-            put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
-        }
-        if width > 0 {
-            put(at("per_layer_input_gate.weight"), &[width, dim], Fill::Weights);
-            put(at("per_layer_projection.weight"), &[dim, width], Fill::Weights);
-            put(at("post_per_layer_input_norm.weight"), &[dim], Fill::Norm);
-        }
-        if model.layer_scalars {
-            put(at("layer_scalar"), &[1], Fill::Norm);
-        }
+        put_layer(&mut put, model, (layer, *kind));
     }
     put("model.norm.weight".into(), &[dim], Fill::Norm);
     if !model.tie_embeddings {
         put("lm_head.weight".into(), &[model.vocab, dim], Fill::Weights);
     }
     list
+}
+
+/// Adds a tensor of this name, shape and distribution.
+type PutTensor<'a> = &'a mut dyn FnMut(String, &[usize], Fill);
+
+/// True for a layer that reads keys and values of another.
+fn shares_kv(model: &ModelConfig, layer: usize) -> bool {
+    layer >= model.layers - model.shared_kv_layers
+}
+
+/// Adds the tensors of a layer.
+fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, LayerKind)) {
+    let at = |part: &str| format!("model.layers.{layer}.{part}");
+    let shares_kv = shares_kv(model, layer);
+    let (dim, width) = (model.dim, model.per_layer_dim);
+    let ffn = if shares_kv { model.shared_ffn_dim } else { model.ffn_dim };
+    let ffn_parts: &[_] = if model.arch == Arch::Phi3 {
+        &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)]
+    } else {
+        &[
+            ("mlp.gate_proj", ffn, dim, false),
+            ("mlp.up_proj", ffn, dim, false),
+            ("mlp.down_proj", dim, ffn, false),
+        ]
+    };
+    let is_own = |part: &&(&str, usize, usize, bool)| {
+        !shares_kv || !["self_attn.k_proj", "self_attn.v_proj"].contains(&part.0)
+    };
+    let mixer = mixer_matrices(model, kind);
+    for (part, rows, columns, has_bias) in mixer.iter().filter(is_own).chain(ffn_parts) {
+        put(at(&format!("{part}.weight")), &[*rows, *columns], Fill::Weights);
+        if *has_bias {
+            put(at(&format!("{part}.bias")), &[*rows], Fill::Weights);
+        }
+    }
+    put_mixer_vectors(put, model, (layer, kind));
+    for norm in norm_names(model) {
+        put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
+    }
+    if width > 0 {
+        put(at("per_layer_input_gate.weight"), &[width, dim], Fill::Weights);
+        put(at("per_layer_projection.weight"), &[dim, width], Fill::Weights);
+        put(at("post_per_layer_input_norm.weight"), &[dim], Fill::Norm);
+    }
+    if model.layer_scalars {
+        put(at("layer_scalar"), &[1], Fill::Norm);
+    }
+}
+
+/// Adds the vectors of a layer's mixer.
+fn put_mixer_vectors(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, LayerKind)) {
+    let at = |part: &str| format!("model.layers.{layer}.{part}");
+    let heads = model.delta_net.value_heads;
+    match kind {
+        LayerKind::ShortConv => put(at("conv.conv.weight"), &[model.dim, 1, model.conv_taps], Fill::Weights),
+        LayerKind::DeltaNet => {
+            let channels = delta_widths(model).0;
+            put(at("linear_attn.conv1d.weight"), &[channels, 1, model.conv_taps], Fill::Weights);
+            put(at("linear_attn.dt_bias"), &[heads], Fill::Weights);
+            put(at("linear_attn.A_log"), &[heads], Fill::Weights);
+            put(at("linear_attn.norm.weight"), &[model.delta_net.value_dim], Fill::Norm);
+        }
+        _ => {
+            let [q, k] = qk_norm_widths(model, kind);
+            let k = if shares_kv(model, layer) { 0 } else { k };
+            for (part, width) in [("q_norm", q), ("k_norm", k)].into_iter().filter(|(_, width)| *width > 0) {
+                put(at(&format!("self_attn.{part}.weight")), &[width], Fill::Norm);
+            }
+        }
+    }
 }
 
 /// Widths of the norms of queries and keys; 0 if there are none.

@@ -3,6 +3,8 @@
 //! Keys are translated to the fields of a Hugging Face `config.json`, so that the same rules and limits apply; errors
 //! name the keys. Keys and defaults are those of llama.cpp (`gguf-py/gguf/constants.py`, `src/llama-model.cpp`).
 
+mod layers;
+
 use serde_json::{Map, Value as Json, json};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -285,59 +287,6 @@ impl<'a> Keys<'a> {
         Ok(scaling)
     }
 
-    /// Builds `layer_types` of `config.json`; `None` for families without it.
-    fn layer_types(&self, layers: usize) -> Result<Option<Vec<&'static str>>, ConfigError> {
-        let (other, found) = match self.arch {
-            Arch::Gemma3 => ("sliding_attention", self.windowed_layers(layers, 6)?),
-            Arch::Gemma4 => ("sliding_attention", self.windowed_layers(layers, 6)?),
-            Arch::Olmo3 | Arch::Exaone4 => ("sliding_attention", self.windowed_layers(layers, 4)?),
-            Arch::Lfm2 => ("conv", self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?),
-            Arch::Qwen35 if self.get(RECURRENT).is_some() => {
-                ("linear_attention", self.read_flags(RECURRENT, layers, read_flag)?)
-            }
-            _ => return Ok(None),
-        };
-        Ok(Some(found.into_iter().map(|is_other| if is_other { other } else { "full_attention" }).collect()))
-    }
-
-    /// Finds the layers with a window: none if there is no window. Without the key, all but each `default`-th.
-    fn windowed_layers(&self, layers: usize, default: usize) -> Result<Vec<bool>, ConfigError> {
-        let pattern = self.get(PATTERN);
-        if !self.has_window() {
-            return Ok(vec![false; layers]);
-        }
-        let every = match pattern {
-            None => default,
-            Some(Value::Array(_)) => return self.read_flags(PATTERN, layers, read_flag),
-            Some(number) => match number.as_u64().and_then(|n| usize::try_from(n).ok()) {
-                Some(every) => every,
-                None => return self.unsupported(PATTERN, "an integer, or a boolean for each layer"),
-            },
-        };
-        // Every `every`-th layer has full attention; none if it is 0.
-        Ok((1..=layers).map(|layer| every == 0 || !layer.is_multiple_of(every)).collect())
-    }
-
-    /// Reads an array with a value for each layer, or one value for all.
-    fn read_flags(
-        &self,
-        key: &str,
-        layers: usize,
-        flag: impl Fn(&Value) -> Option<bool>,
-    ) -> Result<Vec<bool>, ConfigError> {
-        let flags: Option<Vec<bool>> = match self.get(key) {
-            Some(Value::Array(array)) if array.len() == layers.saturating_add(self.extra_blocks()) => {
-                array.iter().take(layers).map(|value| flag(&value)).collect()
-            }
-            Some(Value::Array(_)) | None => None,
-            Some(value) => flag(value).map(|flag| vec![flag; layers]),
-        };
-        match flags {
-            Some(flags) => Ok(flags),
-            None => self.unsupported(key, &format!("a value for each of {layers} layers")),
-        }
-    }
-
     /// Builds the equivalent `config.json`.
     fn config_json(&self) -> Result<Map<String, Json>, ConfigError> {
         let mut map = Map::new();
@@ -381,86 +330,6 @@ impl<'a> Keys<'a> {
         Ok(map)
     }
 
-    /// Adds fields that follow from several keys, or have other defaults.
-    fn add_family_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
-        let number = |map: &Map<String, Json>, field: &str| map.get(field).and_then(Json::as_u64);
-        let head_dim = number(map, "head_dim").filter(|width| *width > 0);
-        if let (Arch::Phi3 | Arch::Qwen35, Some(rotated), Some(head_dim)) =
-            (self.arch, self.get("rope.dimension_count").and_then(Value::as_u64), head_dim)
-        {
-            map.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
-        }
-        if let Some(blocks) = number(map, "num_hidden_layers") {
-            let layers = blocks.saturating_sub(self.extra_blocks() as u64);
-            map.insert("num_hidden_layers".into(), layers.into());
-            // The config rejects larger numbers of layers.
-            let layers = usize::try_from(layers).unwrap_or(0).min(1 << 16);
-            if let Some(kinds) = self.layer_types(layers)? {
-                map.insert("layer_types".into(), json!(kinds));
-            }
-        }
-        match (self.arch, head_dim) {
-            (Arch::Granite, Some(head_dim)) => {
-                let scale = f64::from(1.0 / (head_dim as f32).sqrt());
-                map.entry("attention_multiplier").or_insert(scale.into());
-            }
-            (Arch::SmolLm3 | Arch::Lfm2 | Arch::Ernie45 | Arch::Ministral3, _) => {
-                map.entry("rope_theta").or_insert(10_000.0.into());
-            }
-            (Arch::Gemma4, _) => self.add_gemma4_fields(map)?,
-            (Arch::Qwen35, _) => {
-                let heads = number(map, "linear_num_value_heads").unwrap_or(0).max(1);
-                match self.get(INNER).and_then(Value::as_u64).filter(|inner| *inner > 0) {
-                    Some(inner) if inner.is_multiple_of(heads.saturating_mul(16)) => {
-                        map.insert("linear_value_head_dim".into(), (inner / heads).into());
-                    }
-                    _ => return self.unsupported(INNER, "a multiple of 16 x ssm.time_step_rank"),
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Adds the fields of Gemma 4's layers, which differ in the widths of heads and feed-forwards.
-    fn add_gemma4_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
-        let count = |field: &str| map.get(field).and_then(Json::as_u64).unwrap_or(0) as usize;
-        let (layers, shared) = (count("num_hidden_layers"), count("num_kv_shared_layers"));
-        let widths: Option<Vec<u64>> = match self.get(FFN_WIDTHS) {
-            Some(Value::Array(all)) if all.len() == layers => {
-                all.iter().map(|width| width.as_u64()).collect()
-            }
-            Some(width) => width.as_u64().map(|width| vec![width; layers]),
-            None => None,
-        };
-        let (own, reading) = widths
-            .as_deref()
-            .unwrap_or_default()
-            .split_at_checked(layers.saturating_sub(shared))
-            .unwrap_or_default();
-        let (Some(&width), Some(&shared_width)) = (own.first(), reading.first().or(own.first())) else {
-            return self.unsupported(FFN_WIDTHS, &format!("a width for each of {layers} layers"));
-        };
-        let wide = shared_width == width.saturating_mul(2);
-        if own.iter().any(|w| *w != width)
-            || reading.iter().any(|w| *w != shared_width)
-            || !wide && shared_width != width
-        {
-            return self
-                .unsupported(FFN_WIDTHS, "one width, and once or twice that in layers that share keys");
-        }
-        map.insert("intermediate_size".into(), width.into());
-        map.insert("use_double_wide_mlp".into(), wide.into());
-        map.entry("hidden_size_per_layer_input").or_insert(0.into());
-        if let Some(width) = map.get("head_dim").cloned() {
-            map.insert("global_head_dim".into(), width);
-        }
-        if let Some(width) = map.remove("local_head_dim") {
-            map.insert("head_dim".into(), width);
-        }
-        Ok(())
-    }
-
     /// Rows of the embedding. Many files lack the key `vocab_size`.
     fn vocab_size(&self) -> Result<usize, ConfigError> {
         let found = self.header.tensors.get(EMBEDDING).map(|entry| entry.shape.as_slice());
@@ -469,15 +338,6 @@ impl<'a> Keys<'a> {
         }
         let value = found.map_or("missing".into(), |shape| format!("of shape {shape:?}"));
         Err(ConfigError::new(EMBEDDING, value, "a matrix with a row for every token"))
-    }
-}
-
-/// Reads a boolean, or a number that stands for one.
-fn read_flag(value: &Value) -> Option<bool> {
-    match (value, value.as_u64()) {
-        (Value::Bool(flag), _) => Some(*flag),
-        (_, Some(number @ 0..=1)) => Some(number == 1),
-        _ => None,
     }
 }
 

@@ -1,0 +1,282 @@
+//! The weights of a layer, and the loaded tensors that they are.
+
+use super::spec::{
+    ATTENTION_GATE_NAME, ATTN_POST_NORM, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM, FFN_NORM,
+    FFN_POST_NORM, LAYER_SCALAR, PER_LAYER_GATE, PER_LAYER_OUT, PER_LAYER_POST_NORM, SHORT_CONV,
+};
+use super::storage::LoadedModel;
+use super::{ActivationForms, Matrix, take_matrix, take_norm, take_vector};
+use crate::dims::*;
+use files::Result;
+use files::blocks::BlockType;
+use files::blocks::gguf::decode_values;
+use files::config::LayerKind;
+use files::mapped::MappedSlice;
+
+/// One transformer block. Biases and norms that the model lacks are empty. A norm is its weights followed by its
+/// biases.
+#[allow(missing_docs, reason = "the fields have the names of the steps")]
+pub struct Layer {
+    pub attn_norm: Vec<f32>,
+    pub mixer: Mixer,
+    pub attn_post_norm: Vec<f32>,
+    pub ffn_norm: Vec<f32>,
+    pub ffn: Ffn,
+    pub ffn_post_norm: Vec<f32>,
+    /// Embedding of the token for this layer, if the model has such.
+    pub per_layer: Option<PerLayerInput>,
+    /// Factor of the residual behind the layer.
+    pub scalar: f32,
+}
+
+/// The first half of a layer, which mixes a token's values with those of earlier tokens.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
+pub enum Mixer {
+    /// Attention over keys and values.
+    Attention(Attention<Q_DIM, KV_DIM>),
+    /// Attention with the narrower heads of sliding-window layers, if they have such.
+    LocalAttention(Attention<LOCAL_Q_DIM, LOCAL_KV_DIM>),
+    /// A gated short convolution.
+    ShortConv(ShortConv),
+    /// A gated delta net.
+    DeltaNet(DeltaNet),
+}
+
+/// The second half of a layer.
+#[allow(clippy::large_enum_variant, reason = "a layer has one")]
+pub enum Ffn {
+    /// Of the usual width.
+    Usual(FeedForward<FFN_DIM>),
+    /// Of layers that share keys and values, if theirs is wider.
+    Wide(FeedForward<SHARED_FFN_DIM>),
+}
+
+/// Weights of a feed-forward of `W` columns.
+#[allow(missing_docs, reason = "the fields have the names of the steps")]
+pub struct FeedForward<const W: usize> {
+    /// `None` if it has no gate.
+    pub gate: Option<Matrix<W, DIM>>,
+    pub up: Matrix<W, DIM>,
+    pub up_bias: Vec<f32>,
+    pub down: Matrix<DIM, W>,
+    pub down_bias: Vec<f32>,
+}
+
+/// Weights by which the embedding that a layer has of a token joins the residual.
+pub struct PerLayerInput {
+    /// Gate of the embedding: a projection of the residual.
+    pub gate: Matrix<PER_LAYER_DIM, DIM>,
+    /// Projection to the residual.
+    pub out: Matrix<DIM, PER_LAYER_DIM>,
+    /// Norm of its result.
+    pub norm: Vec<f32>,
+}
+
+/// The embeddings that all layers have of a token.
+pub struct PerLayerEmbeddings {
+    pub(super) table: (BlockType, MappedSlice),
+    /// Projection of the token's usual embedding.
+    pub projection: Matrix<PER_LAYER_ROW, DIM>,
+    /// Norm of its result, of each layer: `[PER_LAYER_DIM]`
+    pub norm: Vec<f32>,
+}
+
+impl PerLayerEmbeddings {
+    /// Decodes the row of a token, exactly, into `x` of [`PER_LAYER_ROW`] values.
+    pub fn decode_row(&self, token: usize, x: &mut [f32]) {
+        let (block, data) = &self.table;
+        let len = block.row_bytes(PER_LAYER_ROW);
+        decode_values(*block, &data.bytes()[token * len..][..len], x);
+    }
+}
+
+/// Weights of attention with queries of `Q` and keys of `KV` columns.
+#[allow(missing_docs, reason = "the fields have the names of the steps")]
+pub struct Attention<const Q: usize, const KV: usize> {
+    pub wq: Matrix<Q, DIM>,
+    /// `None`, like `wv`, if the layer reads keys and values of another.
+    pub wk: Option<Matrix<KV, DIM>>,
+    pub wv: Option<Matrix<KV, DIM>>,
+    pub q_bias: Vec<f32>,
+    pub k_bias: Vec<f32>,
+    pub v_bias: Vec<f32>,
+    pub q_norm: Vec<f32>,
+    pub k_norm: Vec<f32>,
+    /// Gate of the output, if the model has one.
+    pub gate: Option<Matrix<GATE_DIM, DIM>>,
+    pub wo: Matrix<DIM, Q>,
+    pub o_bias: Vec<f32>,
+}
+
+/// Weights of a gated short convolution.
+pub struct ShortConv {
+    /// Two gates and the convolution's input, `[b | c | x]`.
+    pub w_in: Matrix<{ 3 * DIM }, DIM>,
+    /// `[CONV_TAPS][DIM]`, oldest first.
+    pub taps: Vec<f32>,
+    pub w_out: Matrix<DIM, DIM>,
+}
+
+/// Weights of a gated delta net.
+pub struct DeltaNet {
+    /// Queries, keys and values before the convolution.
+    pub qkv: Matrix<CONV_CHANNELS, DIM>,
+    /// Gate of the output.
+    pub z: Matrix<DELTA_VALUE_DIM, DIM>,
+    /// Strength of each head's update.
+    pub b: Matrix<{ DELTA_NET.value_heads }, DIM>,
+    /// Decay of each head's state.
+    pub a: Matrix<{ DELTA_NET.value_heads }, DIM>,
+    /// `[CONV_TAPS][CONV_CHANNELS]`, oldest first.
+    pub taps: Vec<f32>,
+    /// Bias of `a`.
+    pub bias: Vec<f32>,
+    /// Factor of each head's decay, negative.
+    pub decay: Vec<f32>,
+    /// Norm of each head's output.
+    pub norm: Vec<f32>,
+    pub w_out: Matrix<DIM, DELTA_VALUE_DIM>,
+    /// Consecutive value heads that share a key head. The order of value heads is the file's: in groups, each with a
+    /// key head, or, in GGUF files, the first heads of all groups, then the second ones.
+    pub shared_run: usize,
+}
+
+impl Layer {
+    /// Forms of the normed residual that its matrices read.
+    pub fn normed_forms(&self) -> ActivationForms {
+        let mixer = match &self.mixer {
+            Mixer::Attention(w) => w.normed_forms(),
+            Mixer::LocalAttention(w) => w.normed_forms(),
+            Mixer::ShortConv(w) => w.w_in.activation_forms(),
+            Mixer::DeltaNet(w) => {
+                let gates = w.z.activation_forms() | w.b.activation_forms() | w.a.activation_forms();
+                w.qkv.activation_forms() | gates
+            }
+        };
+        let ffn = match &self.ffn {
+            Ffn::Usual(w) => w.normed_forms(),
+            Ffn::Wide(w) => w.normed_forms(),
+        };
+        mixer | ffn | forms_of(self.per_layer.as_ref().map(|w| &w.gate))
+    }
+
+    /// Norms of queries and of keys; empty without.
+    ///
+    /// # Panics
+    ///
+    /// If it is a recurrent layer.
+    pub fn qk_norms(&self) -> [&[f32]; 2] {
+        match &self.mixer {
+            Mixer::Attention(w) => [&w.q_norm, &w.k_norm],
+            Mixer::LocalAttention(w) => [&w.q_norm, &w.k_norm],
+            _ => unreachable!("invariant: the layer has attention"),
+        }
+    }
+}
+
+impl<const Q: usize, const KV: usize> Attention<Q, KV> {
+    fn normed_forms(&self) -> ActivationForms {
+        let keys = forms_of(self.wk.as_ref()) | forms_of(self.wv.as_ref());
+        self.wq.activation_forms() | keys | forms_of(self.gate.as_ref())
+    }
+}
+
+impl<const W: usize> FeedForward<W> {
+    fn normed_forms(&self) -> ActivationForms {
+        self.up.activation_forms() | forms_of(self.gate.as_ref())
+    }
+}
+
+/// Forms of activations that a matrix reads, if there is one.
+pub(crate) fn forms_of<const ROWS: usize, const COLS: usize>(
+    matrix: Option<&Matrix<ROWS, COLS>>,
+) -> ActivationForms {
+    matrix.map_or(ActivationForms::default(), Matrix::activation_forms)
+}
+
+pub(super) fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
+    let at = |s: &str| format!("model.layers.{l}.{s}");
+    let pre_norm = |name: &str| if PRE_NORMS { take_norm(model, &at(name)) } else { Ok(Vec::new()) };
+    Ok(Layer {
+        attn_norm: pre_norm("input_layernorm")?,
+        mixer: match LAYER_KINDS[l] {
+            LayerKind::ShortConv => Mixer::ShortConv(ShortConv {
+                w_in: take_matrix(model, &at("conv.in_proj.weight"))?,
+                taps: take_vector(model, &at(SHORT_CONV))?,
+                w_out: take_matrix(model, &at("conv.out_proj.weight"))?,
+            }),
+            LayerKind::DeltaNet => Mixer::DeltaNet(DeltaNet {
+                qkv: take_matrix(model, &at("linear_attn.in_proj_qkv.weight"))?,
+                z: take_matrix(model, &at("linear_attn.in_proj_z.weight"))?,
+                b: take_matrix(model, &at("linear_attn.in_proj_b.weight"))?,
+                a: take_matrix(model, &at("linear_attn.in_proj_a.weight"))?,
+                taps: take_vector(model, &at(DELTA_CONV))?,
+                bias: take_vector(model, &at(DELTA_BIAS))?,
+                decay: take_vector(model, &at(DELTA_DECAY))?,
+                norm: take_vector(model, &at(DELTA_NORM))?,
+                w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
+                shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
+            }),
+            LayerKind::SlidingWindow if HAS_LOCAL_HEADS => Mixer::LocalAttention(take_attention(model, &at)?),
+            _ => Mixer::Attention(take_attention(model, &at)?),
+        },
+        attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
+        ffn_norm: pre_norm(FFN_NORM)?,
+        ffn: if ffn_dim(l) == FFN_DIM {
+            Ffn::Usual(take_feed_forward(model, &at)?)
+        } else {
+            Ffn::Wide(take_feed_forward(model, &at)?)
+        },
+        ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
+        per_layer: (HAS_PER_LAYER).then(|| take_per_layer(model, &at)).transpose()?,
+        scalar: if LAYER_SCALARS {
+            take_vector(model, &at(LAYER_SCALAR))?.first().copied().unwrap_or(1.0)
+        } else {
+            1.0
+        },
+    })
+}
+
+fn take_feed_forward<const W: usize>(
+    model: &LoadedModel,
+    at: &dyn Fn(&str) -> String,
+) -> Result<FeedForward<W>> {
+    Ok(FeedForward {
+        gate: HAS_GATE.then(|| take_matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
+        up: take_matrix(model, &at("mlp.up_proj.weight"))?,
+        up_bias: take_vector(model, &at("mlp.up_proj.bias"))?,
+        down: take_matrix(model, &at("mlp.down_proj.weight"))?,
+        down_bias: take_vector(model, &at("mlp.down_proj.bias"))?,
+    })
+}
+
+fn take_per_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<PerLayerInput> {
+    Ok(PerLayerInput {
+        gate: take_matrix(model, &at(PER_LAYER_GATE))?,
+        out: take_matrix(model, &at(PER_LAYER_OUT))?,
+        norm: take_norm(model, &at(PER_LAYER_POST_NORM))?,
+    })
+}
+
+fn take_attention<const Q: usize, const KV: usize>(
+    model: &LoadedModel,
+    at: &dyn Fn(&str) -> String,
+) -> Result<Attention<Q, KV>> {
+    let has_keys = model.tensors.contains_key(&at("self_attn.k_proj.weight"));
+    let projection = |part: &str| {
+        has_keys.then(|| take_matrix(model, &at(&format!("self_attn.{part}_proj.weight")))).transpose()
+    };
+    Ok(Attention {
+        wq: take_matrix(model, &at("self_attn.q_proj.weight"))?,
+        wk: projection("k")?,
+        wv: projection("v")?,
+        q_bias: take_vector(model, &at("self_attn.q_proj.bias"))?,
+        k_bias: take_vector(model, &at("self_attn.k_proj.bias"))?,
+        v_bias: take_vector(model, &at("self_attn.v_proj.bias"))?,
+        q_norm: take_vector(model, &at("self_attn.q_norm.weight"))?,
+        k_norm: take_vector(model, &at("self_attn.k_norm.weight"))?,
+        gate: HAS_ATTENTION_GATE.then(|| take_matrix(model, &at(ATTENTION_GATE_NAME))).transpose()?,
+        wo: take_matrix(model, &at("self_attn.o_proj.weight"))?,
+        o_bias: take_vector(model, &at("self_attn.o_proj.bias"))?,
+    })
+}
