@@ -186,7 +186,12 @@ impl Binder<'_> {
                 .map(|i| self.many_tokens(&m.layers[i], i))
                 .collect::<Result<_>>()?,
             post_norms: m.layers.iter().map(|l| self.bind_post_norms(l)).collect::<Result<_>>()?,
-            per_layer: m.per_layer.as_ref().map(|w| self.bind_per_layer(w)).transpose()?,
+            per_layer: m
+                .per_layer
+                .as_ref()
+                .filter(|_| HAS_PER_LAYER)
+                .map(|w| self.bind_per_layer(w))
+                .transpose()?,
             qk_norms: m
                 .layers
                 .iter()

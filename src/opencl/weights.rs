@@ -271,7 +271,7 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
         ];
         floats.extend(all.map(Vec::len).into_iter().filter(|&n| n > 0).map(|n| 4 * n));
     }
-    if let Some(w) = &weights.per_layer {
+    if let Some(w) = weights.per_layer.as_ref().filter(|_| HAS_PER_LAYER) {
         of_step(&[Upload::of(&w.projection)]);
         floats.push(4 * w.norm.len());
     }
@@ -291,7 +291,7 @@ fn ffn_biases(ffn: &Ffn) -> [&Vec<f32>; 2] {
 /// Norms of outputs before they are added to the residual, in the order of the steps; each with a factor of the residual,
 /// which is the layer's own for the last one, if layers have such.
 fn post_norms(l: &Layer) -> Vec<Vec<f32>> {
-    let per_layer = l.per_layer.as_ref().map(|w| &w.norm);
+    let per_layer = l.per_layer.as_ref().filter(|_| HAS_PER_LAYER).map(|w| &w.norm);
     let norms = [Some(&l.attn_post_norm), Some(&l.ffn_post_norm), per_layer];
     let mut norms: Vec<_> = norms.into_iter().flatten().filter(|norm| !norm.is_empty()).cloned().collect();
     if LAYER_SCALARS {
@@ -307,7 +307,7 @@ fn upload_per_layer(
     to: &mut Uploader<'_>,
     weights: Option<&PerLayerEmbeddings>,
 ) -> Result<Option<(StepWeights, Buffer)>> {
-    let Some(w) = weights else { return Ok(None) };
+    let Some(w) = weights.filter(|_| HAS_PER_LAYER) else { return Ok(None) };
     let projection = upload_step(to, Step::PerLayerInputs, &[Upload::of(&w.projection)])?;
     Ok(Some((projection, upload_floats(to, &w.norm)?)))
 }

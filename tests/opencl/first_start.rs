@@ -278,7 +278,7 @@ fn a_process_that_is_killed_while_it_compiles_leaves_nothing_broken() {
     timed(&cache, "2", &GPU).output().unwrap();
     let began = Instant::now();
     while markers(&cache) == 0 && !background(&cache).is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60));
+        assert!(began.elapsed() < Duration::from_secs(300));
         std::thread::sleep(Duration::from_millis(1));
     }
     // SAFETY: sends a signal to a process that this test has started.

@@ -1,7 +1,7 @@
 //! Norms of outputs, and the embeddings that each layer has of a token.
 
 use super::{Binder, MatmulBuffers};
-use crate::dims::LAYERS;
+use crate::dims::{HAS_PER_LAYER, LAYERS};
 use crate::opencl::kernels::{KernelName, MatmulInput};
 use crate::opencl::pass::Pass;
 use crate::opencl::step_launch::{Launch, MatmulLaunches};
@@ -63,7 +63,8 @@ impl Pass<'_> {
     /// Computes the embeddings of all tokens for all layers.
     pub fn embed_for_layers(&mut self) -> Result<()> {
         let (single, device) = (self.is_single(), &self.model.device);
-        let Some(launches) = &mut self.launches.per_layer else { return Ok(()) };
+        let launches = self.launches.per_layer.as_mut().filter(|_| HAS_PER_LAYER);
+        let Some(launches) = launches else { return Ok(()) };
         match &mut launches.many {
             Some((input, products)) if !single => {
                 input.run(device, [self.n, 1])?;
@@ -78,7 +79,8 @@ impl Pass<'_> {
     /// Adds a layer's embeddings of all tokens to the residual, gated by it and normed.
     pub fn add_per_layer(&mut self, layer: usize) -> Result<()> {
         let (single, device, n) = (self.is_single(), &self.model.device, self.n);
-        let Some(launches) = &mut self.launches.per_layer else { return Ok(()) };
+        let launches = self.launches.per_layer.as_mut().filter(|_| HAS_PER_LAYER);
+        let Some(launches) = launches else { return Ok(()) };
         let mut gate = || launches.gate.set_ints(&[layer as i32])?.run(device, [n, 1]);
         if single {
             let [to_gate, out] =

@@ -51,7 +51,7 @@ impl Matrices {
                 Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
                 Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
             }
-            if let (Some(w), [gate, out]) = (&mut l.per_layer, per_layer) {
+            if let (Some(w), [gate, out], true) = (&mut l.per_layer, per_layer, HAS_PER_LAYER) {
                 adopt_rows(&mut w.gate, gate, 0)?;
                 adopt_rows(&mut w.out, out, 0)?;
             }
