@@ -289,7 +289,8 @@ fn a_process_that_is_killed_while_it_compiles_leaves_nothing_broken() {
     let out = timed(&cache, "2", &[&GPU[..], &["--wait-for-gpu"]].concat()).output().unwrap();
     let said = said(&out.stderr);
     assert!(out.status.success() && !said.contains("left out"), "{said}");
-    assert_eq!(markers(&cache), 0);
+    // One is left if it was killed at a program that only tuning needs.
+    assert!(markers(&cache) <= 1);
 }
 
 #[test]
