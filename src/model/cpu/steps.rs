@@ -261,12 +261,12 @@ impl Scratch {
     /// Computes silu(gate) * up of the normed residual, in the forms that `down` reads.
     pub(super) fn gate_up(&mut self, layer: &Layer, pool: &Pool, isa: Isa, n: usize) {
         match &layer.ffn {
-            Ffn::Usual(w) => self.gate_up_of(w, pool, isa, n),
-            Ffn::Wide(w) => self.gate_up_of(w, pool, isa, n),
+            Ffn::Usual(w) => self.compute_gate_up(w, pool, isa, n),
+            Ffn::Wide(w) => self.compute_gate_up(w, pool, isa, n),
         }
     }
 
-    fn gate_up_of<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
+    fn compute_gate_up<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
         let x = self.h.as_input::<DIM>(isa, n);
         let w = GateUp { gate: w.gate.as_ref(), up: &w.up, up_bias: &w.up_bias };
         let cols = if HAS_GATE { 2 * DIM } else { DIM };
@@ -373,7 +373,7 @@ impl Scratch {
                     dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);
                 }
                 if LOGIT_SOFTCAP > 0.0 {
-                    ops::cap_softly(isa, dst, LOGIT_SOFTCAP as f32);
+                    ops::apply_softcap(isa, dst, LOGIT_SOFTCAP as f32);
                 }
             });
         });

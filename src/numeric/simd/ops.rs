@@ -200,7 +200,7 @@ pub fn gelu(isa: Isa, x: &mut [f32]) {
 }
 
 /// `x[i] = cap * tanh(x[i] / cap)`, computed as `cap - 2 cap / (1 + e^(2x / cap))`.
-pub fn cap_softly(isa: Isa, x: &mut [f32], cap: f32) {
+pub fn apply_softcap(isa: Isa, x: &mut [f32], cap: f32) {
     #[inline(always)]
     unsafe fn body<L: Lanes>(x: &mut [f32], cap: f32) {
         let (cap, factor, twice) = (L::splat(cap), L::splat(2.0 / cap), L::splat(-2.0 * cap));
