@@ -3,6 +3,7 @@
 
 mod cached;
 mod per_layer;
+mod recurrent;
 
 pub use cached::{CacheLaunches, CacheLayer};
 pub use per_layer::PerLayerLaunches;
@@ -186,12 +187,7 @@ impl Binder<'_> {
                 .map(|i| self.many_tokens(&m.layers[i], i))
                 .collect::<Result<_>>()?,
             post_norms: m.layers.iter().map(|l| self.bind_post_norms(l)).collect::<Result<_>>()?,
-            per_layer: m
-                .per_layer
-                .as_ref()
-                .filter(|_| HAS_PER_LAYER)
-                .map(|w| self.bind_per_layer(w))
-                .transpose()?,
+            per_layer: self.bind_per_layer()?,
             qk_norms: m
                 .layers
                 .iter()
@@ -231,18 +227,6 @@ impl Binder<'_> {
         let attend = m.layers.iter().enumerate().map(&mut layer).collect::<Result<_>>()?;
         let merge = self.bind_launch(KernelName::MergeBatch, &[&s.partials, &s.ml, &s.att])?;
         Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
-    }
-
-    /// Preparation and gate of a delta net.
-    fn bind_delta(&mut self, l: &LayerWeights) -> Result<[Launch; 2]> {
-        let s = self.scratch;
-        let or_none = |buffer| Option::as_ref(buffer).unwrap_or(&s.none);
-        let prepare = [&s.mix, &s.conv, or_none(&l.delta_heads)];
-        let gate = [&s.mix, &s.mixed, or_none(&l.delta_norm)];
-        Ok([
-            self.bind_launch(KernelName::Recurrent(RecurrentStep::Prepare), &prepare)?,
-            self.bind_launch(KernelName::Recurrent(RecurrentStep::Gate), &gate)?,
-        ])
     }
 
     /// Creates a kernel and binds its buffers, starting with argument 0.

@@ -3,7 +3,7 @@
 use super::{AttendOn, Binder};
 use crate::dims::*;
 use crate::opencl::defines::LayerView;
-use crate::opencl::kernels::{KernelName, Observed, RecurrentStep};
+use crate::opencl::kernels::{KernelName, Observed};
 use crate::opencl::kv::{DeviceKv, LayerRows};
 use crate::opencl::nvidia::BoundDecode;
 use crate::opencl::step_launch::Launch;
@@ -65,23 +65,6 @@ impl Binder<'_> {
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
-    }
-
-    /// Launches of a recurrent layer that use the state of a sequence.
-    fn recurrent_layer(&mut self, l: &LayerWeights, state: &Buffer, layer: usize) -> Result<CacheLayer> {
-        let s = self.scratch;
-        let (taps, out) =
-            (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
-        let mut bind = |step, buffers: [&Buffer; 4]| {
-            let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
-            launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
-            Ok(launch)
-        };
-        let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);
-        let update = HAS_DELTA_NET
-            .then(|| bind(RecurrentStep::Update, [&s.mix, &s.conv, state, &s.mixed]))
-            .transpose()?;
-        Ok(CacheLayer { convolve, update, ..CacheLayer::default() })
     }
 
     fn cache_layer(

@@ -6,7 +6,7 @@ use crate::opencl::kernels::{KernelName, MatmulInput};
 use crate::opencl::pass::Pass;
 use crate::opencl::step_launch::{Launch, MatmulLaunches};
 use crate::opencl::storage::{Activations, Step};
-use crate::opencl::weights::{LayerWeights, StepWeights};
+use crate::opencl::weights::LayerWeights;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
@@ -30,18 +30,17 @@ impl Binder<'_> {
         l.post_norms.iter().map(&mut launch).collect()
     }
 
-    /// Embeddings of tokens for all layers.
-    pub(super) fn bind_per_layer(
-        &mut self,
-        (projection, norm): &(StepWeights, Buffer),
-    ) -> Result<PerLayerLaunches> {
+    /// Embeddings of tokens for all layers, if the model has such.
+    pub(super) fn bind_per_layer(&mut self) -> Result<Option<PerLayerLaunches>> {
+        let of_model = self.matrices.per_layer.as_ref().filter(|_| HAS_PER_LAYER);
+        let Some((projection, norm)) = of_model else { return Ok(None) };
         let (s, step) = (self.scratch, Step::PerLayerInputs);
         let state = s.state.buffer();
         let operands =
             MatmulBuffers { input: &s.none, scales: &s.none, out: &s.projected, extra: &s.none, sums: None };
         let (one, many) = (self.needs_one, s.max_tokens > 1);
         let input = (MatmulInput::Residual, Activations::Floats);
-        Ok(PerLayerLaunches {
+        Ok(Some(PerLayerLaunches {
             one: if one {
                 self.bind_gemv(step, projection, input, operands)?
             } else {
@@ -55,7 +54,7 @@ impl Binder<'_> {
                 .transpose()?,
             embed: self.bind_launch(KernelName::EmbedLayers, &[state, &s.projected, norm])?,
             gate: self.bind_launch(KernelName::GateLayer, &[state, &s.layer_gate])?,
-        })
+        }))
     }
 }
 
