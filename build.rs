@@ -105,124 +105,143 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
         Some(_) => PathBuf::new(),
         None => absolute_path(dir),
     };
-    let mut s = String::new();
-    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put(
+    let mut all = Constants::default();
+    all.put(
         "Name of the model at build time: `ANTIGRAVITY_MODEL` without the path.",
         format!("MODEL: &str = {short:?}"),
     );
-    put(
+    all.put(
         "The model's directory, or GGUF file, on the build machine; empty in a program of `cargo xtask build` or `deploy`.",
         format!("MODEL_DIR: &str = {:?}", dir.to_string_lossy()),
     );
-    put("Name and version of the compiler.", format!("COMPILER: &str = {:?}", compiler_version()));
-    put(
+    all.put("Name and version of the compiler.", format!("COMPILER: &str = {:?}", compiler_version()));
+    all.put(
         "Commit that `cargo xtask build` or `deploy` compiled, or empty.",
         format!("COMMIT: &str = {:?}", shipped.unwrap_or_default()),
     );
-    put(
+    all.put(
         "Mark and config in the program's file, from which other builds see the model it is built for.",
         format!("BUILT_FOR: &str = {:?}", format!("{}{}\n", bundle::program_marker(), m.to_json())),
     );
-    put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
-    put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));
-    put("Width of the residual stream (`hidden_size`).", format!("DIM: usize = {}", m.dim));
-    put("Query heads.", format!("HEADS: usize = {}", m.heads));
-    put("Key/value heads.", format!("KV_HEADS: usize = {}", m.kv_heads));
-    put(
+    all.put("Model family.", format!("ARCH: Arch = Arch::{:?}", m.arch));
+    all.put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));
+    all.put("Width of the residual stream (`hidden_size`).", format!("DIM: usize = {}", m.dim));
+    all.put("Query heads.", format!("HEADS: usize = {}", m.heads));
+    all.put("Key/value heads.", format!("KV_HEADS: usize = {}", m.kv_heads));
+    all.put(
         "Width of one head; of the widest if layers differ. The cache has this width in all layers.",
         format!("HEAD_DIM: usize = {}", m.head_dim),
     );
-    put(
+    all.put(
         "Width of one head in sliding-window layers.",
         format!("LOCAL_HEAD_DIM: usize = {}", m.local_head_dim),
     );
-    put("Width of the feed-forward layer (`intermediate_size`).", format!("FFN_DIM: usize = {}", m.ffn_dim));
-    put("Vocabulary size, padding rows included.", format!("VOCAB: usize = {}", m.vocab));
-    put("Longest context the model was trained for.", format!("MAX_POSITION: usize = {}", m.max_position));
-    put("Biases on q, k and v.", format!("QKV_BIAS: bool = {}", m.qkv_bias));
-    put("Bias on the attention output.", format!("O_BIAS: bool = {}", m.o_bias));
-    put("RMS norm of queries and keys.", format!("QK_NORM: QkNorm = QkNorm::{:?}", m.qk_norm));
-    put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tie_embeddings));
-    put("Epsilon of every norm.", format!("NORM_EPS: f64 = {:?}", m.norm_eps));
-    s + &switches_source(m)
+    all.put(
+        "Width of the feed-forward layer (`intermediate_size`).",
+        format!("FFN_DIM: usize = {}", m.ffn_dim),
+    );
+    all.put("Vocabulary size, padding rows included.", format!("VOCAB: usize = {}", m.vocab));
+    all.put(
+        "Longest context the model was trained for.",
+        format!("MAX_POSITION: usize = {}", m.max_position),
+    );
+    all.put("Biases on q, k and v.", format!("QKV_BIAS: bool = {}", m.qkv_bias));
+    all.put("Bias on the attention output.", format!("O_BIAS: bool = {}", m.o_bias));
+    all.put("RMS norm of queries and keys.", format!("QK_NORM: QkNorm = QkNorm::{:?}", m.qk_norm));
+    all.put("The output head shares the embedding matrix.", format!("TIED: bool = {}", m.tie_embeddings));
+    all.put("Epsilon of every norm.", format!("NORM_EPS: f64 = {:?}", m.norm_eps));
+    add_switches(&mut all, m);
+    all.0
 }
 
-/// The architecture switches of `dims.rs`, in which model families differ.
-fn switches_source(m: &ModelConfig) -> String {
+/// Source text of constants.
+#[derive(Default)]
+struct Constants(String);
+
+impl Constants {
+    /// Adds a constant with its doc comment.
+    fn put(&mut self, doc: &str, item: String) {
+        self.0 += &format!("/// {doc}\npub const {item};\n");
+    }
+}
+
+/// Adds the architecture switches, in which model families differ.
+fn add_switches(all: &mut Constants, m: &ModelConfig) {
     let Scales { embedding, attention, residual, logits } = m.scales;
     let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
-    let mut s = String::new();
-    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put("Kind of every norm of the residual.", format!("NORM: Norm = Norm::{:?}", m.norm));
-    put("Norms on the inputs of mixer and feed-forward.", format!("PRE_NORMS: bool = {}", m.pre_norms));
-    put(
+    all.put("Kind of every norm of the residual.", format!("NORM: Norm = Norm::{:?}", m.norm));
+    all.put("Norms on the inputs of mixer and feed-forward.", format!("PRE_NORMS: bool = {}", m.pre_norms));
+    all.put(
         "Norms on the outputs of mixer and feed-forward, before they are added to the residual.",
         format!("POST_NORMS: bool = {}", m.post_norms),
     );
-    put(
+    all.put(
         "Gate of attention's output.",
         format!("ATTENTION_GATE: AttentionGate = AttentionGate::{:?}", m.attention_gate),
     );
-    put("The feed-forward layer.", format!("MLP: Mlp = Mlp::{:?}", m.mlp));
-    put("Mixer of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
-    put(
+    all.put("The feed-forward layer.", format!("MLP: Mlp = Mlp::{:?}", m.mlp));
+    all.put("Mixer of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
+    all.put(
         "Slots that a sliding-window layer sees; 0 if there is no such layer.",
         format!("WINDOW: usize = {}", m.sliding_window),
     );
     let growth = m.query_growth.map_or("None".into(), |QueryGrowth { beta, original_context }| {
         format!("Some(QueryGrowth {{ beta: {beta:?}, original_context: {original_context} }})")
     });
-    put("Growth of queries with their position.", format!("QUERY_GROWTH: Option<QueryGrowth> = {growth}"));
-    put("Taps of causal convolutions; 0 if no layer has one.", format!("CONV_TAPS: usize = {}", m.conv_taps));
+    all.put(
+        "Growth of queries with their position.",
+        format!("QUERY_GROWTH: Option<QueryGrowth> = {growth}"),
+    );
+    all.put(
+        "Taps of causal convolutions; 0 if no layer has one.",
+        format!("CONV_TAPS: usize = {}", m.conv_taps),
+    );
     let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = m.delta_net;
-    put(
+    all.put(
         "Sizes of gated delta nets; zeros if no layer is one.",
         format!(
             "DELTA_NET: DeltaNetSizes = DeltaNetSizes {{ key_heads: {key_heads}, value_heads: {value_heads}, \
              key_dim: {key_dim}, value_dim: {value_dim} }}"
         ),
     );
-    put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
-    put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
-    put(
+    all.put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
+    all.put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
+    all.put(
         "Factor of the outputs that are added to the residual.",
         format!("RESIDUAL_SCALE: f64 = {residual:?}"),
     );
-    put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
-    s + &sharing_source(m) + &rope_source(&m.rope)
+    all.put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
+    add_sharing(all, m);
+    add_rope(all, &m.rope);
 }
 
-/// The constants of `dims.rs` for layers that share a cache or have embeddings of their own, and what goes with them.
-fn sharing_source(m: &ModelConfig) -> String {
-    let mut s = String::new();
-    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put(
+/// Adds the constants for layers that share a cache or have embeddings of their own, and what goes with them.
+fn add_sharing(all: &mut Constants, m: &ModelConfig) {
+    all.put(
         "The last layers, this many, read keys and values of an earlier layer.",
         format!("SHARED_KV_LAYERS: usize = {}", m.shared_kv_layers),
     );
-    put(
+    all.put(
         "Width of the feed-forward of those layers.",
         format!("SHARED_FFN_DIM: usize = {}", m.shared_ffn_dim),
     );
-    put(
+    all.put(
         "Width of the embedding that each layer has of a token; 0 without.",
         format!("PER_LAYER_DIM: usize = {}", m.per_layer_dim),
     );
-    put("RMS norm of values, without weights.", format!("VALUE_NORM: bool = {}", m.value_norm));
-    put(
+    all.put("RMS norm of values, without weights.", format!("VALUE_NORM: bool = {}", m.value_norm));
+    all.put(
         "Each layer multiplies the residual with a factor of its own.",
         format!("LAYER_SCALARS: bool = {}", m.layer_scalars),
     );
-    put(
+    all.put(
         "Logits are `cap * tanh(logits / cap)`; 0 without.",
         format!("LOGIT_SOFTCAP: f64 = {:?}", m.logit_softcap),
     );
-    s
 }
 
-/// The constants of `dims.rs` for RoPE.
-fn rope_source(rope: &Rope) -> String {
+/// Adds the constants for RoPE.
+fn add_rope(all: &mut Constants, rope: &Rope) {
     let scaled = |scaling| match scaling {
         RopeScaling::Unscaled => "RopeScaling::Unscaled".to_string(),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
@@ -238,13 +257,11 @@ fn rope_source(rope: &Rope) -> String {
     });
     let Rope { dim, theta, attention_factor, local_dim, local_theta, local_attention_factor, .. } = *rope;
     let (scaling, local_scaling) = (scaled(rope.scaling), scaled(rope.local_scaling));
-    let mut s = String::new();
-    let mut put = |doc: &str, item: String| s.push_str(&format!("/// {doc}\npub const {item};\n"));
-    put(
+    all.put(
         "Number of first elements of a head that RoPE rotates; 0 if positions are learned.",
         format!("ROPE_DIM: usize = {dim}"),
     );
-    put(
+    all.put(
         "RoPE parameters of the config.",
         format!(
             "ROPE: Rope = Rope {{ dim: {dim}, theta: {theta:?}, scaling: {scaling}, long: {long}, \
@@ -253,9 +270,8 @@ fn rope_source(rope: &Rope) -> String {
         ),
     );
     let same = Rope { long: None, ..*rope };
-    put(
+    all.put(
         "Sliding-window layers rotate by other angles than full-attention layers.",
         format!("LOCAL_ROPE_DIFFERS: bool = {}", rope.for_sliding_window() != same),
     );
-    s
 }

@@ -217,12 +217,17 @@ pub const fn rope_dim(layer: usize) -> usize {
 
 /// Indices of the full-attention layers with a cache.
 pub fn full_attention_layers() -> impl Iterator<Item = usize> {
-    attention_layers().filter(|&layer| !is_sliding(layer))
+    (0..LAYERS).filter(|&layer| has_mass(layer))
 }
 
 /// True for a layer with a cache of keys and values.
 pub const fn has_cache(layer: usize) -> bool {
     layer < FIRST_SHARING_LAYER && !is_recurrent(layer)
+}
+
+/// True for a full-attention layer with a cache: its slots may be evicted, and have attention mass.
+pub const fn has_mass(layer: usize) -> bool {
+    has_cache(layer) && !is_sliding(layer)
 }
 
 /// Indices of the layers with a cache of keys and values.

@@ -2,7 +2,7 @@
 
 use super::cache::OpenClCache;
 use super::defines::ATTN_BLOCK;
-use crate::dims::{attention_window, has_cache, is_sliding, kv_layer};
+use crate::dims::{attention_window, has_mass, is_sliding, kv_layer};
 use crate::model::device::Run;
 
 /// Tokens of a run, in a pass and in one layer of their cache.
@@ -33,8 +33,7 @@ impl RunSpan {
             (run.tokens.len(), run.pos, run.tokens.len() == 1 && run.observed_tokens == 0);
         let cache = OpenClCache::downcast(run.cache);
         let before = if is_sliding(layer) { pos } else { cache.len() };
-        let has_mass = has_cache(layer) && !is_sliding(layer);
-        let observed = if has_mass { run.observed_tokens.min(tokens) } else { 0 };
+        let observed = if has_mass(layer) { run.observed_tokens.min(tokens) } else { 0 };
         let skipped = skipped_chunks(layer, before);
         let rows = cache.rows.rows_per_head(kv_layer(layer));
         Self { first, tokens, before, rows, observed, skipped, attending: tokens, is_plain_token }

@@ -33,7 +33,8 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: &InspectArgs) -> Result<()> {
-    if let Some(config) = args.path.as_deref().and_then(find_lone_config) {
+    let given = args.path.as_deref().or(args.model.model_path.as_deref());
+    if let Some(config) = given.and_then(find_lone_config) {
         return describe_lone_config(&config, args.format);
     }
     let path = PathArgs { model_path: args.path.clone().or(args.model.model_path.clone()) }.model_path()?;
@@ -66,18 +67,17 @@ fn find_lone_config(path: &Path) -> Option<PathBuf> {
         return Some(path.into());
     }
     let config = path.join("config.json");
-    let has_weights = ModelPath::new(path).map_or(true, |path| {
-        let is_folder = path.weights.is_dir();
-        !is_folder
-            || has_safetensors(&path.weights)
-            || path.packed_path().is_some_and(|packed| packed.exists())
-    });
-    (config.is_file() && !has_weights).then_some(config)
+    (config.is_file() && !has_weights(path)).then_some(config)
 }
 
-fn has_safetensors(folder: &Path) -> bool {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    files.map(|file| file.file_name()).any(|name| name.to_string_lossy().contains(".safetensors"))
+/// True if a folder has a file of weights, perhaps one of several.
+fn has_weights(folder: &Path) -> bool {
+    let mut files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.any(|file| {
+        let name = file.file_name();
+        let name = name.to_string_lossy();
+        name.contains(".safetensors") || name.ends_with(".gguf")
+    })
 }
 
 /// Says of a config without weights whether a program can run its model.

@@ -47,6 +47,7 @@ fn inspect_says_of_a_lone_config_whether_a_program_can_run_it() {
     let models = paths::root().join("models/gemma4-e2b");
     for path in [models.clone(), models.join("config.json")] {
         let said = antigravity(["inspect", &path.to_string_lossy()]).text();
+        assert_eq!(said, antigravity(["inspect", "-m", &path.to_string_lossy()]).text());
         assert!(said.contains("gemma4_text, 35 layers"), "{said}");
         assert!(said.contains("a program built for it can run it; this one cannot: model_type is"), "{said}");
     }

@@ -172,10 +172,7 @@ impl Scratch {
         pool: &Pool,
         isa: Isa,
     ) {
-        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0) {
-            if is_sliding(index) || index >= FIRST_SHARING_LAYER {
-                return;
-            }
+        for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0 && has_mass(index)) {
             let rows = seq.rows.layer_rows_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
             let heads = self.attention_heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);

@@ -24,8 +24,7 @@ impl Scratch {
     /// the table, over the square root of 2.
     pub(super) fn embed_for_layers(&mut self, weights: &Weights, pool: &Pool, isa: Isa, n: usize) {
         let Some(w) = weights.per_layer.as_ref().filter(|_| HAS_PER_LAYER) else { return };
-        let x = &self.x;
-        self.h.fill_rows::<DIM>(pool, isa, n, |t, h| h.copy_from_slice(&x[t * DIM..][..DIM]));
+        self.copy_tokens(pool, isa, n);
         let input = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (PER_LAYER_ROW, DIM), GROUP_ROWS, pool.thread_count());
         let all = &mut self.per_layer[..n * PER_LAYER_ROW];
@@ -53,8 +52,7 @@ impl Scratch {
     /// the layer's factor.
     pub(super) fn add_per_layer(&mut self, layer: &Layer, index: usize, pool: &Pool, isa: Isa, n: usize) {
         let Some(w) = layer.per_layer.as_ref().filter(|_| HAS_PER_LAYER) else { return };
-        let x = &self.x;
-        self.h.fill_rows::<DIM>(pool, isa, n, |t, h| h.copy_from_slice(&x[t * DIM..][..DIM]));
+        self.copy_tokens(pool, isa, n);
         let input = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (PER_LAYER_DIM, DIM), GROUP_ROWS, pool.thread_count());
         pool.run_columns(&mut self.per_layer_gate[..n * PER_LAYER_DIM], PER_LAYER_DIM, tile, |mut tile| {

@@ -316,11 +316,17 @@ impl Scratch {
 
     /// Norms the residual of the first `n` tokens into `h`; copies it if the model has no norms there.
     pub(super) fn norm_tokens(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
+        if !PRE_NORMS {
+            return self.copy_tokens(pool, isa, n);
+        }
         let x = &self.x;
-        self.h.fill_rows::<DIM>(pool, isa, n, |t, h| {
-            let x = &x[t * DIM..][..DIM];
-            if PRE_NORMS { norm_row(isa, x, w, h) } else { h.copy_from_slice(x) }
-        });
+        self.h.fill_rows::<DIM>(pool, isa, n, |t, h| norm_row(isa, &x[t * DIM..][..DIM], w, h));
+    }
+
+    /// Copies the residual of the first `n` tokens into `h`.
+    pub(super) fn copy_tokens(&mut self, pool: &Pool, isa: Isa, n: usize) {
+        let x = &self.x;
+        self.h.fill_rows::<DIM>(pool, isa, n, |t, h| h.copy_from_slice(&x[t * DIM..][..DIM]));
     }
 
     /// Norms `post` and adds it to the residual, if the model has such norms; then multiplies the residual with `scalar`.

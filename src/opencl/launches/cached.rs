@@ -61,7 +61,7 @@ impl Binder<'_> {
                 return self.recurrent_layer(l, state, i);
             }
             let calibration = self.calibration.get(kv_layer(i)).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| has_cache(i) && !is_sliding(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
+            let mass = mass.filter(|_| has_mass(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)
         });
         Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })

@@ -156,9 +156,10 @@ impl Metadata {
         let heads = m.layer_kinds.iter().map(|kind| if is_conv(kind) { 0 } else { m.kv_heads }).collect();
         for (key, all) in [("feed_forward_length", widths), ("attention.head_count_kv", heads)] {
             let key = format!("{arch}.{key}");
-            match all.iter().all(|n| *n == all[0]) {
-                true => self.push_pair(&key, U32, &(all[0] as u32).to_le_bytes()),
-                false => self.push_array(&key, U32, &ints(all)),
+            if all.iter().all(|n| *n == all[0]) {
+                self.push_pair(&key, U32, &(all[0] as u32).to_le_bytes());
+            } else {
+                self.push_array(&key, U32, &ints(all));
             }
         }
         let delta = &m.delta_net;

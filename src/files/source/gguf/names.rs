@@ -21,9 +21,6 @@ const LFM2_MODEL: Pairs = &[
 
 /// Tensors of embeddings that each layer has of a token.
 const PER_LAYER_MODEL: Pairs = &[
-    ("model.embed_tokens.weight", "token_embd.weight"),
-    ("model.norm.weight", "output_norm.weight"),
-    ("lm_head.weight", "output.weight"),
     ("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
     ("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
     ("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
@@ -84,11 +81,11 @@ const QWEN35_NORMS: Pairs =
     &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm")];
 
 /// The names of a family's tensors outside the layers.
-fn model_table(arch: Arch) -> Pairs {
+fn model_tables(arch: Arch) -> [Pairs; 2] {
     match arch {
-        Arch::Lfm2 => LFM2_MODEL,
-        Arch::Gemma4 => PER_LAYER_MODEL,
-        _ => MODEL,
+        Arch::Lfm2 => [LFM2_MODEL, &[]],
+        Arch::Gemma4 => [MODEL, PER_LAYER_MODEL],
+        _ => [MODEL, &[]],
     }
 }
 
@@ -124,7 +121,7 @@ const LAYERS: &str = "model.layers.";
 /// Translates a checkpoint's tensor name to GGUF's; `None` if there is none.
 pub fn to_gguf_name(arch: Arch, name: &str) -> Option<String> {
     let is = |plain: &str, name: &str| arch.checkpoint_name(plain) == name;
-    if let Some((_, stored)) = model_table(arch).iter().find(|(plain, _)| is(plain, name)) {
+    if let Some((_, stored)) = model_tables(arch).into_iter().flatten().find(|(plain, _)| is(plain, name)) {
         return Some(stored.to_string());
     }
     let (layer, rest) = split_layer_name(name, &arch.checkpoint_name(LAYERS))?;
@@ -138,7 +135,9 @@ pub fn to_gguf_name(arch: Arch, name: &str) -> Option<String> {
 
 /// Translates a GGUF tensor name to the checkpoint's; `None` if there is none.
 pub fn to_hf_name(arch: Arch, stored: &str) -> Option<String> {
-    let plain = if let Some((plain, _)) = model_table(arch).iter().find(|(_, name)| *name == stored) {
+    let plain = if let Some((plain, _)) =
+        model_tables(arch).into_iter().flatten().find(|(_, name)| *name == stored)
+    {
         plain.to_string()
     } else {
         let (layer, rest) = split_gguf_name(stored)?;

@@ -6,8 +6,7 @@ impl Keys<'_> {
     /// Builds `layer_types` of `config.json`; `None` for families without it.
     pub(super) fn layer_types(&self, layers: usize) -> Result<Option<Vec<&'static str>>, ConfigError> {
         let (other, found) = match self.arch {
-            Arch::Gemma3 => ("sliding_attention", self.windowed_layers(layers, 6)?),
-            Arch::Gemma4 => ("sliding_attention", self.windowed_layers(layers, 6)?),
+            Arch::Gemma3 | Arch::Gemma4 => ("sliding_attention", self.windowed_layers(layers, 6)?),
             Arch::Olmo3 | Arch::Exaone4 => ("sliding_attention", self.windowed_layers(layers, 4)?),
             Arch::Lfm2 => ("conv", self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?),
             Arch::Qwen35 if self.get(RECURRENT).is_some() => {
