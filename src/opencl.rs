@@ -125,7 +125,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{LAST_WRITING_LAYER, is_recurrent};
+use crate::dims::{DIM, LAST_WRITING_LAYER, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -140,7 +140,7 @@ pub use kernels::KernelSet;
 use kernels::Kernels;
 use kv::{DeviceKv, KvLocation};
 use launches::{AttendOn, Binder, Launches};
-use logits::output_tokens;
+use logits::{output_rows, output_tokens};
 use numeric::kv::KvTypes;
 use nvidia::PersistentKernels;
 use pass::Pass;
@@ -369,12 +369,14 @@ impl OpenClDevice {
         let (several, timed) = (runs.iter().any(|run| run.tokens.len() > 1), self.trace.is_some());
         let (read, decodes) = (output_tokens(runs).count(), self.is_batched_decode(runs));
         // If only a few tokens need logits, they are moved to the front, before the last layer's attention. Traced or
-        // observed passes need all tokens.
+        // observed passes need all tokens, and so do those whose final states are wanted of more.
+        let states_fit = runs.iter().all(|run| run.hidden.len() <= DIM * output_rows(run));
         let narrowed = Some(read).filter(|_| {
             !is_recurrent(LAST_WRITING_LAYER)
                 && read < n
                 && n > 1
                 && read <= self.scratch.logit_rows
+                && states_fit
                 && !timed
                 && !observed
         });

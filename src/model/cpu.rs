@@ -7,6 +7,7 @@ pub mod attention;
 mod attention_inputs;
 mod kv;
 mod matmul;
+mod mtp;
 mod per_layer;
 mod projections;
 mod recurrent;
@@ -20,9 +21,11 @@ use crate::dims::*;
 use crate::rope::Frequencies;
 use crate::trace::{Steps, Trace};
 use crate::weights::{Mixer, Weights};
+use attention::AttentionLayer;
 use files::Result;
 use kv::CpuCache;
 pub use kv::mass_bytes;
+pub use mtp::{MTP_SLOTS, MtpDevice, mtp_scratch_bytes};
 use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use numeric::simd::Isa;
@@ -108,6 +111,7 @@ impl CpuDevice {
             steps.end_step("norm", index);
             match &layer.mixer {
                 Mixer::Attention(_) | Mixer::LocalAttention(_) => {
+                    let attending = AttentionLayer::of(weights, index);
                     let columns = match (narrows, has_cache(index)) {
                         (true, _) => KV_COLS,
                         (false, true) => 0..QKV,
@@ -116,10 +120,10 @@ impl CpuDevice {
                     s.compute_qkv(layer, columns, pool, isa, n); // queries, keys and values
                     steps.end_step("qkv", index);
                     if let Some(squares) = squares {
-                        s.add_squares((weights, index), isa, n, &mut squares[kv_layer(index) * KV_DIM..]);
+                        s.add_squares(attending, isa, n, &mut squares[kv_layer(index) * KV_DIM..]);
                     }
                     if has_cache(index) {
-                        s.store_keys_values(weights, index, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
+                        s.store_keys_values(attending, &seqs, pool, isa); // keys are rotated by their position and stored in the cache
                         steps.end_step("rope", index);
                     }
                     if narrows {
@@ -132,10 +136,10 @@ impl CpuDevice {
                         s.compute_qkv(layer, Q_COLS, pool, isa, n);
                         steps.end_step("qkv", index);
                     }
-                    s.compute_attention(weights, index, &seqs, pool, isa); // each query attends to all slots up to its own
+                    s.compute_attention(attending, &seqs, pool, isa); // each query attends to all slots up to its own
                     steps.end_step("attend", index);
                     if observed {
-                        s.record_mass(weights, index, &mut seqs, pool, isa); // adds up the attention each slot received
+                        s.record_mass(attending, &mut seqs, pool, isa); // adds up the attention each slot received
                         steps.end_step("observe", index);
                     }
                     s.project_attention(layer, pool, isa, n); // attention's output, added to the residual
@@ -167,8 +171,9 @@ impl CpuDevice {
             steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
             pool.check_cancelled()?;
         }
+        s.write_hidden(&weights.norm, &mut seqs, isa); // final states, for drafts by the model itself
         if s.list_output_tokens(&mut seqs) {
-            s.compute_logits(weights, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
+            s.compute_logits(&weights.norm, &weights.head, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
             steps.end_step("head", LAYERS);
             pool.check_cancelled()?;
         }

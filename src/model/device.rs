@@ -55,12 +55,15 @@ pub struct Run<'a> {
     /// Number of tokens, counted from the end, whose attention is added to the mass of the slots that they see. Unless
     /// it is 0, [`KvCache::write_mass`] must have been called once to allocate the mass.
     pub observed_tokens: usize,
+    /// Destination of the final states (the residual after the last norm) of this many tokens, counted from the end:
+    /// `[token][DIM]`. Empty unless the model drafts for itself.
+    pub hidden: &'a mut [f32],
 }
 
 impl<'a> Run<'a> {
     /// A run whose attention is not observed.
     pub fn new(cache: &'a mut dyn KvCache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
-        Self { cache, tokens, pos, known_len: 0, logits, observed_tokens: 0 }
+        Self { cache, tokens, pos, known_len: 0, logits, observed_tokens: 0, hidden: &mut [] }
     }
 }
 

@@ -66,6 +66,17 @@ pub const PER_LAYER_ROW: usize = LAYERS * PER_LAYER_DIM;
 
 /// True if attention's output has a gate.
 pub const HAS_ATTENTION_GATE: bool = !matches!(ATTENTION_GATE, AttentionGate::None);
+/// True if a checkpoint may hold a block that predicts the token after the next one (multi-token prediction).
+pub const HAS_MTP: bool = matches!(ARCH, Arch::Qwen35);
+/// The last layer with full attention, whose shapes and angles are those of that block; the last layer if there is none.
+pub const MTP_LAYER: usize = {
+    let mut layer = LAYERS - 1;
+    while layer > 0 && !matches!(LAYER_KINDS[layer], LayerKind::FullAttention) {
+        layer -= 1;
+    }
+    if matches!(LAYER_KINDS[layer], LayerKind::FullAttention) { layer } else { LAYERS - 1 }
+};
+
 /// True if sequences have a recurrent state.
 pub const HAS_STATE: bool = RECURRENT_LAYERS != 0;
 /// Number of layers with a recurrent state in place of keys and values.

@@ -11,6 +11,7 @@ mod config;
 mod convert;
 mod layer;
 mod model_path;
+mod mtp;
 pub mod pack;
 mod size;
 mod spec;
@@ -26,6 +27,7 @@ pub use layer::{
     Attention, DeltaNet, FeedForward, Ffn, Layer, Mixer, PerLayerEmbeddings, PerLayerInput, ShortConv,
 };
 pub use model_path::{ModelPath, OpenModel};
+pub use mtp::{MtpBlock, mtp_tensors};
 pub use size::WeightBytes;
 pub use spec::{TensorRole, TensorSpec, model_tensors};
 pub use storage::Storage;
@@ -141,6 +143,8 @@ pub struct Weights {
     pub norm: Vec<f32>,
     /// The output projection.
     pub head: Matrix<VOCAB, DIM>,
+    /// The block that predicts the token after the next one, if the file has it.
+    pub mtp: Option<MtpBlock>,
     /// Set at load if a packed file holds it, otherwise when it is first needed.
     calibration: OnceLock<Calibration>,
     /// Bytes that every decoded token reads.
@@ -261,7 +265,8 @@ fn build_weights(mut model: LoadedModel) -> Result<Weights> {
     let table = (HAS_PER_LAYER).then(|| take_table(&mut model, PER_LAYER_TABLE, (VOCAB, PER_LAYER_ROW)));
     let (positions, table) = (positions.transpose()?, table.transpose()?);
     let per_layer_row = table.as_ref().map_or(0, |(block, _)| block.row_bytes(PER_LAYER_ROW));
-    let bytes_per_token = row + per_layer_row + model.tensors.values().map(bytes).sum::<usize>();
+    let every_pass = model.tensors.iter().filter(|(name, _)| !mtp::is_tensor(name));
+    let bytes_per_token = row + per_layer_row + every_pass.map(|(_, t)| bytes(t)).sum::<usize>();
     let per_layer = |table| {
         Ok(PerLayerEmbeddings {
             table,
@@ -276,6 +281,7 @@ fn build_weights(mut model: LoadedModel) -> Result<Weights> {
         layers: (0..LAYERS).map(|l| take_layer(&model, l)).collect::<Result<_>>()?,
         norm: take_norm(&model, "model.norm")?,
         head: take_matrix(&model, HEAD)?,
+        mtp: mtp::take_mtp(&model)?,
         calibration: model.calibration.map(OnceLock::from).unwrap_or_default(),
         bytes_per_token,
         fingerprint: model.fingerprint,

@@ -21,6 +21,7 @@ use crate::model::device::{CancelToken, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
+use numeric::simd::{Isa, ops};
 use opencl_runtime::buffer::{ReadbackBuffer, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
@@ -75,7 +76,8 @@ impl Pass<'_> {
             self.trace_residual(layer, runs)?;
             self.begin_device(layer)?;
         }
-        Ok(self.head(runs)?) // final RMS norm, one logit per vocabulary entry
+        self.head(runs)?; // final RMS norm, one logit per vocabulary entry
+        Ok(self.read_states(runs)?) // final states, for drafts by the model itself
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -413,6 +415,20 @@ impl Pass<'_> {
             }
         }
         self.end_step("head", LAYERS)
+    }
+
+    /// Reads the residual of the tokens whose final states are wanted, and norms it.
+    fn read_states(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+        let mut end = 0;
+        for run in runs {
+            end += if self.kept_tokens.is_some() { output_rows(run) } else { run.tokens.len() };
+            let (first, mut x) = (end - run.hidden.len() / DIM, [0.0; DIM]);
+            for (i, state) in run.hidden.chunks_exact_mut(DIM).enumerate() {
+                self.scratch.read_residual(first + i, &mut x)?;
+                ops::rms_norm(Isa::Scalar, &x, &self.model.weights.norm, NORM_EPS as f32, state);
+            }
+        }
+        Ok(())
     }
 
     /// Final norm of some tokens; adjacent ones share a launch.

@@ -6,6 +6,7 @@
 
 mod child;
 mod draft_length;
+pub mod mtp;
 pub mod protocol;
 
 pub use child::DraftSettings;
@@ -13,11 +14,11 @@ pub use child::DraftSettings;
 use crate::dims::VOCAB;
 use child::DraftProcess;
 use draft_length::DraftLengthPolicy;
-pub use draft_length::PassTime;
+pub use draft_length::{DraftWhen, PassTime};
 use files::error::escape;
 use files::{Error, Result};
 use protocol::{DraftAnswer, DraftRequest, Handshake, VERSION};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use text::sampler::{Rng, SamplerOptions};
@@ -34,25 +35,6 @@ const HUNG: Duration = Duration::from_secs(20);
 const LEAST: f32 = 0.6;
 /// Maximum number of its threads: a small model has little work for more.
 const THREADS: usize = 2;
-
-/// Another antigravity program that drafts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DraftProgram {
-    /// Its path, or its name in `PATH`.
-    pub program: PathBuf,
-    /// Condition for asking it.
-    pub when: DraftWhen,
-}
-
-/// Condition for asking a draft model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DraftWhen {
-    /// Draft the number of tokens that is fastest by the measurements so far, or none while it is faster without.
-    #[default]
-    Pays,
-    /// Always draft the maximum number of tokens.
-    Always,
-}
 
 /// The running program, which the sequences of an engine share.
 #[derive(Clone)]
@@ -78,7 +60,6 @@ type LineSink = Box<dyn Fn(&str) + Send>;
 struct DraftState {
     /// Name of the program in messages.
     name: String,
-    when: DraftWhen,
     say: LineSink,
     /// `None` once it has failed.
     child: Option<DraftProcess>,
@@ -121,21 +102,21 @@ impl DraftModel {
     ///
     /// `Usage` for a program that cannot be started.
     pub fn start(
-        draft: &DraftProgram,
+        program: &Path,
+        when: DraftWhen,
         tokenizer: u32,
         setting: DraftSettings,
         say: impl Fn(&str) + Send + 'static,
     ) -> Result<Self> {
-        let name = format!("`EngineOptions::draft_model` {}", escape(&draft.program.to_string_lossy()));
+        let name = format!("`EngineOptions::draft_model` {}", escape(&program.to_string_lossy()));
         let setting = DraftSettings { threads: setting.threads.clamp(1, THREADS), ..setting };
-        let child = DraftProcess::spawn(&draft.program, setting).map_err(|e| {
+        let child = DraftProcess::spawn(program, setting).map_err(|e| {
             Error::Usage(format!("{name}: cannot be started: {e}; give another antigravity program"))
         })?;
         let mut held = Vec::new();
         held.resize_with(setting.sequences, CachedText::default);
         Ok(Self(Arc::new(Mutex::new(DraftState {
             name,
-            when: draft.when,
             say: Box::new(say),
             child: Some(child),
             tokenizer,
@@ -143,7 +124,7 @@ impl DraftModel {
             held,
             owners: 0,
             requests: 0,
-            length_policy: DraftLengthPolicy::new(),
+            length_policy: DraftLengthPolicy::new(when),
         }))))
     }
 
@@ -167,10 +148,9 @@ impl DraftModel {
     pub fn draft_length(&self, most: usize) -> usize {
         let client = &mut *self.lock();
         let ready = client.is_ready();
-        match (client.unless_failed(ready), client.when) {
-            (None | Some(false), _) => 0,
-            (_, DraftWhen::Always) => most.min(protocol::MAX_DRAFT),
-            (_, DraftWhen::Pays) => client.length_policy.next_length(most.min(protocol::MAX_DRAFT)),
+        match client.unless_failed(ready) {
+            None | Some(false) => 0,
+            Some(true) => client.length_policy.next_length(most.min(protocol::MAX_DRAFT)),
         }
     }
 
@@ -211,10 +191,7 @@ impl DraftState {
         let request = build_request(&mut self.held, self.requests, question);
         child.send_line(protocol::to_line(&request));
         self.state = ProgramState::Asked(Instant::now());
-        let patience = match self.when {
-            DraftWhen::Always => PATIENCE,
-            DraftWhen::Pays => self.length_policy.max_wait(question.length).min(PATIENCE),
-        };
+        let patience = self.length_policy.max_wait(question.length).min(PATIENCE);
         match self.receive_answer(patience)? {
             // Too late: the text continues without it.
             None => Ok(Vec::new()),

@@ -6,6 +6,7 @@ use crate::dims::VOCAB;
 use crate::model::weights::{LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::calibration;
+use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::draft_model::{DraftModel, DraftSettings};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, long_prompt_error};
@@ -64,6 +65,8 @@ pub struct Engine {
     compiler: Option<Arc<KernelCompiler>>,
     /// The draft program, if there is one.
     draft: Option<DraftModel>,
+    /// The model's own block that drafts, if it has one; made when drafts are first asked for.
+    mtp: OnceLock<Option<MtpDrafter>>,
 }
 
 impl Engine {
@@ -124,6 +127,7 @@ impl Engine {
             devices,
             compiler,
             draft,
+            mtp: OnceLock::new(),
         };
         engine.ensure_calibration(&engine.options)?;
         let auto = engine.options.backend == BackendKind::Auto;
@@ -364,7 +368,7 @@ fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftM
     let setting = DraftSettings { slots: o.max_seq_len, sequences: o.sequence_count(), threads: o.threads };
     let notice = o.notice.clone();
     let say = move |line: &str| notice.warn(line);
-    DraftModel::start(program, tokenizer.pieces().compute_checksum(), setting, say).map(Some)
+    DraftModel::start(program, o.draft_when, tokenizer.pieces().compute_checksum(), setting, say).map(Some)
 }
 
 /// The tokenizer of an opened model.

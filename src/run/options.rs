@@ -2,7 +2,7 @@
 
 use crate::model::weights::WeightType;
 use crate::opencl::facts_of;
-use crate::run::draft_model::DraftProgram;
+use crate::run::draft_model::DraftWhen;
 use crate::run::eviction::Eviction;
 use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
@@ -185,9 +185,12 @@ pub struct EngineOptions {
     /// Maximum number of tokens drafted at a time, without changing the text: see
     /// [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
     pub draft: usize,
-    /// Draft program, used where the text so far does not suggest its continuation; drafts at most
-    /// [`EngineOptions::draft`] tokens.
-    pub draft_model: Option<DraftProgram>,
+    /// Draft program: its path, or its name in `PATH`. It is used where the text so far does not suggest its
+    /// continuation, and drafts at most [`EngineOptions::draft`] tokens. Without it, the model's own block drafts, if its
+    /// file has one.
+    pub draft_model: Option<PathBuf>,
+    /// Condition for drafts by either.
+    pub draft_when: DraftWhen,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,
     /// Which device runs the model.
@@ -225,6 +228,7 @@ impl EngineOptions {
             prefix_cache: 0,
             draft: 0,
             draft_model: None,
+            draft_when: DraftWhen::Pays,
             isa: None,
             backend: BackendKind::Cpu,
             cl_device: None,

@@ -20,6 +20,7 @@ use crate::model::device::Ring;
 use crate::model::weights::{Calibration, ModelPath, OpenModel, WeightBytes, WeightType};
 use crate::opencl;
 use crate::run::calibration;
+use crate::run::draft_model::mtp;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement;
@@ -248,10 +249,6 @@ impl Plan {
         let all_slots = mul(slots as u64, batch as u64);
         let ring = window_ring(o, chunk);
         let [of_all, of_local] = self.kv_row_bytes(slots);
-        let vocab = VOCAB as u64;
-        // Logits of the session, the sampler's input and its ranking.
-        let logits = mul(mul(vocab, 4 + 4 + 16), batch as u64);
-        let rows = self.logits_rows(batch, chunk);
         let cpu_scratch = cpu_scratch_bytes(slots, chunk);
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let attended = if o.gpu_attn || both { batch } else { 1 };
@@ -278,7 +275,8 @@ impl Plan {
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), scratch, there),
             put("attention mass", mass_bytes(o, slots, chunk), of_attention),
-            put("logits", add(logits, mul(rows, mul(vocab, 4))), MemoryKind::Own),
+            put("logits", self.logits_bytes(batch, chunk), MemoryKind::Own),
+            put("draft block", mtp_bytes(o), MemoryKind::Own),
             put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), MemoryKind::Own),
             put("tokenizer", self.tokenizer_bytes(), MemoryKind::Own),
             put("requests and answers", self.request_bytes(), MemoryKind::Own),
@@ -305,12 +303,15 @@ impl Plan {
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }
 
-    /// Rows of logits besides those of the sequences: of prompts that are scored, and of drafts.
-    fn logits_rows(&self, batch: usize, chunk: usize) -> u64 {
+    /// Bytes of logits: of the sequences, of prompts that are scored, and of drafts.
+    fn logits_bytes(&self, batch: usize, chunk: usize) -> u64 {
+        // Logits of the session, the sampler's input and its ranking.
+        let sampled = mul(mul(VOCAB as u64, 4 + 4 + 16), batch as u64);
         let draft = self.options.draft;
         // The drafts of all sequences fit into one pass.
         let drafted = if draft > 0 { mul(draft.min(chunk / batch) as u64 + 1, batch as u64) } else { 0 };
-        add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted)
+        let rows = add(mul(self.row_blocks as u64, LOGITS_ROWS.min(chunk) as u64), drafted);
+        add(sampled, mul(rows, mul(VOCAB as u64, 4)))
     }
 
     fn thread_bytes(&self) -> u64 {
@@ -465,6 +466,14 @@ fn mass_bytes(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
     }
     let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequence_count() as u64);
     add(slots, cpu::notes_bytes(chunk.min(MOST >> 8)) as u64)
+}
+
+/// Bytes for drafts by the model's own block, if it drafts.
+fn mtp_bytes(o: &EngineOptions) -> u64 {
+    if !HAS_MTP || o.draft == 0 || o.draft_model.is_some() {
+        return 0;
+    }
+    add(cpu::mtp_scratch_bytes() as u64, mul(mtp::sequence_bytes(), o.sequence_count() as u64))
 }
 
 /// Bytes of the list of slots that a device receives at evictions.

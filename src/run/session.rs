@@ -20,6 +20,7 @@ use crate::dims::{HAS_STATE, VOCAB};
 use crate::model::device::{Extent, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
 use crate::run::draft_model::DraftModel;
+use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::eviction::{Eviction, Policy};
 use crate::run::placement::{DeviceCache, Placement, RunPosition, TokenKind};
 use draft::Drafter;
@@ -167,6 +168,18 @@ impl Session {
             drafter.set_model(model);
         }
         self
+    }
+
+    /// Lets the model's own block draft too. Call it after [`Session::with_drafts`].
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub fn with_mtp(mut self, block: &MtpDrafter) -> Result<Self> {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_mtp(block.new_sequence()?);
+        }
+        Ok(self)
     }
 
     /// Sets the sampler settings that a draft model uses too.
@@ -339,19 +352,24 @@ impl Session {
 
     /// The staged tokens as a run of a pass.
     fn run(&mut self) -> Run<'_> {
-        let tokens = &self.pending.tokens[..];
-        let logits = match (self.pending.logits, &mut self.drafter) {
-            (LogitsWanted::Last | LogitsWanted::Next, _) => Logits::Last(&mut self.logits),
-            (LogitsWanted::Draft, Some(drafter)) => Logits::All(drafter.logits_rows(tokens.len())),
-            _ => Logits::None,
+        let PendingPass { tokens, known, logits, .. } = &self.pending;
+        let (rows, hidden) = match &mut self.drafter {
+            Some(drafter) => drafter.begin_pass(&self.tokens, tokens, *known),
+            None => (&mut [][..], &mut [][..]),
         };
-        let at = RunPosition { pos: self.tokens.len(), known: self.pending.known };
-        self.device_cache.run(tokens, at, logits)
+        let logits = match logits {
+            LogitsWanted::Last | LogitsWanted::Next => Logits::Last(&mut self.logits),
+            LogitsWanted::Draft => Logits::All(rows),
+            LogitsWanted::Nothing => Logits::None,
+        };
+        let at = RunPosition { pos: self.tokens.len(), known: *known };
+        Run { hidden, ..self.device_cache.run(tokens, at, logits) }
     }
 
     /// Appends the staged tokens after their pass; drafted ones stay ahead of the sequence.
     fn commit_staged(&mut self) {
         self.device_cache.end_run();
+        self.drafter.iter_mut().for_each(Drafter::end_pass);
         let pending = &mut self.pending;
         match (pending.logits, &mut self.drafter) {
             (LogitsWanted::Draft, Some(drafter)) => {

@@ -153,7 +153,7 @@ fn draft_line(plan: &Plan) -> String {
     let Some(draft) = plan.options.draft_model.as_ref().filter(|_| plan.options.draft > 0) else {
         return String::new();
     };
-    let program = one_line(&draft.program.to_string_lossy(), MAX_LINE_BYTES / 2);
+    let program = one_line(&draft.to_string_lossy(), MAX_LINE_BYTES / 2);
     format!("the draft model runs in another process; for its plan run `{program} plan`\n")
 }
 
@@ -190,7 +190,7 @@ fn plan_json(plan: &Plan, empty: Option<u64>) -> Value {
         "max_seq_len": o.max_seq_len,
         "threads": o.threads,
         "batch": o.sequence_count(),
-        "draft_model": o.draft_model.as_ref().map(|draft| draft.program.to_string_lossy()),
+        "draft_model": o.draft_model.as_ref().map(|program| program.to_string_lossy()),
         "items": items,
         "empty_bytes": empty,
         "shared_rows_bytes": plan.shared_rows(),

@@ -4,7 +4,7 @@ use crate::golden;
 use crate::support::paths;
 use crate::support::test_dir::TestDir;
 use antigravity::model::trace::fnv1a_digest;
-use antigravity::run::draft_model::{DraftModel, DraftProgram, DraftWhen};
+use antigravity::run::draft_model::{DraftModel, DraftWhen};
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::session::{DraftCounts, Notice};
 use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions};
@@ -32,9 +32,9 @@ fn base() -> EngineOptions {
 fn with(program: PathBuf, draft: usize, base: EngineOptions) -> (EngineOptions, Arc<Mutex<Vec<String>>>) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let lines = Arc::clone(&said);
-    let draft_model = Some(DraftProgram { program, when: DraftWhen::Always });
     let notice = Notice::new(move |line| lines.lock().unwrap().push(line.into()));
-    (EngineOptions { draft, draft_model, notice, ..base }, said)
+    let (draft_model, draft_when) = (Some(program), DraftWhen::Always);
+    (EngineOptions { draft, draft_model, draft_when, notice, ..base }, said)
 }
 
 /// An engine whose program has said what it is, or is left out.
@@ -360,7 +360,7 @@ fn a_slow_program_holds_three_texts_up_only_a_little() {
          echo \"{{\\\"id\\\":$n,\\\"tokens\\\":[5,6,7]}}\"; done"
     );
     let (mut o, said) = with(temp.script("slow", &body), 8, base);
-    o.draft_model.as_mut().unwrap().when = DraftWhen::Pays;
+    o.draft_when = DraftWhen::Pays;
     let engine = Engine::load(o).unwrap();
     let (found, took) = texts(&engine);
     assert_eq!(found, expected);

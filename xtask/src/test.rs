@@ -187,7 +187,7 @@ fn sliding_window_layers() -> Outcome {
         ("m9-gemma3-270m-bf16", &["sliding_window::"][..]),
         ("gemma3-1b", &["sliding_window::a_long_context"]),
         ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits", "conversation::"]),
-        ("m20-qwen35-bf16", &["conversation::"]),
+        ("m20n-qwen35-nested", &["conversation::", "mtp::"]),
         ("m19b-lfm2-bf16", &["conversation::"]),
     ] {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);

@@ -1,7 +1,7 @@
 //! Warnings about flags that have no effect in this run, or an effect that is hardly wanted.
 
 use super::model::DEFAULT_CONTEXT;
-use crate::dims::MAX_POSITION;
+use crate::dims::{HAS_MTP, MAX_POSITION};
 use crate::run::eviction::{Eviction, Policy, slots_to_free};
 use crate::run::options::BackendKind;
 use clap::parser::ValueSource;
@@ -63,7 +63,7 @@ const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
         "no effect: --cache-type-k and --cache-type-v replace it",
     ),
     (&["draft-model"], |m| arg_value(m, "draft") == Some(0usize), "no effect at --draft 0"),
-    (&["draft-when"], |m| !is_given(m, "draft-model"), "no effect without a --draft-model"),
+    (&["draft-when"], |m| !is_given(m, "draft-model") && !HAS_MTP, "no effect without a --draft-model"),
     (&["draft", "draft-model"], |m| has_flag(m, "trace_hash"), "no effect: all tokens are given"),
 ];
 

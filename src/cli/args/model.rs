@@ -5,8 +5,8 @@ use super::device::{DeviceArgs, ThreadArgs};
 use crate::cli::flags::name_flags;
 use crate::dims;
 use crate::model::weights::WeightType;
+use crate::run::draft_model::DraftWhen;
 use crate::run::draft_model::protocol::MAX_DRAFT;
-use crate::run::draft_model::{DraftProgram, DraftWhen};
 use crate::run::eviction::{Eviction, Policy};
 use crate::run::options::EngineOptions;
 #[cfg(feature = "chat")]
@@ -184,14 +184,15 @@ pub struct CacheArgs {
     /// Also evict when less system memory than this is available
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     memory_threshold_mb: u64,
-    /// Speculative decoding: draft up to N tokens, from the text so far or with --draft-model, and verify them in one
-    /// pass; the text is the same, and faster if drafts are right; 0 is off [default: 0, or 8 with --draft-model]
+    /// Speculative decoding: draft up to N tokens, from the text so far, by the model's own MTP block if its file has
+    /// one, or with --draft-model, and verify them in one pass; the text is the same, and faster if drafts are right; 0
+    /// is off [default: 0, or 8 with --draft-model]
     #[arg(long, value_name = "N")]
     draft: Option<usize>,
     /// Draft with another antigravity program, built for a smaller model with the same tokenizer; -md for short
     #[arg(long, aliases = ["model-draft", "md"], value_name = "PROGRAM")]
     draft_model: Option<PathBuf>,
-    /// When the draft model drafts: pays (only as many tokens as speed up the text, by measured times), or always (N
+    /// When the draft model or the MTP block drafts: pays (only as many tokens as speed up the text, by measured times), or always (N
     /// tokens)
     #[arg(long, value_enum, default_value = "pays", value_name = "WHEN")]
     draft_when: DraftWhenArg,
@@ -224,13 +225,12 @@ impl CacheArgs {
         }
     }
 
-    /// The program that proposes tokens.
-    fn draft_program(&self) -> Option<DraftProgram> {
-        let when = match self.draft_when {
+    /// Condition for drafts by a model.
+    fn draft_when(&self) -> DraftWhen {
+        match self.draft_when {
             DraftWhenArg::Pays => DraftWhen::Pays,
             DraftWhenArg::Always => DraftWhen::Always,
-        };
-        self.draft_model.clone().map(|program| DraftProgram { program, when })
+        }
     }
 }
 
@@ -250,7 +250,8 @@ impl ModelArgs {
             },
             threads: self.cores.resolve_threads()?,
             draft: cache.draft_length()?,
-            draft_model: cache.draft_program(),
+            draft_model: cache.draft_model.clone(),
+            draft_when: cache.draft_when(),
             ..self.load.resolve_options()?
         })
     }

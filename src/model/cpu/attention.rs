@@ -8,7 +8,7 @@ use super::softmax_cell::AtomicSoftmax;
 use super::steps::{K_AT, KV_PAD, QKV, Scratch, alloc_partials, count_partials};
 use crate::device::{AttentionFn, AttentionJob};
 use crate::dims::*;
-use crate::weights::{HeadCalibration, Weights};
+use crate::weights::{HeadCalibration, Layer, Weights};
 use files::Result;
 use files::config::QkNorm;
 use numeric::kv::{KvType, KvTypes, hadamard_transform};
@@ -17,8 +17,22 @@ use numeric::simd::attend::{FULL_ATTENTION, Partial};
 use numeric::simd::{Isa, kv_row, ops};
 use std::sync::Mutex;
 
-/// The weights and a layer's index.
-type WeightsLayer<'a> = (&'a Weights, usize);
+/// A layer that attends, with its index, or that of a layer of the same shape.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionLayer<'a> {
+    pub index: usize,
+    pub weights: &'a Layer,
+    /// Calibration of the keys that it reads.
+    pub calibration: &'a [f32],
+}
+
+impl<'a> AttentionLayer<'a> {
+    /// A layer of the model.
+    pub fn of(weights: &'a Weights, index: usize) -> Self {
+        let calibration = weights.layer_calibration(kv_layer(index));
+        Self { index, weights: &weights.layers[index], calibration }
+    }
+}
 
 /// Norm and calibration of a layer's keys.
 #[derive(Clone, Copy)]
@@ -33,14 +47,14 @@ impl Scratch {
     /// each run of one token is one task.
     pub(super) fn store_keys_values(
         &self,
-        weights: &Weights,
-        index: usize,
+        layer: AttentionLayer<'_>,
         seqs: &PassRuns<'_>,
         pool: &Pool,
         isa: Isa,
     ) {
-        let [_, norm] = weights.layers[index].qk_norms();
-        let keys = KeyTransform { layer: index, norm, calibration: weights.layer_calibration(index) };
+        let index = layer.index;
+        let [_, norm] = layer.weights.qk_norms();
+        let keys = KeyTransform { layer: index, norm, calibration: layer.calibration };
         let of_one_token = |run: usize| {
             let mut seq = seqs.write_run(run);
             let RunSpan { first, extent, .. } = seq.span;
@@ -131,12 +145,12 @@ impl Scratch {
     /// Computes attention of the new tokens, whose rows are already in their caches, into `att`.
     pub(super) fn compute_attention(
         &mut self,
-        weights: &Weights,
-        index: usize,
+        layer: AttentionLayer<'_>,
         seqs: &PassRuns<'_>,
         pool: &Pool,
         isa: Isa,
     ) {
+        let index = layer.index;
         let mut att = std::mem::take(&mut self.att);
         let mut partials = std::mem::take(&mut self.partials);
         for run in (0..seqs.len()).filter(|&run| seqs.uses_all_threads(run)) {
@@ -144,7 +158,7 @@ impl Scratch {
             let RunSpan { first, tokens, .. } = seq.span;
             let att = &mut att[first * Q_DIM..][..tokens * Q_DIM];
             let rows = seq.rows.layer_rows(kv_layer(index));
-            let heads = self.attention_heads((weights, index), seq.span, rows, isa);
+            let heads = self.attention_heads(layer, seq.span, rows, isa);
             heads.attend_all(pool, tokens, att, &mut partials);
         }
         if (0..seqs.len()).any(|run| !seqs.uses_all_threads(run)) {
@@ -154,7 +168,7 @@ impl Scratch {
                 if !seqs.uses_all_threads(run) {
                     let seq = seqs.read_run(run);
                     let rows = seq.rows.layer_rows(kv_layer(index));
-                    let heads = self.attention_heads((weights, index), seq.span, rows, isa);
+                    let heads = self.attention_heads(layer, seq.span, rows, isa);
                     heads.attend_one_token(tile.col, tile.row_mut(0));
                 }
             });
@@ -166,16 +180,16 @@ impl Scratch {
     /// layers that read another's slots add nothing to it.
     pub(super) fn record_mass(
         &self,
-        weights: &Weights,
-        index: usize,
+        layer: AttentionLayer<'_>,
         seqs: &mut PassRuns<'_>,
         pool: &Pool,
         isa: Isa,
     ) {
+        let index = layer.index;
         for seq in seqs.iter_mut().filter(|seq| seq.span.observe > 0 && has_mass(index)) {
             let rows = seq.rows.layer_rows_mut(index);
             let mass = rows.mass.expect("a cache that is observed has mass");
-            let heads = self.attention_heads((weights, index), seq.span, (&*rows.k, &*rows.v), isa);
+            let heads = self.attention_heads(layer, seq.span, (&*rows.k, &*rows.v), isa);
             heads.observe(pool, seq.span.tokens, mass);
         }
     }
@@ -184,7 +198,7 @@ impl Scratch {
     #[allow(clippy::type_complexity, reason = "closures have no names")]
     fn attention_heads<'a>(
         &'a self,
-        at: WeightsLayer<'a>,
+        layer: AttentionLayer<'a>,
         span: RunSpan,
         (k, v): (&'a [u8], &'a [u8]),
         isa: Isa,
@@ -195,19 +209,19 @@ impl Scratch {
     > {
         let RunSpan { extent, first, tokens, observe, .. } = span;
         let types = extent.types;
-        let query = move |t, h| self.rotated_query(at, types, (first + t, h), isa);
+        let query = move |t, h| self.rotated_query(layer, types, (first + t, h), isa);
         let rows = move |kv_head| (kv::head_rows(k, kv_head), kv::head_rows(v, kv_head));
         let notes = self.notes.get(first * HEADS..).unwrap_or_default();
         let (before, capacity, window) = (
-            span.slots_before(at.1),
-            extent.rows_per_head(at.1),
-            attention_window(at.1).unwrap_or(FULL_ATTENTION),
+            span.slots_before(layer.index),
+            extent.rows_per_head(layer.index),
+            attention_window(layer.index).unwrap_or(FULL_ATTENTION),
         );
         AttentionInputs { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
     }
 
     /// Adds the squares of `n` tokens' queries of a layer to `sums`: `[kv_head][HEAD_DIM]`.
-    pub(super) fn add_squares(&self, layer: WeightsLayer<'_>, isa: Isa, n: usize, sums: &mut [f64]) {
+    pub(super) fn add_squares(&self, layer: AttentionLayer<'_>, isa: Isa, n: usize, sums: &mut [f64]) {
         for (t, h) in (0..n).flat_map(|t| (0..HEADS).map(move |h| (t, h))) {
             let query = self.rotated_query(layer, KvTypes::same(KvType::F32), (t, h), isa);
             let sums = &mut sums[h / GROUP * HEAD_DIM..];
@@ -218,22 +232,21 @@ impl Scratch {
     /// Query of token `t` and head `h`, rotated and scaled to match the layer's stored keys.
     fn rotated_query(
         &self,
-        (weights, index): WeightsLayer<'_>,
+        layer: AttentionLayer<'_>,
         types: KvTypes,
         (t, h): (usize, usize),
         isa: Isa,
     ) -> [f32; HEAD_DIM] {
-        let mut q = copy_head(&self.qkv[t * QKV..][..QKV], 0, h, head_dim(index));
-        let [norm, _] = weights.layers[index].qk_norms();
-        self.norm_and_rotate(isa, &mut q, norm, (index, t));
+        let mut q = copy_head(&self.qkv[t * QKV..][..QKV], 0, h, head_dim(layer.index));
+        let [norm, _] = layer.weights.qk_norms();
+        self.norm_and_rotate(isa, &mut q, norm, (layer.index, t));
         q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if QUERY_GROWTH.is_some() {
             let growth = self.cos[(t + 1) * ANGLES - 1];
             q.iter_mut().for_each(|x| *x *= growth);
         }
         if types.k.is_rotated() {
-            HeadCalibration::of_head(weights.layer_calibration(kv_layer(index)), h / GROUP)
-                .encode_query(&mut q);
+            HeadCalibration::of_head(layer.calibration, h / GROUP).encode_query(&mut q);
         }
         q
     }

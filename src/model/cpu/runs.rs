@@ -1,7 +1,7 @@
 //! The runs of a pass, each with its tokens' places in the pass and the cache rows of its sequence.
 
 use crate::device::{Extent, HostRows, Logits, Run};
-use crate::dims::{LAYERS, VOCAB, is_sliding};
+use crate::dims::{DIM, LAYERS, VOCAB, is_sliding};
 use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -10,6 +10,8 @@ pub(super) struct PassRun<'a> {
     pub span: RunSpan,
     /// Rows of its cache, the new ones included.
     pub rows: &'a mut dyn HostRows,
+    /// Destination of the final states of its last tokens: `[token][DIM]`.
+    pub hidden: &'a mut [f32],
     logits: Logits<'a>,
 }
 
@@ -26,8 +28,8 @@ pub(super) struct RunSpan {
     pub tokens: usize,
     /// Number of observed tokens, counted from the end.
     pub observe: usize,
-    /// Number of tokens, counted from the end, that go through all of the last layer: those whose logits are wanted, or
-    /// all if attention is observed in that layer.
+    /// Number of tokens, counted from the end, that go through all of the last layer: those whose logits or final states
+    /// are wanted, or all if attention is observed in that layer.
     pub kept: usize,
 }
 
@@ -55,7 +57,7 @@ impl<'a> PassRuns<'a> {
             assert!(tokens > 0 && extent.has_room(run.pos, tokens), "a run has free slots");
             run.cache.set_len(extent.len + tokens);
         });
-        for Run { cache, tokens, pos, logits, observed_tokens: observe, .. } in runs {
+        for Run { cache, tokens, pos, logits, observed_tokens: observe, hidden, .. } in runs {
             let (extent, tokens) = (cache.extent(), tokens.len());
             let extent = Extent { len: extent.len - tokens, ..extent };
             let logits = logits.reborrow();
@@ -66,9 +68,10 @@ impl<'a> PassRuns<'a> {
                 Logits::Last(_) => 1,
                 Logits::All(_) => tokens,
             };
+            let kept = kept.max(hidden.len() / DIM);
             let rows = cache.host_rows()?;
             let span = RunSpan { extent, pos: *pos, first, tokens, observe, kept };
-            self.0.push(RwLock::new(PassRun { span, rows, logits }));
+            self.0.push(RwLock::new(PassRun { span, rows, hidden, logits }));
             first += tokens;
         }
         Ok(())

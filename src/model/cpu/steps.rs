@@ -159,7 +159,8 @@ fn list_forms(weights: &Weights) -> [ActivationForms; 5] {
 
 /// Union of the activation forms that some matrices read, over all layers.
 fn activation_forms(weights: &Weights, of: impl Fn(&Layer) -> ActivationForms) -> ActivationForms {
-    weights.layers.iter().fold(ActivationForms::default(), |all, layer| all | of(layer))
+    let layers = weights.layers.iter().chain(weights.mtp.as_ref().map(|block| &block.layer));
+    layers.fold(ActivationForms::default(), |all, layer| all | of(layer))
 }
 
 /// Columns of one task over a `(rows, cols)` matrix, a multiple of `run`.
@@ -349,6 +350,17 @@ impl Scratch {
         });
     }
 
+    /// Writes the normed residual of the tokens whose final states are wanted.
+    pub(super) fn write_hidden(&self, norm: &[f32], seqs: &mut PassRuns<'_>, isa: Isa) {
+        for run in seqs.iter_mut() {
+            let end = run.span.first + run.span.tokens;
+            let rows = run.hidden.chunks_exact_mut(DIM).rev();
+            for (t, h) in (run.span.first..end).rev().zip(rows) {
+                norm_row(isa, &self.x[t * DIM..][..DIM], norm, h);
+            }
+        }
+    }
+
     /// Lists the tokens whose logits are wanted; false if there are none.
     pub(super) fn list_output_tokens(&mut self, seqs: &mut PassRuns<'_>) -> bool {
         self.wanted.clear();
@@ -359,21 +371,20 @@ impl Scratch {
     /// Computes the final norm and the logits of the tokens wanted.
     pub(super) fn compute_logits(
         &mut self,
-        weights: &Weights,
+        norm: &[f32],
+        head: &Matrix<VOCAB, DIM>,
         seqs: &mut PassRuns<'_>,
         pool: &Pool,
         isa: Isa,
     ) {
         let (x, wanted) = (&self.x, &self.wanted);
         let n = wanted.len();
-        self.h.fill_rows::<DIM>(pool, isa, n, |i, h| {
-            norm_row(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h)
-        });
+        self.h.fill_rows::<DIM>(pool, isa, n, |i, h| norm_row(isa, &x[wanted[i] * DIM..][..DIM], norm, h));
         let x = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.thread_count());
         let rows = seqs.iter_mut().flat_map(|run| run.logits_rows());
         pool.run_scattered_columns(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
-            matmul::project(isa, &weights.head, x, MatmulOutput::whole_tile(&mut tile), |dst, y, _| {
+            matmul::project(isa, head, x, MatmulOutput::whole_tile(&mut tile), |dst, y, _| {
                 dst.copy_from_slice(y);
                 if LOGIT_SCALE != 1.0 {
                     dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);
@@ -387,7 +398,7 @@ impl Scratch {
 }
 
 /// Norms one row into `h`.
-fn norm_row(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
+pub(super) fn norm_row(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
     match NORM {
         Norm::Rms => ops::rms_norm(isa, x, w, NORM_EPS as f32, h),
         Norm::Layer => ops::layer_norm(isa, x, w, NORM_EPS as f32, h),

@@ -1,8 +1,9 @@
 //! An opened model file of either kind, and its tensors by the engine's names.
 
+use super::mtp::{self, mtp_tensors};
 use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, ValueMap, model_tensors};
 use super::weight_type::WeightType;
-use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HEAD_DIM, TIED};
+use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HAS_MTP, HEAD_DIM, TIED};
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
 use files::mapped::{AlignedBytes, MappedSlice};
@@ -151,7 +152,7 @@ impl Checkpoint {
         }
     }
 
-    /// The model's tensors as this file has them. If the config ties the head to the embedding but the file has another
+    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head to the embedding but the file has another
     /// head, the file's head is read.
     pub fn tensor_specs(&self) -> Vec<TensorSpec> {
         let mut specs = model_tensors();
@@ -162,6 +163,10 @@ impl Checkpoint {
                     spec.stored.name = HEAD.into();
                 }
             }
+        }
+        let mtp = if HAS_MTP && self.packed().is_none() { mtp_tensors() } else { Vec::new() };
+        if mtp.iter().all(|spec| self.find_tensor(spec).is_ok()) {
+            specs.extend(mtp);
         }
         specs
     }
@@ -271,7 +276,13 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
 }
 
 fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
-    let name = to_gguf_name(ARCH, &spec.stored.name).unwrap_or_else(|| spec.stored.name.clone());
+    let plain = if mtp::is_tensor(&spec.name) {
+        // Named after the engine's tensor; the gate has its rows among those of q.
+        spec.name.replace("self_attn.gate_proj", "self_attn.q_proj")
+    } else {
+        spec.stored.name.clone()
+    };
+    let name = to_gguf_name(ARCH, &plain).unwrap_or(plain);
     let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
     check_shape(spec, (&file, &name), &shape, "the metadata make")?;
     let order = match spec.stored.order {

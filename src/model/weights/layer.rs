@@ -237,6 +237,20 @@ pub(super) fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
     })
 }
 
+/// Takes a layer with full attention and pre-norms, whose names `at` completes.
+pub(super) fn take_attention_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Layer> {
+    Ok(Layer {
+        attn_norm: take_norm(model, &at("input_layernorm"))?,
+        mixer: Mixer::Attention(take_attention(model, at)?),
+        attn_post_norm: Vec::new(),
+        ffn_norm: take_norm(model, &at(FFN_NORM))?,
+        ffn: Ffn::Usual(take_feed_forward(model, at)?),
+        ffn_post_norm: Vec::new(),
+        per_layer: None,
+        scalar: 1.0,
+    })
+}
+
 fn take_feed_forward<const W: usize>(
     model: &LoadedModel,
     at: &dyn Fn(&str) -> String,

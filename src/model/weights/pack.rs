@@ -12,6 +12,7 @@ use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
 use super::config::check_config;
 use super::convert::{LoadOptions, converted_bytes, load_tensor};
+use super::mtp::{self, mtp_tensors};
 use super::spec::{TensorRole, TensorSpec, model_tensors};
 use super::storage::{LoadedModel, LoadedTensor, PlaneSpec, Storage, padded_len};
 use super::weight_type::WeightType;
@@ -273,7 +274,11 @@ pub(super) fn read_packed(source: &Safetensors, weight_type: WeightType) -> Resu
     let dtypes: HashMap<String, String> = serde_json::from_str(metadata_value(source, key::DTYPES)?)
         .map_err(|e| err(format!("metadata {}: {e}", key::DTYPES)))?;
     let mut tensors = HashMap::new();
-    for spec in model_tensors() {
+    let mut specs = model_tensors();
+    if mtp::is_packed(source) {
+        specs.extend(mtp_tensors());
+    }
+    for spec in specs {
         let name = dtypes.get(&spec.name).map(String::as_str);
         let storage = Storage::from_name(&spec, name)
             .ok_or_else(|| err(format!("type {:?} of {}", name.unwrap_or_default(), spec.name)))?;

@@ -3,6 +3,7 @@
 use super::checkpoint::Checkpoint;
 use super::convert::{WINDOW, is_converted};
 use super::model_path::OpenModel;
+use super::mtp;
 use super::pack::tensor_storages;
 use super::spec::{TensorRole, TensorSpec, model_tensors};
 use super::storage::Storage;
@@ -101,6 +102,7 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
 fn device_bytes(spec: &TensorSpec, form: Storage) -> u64 {
     let padded = |n: usize| n.next_multiple_of(16) as u64;
     match (spec.role, form) {
+        _ if mtp::is_tensor(&spec.name) => 0,
         (TensorRole::Embedding | TensorRole::Table, _) => 0,
         (TensorRole::Matrix, Storage::Rows(block)) => {
             mul(mul(padded(spec.rows), spec.cols as u64), block.bytes_per_block() as u64)

@@ -159,7 +159,7 @@ pub fn model_tensors() -> Vec<TensorSpec> {
 type PutTensor<'a> = &'a mut dyn FnMut(String, (usize, usize), TensorRole);
 
 /// Adds the tensors of layer `layer`'s attention, whose names `at` completes.
-fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) {
+pub(super) fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) {
     use TensorRole::{Matrix, Vector};
     let (q_dim, kv_dim) = (HEADS * head_dim(layer), KV_HEADS * head_dim(layer));
     let has_keys = has_cache(layer);
@@ -193,7 +193,7 @@ fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) 
 }
 
 /// Adds the tensors of a feed-forward of this width.
-fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usize) {
+pub(super) fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usize) {
     use TensorRole::{Matrix, Vector};
     if HAS_GATE {
         put(at("mlp.gate_proj.weight"), (width, DIM), Matrix);
@@ -230,7 +230,7 @@ fn put_recurrent(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, kind: LayerKin
 }
 
 /// Place in a checkpoint of the engine's tensor `name` with this number of rows.
-fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
+pub(super) fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
     if name == HEAD && TIED {
         return checkpoint_place(EMBED, rows);
     }

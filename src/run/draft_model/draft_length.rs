@@ -1,4 +1,4 @@
-//! Policy for the length of a draft model's drafts, learnt from the acceptance rate and the times of passes with and
+//! Policy for the length of a model's drafts, learnt from the acceptance rate and the times of passes with and
 //! without drafts.
 
 use std::time::Duration;
@@ -24,6 +24,16 @@ struct UndraftedTime {
     passes: usize,
 }
 
+/// Condition for drafts by a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DraftWhen {
+    /// Draft the number of tokens that is fastest by the measurements so far, or none while it is faster without.
+    #[default]
+    Pays,
+    /// Always draft the maximum number of tokens.
+    Always,
+}
+
 /// Time of a pass per text, and its number of texts.
 #[derive(Debug, Clone, Copy)]
 pub struct PassTime {
@@ -34,6 +44,7 @@ pub struct PassTime {
 /// Policy for the length of drafts.
 #[derive(Debug)]
 pub struct DraftLengthPolicy {
+    when: DraftWhen,
     /// Acceptance rate as a fraction: accepted tokens, and tokens judged.
     chosen: [f64; 2],
     /// Passes without a draft by number of texts: several together take less time per text.
@@ -53,8 +64,9 @@ pub struct DraftLengthPolicy {
 }
 
 impl DraftLengthPolicy {
-    pub fn new() -> Self {
+    pub fn new(when: DraftWhen) -> Self {
         Self {
+            when,
             // Assumes an acceptance rate of 3 in 4 at first.
             chosen: [3.0, 4.0],
             plain: Vec::new(),
@@ -70,6 +82,9 @@ impl DraftLengthPolicy {
 
     /// Length of the next draft, at most `most`; 0 asks for none.
     pub fn next_length(&mut self, most: usize) -> usize {
+        if self.when == DraftWhen::Always {
+            return most;
+        }
         if self.left > 0 {
             self.left -= 1;
             return 0;
@@ -112,6 +127,9 @@ impl DraftLengthPolicy {
 
     /// Maximum time worth waiting for a draft of `length` tokens: the time that they take without.
     pub fn max_wait(&self, length: usize) -> Duration {
+        if self.when == DraftWhen::Always {
+            return Duration::MAX;
+        }
         let seconds = self.current_undrafted().seconds.map(|plain| plain * length as f64);
         seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(Duration::MAX)
     }
@@ -201,19 +219,19 @@ mod tests {
 
     #[test]
     fn a_good_cheap_draft_is_long_and_a_dear_one_short() {
-        let mut policy = DraftLengthPolicy::new();
+        let mut policy = DraftLengthPolicy::new(DraftWhen::Pays);
         let cheap = lengths(&mut policy, 200, 0.05, 12);
         assert_eq!(cheap[..2], [0, 0]);
         assert!(cheap[20..].iter().filter(|&&n| n >= 6).count() > 170, "{cheap:?}");
         // Now and then without, to see how long that takes.
         assert!((1..6).contains(&cheap[20..].iter().filter(|&&n| n == 0).count()), "{cheap:?}");
-        let dear = lengths(&mut DraftLengthPolicy::new(), 200, 0.5, 4);
+        let dear = lengths(&mut DraftLengthPolicy::new(DraftWhen::Pays), 200, 0.5, 4);
         assert!(dear[20..].iter().all(|&n| n <= 2), "{dear:?}");
     }
 
     #[test]
     fn a_draft_that_does_not_pay_is_left_out_and_tried_again_rarely() {
-        let mut policy = DraftLengthPolicy::new();
+        let mut policy = DraftLengthPolicy::new(DraftWhen::Pays);
         let lengths_ = lengths(&mut policy, 10_000, 1.1, 3);
         let drafted = lengths_.iter().filter(|&&n| n > 0).count();
         assert!((9..120).contains(&drafted), "{drafted}");
@@ -227,7 +245,7 @@ mod tests {
     #[test]
     fn a_program_that_is_too_slow_for_several_texts_is_hardly_waited_for() {
         const TEXTS: usize = 3;
-        let (mut policy, mut lost, mut passes) = (DraftLengthPolicy::new(), 0.0, 0.0);
+        let (mut policy, mut lost, mut passes) = (DraftLengthPolicy::new(DraftWhen::Pays), 0.0, 0.0);
         for _ in 0..80 {
             let lengths: Vec<_> = (0..TEXTS).map(|_| policy.next_length(8)).collect();
             let waits: Vec<_> = lengths.iter().map(|&n| policy.max_wait(n).as_secs_f64().min(0.5)).collect();
@@ -247,7 +265,7 @@ mod tests {
     /// A draft that pays for one text may not pay for three, whose passes take less for each.
     #[test]
     fn each_number_of_texts_has_its_own_pass_to_compare_with() {
-        let mut policy = DraftLengthPolicy::new();
+        let mut policy = DraftLengthPolicy::new(DraftWhen::Pays);
         lengths(&mut policy, 100, 0.5, 9);
         let mut drafted = 0;
         for _ in 0..400 {

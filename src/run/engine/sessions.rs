@@ -4,6 +4,7 @@ use super::Engine;
 use crate::model::device::{SharedDevice, lock_device};
 use crate::model::weights::Weights;
 use crate::opencl::{self, Matrices};
+use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::options::{BackendKind, EngineOptions, Side};
 use crate::run::placement::{
     self, CpuFactory, DeviceCache, DeviceFactory, Devices, KernelCompiler, MeasuredSchedule, Placement,
@@ -157,10 +158,22 @@ impl Engine {
             return Ok(session);
         }
         let session = session.with_drafts(most)?;
-        Ok(match self.draft.as_ref().filter(|_| o.draft_model.is_some()) {
-            Some(model) => session.with_draft_model(model),
-            None => session,
-        })
+        if o.draft_model.is_some() {
+            return Ok(self.draft.iter().fold(session, Session::with_draft_model));
+        }
+        match self.mtp_drafter(o)? {
+            Some(block) => session.with_mtp(block),
+            None => Ok(session),
+        }
+    }
+
+    /// The model's own block that drafts, if its file has one.
+    fn mtp_drafter(&self, o: &EngineOptions) -> Result<Option<&MtpDrafter>> {
+        if let Some(made) = self.mtp.get() {
+            return Ok(made.as_ref());
+        }
+        let made = MtpDrafter::new(&self.factory.weights, self.factory.isa, o.threads, o.draft_when)?;
+        Ok(self.mtp.get_or_init(|| made).as_ref())
     }
 
     /// Makes the devices for sequences with these options; the CPU if no other can be used.

@@ -158,7 +158,15 @@ impl DeviceCache {
         let observe = if FULL_ATTENTION_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
         self.state.begin_pass(pos + tokens.len());
-        Run { cache: &mut *self.cache, tokens, pos, known_len: known, logits, observed_tokens: observe }
+        Run {
+            cache: &mut *self.cache,
+            tokens,
+            pos,
+            known_len: known,
+            logits,
+            observed_tokens: observe,
+            hidden: &mut [],
+        }
     }
 
     /// Ends a run whose pass did not fail.

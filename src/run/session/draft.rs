@@ -5,6 +5,7 @@
 //! is the draft's next one, its logits are already computed.
 
 use crate::dims::VOCAB;
+use crate::run::draft_model::mtp::MtpSequence;
 use crate::run::draft_model::{DraftModel, DraftQuery, PassTime};
 use files::{Error, Result};
 use std::ops::{Add, RangeInclusive};
@@ -85,29 +86,63 @@ enum Source {
     Model,
 }
 
-/// One sequence's connection to the draft model.
+/// One sequence's drafts by a model.
 struct SequenceDraft {
-    model: DraftModel,
-    /// Id of this sequence.
-    owner: u64,
-    sampler: Arc<SamplerOptions>,
-    random: Option<Rng>,
-    /// Duration of the last request to the model.
+    model: SequenceModel,
+    /// Duration of the last draft.
     request_time: Duration,
+}
+
+/// The model that drafts for a sequence.
+enum SequenceModel {
+    /// Another program.
+    Program {
+        program: DraftModel,
+        /// Id of this sequence.
+        owner: u64,
+        sampler: Arc<SamplerOptions>,
+        random: Option<Rng>,
+    },
+    /// A block of the model itself.
+    Mtp(MtpSequence),
 }
 
 impl SequenceDraft {
     /// Asks the model, if that is worthwhile, and appends its draft of at most `room` tokens to `pass`.
     fn request_draft(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
         let began = Instant::now();
-        let length = self.model.draft_length(room);
-        if length == 0 {
-            return Source::Nobody;
+        let length = match &self.model {
+            SequenceModel::Program { program, .. } => program.draft_length(room),
+            SequenceModel::Mtp(sequence) => sequence.drafter.draft_length(room),
+        };
+        let (Some((&next, before)), 1..) = (tokens.split_last(), length) else { return Source::Nobody };
+        match &mut self.model {
+            SequenceModel::Program { program, owner, sampler, random } => {
+                let (owner, random) = (*owner, random.as_ref());
+                program.request_draft(&DraftQuery { owner, tokens, length, sampler, random }, pass);
+            }
+            SequenceModel::Mtp(sequence) => {
+                if !sequence.draft_tokens(before, next, length, pass) {
+                    return Source::Nobody;
+                }
+            }
         }
-        let (sampler, random) = (&self.sampler, self.random.as_ref());
-        self.model.request_draft(&DraftQuery { owner: self.owner, tokens, length, sampler, random }, pass);
         self.request_time = began.elapsed();
         Source::Model
+    }
+
+    fn record_undrafted(&self, time: PassTime) {
+        match &self.model {
+            SequenceModel::Program { program, .. } => program.record_undrafted(time),
+            SequenceModel::Mtp(sequence) => sequence.drafter.record_undrafted(time),
+        }
+    }
+
+    fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
+        match &self.model {
+            SequenceModel::Program { program, .. } => program.record_drafted(accepted, drafted, time),
+            SequenceModel::Mtp(sequence) => sequence.drafter.record_drafted(accepted, drafted, time),
+        }
     }
 }
 
@@ -134,35 +169,45 @@ impl Drafter {
         })
     }
 
+    /// Sets the model's own block that drafts too.
+    pub fn set_mtp(&mut self, sequence: MtpSequence) {
+        self.model =
+            Some(SequenceDraft { model: SequenceModel::Mtp(sequence), request_time: Duration::ZERO });
+    }
+
     /// Sets a smaller model that drafts too.
     pub fn set_model(&mut self, model: &DraftModel) {
         let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
-        self.model = Some(SequenceDraft {
-            model: model.clone(),
+        let program = SequenceModel::Program {
+            program: model.clone(),
             owner: model.new_sequence_id(),
             sampler: Arc::new(greedy),
             random: None,
-            request_time: Duration::ZERO,
-        });
+        };
+        self.model = Some(SequenceDraft { model: program, request_time: Duration::ZERO });
     }
 
     /// Sets the sampler settings that the draft model uses.
-    pub fn set_sampler(&mut self, sampler: &SamplerOptions) {
-        let Some(client) = &mut self.model else { return };
-        client.random = None;
-        if *client.sampler != *sampler {
-            client.sampler = Arc::new(sampler.clone());
+    pub fn set_sampler(&mut self, settings: &SamplerOptions) {
+        let Some(SequenceDraft { model: SequenceModel::Program { sampler, random, .. }, .. }) =
+            &mut self.model
+        else {
+            return;
+        };
+        *random = None;
+        if **sampler != *settings {
+            *sampler = Arc::new(settings.clone());
         }
     }
 
     /// Sets the random state that the draft model samples with.
-    pub fn set_rng(&mut self, random: &Rng) {
-        if let Some(client) = &mut self.model {
-            client.random = Some(random.clone());
+    pub fn set_rng(&mut self, rng: &Rng) {
+        if let Some(SequenceDraft { model: SequenceModel::Program { random, .. }, .. }) = &mut self.model {
+            *random = Some(rng.clone());
         }
     }
 
-    /// True if there is a draft model.
+    /// True if there is a draft model, or the model's own block drafts.
     pub fn has_model(&self) -> bool {
         self.model.is_some()
     }
@@ -215,9 +260,25 @@ impl Drafter {
         pass.len() > 1
     }
 
-    /// Buffer for the logits of a pass of `tokens` tokens: `[token][VOCAB]`.
-    pub fn logits_rows(&mut self, tokens: usize) -> &mut [f32] {
-        &mut self.rows[..tokens * VOCAB]
+    /// Begins a pass over `staged`, which follow `tokens`, in a text known up to length `known`. Returns the
+    /// destinations of their logits, `[token][VOCAB]`, and of the [final states](crate::model::device::Run::hidden)
+    /// that drafts need.
+    pub fn begin_pass(&mut self, tokens: &[u32], staged: &[u32], known: usize) -> (&mut [f32], &mut [f32]) {
+        let states = match &mut self.model {
+            Some(SequenceDraft { model: SequenceModel::Mtp(sequence), .. }) => {
+                sequence.begin_pass(tokens, staged, known)
+            }
+            _ => &mut [],
+        };
+        let rows = staged.len().saturating_mul(VOCAB).min(self.rows.len());
+        (&mut self.rows[..rows], states)
+    }
+
+    /// Ends a pass that has not failed.
+    pub fn end_pass(&mut self) {
+        if let Some(SequenceDraft { model: SequenceModel::Mtp(sequence), .. }) = &mut self.model {
+            sequence.end_pass();
+        }
     }
 
     /// Takes over a computed pass, whose first token is the sequence's, and returns the logits of that token.
@@ -236,8 +297,8 @@ impl Drafter {
         let (accepted, drafted) = (self.accepted_tokens.saturating_sub(1), self.pass.len().saturating_sub(1));
         match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
             (Source::Text, ..) => self.pace.record_drafted(accepted, drafted),
-            (Source::Model, time, Some(client)) => client.model.record_drafted(accepted, drafted, time),
-            (Source::Nobody, Some(time), Some(client)) => client.model.record_undrafted(time),
+            (Source::Model, time, Some(client)) => client.record_drafted(accepted, drafted, time),
+            (Source::Nobody, Some(time), Some(client)) => client.record_undrafted(time),
             _ => {}
         }
     }

@@ -77,6 +77,13 @@ const BOTH_NORMS: Pairs = &[
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
+/// Tensors of a block that predicts the token after the next, besides those of a layer.
+const MTP: Pairs = &[
+    ("eh_proj", "nextn.eh_proj"),
+    ("enorm", "nextn.enorm"),
+    ("hnorm", "nextn.hnorm"),
+    ("shared_head.norm", "nextn.shared_head_norm"),
+];
 const QWEN35_NORMS: Pairs =
     &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm")];
 
@@ -129,7 +136,8 @@ pub fn to_gguf_name(arch: Arch, name: &str) -> Option<String> {
         return Some(format!("blk.{layer}.{stored}"));
     }
     let (part, kind) = split_kind(rest)?;
-    let (_, stored) = layer_tables(arch).into_iter().flatten().find(|(plain, _)| is(plain, part))?;
+    let mut pairs = layer_tables(arch).into_iter().chain([MTP]).flatten();
+    let (_, stored) = pairs.find(|(plain, _)| is(plain, part))?;
     Some(format!("blk.{layer}.{stored}.{kind}"))
 }
 

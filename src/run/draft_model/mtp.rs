@@ -1,0 +1,189 @@
+//! Drafts by the block of the model that predicts the token after the next one (multi-token prediction). The block
+//! joins a token's embedding with the model's final state of the token before it, a *pair*, and its prediction with its
+//! own state for the token after that. It runs on the CPU, wherever the model does.
+
+use super::draft_length::{DraftLengthPolicy, DraftWhen, PassTime};
+use crate::dims::{DIM, HEAD_DIM, KV_HEADS, MTP_LAYER, VOCAB};
+use crate::model::cpu::{MTP_SLOTS, MtpDevice};
+use crate::model::device::{KvCache, Logits, Run};
+use crate::model::weights::Weights;
+use files::Result;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Number of a prompt's last tokens that the block sees.
+const CONTEXT: usize = 256;
+
+/// Bytes of the pairs and states of a sequence.
+pub fn sequence_bytes() -> u64 {
+    let types = KvTypes::same(KvType::F16);
+    (types.slot_bytes(1, KV_HEADS, HEAD_DIM) * MTP_SLOTS + 4 * DIM * CONTEXT) as u64
+}
+
+/// The block, which the sequences of an engine share.
+#[derive(Clone)]
+pub struct MtpDrafter(Arc<Mutex<MtpState>>);
+
+struct MtpState {
+    device: MtpDevice,
+    length_policy: DraftLengthPolicy,
+    /// Logits of the last prediction: `[VOCAB]`
+    logits: Vec<f32>,
+}
+
+/// One sequence's pairs.
+pub struct MtpSequence {
+    /// The shared block.
+    pub drafter: MtpDrafter,
+    cache: Box<dyn KvCache>,
+    /// Position of the token that the next pair's state belongs to, if it follows those in the cache.
+    next: usize,
+    /// Final states of the last pass: `[CONTEXT][DIM]`, `count` of them, from position `first` on.
+    states: Vec<f32>,
+    first: usize,
+    count: usize,
+    /// Position and number of those of the pass that has begun.
+    staged: (usize, usize),
+    /// State of the block's last prediction: `[DIM]`
+    own_state: Vec<f32>,
+}
+
+impl MtpDrafter {
+    /// A drafter for these weights; `None` if they have no such block.
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub fn new(weights: &Arc<Weights>, isa: Isa, threads: usize, when: DraftWhen) -> Result<Option<Self>> {
+        let Some(device) = MtpDevice::new(weights, isa, threads)? else { return Ok(None) };
+        let (length_policy, logits) = (DraftLengthPolicy::new(when), vec![0.0; VOCAB]);
+        Ok(Some(Self(Arc::new(Mutex::new(MtpState { device, length_policy, logits })))))
+    }
+
+    /// An empty sequence.
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub fn new_sequence(&self) -> Result<MtpSequence> {
+        let cache = self.lock().device.new_cache(KvTypes::same(KvType::F16))?;
+        let (states, own_state) = (vec![0.0; CONTEXT * DIM], vec![0.0; DIM]);
+        Ok(MtpSequence {
+            drafter: self.clone(),
+            cache,
+            next: 0,
+            states,
+            first: 0,
+            count: 0,
+            staged: (0, 0),
+            own_state,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MtpState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of tokens to draft now, at most `most`; 0 means none.
+    pub fn draft_length(&self, most: usize) -> usize {
+        self.lock().length_policy.next_length(most)
+    }
+
+    /// Records the time of a pass without drafts.
+    pub fn record_undrafted(&self, time: PassTime) {
+        self.lock().length_policy.record_undrafted(time);
+    }
+
+    /// Records how many drafted tokens were accepted, and the time of the pass including the draft, if known.
+    pub fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
+        self.lock().length_policy.record_drafted(accepted, drafted, time);
+    }
+}
+
+impl MtpSequence {
+    /// Begins a pass of the model over `staged`, which follow `tokens`, in a text known up to length `known`. Returns
+    /// the destination of the final states of its last tokens.
+    pub fn begin_pass(&mut self, tokens: &[u32], staged: &[u32], known: usize) -> &mut [f32] {
+        if let Some(&next) = staged.first() {
+            self.append_known_pairs(tokens, next, false);
+        }
+        self.count = 0;
+        let end = tokens.len() + staged.len();
+        let count = (end + CONTEXT).saturating_sub(known).min(staged.len()).min(CONTEXT);
+        self.staged = (end - count, count);
+        &mut self.states[..count * DIM]
+    }
+
+    /// Ends a pass that has not failed.
+    pub fn end_pass(&mut self) {
+        (self.first, self.count) = std::mem::take(&mut self.staged);
+    }
+
+    /// Appends the most likely tokens after `tokens` and `next` to `draft`, at most `length`. Returns false if the state
+    /// before `next` is not known.
+    pub fn draft_tokens(&mut self, tokens: &[u32], next: u32, length: usize, draft: &mut Vec<u32>) -> bool {
+        if !self.append_known_pairs(tokens, next, true) {
+            return false;
+        }
+        let mut state = self.drafter.lock();
+        let known = self.cache.extent().len;
+        for i in 0..length {
+            let likeliest = |best: usize, (id, logit): (usize, &f32)| {
+                if *logit > state.logits[best] { id } else { best }
+            };
+            let token = state.logits.iter().enumerate().fold(0, likeliest) as u32;
+            draft.push(token);
+            if i + 1 == length || self.cache.extent().len == MTP_SLOTS {
+                break;
+            }
+            let MtpState { device, logits, .. } = &mut *state;
+            let pair_state = self.own_state.clone();
+            let run =
+                Run::new(&mut *self.cache, std::slice::from_ref(&token), self.next + i, Logits::Last(logits));
+            if device.append_pairs(Run { hidden: &mut self.own_state, ..run }, &pair_state).is_err() {
+                break;
+            }
+        }
+        self.cache.set_len(known);
+        true
+    }
+
+    /// Appends the pairs of the last pass whose token is known now: one of `tokens`, or `next`, which follows them. With
+    /// `predicts`, computes the prediction of the last one, the pair of `next`; false if that one is not among them.
+    fn append_known_pairs(&mut self, tokens: &[u32], next: u32, predicts: bool) -> bool {
+        let end = (self.first + self.count).min(tokens.len());
+        let predicts = predicts && end == tokens.len();
+        if end <= self.first {
+            return false;
+        }
+        if self.first != self.next {
+            self.cache.set_len(0); // earlier pairs are not those before these
+        }
+        let pairs: Vec<u32> =
+            (self.first + 1..=end).map(|p| tokens.get(p).copied().unwrap_or(next)).collect();
+        if self.cache.extent().len + pairs.len() > MTP_SLOTS {
+            self.drop_oldest_pairs();
+        }
+        let MtpState { device, logits, .. } = &mut *self.drafter.lock();
+        let (logits, hidden) = if predicts {
+            (Logits::Last(logits), &mut self.own_state[..])
+        } else {
+            (Logits::None, &mut [][..])
+        };
+        let run = Run { hidden, ..Run::new(&mut *self.cache, &pairs, self.first, logits) };
+        let appended = device.append_pairs(run, &self.states[..pairs.len() * DIM]).is_ok();
+        (self.next, self.count) = (end, 0);
+        appended && predicts
+    }
+
+    /// Makes room for as many pairs as a pass has.
+    fn drop_oldest_pairs(&mut self) {
+        let len = self.cache.extent().len;
+        let kept: Vec<u32> = (len - len.min(MTP_SLOTS / 2)..len).map(|slot| slot as u32).collect();
+        for kv_head in 0..KV_HEADS {
+            let _ = self.cache.retain_slots(MTP_LAYER, kv_head, &kept); // errs only on another device's cache
+        }
+        self.cache.set_len(kept.len());
+    }
+}
