@@ -3,7 +3,8 @@
 //
 // mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first
 // layer: the first float of a layer's state, consecutive value heads that share a key head
-// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]
+// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]; STATE floats behind it, that
+// after the first token of a run of several
 
 #ifdef CONVOLVE
 // One work-item per channel. out: [token][CONV_CHANNELS]; of a short convolution, gated.
@@ -30,6 +31,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
 #else
         out[(size_t)t * CONV_CHANNELS + c] = row[DIM + c] * sum;
 #endif
+        if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
+            for (int j = 0; j < CONV_TAPS - 1; j++) state[STATE + j * CONV_CHANNELS + c] = held[j];
     }
     for (int j = 0; j < CONV_TAPS - 1; j++) state[j * CONV_CHANNELS + c] = held[j];
 }
@@ -109,6 +112,8 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
             s[i] = fma(key[16 * i], change, s[i]);
             sum = fma(s[i], query[16 * i], sum);
         }
+        if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
+            for (int i = 0; i < KEY_WIDTH / 16; i++) own[STATE + 256 * i] = s[i];
         given[column * 16 + lane] = sum;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lane == 0) core[(size_t)t * VALUES + block * 16 + column] = sum_lanes(given + column * 16);

@@ -25,7 +25,7 @@ use attention::AttentionLayer;
 use files::Result;
 use kv::CpuCache;
 pub use kv::mass_bytes;
-pub use mtp::{MTP_SLOTS, MtpDevice, mtp_scratch_bytes};
+pub use mtp::{MTP_SLOTS, MTP_VOCAB, MtpDevice, mtp_scratch_bytes};
 use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use numeric::simd::Isa;
@@ -173,7 +173,7 @@ impl CpuDevice {
         }
         s.write_hidden(&weights.norm, &mut seqs, isa); // final states, for drafts by the model itself
         if s.list_output_tokens(&mut seqs) {
-            s.compute_logits(&weights.norm, &weights.head, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
+            s.compute_logits(weights, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
             steps.end_step("head", LAYERS);
             pool.check_cancelled()?;
         }

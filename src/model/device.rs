@@ -229,6 +229,10 @@ pub trait KvCache: Any + Send {
     /// Replaces the recurrent state.
     fn write_state(&mut self, state: &[f32]) -> Result<()>;
 
+    /// Goes back to the recurrent state after the first token of the last run, which had more than one, as when a draft
+    /// is not accepted.
+    fn restore_first_state(&mut self) -> Result<()>;
+
     /// Changes the number of slots. Filled slots keep their rows.
     ///
     /// # Errors
@@ -277,8 +281,8 @@ pub trait HostRows: Send + Sync {
     /// Keys, values and mass of one layer, to write.
     fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_>;
 
-    /// State of a recurrent layer: `[LAYER_STATE]`.
-    fn layer_state_mut(&mut self, layer: usize) -> &mut [f32];
+    /// State of a recurrent layer, `[LAYER_STATE]`, and the one to [restore](KvCache::restore_first_state).
+    fn layer_states_mut(&mut self, layer: usize) -> [&mut [f32]; 2];
 }
 
 /// One layer of a cache, borrowed for writing.

@@ -17,6 +17,9 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Bytes of a recurrent state.
+const STATE_BYTES: usize = 4 * STATE;
+
 /// A cache in the memory of an OpenCL device.
 pub struct OpenClCache {
     device: Device,
@@ -24,7 +27,8 @@ pub struct OpenClCache {
     attend: AttendOn,
     /// The rows.
     pub rows: DeviceKv,
-    /// The recurrent state: `[STATE]`; `None` for models without.
+    /// The recurrent state, and that after the first token of the last run of several: `[STATE]` each; `None` for
+    /// models without.
     pub state: Option<Buffer>,
     len: usize,
     /// Attention mass; `None` until first written.
@@ -45,8 +49,8 @@ struct BorrowedRows {
     rows: Vec<MappedLayer>,
     /// By full-attention layer: `[kv_head][slot]`; empty if there is no mass.
     mass: Vec<Vec<f32>>,
-    /// The recurrent state.
-    state: Vec<f32>,
+    /// The recurrent states.
+    states: [Vec<f32>; 2],
 }
 
 impl HostRows for BorrowedRows {
@@ -65,8 +69,8 @@ impl HostRows for BorrowedRows {
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
     }
 
-    fn layer_state_mut(&mut self, layer: usize) -> &mut [f32] {
-        &mut self.state[state_range(layer)]
+    fn layer_states_mut(&mut self, layer: usize) -> [&mut [f32]; 2] {
+        self.states.each_mut().map(|state| &mut state[state_range(layer)])
     }
 }
 
@@ -85,9 +89,10 @@ impl OpenClCache {
     ) -> Outcome<Self> {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        let state = HAS_STATE.then(|| device.allocate_buffer(4 * STATE, Access::ReadWrite, Place::Device));
+        let state =
+            HAS_STATE.then(|| device.allocate_buffer(2 * STATE_BYTES, Access::ReadWrite, Place::Device));
         let state = state.transpose()?;
-        state.iter().try_for_each(|state| state.fill(0..4 * STATE, 0))?;
+        state.iter().try_for_each(|state| state.fill(0..STATE_BYTES, 0))?;
         Ok(Self {
             device,
             attend,
@@ -142,8 +147,11 @@ impl OpenClCache {
     /// Takes rows, mass and state back from the CPU, and queues a pending compaction.
     pub fn take_back(&mut self) -> Result<()> {
         self.run_compaction().map_err(to_lost_device)?;
-        let Some(BorrowedRows { rows, mass, state }) = self.borrowed.take() else { return Ok(()) };
-        self.state.iter().try_for_each(|to| to.write(0, bytes_of(&state))).map_err(to_lost_device)?;
+        let Some(BorrowedRows { rows, mass, states }) = self.borrowed.take() else { return Ok(()) };
+        for (i, state) in states.iter().enumerate() {
+            let write = |to: &Buffer| to.write(i * STATE_BYTES, bytes_of(state));
+            self.state.as_ref().map_or(Ok(()), write).map_err(to_lost_device)?;
+        }
         let mut views = rows.into_iter().flat_map(|(k, v)| [k, v]);
         views.try_for_each(|view| view.unmap()).map_err(to_lost_device)?;
         match &mut self.mass {
@@ -184,6 +192,12 @@ impl KvCache for OpenClCache {
         Ok(self.state.iter().try_for_each(|to| to.write(0, bytes_of(state)))?)
     }
 
+    fn restore_first_state(&mut self) -> files::Result<()> {
+        self.take_back()?;
+        let first = STATE_BYTES..2 * STATE_BYTES;
+        Ok(self.state.iter().try_for_each(|state| state.copy_to(first.clone(), state, 0))?)
+    }
+
     fn set_len(&mut self, len: usize) {
         let slots = self.rows.slots();
         assert!(len <= slots);
@@ -191,9 +205,9 @@ impl KvCache for OpenClCache {
         if len == 0 {
             match (&mut self.borrowed, &self.state) {
                 // The device gets it when the CPU gives it back.
-                (Some(borrowed), _) => borrowed.state.fill(0.0),
+                (Some(borrowed), _) => borrowed.states[0].fill(0.0),
                 // A device that fails here is lost in the next pass.
-                (None, Some(state)) => _ = state.fill(0..4 * STATE, 0),
+                (None, Some(state)) => _ = state.fill(0..STATE_BYTES, 0),
                 (None, None) => {}
             }
         }
@@ -295,10 +309,12 @@ impl KvCache for OpenClCache {
             let (rows, len) = (self.rows.map_layers().map_err(to_lost_device)?, self.len);
             let mass =
                 self.mass.as_mut().map(|mass| mass.read_all(len)).transpose().map_err(to_lost_device)?;
-            let mut state = vec![0.0; STATE];
-            let read = self.state.iter().try_for_each(|from| from.read(0, bytes_of_mut(&mut state)));
-            read.map_err(to_lost_device)?;
-            self.borrowed = Some(BorrowedRows { rows, mass: mass.unwrap_or_default(), state });
+            let mut states = [vec![0.0; STATE], vec![0.0; STATE]];
+            for (i, state) in states.iter_mut().enumerate() {
+                let read = |from: &Buffer| from.read(i * STATE_BYTES, bytes_of_mut(state));
+                self.state.as_ref().map_or(Ok(()), read).map_err(to_lost_device)?;
+            }
+            self.borrowed = Some(BorrowedRows { rows, mass: mass.unwrap_or_default(), states });
         }
         Ok(self.borrowed.as_mut().expect("made above"))
     }

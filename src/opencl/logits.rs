@@ -80,6 +80,7 @@ mod tests {
         fn set_len(&mut self, _: usize) { unreachable!() }
         fn read_state(&mut self, _: &mut [f32]) -> Result<()> { unreachable!() }
         fn write_state(&mut self, _: &[f32]) -> Result<()> { unreachable!() }
+        fn restore_first_state(&mut self) -> Result<()> { unreachable!() }
         fn resize(&mut self, _: usize) -> Result<()> { unreachable!() }
         fn reserve_window_rows(&mut self) -> Result<()> { unreachable!() }
         fn retain_slots(&mut self, _: usize, _: usize, _: &[u32]) -> Result<()> { unreachable!() }

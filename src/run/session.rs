@@ -28,6 +28,7 @@ use evictor::{AppendKind, Evictor};
 use files::{Error, Result};
 pub use numeric::cancel::CancelToken;
 use pass::{LogitsWanted, PendingPass};
+use std::time::Instant;
 use text::sampler::{Rng, SamplerOptions};
 
 /// Rows of logits in memory at once when every token's are asked for; 64 rows of a 128k vocabulary are 32 MiB.
@@ -289,7 +290,7 @@ impl Session {
     /// Stages the next token, perhaps with a draft after it, unless an earlier draft has computed it already.
     pub fn stage_token(&mut self, token: u32) -> Result<Stage> {
         self.check_tokens(&[token])?;
-        if self.accept_drafted(token) {
+        if self.accept_drafted(token)? {
             return Ok(Stage::Computed);
         }
         self.place_tokens(TokenKind::Token)?;
@@ -299,8 +300,8 @@ impl Session {
     }
 
     /// Accepts `token` if it is the draft's next one; otherwise discards the draft.
-    fn accept_drafted(&mut self, token: u32) -> bool {
-        let (slots, Some(drafter)) = (self.slots(), &mut self.drafter) else { return false };
+    fn accept_drafted(&mut self, token: u32) -> Result<bool> {
+        let (slots, Some(drafter)) = (self.slots(), &mut self.drafter) else { return Ok(false) };
         // If slots must be evicted first, the token is computed after that.
         let stays = |e: &mut Evictor| {
             e.watch_memory(slots, 1);
@@ -309,11 +310,16 @@ impl Session {
         if drafter.expects_token(token) && self.evictor.as_mut().is_none_or(stays) {
             self.logits.copy_from_slice(drafter.accept_token());
             self.tokens.push(token);
-            return true;
+            return Ok(true);
         }
-        drafter.learn_from_pass();
+        let outcome = drafter.take_outcome();
         self.discard_drafts();
-        false
+        let began = Instant::now();
+        self.rebuild_state()?;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn_from_pass(outcome, began.elapsed());
+        }
+        Ok(false)
     }
 
     /// Stages `token` and, if there is one, a draft after it.
@@ -333,10 +339,6 @@ impl Session {
         let drafted =
             self.drafter.as_mut().is_some_and(|d| d.propose(&self.tokens, room, &mut pending.tokens));
         self.tokens.pop();
-        if drafted {
-            // A draft that is not accepted leaves a state that cannot be cut back.
-            let _ = self.device_cache.save_checkpoint();
-        }
         pending.logits = if drafted { LogitsWanted::Draft } else { LogitsWanted::Next };
     }
 

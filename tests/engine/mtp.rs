@@ -2,9 +2,10 @@
 //! whole text. Says something of models whose files have such a block only: m20n, for `cargo xtask test sliding`.
 
 use crate::support::paths;
-use antigravity::dims::{DIM, HAS_MTP, VOCAB};
-use antigravity::model::cpu::{CpuDevice, CpuOptions, MtpDevice};
+use antigravity::dims::{DIM, HAS_MTP};
+use antigravity::model::cpu::{CpuDevice, CpuOptions, MTP_VOCAB, MtpDevice};
 use antigravity::model::device::{Device, Logits, Run};
+use antigravity::model::trace::fnv1a_digest;
 use antigravity::model::weights::{LoadOptions, ModelPath, WeightType, Weights};
 use antigravity::run::draft_model::DraftWhen;
 use antigravity::run::options::BackendKind;
@@ -56,21 +57,24 @@ fn the_block_predicts_what_the_reference_does() {
     let given = given.concat();
     for first in [tokens.len(), 3, 1] {
         let mut cache = block.new_cache(KvTypes::same(KvType::F32)).unwrap();
-        let (mut found, mut hidden) = (vec![0.0; tokens.len() * VOCAB], vec![0.0; tokens.len() * DIM]);
+        let mut hidden = vec![0.0; tokens.len() * DIM];
         let mut at = 0;
         for n in [first, tokens.len() - first].into_iter().filter(|n| *n > 0) {
-            let logits = Logits::All(&mut found[at * VOCAB..][..n * VOCAB]);
-            let run = Run::new(&mut *cache, &tokens[at..][..n], at, logits);
+            let run = Run::new(&mut *cache, &tokens[at..][..n], at, Logits::None);
             let run = Run { hidden: &mut hidden[at * DIM..][..n * DIM], ..run };
             block.append_pairs(run, &given[at * DIM..][..n * DIM]).unwrap();
             at += n;
+        }
+        let mut found = vec![0.0; tokens.len() * MTP_VOCAB];
+        for (state, logits) in hidden.chunks(DIM).zip(found.chunks_mut(MTP_VOCAB)) {
+            block.predict(state, logits);
         }
         let far = (distance(&found, &logits.concat()), distance(&hidden, &states.concat()));
         assert!(far.0 < 1e-3 && far.1 < 1e-4, "{far:?} in parts of {first}");
     }
 }
 
-/// Drafts of `length` tokens after `text`, by all pairs at once.
+/// The most likely `length` tokens after `text`, by all pairs at once.
 fn predict(weights: &Arc<Weights>, types: KvTypes, text: &[u32], length: usize) -> Vec<u32> {
     let (isa, slots) = (Isa::detect().unwrap(), 400);
     let options = CpuOptions { threads: 2, isa, kv_types: types, slots, max_tokens: slots };
@@ -84,10 +88,11 @@ fn predict(weights: &Arc<Weights>, types: KvTypes, text: &[u32], length: usize) 
     let mut pairs = block.new_cache(KvTypes::same(KvType::F16)).unwrap();
     let (mut tokens, mut at, mut drafted) = (text[1..].to_vec(), 0, Vec::new());
     for _ in 0..length {
-        let (mut logits, mut state) = (vec![0.0; VOCAB], vec![0.0; DIM]);
-        let run = Run::new(&mut *pairs, &tokens, at, Logits::Last(&mut logits));
+        let (mut logits, mut state) = (vec![0.0; MTP_VOCAB], vec![0.0; DIM]);
+        let run = Run::new(&mut *pairs, &tokens, at, Logits::None);
         block.append_pairs(Run { hidden: &mut state, ..run }, &states).unwrap();
-        let best = (0..VOCAB).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
+        block.predict(&state, &mut logits);
+        let best = (0..MTP_VOCAB).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
         drafted.push(best);
         (at, states, tokens) = (at + tokens.len(), state, vec![best]);
     }
@@ -106,6 +111,7 @@ fn a_session_drafts_what_the_block_predicts_of_the_whole_text() {
     }
     let types = KvTypes::same(KvType::F16);
     let cpu = BackendKind::Cpu;
+    let mut logits: Vec<Vec<u64>> = Vec::new();
     for (backend, device, chunk) in [(cpu, None, 256), (cpu, None, 16), (BackendKind::OpenCl, Some("0"), 64)]
     {
         let base = EngineOptions { threads: 2, max_seq_len: 400, ..EngineOptions::new(paths::model()) };
@@ -131,10 +137,11 @@ fn a_session_drafts_what_the_block_predicts_of_the_whole_text() {
         let mut session = engine.session().unwrap();
         let mut text: Vec<u32> = (0..150).map(|i| (i * 7919 % 290 + 1) as u32).collect();
         session.prefill(&text, &CancelToken::default()).unwrap();
-        let mut accepted = 0;
+        let (mut accepted, mut digests) = (0, Vec::new());
         for turn in 0..12 {
             text.push(turn * 23 % 290);
             session.decode(text[text.len() - 1]).unwrap();
+            digests.push(fnv1a_digest(session.logits()));
             let drafted = predict(engine.weights(), types, &text, draft);
             assert_eq!(model_drafts(&session), (draft * (turn as usize + 1), accepted));
             // All of a draft, its first tokens, or none.
@@ -142,9 +149,12 @@ fn a_session_drafts_what_the_block_predicts_of_the_whole_text() {
                 text.push(token);
                 session.decode(token).unwrap();
                 accepted += 1;
+                digests.push(fnv1a_digest(session.logits()));
                 assert_eq!(model_drafts(&session).1, accepted, "{backend:?}, chunks of {chunk}, turn {turn}");
             }
         }
         assert!(accepted > 10);
+        logits.push(digests);
+        assert_eq!(logits[0], logits[logits.len() - 1], "logits of {backend:?}, chunks of {chunk}");
     }
 }

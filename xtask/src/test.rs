@@ -187,8 +187,8 @@ fn sliding_window_layers() -> Outcome {
         ("m9-gemma3-270m-bf16", &["sliding_window::"][..]),
         ("gemma3-1b", &["sliding_window::a_long_context"]),
         ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits", "conversation::"]),
-        ("m20n-qwen35-nested", &["conversation::", "mtp::"]),
-        ("m19b-lfm2-bf16", &["conversation::"]),
+        ("m20n-qwen35-nested", &["conversation::", "draft::", "mtp::"]),
+        ("m19b-lfm2-bf16", &["conversation::", "draft::"]),
     ] {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
         // Its reference is a forward pass of Gemma 3.

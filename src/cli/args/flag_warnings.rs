@@ -152,7 +152,8 @@ fn backend_value(m: &ArgMatches) -> Option<BackendKind> {
 
 /// True if the command has this flag.
 fn has_flag(m: &ArgMatches, id: &str) -> bool {
-    m.try_contains_id(id).is_ok()
+    // Its default counts. (`try_contains_id` knows the command's arguments in debug builds only.)
+    m.ids().any(|known| known == id)
 }
 
 /// The value of an argument; `None` if the command has no such argument.

@@ -37,8 +37,9 @@ struct CachePlanes {
     rows: [usize; 2],
     /// Bytes of a key row and of a value row.
     row_bytes: [usize; 2],
-    /// States of recurrent layers: `[recurrent layer][LAYER_STATE]`.
-    state: Vec<f32>,
+    /// States of recurrent layers, `[recurrent layer][LAYER_STATE]`: the current one, and that after the first token of
+    /// the last run of several.
+    states: [Vec<f32>; 2],
 }
 
 impl CachePlanes {
@@ -69,8 +70,8 @@ impl HostRows for CachePlanes {
         HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
     }
 
-    fn layer_state_mut(&mut self, layer: usize) -> &mut [f32] {
-        &mut self.state[state_range(layer)]
+    fn layer_states_mut(&mut self, layer: usize) -> [&mut [f32]; 2] {
+        self.states.each_mut().map(|state| &mut state[state_range(layer)])
     }
 }
 
@@ -133,7 +134,7 @@ impl CpuCache {
             mass: Vec::new(),
             rows,
             row_bytes,
-            state: try_vec(STATE, 0.0)?,
+            states: [try_vec(STATE, 0.0)?, try_vec(STATE, 0.0)?],
         };
         Ok(Self { extent, ring, touched: 0, rows })
     }
@@ -148,7 +149,7 @@ impl CpuCache {
         }
         moved.set_filled(len);
         let mut rows = KvRows::default();
-        moved.rows.state.copy_from_slice(&self.rows.state);
+        moved.rows.states.clone_from(&self.rows.states);
         for layer in attention_layers() {
             let all = if is_sliding(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
             self.read_rows(layer, 0..all, &mut rows)?;
@@ -209,19 +210,25 @@ impl KvCache for CpuCache {
             self.rows.mass.chunks_exact_mut(slots).for_each(|head| head[before..len].fill(0.0));
         }
         if len == 0 {
-            self.rows.state.fill(0.0);
+            self.rows.states[0].fill(0.0);
         }
         self.set_filled(len);
         self.release_unused();
     }
 
     fn read_state(&mut self, state: &mut [f32]) -> Result<()> {
-        state.copy_from_slice(&self.rows.state);
+        state.copy_from_slice(&self.rows.states[0]);
         Ok(())
     }
 
     fn write_state(&mut self, state: &[f32]) -> Result<()> {
-        self.rows.state.copy_from_slice(state);
+        self.rows.states[0].copy_from_slice(state);
+        Ok(())
+    }
+
+    fn restore_first_state(&mut self) -> Result<()> {
+        let [current, first] = &mut self.rows.states;
+        std::mem::swap(current, first);
         Ok(())
     }
 

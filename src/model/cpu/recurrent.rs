@@ -130,7 +130,7 @@ impl Scratch {
         for run in 0..seqs.len() {
             let mut seq = seqs.write_run(run);
             let (first, tokens) = (seq.span.first, seq.span.tokens);
-            let state = &mut seq.rows.layer_state_mut(index)[..CONV_STATE];
+            let [state, first_state] = seq.rows.layer_states_mut(index).map(|state| &mut state[..CONV_STATE]);
             let held = &*state;
             // Inputs of token `t`, oldest first: those of the state, then the run's own.
             let input =
@@ -149,6 +149,11 @@ impl Scratch {
                     convolve_token(isa, &inputs, &taps, tile.row_mut(t));
                 }
             });
+            if tokens > 1 && HELD_INPUTS > 0 {
+                let (kept, last) = first_state.split_at_mut(CONV_STATE - CONV_CHANNELS);
+                kept.copy_from_slice(&held[CONV_CHANNELS..]);
+                last.copy_from_slice(&mix[first * MIX..][..CONV_CHANNELS]);
+            }
             let shifted = HELD_INPUTS.saturating_sub(tokens);
             let replaced = HELD_INPUTS - shifted;
             state.copy_within(replaced * CONV_CHANNELS.., 0);
@@ -164,36 +169,41 @@ impl Scratch {
     #[allow(clippy::modulo_one, reason = "many models have no delta net")]
     fn update_states(&mut self, shared_run: usize, index: usize, seqs: &PassRuns<'_>, pool: &Pool, isa: Isa) {
         let (mix, conv, core, run_of) = (&self.mix, &self.conv, &mut self.core, &self.run_of);
-        let update = |state: &mut [f32], block: usize, tokens: Range<usize>, core: &mut [f32]| {
-            let head = block / HEAD_BLOCKS;
-            let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
-            for (t, out) in tokens.zip(outs) {
-                let (factors, row) = (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
-                let of_key = head / shared_run % KEY_HEADS * KEY_WIDTH;
-                let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
-                let update = DeltaUpdate {
-                    query: &row[of_key..][..KEY_WIDTH],
-                    key: &row[DELTA_KEY_DIM + of_key..][..KEY_WIDTH],
-                    value: values.first_chunk().expect("invariant: whole blocks"),
-                    decay: factors[MIX_DECAY_AT + head],
-                    beta: factors[MIX_BETA_AT + head],
-                };
-                delta_step(isa, state, update, out);
-            }
-        };
+        let update =
+            |[state, first_state]: [&mut [f32]; 2], block: usize, tokens: Range<usize>, core: &mut [f32]| {
+                let head = block / HEAD_BLOCKS;
+                let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
+                for (t, out) in tokens.clone().zip(outs) {
+                    let (factors, row) =
+                        (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
+                    let of_key = head / shared_run % KEY_HEADS * KEY_WIDTH;
+                    let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
+                    let update = DeltaUpdate {
+                        query: &row[of_key..][..KEY_WIDTH],
+                        key: &row[DELTA_KEY_DIM + of_key..][..KEY_WIDTH],
+                        value: values.first_chunk().expect("invariant: whole blocks"),
+                        decay: factors[MIX_DECAY_AT + head],
+                        beta: factors[MIX_BETA_AT + head],
+                    };
+                    delta_step(isa, state, update, out);
+                    if t == tokens.start && tokens.len() > 1 {
+                        first_state.copy_from_slice(state);
+                    }
+                }
+            };
         for run in (0..seqs.len()).filter(|&run| seqs.uses_all_threads(run)) {
             let mut seq = seqs.write_run(run);
             let (first, tokens) = (seq.span.first, seq.span.tokens);
             let core = &mut core[first * DELTA_VALUE_DIM..][..tokens * DELTA_VALUE_DIM];
-            let mut states = state_blocks(seq.rows.layer_state_mut(index));
+            let mut states = state_blocks(seq.rows.layer_states_mut(index));
             let mut cores = core.chunks_exact_mut(tokens * STATE_COLUMNS);
             let blocks: [Mutex<_>; BLOCKS] = std::array::from_fn(|_| {
                 Mutex::new(states.next().zip(cores.next()).expect("invariant: whole blocks"))
             });
             pool.run(BLOCKS, &|block| {
-                let mut both = blocks[block].lock().expect("invariant: no job panics");
-                let (state, core) = &mut *both;
-                update(state, block, first..first + tokens, core);
+                let mut all = blocks[block].lock().expect("invariant: no job panics");
+                let ([state, first_state], core) = &mut *all;
+                update([state, first_state], block, first..first + tokens, core);
             });
         }
         if (0..seqs.len()).any(|run| !seqs.uses_all_threads(run)) {
@@ -205,19 +215,21 @@ impl Scratch {
                 }
                 let mut seq = seqs.write_run(run);
                 let cores = tile.row_mut(0).chunks_exact_mut(STATE_COLUMNS);
-                let states = state_blocks(seq.rows.layer_state_mut(index));
+                let states = state_blocks(seq.rows.layer_states_mut(index));
                 states
                     .zip(cores)
                     .enumerate()
-                    .for_each(|(block, (state, core))| update(state, block, t..t + 1, core));
+                    .for_each(|(block, (states, core))| update(states, block, t..t + 1, core));
             });
         }
     }
 }
 
-/// The blocks of a layer's matrices, `[key_dim][16]` each.
-fn state_blocks(state: &mut [f32]) -> impl Iterator<Item = &mut [f32]> {
-    state[CONV_STATE..].chunks_exact_mut(KEY_CHUNK * STATE_COLUMNS)
+/// The blocks of a layer's matrices, `[key_dim][16]` each, of two states.
+fn state_blocks(states: [&mut [f32]; 2]) -> impl Iterator<Item = [&mut [f32]; 2]> {
+    let [current, first] =
+        states.map(|state| state[CONV_STATE..].chunks_exact_mut(KEY_CHUNK * STATE_COLUMNS));
+    current.zip(first).map(|(current, first)| [current, first])
 }
 
 /// Applies SiLU to a token's convolved queries, keys and values, and gives each head of queries and keys the length 1;

@@ -371,20 +371,21 @@ impl Scratch {
     /// Computes the final norm and the logits of the tokens wanted.
     pub(super) fn compute_logits(
         &mut self,
-        norm: &[f32],
-        head: &Matrix<VOCAB, DIM>,
+        weights: &Weights,
         seqs: &mut PassRuns<'_>,
         pool: &Pool,
         isa: Isa,
     ) {
         let (x, wanted) = (&self.x, &self.wanted);
         let n = wanted.len();
-        self.h.fill_rows::<DIM>(pool, isa, n, |i, h| norm_row(isa, &x[wanted[i] * DIM..][..DIM], norm, h));
+        self.h.fill_rows::<DIM>(pool, isa, n, |i, h| {
+            norm_row(isa, &x[wanted[i] * DIM..][..DIM], &weights.norm, h)
+        });
         let x = self.h.as_input::<DIM>(isa, n);
         let tile = task_cols(n, (VOCAB, DIM), GROUP_ROWS, pool.thread_count());
         let rows = seqs.iter_mut().flat_map(|run| run.logits_rows());
         pool.run_scattered_columns(&mut self.logits, rows, (VOCAB, tile), |mut tile| {
-            matmul::project(isa, head, x, MatmulOutput::whole_tile(&mut tile), |dst, y, _| {
+            matmul::project(isa, &weights.head, x, MatmulOutput::whole_tile(&mut tile), |dst, y, _| {
                 dst.copy_from_slice(y);
                 if LOGIT_SCALE != 1.0 {
                     dst.iter_mut().for_each(|y| *y *= LOGIT_SCALE as f32);

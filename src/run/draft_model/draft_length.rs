@@ -12,7 +12,7 @@ const AGAIN: usize = 64;
 /// Number of passes with drafts after which they are judged.
 const TRIAL: usize = 8;
 /// Loss that ends a trial early, in passes without drafts.
-const LOSS: f64 = 16.0;
+const LOSS: f64 = 8.0;
 /// First and longest pause after drafts that do not pay, in tokens.
 const PAUSE: (usize, usize) = (32, 4096);
 

@@ -3,8 +3,8 @@
 //! own state for the token after that. It runs on the CPU, wherever the model does.
 
 use super::draft_length::{DraftLengthPolicy, DraftWhen, PassTime};
-use crate::dims::{DIM, HEAD_DIM, KV_HEADS, MTP_LAYER, VOCAB};
-use crate::model::cpu::{MTP_SLOTS, MtpDevice};
+use crate::dims::{DIM, HEAD_DIM, KV_HEADS, MTP_LAYER};
+use crate::model::cpu::{MTP_SLOTS, MTP_VOCAB, MtpDevice};
 use crate::model::device::{KvCache, Logits, Run};
 use crate::model::weights::Weights;
 use files::Result;
@@ -28,7 +28,7 @@ pub struct MtpDrafter(Arc<Mutex<MtpState>>);
 struct MtpState {
     device: MtpDevice,
     length_policy: DraftLengthPolicy,
-    /// Logits of the last prediction: `[VOCAB]`
+    /// Logits of the last prediction: `[MTP_VOCAB]`
     logits: Vec<f32>,
 }
 
@@ -57,7 +57,7 @@ impl MtpDrafter {
     /// `Memory`.
     pub fn new(weights: &Arc<Weights>, isa: Isa, threads: usize, when: DraftWhen) -> Result<Option<Self>> {
         let Some(device) = MtpDevice::new(weights, isa, threads)? else { return Ok(None) };
-        let (length_policy, logits) = (DraftLengthPolicy::new(when), vec![0.0; VOCAB]);
+        let (length_policy, logits) = (DraftLengthPolicy::new(when), vec![0.0; MTP_VOCAB]);
         Ok(Some(Self(Arc::new(Mutex::new(MtpState { device, length_policy, logits })))))
     }
 
@@ -126,22 +126,18 @@ impl MtpSequence {
         if !self.append_known_pairs(tokens, next, true) {
             return false;
         }
-        let mut state = self.drafter.lock();
+        let MtpState { device, logits, .. } = &mut *self.drafter.lock();
         let known = self.cache.extent().len;
         for i in 0..length {
-            let likeliest = |best: usize, (id, logit): (usize, &f32)| {
-                if *logit > state.logits[best] { id } else { best }
-            };
-            let token = state.logits.iter().enumerate().fold(0, likeliest) as u32;
+            device.predict(&self.own_state, logits);
+            let token = find_largest(logits) as u32;
             draft.push(token);
             if i + 1 == length || self.cache.extent().len == MTP_SLOTS {
                 break;
             }
-            let MtpState { device, logits, .. } = &mut *state;
-            let pair_state = self.own_state.clone();
-            let run =
-                Run::new(&mut *self.cache, std::slice::from_ref(&token), self.next + i, Logits::Last(logits));
-            if device.append_pairs(Run { hidden: &mut self.own_state, ..run }, &pair_state).is_err() {
+            let pair = self.own_state.clone();
+            let run = Run::new(&mut *self.cache, std::slice::from_ref(&token), self.next + i, Logits::None);
+            if device.append_pairs(Run { hidden: &mut self.own_state, ..run }, &pair).is_err() {
                 break;
             }
         }
@@ -150,7 +146,7 @@ impl MtpSequence {
     }
 
     /// Appends the pairs of the last pass whose token is known now: one of `tokens`, or `next`, which follows them. With
-    /// `predicts`, computes the prediction of the last one, the pair of `next`; false if that one is not among them.
+    /// `predicts`, computes the block's state of the last one, the pair of `next`; false if that one is not among them.
     fn append_known_pairs(&mut self, tokens: &[u32], next: u32, predicts: bool) -> bool {
         let end = (self.first + self.count).min(tokens.len());
         let predicts = predicts && end == tokens.len();
@@ -165,14 +161,10 @@ impl MtpSequence {
         if self.cache.extent().len + pairs.len() > MTP_SLOTS {
             self.drop_oldest_pairs();
         }
-        let MtpState { device, logits, .. } = &mut *self.drafter.lock();
-        let (logits, hidden) = if predicts {
-            (Logits::Last(logits), &mut self.own_state[..])
-        } else {
-            (Logits::None, &mut [][..])
-        };
-        let run = Run { hidden, ..Run::new(&mut *self.cache, &pairs, self.first, logits) };
-        let appended = device.append_pairs(run, &self.states[..pairs.len() * DIM]).is_ok();
+        let hidden = if predicts { &mut self.own_state[..] } else { &mut [] };
+        let run = Run { hidden, ..Run::new(&mut *self.cache, &pairs, self.first, Logits::None) };
+        let appended =
+            self.drafter.lock().device.append_pairs(run, &self.states[..pairs.len() * DIM]).is_ok();
         (self.next, self.count) = (end, 0);
         appended && predicts
     }
@@ -186,4 +178,9 @@ impl MtpSequence {
         }
         self.cache.set_len(kept.len());
     }
+}
+
+/// Index of the largest number.
+fn find_largest(numbers: &[f32]) -> usize {
+    numbers.iter().enumerate().fold(0, |best, (i, x)| if *x > numbers[best] { i } else { best })
 }

@@ -157,7 +157,7 @@ impl DeviceCache {
         let RunPosition { pos, known } = at;
         let observe = if FULL_ATTENTION_LAYERS != 0 { self.observed.min(tokens.len()) } else { 0 };
         self.window.extend(pos..pos + tokens.len(), self.cache.extent().ring);
-        self.state.begin_pass(pos + tokens.len());
+        self.state.begin_pass(pos..pos + tokens.len());
         Run {
             cache: &mut *self.cache,
             tokens,

@@ -4,6 +4,7 @@
 use crate::dims::{HAS_STATE, STATE};
 use crate::model::device::KvCache;
 use files::Result;
+use std::ops::Range;
 
 /// Memory for the checkpoints of all sequences, in bytes.
 const CHECKPOINT_BYTES: usize = 128 << 20;
@@ -16,13 +17,13 @@ const CHECKPOINT_INTERVAL: usize = 256;
 pub fn max_checkpoints(sequences: usize) -> usize {
     match STATE_BYTES {
         0 => 0,
-        bytes => (CHECKPOINT_BYTES / bytes / sequences.max(1)).clamp(3, 32),
+        bytes => (CHECKPOINT_BYTES / bytes / sequences.max(1)).saturating_sub(1).clamp(3, 32),
     }
 }
 
 /// Bytes of the states of `sequences` sequences and of their checkpoints.
 pub fn state_bytes(sequences: usize) -> u64 {
-    ((1 + max_checkpoints(sequences)) as u64).saturating_mul((STATE_BYTES * sequences) as u64)
+    ((2 + max_checkpoints(sequences)) as u64).saturating_mul((STATE_BYTES * sequences) as u64)
 }
 
 /// A state after some tokens.
@@ -38,8 +39,10 @@ pub struct Checkpoint {
 pub(super) struct StateHistory {
     /// Number of tokens that the cache's state has seen; `None` if a pass failed, or drafted tokens were discarded.
     current: Option<usize>,
-    /// The number once the running pass is done.
-    next: usize,
+    /// Number of tokens of the state that the cache [can restore](KvCache::restore_first_state).
+    first: Option<usize>,
+    /// Both numbers once the running pass is done.
+    next: (usize, Option<usize>),
     /// In ascending order.
     checkpoints: Vec<Checkpoint>,
     /// Maximum number of checkpoints.
@@ -49,7 +52,7 @@ pub(super) struct StateHistory {
 impl StateHistory {
     /// The history of an empty sequence, with at most `most` checkpoints.
     pub fn new(most: usize) -> Self {
-        Self { current: Some(0), next: 0, checkpoints: Vec::new(), most }
+        Self { current: Some(0), first: None, next: (0, None), checkpoints: Vec::new(), most }
     }
 
     /// True if the state after the first `tokens` tokens is there.
@@ -57,6 +60,7 @@ impl StateHistory {
         !HAS_STATE
             || tokens == 0
             || self.current == Some(tokens)
+            || self.first == Some(tokens)
             || self.checkpoints.iter().any(|checkpoint| checkpoint.tokens == tokens)
     }
 
@@ -67,22 +71,23 @@ impl StateHistory {
 
     /// Numbers of tokens whose states are there, from `most` down.
     pub fn list_places(&self, most: usize) -> impl Iterator<Item = usize> {
-        // The current state is never behind the last checkpoint.
+        // In descending order: the cache's states are never behind the last checkpoint.
         let checkpoints = self.checkpoints.iter().rev().map(|checkpoint| checkpoint.tokens);
-        self.current.into_iter().chain(checkpoints).filter(move |&n| HAS_STATE && n <= most)
+        self.current.into_iter().chain(self.first).chain(checkpoints).filter(move |&n| HAS_STATE && n <= most)
     }
 
-    /// Begins a pass after which the state has seen `tokens` tokens.
-    pub fn begin_pass(&mut self, tokens: usize) {
+    /// Begins a pass of these tokens of the sequence.
+    pub fn begin_pass(&mut self, tokens: Range<usize>) {
         if HAS_STATE {
-            (self.current, self.next) = (None, tokens);
+            let first = (tokens.len() > 1).then_some(tokens.start + 1);
+            (self.current, self.first, self.next) = (None, None, (tokens.end, first));
         }
     }
 
     /// Ends a pass that did not fail.
     pub fn end_pass(&mut self) {
         if HAS_STATE {
-            self.current = Some(self.next);
+            (self.current, self.first) = (Some(self.next.0), self.next.1);
         }
     }
 
@@ -97,9 +102,14 @@ impl StateHistory {
             self.current = Some(0);
         } else if self.current != Some(tokens) {
             let found = self.checkpoints.last().filter(|checkpoint| checkpoint.tokens == tokens);
-            let restored = found.is_some_and(|checkpoint| cache.write_state(&checkpoint.state).is_ok());
+            let restored = if self.first.take_if(|first| *first == tokens).is_some() {
+                cache.restore_first_state().is_ok()
+            } else {
+                found.is_some_and(|checkpoint| cache.write_state(&checkpoint.state).is_ok())
+            };
             self.current = restored.then_some(tokens);
         }
+        self.first = self.first.filter(|first| *first < tokens);
     }
 
     /// Saves the cache's state, unless it is already.
@@ -155,7 +165,7 @@ impl StateHistory {
             // An empty sequence is saved with a state of no tokens, which is none.
             let kept = checkpoints.iter().filter(|checkpoint| (1..=tokens).contains(&checkpoint.tokens));
             self.checkpoints = kept.cloned().collect();
-            self.current = None;
+            (self.current, self.first) = (None, None);
             self.truncate(cache, tokens);
             let surplus = self.checkpoints.len().saturating_sub(self.most.max(1));
             self.checkpoints.drain(..surplus);

@@ -78,6 +78,16 @@ pub(super) struct Drafter {
     pub counts: DraftCounts,
 }
 
+/// Outcome of a pass, with a draft or without.
+pub(super) struct PassOutcome {
+    source: Source,
+    /// Number of drafted tokens that were accepted.
+    accepted: usize,
+    drafted: usize,
+    /// Duration of the pass, if it is a useful measurement.
+    time: Option<PassTime>,
+}
+
 /// Source of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
@@ -292,10 +302,22 @@ impl Drafter {
         &self.rows[..VOCAB]
     }
 
-    /// Updates the draft lengths with the outcome of the last pass.
-    pub fn learn_from_pass(&mut self) {
-        let (accepted, drafted) = (self.accepted_tokens.saturating_sub(1), self.pass.len().saturating_sub(1));
-        match (std::mem::replace(&mut self.source, Source::Nobody), self.time.take(), &self.model) {
+    /// Takes the outcome of the last pass.
+    pub fn take_outcome(&mut self) -> PassOutcome {
+        PassOutcome {
+            source: std::mem::replace(&mut self.source, Source::Nobody),
+            accepted: self.accepted_tokens.saturating_sub(1),
+            drafted: self.pass.len().saturating_sub(1),
+            time: self.time.take(),
+        }
+    }
+
+    /// Updates the draft lengths with the outcome of a pass. The recurrent state that its draft left was computed again
+    /// in the time `rebuilt`.
+    pub fn learn_from_pass(&mut self, outcome: PassOutcome, rebuilt: Duration) {
+        let PassOutcome { source, accepted, drafted, time } = outcome;
+        let time = time.map(|time| PassTime { each: time.each + rebuilt, ..time });
+        match (source, time, &self.model) {
             (Source::Text, ..) => self.pace.record_drafted(accepted, drafted),
             (Source::Model, time, Some(client)) => client.record_drafted(accepted, drafted, time),
             (Source::Nobody, Some(time), Some(client)) => client.record_undrafted(time),

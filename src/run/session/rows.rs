@@ -24,7 +24,7 @@ impl Session {
 
     /// Computes the recurrent state of the sequence again from its last checkpoint, if a failed pass or a discarded
     /// draft has left another one.
-    fn rebuild_state(&mut self) -> Result<()> {
+    pub(super) fn rebuild_state(&mut self) -> Result<()> {
         if self.device_cache.has_state_of(self.tokens.len()) {
             return Ok(());
         }
@@ -34,7 +34,9 @@ impl Session {
     /// Keeps the first `len` tokens, and recomputes those after the last place from which the sequence can continue.
     fn recompute_from_checkpoint(&mut self, len: usize) -> Result<()> {
         let kept = self.reusable_prefix(len);
-        if kept == 0 || !self.keeps_evictions(kept) {
+        // Tokens before an eviction were computed with the slots that it removed.
+        let evicts = self.evictions.iter().any(|cut| (kept + 1..=len).contains(&cut.tokens));
+        if kept == 0 || evicts || !self.keeps_evictions(kept) {
             return self.recompute(len);
         }
         let rest = self.tokens[kept..len].to_vec();

@@ -192,6 +192,10 @@ impl KvCache for FakeCache {
         Ok(())
     }
 
+    fn restore_first_state(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     fn set_len(&mut self, len: usize) {
         assert!(len <= self.slots);
         let before = self.len;
