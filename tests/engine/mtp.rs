@@ -67,7 +67,7 @@ fn the_block_predicts_what_the_reference_does() {
         }
         let mut found = vec![0.0; tokens.len() * MTP_VOCAB];
         for (state, logits) in hidden.chunks(DIM).zip(found.chunks_mut(MTP_VOCAB)) {
-            block.predict(state, logits);
+            block.compute_logits(state, logits);
         }
         let far = (distance(&found, &logits.concat()), distance(&hidden, &states.concat()));
         assert!(far.0 < 1e-3 && far.1 < 1e-4, "{far:?} in parts of {first}");
@@ -91,7 +91,7 @@ fn predict(weights: &Arc<Weights>, types: KvTypes, text: &[u32], length: usize) 
         let (mut logits, mut state) = (vec![0.0; MTP_VOCAB], vec![0.0; DIM]);
         let run = Run::new(&mut *pairs, &tokens, at, Logits::None);
         block.append_pairs(Run { hidden: &mut state, ..run }, &states).unwrap();
-        block.predict(&state, &mut logits);
+        block.compute_logits(&state, &mut logits);
         let best = (0..MTP_VOCAB).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
         drafted.push(best);
         (at, states, tokens) = (at + tokens.len(), state, vec![best]);

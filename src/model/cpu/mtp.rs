@@ -71,7 +71,7 @@ impl MtpDevice {
     }
 
     /// Appends the pairs of `run`'s tokens and these states, `[token][DIM]`, to its cache, which has room for them.
-    /// Computes the states of the last ones that the run asks for, and no logits: see [`MtpDevice::predict`].
+    /// Computes the states of the last ones that the run asks for, and no logits: see [`MtpDevice::compute_logits`].
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl MtpDevice {
     }
 
     /// Computes the logits, `[MTP_VOCAB]`, of a state of the block.
-    pub fn predict(&mut self, state: &[f32], logits: &mut [f32]) {
+    pub fn compute_logits(&mut self, state: &[f32], logits: &mut [f32]) {
         let Self { weights, pool, isa, scratch: s, .. } = self;
         s.h.fill_rows::<DIM>(pool, *isa, 1, |_, h| h.copy_from_slice(state));
         let x = s.h.as_input::<DIM>(*isa, 1);

@@ -149,8 +149,10 @@ impl Scratch {
                     convolve_token(isa, &inputs, &taps, tile.row_mut(t));
                 }
             });
-            if tokens > 1 && HELD_INPUTS > 0 {
-                let (kept, last) = first_state.split_at_mut(CONV_STATE - CONV_CHANNELS);
+            if tokens > 1
+                && let Some(older) = CONV_STATE.checked_sub(CONV_CHANNELS)
+            {
+                let (kept, last) = first_state.split_at_mut(older);
                 kept.copy_from_slice(&held[CONV_CHANNELS..]);
                 last.copy_from_slice(&mix[first * MIX..][..CONV_CHANNELS]);
             }

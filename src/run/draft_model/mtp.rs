@@ -129,7 +129,7 @@ impl MtpSequence {
         let MtpState { device, logits, .. } = &mut *self.drafter.lock();
         let known = self.cache.extent().len;
         for i in 0..length {
-            device.predict(&self.own_state, logits);
+            device.compute_logits(&self.own_state, logits);
             let token = find_largest(logits) as u32;
             draft.push(token);
             if i + 1 == length || self.cache.extent().len == MTP_SLOTS {
