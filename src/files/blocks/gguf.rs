@@ -1,13 +1,16 @@
 //! Reference decoders of the block formats of GGUF files.
 //!
 //! Kernels and packers are tested against these decoders, and these against checksums of ggml's own results. In every
-//! format the products are exact in f32 (a scale of 11 significant bits, an integer of at most 8 bits, another of at
-//! most 5) and at most one addition rounds, so the result has the same bits in any order of computation. Layouts are
-//! those of ggml's `ggml-common.h`; all numbers are little-endian.
+//! format the products are exact in f32 (a scale of 11 significant bits and integers of at most 13 bits together) and at
+//! most one addition rounds, so the result has the same bits in any order of computation. Layouts are those of ggml's
+//! `ggml-common.h`; all numbers are little-endian.
 //!
 //! [`simple`] has the blocks of 32 values with one scale. [`superblock`] has the K-quants: 256 values in eight or
-//! sixteen parts, each with a small integer scale that is multiplied with an f16 scale of the block.
+//! sixteen parts, each with a small integer scale that is multiplied with an f16 scale of the block. [`coded`] has the
+//! formats of fewer bits, and those whose integers are indices of a table.
 
+pub mod coded;
+mod grids;
 pub mod simple;
 pub mod superblock;
 
@@ -37,6 +40,7 @@ pub fn decode_values(block: BlockType, bytes: &[u8], values: &mut [f32]) {
         BlockType::Q4_K => decode_blocks(bytes, values, superblock::q4_k),
         BlockType::Q5_K => decode_blocks(bytes, values, superblock::q5_k),
         BlockType::Q6_K => decode_blocks(bytes, values, superblock::q6_k),
+        coded => coded.code().expect("invariant: all other types are coded").decode(coded, bytes, values),
     }
 }
 
