@@ -1,42 +1,76 @@
 //! The block formats of matrix products, and the packed layout in which all devices read them.
 //!
 //! Rows are taken in groups of 16. Each group has two planes, `quants` and `scales`, in ascending blocks of 32 columns.
-//! Stored integers are kept as they are. Quants of one group and one block:
+//! Stored integers are kept as they are, except for points of grids, which become codes of single values. Quants of one
+//! group and one block are vectors of 64 bytes, with four bytes for each row. Integers of eight bits: byte `k` of a row
+//! in vector `v` of eight is column `4v + k`. Smaller ones are the sum of these parts, lowest bits first:
 //!
-//! - 4 bits: four vectors of 64 bytes. Vector `v` has four bytes for each row; byte `k` holds column `4v + k` in its
-//!   low nibble and column `16 + 4v + k` in its high nibble
-//! - 5 bits: the same, then one vector with the fifth bits: byte `k` of a row has the bit of column `4v + k` in bit `v`
-//!   and the bit of column `16 + 4v + k` in bit `4 + v`
-//! - 6 bits: the 4-bit vectors, then two vectors with the upper two bits, one for columns 0 to 15 and one for columns
-//!   16 to 31: byte `k` of a row has the bits of column `4v + k` (or `16 + 4v + k`) in bits `2v` and `2v + 1`
-//! - 8 bits: eight vectors; byte `k` of a row in vector `v` is column `4v + k`
+//! - four bits (4, 5 and 6 bits): four vectors; byte `k` in vector `v` holds column `4v + k` in its low nibble and column
+//!   `16 + 4v + k` in its high nibble
+//! - two bits (2, 3 and 6 bits): two vectors, one for columns 0 to 15 and one for columns 16 to 31; byte `k` has the bits
+//!   of column `4v + k` (or `16 + 4v + k`) in bits `2v` and `2v + 1`
+//! - one bit (1, 3 and 5 bits): one vector; byte `k` has the bit of column `4v + k` in bit `v` and the bit of column
+//!   `16 + 4v + k` in bit `4 + v`
 //!
 //! Scales come in runs, one for each span of columns that shares them. All f16 are little-endian, and `[16]` means one
 //! for each row:
 //!
-//! | format | span | run |
-//! |---|---|---|
-//! | Q4_0, Q5_0, Q8_0 | 32 | `d[16]` f16 |
-//! | Q4_1, Q5_1 | 32 | `d[16]` f16, `m[16]` f16 |
-//! | Q4_K, Q5_K | 256 | `d[16]` f16, `dmin[16]` f16, then for each of eight blocks `scale[16]` u8, `min[16]` u8 |
-//! | Q6_K | 256 | `d[16]` f16, then for each of eight blocks `scale[16]` i8 of its first 16 columns, `scale[16]` i8 of the others |
+//! | [`Scales`] | run |
+//! |---|---|
+//! | `Plain` | `d[16]` f16 |
+//! | `Minimum` | `d[16]` f16, `m[16]` f16 |
+//! | `Blocks` | `d[16]` f16, then for each of eight blocks `scale[16]` i8 |
+//! | `Halves` | `d[16]` f16, then for each of eight blocks `scale[16]` i8 of its first 16 columns, `scale[16]` i8 of the others |
+//! | `BlockMinimums` | `d[16]` f16, `dmin[16]` f16, then for each of eight blocks `scale[16]` u8, `min[16]` u8 |
+//! | `HalfMinimums` | `d[16]` f16, `dmin[16]` f16, then as `Halves` with the scale in the low nibble and the minimum in the high one |
+//! | `Exponents` | `e[16]` u8: the scale is `2^(e - 127)`, or `2^-127` if `e` is 0 |
+//! | `Minifloats` | `scale[16]` of the block's first 16 columns, `scale[16]` of the others: the upper bits of an f16, from bit 7 on |
+//!
+//! Bits are those of a weight, scales included, and in the file where they differ. If levels are not named, a weight is
+//! the stored integer less the zero point:
+//!
+//! | format | integer | zero or levels | scales | span | bits | in the file |
+//! |---|---:|---|---|---:|---:|---:|
+//! | Q4_0, Q5_0, Q8_0 | 4, 5, 8 | 8, 16, signed | `Plain` | 32 | 4.5, 5.5, 8.5 | |
+//! | Q4_1, Q5_1 | 4, 5 | 0 | `Minimum` | 32 | 5, 6 | |
+//! | Q4_K, Q5_K | 4, 5 | 0 | `BlockMinimums` | 256 | 4.62, 5.62 | 4.5, 5.5 |
+//! | Q6_K | 6 | 32 | `Halves` | 256 | 6.56 | |
+//! | Q2_K | 2 | 0 | `HalfMinimums` | 256 | 2.62 | |
+//! | Q3_K | 3 | 4 | `Halves` | 256 | 3.56 | 3.44 |
+//! | IQ4_NL | 4 | table | `Plain` | 32 | 4.5 | |
+//! | IQ4_XS | 4 | table | `Blocks` | 256 | 4.31 | 4.25 |
+//! | IQ3_XXS, IQ3_S | 4 | magnitudes and signs | `Blocks` | 256 | 4.31 | 3.06, 3.44 |
+//! | IQ2_XXS | 3 | magnitudes and signs | `Blocks` | 256 | 3.31 | 2.06 |
+//! | IQ2_XS, IQ2_S | 3 | magnitudes and signs | `Halves` | 256 | 3.56 | 2.31, 2.56 |
+//! | IQ1_S | 3 | eighths | `Blocks` | 256 | 3.31 | 1.56 |
+//! | IQ1_M | 3 | eighths | `Halves` | 256 | 3.56 | 1.75 |
+//! | TQ1_0, TQ2_0 | 2 | 1 | `Plain` | 256 | 2.06 | 1.69, 2.06 |
+//! | MXFP4 | 4 | E2M1 | `Exponents` | 32 | 4.25 | |
+//! | NVFP4 | 4 | E2M1 | `Minifloats` | 32 | 4.5 | |
+//! | Q1_0, Q2_0 | 1, 2 | -1 and 1, 1 | `Plain` | 128, 64 | 1.12, 2.25 | |
 //!
 //! Rows that fill up the last group are zeros: nibbles of 8 in Q4_0, zero bytes otherwise, and scales of 0.
 //!
 //! # Definition of the product
 //!
 //! Each row and token has one accumulator. Blocks `b` are added in ascending order. `a` and `d_a` are the
-//! [`activations`](super::activations). Every operation is an f32 operation that rounds once:
+//! [`activations`](super::activations), `q` are integers less their zero point, or levels, and `d` includes the format's
+//! constant factor, if it has one, which is a power of two. Every operation is an f32 operation that rounds once:
 //!
-//! - Q4_0, Q5_0, Q8_0: `acc = fma(sum(q * a), d * d_a, acc)`. From a stored `q`, Q4_0 takes away 8 and Q5_0 16
-//! - Q6_K: the same with `scale_0 * sum(q * a) + scale_1 * sum(q * a)` of the two halves of the block, where 32 is
-//!   taken away from a stored `q`. This stays below 2^24, so it is exact
-//! - Q4_1, Q5_1: `acc = fma(sum(q * a), d * d_a, acc)`, then `acc = fma(m, s, acc)` with `s = d_a * sum(a)`
-//! - Q4_K, Q5_K: `acc = fma(sum(q * a), (d * scale) * d_a, acc)`, then `acc = fma(-(dmin * min), s, acc)`; `d * scale`
+//! - `Plain`, `Exponents`: `acc = fma(sum(q * a), d * d_a, acc)`
+//! - `Blocks`: `acc = fma(sum(q * a), (d * scale) * d_a, acc)`; `d * scale` is exact
+//! - `Halves`, `Minifloats`: `x = fma(scale_1, sum_1, scale_0 * sum_0)` with `sum(q * a)` of the two halves of the block,
+//!   then `acc = fma(x, d * d_a, acc)`. `x` stays below 2^24 in `Halves`, so it is exact; in `Minifloats` `d` is the
+//!   factor alone
+//! - `Minimum`: `acc = fma(sum(q * a), d * d_a, acc)`, then `acc = fma(m, s, acc)` with `s = d_a * sum(a)`
+//! - `BlockMinimums`: `acc = fma(sum(q * a), (d * scale) * d_a, acc)`, then `acc = fma(-(dmin * min), s, acc)`; `d * scale`
 //!   and `dmin * min` are exact
+//! - `HalfMinimums`: as `Halves`, then `acc = fma(min_0 * sum_0(a) + min_1 * sum_1(a), -(dmin * d_a), acc)` with the sums
+//!   of the halves, an exact integer
 //!
 //! So the result has the same bits on every device and instruction set.
 
+use files::blocks::gguf::coded::{ScaleCode, Words, extract_bits, join_bits};
 use files::blocks::{BLOCK, BlockQ4, BlockType};
 use half::f16;
 use std::array::from_fn;
@@ -56,13 +90,94 @@ pub enum Format {
     Q4_K,
     Q5_K,
     Q6_K,
+    Q2_K,
+    Q3_K,
+    IQ4_NL,
+    IQ4_XS,
+    IQ3_XXS,
+    IQ3_S,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ1_S,
+    IQ1_M,
+    TQ1_0,
+    TQ2_0,
+    MXFP4,
+    NVFP4,
+    Q1_0,
+    Q2_0,
+}
+
+/// How the scales of a span are stored; see the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the module has the table")]
+pub enum Scales {
+    Plain,
+    Minimum,
+    Blocks,
+    Halves,
+    BlockMinimums,
+    HalfMinimums,
+    Exponents,
+    Minifloats,
+}
+
+/// A row of the table of formats.
+struct Traits {
+    block_type: BlockType,
+    /// Bits of a stored integer.
+    bits: usize,
+    /// Bits of the integers that are multiplied, zero point included.
+    weight_bits: usize,
+    /// Difference between the integers that are multiplied and the weights.
+    zero_point: i32,
+    scales: Scales,
+    /// Columns that share a run of scales.
+    span: usize,
 }
 
 impl Format {
-    pub const ALL: [Format; 8] = {
+    #[rustfmt::skip]
+    pub const ALL: [Format; 25] = {
         use Format::*;
-        [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K]
+        [
+            Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS, IQ3_XXS, IQ3_S, IQ2_XXS,
+            IQ2_XS, IQ2_S, IQ1_S, IQ1_M, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
+        ]
     };
+
+    const fn traits(self) -> Traits {
+        use Scales::*;
+        let (block_type, bits, weight_bits, zero_point, scales, span) = match self {
+            Format::Q4_0 => (BlockType::Q4_0, 4, 4, 8, Plain, 32),
+            Format::Q4_1 => (BlockType::Q4_1, 4, 4, 0, Minimum, 32),
+            Format::Q5_0 => (BlockType::Q5_0, 5, 5, 16, Plain, 32),
+            Format::Q5_1 => (BlockType::Q5_1, 5, 5, 0, Minimum, 32),
+            Format::Q8_0 => (BlockType::Q8_0, 8, 8, 128, Plain, 32),
+            Format::Q4_K => (BlockType::Q4_K, 4, 4, 0, BlockMinimums, 256),
+            Format::Q5_K => (BlockType::Q5_K, 5, 5, 0, BlockMinimums, 256),
+            Format::Q6_K => (BlockType::Q6_K, 6, 6, 32, Halves, 256),
+            Format::Q2_K => (BlockType::Q2_K, 2, 4, 0, HalfMinimums, 256),
+            Format::Q3_K => (BlockType::Q3_K, 3, 4, 4, Halves, 256),
+            Format::IQ4_NL => (BlockType::IQ4_NL, 4, 8, 128, Plain, 32),
+            Format::IQ4_XS => (BlockType::IQ4_XS, 4, 8, 128, Blocks, 256),
+            Format::IQ3_XXS => (BlockType::IQ3_XXS, 4, 8, 128, Blocks, 256),
+            Format::IQ3_S => (BlockType::IQ3_S, 4, 5, 16, Blocks, 256),
+            Format::IQ2_XXS => (BlockType::IQ2_XXS, 3, 8, 128, Blocks, 256),
+            Format::IQ2_XS => (BlockType::IQ2_XS, 3, 8, 128, Halves, 256),
+            Format::IQ2_S => (BlockType::IQ2_S, 3, 8, 128, Halves, 256),
+            Format::IQ1_S => (BlockType::IQ1_S, 3, 5, 16, Blocks, 256),
+            Format::IQ1_M => (BlockType::IQ1_M, 3, 5, 16, Halves, 256),
+            Format::TQ1_0 => (BlockType::TQ1_0, 2, 4, 1, Plain, 256),
+            Format::TQ2_0 => (BlockType::TQ2_0, 2, 4, 1, Plain, 256),
+            Format::MXFP4 => (BlockType::MXFP4, 4, 5, 16, Exponents, 32),
+            Format::NVFP4 => (BlockType::NVFP4, 4, 5, 16, Minifloats, 32),
+            Format::Q1_0 => (BlockType::Q1_0, 1, 4, 8, Plain, 128),
+            Format::Q2_0 => (BlockType::Q2_0, 2, 4, 1, Plain, 64),
+        };
+        Traits { block_type, bits, weight_bits, zero_point, scales, span }
+    }
 
     /// The format for a file's block type; `None` for types that are not stored in this layout.
     pub fn from_block_type(block: BlockType) -> Option<Self> {
@@ -71,35 +186,43 @@ impl Format {
 
     /// The block type in a file.
     pub const fn block_type(self) -> BlockType {
-        match self {
-            Format::Q4_0 => BlockType::Q4_0,
-            Format::Q4_1 => BlockType::Q4_1,
-            Format::Q5_0 => BlockType::Q5_0,
-            Format::Q5_1 => BlockType::Q5_1,
-            Format::Q8_0 => BlockType::Q8_0,
-            Format::Q4_K => BlockType::Q4_K,
-            Format::Q5_K => BlockType::Q5_K,
-            Format::Q6_K => BlockType::Q6_K,
-        }
+        self.traits().block_type
     }
 
     /// Bits of a stored integer.
-    pub(crate) const fn extract_bits(self) -> usize {
-        match self {
-            Format::Q4_0 | Format::Q4_1 | Format::Q4_K => 4,
-            Format::Q5_0 | Format::Q5_1 | Format::Q5_K => 5,
-            Format::Q6_K => 6,
-            Format::Q8_0 => 8,
-        }
+    pub const fn stored_bits(self) -> usize {
+        self.traits().bits
     }
 
-    /// Zero point, subtracted from a stored integer. Those of Q8_0 are signed already.
-    pub(crate) const fn zero_point(self) -> i32 {
-        match self {
-            Format::Q4_0 => 8,
-            Format::Q5_0 => 16,
-            Format::Q6_K => 32,
-            _ => 0,
+    /// Bits of the integers that are multiplied. Those of eight bits are signed if the instruction set multiplies
+    /// signed bytes, and then have no zero point; all others are unsigned.
+    pub const fn weight_bits(self) -> usize {
+        self.traits().weight_bits
+    }
+
+    /// Zero point of the integers that are multiplied. Those of [`Format::levels`] become unsigned by it.
+    pub const fn zero_point(self) -> i32 {
+        self.traits().zero_point
+    }
+
+    /// Levels of stored integers, in formats whose levels are not the integers less the zero point.
+    pub const fn levels(self) -> Option<[i8; 16]> {
+        let Some(code) = self.block_type().code() else { return None };
+        let mut i = 0;
+        while i < 1 << self.stored_bits() {
+            if code.levels[i] as i32 != i as i32 - self.zero_point() {
+                return Some(code.levels);
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// Power of two by which all scales are multiplied.
+    pub const fn factor(self) -> f32 {
+        match self.block_type().code() {
+            Some(code) => code.factor,
+            None => 1.0,
         }
     }
 
@@ -110,35 +233,61 @@ impl Format {
 
     /// Bytes of quants of one group and one block of 32 columns.
     pub(crate) const fn quant_bytes(self) -> usize {
-        64 * self.extract_bits()
+        64 * self.stored_bits()
+    }
+
+    /// How the scales of a span are stored.
+    pub const fn scales(self) -> Scales {
+        self.traits().scales
     }
 
     /// Columns that share a run of scales.
     pub const fn scale_span(self) -> usize {
-        match self {
-            Format::Q4_K | Format::Q5_K | Format::Q6_K => 256,
-            _ => BLOCK,
-        }
+        self.traits().span
     }
 
     /// Bytes of scales of one group and one span.
     pub const fn scale_bytes(self) -> usize {
-        match self {
-            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => 32,
-            Format::Q4_1 | Format::Q5_1 => 64,
-            Format::Q4_K | Format::Q5_K => 64 + 8 * 32,
-            Format::Q6_K => 32 + 8 * 32,
-        }
+        let of_blocks = match self.scales() {
+            Scales::Plain | Scales::Minimum => 0,
+            Scales::Blocks => 8 * 16,
+            Scales::Halves | Scales::BlockMinimums | Scales::HalfMinimums => 8 * 32,
+            Scales::Exponents => 16,
+            Scales::Minifloats => 32,
+        };
+        self.half_bytes() + of_blocks
     }
 
     /// Bytes of the f16 values at the start of a run of scales.
     pub const fn half_bytes(self) -> usize {
-        if self.has_minimum() { 64 } else { 32 }
+        match self.scales() {
+            Scales::Exponents | Scales::Minifloats => 0,
+            _ if self.has_minimum() => 64,
+            _ => 32,
+        }
     }
 
     /// Returns true if a minimum is added to the products.
     pub const fn has_minimum(self) -> bool {
-        matches!(self, Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K)
+        matches!(self.scales(), Scales::Minimum | Scales::BlockMinimums | Scales::HalfMinimums)
+    }
+
+    /// Returns true if the halves of a block have scales of their own.
+    pub const fn has_half_scales(self) -> bool {
+        matches!(self.scales(), Scales::Halves | Scales::HalfMinimums | Scales::Minifloats)
+    }
+
+    /// Checks that all scales in whole runs are finite, and small enough that weights are.
+    pub fn are_scales_finite(self, scales: &[u8]) -> bool {
+        match self.scales() {
+            // The largest level is 12 and the factor a half: 12 * 2^(252 - 128) is below the largest f32.
+            Scales::Exponents => scales.iter().all(|e| *e <= 252),
+            Scales::Minifloats => scales.iter().all(|x| *x < 128),
+            _ => scales.chunks_exact(self.scale_bytes()).all(|run| {
+                let halves = run[..self.half_bytes()].as_chunks().0;
+                halves.iter().all(|half| f16::from_le_bytes(*half).is_finite())
+            }),
+        }
     }
 
     /// Bytes of the quants and of the scales of one group of rows with `cols` columns, a multiple of the span.
@@ -150,7 +299,7 @@ impl Format {
     /// [`Format::padding_byte`] and zeros there. Returns false if a scale is not finite.
     pub fn put_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
         match self {
-            Format::Q4_0 => put_each(row, |b, block: &[u8; 18]| {
+            Format::Q4_0 | Format::IQ4_NL => put_each(row, |b, block: &[u8; 18]| {
                 put_nibbles(block_of(quants, self, b), lane, &block[2..]);
                 put_halves(&mut scales[b * 32..], lane, &block[..2])
             }),
@@ -159,11 +308,11 @@ impl Format {
                 put_halves(&mut scales[b * 64..], lane, &block[..4])
             }),
             Format::Q5_0 => put_each(row, |b, block: &[u8; 22]| {
-                put_wide::<1>(block_of(quants, self, b), lane, join_fifth_bits(&block[6..], &block[2..6]));
+                put_words::<5>(block_of(quants, self, b), lane, join_fifth_bits(&block[6..], &block[2..6]));
                 put_halves(&mut scales[b * 32..], lane, &block[..2])
             }),
             Format::Q5_1 => put_each(row, |b, block: &[u8; 24]| {
-                put_wide::<1>(block_of(quants, self, b), lane, join_fifth_bits(&block[8..], &block[4..8]));
+                put_words::<5>(block_of(quants, self, b), lane, join_fifth_bits(&block[8..], &block[4..8]));
                 put_halves(&mut scales[b * 64..], lane, &block[..4])
             }),
             Format::Q8_0 => put_each(row, |b, block: &[u8; 34]| {
@@ -173,15 +322,15 @@ impl Format {
             Format::Q4_K => put_each(row, |s, block: &[u8; 144]| {
                 for p in 0..8 {
                     let q = extract_bits::<4>(&block[16 + p / 2 * 32..], p % 2 * 4);
-                    put_wide::<0>(block_of(quants, self, 8 * s + p), lane, q);
+                    put_words::<4>(block_of(quants, self, 8 * s + p), lane, q);
                 }
                 put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
             }),
             Format::Q5_K => put_each(row, |s, block: &[u8; 176]| {
                 for p in 0..8 {
                     let q = extract_bits::<4>(&block[48 + p / 2 * 32..], p % 2 * 4);
-                    let q = join_bits(q, extract_bits::<1>(&block[16..], p));
-                    put_wide::<1>(block_of(quants, self, 8 * s + p), lane, q);
+                    let q = join_bits::<4>(q, extract_bits::<1>(&block[16..], p));
+                    put_words::<5>(block_of(quants, self, 8 * s + p), lane, q);
                 }
                 put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
             }),
@@ -190,61 +339,102 @@ impl Format {
                 for p in 0..8 {
                     let (half, part) = (p / 4, p % 4);
                     let q = extract_bits::<4>(&block[64 * half + part % 2 * 32..], part / 2 * 4);
-                    let q = join_bits(q, extract_bits::<2>(&block[128 + 32 * half..], 2 * part));
-                    put_wide::<2>(block_of(quants, self, 8 * s + p), lane, q);
+                    let q = join_bits::<4>(q, extract_bits::<2>(&block[128 + 32 * half..], 2 * part));
+                    put_words::<6>(block_of(quants, self, 8 * s + p), lane, q);
                     for h in 0..2 {
                         scales[32 + p * 32 + h * 16 + lane] = block[192 + 2 * p + h];
                     }
                 }
                 put_halves(scales, lane, &block[208..])
             }),
+            _ => self.put_coded_row(quants, scales, lane, row),
         }
     }
 
-    /// Decodes the integers of row `lane` from one block's quants, with [`Format::zero_point`] subtracted.
-    pub(crate) fn decode_integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
-        let (mut row, words) = ([0; BLOCK], quants.chunks_exact(4 * GROUP_ROWS));
-        let bits = self.extract_bits();
-        for (v, word) in words.take(if bits == 8 { 8 } else { 4 }).enumerate() {
-            for k in 0..4 {
-                let at = lane * 4 + k;
-                if bits == 8 {
-                    row[4 * v + k] = word[at] as i8;
-                    continue;
+    /// Implements [`Format::put_row`] for block types with a [`Code`](files::blocks::gguf::coded::Code).
+    fn put_coded_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
+        let block_type = self.block_type();
+        let code = block_type.code().expect("invariant: all other types are coded");
+        let (parts, mut finite) = (block_type.values_per_block() / BLOCK, true);
+        for (b, block) in row.chunks_exact(block_type.bytes_per_block()).enumerate() {
+            let halves = (code.read_halves)(block).map(f16::to_le_bytes);
+            let of_run = b * parts * BLOCK / self.scale_span() * self.scale_bytes();
+            finite &= put_halves(&mut scales[of_run..], lane, &halves.as_flattened()[..self.half_bytes() / 16]);
+            for p in 0..parts {
+                let (part, b) = ((code.read_part)(block, p), b * parts + p);
+                let quants = block_of(quants, self, b);
+                match self.stored_bits() {
+                    1 => put_words::<1>(quants, lane, part.codes),
+                    2 => put_words::<2>(quants, lane, part.codes),
+                    3 => put_words::<3>(quants, lane, part.codes),
+                    _ => put_words::<4>(quants, lane, part.codes),
                 }
-                for half in 0..2 {
-                    let high = match bits {
-                        5 => quants[256 + at] >> (4 * half + v) & 1,
-                        6 => quants[256 + 64 * half + at] >> (2 * v) & 3,
-                        _ => 0,
-                    };
-                    let integer = word[at] >> (4 * half) & 15 | high << 4;
-                    row[16 * half + 4 * v + k] = integer as i8 - self.zero_point() as i8;
+                for (h, byte) in part.scales.iter().enumerate().take(self.block_scale_bytes() / 16) {
+                    scales[self.block_scales_at(b) + 16 * h + lane] = *byte;
                 }
+                finite &= code.scale != ScaleCode::Exponent || self.are_scales_finite(&part.scales);
             }
         }
-        row
+        finite
     }
 
-    /// Decodes the scales of the two halves of block `b` of row `lane`, and its minimum: value = scale * integer +
+    /// Bytes of scales that belong to one block of 32 columns and one group.
+    const fn block_scale_bytes(self) -> usize {
+        (self.scale_bytes() - self.half_bytes()) * BLOCK / self.scale_span()
+    }
+
+    /// Offset of the scales that belong to block `b` alone.
+    pub(crate) const fn block_scales_at(self, b: usize) -> usize {
+        let of_span = self.scale_span() / BLOCK;
+        b / of_span * self.scale_bytes() + self.half_bytes() + b % of_span * self.block_scale_bytes()
+    }
+
+    /// Decodes the weights of row `lane` from one block's quants: integers less their zero point, or levels.
+    pub(crate) fn decode_integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
+        let (bits, levels) = (self.stored_bits(), self.levels());
+        let byte = |vector: usize, k: usize| quants[64 * vector + 4 * lane + k];
+        from_fn(|column| {
+            let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
+            if bits == 8 {
+                return byte(4 * half + v, k) as i8;
+            }
+            let (mut integer, mut vector, mut at) = (0, 0, 0);
+            if bits & 4 != 0 {
+                integer = byte(v, k) >> (4 * half) & 15;
+                (vector, at) = (4, 4);
+            }
+            if bits & 2 != 0 {
+                integer |= (byte(vector + half, k) >> (2 * v) & 3) << at;
+                (vector, at) = (vector + 2, at + 2);
+            }
+            if bits & 1 != 0 {
+                integer |= (byte(vector, k) >> (4 * half + v) & 1) << at;
+            }
+            levels.map_or_else(|| integer as i8 - self.zero_point() as i8, |levels| levels[usize::from(integer)])
+        })
+    }
+
+    /// Decodes the scales of the two halves of block `b` of row `lane`, and their minimums: value = scale * integer +
     /// minimum.
     /// `scales` are those of one group.
-    pub(crate) fn decode_scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], f32) {
+    pub(crate) fn decode_scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], [f32; 2]) {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
         let run = b * BLOCK / self.scale_span() * self.scale_bytes();
-        let d = half(run + 2 * lane);
-        let part = b % (self.scale_span() / BLOCK) * 32 + lane;
-        match self {
-            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => ([d; 2], 0.0),
-            Format::Q4_1 | Format::Q5_1 => ([d; 2], half(run + 32 + 2 * lane)),
-            Format::Q4_K | Format::Q5_K => {
-                let (block_scale, min) = (scales[run + 64 + part], scales[run + 64 + part + 16]);
-                ([d * f32::from(block_scale); 2], -(half(run + 32 + 2 * lane) * f32::from(min)))
+        let d = if self.half_bytes() > 0 { half(run + 2 * lane) } else { 1.0 } * self.factor();
+        let minimum = if self.has_minimum() { half(run + 32 + 2 * lane) } else { 0.0 };
+        let byte = |h: usize| scales[self.block_scales_at(b) + 16 * h + lane];
+        let of_halves = |code: ScaleCode| [0, 1].map(|h| code.decode(byte(h)));
+        match self.scales() {
+            Scales::Plain | Scales::Minimum => ([d; 2], [minimum; 2]),
+            Scales::Blocks => ([d * f32::from(byte(0) as i8); 2], [0.0; 2]),
+            Scales::BlockMinimums => ([d * f32::from(byte(0)); 2], [-(minimum * f32::from(byte(1))); 2]),
+            Scales::Halves => (of_halves(ScaleCode::Signed).map(|(scale, _)| d * scale), [0.0; 2]),
+            Scales::HalfMinimums => {
+                let decoded = of_halves(ScaleCode::WithMinimum);
+                (decoded.map(|(scale, _)| d * scale), decoded.map(|(_, min)| -(minimum * min)))
             }
-            Format::Q6_K => {
-                let block_scales = [scales[run + 32 + part], scales[run + 32 + part + 16]];
-                (block_scales.map(|block_scale| d * f32::from(block_scale as i8)), 0.0)
-            }
+            Scales::Exponents => ([d * ScaleCode::Exponent.decode(byte(0)).0; 2], [0.0; 2]),
+            Scales::Minifloats => (of_halves(ScaleCode::Minifloat).map(|(scale, _)| d * scale), [0.0; 2]),
         }
     }
 }
@@ -277,40 +467,25 @@ fn block_of(quants: &mut [u8], format: Format, b: usize) -> &mut [u8] {
     &mut quants[b * format.quant_bytes()..][..format.quant_bytes()]
 }
 
-/// 32 integers of a row's block: byte `k` of word `v` is column `4v + k`. Packing K-quants integer by integer took
-/// about five times as long.
-type Words = [u32; BLOCK / 4];
-
-/// Extracts the `N` bits from bit `shift` on of each of the first 32 bytes.
+/// Writes integers of `BITS` bits as row `lane` of one block's quants.
 #[inline(always)]
-fn extract_bits<const N: usize>(bytes: &[u8], shift: usize) -> Words {
-    let words = bytes[..BLOCK].as_chunks().0;
-    from_fn(|v| u32::from_le_bytes(words[v]) >> shift & (0x0101_0101 * ((1 << N) - 1)))
-}
-
-/// Puts the bits of `high` above the four bits of `low`.
-#[inline(always)]
-fn join_bits(low: Words, high: Words) -> Words {
-    from_fn(|v| low[v] | high[v] << 4)
-}
-
-/// Writes integers of `4 + UPPER` bits as row `lane` of one block's quants.
-#[inline(always)]
-fn put_wide<const UPPER: usize>(quants: &mut [u8], lane: usize, q: Words) {
-    let mut put = |at: usize, word: u32| quants[at + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
-    let low = q.map(|q| q & 0x0f0f_0f0f);
-    for v in 0..4 {
-        put(64 * v, low[v] | low[4 + v] << 4);
+fn put_words<const BITS: usize>(quants: &mut [u8], lane: usize, q: Words) {
+    let mut vectors = quants.chunks_exact_mut(64);
+    let mut put = |word: u32| {
+        let vector = vectors.next().expect("invariant: a vector for each bit");
+        vector[4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
+    };
+    if BITS & 4 != 0 {
+        let low = q.map(|q| q & 0x0f0f_0f0f);
+        (0..4).for_each(|v| put(low[v] | low[4 + v] << 4));
     }
-    let high = q.map(|q| q >> 4 & 0x0f0f_0f0f);
-    let joined = |from: usize, n: usize| (0..n).fold(0, |all, v| all | high[from + v] << (UPPER * v));
-    match UPPER {
-        0 => {}
-        1 => put(256, joined(0, 8)),
-        _ => {
-            put(256, joined(0, 4));
-            put(256 + 64, joined(4, 4));
-        }
+    if BITS & 2 != 0 {
+        let two = q.map(|q| q >> (BITS & 4) & 0x0303_0303);
+        (0..2).for_each(|half| put((0..4).fold(0, |all, v| all | two[4 * half + v] << (2 * v))));
+    }
+    if BITS & 1 != 0 {
+        let one = q.map(|q| q >> (BITS & 6) & 0x0101_0101);
+        put((0..8).fold(0, |all, v| all | one[v] << v));
     }
 }
 

@@ -37,11 +37,11 @@ impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
         let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
         let blocks = quants.chunks_exact(self.format.quant_bytes());
         for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
-            let (block_scales, minimum) = self.format.decode_scale(scales, lane, b);
+            let (block_scales, minimums) = self.format.decode_scale(scales, lane, b);
             for (column, (x, q)) in x.iter_mut().zip(self.format.decode_integers(quants, lane)).enumerate() {
                 let product = block_scales[column / 16] * f32::from(q);
                 // Adding zero would lose the sign of a negative zero.
-                *x = if self.format.has_minimum() { product + minimum } else { product };
+                *x = if self.format.has_minimum() { product + minimums[column / 16] } else { product };
             }
         }
     }

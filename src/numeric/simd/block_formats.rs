@@ -39,6 +39,16 @@ use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use kernel::{Tokens, tile};
 
+/// Runs the kernel of the matrix's format, one of those listed.
+macro_rules! run_kernel_of {
+    ($isa:ident, $w:ident, $x:ident, $out:ident, $($format:ident)*) => {
+        match $w.format {
+            $(Format::$format => run_kernel::<{ Format::$format as usize }>($isa, $w, $x, $out),)*
+            other => unreachable!("no kernel for {other:?}"),
+        }
+    };
+}
+
 /// Implements [`super::products::multiply`], which checked the lengths. Q4_0 comes here only for [`Isa::Scalar`].
 pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
     let of = out.len() / w.groups;
@@ -51,18 +61,14 @@ pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &
             count,
             total: of,
         };
-        match w.format {
+        // Q4_0 has other kernels on these sets, so its shared ones are not compiled for them.
+        if w.format == Format::Q4_0 {
             // SAFETY: plain Rust; `products::multiply` checked the planes, the activations and `out`.
-            Format::Q4_0 => unsafe {
-                tile::<rows::ScalarKernel, { Format::Q4_0 as usize }, 1>(w, x, out.as_mut_ptr())
-            },
-            Format::Q4_1 => run_kernel::<{ Format::Q4_1 as usize }>(isa, w, x, out),
-            Format::Q5_0 => run_kernel::<{ Format::Q5_0 as usize }>(isa, w, x, out),
-            Format::Q5_1 => run_kernel::<{ Format::Q5_1 as usize }>(isa, w, x, out),
-            Format::Q8_0 => run_kernel::<{ Format::Q8_0 as usize }>(isa, w, x, out),
-            Format::Q4_K => run_kernel::<{ Format::Q4_K as usize }>(isa, w, x, out),
-            Format::Q5_K => run_kernel::<{ Format::Q5_K as usize }>(isa, w, x, out),
-            Format::Q6_K => run_kernel::<{ Format::Q6_K as usize }>(isa, w, x, out),
+            unsafe { tile::<rows::ScalarKernel, { Format::Q4_0 as usize }, 1>(w, x, out.as_mut_ptr()) }
+        } else {
+            run_kernel_of!(isa, w, x, out,
+                Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K Q2_K Q3_K IQ4_NL IQ4_XS IQ3_XXS IQ3_S
+                IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0 Q2_0)
         }
         first += count;
     }

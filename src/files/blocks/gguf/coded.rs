@@ -51,6 +51,7 @@ impl ScaleCode {
 }
 
 /// How a block type codes its values.
+#[derive(Clone, Copy)]
 pub struct Code {
     /// Levels of codes.
     pub levels: [i8; 16],

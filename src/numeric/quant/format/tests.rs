@@ -41,13 +41,27 @@ fn packed_rows_hold_the_values_of_the_file() {
 
 #[test]
 fn a_scale_that_is_not_finite_is_seen() {
-    for format in Format::ALL {
+    // All scales of NVFP4 are finite.
+    for format in Format::ALL.into_iter().filter(|format| *format != Format::NVFP4) {
         let block = format.block_type();
         let (quants, scales) = format.group_bytes(256);
         for blocks in [0, 256 / block.values_per_block() - 1] {
             let mut row = bytes(256 / block.values_per_block() * block.bytes_per_block(), 7);
-            let d = if format == Format::Q6_K { 208 } else { 0 };
-            row[blocks * block.bytes_per_block() + d..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
+            let d = match format {
+                Format::Q6_K => 208,
+                Format::Q2_K => 82,
+                Format::Q3_K => 108,
+                Format::TQ1_0 => 52,
+                Format::TQ2_0 => 64,
+                _ => 0,
+            };
+            let at = blocks * block.bytes_per_block() + d;
+            match format {
+                Format::MXFP4 => row[at] = 253,
+                // All nibbles of the scale are 15.
+                Format::IQ1_M => row[at + 48..at + 56].fill(0xff),
+                _ => row[at..at + 2].copy_from_slice(&f16::NAN.to_le_bytes()),
+            }
             let (mut quants, mut scales) = (vec![0; quants], vec![0; scales]);
             assert!(!format.put_row(&mut quants, &mut scales, 3, &row), "{format:?}");
         }

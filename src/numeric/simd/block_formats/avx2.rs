@@ -61,6 +61,14 @@ unsafe impl<const VNNI: bool> BlockKernel for EightRows<VNNI> {
         _mm256_xor_si256(a, b)
     }
     #[inline(always)]
+    unsafe fn load_table(table: &[u8; 16]) -> __m256i {
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()))
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: __m256i, a: __m256i) -> __m256i {
+        _mm256_shuffle_epi8(table, a)
+    }
+    #[inline(always)]
     unsafe fn shift_left<const N: i32>(a: __m256i) -> __m256i {
         _mm256_slli_epi16::<N>(a)
     }
@@ -133,6 +141,21 @@ unsafe impl<const VNNI: bool> BlockKernel for EightRows<VNNI> {
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> __m256 {
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> [__m256; 2] {
+        let x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+        let low = _mm256_and_si256(x, _mm256_set1_epi32(15));
+        [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(x))]
+    }
+    #[inline(always)]
+    unsafe fn load_exponents(p: *const u8) -> __m256 {
+        let x = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())));
+        _mm256_castsi256_ps(_mm256_max_epi32(x, _mm256_set1_epi32(1 << 22)))
+    }
+    #[inline(always)]
+    unsafe fn load_minifloats(p: *const u8) -> __m256 {
+        _mm256_cvtph_ps(_mm_slli_epi16::<7>(_mm_cvtepu8_epi16(_mm_loadl_epi64(p.cast()))))
     }
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {

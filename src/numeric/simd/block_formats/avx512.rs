@@ -1,10 +1,10 @@
 //! All sixteen rows in a register of 512 bits: `vpdpbusd`.
 
 use super::super::unrolled;
-use super::kernel::{RUN, Tokens, load_scales, unpack};
+use super::kernel::{RUN, Tokens, add_block, load_scales, unpack, zero_point};
 use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
-use crate::quant::format::Format;
+use crate::quant::format::{Format, Scales};
 use crate::simd::groups::{Groups, prefetch_block, prefetch_distance};
 use files::blocks::BLOCK;
 use std::arch::x86_64::*;
@@ -42,6 +42,14 @@ unsafe impl BlockKernel for SixteenRows {
     #[inline(always)]
     unsafe fn xor(a: __m512i, b: __m512i) -> __m512i {
         _mm512_xor_si512(a, b)
+    }
+    #[inline(always)]
+    unsafe fn load_table(table: &[u8; 16]) -> __m512i {
+        _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()))
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: __m512i, a: __m512i) -> __m512i {
+        _mm512_shuffle_epi8(table, a)
     }
     #[inline(always)]
     unsafe fn shift_left<const N: i32>(a: __m512i) -> __m512i {
@@ -92,6 +100,21 @@ unsafe impl BlockKernel for SixteenRows {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
     }
     #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> [__m512; 2] {
+        let x = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+        let low = _mm512_and_si512(x, _mm512_set1_epi32(15));
+        [_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(x))]
+    }
+    #[inline(always)]
+    unsafe fn load_exponents(p: *const u8) -> __m512 {
+        let x = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())));
+        _mm512_castsi512_ps(_mm512_max_epi32(x, _mm512_set1_epi32(1 << 22)))
+    }
+    #[inline(always)]
+    unsafe fn load_minifloats(p: *const u8) -> __m512 {
+        _mm512_cvtph_ps(_mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         _mm512_mul_ps(a, b)
     }
@@ -110,8 +133,8 @@ unsafe impl BlockKernel for SixteenRows {
 /// memory at 18 GB/s instead of 29.
 const SWEEP: usize = 256;
 
-/// Data of blocks that the kernel needs besides [`ActBlock`], for a sweep of `T` tokens: the factor of the minimums, as
-/// bits, or the initial values of the sums of the two halves.
+/// Data of blocks that the kernel needs besides [`ActBlock`], for a sweep of `T` tokens: the initial values of
+/// [`add_block`].
 struct SumStarts<const T: usize>([[MaybeUninit<[i32; 4]>; SWEEP / 4]; 2]);
 
 impl<const T: usize> SumStarts<T> {
@@ -174,28 +197,27 @@ unsafe fn prepare_acts<const F: usize, const T: usize>(
         let (low, high) = (_mm_movelh_ps(pair(0), pair(1)), _mm_movelh_ps(pair(2), pair(3)));
         let d = _mm_shuffle_ps::<0b10_00_10_00>(low, high);
         let offset = _mm_castps_si128(_mm_shuffle_ps::<0b11_01_11_01>(low, high));
-        let (first, second) = match format {
-            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => {
-                let sum = _mm_mul_ps(_mm_cvtepi32_ps(offset), _mm_set1_ps(-0.125));
-                (_mm_castps_si128(_mm_mul_ps(d, sum)), offset)
-            }
-            Format::Q6_K => {
-                let sums = |i: usize| {
-                    let q = _mm_loadu_si128((&raw const (*act(i)).q).cast());
-                    _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(32), q)
-                };
-                let sums = _mm_hadd_epi32(_mm_hadd_epi32(sums(0), sums(1)), _mm_hadd_epi32(sums(2), sums(3)));
-                let first = _mm_sub_epi32(_mm_setzero_si128(), sums);
-                (first, _mm_sub_epi32(_mm_slli_epi32::<2>(offset), first))
-            }
-            Format::Q8_0 => (_mm_slli_epi32::<4>(offset), offset),
-            Format::Q5_0 => (_mm_slli_epi32::<1>(offset), offset),
-            Format::Q4_0 => (offset, offset),
+        let float = |sums: __m128i| _mm_castps_si128(_mm_cvtepi32_ps(sums));
+        let start = |sums: __m128i| {
+            let zero_point = zero_point::<SixteenRows, F>();
+            _mm_mullo_epi32(sums, _mm_set1_epi32(-zero_point))
         };
-        _mm_storeu_si128(starts.four(0, t, b), first);
-        if format == Format::Q6_K {
-            _mm_storeu_si128(starts.four(1, t, b), second);
+        let sum = _mm_sub_epi32(_mm_setzero_si128(), _mm_srai_epi32::<3>(offset));
+        if format.has_half_scales() {
+            let sums = |i: usize| {
+                let q = _mm_loadu_si128((&raw const (*act(i)).q).cast());
+                _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), q)
+            };
+            let first = _mm_hadd_epi32(_mm_hadd_epi32(sums(0), sums(1)), _mm_hadd_epi32(sums(2), sums(3)));
+            let of = |sums| if format.has_minimum() { float(sums) } else { start(sums) };
+            _mm_storeu_si128(starts.four(0, t, b), of(first));
+            _mm_storeu_si128(starts.four(1, t, b), of(_mm_sub_epi32(sum, first)));
+            continue;
         }
+        let sign = if format.scales() == Scales::BlockMinimums { -1.0 } else { 1.0 };
+        let factor = _mm_mul_ps(_mm_mul_ps(d, _mm_cvtepi32_ps(sum)), _mm_set1_ps(sign));
+        let first = if format.has_minimum() { _mm_castps_si128(factor) } else { start(sum) };
+        _mm_storeu_si128(starts.four(0, t, b), first);
     }
 }
 
@@ -222,36 +244,14 @@ unsafe fn sweep<const F: usize, const T: usize>(
         for b in 0..RUN.min(blocks.end - run) {
             prefetch_block::<F>(quants, scales, b, near);
             let w = unpack::<SixteenRows, F>(quants.add(b * format.quant_bytes()));
-            let (block_scales, minimum) = load_scales::<SixteenRows, F>(scales, 0, b);
+            let block_scales = load_scales::<SixteenRows, F>(scales, 0, b);
             let at = run - blocks.start + b;
             unrolled!(T, |t| {
                 let act = &*acts[t].add(run + b);
-                let q = act.q.as_ptr();
-                let d = _mm512_set1_ps(act.d);
-                let starts = |half: usize| starts.at(half, t, at);
-                let start = |half: usize| _mm512_set1_epi32(*starts(half));
-                if F == const { Format::Q6_K as usize } {
-                    let x = SixteenRows::dot_half_block::<6>(start(0), [w[0], w[1], w[2], w[3]], q);
-                    let y = SixteenRows::dot_half_block::<6>(start(1), [w[4], w[5], w[6], w[7]], q.add(16));
-                    // Integers below 2^24: exact.
-                    let x = _mm512_mul_ps(_mm512_cvtepi32_ps(x), block_scales[0]);
-                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(y), block_scales[1], x);
-                    acc[t] = _mm512_fmadd_ps(sum, _mm512_mul_ps(minimum, d), acc[t]);
-                } else if format.has_minimum() {
-                    let sum = SixteenRows::dot_block::<8>(_mm512_setzero_si512(), w, q);
-                    acc[t] =
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(block_scales[0], d), acc[t]);
-                    let s = _mm512_set1_ps(f32::from_bits(*starts(0) as u32));
-                    acc[t] = if format.scale_span() == BLOCK {
-                        _mm512_fmadd_ps(minimum, s, acc[t])
-                    } else {
-                        _mm512_fnmadd_ps(minimum, s, acc[t])
-                    };
-                } else {
-                    let sum = SixteenRows::dot_block::<8>(start(0), w, q);
-                    acc[t] =
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(block_scales[0], d), acc[t]);
-                }
+                // The second one is not filled in, and not used, if a block has one scale.
+                let second = if format.has_half_scales() { *starts.at(1, t, at) } else { 0 };
+                let x = (act.q.as_ptr(), act.d, [*starts.at(0, t, at), second]);
+                acc[t] = add_block::<SixteenRows, F>(acc[t], &w, &block_scales, x);
             });
         }
         quants = quants.add(RUN * format.quant_bytes());

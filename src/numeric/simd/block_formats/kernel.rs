@@ -4,7 +4,7 @@
 use super::super::unrolled;
 use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
-use crate::quant::format::Format;
+use crate::quant::format::{Format, Scales};
 use crate::simd::groups::Groups;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::groups::{prefetch_block, prefetch_distance};
@@ -39,35 +39,33 @@ struct PreparedAct {
     q: [i8; BLOCK],
     /// Scale.
     d: f32,
-    /// Factor of a block's minimums: `sum(q) * d`, negated for Q4_K and Q5_K.
-    minimum: f32,
-    /// Initial values of the sums of the two halves. The sum of a whole block starts from the first.
+    /// See [`add_block`].
     start: [i32; 2],
 }
 
 impl PreparedAct {
-    const ZERO: Self = Self { q: [0; BLOCK], d: 0.0, minimum: 0.0, start: [0; 2] };
+    const ZERO: Self = Self { q: [0; BLOCK], d: 0.0, start: [0; 2] };
 
     #[inline(always)]
     unsafe fn new<R: BlockKernel, const F: usize>(act: &ActBlock) -> Self {
-        let sum = (-act.offset / 8) as f32;
-        let minimum = match const { Format::ALL[F] } {
-            Format::Q4_1 | Format::Q5_1 => act.d * sum,
-            Format::Q4_K | Format::Q5_K => -(act.d * sum),
-            _ => 0.0,
+        let format = const { Format::ALL[F] };
+        let sum = -act.offset / 8;
+        let first = if format.has_half_scales() { R::sum_bytes(act.q.as_ptr()) } else { sum };
+        let start = match format.scales() {
+            Scales::Minimum => [(act.d * sum as f32).to_bits() as i32, 0],
+            Scales::BlockMinimums => [(-(act.d * sum as f32)).to_bits() as i32, 0],
+            Scales::HalfMinimums => [first, sum - first].map(|sum| (sum as f32).to_bits() as i32),
+            _ => [first, sum - first].map(|sum| R::START - zero_point::<R, F>() * sum),
         };
-        let [first, second] = match const { Format::ALL[F] } {
-            Format::Q4_0 => [act.offset; 2],
-            Format::Q5_0 => [2 * act.offset; 2],
-            Format::Q8_0 if !R::SIGNED => [16 * act.offset; 2],
-            Format::Q6_K => {
-                let first = -32 * R::sum_bytes(act.q.as_ptr());
-                [first, 4 * act.offset - first]
-            }
-            _ => [0; 2],
-        };
-        Self { q: act.q, d: act.d, minimum, start: [first + R::START, second + R::START] }
+        Self { q: act.q, d: act.d, start }
     }
+}
+
+/// Zero point of the bytes that [`unpack`] returns.
+#[inline(always)]
+pub fn zero_point<R: BlockKernel, const F: usize>() -> i32 {
+    let format = const { Format::ALL[F] };
+    if R::SIGNED && format.weight_bits() == 8 { 0 } else { format.zero_point() }
 }
 
 /// Multiplies all groups with `x.count <= T` tokens; missing tokens count as zeros. `F` is the format's index in
@@ -191,40 +189,85 @@ impl RowSpan {
                 prefetch_block::<F>(self.quants, self.scales, b, near);
             }
             let w = unpack::<R, F>(self.quants.add(b * format.quant_bytes() + 4 * self.row));
-            let (block_scales, minimum) = load_scales::<R, F>(self.scales, self.row, b);
+            let scales = load_scales::<R, F>(self.scales, self.row, b);
             unrolled!(T, |t| {
                 let act = acts.add(t);
                 let q = (&raw const (*act).q).cast::<i8>();
-                let d = R::splat((*act).d);
-                if F == const { Format::Q6_K as usize } {
-                    let (x, y) = (R::splat_sum((*act).start[0]), R::splat_sum((*act).start[1]));
-                    let x = R::dot_half_block::<6>(x, [w[0], w[1], w[2], w[3]], q);
-                    let y = R::dot_half_block::<6>(y, [w[4], w[5], w[6], w[7]], q.add(16));
-                    // Integers below 2^24: exact.
-                    let sum = R::fma(
-                        R::sums_to_floats(y),
-                        block_scales[1],
-                        R::mul(R::sums_to_floats(x), block_scales[0]),
-                    );
-                    acc[t] = R::fma(sum, R::mul(minimum, d), acc[t]);
-                } else {
-                    let sum = match format.extract_bits() {
-                        4 => R::dot_block::<4>(R::splat_sum((*act).start[0]), w, q),
-                        5 => R::dot_block::<5>(R::splat_sum((*act).start[0]), w, q),
-                        _ => R::dot_block::<8>(R::splat_sum((*act).start[0]), w, q),
-                    };
-                    acc[t] = R::fma(R::sums_to_floats(sum), R::mul(block_scales[0], d), acc[t]);
-                    if format.has_minimum() {
-                        acc[t] = R::fma(minimum, R::splat((*act).minimum), acc[t]);
-                    }
-                }
+                acc[t] = add_block::<R, F>(acc[t], &w, &scales, (q, (*act).d, (*act).start));
             });
         }
     }
 }
 
-/// Loads the factor of the integer sums of block `b` of a run, and its minimum. For Q6_K: the factors of the two
-/// halves, and the factor of both. `scales` are those of the run's first block, `row` is the first row of the register.
+/// Adds a block of a token to the sums of the rows of a register, given the activations' integers, their scale, and
+/// the initial values of the sums of the two halves. The sum of a whole block starts from the first. In formats with a
+/// minimum, whose zero point is 0, they are bits of floats: the factor of the block's minimums, or the sums of the
+/// activations of the halves.
+///
+/// # Safety
+///
+/// The CPU has the set of `R`; `q` holds 32 activations.
+#[inline(always)]
+pub unsafe fn add_block<R: BlockKernel, const F: usize>(
+    acc: R::Floats,
+    w: &[R::Bytes; 8],
+    scales: &BlockScales<R::Floats>,
+    (q, d, start): (*const i8, f32, [i32; 2]),
+) -> R::Floats {
+    let format = const { Format::ALL[F] };
+    let of_sums = |start: i32| R::splat_sum(if format.has_minimum() { R::START } else { start });
+    let factor = R::mul(scales.d, R::splat(d));
+    let float = |bits: i32| R::splat(f32::from_bits(bits as u32));
+    if format.has_half_scales() {
+        let (low, high) = ([w[0], w[1], w[2], w[3]], [w[4], w[5], w[6], w[7]]);
+        let (x, y) = match format.weight_bits() {
+            4 | 5 => (
+                R::dot_half_block::<5>(of_sums(start[0]), low, q),
+                R::dot_half_block::<5>(of_sums(start[1]), high, q.add(16)),
+            ),
+            6 => (
+                R::dot_half_block::<6>(of_sums(start[0]), low, q),
+                R::dot_half_block::<6>(of_sums(start[1]), high, q.add(16)),
+            ),
+            _ => (
+                R::dot_half_block::<8>(of_sums(start[0]), low, q),
+                R::dot_half_block::<8>(of_sums(start[1]), high, q.add(16)),
+            ),
+        };
+        let x = R::mul(R::sums_to_floats(x), scales.halves[0]);
+        let sum = R::fma(R::sums_to_floats(y), scales.halves[1], x);
+        let acc = R::fma(sum, factor, acc);
+        if format.has_minimum() {
+            // Integers: exact.
+            let x = R::mul(scales.minimums[0], float(start[0]));
+            let minimum = R::fma(scales.minimums[1], float(start[1]), x);
+            return R::fma(minimum, R::mul(scales.minimum, R::splat(-d)), acc);
+        }
+        return acc;
+    }
+    let sum = match format.weight_bits() {
+        4 => R::dot_block::<4>(of_sums(start[0]), *w, q),
+        5 => R::dot_block::<5>(of_sums(start[0]), *w, q),
+        _ => R::dot_block::<8>(of_sums(start[0]), *w, q),
+    };
+    let acc = R::fma(R::sums_to_floats(sum), factor, acc);
+    if format.has_minimum() { R::fma(scales.minimum, float(start[0]), acc) } else { acc }
+}
+
+/// Scales of a block, for the rows of a register. What a format lacks is zero.
+pub struct BlockScales<Floats> {
+    /// Factor of the block's sums.
+    d: Floats,
+    /// Factors of the sums of the halves, before they are added.
+    halves: [Floats; 2],
+    /// Minimum of the block, or the factor of [`BlockScales::minimums`].
+    minimum: Floats,
+    /// Minimums of the halves.
+    minimums: [Floats; 2],
+}
+
+/// Loads the scales of block `b` of a run. `scales` are those of the run's first block, `row` is the first row of the
+/// register.
 ///
 /// # Safety
 ///
@@ -234,37 +277,44 @@ pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
     scales: *const u8,
     row: usize,
     b: usize,
-) -> ([R::Floats; 2], R::Floats) {
-    match const { Format::ALL[F] } {
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => {
-            ([R::load_f16(scales.add(32 * b + 2 * row)); 2], R::splat(0.0))
+) -> BlockScales<R::Floats> {
+    let (format, zeros) = (const { Format::ALL[F] }, [R::splat(0.0); 2]);
+    let halves = scales.add(b * BLOCK / format.scale_span() * format.scale_bytes() + 2 * row);
+    let at = scales.add(format.block_scales_at(b) + row);
+    let d = if format.half_bytes() > 0 { R::load_f16(halves) } else { R::splat(1.0) };
+    let d = if format.factor() == 1.0 { d } else { R::mul(d, R::splat(format.factor())) };
+    let minimum = if format.has_minimum() { R::load_f16(halves.add(32)) } else { zeros[0] };
+    let plain = BlockScales { d, halves: zeros, minimum, minimums: zeros };
+    match format.scales() {
+        Scales::Plain | Scales::Minimum => plain,
+        Scales::Blocks => BlockScales { d: R::mul(d, R::load_i8(at)), ..plain },
+        Scales::BlockMinimums => BlockScales {
+            d: R::mul(d, R::load_u8(at)),
+            minimum: R::mul(minimum, R::load_u8(at.add(16))),
+            ..plain
+        },
+        Scales::Halves => BlockScales { halves: [R::load_i8(at), R::load_i8(at.add(16))], ..plain },
+        Scales::HalfMinimums => {
+            let ([x, min_x], [y, min_y]) = (R::load_nibbles(at), R::load_nibbles(at.add(16)));
+            BlockScales { halves: [x, y], minimums: [min_x, min_y], ..plain }
         }
-        Format::Q4_1 | Format::Q5_1 => {
-            let at = scales.add(64 * b + 2 * row);
-            ([R::load_f16(at); 2], R::load_f16(at.add(32)))
-        }
-        Format::Q4_K | Format::Q5_K => {
-            let (halves, at) = (scales.add(2 * row), scales.add(64 + 32 * b + row));
-            let block_scale = R::mul(R::load_f16(halves), R::load_u8(at));
-            ([block_scale; 2], R::mul(R::load_f16(halves.add(32)), R::load_u8(at.add(16))))
-        }
-        Format::Q6_K => {
-            let at = scales.add(32 + 32 * b + row);
-            ([R::load_i8(at), R::load_i8(at.add(16))], R::load_f16(scales.add(2 * row)))
+        Scales::Exponents => BlockScales { d: R::mul(d, R::load_exponents(at)), ..plain },
+        Scales::Minifloats => {
+            BlockScales { halves: [R::load_minifloats(at), R::load_minifloats(at.add(16))], ..plain }
         }
     }
 }
 
-/// Unpacks the integers of one block: element `v` has columns `4v..4v + 4` of each row.
+/// Unpacks the weights of one block, [`zero_point`] added: element `v` has columns `4v..4v + 4` of each row.
 ///
 /// # Safety
 ///
 /// The CPU has the set of `R`; `p` holds the block's quants, from the register's first row on.
 #[inline(always)]
 pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes; 8] {
-    let bits = const { Format::ALL[F].extract_bits() };
-    let nibble = R::splat_byte(15);
-    let mut w = [nibble; 8];
+    let format = const { Format::ALL[F] };
+    let bits = format.stored_bits();
+    let mut w = [R::splat_byte(0); 8];
     if bits == 8 {
         unrolled!(8, |v| {
             let x = R::load(p.add(64 * v));
@@ -272,31 +322,48 @@ pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes;
         });
         return w;
     }
-    unrolled!(4, |v| {
-        let x = R::load(p.add(64 * v));
-        w[v] = R::and(x, nibble);
-        w[4 + v] = R::and(R::shift_right::<4>(x), nibble);
-    });
-    if bits == 5 {
-        let (x, fifth) = (R::load(p.add(256)), R::splat_byte(16));
-        w[0] = R::or(w[0], R::and(R::shift_left::<4>(x), fifth));
-        w[1] = R::or(w[1], R::and(R::shift_left::<3>(x), fifth));
-        w[2] = R::or(w[2], R::and(R::shift_left::<2>(x), fifth));
-        w[3] = R::or(w[3], R::and(R::shift_left::<1>(x), fifth));
-        w[4] = R::or(w[4], R::and(x, fifth));
-        w[5] = R::or(w[5], R::and(R::shift_right::<1>(x), fifth));
-        w[6] = R::or(w[6], R::and(R::shift_right::<2>(x), fifth));
-        w[7] = R::or(w[7], R::and(R::shift_right::<3>(x), fifth));
-    }
-    if bits == 6 {
-        unrolled!(2, |half| {
-            let (x, upper) = (R::load(p.add(256 + 64 * half)), R::splat_byte(48));
-            let w = &mut w[4 * half..][..4];
-            w[0] = R::or(w[0], R::and(R::shift_left::<4>(x), upper));
-            w[1] = R::or(w[1], R::and(R::shift_left::<2>(x), upper));
-            w[2] = R::or(w[2], R::and(x, upper));
-            w[3] = R::or(w[3], R::and(R::shift_right::<2>(x), upper));
+    if bits & 4 != 0 {
+        let nibble = R::splat_byte(15);
+        unrolled!(4, |v| {
+            let x = R::load(p.add(64 * v));
+            w[v] = R::and(x, nibble);
+            w[4 + v] = R::and(shift_left::<R>(x, -4), nibble);
         });
     }
+    if bits & 2 != 0 {
+        let (p, at) = (p.add(64 * (bits & 4)), (bits & 4) as i32);
+        unrolled!(2, |half| {
+            let (x, two) = (R::load(p.add(64 * half)), R::splat_byte(3 << at));
+            unrolled!(4, |v| {
+                w[4 * half + v] = R::or(w[4 * half + v], R::and(shift_left::<R>(x, at - 2 * v as i32), two));
+            });
+        });
+    }
+    if bits & 1 != 0 {
+        let (p, at) = (p.add(64 * (bits & 6)), (bits & 6) as i32);
+        let (x, one) = (R::load(p), R::splat_byte(1 << at));
+        unrolled!(8, |v| {
+            w[v] = R::or(w[v], R::and(shift_left::<R>(x, at - v as i32), one));
+        });
+    }
+    if let Some(levels) = format.levels() {
+        let table = R::load_table(&levels.map(|level| (i32::from(level) + zero_point::<R, F>()) as u8));
+        unrolled!(8, |v| { w[v] = R::look_up(table, w[v]) });
+    }
     w
+}
+
+/// Shifts bytes by a number of bits that is known where this is inlined, to the right if it is negative. Bits of a
+/// neighbour may come in.
+#[inline(always)]
+unsafe fn shift_left<R: BlockKernel>(x: R::Bytes, by: i32) -> R::Bytes {
+    macro_rules! shifts {
+        ($($n:literal)*) => {
+            match by {
+                $(_ if by == $n => R::shift_left::<$n>(x), _ if by == -$n => R::shift_right::<$n>(x),)*
+                _ => x,
+            }
+        };
+    }
+    shifts!(1 2 3 4 5 6 7)
 }

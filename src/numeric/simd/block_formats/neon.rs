@@ -71,6 +71,14 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
         veorq_u8(a, b)
     }
     #[inline(always)]
+    unsafe fn load_table(table: &[u8; 16]) -> uint8x16_t {
+        vld1q_u8(table.as_ptr())
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: uint8x16_t, a: uint8x16_t) -> uint8x16_t {
+        vqtbl1q_u8(table, a)
+    }
+    #[inline(always)]
     unsafe fn shift_left<const N: i32>(a: uint8x16_t) -> uint8x16_t {
         vshlq_n_u8::<N>(a)
     }
@@ -143,6 +151,23 @@ unsafe impl<const DOT: bool> BlockKernel for FourRows<DOT> {
     unsafe fn load_i8(p: *const u8) -> float32x4_t {
         let x = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
         vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> [float32x4_t; 2] {
+        let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+        [vand_u8(x, vdup_n_u8(15)), vshr_n_u8::<4>(x)]
+            .map(|x| vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x)))))
+    }
+    #[inline(always)]
+    unsafe fn load_exponents(p: *const u8) -> float32x4_t {
+        let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+        let bits = vshlq_n_u32::<23>(vmovl_u16(vget_low_u16(vmovl_u8(x))));
+        vreinterpretq_f32_u32(vmaxq_u32(bits, vdupq_n_u32(1 << 22)))
+    }
+    #[inline(always)]
+    unsafe fn load_minifloats(p: *const u8) -> float32x4_t {
+        let x = vreinterpret_u8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+        widen_f16(vget_low_u16(vshlq_n_u16::<7>(vmovl_u8(x))))
     }
     #[inline(always)]
     unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {

@@ -30,6 +30,10 @@ pub unsafe trait BlockKernel {
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn xor(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Loads sixteen bytes as a table.
+    unsafe fn load_table(table: &[u8; 16]) -> Self::Bytes;
+    /// Replaces bytes below 16 by those of a table.
+    unsafe fn look_up(table: Self::Bytes, a: Self::Bytes) -> Self::Bytes;
     /// Shifts bytes left. Bits of a neighbour may come in.
     unsafe fn shift_left<const N: i32>(a: Self::Bytes) -> Self::Bytes;
     /// Shifts bytes right. Bits of a neighbour may come in.
@@ -66,6 +70,12 @@ pub unsafe trait BlockKernel {
     unsafe fn load_u8(p: *const u8) -> Self::Floats;
     /// Loads a signed byte for each row.
     unsafe fn load_i8(p: *const u8) -> Self::Floats;
+    /// Loads the low and the high nibble of a byte for each row.
+    unsafe fn load_nibbles(p: *const u8) -> [Self::Floats; 2];
+    /// Loads a power of two for each row: bytes are the upper bits of an f32 without sign, 0 stands for 2^-127.
+    unsafe fn load_exponents(p: *const u8) -> Self::Floats;
+    /// Loads a byte for each row, the bits of an f16 from bit 7 on.
+    unsafe fn load_minifloats(p: *const u8) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
@@ -107,6 +117,14 @@ unsafe impl BlockKernel for ScalarKernel {
     #[inline(always)]
     unsafe fn xor(a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
         from_fn(|i| a[i] ^ b[i])
+    }
+    #[inline(always)]
+    unsafe fn load_table(table: &[u8; 16]) -> [u8; 64] {
+        from_fn(|i| table[i % 16])
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: [u8; 64], a: [u8; 64]) -> [u8; 64] {
+        a.map(|x| table[usize::from(x & 15)])
     }
     #[inline(always)]
     unsafe fn shift_left<const N: i32>(a: [u8; 64]) -> [u8; 64] {
@@ -162,6 +180,20 @@ unsafe impl BlockKernel for ScalarKernel {
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> [f32; 16] {
         p.cast::<[i8; 16]>().read().map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> [[f32; 16]; 2] {
+        let x = p.cast::<[u8; 16]>().read();
+        [x.map(|x| f32::from(x & 15)), x.map(|x| f32::from(x >> 4))]
+    }
+    #[inline(always)]
+    unsafe fn load_exponents(p: *const u8) -> [f32; 16] {
+        p.cast::<[u8; 16]>().read().map(|x| f32::from_bits((u32::from(x) << 23).max(1 << 22)))
+    }
+    #[inline(always)]
+    unsafe fn load_minifloats(p: *const u8) -> [f32; 16] {
+        let x = p.cast::<[u8; 16]>().read();
+        x.map(|x| half::f16::from_bits(u16::from(x) << 7).to_f32())
     }
     #[inline(always)]
     unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {

@@ -1,6 +1,7 @@
 //! Every kernel against the definition of the products, bit for bit.
 
 use super::*;
+use crate::quant::format::Scales;
 use files::blocks::BLOCK;
 use half::f16;
 
@@ -12,18 +13,29 @@ fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[Act
         let of_half = |half: usize| -> i32 {
             (16 * half..16 * half + 16).map(|c| i32::from(integers[c]) * i32::from(act.q[c])).sum()
         };
-        if format == Format::Q6_K {
-            let run = &scales[b / 8 * format.scale_bytes()..];
-            let block_scale = |half: usize| i32::from(run[32 + b % 8 * 32 + 16 * half + row] as i8);
-            let d = f16::from_le_bytes([run[2 * row], run[2 * row + 1]]).to_f32();
-            let sum = block_scale(0) * of_half(0) + block_scale(1) * of_half(1);
-            acc = (sum as f32).mul_add(d * act.d, acc);
+        let (block_scales, [minimum, _]) = format.decode_scale(scales, row, b);
+        if !format.has_half_scales() {
+            acc = ((of_half(0) + of_half(1)) as f32).mul_add(block_scales[0] * act.d, acc);
+            if format.has_minimum() {
+                acc = minimum.mul_add(act.d * (-act.offset / 8) as f32, acc);
+            }
             continue;
         }
-        let ([block_scale, _], minimum) = format.decode_scale(scales, row, b);
-        acc = ((of_half(0) + of_half(1)) as f32).mul_add(block_scale * act.d, acc);
+        let run = &scales[b / 8 * format.scale_bytes()..];
+        let half = |at: usize| f16::from_le_bytes([run[at], run[at + 1]]).to_f32() * format.factor();
+        let byte = |h: usize| scales[format.block_scales_at(b) + 16 * h + row];
+        let scale = |h: usize| match format.scales() {
+            Scales::Halves => f32::from(byte(h) as i8),
+            Scales::HalfMinimums => f32::from(byte(h) & 15),
+            _ => block_scales[h] / format.factor(),
+        };
+        let d = if format.half_bytes() > 0 { half(2 * row) } else { format.factor() };
+        let sum = (of_half(1) as f32).mul_add(scale(1), of_half(0) as f32 * scale(0));
+        acc = sum.mul_add(d * act.d, acc);
         if format.has_minimum() {
-            acc = minimum.mul_add(act.d * (-act.offset / 8) as f32, acc);
+            let of_acts = act.q.as_chunks::<16>().0.iter().map(|q| q.iter().map(|&q| i32::from(q)).sum::<i32>());
+            let minimum: i32 = of_acts.enumerate().map(|(h, sum)| i32::from(byte(h) >> 4) * sum).sum();
+            acc = (minimum as f32).mul_add(-(half(32 + 2 * row) * act.d), acc);
         }
     }
     acc
@@ -76,8 +88,12 @@ impl Seeded {
             run[..halves].as_chunks_mut().0.iter_mut().for_each(|half| *half = self.half());
             for block_scales in run[halves..].chunks_mut(16) {
                 self.bytes(block_scales);
-                if format != Format::Q6_K {
-                    block_scales.iter_mut().for_each(|x| *x &= 63);
+                match format.scales() {
+                    Scales::Halves if format == Format::Q6_K => {}
+                    Scales::HalfMinimums => {}
+                    Scales::Exponents => block_scales.iter_mut().for_each(|x| *x = (*x).min(140)),
+                    Scales::Minifloats => block_scales.iter_mut().for_each(|x| *x &= 127),
+                    _ => block_scales.iter_mut().for_each(|x| *x &= 63),
                 }
             }
         }
