@@ -189,6 +189,15 @@ impl Format {
         self.traits().block_type
     }
 
+    /// The format with whose kernels this one is multiplied: they differ in their file alone.
+    pub(crate) const fn kernel_format(self) -> Self {
+        match self {
+            Format::TQ1_0 => Format::TQ2_0,
+            Format::IQ2_XS => Format::IQ2_S,
+            other => other,
+        }
+    }
+
     /// Bits of a stored integer.
     pub const fn stored_bits(self) -> usize {
         self.traits().bits
@@ -359,7 +368,8 @@ impl Format {
         for (b, block) in row.chunks_exact(block_type.bytes_per_block()).enumerate() {
             let halves = (code.read_halves)(block).map(f16::to_le_bytes);
             let of_run = b * parts * BLOCK / self.scale_span() * self.scale_bytes();
-            finite &= put_halves(&mut scales[of_run..], lane, &halves.as_flattened()[..self.half_bytes() / 16]);
+            finite &=
+                put_halves(&mut scales[of_run..], lane, &halves.as_flattened()[..self.half_bytes() / 16]);
             for p in 0..parts {
                 let (part, b) = ((code.read_part)(block, p), b * parts + p);
                 let quants = block_of(quants, self, b);
@@ -389,54 +399,88 @@ impl Format {
         b / of_span * self.scale_bytes() + self.half_bytes() + b % of_span * self.block_scale_bytes()
     }
 
-    /// Decodes the weights of row `lane` from one block's quants: integers less their zero point, or levels.
-    pub(crate) fn decode_integers(self, quants: &[u8], lane: usize) -> [i8; BLOCK] {
-        let (bits, levels) = (self.stored_bits(), self.levels());
-        let byte = |vector: usize, k: usize| quants[64 * vector + 4 * lane + k];
-        from_fn(|column| {
-            let (half, v, k) = (column / 16, column % 16 / 4, column % 4);
-            if bits == 8 {
-                return byte(4 * half + v, k) as i8;
+    /// Decodes the weights of row `lane` from one block's quants: integers less their zero point, or `levels`, which are
+    /// [`Format::levels`].
+    #[inline(always)]
+    pub(crate) fn decode_integers(
+        self,
+        quants: &[u8],
+        lane: usize,
+        levels: Option<&[i8; 16]>,
+    ) -> [i8; BLOCK] {
+        let (bits, mut vectors) = (self.stored_bits(), quants.chunks_exact(64));
+        let mut next = || {
+            let vector = vectors.next().expect("invariant: a vector for each bit");
+            u32::from_le_bytes(from_fn(|k| vector[4 * lane + k]))
+        };
+        if bits == 8 {
+            let bytes: [[u8; 4]; 8] = from_fn(|_| next().to_le_bytes());
+            return from_fn(|column| bytes[column / 4][column % 4] as i8);
+        }
+        let mut q: Words = [0; BLOCK / 4];
+        if bits & 4 != 0 {
+            for v in 0..4 {
+                let word = next();
+                (q[v], q[4 + v]) = (word & 0x0f0f_0f0f, word >> 4 & 0x0f0f_0f0f);
             }
-            let (mut integer, mut vector, mut at) = (0, 0, 0);
-            if bits & 4 != 0 {
-                integer = byte(v, k) >> (4 * half) & 15;
-                (vector, at) = (4, 4);
+        }
+        if bits & 2 != 0 {
+            for half in q.as_chunks_mut::<4>().0 {
+                let word = next();
+                half.iter_mut()
+                    .enumerate()
+                    .for_each(|(v, q)| *q |= (word >> (2 * v) & 0x0303_0303) << (bits & 4));
             }
-            if bits & 2 != 0 {
-                integer |= (byte(vector + half, k) >> (2 * v) & 3) << at;
-                (vector, at) = (vector + 2, at + 2);
-            }
-            if bits & 1 != 0 {
-                integer |= (byte(vector, k) >> (4 * half + v) & 1) << at;
-            }
-            levels.map_or_else(|| integer as i8 - self.zero_point() as i8, |levels| levels[usize::from(integer)])
-        })
+        }
+        if bits & 1 != 0 {
+            let word = next();
+            q.iter_mut().enumerate().for_each(|(v, q)| *q |= (word >> v & 0x0101_0101) << (bits & 6));
+        }
+        let zero_point = self.zero_point() as i8;
+        let integers = q.map(u32::to_le_bytes);
+        let integer = |column: usize| integers[column / 4][column % 4];
+        match levels {
+            Some(levels) => from_fn(|column| levels[usize::from(integer(column) & 15)]),
+            None => from_fn(|column| integer(column) as i8 - zero_point),
+        }
     }
 
-    /// Decodes the scales of the two halves of block `b` of row `lane`, and their minimums: value = scale * integer +
-    /// minimum.
-    /// `scales` are those of one group.
-    pub(crate) fn decode_scale(self, scales: &[u8], lane: usize, b: usize) -> ([f32; 2], [f32; 2]) {
+    /// Decodes the scales of block `b` of row `lane`; `scales` are those of one group.
+    #[inline(always)]
+    pub(crate) fn decode_scales(self, scales: &[u8], lane: usize, b: usize) -> BlockScales<f32> {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
         let run = b * BLOCK / self.scale_span() * self.scale_bytes();
         let d = if self.half_bytes() > 0 { half(run + 2 * lane) } else { 1.0 } * self.factor();
         let minimum = if self.has_minimum() { half(run + 32 + 2 * lane) } else { 0.0 };
         let byte = |h: usize| scales[self.block_scales_at(b) + 16 * h + lane];
-        let of_halves = |code: ScaleCode| [0, 1].map(|h| code.decode(byte(h)));
+        let plain = BlockScales { d, halves: [1.0; 2], minimum, minimums: [1.0; 2] };
+        let of_halves = |code: ScaleCode| {
+            let [low, high] = [0, 1].map(|h| code.decode(byte(h)));
+            BlockScales { halves: [low.0, high.0], minimum: -minimum, minimums: [low.1, high.1], ..plain }
+        };
         match self.scales() {
-            Scales::Plain | Scales::Minimum => ([d; 2], [minimum; 2]),
-            Scales::Blocks => ([d * f32::from(byte(0) as i8); 2], [0.0; 2]),
-            Scales::BlockMinimums => ([d * f32::from(byte(0)); 2], [-(minimum * f32::from(byte(1))); 2]),
-            Scales::Halves => (of_halves(ScaleCode::Signed).map(|(scale, _)| d * scale), [0.0; 2]),
-            Scales::HalfMinimums => {
-                let decoded = of_halves(ScaleCode::WithMinimum);
-                (decoded.map(|(scale, _)| d * scale), decoded.map(|(_, min)| -(minimum * min)))
+            Scales::Plain | Scales::Minimum => plain,
+            Scales::Blocks => BlockScales { d: d * f32::from(byte(0) as i8), ..plain },
+            Scales::BlockMinimums => {
+                let minimum = -(minimum * f32::from(byte(1)));
+                BlockScales { d: d * f32::from(byte(0)), minimum, ..plain }
             }
-            Scales::Exponents => ([d * ScaleCode::Exponent.decode(byte(0)).0; 2], [0.0; 2]),
-            Scales::Minifloats => (of_halves(ScaleCode::Minifloat).map(|(scale, _)| d * scale), [0.0; 2]),
+            Scales::Halves => of_halves(ScaleCode::Signed),
+            Scales::HalfMinimums => of_halves(ScaleCode::WithMinimum),
+            Scales::Exponents => BlockScales { d: d * ScaleCode::Exponent.decode(byte(0)).0, ..plain },
+            Scales::Minifloats => of_halves(ScaleCode::Minifloat),
         }
     }
+}
+
+/// Scales of a block. Columns of half `h` have the values `d * halves[h] * integer + minimum * minimums[h]`.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockScales<F> {
+    pub d: F,
+    /// 1 in formats whose halves have no scales of their own.
+    pub halves: [F; 2],
+    pub minimum: F,
+    pub minimums: [F; 2],
 }
 
 /// Writes a quantised block as block `b` of row `lane` of one group's planes, in Q4_0. Returns false if its scale is

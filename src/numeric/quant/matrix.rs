@@ -35,13 +35,16 @@ impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
         assert!(row < ROWS && x.len() == COLS);
         let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
         let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
-        let blocks = quants.chunks_exact(self.format.quant_bytes());
+        let (blocks, levels) = (quants.chunks_exact(self.format.quant_bytes()), self.format.levels());
         for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
-            let (block_scales, minimums) = self.format.decode_scale(scales, lane, b);
-            for (column, (x, q)) in x.iter_mut().zip(self.format.decode_integers(quants, lane)).enumerate() {
-                let product = block_scales[column / 16] * f32::from(q);
+            let scales = self.format.decode_scales(scales, lane, b);
+            for (column, (x, q)) in
+                x.iter_mut().zip(self.format.decode_integers(quants, lane, levels.as_ref())).enumerate()
+            {
+                let product = scales.d * scales.halves[column / 16] * f32::from(q);
                 // Adding zero would lose the sign of a negative zero.
-                *x = if self.format.has_minimum() { product + minimums[column / 16] } else { product };
+                let minimum = scales.minimum * scales.minimums[column / 16];
+                *x = if self.format.has_minimum() { product + minimum } else { product };
             }
         }
     }

@@ -29,6 +29,7 @@ mod avx512;
 mod kernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod plain;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -38,38 +39,36 @@ use super::groups::Groups;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
 use kernel::{Tokens, tile};
+use plain::multiply_plainly;
 
 /// Runs the kernel of the matrix's format, one of those listed.
 macro_rules! run_kernel_of {
-    ($isa:ident, $w:ident, $x:ident, $out:ident, $($format:ident)*) => {
-        match $w.format {
-            $(Format::$format => run_kernel::<{ Format::$format as usize }>($isa, $w, $x, $out),)*
-            other => unreachable!("no kernel for {other:?}"),
+    ($isa:ident, $w:ident, $x:ident, $out:ident, $($run:ident: $($format:ident)*;)*) => {
+        match $w.format.kernel_format() {
+            $($(Format::$format => $run::<{ Format::$format as usize }>($isa, $w, $x, $out),)*)*
+            other => unreachable!("{other:?} has the kernels of another format"),
         }
     };
 }
 
-/// Implements [`super::products::multiply`], which checked the lengths. Q4_0 comes here only for [`Isa::Scalar`].
-pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
-    let of = out.len() / w.groups;
-    let mut first = 0;
-    while first < of {
-        let count = tile_tokens(isa, of - first);
-        let x = Tokens {
-            activations: &activations[first * w.blocks..][..count * w.blocks],
-            first,
-            count,
-            total: of,
-        };
-        // Q4_0 has other kernels on these sets, so its shared ones are not compiled for them.
-        if w.format == Format::Q4_0 {
-            // SAFETY: plain Rust; `products::multiply` checked the planes, the activations and `out`.
-            unsafe { tile::<rows::ScalarKernel, { Format::Q4_0 as usize }, 1>(w, x, out.as_mut_ptr()) }
-        } else {
-            run_kernel_of!(isa, w, x, out,
-                Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K Q2_K Q3_K IQ4_NL IQ4_XS IQ3_XXS IQ3_S
-                IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0 Q2_0)
-        }
+/// Implements [`super::products::multiply`], which checked the lengths, for the tokens from `first` on. Q4_0 comes here
+/// only for [`Isa::Scalar`].
+pub(super) fn multiply(
+    isa: Isa,
+    w: Groups<'_>,
+    activations: &[ActBlock],
+    mut first: usize,
+    out: &mut [[f32; 16]],
+) {
+    let total = out.len() / w.groups;
+    while first < total {
+        let count = tile_tokens(isa, total - first);
+        let activations = &activations[first * w.blocks..][..count * w.blocks];
+        let x = Tokens { activations, first, count, total };
+        run_kernel_of!(isa, w, x, out,
+            run_plain_kernel: Q4_0;
+            run_kernel: Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS;
+            run_large_kernel: Q2_K Q3_K IQ3_XXS IQ3_S IQ2_XXS IQ2_S IQ1_S IQ1_M TQ2_0 MXFP4 NVFP4 Q1_0 Q2_0;);
         first += count;
     }
 }
@@ -77,7 +76,7 @@ pub(super) fn multiply(isa: Isa, w: Groups<'_>, activations: &[ActBlock], out: &
 /// Number of tokens to compute next when `left` are left; they share unpacked weights.
 fn tile_tokens(isa: Isa, left: usize) -> usize {
     left.min(match isa {
-        Isa::Scalar => 1,
+        Isa::Scalar => left,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => 8,
         #[cfg(target_arch = "aarch64")]
@@ -111,30 +110,42 @@ compiled!(neon, neon::FourRows<false>, "neon");
 #[cfg(target_arch = "aarch64")]
 compiled!(neon_dot, neon::FourRows<true>, "neon,dotprod");
 
-/// Runs the smallest kernel for at least `x.count` tokens.
-fn run_kernel<const F: usize>(isa: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
-    macro_rules! sizes {
-        ($set:ident, $($n:literal)*) => {
-            match x.count {
-                // SAFETY: `isa` was found on this CPU; `products::multiply` checked the planes, the activations
-                // and `out`.
-                $(..=$n => unsafe { $set::<F, $n>(w, x, out.as_mut_ptr()) },)*
-                n => unreachable!("no kernel for {n} tokens"),
+/// Defines a function that runs the smallest of its kernels for at least `x.count` tokens: with registers of eight rows,
+/// of sixteen and of four, and of four with dotprod.
+macro_rules! kernels {
+    ($name:ident, $eight:tt $sixteen:tt $four:tt $dot:tt) => {
+        fn $name<const F: usize>(isa: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => sizes!(avx2, w, x, out, $eight),
+                #[cfg(target_arch = "x86_64")]
+                Isa::AvxVnni => sizes!(avx_vnni, w, x, out, $eight),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Amx => sizes!(avx512, w, x, out, $sixteen),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => sizes!(neon, w, x, out, $four),
+                #[cfg(target_arch = "aarch64")]
+                Isa::NeonDot | Isa::NeonI8mm => sizes!(neon_dot, w, x, out, $dot),
+                Isa::Scalar => multiply_plainly::<F>(w, x, out),
             }
-        };
-    }
-    match isa {
-        // SAFETY: plain Rust; `products::multiply` checked the planes, the activations and `out`.
-        Isa::Scalar => unsafe { tile::<rows::ScalarKernel, F, 1>(w, x, out.as_mut_ptr()) },
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => sizes!(avx2, 1 2 4),
-        #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni => sizes!(avx_vnni, 1 2 4),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Amx => sizes!(avx512, 1 2 4 6 8),
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => sizes!(neon, 1 2 4),
-        #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot | Isa::NeonI8mm => sizes!(neon_dot, 1 2 4 8),
-    }
+        }
+    };
 }
+
+/// Runs a kernel of one of these sizes.
+macro_rules! sizes {
+    ($set:ident, $w:ident, $x:ident, $out:ident, [$($n:literal)*]) => {
+        match $x.count {
+            // SAFETY: `isa` was found on this CPU; `products::multiply` checked the planes, the activations and `out`.
+            $(..=$n => unsafe { $set::<F, $n>($w, $x, $out.as_mut_ptr()) },)*
+            n => unreachable!("no kernel for {n} tokens"),
+        }
+    };
+}
+
+fn run_plain_kernel<const F: usize>(_: Isa, w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
+    multiply_plainly::<F>(w, x, out)
+}
+kernels!(run_kernel, [1 2 4] [1 2 4 6 8] [1 2 4] [1 2 4 8]);
+// Each kernel is 2 to 7 KiB of code.
+kernels!(run_large_kernel, [1 4] [1 8] [1 4] [1 8]);

@@ -63,7 +63,7 @@ fn multiply_by(
     let (quants, scales) = w.format.group_bytes(w.blocks * BLOCK);
     assert!(w.quants.len() >= w.groups * quants && w.scales.len() >= w.groups * scales);
     if w.format != Format::Q4_0 || isa == Isa::Scalar {
-        return block_formats::multiply(isa, w, activations, out);
+        return block_formats::multiply(isa, w, activations, 0, out);
     }
     assert!(tiles.is_empty() || tiles.len() == w.blocks * (tokens / ActTile::TOKENS));
     let done = match isa {

@@ -250,10 +250,7 @@ fn q3_k(block: &[u8], p: usize) -> Part {
         let (low, high) = (packed[s % 8] >> (s / 8 * 4) & 15, packed[8 + s % 4] >> (s / 4 * 2) & 3);
         (low | high << 4).wrapping_sub(32)
     };
-    Part {
-        codes: join_bits::<2>(low, extract_bits::<1>(block, p)),
-        scales: [scale(2 * p), scale(2 * p + 1)],
-    }
+    Part { codes: join_bits::<2>(low, extract_bits::<1>(block, p)), scales: [scale(2 * p), scale(2 * p + 1)] }
 }
 
 /// IQ1_S, 50 bytes: `d` f16, `qs[32]`, `qh[8]` u16. A word of `qh` has the high three bits of four indices, three bits
@@ -274,10 +271,7 @@ fn iq1_m(block: &[u8], p: usize) -> Part {
     let digits = on_grid::<2048, 8>(&grids::IQ1, index, 0);
     let up = |l: usize| if high(l) & 8 == 0 { 0x0101_0101 } else { 0 };
     let packed = read_u16(block, 48 + p / 2 * 2) >> (p % 2 * 6);
-    Part {
-        codes: from_fn(|v| 2 * digits[v] + up(v / 2)),
-        scales: [odd(packed & 7), odd(packed >> 3 & 7)],
-    }
+    Part { codes: from_fn(|v| 2 * digits[v] + up(v / 2)), scales: [odd(packed & 7), odd(packed >> 3 & 7)] }
 }
 
 fn iq1_m_halves(block: &[u8]) -> [f16; 2] {

@@ -4,7 +4,7 @@
 use super::super::unrolled;
 use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
-use crate::quant::format::{Format, Scales};
+use crate::quant::format::{BlockScales, Format, Scales};
 use crate::simd::groups::Groups;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::groups::{prefetch_block, prefetch_distance};
@@ -208,7 +208,7 @@ impl RowSpan {
 ///
 /// The CPU has the set of `R`; `q` holds 32 activations.
 #[inline(always)]
-pub unsafe fn add_block<R: BlockKernel, const F: usize>(
+pub(super) unsafe fn add_block<R: BlockKernel, const F: usize>(
     acc: R::Floats,
     w: &[R::Bytes; 8],
     scales: &BlockScales<R::Floats>,
@@ -254,26 +254,14 @@ pub unsafe fn add_block<R: BlockKernel, const F: usize>(
     if format.has_minimum() { R::fma(scales.minimum, float(start[0]), acc) } else { acc }
 }
 
-/// Scales of a block, for the rows of a register. What a format lacks is zero.
-pub struct BlockScales<Floats> {
-    /// Factor of the block's sums.
-    d: Floats,
-    /// Factors of the sums of the halves, before they are added.
-    halves: [Floats; 2],
-    /// Minimum of the block, or the factor of [`BlockScales::minimums`].
-    minimum: Floats,
-    /// Minimums of the halves.
-    minimums: [Floats; 2],
-}
-
-/// Loads the scales of block `b` of a run. `scales` are those of the run's first block, `row` is the first row of the
-/// register.
+/// Loads the scales of block `b` of a run; those that the format lacks are zero, and minimums are not negated. `scales`
+/// are those of the run's first block, `row` is the first row of the register.
 ///
 /// # Safety
 ///
 /// The CPU has the set of `R`; `scales` holds those of block `b`.
 #[inline(always)]
-pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
+pub(super) unsafe fn load_scales<R: BlockKernel, const F: usize>(
     scales: *const u8,
     row: usize,
     b: usize,
@@ -282,7 +270,8 @@ pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
     let halves = scales.add(b * BLOCK / format.scale_span() * format.scale_bytes() + 2 * row);
     let at = scales.add(format.block_scales_at(b) + row);
     let d = if format.half_bytes() > 0 { R::load_f16(halves) } else { R::splat(1.0) };
-    let d = if format.factor() == 1.0 { d } else { R::mul(d, R::splat(format.factor())) };
+    let factor = const { Format::ALL[F].factor() };
+    let d = if factor == 1.0 { d } else { R::mul(d, R::splat(factor)) };
     let minimum = if format.has_minimum() { R::load_f16(halves.add(32)) } else { zeros[0] };
     let plain = BlockScales { d, halves: zeros, minimum, minimums: zeros };
     match format.scales() {
@@ -346,8 +335,9 @@ pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes;
             w[v] = R::or(w[v], R::and(shift_left::<R>(x, at - v as i32), one));
         });
     }
-    if let Some(levels) = format.levels() {
-        let table = R::load_table(&levels.map(|level| (i32::from(level) + zero_point::<R, F>()) as u8));
+    if let Some(levels) = const { Format::ALL[F].levels() } {
+        let zero_point = zero_point::<R, F>();
+        let table = R::load_table(&levels.map(|level| (i32::from(level) + zero_point) as u8));
         unrolled!(8, |v| { w[v] = R::look_up(table, w[v]) });
     }
     w

@@ -1,7 +1,7 @@
 //! Every kernel against the definition of the products, bit for bit.
 
 use super::*;
-use crate::quant::format::Scales;
+use crate::quant::format::{BlockScales, Scales};
 use files::blocks::BLOCK;
 use half::f16;
 
@@ -9,13 +9,14 @@ use half::f16;
 fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[ActBlock]) -> f32 {
     let mut acc = 0.0f32;
     for (b, act) in acts.iter().enumerate() {
-        let integers = format.decode_integers(&quants[b * format.quant_bytes()..], row);
+        let integers =
+            format.decode_integers(&quants[b * format.quant_bytes()..], row, format.levels().as_ref());
         let of_half = |half: usize| -> i32 {
             (16 * half..16 * half + 16).map(|c| i32::from(integers[c]) * i32::from(act.q[c])).sum()
         };
-        let (block_scales, [minimum, _]) = format.decode_scale(scales, row, b);
+        let BlockScales { d, minimum, .. } = format.decode_scales(scales, row, b);
         if !format.has_half_scales() {
-            acc = ((of_half(0) + of_half(1)) as f32).mul_add(block_scales[0] * act.d, acc);
+            acc = ((of_half(0) + of_half(1)) as f32).mul_add(d * act.d, acc);
             if format.has_minimum() {
                 acc = minimum.mul_add(act.d * (-act.offset / 8) as f32, acc);
             }
@@ -27,13 +28,14 @@ fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[Act
         let scale = |h: usize| match format.scales() {
             Scales::Halves => f32::from(byte(h) as i8),
             Scales::HalfMinimums => f32::from(byte(h) & 15),
-            _ => block_scales[h] / format.factor(),
+            _ => f16::from_bits(u16::from(byte(h)) << 7).to_f32(),
         };
         let d = if format.half_bytes() > 0 { half(2 * row) } else { format.factor() };
         let sum = (of_half(1) as f32).mul_add(scale(1), of_half(0) as f32 * scale(0));
         acc = sum.mul_add(d * act.d, acc);
         if format.has_minimum() {
-            let of_acts = act.q.as_chunks::<16>().0.iter().map(|q| q.iter().map(|&q| i32::from(q)).sum::<i32>());
+            let of_acts =
+                act.q.as_chunks::<16>().0.iter().map(|q| q.iter().map(|&q| i32::from(q)).sum::<i32>());
             let minimum: i32 = of_acts.enumerate().map(|(h, sum)| i32::from(byte(h) >> 4) * sum).sum();
             acc = (minimum as f32).mul_add(-(half(32 + 2 * row) * act.d), acc);
         }
@@ -137,7 +139,7 @@ fn holds(format: Format, (groups, blocks, tokens): (usize, usize, usize), random
     let sets = if format == Format::Q4_0 { vec![Isa::Scalar] } else { Isa::available() };
     for isa in sets {
         let mut out = vec![[f32::NAN; 16]; groups * tokens];
-        multiply(isa, w, &acts, &mut out);
+        multiply(isa, w, &acts, 0, &mut out);
         let out: Vec<_> = out.iter().map(|rows| rows.map(f32::to_bits)).collect();
         let name = isa.name();
         assert_eq!(out, want, "{format:?} of {groups} groups, {blocks} blocks x {tokens} on {name}");
