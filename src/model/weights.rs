@@ -40,7 +40,6 @@ use files::mapped::{AlignedBytes, MappedSlice};
 use files::{Error, Result};
 pub(crate) use layer::forms_of;
 use layer::take_layer;
-use numeric::quant::format::Format;
 use numeric::quant::matrix::QuantMatrix;
 use spec::{EMBED, HEAD, PER_LAYER_NORM, PER_LAYER_PROJECTION, PER_LAYER_TABLE, POSITIONS};
 use std::collections::HashMap;
@@ -67,7 +66,7 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
         ActivationForms {
             floats,
             blocks: !floats,
-            tiles: matches!(self, Self::Quantised(w) if w.format() == Format::Q4_0),
+            tiles: matches!(self, Self::Quantised(w) if w.format().reads_tiles()),
         }
     }
 

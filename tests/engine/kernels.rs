@@ -219,10 +219,12 @@ fn q4_products<const COLS: usize>(r: &mut Random, groups: usize) {
                 acts.push(ActBlock::quantise(&v));
             }
         }
-        let out = same_bits("q4", |isa| {
-            let mut out = vec![[f32::NAN; 16]; groups * tokens];
-            multiply::<COLS>(isa, w, &acts, &tiles(isa, &acts, blocks), &mut out);
-            out.into_flattened()
+        let [out, _] = [Format::Q4_0, Format::IQ4_NL].map(|format| {
+            same_bits(&format!("{format:?}"), |isa| {
+                let mut out = vec![[f32::NAN; 16]; groups * tokens];
+                multiply::<COLS>(isa, Groups { format, ..w }, &acts, &tiles(isa, &acts, blocks), &mut out);
+                out.into_flattened()
+            })
         });
         for (out, rows) in out.chunks(16 * tokens).zip(rows.chunks(16)) {
             for (out, acts) in out.chunks(16).zip(acts.chunks(blocks)) {

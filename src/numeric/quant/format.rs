@@ -198,6 +198,11 @@ impl Format {
         }
     }
 
+    /// Returns true if instruction sets that interleave activations to tiles read these for it.
+    pub const fn reads_tiles(self) -> bool {
+        matches!(self, Format::Q4_0 | Format::IQ4_NL)
+    }
+
     /// Bits of a stored integer.
     pub const fn stored_bits(self) -> usize {
         self.traits().bits

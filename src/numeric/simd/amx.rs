@@ -1,4 +1,4 @@
-//! AMX: Q4_0 products of sixteen tokens and sixteen rows with `tdpbssd`.
+//! AMX: products in Q4_0 and IQ4_NL of sixteen tokens and sixteen rows with `tdpbssd`.
 //!
 //! A block of 32 columns fills half the depth of a tile, because each block has its own scales: the sums of one block
 //! go from the tile to memory and from there, scaled, into sixteen AVX-512 registers. Weights are unpacked to signed
@@ -19,7 +19,7 @@
 //!
 //! The tile instructions are `asm!`, which also keeps the compiler from moving them across `ldtilecfg`.
 
-use super::groups::{Groups, MOST_GROUPS, QUANT_BYTES, SCALE_BYTES};
+use super::groups::{Groups, MOST_GROUPS, QUANT_BYTES, SCALE_BYTES, level_table};
 use crate::quant::activations::ActTile;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -100,7 +100,12 @@ static WHOLE: TileConfig = TileConfig::new([(16, 64); 6]);
 // Not inlined: otherwise its 144 KiB of buffers are on the stack of every product, and each call touches them page by
 // page. The story model generates 1.34 times as fast this way.
 #[inline(never)]
-pub unsafe fn q4(w: Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32; 16]) -> usize {
+pub unsafe fn q4<const F: usize>(
+    w: Groups<'_>,
+    tiles: &[ActTile],
+    tokens: usize,
+    out: *mut [f32; 16],
+) -> usize {
     let blocks = w.blocks;
     let whole = tiles.len() / blocks;
     if whole == 0 {
@@ -124,7 +129,7 @@ pub unsafe fn q4(w: Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32
             let at = g * blocks + from;
             let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
             let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
-            unpack(quants, scales, depth, panel.add(g * DEPTH));
+            unpack::<F>(quants, scales, depth, panel.add(g * DEPTH));
         }
         let tiles = (tiles.as_ptr().add(from), blocks, whole);
         add_products((panel, w.groups, depth), tiles, (out, tokens));
@@ -135,14 +140,19 @@ pub unsafe fn q4(w: Groups<'_>, tiles: &[ActTile], tokens: usize, out: *mut [f32
 
 /// Unpacks the weights and scales of `blocks` blocks into `panel`, which has room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack(quants: *const u8, scales: *const u8, blocks: usize, panel: *mut Unpacked) {
+unsafe fn unpack<const F: usize>(quants: *const u8, scales: *const u8, blocks: usize, panel: *mut Unpacked) {
     let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
     for b in 0..blocks {
         let to = &raw mut (*panel.add(b)).quants;
         for v in 0..4 {
             let x = _mm512_loadu_si512(quants.add(b * QUANT_BYTES + v * 64).cast());
-            let low = _mm512_sub_epi8(_mm512_and_si512(x, mask), eight);
-            let high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16::<4>(x), mask), eight);
+            let (mut low, mut high) =
+                (_mm512_and_si512(x, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask));
+            if let Some(table) = const { level_table::<F>() } {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+                (low, high) = (_mm512_shuffle_epi8(table, low), _mm512_shuffle_epi8(table, high));
+            }
+            let (low, high) = (_mm512_sub_epi8(low, eight), _mm512_sub_epi8(high, eight));
             _mm512_store_si512(to.cast::<__m512i>().add(v), low);
             _mm512_store_si512(to.cast::<__m512i>().add(4 + v), high);
         }

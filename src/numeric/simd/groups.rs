@@ -13,8 +13,9 @@ use std::sync::LazyLock;
 pub const MOST_GROUPS: usize = 4;
 
 /// Index of Q4_0 in [`Format::ALL`].
-#[cfg(target_arch = "x86_64")]
 pub(super) const Q4: usize = Format::Q4_0 as usize;
+/// Index of IQ4_NL, which has the layout of Q4_0 and levels of a table.
+pub(super) const IQ4: usize = Format::IQ4_NL as usize;
 /// Bytes of quants of one group and one block of Q4_0.
 pub(super) const QUANT_BYTES: usize = Format::Q4_0.quant_bytes();
 /// Bytes of scales of one group and one block of Q4_0.
@@ -34,7 +35,19 @@ pub struct Groups<'a> {
     pub blocks: usize,
 }
 
-/// One group in Q4_0.
+/// Levels of `F`, Q4_0 or IQ4_NL, with the zero point of Q4_0, as nibbles are looked up in; `None` in Q4_0, whose
+/// nibbles are they. They fit i8.
+pub(super) const fn level_table<const F: usize>() -> Option<[u8; 16]> {
+    let Some(levels) = Format::ALL[F].levels() else { return None };
+    let (mut table, mut i) = ([0; 16], 0);
+    while i < 16 {
+        table[i] = (levels[i] as i32 + Format::Q4_0.zero_point()) as u8;
+        i += 1;
+    }
+    Some(table)
+}
+
+/// One group in Q4_0 or IQ4_NL.
 #[derive(Clone, Copy)]
 pub(super) struct Q4Group<'a> {
     /// `[block][256]`
@@ -46,7 +59,7 @@ pub(super) struct Q4Group<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Returns some of the groups of a Q4_0 matrix.
+    /// Returns some of the groups of a Q4_0 or IQ4_NL matrix.
     #[cfg(target_arch = "aarch64")]
     pub(super) fn part(&self, groups: std::ops::Range<usize>) -> Self {
         let plane = |plane: &'a [u8], bytes| &plane[groups.start * bytes..groups.end * bytes];
@@ -55,7 +68,7 @@ impl<'a> Groups<'a> {
         Self { quants, scales, groups: groups.len(), ..*self }
     }
 
-    /// Returns one of the groups of a Q4_0 matrix.
+    /// Returns one of the groups of a Q4_0 or IQ4_NL matrix.
     #[inline(always)]
     pub(super) fn q4(&self, g: usize) -> Q4Group<'a> {
         let (quants, scales) = (self.blocks * QUANT_BYTES, self.blocks * SCALE_BYTES);

@@ -13,7 +13,7 @@
 //!   more, because tokens are further apart than the offset of a load reaches.
 //! - Other formats on AVX2: no difference above the noise (5 %), and 250 KiB more code for each number of columns.
 
-use super::groups::{Groups, MOST_GROUPS, Q4Group};
+use super::groups::{Groups, IQ4, MOST_GROUPS, Q4, Q4Group};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::{Isa, block_formats};
@@ -31,7 +31,7 @@ pub const MAX_TOKENS: usize = 256;
 /// [`format`](crate::quant::format) for the definition.
 ///
 /// `activations` is `[token][block]`. `tiles` has the whole tiles of the same tokens, `[tile][block]`, or is empty (see
-/// [`Isa::act_tiles`]); only Q4_0 reads them.
+/// [`Isa::act_tiles`]); only formats of which [`Format::reads_tiles`] is true read them.
 pub fn multiply<const COLS: usize>(
     isa: Isa,
     w: Groups<'_>,
@@ -40,14 +40,17 @@ pub fn multiply<const COLS: usize>(
     out: &mut [[f32; 16]],
 ) {
     assert!(w.blocks * BLOCK == COLS && COLS.is_multiple_of(w.format.scale_span()));
-    multiply_by(TileKernel { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
+    multiply_by(TileKernel { isa, q4: q4_tile_of::<COLS>(isa, w.format) }, w, activations, tiles, out);
 }
 
-/// An instruction set, and its function for a tile of tokens in Q4_0.
+/// An instruction set, and its function for a tile of tokens; without one, the format's shared kernels are run.
 struct TileKernel {
     isa: Isa,
-    q4: fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]),
+    q4: Option<Q4Tile>,
 }
+
+/// Computes a tile of tokens, as many as [`Isa::tokens_at_once`] returns.
+type Q4Tile = fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]);
 
 /// The part of [`multiply`] that does not depend on the number of columns, compiled once for all models.
 fn multiply_by(
@@ -62,19 +65,12 @@ fn multiply_by(
     assert!(activations.len() >= w.blocks * tokens);
     let (quants, scales) = w.format.group_bytes(w.blocks * BLOCK);
     assert!(w.quants.len() >= w.groups * quants && w.scales.len() >= w.groups * scales);
-    if w.format != Format::Q4_0 || isa == Isa::Scalar {
-        return block_formats::multiply(isa, w, activations, 0, out);
-    }
-    assert!(tiles.is_empty() || tiles.len() == w.blocks * (tokens / ActTile::TOKENS));
-    let done = match isa {
-        // SAFETY: `Isa::Amx` is only made where `amx::is_amx_granted`. The planes, `tiles` and `out` were checked
-        // above.
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => unsafe { amx::q4(w, tiles, tokens, out.as_mut_ptr()) },
-        #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot | Isa::NeonI8mm => q4_multi_group(isa, w, tiles, out),
+    let done = match w.format {
+        Format::Q4_0 => multiply_tiles::<Q4>(isa, w, tiles, out),
+        Format::IQ4_NL => multiply_tiles::<IQ4>(isa, w, tiles, out),
         _ => 0,
     };
+    let Some(q4) = q4 else { return block_formats::multiply(isa, w, activations, done, out) };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
         let (w, mut activations, mut out) = (w.q4(g), &activations[done * w.blocks..], &mut out[done..]);
         while !out.is_empty() {
@@ -90,16 +86,50 @@ fn multiply_by(
 
 /// Runs the kernel for `$out.len()` tokens.
 macro_rules! kernel {
-    ($set:ident::$name:ident, ($w:ident, $activations:ident, $out:ident), $({$n:literal $(, $cols:ident)?})*) => {
+    ($set:ident::$name:ident, ($w:ident, $activations:ident, $out:ident),
+     $({$($f:ident,)? $n:literal $(, $cols:ident)?})*) => {
         match $out.len() {
             // SAFETY: the set was found on this CPU; a `Q4Group` holds its blocks, which are `COLS / 32`;
             // `multiply_by` checked that `activations` has a row for each token of `out`.
             $($n => unsafe {
-                $set::$name::<$n $(, $cols)?>($w, $activations.as_ptr(), $out.as_mut_ptr())
+                $set::$name::<$($f,)? $n $(, $cols)?>($w, $activations.as_ptr(), $out.as_mut_ptr())
             },)*
             n => unreachable!("no kernel for {n} tokens"),
         }
     };
+}
+
+/// The function of a set for a tile of tokens in this format. On AVX-512, the shared kernels of IQ4_NL are as fast; on
+/// AVX2, levels of eight bits cost 1.6 times as much in any kernel.
+fn q4_tile_of<const COLS: usize>(isa: Isa, format: Format) -> Option<Q4Tile> {
+    match (format, isa) {
+        (_, Isa::Scalar) => None,
+        (Format::Q4_0, _) => Some(q4_tile::<COLS>),
+        #[cfg(target_arch = "x86_64")]
+        (Format::IQ4_NL, Isa::AvxVnni) => Some(
+            |_, w, activations, out| kernel!(avx_vnni::q4, (w, activations, out), {IQ4, 1, COLS} {IQ4, 2, COLS} {IQ4, 4, COLS}),
+        ),
+        _ => None,
+    }
+}
+
+/// Multiplies whole tiles of tokens, if there are any, in Q4_0 or IQ4_NL (`F`). Returns the number of tokens done.
+fn multiply_tiles<const F: usize>(
+    isa: Isa,
+    w: Groups<'_>,
+    tiles: &[ActTile],
+    out: &mut [[f32; 16]],
+) -> usize {
+    assert!(tiles.is_empty() || tiles.len() == w.blocks * (out.len() / w.groups / ActTile::TOKENS));
+    match isa {
+        // SAFETY: `Isa::Amx` is only made where `amx::is_amx_granted`. `multiply_by` checked the planes and `out`,
+        // `tiles` was checked above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => unsafe { amx::q4::<F>(w, tiles, out.len() / w.groups, out.as_mut_ptr()) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot | Isa::NeonI8mm => q4_multi_group::<F>(isa, w, tiles, out),
+        _ => 0,
+    }
 }
 
 /// Computes a tile of tokens, as many as [`Isa::tokens_at_once`] returns; `w` has `COLS` columns.
@@ -108,7 +138,9 @@ fn q4_tile<const COLS: usize>(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock]
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => kernel!(avx2::q4, (w, activations, out), {1, COLS} {2, COLS} {4, COLS}),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni => kernel!(avx_vnni::q4, (w, activations, out), {1, COLS} {2, COLS} {4, COLS}),
+        Isa::AvxVnni => {
+            kernel!(avx_vnni::q4, (w, activations, out), {Q4, 1, COLS} {Q4, 2, COLS} {Q4, 4, COLS})
+        }
         _ => q4_tile_dyn(isa, w, activations, out),
     }
 }
@@ -133,7 +165,12 @@ fn q4_tile_dyn(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f
 /// Computes four tokens and more for all groups at once, if there are tiles. Returns the number of tokens done.
 /// [`multiply_by`] has checked the arguments.
 #[cfg(target_arch = "aarch64")]
-fn q4_multi_group(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 16]]) -> usize {
+fn q4_multi_group<const F: usize>(
+    isa: Isa,
+    w: Groups<'_>,
+    tiles: &[ActTile],
+    out: &mut [[f32; 16]],
+) -> usize {
     let (tokens, mut done) = (out.len() / w.groups, 0);
     loop {
         let n = isa.tokens_at_once(tokens - done);
@@ -141,12 +178,12 @@ fn q4_multi_group(isa: Isa, w: Groups<'_>, tiles: &[ActTile], out: &mut [[f32; 1
             return done;
         }
         let kernel = match (isa, n) {
-            (Isa::NeonI8mm, 16) => neon::q4_i8mm_groups::<16>,
-            (Isa::NeonI8mm, 8) => neon::q4_i8mm_groups::<8>,
-            (Isa::NeonI8mm, 4) => neon::q4_i8mm_groups::<4>,
-            (_, 12) => neon::q4_dot_groups::<12>,
-            (_, 8) => neon::q4_dot_groups::<8>,
-            (_, 4) => neon::q4_dot_groups::<4>,
+            (Isa::NeonI8mm, 16) => neon::q4_i8mm_groups::<F, 16>,
+            (Isa::NeonI8mm, 8) => neon::q4_i8mm_groups::<F, 8>,
+            (Isa::NeonI8mm, 4) => neon::q4_i8mm_groups::<F, 4>,
+            (_, 12) => neon::q4_dot_groups::<F, 12>,
+            (_, 8) => neon::q4_dot_groups::<F, 8>,
+            (_, 4) => neon::q4_dot_groups::<F, 4>,
             (_, n) => unreachable!("no kernel for {n} tokens"),
         };
         let tiles = &tiles[done / ActTile::TOKENS * w.blocks..][..n / ActTile::TOKENS * w.blocks];

@@ -1,4 +1,4 @@
-//! The Q4_0 kernels with `smlal`, `sdot` and `smmla`.
+//! The kernels of Q4_0, and tiles of IQ4_NL, with `smlal`, `sdot` and `smmla`.
 //!
 //! A kernel computes sixteen rows as four quads. For one token all four stay in registers. For more tokens it computes
 //! one quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on,
@@ -21,7 +21,7 @@ mod tiles;
 
 pub use tiles::{interleave_block, q4_dot_groups, q4_i8mm_groups};
 
-use super::super::groups::{Q4Group, QUANT_BYTES, SCALE_BYTES};
+use super::super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, level_table};
 use super::super::lanes::Lanes;
 use super::super::unrolled;
 use super::{Neon, widen_f16};
@@ -50,20 +50,29 @@ struct Quad {
     scale: float32x4_t,
 }
 
+/// Replaces nibbles by their levels of [`level_table`].
+#[inline(always)]
+unsafe fn look_up<const F: usize>(nibbles: uint8x16_t) -> uint8x16_t {
+    match const { level_table::<F>() } {
+        Some(table) => vqtbl1q_u8(vld1q_u8(table.as_ptr()), nibbles),
+        None => nibbles,
+    }
+}
+
 /// Loads rows `4r..` of block `b`.
 ///
 /// # Safety
 ///
 /// `r < 4`, and the planes hold block `b`.
 #[inline(always)]
-unsafe fn load_quad(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
+unsafe fn load_quad<const F: usize>(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
     let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
     let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
     let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64)));
     let mask = vdupq_n_u8(15);
     Quad {
-        low: raw.map(|x| vandq_u8(x, mask)),
-        high: raw.map(|x| vshrq_n_u8::<4>(x)),
+        low: raw.map(|x| look_up::<F>(vandq_u8(x, mask))),
+        high: raw.map(|x| look_up::<F>(vshrq_n_u8::<4>(x))),
         scale: widen_f16(vreinterpret_u16_u8(vld1_u8(scales))),
     }
 }
@@ -196,7 +205,7 @@ unsafe fn add_block_sdot<const T: usize>(
 ) {
     let (acts, acc) = (acts.map(ActRegisters::load), acc.as_chunks_mut::<2>().0);
     unrolled!(2, |p| {
-        add_blocks_sdot([load_quad(w, b, 2 * p), load_quad(w, b, 2 * p + 1)], &acts, &mut acc[p]);
+        add_blocks_sdot([load_quad::<Q4>(w, b, 2 * p), load_quad::<Q4>(w, b, 2 * p + 1)], &acts, &mut acc[p]);
         // A barrier for loads: more rows at once would need more registers than there are.
         std::arch::asm!("", options(nostack, preserves_flags));
     });
@@ -229,7 +238,7 @@ unsafe fn multiply_rows<const T: usize, const DOT: bool>(
     } else if T == 1 {
         for b in 0..w.blocks {
             for (r, acc) in acc.iter_mut().enumerate() {
-                add_block_smlal(&load_quad(w, b, r), &*activations.add(b), &mut acc[0]);
+                add_block_smlal(&load_quad::<Q4>(w, b, r), &*activations.add(b), &mut acc[0]);
             }
         }
     } else {
@@ -237,7 +246,7 @@ unsafe fn multiply_rows<const T: usize, const DOT: bool>(
             for (r, acc) in acc.iter_mut().enumerate() {
                 let mut sum = *acc;
                 for b in first..w.blocks.min(first + RUN) {
-                    let (rows, acts) = (load_quad(w, b, r), acts(b));
+                    let (rows, acts) = (load_quad::<Q4>(w, b, r), acts(b));
                     if DOT {
                         add_blocks_sdot([rows], &acts.map(ActRegisters::load), from_mut(&mut sum));
                     } else {

@@ -3,7 +3,7 @@
 use super::super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, SCALE_BYTES};
 use super::super::super::lanes::Lanes;
 use super::super::{Neon, widen_f16};
-use super::{BIAS, Quad, RUN, load_quad};
+use super::{BIAS, Quad, RUN, load_quad, look_up};
 use crate::quant::activations::{ActBlock, ActTile};
 use std::arch::aarch64::*;
 use std::array::from_fn;
@@ -22,7 +22,7 @@ trait TileLayout {
     /// # Safety
     ///
     /// `r < 4`, the planes hold block `b`, the tiles can be read, and the CPU has the instructions.
-    unsafe fn add_block<const T: usize>(
+    unsafe fn add_block<const F: usize, const T: usize>(
         w: Q4Group<'_>,
         at: (usize, usize),
         tiles: &mut [*const u8; TOKENS / 4],
@@ -41,14 +41,14 @@ pub fn interleave_block<const I8MM: bool>(acts: [&ActBlock; ActTile::TOKENS]) ->
     if I8MM { SmmlaTile::interleave(acts) } else { SdotTile::interleave(acts) }
 }
 
-/// Multiplies sixteen rows of each group with `T` tokens: `out[group][token]`, `stride` tokens in each.
+/// Multiplies sixteen rows of each group with `T` tokens, in Q4_0 or IQ4_NL (`F`): `out[group][token]`, `stride` tokens in each.
 ///
 /// # Safety
 ///
 /// `w` has at most [`MOST_GROUPS`] groups, `tiles` is `[T / 4][w.blocks]`, `out` holds the first `T` of `stride` rows
 /// for each group, and the CPU has the instructions of `L`.
 #[inline(always)]
-unsafe fn multiply_groups<L: TileLayout, const T: usize>(
+unsafe fn multiply_groups<L: TileLayout, const F: usize, const T: usize>(
     w: Groups<'_>,
     tiles: *const ActTile,
     (out, stride): (*mut [f32; 16], usize),
@@ -66,7 +66,7 @@ unsafe fn multiply_groups<L: TileLayout, const T: usize>(
                     tiles.wrapping_add(i * w.blocks + first).cast::<u8>().wrapping_sub(L::BYTES_BEFORE_TILE)
                 });
                 for b in run.clone() {
-                    L::add_block(group, (b, r), &mut from, &mut sum);
+                    L::add_block::<F, T>(group, (b, r), &mut from, &mut sum);
                 }
                 *acc = sum;
             }
@@ -169,13 +169,13 @@ impl TileLayout for SdotTile {
     }
 
     #[inline(always)]
-    unsafe fn add_block<const T: usize>(
+    unsafe fn add_block<const F: usize, const T: usize>(
         w: Q4Group<'_>,
         (b, r): (usize, usize),
         tiles: &mut [*const u8; TOKENS / 4],
         acc: &mut [float32x4_t; T],
     ) {
-        let rows = load_quad(w, b, r);
+        let rows = load_quad::<F>(w, b, r);
         for (tile, acc) in tiles.iter_mut().zip(acc.chunks_exact_mut(4)) {
             sdot_four(&rows, tile, acc);
         }
@@ -200,12 +200,12 @@ impl TileLayout for SdotTile {
 ///
 /// See [`multiply_groups`].
 #[target_feature(enable = "neon,dotprod")]
-pub unsafe fn q4_dot_groups<const T: usize>(
+pub unsafe fn q4_dot_groups<const F: usize, const T: usize>(
     w: Groups<'_>,
     tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    multiply_groups::<SdotTile, T>(w, tiles, out)
+    multiply_groups::<SdotTile, F, T>(w, tiles, out)
 }
 
 /// Two pairs of tokens for `smmla`: `start` has first, second, first, second of a pair, twice, because loads are
@@ -266,7 +266,7 @@ impl TileLayout for SmmlaTile {
 
     /// Each pair of tokens has two elements: rows 0 and 1 of the quad, each for both tokens, then rows 2 and 3.
     #[inline(always)]
-    unsafe fn add_block<const T: usize>(
+    unsafe fn add_block<const F: usize, const T: usize>(
         w: Q4Group<'_>,
         (b, r): (usize, usize),
         tiles: &mut [*const u8; TOKENS / 4],
@@ -280,6 +280,7 @@ impl TileLayout for SmmlaTile {
         let split = |x0, x1| {
             let (x0, x1) = (vreinterpretq_u8_u32(x0), vreinterpretq_u8_u32(x1));
             [vandq_u8(x0, mask), vandq_u8(x1, mask), vshrq_n_u8::<4>(x0), vshrq_n_u8::<4>(x1)]
+                .map(|x| look_up::<F>(x))
         };
         let top = split(vzip1q_u32(raw[0], raw[1]), vzip1q_u32(raw[2], raw[3]));
         let bottom = split(vzip2q_u32(raw[0], raw[1]), vzip2q_u32(raw[2], raw[3]));
@@ -329,10 +330,10 @@ impl TileLayout for SmmlaTile {
 ///
 /// See [`multiply_groups`].
 #[target_feature(enable = "neon,dotprod,i8mm")]
-pub unsafe fn q4_i8mm_groups<const T: usize>(
+pub unsafe fn q4_i8mm_groups<const F: usize, const T: usize>(
     w: Groups<'_>,
     tiles: *const ActTile,
     out: (*mut [f32; 16], usize),
 ) {
-    multiply_groups::<SmmlaTile, T>(w, tiles, out)
+    multiply_groups::<SmmlaTile, F, T>(w, tiles, out)
 }
