@@ -222,13 +222,12 @@ unsafe fn sums8(rows: &[__m256]) -> __m256 {
     _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b))
 }
 
-/// The body of a kernel of eight lanes; `$dot(low, high, activations)` computes the exact sums of a block from what
-/// `$weights` makes of its nibbles.
+/// The body of a kernel of eight lanes; `$dot(low, high, activations)` computes the exact sums of a block.
 ///
 /// For one token it reads the weights once, with two registers of sums. For several tokens it computes the two halves
 /// of the rows one after the other, which leaves registers for more tokens.
 macro_rules! q4_by_eight {
-    ($T:ident, $blocks:expr, $w:ident, $activations:ident, $out:ident, $weights:path, $dot:ident) => {{
+    ($T:ident, $blocks:expr, $w:ident, $activations:ident, $out:ident, $dot:ident) => {{
         let mask = _mm256_set1_epi8(15);
         macro_rules! block {
             ($b:expr, $half:expr, |$t:ident| $acc:expr) => {
@@ -238,8 +237,8 @@ macro_rules! q4_by_eight {
                 let (mut low, mut high) = ([mask; 4], [mask; 4]);
                 for v in 0..4 {
                     let x = _mm256_loadu_si256(quants.add(v * 64).cast());
-                    low[v] = $weights(_mm256_and_si256(x, mask));
-                    high[v] = $weights(_mm256_and_si256(_mm256_srli_epi16::<4>(x), mask));
+                    low[v] = _mm256_and_si256(x, mask);
+                    high[v] = _mm256_and_si256(_mm256_srli_epi16::<4>(x), mask);
                 }
                 for $t in 0..$T {
                     let act = &*$activations.add($t * ($blocks) + $b);
@@ -301,5 +300,5 @@ pub unsafe fn q4<const T: usize, const COLS: usize>(
             _mm256_add_epi32(sum, _mm256_set1_epi32($act.offset))
         }};
     }
-    q4_by_eight!(T, COLS / BLOCK, w, activations, out, std::convert::identity, dot)
+    q4_by_eight!(T, COLS / BLOCK, w, activations, out, dot)
 }

@@ -40,17 +40,14 @@ pub fn multiply<const COLS: usize>(
     out: &mut [[f32; 16]],
 ) {
     assert!(w.blocks * BLOCK == COLS && COLS.is_multiple_of(w.format.scale_span()));
-    multiply_by(TileKernel { isa, q4: q4_tile_of::<COLS>(isa, w.format) }, w, activations, tiles, out);
+    multiply_by(TileKernel { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
 }
 
-/// An instruction set, and its function for a tile of tokens; without one, the format's shared kernels are run.
+/// An instruction set, and its function for a tile of tokens in Q4_0.
 struct TileKernel {
     isa: Isa,
-    q4: Option<Q4Tile>,
+    q4: fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]),
 }
-
-/// Computes a tile of tokens, as many as [`Isa::tokens_at_once`] returns.
-type Q4Tile = fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]);
 
 /// The part of [`multiply`] that does not depend on the number of columns, compiled once for all models.
 fn multiply_by(
@@ -70,7 +67,9 @@ fn multiply_by(
         Format::IQ4_NL => multiply_tiles::<IQ4>(isa, w, tiles, out),
         _ => 0,
     };
-    let Some(q4) = q4 else { return block_formats::multiply(isa, w, activations, done, out) };
+    if w.format != Format::Q4_0 || isa == Isa::Scalar {
+        return block_formats::multiply(isa, w, activations, done, out);
+    }
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
         let (w, mut activations, mut out) = (w.q4(g), &activations[done * w.blocks..], &mut out[done..]);
         while !out.is_empty() {
@@ -81,35 +80,6 @@ fn multiply_by(
             out = rest;
             activations = &activations[n * w.blocks..];
         }
-    }
-}
-
-/// Runs the kernel for `$out.len()` tokens.
-macro_rules! kernel {
-    ($set:ident::$name:ident, ($w:ident, $activations:ident, $out:ident),
-     $({$($f:ident,)? $n:literal $(, $cols:ident)?})*) => {
-        match $out.len() {
-            // SAFETY: the set was found on this CPU; a `Q4Group` holds its blocks, which are `COLS / 32`;
-            // `multiply_by` checked that `activations` has a row for each token of `out`.
-            $($n => unsafe {
-                $set::$name::<$($f,)? $n $(, $cols)?>($w, $activations.as_ptr(), $out.as_mut_ptr())
-            },)*
-            n => unreachable!("no kernel for {n} tokens"),
-        }
-    };
-}
-
-/// The function of a set for a tile of tokens in this format. On AVX-512, the shared kernels of IQ4_NL are as fast; on
-/// AVX2, levels of eight bits cost 1.6 times as much in any kernel.
-fn q4_tile_of<const COLS: usize>(isa: Isa, format: Format) -> Option<Q4Tile> {
-    match (format, isa) {
-        (_, Isa::Scalar) => None,
-        (Format::Q4_0, _) => Some(q4_tile::<COLS>),
-        #[cfg(target_arch = "x86_64")]
-        (Format::IQ4_NL, Isa::AvxVnni) => Some(
-            |_, w, activations, out| kernel!(avx_vnni::q4, (w, activations, out), {IQ4, 1, COLS} {IQ4, 2, COLS} {IQ4, 4, COLS}),
-        ),
-        _ => None,
     }
 }
 
@@ -132,15 +102,27 @@ fn multiply_tiles<const F: usize>(
     }
 }
 
+/// Runs the kernel for `$out.len()` tokens.
+macro_rules! kernel {
+    ($set:ident::$name:ident, ($w:ident, $activations:ident, $out:ident), $({$n:literal $(, $cols:ident)?})*) => {
+        match $out.len() {
+            // SAFETY: the set was found on this CPU; a `Q4Group` holds its blocks, which are `COLS / 32`;
+            // `multiply_by` checked that `activations` has a row for each token of `out`.
+            $($n => unsafe {
+                $set::$name::<$n $(, $cols)?>($w, $activations.as_ptr(), $out.as_mut_ptr())
+            },)*
+            n => unreachable!("no kernel for {n} tokens"),
+        }
+    };
+}
+
 /// Computes a tile of tokens, as many as [`Isa::tokens_at_once`] returns; `w` has `COLS` columns.
 fn q4_tile<const COLS: usize>(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => kernel!(avx2::q4, (w, activations, out), {1, COLS} {2, COLS} {4, COLS}),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni => {
-            kernel!(avx_vnni::q4, (w, activations, out), {Q4, 1, COLS} {Q4, 2, COLS} {Q4, 4, COLS})
-        }
+        Isa::AvxVnni => kernel!(avx_vnni::q4, (w, activations, out), {1, COLS} {2, COLS} {4, COLS}),
         _ => q4_tile_dyn(isa, w, activations, out),
     }
 }
