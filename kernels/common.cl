@@ -9,18 +9,11 @@
 #endif
 
 // Storage of a matrix: blocks in the layout of src/numeric/quant/format.rs, or row-major as in the checkpoint.
-#define W_Q4 0
+#define W_BLOCKS_OF_32 0
 #define W_F32 1
 #define W_F16 2
 #define W_BF16 3
-#define W_Q4_1 4
-#define W_Q5_0 5
-#define W_Q5_1 6
-#define W_Q8_0 7
-#define W_Q4_K 8
-#define W_Q5_K 9
-#define W_Q6_K 10
-#define W_DENSE (W_TYPE == W_F32 || W_TYPE == W_F16 || W_TYPE == W_BF16)
+#define W_DENSE (W_TYPE != W_BLOCKS_OF_32)
 
 // State of a forward pass: a header of integers, then one row per token.
 // [HEADER] int, [token][x: DIM | cos: ANGLES | sin: ANGLES | embeddings of each layer: PER_LAYER_ROW] float

@@ -27,9 +27,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     __local uint4 w[GROUPS * WORDS / 4]; // [group][vector][quad of rows], as stored
     __local float4 w_block_scales[TILE / 4];
 #if W_MINIMUMS
-    __local float4 w_minimums[TILE / 4];
-#elif W_HALF_SCALES
-    __local int4 w_halves[2 * TILE / 4]; // [half][quad of rows]
+    __local Minimums w_minimums[TILE / 4];
+#endif
+#if W_HALF_SCALES
+    __local float4 w_halves[2 * TILE / 4]; // [half][quad of rows]
 #endif
     __local uint4 a[TILE * 2]; // [token][two halves of a block]
     __local float a_scales[TILE];
@@ -62,7 +63,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             w_block_scales[lid] = load_block_scale(ws_from, b, lid % 4);
 #if W_MINIMUMS
             w_minimums[lid] = load_minimum(ws_from, b, lid % 4);
-#elif W_HALF_SCALES
+#endif
+#if W_HALF_SCALES
             w_halves[lid] = load_half_scale(ws_from, b, lid % 4, 0);
             w_halves[TILE / 4 + lid] = load_half_scale(ws_from, b, lid % 4, 1);
 #endif
@@ -88,14 +90,15 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             int2 of_acts = a_sums[tokens + t];
             float d_a = a_scales[tokens + t];
 #if W_HALF_SCALES
-            int4 of_block = w_halves[quad] * (sum[0][t] - W_ZERO * of_acts.x) +
-                            w_halves[TILE / 4 + quad] * (sum[1][t] - W_ZERO * of_acts.y);
+            float4 low = convert_float4(sum[0][t] - W_ZERO * of_acts.x);
+            float4 high = convert_float4(sum[1][t] - W_ZERO * of_acts.y);
+            float4 of_block = ADD_HALVES(low, high, w_halves[quad], w_halves[TILE / 4 + quad]);
 #else
-            int4 of_block = sum[0][t] - W_ZERO * (of_acts.x + of_acts.y);
+            float4 of_block = convert_float4(sum[0][t] - W_ZERO * (of_acts.x + of_acts.y));
 #endif
-            acc[t] = fma(convert_float4(of_block), w_block_scales[quad] * d_a, acc[t]);
+            acc[t] = fma(of_block, w_block_scales[quad] * d_a, acc[t]);
 #if W_MINIMUMS
-            acc[t] = fma(w_minimums[quad], d_a * (float)(of_acts.x + of_acts.y), acc[t]);
+            acc[t] = ADD_MINIMUMS(acc[t], w_minimums[quad], of_acts.x, of_acts.y, d_a);
 #endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -20,11 +20,20 @@
 #define PITCH (SLICES * 16 + 4)
 #define ACTS_PITCH (SLICES + 1)
 
-#if defined(TENSOR) && W_BITS == 4 && TOKENS == 8
+#if defined(TENSOR) && W_BITS == 4 && !W_HALF_SCALES && TOKENS == 8
 #define USES_TENSOR_CORES 1
 #define BLOCKS_PER_LANE 8
 #else
 #define USES_TENSOR_CORES 0
+#endif
+
+// Scale of a block of activations, and its sum or the sums of its halves.
+#if W_SCALES == W_HALF_MINIMUMS
+typedef float3 Acts;
+#define ACTS_OF(scale, sums) (float3)(scale, (float)(sums).x, (float)(sums).y)
+#else
+typedef float2 Acts;
+#define ACTS_OF(scale, sums) (float2)(scale, (float)((sums).x + (sums).y))
 #endif
 
 #if USES_TENSOR_CORES
@@ -52,9 +61,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     __local float4 pool[TOKENS * PITCH / 4]; // [token][block][row], sums
     __local float4 block_scales[SLICES * 4];       // [block][row]
 #if W_MINIMUMS
-    __local float4 minimums[SLICES * 4];
+    __local Minimums minimums[SLICES * 4];
 #endif
-    __local float2 acts[TOKENS * ACTS_PITCH]; // [token][block], scale and sum
+    __local Acts acts[TOKENS * ACTS_PITCH]; // [token][block]
     __local float *sums = (__local float *)pool;
     const int lid = get_local_id(0), quad = lid % 4, slice = lid / 4;
     const int group = ROW_TILE(part), first_token = TOKEN_TILE(part) * TOKENS;
@@ -83,7 +92,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         for (int i = lid; i < TOKENS * SLICES; i += WG) {
             int at = min(first_token + i / SLICES, part.z - 1) * BLOCKS + min(first + i % SLICES, BLOCKS - 1);
             int2 sum = in_sums[at];
-            acts[i / SLICES * ACTS_PITCH + i % SLICES] = (float2)(in_scales[at], (float)(sum.x + sum.y));
+            acts[i / SLICES * ACTS_PITCH + i % SLICES] = ACTS_OF(in_scales[at], sum);
         }
 #if USES_TENSOR_CORES
         // Work-item (row % 8, vector) has the words of its rows, and the words of the token with the same number as its
@@ -93,8 +102,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         UNROLL
         for (int k = 0; k < BLOCKS_PER_LANE; k++) {
             const __global uint *x = of_token + min(first + first_slice + k, BLOCKS - 1) * 8;
-            uint x0 = x[0], x1 = x[4], w0 = held[k].x & 0x0f0f0f0fu, w1 = held[k].y & 0x0f0f0f0fu;
-            uint w2 = held[k].x >> 4 & 0x0f0f0f0fu, w3 = held[k].y >> 4 & 0x0f0f0f0fu;
+            uint x0 = x[0], x1 = x[4], w0 = BYTES_OF_CODES(held[k].x & 0x0f0f0f0fu), w1 = BYTES_OF_CODES(held[k].y & 0x0f0f0f0fu);
+            uint w2 = BYTES_OF_CODES(held[k].x >> 4 & 0x0f0f0f0fu), w3 = BYTES_OF_CODES(held[k].y >> 4 & 0x0f0f0f0fu);
             int c0 = 0, c1 = 0, c2 = 0, c3 = 0;
             asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                 : "+r"(c0), "+r"(c1), "+r"(c2), "+r"(c3)
@@ -127,10 +136,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             sum[W_HALF_SCALES] = dot4_rows(high[3], x_high.w, dot4_rows(high[2], x_high.z, sum[W_HALF_SCALES]));
 #if W_HALF_SCALES
             int2 of_acts = in_sums[(first_token + t) * BLOCKS + b];
-            sum[0] = load_half_scale(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
-                     load_half_scale(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
-#endif
+            float4 low_sum = convert_float4(sum[0] - W_ZERO * of_acts.x);
+            float4 high_sum = convert_float4(sum[1] - W_ZERO * of_acts.y);
+            pool[t * (PITCH / 4) + lid] =
+                ADD_HALVES(low_sum, high_sum, load_half_scale(of_group, b, quad, 0), load_half_scale(of_group, b, quad, 1));
+#else
             pool[t * (PITCH / 4) + lid] = convert_float4(sum[0]);
+#endif
         }
 #endif
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -138,12 +150,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
             const __local float *of_row = sums + token * PITCH + row;
             const __local float *block_scale = (const __local float *)block_scales + row;
 #if W_MINIMUMS
-            const __local float *of_minimum = (const __local float *)minimums + row;
+            const int in_quad = sizeof(Minimums) / sizeof(float);
+            const __local float *of_minimum = (const __local float *)minimums + row / 4 * in_quad + row % 4;
 #endif
-            const __local float2 *of_token = acts + token * ACTS_PITCH;
+            const __local Acts *of_token = acts + token * ACTS_PITCH;
             int blocks = min(SLICES, BLOCKS - first);
             for (int i = 0; i < blocks; i++) {
-                float2 of_acts = of_token[i];
+                Acts of_acts = of_token[i];
 #if W_HALF_SCALES
                 float sum = of_row[i * 16];
 #else
@@ -152,7 +165,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
 #endif
                 acc = fma(sum, block_scale[i * 16] * of_acts.x, acc);
 #if W_MINIMUMS
-                acc = fma(of_minimum[i * 16], of_acts.x * of_acts.y, acc);
+                const __local float *m = of_minimum + i * 4 * in_quad;
+#if W_HALF_SCALES
+                acc = fma(m[4] * of_acts.y + m[8] * of_acts.z, m[0] * of_acts.x, acc);
+#else
+                acc = fma(m[0], of_acts.x * of_acts.y, acc);
+#endif
 #endif
             }
         }

@@ -88,7 +88,7 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
             }
             Floats block_scale = load_block_scale(of_group, b, at);
 #if W_MINIMUMS
-            Floats minimums = load_minimum(of_group, b, at);
+            Minimums minimums = load_minimum(of_group, b, at);
 #endif
             UNROLL
             for (int t = 0; t < TOKENS; t++) {
@@ -97,7 +97,7 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
                 Floats of_block = sum_of_block(sum[0][t], sum[W_HALF_SCALES][t], of_acts, of_group, b, at);
                 acc[t] = fma(of_block, block_scale * d_a, acc[t]);
 #if W_MINIMUMS
-                acc[t] = fma(minimums, d_a * (float)(of_acts.x + of_acts.y), acc[t]);
+                acc[t] = ADD_MINIMUMS(acc[t], minimums, of_acts.x, of_acts.y, d_a);
 #endif
             }
         }

@@ -151,7 +151,8 @@ void product(QUANTS_OF(uint) quants, const __global uchar *scales, const ACT_SPA
             float of_block = sum_of_block(sum[0][g], sum[W_HALF_SCALES][g], of_acts, of_group, b, lid);
             acc[g] = fma(of_block, load_block_scale(of_group, b, lid) * d_a, acc[g]);
 #if W_MINIMUMS
-            acc[g] = fma(load_minimum(of_group, b, lid), d_a * (float)(of_acts.x + of_acts.y), acc[g]);
+            Minimums minimums = load_minimum(of_group, b, lid);
+            acc[g] = ADD_MINIMUMS(acc[g], minimums, of_acts.x, of_acts.y, d_a);
 #endif
         }
     }
@@ -175,11 +176,16 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
     const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
-    // [grp][block][quad]: sums, scales, minimums; then per block the sum of its activations.
+    // [grp][block][quad]: sums, scales, minimums, and what those of halves add up to; then per block the sum of its
+    // activations.
     __local float4 *part_scales = parts + GROUPS * PASS * 4;
 #if W_MINIMUMS
     __local float4 *part_minimums = parts + GROUPS * PASS * 8;
+#if W_HALF_SCALES
+    __local float4 *part_halves = parts + GROUPS * PASS * 12;
+#else
     __local float *part_acts = (__local float *)(parts + GROUPS * PASS * 12);
+#endif
 #endif
     float acc = 0.0f;
     for (int first = 0; first < BLOCKS; first += PASS) {
@@ -201,18 +207,23 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
                 sum[0] = dot4_rows(LOW_BYTES(block, v), low, sum[0]);
                 sum[W_HALF_SCALES] = dot4_rows(HIGH_BYTES(block, v), high, sum[W_HALF_SCALES]);
             }
-#if W_HALF_SCALES
-            sum[0] = load_half_scale(of_group, b, quad, 0) * (sum[0] - W_ZERO * of_acts.x) +
-                     load_half_scale(of_group, b, quad, 1) * (sum[1] - W_ZERO * of_acts.y);
-#else
-            sum[0] -= W_ZERO * (of_acts.x + of_acts.y);
-#endif
             int at = (grp * PASS + b - first) * 4 + quad;
-            parts[at] = convert_float4(sum[0]);
+#if W_HALF_SCALES
+            float4 low = convert_float4(sum[0] - W_ZERO * of_acts.x), high = convert_float4(sum[1] - W_ZERO * of_acts.y);
+            parts[at] = ADD_HALVES(low, high, load_half_scale(of_group, b, quad, 0), load_half_scale(of_group, b, quad, 1));
+#else
+            parts[at] = convert_float4(sum[0] - W_ZERO * (of_acts.x + of_acts.y));
+#endif
             part_scales[at] = load_block_scale(of_group, b, quad) * act_scales[b];
 #if W_MINIMUMS
-            part_minimums[at] = load_minimum(of_group, b, quad);
+            Minimums minimums = load_minimum(of_group, b, quad);
+#if W_HALF_SCALES
+            part_halves[at] = minimums.low * (float)of_acts.x + minimums.high * (float)of_acts.y;
+            part_minimums[at] = minimums.d * act_scales[b];
+#else
+            part_minimums[at] = minimums.d;
             if (grp == 0 && quad == 0) part_acts[b - first] = act_scales[b] * (float)(of_acts.x + of_acts.y);
+#endif
 #endif
         }
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -222,11 +233,17 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
             const __local float *scale = (const __local float *)part_scales + from;
 #if W_MINIMUMS
             const __local float *minimums = (const __local float *)part_minimums + from;
+#if W_HALF_SCALES
+            const __local float *halves = (const __local float *)part_halves + from;
+#define OF_MINIMUM(b) halves[(b) * 16]
+#else
+#define OF_MINIMUM(b) part_acts[b]
+#endif
 #endif
             for (int b = 0; b < end - first; b++) {
                 acc = fma(sum[b * 16], scale[b * 16], acc);
 #if W_MINIMUMS
-                acc = fma(minimums[b * 16], part_acts[b], acc);
+                acc = fma(minimums[b * 16], OF_MINIMUM(b), acc);
 #endif
             }
         }
@@ -236,7 +253,7 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 #if W_MINIMUMS
-#define PART_FLOATS (GROUPS * PASS * 48 + PASS)
+#define PART_FLOATS (GROUPS * PASS * (48 + 16 * W_HALF_SCALES) + PASS)
 #else
 #define PART_FLOATS (GROUPS * PASS * 32)
 #endif

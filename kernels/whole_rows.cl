@@ -8,12 +8,8 @@
 
 #ifdef BY_FLOATS
 typedef Floats Sums;
-#define TO_SUMS TO_FLOATS
-#define SUM_OF_FLOATS(sum) (sum)
 #else
 typedef Ints Sums;
-#define TO_SUMS
-#define SUM_OF_FLOATS(sum) TO_FLOATS(sum)
 #endif
 
 #ifdef SUBGROUPS
@@ -44,7 +40,9 @@ Floats sum_of_block(Sums low, Sums high, int2 of_acts, const __global uchar *of_
 #endif
 #endif
 #if W_HALF_SCALES
-    low = TO_SUMS(load_half_scale(of_group, b, at, 0)) * low + TO_SUMS(load_half_scale(of_group, b, at, 1)) * high;
+    return ADD_HALVES(TO_FLOATS(low), TO_FLOATS(high), load_half_scale(of_group, b, at, 0),
+                      load_half_scale(of_group, b, at, 1));
+#else
+    return TO_FLOATS(low);
 #endif
-    return SUM_OF_FLOATS(low);
 }

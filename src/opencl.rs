@@ -150,6 +150,7 @@ pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{AttentionFn, CancelToken, Logits, Run};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+pub use storage::MatrixStorage;
 pub use threads::{facts_of, open_device};
 pub use weights::{Matrices, Model};
 

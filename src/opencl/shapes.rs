@@ -157,8 +157,8 @@ impl Shapes {
         let blocks = step.rows_and_cols().1 / 32;
         // Four work-items per block and group; at least one per row, for adding up.
         let slices = blocks.next_power_of_two().min(most / (4 * groups)).max(4);
-        // Per row a sum and a scale, with minimums also a minimum, and per block the sum of its activations.
-        let floats = if storage.has_minimums() { 3 * 16 * groups + 1 } else { 2 * 16 * groups };
+        // Per block also the sum of its activations.
+        let floats = 16 * groups * storage.floats_per_product() + 1;
         let pass = blocks.min(PART_FLOATS / floats);
         GemvShape { tile_groups, slices, pass, items: 4 * groups * slices }
     }

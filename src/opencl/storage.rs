@@ -147,21 +147,31 @@ pub enum MatrixStorage {
 }
 
 impl MatrixStorage {
-    /// Number in kernels: `W_TYPE` in `kernels/common.cl`.
-    pub fn kernel_number(self) -> usize {
-        match self {
-            MatrixStorage::Blocks(Format::Q4_0) => 0,
-            MatrixStorage::F32 => 1,
-            MatrixStorage::F16 => 2,
-            MatrixStorage::Bf16 => 3,
-            MatrixStorage::Blocks(Format::Q4_1) => 4,
-            MatrixStorage::Blocks(Format::Q5_0) => 5,
-            MatrixStorage::Blocks(Format::Q5_1) => 6,
-            MatrixStorage::Blocks(Format::Q8_0) => 7,
-            MatrixStorage::Blocks(Format::Q4_K) => 8,
-            MatrixStorage::Blocks(Format::Q5_K) => 9,
-            MatrixStorage::Blocks(Format::Q6_K) => 10,
+    /// Compiler options of kernels that read such a matrix: `W_TYPE` in `kernels/common.cl`, and what `kernels/blocks.cl`
+    /// needs.
+    pub fn kernel_options(self) -> String {
+        let format = match self {
+            MatrixStorage::F32 => return " -DW_TYPE=1".into(),
+            MatrixStorage::F16 => return " -DW_TYPE=2".into(),
+            MatrixStorage::Bf16 => return " -DW_TYPE=3".into(),
+            MatrixStorage::Blocks(format) => format,
+        };
+        let mut options = format!(" -DW_TYPE=0 -DW_FACTOR={:e}f", format.factor());
+        for (name, value) in [
+            ("BITS", format.stored_bits()),
+            ("WEIGHT_BITS", format.weight_bits()),
+            ("ZERO", format.zero_point() as usize),
+            ("SCALES", format.scales() as usize),
+            ("SUPERBLOCK", format.scale_span()),
+            ("SCALE_BYTES", format.scale_bytes()),
+        ] {
+            options += &format!(" -DW_{name}={value}");
         }
+        let levels = format.levels().map(|levels| levels.map(|x| (i32::from(x) + format.zero_point()) as u8));
+        for (i, word) in levels.iter().flat_map(|levels| levels.as_chunks().0).enumerate() {
+            options += &format!(" -DW_LEVELS_{i}={:#x}u", u32::from_le_bytes(*word));
+        }
+        options
     }
 
     /// Bytes of a group of sixteen rows: quants (or rows) and scales.
@@ -176,9 +186,15 @@ impl MatrixStorage {
         form.group_bytes(cols)
     }
 
-    /// True if a minimum is added to the weights of a block.
-    pub fn has_minimums(self) -> bool {
-        matches!(self, MatrixStorage::Blocks(format) if format.has_minimum())
+    /// Floats that a block needs for each row while its products wait to be added up: the sum and the scale, and those
+    /// of its minimums.
+    pub fn floats_per_product(self) -> usize {
+        match self {
+            MatrixStorage::Blocks(format) if format.has_minimum() => {
+                3 + usize::from(format.has_half_scales())
+            }
+            _ => 2,
+        }
     }
 
     /// Form of activations that it is multiplied with.

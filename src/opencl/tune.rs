@@ -125,7 +125,7 @@ pub fn variants_key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
     let of_layers = model.matrices.layers.iter().flat_map(|l| &l.steps).chain([&model.matrices.head]);
-    let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.kernel_number());
+    let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.to_string());
     stored.collect::<Vec<_>>().hash(&mut sources);
     let device = model.device.info().cache_key_parts();
     format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::for_model().as_str())

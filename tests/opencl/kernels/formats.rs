@@ -5,7 +5,7 @@ use super::{Dims, GRIND, SMALL, buffer, floats, kernel, read, same, state};
 use crate::device;
 use crate::support::random::Random;
 use antigravity::opencl::variants::{Feature, ProductForm, Tokens, VARIANTS, Variant};
-use antigravity::opencl::{Buffer, Device};
+use antigravity::opencl::{Buffer, Device, MatrixStorage};
 use files::blocks::BLOCK;
 use numeric::quant::activations::ActBlock;
 use numeric::quant::format::Format;
@@ -16,20 +16,19 @@ use numeric::simd::products::multiply;
 /// Rows that do not fill their last group.
 const ROWS: usize = 40;
 
-/// The number that kernels know a format by.
-fn w_type(format: Format) -> usize {
-    match Format::ALL.iter().position(|&f| f == format).unwrap() {
-        0 => 0,
-        i => 3 + i,
-    }
-}
-
 /// Offsets of the upper bytes of a block's f16 values.
 fn highs(format: Format) -> &'static [usize] {
     match format {
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[1],
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
         Format::Q6_K => &[209],
+        Format::Q2_K => &[81, 83],
+        Format::Q3_K => &[109],
+        Format::TQ1_0 => &[53],
+        Format::TQ2_0 => &[65],
+        // Its upper nibble is that of the f16.
+        Format::IQ1_M => &[55],
+        Format::MXFP4 | Format::NVFP4 => &[],
+        _ => &[1],
     }
 }
 
@@ -58,6 +57,9 @@ impl Matrix {
             for block in bytes.chunks_mut(block.bytes_per_block()) {
                 for &at in highs(format) {
                     block[at] = block[at] & 0x87 | 0x30;
+                }
+                if format == Format::MXFP4 {
+                    block[0] = block[0] % 8 + 120;
                 }
             }
             let (q, s) = (&mut quants[row / 16 * of_quants..], &mut scales[row / 16 * of_scales..]);
@@ -91,7 +93,8 @@ impl Matrix {
     }
 
     fn options(&self, step: &str) -> String {
-        format!("-D{step} -DROWS={} -DCOLS={} -DW_TYPE={}", self.rows, self.cols, w_type(self.format))
+        let stored = MatrixStorage::Blocks(self.format).kernel_options();
+        format!("-D{step} -DROWS={} -DCOLS={}{stored}", self.rows, self.cols)
     }
 }
 
@@ -200,7 +203,9 @@ fn whole_rows_have_the_cpus_bits() {
 #[test]
 fn variants_of_formats_have_the_cpus_bits() {
     let Some(device) = device::device() else { return };
-    for format in [Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {
+    for format in
+        [Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q2_K, Format::IQ2_S, Format::NVFP4]
+    {
         let m = Matrix::new(format, 512);
         for variant in by_rows(&device) {
             any_by_rows(&device, &m, variant);
@@ -282,10 +287,10 @@ fn every_format_has_the_cpus_bits() {
 fn some_formats_have_the_cpus_bits_on_few_columns() {
     let Some(device) = device::device() else { return };
     if std::env::var_os(GRIND).is_some() {
-        for format in [Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K] {
+        for format in [Format::Q5_1, Format::Q8_0, Format::Q4_K, Format::Q6_K, Format::Q2_K, Format::MXFP4] {
             one(&device, &Matrix::new(format, format.scale_span()), SHORT_PASSES);
         }
-        for format in [Format::Q5_1, Format::Q6_K] {
+        for format in [Format::Q5_1, Format::Q2_K, Format::IQ1_M] {
             many(&device, &Matrix::new(format, format.scale_span()), 3);
             few(&device, &Matrix::new(format, format.scale_span()), 5, [16, 4]);
         }

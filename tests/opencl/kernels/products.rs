@@ -3,7 +3,7 @@
 use super::{Dims, EPS, GRIND, SMALL, buffer, bytes_of, floats, kernel, read, same, state};
 use crate::device;
 use crate::support::random::Random;
-use antigravity::opencl::{Buffer, Device};
+use antigravity::opencl::{Buffer, Device, MatrixStorage};
 use files::blocks::{BLOCK, BlockQ4};
 use half::{bf16, f16};
 use numeric::quant::activations::ActBlock;
@@ -34,6 +34,10 @@ pub const GEMM_FEW: &str = concat!(
     include_str!("../../../kernels/gemm_few.cl")
 );
 const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");
+
+fn q4_options() -> String {
+    MatrixStorage::Blocks(Format::Q4_0).kernel_options()
+}
 
 /// A packed matrix and what it stands for.
 struct Packed {
@@ -122,8 +126,10 @@ pub fn head(device: &Device, more: i32) {
     let [quants, scales] = m.buffers(device);
     let s = floats(device, &state([0, 0], std::slice::from_ref(&x)));
     let (norm, out) = (floats(device, &w), floats(device, &vec![0.0; vocab]));
-    let options =
-        format!("-DSTEP_HEAD -DROWS={vocab} -DCOLS={dim} -DW_TYPE=0 -DTILE_GROUPS=4 -DSLICES=4 -DPASS=2");
+    let options = format!(
+        "-DSTEP_HEAD -DROWS={vocab} -DCOLS={dim}{} -DTILE_GROUPS=4 -DSLICES=4 -DPASS=2",
+        q4_options()
+    );
     let mut k = kernel(
         device,
         ("gemv", GEMV),
@@ -154,7 +160,8 @@ fn gate_up(device: &Device) {
     let norm = floats(device, &w);
     let (out, out_scales) = (buffer(device, &vec![0; ffn]), floats(device, &vec![0.0; ffn / BLOCK]));
     let options = format!(
-        "-DSTEP_GATE_UP -DDOWN_QUANTISED -DROWS={ffn} -DCOLS={dim} -DW_TYPE=0 -DTILE_GROUPS=2 -DSLICES=4 -DPASS=3"
+        "-DSTEP_GATE_UP -DDOWN_QUANTISED -DROWS={ffn} -DCOLS={dim}{} -DTILE_GROUPS=2 -DSLICES=4 -DPASS=3",
+        q4_options()
     );
     let args = [&quants, &scales, &s, &norm, &norm, &out, &out_scales];
     let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(64, &options), &args);
@@ -218,7 +225,7 @@ fn qkv(device: &Device) {
     let all = acts.concat();
     let (input, d) = (buffer(device, &words(&all)), all.iter().map(|a| a.d).collect::<Vec<_>>());
     let (d, out, bias_at) = (floats(device, &d), floats(device, &vec![0.0; n * rows]), floats(device, &bias));
-    let options = format!("-DSTEP_QKV -DROWS={rows} -DCOLS={dim} -DW_TYPE=0");
+    let options = format!("-DSTEP_QKV -DROWS={rows} -DCOLS={dim}{}", q4_options());
     let args = [&quants, &scales, &out, &input, &d, &out, &bias_at];
     let mut k = kernel(device, ("gemm", GEMM), &SMALL.options(256, &options), &args);
     k.set_ints(7, &[0, (rows / 16) as i32, n as i32, 0]).unwrap();

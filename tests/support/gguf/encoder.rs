@@ -1,5 +1,6 @@
 //! Plain encoders of the block formats: valid blocks near the values, no attempt at the best ones.
 
+use files::blocks::gguf::decode_values;
 use files::blocks::{BlockQ4, BlockType};
 use half::{bf16, f16};
 
@@ -36,6 +37,47 @@ fn one(block: BlockType, v: &[f32]) -> Vec<u8> {
         }
         BlockType::Q4_K | BlockType::Q5_K => with_minimums(v, block),
         BlockType::Q6_K => q6_k(v),
+        coded => without_pattern(coded, v),
+    }
+}
+
+/// A block of bytes without a pattern, whose values are as large as those of `v` on average.
+fn without_pattern(block: BlockType, v: &[f32]) -> Vec<u8> {
+    let mut state = v.iter().fold(1u32, |all, x| all.wrapping_mul(31).wrapping_add(x.to_bits()));
+    let mut bytes: Vec<u8> = (0..block.bytes_per_block())
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .collect();
+    let size = |values: &[f32]| values.iter().map(|x| x * x).sum::<f32>().sqrt();
+    set_scale(block, &mut bytes, 1.0);
+    let mut decoded = vec![0.0; v.len()];
+    decode_values(block, &bytes, &mut decoded);
+    set_scale(block, &mut bytes, size(v) / size(&decoded));
+    bytes
+}
+
+fn set_scale(block: BlockType, bytes: &mut [u8], d: f32) {
+    let mut put = |at: usize, d: f32| bytes[at..at + 2].copy_from_slice(&half(d).0);
+    match block {
+        BlockType::Q2_K => {
+            put(80, d);
+            put(82, 1.5 * d);
+        }
+        BlockType::Q3_K => put(108, d),
+        BlockType::TQ1_0 => put(52, d),
+        BlockType::TQ2_0 => put(64, d),
+        BlockType::IQ1_M => {
+            let [low, high] = half(d).0;
+            for (i, nibble) in [low << 4, low & 0xf0, high << 4, high & 0xf0].into_iter().enumerate() {
+                bytes[49 + 2 * i] = bytes[49 + 2 * i] & 15 | nibble;
+            }
+        }
+        BlockType::MXFP4 => bytes[0] = (127.0 + d.max(1e-30).log2().round()) as u8,
+        // Bits 7 to 13 of an f16 that is 256 times smaller.
+        BlockType::NVFP4 => bytes[..4].fill((f16::from_f32(d / 256.0).to_bits() >> 7) as u8),
+        _ => put(0, d),
     }
 }
 
