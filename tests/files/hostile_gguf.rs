@@ -231,7 +231,7 @@ fn wrong_tensors_are_refused() {
         ("row of part of a block", t(&[33], 2, 0), "dimensions [33]: a row of Q4_0 is a multiple of 32"),
         ("rows of part of a block", t(&[128, 2], 12, 0), "a row of Q4_K is a multiple of 256"),
         ("unknown type", t(&[4], 12345, 0), "tensor \"t\": type is 12345 (unknown); supported: F32, F16"),
-        ("type that is not read", t(&[256], 10, 0), "type is 10 (Q2_K)"),
+        ("type that is not read", t(&[256], 9, 0), "type is 9 (Q8_1)"),
         ("removed type", t(&[32], 4, 0), "type is 4 (Q4_2, removed)"),
         ("type u32::MAX", t(&[4], u32::MAX, 0), "type is 4294967295"),
         ("offset 1", t(&[4], 0, 1), "offset is 1, not a multiple of the alignment 32"),

@@ -44,6 +44,15 @@ fn all_sorts(name: &str) -> BlockType {
     if ["v_proj", "gate_proj", "up_proj"].iter().any(|part| name.contains(part)) { some } else { most }
 }
 
+/// Formats of one to four bits, all kinds of scales, and a head of codes.
+fn few_bits(name: &str) -> BlockType {
+    let Some(l) = layer(name) else { return IQ4_XS };
+    let [most, some] =
+        [[Q2_K, IQ4_NL], [MXFP4, IQ3_S], [IQ2_XXS, Q3_K], [NVFP4, TQ1_0], [IQ1_M, IQ2_S], [Q1_0, Q2_0]]
+            [l % 6];
+    if ["v_proj", "gate_proj", "up_proj"].iter().any(|part| name.contains(part)) { some } else { most }
+}
+
 fn gate_unlike_up(name: &str) -> BlockType {
     if name.contains("layers.1.mlp.gate_proj") { Q5_K } else { Q8_0 }
 }
@@ -143,7 +152,7 @@ fn agree(exact: bool, found: &(Vec<f32>, Vec<KvRows>), expected: &(Vec<f32>, Vec
 /// And the device's memory is as planned.
 #[test]
 fn all_formats_have_the_cpus_bits() {
-    for mixture in [like_q4_k_m, all_sorts] {
+    for mixture in [like_q4_k_m, all_sorts, few_bits] {
         let (Some(device), Some((_dir, path))) = (device::device(), written(mixture)) else { return };
         let (exact, weights) = (is_exact_with(device.info()), Arc::new(load(&path)));
         let matrices = Matrices::copy(&device, &weights, Place::Device).unwrap();

@@ -24,7 +24,7 @@ use files::packed_file::{GGUF_TENSOR, LAYOUT_VERSION, key, read_layout_version};
 use files::source::Safetensors;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
-use numeric::quant::format::{Format, GROUP_ROWS};
+use numeric::quant::format::GROUP_ROWS;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -331,7 +331,7 @@ fn check_zeros(source: &Safetensors, spec: &TensorSpec, loaded: &LoadedTensor) -
 fn check_finite(spec: &TensorSpec, loaded: &LoadedTensor) -> std::result::Result<(), String> {
     let (finite, what) = match (loaded.storage, &loaded.planes[..]) {
         (Storage::Blocks(format), [_, scales]) => {
-            (finite_scales(format, scales.bytes()), "has a scale that is")
+            (format.are_scales_finite(scales.bytes()), "has a scale that is")
         }
         (_, [data]) if spec.role == TensorRole::Vector => {
             (Dtype::F32.to_f32(data.bytes()).iter().all(|x| x.is_finite()), "holds")
@@ -339,19 +339,4 @@ fn check_finite(spec: &TensorSpec, loaded: &LoadedTensor) -> std::result::Result
         _ => return Ok(()),
     };
     if finite { Ok(()) } else { Err(format!("tensor {} {what} NaN or infinite", spec.name)) }
-}
-
-/// Checks that all f16 values among the scales are finite.
-fn finite_scales(format: Format, scales: &[u8]) -> bool {
-    let (run, halves) = (format.scale_bytes(), format.half_bytes());
-    if run == halves {
-        return finite_f16(scales);
-    }
-    scales.chunks_exact(run).all(|run| finite_f16(&run[..halves]))
-}
-
-/// Checks that all f16 values are finite: none has all exponent bits set.
-fn finite_f16(bytes: &[u8]) -> bool {
-    // Without an early exit, so that it vectorises.
-    bytes.as_chunks::<2>().0.iter().fold(0u16, |bad, b| bad | u16::from(b[1] & 0x7c == 0x7c)) == 0
 }

@@ -1,4 +1,5 @@
-//! GGUF files against reference results on their decoded weights: `tests/fixtures/gguf/logits.json`.
+//! GGUF files against reference results on their decoded weights: `tests/fixtures/gguf/logits.json`, and the files of one
+//! model in every further block format where `ANTIGRAVITY_GGUF_FIXTURES` says.
 //!
 //! With `--weight-type f32` the logits are held to [`TOLERANCE`](super::compare::TOLERANCE). As they are stored, blocks
 //! are multiplied with activations of eight bits: the difference that other engines have on these lively little models
@@ -6,7 +7,7 @@
 
 use super::compare::{max_abs, wrong_steps};
 use super::engine::{Engine, Variant};
-use super::{FLOAT, check_same_bits, check_steps, check_within, reference};
+use super::{FLOAT, check_same_bits, check_steps, check_within, opencl, reference};
 use crate::error::{AtPath, Error, Result};
 use crate::tally::Tally;
 use crate::{command, json};
@@ -15,7 +16,7 @@ use files::source::gguf::Gguf;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const STORED: &[&str] = &["--kv-type", "f32"];
 /// Largest difference, and root mean square, of native logits.
@@ -45,11 +46,46 @@ struct Greedy {
     top2_margin: Vec<f64>,
 }
 
+/// Model whose files have every block format, too large to be fixtures; their results are in `manifest.json`.
+const ALL_FORMATS: &str = "m1q-llama-h256";
+
+#[derive(Deserialize)]
+struct Manifest {
+    vocab_size: usize,
+    files: Vec<ManifestFile>,
+}
+
+#[derive(Deserialize)]
+struct ManifestFile {
+    file: String,
+    logits_prompt: ManifestLogits,
+    greedy_prompt: Greedy,
+}
+
+#[derive(Deserialize)]
+struct ManifestLogits {
+    ids: Vec<u32>,
+    file: String,
+}
+
 /// All files that have reference results.
 pub fn files() -> Result<Vec<GgufFile>> {
     let dir = command::root().join("tests/fixtures/gguf");
     let entries: BTreeMap<String, GgufFile> = json::read(&dir.join("logits.json"))?;
-    Ok(entries.into_iter().map(|(name, file)| GgufFile { path: dir.join(name), ..file }).collect())
+    let mut files: Vec<_> =
+        entries.into_iter().map(|(name, file)| GgufFile { path: dir.join(name), ..file }).collect();
+    let Some(place) = std::env::var_os("ANTIGRAVITY_GGUF_FIXTURES") else { return Ok(files) };
+    let dir = Path::new(&place).join(ALL_FORMATS);
+    let Manifest { vocab_size, files: listed } = json::read(&dir.join("manifest.json"))?;
+    files.extend(listed.into_iter().map(|file| GgufFile {
+        model: ALL_FORMATS.into(),
+        path: dir.join(file.file),
+        vocab_size,
+        ids: file.logits_prompt.ids,
+        logits: file.logits_prompt.file,
+        greedy: file.greedy_prompt,
+    }));
+    Ok(files)
 }
 
 impl GgufFile {
@@ -89,6 +125,20 @@ impl GgufFile {
         check_same_bits(&logits(engine)?, &found, self.vocab_size, "from a packed file of a GGUF file")
     }
 
+    /// An OpenCL device gives the same bits.
+    fn check_device(&self, engine: &Engine) -> Result<()> {
+        let logits = |flags: &[&str]| engine.logits(&self.ids, self.vocab_size, Variant::with(flags));
+        let on_device = opencl::DEVICE_FLAGS.iter().chain(STORED).copied().collect::<Vec<_>>();
+        let [found, expected] = [logits(&on_device), logits(STORED)];
+        match found {
+            Err(Error::Failed(why)) if why.contains("OpenCL:") && std::env::var_os("CI").is_none() => {
+                eprintln!("parity: {}: SKIPPED OpenCL: {why}", self.model);
+                Ok(())
+            }
+            found => check_same_bits(&expected?, &found?, self.vocab_size, "on an OpenCL device"),
+        }
+    }
+
     fn check_native(&self, engine: &Engine, name: &str) -> Result<()> {
         let file = self.path.with_file_name(&self.logits);
         let expected = reference::read_floats(&file, self.ids.len() * self.vocab_size)?;
@@ -122,6 +172,9 @@ pub fn check(engine: &Engine, model: &str) -> Result<Tally> {
         tally.count_quietly(&name, file.check_exact(&of_file, &name));
         tally.count_quietly(&name, file.check_native(&of_file, &name));
         tally.count_quietly(&name, file.check_packed(&of_file));
+        if model == ALL_FORMATS {
+            tally.count_quietly(&name, file.check_device(&of_file));
+        }
         // The checkpoints that have such files are in BF16.
         if engine.has_checkpoint() && [".F32.gguf", ".BF16.gguf"].iter().any(|end| name.ends_with(end)) {
             tally.count_quietly(&name, file.check_checkpoint(engine, &of_file));

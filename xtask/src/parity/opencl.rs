@@ -17,7 +17,8 @@ const MORE_SETTINGS: &[&[&str]] = &[FLOAT, &["--kv-type", "f32"], &["--kv-type",
 /// Models that are checked on all paths, with all settings; a device's compiler works for a minute for each. They have
 /// biases, other norms and no gate, and two kinds of layers.
 const THOROUGH: [&str; 3] = ["m4-qwen2-bf16", "m8-gpt2-bare-f32", "m9-gemma3-270m-bf16"];
-const DEVICE: &[&str] = &["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
+/// Runs the program on the first device.
+pub const DEVICE_FLAGS: &[&str] = &["--backend", "opencl", "--cl-device", "0", "--wait-for-gpu"];
 
 /// Logits with both kinds of weights and several types of cache, against the CPU's. Without OpenCL nothing is checked,
 /// which is said, and is a failure where `CI` is set.
@@ -29,7 +30,7 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
         let cpu = Variant::with(settings);
         let expected = engine.logits(&case.ids, reference.vocab, cpu);
         for (i, path) in PATHS.iter().chain(more_paths).enumerate() {
-            let flags = [settings, DEVICE, *path].concat();
+            let flags = [settings, DEVICE_FLAGS, *path].concat();
             let device = Variant {
                 flags: &flags,
                 opencl: Some(KERNELS[usize::from(i >= PATHS.len())]),

@@ -9,12 +9,14 @@ use files::config::{Arch, LayerKind, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, to_gguf_name};
 
 /// Mixes of block types, named as in llama.cpp: the type of most matrices, and of the more important ones.
-pub(super) const MIXES: [(&str, BlockType, BlockType); 5] = [
+pub(super) const MIXES: [(&str, BlockType, BlockType); 7] = [
     ("q4_0", BlockType::Q4_0, BlockType::Q4_0),
     ("q8_0", BlockType::Q8_0, BlockType::Q8_0),
     ("q4_k", BlockType::Q4_K, BlockType::Q6_K),
     ("q5_k", BlockType::Q5_K, BlockType::Q6_K),
     ("q6_k", BlockType::Q6_K, BlockType::Q6_K),
+    ("iq4_nl", BlockType::IQ4_NL, BlockType::IQ4_NL),
+    ("iq4_xs", BlockType::IQ4_XS, BlockType::Q6_K),
 ];
 const ALIGNMENT: usize = 32;
 /// Types of metadata values.
@@ -253,13 +255,15 @@ fn encode_string(text: &str) -> Vec<u8> {
 /// Writes the f16 scales of a random block so that the deviation of its values is `STD`. The integers are uniform, in
 /// K-quants the sub-block scales too, and the minimum is about the mean of scale times integer.
 pub(super) fn set_scales(block: BlockType, bytes: &mut [u8]) {
-    // f16: 0.0043; 2.7e-4; 9.0e-5 and 6.7e-4; 4.5e-5 and 7.0e-4; 1.5e-5.
+    // f16: 0.0043; 2.7e-4; 9.0e-5 and 6.7e-4; 4.5e-5 and 7.0e-4; 1.5e-5; 3.0e-04; 1.6e-05.
     let scales: &[(usize, u16)] = match block {
         BlockType::Q4_0 => &[(0, 0x1c67)],
         BlockType::Q8_0 => &[(0, 0x0c6c)],
         BlockType::Q4_K => &[(0, 0x05e6), (2, 0x1188)],
         BlockType::Q5_K => &[(0, 0x02f3), (2, 0x11b7)],
         BlockType::Q6_K => &[(208, 0x00fc)],
+        BlockType::IQ4_NL => &[(0, 0x0cdc)],
+        BlockType::IQ4_XS => &[(0, 0x010d)],
         _ => unreachable!("invariant: no mix has it"),
     };
     for (at, bits) in scales {
