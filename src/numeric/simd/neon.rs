@@ -1,4 +1,4 @@
-//! NEON: sixteen lanes in four registers, and the Q4_0 kernels.
+//! NEON: sixteen lanes in four registers, and the kernels of Q4_0.
 //!
 //! Kernels for SVE2 or SME would be further modules, each with a variant of [`super::Isa`]; `smmla` on longer vectors
 //! could read the pairs of tokens of `q4` in the existing layout.
