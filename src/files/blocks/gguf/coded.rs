@@ -58,10 +58,13 @@ pub struct Code {
     pub factor: f32,
     pub scale: ScaleCode,
     /// Reads `d` and `dmin` of a block, 1 and 0 if it has none.
-    pub read_halves: fn(&[u8]) -> [f16; 2],
+    pub read_halves: ReadHalves,
     /// Reads a part of a block by its index.
-    pub read_part: fn(&[u8], usize) -> Part,
+    pub read_part: ReadPart,
 }
+
+type ReadHalves = fn(&[u8]) -> [f16; 2];
+type ReadPart = fn(&[u8], usize) -> Part;
 
 /// Levels of consecutive codes, from `first` on, `step` apart.
 const fn linear(first: i8, step: i8) -> [i8; 16] {
@@ -89,27 +92,32 @@ impl BlockType {
     /// How the type codes its values; `None` for the other types.
     pub const fn code(self) -> Option<Code> {
         use ScaleCode::*;
-        let (levels, factor, scale, read_halves, read_part): (_, _, _, fn(&[u8]) -> _, fn(&[u8], _) -> _) =
-            match self {
-                BlockType::Q1_0 => (linear(-1, 2), 1.0, One, |b| d_at(b, 0), q1_0),
-                BlockType::Q2_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 0), q2_0),
-                BlockType::TQ1_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 52), tq1_0),
-                BlockType::TQ2_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 64), tq2_0),
-                BlockType::Q2_K => (linear(0, 1), 1.0, WithMinimum, |b| [half(b, 80), half(b, 82)], q2_k),
-                BlockType::Q3_K => (linear(-4, 1), 1.0, Signed, |b| d_at(b, 108), q3_k),
-                BlockType::IQ1_S => (IQ1, 0.125, Signed, |b| d_at(b, 0), iq1_s),
-                BlockType::IQ1_M => (IQ1, 0.125, Signed, iq1_m_halves, iq1_m),
-                BlockType::IQ2_XXS => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_xxs),
-                BlockType::IQ2_XS => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_xs),
-                BlockType::IQ2_S => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_s),
-                BlockType::IQ3_XXS => (IQ3_XXS, 0.25, Signed, |b| d_at(b, 0), iq3_xxs),
-                BlockType::IQ3_S => (IQ3_S, 1.0, Signed, |b| d_at(b, 0), iq3_s),
-                BlockType::IQ4_NL => (IQ4, 1.0, One, |b| d_at(b, 0), iq4_nl),
-                BlockType::IQ4_XS => (IQ4, 1.0, Signed, |b| d_at(b, 0), iq4_xs),
-                BlockType::MXFP4 => (E2M1, 0.5, Exponent, |_| [f16::ONE, f16::ZERO], mxfp4),
-                BlockType::NVFP4 => (E2M1, 128.0, Minifloat, |_| [f16::ONE, f16::ZERO], nvfp4),
-                _ => return None,
-            };
+        let (levels, factor, scale, read_halves, read_part): (
+            [i8; 16],
+            f32,
+            ScaleCode,
+            ReadHalves,
+            ReadPart,
+        ) = match self {
+            BlockType::Q1_0 => (linear(-1, 2), 1.0, One, |b| d_at(b, 0), q1_0),
+            BlockType::Q2_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 0), q2_0),
+            BlockType::TQ1_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 52), tq1_0),
+            BlockType::TQ2_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 64), tq2_0),
+            BlockType::Q2_K => (linear(0, 1), 1.0, WithMinimum, |b| [half(b, 80), half(b, 82)], q2_k),
+            BlockType::Q3_K => (linear(-4, 1), 1.0, Signed, |b| d_at(b, 108), q3_k),
+            BlockType::IQ1_S => (IQ1, 0.125, Signed, |b| d_at(b, 0), iq1_s),
+            BlockType::IQ1_M => (IQ1, 0.125, Signed, iq1_m_halves, iq1_m),
+            BlockType::IQ2_XXS => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_xxs),
+            BlockType::IQ2_XS => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_xs),
+            BlockType::IQ2_S => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_s),
+            BlockType::IQ3_XXS => (IQ3_XXS, 0.25, Signed, |b| d_at(b, 0), iq3_xxs),
+            BlockType::IQ3_S => (IQ3_S, 1.0, Signed, |b| d_at(b, 0), iq3_s),
+            BlockType::IQ4_NL => (IQ4, 1.0, One, |b| d_at(b, 0), iq4_nl),
+            BlockType::IQ4_XS => (IQ4, 1.0, Signed, |b| d_at(b, 0), iq4_xs),
+            BlockType::MXFP4 => (E2M1, 0.5, Exponent, |_| [f16::ONE, f16::ZERO], mxfp4),
+            BlockType::NVFP4 => (E2M1, 128.0, Minifloat, |_| [f16::ONE, f16::ZERO], nvfp4),
+            _ => return None,
+        };
         Some(Code { levels, factor, scale, read_halves, read_part })
     }
 }
@@ -223,7 +231,7 @@ fn tq1_0(block: &[u8], p: usize) -> Part {
             i => (48 + i % 4, (i - 240) / 4),
         };
         let fraction = block[byte].wrapping_mul([1, 3, 9, 27, 81][digit]);
-        (u16::from(fraction) * 3 >> 8) as u8
+        ((u16::from(fraction) * 3) >> 8) as u8
     });
     Part { codes, scales: [0; 2] }
 }
