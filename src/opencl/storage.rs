@@ -156,18 +156,19 @@ impl MatrixStorage {
             MatrixStorage::Bf16 => return " -DW_TYPE=3".into(),
             MatrixStorage::Blocks(format) => format,
         };
-        let mut options = format!(" -DW_TYPE=0 -DW_FACTOR={:e}f", format.factor());
+        let mut options = format!(" -DW_TYPE=0 -DW_FACTOR={:e}f", format.scale_factor());
         for (name, value) in [
             ("BITS", format.stored_bits()),
             ("WEIGHT_BITS", format.weight_bits()),
             ("ZERO", format.zero_point() as usize),
-            ("SCALES", format.scales() as usize),
+            ("SCALES", format.scale_kind() as usize),
             ("SUPERBLOCK", format.scale_span()),
             ("SCALE_BYTES", format.scale_bytes()),
         ] {
             options += &format!(" -DW_{name}={value}");
         }
-        let levels = format.levels().map(|levels| levels.map(|x| (i32::from(x) + format.zero_point()) as u8));
+        let levels =
+            format.code_levels().map(|levels| levels.map(|x| (i32::from(x) + format.zero_point()) as u8));
         for (i, word) in levels.iter().flat_map(|levels| levels.as_chunks().0).enumerate() {
             options += &format!(" -DW_LEVELS_{i}={:#x}u", u32::from_le_bytes(*word));
         }

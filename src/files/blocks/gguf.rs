@@ -40,7 +40,7 @@ pub fn decode_values(block: BlockType, bytes: &[u8], values: &mut [f32]) {
         BlockType::Q4_K => decode_blocks(bytes, values, superblock::q4_k),
         BlockType::Q5_K => decode_blocks(bytes, values, superblock::q5_k),
         BlockType::Q6_K => decode_blocks(bytes, values, superblock::q6_k),
-        coded => coded.code().expect("invariant: all other types are coded").decode(coded, bytes, values),
+        coded => coded.get_code().expect("invariant: all other types are coded").decode(coded, bytes, values),
     }
 }
 

@@ -15,7 +15,7 @@
 //! Scales come in runs, one for each span of columns that shares them. All f16 are little-endian, and `[16]` means one
 //! for each row:
 //!
-//! | [`Scales`] | run |
+//! | [`ScaleKind`] | run |
 //! |---|---|
 //! | `Plain` | `d[16]` f16 |
 //! | `Minimum` | `d[16]` f16, `m[16]` f16 |
@@ -70,10 +70,14 @@
 //!
 //! So the result has the same bits on every device and instruction set.
 
-use files::blocks::gguf::coded::{ScaleCode, Words, extract_bits, join_bits};
-use files::blocks::{BLOCK, BlockQ4, BlockType};
+use files::blocks::gguf::coded::{ScaleCode, Words};
+use files::blocks::{BLOCK, BlockType};
 use half::f16;
 use std::array::from_fn;
+
+mod pack;
+
+pub use pack::put_block;
 
 /// Rows in one group.
 pub const GROUP_ROWS: usize = 16;
@@ -109,10 +113,10 @@ pub enum Format {
     Q2_0,
 }
 
-/// How the scales of a span are stored; see the [module](self).
+/// Layout of the scales of a span; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the module has the table")]
-pub enum Scales {
+pub enum ScaleKind {
     Plain,
     Minimum,
     Blocks,
@@ -132,7 +136,7 @@ struct Traits {
     weight_bits: usize,
     /// Difference between the integers that are multiplied and the weights.
     zero_point: i32,
-    scales: Scales,
+    scales: ScaleKind,
     /// Columns that share a run of scales.
     span: usize,
 }
@@ -147,8 +151,8 @@ impl Format {
         ]
     };
 
-    const fn traits(self) -> Traits {
-        use Scales::*;
+    const fn list_traits(self) -> Traits {
+        use ScaleKind::*;
         let (block_type, bits, weight_bits, zero_point, scales, span) = match self {
             Format::Q4_0 => (BlockType::Q4_0, 4, 4, 8, Plain, 32),
             Format::Q4_1 => (BlockType::Q4_1, 4, 4, 0, Minimum, 32),
@@ -186,7 +190,7 @@ impl Format {
 
     /// The block type in a file.
     pub const fn block_type(self) -> BlockType {
-        self.traits().block_type
+        self.list_traits().block_type
     }
 
     /// The format with whose kernels this one is multiplied: they differ in their file alone.
@@ -205,23 +209,23 @@ impl Format {
 
     /// Bits of a stored integer.
     pub const fn stored_bits(self) -> usize {
-        self.traits().bits
+        self.list_traits().bits
     }
 
     /// Bits of the integers that are multiplied. Those of eight bits are signed if the instruction set multiplies
     /// signed bytes, and then have no zero point; all others are unsigned.
     pub const fn weight_bits(self) -> usize {
-        self.traits().weight_bits
+        self.list_traits().weight_bits
     }
 
-    /// Zero point of the integers that are multiplied. Those of [`Format::levels`] become unsigned by it.
+    /// Zero point of the integers that are multiplied. Those of [`Format::code_levels`] become unsigned by it.
     pub const fn zero_point(self) -> i32 {
-        self.traits().zero_point
+        self.list_traits().zero_point
     }
 
     /// Levels of stored integers, in formats whose levels are not the integers less the zero point.
-    pub const fn levels(self) -> Option<[i8; 16]> {
-        let Some(code) = self.block_type().code() else { return None };
+    pub const fn code_levels(self) -> Option<[i8; 16]> {
+        let Some(code) = self.block_type().get_code() else { return None };
         let mut i = 0;
         while i < 1 << self.stored_bits() {
             if code.levels[i] as i32 != i as i32 - self.zero_point() {
@@ -233,8 +237,8 @@ impl Format {
     }
 
     /// Power of two by which all scales are multiplied.
-    pub const fn factor(self) -> f32 {
-        match self.block_type().code() {
+    pub const fn scale_factor(self) -> f32 {
+        match self.block_type().get_code() {
             Some(code) => code.factor,
             None => 1.0,
         }
@@ -250,32 +254,32 @@ impl Format {
         64 * self.stored_bits()
     }
 
-    /// How the scales of a span are stored.
-    pub const fn scales(self) -> Scales {
-        self.traits().scales
+    /// Layout of the scales of a span.
+    pub const fn scale_kind(self) -> ScaleKind {
+        self.list_traits().scales
     }
 
     /// Columns that share a run of scales.
     pub const fn scale_span(self) -> usize {
-        self.traits().span
+        self.list_traits().span
     }
 
     /// Bytes of scales of one group and one span.
     pub const fn scale_bytes(self) -> usize {
-        let of_blocks = match self.scales() {
-            Scales::Plain | Scales::Minimum => 0,
-            Scales::Blocks => 8 * 16,
-            Scales::Halves | Scales::BlockMinimums | Scales::HalfMinimums => 8 * 32,
-            Scales::Exponents => 16,
-            Scales::Minifloats => 32,
+        let of_blocks = match self.scale_kind() {
+            ScaleKind::Plain | ScaleKind::Minimum => 0,
+            ScaleKind::Blocks => 8 * 16,
+            ScaleKind::Halves | ScaleKind::BlockMinimums | ScaleKind::HalfMinimums => 8 * 32,
+            ScaleKind::Exponents => 16,
+            ScaleKind::Minifloats => 32,
         };
         self.half_bytes() + of_blocks
     }
 
     /// Bytes of the f16 values at the start of a run of scales.
     pub const fn half_bytes(self) -> usize {
-        match self.scales() {
-            Scales::Exponents | Scales::Minifloats => 0,
+        match self.scale_kind() {
+            ScaleKind::Exponents | ScaleKind::Minifloats => 0,
             _ if self.has_minimum() => 64,
             _ => 32,
         }
@@ -283,20 +287,20 @@ impl Format {
 
     /// Returns true if a minimum is added to the products.
     pub const fn has_minimum(self) -> bool {
-        matches!(self.scales(), Scales::Minimum | Scales::BlockMinimums | Scales::HalfMinimums)
+        matches!(self.scale_kind(), ScaleKind::Minimum | ScaleKind::BlockMinimums | ScaleKind::HalfMinimums)
     }
 
     /// Returns true if the halves of a block have scales of their own.
     pub const fn has_half_scales(self) -> bool {
-        matches!(self.scales(), Scales::Halves | Scales::HalfMinimums | Scales::Minifloats)
+        matches!(self.scale_kind(), ScaleKind::Halves | ScaleKind::HalfMinimums | ScaleKind::Minifloats)
     }
 
     /// Checks that all scales in whole runs are finite, and small enough that weights are.
     pub fn are_scales_finite(self, scales: &[u8]) -> bool {
-        match self.scales() {
+        match self.scale_kind() {
             // The largest level is 12 and the factor a half: 12 * 2^(252 - 128) is below the largest f32.
-            Scales::Exponents => scales.iter().all(|e| *e <= 252),
-            Scales::Minifloats => scales.iter().all(|x| *x < 128),
+            ScaleKind::Exponents => scales.iter().all(|e| *e <= 252),
+            ScaleKind::Minifloats => scales.iter().all(|x| *x < 128),
             _ if self.half_bytes() == self.scale_bytes() => is_finite_f16(scales),
             _ => scales.chunks_exact(self.scale_bytes()).all(|run| is_finite_f16(&run[..self.half_bytes()])),
         }
@@ -305,90 +309,6 @@ impl Format {
     /// Bytes of the quants and of the scales of one group of rows with `cols` columns, a multiple of the span.
     pub const fn group_bytes(self, cols: usize) -> (usize, usize) {
         (cols / BLOCK * self.quant_bytes(), cols / self.scale_span() * self.scale_bytes())
-    }
-
-    /// Copies a row of a file's blocks bit for bit to row `lane` of one group's planes, which must hold
-    /// [`Format::padding_byte`] and zeros there. Returns false if a scale is not finite.
-    pub fn put_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
-        match self {
-            Format::Q4_0 | Format::IQ4_NL => put_each(row, |b, block: &[u8; 18]| {
-                put_nibbles(block_of(quants, self, b), lane, &block[2..]);
-                put_halves(&mut scales[b * 32..], lane, &block[..2])
-            }),
-            Format::Q4_1 => put_each(row, |b, block: &[u8; 20]| {
-                put_nibbles(block_of(quants, self, b), lane, &block[4..]);
-                put_halves(&mut scales[b * 64..], lane, &block[..4])
-            }),
-            Format::Q5_0 => put_each(row, |b, block: &[u8; 22]| {
-                put_words::<5>(block_of(quants, self, b), lane, join_fifth_bits(&block[6..], &block[2..6]));
-                put_halves(&mut scales[b * 32..], lane, &block[..2])
-            }),
-            Format::Q5_1 => put_each(row, |b, block: &[u8; 24]| {
-                put_words::<5>(block_of(quants, self, b), lane, join_fifth_bits(&block[8..], &block[4..8]));
-                put_halves(&mut scales[b * 64..], lane, &block[..4])
-            }),
-            Format::Q8_0 => put_each(row, |b, block: &[u8; 34]| {
-                put_bytes(block_of(quants, self, b), lane, &block[2..]);
-                put_halves(&mut scales[b * 32..], lane, &block[..2])
-            }),
-            Format::Q4_K => put_each(row, |s, block: &[u8; 144]| {
-                for p in 0..8 {
-                    let q = extract_bits::<4>(&block[16 + p / 2 * 32..], p % 2 * 4);
-                    put_words::<4>(block_of(quants, self, 8 * s + p), lane, q);
-                }
-                put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
-            }),
-            Format::Q5_K => put_each(row, |s, block: &[u8; 176]| {
-                for p in 0..8 {
-                    let q = extract_bits::<4>(&block[48 + p / 2 * 32..], p % 2 * 4);
-                    let q = join_bits::<4>(q, extract_bits::<1>(&block[16..], p));
-                    put_words::<5>(block_of(quants, self, 8 * s + p), lane, q);
-                }
-                put_parts(&mut scales[s * self.scale_bytes()..], lane, block.first_chunk().expect("16 bytes"))
-            }),
-            Format::Q6_K => put_each(row, |s, block: &[u8; 210]| {
-                let scales = &mut scales[s * self.scale_bytes()..];
-                for p in 0..8 {
-                    let (half, part) = (p / 4, p % 4);
-                    let q = extract_bits::<4>(&block[64 * half + part % 2 * 32..], part / 2 * 4);
-                    let q = join_bits::<4>(q, extract_bits::<2>(&block[128 + 32 * half..], 2 * part));
-                    put_words::<6>(block_of(quants, self, 8 * s + p), lane, q);
-                    for h in 0..2 {
-                        scales[32 + p * 32 + h * 16 + lane] = block[192 + 2 * p + h];
-                    }
-                }
-                put_halves(scales, lane, &block[208..])
-            }),
-            _ => self.put_coded_row(quants, scales, lane, row),
-        }
-    }
-
-    /// Implements [`Format::put_row`] for block types with a [`Code`](files::blocks::gguf::coded::Code).
-    fn put_coded_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
-        let block_type = self.block_type();
-        let code = block_type.code().expect("invariant: all other types are coded");
-        let (parts, mut finite) = (block_type.values_per_block() / BLOCK, true);
-        for (b, block) in row.chunks_exact(block_type.bytes_per_block()).enumerate() {
-            let halves = (code.read_halves)(block).map(f16::to_le_bytes);
-            let of_run = b * parts * BLOCK / self.scale_span() * self.scale_bytes();
-            finite &=
-                put_halves(&mut scales[of_run..], lane, &halves.as_flattened()[..self.half_bytes() / 16]);
-            for p in 0..parts {
-                let (part, b) = ((code.read_part)(block, p), b * parts + p);
-                let quants = block_of(quants, self, b);
-                match self.stored_bits() {
-                    1 => put_words::<1>(quants, lane, part.codes),
-                    2 => put_words::<2>(quants, lane, part.codes),
-                    3 => put_words::<3>(quants, lane, part.codes),
-                    _ => put_words::<4>(quants, lane, part.codes),
-                }
-                for (h, byte) in part.scales.iter().enumerate().take(self.block_scale_bytes() / 16) {
-                    scales[self.block_scales_at(b) + 16 * h + lane] = *byte;
-                }
-                finite &= code.scale != ScaleCode::Exponent || self.are_scales_finite(&part.scales);
-            }
-        }
-        finite
     }
 
     /// Bytes of scales that belong to one block of 32 columns and one group.
@@ -403,7 +323,7 @@ impl Format {
     }
 
     /// Decodes the weights of row `lane` from one block's quants: integers less their zero point, or `levels`, which are
-    /// [`Format::levels`].
+    /// [`Format::code_levels`].
     #[inline(always)]
     pub(crate) fn decode_integers(
         self,
@@ -453,7 +373,7 @@ impl Format {
     pub(crate) fn decode_scales(self, scales: &[u8], lane: usize, b: usize) -> BlockScales<f32> {
         let half = |at: usize| f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
         let run = b * BLOCK / self.scale_span() * self.scale_bytes();
-        let d = if self.half_bytes() > 0 { half(run + 2 * lane) } else { 1.0 } * self.factor();
+        let d = if self.half_bytes() > 0 { half(run + 2 * lane) } else { 1.0 } * self.scale_factor();
         let minimum = if self.has_minimum() { half(run + 32 + 2 * lane) } else { 0.0 };
         let byte = |h: usize| scales[self.block_scales_at(b) + 16 * h + lane];
         let plain = BlockScales { d, halves: [1.0; 2], minimum, minimums: [1.0; 2] };
@@ -461,17 +381,17 @@ impl Format {
             let [low, high] = [0, 1].map(|h| code.decode(byte(h)));
             BlockScales { halves: [low.0, high.0], minimum: -minimum, minimums: [low.1, high.1], ..plain }
         };
-        match self.scales() {
-            Scales::Plain | Scales::Minimum => plain,
-            Scales::Blocks => BlockScales { d: d * f32::from(byte(0) as i8), ..plain },
-            Scales::BlockMinimums => {
+        match self.scale_kind() {
+            ScaleKind::Plain | ScaleKind::Minimum => plain,
+            ScaleKind::Blocks => BlockScales { d: d * f32::from(byte(0) as i8), ..plain },
+            ScaleKind::BlockMinimums => {
                 let minimum = -(minimum * f32::from(byte(1)));
                 BlockScales { d: d * f32::from(byte(0)), minimum, ..plain }
             }
-            Scales::Halves => of_halves(ScaleCode::Signed),
-            Scales::HalfMinimums => of_halves(ScaleCode::WithMinimum),
-            Scales::Exponents => BlockScales { d: d * ScaleCode::Exponent.decode(byte(0)).0, ..plain },
-            Scales::Minifloats => of_halves(ScaleCode::Minifloat),
+            ScaleKind::Halves => of_halves(ScaleCode::Signed),
+            ScaleKind::HalfMinimums => of_halves(ScaleCode::WithMinimum),
+            ScaleKind::Exponents => BlockScales { d: d * ScaleCode::Exponent.decode(byte(0)).0, ..plain },
+            ScaleKind::Minifloats => of_halves(ScaleCode::Minifloat),
         }
     }
 }
@@ -490,92 +410,6 @@ pub(crate) struct BlockScales<F> {
 fn is_finite_f16(bytes: &[u8]) -> bool {
     // Without an early exit, so that it vectorises.
     bytes.as_chunks::<2>().0.iter().fold(0u16, |bad, b| bad | u16::from(b[1] & 0x7c == 0x7c)) == 0
-}
-
-/// Writes a quantised block as block `b` of row `lane` of one group's planes, in Q4_0. Returns false if its scale is
-/// not finite.
-#[inline(always)]
-pub fn put_block(quants: &mut [u8], scales: &mut [u8], b: usize, lane: usize, block: &BlockQ4) -> bool {
-    put_nibbles(block_of(quants, Format::Q4_0, b), lane, &block.qs);
-    put_halves(&mut scales[b * Format::Q4_0.scale_bytes()..], lane, &block.d.to_le_bytes())
-}
-
-/// Writes sixteen bytes as row `lane` of one block's quants. Byte `z` holds the nibbles of columns `z` and `z + 16`, as
-/// in the packed layout.
-#[inline(always)]
-fn put_nibbles(quants: &mut [u8], lane: usize, qs: &[u8]) {
-    for v in 0..4 {
-        quants[v * 64 + lane * 4..][..4].copy_from_slice(&qs[v * 4..][..4]);
-    }
-}
-
-/// Calls `put(index, block)` for each block of a row; returns true if every call did.
-fn put_each<const BYTES: usize>(row: &[u8], mut put: impl FnMut(usize, &[u8; BYTES]) -> bool) -> bool {
-    row.as_chunks().0.iter().enumerate().fold(true, |all, (b, block)| put(b, block) & all)
-}
-
-/// The quants of block `b`.
-#[inline(always)]
-fn block_of(quants: &mut [u8], format: Format, b: usize) -> &mut [u8] {
-    &mut quants[b * format.quant_bytes()..][..format.quant_bytes()]
-}
-
-/// Writes integers of `BITS` bits as row `lane` of one block's quants.
-#[inline(always)]
-fn put_words<const BITS: usize>(quants: &mut [u8], lane: usize, q: Words) {
-    let mut vectors = quants.chunks_exact_mut(64);
-    let mut put = |word: u32| {
-        let vector = vectors.next().expect("invariant: a vector for each bit");
-        vector[4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
-    };
-    if BITS & 4 != 0 {
-        let low = q.map(|q| q & 0x0f0f_0f0f);
-        (0..4).for_each(|v| put(low[v] | low[4 + v] << 4));
-    }
-    if BITS & 2 != 0 {
-        let two = q.map(|q| q >> (BITS & 4) & 0x0303_0303);
-        (0..2).for_each(|half| put((0..4).fold(0, |all, v| all | two[4 * half + v] << (2 * v))));
-    }
-    if BITS & 1 != 0 {
-        let one = q.map(|q| q >> (BITS & 6) & 0x0101_0101);
-        put((0..8).fold(0, |all, v| all | one[v] << v));
-    }
-}
-
-/// Joins nibbles with fifth bits, which are in ascending order of columns.
-fn join_fifth_bits(qs: &[u8], high: &[u8]) -> Words {
-    let nibble = |z: usize| if z < 16 { qs[z] & 15 } else { qs[z - 16] >> 4 };
-    from_fn(|v| {
-        let q = |k: usize| nibble(4 * v + k) | (high[v / 2] >> (v % 2 * 4 + k) & 1) << 4;
-        u32::from_le_bytes(from_fn(q))
-    })
-}
-
-fn put_bytes(quants: &mut [u8], lane: usize, qs: &[u8]) {
-    for v in 0..8 {
-        quants[v * 64 + lane * 4..][..4].copy_from_slice(&qs[v * 4..][..4]);
-    }
-}
-
-/// Writes the f16 values of a row, each into an array of sixteen; returns false if one is not finite.
-#[inline(always)]
-fn put_halves(run: &mut [u8], lane: usize, halves: &[u8]) -> bool {
-    halves.as_chunks().0.iter().enumerate().fold(true, |all, (i, half)| {
-        run[i * 32 + lane * 2..][..2].copy_from_slice(half);
-        all & f16::from_le_bytes(*half).is_finite()
-    })
-}
-
-/// Writes the scales and minimums of Q4_K and Q5_K from a block's first sixteen bytes. Returns false if one is not
-/// finite.
-fn put_parts(run: &mut [u8], lane: usize, head: &[u8; 16]) -> bool {
-    let packed = head.last_chunk().expect("twelve bytes");
-    for p in 0..8 {
-        let (block_scale, min) = files::blocks::gguf::superblock::unpack_scale_min(packed, p);
-        run[64 + p * 32 + lane] = block_scale;
-        run[64 + p * 32 + 16 + lane] = min;
-    }
-    put_halves(run, lane, &head[..4])
 }
 
 #[cfg(test)]

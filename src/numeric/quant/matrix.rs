@@ -35,7 +35,7 @@ impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
         assert!(row < ROWS && x.len() == COLS);
         let (group, lane) = (row / GROUP_ROWS, row % GROUP_ROWS);
         let (quants, scales) = (self.quants(group..group + 1), self.scales(group..group + 1));
-        let (blocks, levels) = (quants.chunks_exact(self.format.quant_bytes()), self.format.levels());
+        let (blocks, levels) = (quants.chunks_exact(self.format.quant_bytes()), self.format.code_levels());
         for (b, (quants, x)) in blocks.zip(x.as_chunks_mut::<BLOCK>().0).enumerate() {
             let scales = self.format.decode_scales(scales, lane, b);
             for (column, (x, q)) in

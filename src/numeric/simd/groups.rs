@@ -38,7 +38,7 @@ pub struct Groups<'a> {
 /// Levels of `F`, Q4_0 or IQ4_NL, with the zero point of Q4_0, as nibbles are looked up in; `None` in Q4_0, whose
 /// nibbles are they. They fit i8.
 pub(super) const fn level_table<const F: usize>() -> Option<[u8; 16]> {
-    let Some(levels) = Format::ALL[F].levels() else { return None };
+    let Some(levels) = Format::ALL[F].code_levels() else { return None };
     let (mut table, mut i) = ([0; 16], 0);
     while i < 16 {
         table[i] = (levels[i] as i32 + Format::Q4_0.zero_point()) as u8;

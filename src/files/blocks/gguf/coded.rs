@@ -50,7 +50,7 @@ impl ScaleCode {
     }
 }
 
-/// How a block type codes its values.
+/// Coding of the values of a block type.
 #[derive(Clone, Copy)]
 pub struct Code {
     /// Levels of codes.
@@ -67,7 +67,7 @@ type ReadHalves = fn(&[u8]) -> [f16; 2];
 type ReadPart = fn(&[u8], usize) -> Part;
 
 /// Levels of consecutive codes, from `first` on, `step` apart.
-const fn linear(first: i8, step: i8) -> [i8; 16] {
+const fn linear_levels(first: i8, step: i8) -> [i8; 16] {
     let (mut levels, mut i) = ([0; 16], 0);
     while i < 16 {
         levels[i] = first + step * i as i8;
@@ -89,8 +89,8 @@ const IQ3_S: [i8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13
 const IQ1: [i8; 16] = [-9, -7, -1, 1, 7, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 impl BlockType {
-    /// How the type codes its values; `None` for the other types.
-    pub const fn code(self) -> Option<Code> {
+    /// Coding of the type's values; `None` for types that are not coded.
+    pub const fn get_code(self) -> Option<Code> {
         use ScaleCode::*;
         let (levels, factor, scale, read_halves, read_part): (
             [i8; 16],
@@ -99,12 +99,14 @@ impl BlockType {
             ReadHalves,
             ReadPart,
         ) = match self {
-            BlockType::Q1_0 => (linear(-1, 2), 1.0, One, |b| d_at(b, 0), q1_0),
-            BlockType::Q2_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 0), q2_0),
-            BlockType::TQ1_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 52), tq1_0),
-            BlockType::TQ2_0 => (linear(-1, 1), 1.0, One, |b| d_at(b, 64), tq2_0),
-            BlockType::Q2_K => (linear(0, 1), 1.0, WithMinimum, |b| [half(b, 80), half(b, 82)], q2_k),
-            BlockType::Q3_K => (linear(-4, 1), 1.0, Signed, |b| d_at(b, 108), q3_k),
+            BlockType::Q1_0 => (linear_levels(-1, 2), 1.0, One, |b| d_at(b, 0), q1_0),
+            BlockType::Q2_0 => (linear_levels(-1, 1), 1.0, One, |b| d_at(b, 0), q2_0),
+            BlockType::TQ1_0 => (linear_levels(-1, 1), 1.0, One, |b| d_at(b, 52), tq1_0),
+            BlockType::TQ2_0 => (linear_levels(-1, 1), 1.0, One, |b| d_at(b, 64), tq2_0),
+            BlockType::Q2_K => {
+                (linear_levels(0, 1), 1.0, WithMinimum, |b| [read_half(b, 80), read_half(b, 82)], q2_k)
+            }
+            BlockType::Q3_K => (linear_levels(-4, 1), 1.0, Signed, |b| d_at(b, 108), q3_k),
             BlockType::IQ1_S => (IQ1, 0.125, Signed, |b| d_at(b, 0), iq1_s),
             BlockType::IQ1_M => (IQ1, 0.125, Signed, iq1_m_halves, iq1_m),
             BlockType::IQ2_XXS => (IQ2, 0.125, Signed, |b| d_at(b, 0), iq2_xxs),
@@ -114,8 +116,8 @@ impl BlockType {
             BlockType::IQ3_S => (IQ3_S, 1.0, Signed, |b| d_at(b, 0), iq3_s),
             BlockType::IQ4_NL => (IQ4, 1.0, One, |b| d_at(b, 0), iq4_nl),
             BlockType::IQ4_XS => (IQ4, 1.0, Signed, |b| d_at(b, 0), iq4_xs),
-            BlockType::MXFP4 => (E2M1, 0.5, Exponent, |_| [f16::ONE, f16::ZERO], mxfp4),
-            BlockType::NVFP4 => (E2M1, 128.0, Minifloat, |_| [f16::ONE, f16::ZERO], nvfp4),
+            BlockType::MXFP4 => (E2M1, 0.5, Exponent, |_| [f16::ONE, f16::ZERO], mxfp4_part),
+            BlockType::NVFP4 => (E2M1, 128.0, Minifloat, |_| [f16::ONE, f16::ZERO], nvfp4_part),
             _ => return None,
         };
         Some(Code { levels, factor, scale, read_halves, read_part })
@@ -144,12 +146,12 @@ impl Code {
     }
 }
 
-fn half(block: &[u8], at: usize) -> f16 {
+fn read_half(block: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([block[at], block[at + 1]])
 }
 
 fn d_at(block: &[u8], at: usize) -> [f16; 2] {
-    [half(block, at), f16::ZERO]
+    [read_half(block, at), f16::ZERO]
 }
 
 fn read_u16(block: &[u8], at: usize) -> usize {
@@ -175,13 +177,13 @@ pub fn join_bits<const N: usize>(low: Words, high: Words) -> Words {
 
 /// Computes the codes of 32 values one by one.
 #[inline(always)]
-fn each(code: impl Fn(usize) -> u8) -> Words {
+fn compute_codes(code: impl Fn(usize) -> u8) -> Words {
     from_fn(|v| u32::from_le_bytes(from_fn(|k| code(4 * v + k))))
 }
 
 /// Reads runs of `2 * N` values, `N` in the low nibbles of as many bytes and `N` in the high ones.
-fn nibbles<const N: usize>(qs: &[u8]) -> Words {
-    each(|i| qs[i / (2 * N) * N + i % N] >> (i / N % 2 * 4) & 15)
+fn read_nibbles<const N: usize>(qs: &[u8]) -> Words {
+    compute_codes(|i| qs[i / (2 * N) * N + i % N] >> (i / N % 2 * 4) & 15)
 }
 
 /// Reads eight digits of two bits from a grid for each eight values, four of three bits for each four. Bit `i` of
@@ -194,7 +196,7 @@ fn on_grid<const N: usize, const PER_POINT: usize>(
 ) -> Words {
     let bits = if PER_POINT == 8 { 2 } else { 3 };
     let points: [u16; 8] = from_fn(|g| if g < BLOCK / PER_POINT { grid[index(g)] } else { 0 });
-    each(|i| {
+    compute_codes(|i| {
         let digit = points[i / PER_POINT] >> (bits * (i % PER_POINT)) & ((1 << bits) - 1);
         digit as u8 | ((signs >> i & 1) << bits) as u8
     })
@@ -213,18 +215,18 @@ fn even_signs(bits: u32) -> u32 {
 
 /// Q1_0, 18 bytes for 128 values: `d` f16, `qs[16]` with the bits of values in ascending order.
 fn q1_0(block: &[u8], p: usize) -> Part {
-    Part { codes: each(|i| block[2 + 4 * p + i / 8] >> (i % 8) & 1), scales: [0; 2] }
+    Part { codes: compute_codes(|i| block[2 + 4 * p + i / 8] >> (i % 8) & 1), scales: [0; 2] }
 }
 
 /// Q2_0, 18 bytes for 64 values: `d` f16, `qs[16]` with two bits of each value in ascending order.
 fn q2_0(block: &[u8], p: usize) -> Part {
-    Part { codes: each(|i| block[2 + 8 * p + i / 4] >> (i % 4 * 2) & 3), scales: [0; 2] }
+    Part { codes: compute_codes(|i| block[2 + 8 * p + i / 4] >> (i % 4 * 2) & 3), scales: [0; 2] }
 }
 
 /// TQ1_0, 54 bytes: `qs[48]`, `qh[4]`, `d` f16. Bytes are fractions of 256 with five ternary digits, in `qh` four: the
 /// first digits of 32 bytes, then their second ones, and so on; then those of 16 and of 4 bytes.
 fn tq1_0(block: &[u8], p: usize) -> Part {
-    let codes = each(|i| {
+    let codes = compute_codes(|i| {
         let (byte, digit) = match 32 * p + i {
             i @ 0..160 => (i % 32, i / 32),
             i @ 160..240 => (32 + i % 16, (i - 160) / 16),
@@ -268,7 +270,7 @@ fn iq1_s(block: &[u8], p: usize) -> Part {
     let index = |l: usize| usize::from(block[2 + 4 * p + l]) | (high >> (3 * l) & 7) << 8;
     let codes = on_grid::<2048, 8>(&grids::IQ1, index, 0);
     let up = if high >> 15 == 0 { 0x0101_0101 } else { 0 };
-    Part { codes: codes.map(|digits| 2 * digits + up), scales: [odd(high >> 12 & 7); 2] }
+    Part { codes: codes.map(|digits| 2 * digits + up), scales: [odd_scale(high >> 12 & 7); 2] }
 }
 
 /// IQ1_M, 56 bytes: `qs[32]`, `qh[16]`, `scales[4]` u16. A nibble of `qh` has the high three bits of an index and the
@@ -279,7 +281,10 @@ fn iq1_m(block: &[u8], p: usize) -> Part {
     let digits = on_grid::<2048, 8>(&grids::IQ1, index, 0);
     let up = |l: usize| if high(l) & 8 == 0 { 0x0101_0101 } else { 0 };
     let packed = read_u16(block, 48 + p / 2 * 2) >> (p % 2 * 6);
-    Part { codes: from_fn(|v| 2 * digits[v] + up(v / 2)), scales: [odd(packed & 7), odd(packed >> 3 & 7)] }
+    Part {
+        codes: from_fn(|v| 2 * digits[v] + up(v / 2)),
+        scales: [odd_scale(packed & 7), odd_scale(packed >> 3 & 7)],
+    }
 }
 
 fn iq1_m_halves(block: &[u8]) -> [f16; 2] {
@@ -288,7 +293,7 @@ fn iq1_m_halves(block: &[u8]) -> [f16; 2] {
 }
 
 /// The odd number after `2 * n`: scales of grids are stored so.
-fn odd(n: usize) -> u8 {
+fn odd_scale(n: usize) -> u8 {
     (2 * n + 1) as u8
 }
 
@@ -297,7 +302,7 @@ fn odd(n: usize) -> u8 {
 fn iq2_xxs(block: &[u8], p: usize) -> Part {
     let (at, word) = (2 + 8 * p, read_u32(block, 6 + 8 * p));
     let codes = on_grid::<256, 8>(&grids::IQ2_XXS, |l| block[at + l].into(), even_signs(word));
-    Part { codes, scales: [odd((word >> 28) as usize); 2] }
+    Part { codes, scales: [odd_scale((word >> 28) as usize); 2] }
 }
 
 /// IQ2_XS, 74 bytes: `d` f16, `qs[32]` u16, `scales[8]`. A word of `qs` has an index of nine bits and seven signs.
@@ -316,14 +321,14 @@ fn iq2_s(block: &[u8], p: usize) -> Part {
 }
 
 fn two_scales(byte: u8) -> [u8; 2] {
-    [odd((byte & 15).into()), odd((byte >> 4).into())]
+    [odd_scale((byte & 15).into()), odd_scale((byte >> 4).into())]
 }
 
 /// IQ3_XXS, 98 bytes: `d` f16, `qs[64]`, then for each part a word as in [`iq2_xxs`].
 fn iq3_xxs(block: &[u8], p: usize) -> Part {
     let (at, word) = (2 + 8 * p, read_u32(block, 66 + 4 * p));
     let codes = on_grid::<256, 4>(&grids::IQ3_XXS, |g| block[at + g].into(), even_signs(word));
-    Part { codes, scales: [odd((word >> 28) as usize); 2] }
+    Part { codes, scales: [odd_scale((word >> 28) as usize); 2] }
 }
 
 /// IQ3_S, 110 bytes: `d` f16, `qs[64]`, `qh[8]` with the ninth bits of eight indices, `signs[32]`, `scales[4]`.
@@ -335,25 +340,25 @@ fn iq3_s(block: &[u8], p: usize) -> Part {
 
 /// IQ4_NL, 18 bytes for 32 values: `d` f16, `qs[16]`.
 fn iq4_nl(block: &[u8], _: usize) -> Part {
-    Part { codes: nibbles::<16>(&block[2..]), scales: [0; 2] }
+    Part { codes: read_nibbles::<16>(&block[2..]), scales: [0; 2] }
 }
 
 /// IQ4_XS, 136 bytes: `d` f16, `scales_h` u16, `scales_l[4]`, `qs[128]`. Scales of six bits, 32 too large.
 fn iq4_xs(block: &[u8], p: usize) -> Part {
     let high = (read_u16(block, 2) >> (2 * p) & 3) as u8;
     let scale = (block[4 + p / 2] >> (p % 2 * 4) & 15 | high << 4).wrapping_sub(32);
-    Part { codes: nibbles::<16>(&block[8 + 16 * p..]), scales: [scale; 2] }
+    Part { codes: read_nibbles::<16>(&block[8 + 16 * p..]), scales: [scale; 2] }
 }
 
 /// MXFP4, 17 bytes for 32 values: the exponent of the scale, `qs[16]`.
-fn mxfp4(block: &[u8], _: usize) -> Part {
-    Part { codes: nibbles::<16>(&block[1..]), scales: [block[0]; 2] }
+fn mxfp4_part(block: &[u8], _: usize) -> Part {
+    Part { codes: read_nibbles::<16>(&block[1..]), scales: [block[0]; 2] }
 }
 
 /// NVFP4, 36 bytes for 64 values: `d[4]`, `qs[32]`. As in ggml, the sign of a scale is ignored and 0x7f is zero.
-fn nvfp4(block: &[u8], p: usize) -> Part {
+fn nvfp4_part(block: &[u8], p: usize) -> Part {
     let scale = |s: usize| if block[s] == 0x7f { 0 } else { block[s] & 0x7f };
-    Part { codes: nibbles::<8>(&block[4 + 16 * p..]), scales: [scale(2 * p), scale(2 * p + 1)] }
+    Part { codes: read_nibbles::<8>(&block[4 + 16 * p..]), scales: [scale(2 * p), scale(2 * p + 1)] }
 }
 
 const _: () = assert!(VALUES == 8 * BLOCK);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::quant::matrix::QuantMatrix;
+use files::blocks::BlockQ4;
 use files::blocks::gguf::decode_values;
 use files::mapped::AlignedBytes;
 

@@ -4,7 +4,7 @@ use super::super::unrolled;
 use super::kernel::{RUN, Tokens, add_block, load_scales, unpack, zero_point};
 use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
-use crate::quant::format::{Format, Scales};
+use crate::quant::format::{Format, ScaleKind};
 use crate::simd::groups::{Groups, prefetch_block, prefetch_distance};
 use files::blocks::BLOCK;
 use std::arch::x86_64::*;
@@ -214,7 +214,7 @@ unsafe fn prepare_acts<const F: usize, const T: usize>(
             _mm_storeu_si128(starts.four(1, t, b), of(_mm_sub_epi32(sum, first)));
             continue;
         }
-        let sign = if format.scales() == Scales::BlockMinimums { -1.0 } else { 1.0 };
+        let sign = if format.scale_kind() == ScaleKind::BlockMinimums { -1.0 } else { 1.0 };
         let factor = _mm_mul_ps(_mm_mul_ps(d, _mm_cvtepi32_ps(sum)), _mm_set1_ps(sign));
         let first = if format.has_minimum() { _mm_castps_si128(factor) } else { start(sum) };
         _mm_storeu_si128(starts.four(0, t, b), first);

@@ -4,7 +4,7 @@
 use super::super::unrolled;
 use super::rows::BlockKernel;
 use crate::quant::activations::ActBlock;
-use crate::quant::format::{BlockScales, Format, Scales};
+use crate::quant::format::{BlockScales, Format, ScaleKind};
 use crate::simd::groups::Groups;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::groups::{prefetch_block, prefetch_distance};
@@ -51,10 +51,10 @@ impl PreparedAct {
         let format = const { Format::ALL[F] };
         let sum = -act.offset / 8;
         let first = if format.has_half_scales() { R::sum_bytes(act.q.as_ptr()) } else { sum };
-        let start = match format.scales() {
-            Scales::Minimum => [(act.d * sum as f32).to_bits() as i32, 0],
-            Scales::BlockMinimums => [(-(act.d * sum as f32)).to_bits() as i32, 0],
-            Scales::HalfMinimums => [first, sum - first].map(|sum| (sum as f32).to_bits() as i32),
+        let start = match format.scale_kind() {
+            ScaleKind::Minimum => [(act.d * sum as f32).to_bits() as i32, 0],
+            ScaleKind::BlockMinimums => [(-(act.d * sum as f32)).to_bits() as i32, 0],
+            ScaleKind::HalfMinimums => [first, sum - first].map(|sum| (sum as f32).to_bits() as i32),
             _ => [first, sum - first].map(|sum| R::START - zero_point::<R, F>() * sum),
         };
         Self { q: act.q, d: act.d, start }
@@ -270,25 +270,25 @@ pub(super) unsafe fn load_scales<R: BlockKernel, const F: usize>(
     let halves = scales.add(b * BLOCK / format.scale_span() * format.scale_bytes() + 2 * row);
     let at = scales.add(format.block_scales_at(b) + row);
     let d = if format.half_bytes() > 0 { R::load_f16(halves) } else { R::splat(1.0) };
-    let factor = const { Format::ALL[F].factor() };
+    let factor = const { Format::ALL[F].scale_factor() };
     let d = if factor == 1.0 { d } else { R::mul(d, R::splat(factor)) };
     let minimum = if format.has_minimum() { R::load_f16(halves.add(32)) } else { zeros[0] };
     let plain = BlockScales { d, halves: zeros, minimum, minimums: zeros };
-    match format.scales() {
-        Scales::Plain | Scales::Minimum => plain,
-        Scales::Blocks => BlockScales { d: R::mul(d, R::load_i8(at)), ..plain },
-        Scales::BlockMinimums => BlockScales {
+    match format.scale_kind() {
+        ScaleKind::Plain | ScaleKind::Minimum => plain,
+        ScaleKind::Blocks => BlockScales { d: R::mul(d, R::load_i8(at)), ..plain },
+        ScaleKind::BlockMinimums => BlockScales {
             d: R::mul(d, R::load_u8(at)),
             minimum: R::mul(minimum, R::load_u8(at.add(16))),
             ..plain
         },
-        Scales::Halves => BlockScales { halves: [R::load_i8(at), R::load_i8(at.add(16))], ..plain },
-        Scales::HalfMinimums => {
+        ScaleKind::Halves => BlockScales { halves: [R::load_i8(at), R::load_i8(at.add(16))], ..plain },
+        ScaleKind::HalfMinimums => {
             let ([x, min_x], [y, min_y]) = (R::load_nibbles(at), R::load_nibbles(at.add(16)));
             BlockScales { halves: [x, y], minimums: [min_x, min_y], ..plain }
         }
-        Scales::Exponents => BlockScales { d: R::mul(d, R::load_exponents(at)), ..plain },
-        Scales::Minifloats => {
+        ScaleKind::Exponents => BlockScales { d: R::mul(d, R::load_exponents(at)), ..plain },
+        ScaleKind::Minifloats => {
             BlockScales { halves: [R::load_minifloats(at), R::load_minifloats(at.add(16))], ..plain }
         }
     }
@@ -335,7 +335,7 @@ pub unsafe fn unpack<R: BlockKernel, const F: usize>(p: *const u8) -> [R::Bytes;
             w[v] = R::or(w[v], R::and(shift_left::<R>(x, at - v as i32), one));
         });
     }
-    if let Some(levels) = const { Format::ALL[F].levels() } {
+    if let Some(levels) = const { Format::ALL[F].code_levels() } {
         let zero_point = zero_point::<R, F>();
         let table = R::load_table(&levels.map(|level| (i32::from(level) + zero_point) as u8));
         unrolled!(8, |v| { w[v] = R::look_up(table, w[v]) });

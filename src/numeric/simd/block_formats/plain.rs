@@ -7,7 +7,7 @@ use files::blocks::BLOCK;
 
 /// Multiplies all groups with some tokens. `F` is the format's index in [`Format::ALL`].
 pub fn multiply_plainly<const F: usize>(w: Groups<'_>, x: Tokens<'_>, out: &mut [[f32; 16]]) {
-    let (format, levels) = const { (Format::ALL[F], Format::ALL[F].levels()) };
+    let (format, levels) = const { (Format::ALL[F], Format::ALL[F].code_levels()) };
     let (has_minimum, has_half_scales) = (format.has_minimum(), format.has_half_scales());
     let (quants, scales) = format.group_bytes(w.blocks * BLOCK);
     for (g, out) in out.chunks_exact_mut(x.total).enumerate() {

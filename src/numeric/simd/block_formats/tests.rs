@@ -1,7 +1,7 @@
 //! Every kernel against the definition of the products, bit for bit.
 
 use super::*;
-use crate::quant::format::{BlockScales, Scales};
+use crate::quant::format::{BlockScales, ScaleKind};
 use files::blocks::BLOCK;
 use half::f16;
 
@@ -10,7 +10,7 @@ fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[Act
     let mut acc = 0.0f32;
     for (b, act) in acts.iter().enumerate() {
         let integers =
-            format.decode_integers(&quants[b * format.quant_bytes()..], row, format.levels().as_ref());
+            format.decode_integers(&quants[b * format.quant_bytes()..], row, format.code_levels().as_ref());
         let of_half = |half: usize| -> i32 {
             (16 * half..16 * half + 16).map(|c| i32::from(integers[c]) * i32::from(act.q[c])).sum()
         };
@@ -23,14 +23,14 @@ fn dot(format: Format, (quants, scales): (&[u8], &[u8]), row: usize, acts: &[Act
             continue;
         }
         let run = &scales[b / 8 * format.scale_bytes()..];
-        let half = |at: usize| f16::from_le_bytes([run[at], run[at + 1]]).to_f32() * format.factor();
+        let half = |at: usize| f16::from_le_bytes([run[at], run[at + 1]]).to_f32() * format.scale_factor();
         let byte = |h: usize| scales[format.block_scales_at(b) + 16 * h + row];
-        let scale = |h: usize| match format.scales() {
-            Scales::Halves => f32::from(byte(h) as i8),
-            Scales::HalfMinimums => f32::from(byte(h) & 15),
+        let scale = |h: usize| match format.scale_kind() {
+            ScaleKind::Halves => f32::from(byte(h) as i8),
+            ScaleKind::HalfMinimums => f32::from(byte(h) & 15),
             _ => f16::from_bits(u16::from(byte(h)) << 7).to_f32(),
         };
-        let d = if format.half_bytes() > 0 { half(2 * row) } else { format.factor() };
+        let d = if format.half_bytes() > 0 { half(2 * row) } else { format.scale_factor() };
         let sum = (of_half(1) as f32).mul_add(scale(1), of_half(0) as f32 * scale(0));
         acc = sum.mul_add(d * act.d, acc);
         if format.has_minimum() {
@@ -90,11 +90,11 @@ impl Seeded {
             run[..halves].as_chunks_mut().0.iter_mut().for_each(|half| *half = self.half());
             for block_scales in run[halves..].chunks_mut(16) {
                 self.bytes(block_scales);
-                match format.scales() {
-                    Scales::Halves if format == Format::Q6_K => {}
-                    Scales::HalfMinimums => {}
-                    Scales::Exponents => block_scales.iter_mut().for_each(|x| *x = (*x).min(140)),
-                    Scales::Minifloats => block_scales.iter_mut().for_each(|x| *x &= 127),
+                match format.scale_kind() {
+                    ScaleKind::Halves if format == Format::Q6_K => {}
+                    ScaleKind::HalfMinimums => {}
+                    ScaleKind::Exponents => block_scales.iter_mut().for_each(|x| *x = (*x).min(140)),
+                    ScaleKind::Minifloats => block_scales.iter_mut().for_each(|x| *x &= 127),
                     _ => block_scales.iter_mut().for_each(|x| *x &= 63),
                 }
             }
