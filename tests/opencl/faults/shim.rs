@@ -130,7 +130,7 @@ static SUSPECTS: Mutex<Vec<Word>> = Mutex::new(Vec::new());
 /// The places of `kernels/` where a result can be made wrong, and what then stands there.
 const PLACES: [(&str, &str); 3] = [
     ("#define HEADER 16", "#define HEADER (16 + SHIM_WRONG)"),
-    ("return SUM_OF_FLOATS(low);", "return SUM_OF_FLOATS(low) + SHIM_WRONG;"),
+    ("return TO_FLOATS(low);", "return TO_FLOATS(low) + SHIM_WRONG;"),
     ("held[e] = plane[", "held[e] = SHIM_WRONG ^ plane["),
 ];
 
