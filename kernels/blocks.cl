@@ -162,7 +162,7 @@ Floats load_block_scale(const __global uchar *group, int b, int at) {
 #if W_SCALES == W_MINIFLOATS
     return (Floats)(W_FACTOR);
 #elif W_SCALES == W_EXPONENTS
-    return AS_FLOATS(max(LOAD_U8(run, at) << 23, 1u << 22)) * W_FACTOR;
+    return AS_FLOATS(max(LOAD_U8(run, at) << 23, (Words)(1u << 22))) * W_FACTOR;
 #elif W_SCALES == W_BLOCKS
     return LOAD_F16(run, at) * W_FACTOR * LOAD_I8(run + 32 + SCALE_OFFSET(b) / 2, at);
 #elif W_SCALES == W_BLOCK_MINIMUMS
