@@ -5,6 +5,7 @@
 mod acts;
 pub mod attention;
 mod attention_inputs;
+mod input_squares;
 mod kv;
 mod matmul;
 mod mtp;
@@ -23,6 +24,8 @@ use crate::trace::{Steps, Trace};
 use crate::weights::{Mixer, Weights};
 use attention::AttentionLayer;
 use files::Result;
+use input_squares::InputOf;
+pub use input_squares::InputSquares;
 use kv::CpuCache;
 pub use kv::mass_bytes;
 pub use mtp::{MTP_SLOTS, MTP_VOCAB, MtpDevice, mtp_scratch_bytes};
@@ -66,6 +69,8 @@ pub struct CpuDevice {
     trace: Option<Trace>,
     /// Sums of squared queries: see [`CpuDevice::record_query_squares`].
     squares: Option<Vec<f64>>,
+    /// Squares of the inputs of matrices, if they are measured.
+    inputs: Option<InputSquares>,
 }
 
 impl CpuDevice {
@@ -83,13 +88,14 @@ impl CpuDevice {
             frequencies: Frequencies::new(),
             trace: None,
             squares: None,
+            inputs: None,
             weights,
         })
     }
 
     /// Computes the pass. If it fails, the slots of its tokens are still taken.
     fn compute_pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
-        let Self { weights, pool, isa, scratch: s, sequences, trace, squares, .. } = self;
+        let Self { weights, pool, isa, scratch: s, sequences, trace, squares, inputs, .. } = self;
         let (mut n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
         let observed = runs.iter().any(|run| run.observed_tokens > 0);
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
@@ -109,6 +115,9 @@ impl CpuDevice {
             let narrows = narrows && index == LAST_WRITING_LAYER;
             s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention
             steps.end_step("norm", index);
+            if let Some(inputs) = inputs {
+                inputs.add(index, InputOf::Mixer, &s.h, (DIM, n));
+            }
             match &layer.mixer {
                 Mixer::Attention(_) | Mixer::LocalAttention(_) => {
                     let attending = AttentionLayer::of(weights, index);
@@ -163,10 +172,22 @@ impl CpuDevice {
             steps.end_step("out", index);
             s.norm_tokens(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
             steps.end_step("norm", index);
+            if let Some(inputs) = inputs {
+                let (mixed, width) = if is_recurrent(index) {
+                    (&s.mixed, MIXED)
+                } else {
+                    (&s.att_in, HEADS * head_dim(index))
+                };
+                inputs.add(index, InputOf::MixerOut, mixed, (width, n));
+                inputs.add(index, InputOf::Ffn, &s.h, (DIM, n));
+            }
             s.gate_up(layer, pool, isa, n); // silu(gate) * up
             steps.end_step("gate_up", index);
             s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.end_step("down", index);
+            if let Some(inputs) = inputs {
+                inputs.add(index, InputOf::FfnDown, &s.ffn, (ffn_dim(index), n));
+            }
             s.add_per_layer(layer, index, pool, isa, n); // the layer's own embedding of the token
             steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
             pool.check_cancelled()?;

@@ -33,6 +33,7 @@ pub use spec::{TensorRole, TensorSpec, model_tensors};
 pub use storage::Storage;
 pub use weight_type::WeightType;
 
+use crate::cpu::InputSquares;
 use crate::dims::*;
 use files::blocks::gguf::decode_values;
 use files::blocks::{BlockType, Dtype};
@@ -44,7 +45,7 @@ use numeric::quant::matrix::QuantMatrix;
 use spec::{EMBED, HEAD, PER_LAYER_NORM, PER_LAYER_PROJECTION, PER_LAYER_TABLE, POSITIONS};
 use std::collections::HashMap;
 use std::ops::BitOr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use storage::{LoadedModel, LoadedTensor};
 
 /// A matrix that is multiplied with activations.
@@ -166,7 +167,8 @@ impl Weights {
         let checkpoint = &model.checkpoint;
         let weight_type = checkpoint.resolve_weight_type(options.weight_type);
         let Some(packed) = checkpoint.packed() else {
-            return build_weights(from_checkpoint(checkpoint, weight_type, options)?);
+            let squares = measure_inputs(checkpoint, weight_type, options)?;
+            return build_weights(from_checkpoint(checkpoint, (weight_type, squares.as_ref()), options)?);
         };
         checkpoint.check_packed_as(weight_type)?;
         build_weights(pack::read_packed(packed, weight_type)?)
@@ -212,9 +214,23 @@ impl Weights {
     }
 }
 
-fn from_checkpoint(
+/// Measures the inputs of the matrices of a checkpoint over [the text](LoadOptions::text), if its type needs that.
+fn measure_inputs(
     checkpoint: &Checkpoint,
     weight_type: WeightType,
+    options: &LoadOptions<'_>,
+) -> Result<Option<InputSquares>> {
+    if !weight_type.is_calibrated() || options.text.is_empty() {
+        return Ok(None);
+    }
+    let options = LoadOptions { progress: &|_, _| {}, ..*options };
+    let native = build_weights(from_checkpoint(checkpoint, (WeightType::Native, None), &options)?)?;
+    InputSquares::measure(Arc::new(native), options.text, options.threads).map(Some)
+}
+
+fn from_checkpoint(
+    checkpoint: &Checkpoint,
+    (weight_type, squares): (WeightType, Option<&InputSquares>),
     options: &LoadOptions<'_>,
 ) -> Result<LoadedModel> {
     let specs = checkpoint.tensor_specs();
@@ -228,7 +244,7 @@ fn from_checkpoint(
     for (i, (spec, room)) in specs.iter().zip(&rooms).enumerate() {
         (options.progress)(i, specs.len());
         let room = rest.split_off_mut(..*room).expect("invariant: the sum of all");
-        loaded.push(convert::load_tensor(checkpoint, spec, weight_type, options.threads, room)?);
+        loaded.push(convert::load_tensor(checkpoint, spec, (weight_type, squares), options.threads, room)?);
     }
     (options.progress)(specs.len(), specs.len());
     let (memory, mut at, mut tensors) = (memory.freeze(), 0, HashMap::with_capacity(specs.len()));

@@ -40,6 +40,8 @@ use text::tokenizer::{AddSpecial, Tokenizer};
 const TEXT: &str = include_str!("calibration/text.txt");
 /// Maximum number of its tokens.
 const TOKENS: usize = 128;
+/// Maximum number of its tokens whose activations weigh the errors of quantised weights.
+const WEIGHING_TOKENS: usize = 512;
 /// Number of positions that the means are averaged over.
 const REACH: usize = 512;
 
@@ -49,8 +51,21 @@ const REACH: usize = 512;
 ///
 /// `Model` for a tokenizer that cannot be used.
 pub fn encode_text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    encode_beginning(tokenizer, TOKENS)
+}
+
+/// Encodes the text whose activations weigh the errors of quantised weights.
+///
+/// # Errors
+///
+/// Errors of [`encode_text`].
+pub fn encode_weighing_text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    encode_beginning(tokenizer, WEIGHING_TOKENS)
+}
+
+fn encode_beginning(tokenizer: &Tokenizer, most: usize) -> Result<Vec<u32>> {
     let mut tokens = tokenizer.encode(TEXT, AddSpecial::Yes)?;
-    tokens.truncate(if LEARNED_POSITIONS { TOKENS.min(MAX_POSITION) } else { TOKENS });
+    tokens.truncate(if LEARNED_POSITIONS { most.min(MAX_POSITION) } else { most });
     Ok(tokens)
 }
 

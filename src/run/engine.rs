@@ -89,7 +89,9 @@ impl Engine {
         let early = if drafted && tokenizer.is_none() { Some(tokenizer_of(&model)?) } else { tokenizer };
         let draft =
             early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
-        let load = LoadOptions { weight_type: options.weight_type, threads: options.threads, progress };
+        let text = quantising_text(&model, &options)?;
+        let load =
+            LoadOptions { weight_type: options.weight_type, threads: options.threads, text: &text, progress };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
@@ -369,6 +371,14 @@ fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftM
     let notice = o.notice.clone();
     let say = move |line: &str| notice.warn(line);
     DraftModel::start(program, o.draft_when, tokenizer.pieces().compute_checksum(), setting, say).map(Some)
+}
+
+/// The text by which a checkpoint is quantised while it is loaded, if it is.
+fn quantising_text(model: &OpenModel, o: &EngineOptions) -> Result<Vec<u32>> {
+    if !o.weight_type.is_calibrated() || model.checkpoint.packed().is_some() {
+        return Ok(Vec::new());
+    }
+    calibration::encode_weighing_text(&tokenizer_of(model)?)
 }
 
 /// The tokenizer of an opened model.

@@ -84,15 +84,16 @@ impl PackingArgs {
     ) -> Result<()> {
         let began = Instant::now();
         signal::watch_signals()?;
+        let text = tokenizer.and_then(|t| calibration::encode_text(t).ok());
+        let weighing_text = tokenizer.and_then(|t| calibration::encode_weighing_text(t).ok());
         let options = LoadOptions {
+            text: weighing_text.as_deref().unwrap_or_default(),
             weight_type: self.weights.weight_type,
             threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS),
             progress: &track_progress("packing", "tensors", self.quiet.verbosity()),
         };
-        let calibration_of = tokenizer.and_then(|t| calibration::encode_text(t).ok()).map(|tokens| {
-            move |weights: Weights| {
-                calibration::compute_calibration(&Arc::new(weights), &tokens, options.threads)
-            }
+        let calibration_of = text.as_ref().map(|tokens| {
+            |weights: Weights| calibration::compute_calibration(&Arc::new(weights), tokens, options.threads)
         });
         let calibration_of = calibration_of.as_ref().map(|of| of as &pack::CalibrationOf<'_>);
         let bytes = write(&options, calibration_of)?;

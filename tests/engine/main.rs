@@ -37,6 +37,8 @@ mod mtp;
 mod past;
 /// A row of a q4 cache has other scales than its definition.
 mod q4_rows;
+/// A checkpoint quantised by a text depends on threads, or loses too much.
+mod quantise;
 /// Sliding-window layers keep too few rows or too many, or a reused row changes a result. `cargo xtask test sliding`
 /// builds for models with such layers.
 mod sliding_window;

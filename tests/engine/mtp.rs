@@ -33,7 +33,7 @@ fn expected() -> Expected {
 
 fn weights(path: &Path, weight_type: WeightType) -> Arc<Weights> {
     let model = ModelPath::new(path).unwrap().open(weight_type).unwrap();
-    let load = LoadOptions { weight_type, threads: 2, progress: &|_, _| {} };
+    let load = LoadOptions { weight_type, threads: 2, text: &[], progress: &|_, _| {} };
     Arc::new(Weights::load(&model, &load).unwrap())
 }
 

@@ -8,6 +8,9 @@
 //! The models of 2026 (configs, tensor names, tokenizers, forms of tool calls), the larger page, typing ahead and
 //! progress lines added 0.23 MB on x86-64, 0.17 on Android and 0.1 to the smallest build; of the forward pass, a binary
 //! has only what its model uses.
+//!
+//! All block formats of GGUF, each with its kernels for five instruction sets on x86-64 and three on Arm, and the one
+//! that is quantised to, added 0.5 MB on x86-64 and 0.23 on Android.
 
 use crate::error::{AtPath, Error, Result};
 use crate::targets::Features;
@@ -23,9 +26,9 @@ pub struct Budget {
 /// One line per binary that the tests build and measure.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
-    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 7_700_000 },
-    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_500_000 },
-    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 10_930_000 },
+    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 7_950_000 },
+    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 4_750_000 },
+    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 11_450_000 },
 ];
 
 /// True if a target has a budget.

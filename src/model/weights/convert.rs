@@ -8,14 +8,16 @@ use super::spec::{TensorRole, TensorSpec};
 use super::storage::{LoadedTensor, Storage, padded_len};
 use super::weight_type::WeightType;
 use super::zeros::{self, StoredValues};
-use files::blocks::Dtype;
+use crate::cpu::InputSquares;
 use files::blocks::gguf::decode_values;
+use files::blocks::{BlockType, Dtype};
 use files::mapped::MappedSlice;
 use files::source::gguf::names::RowOrder;
 use files::{Error, Result};
 use numeric::pool;
-use numeric::quant::format::GROUP_ROWS;
-use numeric::quant::rows;
+use numeric::quant::format::{Format, GROUP_ROWS};
+use numeric::quant::{fit, rows};
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -28,6 +30,9 @@ pub struct LoadOptions<'a> {
     pub weight_type: WeightType,
     /// Threads for converting.
     pub threads: usize,
+    /// Tokens of a text: how much its activations enlarge errors of a column decides the scales of
+    /// [calibrated](WeightType::is_calibrated) types. Without any, all columns count alike.
+    pub text: &'a [u32],
     /// Called with the number of tensors done and the number of all.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
@@ -48,7 +53,7 @@ pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
 pub(super) fn load_tensor(
     checkpoint: &Checkpoint,
     spec: &TensorSpec,
-    weight_type: WeightType,
+    (weight_type, squares): (WeightType, Option<&InputSquares>),
     threads: usize,
     room: &mut [u8],
 ) -> Result<LoadedTensor> {
@@ -61,7 +66,8 @@ pub(super) fn load_tensor(
     } else if storage == Storage::Head {
         Vec::new()
     } else if is_converted(&stored, storage) {
-        convert_tensor(&stored, spec, storage, threads, room)?;
+        let importance = squares.map_or(Vec::new(), |squares| squares.column_weights(&spec.name));
+        convert_tensor(&stored, spec, (storage, &importance), threads, room)?;
         stored.data.release_pages();
         Vec::new()
     } else {
@@ -112,6 +118,8 @@ struct ConversionTask<'a, 'b> {
     stored: &'a StoredTensor,
     spec: &'a TensorSpec,
     storage: Storage,
+    /// Importance of each column; empty if all count alike.
+    importance: &'a [f32],
     /// Index of the first group.
     first: usize,
     /// The groups, each locked once by the thread that converts it.
@@ -122,7 +130,7 @@ struct ConversionTask<'a, 'b> {
 fn convert_tensor(
     stored: &StoredTensor,
     spec: &TensorSpec,
-    storage: Storage,
+    (storage, importance): (Storage, &[f32]),
     threads: usize,
     room: &mut [u8],
 ) -> Result<()> {
@@ -138,7 +146,7 @@ fn convert_tensor(
     let bad_row = AtomicUsize::new(usize::MAX);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
-        let task = ConversionTask { stored, spec, storage, first: i * width, groups: window };
+        let task = ConversionTask { stored, spec, storage, importance, first: i * width, groups: window };
         convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
         let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
@@ -176,11 +184,13 @@ fn convert_groups(task: &ConversionTask<'_, '_>, threads: usize, bad_row: &Atomi
                 group.quants.fill(format.padding_byte());
             }
             let first = (task.first + i) * GROUP_ROWS;
-            for row in first..task.spec.rows.min(first + GROUP_ROWS) {
-                if !put_row(task, row, &mut group, &mut decoded) {
-                    bad_row.fetch_min(row, Ordering::Relaxed);
-                }
-            }
+            let rows = first..task.spec.rows.min(first + GROUP_ROWS);
+            let bad = if task.is_fitted() {
+                fit_group(task, rows, &mut group, &mut decoded)
+            } else {
+                rows.into_iter().find(|row| !put_row(task, *row, &mut group, &mut decoded))
+            };
+            bad.map(|row| bad_row.fetch_min(row, Ordering::Relaxed));
         }
     };
     pool::run_on_threads(threads.min(task.groups.len()), work);
@@ -202,6 +212,29 @@ impl DecodedRow {
         self.bytes.extend(self.values.iter().flat_map(|x| x.to_le_bytes()));
         self.values.iter().all(|x| x.is_finite())
     }
+}
+
+impl ConversionTask<'_, '_> {
+    /// True if groups are quantised as a whole.
+    fn is_fitted(&self) -> bool {
+        matches!(self.storage, Storage::Blocks(Format::IQ4_NL)) && self.stored.block != BlockType::IQ4_NL
+    }
+}
+
+/// Quantises the rows of a group together; returns one with a value that is not finite, if there is any.
+fn fit_group(
+    task: &ConversionTask<'_, '_>,
+    rows: Range<usize>,
+    group: &mut RowGroup<'_>,
+    decoded: &mut DecodedRow,
+) -> Option<usize> {
+    let mut values = vec![0.0; GROUP_ROWS * task.spec.cols];
+    for (row, values) in rows.clone().zip(values.chunks_exact_mut(task.spec.cols)) {
+        decoded.decode_row(task.stored, row, task.spec.cols);
+        values.copy_from_slice(&decoded.values);
+    }
+    let fitted = fit::quantise_group(&values, task.importance, group.quants, group.scales);
+    fitted.err().map(|lane| rows.start + lane)
 }
 
 /// Puts a row into its group; false if a value is not finite.

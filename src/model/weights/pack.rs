@@ -7,7 +7,6 @@
 //! the storage of each tensor that is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat
 //! template, is one more tensor, and so is the model's [`Calibration`].
 
-use super::Weights;
 use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
 use super::config::check_config;
@@ -17,6 +16,8 @@ use super::spec::{TensorRole, TensorSpec, model_tensors};
 use super::storage::{LoadedModel, LoadedTensor, PlaneSpec, Storage, padded_len};
 use super::weight_type::WeightType;
 use super::zeros::{self, StoredValues};
+use super::{Weights, measure_inputs};
+use crate::cpu::InputSquares;
 use files::atomic_file::AtomicFile;
 use files::blocks::{BlockType, Dtype};
 use files::mapped::{AlignedBytes, MappedSlice, map_file};
@@ -148,9 +149,10 @@ pub fn write_to(
             .map_err(fail)
     };
     put(&header)?;
+    let squares = measure_inputs(source, weight_type, options)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
-        put_planes(source, spec, (weight_type, options.threads), &mut put)?;
+        put_planes(source, spec, (weight_type, squares.as_ref()), options.threads, &mut put)?;
     }
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
@@ -171,11 +173,12 @@ pub fn write_to(
 fn put_planes(
     source: &Checkpoint,
     spec: &TensorSpec,
-    (weight_type, threads): (WeightType, usize),
+    (weight_type, squares): (WeightType, Option<&InputSquares>),
+    threads: usize,
     put: &mut impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
     let mut room = AlignedBytes::zeroed(converted_bytes(source, spec, weight_type)?)?;
-    let loaded = load_tensor(source, spec, weight_type, threads, room.as_mut_slice())?;
+    let loaded = load_tensor(source, spec, (weight_type, squares), threads, room.as_mut_slice())?;
     put(room.as_slice())?;
     for plane in loaded.planes {
         put(plane.bytes())?;

@@ -81,6 +81,7 @@ impl Storage {
     fn for_matrix(cols: usize, block: BlockType, weight_type: WeightType) -> Storage {
         match weight_type {
             WeightType::Q4_0 if cols.is_multiple_of(BLOCK) => Storage::Blocks(Format::Q4_0),
+            WeightType::Iq4Nl if cols.is_multiple_of(BLOCK) => Storage::Blocks(Format::IQ4_NL),
             WeightType::F32 if Dtype::from_block_type(block).is_none() => Storage::Rows(BlockType::F32),
             WeightType::F32 => Storage::Rows(block),
             _ => Format::from_block_type(block).map_or(Storage::Rows(block), Storage::Blocks),

@@ -77,7 +77,7 @@ const fn linear_levels(first: i8, step: i8) -> [i8; 16] {
 }
 
 /// `kvalues_iq4nl` of ggml.
-const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice the values of E2M1.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 /// Magnitudes of three digits, then, with the sign in bit 2, their negatives.

@@ -1,0 +1,112 @@
+//! Mean squares of the inputs of matrices, by which quantised types weigh the errors of their columns.
+
+use super::acts::Activations;
+use super::{CpuDevice, CpuOptions};
+use crate::device::{Device, Logits, Run};
+use crate::dims::*;
+use crate::weights::Weights;
+use files::Result;
+use files::blocks::BLOCK;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use std::sync::Arc;
+
+/// Share of a matrix's mean that every column has at least.
+const LEAST: f64 = 1e-4;
+
+/// Input of some matrices of a layer.
+#[derive(Clone, Copy)]
+pub(super) enum InputOf {
+    /// Queries, keys, values and gates, or the projections of a recurrent layer.
+    Mixer,
+    /// The mixer's output projection.
+    MixerOut,
+    /// Gate and up.
+    Ffn,
+    /// Down.
+    FfnDown,
+}
+
+/// Sums of squares over the tokens of a text: of the inputs of each layer, `[layer][input]`, then of the output head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputSquares(Vec<Vec<f64>>);
+
+impl InputSquares {
+    const PER_LAYER: usize = 4;
+
+    pub(super) fn new() -> Self {
+        Self(vec![Vec::new(); LAYERS * Self::PER_LAYER + 1])
+    }
+
+    /// Measures the inputs of these weights' matrices over a text.
+    ///
+    /// # Errors
+    ///
+    /// `Memory` if there is not enough for the pass.
+    pub fn measure(weights: Arc<Weights>, tokens: &[u32], threads: usize) -> Result<Self> {
+        let (slots, kv_types) = (tokens.len(), KvTypes::same(KvType::F32));
+        let options = CpuOptions { threads, isa: Isa::detect()?, kv_types, slots, max_tokens: slots };
+        let mut device = CpuDevice::new(weights, options)?;
+        let mut cache = device.new_cache(slots)?;
+        let mut hidden = vec![0.0; slots * DIM];
+        device.inputs = Some(Self::new());
+        let run = Run { hidden: &mut hidden, ..Run::new(&mut *cache, tokens, 0, Logits::None) };
+        device.forward(&mut [run], None)?;
+        let mut squares = device.inputs.take().unwrap_or_else(Self::new);
+        add_rows(
+            &mut squares.0[LAYERS * Self::PER_LAYER],
+            DIM,
+            hidden.chunks_exact(DIM).map(|row| row.to_vec()),
+        );
+        Ok(squares)
+    }
+
+    /// Adds the first `n` rows of a layer's input, `width` values each.
+    pub(super) fn add(&mut self, layer: usize, of: InputOf, x: &Activations, (width, n): (usize, usize)) {
+        let row = |t: usize| -> Vec<f32> {
+            if !x.floats.is_empty() {
+                return x.floats[t * width..][..width].to_vec();
+            }
+            let blocks = &x.blocks[t * (width / BLOCK)..][..width / BLOCK];
+            blocks.iter().flat_map(|block| block.q.map(|q| f32::from(q) * block.d)).collect()
+        };
+        add_rows(&mut self.0[layer * Self::PER_LAYER + of as usize], width, (0..n).map(row));
+    }
+
+    /// Importance of the columns of the engine's tensor `name`, 1 in the mean and none of them 0; empty for tensors
+    /// whose inputs were not measured.
+    pub fn column_weights(&self, name: &str) -> Vec<f32> {
+        let inputs = [
+            ("self_attn.o_proj", InputOf::MixerOut),
+            (".out_proj", InputOf::MixerOut),
+            ("mlp.down_proj", InputOf::FfnDown),
+            ("mlp.", InputOf::Ffn),
+            ("self_attn.", InputOf::Mixer),
+            ("linear_attn.", InputOf::Mixer),
+            ("conv.in_proj", InputOf::Mixer),
+        ];
+        let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let layer: Option<usize> = number.and_then(|(number, _)| number.parse().ok());
+        let found = match layer.filter(|layer| *layer < LAYERS) {
+            Some(layer) => {
+                let of = inputs.iter().find(|(part, _)| name.contains(part));
+                of.map(|(_, of)| layer * Self::PER_LAYER + *of as usize)
+            }
+            None => (name == "lm_head.weight").then_some(LAYERS * Self::PER_LAYER),
+        };
+        let sums = found.map_or(&[][..], |i| &self.0[i]);
+        let mean = sums.iter().sum::<f64>() / sums.len().max(1) as f64;
+        if mean > 0.0 && mean.is_finite() {
+            sums.iter().map(|sum| (sum / mean).max(LEAST) as f32).collect()
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+fn add_rows(sums: &mut Vec<f64>, width: usize, rows: impl Iterator<Item = Vec<f32>>) {
+    sums.resize(width, 0.0);
+    for row in rows {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(x) * f64::from(x));
+    }
+}

@@ -1,0 +1,87 @@
+//! Checkpoints that are quantised by a text: the same bytes with any number of threads, and smaller errors than Q4_0.
+
+use crate::support::paths;
+use crate::support::test_dir::TestDir;
+use antigravity::dims::{DIM, FFN_DIM, MODEL, VOCAB};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Device, Logits, Run};
+use antigravity::model::weights::{
+    Checkpoint, LoadOptions, ModelPath, WeightType, Weights, load_config, pack,
+};
+use antigravity::run::calibration::encode_weighing_text;
+use antigravity::{Engine, EngineOptions};
+use files::blocks::BLOCK;
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use std::sync::Arc;
+
+/// A text that the model was not quantised by.
+const TEXT: &str = "Once upon a time, a little girl named Lily found a map in her garden. She showed it to Tom. \"We must \
+                    find the treasure,\" he said. They walked over the hill and into the woods.";
+
+fn weighing_text(engine: &Engine) -> Vec<u32> {
+    encode_weighing_text(engine.tokenizer()).unwrap()
+}
+
+fn logits(weight_type: WeightType, text: &[u32], tokens: &[u32]) -> Vec<f32> {
+    let model = ModelPath::new(&paths::model()).unwrap().open(weight_type).unwrap();
+    let load = LoadOptions { weight_type, threads: 2, text, progress: &|_, _| {} };
+    let weights = Arc::new(Weights::load(&model, &load).unwrap());
+    let (isa, slots, kv_types) = (Isa::detect().unwrap(), tokens.len(), KvTypes::same(KvType::F32));
+    let mut cpu =
+        CpuDevice::new(weights, CpuOptions { threads: 2, isa, kv_types, slots, max_tokens: slots }).unwrap();
+    let mut cache = cpu.new_cache(slots).unwrap();
+    let mut logits = vec![0.0; tokens.len() * VOCAB];
+    cpu.forward(&mut [Run::new(&mut *cache, tokens, 0, Logits::All(&mut logits))], None).unwrap();
+    logits
+}
+
+/// On average over the tokens, how far the probabilities are from those of `exact`, in nats.
+fn divergence(exact: &[f32], found: &[f32]) -> f64 {
+    let logs = |row: &[f32]| -> Vec<f64> {
+        let most = row.iter().fold(f64::MIN, |most, x| most.max(f64::from(*x)));
+        let sum: f64 = row.iter().map(|x| (f64::from(*x) - most).exp()).sum();
+        row.iter().map(|x| f64::from(*x) - most - sum.ln()).collect()
+    };
+    let rows = exact.chunks(VOCAB).zip(found.chunks(VOCAB));
+    let of_row = |(p, q): (&[f32], &[f32])| -> f64 {
+        logs(p).iter().zip(logs(q)).map(|(p, q)| p.exp() * (p - q)).sum()
+    };
+    rows.map(of_row).sum::<f64>() / (exact.len() / VOCAB) as f64
+}
+
+#[test]
+fn errors_are_smaller_than_those_of_q4_0_and_smaller_by_a_text() {
+    // The bounds are those of a trained model.
+    if MODEL != "story" {
+        return;
+    }
+    let engine = Engine::load(EngineOptions::new(paths::model())).unwrap();
+    let (text, tokens) = (weighing_text(&engine), engine.encode(TEXT).unwrap());
+    let exact = logits(WeightType::F32, &[], &tokens);
+    let loss = |weight_type, text: &[u32]| divergence(&exact, &logits(weight_type, text, &tokens));
+    let plain = loss(WeightType::Q4_0, &[]);
+    let (alike, weighed) = (loss(WeightType::Iq4Nl, &[]), loss(WeightType::Iq4Nl, &text));
+    assert!(weighed < 0.6 * plain && weighed < alike, "q4_0 {plain}, iq4_nl {alike}, by a text {weighed}");
+}
+
+#[test]
+fn a_packed_file_has_the_same_bytes_with_any_number_of_threads() {
+    if [DIM, FFN_DIM].iter().any(|cols| !cols.is_multiple_of(BLOCK)) {
+        return;
+    }
+    let engine = Engine::load(EngineOptions::new(paths::model())).unwrap();
+    let (text, dir) = (weighing_text(&engine), TestDir::new());
+    let source = Checkpoint::open(&paths::model()).unwrap();
+    if source.gguf().is_some() || source.packed().is_some() {
+        return;
+    }
+    let config = load_config(&paths::model(), &source).unwrap();
+    let packed = [1, 3].map(|threads| {
+        let out = dir.file(&format!("{threads}.packed"));
+        let load = LoadOptions { weight_type: WeightType::Iq4Nl, threads, text: &text, progress: &|_, _| {} };
+        pack::write_packed(&source, &config, &out, &load, None).unwrap();
+        std::fs::read(out).unwrap()
+    });
+    assert!(packed[0] == packed[1]);
+}
