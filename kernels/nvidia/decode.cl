@@ -188,7 +188,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void decode(
                     size_t row = (size_t)kv_head * capacity + slot;
                     bool write = first_head % GROUP == 0;
                     prepare_key(k, f + F_QK_NORM + HEAD_DIM, calibrated, angles, red);
-                    prepare_value(v);
+                    prepare_value(v, red);
                     const __local float2 *value_scales = row_scales + ROW_BLOCKS * CANDIDATES;
                     scale_rows(k, row_scales, true);
                     store_row(K_TYPE, k, keys + row * K_ROW, row_scales, write);
