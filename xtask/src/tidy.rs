@@ -2,9 +2,10 @@
 //!
 //! [`style`]: the first line of a file, its name, and the length of files and functions. [`names`]: names of types and
 //! functions, and the beginnings of doc comments. [`parts`]: the parts of the package that a part may use.
-//! [`messages`]: no flags in the library's messages. [`pages`]: the Markdown pages name only files that exist.
+//! [`messages`]: no flags in the library's messages. [`kernels`]: calls in OpenCL kernels. [`pages`]: the Markdown pages name only files that exist.
 
 mod code;
+mod kernels;
 mod messages;
 mod names;
 mod pages;
@@ -64,6 +65,7 @@ fn problems(files: &[Source]) -> Vec<String> {
     found.extend(parts::problems(files));
     found.extend(messages::problems(files));
     found.extend(names::problems(files));
+    found.extend(kernels::problems(files));
     found
 }
 
