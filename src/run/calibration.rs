@@ -42,6 +42,8 @@ const TEXT: &str = include_str!("calibration/text.txt");
 const TOKENS: usize = 128;
 /// Maximum number of its tokens whose activations weigh the errors of quantised weights.
 const WEIGHING_TOKENS: usize = 512;
+/// Maximum number of tokens of a user's text.
+const MAX_WEIGHING_TOKENS: usize = 4096;
 /// Number of positions that the means are averaged over.
 const REACH: usize = 512;
 
@@ -51,20 +53,24 @@ const REACH: usize = 512;
 ///
 /// `Model` for a tokenizer that cannot be used.
 pub fn encode_text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-    encode_beginning(tokenizer, TOKENS)
+    encode_beginning(tokenizer, TEXT, TOKENS)
 }
 
-/// Encodes the text whose activations weigh the errors of quantised weights.
+/// Encodes the text whose activations weigh the errors of quantised weights: the beginning of `text`, or of the
+/// program's own.
 ///
 /// # Errors
 ///
 /// Errors of [`encode_text`].
-pub fn encode_weighing_text(tokenizer: &Tokenizer) -> Result<Vec<u32>> {
-    encode_beginning(tokenizer, WEIGHING_TOKENS)
+pub fn encode_weighing_text(tokenizer: &Tokenizer, text: Option<&str>) -> Result<Vec<u32>> {
+    match text {
+        Some(text) => encode_beginning(tokenizer, text, MAX_WEIGHING_TOKENS),
+        None => encode_beginning(tokenizer, TEXT, WEIGHING_TOKENS),
+    }
 }
 
-fn encode_beginning(tokenizer: &Tokenizer, most: usize) -> Result<Vec<u32>> {
-    let mut tokens = tokenizer.encode(TEXT, AddSpecial::Yes)?;
+fn encode_beginning(tokenizer: &Tokenizer, text: &str, most: usize) -> Result<Vec<u32>> {
+    let mut tokens = tokenizer.encode(text, AddSpecial::Yes)?;
     tokens.truncate(if LEARNED_POSITIONS { most.min(MAX_POSITION) } else { most });
     Ok(tokens)
 }

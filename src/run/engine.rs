@@ -378,7 +378,7 @@ fn quantising_text(model: &OpenModel, o: &EngineOptions) -> Result<Vec<u32>> {
     if !o.weight_type.is_calibrated() || model.checkpoint.packed().is_some() {
         return Ok(Vec::new());
     }
-    calibration::encode_weighing_text(&tokenizer_of(model)?)
+    calibration::encode_weighing_text(&tokenizer_of(model)?, None)
 }
 
 /// The tokenizer of an opened model.

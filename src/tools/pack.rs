@@ -3,7 +3,7 @@
 use crate::cli::args::{MAX_THREADS, QuietArgs, WeightArgs};
 use crate::cli::signal;
 use crate::cli::terminal::{Verbosity, track_progress};
-use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, load_config, pack};
+use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, load_config, pack, read_text_file};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
 use crate::run::plan::format_mib;
@@ -32,6 +32,10 @@ pub struct PackArgs {
 pub struct PackingArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
+    /// Text whose activations decide which errors count in iq4_nl, up to 4096 tokens [default: one that is part of the
+    /// program]
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
     /// Number of CPU threads [default: one per performance core]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
@@ -74,6 +78,19 @@ fn default_path(path: &ModelPath) -> PathBuf {
 }
 
 impl PackingArgs {
+    /// Tokens of the text that weighs the errors; none without a tokenizer.
+    fn weighing_text(&self, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
+        let text = self.calibration.as_deref().map(read_text_file).transpose()?;
+        match (tokenizer, &self.calibration) {
+            (Some(tokenizer), _) => calibration::encode_weighing_text(tokenizer, text.as_deref()),
+            (None, None) => Ok(Vec::new()),
+            (None, Some(file)) => Err(Error::Usage(format!(
+                "--calibration {}: the model has no tokenizer; leave it out, or put tokenizer.json beside the model",
+                file.display()
+            ))),
+        }
+    }
+
     /// Calls `write` with the resolved flags and a function that computes the calibration, and reports what was written
     /// to `out`.
     pub fn run(
@@ -85,9 +102,9 @@ impl PackingArgs {
         let began = Instant::now();
         signal::watch_signals()?;
         let text = tokenizer.and_then(|t| calibration::encode_text(t).ok());
-        let weighing_text = tokenizer.and_then(|t| calibration::encode_weighing_text(t).ok());
+        let weighing_text = self.weighing_text(tokenizer)?;
         let options = LoadOptions {
-            text: weighing_text.as_deref().unwrap_or_default(),
+            text: &weighing_text,
             weight_type: self.weights.weight_type,
             threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS),
             progress: &track_progress("packing", "tensors", self.quiet.verbosity()),

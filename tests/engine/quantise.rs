@@ -20,7 +20,7 @@ const TEXT: &str = "Once upon a time, a little girl named Lily found a map in he
                     find the treasure,\" he said. They walked over the hill and into the woods.";
 
 fn weighing_text(engine: &Engine) -> Vec<u32> {
-    encode_weighing_text(engine.tokenizer()).unwrap()
+    encode_weighing_text(engine.tokenizer(), None).unwrap()
 }
 
 fn logits(weight_type: WeightType, text: &[u32], tokens: &[u32]) -> Vec<f32> {
@@ -77,11 +77,13 @@ fn a_packed_file_has_the_same_bytes_with_any_number_of_threads() {
         return;
     }
     let config = load_config(&paths::model(), &source).unwrap();
-    let packed = [1, 3].map(|threads| {
-        let out = dir.file(&format!("{threads}.packed"));
-        let load = LoadOptions { weight_type: WeightType::Iq4Nl, threads, text: &text, progress: &|_, _| {} };
+    let other = encode_weighing_text(engine.tokenizer(), Some(TEXT)).unwrap();
+    let packed = [(1, &text), (3, &text), (3, &other)].map(|(threads, text)| {
+        let out = dir.file("packed");
+        let load = LoadOptions { weight_type: WeightType::Iq4Nl, threads, text, progress: &|_, _| {} };
         pack::write_packed(&source, &config, &out, &load, None).unwrap();
         std::fs::read(out).unwrap()
     });
-    assert!(packed[0] == packed[1]);
+    assert!(packed[0] == packed[1], "by one thread and by three");
+    assert!(packed[1] != packed[2], "by another text");
 }
