@@ -103,6 +103,8 @@ pub const CONV_STATE: usize = CONV_TAPS.saturating_sub(1) * CONV_CHANNELS;
 pub const LAYER_STATE: usize = CONV_STATE + DELTA_NET.value_heads * DELTA_NET.key_dim * DELTA_NET.value_dim;
 /// Floats of the recurrent state of a sequence: `[recurrent layer][LAYER_STATE]`.
 pub const STATE: usize = RECURRENT_LAYERS * LAYER_STATE;
+/// Bytes of it.
+pub const STATE_BYTES: usize = 4 * STATE;
 
 /// Columns of a recurrent layer's projected inputs for a token: the convolution's channels, then the gates `c` and `x`
 /// of a short convolution; or `z`, `b` and `a` of a delta net, whose parts are padded to whole groups of sixteen.

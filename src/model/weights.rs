@@ -293,7 +293,9 @@ fn build_weights(mut model: LoadedModel) -> Result<Weights> {
         embed,
         positions,
         per_layer: table.map(per_layer).transpose()?,
-        layers: (0..LAYERS).map(|l| take_layer(&model, l)).collect::<Result<_>>()?,
+        layers: (0..LAYERS)
+            .map(|l| take_layer(&model, &|part| format!("model.layers.{l}.{part}"), l))
+            .collect::<Result<_>>()?,
         norm: take_norm(&model, "model.norm")?,
         head: take_matrix(&model, HEAD)?,
         mtp: mtp::take_mtp(&model)?,

@@ -6,7 +6,7 @@ use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::AttentionMass;
 use super::nvidia::BoundDecode;
-use crate::dims::{HAS_STATE, LAYERS_BEFORE, STATE, is_sliding, state_range};
+use crate::dims::{HAS_STATE, LAYERS_BEFORE, STATE, STATE_BYTES, is_sliding, state_range};
 use crate::model::device::{Extent, HostLayer, HostRows, KvCache, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept_slots};
@@ -16,9 +16,6 @@ use opencl_runtime::failure::{Failure, Result as Outcome};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Bytes of a recurrent state.
-const STATE_BYTES: usize = 4 * STATE;
 
 /// A cache in the memory of an OpenCL device.
 pub struct OpenClCache {

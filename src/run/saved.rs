@@ -14,7 +14,7 @@
 //! is checked against its header before memory is allocated.
 
 use crate::dims::{
-    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, SLIDING_LAYERS, STATE, VOCAB, attention_layers,
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, SLIDING_LAYERS, STATE, STATE_BYTES, VOCAB, attention_layers,
 };
 use crate::model::device::KvRows;
 use crate::model::weights::{HeadCalibration, SubtractedMean};
@@ -343,7 +343,7 @@ impl SessionHeader {
             u64::try_from(rows).ok()?.checked_mul(row as u64)
         };
         let recent = all(tokens.len().checked_sub(*oldest)?, SLIDING_LAYERS, 0)?;
-        let state = if tokens.is_empty() { 0 } else { 4 * STATE as u64 };
+        let state = if tokens.is_empty() { 0 } else { STATE_BYTES as u64 };
         all(*slots, FULL_ATTENTION_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM + state)
     }
 }

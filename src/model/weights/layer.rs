@@ -194,12 +194,12 @@ pub(crate) fn forms_of<const ROWS: usize, const COLS: usize>(
     matrix.map_or(ActivationForms::default(), Matrix::activation_forms)
 }
 
-pub(super) fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
-    let at = |s: &str| format!("model.layers.{l}.{s}");
+/// Takes a layer like layer `like`, whose names `at` completes.
+pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like: usize) -> Result<Layer> {
     let pre_norm = |name: &str| if PRE_NORMS { take_norm(model, &at(name)) } else { Ok(Vec::new()) };
     Ok(Layer {
         attn_norm: pre_norm("input_layernorm")?,
-        mixer: match LAYER_KINDS[l] {
+        mixer: match LAYER_KINDS[like] {
             LayerKind::ShortConv => Mixer::ShortConv(ShortConv {
                 w_in: take_matrix(model, &at("conv.in_proj.weight"))?,
                 taps: take_vector(model, &at(SHORT_CONV))?,
@@ -217,37 +217,23 @@ pub(super) fn take_layer(model: &LoadedModel, l: usize) -> Result<Layer> {
                 w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
                 shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
             }),
-            LayerKind::SlidingWindow if HAS_LOCAL_HEADS => Mixer::LocalAttention(take_attention(model, &at)?),
-            _ => Mixer::Attention(take_attention(model, &at)?),
+            LayerKind::SlidingWindow if HAS_LOCAL_HEADS => Mixer::LocalAttention(take_attention(model, at)?),
+            _ => Mixer::Attention(take_attention(model, at)?),
         },
         attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
         ffn_norm: pre_norm(FFN_NORM)?,
-        ffn: if ffn_dim(l) == FFN_DIM {
-            Ffn::Usual(take_feed_forward(model, &at)?)
+        ffn: if ffn_dim(like) == FFN_DIM {
+            Ffn::Usual(take_feed_forward(model, at)?)
         } else {
-            Ffn::Wide(take_feed_forward(model, &at)?)
+            Ffn::Wide(take_feed_forward(model, at)?)
         },
         ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
-        per_layer: (HAS_PER_LAYER).then(|| take_per_layer(model, &at)).transpose()?,
+        per_layer: (HAS_PER_LAYER).then(|| take_per_layer(model, at)).transpose()?,
         scalar: if LAYER_SCALARS {
             take_vector(model, &at(LAYER_SCALAR))?.first().copied().unwrap_or(1.0)
         } else {
             1.0
         },
-    })
-}
-
-/// Takes a layer with full attention and pre-norms, whose names `at` completes.
-pub(super) fn take_attention_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Layer> {
-    Ok(Layer {
-        attn_norm: take_norm(model, &at("input_layernorm"))?,
-        mixer: Mixer::Attention(take_attention(model, at)?),
-        attn_post_norm: Vec::new(),
-        ffn_norm: take_norm(model, &at(FFN_NORM))?,
-        ffn: Ffn::Usual(take_feed_forward(model, at)?),
-        ffn_post_norm: Vec::new(),
-        per_layer: None,
-        scalar: 1.0,
     })
 }
 

@@ -2,10 +2,8 @@
 //! with full attention, and what joins a token's embedding with the state before it. Its tensors have the names of
 //! DeepSeek V3's files, as those of a layer behind the last one.
 
-use super::layer::{Layer, take_attention_layer};
-use super::spec::{
-    CheckpointPlace, FFN_NORM, TensorRole, TensorSpec, checkpoint_place, put_attention, put_feed_forward,
-};
+use super::layer::{Layer, take_layer};
+use super::spec::{CheckpointPlace, TensorRole, TensorSpec, checkpoint_place, put_layer};
 use super::storage::LoadedModel;
 use super::{Matrix, take_matrix, take_vector};
 use crate::dims::*;
@@ -46,10 +44,7 @@ pub fn mtp_tensors() -> Vec<TensorSpec> {
     put(tensor_name(EMBED_NORM), (1, DIM), TensorRole::Vector);
     put(tensor_name(HIDDEN_NORM), (1, DIM), TensorRole::Vector);
     put(tensor_name(JOIN), (DIM, 2 * DIM), TensorRole::Matrix);
-    put(tensor_name("input_layernorm.weight"), (1, DIM), TensorRole::Vector);
-    put_attention(&mut put, &tensor_name, MTP_LAYER);
-    put(tensor_name(&format!("{FFN_NORM}.weight")), (1, DIM), TensorRole::Vector);
-    put_feed_forward(&mut put, &tensor_name, FFN_DIM);
+    put_layer(&mut put, &tensor_name, MTP_LAYER);
     put(tensor_name(NORM), (1, DIM), TensorRole::Vector);
     specs
 }
@@ -68,7 +63,7 @@ pub(super) fn take_mtp(model: &LoadedModel) -> Result<Option<MtpBlock>> {
         embed_norm: take_vector(model, &tensor_name(EMBED_NORM))?,
         hidden_norm: take_vector(model, &tensor_name(HIDDEN_NORM))?,
         join: take_matrix(model, &tensor_name(JOIN))?,
-        layer: take_attention_layer(model, &tensor_name)?,
+        layer: take_layer(model, &tensor_name, MTP_LAYER)?,
         norm: take_vector(model, &tensor_name(NORM))?,
     }))
 }

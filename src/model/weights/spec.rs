@@ -106,12 +106,6 @@ pub fn model_tensors() -> Vec<TensorSpec> {
         let tied = TIED && (name == EMBED || name == HEAD);
         specs.push(TensorSpec { name, stored, rows, cols, role, tied });
     };
-    let norm = |put: PutTensor<'_>, name: String| {
-        put(format!("{name}.weight"), (1, DIM), TensorRole::Vector);
-        if NORM_BIAS {
-            put(format!("{name}.bias"), (1, DIM), TensorRole::Vector);
-        }
-    };
     put(EMBED.into(), (VOCAB, DIM), TensorRole::Embedding);
     if LEARNED_POSITIONS {
         put(POSITIONS.into(), (MAX_POSITION, DIM), TensorRole::Table);
@@ -121,36 +115,10 @@ pub fn model_tensors() -> Vec<TensorSpec> {
         put(PER_LAYER_PROJECTION.into(), (PER_LAYER_ROW, DIM), TensorRole::Matrix);
         put(PER_LAYER_NORM.into(), (1, PER_LAYER_DIM), TensorRole::Vector);
     }
-    for (l, kind) in LAYER_KINDS.into_iter().enumerate() {
-        let at = |s: &str| format!("model.layers.{l}.{s}");
-        if PRE_NORMS {
-            norm(&mut put, at("input_layernorm"));
-        }
-        if is_recurrent(l) {
-            put_recurrent(&mut put, &at, kind);
-        } else {
-            put_attention(&mut put, &at, l);
-        }
-        if POST_NORMS {
-            norm(&mut put, at(ATTN_POST_NORM));
-        }
-        if PRE_NORMS {
-            norm(&mut put, at(FFN_NORM));
-        }
-        put_feed_forward(&mut put, &at, ffn_dim(l));
-        if POST_NORMS {
-            norm(&mut put, at(FFN_POST_NORM));
-        }
-        if HAS_PER_LAYER {
-            put(at(PER_LAYER_GATE), (PER_LAYER_DIM, DIM), TensorRole::Matrix);
-            put(at(PER_LAYER_OUT), (DIM, PER_LAYER_DIM), TensorRole::Matrix);
-            norm(&mut put, at(PER_LAYER_POST_NORM));
-        }
-        if LAYER_SCALARS {
-            put(at(LAYER_SCALAR), (1, 1), TensorRole::Vector);
-        }
+    for l in 0..LAYERS {
+        put_layer(&mut put, &|part| format!("model.layers.{l}.{part}"), l);
     }
-    norm(&mut put, "model.norm".into());
+    put_norm(&mut put, "model.norm".into());
     put(HEAD.into(), (VOCAB, DIM), TensorRole::Matrix);
     specs
 }
@@ -158,8 +126,46 @@ pub fn model_tensors() -> Vec<TensorSpec> {
 /// Adds a tensor of this name, shape and role.
 type PutTensor<'a> = &'a mut dyn FnMut(String, (usize, usize), TensorRole);
 
+/// Adds a norm of the residual.
+fn put_norm(put: PutTensor<'_>, name: String) {
+    put(format!("{name}.weight"), (1, DIM), TensorRole::Vector);
+    if NORM_BIAS {
+        put(format!("{name}.bias"), (1, DIM), TensorRole::Vector);
+    }
+}
+
+/// Adds the tensors of a layer like layer `like`, whose names `at` completes.
+pub(super) fn put_layer(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, like: usize) {
+    if PRE_NORMS {
+        put_norm(put, at("input_layernorm"));
+    }
+    if is_recurrent(like) {
+        put_recurrent(put, at, LAYER_KINDS[like]);
+    } else {
+        put_attention(put, at, like);
+    }
+    if POST_NORMS {
+        put_norm(put, at(ATTN_POST_NORM));
+    }
+    if PRE_NORMS {
+        put_norm(put, at(FFN_NORM));
+    }
+    put_feed_forward(put, at, ffn_dim(like));
+    if POST_NORMS {
+        put_norm(put, at(FFN_POST_NORM));
+    }
+    if HAS_PER_LAYER {
+        put(at(PER_LAYER_GATE), (PER_LAYER_DIM, DIM), TensorRole::Matrix);
+        put(at(PER_LAYER_OUT), (DIM, PER_LAYER_DIM), TensorRole::Matrix);
+        put_norm(put, at(PER_LAYER_POST_NORM));
+    }
+    if LAYER_SCALARS {
+        put(at(LAYER_SCALAR), (1, 1), TensorRole::Vector);
+    }
+}
+
 /// Adds the tensors of layer `layer`'s attention, whose names `at` completes.
-pub(super) fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) {
+fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) {
     use TensorRole::{Matrix, Vector};
     let (q_dim, kv_dim) = (HEADS * head_dim(layer), KV_HEADS * head_dim(layer));
     let has_keys = has_cache(layer);
@@ -193,7 +199,7 @@ pub(super) fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, lay
 }
 
 /// Adds the tensors of a feed-forward of this width.
-pub(super) fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usize) {
+fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usize) {
     use TensorRole::{Matrix, Vector};
     if HAS_GATE {
         put(at("mlp.gate_proj.weight"), (width, DIM), Matrix);

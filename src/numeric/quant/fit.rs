@@ -24,8 +24,11 @@ const EXTREMES: [f32; 5] = [103.0, 115.0, 127.0, 139.0, 151.0];
 const LEAST: f32 = 5.960_464_5e-8;
 
 /// Quantises sixteen rows of floats, `[row][cols]`, to the planes of one group. `importance` has the mean squares of
-/// the activations of each column, none of them 0, or is empty if all count alike. Returns the first row with a value that is not finite
-/// or too large for an f16 scale.
+/// the activations of each column, none of them 0, or is empty if all count alike.
+///
+/// # Errors
+///
+/// The first row with a value that is not finite or too large for an f16 scale.
 pub fn quantise_group(
     rows: &[f32],
     importance: &[f32],
@@ -143,8 +146,6 @@ fn nearest_code(x: f32, d: f32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use files::blocks::BlockType;
-    use files::blocks::gguf::decode_values;
 
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
         let mut state = seed;
@@ -155,60 +156,40 @@ mod tests {
         (0..n).map(|_| next() + next() + next()).collect()
     }
 
-    /// The error of quantised rows, each weighted by `importance`, and their scales.
-    fn quantise(rows: &[f32], importance: &[f32]) -> (f64, Vec<f32>) {
-        let cols = rows.len() / GROUP_ROWS;
-        let (quants, scales) = Format::IQ4_NL.group_bytes(cols);
+    /// Scales of the blocks of quantised rows: `[block][row]`.
+    fn quantise(rows: &[f32], importance: &[f32]) -> Vec<f32> {
+        let (quants, scales) = Format::IQ4_NL.group_bytes(rows.len() / GROUP_ROWS);
         let (mut quants, mut scales) = (vec![0; quants], vec![0; scales]);
         quantise_group(rows, importance, &mut quants, &mut scales).unwrap();
-        let all = scales.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32());
-        let mut error = 0.0;
-        for (row, x) in rows.chunks(cols).enumerate() {
-            let mut stored = Vec::new();
-            for (b, x) in x.chunks(BLOCK).enumerate() {
-                let d = f16::from_le_bytes([scales[(b * 16 + row) * 2], scales[(b * 16 + row) * 2 + 1]]);
-                stored.extend(d.to_le_bytes());
-                stored.extend(
-                    (0..16)
-                        .map(|j| nearest_code(x[j], d.to_f32()) | nearest_code(x[j + 16], d.to_f32()) << 4),
-                );
-            }
-            let mut found = vec![0.0; cols];
-            decode_values(BlockType::IQ4_NL, &stored, &mut found);
-            for ((x, y), w) in x.iter().zip(&found).zip(importance.iter().cycle()) {
-                error += f64::from((x - y) * (x - y) * w);
-            }
-        }
-        (error, all.collect())
+        scales.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
+    }
+
+    /// Sum of squared errors with these scales, each weighted by the importance of its column.
+    fn error(rows: &[f32], scales: &[f32], importance: &[f32]) -> f64 {
+        let cols = rows.len() / GROUP_ROWS;
+        let of_value = |(i, x): (usize, &f32)| {
+            let d = scales[i % cols / BLOCK * GROUP_ROWS + i / cols];
+            let error = x - d * f32::from(IQ4[usize::from(nearest_code(*x, d))]);
+            f64::from(importance[i % cols] * error * error)
+        };
+        rows.iter().enumerate().map(of_value).sum()
     }
 
     #[test]
     fn columns_that_count_more_have_smaller_errors() {
         let rows = numbers(GROUP_ROWS * 64, 7);
-        let important: Vec<f32> = (0..64).map(|i| if i % 8 == 0 { 20.0 } else { 0.5 }).collect();
-        let (alike, _) = quantise(&rows, &[1.0; 64]);
+        let alike = quantise(&rows, &[1.0; 64]);
         let energy: f64 = rows.iter().map(|x| f64::from(x * x)).sum();
-        assert!(alike < 0.0062 * energy, "{}", alike / energy);
-        let weigh = |scales_by: &[f32]| {
-            // With the scales of one weighting, the errors of another.
-            let cols = 64;
-            let mut error = 0.0;
-            let (_, scales) = quantise(&rows, scales_by);
-            for (row, x) in rows.chunks(cols).enumerate() {
-                for (j, x) in x.iter().enumerate() {
-                    let d = scales[j / BLOCK * 16 + row];
-                    let level = f32::from(IQ4[usize::from(nearest_code(*x, d))]);
-                    error += f64::from(important[j] * (x - d * level) * (x - d * level));
-                }
-            }
-            error
-        };
-        assert!(weigh(&important) < 0.9 * weigh(&[1.0; 64]), "{} {}", weigh(&important), weigh(&[1.0; 64]));
+        let of_alike = error(&rows, &alike, &[1.0; 64]);
+        assert!(of_alike < 0.0062 * energy, "{}", of_alike / energy);
+        let important: Vec<f32> = (0..64).map(|i| if i % 8 == 0 { 20.0 } else { 0.5 }).collect();
+        let [weighed, alike] = [quantise(&rows, &important), alike].map(|d| error(&rows, &d, &important));
+        assert!(weighed < 0.9 * alike, "{weighed} {alike}");
     }
 
     #[test]
     fn zeros_stay_zeros_and_what_is_not_finite_is_refused() {
-        let (_, scales) = quantise(&[0.0; GROUP_ROWS * 32], &[]);
+        let scales = quantise(&[0.0; GROUP_ROWS * 32], &[]);
         assert!(scales.iter().all(|d| *d == 0.0));
         for bad in [f32::NAN, f32::INFINITY, 1e38] {
             let mut rows = numbers(GROUP_ROWS * 32, 3);

@@ -11,6 +11,7 @@ use files::Result;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use text::sampler::argmax;
 
 /// Number of a prompt's last tokens that the block sees.
 const CONTEXT: usize = 256;
@@ -130,7 +131,7 @@ impl MtpSequence {
         let known = self.cache.extent().len;
         for i in 0..length {
             device.compute_logits(&self.own_state, logits);
-            let token = find_largest(logits) as u32;
+            let token = argmax(logits);
             draft.push(token);
             if i + 1 == length || self.cache.extent().len == MTP_SLOTS {
                 break;
@@ -178,9 +179,4 @@ impl MtpSequence {
         }
         self.cache.set_len(kept.len());
     }
-}
-
-/// Index of the largest number.
-fn find_largest(numbers: &[f32]) -> usize {
-    numbers.iter().enumerate().fold(0, |best, (i, x)| if *x > numbers[best] { i } else { best })
 }

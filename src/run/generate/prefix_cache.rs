@@ -1,8 +1,8 @@
 //! Prefix cache: KV rows of ended sequences, copied for new prompts that begin with the same tokens.
 
 use crate::dims::{
-    CACHE_LAYERS, HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, ROPE, SLIDING_LAYERS, STATE, WINDOW, has_cache,
-    is_sliding,
+    CACHE_LAYERS, HAS_STATE, HEAD_DIM, KV_HEADS, LAYERS, ROPE, SLIDING_LAYERS, STATE_BYTES, WINDOW,
+    has_cache, is_sliding,
 };
 use crate::model::device::KvRows;
 use crate::run::placement::Checkpoint;
@@ -147,7 +147,7 @@ impl PrefixCache {
         let types = session.extent().types;
         let rows = types.slot_bytes(CACHE_LAYERS, KV_HEADS, HEAD_DIM) * tokens.len();
         let states = session.export_states()?;
-        let bytes = (rows + 4 * STATE * states.len()) as u64;
+        let bytes = (rows + STATE_BYTES * states.len()) as u64;
         let tokens = session.tokens();
         if bytes > self.max_bytes {
             return Ok(());

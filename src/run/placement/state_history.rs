@@ -1,15 +1,13 @@
 //! The recurrent state of a sequence and its checkpoints. Rows of a cache can be cut back to any length, a state cannot:
 //! it goes back to a checkpoint, and the tokens after that are computed again.
 
-use crate::dims::{HAS_STATE, STATE};
+use crate::dims::{HAS_STATE, STATE, STATE_BYTES};
 use crate::model::device::KvCache;
 use files::Result;
 use std::ops::Range;
 
 /// Memory for the checkpoints of all sequences, in bytes.
 const CHECKPOINT_BYTES: usize = 128 << 20;
-/// Bytes of a state.
-const STATE_BYTES: usize = 4 * STATE;
 /// Tokens of a prompt from one checkpoint to the next.
 const CHECKPOINT_INTERVAL: usize = 256;
 
