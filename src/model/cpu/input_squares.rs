@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// Share of a matrix's mean that every column has at least.
 const LEAST: f64 = 1e-4;
 
+/// Maximum number of tokens of a pass.
+const PASS: usize = 256;
+
 /// Input of some matrices of a layer.
 #[derive(Clone, Copy)]
 pub(super) enum InputOf {
@@ -45,19 +48,19 @@ impl InputSquares {
     /// `Memory` if there is not enough for the pass.
     pub fn measure(weights: Arc<Weights>, tokens: &[u32], threads: usize) -> Result<Self> {
         let (slots, kv_types) = (tokens.len(), KvTypes::same(KvType::F32));
-        let options = CpuOptions { threads, isa: Isa::detect()?, kv_types, slots, max_tokens: slots };
+        let options = CpuOptions { threads, isa: Isa::detect()?, kv_types, slots, max_tokens: PASS };
         let mut device = CpuDevice::new(weights, options)?;
         let mut cache = device.new_cache(slots)?;
-        let mut hidden = vec![0.0; slots * DIM];
+        let (mut hidden, mut of_head) = (vec![0.0; PASS * DIM], Vec::new());
         device.inputs = Some(Self::new());
-        let run = Run { hidden: &mut hidden, ..Run::new(&mut *cache, tokens, 0, Logits::None) };
-        device.forward(&mut [run], None)?;
+        for (i, tokens) in tokens.chunks(PASS).enumerate() {
+            let hidden = &mut hidden[..tokens.len() * DIM];
+            let run = Run::new(&mut *cache, tokens, i * PASS, Logits::None);
+            device.forward(&mut [Run { hidden, known_len: slots, ..run }], None)?;
+            add_rows(&mut of_head, DIM, hidden.chunks_exact(DIM).map(|row| row.to_vec()));
+        }
         let mut squares = device.inputs.take().unwrap_or_else(Self::new);
-        add_rows(
-            &mut squares.0[LAYERS * Self::PER_LAYER],
-            DIM,
-            hidden.chunks_exact(DIM).map(|row| row.to_vec()),
-        );
+        squares.0[LAYERS * Self::PER_LAYER] = of_head;
         Ok(squares)
     }
 
