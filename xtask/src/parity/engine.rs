@@ -33,7 +33,7 @@ impl<'a> Variant<'a> {
 
 impl Engine {
     pub fn build(model: &Path, name: &str) -> Result<Engine> {
-        Engine::with_copy(&build::build_unoptimised(model)?, model, name)
+        Engine::with_program(&build::build_unoptimised(model)?, model, name)
     }
 
     /// A program for 64-bit Arm, run by `emulator`.
@@ -41,13 +41,14 @@ impl Engine {
         Engine { emulator: Some(emulator), ..self }
     }
 
-    /// With a copy of a program that was built for a model.
-    pub fn with_copy(built: &Path, model: &Path, name: &str) -> Result<Engine> {
+    /// With a program that was built for a model.
+    pub fn with_program(built: &Path, model: &Path, name: &str) -> Result<Engine> {
         let files = build::target_dir().join("parity").join(name);
         fs::create_dir_all(&files).at(&files)?;
-        // The next model's build takes the place of this one's.
+        // The next model's build takes the name of this one's. A link: copies of all programs would fill gigabytes.
         let program = files.join("antigravity");
-        fs::copy(built, &program).at(&program)?;
+        remove_if_there(&program)?;
+        fs::hard_link(built, &program).at(&program)?;
         Ok(Engine { program, emulator: None, model: model.into(), files })
     }
 
@@ -85,10 +86,7 @@ impl Engine {
         let out = self.files.join("logits.f32");
         fs::write(&tokens, format!("{ids:?}")).at(&tokens)?;
         // A file left by an earlier run must not pass for this one's.
-        match fs::remove_file(&out) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::at(&out, e)),
-            _ => {}
-        }
+        remove_if_there(&out)?;
         let mut command = self.command("logits");
         command.arg("--tokens").arg(&tokens).arg("--out").arg(&out).args(variant.flags);
         if variant.scalar {
@@ -108,6 +106,7 @@ impl Engine {
             let text = format!("`{}` did not write it: {e}", command::show(&command));
             Error::at(&out, text)
         })?;
+        remove_if_there(&out)?;
         let wanted = 4 * ids.len() * vocab;
         if bytes.len() != wanted {
             let text =
@@ -186,4 +185,11 @@ fn run_silently(command: &mut Command) -> Result<()> {
         return Ok(());
     }
     Err(Error::Failed(format!("`{}`: {}: {said}", command::show(command), out.status)))
+}
+
+fn remove_if_there(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::at(file, e)),
+        _ => Ok(()),
+    }
 }
