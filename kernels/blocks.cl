@@ -6,6 +6,7 @@
 // W_LEVELS_0     if stored integers are codes: the sixteen bytes that they stand for, in four words, W_LEVELS_0 first
 // W_SCALES       kind of scales, as below
 // W_SUPERBLOCK   columns that share a run of W_SCALE_BYTES bytes of scales
+// W_GROUP_BYTES  bytes of scales of a group of rows
 // W_FACTOR       factor of all scales
 
 #if !W_DENSE

@@ -49,7 +49,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     int s_token = min(first_token + lid % 64, part.z - 1);
     const __global uint *w_from = quants + (size_t)w_group * (BLOCKS * WORDS);
     const __global uint2 *a_from = (const __global uint2 *)in + (size_t)a_token * (COLS / 8) + lid % 4;
-    const __global uchar *ws_from = scales + (size_t)s_group * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+    const __global uchar *ws_from = scales + (size_t)s_group * W_GROUP_BYTES;
     const __global float *as_from = in_scales + (size_t)s_token * BLOCKS;
     const __global uint4 *a_sum_from = (const __global uint4 *)in + (size_t)s_token * (COLS / 16);
     for (int b = 0; b < BLOCKS; b++) {

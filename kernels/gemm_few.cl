@@ -68,7 +68,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const int lid = get_local_id(0), quad = lid % 4, slice = lid / 4;
     const int group = ROW_TILE(part), first_token = TOKEN_TILE(part) * TOKENS;
     const int count = min(TOKENS, part.z - first_token);
-    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+    const __global uchar *of_group = scales + (size_t)group * W_GROUP_BYTES;
 #if USES_TENSOR_CORES
     const __global uint *words = quants + (size_t)group * (BLOCKS * WORDS);
     uint2 held[BLOCKS_PER_LANE];

@@ -33,7 +33,7 @@ __kernel __attribute__((reqd_work_group_size(16, WG / 16, 1))) void gemm(
     first_group += get_local_id(0) / (16 / ROWS_PER_ITEM);
 #endif
     int group = min(first_group, part.y * MATRICES - 1), first_row = first_group * 16 + at * ROWS_PER_ITEM;
-    const __global uchar *of_group = scales + (size_t)group * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+    const __global uchar *of_group = scales + (size_t)group * W_GROUP_BYTES;
 #ifdef W_IMAGE
     int of_words = group * (BLOCKS * WORDS / ROWS_PER_ITEM) + at;
 #else

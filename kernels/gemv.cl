@@ -147,7 +147,7 @@ void product(QUANTS_OF(uint) quants, const __global uchar *scales, const ACT_SPA
         float d_a = act_scales[b];
         UNROLL
         for (int g = 0; g < GROUPS; g++) {
-            const __global uchar *of_group = scales + (size_t)source[g] * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+            const __global uchar *of_group = scales + (size_t)source[g] * W_GROUP_BYTES;
             float of_block = sum_of_block(sum[0][g], sum[W_HALF_SCALES][g], of_acts, of_group, b, lid);
             acc[g] = fma(of_block, load_block_scale(of_group, b, lid) * d_a, acc[g]);
 #if W_MINIMUMS
@@ -175,7 +175,7 @@ void product(const __global uint4 *quants, const __global uchar *scales, const A
     int lid = get_local_id(0);
     int quad = lid % 4, slice = lid / 4 % SLICES, grp = lid / (4 * SLICES);
     const __global uint4 *w = quants + (size_t)source[grp] * (BLOCKS * 4 * W_BITS) + quad;
-    const __global uchar *of_group = scales + (size_t)source[grp] * (BLOCKS * 32 / W_SUPERBLOCK * W_SCALE_BYTES);
+    const __global uchar *of_group = scales + (size_t)source[grp] * W_GROUP_BYTES;
     // [grp][block][quad]: sums, scales, minimums, and what those of halves add up to; then per block the sum of its
     // activations.
     __local float4 *part_scales = parts + GROUPS * PASS * 4;

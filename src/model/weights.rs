@@ -9,6 +9,7 @@ mod calibration;
 mod checkpoint;
 mod config;
 mod convert;
+mod imatrix;
 mod layer;
 mod model_path;
 mod mtp;
@@ -22,7 +23,8 @@ mod zeros;
 pub use calibration::{Calibration, HeadCalibration, SubtractedMean};
 pub use checkpoint::Checkpoint;
 pub use config::{load_config, read_text_file};
-pub use convert::LoadOptions;
+pub use convert::{Importance, LoadOptions};
+pub use imatrix::ImportanceFile;
 pub use layer::{
     Attention, DeltaNet, FeedForward, Ffn, Layer, Mixer, PerLayerEmbeddings, PerLayerInput, ShortConv,
 };
@@ -43,6 +45,7 @@ pub(crate) use layer::forms_of;
 use layer::take_layer;
 use numeric::quant::matrix::QuantMatrix;
 use spec::{EMBED, HEAD, PER_LAYER_NORM, PER_LAYER_PROJECTION, PER_LAYER_TABLE, POSITIONS};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::BitOr;
 use std::sync::{Arc, OnceLock};
@@ -168,7 +171,7 @@ impl Weights {
         let weight_type = checkpoint.resolve_weight_type(options.weight_type);
         let Some(packed) = checkpoint.packed() else {
             let squares = measure_inputs(checkpoint, weight_type, options)?;
-            return build_weights(from_checkpoint(checkpoint, (weight_type, squares.as_ref()), options)?);
+            return build_weights(from_checkpoint(checkpoint, (weight_type, squares.as_deref()), options)?);
         };
         checkpoint.check_packed_as(weight_type)?;
         build_weights(pack::read_packed(packed, weight_type)?)
@@ -214,18 +217,20 @@ impl Weights {
     }
 }
 
-/// Measures the inputs of the matrices of a checkpoint over [the text](LoadOptions::text), if its type needs that.
-fn measure_inputs(
+/// Measures the inputs of the matrices of a checkpoint over a text, if its type needs that.
+fn measure_inputs<'a>(
     checkpoint: &Checkpoint,
     weight_type: WeightType,
-    options: &LoadOptions<'_>,
-) -> Result<Option<InputSquares>> {
-    if !weight_type.is_calibrated() || options.text.is_empty() {
-        return Ok(None);
-    }
+    options: &LoadOptions<'a>,
+) -> Result<Option<Cow<'a, InputSquares>>> {
+    let text = match options.importance {
+        Importance::Text(text) if weight_type.is_calibrated() && !text.is_empty() => text,
+        Importance::Known(squares) => return Ok(Some(Cow::Borrowed(squares))),
+        _ => return Ok(None),
+    };
     let options = LoadOptions { progress: &|_, _| {}, ..*options };
     let native = build_weights(from_checkpoint(checkpoint, (WeightType::Native, None), &options)?)?;
-    InputSquares::measure(Arc::new(native), options.text, options.threads).map(Some)
+    InputSquares::measure(Arc::new(native), text, options.threads).map(|squares| Some(Cow::Owned(squares)))
 }
 
 fn from_checkpoint(

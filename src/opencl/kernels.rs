@@ -305,7 +305,7 @@ impl Kernels {
         let (rows, cols) = step.rows_and_cols();
         let defines = if step.has_local_heads() { defines.add_local_heads() } else { defines };
         let d = defines.add_option(&variant.compiler_options(self.device.info())).add_flag(step.names().1);
-        d.add_value("ROWS", rows).add_value("COLS", cols).add_option(&storage.kernel_options())
+        d.add_value("ROWS", rows).add_value("COLS", cols).add_option(&storage.kernel_options(cols))
     }
 
     fn gemv_source(&self, name: KernelName, defines: Defines) -> (&'static [&'static str], Defines) {

@@ -147,9 +147,9 @@ pub enum MatrixStorage {
 }
 
 impl MatrixStorage {
-    /// Compiler options of kernels that read such a matrix: `W_TYPE` in `kernels/common.cl`, and what `kernels/blocks.cl`
+    /// Compiler options of kernels that read such a matrix of `cols` columns: `W_TYPE` in `kernels/common.cl`, and what `kernels/blocks.cl`
     /// needs.
-    pub fn kernel_options(self) -> String {
+    pub fn kernel_options(self, cols: usize) -> String {
         let format = match self {
             MatrixStorage::F32 => return " -DW_TYPE=1".into(),
             MatrixStorage::F16 => return " -DW_TYPE=2".into(),
@@ -164,6 +164,7 @@ impl MatrixStorage {
             ("SCALES", format.scale_kind() as usize),
             ("SUPERBLOCK", format.scale_span()),
             ("SCALE_BYTES", format.scale_bytes()),
+            ("GROUP_BYTES", format.group_bytes(cols).1),
         ] {
             options += &format!(" -DW_{name}={value}");
         }

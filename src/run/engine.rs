@@ -3,7 +3,7 @@
 mod sessions;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{LoadOptions, OpenModel, Weights};
+use crate::model::weights::{Importance, LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::mtp::MtpDrafter;
@@ -90,8 +90,11 @@ impl Engine {
         let draft =
             early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
         let text = quantising_text(&model, &options)?;
-        let load =
-            LoadOptions { weight_type: options.weight_type, threads: options.threads, text: &text, progress };
+        let load = LoadOptions {
+            importance: Importance::Text(&text),
+            progress,
+            ..LoadOptions::new(options.weight_type, options.threads)
+        };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);

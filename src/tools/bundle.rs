@@ -38,7 +38,7 @@ pub fn run(args: &BundleArgs) -> Result<()> {
     // Checked here, because errors would otherwise appear only where the bundle runs.
     let tokenizer = tokenizer_of(&model)?;
     template_source(&model).load_template()?;
-    args.packing.run(&args.out, Some(&tokenizer), |options, calibration_of| {
+    args.packing.run(&args.out, (&model.checkpoint, Some(&tokenizer)), |options, calibration_of| {
         bundle::write_bundle(&model, &program, &args.out, options, calibration_of)
     })
 }

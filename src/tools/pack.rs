@@ -3,7 +3,11 @@
 use crate::cli::args::{MAX_THREADS, QuietArgs, WeightArgs};
 use crate::cli::signal;
 use crate::cli::terminal::{Verbosity, track_progress};
-use crate::model::weights::{Checkpoint, LoadOptions, ModelPath, Weights, load_config, pack, read_text_file};
+use crate::model::cpu::InputSquares;
+use crate::model::weights::{
+    Checkpoint, Importance, ImportanceFile, LoadOptions, ModelPath, Weights, load_config, pack,
+    read_text_file,
+};
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
 use crate::run::plan::format_mib;
@@ -32,8 +36,8 @@ pub struct PackArgs {
 pub struct PackingArgs {
     #[command(flatten)]
     pub weights: WeightArgs,
-    /// Text whose activations decide which errors count in iq4_nl, up to 4096 tokens [default: one that is part of the
-    /// program]
+    /// File that decides which errors count in q4 and iq4_nl: a text, of which up to 4096 tokens are read, or an
+    /// importance file of llama.cpp (.gguf, .dat) [default: a text that is part of the program]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Number of CPU threads [default: one per performance core]
@@ -54,7 +58,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
     if path.is_bundle() {
         source.check_packed_as(source.resolve_weight_type(weights.weight_type))?;
         let content = source.packed().and_then(|packed| packed.only_file()).map_or(&[][..], |f| f.bytes());
-        return args.packing.run(&out, None, |_, _| {
+        return args.packing.run(&out, (&source, None), |_, _| {
             atomic_file::write_file(&out, content).map_err(|e| pack::write_error(&out, e))?;
             Ok(content.len() as u64)
         });
@@ -62,7 +66,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
     let config = load_config(&path.dir, &source)?;
     // Without a tokenizer there is no calibration; the program that runs the model computes it.
     let tokenizer = tokenizer_in(source.gguf(), &path.weights).ok();
-    args.packing.run(&out, tokenizer.as_ref(), |options, calibration_of| {
+    args.packing.run(&out, (&source, tokenizer.as_ref()), |options, calibration_of| {
         pack::write_packed(&source, &config, &out, options, calibration_of)
     })
 }
@@ -78,17 +82,30 @@ fn default_path(path: &ModelPath) -> PathBuf {
 }
 
 impl PackingArgs {
-    /// Tokens of the text that weighs the errors; none without a tokenizer.
-    fn weighing_text(&self, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
-        let text = self.calibration.as_deref().map(read_text_file).transpose()?;
-        match (tokenizer, &self.calibration) {
-            (Some(tokenizer), _) => calibration::encode_weighing_text(tokenizer, text.as_deref()),
-            (None, None) => Ok(Vec::new()),
-            (None, Some(file)) => Err(Error::Usage(format!(
-                "--calibration {}: the model has no tokenizer; leave it out, or put tokenizer.json beside the model",
-                file.display()
-            ))),
+    /// Measurements and tokens that weigh the errors of a checkpoint's columns: those of `--calibration`, or the tokens
+    /// of the program's own text; none without a tokenizer.
+    fn read_importance(
+        &self,
+        source: &Checkpoint,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<(Option<InputSquares>, Vec<u32>)> {
+        let Some(file) = &self.calibration else {
+            let text = tokenizer.map(|t| calibration::encode_weighing_text(t, None)).transpose()?;
+            return Ok((None, text.unwrap_or_default()));
+        };
+        let unusable = |why: String| Err(Error::Usage(format!("--calibration {}: {why}", file.display())));
+        let weight_type = source.resolve_weight_type(self.weights.weight_type);
+        if !weight_type.is_calibrated() {
+            return unusable(format!("{weight_type} weights do not use it; add --weight-type q4 or iq4_nl"));
         }
+        if let Some(measured) = ImportanceFile::open(file)? {
+            return Ok((Some(measured.input_squares(source)?), Vec::new()));
+        }
+        let Some(tokenizer) = tokenizer else {
+            let remedy = "leave it out, or put tokenizer.json beside the model";
+            return unusable(format!("the model has no tokenizer; {remedy}"));
+        };
+        Ok((None, calibration::encode_weighing_text(tokenizer, Some(&read_text_file(file)?))?))
     }
 
     /// Calls `write` with the resolved flags and a function that computes the calibration, and reports what was written
@@ -96,18 +113,18 @@ impl PackingArgs {
     pub fn run(
         &self,
         out: &Path,
-        tokenizer: Option<&Tokenizer>,
+        (source, tokenizer): (&Checkpoint, Option<&Tokenizer>),
         write: impl FnOnce(&LoadOptions<'_>, Option<&pack::CalibrationOf<'_>>) -> Result<u64>,
     ) -> Result<()> {
         let began = Instant::now();
         signal::watch_signals()?;
         let text = tokenizer.and_then(|t| calibration::encode_text(t).ok());
-        let weighing_text = self.weighing_text(tokenizer)?;
+        let (measured, weighing_text) = self.read_importance(source, tokenizer)?;
+        let threads = self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS);
         let options = LoadOptions {
-            text: &weighing_text,
-            weight_type: self.weights.weight_type,
-            threads: self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS),
+            importance: measured.as_ref().map_or(Importance::Text(&weighing_text), Importance::Known),
             progress: &track_progress("packing", "tensors", self.quiet.verbosity()),
+            ..LoadOptions::new(self.weights.weight_type, threads)
         };
         let calibration_of = text.as_ref().map(|tokens| {
             |weights: Weights| calibration::compute_calibration(&Arc::new(weights), tokens, options.threads)

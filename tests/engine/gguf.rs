@@ -51,7 +51,7 @@ fn formats() -> impl Iterator<Item = BlockType> {
 
 fn load(path: &Path, weight_type: WeightType, threads: usize) -> Result<Weights, Error> {
     let model = ModelPath::new(path)?.open(weight_type)?;
-    Weights::load(&model, &LoadOptions { weight_type, threads, text: &[], progress: &|_, _| {} })
+    Weights::load(&model, &LoadOptions::new(weight_type, threads))
 }
 
 /// The logits of some tokens, one after another.
@@ -129,8 +129,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
 
         let packed = ModelPath::new(&path).unwrap().packed_path().unwrap();
         assert_eq!(packed, dir.file("some.model.gguf.packed.safetensors"));
-        let options =
-            LoadOptions { weight_type: WeightType::Auto, threads: 2, text: &[], progress: &|_, _| {} };
+        let options = LoadOptions::new(WeightType::Auto, 2);
         let source = Checkpoint::open(&path).unwrap();
         let config = load_config(&dir.0, &source).unwrap();
         pack::write_packed(&source, &config, &packed, &options, None).unwrap();
@@ -255,7 +254,7 @@ fn a_stale_packed_file_is_left_alone() {
     let mut file = File::of(&source, |_| BlockType::BF16);
     file.write(&path);
     let at = ModelPath::new(&path).unwrap();
-    let options = LoadOptions { weight_type: WeightType::Auto, threads: 2, text: &[], progress: &|_, _| {} };
+    let options = LoadOptions::new(WeightType::Auto, 2);
     let source = Checkpoint::open(&path).unwrap();
     let config = load_config(&at.dir, &source).unwrap();
     let packed = at.packed_path().unwrap();

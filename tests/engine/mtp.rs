@@ -33,7 +33,7 @@ fn expected() -> Expected {
 
 fn weights(path: &Path, weight_type: WeightType) -> Arc<Weights> {
     let model = ModelPath::new(path).unwrap().open(weight_type).unwrap();
-    let load = LoadOptions { weight_type, threads: 2, text: &[], progress: &|_, _| {} };
+    let load = LoadOptions::new(weight_type, 2);
     Arc::new(Weights::load(&model, &load).unwrap())
 }
 

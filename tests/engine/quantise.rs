@@ -6,7 +6,7 @@ use antigravity::dims::{DIM, FFN_DIM, MODEL, VOCAB};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, Logits, Run};
 use antigravity::model::weights::{
-    Checkpoint, LoadOptions, ModelPath, WeightType, Weights, load_config, pack,
+    Checkpoint, Importance, LoadOptions, ModelPath, WeightType, Weights, load_config, pack,
 };
 use antigravity::run::calibration::encode_weighing_text;
 use antigravity::{Engine, EngineOptions};
@@ -25,7 +25,7 @@ fn weighing_text(engine: &Engine) -> Vec<u32> {
 
 fn logits(weight_type: WeightType, text: &[u32], tokens: &[u32]) -> Vec<f32> {
     let model = ModelPath::new(&paths::model()).unwrap().open(weight_type).unwrap();
-    let load = LoadOptions { weight_type, threads: 2, text, progress: &|_, _| {} };
+    let load = LoadOptions { importance: Importance::Text(text), ..LoadOptions::new(weight_type, 2) };
     let weights = Arc::new(Weights::load(&model, &load).unwrap());
     let (isa, slots, kv_types) = (Isa::detect().unwrap(), tokens.len(), KvTypes::same(KvType::F32));
     let mut cpu =
@@ -57,12 +57,18 @@ fn errors_are_smaller_than_those_of_q4_0_and_smaller_by_a_text() {
         return;
     }
     let engine = Engine::load(EngineOptions::new(paths::model())).unwrap();
-    let (text, tokens) = (weighing_text(&engine), engine.encode(TEXT).unwrap());
-    let exact = logits(WeightType::F32, &[], &tokens);
-    let loss = |weight_type, text: &[u32]| divergence(&exact, &logits(weight_type, text, &tokens));
+    let held_out = std::fs::read_to_string(paths::model().join("golden/eval_tokens.json")).unwrap();
+    let held_out: serde_json::Value = serde_json::from_str(&held_out).unwrap();
+    let tokens: Vec<u32> = serde_json::from_value(held_out["tokens"].clone()).unwrap();
+    let (text, tokens) = (weighing_text(&engine), &tokens[..512]);
+    let exact = logits(WeightType::F32, &[], tokens);
+    let loss = |weight_type, text: &[u32]| divergence(&exact, &logits(weight_type, text, tokens));
     let plain = loss(WeightType::Q4_0, &[]);
-    let (alike, weighed) = (loss(WeightType::Iq4Nl, &[]), loss(WeightType::Iq4Nl, &text));
-    assert!(weighed < 0.6 * plain && weighed < alike, "q4_0 {plain}, iq4_nl {alike}, by a text {weighed}");
+    for (weight_type, share) in [(WeightType::Iq4Nl, 0.6), (WeightType::Q4, 0.3)] {
+        let (alike, weighed) = (loss(weight_type, &[]), loss(weight_type, &text));
+        let found = format!("q4_0 {plain}, {weight_type} {alike}, by a text {weighed}");
+        assert!(weighed < share * plain && weighed < alike, "{found}");
+    }
 }
 
 #[test]
@@ -80,7 +86,8 @@ fn a_packed_file_has_the_same_bytes_with_any_number_of_threads() {
     let other = encode_weighing_text(engine.tokenizer(), Some(TEXT)).unwrap();
     let packed = [(1, &text), (3, &text), (3, &other)].map(|(threads, text)| {
         let out = dir.file("packed");
-        let load = LoadOptions { weight_type: WeightType::Iq4Nl, threads, text, progress: &|_, _| {} };
+        let load =
+            LoadOptions { importance: Importance::Text(text), ..LoadOptions::new(WeightType::Q4, threads) };
         pack::write_packed(&source, &config, &out, &load, None).unwrap();
         std::fs::read(out).unwrap()
     });

@@ -28,8 +28,7 @@ impl Model {
         let model = Self::copy();
         let source = Checkpoint::open(&model.0.0).unwrap();
         let config = fs::read_to_string(model.0.file("config.json")).unwrap();
-        let options =
-            LoadOptions { weight_type: WeightType::Q4_0, threads: 2, text: &[], progress: &|_, _| {} };
+        let options = LoadOptions::new(WeightType::Q4_0, 2);
         pack::write_packed(&source, &config, &model.0.file(PACKED_NAME), &options, None).unwrap();
         drop(source);
         fs::remove_file(model.0.file(WEIGHTS)).unwrap();

@@ -79,7 +79,7 @@ fn written(mixture: Mixture) -> Option<(TestDir, PathBuf)> {
 }
 
 fn load(path: &Path) -> Weights {
-    let load = LoadOptions { weight_type: WeightType::Auto, threads: 2, text: &[], progress: &|_, _| {} };
+    let load = LoadOptions::new(WeightType::Auto, 2);
     Weights::load(&ModelPath::new(path).unwrap().open(load.weight_type).unwrap(), &load).unwrap()
 }
 

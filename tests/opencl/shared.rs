@@ -40,7 +40,7 @@ fn weights() -> &'static Arc<Weights> {
     static WEIGHTS: OnceLock<Arc<Weights>> = OnceLock::new();
     WEIGHTS.get_or_init(|| {
         let path = ModelPath::new(Path::new(dims::MODEL_DIR)).unwrap();
-        let load = LoadOptions { weight_type: WeightType::Q4_0, threads: 2, text: &[], progress: &|_, _| {} };
+        let load = LoadOptions::new(WeightType::Q4_0, 2);
         Arc::new(Weights::load(&path.open(load.weight_type).unwrap(), &load).unwrap())
     })
 }

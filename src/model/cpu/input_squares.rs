@@ -37,7 +37,8 @@ pub struct InputSquares(Vec<Vec<f64>>);
 impl InputSquares {
     const PER_LAYER: usize = 4;
 
-    pub(super) fn new() -> Self {
+    /// Without any inputs: all columns count alike.
+    pub fn new() -> Self {
         Self(vec![Vec::new(); LAYERS * Self::PER_LAYER + 1])
     }
 
@@ -79,6 +80,26 @@ impl InputSquares {
     /// Importance of the columns of the engine's tensor `name`, 1 in the mean and none of them 0; empty for tensors
     /// whose inputs were not measured.
     pub fn column_weights(&self, name: &str) -> Vec<f32> {
+        let sums = Self::input_of(name).map_or(&[][..], |i| &self.0[i]);
+        let mean = sums.iter().sum::<f64>() / sums.len().max(1) as f64;
+        if mean > 0.0 && mean.is_finite() {
+            sums.iter().map(|sum| (sum / mean).max(LEAST) as f32).collect()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Sets the sums of the columns of the engine's tensor `name`; false if its inputs are not measured.
+    pub fn set_columns(&mut self, name: &str, sums: Vec<f64>) -> bool {
+        let input = Self::input_of(name);
+        if let Some(input) = input {
+            self.0[input] = sums;
+        }
+        input.is_some()
+    }
+
+    /// Index of the input of the engine's tensor `name`.
+    fn input_of(name: &str) -> Option<usize> {
         let inputs = [
             ("self_attn.o_proj", InputOf::MixerOut),
             (".out_proj", InputOf::MixerOut),
@@ -90,19 +111,12 @@ impl InputSquares {
         ];
         let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer: Option<usize> = number.and_then(|(number, _)| number.parse().ok());
-        let found = match layer.filter(|layer| *layer < LAYERS) {
+        match layer.filter(|layer| *layer < LAYERS) {
             Some(layer) => {
                 let of = inputs.iter().find(|(part, _)| name.contains(part));
                 of.map(|(_, of)| layer * Self::PER_LAYER + *of as usize)
             }
             None => (name == "lm_head.weight").then_some(LAYERS * Self::PER_LAYER),
-        };
-        let sums = found.map_or(&[][..], |i| &self.0[i]);
-        let mean = sums.iter().sum::<f64>() / sums.len().max(1) as f64;
-        if mean > 0.0 && mean.is_finite() {
-            sums.iter().map(|sum| (sum / mean).max(LEAST) as f32).collect()
-        } else {
-            Vec::new()
         }
     }
 }

@@ -9,13 +9,13 @@ use super::storage::{LoadedTensor, Storage, padded_len};
 use super::weight_type::WeightType;
 use super::zeros::{self, StoredValues};
 use crate::cpu::InputSquares;
+use files::blocks::Dtype;
 use files::blocks::gguf::decode_values;
-use files::blocks::{BlockType, Dtype};
 use files::mapped::MappedSlice;
 use files::source::gguf::names::RowOrder;
 use files::{Error, Result};
 use numeric::pool;
-use numeric::quant::format::{Format, GROUP_ROWS};
+use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::{fit, rows};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -30,11 +30,28 @@ pub struct LoadOptions<'a> {
     pub weight_type: WeightType,
     /// Threads for converting.
     pub threads: usize,
-    /// Tokens of a text: how much its activations enlarge errors of a column decides the scales of
-    /// [calibrated](WeightType::is_calibrated) types. Without any, all columns count alike.
-    pub text: &'a [u32],
+    /// How much the errors of each column count in [calibrated](WeightType::is_calibrated) types.
+    pub importance: Importance<'a>,
     /// Called with the number of tensors done and the number of all.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+impl LoadOptions<'_> {
+    /// Options that report no progress and let all columns count alike.
+    pub fn new(weight_type: WeightType, threads: usize) -> Self {
+        Self { weight_type, threads, importance: Importance::Alike, progress: &|_, _| {} }
+    }
+}
+
+/// Source of the importance of columns: the mean squares of the activations that they are multiplied with.
+#[derive(Clone, Copy)]
+pub enum Importance<'a> {
+    /// All columns count alike.
+    Alike,
+    /// Measured over these tokens of a text.
+    Text(&'a [u32]),
+    /// Measured before.
+    Known(&'a InputSquares),
 }
 
 /// True if the file stores a tensor in another form or with its rows in another order.
@@ -217,7 +234,8 @@ impl DecodedRow {
 impl ConversionTask<'_, '_> {
     /// True if groups are quantised as a whole.
     fn is_fitted(&self) -> bool {
-        matches!(self.storage, Storage::Blocks(Format::IQ4_NL)) && self.stored.block != BlockType::IQ4_NL
+        matches!(self.storage, Storage::Blocks(format)
+            if fit::is_fitted(format) && self.stored.block != format.block_type())
     }
 }
 
@@ -233,7 +251,8 @@ fn fit_group(
         decoded.decode_row(task.stored, row, task.spec.cols);
         values.copy_from_slice(&decoded.values);
     }
-    let fitted = fit::quantise_group(&values, task.importance, group.quants, group.scales);
+    let Storage::Blocks(format) = task.storage else { return None };
+    let fitted = fit::quantise_group(format, &values, task.importance, (group.quants, group.scales));
     fitted.err().map(|lane| rows.start + lane)
 }
 

@@ -39,7 +39,7 @@ pub fn mtp_tensors() -> Vec<TensorSpec> {
     let mut specs = Vec::new();
     let mut put = |name: String, (rows, cols): (usize, usize), role: TensorRole| {
         let stored = find_place(&name, if role == TensorRole::Vector { cols } else { rows });
-        specs.push(TensorSpec { name, stored, rows, cols, role, tied: false });
+        specs.push(TensorSpec { name, stored, rows, cols, role, tied: false, has_more_bits: false });
     };
     put(tensor_name(EMBED_NORM), (1, DIM), TensorRole::Vector);
     put(tensor_name(HIDDEN_NORM), (1, DIM), TensorRole::Vector);

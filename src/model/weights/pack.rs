@@ -152,7 +152,7 @@ pub fn write_to(
     let squares = measure_inputs(source, weight_type, options)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
-        put_planes(source, spec, (weight_type, squares.as_ref()), options.threads, &mut put)?;
+        put_planes(source, spec, (weight_type, squares.as_deref()), options.threads, &mut put)?;
     }
     put(&gguf)?;
     (options.progress)(specs.len(), specs.len());
@@ -334,7 +334,9 @@ fn check_zeros(source: &Safetensors, spec: &TensorSpec, loaded: &LoadedTensor) -
 fn check_finite(spec: &TensorSpec, loaded: &LoadedTensor) -> std::result::Result<(), String> {
     let (finite, what) = match (loaded.storage, &loaded.planes[..]) {
         (Storage::Blocks(format), [_, scales]) => {
-            (format.are_scales_finite(scales.bytes()), "has a scale that is")
+            let (_, group) = format.group_bytes(spec.cols);
+            let mut groups = scales.bytes().chunks_exact(group);
+            (groups.all(|scales| format.are_scales_finite(scales)), "has a scale that is")
         }
         (_, [data]) if spec.role == TensorRole::Vector => {
             (Dtype::F32.to_f32(data.bytes()).iter().all(|x| x.is_finite()), "holds")

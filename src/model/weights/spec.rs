@@ -1,5 +1,6 @@
 //! The baked model's tensors: names, shapes, roles, and their places in a checkpoint.
 
+use super::storage::choose_more_bits;
 use crate::dims::*;
 use files::blocks::BLOCK;
 use files::config::{Arch, LayerKind, QkNorm};
@@ -31,6 +32,8 @@ pub struct TensorSpec {
     pub role: TensorRole,
     /// True for the embedding and the output head if they are one tensor.
     pub tied: bool,
+    /// True for matrices that the type `q4` stores in more bits: see [`choose_more_bits`].
+    pub has_more_bits: bool,
 }
 
 /// A tensor of a checkpoint, or some rows of it (elements of a vector): some families store several as one.
@@ -104,7 +107,7 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     let mut put = |name: String, (rows, cols): (usize, usize), role: TensorRole| {
         let stored = checkpoint_place(&name, if role == TensorRole::Vector { cols } else { rows });
         let tied = TIED && (name == EMBED || name == HEAD);
-        specs.push(TensorSpec { name, stored, rows, cols, role, tied });
+        specs.push(TensorSpec { name, stored, rows, cols, role, tied, has_more_bits: false });
     };
     put(EMBED.into(), (VOCAB, DIM), TensorRole::Embedding);
     if LEARNED_POSITIONS {
@@ -120,6 +123,7 @@ pub fn model_tensors() -> Vec<TensorSpec> {
     }
     put_norm(&mut put, "model.norm".into());
     put(HEAD.into(), (VOCAB, DIM), TensorRole::Matrix);
+    choose_more_bits(&mut specs);
     specs
 }
 

@@ -16,6 +16,8 @@ pub enum WeightType {
     Q4_0,
     /// Quantised to IQ4_NL, with scales that make the errors small that a text's activations would enlarge.
     Iq4Nl,
+    /// Quantised to IQ4_XS with such scales, and to Q5_0 where more bits help most: at most 4.6 bits a weight.
+    Q4,
     /// Computed in f32 as the reference: elements as stored, blocks decoded to f32 in memory.
     F32,
 }
@@ -23,15 +25,16 @@ pub enum WeightType {
 impl WeightType {
     /// True if it is quantised by [the text](super::LoadOptions::text).
     pub fn is_calibrated(self) -> bool {
-        self == WeightType::Iq4Nl
+        matches!(self, WeightType::Iq4Nl | WeightType::Q4)
     }
 
     /// All types by their names on the command line.
-    const NAMES: [(&str, WeightType); 5] = [
+    const NAMES: [(&str, WeightType); 6] = [
         ("auto", WeightType::Auto),
         ("native", WeightType::Native),
         ("q4_0", WeightType::Q4_0),
         ("iq4_nl", WeightType::Iq4Nl),
+        ("q4", WeightType::Q4),
         ("f32", WeightType::F32),
     ];
 }
@@ -40,11 +43,10 @@ impl FromStr for WeightType {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self, Error> {
-        let name = if s == "q4" { "q4_0" } else { s };
-        let found = Self::NAMES.iter().find(|(known, _)| *known == name);
+        let found = Self::NAMES.iter().find(|(known, _)| *known == s);
         let (_, found) = found.ok_or_else(|| {
             Error::Usage(format!(
-                "`EngineOptions::weight_type` {name}: use auto, native, q4_0, iq4_nl or f32"
+                "`EngineOptions::weight_type` {s}: use auto, native, q4_0, iq4_nl, q4 or f32"
             ))
         })?;
         Ok(*found)

@@ -295,20 +295,24 @@ impl Format {
         matches!(self.scale_kind(), ScaleKind::Halves | ScaleKind::HalfMinimums | ScaleKind::Minifloats)
     }
 
-    /// Checks that all scales in whole runs are finite, and small enough that weights are.
+    /// Checks that all scales of a group are finite, and small enough that weights are.
     pub fn are_scales_finite(self, scales: &[u8]) -> bool {
         match self.scale_kind() {
             // The largest level is 12 and the factor a half: 12 * 2^(252 - 128) is below the largest f32.
             ScaleKind::Exponents => scales.iter().all(|e| *e <= 252),
             ScaleKind::Minifloats => scales.iter().all(|x| *x < 128),
             _ if self.half_bytes() == self.scale_bytes() => is_finite_f16(scales),
-            _ => scales.chunks_exact(self.scale_bytes()).all(|run| is_finite_f16(&run[..self.half_bytes()])),
+            _ => scales.chunks(self.scale_bytes()).all(|run| is_finite_f16(&run[..self.half_bytes()])),
         }
     }
 
-    /// Bytes of the quants and of the scales of one group of rows with `cols` columns, a multiple of the span.
+    /// Bytes of the quants and of the scales of one group of rows with `cols` columns, a multiple of 32. The last span,
+    /// and with it its run of scales, may be cut short.
     pub const fn group_bytes(self, cols: usize) -> (usize, usize) {
-        (cols / BLOCK * self.quant_bytes(), cols / self.scale_span() * self.scale_bytes())
+        let (whole, rest) = (cols / self.scale_span(), cols % self.scale_span());
+        let halves = if rest > 0 { self.half_bytes() } else { 0 };
+        let scales = whole * self.scale_bytes() + halves + rest / BLOCK * self.block_scale_bytes();
+        (cols / BLOCK * self.quant_bytes(), scales)
     }
 
     /// Bytes of scales that belong to one block of 32 columns and one group.

@@ -5,7 +5,7 @@ use files::blocks::BLOCK;
 use files::mapped::MappedSlice;
 use std::ops::Range;
 
-/// A `ROWS` x `COLS` matrix. `COLS` is a multiple of the format's span.
+/// A `ROWS` x `COLS` matrix. `COLS` is a multiple of 32.
 #[derive(Clone)]
 pub struct QuantMatrix<const ROWS: usize, const COLS: usize> {
     format: Format,
@@ -20,7 +20,7 @@ impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
     /// Wraps the two planes; `None` if a length does not match format and shape.
     pub fn new(format: Format, quants: MappedSlice, scales: MappedSlice) -> Option<Self> {
         let (of_quants, of_scales) = format.group_bytes(COLS);
-        let fits = COLS.is_multiple_of(format.scale_span())
+        let fits = COLS.is_multiple_of(BLOCK)
             && quants.bytes().len() == Self::GROUPS * of_quants
             && scales.bytes().len() >= Self::GROUPS * of_scales;
         fits.then_some(Self { format, quants, scales })

@@ -11,7 +11,7 @@ fuzz_target!(|header: &[u8]| {
     let content = [&(header.len() as u64).to_le_bytes(), header].concat();
     let path = antigravity_fuzz::long_file("model.packed.safetensors", &content, LEN);
     let Ok(path) = ModelPath::new(&path) else { return };
-    let options = LoadOptions { weight_type: WeightType::Auto, threads: 1, text: &[], progress: &|_, _| {} };
+    let options = LoadOptions::new(WeightType::Auto, 1);
     let Ok(model) = path.open(options.weight_type) else { return };
     let _ = Weights::load(&model, &options);
 });

@@ -35,8 +35,8 @@ pub const GEMM_FEW: &str = concat!(
 );
 const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");
 
-fn q4_options() -> String {
-    MatrixStorage::Blocks(Format::Q4_0).kernel_options()
+fn q4_options(cols: usize) -> String {
+    MatrixStorage::Blocks(Format::Q4_0).kernel_options(cols)
 }
 
 /// A packed matrix and what it stands for.
@@ -128,7 +128,7 @@ pub fn head(device: &Device, more: i32) {
     let (norm, out) = (floats(device, &w), floats(device, &vec![0.0; vocab]));
     let options = format!(
         "-DSTEP_HEAD -DROWS={vocab} -DCOLS={dim}{} -DTILE_GROUPS=4 -DSLICES=4 -DPASS=2",
-        q4_options()
+        q4_options(dim)
     );
     let mut k = kernel(
         device,
@@ -161,7 +161,7 @@ fn gate_up(device: &Device) {
     let (out, out_scales) = (buffer(device, &vec![0; ffn]), floats(device, &vec![0.0; ffn / BLOCK]));
     let options = format!(
         "-DSTEP_GATE_UP -DDOWN_QUANTISED -DROWS={ffn} -DCOLS={dim}{} -DTILE_GROUPS=2 -DSLICES=4 -DPASS=3",
-        q4_options()
+        q4_options(dim)
     );
     let args = [&quants, &scales, &s, &norm, &norm, &out, &out_scales];
     let mut k = kernel(device, ("gemv", GEMV), &SMALL.options(64, &options), &args);
@@ -225,7 +225,7 @@ fn qkv(device: &Device) {
     let all = acts.concat();
     let (input, d) = (buffer(device, &words(&all)), all.iter().map(|a| a.d).collect::<Vec<_>>());
     let (d, out, bias_at) = (floats(device, &d), floats(device, &vec![0.0; n * rows]), floats(device, &bias));
-    let options = format!("-DSTEP_QKV -DROWS={rows} -DCOLS={dim}{}", q4_options());
+    let options = format!("-DSTEP_QKV -DROWS={rows} -DCOLS={dim}{}", q4_options(dim));
     let args = [&quants, &scales, &out, &input, &d, &out, &bias_at];
     let mut k = kernel(device, ("gemm", GEMM), &SMALL.options(256, &options), &args);
     k.set_ints(7, &[0, (rows / 16) as i32, n as i32, 0]).unwrap();

@@ -64,6 +64,16 @@ impl Format {
         }
     }
 
+    /// Writes the stored integers of a block of 4 or 5 bits as row `lane` of one group's quants.
+    #[inline(always)]
+    pub(crate) fn put_codes(self, quants: &mut [u8], b: usize, lane: usize, codes: &[u8; BLOCK]) {
+        let words = from_fn(|v| u32::from_le_bytes(from_fn(|k| codes[4 * v + k])));
+        match self.stored_bits() {
+            5 => put_words::<5>(block_of(quants, self, b), lane, words),
+            _ => put_words::<4>(block_of(quants, self, b), lane, words),
+        }
+    }
+
     /// Implements [`Format::put_row`] for block types with a [`Code`](files::blocks::gguf::coded::Code).
     fn put_coded_row(self, quants: &mut [u8], scales: &mut [u8], lane: usize, row: &[u8]) -> bool {
         let block_type = self.block_type();
