@@ -11,9 +11,9 @@ use files::Result;
 use files::config::{ModelConfig, QkNorm};
 use files::error::{MAX_LINE_BYTES, is_printable, one_line};
 use files::packed_file;
-use files::source::UnsupportedTensor;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::Value as GgufValue;
+use files::source::{Safetensors, UnsupportedTensor};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -290,7 +290,12 @@ impl ModelReport<'_> {
             _ => Some(totals.values().map(|t| t.elements as usize).sum()),
         };
         let types = match self.opened.packed() {
-            Some(_) => format!("{}, packed", self.opened.resolve_weight_type(WeightType::Auto)),
+            Some(packed) => {
+                let weight_type = self.opened.resolve_weight_type(WeightType::Auto);
+                let count = |(name, n): (&String, &usize)| format!(", {name} ({n} tensors)");
+                let others = count_packed_types(packed).iter().map(count).collect::<String>();
+                format!("{weight_type}, packed{others}")
+            }
             None => totals
                 .iter()
                 .map(|(dtype, t)| format!("{dtype} ({} tensors)", t.tensors))
@@ -350,6 +355,17 @@ impl ModelReport<'_> {
             "verdict": self.config.describe(),
         })
     }
+}
+
+/// Number of tensors of each type in a packed file, without vectors and those of Q4_0.
+fn count_packed_types(packed: &Safetensors) -> BTreeMap<String, usize> {
+    let types = packed.metadata().get(packed_file::key::DTYPES);
+    let types = types.and_then(|text| serde_json::from_str::<BTreeMap<String, String>>(text).ok());
+    let mut counts = BTreeMap::new();
+    for (_, name) in types.unwrap_or_default() {
+        *counts.entry(name).or_default() += 1;
+    }
+    counts
 }
 
 fn describe_built_model() -> String {

@@ -1,6 +1,7 @@
 //! Files that are written and read again: sessions, packed models, logits, calibrations.
 
 use crate::support::command::*;
+use crate::support::gguf::writer;
 use numeric::simd::Isa;
 
 #[test]
@@ -77,6 +78,71 @@ fn packed_models_say_the_same() {
     temp.write("model.packed.safetensors", &bytes[..bytes.len() / 2]);
     antigravity(["generate", "-p", "x", "-m", &packed]).fails(3);
     antigravity(["pack", "-q", "-m", source, "-o", &temp.path("")]).fails(2);
+}
+
+/// An importance file of one matrix of the story model, in llama.cpp's older format.
+fn old_importance_file(name: &str, sums: &[f32]) -> Vec<u8> {
+    let int = |n: usize| (n as u32).to_le_bytes().to_vec();
+    let values = sums.iter().flat_map(|x| x.to_le_bytes()).collect();
+    [int(1), int(name.len()), name.into(), int(3), int(sums.len()), values].concat()
+}
+
+/// The same as a GGUF file.
+fn importance_gguf(kind: &str, name: &str, sums: &[f32]) -> Vec<u8> {
+    let cols = sums.len() as u64;
+    let mut bytes = writer::Parts::default()
+        .pair(writer::pair("general.type", writer::STRING, writer::text(kind)))
+        .info(writer::info(format!("{name}.in_sum2"), &[cols, 1], 0, 0))
+        .info(writer::info(format!("{name}.counts"), &[1, 1], 0, 4 * cols))
+        .data(4 * sums.len() + 4)
+        .bytes();
+    let at = bytes.len() - 4 * sums.len() - 4;
+    bytes[at..].copy_from_slice(&sums.iter().chain(&[3.0]).flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+    bytes
+}
+
+#[test]
+fn importance_files_of_llama_cpp_decide_which_errors_count() {
+    let temp = TestDir::new();
+    let out = temp.path("packed");
+    let source = model();
+    let source = source.to_str().expect("UTF-8");
+    let pack = |file: &str| {
+        antigravity(["pack", "-m", source, "-o", &out, "--weight-type", "q4", "--calibration", file])
+    };
+    let packed = |file: &str| {
+        pack(file).run();
+        std::fs::read(&out).expect("the packed file")
+    };
+    let sums: Vec<f32> = (0..antigravity::dims::DIM).map(|i| if i % 7 == 0 { 50.0 } else { 1.0 }).collect();
+    let name = "blk.0.attn_q.weight";
+    let old = packed(&temp.write("imatrix.dat", old_importance_file(name, &sums)));
+    assert!(old == packed(&temp.write("imatrix.gguf", importance_gguf("imatrix", name, &sums))));
+    let alike = vec![1.0; sums.len()];
+    assert!(old != packed(&temp.write("imatrix.dat", old_importance_file(name, &alike))));
+    // Of keys and values too, which have the input of queries.
+    let keys = old_importance_file("blk.0.attn_k.weight", &sums);
+    assert!(old == packed(&temp.write("imatrix.dat", keys)));
+    for (file, bytes, words) in [
+        (
+            "a.dat",
+            old_importance_file(name, &sums[1..]),
+            ["a.dat", "blk.0.attn_q.weight has 255 values", "256"],
+        ),
+        (
+            "b.dat",
+            old_importance_file("blk.9.attn_q.weight", &sums),
+            ["b.dat", "no matrix of this model", "give"],
+        ),
+        ("c.dat", old_importance_file(name, &[-1.0; 256]), ["c.dat", "value -1", "sum of squares"]),
+        ("d.dat", b"imatrix".to_vec(), ["d.dat", "past the end of the file", "make it again"]),
+        ("e.gguf", importance_gguf("model", name, &sums), ["e.gguf", "general.type", "imatrix"]),
+    ] {
+        pack(&temp.write(file, bytes)).fails_with(3, &words);
+    }
+    let text = temp.write("text.txt", "Once upon a time");
+    antigravity(["pack", "-m", source, "-o", &out, "--calibration", &text])
+        .fails_with(2, &["--calibration", "q4_0", "--weight-type q4"]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Types of the weights and of the cache, with their settings; the first is the baseline.
-const TYPES: [(&str, &str, &str); 8] = [
+const TYPES: [(&str, &str, &str); 9] = [
     ("native", "f32", "weights=native,kv=f32"),
     ("native", "f16", "weights=native,kv=f16"),
     ("native", "q8", "weights=native,kv=q8"),
@@ -16,6 +16,7 @@ const TYPES: [(&str, &str, &str); 8] = [
     ("native", "q4", "weights=native,kv=q4"),
     ("q4_0", "f32", "weights=q4_0,kv=f32"),
     ("iq4_nl", "f32", "weights=iq4_nl,kv=f32"),
+    ("q4", "f32", "weights=q4,kv=f32"),
     ("f32", "f32", "weights=f32,kv=f32"),
 ];
 const TYPES_HEAD: &str = "| weights | KV cache | perplexity | change | KL, nats | same top token |\n\
