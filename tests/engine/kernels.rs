@@ -210,6 +210,12 @@ fn q4_products<const COLS: usize>(r: &mut Random, groups: usize) {
     let blocks = COLS / BLOCK;
     let (quants, scales, rows) = packed(r, groups, blocks);
     let w = Groups { format: Format::Q4_0, quants: &quants, scales: &scales, groups, blocks };
+    // Of IQ4_XS: f16 of sixteen rows, then bytes for up to eight blocks.
+    let (_, of_group) = Format::IQ4_XS.group_bytes(COLS);
+    let mut span_scales: Vec<u8> = (0..groups * of_group).map(|_| (r.bits() >> 16) as u8).collect();
+    for run in span_scales.chunks_mut(of_group).flat_map(|group| group.chunks_mut(32 + 8 * 16)) {
+        run[..32].copy_from_slice(&scales[..32]);
+    }
     let sizes = if blocks < 64 { 1..=50 } else { 31..=33 };
     for tokens in sizes {
         let mut acts = Vec::new();
@@ -219,10 +225,15 @@ fn q4_products<const COLS: usize>(r: &mut Random, groups: usize) {
                 acts.push(ActBlock::quantise(&v));
             }
         }
-        let [out, _] = [Format::Q4_0, Format::IQ4_NL].map(|format| {
-            same_bits(&format!("{format:?}"), |isa| {
+        let [out, ..] = [
+            w,
+            Groups { format: Format::IQ4_NL, ..w },
+            Groups { format: Format::IQ4_XS, scales: &span_scales, ..w },
+        ]
+        .map(|w| {
+            same_bits(&format!("{:?}", w.format), |isa| {
                 let mut out = vec![[f32::NAN; 16]; groups * tokens];
-                multiply::<COLS>(isa, Groups { format, ..w }, &acts, &tiles(isa, &acts, blocks), &mut out);
+                multiply::<COLS>(isa, w, &acts, &tiles(isa, &acts, blocks), &mut out);
                 out.into_flattened()
             })
         });

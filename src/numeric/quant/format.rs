@@ -204,7 +204,7 @@ impl Format {
 
     /// Returns true if instruction sets that interleave activations to tiles read these for it.
     pub const fn reads_tiles(self) -> bool {
-        matches!(self, Format::Q4_0 | Format::IQ4_NL)
+        matches!(self, Format::Q4_0 | Format::IQ4_NL | Format::IQ4_XS)
     }
 
     /// Bits of a stored integer.

@@ -1,4 +1,4 @@
-//! AMX: products in Q4_0 and IQ4_NL of sixteen tokens and sixteen rows with `tdpbssd`.
+//! AMX: products in Q4_0, IQ4_NL and IQ4_XS of sixteen tokens and sixteen rows with `tdpbssd`.
 //!
 //! A block of 32 columns fills half the depth of a tile, because each block has its own scales: the sums of one block
 //! go from the tile to memory and from there, scaled, into sixteen AVX-512 registers. Weights are unpacked to signed
@@ -19,11 +19,13 @@
 //!
 //! The tile instructions are `asm!`, which also keeps the compiler from moving them across `ldtilecfg`.
 
-use super::groups::{Groups, MOST_GROUPS, QUANT_BYTES, SCALE_BYTES, level_table};
+use super::block_formats::{SixteenRows, load_scales};
+use super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, level_table};
 use crate::quant::activations::ActTile;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Tokens of one tile.
 const TOKENS: usize = ActTile::TOKENS;
@@ -126,10 +128,7 @@ pub unsafe fn q4<const F: usize>(
     for from in (0..blocks).step_by(depth) {
         let depth = depth.min(blocks - from);
         for g in 0..w.groups {
-            let at = g * blocks + from;
-            let (quants, scales) = (w.quants.as_ptr(), w.scales.as_ptr());
-            let (quants, scales) = (quants.add(at * QUANT_BYTES), scales.add(at * SCALE_BYTES));
-            unpack::<F>(quants, scales, depth, panel.add(g * DEPTH));
+            unpack::<F>(w.q4(g), from..from + depth, panel.add(g * DEPTH));
         }
         let tiles = (tiles.as_ptr().add(from), blocks, whole);
         add_products((panel, w.groups, depth), tiles, (out, tokens));
@@ -138,14 +137,14 @@ pub unsafe fn q4<const F: usize>(
     whole * TOKENS
 }
 
-/// Unpacks the weights and scales of `blocks` blocks into `panel`, which has room for them.
+/// Unpacks the weights and scales of some blocks of `w` into `panel`, which has room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<const F: usize>(quants: *const u8, scales: *const u8, blocks: usize, panel: *mut Unpacked) {
+unsafe fn unpack<const F: usize>(w: Q4Group<'_>, blocks: Range<usize>, panel: *mut Unpacked) {
     let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
-    for b in 0..blocks {
-        let to = &raw mut (*panel.add(b)).quants;
+    for (i, b) in blocks.enumerate() {
+        let to = &raw mut (*panel.add(i)).quants;
         for v in 0..4 {
-            let x = _mm512_loadu_si512(quants.add(b * QUANT_BYTES + v * 64).cast());
+            let x = _mm512_loadu_si512(w.quants.as_ptr().add(b * QUANT_BYTES + v * 64).cast());
             let (mut low, mut high) =
                 (_mm512_and_si512(x, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(x), mask));
             if let Some(table) = const { level_table::<F>() } {
@@ -156,8 +155,8 @@ unsafe fn unpack<const F: usize>(quants: *const u8, scales: *const u8, blocks: u
             _mm512_store_si512(to.cast::<__m512i>().add(v), low);
             _mm512_store_si512(to.cast::<__m512i>().add(4 + v), high);
         }
-        let scale = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(b * SCALE_BYTES).cast()));
-        _mm512_store_ps((&raw mut (*panel.add(b)).scales).cast(), scale);
+        let scale = load_scales::<SixteenRows, F>(w.scales.as_ptr(), 0, b).d;
+        _mm512_store_ps((&raw mut (*panel.add(i)).scales).cast(), scale);
     }
 }
 

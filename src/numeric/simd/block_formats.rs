@@ -63,7 +63,12 @@ use super::Isa;
 use super::groups::Groups;
 use crate::quant::activations::ActBlock;
 use crate::quant::format::Format;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::SixteenRows;
+pub(super) use kernel::load_scales;
 use kernel::{Tokens, tile};
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::FourRows;
 use plain::multiply_plainly;
 
 /// Runs the kernel of the matrix's format, one of those listed.

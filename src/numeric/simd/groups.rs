@@ -3,7 +3,6 @@
 #[cfg(target_arch = "x86_64")]
 use super::prefetch;
 use crate::quant::format::Format;
-#[cfg(target_arch = "x86_64")]
 use files::blocks::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
@@ -18,7 +17,10 @@ pub(super) const Q4: usize = Format::Q4_0 as usize;
 pub(super) const IQ4: usize = Format::IQ4_NL as usize;
 /// Bytes of quants of one group and one block of Q4_0.
 pub(super) const QUANT_BYTES: usize = Format::Q4_0.quant_bytes();
+/// Index of IQ4_XS, which has the quants of IQ4_NL.
+pub(super) const IQ4_XS: usize = Format::IQ4_XS as usize;
 /// Bytes of scales of one group and one block of Q4_0.
+#[cfg(target_arch = "x86_64")]
 pub(super) const SCALE_BYTES: usize = Format::Q4_0.scale_bytes();
 
 /// Consecutive groups of sixteen rows of a matrix, in the layout of [`format`](crate::quant::format).
@@ -31,11 +33,11 @@ pub struct Groups<'a> {
     pub scales: &'a [u8],
     /// Number of groups.
     pub groups: usize,
-    /// Blocks of 32 columns, whole spans.
+    /// Blocks of 32 columns.
     pub blocks: usize,
 }
 
-/// Levels of `F`, Q4_0 or IQ4_NL, with the zero point of Q4_0, as nibbles are looked up in; `None` in Q4_0, whose
+/// Levels of `F`, a format of which [`Format::reads_tiles`] is true, with the zero point of Q4_0, as nibbles are looked up in; `None` in Q4_0, whose
 /// nibbles are they. They fit i8.
 pub(super) const fn level_table<const F: usize>() -> Option<[u8; 16]> {
     let Some(levels) = Format::ALL[F].code_levels() else { return None };
@@ -47,31 +49,31 @@ pub(super) const fn level_table<const F: usize>() -> Option<[u8; 16]> {
     Some(table)
 }
 
-/// One group in Q4_0 or IQ4_NL.
+/// One group in a format of which [`Format::reads_tiles`] is true.
 #[derive(Clone, Copy)]
 pub(super) struct Q4Group<'a> {
     /// `[block][256]`
     pub quants: &'a [u8],
-    /// `[block][16]` f16.
+    /// `[span][scale_bytes]`
     pub scales: &'a [u8],
     /// Blocks of 32 columns.
     pub blocks: usize,
 }
 
 impl<'a> Groups<'a> {
-    /// Returns some of the groups of a Q4_0 or IQ4_NL matrix.
+    /// Returns some of the groups.
     #[cfg(target_arch = "aarch64")]
     pub(super) fn part(&self, groups: std::ops::Range<usize>) -> Self {
         let plane = |plane: &'a [u8], bytes| &plane[groups.start * bytes..groups.end * bytes];
-        let quants = plane(self.quants, self.blocks * QUANT_BYTES);
-        let scales = plane(self.scales, self.blocks * SCALE_BYTES);
+        let (quants, scales) = self.format.group_bytes(self.blocks * BLOCK);
+        let (quants, scales) = (plane(self.quants, quants), plane(self.scales, scales));
         Self { quants, scales, groups: groups.len(), ..*self }
     }
 
-    /// Returns one of the groups of a Q4_0 or IQ4_NL matrix.
+    /// Returns one of the groups of a format of which [`Format::reads_tiles`] is true.
     #[inline(always)]
     pub(super) fn q4(&self, g: usize) -> Q4Group<'a> {
-        let (quants, scales) = (self.blocks * QUANT_BYTES, self.blocks * SCALE_BYTES);
+        let (quants, scales) = self.format.group_bytes(self.blocks * BLOCK);
         Q4Group {
             quants: &self.quants[g * quants..][..quants],
             scales: &self.scales[g * scales..][..scales],

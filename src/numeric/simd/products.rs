@@ -13,7 +13,7 @@
 //!   more, because tokens are further apart than the offset of a load reaches.
 //! - Other formats on AVX2: no difference above the noise (5 %), and 250 KiB more code for each number of columns.
 
-use super::groups::{Groups, IQ4, MOST_GROUPS, Q4, Q4Group};
+use super::groups::{Groups, IQ4, IQ4_XS, MOST_GROUPS, Q4, Q4Group};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 use super::{Isa, block_formats};
@@ -65,6 +65,7 @@ fn multiply_by(
     let done = match w.format {
         Format::Q4_0 => multiply_tiles::<Q4>(isa, w, tiles, out),
         Format::IQ4_NL => multiply_tiles::<IQ4>(isa, w, tiles, out),
+        Format::IQ4_XS => multiply_tiles::<IQ4_XS>(isa, w, tiles, out),
         _ => 0,
     };
     if w.format != Format::Q4_0 || isa == Isa::Scalar {
@@ -83,7 +84,7 @@ fn multiply_by(
     }
 }
 
-/// Multiplies whole tiles of tokens, if there are any, in Q4_0 or IQ4_NL (`F`). Returns the number of tokens done.
+/// Multiplies whole tiles of tokens, if there are any, in format `F`. Returns the number of tokens done.
 fn multiply_tiles<const F: usize>(
     isa: Isa,
     w: Groups<'_>,

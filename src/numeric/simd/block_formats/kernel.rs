@@ -254,14 +254,14 @@ pub(super) unsafe fn add_block<R: BlockKernel, const F: usize>(
     if format.has_minimum() { R::fma(scales.minimum, float(start[0]), acc) } else { acc }
 }
 
-/// Loads the scales of block `b` of a run; those that the format lacks are zero, and minimums are not negated. `scales`
-/// are those of the run's first block, `row` is the first row of the register.
+/// Loads the scales of block `b`; those that the format lacks are zero, and minimums are not negated. `scales` are those
+/// of a run's first block, from which `b` counts, `row` is the first row of the register.
 ///
 /// # Safety
 ///
 /// The CPU has the set of `R`; `scales` holds those of block `b`.
 #[inline(always)]
-pub(super) unsafe fn load_scales<R: BlockKernel, const F: usize>(
+pub unsafe fn load_scales<R: BlockKernel, const F: usize>(
     scales: *const u8,
     row: usize,
     b: usize,

@@ -1,4 +1,4 @@
-//! The kernels of Q4_0, and tiles of IQ4_NL, with `smlal`, `sdot` and `smmla`.
+//! The kernels of Q4_0, and tiles of IQ4_NL and IQ4_XS, with `smlal`, `sdot` and `smmla`.
 //!
 //! A kernel computes sixteen rows as four quads. For one token all four stay in registers. For more tokens it computes
 //! one quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on,
@@ -21,10 +21,11 @@ mod tiles;
 
 pub use tiles::{interleave_block, q4_dot_groups, q4_i8mm_groups};
 
-use super::super::groups::{Q4, Q4Group, QUANT_BYTES, SCALE_BYTES, level_table};
+use super::super::block_formats::{FourRows, load_scales};
+use super::super::groups::{Q4, Q4Group, QUANT_BYTES, level_table};
 use super::super::lanes::Lanes;
 use super::super::unrolled;
-use super::{Neon, widen_f16};
+use super::Neon;
 use crate::quant::activations::ActBlock;
 use std::arch::aarch64::*;
 use std::array::{from_fn, from_mut};
@@ -67,13 +68,12 @@ unsafe fn look_up<const F: usize>(nibbles: uint8x16_t) -> uint8x16_t {
 #[inline(always)]
 unsafe fn load_quad<const F: usize>(w: Q4Group<'_>, b: usize, r: usize) -> Quad {
     let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
-    let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
     let raw: [uint8x16_t; 4] = from_fn(|v| vld1q_u8(quants.add(v * 64)));
     let mask = vdupq_n_u8(15);
     Quad {
         low: raw.map(|x| look_up::<F>(vandq_u8(x, mask))),
         high: raw.map(|x| look_up::<F>(vshrq_n_u8::<4>(x))),
-        scale: widen_f16(vreinterpret_u16_u8(vld1_u8(scales))),
+        scale: load_scales::<FourRows<true>, F>(w.scales.as_ptr(), 4 * r, b).d,
     }
 }
 

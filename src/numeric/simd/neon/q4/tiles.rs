@@ -1,8 +1,9 @@
 //! Products with tiles of four tokens, interleaved once for all rows of all matrices that read them.
 
-use super::super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES, SCALE_BYTES};
+use super::super::super::block_formats::{FourRows, load_scales};
+use super::super::super::groups::{Groups, MOST_GROUPS, Q4Group, QUANT_BYTES};
 use super::super::super::lanes::Lanes;
-use super::super::{Neon, widen_f16};
+use super::super::Neon;
 use super::{BIAS, Quad, RUN, load_quad, look_up};
 use crate::quant::activations::{ActBlock, ActTile};
 use std::arch::aarch64::*;
@@ -41,7 +42,7 @@ pub fn interleave_block<const I8MM: bool>(acts: [&ActBlock; ActTile::TOKENS]) ->
     if I8MM { SmmlaTile::interleave(acts) } else { SdotTile::interleave(acts) }
 }
 
-/// Multiplies sixteen rows of each group with `T` tokens, in Q4_0 or IQ4_NL (`F`): `out[group][token]`, `stride` tokens in each.
+/// Multiplies sixteen rows of each group with `T` tokens, in format `F`: `out[group][token]`, `stride` tokens in each.
 ///
 /// # Safety
 ///
@@ -273,7 +274,6 @@ impl TileLayout for SmmlaTile {
         acc: &mut [float32x4_t; T],
     ) {
         let quants = w.quants.as_ptr().add(b * QUANT_BYTES + r * 16);
-        let scales = w.scales.as_ptr().add(b * SCALE_BYTES + r * 8);
         let raw: [uint32x4_t; 4] = from_fn(|v| vld1q_u32(quants.add(v * 64).cast()));
         let mask = vdupq_n_u8(15);
         // Eight consecutive columns of two rows: low nibbles have columns 0 and 8, high ones 16 and 24.
@@ -284,7 +284,7 @@ impl TileLayout for SmmlaTile {
         };
         let top = split(vzip1q_u32(raw[0], raw[1]), vzip1q_u32(raw[2], raw[3]));
         let bottom = split(vzip2q_u32(raw[0], raw[1]), vzip2q_u32(raw[2], raw[3]));
-        let scale = widen_f16(vreinterpret_u16_u8(vld1_u8(scales)));
+        let scale = load_scales::<FourRows<true>, F>(w.scales.as_ptr(), 4 * r, b).d;
         let (top_d, bottom_d) = (vzip1q_f32(scale, scale), vzip2q_f32(scale, scale));
         let bias = vdupq_n_s32(BIAS);
         for (tile, acc) in tiles.iter_mut().zip(acc.chunks_exact_mut(4)) {
