@@ -274,6 +274,7 @@ fn build_weights(mut model: LoadedModel) -> Result<Weights> {
             if DIM.is_multiple_of(block.values_per_block())
                 && data.bytes().len() == VOCAB * block.row_bytes(DIM) =>
         {
+            data.expect_random_reads();
             (Embedding::Rows { block, data: data.clone() }, block.row_bytes(DIM))
         }
         Some((Storage::Head, _)) if TIED => {
@@ -340,6 +341,7 @@ fn take_table(
             if cols.is_multiple_of(block.values_per_block())
                 && data.bytes().len() == rows * block.row_bytes(cols) =>
         {
+            data.expect_random_reads();
             Ok((block, data.clone()))
         }
         _ => Err(Error::model(&model.file, format!("tensor {name} is not {rows} x {cols}"))),
