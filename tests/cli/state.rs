@@ -80,6 +80,39 @@ fn packed_models_say_the_same() {
 }
 
 #[test]
+fn an_adapter_changes_the_text_and_fits_no_session_of_another() {
+    if antigravity::dims::MODEL != "story" {
+        return;
+    }
+    let temp = TestDir::new();
+    let fixtures = paths::root().join("tests/fixtures/lora");
+    let file = |name: &str| fixtures.join(name).to_string_lossy().into_owned();
+    let (first, second) = (file("story"), file("story-rslora:0.5"));
+    let (packed, session) = (temp.path("model.packed.safetensors"), temp.path("state"));
+    let dir = temp.model_without("model.safetensors");
+    let adapted = greedy().args(["--lora", &first, "--lora", &second]).text();
+    assert!(adapted != greedy().text() && adapted != greedy().args(["--lora", &first]).text());
+    let source = model();
+    let source = source.to_str().expect("UTF-8");
+    let pack = ["pack", "-q", "-m", source, "-o", &packed, "--lora", &first, "--lora", &second];
+    assert_eq!(antigravity(pack).text(), "");
+    assert_eq!(greedy().args(["-m", &dir]).text(), adapted);
+    mentions(&antigravity(["inspect", &packed]).text(), &["adapters", "story:1, story-rslora:0.5"]);
+    // Begun with the checkpoint and continued with the packed file.
+    greedy().args(["--lora", &first, "--lora", &second, "--session", &session]).text();
+    antigravity(["generate", "-n", "2", "--session", &session, "-m", &packed]).text();
+    for lora in [&[][..], &["--lora", first.as_str()]] {
+        let other = antigravity(["generate", "-n", "2", "--session", &session]).args(lora);
+        other.fails_with(3, &["was saved with another model"]);
+    }
+    let twice = ["--lora", "is packed", "give the checkpoint it was packed from"];
+    greedy().args(["-m", &packed, "--lora", &first]).fails_with(2, &twice);
+    let scaled = format!("{first}:nan");
+    greedy().args(["--lora", &scaled]).fails_with(2, &["--lora", "story:NaN", "finite number"]);
+    greedy().args(["--lora", &file("m8-gpt2-bare-f32")]).fails_with(3, &["no matrix of story"]);
+}
+
+#[test]
 fn logits_have_the_same_bits_on_every_instruction_set() {
     let temp = TestDir::new();
     let tokens = temp.write("tokens.json", "[0, 55, 1667, 338, 2236]");

@@ -6,6 +6,7 @@ pub mod engine;
 pub mod execution_paths;
 mod gguf;
 mod key_bias;
+mod lora;
 mod opencl;
 pub mod reference;
 
@@ -94,8 +95,8 @@ pub fn check_families(target: &str, emulator: &'static str) -> Result<Tally> {
         let dir = build::model_dir(name)?;
         let reference = Reference::load(&dir)?;
         let place = format!("{name}-{target}");
-        let engine =
-            Engine::with_copy(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
+        let engine = Engine::with_program(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?
+            .emulated(emulator);
         let run = engine.logits(&reference.longest_case().ids, reference.vocab, Variant::with(QUANTISED));
         tally.count_quietly(
             &place,
@@ -207,6 +208,9 @@ impl ModelCheck {
         }
         if let Some(past) = past {
             row.count(Column::Logits, past);
+        }
+        if let Some(adapted) = lora::check(&engine, &reference.name, reference.vocab) {
+            row.count(Column::Logits, adapted);
         }
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);

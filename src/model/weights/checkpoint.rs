@@ -208,7 +208,7 @@ impl Checkpoint {
     /// head, the file's head is read. An adapter of the head leaves the embedding as it is.
     pub fn tensor_specs(&self) -> Vec<TensorSpec> {
         let mut specs = model_tensors();
-        let own_head = self.packed().is_none() && self.has_own_head();
+        let own_head = TIED && self.packed().is_none() && self.has_own_head();
         let is_adapted = |spec: &TensorSpec| spec.name == HEAD && lora::is_adapted(&self.adapters, spec);
         if TIED && (own_head || specs.iter().any(is_adapted)) {
             for spec in specs.iter_mut().filter(|spec| spec.is_vocabulary()) {

@@ -33,11 +33,11 @@ pub(super) struct DecodedDelta<'a> {
 fn find_name(adapter: &LoraAdapter, spec: &TensorSpec) -> Option<String> {
     // A tied head is stored as the embedding, but has a name of its own.
     let plain = if spec.name == HEAD { HEAD } else { &spec.stored.name };
-    let mut names: Box<dyn Iterator<Item = String>> = match adapter.gguf_architecture {
-        Some(_) => Box::new(std::iter::once(gguf_name(spec, plain))),
-        None => Box::new(names_in_files(plain)),
+    let names = match adapter.gguf_architecture {
+        Some(_) => vec![gguf_name(spec, plain)],
+        None => names_in_files(plain).collect(),
     };
-    names.find(|name| adapter.pairs.contains_key(name))
+    names.into_iter().find(|name| adapter.pairs.contains_key(name))
 }
 
 /// True if the adapter changes the matrix of a spec.
@@ -121,10 +121,9 @@ fn check_pair(
         ));
     }
     // Value heads are in another order in GGUF files, and so are the columns of the matrix behind them.
-    let is_gguf = |from_gguf: bool| if from_gguf { "GGUF" } else { "safetensors" };
-    let kinds = [adapter.gguf_architecture.is_some(), checkpoint.gguf().is_some()].map(is_gguf);
-    if spec.name.contains(".linear_attn.") && HEADS_PER_KEY > 1 && kinds[0] != kinds[1] {
-        let [found, want] = kinds;
+    let kind = |is_gguf: bool| if is_gguf { "GGUF" } else { "safetensors" };
+    let [found, want] = [adapter.gguf_architecture.is_some(), checkpoint.gguf().is_some()].map(kind);
+    if spec.name.contains(".linear_attn.") && HEADS_PER_KEY > 1 && found != want {
         return err(format!(
             "the adapter is {found}, the model {want}, which order heads differently; give {want}"
         ));
