@@ -2,7 +2,8 @@
 //!
 //! One table has the names and shapes ([`spec`]). Safetensors and GGUF files are read in place ([`checkpoint`]), and
 //! matrices are converted to the [`weight_type`] ([`convert`]): Q4_0 and GGUF's other blocks bit for bit, elements
-//! quantised to Q4_0 or used as they are, after adapters are added ([`lora`]). A packed file ([`pack`]) is mapped: no copy, no conversion.
+//! quantised to Q4_0 or used as they are, after adapters are added ([`lora`]). A packed file ([`pack`]) is mapped: no
+//! copy, no conversion.
 
 pub mod bundle;
 mod calibration;

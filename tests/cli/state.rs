@@ -1,6 +1,7 @@
 //! Files that are written and read again: sessions, packed models, logits, calibrations.
 
 use crate::support::command::*;
+use crate::support::paths;
 use numeric::simd::Isa;
 
 #[test]

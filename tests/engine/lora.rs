@@ -165,7 +165,9 @@ fn a_packed_file_is_the_same_with_any_number_of_threads_and_is_taken_with_its_ad
     let names = ["config.json", "model.safetensors", "tokenizer.json"];
     for weight_type in WEIGHT_TYPES {
         let dir = TestDir::new();
-        names.iter().for_each(|name| drop(fs::copy(paths::model().join(name), dir.file(name)).unwrap()));
+        for name in names {
+            fs::copy(paths::model().join(name), dir.file(name)).unwrap();
+        }
         let path = ModelPath::new(&dir.0).unwrap();
         let source = Checkpoint::open(&dir.0).unwrap().with_adapters(&adapters).unwrap();
         let config = load_config(&dir.0, &source).unwrap();
@@ -230,7 +232,7 @@ fn wrong_configs_are_refused() {
         ("r", json!(0), &["is 0", "from 1"]),
         ("rank_pattern", json!({"k_proj": 3}), &["is 3", "2, the rank", "k_proj"]),
         ("rank_pattern", json!({"layers.(1|4).k_proj": 2}), &["(1|4)", "regular expressions"]),
-        ("lora_alpha", Value::Null, &["missing", "a positive number"]),
+        ("lora_alpha", Value::Null, &["null", "a positive number"]),
         ("lora_alpha", json!(1e39), &["1e", "a positive number"]),
         ("alpha_pattern", json!({"q_proj": "x"}), &["a number"]),
         ("alpha_pattern", json!({"q_proj": 1e40}), &["adapter of model.layers.", "not a finite f32"]),

@@ -1,4 +1,4 @@
-//! An opened model file of either kind, and its tensors by the engine's names, with the adapters that are added to them.
+//! An opened model file of either kind: its tensors by the engine's names, and the adapters that are added to them.
 
 use super::lora::{self, LoraDelta};
 use super::mtp::{self, mtp_tensors};
@@ -204,8 +204,9 @@ impl Checkpoint {
         }
     }
 
-    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head to the embedding but the file has another
-    /// head, the file's head is read. An adapter of the head leaves the embedding as it is.
+    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head to
+    /// the embedding but the file has another head, the file's head is read. An adapter of the head leaves the embedding
+    /// as it is.
     pub fn tensor_specs(&self) -> Vec<TensorSpec> {
         let mut specs = model_tensors();
         let own_head = TIED && self.packed().is_none() && self.has_own_head();

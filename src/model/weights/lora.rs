@@ -64,7 +64,7 @@ pub(super) fn find_deltas(adapters: &[LoraAdapter], spec: &TensorSpec) -> Vec<Lo
 pub(super) fn check_adapters(checkpoint: &Checkpoint, adapters: &[LoraAdapter]) -> Result<()> {
     if let (Some(first), Some(_)) = (adapters.first(), checkpoint.packed()) {
         return Err(Error::Usage(format!(
-            "`EngineOptions::lora` {}: {} is packed, and adapters are added before that; give the checkpoint it was packed from",
+            "`EngineOptions::lora` {}: {} is packed, and adapters are added before; give the checkpoint it was packed from",
             first.file.display(),
             checkpoint.path().display()
         )));

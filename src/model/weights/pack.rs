@@ -3,9 +3,9 @@
 //! A packed file is a safetensors file of flat U8 tensors, the planes of [`Storage::plane_specs`]: `m.quants` and
 //! `m.scales` of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file
 //! is aligned. The metadata ([`packed_file::key`](files::packed_file::key)) hold the layout's version, the model's
-//! `config.json` (of a GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, and
-//! the storage of each tensor that is not Q4_0 or a vector, and names and scales of adapters. The header of a GGUF file, with tokenizer and chat
-//! template, is one more tensor, and so is the model's [`Calibration`].
+//! `config.json` (of a GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, the
+//! storage of each tensor that is not Q4_0 or a vector, and the names of adapters. The header of a GGUF file, with
+//! tokenizer and chat template, is one more tensor, and so is the model's [`Calibration`].
 
 use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
