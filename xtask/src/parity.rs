@@ -209,7 +209,7 @@ impl ModelCheck {
         if let Some(past) = past {
             row.count(Column::Logits, past);
         }
-        if let Some(adapted) = lora::check(&engine, &reference.name, reference.vocab) {
+        if let Some(adapted) = lora::check(&engine, &reference) {
             row.count(Column::Logits, adapted);
         }
         check_bits(&engine, &reference, &mut row);
