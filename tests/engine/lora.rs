@@ -87,7 +87,7 @@ fn logits_are_those_of_peft() {
     }
 }
 
-/// The same numbers as PEFT's file, and the same model in a GGUF file, whose rows of q and k are in another order.
+/// A GGUF adapter has the numbers of the PEFT one, a GGUF model those of the checkpoint; rows of q and k are reordered.
 #[test]
 fn files_of_both_kinds_give_the_same_bits() {
     if !is_story() {

@@ -94,7 +94,7 @@ impl StoredTensor {
     }
 
     /// Storage after loading; `weight_type` is not `Auto`. With adapters, f32 weights keep their sums unrounded.
-    pub fn storage(&self, spec: &TensorSpec, weight_type: WeightType) -> Storage {
+    pub fn choose_storage(&self, spec: &TensorSpec, weight_type: WeightType) -> Storage {
         match Storage::for_tensor(spec, self.block, weight_type) {
             Storage::Rows(_) if weight_type == WeightType::F32 && !self.deltas.is_empty() => {
                 Storage::Rows(BlockType::F32)
@@ -139,12 +139,12 @@ impl Checkpoint {
     }
 
     /// The file.
-    pub fn file(&self) -> &ModelFile {
+    pub fn model_file(&self) -> &ModelFile {
         &self.file
     }
 
     /// The adapters.
-    pub fn adapters(&self) -> &[LoraAdapter] {
+    pub fn added_adapters(&self) -> &[LoraAdapter] {
         &self.adapters
     }
 

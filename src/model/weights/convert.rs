@@ -62,7 +62,7 @@ pub(super) fn load_tensor(
     let stored = checkpoint.find_tensor(spec)?.into_untransposed(spec)?;
     let StoredTensor { name, data, file, .. } = &stored;
     zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts: spec.rows })?;
-    let storage = stored.storage(spec, weight_type);
+    let storage = stored.choose_storage(spec, weight_type);
     let planes = if spec.role == TensorRole::Vector {
         vec![decode_vector(&stored, spec)?]
     } else if storage == Storage::Head {
@@ -91,7 +91,7 @@ pub(super) fn converted_bytes(
 ) -> Result<usize> {
     let mut stored = checkpoint.find_tensor(spec)?;
     stored.transposed = false; // `load_tensor` transposes it before.
-    let storage = stored.storage(spec, weight_type);
+    let storage = stored.choose_storage(spec, weight_type);
     let is_converted = spec.role != TensorRole::Vector && is_converted(&stored, storage);
     Ok(if is_converted { storage.padded_bytes(spec) } else { 0 })
 }

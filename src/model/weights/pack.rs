@@ -61,8 +61,8 @@ impl PackedHeader {
             key::SOURCE: source.fingerprint(),
             key::DTYPES: Value::Object(self.dtypes).to_string(),
         });
-        if !source.adapters().is_empty() {
-            let labels: Vec<&str> = source.adapters().iter().map(|adapter| &*adapter.label).collect();
+        if !source.added_adapters().is_empty() {
+            let labels: Vec<&str> = source.added_adapters().iter().map(|adapter| &*adapter.label).collect();
             metadata[key::ADAPTERS] = json!(labels.join(", "));
         }
         self.tensors.insert("__metadata__".into(), metadata);
@@ -126,7 +126,7 @@ pub fn write_to(
     let (specs, weight_type, mut header) =
         (source.tensor_specs(), source.resolve_weight_type(options.weight_type), PackedHeader::default());
     for spec in &specs {
-        let storage = source.find_tensor(spec)?.storage(spec, weight_type);
+        let storage = source.find_tensor(spec)?.choose_storage(spec, weight_type);
         if let Some(name) = storage.name(spec) {
             header.dtypes.insert(spec.name.clone(), json!(name));
         }

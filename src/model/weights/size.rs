@@ -77,7 +77,7 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
         // A missing or wrong tensor is reported when it is loaded.
         let stored = opened.find_tensor(&spec).ok();
         let missing = || Storage::for_tensor(&spec, BlockType::F32, weight_type);
-        let form = stored.as_ref().map_or_else(missing, |t| t.storage(&spec, weight_type));
+        let form = stored.as_ref().map_or_else(missing, |t| t.choose_storage(&spec, weight_type));
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
         bytes.device = add(bytes.device, device_bytes(&spec, form));
         match spec.role {
