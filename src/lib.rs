@@ -84,6 +84,7 @@ mod serve;
 mod tools;
 
 pub use ::model;
+pub use files::lora::LoraFile;
 pub use files::{Error, Result};
 pub use model::dims;
 pub use run::engine::Engine;

@@ -13,11 +13,11 @@ mod written;
 
 pub use families::{Arch, AttentionGate, Family, Mlp, Norm, QkNorm};
 pub use fields::ConfigError;
+pub(crate) use fields::Fields;
 pub use layer_kinds::LayerKind;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 
 use crate::text_file::strip_bom;
-use fields::Fields;
 use serde_json::{Map, Value};
 use sizes::*;
 

@@ -16,6 +16,7 @@ pub mod config;
 pub mod error;
 pub mod hf_cache;
 pub mod json_depth;
+pub mod lora;
 #[allow(unsafe_code)]
 pub mod mapped;
 pub mod model_dir;

@@ -13,13 +13,15 @@ pub const GGUF_TENSOR: &str = "gguf";
 
 /// Metadata keys.
 pub mod key {
+    /// Names and scales of the adapters that were added, for people; [`SOURCE`] identifies them.
+    pub const ADAPTERS: &str = "adapters";
     /// The layout version. Only packed files have this key.
     pub const LAYOUT_VERSION: &str = "antigravity.layout";
     /// Content of a `config.json`.
     pub const CONFIG: &str = "config";
     /// Element types of the tensors that are not stored in the default one; JSON.
     pub const DTYPES: &str = "dtypes";
-    /// Fingerprint of the checkpoint.
+    /// Fingerprint of the checkpoint with its adapters.
     pub const SOURCE: &str = "source";
     /// Name of the weight type that matrices were converted to.
     pub const WEIGHTS: &str = "weights";

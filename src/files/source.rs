@@ -7,7 +7,7 @@
 pub mod gguf;
 pub(crate) mod header;
 mod index;
-mod json;
+pub(crate) mod json;
 
 use crate::blocks::Dtype;
 
@@ -283,7 +283,14 @@ pub(crate) fn hash_files<'a>(files: impl Iterator<Item = (&'a MappedSlice, usize
             }
         }
     }
-    format!("{:032x}", hash.0)
+    hash.to_hex()
+}
+
+/// Hash of parts of something, in hex.
+pub fn hash_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Fnv::new();
+    parts.into_iter().for_each(|part| hash.add(part));
+    hash.to_hex()
 }
 
 /// The 128-bit FNV-1a hash. It does not defend against forgery.
@@ -299,6 +306,10 @@ impl Fnv {
             self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0000000001000000000000000000013b);
         }
     }
+
+    fn to_hex(&self) -> String {
+        format!("{:032x}", self.0)
+    }
 }
 
 #[cfg(test)]
@@ -307,11 +318,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_fnv_1a() {
-        let hash = |bytes: &[u8]| {
-            let mut hash = Fnv::new();
-            hash.add(bytes);
-            format!("{:032x}", hash.0)
-        };
+        let hash = |bytes: &[u8]| hash_parts([bytes]);
         assert_eq!(hash(b""), "6c62272e07bb014262b821756295c58d");
         assert_eq!(hash(b"a"), "d228cb696f1a8caf78912b704e4a8964");
     }

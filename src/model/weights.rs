@@ -2,7 +2,8 @@
 //!
 //! One table has the names and shapes ([`spec`]). Safetensors and GGUF files are read in place ([`checkpoint`]), and
 //! matrices are converted to the [`weight_type`] ([`convert`]): Q4_0 and GGUF's other blocks bit for bit, elements
-//! quantised to Q4_0 or used as they are. A packed file ([`pack`]) is mapped: no copy, no conversion.
+//! quantised to Q4_0 or used as they are, after adapters are added ([`lora`]). A packed file ([`pack`]) is mapped: no
+//! copy, no conversion.
 
 pub mod bundle;
 mod calibration;
@@ -11,6 +12,7 @@ mod config;
 mod convert;
 mod imatrix;
 mod layer;
+mod lora;
 mod model_path;
 mod mtp;
 pub mod pack;
@@ -21,7 +23,7 @@ mod weight_type;
 mod zeros;
 
 pub use calibration::{Calibration, HeadCalibration, SubtractedMean};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, ModelFile};
 pub use config::{load_config, read_text_file};
 pub use convert::{Importance, LoadOptions};
 pub use imatrix::ImportanceFile;

@@ -1,9 +1,11 @@
 //! Options for loading a model and generating text, with the command line's defaults.
 
-use crate::model::weights::WeightType;
+use crate::model::weights::{ModelPath, OpenModel, WeightType};
 use crate::opencl::facts_of;
 use crate::run::draft_model::DraftWhen;
 use crate::run::eviction::Eviction;
+use files::Result;
+use files::lora::LoraFile;
 use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -169,6 +171,8 @@ pub struct EngineOptions {
     pub model: PathBuf,
     /// Type of the matrices.
     pub weight_type: WeightType,
+    /// LoRA adapters that are added to the matrices before these are quantised.
+    pub lora: Vec<LoraFile>,
     /// Element types of the KV cache.
     pub kv_types: KvTypes,
     /// Slots of the KV cache: the context length in tokens, prompt included.
@@ -220,6 +224,7 @@ impl EngineOptions {
         Self {
             model: model.into(),
             weight_type: WeightType::Auto,
+            lora: Vec::new(),
             kv_types: KvTypes::same(KvType::Q4),
             max_seq_len: 2048,
             threads: 0,
@@ -240,6 +245,15 @@ impl EngineOptions {
             notice: Notice::default(),
             compile_progress: Progress::default(),
         }
+    }
+
+    /// Opens the model with its adapters.
+    ///
+    /// # Errors
+    ///
+    /// `Model`: a file is missing or damaged, or an adapter does not fit. `Usage`: a model with adapters is packed.
+    pub fn open_model(&self) -> Result<OpenModel> {
+        ModelPath::new(&self.model)?.open_with_adapters(self.weight_type, &self.lora)
     }
 
     /// Number of sequences computed together: [`EngineOptions::batch`], at least 1.

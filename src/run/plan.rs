@@ -17,7 +17,7 @@ pub use server::{BACKLOG, CONNECTION_BUFFER, CONNECTIONS, request_threads};
 use crate::dims::*;
 use crate::model::cpu;
 use crate::model::device::Ring;
-use crate::model::weights::{Calibration, ModelPath, OpenModel, WeightBytes, WeightType};
+use crate::model::weights::{Calibration, OpenModel, WeightBytes, WeightType};
 use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::mtp;
@@ -154,7 +154,7 @@ impl DeviceMemory {
 impl Plan {
     /// The plan for an existing model. Reads only headers.
     pub fn new(options: &EngineOptions) -> Result<Self> {
-        Self::for_model(&ModelPath::new(&options.model)?.open(options.weight_type)?, options)
+        Self::for_model(&options.open_model()?, options)
     }
 
     /// The plan for an opened model.

@@ -20,7 +20,6 @@ use crate::cli::load;
 use crate::cli::signal;
 use crate::cli::terminal::{Verbosity, write_stdout};
 use crate::model::trace::Trace;
-use crate::model::weights::ModelPath;
 use crate::run::engine::Engine;
 use crate::run::options::EngineOptions;
 use crate::run::plan::{self, ContextName, OpenedModel, Plan};
@@ -113,7 +112,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let groups = rows::longest_of_groups(&rows);
     let options: Vec<EngineOptions> = groups.iter().map(|row| row.with_options(&base)).collect();
     let began = Instant::now();
-    let model = ModelPath::new(&base.model)?.open(base.weight_type)?;
+    let model = base.open_model()?;
     let plans = options.iter().map(|o| Plan::for_model(&model, o)).collect::<Result<Vec<_>>>()?;
     let took = began.elapsed();
     prepare_run(&plans, args)?;

@@ -25,7 +25,8 @@ pub struct BundleArgs {
 
 pub fn run(args: &BundleArgs) -> Result<()> {
     let weights = &args.packing.weights;
-    let model = ModelPath::new(&weights.model.model_path()?)?.open(weights.weight_type)?;
+    let path = ModelPath::new(&weights.model.model_path()?)?;
+    let model = path.open_with_adapters(weights.weight_type, &weights.lora)?;
     let program = match &args.program {
         Some(file) => read_compatible_program(file)?,
         None => {

@@ -9,7 +9,6 @@ mod settings;
 use crate::cli::args::{FlagWarnings, Format, ModelArgs, QuietArgs};
 use crate::cli::load;
 use crate::cli::terminal::{Verbosity, track_progress, write_stdout};
-use crate::model::weights::ModelPath;
 use crate::run::engine::tokenizer_of;
 use crate::run::plan::{self, ContextName, Plan, format_mib};
 use clap::Args;
@@ -148,7 +147,7 @@ impl Evaluation {
     fn from_args(args: &EvalArgs) -> Result<(Self, EvalModels)> {
         let mut options = args.model.resolve_options()?;
         // Resolves `auto`, because the table names the weight type.
-        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
+        let model = options.open_model()?;
         options.weight_type = model.weight_type;
         let flags = EvalSettings::from_flags(options);
         let rows = match args.settings.as_slice() {

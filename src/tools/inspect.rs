@@ -4,7 +4,9 @@ use super::columns::{Align, ReportFormat, align_columns};
 use crate::cli::args::PathArgs;
 use crate::cli::terminal::write_stdout;
 use crate::dims;
-use crate::model::weights::{Checkpoint, ModelPath, TensorRole, WeightType, model_tensors, read_text_file};
+use crate::model::weights::{
+    Checkpoint, ModelFile, ModelPath, TensorRole, WeightType, model_tensors, read_text_file,
+};
 use crate::run::plan::format_mib;
 use clap::Args;
 use files::Result;
@@ -147,12 +149,12 @@ impl ConfigMatch {
 fn find_config(path: &ModelPath, opened: &Checkpoint) -> Option<std::result::Result<ModelConfig, String>> {
     let file = path.dir.join("config.json");
     let parsed = |text: &str| ModelConfig::parse(text).map_err(|e| e.to_string());
-    match opened {
-        Checkpoint::Gguf(gguf) => Some(gguf.read_config().map_err(|e| e.to_string())),
-        Checkpoint::Safetensors(_) if file.exists() => {
+    match opened.model_file() {
+        ModelFile::Gguf(gguf) => Some(gguf.read_config().map_err(|e| e.to_string())),
+        ModelFile::Safetensors(_) if file.exists() => {
             Some(read_text_file(&file).map_err(|e| e.to_string()).and_then(|text| parsed(&text)))
         }
-        Checkpoint::Safetensors(source) => source.metadata().get("config").map(|text| parsed(text)),
+        ModelFile::Safetensors(source) => source.metadata().get("config").map(|text| parsed(text)),
     }
 }
 
@@ -199,11 +201,11 @@ impl TensorLine {
 
 /// The tensors that this program can read, sorted by name.
 fn list_tensors(opened: &Checkpoint) -> Vec<TensorLine> {
-    match opened {
-        Checkpoint::Safetensors(source) => (source.tensors())
+    match opened.model_file() {
+        ModelFile::Safetensors(source) => (source.tensors())
             .map(|t| TensorLine::new(&t.name, format!("{:?}", t.dtype), &t.shape, t.data.bytes().len()))
             .collect(),
-        Checkpoint::Gguf(gguf) => (gguf.tensors())
+        ModelFile::Gguf(gguf) => (gguf.tensors())
             .map(|t| TensorLine::new(&t.name, t.block.name(), &t.shape, t.data.bytes().len()))
             .collect(),
     }
@@ -211,7 +213,7 @@ fn list_tensors(opened: &Checkpoint) -> Vec<TensorLine> {
 
 /// The tensors whose types this program cannot read. (A GGUF file with such tensors does not open.)
 fn list_unreadable(opened: &Checkpoint) -> Vec<TensorLine> {
-    let Checkpoint::Safetensors(source) = opened else { return Vec::new() };
+    let ModelFile::Safetensors(source) = opened.model_file() else { return Vec::new() };
     let line = |t: &UnsupportedTensor| TensorLine::new(&t.name, t.dtype.clone(), &t.shape, t.bytes);
     source.unsupported_tensors().map(line).collect()
 }
@@ -222,9 +224,9 @@ fn read_metadata(opened: &Checkpoint) -> BTreeMap<String, String> {
         let value = |v: &GgufValue| v.as_str().map_or_else(|| v.to_string(), Into::into);
         all.iter().map(|(key, v)| (key.to_string(), value(v))).collect()
     };
-    match opened {
-        Checkpoint::Safetensors(source) => source.metadata().clone(),
-        Checkpoint::Gguf(gguf) => shown(gguf.metadata()),
+    match opened.model_file() {
+        ModelFile::Safetensors(source) => source.metadata().clone(),
+        ModelFile::Gguf(gguf) => shown(gguf.metadata()),
     }
 }
 

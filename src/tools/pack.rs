@@ -50,7 +50,7 @@ pub struct PackingArgs {
 pub fn run(args: &PackArgs) -> Result<()> {
     let weights = &args.packing.weights;
     let path = ModelPath::new(&weights.model.model_path()?)?;
-    let source = Checkpoint::open(&path.weights)?;
+    let source = Checkpoint::open(&path.weights)?.with_adapters(&weights.lora)?;
     let out = args.out.clone().unwrap_or_else(|| default_path(&path));
     if out.is_dir() {
         return Err(Error::Usage(format!("--out {}: is a directory; name a file in it", out.display())));

@@ -6,7 +6,6 @@ use crate::cli::flags::name_flags_in;
 use crate::cli::prompts;
 use crate::cli::terminal::write_stdout;
 use crate::dims;
-use crate::model::weights::ModelPath;
 use crate::run::options::EngineOptions;
 use crate::run::plan::{MemoryKind, Plan, WeightsForm, format_mib};
 #[cfg(feature = "serve")]
@@ -57,7 +56,7 @@ impl PlanArgs {
 /// Prints the plan. If it does not fit, then fails as a run would.
 pub fn run(args: &PlanArgs) -> Result<()> {
     let options = args.resolve_options()?;
-    let mut plan = match ModelPath::new(&options.model).and_then(|path| path.open(options.weight_type)) {
+    let mut plan = match options.open_model() {
         Ok(model) => {
             model.check_config()?;
             Plan::for_model(&model, &options)?

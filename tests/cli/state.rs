@@ -2,6 +2,7 @@
 
 use crate::support::command::*;
 use crate::support::gguf::writer;
+use crate::support::paths;
 use numeric::simd::Isa;
 
 #[test]
@@ -143,6 +144,39 @@ fn importance_files_of_llama_cpp_decide_which_errors_count() {
     let text = temp.write("text.txt", "Once upon a time");
     antigravity(["pack", "-m", source, "-o", &out, "--calibration", &text])
         .fails_with(2, &["--calibration", "q4_0", "--weight-type q4"]);
+}
+
+#[test]
+fn an_adapter_changes_the_text_and_fits_no_session_of_another() {
+    if antigravity::dims::MODEL != "story" {
+        return;
+    }
+    let temp = TestDir::new();
+    let fixtures = paths::root().join("tests/fixtures/lora");
+    let file = |name: &str| fixtures.join(name).to_string_lossy().into_owned();
+    let (first, second) = (file("story"), file("story-rslora:0.5"));
+    let (packed, session) = (temp.path("model.packed.safetensors"), temp.path("state"));
+    let dir = temp.model_without("model.safetensors");
+    let adapted = greedy().args(["--lora", &first, "--lora", &second]).text();
+    assert!(adapted != greedy().text() && adapted != greedy().args(["--lora", &first]).text());
+    let source = model();
+    let source = source.to_str().expect("UTF-8");
+    let pack = ["pack", "-q", "-m", source, "-o", &packed, "--lora", &first, "--lora", &second];
+    assert_eq!(antigravity(pack).text(), "");
+    assert_eq!(greedy().args(["-m", &dir]).text(), adapted);
+    mentions(&antigravity(["inspect", &packed]).text(), &["adapters", "story:1, story-rslora:0.5"]);
+    // Begun with the checkpoint and continued with the packed file.
+    greedy().args(["--lora", &first, "--lora", &second, "--session", &session]).text();
+    antigravity(["generate", "-n", "2", "--session", &session, "-m", &packed]).text();
+    for lora in [&[][..], &["--lora", first.as_str()]] {
+        let other = antigravity(["generate", "-n", "2", "--session", &session]).args(lora);
+        other.fails_with(3, &["was saved with another model"]);
+    }
+    let twice = ["--lora", "is packed", "give the checkpoint it was packed from"];
+    greedy().args(["-m", &packed, "--lora", &first]).fails_with(2, &twice);
+    let scaled = format!("{first}:nan");
+    greedy().args(["--lora", &scaled]).fails_with(2, &["--lora", "story:NaN", "finite number"]);
+    greedy().args(["--lora", &file("m8-gpt2-bare-f32")]).fails_with(3, &["no matrix of story"]);
 }
 
 #[test]

@@ -31,6 +31,8 @@ mod gguf;
 mod golden;
 /// A kernel of some instruction set gives other bits than scalar code, or scalar code is wrong.
 mod kernels;
+/// An adapter adds other numbers than it holds, to other rows, or is forgotten by what identifies the weights.
+mod lora;
 /// The model's own block drafts other tokens than it predicts.
 mod mtp;
 /// A KV cache changes when it is exported and imported, or one that does not fit the model is imported.

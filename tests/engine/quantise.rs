@@ -51,7 +51,7 @@ fn divergence(exact: &[f32], found: &[f32]) -> f64 {
 }
 
 #[test]
-fn errors_are_smaller_than_those_of_q4_0_and_smaller_by_a_text() {
+fn errors_are_smaller_than_those_of_q4_0() {
     // The bounds are those of a trained model.
     if MODEL != "story" {
         return;
@@ -65,9 +65,10 @@ fn errors_are_smaller_than_those_of_q4_0_and_smaller_by_a_text() {
     let loss = |weight_type, text: &[u32]| divergence(&exact, &logits(weight_type, text, tokens));
     let plain = loss(WeightType::Q4_0, &[]);
     for (weight_type, share) in [(WeightType::Iq4Nl, 0.6), (WeightType::Q4, 0.3)] {
-        let (alike, weighed) = (loss(weight_type, &[]), loss(weight_type, &text));
-        let found = format!("q4_0 {plain}, {weight_type} {alike}, by a text {weighed}");
-        assert!(weighed < share * plain && weighed < alike, "{found}");
+        for text in [&[][..], &text] {
+            let found = loss(weight_type, text);
+            assert!(found < share * plain, "q4_0 {plain}, {weight_type} by {} tokens {found}", text.len());
+        }
     }
 }
 

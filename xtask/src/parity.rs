@@ -6,6 +6,7 @@ pub mod engine;
 pub mod execution_paths;
 mod gguf;
 mod key_bias;
+mod lora;
 mod opencl;
 pub mod reference;
 
@@ -207,6 +208,9 @@ impl ModelCheck {
         }
         if let Some(past) = past {
             row.count(Column::Logits, past);
+        }
+        if let Some(adapted) = lora::check(&engine, &reference) {
+            row.count(Column::Logits, adapted);
         }
         check_bits(&engine, &reference, &mut row);
         check_quantised(&engine, &reference, &mut row);

@@ -14,6 +14,7 @@ use crate::run::plan::Plan;
 use crate::run::session::Notice;
 use clap::{Args, ValueEnum};
 use files::error::{MAX_LINE_BYTES, one_line};
+use files::lora::LoraFile;
 use files::{Result, bundle, hf_cache, print_stderr};
 use numeric::kv::{KvType, KvTypes};
 use std::hint::black_box;
@@ -95,7 +96,7 @@ fn choose_model_dir(baked: PathBuf, beside: &Path) -> PathBuf {
     if shipped || (!baked.exists() && holds_model()) { beside.into() } else { baked }
 }
 
-/// Path of the model, and the type of its weights.
+/// Path of the model, the type of its weights, and adapters.
 #[derive(Args, Clone)]
 pub struct WeightArgs {
     #[command(flatten)]
@@ -105,6 +106,10 @@ pub struct WeightArgs {
     /// reference; GGUF blocks are expanded in memory)
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub weight_type: WeightType,
+    /// LoRA adapter that is added to the weights before they are quantised: PEFT's directory or .safetensors file, or a
+    /// .gguf file; SCALE multiplies it [default: 1]; repeatable. With native weights, sums are rounded to the stored type
+    #[arg(long, alias = "lora-scaled", value_name = "FILE[:SCALE]")]
+    pub lora: Vec<LoraFile>,
 }
 
 /// Flags for loading the model and for its device, shared by all commands that run it.
@@ -125,6 +130,7 @@ impl LoadArgs {
     pub fn resolve_options(&self) -> Result<EngineOptions> {
         let mut options = EngineOptions {
             weight_type: self.weights.weight_type,
+            lora: self.weights.lora.clone(),
             // Printed under --quiet too: a lost device or a flag without effect explains the output that follows.
             notice: Notice::new(|line| print_stderr!("{}", one_line(&name_flags(line), MAX_LINE_BYTES))),
             ..EngineOptions::new(self.weights.model.model_path()?)

@@ -64,6 +64,20 @@ impl Dtype {
         }
     }
 
+    /// Rounds values to the nearest of this type, to even between two; the inverse of [`Dtype::to_f32`].
+    ///
+    /// # Panics
+    ///
+    /// For U8.
+    pub fn round_values(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Dtype::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+            Dtype::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+            Dtype::U8 => panic!("weights are not bytes"),
+        }
+    }
+
     /// Widens all values exactly.
     pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
         bytes.chunks_exact(self.byte_size()).map(|b| self.widen_array::<1>(b)[0]).collect()

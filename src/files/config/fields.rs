@@ -22,7 +22,7 @@ impl ConfigError {
 }
 
 /// The fields of an object. `null` counts as missing.
-pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
+pub(crate) struct Fields<'a>(pub &'a Map<String, Value>);
 
 impl Fields<'_> {
     pub fn get(&self, field: &str) -> Option<&Value> {

@@ -1,23 +1,34 @@
-//! An opened model file of either kind, and its tensors by the engine's names.
+//! An opened model file of either kind: its tensors by the engine's names, and the adapters that are added to them.
 
+use super::lora::{self, LoraDelta};
 use super::mtp::{self, mtp_tensors};
 use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, ValueMap, model_tensors};
+use super::storage::Storage;
 use super::weight_type::WeightType;
 use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HAS_MTP, HEAD_DIM, TIED};
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
+use files::lora::{LoraAdapter, LoraFile};
 use files::mapped::{AlignedBytes, MappedSlice};
 use files::packed_file::{self, key};
 use files::source::gguf::names::{RowOrder, to_gguf_name};
 use files::source::gguf::{self, Gguf, is_gguf};
-use files::source::{Safetensors, Tensor};
+use files::source::{Safetensors, Tensor, hash_parts};
 use files::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 
-/// An opened model file.
+/// An opened model file, and adapters.
 #[derive(Debug)]
-pub enum Checkpoint {
+pub struct Checkpoint {
+    file: ModelFile,
+    /// They fit the file.
+    adapters: Vec<LoraAdapter>,
+}
+
+/// An opened file of either kind.
+#[derive(Debug)]
+pub enum ModelFile {
     /// Safetensors, in one file or in shards; also a packed file.
     Safetensors(Safetensors),
     Gguf(Gguf),
@@ -41,6 +52,8 @@ pub struct StoredTensor {
     pub file: Arc<Path>,
     /// Bytes of one row.
     pub row_bytes: usize,
+    /// Added to the matrix when it is loaded.
+    pub deltas: Vec<LoraDelta>,
 }
 
 impl StoredTensor {
@@ -80,6 +93,16 @@ impl StoredTensor {
         Ok(Self { data: rows.freeze(), transposed: false, ..self })
     }
 
+    /// Storage after loading; `weight_type` is not `Auto`. With adapters, f32 weights keep their sums unrounded.
+    pub fn choose_storage(&self, spec: &TensorSpec, weight_type: WeightType) -> Storage {
+        match Storage::for_tensor(spec, self.block, weight_type) {
+            Storage::Rows(_) if weight_type == WeightType::F32 && !self.deltas.is_empty() => {
+                Storage::Rows(BlockType::F32)
+            }
+            storage => storage,
+        }
+    }
+
     /// The element type; `None` for blocks.
     pub fn element_type(&self) -> Option<Dtype> {
         Dtype::from_block_type(self.block)
@@ -93,29 +116,58 @@ impl Checkpoint {
     ///
     /// [`Error::Model`], one line.
     pub fn open(path: &Path) -> Result<Self> {
-        if is_gguf(path) {
-            Gguf::open(path).map(Checkpoint::Gguf)
+        let file = if is_gguf(path) {
+            Gguf::open(path).map(ModelFile::Gguf)
         } else if let Some(bundle) = Bundle::open(path)? {
-            bundle.open_model().map(Checkpoint::Safetensors)
+            bundle.open_model().map(ModelFile::Safetensors)
         } else {
-            Safetensors::open(path).map(Checkpoint::Safetensors)
-        }
+            Safetensors::open(path).map(ModelFile::Safetensors)
+        };
+        Ok(Self { file: file?, adapters: Vec::new() })
+    }
+
+    /// Adds adapters to its matrices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Usage`]: it is packed, or a scale is not finite. [`Error::Model`]: an adapter cannot be read or does not
+    /// fit.
+    pub fn with_adapters(mut self, files: &[LoraFile]) -> Result<Self> {
+        self.adapters = files.iter().map(LoraAdapter::open).collect::<Result<_>>()?;
+        lora::check_adapters(&self, &self.adapters)?;
+        Ok(self)
+    }
+
+    /// The file.
+    pub fn model_file(&self) -> &ModelFile {
+        &self.file
+    }
+
+    /// The adapters.
+    pub fn added_adapters(&self) -> &[LoraAdapter] {
+        &self.adapters
     }
 
     /// The opened file or directory.
     pub fn path(&self) -> &Path {
-        match self {
-            Checkpoint::Safetensors(source) => source.path(),
-            Checkpoint::Gguf(gguf) => gguf.path(),
+        match &self.file {
+            ModelFile::Safetensors(source) => source.path(),
+            ModelFile::Gguf(gguf) => gguf.path(),
         }
     }
 
-    /// An identifier of the content.
+    /// An identifier of the content and the adapters.
     pub fn fingerprint(&self) -> String {
-        match self {
-            Checkpoint::Safetensors(source) => source.hash_files(),
-            Checkpoint::Gguf(gguf) => gguf.fingerprint(),
+        let file = match &self.file {
+            ModelFile::Safetensors(source) => source.hash_files(),
+            ModelFile::Gguf(gguf) => gguf.fingerprint(),
+        };
+        if self.adapters.is_empty() {
+            return file;
         }
+        hash_parts(
+            [&file].into_iter().chain(self.adapters.iter().map(|a| &a.fingerprint)).map(|s| s.as_bytes()),
+        )
     }
 
     /// Fingerprint of the checkpoint: for a packed file, of the one it was made from.
@@ -126,40 +178,43 @@ impl Checkpoint {
 
     /// The GGUF file, if it is one.
     pub fn gguf(&self) -> Option<&Gguf> {
-        match self {
-            Checkpoint::Safetensors(_) => None,
-            Checkpoint::Gguf(gguf) => Some(gguf),
+        match &self.file {
+            ModelFile::Safetensors(_) => None,
+            ModelFile::Gguf(gguf) => Some(gguf),
         }
     }
 
     /// The packed file, if it is one.
     pub fn packed(&self) -> Option<&Safetensors> {
-        match self {
-            Checkpoint::Safetensors(source) => packed_file::read_layout_version(source).map(|_| source),
-            Checkpoint::Gguf(_) => None,
+        match &self.file {
+            ModelFile::Safetensors(source) => packed_file::read_layout_version(source).map(|_| source),
+            ModelFile::Gguf(_) => None,
         }
     }
 
     /// Resolves [`WeightType::Auto`] for this file; a packed file keeps its type.
     pub fn resolve_weight_type(&self, weight_type: WeightType) -> WeightType {
-        match self {
+        match &self.file {
             _ if weight_type != WeightType::Auto => weight_type,
-            Checkpoint::Gguf(_) => WeightType::Native,
-            Checkpoint::Safetensors(source) => {
+            ModelFile::Gguf(_) => WeightType::Native,
+            ModelFile::Safetensors(source) => {
                 let found = packed_file::read_weight_type(source).and_then(|name| name.parse().ok());
                 found.filter(|t| *t != WeightType::Auto).unwrap_or(WeightType::Q4_0)
             }
         }
     }
 
-    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head to the embedding but the file has another
-    /// head, the file's head is read.
+    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head to
+    /// the embedding but the file has another head, the file's head is read. An adapter of the head leaves the embedding
+    /// as it is.
     pub fn tensor_specs(&self) -> Vec<TensorSpec> {
         let mut specs = model_tensors();
-        if TIED && self.packed().is_none() && self.has_own_head() {
+        let own_head = TIED && self.packed().is_none() && self.has_own_head();
+        let is_adapted = |spec: &TensorSpec| spec.name == HEAD && lora::is_adapted(&self.adapters, spec);
+        if TIED && (own_head || specs.iter().any(is_adapted)) {
             for spec in specs.iter_mut().filter(|spec| spec.is_vocabulary()) {
                 spec.tied = false;
-                if spec.name == HEAD {
+                if own_head && spec.name == HEAD {
                     spec.stored.name = HEAD.into();
                 }
             }
@@ -173,7 +228,7 @@ impl Checkpoint {
 
     /// True if it has an output head that differs from the embedding.
     pub fn has_own_head(&self) -> bool {
-        let Checkpoint::Safetensors(source) = self else { return false };
+        let ModelFile::Safetensors(source) = &self.file else { return false };
         let embedding =
             model_tensors().into_iter().find(|spec| spec.name == EMBED).map(|spec| spec.stored.name);
         let tensors = embedding.and_then(|name| find_by_name(source, &name)).zip(find_by_name(source, HEAD));
@@ -204,10 +259,11 @@ impl Checkpoint {
     ///
     /// [`Error::Model`] if it is missing, or has a wrong shape or type.
     pub fn find_tensor(&self, spec: &TensorSpec) -> Result<StoredTensor> {
-        let stored = match self {
-            Checkpoint::Safetensors(source) => of_source(source, spec)?,
-            Checkpoint::Gguf(gguf) => of_gguf(gguf, spec)?,
+        let mut stored = match &self.file {
+            ModelFile::Safetensors(source) => of_source(source, spec)?,
+            ModelFile::Gguf(gguf) => of_gguf(gguf, spec)?,
         };
+        stored.deltas = lora::find_deltas(&self.adapters, spec);
         if spec.role == TensorRole::Vector && stored.element_type().is_none() {
             return Err(unsupported_type(&stored.file, &stored.name, &stored.block.name()));
         }
@@ -237,29 +293,31 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
 }
 
-/// Finds a tensor by its name, with or without the prefix that some families' files have.
-fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
-    source.get(name).or_else(|| {
-        let mut others = ARCH.family().prefixes.iter();
-        others.find_map(|(prefix, replaced)| source.get(&format!("{prefix}{}", name.strip_prefix(replaced)?)))
+/// Names that a file may have for a checkpoint's tensor: with or without the prefix that some families' files have, and
+/// another one of the gate in LFM3's files.
+pub(super) fn names_in_files(name: &str) -> impl Iterator<Item = String> {
+    let plain = [name.to_owned(), name.replace("self_attn.gate_proj", "self_attn.g_proj")];
+    plain.into_iter().flat_map(|name| {
+        let replace =
+            |(prefix, replaced): &(&str, &str)| Some(format!("{prefix}{}", name.strip_prefix(replaced)?));
+        let others: Vec<String> = ARCH.family().prefixes.iter().filter_map(replace).collect();
+        [name].into_iter().chain(others)
     })
+}
+
+/// Finds a tensor by one of its [names](names_in_files).
+fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
+    source.get(name).or_else(|| names_in_files(name).find_map(|name| source.get(&name)))
 }
 
 fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let CheckpointPlace { name, .. } = &spec.stored;
-    // Another name of the gate in LFM3's files.
-    let other = name.replace("self_attn.gate_proj", "self_attn.g_proj");
-    let name = if find_by_name(source, name).is_none() && find_by_name(source, &other).is_some() {
-        &other
-    } else {
-        name
-    };
     if spec.name == HEAD && !TIED && find_by_name(source, HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }
     let found = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
-    let Tensor { dtype, shape, data, file, .. } = found;
+    let Tensor { name, dtype, shape, data, file } = found;
     check_shape(spec, (file, name), shape, "config.json makes")?;
     let block = dtype.block_type().ok_or_else(|| unsupported_type(file, name, &format!("{dtype:?}")))?;
     let stored = StoredTensor {
@@ -271,24 +329,34 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
         data: data.clone(),
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
+        deltas: Vec::new(),
     };
     Ok(stored.select_rows(spec))
 }
 
-fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
+/// Name in GGUF files of the tensor of a spec whose checkpoint name is `plain`.
+pub(super) fn gguf_name(spec: &TensorSpec, plain: &str) -> String {
     let plain = if mtp::is_tensor(&spec.name) {
         // Named after the engine's tensor; the gate has its rows among those of q.
         spec.name.replace("self_attn.gate_proj", "self_attn.q_proj")
     } else {
-        spec.stored.name.clone()
+        plain.to_owned()
     };
-    let name = to_gguf_name(ARCH, &plain).unwrap_or(plain);
-    let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
-    check_shape(spec, (&file, &name), &shape, "the metadata make")?;
-    let order = match spec.stored.order {
+    to_gguf_name(ARCH, &plain).unwrap_or(plain)
+}
+
+/// Order of the rows of a spec's tensor in GGUF files.
+pub(super) fn gguf_order(spec: &TensorSpec) -> RowOrder {
+    match spec.stored.order {
         RowOrder::Unchanged => RowOrder::for_tensor(ARCH, &spec.stored.name, HEAD_DIM),
         order => order,
-    };
+    }
+}
+
+fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
+    let (name, order) = (gguf_name(spec, &spec.stored.name), gguf_order(spec));
+    let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
+    check_shape(spec, (&file, &name), &shape, "the metadata make")?;
     let row_bytes = block.row_bytes(spec.cols);
     let stored = StoredTensor {
         name,
@@ -299,6 +367,7 @@ fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
         data,
         file,
         row_bytes,
+        deltas: Vec::new(),
     };
     Ok(stored.select_rows(spec))
 }

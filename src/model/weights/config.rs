@@ -14,7 +14,7 @@ use std::path::Path;
 ///
 /// [`Error::Model`]: it is missing, cannot be read, or differs from the baked model.
 pub fn load_config(dir: &Path, checkpoint: &Checkpoint) -> Result<String> {
-    if let Checkpoint::Gguf(gguf) = checkpoint {
+    if let Some(gguf) = checkpoint.gguf() {
         let config = gguf.read_config()?;
         compare_with_baked(gguf.path(), gguf.path(), &config)?;
         return Ok(config.to_json());

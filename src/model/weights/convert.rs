@@ -4,6 +4,7 @@
 //! needs memory for its result and one window, however large a tensor is.
 
 use super::checkpoint::{Checkpoint, StoredTensor};
+use super::lora::{DecodedDelta, LoraDelta};
 use super::spec::{TensorRole, TensorSpec};
 use super::storage::{LoadedTensor, Storage, padded_len};
 use super::weight_type::WeightType;
@@ -54,10 +55,11 @@ pub enum Importance<'a> {
     Known(&'a InputSquares),
 }
 
-/// True if the file stores a tensor in another form or with its rows in another order.
+/// True if the file stores a tensor in another form, with its rows in another order, or without what is added to it.
 pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
+    let StoredTensor { block, order, transposed, deltas, .. } = stored;
     let asis =
-        storage == Storage::Rows(stored.block) && stored.order == RowOrder::Unchanged && !stored.transposed;
+        storage == Storage::Rows(*block) && *order == RowOrder::Unchanged && !transposed && deltas.is_empty();
     storage != Storage::Head && !asis
 }
 
@@ -77,7 +79,7 @@ pub(super) fn load_tensor(
     let stored = checkpoint.find_tensor(spec)?.into_untransposed(spec)?;
     let StoredTensor { name, data, file, .. } = &stored;
     zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts: spec.rows })?;
-    let storage = Storage::for_tensor(spec, stored.block, weight_type);
+    let storage = stored.choose_storage(spec, weight_type);
     let planes = if spec.role == TensorRole::Vector {
         vec![decode_vector(&stored, spec)?]
     } else if storage == Storage::Head {
@@ -86,6 +88,7 @@ pub(super) fn load_tensor(
         let importance = squares.map_or(Vec::new(), |squares| squares.column_weights(&spec.name));
         convert_tensor(&stored, spec, (storage, &importance), threads, room)?;
         stored.data.release_pages();
+        stored.deltas.iter().for_each(LoraDelta::release_pages);
         Vec::new()
     } else {
         vec![stored.data]
@@ -105,7 +108,7 @@ pub(super) fn converted_bytes(
 ) -> Result<usize> {
     let mut stored = checkpoint.find_tensor(spec)?;
     stored.transposed = false; // `load_tensor` transposes it before.
-    let storage = Storage::for_tensor(spec, stored.block, weight_type);
+    let storage = stored.choose_storage(spec, weight_type);
     let is_converted = spec.role != TensorRole::Vector && is_converted(&stored, storage);
     Ok(if is_converted { storage.padded_bytes(spec) } else { 0 })
 }
@@ -135,6 +138,7 @@ struct ConversionTask<'a, 'b> {
     stored: &'a StoredTensor,
     spec: &'a TensorSpec,
     storage: Storage,
+    deltas: &'a [DecodedDelta<'a>],
     /// Importance of each column; empty if all count alike.
     importance: &'a [f32],
     /// Index of the first group.
@@ -160,10 +164,12 @@ fn convert_tensor(
         Mutex::new(RowGroup { quants, scales })
     };
     let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
+    let deltas: Vec<DecodedDelta<'_>> = stored.deltas.iter().map(LoraDelta::decode).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
-        let task = ConversionTask { stored, spec, storage, importance, first: i * width, groups: window };
+        let (deltas, first) = (&deltas[..], i * width);
+        let task = ConversionTask { stored, spec, storage, deltas, importance, first, groups: window };
         convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
         let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
@@ -177,9 +183,10 @@ fn convert_tensor(
             &stored.file,
             format!(
                 "tensor {}, row {}: holds NaN, infinity or values too large for an f16 scale; \
-                 the checkpoint is broken",
+                 the checkpoint is broken{}",
                 stored.name,
-                stored.order.file_row(row)
+                stored.order.file_row(row),
+                if deltas.is_empty() { "" } else { ", or the adapter for another one" }
             ),
         )),
     }
@@ -221,10 +228,11 @@ struct DecodedRow {
 }
 
 impl DecodedRow {
-    /// Decodes a stored row; false if a value is not finite.
-    fn decode_row(&mut self, stored: &StoredTensor, row: usize, cols: usize) -> bool {
-        self.values.resize(cols, 0.0);
-        decode_values(stored.block, stored.row_bytes_at(row), &mut self.values);
+    /// Decodes a stored row, and adds what is to be added; false if a value is not finite.
+    fn decode_row(&mut self, task: &ConversionTask<'_, '_>, row: usize) -> bool {
+        self.values.resize(task.spec.cols, 0.0);
+        decode_values(task.stored.block, task.stored.row_bytes_at(row), &mut self.values);
+        task.deltas.iter().for_each(|delta| delta.add_to_row(row, &mut self.values));
         self.bytes.clear();
         self.bytes.extend(self.values.iter().flat_map(|x| x.to_le_bytes()));
         self.values.iter().all(|x| x.is_finite())
@@ -248,7 +256,7 @@ fn fit_group(
 ) -> Option<usize> {
     let mut values = vec![0.0; GROUP_ROWS * task.spec.cols];
     for (row, values) in rows.clone().zip(values.chunks_exact_mut(task.spec.cols)) {
-        decoded.decode_row(task.stored, row, task.spec.cols);
+        decoded.decode_row(task, row);
         values.copy_from_slice(&decoded.values);
     }
     let Storage::Blocks(format) = task.storage else { return None };
@@ -263,7 +271,7 @@ fn put_row(
     group: &mut RowGroup<'_>,
     decoded: &mut DecodedRow,
 ) -> bool {
-    let (stored, cols, lane) = (task.stored, task.spec.cols, row % GROUP_ROWS);
+    let (stored, lane, is_added) = (task.stored, row % GROUP_ROWS, !task.deltas.is_empty());
     let RowGroup { quants, scales } = group;
     let mut copy = |bytes: &[u8]| quants[lane * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
     match (task.storage, stored.element_type()) {
@@ -271,19 +279,25 @@ fn put_row(
             format.put_row(quants, scales, lane, stored.row_bytes_at(row))
         }
         // Q4_0, the only format that is quantised to.
-        (Storage::Blocks(_), Some(dtype)) => {
+        (Storage::Blocks(_), Some(dtype)) if !is_added => {
             rows::quantise_row(dtype, stored.row_bytes_at(row), lane, quants, scales)
         }
-        (Storage::Blocks(_), None) => {
-            decoded.decode_row(stored, row, cols)
+        (Storage::Blocks(_), _) => {
+            decoded.decode_row(task, row)
                 && rows::quantise_row(Dtype::F32, &decoded.bytes, lane, quants, scales)
         }
-        (Storage::Rows(block), _) if block == stored.block => {
+        (Storage::Rows(block), _) if block == stored.block && !is_added => {
             copy(stored.row_bytes_at(row));
             true
         }
+        (Storage::Rows(block), Some(dtype)) if block == stored.block && dtype != Dtype::F32 => {
+            decoded.decode_row(task, row);
+            let rounded = dtype.round_values(&decoded.values);
+            copy(&rounded);
+            dtype.to_f32(&rounded).iter().all(|x| x.is_finite())
+        }
         (Storage::Rows(_) | Storage::Head, _) => {
-            let finite = decoded.decode_row(stored, row, cols);
+            let finite = decoded.decode_row(task, row);
             copy(&decoded.bytes);
             finite
         }

@@ -4,6 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::config::load_config;
 use super::pack;
 use super::weight_type::WeightType;
+use files::lora::LoraFile;
 use files::model_dir::ModelDir;
 use files::packed_file::{self, LAYOUT_VERSION, PACKED_NAME, key};
 use files::source::gguf::{Gguf, find_only_gguf, is_gguf};
@@ -98,7 +99,16 @@ impl ModelPath {
     ///
     /// [`Error::Model`]: a file is missing or damaged.
     pub fn open(&self, weight_type: WeightType) -> Result<OpenModel> {
-        let checkpoint = self.open_weights(weight_type)?;
+        self.open_with_adapters(weight_type, &[])
+    }
+
+    /// Opens the model with these weights and adapters.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ModelPath::open`] and [`Checkpoint::with_adapters`].
+    pub fn open_with_adapters(&self, weight_type: WeightType, adapters: &[LoraFile]) -> Result<OpenModel> {
+        let checkpoint = self.open_weights(weight_type, adapters)?;
         // A tokenizer.json in the directory or bundle takes precedence over the packed file's metadata.
         let own_tokenizer = if self.is_bundle() {
             self.text_folder()?.file_size(TOKENIZER).is_some()
@@ -111,16 +121,17 @@ impl ModelPath {
         Ok(OpenModel { path: self.clone(), checkpoint, weight_type, packed_gguf })
     }
 
-    /// Opens the packed file if it was made from the checkpoint beside it with this weight type, or if there is no
-    /// checkpoint; otherwise the checkpoint.
-    fn open_weights(&self, weight_type: WeightType) -> Result<Checkpoint> {
+    /// Opens the packed file if it was made from the checkpoint beside it with this weight type and these adapters, or
+    /// if there is no checkpoint; otherwise the checkpoint.
+    fn open_weights(&self, weight_type: WeightType, adapters: &[LoraFile]) -> Result<Checkpoint> {
+        let open = |path: &Path| Checkpoint::open(path)?.with_adapters(adapters);
         let Some(packed) = self.packed_path().filter(|packed| packed.is_file()) else {
-            return Checkpoint::open(&self.weights);
+            return open(&self.weights);
         };
         if self.weights.is_dir() && !has_any(&self.weights, CHECKPOINT)? {
-            return Checkpoint::open(&packed);
+            return open(&packed);
         }
-        let checkpoint = Checkpoint::open(&self.weights)?;
+        let checkpoint = open(&self.weights)?;
         let wanted = checkpoint.resolve_weight_type(weight_type);
         if wanted == WeightType::F32 {
             return Ok(checkpoint);

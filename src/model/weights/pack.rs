@@ -3,9 +3,9 @@
 //! A packed file is a safetensors file of flat U8 tensors, the planes of [`Storage::plane_specs`]: `m.quants` and
 //! `m.scales` of a matrix in blocks, otherwise `m`. Each is padded to 64 bytes, so that every plane of the mapped file
 //! is aligned. The metadata ([`packed_file::key`](files::packed_file::key)) hold the layout's version, the model's
-//! `config.json` (of a GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, and
-//! the storage of each tensor that is not Q4_0 or a vector. The header of a GGUF file, with tokenizer and chat
-//! template, is one more tensor, and so is the model's [`Calibration`].
+//! `config.json` (of a GGUF file, the same made from its header), the weight type, the checkpoint's fingerprint, the
+//! storage of each tensor that is not Q4_0 or a vector, and the names of adapters. The header of a GGUF file, with
+//! tokenizer and chat template, is one more tensor, and so is the model's [`Calibration`].
 
 use super::calibration::Calibration;
 use super::checkpoint::Checkpoint;
@@ -53,7 +53,7 @@ impl PackedHeader {
     /// The header's bytes: the JSON's length, then the JSON.
     fn finish(mut self, source: &Checkpoint, weight_type: WeightType, config: &str) -> Vec<u8> {
         self.dtypes.sort_keys();
-        let metadata = json!({
+        let mut metadata = json!({
             key::LAYOUT_VERSION: LAYOUT_VERSION.to_string(),
             "model": crate::dims::MODEL,
             key::CONFIG: config,
@@ -61,6 +61,10 @@ impl PackedHeader {
             key::SOURCE: source.fingerprint(),
             key::DTYPES: Value::Object(self.dtypes).to_string(),
         });
+        if !source.added_adapters().is_empty() {
+            let labels: Vec<&str> = source.added_adapters().iter().map(|adapter| &*adapter.label).collect();
+            metadata[key::ADAPTERS] = json!(labels.join(", "));
+        }
         self.tensors.insert("__metadata__".into(), metadata);
         let mut table = Value::Object(self.tensors);
         table.sort_all_objects();
@@ -122,7 +126,7 @@ pub fn write_to(
     let (specs, weight_type, mut header) =
         (source.tensor_specs(), source.resolve_weight_type(options.weight_type), PackedHeader::default());
     for spec in &specs {
-        let storage = Storage::for_tensor(spec, source.find_tensor(spec)?.block, weight_type);
+        let storage = source.find_tensor(spec)?.choose_storage(spec, weight_type);
         if let Some(name) = storage.name(spec) {
             header.dtypes.insert(spec.name.clone(), json!(name));
         }

@@ -76,8 +76,8 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
     for spec in opened.tensor_specs() {
         // A missing or wrong tensor is reported when it is loaded.
         let stored = opened.find_tensor(&spec).ok();
-        let form =
-            Storage::for_tensor(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
+        let missing = || Storage::for_tensor(&spec, BlockType::F32, weight_type);
+        let form = stored.as_ref().map_or_else(missing, |t| t.choose_storage(&spec, weight_type));
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
         bytes.device = add(bytes.device, device_bytes(&spec, form));
         match spec.role {
@@ -87,10 +87,12 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
             }
             TensorRole::Matrix if converted => {
                 bytes.own = add(bytes.own, stored_bytes(&spec, form));
+                let deltas = stored.iter().flat_map(|t| &t.deltas);
+                let added = deltas.fold(0, |sum, delta| add(sum, delta.decoded_bytes()));
                 let stored = stored
                     .map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| t.data.bytes().len() as u64);
                 let window = if spec.is_transposed() { u64::MAX } else { WINDOW as u64 };
-                bytes.conversion_window = bytes.conversion_window.max(stored.min(window));
+                bytes.conversion_window = bytes.conversion_window.max(add(stored.min(window), added));
             }
             TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
         }

@@ -10,7 +10,8 @@ pub enum WeightType {
     /// Chosen by the file: native for GGUF, Q4_0 for safetensors, its own type for a packed file.
     #[default]
     Auto,
-    /// Not quantised again: blocks in the layout that kernels read, elements as stored.
+    /// Not quantised again: blocks in the layout that kernels read, elements as stored. What adapters change is rounded
+    /// to the stored type, as if the model had been saved with them.
     Native,
     /// Quantised to Q4_0 if rows are whole blocks; stored Q4_0 stays bit for bit.
     Q4_0,
@@ -18,7 +19,8 @@ pub enum WeightType {
     Iq4Nl,
     /// Quantised to IQ4_XS with such scales, and to Q5_0 where more bits help most: at most 4.6 bits a weight.
     Q4,
-    /// Computed in f32 as the reference: elements as stored, blocks decoded to f32 in memory.
+    /// Computed in f32 as the reference: elements as stored, blocks decoded to f32 in memory, and so is what adapters
+    /// change.
     F32,
 }
 

@@ -2,7 +2,7 @@
 
 use super::Plan;
 use crate::dims::{LEARNED_POSITIONS, MAX_POSITION, TIED};
-use crate::model::weights::{ModelPath, OpenModel};
+use crate::model::weights::OpenModel;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement::is_known_to_be_the_cpu;
@@ -28,7 +28,7 @@ impl OpenedModel {
     /// `Model`: a file is missing or damaged. Errors of [`Plan::for_model`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
-        let model = ModelPath::new(&options.model)?.open(options.weight_type)?;
+        let model = options.open_model()?;
         if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
             options.notice.warn(&format!(
                 "{}: lm_head.weight is not the embedding that the config ties it to; using lm_head.weight",

@@ -25,14 +25,13 @@ pub struct EvalModels(Vec<(EngineOptions, OpenModel)>);
 impl EvalModels {
     /// Opens the models of all settings. `flags` is the model opened with the command line's flags.
     pub fn open_all<'s>(flags: OpenModel, settings: impl Iterator<Item = &'s EvalSettings>) -> Result<Self> {
-        let path = flags.path.clone();
         let mut flags = Some(flags);
         let mut models: Vec<(EngineOptions, OpenModel)> = Vec::new();
         for o in settings.map(EvalSettings::options) {
             if models.iter().all(|(first, _)| engine_key(first) != engine_key(o)) {
                 let model = match flags.take_if(|m| m.weight_type == o.weight_type) {
                     Some(model) => model,
-                    None => path.open(o.weight_type)?,
+                    None => o.open_model()?,
                 };
                 models.push((o.clone(), model));
             }

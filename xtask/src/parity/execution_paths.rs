@@ -75,15 +75,20 @@ fn generate(engine: &Engine, prompt: &str, settings: &[&str], more: &[&str]) -> 
 }
 
 fn generate_packed(engine: &Engine, reference: &Reference, prompt: &str) -> Result<String> {
+    generate(&with_packed(engine, reference, QUANTISED)?, prompt, QUANTISED, &TOKENS)
+}
+
+/// The program with a packed model that these flags make.
+pub fn with_packed(engine: &Engine, reference: &Reference, flags: &[&str]) -> Result<Engine> {
     let dir = engine.file("packed");
     fs::create_dir_all(&dir).at(&dir)?;
     for name in TEXT_FILES.iter().filter(|name| reference.dir.join(name).exists()) {
         fs::copy(reference.dir.join(name), dir.join(name)).at(&dir.join(name))?;
     }
     let mut pack = engine.command("pack");
-    pack.args(["--quiet", "--out"]).arg(dir.join("model.packed.safetensors")).args(QUANTISED);
+    pack.args(["--quiet", "--out"]).arg(dir.join("model.packed.safetensors")).args(flags);
     command::stdout(&mut pack)?;
-    generate(&engine.with_model(&dir), prompt, QUANTISED, &TOKENS)
+    Ok(engine.with_model(&dir))
 }
 
 /// Generates the text in a batch, between two others.
