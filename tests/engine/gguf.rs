@@ -115,7 +115,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
             [0, VOCAB / 2, VOCAB - 1].iter().all(|&token| {
                 let (mut found, mut want) = ([0.0; DIM], [0.0; DIM]);
                 weights.embed_token(token, 0, &mut found);
-                decode_values(block, embeddings.row_bytes_at(token), &mut want);
+                decode_values(block, &embeddings.row_bytes_at(token), &mut want);
                 found.map(f32::to_bits) == want.map(f32::to_bits)
             })
         };

@@ -39,8 +39,10 @@ pub struct LoadOptions<'a> {
 
 /// True if the file stores a tensor in another form or with its rows in another order.
 pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
-    let asis =
-        storage == Storage::Rows(stored.block) && stored.order == RowOrder::Unchanged && !stored.transposed;
+    let asis = storage == Storage::Rows(stored.block)
+        && stored.order == RowOrder::Unchanged
+        && !stored.transposed
+        && stored.quantised.is_none();
     storage != Storage::Head && !asis
 }
 
@@ -207,7 +209,7 @@ impl DecodedRow {
     /// Decodes a stored row; false if a value is not finite.
     fn decode_row(&mut self, stored: &StoredTensor, row: usize, cols: usize) -> bool {
         self.values.resize(cols, 0.0);
-        decode_values(stored.block, stored.row_bytes_at(row), &mut self.values);
+        stored.decode_row(row, &mut self.values);
         self.bytes.clear();
         self.bytes.extend(self.values.iter().flat_map(|x| x.to_le_bytes()));
         self.values.iter().all(|x| x.is_finite())
@@ -249,18 +251,18 @@ fn put_row(
     let mut copy = |bytes: &[u8]| quants[lane * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
     match (task.storage, stored.element_type()) {
         (Storage::Blocks(format), _) if format.block_type() == stored.block => {
-            format.put_row(quants, scales, lane, stored.row_bytes_at(row))
+            format.put_row(quants, scales, lane, &stored.row_bytes_at(row))
         }
         // Q4_0, the only format that is quantised to.
         (Storage::Blocks(_), Some(dtype)) => {
-            rows::quantise_row(dtype, stored.row_bytes_at(row), lane, quants, scales)
+            rows::quantise_row(dtype, &stored.row_bytes_at(row), lane, quants, scales)
         }
         (Storage::Blocks(_), None) => {
             decoded.decode_row(stored, row, cols)
                 && rows::quantise_row(Dtype::F32, &decoded.bytes, lane, quants, scales)
         }
         (Storage::Rows(block), _) if block == stored.block => {
-            copy(stored.row_bytes_at(row));
+            copy(&stored.row_bytes_at(row));
             true
         }
         (Storage::Rows(_) | Storage::Head, _) => {

@@ -79,20 +79,22 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
         let form =
             Storage::for_tensor(&spec, stored.as_ref().map_or(BlockType::F32, |t| t.block), weight_type);
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
+        let is_quantised = stored.as_ref().is_some_and(|t| t.quantised.is_some());
+        let is_whole = spec.is_transposed() || stored.as_ref().is_some_and(|t| t.row_bytes == 0);
         bytes.device = add(bytes.device, device_bytes(&spec, form));
         match spec.role {
             TensorRole::Vector => bytes.own = add(bytes.own, dense_bytes(&spec, 4)),
-            TensorRole::Embedding | TensorRole::Table => {
+            TensorRole::Embedding | TensorRole::Table if !is_quantised => {
                 bytes.dropped = add(bytes.dropped, stored_bytes(&spec, form))
             }
-            TensorRole::Matrix if converted => {
+            _ if converted => {
                 bytes.own = add(bytes.own, stored_bytes(&spec, form));
                 let stored = stored
                     .map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| t.data.bytes().len() as u64);
-                let window = if spec.is_transposed() { u64::MAX } else { WINDOW as u64 };
+                let window = if is_whole { u64::MAX } else { WINDOW as u64 };
                 bytes.conversion_window = bytes.conversion_window.max(stored.min(window));
             }
-            TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
+            _ => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
         }
     }
     bytes
