@@ -235,3 +235,6 @@ fn quantise_q8_0(values: &[f32; BLOCK]) -> [u8; 34] {
     }
     block
 }
+
+#[cfg(test)]
+mod tests;
