@@ -243,7 +243,8 @@ impl Safetensors {
     }
 }
 
-/// The `quantization_config` of a `config.json`. A wrong one counts as none: whoever reads the rest of the file reports it.
+/// The `quantization_config` of a `config.json`. A wrong one counts as none: whoever reads the rest of the file reports
+/// it.
 fn read_quant_method(config: &Path) -> Option<QuantMethod> {
     const LIMIT: u64 = 16 << 20;
     let is_file = fs::metadata(config).is_ok_and(|meta| meta.is_file());

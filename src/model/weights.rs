@@ -9,6 +9,7 @@ mod calibration;
 mod checkpoint;
 mod config;
 mod convert;
+mod grid;
 mod layer;
 mod model_path;
 mod mtp;

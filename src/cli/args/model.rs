@@ -100,9 +100,9 @@ fn choose_model_dir(baked: PathBuf, beside: &Path) -> PathBuf {
 pub struct WeightArgs {
     #[command(flatten)]
     pub model: PathArgs,
-    /// Type of the weight matrices: auto (native for GGUF, q4_0 for safetensors), native (as stored), q4_0, iq4_nl (as
-    /// small, and less is lost; takes longer to quantise, so pack it), or f32 (for reference; GGUF blocks are expanded in
-    /// memory)
+    /// Type of the weight matrices: auto (native for GGUF and quantised checkpoints, q4_0 for others), native (as stored;
+    /// FP8 becomes Q8_0), q4_0, iq4_nl (as small, and less is lost; takes longer to quantise, so pack it), or f32 (for
+    /// reference; blocks are expanded in memory)
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub weight_type: WeightType,
 }

@@ -7,6 +7,7 @@ use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HAS_MTP, HEAD_DIM, TIED};
 use files::blocks::gguf::decode_values;
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
+use files::error::{MAX_LINE_BYTES, one_line};
 use files::mapped::{AlignedBytes, MappedSlice};
 use files::packed_file::{self, key};
 use files::source::gguf::names::{RowOrder, to_gguf_name};
@@ -212,9 +213,9 @@ impl Checkpoint {
         let reasons = reasons.collect::<Vec<_>>().join(", ");
         if !reasons.is_empty() {
             let (path, count) = (self.path().display(), losses.values().sum::<usize>());
-            print_stderr!(
-                "warning: {path}: no format holds {count} tensors exactly, so they become Q8_0 or their scales are rounded: {reasons}"
-            );
+            let what = "so they become Q8_0, or only their scales are rounded";
+            let line = format!("warning: {path}: no format holds {count} tensors exactly, {what}: {reasons}");
+            print_stderr!("{}", one_line(&line, MAX_LINE_BYTES));
         }
     }
 

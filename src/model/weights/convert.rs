@@ -4,6 +4,7 @@
 //! needs memory for its result and one window, however large a tensor is.
 
 use super::checkpoint::{Checkpoint, StoredTensor};
+use super::grid;
 use super::spec::{TensorRole, TensorSpec};
 use super::storage::{LoadedTensor, Storage, padded_len};
 use super::weight_type::WeightType;
@@ -15,7 +16,7 @@ use files::mapped::MappedSlice;
 use files::source::gguf::names::RowOrder;
 use files::{Error, Result};
 use numeric::pool;
-use numeric::quant::format::{Format, GROUP_ROWS};
+use numeric::quant::format::{Format, GROUP_ROWS, put_block};
 use numeric::quant::{fit, rows};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -120,6 +121,8 @@ struct ConversionTask<'a, 'b> {
     stored: &'a StoredTensor,
     spec: &'a TensorSpec,
     storage: Storage,
+    /// See [`grid`].
+    is_on_grid: bool,
     /// Importance of each column; empty if all count alike.
     importance: &'a [f32],
     /// Index of the first group.
@@ -146,9 +149,18 @@ fn convert_tensor(
     };
     let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
+    let is_on_grid = storage == Storage::Blocks(Format::Q4_0) && grid::is_on_grid(stored, spec, threads);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
-        let task = ConversionTask { stored, spec, storage, importance, first: i * width, groups: window };
+        let task = ConversionTask {
+            stored,
+            spec,
+            storage,
+            is_on_grid,
+            importance,
+            first: i * width,
+            groups: window,
+        };
         convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
         let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
@@ -252,6 +264,12 @@ fn put_row(
     match (task.storage, stored.element_type()) {
         (Storage::Blocks(format), _) if format.block_type() == stored.block => {
             format.put_row(quants, scales, lane, &stored.row_bytes_at(row))
+        }
+        (Storage::Blocks(_), Some(dtype)) if task.is_on_grid => {
+            let blocks = grid::find_blocks(dtype, &stored.row_bytes_at(row)).enumerate();
+            blocks.fold(true, |all, (b, block)| {
+                block.is_some_and(|block| put_block(quants, scales, b, lane, &block)) && all
+            })
         }
         // Q4_0, the only format that is quantised to.
         (Storage::Blocks(_), Some(dtype)) => {
