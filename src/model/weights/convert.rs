@@ -266,8 +266,8 @@ fn put_row(
             format.put_row(quants, scales, lane, &stored.row_bytes_at(row))
         }
         (Storage::Blocks(_), Some(dtype)) if task.is_on_grid => {
-            let blocks = grid::find_blocks(dtype, &stored.row_bytes_at(row)).enumerate();
-            blocks.fold(true, |all, (b, block)| {
+            let row = stored.row_bytes_at(row);
+            grid::find_blocks(dtype, &row).enumerate().fold(true, |all, (b, block)| {
                 block.is_some_and(|block| put_block(quants, scales, b, lane, &block)) && all
             })
         }
