@@ -209,11 +209,18 @@ fn weights_are_those_that_the_quantised_ones_stand_for() {
                 assert!(decode(&native, layer) == decode(&want, layer), "{method}: layer {layer} in blocks");
             }
         }
+        // Half a step of Q8_0, whose scale is rounded to f16.
+        let value = |bits: &u32| f32::from_bits(*bits);
+        for (found, want) in decode(&native, 0).chunks(BLOCK).zip(decode(&want, 0).chunks(BLOCK)) {
+            let max = want.iter().fold(0f32, |max, x| max.max(value(x).abs()));
+            let mut pairs = found.iter().zip(want);
+            assert!(pairs.all(|(a, b)| (value(a) - value(b)).abs() <= max * 0.54 / 127.0), "{method}: {max}");
+        }
         let want = logits(want);
         assert!(logits(exact) == want, "{method}: the same logits in f32");
         let native = logits(native);
         let (most, rms) = error(&native, &want);
-        assert!(most <= 0.3 && rms <= 0.06, "{method}: {most} {rms}");
+        assert!(most <= 0.5 && rms <= 0.06, "{method}: {most} {rms}");
         if format == Format::Q4_0 {
             let found = load(&coded.0, WeightType::Q4_0, 1).unwrap();
             let want = load(&plain.0, WeightType::F32, 1).unwrap();

@@ -178,8 +178,8 @@ impl Checkpoint {
         }
     }
 
-    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head to the embedding but the file has another
-    /// head, the file's head is read.
+    /// The model's tensors as this file has them, those of [`mtp_tensors`] if it has all. If the config ties the head
+    /// to the embedding but the file has another head, the file's head is read.
     pub fn tensor_specs(&self) -> Vec<TensorSpec> {
         let mut specs = model_tensors();
         if TIED && self.packed().is_none() && self.has_own_head() {
@@ -197,8 +197,8 @@ impl Checkpoint {
         specs
     }
 
-    /// Says of a quantised checkpoint, in one line, how many tensors no block format holds exactly and why, if they are
-    /// not quantised again anyway.
+    /// Says of a quantised checkpoint, in one line, how many tensors no block format holds exactly and why, unless
+    /// all are quantised again.
     pub fn report_losses(&self, specs: &[TensorSpec], weight_type: WeightType) {
         let Checkpoint::Safetensors(source) = self else { return };
         if source.quant_method().is_none() || weight_type != WeightType::Native {

@@ -1,9 +1,9 @@
-//! Weights on a grid of Q4_0, as quantisation-aware training leaves them in a checkpoint of 16-bit floats: each block of
-//! 32 is `d * q`, rounded to the element type.
+//! Weights on a grid of Q4_0, as quantisation-aware training leaves them in a checkpoint of 16-bit floats: each block
+//! of 32 is `d * q`, rounded to the element type.
 //!
 //! The scale of Q4_0, a block's largest magnitude over 7, misses the grid where that magnitude is not seven steps: in
-//! blocks of llama.cpp's quantiser it is eight. So if all blocks of a tensor are on a grid, theirs is taken. Any other
-//! tensor, whose first block already is on none, is quantised as usual.
+//! blocks of llama.cpp's quantiser it is eight. So if all blocks of a tensor are on a grid, their own is taken. Any
+//! other tensor, most of whose blocks are on none, is quantised as usual.
 
 use super::checkpoint::StoredTensor;
 use super::convert::WINDOW;
