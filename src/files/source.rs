@@ -57,7 +57,7 @@ pub struct Safetensors {
     tensors: BTreeMap<String, Tensor>,
     unreadable: BTreeMap<String, UnsupportedTensor>,
     metadata: BTreeMap<String, String>,
-    /// How its matrices are quantised, as the `config.json` beside it says.
+    /// Storage of quantised matrices, from the `config.json` beside it.
     quant_method: Option<QuantMethod>,
     files: Vec<File>,
 }
@@ -96,7 +96,7 @@ impl Safetensors {
         Ok(source)
     }
 
-    /// How the matrices are quantised; `None` for a usual checkpoint.
+    /// Storage of its quantised matrices; `None` for a usual checkpoint.
     pub fn quant_method(&self) -> Option<QuantMethod> {
         self.quant_method
     }

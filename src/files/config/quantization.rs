@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 pub(super) const FIELD: &str = "quantization_config";
 
-/// How a checkpoint stores its quantised matrices.
+/// Storage of a checkpoint's quantised matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuantMethod {
     /// FP8 with a scale for the tensor, or for blocks of `[rows, columns]`.

@@ -84,7 +84,7 @@ enum CodeKind {
 }
 
 impl CodeKind {
-    fn bits(self) -> usize {
+    fn code_bits(self) -> usize {
         match self {
             CodeKind::Unsigned(bits) => bits,
             CodeKind::E2m1 => 4,
@@ -96,7 +96,7 @@ impl CodeKind {
 /// Place of code `[a][b]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum CodeOrder {
-    /// Those of an `a` follow each other, lowest bits first, in this many bytes.
+    /// The codes of an `a` follow each other, lowest bits first, in this many bytes.
     Along(usize),
     /// So in AWQ's order of eight.
     Awq(usize),
@@ -134,7 +134,7 @@ impl QuantisedTensor {
     /// Sets the blocks' type: the one that holds the matrix exactly, else Q8_0.
     fn choose_block(mut self) -> Self {
         let is_aligned = self.groups.chunks(BLOCK).all(|block| block.iter().all(|group| *group == block[0]));
-        let zero = 1 << (self.kind.bits() - 1);
+        let zero = 1 << (self.kind.code_bits() - 1);
         let is_symmetric = self.zeros.iter().all(|found| *found == zero);
         let smallest = f32::from_bits(1 << 22);
         let is_e8m0 = || self.scales.iter().all(|scale| scale.to_bits() << 9 == 0 || *scale == smallest);
@@ -156,7 +156,7 @@ impl QuantisedTensor {
 
     /// Codes of a row.
     fn read_codes(&self, row: usize) -> Vec<u8> {
-        let (bytes, bits, order) = (self.codes.data.bytes(), self.kind.bits(), self.order);
+        let (bytes, bits, order) = (self.codes.data.bytes(), self.kind.code_bits(), self.order);
         let cols = 0..self.groups.len();
         match order {
             CodeOrder::Along(_) => cols.map(|col| order.read_code(bytes, bits, (row, col))).collect(),
@@ -165,7 +165,7 @@ impl QuantisedTensor {
     }
 
     /// The integer of a code, less its zero point.
-    fn level(&self, code: u8, at: usize) -> i16 {
+    fn level_of(&self, code: u8, at: usize) -> i16 {
         // A signed integer with an offset of 128, as those that are packed.
         let code = if self.kind == CodeKind::Signed { code ^ 0x80 } else { code };
         i16::from(code) - self.zeros[at]
@@ -177,7 +177,7 @@ impl QuantisedTensor {
         for ((value, code), group) in values.iter_mut().zip(codes).zip(&self.groups) {
             let at = row * self.group_count + *group as usize;
             let unscaled = match self.kind {
-                CodeKind::Unsigned(_) | CodeKind::Signed => f32::from(self.level(code, at)),
+                CodeKind::Unsigned(_) | CodeKind::Signed => f32::from(self.level_of(code, at)),
                 CodeKind::E2m1 => E2M1[usize::from(code & 7)] * if code & 8 == 0 { 1.0 } else { -1.0 },
                 CodeKind::Float(dtype) => dtype.widen_array::<1>(&[code])[0],
             };
@@ -210,13 +210,13 @@ impl QuantisedTensor {
             |q: &[u8; BLOCK]| (0..BLOCK / 2).map(|z| q[z] & 15 | q[z + BLOCK / 2] << 4).collect::<Vec<u8>>();
         match self.block {
             BlockType::MXFP4 => [vec![(scale.to_bits() >> 23) as u8], nibbles(codes)].concat(),
-            BlockType::Q4_0 => [d, nibbles(&codes.map(|code| (self.level(code, at) + 8) as u8))].concat(),
+            BlockType::Q4_0 => [d, nibbles(&codes.map(|code| (self.level_of(code, at) + 8) as u8))].concat(),
             BlockType::Q5_0 => {
-                let q = codes.map(|code| (self.level(code, at) + 16) as u8);
+                let q = codes.map(|code| (self.level_of(code, at) + 16) as u8);
                 let high = q.iter().enumerate().fold(0, |high, (i, q)| high | u32::from(q >> 4) << i);
                 [d, high.to_le_bytes().to_vec(), nibbles(&q)].concat()
             }
-            _ => [d, codes.map(|code| self.level(code, at) as u8).to_vec()].concat(),
+            _ => [d, codes.map(|code| self.level_of(code, at) as u8).to_vec()].concat(),
         }
     }
 }

@@ -50,11 +50,11 @@ impl<'a> TensorParts<'a> {
         Ok(Some(tensor.choose_block()))
     }
 
-    fn find(&self, suffix: &str) -> Option<&'a Tensor> {
+    fn find_part(&self, suffix: &str) -> Option<&'a Tensor> {
         self.source.get(&format!("{}{suffix}", self.stem))
     }
 
-    fn find_required(&self, suffix: &str) -> Result<&'a Tensor> {
+    fn require_part(&self, suffix: &str) -> Result<&'a Tensor> {
         self.source.get_required(&format!("{}{suffix}", self.stem))
     }
 
@@ -63,7 +63,7 @@ impl<'a> TensorParts<'a> {
         // Words for this many integers.
         let words = |count: usize, bits: usize| (count * bits).div_ceil(32);
         if let QuantMethod::Gptq { .. } | QuantMethod::Awq = self.method {
-            let Some(codes) = self.find("qweight") else { return Ok(None) };
+            let Some(codes) = self.find_part("qweight") else { return Ok(None) };
             if self.method == QuantMethod::Awq {
                 check_tensor(codes, &[Dtype::I32], &[&[cols, words(rows, 4)]])?;
                 return Ok(Some((codes, CodeKind::Unsigned(4), CodeOrder::Awq(4 * words(rows, 4)))));
@@ -72,7 +72,7 @@ impl<'a> TensorParts<'a> {
             let found = check_tensor(codes, &[Dtype::I32], &[&shapes[0], &shapes[1]])?;
             return Ok(Some((codes, CodeKind::Unsigned([4, 8][found]), CodeOrder::Across(rows))));
         }
-        if let Some(shape) = self.find("weight_shape") {
+        if let Some(shape) = self.find_part("weight_shape") {
             check_tensor(shape, &[Dtype::I32, Dtype::I64], &[&[2]])?;
             let found = shape.dtype.to_f32(shape.data.bytes());
             if found != [rows as f32, cols as f32] {
@@ -81,8 +81,8 @@ impl<'a> TensorParts<'a> {
                 return Err(Error::model(&shape.file, why));
             }
         }
-        let Some(codes) = self.find("weight_packed") else {
-            let Some(codes) = self.find("weight") else { return Ok(None) };
+        let Some(codes) = self.find_part("weight_packed") else {
+            let Some(codes) = self.find_part("weight") else { return Ok(None) };
             let kind = match codes.dtype {
                 Dtype::F8_E4M3 | Dtype::F8_E5M2 => CodeKind::Float(codes.dtype),
                 Dtype::I8 => CodeKind::Signed,
@@ -106,7 +106,7 @@ impl<'a> TensorParts<'a> {
         let block = match self.method {
             QuantMethod::Fp8 { block } | QuantMethod::CompressedTensors { block } => block,
             QuantMethod::Gptq { .. } | QuantMethod::Awq => {
-                let scales = self.find_required("scales")?;
+                let scales = self.require_part("scales")?;
                 let groups = scales.shape.first().copied().unwrap_or_default();
                 check_tensor(scales, FLOATS, &[&[groups, rows]])?;
                 let values = scales.dtype.to_f32(scales.data.bytes());
@@ -114,7 +114,8 @@ impl<'a> TensorParts<'a> {
                 return Ok((groups, transposed.collect()));
             }
         };
-        let scales = self.find("weight_scale_inv").map_or_else(|| self.find_required("weight_scale"), Ok)?;
+        let scales =
+            self.find_part("weight_scale_inv").map_or_else(|| self.require_part("weight_scale"), Ok)?;
         let of_blocks = block.map(|[height, width]| [rows.div_ceil(height), cols.div_ceil(width)]);
         let groups = scales.shape.get(1).copied().unwrap_or(1);
         let mut shapes = vec![&[][..], &[1], &[1, 1]];
@@ -129,7 +130,7 @@ impl<'a> TensorParts<'a> {
             let widen = |e: &f32| f32::from_bits((*e as u32) << 23).max(f32::from_bits(1 << 22));
             values = values.iter().map(widen).collect();
         } else if kind == CodeKind::E2m1 {
-            let factor = self.find_required("weight_global_scale")?;
+            let factor = self.require_part("weight_global_scale")?;
             check_tensor(factor, FLOATS, &[&[], &[1]])?;
             let factor = factor.dtype.to_f32(factor.data.bytes())[0];
             values.iter_mut().for_each(|scale| *scale /= factor);
@@ -147,7 +148,7 @@ impl<'a> TensorParts<'a> {
     /// Group of each column.
     fn read_groups(&self, count: usize) -> Result<Vec<u32>> {
         let cols = self.cols;
-        if let Some(order) = self.find("g_idx").or_else(|| self.find("weight_g_idx")) {
+        if let Some(order) = self.find_part("g_idx").or_else(|| self.find_part("weight_g_idx")) {
             check_tensor(order, &[Dtype::I32], &[&[cols]])?;
             let words = order.data.bytes().as_chunks().0.iter();
             let groups: Vec<u32> = words.map(|word| u32::from_le_bytes(*word)).collect();
@@ -183,7 +184,7 @@ impl<'a> TensorParts<'a> {
 
     /// Zero points `[row][group]`.
     fn read_zeros(&self, kind: CodeKind, groups: usize) -> Result<Vec<i16>> {
-        let (rows, bits) = (self.rows, kind.bits());
+        let (rows, bits) = (self.rows, kind.code_bits());
         let middle = 1 << (bits - 1);
         let symmetric = || vec![middle; rows * groups];
         if !matches!(kind, CodeKind::Unsigned(_) | CodeKind::Signed) {
@@ -191,9 +192,9 @@ impl<'a> TensorParts<'a> {
         }
         let words = (rows * bits).div_ceil(32);
         let (zeros, offset) = match self.method {
-            QuantMethod::Gptq { zero_offset } => (self.find_required("qzeros")?, zero_offset),
-            QuantMethod::Awq => (self.find_required("qzeros")?, 0),
-            _ => match self.find("weight_zero_point") {
+            QuantMethod::Gptq { zero_offset } => (self.require_part("qzeros")?, zero_offset),
+            QuantMethod::Awq => (self.require_part("qzeros")?, 0),
+            _ => match self.find_part("weight_zero_point") {
                 None => return Ok(symmetric()),
                 Some(zeros) if zeros.dtype == Dtype::I8 => {
                     let shapes: [&[usize]; 4] = [&[rows, groups], &[rows * groups], &[], &[1]];
