@@ -7,6 +7,7 @@
 mod families;
 mod fields;
 mod layer_kinds;
+mod quantization;
 mod rope;
 mod sizes;
 mod written;
@@ -15,6 +16,7 @@ pub use families::{Arch, AttentionGate, Family, Mlp, Norm, QkNorm};
 pub use fields::ConfigError;
 pub(crate) use fields::Fields;
 pub use layer_kinds::LayerKind;
+pub use quantization::QuantMethod;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 
 use crate::text_file::strip_bom;
@@ -146,8 +148,10 @@ impl ModelConfig {
             if arch == Arch::Gemma3 || !text.contains_key("model_type") {
                 text.insert("model_type".into(), arch.name().into());
             }
-            if let Some(tied) = f.get("tie_word_embeddings") {
-                text.entry("tie_word_embeddings").or_insert(tied.clone());
+            for field in ["tie_word_embeddings", quantization::FIELD] {
+                if let Some(outer) = f.get(field) {
+                    text.entry(field).or_insert(outer.clone());
+                }
             }
             return Self::from_map(&text);
         }
@@ -356,10 +360,7 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
             &format!("null, or at least max_position_embeddings ({positions})"),
         );
     }
-    if f.get("quantization_config").is_some() {
-        return f.unsupported("quantization_config", "unquantised BF16, F16 or F32 checkpoints");
-    }
-    Ok(())
+    QuantMethod::read(f).map(|_| ())
 }
 
 #[cfg(test)]

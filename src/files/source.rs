@@ -8,8 +8,11 @@ pub mod gguf;
 pub(crate) mod header;
 mod index;
 pub(crate) mod json;
+pub mod quantised;
 
 use crate::blocks::Dtype;
+use crate::config::QuantMethod;
+use crate::text_file::read_text;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -54,6 +57,8 @@ pub struct Safetensors {
     tensors: BTreeMap<String, Tensor>,
     unreadable: BTreeMap<String, UnsupportedTensor>,
     metadata: BTreeMap<String, String>,
+    /// Storage of quantised matrices, from the `config.json` beside it.
+    quant_method: Option<QuantMethod>,
     files: Vec<File>,
 }
 
@@ -86,7 +91,14 @@ impl Safetensors {
             let remedy = "give the directory of a downloaded model, or download one: cargo xtask fetch NAME";
             return Err(Error::model(path, format_args!("has neither {FILE} nor {INDEX}; {remedy}")));
         }
+        let dir = if meta.is_dir() { Some(path) } else { path.parent() };
+        source.quant_method = dir.and_then(|dir| read_quant_method(&dir.join("config.json")));
         Ok(source)
+    }
+
+    /// Storage of its quantised matrices; `None` for a usual checkpoint.
+    pub fn quant_method(&self) -> Option<QuantMethod> {
+        self.quant_method
     }
 
     /// Opens a safetensors file that is embedded as `plane` in the file at `path`.
@@ -187,6 +199,11 @@ impl Safetensors {
                 safetensors::Dtype::F16 => Dtype::F16,
                 safetensors::Dtype::BF16 => Dtype::BF16,
                 safetensors::Dtype::U8 => Dtype::U8,
+                safetensors::Dtype::I8 => Dtype::I8,
+                safetensors::Dtype::I32 => Dtype::I32,
+                safetensors::Dtype::I64 => Dtype::I64,
+                safetensors::Dtype::F8_E4M3 => Dtype::F8_E4M3,
+                safetensors::Dtype::F8_E5M2 => Dtype::F8_E5M2,
                 other => {
                     let (dtype, bytes) = (other.to_string(), range.len());
                     self.unreadable
@@ -224,6 +241,16 @@ impl Safetensors {
         }
         Ok(())
     }
+}
+
+/// The `quantization_config` of a `config.json`. A wrong one counts as none: whoever reads the rest of the file reports
+/// it.
+fn read_quant_method(config: &Path) -> Option<QuantMethod> {
+    const LIMIT: u64 = 16 << 20;
+    let is_file = fs::metadata(config).is_ok_and(|meta| meta.is_file());
+    let text =
+        is_file.then(|| fs::File::open(config).ok()).flatten().and_then(|file| read_text(file, LIMIT).ok());
+    QuantMethod::parse(&text?).ok().flatten()
 }
 
 /// Returns true if a path exists. A dangling link counts, so that opening it gives an error with its name.

@@ -10,6 +10,7 @@ mod calibration;
 mod checkpoint;
 mod config;
 mod convert;
+mod grid;
 mod imatrix;
 mod layer;
 mod lora;
@@ -173,6 +174,7 @@ impl Weights {
         let weight_type = checkpoint.resolve_weight_type(options.weight_type);
         let Some(packed) = checkpoint.packed() else {
             let squares = measure_inputs(checkpoint, weight_type, options)?;
+            checkpoint.report_losses(&checkpoint.tensor_specs(), weight_type);
             return build_weights(from_checkpoint(checkpoint, (weight_type, squares.as_deref()), options)?);
         };
         checkpoint.check_packed_as(weight_type)?;

@@ -32,7 +32,7 @@ use std::sync::Arc;
 const EMBED: &str = "model.embed_tokens.weight";
 
 /// The baked model's checkpoint; `None`, said aloud, where only its config is here.
-fn checkpoint() -> Option<Safetensors> {
+pub fn checkpoint() -> Option<Safetensors> {
     let found =
         Safetensors::open(&paths::model()).ok().filter(|s| packed_file::read_layout_version(s).is_none());
     if found.is_none() {
@@ -49,13 +49,13 @@ fn formats() -> impl Iterator<Item = BlockType> {
     BlockType::ALL.into_iter().filter(fits)
 }
 
-fn load(path: &Path, weight_type: WeightType, threads: usize) -> Result<Weights, Error> {
+pub fn load(path: &Path, weight_type: WeightType, threads: usize) -> Result<Weights, Error> {
     let model = ModelPath::new(path)?.open(weight_type)?;
     Weights::load(&model, &LoadOptions::new(weight_type, threads))
 }
 
 /// The logits of some tokens, one after another.
-fn logits(weights: Weights) -> Vec<Vec<f32>> {
+pub fn logits(weights: Weights) -> Vec<Vec<f32>> {
     const TOKENS: usize = 24;
     let options = CpuOptions {
         threads: 1,
@@ -74,7 +74,7 @@ fn logits(weights: Weights) -> Vec<Vec<f32>> {
 }
 
 /// Largest difference, and root of the mean square, both over the standard deviation of the logits.
-fn error(found: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
+pub fn error(found: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
     let (found, want) = (found.concat(), want.concat());
     let n = want.len() as f64;
     let mean = want.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
@@ -115,7 +115,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
             [0, VOCAB / 2, VOCAB - 1].iter().all(|&token| {
                 let (mut found, mut want) = ([0.0; DIM], [0.0; DIM]);
                 weights.embed_token(token, 0, &mut found);
-                decode_values(block, embeddings.row_bytes_at(token), &mut want);
+                decode_values(block, &embeddings.row_bytes_at(token), &mut want);
                 found.map(f32::to_bits) == want.map(f32::to_bits)
             })
         };
@@ -154,7 +154,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
 }
 
 /// Attention and feed-forward of a layer that has the usual ones.
-fn halves(layer: &Layer) -> (&Attention<Q_DIM, KV_DIM>, &FeedForward<FFN_DIM>) {
+pub fn halves(layer: &Layer) -> (&Attention<Q_DIM, KV_DIM>, &FeedForward<FFN_DIM>) {
     match (&layer.mixer, &layer.ffn) {
         (Mixer::Attention(attention), Ffn::Usual(ffn)) => (attention, ffn),
         _ => panic!("another kind of layer"),
@@ -218,6 +218,8 @@ fn mixed_formats_stay_as_they_are() {
         EMBED => BlockType::Q6_K,
         _ if name.contains("down") => BlockType::Q6_K,
         _ if name.contains("v_proj") => BlockType::F16,
+        // With these, as in files of quantisation-aware training.
+        _ if name.contains("gate") || name.contains("up") => BlockType::Q4_0,
         _ => BlockType::Q4_K,
     };
     File::of(&source, choose).write(&path);
@@ -225,6 +227,9 @@ fn mixed_formats_stay_as_they_are() {
     assert!(matches!(halves(&weights.layers[1]).0.wv, Some(Matrix::Dense { .. })));
     assert!(
         matches!(&halves(&weights.layers[1]).1.down, Matrix::Quantised(m) if m.format().block_type() == BlockType::Q6_K)
+    );
+    assert!(
+        matches!(&halves(&weights.layers[1]).1.up, Matrix::Quantised(m) if m.format().block_type() == BlockType::Q4_0)
     );
     let exact = logits(load(&path, WeightType::F32, 2).unwrap());
     let (most, rms) = error(&logits(weights), &exact);

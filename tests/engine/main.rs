@@ -41,6 +41,8 @@ mod past;
 mod q4_rows;
 /// A checkpoint quantised by a text depends on threads, or loses too much.
 mod quantise;
+/// A checkpoint that is quantised already gives other weights than the values that it stands for.
+mod quantised;
 /// Sliding-window layers keep too few rows or too many, or a reused row changes a result. `cargo xtask test sliding`
 /// builds for models with such layers.
 mod sliding_window;

@@ -358,15 +358,15 @@ fn the_bundled_model_opens() {
 
 #[test]
 fn other_dtypes_are_listed_and_refused_when_asked_for() {
-    let json = r#"{"i":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"q":{"dtype":"F4","shape":[2,1],"data_offsets":[16,17]}}"#;
+    let json = r#"{"i":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},"q":{"dtype":"F4","shape":[2,1],"data_offsets":[16,17]}}"#;
     let dir = TestDir::new().with(FILE, file(json, 17));
     let source = Safetensors::open(&dir.0).unwrap();
     assert_eq!(source.tensors().count(), 0);
     let others: Vec<_> = source.unsupported_tensors().map(|t| (&*t.name, &*t.dtype, t.bytes)).collect();
-    assert_eq!(others, [("i", "I64", 16), ("q", "F4", 1)]);
+    assert_eq!(others, [("i", "F64", 16), ("q", "F4", 1)]);
     assert!(source.get("i").is_none());
     let Err(Error::Model(message)) = source.get_required("i") else { panic!() };
-    for part in [FILE, "\"i\"", "I64", "F32, F16, BF16, U8"] {
+    for part in [FILE, "\"i\"", "F64", "F32, F16, BF16, U8"] {
         assert!(message.contains(part), "{message}");
     }
 }

@@ -105,7 +105,7 @@ fn headers_and_indexes_of_safetensors() {
     let header = json!({
         "__metadata__": {"format": "pt"},
         "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-        "b": {"dtype": "I32", "shape": [1], "data_offsets": [4, 8]},
+        "b": {"dtype": "U32", "shape": [1], "data_offsets": [4, 8]},
     });
     let name = hostile::text();
     let mut refused = 0;

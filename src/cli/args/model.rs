@@ -101,9 +101,9 @@ fn choose_model_dir(baked: PathBuf, beside: &Path) -> PathBuf {
 pub struct WeightArgs {
     #[command(flatten)]
     pub model: PathArgs,
-    /// Type of the weight matrices: auto (native for GGUF, q4_0 for safetensors), native (as stored), q4_0, iq4_nl or q4
-    /// (about as small, and less is lost, least with q4; they take longer to quantise, so pack them), or f32 (for
-    /// reference; GGUF blocks are expanded in memory)
+    /// Type of the weight matrices: auto (native for GGUF and quantised checkpoints, q4_0 for others), native (as stored;
+    /// FP8 becomes Q8_0), q4_0, iq4_nl or q4 (about as small, and less is lost, least with q4; they take longer to
+    /// quantise, so pack them), or f32 (for reference; blocks are expanded in memory)
     #[arg(long, default_value = "auto", value_name = "TYPE")]
     pub weight_type: WeightType,
     /// LoRA adapter that is added to the weights before they are quantised: PEFT's directory or .safetensors file, or a

@@ -4,33 +4,40 @@ use super::BlockType;
 
 /// The element types that this program reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types, reason = "the file format's names")]
 pub enum Dtype {
     F32,
     F16,
     BF16,
     U8,
+    I8,
+    I32,
+    I64,
+    F8_E4M3,
+    F8_E5M2,
 }
 
 impl Dtype {
-    /// Names of all types, for messages.
+    /// Names of the types that need no `quantization_config`, for messages.
     pub const NAMES: &str = "F32, F16, BF16, U8";
 
     /// Bytes of an element.
     pub fn byte_size(self) -> usize {
         match self {
-            Dtype::F32 => 4,
+            Dtype::I64 => 8,
+            Dtype::F32 | Dtype::I32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
-            Dtype::U8 => 1,
+            Dtype::U8 | Dtype::I8 | Dtype::F8_E4M3 | Dtype::F8_E5M2 => 1,
         }
     }
 
-    /// The GGUF type; `None` for U8, which GGUF lacks.
+    /// The GGUF type; `None` for the types that are no weights by themselves.
     pub fn block_type(self) -> Option<BlockType> {
         match self {
             Dtype::F32 => Some(BlockType::F32),
             Dtype::F16 => Some(BlockType::F16),
             Dtype::BF16 => Some(BlockType::BF16),
-            Dtype::U8 => None,
+            _ => None,
         }
     }
 
@@ -39,7 +46,7 @@ impl Dtype {
         [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|t| t.block_type() == Some(block))
     }
 
-    /// Widens the first `N` stored values exactly.
+    /// Widens the first `N` stored values exactly, but for integers of more than 24 bits.
     #[inline(always)]
     pub fn widen_array<const N: usize>(self, bytes: &[u8]) -> [f32; N] {
         match self {
@@ -47,6 +54,11 @@ impl Dtype {
             Dtype::F16 => read_values(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
             Dtype::BF16 => read_values(bytes, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
             Dtype::U8 => read_values(bytes, |[b]| f32::from(b)),
+            Dtype::I8 => read_values(bytes, |[b]| f32::from(b as i8)),
+            Dtype::I32 => read_values(bytes, |b| i32::from_le_bytes(b) as f32),
+            Dtype::I64 => read_values(bytes, |b| i64::from_le_bytes(b) as f32),
+            Dtype::F8_E4M3 => read_values(bytes, |[b]| widen_e4m3(b)),
+            Dtype::F8_E5M2 => read_values(bytes, |[b]| half::f16::from_bits(u16::from(b) << 8).to_f32()),
         }
     }
 
@@ -68,13 +80,13 @@ impl Dtype {
     ///
     /// # Panics
     ///
-    /// For U8.
+    /// For types that are no weights by themselves.
     pub fn round_values(self, values: &[f32]) -> Vec<u8> {
         match self {
             Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Dtype::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
             Dtype::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
-            Dtype::U8 => panic!("weights are not bytes"),
+            _ => panic!("{self:?} is no type of weights by itself"),
         }
     }
 
@@ -82,6 +94,16 @@ impl Dtype {
     pub fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
         bytes.chunks_exact(self.byte_size()).map(|b| self.widen_array::<1>(b)[0]).collect()
     }
+}
+
+/// A sign, four bits of exponent and three of fraction, with NaN but no infinity.
+fn widen_e4m3(byte: u8) -> f32 {
+    if byte & 0x7f == 0x7f {
+        return f32::NAN;
+    }
+    // The fields of an f16, whose exponent is biased by 8 more.
+    let bits = u16::from(byte & 0x80) << 8 | u16::from(byte & 0x7f) << 7;
+    half::f16::from_bits(bits).to_f32() * 256.0
 }
 
 /// Reads the first `N` values of `SIZE` bytes each.

@@ -258,3 +258,70 @@ fn each_kind_of_layer_has_its_own_rope() {
     let rope = both.unwrap().rope;
     assert_eq!((rope.theta, rope.scaling), (7e3, linear(2.0)));
 }
+
+#[test]
+fn a_quantised_checkpoint_is_read_by_its_method_or_refused_by_the_field() {
+    let quantised = |object: &str| {
+        let text = format!(r#"{LLAMA}, "quantization_config": {object}}}"#);
+        let nested = format!(r#"{{"text_config": {{"quantization_config": {object}}}}}"#);
+        let found = QuantMethod::parse(&text);
+        assert_eq!(QuantMethod::parse(&nested), found);
+        assert_eq!(ModelConfig::parse(&text).err(), found.clone().err());
+        found
+    };
+    let block = Some([128, 128]);
+    for (object, method) in [
+        (r#"{"quant_method": "fp8", "weight_block_size": null}"#, QuantMethod::Fp8 { block: None }),
+        (r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#, QuantMethod::Fp8 { block }),
+        (r#"{"quant_method": "gptq", "bits": 8}"#, QuantMethod::Gptq { zero_offset: 1 }),
+        (r#"{"quant_method": "gptq", "checkpoint_format": "gptq_v2"}"#, QuantMethod::Gptq { zero_offset: 0 }),
+        (r#"{"quant_method": "awq", "bits": 4, "version": "gemm"}"#, QuantMethod::Awq),
+        (
+            r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"g":
+            {"weights": {"num_bits": 8, "type": "float", "block_structure": [128, 128]}}}}"#,
+            QuantMethod::CompressedTensors { block },
+        ),
+    ] {
+        assert_eq!(quantised(object), Ok(Some(method)), "{object}");
+    }
+    for (object, field, value) in [
+        (r#"1"#, "quantization_config", "1"),
+        (r#"{}"#, "quantization_config.quant_method", "missing"),
+        (r#"{"quant_method": "bitsandbytes"}"#, "quantization_config.quant_method", "bitsandbytes"),
+        (r#"{"quant_method": "gptq", "bits": 3}"#, "quantization_config.bits", "3"),
+        (
+            r#"{"quant_method": "gptq", "checkpoint_format": "marlin"}"#,
+            "quantization_config.checkpoint_format",
+            "marlin",
+        ),
+        (r#"{"quant_method": "awq", "version": "gemv"}"#, "quantization_config.version", "gemv"),
+        (
+            r#"{"quant_method": "fp8", "weight_block_size": [0, 128]}"#,
+            "quantization_config.weight_block_size",
+            "[0,128]",
+        ),
+        (
+            r#"{"quant_method": "compressed-tensors", "format": "marlin-24"}"#,
+            "quantization_config.format",
+            "marlin-24",
+        ),
+        (
+            r#"{"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 2}}}}"#,
+            "quantization_config.config_groups.g.weights.num_bits",
+            "2",
+        ),
+        (
+            r#"{"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}}"#,
+            "quantization_config.sparsity_config.format",
+            "sparse-bitmask",
+        ),
+        (
+            r#"{"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": 1}}}"#,
+            "quantization_config.transform_config.config_groups",
+            "u",
+        ),
+    ] {
+        let e = quantised(object).unwrap_err();
+        assert!(e.field == field && e.value.contains(value) && !e.supported.is_empty(), "{e}");
+    }
+}

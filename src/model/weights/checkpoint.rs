@@ -6,15 +6,20 @@ use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, ValueMap
 use super::storage::Storage;
 use super::weight_type::WeightType;
 use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HAS_MTP, HEAD_DIM, TIED};
+use files::blocks::gguf::decode_values;
 use files::blocks::{BlockType, Dtype};
 use files::bundle::Bundle;
+use files::error::{MAX_LINE_BYTES, one_line};
 use files::lora::{LoraAdapter, LoraFile};
 use files::mapped::{AlignedBytes, MappedSlice};
 use files::packed_file::{self, key};
 use files::source::gguf::names::{RowOrder, to_gguf_name};
 use files::source::gguf::{self, Gguf, is_gguf};
+use files::source::quantised::{Loss, QuantisedTensor};
 use files::source::{Safetensors, Tensor, hash_parts};
-use files::{Error, Result};
+use files::{Error, Result, print_stderr};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,19 +52,33 @@ pub struct StoredTensor {
     pub transposed: bool,
     /// Change of a vector's values.
     pub map: ValueMap,
-    /// `[rows][cols / block.values()][block.bytes()]`
+    /// `[rows][cols / block.values()][block.bytes()]`; of a quantised checkpoint the codes.
     pub data: MappedSlice,
     pub file: Arc<Path>,
-    /// Bytes of one row.
+    /// Bytes of one row in `data`; 0 if they are not together.
     pub row_bytes: usize,
     /// Added to the matrix when it is loaded.
     pub deltas: Vec<LoraDelta>,
+    /// The matrix of a quantised checkpoint, whose blocks are made row by row, and the tensor's first row in it.
+    pub quantised: Option<(Arc<QuantisedTensor>, usize)>,
 }
 
 impl StoredTensor {
-    /// Bytes of row `row` of the matrix, wherever the file has it.
-    pub fn row_bytes_at(&self, row: usize) -> &[u8] {
-        &self.data.bytes()[self.order.file_row(row) * self.row_bytes..][..self.row_bytes]
+    /// Blocks or elements of row `row` of the matrix, wherever the file has it.
+    pub fn row_bytes_at(&self, row: usize) -> Cow<'_, [u8]> {
+        let row = self.order.file_row(row);
+        match &self.quantised {
+            Some((quantised, first)) => quantised.encode_row(first + row).into(),
+            None => self.data.bytes()[row * self.row_bytes..][..self.row_bytes].into(),
+        }
+    }
+
+    /// Decodes row `row` of the matrix; a quantised checkpoint's exactly, although its blocks may be less exact.
+    pub fn decode_row(&self, row: usize, values: &mut [f32]) {
+        match &self.quantised {
+            Some((quantised, first)) => quantised.decode_row(first + self.order.file_row(row), values),
+            None => decode_values(self.block, &self.row_bytes_at(row), values),
+        }
     }
 
     /// Cuts the rows of a spec out of a tensor that also holds others'.
@@ -72,8 +91,12 @@ impl StoredTensor {
         if rows == of || self.transposed || matches!(order, RowOrder::HeadPart { .. }) {
             return self;
         }
+        let quantised = self.quantised.clone().map(|(quantised, _)| (quantised, first));
+        if self.row_bytes == 0 {
+            return Self { quantised, ..self };
+        }
         let data = self.data.slice(first * bytes..(first + rows) * bytes);
-        Self { data: data.expect("invariant: the shape was checked"), ..self }
+        Self { data: data.expect("invariant: the shape was checked"), quantised, ..self }
     }
 
     /// Transposes a transposed tensor, into memory of its own.
@@ -199,7 +222,9 @@ impl Checkpoint {
             ModelFile::Gguf(_) => WeightType::Native,
             ModelFile::Safetensors(source) => {
                 let found = packed_file::read_weight_type(source).and_then(|name| name.parse().ok());
-                found.filter(|t| *t != WeightType::Auto).unwrap_or(WeightType::Q4_0)
+                let default =
+                    if source.quant_method().is_some() { WeightType::Native } else { WeightType::Q4_0 };
+                found.filter(|t| *t != WeightType::Auto).unwrap_or(default)
             }
         }
     }
@@ -224,6 +249,28 @@ impl Checkpoint {
             specs.extend(mtp);
         }
         specs
+    }
+
+    /// Says of a quantised checkpoint, in one line, how many tensors no block format holds exactly and why, unless
+    /// all are quantised again.
+    pub fn report_losses(&self, specs: &[TensorSpec], weight_type: WeightType) {
+        let ModelFile::Safetensors(source) = &self.file else { return };
+        if source.quant_method().is_none() || weight_type != WeightType::Native {
+            return;
+        }
+        let mut losses: BTreeMap<Loss, usize> = BTreeMap::new();
+        let quantised = specs.iter().filter_map(|spec| self.find_tensor(spec).ok()?.quantised);
+        quantised
+            .filter_map(|(quantised, _)| quantised.loss)
+            .for_each(|loss| *losses.entry(loss).or_default() += 1);
+        let reasons = losses.iter().map(|(loss, count)| format!("{count} with {}", loss.name()));
+        let reasons = reasons.collect::<Vec<_>>().join(", ");
+        if !reasons.is_empty() {
+            let (path, count) = (self.path().display(), losses.values().sum::<usize>());
+            let what = "so they become Q8_0, or only their scales are rounded";
+            let line = format!("warning: {path}: no format holds {count} tensors exactly, {what}: {reasons}");
+            print_stderr!("{}", one_line(&line, MAX_LINE_BYTES));
+        }
     }
 
     /// True if it has an output head that differs from the embedding.
@@ -305,6 +352,34 @@ pub(super) fn names_in_files(name: &str) -> impl Iterator<Item = String> {
     })
 }
 
+/// Finds the matrix of a spec in a quantised checkpoint; `None` if it is not quantised.
+fn find_quantised(source: &Safetensors, spec: &TensorSpec, name: &str) -> Result<Option<StoredTensor>> {
+    if spec.role == TensorRole::Vector {
+        return Ok(None);
+    }
+    let found = names_in_files(name)
+        .find_map(|name| source.find_quantised(&name, (spec.stored.of, spec.cols)).transpose());
+    let Some(found) = found.transpose()? else { return Ok(None) };
+    let QuantisedTensor { codes, row_bytes, block, .. } = &found;
+    if spec.is_transposed() && *row_bytes > 0 {
+        let why = format!("tensor {}: quantised matrices are not read as {ARCH:?} stores them", codes.name);
+        return Err(Error::model(&codes.file, format!("{why}; use GPTQ or an unquantised checkpoint")));
+    }
+    let stored = StoredTensor {
+        name: codes.name.clone(),
+        block: *block,
+        order: spec.stored.order,
+        transposed: false,
+        map: ValueMap::Unchanged,
+        data: codes.data.clone(),
+        file: codes.file.clone(),
+        row_bytes: *row_bytes,
+        quantised: Some((Arc::new(found), 0)),
+        deltas: Vec::new(),
+    };
+    Ok(Some(stored.select_rows(spec)))
+}
+
 /// Finds a tensor by one of its [names](names_in_files).
 fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
     source.get(name).or_else(|| names_in_files(name).find_map(|name| source.get(&name)))
@@ -312,6 +387,9 @@ fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
 
 fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let CheckpointPlace { name, .. } = &spec.stored;
+    if let Some(quantised) = find_quantised(source, spec, name)? {
+        return Ok(quantised);
+    }
     if spec.name == HEAD && !TIED && find_by_name(source, HEAD).is_none() {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
@@ -330,6 +408,7 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
         deltas: Vec::new(),
+        quantised: None,
     };
     Ok(stored.select_rows(spec))
 }
@@ -368,6 +447,7 @@ fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
         file,
         row_bytes,
         deltas: Vec::new(),
+        quantised: None,
     };
     Ok(stored.select_rows(spec))
 }

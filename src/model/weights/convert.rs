@@ -4,6 +4,7 @@
 //! needs memory for its result and one window, however large a tensor is.
 
 use super::checkpoint::{Checkpoint, StoredTensor};
+use super::grid;
 use super::lora::{DecodedDelta, LoraDelta};
 use super::spec::{TensorRole, TensorSpec};
 use super::storage::{LoadedTensor, Storage, padded_len};
@@ -16,7 +17,7 @@ use files::mapped::MappedSlice;
 use files::source::gguf::names::RowOrder;
 use files::{Error, Result};
 use numeric::pool;
-use numeric::quant::format::GROUP_ROWS;
+use numeric::quant::format::{Format, GROUP_ROWS, put_block};
 use numeric::quant::{fit, rows};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -57,9 +58,9 @@ pub enum Importance<'a> {
 
 /// True if the file stores a tensor in another form, with its rows in another order, or without what is added to it.
 pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
-    let StoredTensor { block, order, transposed, deltas, .. } = stored;
-    let asis =
-        storage == Storage::Rows(*block) && *order == RowOrder::Unchanged && !transposed && deltas.is_empty();
+    let StoredTensor { block, order, transposed, deltas, quantised, .. } = stored;
+    let is_whole = deltas.is_empty() && quantised.is_none();
+    let asis = storage == Storage::Rows(*block) && *order == RowOrder::Unchanged && !transposed && is_whole;
     storage != Storage::Head && !asis
 }
 
@@ -139,6 +140,8 @@ struct ConversionTask<'a, 'b> {
     spec: &'a TensorSpec,
     storage: Storage,
     deltas: &'a [DecodedDelta<'a>],
+    /// See [`grid`].
+    is_on_grid: bool,
     /// Importance of each column; empty if all count alike.
     importance: &'a [f32],
     /// Index of the first group.
@@ -166,10 +169,21 @@ fn convert_tensor(
     let groups: Vec<_> = quants[..len(0)].chunks_mut(group_quants).map(split).collect();
     let deltas: Vec<DecodedDelta<'_>> = stored.deltas.iter().map(LoraDelta::decode).collect();
     let bad_row = AtomicUsize::new(usize::MAX);
+    let is_on_grid = storage == Storage::Blocks(Format::Q4_0)
+        && deltas.is_empty()
+        && grid::is_on_grid(stored, spec, threads);
     let width = (WINDOW / (GROUP_ROWS * stored.row_bytes.max(1))).max(1);
     for (i, window) in groups.chunks(width).enumerate() {
-        let (deltas, first) = (&deltas[..], i * width);
-        let task = ConversionTask { stored, spec, storage, deltas, importance, first, groups: window };
+        let task = ConversionTask {
+            stored,
+            spec,
+            storage,
+            deltas: &deltas,
+            is_on_grid,
+            importance,
+            first: i * width,
+            groups: window,
+        };
         convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
         let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
@@ -231,7 +245,7 @@ impl DecodedRow {
     /// Decodes a stored row, and adds what is to be added; false if a value is not finite.
     fn decode_row(&mut self, task: &ConversionTask<'_, '_>, row: usize) -> bool {
         self.values.resize(task.spec.cols, 0.0);
-        decode_values(task.stored.block, task.stored.row_bytes_at(row), &mut self.values);
+        task.stored.decode_row(row, &mut self.values);
         task.deltas.iter().for_each(|delta| delta.add_to_row(row, &mut self.values));
         self.bytes.clear();
         self.bytes.extend(self.values.iter().flat_map(|x| x.to_le_bytes()));
@@ -276,18 +290,24 @@ fn put_row(
     let mut copy = |bytes: &[u8]| quants[lane * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
     match (task.storage, stored.element_type()) {
         (Storage::Blocks(format), _) if format.block_type() == stored.block => {
-            format.put_row(quants, scales, lane, stored.row_bytes_at(row))
+            format.put_row(quants, scales, lane, &stored.row_bytes_at(row))
+        }
+        (Storage::Blocks(_), Some(dtype)) if task.is_on_grid => {
+            let row = stored.row_bytes_at(row);
+            grid::find_blocks(dtype, &row).enumerate().fold(true, |all, (b, block)| {
+                block.is_some_and(|block| put_block(quants, scales, b, lane, &block)) && all
+            })
         }
         // Q4_0, the only format that is quantised to.
         (Storage::Blocks(_), Some(dtype)) if !is_added => {
-            rows::quantise_row(dtype, stored.row_bytes_at(row), lane, quants, scales)
+            rows::quantise_row(dtype, &stored.row_bytes_at(row), lane, quants, scales)
         }
         (Storage::Blocks(_), _) => {
             decoded.decode_row(task, row)
                 && rows::quantise_row(Dtype::F32, &decoded.bytes, lane, quants, scales)
         }
         (Storage::Rows(block), _) if block == stored.block && !is_added => {
-            copy(stored.row_bytes_at(row));
+            copy(&stored.row_bytes_at(row));
             true
         }
         (Storage::Rows(block), Some(dtype)) if block == stored.block && dtype != Dtype::F32 => {

@@ -153,6 +153,7 @@ pub fn write_to(
             .map_err(fail)
     };
     put(&header)?;
+    source.report_losses(&specs, weight_type);
     let squares = measure_inputs(source, weight_type, options)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());

@@ -79,22 +79,24 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
         let missing = || Storage::for_tensor(&spec, BlockType::F32, weight_type);
         let form = stored.as_ref().map_or_else(missing, |t| t.choose_storage(&spec, weight_type));
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
+        let is_quantised = stored.as_ref().is_some_and(|t| t.quantised.is_some());
+        let is_whole = spec.is_transposed() || stored.as_ref().is_some_and(|t| t.row_bytes == 0);
         bytes.device = add(bytes.device, device_bytes(&spec, form));
         match spec.role {
             TensorRole::Vector => bytes.own = add(bytes.own, dense_bytes(&spec, 4)),
-            TensorRole::Embedding | TensorRole::Table => {
+            TensorRole::Embedding | TensorRole::Table if !is_quantised => {
                 bytes.dropped = add(bytes.dropped, stored_bytes(&spec, form))
             }
-            TensorRole::Matrix if converted => {
+            _ if converted => {
                 bytes.own = add(bytes.own, stored_bytes(&spec, form));
                 let deltas = stored.iter().flat_map(|t| &t.deltas);
                 let added = deltas.fold(0, |sum, delta| add(sum, delta.decoded_bytes()));
                 let stored = stored
                     .map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| t.data.bytes().len() as u64);
-                let window = if spec.is_transposed() { u64::MAX } else { WINDOW as u64 };
+                let window = if is_whole { u64::MAX } else { WINDOW as u64 };
                 bytes.conversion_window = bytes.conversion_window.max(add(stored.min(window), added));
             }
-            TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
+            _ => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
         }
     }
     bytes

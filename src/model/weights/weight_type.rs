@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// Type that matrices are converted to when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightType {
-    /// Chosen by the file: native for GGUF, Q4_0 for safetensors, its own type for a packed file.
+    /// Chosen by the file: native for GGUF and quantised checkpoints, Q4_0 for others, its own type for a packed file.
     #[default]
     Auto,
     /// Not quantised again: blocks in the layout that kernels read, elements as stored. What adapters change is rounded

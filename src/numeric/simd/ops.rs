@@ -332,6 +332,6 @@ pub(super) unsafe fn load_dtype<L: Lanes>(bytes: &[u8], dtype: Dtype, i: usize, 
         Dtype::F32 => L::load(p.cast()),
         Dtype::F16 => L::load_f16(p),
         Dtype::BF16 => L::load_bf16(p),
-        Dtype::U8 => unreachable!("invariant: bytes are not a weight type"),
+        _ => unreachable!("invariant: not a weight type"),
     }
 }

@@ -123,6 +123,6 @@ fn dense_storage(dtype: Dtype) -> MatrixStorage {
         Dtype::F32 => MatrixStorage::F32,
         Dtype::F16 => MatrixStorage::F16,
         Dtype::BF16 => MatrixStorage::Bf16,
-        Dtype::U8 => unreachable!("invariant: bytes are not a weight type"),
+        _ => unreachable!("invariant: not a weight type"),
     }
 }
