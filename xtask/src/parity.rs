@@ -95,7 +95,7 @@ pub fn check_families(target: &str, emulator: &'static str) -> Result<Tally> {
         let reference = Reference::load(&dir)?;
         let place = format!("{name}-{target}");
         let engine =
-            Engine::with_copy(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
+            Engine::with_program(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
         let run = engine.logits(&reference.longest_case().ids, reference.vocab, Variant::with(QUANTISED));
         tally.count_quietly(
             &place,
