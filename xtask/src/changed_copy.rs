@@ -22,7 +22,8 @@ pub fn write_changed_copy(
     let damaged = || Error::at(&file, "is not a safetensors file");
     let length = u64::from_le_bytes(*bytes.first_chunk().ok_or_else(damaged)?) as usize;
     let data = 8 + length;
-    let header: Value = serde_json::from_slice(bytes.get(8..data).ok_or_else(damaged)?).map_err(|_| damaged())?;
+    let header: Value =
+        serde_json::from_slice(bytes.get(8..data).ok_or_else(damaged)?).map_err(|_| damaged())?;
     let mut changed = false;
     for (name, entry) in header.as_object().ok_or_else(damaged)? {
         if entry["dtype"] == "BF16" {

@@ -94,8 +94,8 @@ pub fn check_families(target: &str, emulator: &'static str) -> Result<Tally> {
         let dir = build::model_dir(name)?;
         let reference = Reference::load(&dir)?;
         let place = format!("{name}-{target}");
-        let engine =
-            Engine::with_program(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?.emulated(emulator);
+        let engine = Engine::with_program(&build::build_unoptimised_for(target, &dir)?, &dir, &place)?
+            .emulated(emulator);
         let run = engine.logits(&reference.longest_case().ids, reference.vocab, Variant::with(QUANTISED));
         tally.count_quietly(
             &place,

@@ -351,7 +351,7 @@ mod tests {
         for kind in KvType::ALL {
             // Keys come back with rounding errors of other arithmetic.
             for noise in [0.0, 1e-6] {
-                let noise = if kind == KvType::Q4 { noise } else { 0.0 };
+                let noise = if kind.is_rotated() { noise } else { 0.0 };
                 let again = widened_rows(kind, |x, row| {
                     let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                     let mut sign = noise;

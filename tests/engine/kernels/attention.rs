@@ -161,7 +161,8 @@ fn decoded(kind: KvType, row: &[u8], width: usize) -> Vec<f32> {
                 // The high bits of integer `i`, from the lowest bit of the bytes on, are those of the integers that
                 // are as many apart as there are bytes.
                 KvType::Q6 | KvType::Q5 => {
-                    let (bits, (low, high)) = (if kind == KvType::Q6 { 2 } else { 1 }, b[2..].split_at(block / 2));
+                    let (bits, (low, high)) =
+                        (if kind == KvType::Q6 { 2 } else { 1 }, b[2..].split_at(block / 2));
                     let integer = |i: usize| {
                         let low = low[i % (block / 2)] >> if i < block / 2 { 0 } else { 4 } & 15;
                         let high = high[i % high.len()] >> (i / high.len() * bits) & ((1 << bits) - 1);

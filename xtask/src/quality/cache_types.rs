@@ -24,7 +24,7 @@ const TYPES: [(&str, &str, &str); 11] = [
 const HEAD: &str = "| keys | values | bits | story | KL, nats | hard keys | KL, nats | SmolLM2 | KL, nats |\n\
                     |---|---|---:|---:|---:|---:|---:|---:|---:|\n";
 /// Chunks of 512 tokens that SmolLM2 predicts.
-const CHUNKS: &str = "4";
+const CHUNKS: &str = "2";
 /// Name of the table's place in the page.
 const PLACE: &str = "cache types";
 const SMOLLM: &str = "smollm2-135m";
