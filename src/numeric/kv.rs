@@ -21,7 +21,7 @@ pub enum KvType {
     Q8,
     /// Blocks of an f16 scale, the low four bits of integers, and their high two bits.
     Q6,
-    /// The same with one high bit.
+    /// Blocks of an f16 scale, the low four bits of integers, and their high bit.
     Q5,
     /// Blocks of an f16 scale and four-bit integers.
     Q4,

@@ -268,21 +268,7 @@ pub(super) unsafe fn decode_row<L: Lanes, const HD: usize>(kind: KvType, row: &[
                 });
             }
         }
-        KvType::Q6 | KvType::Q5 => {
-            let mut q = [0u8; HD];
-            for (q, p) in q.chunks_exact_mut(block).zip(row.chunks_exact(bytes)) {
-                unpack_bits(kind.high_bits(), &p[2..], q);
-            }
-            for b in 0..HD / block {
-                let d = L::splat_f16(row[b * bytes..].as_ptr());
-                sixteens!(block, |i, part| {
-                    let mut copy = [0u8; 16];
-                    let n = part.unwrap_or(16);
-                    copy[..n].copy_from_slice(&q[b * block + i..][..n]);
-                    store(L::load_i8(copy.as_ptr()).mul(d), out, b * block + i, part);
-                });
-            }
-        }
+        KvType::Q6 | KvType::Q5 => decode_packed::<L, HD>(kind, row, out),
         KvType::Q4 => {
             let half = block / 2;
             for b in 0..HD / block {
@@ -302,6 +288,21 @@ pub(super) unsafe fn decode_row<L: Lanes, const HD: usize>(kind: KvType, row: &[
                 });
             }
         }
+    }
+}
+
+/// Decodes a row of q6 or q5.
+#[inline(always)]
+unsafe fn decode_packed<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
+    let block = KvType::block_len(HD);
+    for (b, p) in row.chunks_exact(kind.block_bytes(block)).enumerate() {
+        let (mut q, d) = ([0u8; HD], L::splat_f16(p.as_ptr()));
+        unpack_bits(kind.high_bits(), &p[2..], &mut q[..block]);
+        sixteens!(block, |i, part| {
+            let (mut copy, n) = ([0u8; 16], part.unwrap_or(16));
+            copy[..n].copy_from_slice(&q[i..][..n]);
+            store(L::load_i8(copy.as_ptr()).mul(d), out, b * block + i, part);
+        });
     }
 }
 
