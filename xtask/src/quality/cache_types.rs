@@ -8,17 +8,12 @@ use result::Measurement;
 use std::path::Path;
 
 /// Types of keys and values with the mean bits of an element, scales included; the first is lossless.
-const TYPES: [(&str, &str, &str); 11] = [
+const TYPES: [(&str, &str, &str); 6] = [
     ("f32", "f32", "32"),
-    ("f16", "f16", "16"),
     ("q8", "q8", "8.5"),
-    ("q8", "q6", "7.5"),
     ("q6", "q6", "6.5"),
     ("q8", "q4", "6.5"),
-    ("q6", "q5", "6"),
     ("q5", "q5", "5.5"),
-    ("q6", "q4", "5.5"),
-    ("q5", "q4", "5"),
     ("q4", "q4", "4.5"),
 ];
 const HEAD: &str = "| keys | values | bits | story | KL, nats | hard keys | KL, nats | SmolLM2 | KL, nats |\n\

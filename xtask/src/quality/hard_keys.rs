@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Pairs of channels and their factors; in each layer and head other pairs, this far from one of its own.
 const FACTORS: [(usize, f32); 3] = [(3, 128.0), (8, 32.0), (12, 1.0 / 128.0)];
 /// Chunks of the held-out text that are predicted.
-const CHUNKS: &str = "10";
+const CHUNKS: &str = "4";
 /// Maximum relative change of perplexity with a four-bit cache.
 const MAX_Q4_CHANGE: f64 = 0.032;
 
