@@ -8,16 +8,22 @@
 #define T_F32 0
 #define T_F16 1
 #define T_Q8 2
-#define T_Q4 3
+#define T_Q6 3
+#define T_Q5 4
+#define T_Q4 5
 // True for types stored in blocks with a scale each.
-#define IS_IN_BLOCKS(type) ((type) == T_Q8 || (type) == T_Q4)
-#define K_ROTATED (K_TYPE == T_Q4)
-#define V_ROTATED (V_TYPE == T_Q4)
+#define IS_IN_BLOCKS(type) ((type) >= T_Q8)
+#define K_ROTATED (K_TYPE > T_Q8)
+#define V_ROTATED (V_TYPE > T_Q8)
+// Bits of an integer that follow the low four bits of all integers of a block, and the bytes that they take.
+#define HIGH_BITS(type) ((type) == T_Q6 ? 2 : (type) == T_Q5 ? 1 : 0)
+#define HIGH_BYTES(type) ((HIGH_BITS(type) * KV_BLOCK + 7) / 8)
 // Largest power of two that divides HEAD_DIM: the number of elements mixed by a rotation.
 #define RUN (HEAD_DIM & -HEAD_DIM)
 
 #define BLOCK_BYTES(type) \
-    ((type) == T_F32 ? 4 * KV_BLOCK : (type) == T_F16 ? 2 * KV_BLOCK : (type) == T_Q8 ? 2 + KV_BLOCK : 2 + KV_BLOCK / 2)
+    ((type) == T_F32 ? 4 * KV_BLOCK : (type) == T_F16 ? 2 * KV_BLOCK : (type) == T_Q8 ? 2 + KV_BLOCK \
+                                                                     : 2 + KV_BLOCK / 2 + HIGH_BYTES(type))
 
 #ifndef ROPE_WIDTH
 #define ROPE_WIDTH ROPE_DIM
@@ -222,11 +228,14 @@ float2 scale_q4(const __local float *x, const __local float2 *tried) {
     return (float2)(all > 0.0f ? round_to_half(divide(sum16(products), all)) : best, id);
 }
 
-// Scale of an eight-bit block and its inverse.
-float2 scale_q8(const __local float *x) {
+// Largest integer of a type whose integers are symmetric.
+#define LIMIT(type) ((type) == T_Q8 ? 127.0f : (type) == T_Q6 ? 31.0f : 15.0f)
+
+// Scale of a block of eight, six or five bits, and its inverse.
+float2 scale_symmetric(int type, const __local float *x) {
     float most = 0.0f;
     for (int i = 0; i < KV_BLOCK; i++) most = fmax(most, fabs(x[i]));
-    float d = round_to_half(divide(most, 127.0f));
+    float d = round_to_half(divide(most, LIMIT(type)));
     return (float2)(d, d > 0.0f ? divide(1.0f, d) : 0.0f);
 }
 
@@ -264,7 +273,7 @@ void scale_blocks(int type, const __local float *x, int blocks, __local float2 *
         for (int b = lid; b < blocks; b += WG) {
             const __local float *block = x + b * KV_BLOCK;
             __local float2 *of_block = scales + b * CANDIDATES;
-            if (needed) *of_block = type == T_Q4 ? scale_q4(block, of_block) : scale_q8(block);
+            if (needed) *of_block = type == T_Q4 ? scale_q4(block, of_block) : scale_symmetric(type, block);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
@@ -280,6 +289,12 @@ void scale_rows(const __local float *key, __local float2 *scales, bool needed) {
     }
 }
 
+// An element times the inverse of its block's scale as an integer of six, five or four bits, without sign.
+int quantise(int type, float x, float id) {
+    if (type == T_Q4) return (int)clamp(rint(x * id), -8.0f, 7.0f) + 8;
+    return (int)clamp(rint(x * id), -LIMIT(type), LIMIT(type)) + (8 << HIGH_BITS(type));
+}
+
 // Stores one row of HEAD_DIM floats, whose scales are known, if `write`.
 void store_row(int type, const __local float *x, __global uchar *row, const __local float2 *scales, bool write) {
     int lid = get_local_id(0);
@@ -287,15 +302,20 @@ void store_row(int type, const __local float *x, __global uchar *row, const __lo
     if (IS_IN_BLOCKS(type)) {
         for (int b = lid; b < ROW_BLOCKS; b += WG) put_half(scales[b * CANDIDATES].x, row + b * BLOCK_BYTES(type));
     }
-    if (type == T_Q4) {
+    if (type > T_Q8) {
         const int half_block = KV_BLOCK / 2;
         for (int i = lid; i < HEAD_DIM / 2; i += WG) {
             int b = i / half_block, z = i % half_block;
             const __local float *block = x + b * KV_BLOCK;
             float id = scales[b * CANDIDATES].y;
-            int low = (int)clamp(rint(block[z] * id), -8.0f, 7.0f) + 8;
-            int high = (int)clamp(rint(block[z + half_block] * id), -8.0f, 7.0f) + 8;
-            row[b * BLOCK_BYTES(T_Q4) + 2 + z] = (uchar)(low | high << 4);
+            int low = quantise(type, block[z], id) & 15, high = quantise(type, block[z + half_block], id) & 15;
+            row[b * BLOCK_BYTES(type) + 2 + z] = (uchar)(low | high << 4);
+        }
+        for (int i = lid; i < ROW_BLOCKS * HIGH_BYTES(type); i += WG) {
+            int b = i / max(HIGH_BYTES(type), 1), z = i % max(HIGH_BYTES(type), 1), bits = 0;
+            for (int e = z, at = 0; e < KV_BLOCK; e += HIGH_BYTES(type), at += HIGH_BITS(type))
+                bits |= quantise(type, x[b * KV_BLOCK + e], scales[b * CANDIDATES].y) >> 4 << at;
+            row[b * BLOCK_BYTES(type) + 2 + half_block + z] = (uchar)bits;
         }
     } else {
         for (int i = lid; i < HEAD_DIM; i += WG) {
@@ -332,7 +352,11 @@ float unscaled(int type, const __global uchar *row, int d) {
     if (type == T_Q8) return as_char(block[i]);
     const int half_block = KV_BLOCK / 2;
     uint pair = block[i < half_block ? i : i - half_block];
-    return (int)(i < half_block ? pair & 15 : pair >> 4) - 8;
+    int low = i < half_block ? pair & 15 : pair >> 4;
+    if (type == T_Q4) return low - 8;
+    const int bytes = max(HIGH_BYTES(type), 1), bits = HIGH_BITS(type);
+    int high = block[half_block + i % bytes] >> bits * (i / bytes) & ((1 << bits) - 1);
+    return (low | high << 4) - (8 << bits);
 }
 
 // Element d of a stored row.
@@ -377,6 +401,11 @@ Stored16 stored16(int type, const __global uchar *row, int i) {
     } else {
         s.scale = scale_of_block(type, row, i / 2);
         s.words[0] = bytes16(row, i / 2 * BLOCK_BYTES(type) + 2 + (type == T_Q8 ? i % 2 * 16 : 0));
+        if (HIGH_BITS(type)) {
+            const __global ushort *high = (const __global ushort *)(row + i / 2 * BLOCK_BYTES(type) + 18);
+            s.words[1].x = high[0] | (uint)high[1] << 16;
+            if (type == T_Q6) s.words[1].y = high[2] | (uint)high[3] << 16;
+        }
     }
 #else
     float lanes[16];
@@ -397,7 +426,17 @@ float16 widened16(int type, Stored16 s, int i) {
     }
     if (type == T_Q8) return convert_float16(as_char16(w[0])) * s.scale;
     uchar16 pairs = as_uchar16(w[0]);
-    return (convert_float16(i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15) - 8.0f) * s.scale;
+    uchar16 low = i % 2 ? pairs >> (uchar)4 : pairs & (uchar)15;
+    if (type == T_Q4) return (convert_float16(low) - 8.0f) * s.scale;
+    uchar16 high;
+    if (type == T_Q6) {
+        uchar8 h = as_uchar8(w[1].xy) >> (uchar)(i % 2 * 4);
+        high = (uchar16)(h, h >> (uchar)2) & (uchar)3;
+    } else {
+        uchar4 h = as_uchar4(w[1].x) >> (uchar)(i % 2 * 4);
+        high = (uchar16)(h, h >> (uchar)1, h >> (uchar)2, h >> (uchar)3) & (uchar)1;
+    }
+    return (convert_float16(low | high << (uchar)4) - (float)(8 << HIGH_BITS(type))) * s.scale;
 #else
     return s.all;
 #endif

@@ -8,6 +8,9 @@ use half::f16;
 use std::str::FromStr;
 
 /// The storage type of a key or value row.
+///
+/// Five and six bits are there because q8 keys with q4 values, 6.5 bits a value, lose more than either: KL divergence
+/// of the story model from an f32 cache 0.000062 nats, q6 0.000007 and q5, with 5.5 bits, 0.000026.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvType {
     /// IEEE single precision.
@@ -16,13 +19,17 @@ pub enum KvType {
     F16,
     /// Blocks of an f16 scale and signed bytes.
     Q8,
+    /// Blocks of an f16 scale, the low four bits of integers, and their high two bits.
+    Q6,
+    /// Blocks of an f16 scale, the low four bits of integers, and their high bit.
+    Q5,
     /// Blocks of an f16 scale and four-bit integers.
     Q4,
 }
 
 impl KvType {
     /// All types, most exact first.
-    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Q8, KvType::Q4];
+    pub const ALL: [KvType; 6] = [KvType::F32, KvType::F16, KvType::Q8, KvType::Q6, KvType::Q5, KvType::Q4];
 
     /// The name used on the command line.
     pub fn name(self) -> &'static str {
@@ -30,6 +37,8 @@ impl KvType {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::Q8 => "q8",
+            KvType::Q6 => "q6",
+            KvType::Q5 => "q5",
             KvType::Q4 => "q4",
         }
     }
@@ -45,8 +54,22 @@ impl KvType {
             KvType::F32 => 4 * block,
             KvType::F16 => 2 * block,
             KvType::Q8 => 2 + block,
-            KvType::Q4 => 2 + block / 2,
+            KvType::Q6 | KvType::Q5 | KvType::Q4 => 2 + block / 2 + (self.high_bits() * block).div_ceil(8),
         }
+    }
+
+    /// Bits of each integer that are stored after the low four bits of all.
+    pub const fn high_bits(self) -> usize {
+        match self {
+            KvType::Q6 => 2,
+            KvType::Q5 => 1,
+            _ => 0,
+        }
+    }
+
+    /// Returns true if rows are stored in blocks that share a scale.
+    pub const fn is_in_blocks(self) -> bool {
+        !matches!(self, KvType::F32 | KvType::F16)
     }
 
     /// Bytes of one head's row.
@@ -57,10 +80,7 @@ impl KvType {
 
     /// Lists the floats stored in rows of `head_dim` elements, which can be NaN or infinite: elements, or block scales.
     pub fn stored_floats(self, rows: &[u8], head_dim: usize) -> impl Iterator<Item = f32> {
-        let step = match self {
-            KvType::F32 | KvType::F16 => self.block_bytes(1),
-            KvType::Q8 | KvType::Q4 => self.block_bytes(Self::block_len(head_dim)),
-        };
+        let step = self.block_bytes(if self.is_in_blocks() { Self::block_len(head_dim) } else { 1 });
         rows.chunks_exact(step).map(move |bytes| match (self, bytes) {
             (KvType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
             _ => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
@@ -80,7 +100,7 @@ impl KvType {
     /// queries by its inverse. Perplexity of SmolLM2-135M over 31 x 512 tokens, against an f32 cache: +1.9 % with both,
     /// +3.2 % with the means alone, +5.9 % without.
     pub const fn is_rotated(self) -> bool {
-        matches!(self, KvType::Q4)
+        matches!(self, KvType::Q6 | KvType::Q5 | KvType::Q4)
     }
 }
 
@@ -92,8 +112,10 @@ impl FromStr for KvType {
             "f32" => Ok(KvType::F32),
             "f16" => Ok(KvType::F16),
             "q8" | "q8_0" => Ok(KvType::Q8),
+            "q6" => Ok(KvType::Q6),
+            "q5" | "q5_0" => Ok(KvType::Q5),
             "q4" | "q4_0" => Ok(KvType::Q4),
-            other => Err(Error::Usage(format!("KV type {other}: use f32, f16, q8 or q4"))),
+            other => Err(Error::Usage(format!("KV type {other}: use f32, f16, q8, q6, q5 or q4"))),
         }
     }
 }

@@ -59,8 +59,8 @@ pub struct PersistentKernels {
 }
 
 impl PersistentKernels {
-    /// Creates the kernels; `None` if the device does not support them, or if the weights, or the calibrations of all
-    /// layers, are not parts of one buffer.
+    /// Creates the kernels; `None` if the device does not support them, for a cache of five or six bits, or if the
+    /// weights, or the calibrations of all layers, are not parts of one buffer.
     pub fn new(
         model: &Model,
         calibration: &[Buffer],
@@ -68,7 +68,8 @@ impl PersistentKernels {
         scratch: &Scratch,
     ) -> Result<Option<Self>> {
         let device = &model.device;
-        if !decode::supports_device(device.info()) {
+        let has_high_bits = types.k.high_bits() + types.v.high_bits() > 0;
+        if has_high_bits || !decode::supports_device(device.info()) {
             return Ok(None);
         }
         let Some(layout) = WeightLayout::find_layout(&model.matrices, calibration) else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! The calibration of a q4 cache: mean keys, which are subtracted from stored keys, and scales of the keys' channels.
-//! It is computed by one short pass over a text that is part of the program, and cached.
+//! The calibration of a cache of q6, q5 or q4: mean keys, which are subtracted from stored keys, and scales of the
+//! keys' channels. It is computed by one short pass over a text that is part of the program, and cached.
 //!
 //! It belongs to the weights: a packed file holds it. For other files it is computed once, on the CPU with an f32
 //! cache, hence to the same bits on every machine, and cached in the user's state directory.

@@ -286,6 +286,26 @@ fn kv_rows_encode_the_same_and_lose_little() {
 }
 
 #[test]
+fn kv_rows_are_within_half_a_step() {
+    let mut r = Random(10);
+    for (kind, limit) in [(KvType::Q8, 127.0), (KvType::Q6, 31.0), (KvType::Q5, 15.0)] {
+        for _ in 0..50 {
+            let x: [f32; 64] = r.unevens(64).try_into().unwrap();
+            let mut row = vec![0; kind.row_bytes(64)];
+            kv_row::encode_row(Isa::Scalar, kind, &x, &mut row);
+            kv_row::update_row::<64>(Isa::Scalar, kind, &mut row, |stored| {
+                for (x, stored) in x.chunks(32).zip(stored.chunks(32)) {
+                    let step = x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / limit;
+                    // The step is rounded to half precision.
+                    let close = |(x, y): (&f32, &f32)| (x - y).abs() <= 0.51 * step + x.abs() / 2048.0 + 1e-7;
+                    assert!(x.iter().zip(stored).all(close), "{}: {x:?} {stored:?}", kind.name());
+                }
+            });
+        }
+    }
+}
+
+#[test]
 fn rotation_is_its_own_inverse_and_keeps_dot_products() {
     let mut r = Random(4);
     for n in [2, 12, 64, 96, 128] {

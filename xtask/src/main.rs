@@ -6,6 +6,7 @@ mod android;
 mod bench;
 mod build;
 mod cargo;
+mod changed_copy;
 mod chart;
 mod command;
 mod completions;

@@ -1,6 +1,8 @@
 //! `cargo xtask quality`: measures the cost of KV cache types and eviction policies on the bundled model or on a real
 //! one, as Markdown. The engine is bit-exact on every machine, and so are these tables.
 
+mod cache_types;
+mod hard_keys;
 mod real;
 mod result;
 
@@ -27,6 +29,9 @@ pub struct QualityArgs {
     /// Measure only the rows that tests check
     #[arg(long)]
     quick: bool,
+    /// Measure what each type of the cache costs on three models, for a table in models/story/README.md
+    #[arg(long, conflicts_with_all = ["model", "program", "quick"])]
+    cache_types: bool,
 }
 
 /// A row of a table: its first cells, and its settings for `eval`.
@@ -70,6 +75,9 @@ fn quick_rows() -> Vec<Row> {
 }
 
 pub fn run(args: &QualityArgs) -> Result<()> {
+    if args.cache_types {
+        return cache_types::run(args.out.as_deref());
+    }
     let (model, is_story) = (build::model_dir(&args.model)?, args.model == "story");
     if !is_story {
         real::check(&model)?;
@@ -136,8 +144,8 @@ fn story_tables(rows: &[Row], found: &[Measurement]) -> String {
 }
 
 /// The lines of a table: the labels of each row and the cells of its measurement.
-fn lines(rows: &[Row], found: &[Measurement], cells: impl Fn(&Measurement) -> Vec<String>) -> String {
-    let line = |(row, found): (&Row, &Measurement)| {
+fn lines<T>(rows: &[Row], found: &[T], cells: impl Fn(&T) -> Vec<String>) -> String {
+    let line = |(row, found): (&Row, &T)| {
         format!("| {} |\n", [row.labels.clone(), cells(found)].concat().join(" | "))
     };
     rows.iter().zip(found).map(line).collect()
@@ -180,7 +188,8 @@ const README: &str = "models/story/README.md";
 /// in the story model's README has the measured values.
 pub fn promises() -> Result<Vec<(String, bool)>> {
     let rows = quick_rows();
-    let found = measure(&build::build_tested(&build::model_dir("story")?)?, &rows)?;
+    let program = build::build_tested(&build::model_dir("story")?)?;
+    let found = measure(&program, &rows)?;
     print!("{}", story_tables(&rows, &found));
     let readme = command::root().join(README);
     let readme = fs::read_to_string(&readme).at(&readme)?;
@@ -189,6 +198,7 @@ pub fn promises() -> Result<Vec<(String, bool)>> {
         let holds = readme.lines().any(|l| l == line);
         promises.push((format!("{README} has the results of `cargo xtask quality`: {line}"), holds));
     }
+    promises.extend(hard_keys::promises(&program)?);
     Ok(promises)
 }
 

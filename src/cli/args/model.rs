@@ -168,7 +168,7 @@ pub struct CacheArgs {
     /// Context size in tokens, prompt included [default: 2048]
     #[arg(short = 'c', long, visible_alias = "ctx-size", value_name = "N")]
     max_seq_len: Option<usize>,
-    /// Data type of the KV cache: f32, f16, q8 or q4
+    /// Data type of the KV cache: f32, f16, q8, q6, q5 or q4
     #[arg(long, default_value = "q4", value_name = "TYPE")]
     kv_type: KvType,
     /// Data type of the keys only; -ctk for short

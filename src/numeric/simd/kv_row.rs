@@ -24,7 +24,15 @@ pub fn encode_row(isa: Isa, kind: KvType, x: &[f32], row: &mut [u8]) {
                     let n = part.unwrap_or(16);
                     out[2 * i..][..2 * n].copy_from_slice(&half[..2 * n]);
                 }),
-                KvType::Q8 => encode_q8::<L>(x, out),
+                KvType::Q8 => encode_symmetric::<L>(127.0, x, out, |i, q, quants| quants[i] = q as u8),
+                KvType::Q6 | KvType::Q5 => {
+                    let high = kind.high_bits();
+                    out.fill(0);
+                    let limit = (8 << high) - 1;
+                    encode_symmetric::<L>(limit as f32, x, out, |i, q, quants| {
+                        pack_bits(high, (i, x.len()), (i32::from(q) + limit + 1) as u8, quants)
+                    });
+                }
                 KvType::Q4 => encode_q4::<L>(x, out),
             }
         }
@@ -100,18 +108,49 @@ fn store_scale(d: f32) -> (f16, f32) {
     (d, if f == 0.0 { 0.0 } else { 1.0 / f })
 }
 
-/// Encodes a block of q8: `d = max|x| / 127`, `q = round_ties_even(x / d)`.
+/// Encodes a block of q8, q6 or q5: `d = max|x| / limit`, `q = round_ties_even(x / d)`. `put(i, q, quants)` stores an
+/// integer. More bits gain nothing from trying several scales, as [`encode_q4`] does.
 #[inline(always)]
-unsafe fn encode_q8<L: Lanes>(x: &[f32], out: &mut [u8]) {
-    let (d, id) = store_scale(max_abs::<L>(x) / 127.0);
-    out[..2].copy_from_slice(&d.to_le_bytes());
+unsafe fn encode_symmetric<L: Lanes>(
+    limit: f32,
+    x: &[f32],
+    out: &mut [u8],
+    put: impl Fn(usize, i8, &mut [u8]),
+) {
+    let (scale, quants) = out.split_at_mut(2);
+    let (d, id) = store_scale(max_abs::<L>(x) / limit);
+    scale.copy_from_slice(&d.to_le_bytes());
     sixteens!(x.len(), |i, part| {
         let q = load::<L>(x, i, part).mul(L::splat(id)).round();
         let mut bytes = [0i8; 16];
-        q.max(L::splat(-127.0)).min(L::splat(127.0)).store_i8(bytes.as_mut_ptr());
-        let n = part.unwrap_or(16);
-        out[2 + i..][..n].copy_from_slice(&bytes.map(|b| b as u8)[..n]);
+        q.max(L::splat(-limit)).min(L::splat(limit)).store_i8(bytes.as_mut_ptr());
+        bytes[..part.unwrap_or(16)].iter().enumerate().for_each(|(j, &q)| put(i + j, q, quants));
     });
+}
+
+/// Adds integer `i` of a block of `len` to its zeroed integers: the low four bits as in q4, then `high` bits of each in
+/// `len * high / 8` bytes, of which byte `z` has, from its lowest bits on, those of the integers `z`, `z` + that many
+/// bytes, and so on.
+#[inline(always)]
+fn pack_bits(high: usize, (i, len): (usize, usize), q: u8, quants: &mut [u8]) {
+    let (nibbles, highs) = quants.split_at_mut(len / 2);
+    nibbles[i % (len / 2)] |= (q & 15) << (4 * (i / (len / 2)));
+    highs[i % highs.len()] |= (q >> 4) << (high * (i / highs.len()));
+}
+
+/// Unpacks what [`pack_bits`] packed, as signed bytes.
+#[inline(always)]
+fn unpack_bits(high: usize, quants: &[u8], out: &mut [u8]) {
+    let (nibbles, highs) = quants.split_at(out.len() / 2);
+    let (low, upper) = out.split_at_mut(out.len() / 2);
+    for ((low, upper), byte) in low.iter_mut().zip(upper).zip(nibbles) {
+        (*low, *upper) = (byte & 15, byte >> 4);
+    }
+    for (i, part) in out.chunks_mut(highs.len()).enumerate() {
+        for (q, bits) in part.iter_mut().zip(highs) {
+            *q = (*q | (bits >> (high * i) & ((1 << high) - 1)) << 4).wrapping_sub(8 << high);
+        }
+    }
 }
 
 /// Scales that the q4 encoder tries, as divisors of the largest value. The one with the smallest squared error is kept
@@ -229,6 +268,7 @@ pub(super) unsafe fn decode_row<L: Lanes, const HD: usize>(kind: KvType, row: &[
                 });
             }
         }
+        KvType::Q6 | KvType::Q5 => decode_packed::<L, HD>(kind, row, out),
         KvType::Q4 => {
             let half = block / 2;
             for b in 0..HD / block {
@@ -251,6 +291,21 @@ pub(super) unsafe fn decode_row<L: Lanes, const HD: usize>(kind: KvType, row: &[
     }
 }
 
+/// Decodes a row of q6 or q5.
+#[inline(always)]
+unsafe fn decode_packed<L: Lanes, const HD: usize>(kind: KvType, row: &[u8], out: &mut [f32; HD]) {
+    let block = KvType::block_len(HD);
+    for (b, p) in row.chunks_exact(kind.block_bytes(block)).enumerate() {
+        let (mut q, d) = ([0u8; HD], L::splat_f16(p.as_ptr()));
+        unpack_bits(kind.high_bits(), &p[2..], &mut q[..block]);
+        sixteens!(block, |i, part| {
+            let (mut copy, n) = ([0u8; 16], part.unwrap_or(16));
+            copy[..n].copy_from_slice(&q[i..][..n]);
+            store(L::load_i8(copy.as_ptr()).mul(d), out, b * block + i, part);
+        });
+    }
+}
+
 /// Widens the 32 elements of the block at `p`, of type `KvType::ALL[KIND]`. `d` is its scale, if the type has one.
 #[inline(always)]
 pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L, L) {
@@ -258,6 +313,12 @@ pub(super) unsafe fn widen32<L: Lanes, const KIND: u8>(p: *const u8, d: L) -> (L
         KvType::F32 => (L::load(p.cast()), L::load(p.cast::<f32>().add(16))),
         KvType::F16 => (L::load_f16(p), L::load_f16(p.add(32))),
         KvType::Q8 => (L::load_i8(p.add(2)).mul(d), L::load_i8(p.add(18)).mul(d)),
+        kind @ (KvType::Q6 | KvType::Q5) => {
+            let mut q = [0u8; 32];
+            let quants = std::slice::from_raw_parts(p.add(2), kind.block_bytes(32) - 2);
+            unpack_bits(kind.high_bits(), quants, &mut q);
+            (L::load_i8(q.as_ptr()).mul(d), L::load_i8(q.as_ptr().add(16)).mul(d))
+        }
         KvType::Q4 => L::load_q4(p.add(2), d),
     }
 }
@@ -291,7 +352,7 @@ mod tests {
         for kind in KvType::ALL {
             // Keys come back with rounding errors of other arithmetic.
             for noise in [0.0, 1e-6] {
-                let noise = if kind == KvType::Q4 { noise } else { 0.0 };
+                let noise = if kind.is_rotated() { noise } else { 0.0 };
                 let again = widened_rows(kind, |x, row| {
                     let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                     let mut sign = noise;

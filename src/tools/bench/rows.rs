@@ -101,7 +101,7 @@ pub struct RowLists {
         value_name = "LIST"
     )]
     depth: Vec<usize>,
-    /// Data types of the KV cache: f32, f16, q8 or q4
+    /// Data types of the KV cache: f32, f16, q8, q6, q5 or q4
     #[arg(long, value_delimiter = ',', default_value = "q4", value_name = "LIST")]
     kv_type: Vec<KvType>,
     /// Numbers of CPU threads [default: one per core used]

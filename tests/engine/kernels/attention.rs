@@ -158,6 +158,18 @@ fn decoded(kind: KvType, row: &[u8], width: usize) -> Vec<f32> {
                 KvType::F32 => b.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
                 KvType::F16 => b.chunks(2).map(half).collect(),
                 KvType::Q8 => b[2..].iter().map(|&q| f32::from(q as i8) * half(b)).collect(),
+                // The high bits of integer `i`, from the lowest bit of the bytes on, are those of the integers that
+                // are as many apart as there are bytes.
+                KvType::Q6 | KvType::Q5 => {
+                    let (bits, (low, high)) =
+                        (if kind == KvType::Q6 { 2 } else { 1 }, b[2..].split_at(block / 2));
+                    let integer = |i: usize| {
+                        let low = low[i % (block / 2)] >> if i < block / 2 { 0 } else { 4 } & 15;
+                        let high = high[i % high.len()] >> (i / high.len() * bits) & ((1 << bits) - 1);
+                        f32::from(16 * high + low) - if kind == KvType::Q6 { 32.0 } else { 16.0 }
+                    };
+                    (0..block).map(|i| integer(i) * half(b)).collect()
+                }
                 KvType::Q4 => {
                     let low = b[2..].iter().map(|q| q & 15);
                     low.chain(b[2..].iter().map(|q| q >> 4)).map(|q| (f32::from(q) - 8.0) * half(b)).collect()

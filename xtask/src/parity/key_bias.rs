@@ -4,11 +4,11 @@
 use super::FLOAT;
 use super::engine::{Engine, Variant};
 use super::reference::{PromptCase, Reference, to_floats};
-use crate::error::{AtPath, Error, Result};
+use crate::changed_copy::{to_bf16, write_changed_copy};
+use crate::error::{Error, Result};
 use crate::json;
 use crate::tally::Tally;
 use serde_json::Value;
-use std::fs;
 use std::path::Path;
 
 /// Most that the q4 cache may change the logits by, as a share of their rms. It is 0.35, and was 1.11 with whole keys:
@@ -48,43 +48,21 @@ fn check_change(engine: &Engine, reference: &Reference, case: &PromptCase) -> Re
 
 /// Makes a copy of a model with larger key biases, if it has any.
 fn write_biased(model: &Path, dir: &Path) -> Result<bool> {
-    let file = model.join("model.safetensors");
-    let Ok(mut bytes) = fs::read(&file) else { return Ok(false) };
-    let damaged = || Error::at(&file, "is not a safetensors file");
-    let (length, rest) = bytes.split_first_chunk().ok_or_else(damaged)?;
-    let length = u64::from_le_bytes(*length) as usize;
-    let header: Value =
-        serde_json::from_slice(rest.get(..length).ok_or_else(damaged)?).map_err(|_| damaged())?;
-    let entries = header.as_object().ok_or_else(damaged)?.iter();
-    let has_bias =
-        |(name, entry): &(&String, &Value)| name.ends_with("k_proj.bias") && entry["dtype"] == "BF16";
-    let entries: Vec<_> = entries.filter(has_bias).collect();
-    if entries.is_empty() {
-        return Ok(false);
-    }
-    let head_dim = head_dim(model)?;
-    for (_, entry) in entries {
-        let at = |i: usize| entry["data_offsets"][i].as_u64().map(|n| 8 + length + n as usize);
-        let range = at(0).ok_or_else(damaged)?..at(1).ok_or_else(damaged)?;
-        let biases = bytes.get_mut(range).ok_or_else(damaged)?.as_chunks_mut::<2>().0;
+    let head_dim = head_dim(model);
+    write_changed_copy(model, dir, |name, biases| {
+        let Some(head_dim) = head_dim.as_ref().ok().filter(|_| name.ends_with("k_proj.bias")) else {
+            return false;
+        };
         for (i, bias) in biases.iter_mut().enumerate() {
             let pair = i % head_dim % (head_dim / 2);
             // The slower half of the pairs.
             if pair >= head_dim / 4 {
                 let sign = if i * 7 % 3 == 0 { -1.0 } else { 1.0 };
-                let value = sign * (20.0 + 160.0 * pair as f32 / head_dim as f32);
-                // The upper half of an f32.
-                *bias = ((value.to_bits() >> 16) as u16).to_le_bytes();
+                *bias = to_bf16(sign * (20.0 + 160.0 * pair as f32 / *head_dim as f32));
             }
         }
-    }
-    fs::create_dir_all(dir).at(dir)?;
-    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        fs::copy(model.join(name), dir.join(name)).at(&model.join(name))?;
-    }
-    let copy = dir.join("model.safetensors");
-    fs::write(&copy, bytes).at(&copy)?;
-    Ok(true)
+        true
+    })
 }
 
 fn head_dim(model: &Path) -> Result<usize> {

@@ -64,14 +64,18 @@ pub fn run(model: &Path, program: &Path, out: Option<&Path>) -> Result<()> {
     let found = run_eval(program, model, &inputs, &rows)?;
     let evictions = evictions_table(&rows, &result::parse(&found, rows.len())?);
     let tables = [types, evictions].join("\n");
+    write_tables(&tables, &model.file_name().unwrap_or_default().to_string_lossy(), out)
+}
+
+/// Writes tables to `out`, or to the place in the README with this name.
+pub fn write_tables(tables: &str, name: &str, out: Option<&Path>) -> Result<()> {
     if let Some(file) = out {
         return atomic_file::write_file(file, tables.as_bytes()).at(file);
     }
     let page = command::root().join(README);
-    let name = model.file_name().unwrap_or_default().to_string_lossy();
     let old = fs::read_to_string(&page).at(&page)?;
-    let new = replace_tables(&old, &name, &tables).ok_or_else(|| {
-        Error::Failed(format!("{README} has no place for the tables of {name}: {} and {END}", begin(&name)))
+    let new = replace_tables(&old, name, tables).ok_or_else(|| {
+        Error::Failed(format!("{README} has no place for the tables of {name}: {} and {END}", begin(name)))
     })?;
     atomic_file::write_file(&page, new.as_bytes()).at(&page)?;
     eprintln!("written: the tables of {name} in {README}");

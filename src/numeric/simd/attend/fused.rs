@@ -18,6 +18,8 @@ macro_rules! for_kind {
             KvType::F32 => $f::<$l, $hd, $q, { KvType::F32 as u8 }>($($arg),*),
             KvType::F16 => $f::<$l, $hd, $q, { KvType::F16 as u8 }>($($arg),*),
             KvType::Q8 => $f::<$l, $hd, $q, { KvType::Q8 as u8 }>($($arg),*),
+            KvType::Q6 => $f::<$l, $hd, $q, { KvType::Q6 as u8 }>($($arg),*),
+            KvType::Q5 => $f::<$l, $hd, $q, { KvType::Q5 as u8 }>($($arg),*),
             KvType::Q4 => $f::<$l, $hd, $q, { KvType::Q4 as u8 }>($($arg),*),
         }
     };
@@ -111,7 +113,7 @@ impl<const HD: usize> Scales<HD> {
     #[inline(always)]
     unsafe fn collect<const KIND: u8>(&mut self, r: usize, p: *const u8, blocks: usize) {
         let kind = KvType::ALL[KIND as usize];
-        if matches!(kind, KvType::Q8 | KvType::Q4) {
+        if kind.is_in_blocks() {
             for b in 0..blocks {
                 let scale = p.add(b * kind.block_bytes(32)).cast::<u16>().read_unaligned();
                 // Volatile: otherwise the compiler builds vectors lane by lane. In bounds: `blocks <= HD / 32`.
@@ -123,7 +125,7 @@ impl<const HD: usize> Scales<HD> {
     /// Advances to the next sixteen rows.
     #[inline(always)]
     unsafe fn advance<L: Lanes, const KIND: u8>(&mut self, blocks: usize) {
-        if matches!(KvType::ALL[KIND as usize], KvType::Q8 | KvType::Q4) {
+        if KvType::ALL[KIND as usize].is_in_blocks() {
             for i in (0..ROWS * blocks).step_by(16) {
                 L::load_f16(self.next.0.as_ptr().add(i).cast()).store(self.now.0.as_mut_ptr().add(i));
             }
