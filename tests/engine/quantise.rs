@@ -5,6 +5,7 @@ use crate::support::test_dir::TestDir;
 use antigravity::dims::{DIM, FFN_DIM, MODEL, VOCAB};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, Logits, Run};
+use antigravity::model::trace::fnv1a_digest;
 use antigravity::model::weights::{
     Checkpoint, Importance, LoadOptions, ModelPath, WeightType, Weights, load_config, pack,
 };
@@ -94,4 +95,22 @@ fn a_packed_file_has_the_same_bytes_with_any_number_of_threads() {
     });
     assert!(packed[0] == packed[1], "by one thread and by three");
     assert!(packed[1] != packed[2], "by another text");
+}
+
+/// The digest was computed on x86-64; `cargo xtask test aarch64` runs this on 64-bit Arm.
+#[test]
+fn a_packed_file_has_the_same_bytes_on_every_machine() {
+    if MODEL != "story" {
+        return;
+    }
+    let (source, dir) = (Checkpoint::open(&paths::model()).unwrap(), TestDir::new());
+    let config = load_config(&paths::model(), &source).unwrap();
+    let text: Vec<u32> = (0..32).map(|i| i * 37 % VOCAB as u32).collect();
+    let load = LoadOptions { importance: Importance::Text(&text), ..LoadOptions::new(WeightType::Q4, 2) };
+    let out = dir.file("packed");
+    pack::write_packed(&source, &config, &out, &load, None).unwrap();
+    let bytes = std::fs::read(out).unwrap();
+    let words: Vec<f32> =
+        bytes.as_chunks().0.iter().map(|b| f32::from_bits(u32::from_le_bytes(*b))).collect();
+    assert_eq!(fnv1a_digest(&words), 0xc6813f0f369aeb76);
 }

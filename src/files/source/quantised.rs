@@ -59,14 +59,14 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Name in messages.
-    pub fn name(self) -> &'static str {
+    /// The rest of a sentence that begins with a number of tensors.
+    pub fn describe(self) -> &'static str {
         match self {
-            Loss::Fp8 => "FP8",
-            Loss::Nvfp4 => "NVFP4",
-            Loss::Groups => "act-order or groups that are no multiple of 32 columns",
-            Loss::ZeroPoints => "8-bit integers with zero points",
-            Loss::Scales => "scales that f16 rounds",
+            Loss::Fp8 => "in FP8 become Q8_0",
+            Loss::Nvfp4 => "in NVFP4 become Q8_0",
+            Loss::Groups => "with act-order or groups that are no multiple of 32 columns become Q8_0",
+            Loss::ZeroPoints => "of 8-bit integers with zero points become Q8_0",
+            Loss::Scales => "have scales that are rounded to f16",
         }
     }
 }

@@ -263,12 +263,11 @@ impl Checkpoint {
         quantised
             .filter_map(|(quantised, _)| quantised.loss)
             .for_each(|loss| *losses.entry(loss).or_default() += 1);
-        let reasons = losses.iter().map(|(loss, count)| format!("{count} with {}", loss.name()));
+        let reasons = losses.iter().map(|(loss, count)| format!("{count} {}", loss.describe()));
         let reasons = reasons.collect::<Vec<_>>().join(", ");
         if !reasons.is_empty() {
-            let (path, count) = (self.path().display(), losses.values().sum::<usize>());
-            let what = "so they become Q8_0, or only their scales are rounded";
-            let line = format!("warning: {path}: no format holds {count} tensors exactly, {what}: {reasons}");
+            let path = self.path().display();
+            let line = format!("warning: {path}: no block format holds some tensors exactly: {reasons}");
             print_stderr!("{}", one_line(&line, MAX_LINE_BYTES));
         }
     }
