@@ -217,7 +217,8 @@ impl Scratch {
             extent.rows_per_head(layer.index),
             attention_window(layer.index).unwrap_or(FULL_ATTENTION),
         );
-        AttentionInputs { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
+        let (first, sinks) = (tokens - observe, layer.weights.sinks());
+        AttentionInputs { query, rows, types, before, capacity, window, isa, first, notes, sinks }
     }
 
     /// Adds the squares of `n` tokens' queries of a layer to `sums`: `[kv_head][HEAD_DIM]`.
@@ -274,8 +275,18 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
             notes.resize_with(observed * HEADS, AtomicSoftmax::default);
         }
         let (window, first) = (window.unwrap_or(FULL_ATTENTION), tokens - observed);
-        let heads =
-            AttentionInputs { query, rows, types, before, capacity, window, isa, first, notes: &notes };
+        let heads = AttentionInputs {
+            query,
+            rows,
+            types,
+            before,
+            capacity,
+            window,
+            isa,
+            first,
+            notes: &notes,
+            sinks: &[],
+        };
         heads.attend_all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
             heads.observe(&pool, tokens, mass.sums);

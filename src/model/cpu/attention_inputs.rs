@@ -32,6 +32,8 @@ pub(super) struct AttentionInputs<'a, Q, R> {
     pub(super) first: usize,
     /// Softmax of observed tokens: `[token - first][HEADS]`.
     pub(super) notes: &'a [AtomicSoftmax],
+    /// Logits that take part in the softmax of each head, and whose share is dropped: `[HEADS]`, empty without.
+    pub(super) sinks: &'a [f32],
 }
 
 impl<'a, Q, R> AttentionInputs<'a, Q, R>
@@ -64,6 +66,7 @@ where
                 for (h, out) in tile.row_mut(0).chunks_exact_mut(HEAD_DIM).enumerate() {
                     let mut state = Partial::EMPTY;
                     of_head[h..].iter().step_by(GROUP).for_each(|p| merge_partial(self.isa, &mut state, p));
+                    self.add_sink(first + h, &mut state);
                     self.store_softmax(0, first + h, &state);
                     self.write_output(&state, out);
                 }
@@ -169,8 +172,16 @@ where
                 merge_partial(self.isa, state, part);
             }
         }
-        for (i, state) in states[..count].iter().enumerate() {
+        for (i, state) in states[..count].iter_mut().enumerate() {
+            self.add_sink(heads.start + i % heads.len(), state);
             put(i / heads.len(), i % heads.len(), state);
+        }
+    }
+
+    /// Adds the sink of a head, if the model has such, to the softmax over all its slots: the last term of the sum.
+    fn add_sink(&self, head: usize, state: &mut Partial<HEAD_DIM>) {
+        if ATTENTION_SINKS {
+            merge_partial(self.isa, state, &Partial { m: self.sinks[head], l: 1.0, o: [0.0; HEAD_DIM] });
         }
     }
 

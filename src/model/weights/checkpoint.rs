@@ -3,15 +3,17 @@
 use super::mtp::{self, mtp_tensors};
 use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, ValueMap, model_tensors};
 use super::weight_type::WeightType;
-use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HAS_MTP, HEAD_DIM, TIED};
-use files::blocks::{BlockType, Dtype};
+use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, EXPERTS, HAS_MTP, HEAD_DIM, TIED};
+use files::blocks::{BLOCK, BlockType, Dtype};
 use files::bundle::Bundle;
+use files::config::Arch;
 use files::mapped::{AlignedBytes, MappedSlice};
 use files::packed_file::{self, key};
 use files::source::gguf::names::{RowOrder, to_gguf_name};
 use files::source::gguf::{self, Gguf, is_gguf};
 use files::source::{Safetensors, Tensor};
 use files::{Error, Result};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -31,22 +33,56 @@ pub struct StoredTensor {
     pub block: BlockType,
     /// Order of its rows in the file.
     pub order: RowOrder,
-    /// True if the file's rows are its columns; then `data` holds the whole tensor: see
-    /// [`StoredTensor::into_untransposed`].
-    pub transposed: bool,
+    /// Form of the file's tensor, of which the only part holds the whole unless these are rows.
+    pub form: StoredForm,
     /// Change of a vector's values.
     pub map: ValueMap,
-    /// `[rows][cols / block.values()][block.bytes()]`
-    pub data: MappedSlice,
+    /// `[rows][cols / block.values()][block.bytes()]`, in one or more parts of equally many rows.
+    pub parts: Vec<MappedSlice>,
     pub file: Arc<Path>,
     /// Bytes of one row.
     pub row_bytes: usize,
 }
 
+/// Form of a stored tensor.
+#[derive(Debug, Clone)]
+pub enum StoredForm {
+    /// Row by row.
+    Rows,
+    /// Its rows are the columns of the file's matrix, or of its matrices of experts.
+    Transposed,
+    /// Codes of MXFP4, of two neighbours in a byte, whose scales are another tensor.
+    Mxfp4 { scales: MappedSlice },
+}
+
 impl StoredTensor {
+    /// True if the file has it row by row.
+    pub fn has_rows(&self) -> bool {
+        matches!(self.form, StoredForm::Rows)
+    }
+
     /// Bytes of row `row` of the matrix, wherever the file has it.
     pub fn row_bytes_at(&self, row: usize) -> &[u8] {
-        &self.data.bytes()[self.order.file_row(row) * self.row_bytes..][..self.row_bytes]
+        let at = self.order.file_row(row) * self.row_bytes;
+        let of_part = self.parts[0].bytes().len();
+        &self.parts[at / of_part].bytes()[at % of_part..][..self.row_bytes]
+    }
+
+    /// Bytes of all parts.
+    pub fn byte_len(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes().len()).sum()
+    }
+
+    /// Releases the pages of some of the file's rows; see [`MappedSlice::release_pages`].
+    pub fn release_rows(&self, rows: Range<usize>) {
+        let (mut start, mut end) = (rows.start * self.row_bytes, rows.end * self.row_bytes);
+        for part in &self.parts {
+            let len = part.bytes().len();
+            if let Some(done) = part.slice(start.min(len)..end.min(len)).filter(|_| start < end.min(len)) {
+                done.release_pages();
+            }
+            (start, end) = (start.saturating_sub(len), end.saturating_sub(len));
+        }
     }
 
     /// Cuts the rows of a spec out of a tensor that also holds others'.
@@ -56,28 +92,50 @@ impl StoredTensor {
             TensorRole::Vector => (spec.cols, self.block.bytes_per_block()),
             _ => (spec.rows, self.row_bytes),
         };
-        if rows == of || self.transposed || matches!(order, RowOrder::HeadPart { .. }) {
+        if rows == of || !self.has_rows() || matches!(order, RowOrder::HeadPart { .. }) {
             return self;
         }
-        let data = self.data.slice(first * bytes..(first + rows) * bytes);
-        Self { data: data.expect("invariant: the shape was checked"), ..self }
+        let data = self.parts[0].slice(first * bytes..(first + rows) * bytes);
+        Self { parts: vec![data.expect("invariant: the shape was checked")], ..self }
     }
 
-    /// Transposes a transposed tensor, into memory of its own.
-    pub fn into_untransposed(self, spec: &TensorSpec) -> Result<Self> {
-        if !self.transposed {
-            return Ok(self);
-        }
-        let (size, CheckpointPlace { first, of, .. }) = (self.block.bytes_per_block(), &spec.stored);
-        let mut rows = AlignedBytes::zeroed(spec.rows * self.row_bytes)?;
-        let from = self.data.bytes();
-        for (row, to) in rows.as_mut_slice().chunks_exact_mut(self.row_bytes).enumerate() {
-            for (col, to) in to.chunks_exact_mut(size).enumerate() {
-                to.copy_from_slice(&from[(col * of + first + row) * size..][..size]);
+    /// Brings a tensor of another form to rows, in memory of its own.
+    pub fn into_rows(self, spec: &TensorSpec) -> Result<Self> {
+        let from = self.parts[0].bytes();
+        let mut rows = AlignedBytes::zeroed(if self.has_rows() { 0 } else { spec.rows * self.row_bytes })?;
+        let to = rows.as_mut_slice().chunks_exact_mut(self.row_bytes.max(1)).enumerate();
+        match &self.form {
+            StoredForm::Rows => return Ok(self),
+            StoredForm::Transposed => {
+                let size = self.block.bytes_per_block();
+                let matrices = if spec.is_expert() { EXPERTS.count } else { 1 };
+                let of_matrix = spec.rows / matrices;
+                let width = from.len() / (size * spec.cols * matrices);
+                for (row, to) in to {
+                    let at = spec.stored.first + self.order.file_row(row % of_matrix);
+                    for (col, to) in to.chunks_exact_mut(size).enumerate() {
+                        let col = row / of_matrix * spec.cols + col;
+                        to.copy_from_slice(&from[(col * width + at) * size..][..size]);
+                    }
+                }
+            }
+            StoredForm::Mxfp4 { scales } => {
+                let blocks = spec.cols / BLOCK;
+                let (codes, scales) = (from.as_chunks::<{ BLOCK / 2 }>().0, scales.bytes());
+                for (row, to) in to {
+                    let from = self.order.file_row(row) * blocks;
+                    for (b, to) in to.chunks_exact_mut(1 + BLOCK / 2).enumerate() {
+                        to[0] = scales[from + b];
+                        let code = |i: usize| codes[from + b][i / 2] >> (4 * (i % 2)) & 15;
+                        for (i, to) in to[1..].iter_mut().enumerate() {
+                            *to = code(i) | code(i + BLOCK / 2) << 4;
+                        }
+                    }
+                }
             }
         }
-        self.data.release_pages();
-        Ok(Self { data: rows.freeze(), transposed: false, ..self })
+        self.parts[0].release_pages();
+        Ok(Self { parts: vec![rows.freeze()], form: StoredForm::Rows, order: RowOrder::Unchanged, ..self })
     }
 
     /// The element type; `None` for blocks.
@@ -224,14 +282,25 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
     let rows = spec.stored.of;
     let transposed = spec.is_transposed() && !is_gguf(file);
     let want = match spec.role {
+        TensorRole::Vector if spec.is_expert() => vec![EXPERTS.count, rows / EXPERTS.count],
         TensorRole::Vector => vec![rows],
         _ if transposed => vec![spec.cols, rows],
+        _ if spec.is_expert() => vec![EXPERTS.count, rows / EXPERTS.count, spec.cols],
         _ => vec![rows, spec.cols],
     };
     // `[channels][1][taps]`, in a GGUF file without the 1.
     let conv =
         spec.is_conv() && [&[CONV_CHANNELS, 1, CONV_TAPS][..], &[CONV_CHANNELS, CONV_TAPS]].contains(&found);
-    if found == want || conv {
+    if conv { Ok(()) } else { check_same_shape((file, name), found, &want, config) }
+}
+
+fn check_same_shape(
+    (file, name): (&Path, &str),
+    found: &[usize],
+    want: &[usize],
+    config: &str,
+) -> Result<()> {
+    if found == want {
         return Ok(());
     }
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
@@ -258,6 +327,9 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }
+    if spec.is_expert() {
+        return of_experts(source, spec);
+    }
     let found = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
     let Tensor { dtype, shape, data, file, .. } = found;
     check_shape(spec, (file, name), shape, "config.json makes")?;
@@ -266,13 +338,72 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
         name: name.clone(),
         block,
         order: spec.stored.order,
-        transposed: spec.is_transposed(),
+        form: if spec.is_transposed() { StoredForm::Transposed } else { StoredForm::Rows },
         map: spec.value_map(),
-        data: data.clone(),
+        parts: vec![data.clone()],
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
     };
     Ok(stored.select_rows(spec))
+}
+
+/// Finds the rows, or biases, of all experts: in one tensor, which may have those of gate and up of each expert in turn,
+/// or in a tensor for each expert.
+fn of_experts(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
+    let (config, is_bias) = ("config.json makes", spec.role == TensorRole::Vector);
+    let rows = if is_bias { spec.cols } else { spec.rows } / EXPERTS.count;
+    let pairs = ARCH == Arch::GptOss; // rows of gate and up alternate
+    let half = |part| RowOrder::HeadPart { head_dim: if pairs { 1 } else { rows }, part, parts: 2 };
+    let fused = [("gate_proj", "gate_up_proj", half(0)), ("up_proj", "gate_up_proj", half(1))];
+    let (name, order) = fused.iter().find(|(part, ..)| spec.name.contains(part)).map_or_else(
+        || (spec.name.clone(), RowOrder::Unchanged),
+        |(part, fused, order)| (spec.name.replace(part, fused), *order),
+    );
+    let name = name.replace(".weight", "").replace(".bias", "_bias");
+    let all = if order == RowOrder::Unchanged { rows } else { 2 * rows };
+    let checked = |name: &str, want: &[usize]| {
+        let tensor = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
+        check_same_shape((&tensor.file, name), &tensor.shape, want, config).map(|()| tensor)
+    };
+    let stored = |tensor: &Tensor, form: StoredForm, order: RowOrder| {
+        let Tensor { name, dtype, file, data, .. } = tensor;
+        let is_mxfp4 = matches!(form, StoredForm::Mxfp4 { .. });
+        let block = if is_mxfp4 { Some(BlockType::MXFP4) } else { dtype.block_type() };
+        let block = block.ok_or_else(|| unsupported_type(file, name, &format!("{dtype:?}")))?;
+        let (map, row_bytes) = (ValueMap::Unchanged, block.row_bytes(spec.cols));
+        let (name, parts, file) = (name.clone(), vec![data.clone()], file.clone());
+        Ok(StoredTensor { name, block, order, form, map, parts, file, row_bytes })
+    };
+    if find_by_name(source, &name).is_some() {
+        let (want, form) = if is_bias {
+            (vec![EXPERTS.count, all], StoredForm::Rows)
+        } else if spec.is_transposed() {
+            (vec![EXPERTS.count, spec.cols, all], StoredForm::Transposed)
+        } else {
+            (vec![EXPERTS.count, all, spec.cols], StoredForm::Rows)
+        };
+        return stored(checked(&name, &want)?, form, order);
+    }
+    if pairs {
+        let blocks = spec.cols / BLOCK;
+        let codes = checked(&format!("{name}_blocks"), &[EXPERTS.count, all, blocks, BLOCK / 2])?;
+        let scales = checked(&format!("{name}_scales"), &[EXPERTS.count, all, blocks])?;
+        if let Some(other) = [codes, scales].into_iter().find(|tensor| tensor.dtype != Dtype::U8) {
+            return Err(unsupported_type(&other.file, &other.name, &format!("{:?}", other.dtype)));
+        }
+        return stored(codes, StoredForm::Mxfp4 { scales: scales.data.clone() }, order);
+    }
+    let of_expert = |expert: usize| {
+        checked(&spec.stored.name.replace("experts.", &format!("experts.{expert}.")), &[rows, spec.cols])
+    };
+    let found = (0..EXPERTS.count).map(of_expert).collect::<Result<Vec<_>>>()?;
+    let Tensor { name, dtype, .. } = found[0];
+    if let Some(other) = found.iter().find(|tensor| tensor.dtype != *dtype) {
+        let message = format!("tensor {} has type {:?}, but {name} has {dtype:?}", other.name, other.dtype);
+        return Err(Error::model(&other.file, message));
+    }
+    let parts = found.iter().map(|tensor| tensor.data.clone()).collect();
+    Ok(StoredTensor { parts, ..stored(found[0], StoredForm::Rows, RowOrder::Unchanged)? })
 }
 
 fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
@@ -294,9 +425,9 @@ fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
         name,
         block,
         order,
-        transposed: false,
+        form: StoredForm::Rows,
         map: ValueMap::Unchanged,
-        data,
+        parts: vec![data],
         file,
         row_bytes,
     };

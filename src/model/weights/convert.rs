@@ -3,7 +3,7 @@
 //! A tensor is read in windows, and each window's pages are given back to the system as soon as it is done. So loading
 //! needs memory for its result and one window, however large a tensor is.
 
-use super::checkpoint::{Checkpoint, StoredTensor};
+use super::checkpoint::{Checkpoint, StoredForm, StoredTensor};
 use super::spec::{TensorRole, TensorSpec};
 use super::storage::{LoadedTensor, Storage, padded_len};
 use super::weight_type::WeightType;
@@ -39,9 +39,8 @@ pub struct LoadOptions<'a> {
 
 /// True if the file stores a tensor in another form or with its rows in another order.
 pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
-    let asis =
-        storage == Storage::Rows(stored.block) && stored.order == RowOrder::Unchanged && !stored.transposed;
-    storage != Storage::Head && !asis
+    let asis = storage == Storage::Rows(stored.block) && stored.order == RowOrder::Unchanged;
+    storage != Storage::Head && !(asis && stored.has_rows() && stored.parts.len() == 1)
 }
 
 /// Loads one tensor. A converted tensor goes into `room`, of [`converted_bytes`] bytes, and has no planes yet: see
@@ -57,9 +56,12 @@ pub(super) fn load_tensor(
     threads: usize,
     room: &mut [u8],
 ) -> Result<LoadedTensor> {
-    let stored = checkpoint.find_tensor(spec)?.into_untransposed(spec)?;
-    let StoredTensor { name, data, file, .. } = &stored;
-    zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts: spec.rows })?;
+    let stored = checkpoint.find_tensor(spec)?.into_rows(spec)?;
+    let StoredTensor { name, file, .. } = &stored;
+    for data in &stored.parts {
+        let parts = spec.rows / stored.parts.len();
+        zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts })?;
+    }
     let storage = Storage::for_tensor(spec, stored.block, weight_type);
     let planes = if spec.role == TensorRole::Vector {
         vec![decode_vector(&stored, spec)?]
@@ -68,10 +70,10 @@ pub(super) fn load_tensor(
     } else if is_converted(&stored, storage) {
         let importance = squares.map_or(Vec::new(), |squares| squares.column_weights(&spec.name));
         convert_tensor(&stored, spec, (storage, &importance), threads, room)?;
-        stored.data.release_pages();
+        stored.parts.iter().for_each(MappedSlice::release_pages);
         Vec::new()
     } else {
-        vec![stored.data]
+        stored.parts
     };
     Ok(LoadedTensor { storage, planes })
 }
@@ -87,7 +89,10 @@ pub(super) fn converted_bytes(
     weight_type: WeightType,
 ) -> Result<usize> {
     let mut stored = checkpoint.find_tensor(spec)?;
-    stored.transposed = false; // `load_tensor` transposes it before.
+    if !stored.has_rows() {
+        // `load_tensor` brings it to rows before.
+        (stored.form, stored.order) = (StoredForm::Rows, RowOrder::Unchanged);
+    }
     let storage = Storage::for_tensor(spec, stored.block, weight_type);
     let is_converted = spec.role != TensorRole::Vector && is_converted(&stored, storage);
     Ok(if is_converted { storage.padded_bytes(spec) } else { 0 })
@@ -95,9 +100,9 @@ pub(super) fn converted_bytes(
 
 /// A vector's values as little-endian f32, checked to be finite.
 fn decode_vector(stored: &StoredTensor, spec: &TensorSpec) -> Result<MappedSlice> {
-    let mut values = vec![0.0; spec.cols];
-    decode_values(stored.block, stored.data.bytes(), &mut values);
-    stored.data.release_pages();
+    let mut values = vec![0.0; stored.byte_len() / stored.block.bytes_per_block()];
+    decode_values(stored.block, stored.parts[0].bytes(), &mut values);
+    stored.parts[0].release_pages();
     if let Some(i) = values.iter().position(|x| !x.is_finite()) {
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));
@@ -149,10 +154,7 @@ fn convert_tensor(
         let task = ConversionTask { stored, spec, storage, importance, first: i * width, groups: window };
         convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
-        let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
-        if let Some(done) = stored.data.slice(bytes) {
-            done.release_pages();
-        }
+        stored.release_rows(rows);
     }
     match bad_row.into_inner() {
         usize::MAX => Ok(()),

@@ -21,6 +21,8 @@ pub struct WeightBytes {
     pub mapped: u64,
     /// In pages of a mapped file that are hardly read: embeddings.
     pub dropped: u64,
+    /// In pages of a mapped file that hold the experts which a token leaves out.
+    pub unchosen: u64,
     /// On an OpenCL device: vectors, and matrices padded to whole groups of rows.
     pub device: u64,
     /// Largest part of a checkpoint that is in memory at once while it is converted.
@@ -44,13 +46,20 @@ impl WeightBytes {
             bytes.device = add(bytes.device, device_bytes(&spec, form(&spec)));
             match spec.role {
                 TensorRole::Vector => bytes.own = add(bytes.own, mul(2, dense_bytes(&spec, 2))),
-                TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form(&spec))),
+                TensorRole::Matrix => bytes.add_mapped(&spec, stored_bytes(&spec, form(&spec))),
                 TensorRole::Embedding | TensorRole::Table => {
                     bytes.dropped = add(bytes.dropped, dense_bytes(&spec, 2))
                 }
             }
         }
         bytes
+    }
+
+    /// Adds a matrix in a mapped file.
+    fn add_mapped(&mut self, spec: &TensorSpec, bytes: u64) {
+        let read = spec.share_of_token(bytes);
+        self.mapped = add(self.mapped, read);
+        self.unchosen = add(self.unchosen, bytes - read);
     }
 }
 
@@ -65,9 +74,15 @@ fn packed_bytes(source: &Safetensors) -> WeightBytes {
         .filter_map(|name| source.get(&name))
         .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let own = of_role(TensorRole::Vector).fold(0, |sum, s| add(sum, dense_bytes(&s, 4)));
-    let forms = tensor_storages(source);
-    let device = model_tensors().iter().zip(forms).fold(0, |sum, (s, form)| add(sum, device_bytes(s, form)));
-    WeightBytes { own, mapped: all.saturating_sub(dropped), dropped, device, conversion_window: 0 }
+    let (specs, forms) = (model_tensors(), tensor_storages(source));
+    let mut bytes = WeightBytes { own, dropped, ..WeightBytes::default() };
+    for (spec, form) in specs.iter().zip(forms) {
+        bytes.device = add(bytes.device, device_bytes(spec, form));
+        let stored = stored_bytes(spec, form);
+        bytes.unchosen = add(bytes.unchosen, stored - spec.share_of_token(stored));
+    }
+    bytes.mapped = all.saturating_sub(add(dropped, bytes.unchosen));
+    bytes
 }
 
 /// Bytes of a checkpoint: converted tensors are allocated, the rest stays mapped.
@@ -87,12 +102,13 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
             }
             TensorRole::Matrix if converted => {
                 bytes.own = add(bytes.own, stored_bytes(&spec, form));
-                let stored = stored
-                    .map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| t.data.bytes().len() as u64);
-                let window = if spec.is_transposed() { u64::MAX } else { WINDOW as u64 };
-                bytes.conversion_window = bytes.conversion_window.max(stored.min(window));
+                let window = stored.map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| {
+                    let most = if t.has_rows() { WINDOW as u64 } else { u64::MAX };
+                    most.min(t.byte_len() as u64)
+                });
+                bytes.conversion_window = bytes.conversion_window.max(window);
             }
-            TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
+            TensorRole::Matrix => bytes.add_mapped(&spec, stored_bytes(&spec, form)),
         }
     }
     bytes

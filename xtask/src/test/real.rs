@@ -48,7 +48,7 @@ impl RealModel {
         let strings = CargoTest::new(&["--test", "files"]).only(&["--ignored"]).only(self.strings);
         let mut tally = strings.env("ANTIGRAVITY_REAL_MODEL", file).run()?;
         let model = build::model_dir(self.name)?;
-        let engine = Engine::with_copy(&build::build_tested(&model)?, &model, self.name)?.with_model(file);
+        let engine = Engine::with_program(&build::build_tested(&model)?, &model, self.name)?.with_model(file);
         reference::check(self, &engine, &mut tally)?;
         if self.name == SMOLLM.name {
             golden::check(&engine, &mut tally)?;
