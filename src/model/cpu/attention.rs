@@ -217,8 +217,20 @@ impl Scratch {
             extent.rows_per_head(layer.index),
             attention_window(layer.index).unwrap_or(FULL_ATTENTION),
         );
-        let (first, sinks) = (tokens - observe, layer.weights.sinks());
-        AttentionInputs { query, rows, types, before, capacity, window, isa, first, notes, sinks }
+        let (first, sinks, calibration) = (tokens - observe, layer.weights.sinks(), layer.calibration);
+        AttentionInputs {
+            query,
+            rows,
+            types,
+            before,
+            capacity,
+            window,
+            isa,
+            first,
+            notes,
+            sinks,
+            calibration,
+        }
     }
 
     /// Adds the squares of `n` tokens' queries of a layer to `sums`: `[kv_head][HEAD_DIM]`.
@@ -286,6 +298,7 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
             first,
             notes: &notes,
             sinks: &[],
+            calibration: &[],
         };
         heads.attend_all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
