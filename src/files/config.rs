@@ -4,19 +4,22 @@
 //! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A model family is a set of switches
 //! ([`families`]); the forward pass reads only the switches.
 
+mod checkpoint_names;
 mod experts;
 mod families;
 mod fields;
 mod layer_kinds;
 mod rope;
 mod sizes;
+mod switches;
 mod written;
 
 pub use experts::{Experts, Router};
-pub use families::{Arch, AttentionGate, Family, Mlp, Norm, QkNorm};
+pub use families::{Arch, Family};
 pub use fields::ConfigError;
 pub use layer_kinds::LayerKind;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
+pub use switches::{AttentionGate, Mlp, Norm, QkNorm};
 
 use crate::text_file::strip_bom;
 use fields::Fields;
@@ -183,15 +186,10 @@ impl ModelConfig {
         let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", family.attention_bias)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
-        let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
         let rope = rope::read_rope(f, arch, (head_dim, local_head_dim))?;
         let (experts, expert_layers) = experts::read_experts(f, arch, (layers, dim))?;
-        let ffn_dim = if expert_layers.contains(&false) {
-            read_ffn_dim(f, arch, ffn_default)?
-        } else {
-            experts.dim // No layer has another width.
-        };
+        let ffn_dim = if expert_layers.contains(&false) { read_ffn_dim(f, arch, dim)? } else { experts.dim };
         let shared_kv_layers = read_shared_kv_layers(f, arch, &layer_kinds)?;
         let (query_growth, conv_taps) = (rope::read_query_growth(f)?, read_conv_taps(f, &layer_kinds)?);
         Ok(Self {

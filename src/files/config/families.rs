@@ -3,7 +3,9 @@
 //! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
 //! (`files::source::gguf::names`).
 
+use super::checkpoint_names::{GPT2_TENSORS, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS, TEXT_PART};
 use super::experts::{Experts, Router};
+use super::switches::{AttentionGate, Mlp, Norm, QkNorm};
 
 /// The model families that this program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,50 +110,6 @@ const LLAMA: Family = Family {
     tensor_names: &[],
     prefixes: &[],
 };
-
-/// Prefixes of the text part of a multimodal model.
-const TEXT_PART: &[(&str, &str)] = &[("language_model.", ""), ("model.language_model.", "model.")];
-
-/// Names of LFM2's tensors.
-const LFM2_TENSORS: &[(&str, &str)] = &[
-    ("model.norm.", "model.embedding_norm."),
-    ("input_layernorm", "operator_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("self_attn.o_proj", "self_attn.out_proj"),
-    ("q_norm", "q_layernorm"),
-    ("k_norm", "k_layernorm"),
-    ("mlp.", "feed_forward."),
-    ("gate_proj", "w1"),
-    ("up_proj", "w3"),
-    ("down_proj", "w2"),
-];
-
-const LFM3_TENSORS: &[(&str, &str)] = &[
-    ("model.norm.", "model.embedding_norm."),
-    ("input_layernorm", "operator_norm"),
-    ("pre_feedforward_layernorm", "ffn_norm"),
-    ("post_attention_layernorm", "post_operator_norm"),
-    ("post_feedforward_layernorm", "post_ffn_norm"),
-    ("mlp.gate_proj", "feed_forward.w1"),
-    ("mlp.up_proj", "feed_forward.w3"),
-    ("mlp.down_proj", "feed_forward.w2"),
-];
-
-const HUNYUAN_TENSORS: &[(&str, &str)] = &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
-
-const GPT2_TENSORS: &[(&str, &str)] = &[
-    ("model.embed_tokens", "wte"),
-    ("model.embed_positions", "wpe"),
-    ("model.layers.", "h."),
-    ("model.norm", "ln_f"),
-    ("input_layernorm", "ln_1"),
-    ("post_attention_layernorm", "ln_2"),
-    ("self_attn.qkv_proj", "attn.c_attn"),
-    ("self_attn.o_proj", "attn.c_proj"),
-    ("mlp.up_proj", "mlp.c_fc"),
-    ("mlp.down_proj", "mlp.c_proj"),
-    ("model.", ""),
-];
 
 const MISTRAL: Family = Family { model_type: "mistral", kv_heads: 8, prefixes: TEXT_PART, ..LLAMA };
 
@@ -490,48 +448,4 @@ impl Arch {
     pub(crate) fn epsilon_field(self) -> &'static str {
         self.family().epsilon_field
     }
-}
-
-/// The normalisation of a layer's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Norm {
-    /// By the root mean square.
-    Rms,
-    /// By mean and variance, with a bias: LayerNorm.
-    Layer,
-}
-
-/// The feed-forward layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mlp {
-    /// `down(silu(gate) * up)`
-    SwiGlu,
-    /// `down(gelu(gate) * up)`, GELU by the tanh formula.
-    GeGlu,
-    /// `down(gelu(up))`, with biases.
-    Gelu,
-    /// `down(gate * sigmoid(1.702 gate) * (up + 1))` with gate and up clamped, and with biases: of experts.
-    ClampedSwiGlu,
-}
-
-/// The norm of queries and keys, by the root mean square.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNorm {
-    None,
-    /// Each head, before RoPE.
-    PerHead,
-    /// Each head, after RoPE.
-    AfterRope,
-    /// All heads together, before RoPE.
-    Whole,
-}
-
-/// The gate of attention's output: a sigmoid of a projection of the layer's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionGate {
-    None,
-    /// A factor for each head.
-    PerHead,
-    /// A factor for each element.
-    PerElement,
 }

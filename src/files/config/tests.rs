@@ -274,7 +274,12 @@ fn layers_with_experts_are_found_and_their_sizes_checked() {
     assert_eq!((&m.expert_layers[..], m.ffn_dim), (&[false, true, false, false][..], 96));
     assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None);
     let lfm = |more: &str| {
-        moe("\"lfm2_moe\"", &format!("{sparse}, \"num_dense_layers\": 1, \"full_attn_idxs\": [0]{more}"))
+        moe(
+            "\"lfm2_moe\"",
+            &format!(
+                "{sparse}, \"num_dense_layers\": 1, \"num_key_value_heads\": 2, \"full_attn_idxs\": [0]{more}"
+            ),
+        )
     };
     let m = lfm(r#", "routed_scaling_factor": 2.5"#).unwrap();
     assert_eq!((m.experts.router, m.experts.scale), (Router::BiasedSigmoid, 2.5));

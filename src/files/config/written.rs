@@ -2,9 +2,10 @@
 
 use super::LayerKind;
 use super::experts::{Experts, Router};
-use super::families::{Arch, QkNorm};
+use super::families::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
 use super::rope::{LongRope, RopeScaling, read_divisors};
+use super::switches::QkNorm;
 use super::{DeltaNetSizes, ModelConfig, QueryGrowth, Scales};
 use serde_json::{Value, json};
 

@@ -217,7 +217,7 @@ impl Scratch {
             extent.rows_per_head(layer.index),
             attention_window(layer.index).unwrap_or(FULL_ATTENTION),
         );
-        let (first, sinks, calibration) = (tokens - observe, layer.weights.sinks(), layer.calibration);
+        let (first, sinks, calibration) = (tokens - observe, layer.weights.sink_logits(), layer.calibration);
         AttentionInputs {
             query,
             rows,

@@ -27,7 +27,7 @@ const GATE_AT: usize = COUNT.next_multiple_of(GROUP_ROWS);
 const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT as usize;
 /// Length of a chunk of scores, which must not be 0 in models without experts.
 const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
-/// What is added to the sum of sigmoids that divides them, as in transformers' `Lfm2MoeSparseMoeBlock`.
+/// Term of the sum that divides sigmoids, as in transformers' `Lfm2MoeSparseMoeBlock`.
 const SIGMOID_EPS: f32 = 1e-6;
 
 /// An expert chosen for a token.

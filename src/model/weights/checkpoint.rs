@@ -68,6 +68,17 @@ impl StoredTensor {
         &self.parts[at / of_part].bytes()[at % of_part..][..self.row_bytes]
     }
 
+    /// The file's tensor with a row, and the row's index there. (The name of several is that of the first expert's.)
+    pub fn find_row(&self, row: usize) -> (String, usize) {
+        let (row, of_part) = (self.order.file_row(row), self.parts[0].bytes().len() / self.row_bytes.max(1));
+        (self.part_name(row / of_part.max(1)), row % of_part.max(1))
+    }
+
+    /// Name of the tensor that is this part.
+    pub fn part_name(&self, part: usize) -> String {
+        self.name.replace("experts.0.", &format!("experts.{part}."))
+    }
+
     /// Bytes of all parts.
     pub fn byte_len(&self) -> usize {
         self.parts.iter().map(|part| part.bytes().len()).sum()

@@ -57,9 +57,8 @@ pub(super) fn load_tensor(
     room: &mut [u8],
 ) -> Result<LoadedTensor> {
     let stored = checkpoint.find_tensor(spec)?.into_rows(spec)?;
-    let StoredTensor { name, file, .. } = &stored;
-    for data in &stored.parts {
-        let parts = spec.rows / stored.parts.len();
+    for (part, data) in stored.parts.iter().enumerate() {
+        let (file, name, parts) = (&stored.file, &stored.part_name(part), spec.rows / stored.parts.len());
         zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts })?;
     }
     let storage = Storage::for_tensor(spec, stored.block, weight_type);
@@ -158,15 +157,14 @@ fn convert_tensor(
     }
     match bad_row.into_inner() {
         usize::MAX => Ok(()),
-        row => Err(Error::model(
-            &stored.file,
-            format!(
-                "tensor {}, row {}: holds NaN, infinity or values too large for an f16 scale; \
-                 the checkpoint is broken",
-                stored.name,
-                stored.order.file_row(row)
-            ),
-        )),
+        row => {
+            let (name, row) = stored.find_row(row);
+            let message = format!(
+                "tensor {name}, row {row}: holds NaN, infinity or values too large for an f16 scale; \
+                 the checkpoint is broken"
+            );
+            Err(Error::model(&stored.file, message))
+        }
     }
 }
 

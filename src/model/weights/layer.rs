@@ -191,7 +191,7 @@ impl Layer {
     }
 
     /// Logits of attention that belong to no token: `[HEADS]`, empty without.
-    pub fn sinks(&self) -> &[f32] {
+    pub fn sink_logits(&self) -> &[f32] {
         match &self.mixer {
             Mixer::Attention(w) => &w.sinks,
             Mixer::LocalAttention(w) => &w.sinks,

@@ -26,7 +26,8 @@ impl OpenedModel {
     ///
     /// # Errors
     ///
-    /// `Device`: a device is asked for, but lacks kernels for the model. `Model`: a file is missing or damaged. Errors of [`Plan::for_model`].
+    /// `Device`: a device is asked for that lacks kernels for the model. `Model`: a file is missing or damaged. Errors of
+    /// [`Plan::for_model`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
         if let (Some(part), BackendKind::OpenCl | BackendKind::Hybrid) =

@@ -14,7 +14,7 @@ use std::path::Path;
 /// Most that the q4 cache may change the logits by, as a share of their rms. It is 0.35, and was 1.11 with whole keys:
 /// as far as from another model's. The q8 cache, which keeps keys whole, changes them by 0.22.
 const ALLOWED: f64 = 0.45;
-/// The same of models with experts, of which a little noise may choose others. It is 0.46 and 0.68, with q8 0.47 and
+/// Limit for models with experts, of which a little noise may choose others. It is 0.46 and 0.68, with q8 0.47 and
 /// 0.63; it was 1.14 and 1.18 with sinks that were not shifted as the scores are.
 const ALLOWED_EXPERTS: f64 = 0.8;
 
