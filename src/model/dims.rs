@@ -58,10 +58,12 @@ pub const GATE_DIM: usize = match ATTENTION_GATE {
 };
 
 /// Width of the widest feed-forward, experts left out.
-pub const MAX_FFN_DIM: usize = {
-    let widest = if SHARED_FFN_DIM > FFN_DIM { SHARED_FFN_DIM } else { FFN_DIM };
-    if EXPERTS.shared_dim > widest { EXPERTS.shared_dim } else { widest }
-};
+pub const MAX_FFN_DIM: usize = larger_of(larger_of(FFN_DIM, SHARED_FFN_DIM), EXPERTS.shared_dim);
+
+const fn larger_of(a: usize, b: usize) -> usize {
+    if a > b { a } else { b }
+}
+
 /// True if layers have experts.
 pub const HAS_EXPERTS: bool = EXPERTS.count != 0;
 /// True if every token goes through a feed-forward beside its experts.
@@ -140,7 +142,7 @@ pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
 };
 
 const _: () = assert!(!HAS_EXPERTS || EXPERTS.dim.is_multiple_of(16) && DIM.is_multiple_of(16));
-const _: () = assert!(EXPERTS.used <= EXPERTS.count && !(HAS_EXPERTS && MLP_BIAS));
+const _: () = assert!(!HAS_EXPERTS || !MLP_BIAS);
 const _: () = assert!(HAS_EXPERTS || !EXPERT_BIAS, "only experts have this activation function");
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
 const _: () = assert!(SHARED_KV_LAYERS == 0 || RECURRENT_LAYERS == 0, "layers are counted by their caches");

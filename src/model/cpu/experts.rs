@@ -25,8 +25,9 @@ const USED: usize = EXPERTS.used;
 /// Column of the shared expert's gate behind the scores of the experts.
 const GATE_AT: usize = COUNT.next_multiple_of(GROUP_ROWS);
 const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT as usize;
-/// Length of a chunk of scores, which must not be 0 in models without experts.
+/// Lengths of chunks, which must not be 0 in models without experts.
 const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
+const USED_CHUNK: usize = if HAS_EXPERTS { USED } else { 1 };
 /// Term of the sum that divides sigmoids, as in transformers' `Lfm2MoeSparseMoeBlock`.
 const SIGMOID_EPS: f32 = 1e-6;
 
@@ -192,7 +193,7 @@ impl Scratch {
         });
         let scores = &*scores;
         let rows = n.div_ceil(4 * pool.thread_count());
-        pool.run_tiles(&mut experts.choices[..n * USED], USED.max(1), (rows, USED.max(1)), |mut tile| {
+        pool.run_tiles(&mut experts.choices[..n * USED], USED_CHUNK, (rows, USED_CHUNK), |mut tile| {
             for r in 0..tile.rows {
                 let of_token = &scores[(tile.row + r) * SCORES..][..COUNT];
                 choose_best(isa, of_token, &w.choice_bias, tile.row_mut(r));
