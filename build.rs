@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
 use files::bundle;
-use files::config::{DeltaNetSizes, LongRope, ModelConfig, QueryGrowth, Rope, RopeScaling, Scales};
+use files::config::{DeltaNetSizes, Experts, LongRope, ModelConfig, QueryGrowth, Rope, RopeScaling, Scales};
 use files::hf_cache;
 use files::source::gguf::{Gguf, find_only_gguf};
 
@@ -179,6 +179,10 @@ fn add_switches(all: &mut Constants, m: &ModelConfig) {
         "Gate of attention's output.",
         format!("ATTENTION_GATE: AttentionGate = AttentionGate::{:?}", m.attention_gate),
     );
+    all.put(
+        "Each head has a logit that takes part in the softmax, and whose share is dropped.",
+        format!("ATTENTION_SINKS: bool = {}", m.attention_sinks),
+    );
     all.put("The feed-forward layer.", format!("MLP: Mlp = Mlp::{:?}", m.mlp));
     all.put("Mixer of each layer.", format!("LAYER_KINDS: [LayerKind; LAYERS] = [{}]", kinds.join(", ")));
     all.put(
@@ -204,6 +208,7 @@ fn add_switches(all: &mut Constants, m: &ModelConfig) {
              key_dim: {key_dim}, value_dim: {value_dim} }}"
         ),
     );
+    add_experts(all, m);
     all.put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
     all.put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
     all.put(
@@ -213,6 +218,22 @@ fn add_switches(all: &mut Constants, m: &ModelConfig) {
     all.put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
     add_sharing(all, m);
     add_rope(all, &m.rope);
+}
+
+/// Adds the constants for mixtures of experts.
+fn add_experts(all: &mut Constants, m: &ModelConfig) {
+    let Experts { count, used, dim, shared_dim, router, renormalised, scale, limit } = m.experts;
+    all.put(
+        "Mixtures of experts; zeros if no layer has one.",
+        format!(
+            "EXPERTS: Experts = Experts {{ count: {count}, used: {used}, dim: {dim}, shared_dim: {shared_dim}, \
+             router: Router::{router:?}, renormalised: {renormalised}, scale: {scale:?}, limit: {limit:?} }}"
+        ),
+    );
+    all.put(
+        "True for layers with experts in place of one feed-forward.",
+        format!("EXPERT_LAYERS: [bool; LAYERS] = {:?}", m.expert_layers),
+    );
 }
 
 /// Adds the constants for layers that share a cache or have embeddings of their own, and what goes with them.

@@ -4,20 +4,25 @@
 //! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A model family is a set of switches
 //! ([`families`]); the forward pass reads only the switches.
 
+mod checkpoint_names;
+mod experts;
 mod families;
 mod fields;
 mod layer_kinds;
 mod quantization;
 mod rope;
 mod sizes;
+mod switches;
 mod written;
 
-pub use families::{Arch, AttentionGate, Family, Mlp, Norm, QkNorm};
+pub use experts::{Experts, Router};
+pub use families::{Arch, Family};
 pub use fields::ConfigError;
 pub(crate) use fields::Fields;
 pub use layer_kinds::LayerKind;
 pub use quantization::QuantMethod;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
+pub use switches::{AttentionGate, Mlp, Norm, QkNorm};
 
 use crate::text_file::strip_bom;
 use serde_json::{Map, Value};
@@ -42,6 +47,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     pub qk_norm: QkNorm,
     pub attention_gate: AttentionGate,
+    /// Each head has a logit that takes part in the softmax, and whose share is dropped.
+    pub attention_sinks: bool,
     pub tie_embeddings: bool,
     pub norm: Norm,
     /// The inputs of mixer and feed-forward are normed.
@@ -66,6 +73,9 @@ pub struct ModelConfig {
     pub shared_kv_layers: usize,
     /// Width of the feed-forward of those layers.
     pub shared_ffn_dim: usize,
+    pub experts: Experts,
+    /// Layers with experts, one entry for each layer.
+    pub expert_layers: Vec<bool>,
     /// Width of the embedding that each layer has of a token; 0 without.
     pub per_layer_dim: usize,
     /// Values are normed, without weights.
@@ -178,12 +188,12 @@ impl ModelConfig {
         let local_head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let head_dim = read_widest_head_dim(f, arch, local_head_dim)?;
         let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
-        let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", false)?;
+        let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", family.attention_bias)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
-        let ffn_default = if arch == Arch::Gpt2 { Some(4 * dim) } else { gemma(9216) };
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
         let rope = rope::read_rope(f, arch, (head_dim, local_head_dim))?;
-        let ffn_dim = read_ffn_dim(f, arch, ffn_default)?;
+        let (experts, expert_layers) = experts::read_experts(f, arch, (layers, dim))?;
+        let ffn_dim = if expert_layers.contains(&false) { read_ffn_dim(f, arch, dim)? } else { experts.dim };
         let shared_kv_layers = read_shared_kv_layers(f, arch, &layer_kinds)?;
         let (query_growth, conv_taps) = (rope::read_query_growth(f)?, read_conv_taps(f, &layer_kinds)?);
         Ok(Self {
@@ -205,6 +215,7 @@ impl ModelConfig {
             o_bias: arch != Arch::Qwen2 && bias,
             qk_norm: if f.read_bool("use_qk_norm", true)? { family.qk_norm } else { QkNorm::None },
             attention_gate: family.attention_gate,
+            attention_sinks: family.attention_sinks,
             tie_embeddings: f.read_bool("tie_word_embeddings", family.ties_embeddings)?,
             norm: family.norm,
             pre_norms: family.pre_norms,
@@ -220,6 +231,8 @@ impl ModelConfig {
             conv_taps,
             shared_kv_layers,
             shared_ffn_dim: read_shared_ffn_dim(f, shared_kv_layers, ffn_dim)?,
+            experts,
+            expert_layers,
             per_layer_dim: read_per_layer_dim(f, arch, layers)?,
             value_norm: family.value_norm,
             layer_scalars: family.layer_scalars,
@@ -240,6 +253,8 @@ impl ModelConfig {
                 ("global_head_dim", m.head_dim.to_string()),
                 ("intermediate_size", m.ffn_dim.to_string()),
                 ("use_double_wide_mlp", m.shared_ffn_dim.to_string()),
+                ("num_experts", format!("{:?}", m.experts)),
+                ("mlp_only_layers", format!("{:?}", m.expert_layers)),
                 ("num_kv_shared_layers", m.shared_kv_layers.to_string()),
                 ("hidden_size_per_layer_input", m.per_layer_dim.to_string()),
                 ("final_logit_softcapping", format!("{:?}", m.logit_softcap as f32)),

@@ -5,6 +5,7 @@
 mod acts;
 pub mod attention;
 mod attention_inputs;
+mod experts;
 mod input_squares;
 mod kv;
 mod matmul;
@@ -116,7 +117,7 @@ impl CpuDevice {
             s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention
             steps.end_step("norm", index);
             if let Some(inputs) = inputs {
-                inputs.add(index, InputOf::Mixer, &s.h, (DIM, n));
+                inputs.add(index, InputOf::Mixer, &s.h, (DIM, 0..n));
             }
             match &layer.mixer {
                 Mixer::Attention(_) | Mixer::LocalAttention(_) => {
@@ -178,15 +179,19 @@ impl CpuDevice {
                 } else {
                     (&s.att_in, HEADS * head_dim(index))
                 };
-                inputs.add(index, InputOf::MixerOut, mixed, (width, n));
-                inputs.add(index, InputOf::Ffn, &s.h, (DIM, n));
+                inputs.add(index, InputOf::MixerOut, mixed, (width, 0..n));
+                inputs.add(index, InputOf::Ffn, &s.h, (DIM, 0..n));
             }
-            s.gate_up(layer, pool, isa, n); // silu(gate) * up
+            s.gate_up(layer, pool, isa, n); // silu(gate) * up, of the experts that a router chooses if there are several
             steps.end_step("gate_up", index);
             s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.end_step("down", index);
             if let Some(inputs) = inputs {
-                inputs.add(index, InputOf::FfnDown, &s.ffn, (ffn_dim(index), n));
+                if has_experts(index) {
+                    inputs.add(index, InputOf::FfnDown, &s.experts.ffn, (EXPERTS.dim, s.experts.used_rows()));
+                } else {
+                    inputs.add(index, InputOf::FfnDown, &s.ffn, (ffn_dim(index), 0..n));
+                }
             }
             s.add_per_layer(layer, index, pool, isa, n); // the layer's own embedding of the token
             steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);

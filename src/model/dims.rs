@@ -2,8 +2,8 @@
 
 #[allow(unused_imports, reason = "not every model has all")]
 use files::config::{
-    Arch, AttentionGate, DeltaNetSizes, LayerKind, LongRope, Mlp, ModelConfig, Norm, QkNorm, QueryGrowth,
-    Rope, RopeScaling, Scales,
+    Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, LongRope, Mlp, ModelConfig, Norm, QkNorm,
+    QueryGrowth, Rope, RopeScaling, Router, Scales,
 };
 
 include!(concat!(env!("OUT_DIR"), "/dims.rs"));
@@ -26,6 +26,8 @@ pub const LEARNED_POSITIONS: bool = ROPE_DIM == 0;
 pub const HAS_GATE: bool = !matches!(MLP, Mlp::Gelu);
 /// True if the feed-forward layer has biases.
 pub const MLP_BIAS: bool = matches!(MLP, Mlp::Gelu);
+/// True if experts and their router have biases.
+pub const EXPERT_BIAS: bool = matches!(MLP, Mlp::ClampedSwiGlu);
 /// True if norms have biases; they are stored after the weights.
 pub const NORM_BIAS: bool = matches!(NORM, Norm::Layer);
 /// Number of layers of a kind before layer `layer`.
@@ -55,8 +57,21 @@ pub const GATE_DIM: usize = match ATTENTION_GATE {
     AttentionGate::PerElement => Q_DIM,
 };
 
-/// Width of the widest feed-forward.
-pub const MAX_FFN_DIM: usize = if SHARED_FFN_DIM > FFN_DIM { SHARED_FFN_DIM } else { FFN_DIM };
+/// Width of the widest feed-forward, experts left out.
+pub const MAX_FFN_DIM: usize = larger_of(larger_of(FFN_DIM, SHARED_FFN_DIM), EXPERTS.shared_dim);
+
+const fn larger_of(a: usize, b: usize) -> usize {
+    if a > b { a } else { b }
+}
+
+/// True if layers have experts.
+pub const HAS_EXPERTS: bool = EXPERTS.count != 0;
+/// True if every token goes through a feed-forward beside its experts.
+pub const HAS_SHARED_EXPERT: bool = EXPERTS.shared_dim != 0;
+/// Rows of the matrix of all experts' gates, or ups: `[expert][EXPERTS.dim]`.
+pub const EXPERT_ROWS: usize = EXPERTS.count * EXPERTS.dim;
+/// Rows of the matrix of all experts' downs: `[expert][DIM]`.
+pub const EXPERT_DOWN_ROWS: usize = EXPERTS.count * DIM;
 /// True if each layer has an embedding of a token.
 pub const HAS_PER_LAYER: bool = PER_LAYER_DIM != 0;
 /// True if layers share keys and values of earlier ones.
@@ -126,6 +141,9 @@ pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
     (_, true) => DELTA_VALUE_DIM,
 };
 
+const _: () = assert!(!HAS_EXPERTS || EXPERTS.dim.is_multiple_of(16) && DIM.is_multiple_of(16));
+const _: () = assert!(!HAS_EXPERTS || !MLP_BIAS);
+const _: () = assert!(HAS_EXPERTS || !EXPERT_BIAS, "only experts have this activation function");
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
 const _: () = assert!(SHARED_KV_LAYERS == 0 || RECURRENT_LAYERS == 0, "layers are counted by their caches");
 const _: () = assert!(!LOCAL_ROPE_DIFFERS || count_before(LAYERS, LayerKind::NoRope) == 0 || WINDOW == 0);
@@ -160,6 +178,8 @@ pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
     && !HAS_LOCAL_HEADS
     && SHARED_KV_LAYERS == 0
     && !HAS_PER_LAYER
+    && !HAS_EXPERTS
+    && !ATTENTION_SINKS
     && !VALUE_NORM
     && !LAYER_SCALARS
     && LOGIT_SOFTCAP == 0.0
@@ -223,6 +243,11 @@ pub const fn ffn_dim(layer: usize) -> usize {
     if layer < FIRST_SHARING_LAYER { FFN_DIM } else { SHARED_FFN_DIM }
 }
 
+/// True for a layer with experts.
+pub const fn has_experts(layer: usize) -> bool {
+    HAS_EXPERTS && EXPERT_LAYERS[layer]
+}
+
 /// Number of elements of a layer's heads that RoPE rotates.
 pub const fn rope_dim(layer: usize) -> usize {
     if is_sliding(layer) { LOCAL_ROPE_DIM } else { ROPE_DIM }
@@ -279,6 +304,7 @@ pub fn baked_config() -> ModelConfig {
         o_bias: O_BIAS,
         qk_norm: QK_NORM,
         attention_gate: ATTENTION_GATE,
+        attention_sinks: ATTENTION_SINKS,
         tie_embeddings: TIED,
         norm: NORM,
         pre_norms: PRE_NORMS,
@@ -299,6 +325,8 @@ pub fn baked_config() -> ModelConfig {
         delta_net: DELTA_NET,
         shared_kv_layers: SHARED_KV_LAYERS,
         shared_ffn_dim: SHARED_FFN_DIM,
+        experts: EXPERTS,
+        expert_layers: EXPERT_LAYERS.to_vec(),
         per_layer_dim: PER_LAYER_DIM,
         value_norm: VALUE_NORM,
         layer_scalars: LAYER_SCALARS,

@@ -29,7 +29,8 @@ pub use config::{load_config, read_text_file};
 pub use convert::{Importance, LoadOptions};
 pub use imatrix::ImportanceFile;
 pub use layer::{
-    Attention, DeltaNet, FeedForward, Ffn, Layer, Mixer, PerLayerEmbeddings, PerLayerInput, ShortConv,
+    Attention, DeltaNet, FeedForward, Ffn, Layer, Mixer, MixtureOfExperts, PerLayerEmbeddings, PerLayerInput,
+    ShortConv,
 };
 pub use model_path::{ModelPath, OpenModel};
 pub use mtp::{MtpBlock, mtp_tensors};
@@ -153,7 +154,7 @@ pub struct Weights {
     pub mtp: Option<MtpBlock>,
     /// Set at load if a packed file holds it, otherwise when it is first needed.
     calibration: OnceLock<Calibration>,
-    /// Bytes that every decoded token reads.
+    /// Bytes that a decoded token reads.
     pub bytes_per_token: usize,
     /// Identifies the checkpoint.
     pub fingerprint: String,
@@ -290,8 +291,11 @@ fn build_weights(mut model: LoadedModel) -> Result<Weights> {
     let table = (HAS_PER_LAYER).then(|| take_table(&mut model, PER_LAYER_TABLE, (VOCAB, PER_LAYER_ROW)));
     let (positions, table) = (positions.transpose()?, table.transpose()?);
     let per_layer_row = table.as_ref().map_or(0, |(block, _)| block.row_bytes(PER_LAYER_ROW));
-    let every_pass = model.tensors.iter().filter(|(name, _)| !mtp::is_tensor(name));
-    let bytes_per_token = row + per_layer_row + every_pass.map(|(_, t)| bytes(t)).sum::<usize>();
+    let read = |spec: TensorSpec| {
+        let stored = model.tensors.get(&spec.name).map_or(0, bytes);
+        spec.share_of_token(stored as u64) as usize
+    };
+    let bytes_per_token = row + per_layer_row + model_tensors().into_iter().map(read).sum::<usize>();
     let per_layer = |table| {
         Ok(PerLayerEmbeddings {
             table,

@@ -80,7 +80,7 @@ pub struct Scratch {
 
 // If the host computes attention, new keys are written to `acts` and values to `gate_up`; no type has more than 32
 // bits.
-const _: () = assert!(FFN_PAD >= KV_DIM);
+const _: () = assert!(FFN_PAD >= KV_DIM || HAS_EXPERTS);
 
 /// Bytes of each buffer for `tokens` tokens, in the order in which [`Scratch::new`] takes them.
 fn buffer_sizes(tokens: usize) -> [usize; 14] {

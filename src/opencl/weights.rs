@@ -285,6 +285,7 @@ fn ffn_biases(ffn: &Ffn) -> [&Vec<f32>; 2] {
     match ffn {
         Ffn::Usual(w) => [&w.up_bias, &w.down_bias],
         Ffn::Wide(w) => [&w.up_bias, &w.down_bias],
+        Ffn::Experts(_) => unreachable!("invariant: `upload::of_layer` has refused experts"),
     }
 }
 

@@ -268,6 +268,7 @@ impl Plan {
             put("weights", copied(self.weights.mapped), MemoryKind::Mapped),
             put("weights", self.device.map_or(0, |_| self.weights.device), MemoryKind::Device),
             put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
+            put("experts that a token leaves out", copied(self.weights.unchosen), MemoryKind::Reclaimable),
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), of_all, of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), of_local, of_attention),
@@ -362,7 +363,8 @@ impl Plan {
         // pass is.
         let calibrating = if self.calibration_bytes() > 0 { calibration::pass_bytes() } else { 0 };
         let passing = self.weights.conversion_window.max(calibrating);
-        let loading = [self.weights.own, self.weights.mapped, self.weights.dropped, passing];
+        let WeightBytes { own, mapped, dropped, unchosen, .. } = self.weights;
+        let loading = [own, mapped, dropped, unchosen, passing];
         let loading = loading.into_iter().fold(self.program, add);
         loading.max(sum(self.plan_items().iter().filter(|i| i.kind != MemoryKind::AddressSpace)))
     }

@@ -5,12 +5,12 @@ use crate::cli::args::PathArgs;
 use crate::cli::terminal::write_stdout;
 use crate::dims;
 use crate::model::weights::{
-    Checkpoint, ModelFile, ModelPath, TensorRole, WeightType, model_tensors, read_text_file,
+    Checkpoint, ModelFile, ModelPath, TensorRole, TensorSpec, WeightType, model_tensors, read_text_file,
 };
 use crate::run::plan::format_mib;
 use clap::Args;
 use files::Result;
-use files::config::{ModelConfig, QkNorm};
+use files::config::{Experts, ModelConfig, QkNorm};
 use files::error::{MAX_LINE_BYTES, is_printable, one_line};
 use files::packed_file;
 use files::source::gguf::metadata::Metadata;
@@ -102,8 +102,15 @@ fn describe_lone_config(file: &Path, format: ReportFormat) -> Result<()> {
 
 /// A model's architecture and main sizes.
 fn describe_config(config: &ModelConfig) -> String {
-    let ModelConfig { arch, layers, dim, heads, kv_heads, .. } = config;
-    format!("{}, {layers} layers, dim {dim}, {heads} heads, {kv_heads} KV heads", arch.name())
+    let ModelConfig { arch, layers, dim, heads, kv_heads, experts, .. } = config;
+    let experts = describe_experts(experts);
+    format!("{}, {layers} layers, dim {dim}, {heads} heads, {kv_heads} KV heads{experts}", arch.name())
+}
+
+/// The experts of a model, after a comma; empty if it has none.
+fn describe_experts(experts: &Experts) -> String {
+    let Experts { count, used, dim, .. } = experts;
+    if *count == 0 { String::new() } else { format!(", {used} of {count} experts of {dim}") }
 }
 
 /// Escapes characters that control a terminal. JSON has them in strings only, and escapes some itself.
@@ -279,17 +286,22 @@ impl ModelReport<'_> {
     /// The facts that are asked for first.
     fn list_facts(&self) -> [(&'static str, String); 5] {
         let (totals, unknown) = (self.sum_by_dtype(), || "unknown".to_string());
-        let baked = || {
-            model_tensors()
-                .iter()
-                .filter(|t| !(t.tied && t.role == TensorRole::Matrix))
-                .map(|t| t.rows * t.cols)
-                .sum()
+        let sum = |count: &dyn Fn(&TensorSpec) -> u64| {
+            let counted = |t: &&TensorSpec| !(t.tied && t.role == TensorRole::Matrix);
+            model_tensors().iter().filter(counted).map(count).sum::<u64>()
         };
-        let parameters: Option<usize> = match &self.config {
+        let baked = || sum(&|t| (t.rows * t.cols) as u64);
+        let of_token = match &self.config {
+            ConfigMatch::Same if dims::HAS_EXPERTS => {
+                let count = sum(&|t| t.share_of_token((t.rows * t.cols) as u64));
+                format!(", of which a token reads {:.1}", count as f64 / 1e6)
+            }
+            _ => String::new(),
+        };
+        let parameters: Option<u64> = match &self.config {
             ConfigMatch::Same => Some(baked()),
             _ if self.opened.packed().is_some() => None,
-            _ => Some(totals.values().map(|t| t.elements as usize).sum()),
+            _ => Some(totals.values().map(|t| t.elements).sum()),
         };
         let types = match self.opened.packed() {
             Some(packed) => {
@@ -309,7 +321,10 @@ impl ModelReport<'_> {
         let config = self.found.as_ref();
         [
             ("architecture", config.map_or_else(unknown, describe_config)),
-            ("parameters", parameters.map_or_else(unknown, |n| format!("{:.1} million", n as f64 / 1e6))),
+            (
+                "parameters",
+                parameters.map_or_else(unknown, |n| format!("{:.1} million{of_token}", n as f64 / 1e6)),
+            ),
             ("type", types),
             ("context", config.map_or_else(unknown, |c| format!("{} tokens", c.max_position))),
             ("file size", format_mib(file.unwrap_or_else(|| totals.values().map(|t| t.bytes).sum()))),
@@ -386,8 +401,9 @@ fn describe_built_model() -> String {
     }
     format!(
         "built for {MODEL}: {}, {LAYERS} layers, dim {DIM}, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} KV heads, \
-         ffn {FFN_DIM}, vocab {VOCAB}, context {MAX_POSITION}, rope theta {}, norm eps {NORM_EPS:e}, {}",
+         ffn {FFN_DIM}{}, vocab {VOCAB}, context {MAX_POSITION}, rope theta {}, norm eps {NORM_EPS:e}, {}",
         ARCH.name(),
+        describe_experts(&EXPERTS),
         ROPE.theta,
         if variants.is_empty() { "no biases".into() } else { variants.join(", ") }
     )

@@ -28,13 +28,14 @@ pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
 pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
 /// A model of each family that is not Llama's or Qwen's.
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 10] = [
     "m8-gpt2-bare-f32",
     "m9-gemma3-270m-bf16",
     "m11-smollm3-bf16",
     "m12-phi4mini-short-bf16",
     "m14-granite-bf16",
     "m20-qwen35-bf16",
+    "m21-lfm2moe-bf16",
     "m22-gemma4-e2b-bf16",
     "m28-lfm3-bf16",
     "m31-olmo3-bf16",
@@ -426,7 +427,7 @@ mod tests {
         // Those with a checkpoint, and those whose GGUF file says something else than that or has none.
         assert_eq!(
             (names.iter().filter(|n| n.is_dir()).count(), names.iter().filter(|n| n.is_file()).count()),
-            (32, 7)
+            (37, 7)
         );
         assert!(gguf::files().unwrap().iter().all(|file| file.path.is_file()));
     }

@@ -189,6 +189,8 @@ fn sliding_window_layers() -> Outcome {
         ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits", "conversation::"]),
         ("m20n-qwen35-nested", &["conversation::", "draft::", "mtp::"]),
         ("m19b-lfm2-bf16", &["conversation::", "draft::"]),
+        ("m21-lfm2moe-bf16", &["conversation::"]),
+        ("m23-qwen3moe-bf16", &["allocations::", "batch::logits"]),
     ] {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
         // Its reference is a forward pass of Gemma 3.

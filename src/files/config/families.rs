@@ -3,6 +3,10 @@
 //! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
 //! (`files::source::gguf::names`).
 
+use super::checkpoint_names::{GPT2_TENSORS, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS, TEXT_PART};
+use super::experts::{Experts, Router};
+use super::switches::{AttentionGate, Mlp, Norm, QkNorm};
+
 /// The model families that this program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arch {
@@ -11,7 +15,9 @@ pub enum Arch {
     Ministral3,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
     Qwen35,
+    Qwen35Moe,
     SmolLm3,
     Phi3,
     Granite,
@@ -24,7 +30,9 @@ pub enum Arch {
     Olmo3,
     Exaone4,
     Lfm2,
+    Lfm2Moe,
     Lfm3,
+    GptOss,
 }
 
 /// A family's names, defaults and switches: see [`Arch::family`].
@@ -47,7 +55,13 @@ pub struct Family {
     /// Values are normed, without weights.
     pub value_norm: bool,
     pub attention_gate: AttentionGate,
+    /// Projections of attention have biases, unless the config says otherwise.
+    pub attention_bias: bool,
+    /// Each head has a logit that takes part in the softmax, and whose share is dropped.
+    pub attention_sinks: bool,
     pub mlp: Mlp,
+    /// Defaults of its mixtures of experts, if it has such.
+    pub experts: Option<Experts>,
     /// Each layer multiplies the residual with a factor of its own.
     pub layer_scalars: bool,
     /// RoPE rotates elements `2i` and `2i + 1` of a checkpoint, not `i` and `i + head_dim / 2`.
@@ -80,7 +94,10 @@ const LLAMA: Family = Family {
     qk_norm: QkNorm::None,
     value_norm: false,
     attention_gate: AttentionGate::None,
+    attention_bias: false,
+    attention_sinks: false,
     mlp: Mlp::SwiGlu,
+    experts: None,
     layer_scalars: false,
     interleaved_rope: false,
     ties_embeddings: false,
@@ -93,49 +110,6 @@ const LLAMA: Family = Family {
     tensor_names: &[],
     prefixes: &[],
 };
-
-/// Prefixes of the text part of a multimodal model.
-const TEXT_PART: &[(&str, &str)] = &[("language_model.", ""), ("model.language_model.", "model.")];
-
-/// Names of LFM2's tensors.
-const LFM2_TENSORS: &[(&str, &str)] = &[
-    ("model.norm.", "model.embedding_norm."),
-    ("input_layernorm", "operator_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("self_attn.o_proj", "self_attn.out_proj"),
-    ("q_norm", "q_layernorm"),
-    ("k_norm", "k_layernorm"),
-    ("mlp.gate_proj", "feed_forward.w1"),
-    ("mlp.up_proj", "feed_forward.w3"),
-    ("mlp.down_proj", "feed_forward.w2"),
-];
-
-const LFM3_TENSORS: &[(&str, &str)] = &[
-    ("model.norm.", "model.embedding_norm."),
-    ("input_layernorm", "operator_norm"),
-    ("pre_feedforward_layernorm", "ffn_norm"),
-    ("post_attention_layernorm", "post_operator_norm"),
-    ("post_feedforward_layernorm", "post_ffn_norm"),
-    ("mlp.gate_proj", "feed_forward.w1"),
-    ("mlp.up_proj", "feed_forward.w3"),
-    ("mlp.down_proj", "feed_forward.w2"),
-];
-
-const HUNYUAN_TENSORS: &[(&str, &str)] = &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
-
-const GPT2_TENSORS: &[(&str, &str)] = &[
-    ("model.embed_tokens", "wte"),
-    ("model.embed_positions", "wpe"),
-    ("model.layers.", "h."),
-    ("model.norm", "ln_f"),
-    ("input_layernorm", "ln_1"),
-    ("post_attention_layernorm", "ln_2"),
-    ("self_attn.qkv_proj", "attn.c_attn"),
-    ("self_attn.o_proj", "attn.c_proj"),
-    ("mlp.up_proj", "mlp.c_fc"),
-    ("mlp.down_proj", "mlp.c_proj"),
-    ("model.", ""),
-];
 
 const MISTRAL: Family = Family { model_type: "mistral", kv_heads: 8, prefixes: TEXT_PART, ..LLAMA };
 
@@ -162,6 +136,15 @@ const QWEN_3: Family = Family {
     ..LLAMA
 };
 
+const QWEN_3_MOE: Family = Family {
+    model_type: "qwen3_moe",
+    gguf_name: "qwen3moe",
+    experts: Some(Experts { count: 128, used: 8, dim: 768, ..Experts::NONE }),
+    kv_heads: 4,
+    head_dim: 0,
+    ..QWEN_3
+};
+
 const QWEN_3_5: Family = Family {
     model_type: "qwen3_5_text",
     gguf_name: "qwen35",
@@ -173,6 +156,22 @@ const QWEN_3_5: Family = Family {
     head_dim: 256,
     prefixes: TEXT_PART,
     ..LLAMA
+};
+
+const QWEN_3_5_MOE: Family = Family {
+    model_type: "qwen3_5_moe_text",
+    gguf_name: "qwen35moe",
+    wrapper: "qwen3_5_moe",
+    experts: Some(Experts {
+        count: 256,
+        used: 8,
+        dim: 512,
+        shared_dim: 512,
+        renormalised: true,
+        ..Experts::NONE
+    }),
+    kv_heads: 2,
+    ..QWEN_3_5
 };
 
 const SMOLLM_3: Family = Family {
@@ -283,6 +282,20 @@ const LFM_2: Family = Family {
     ..LLAMA
 };
 
+const LFM_2_MOE: Family = Family {
+    model_type: "lfm2_moe",
+    gguf_name: "lfm2moe",
+    experts: Some(Experts {
+        count: 32,
+        used: 4,
+        dim: 1792,
+        router: Router::BiasedSigmoid,
+        renormalised: true,
+        ..Experts::NONE
+    }),
+    ..LFM_2
+};
+
 const LFM_3: Family = Family {
     model_type: "lfm3",
     gguf_name: "lfm3",
@@ -292,14 +305,38 @@ const LFM_3: Family = Family {
     ..LFM_2
 };
 
+const GPT_OSS: Family = Family {
+    model_type: "gpt_oss",
+    gguf_name: "gpt-oss",
+    attention_bias: true,
+    attention_sinks: true,
+    mlp: Mlp::ClampedSwiGlu,
+    experts: Some(Experts {
+        count: 128,
+        used: 4,
+        dim: 2880,
+        renormalised: true,
+        limit: 7.0,
+        ..Experts::NONE
+    }),
+    norm_eps: 1e-5,
+    rope_theta: 150_000.0,
+    kv_heads: 8,
+    head_dim: 64,
+    tensor_names: &[("mlp.gate", "mlp.router")],
+    ..LLAMA
+};
+
 impl Arch {
-    pub const ALL: [Arch; 19] = [
+    pub const ALL: [Arch; 23] = [
         Arch::Llama,
         Arch::Mistral,
         Arch::Ministral3,
         Arch::Qwen2,
         Arch::Qwen3,
+        Arch::Qwen3Moe,
         Arch::Qwen35,
+        Arch::Qwen35Moe,
         Arch::SmolLm3,
         Arch::Phi3,
         Arch::Granite,
@@ -312,7 +349,9 @@ impl Arch {
         Arch::Olmo3,
         Arch::Exaone4,
         Arch::Lfm2,
+        Arch::Lfm2Moe,
         Arch::Lfm3,
+        Arch::GptOss,
     ];
 
     /// The family's row.
@@ -323,7 +362,9 @@ impl Arch {
             Arch::Ministral3 => MINISTRAL_3,
             Arch::Qwen2 => QWEN_2,
             Arch::Qwen3 => QWEN_3,
+            Arch::Qwen3Moe => QWEN_3_MOE,
             Arch::Qwen35 => QWEN_3_5,
+            Arch::Qwen35Moe => QWEN_3_5_MOE,
             Arch::SmolLm3 => SMOLLM_3,
             Arch::Phi3 => PHI_3,
             Arch::Granite => GRANITE,
@@ -336,7 +377,9 @@ impl Arch {
             Arch::Olmo3 => OLMO_3,
             Arch::Exaone4 => EXAONE_4,
             Arch::Lfm2 => LFM_2,
+            Arch::Lfm2Moe => LFM_2_MOE,
             Arch::Lfm3 => LFM_3,
+            Arch::GptOss => GPT_OSS,
         }
     }
 
@@ -357,6 +400,16 @@ impl Arch {
     /// Translates the engine's name of a tensor, or a part of it, to a checkpoint's.
     pub fn checkpoint_name(self, name: &str) -> String {
         self.family().tensor_names.iter().fold(name.into(), |name, (from, to)| name.replace(from, to))
+    }
+
+    /// True for Qwen 3.5, with or without experts.
+    pub const fn is_qwen35(self) -> bool {
+        matches!(self, Arch::Qwen35 | Arch::Qwen35Moe)
+    }
+
+    /// True for LFM2, with or without experts.
+    pub(crate) fn is_lfm2(self) -> bool {
+        matches!(self, Arch::Lfm2 | Arch::Lfm2Moe)
     }
 
     /// True if the RoPE of sliding-window layers is another than that of full-attention layers.
@@ -385,6 +438,8 @@ impl Arch {
             (Arch::Gpt2, "num_hidden_layers") => "n_layer",
             (Arch::Gpt2, "intermediate_size") => "n_inner",
             (Arch::Gpt2, "max_position_embeddings") => "n_positions",
+            (Arch::GptOss, "num_experts") => "num_local_experts",
+            (Arch::GptOss, "moe_intermediate_size") => "intermediate_size",
             _ => name,
         }
     }
@@ -393,46 +448,4 @@ impl Arch {
     pub(crate) fn epsilon_field(self) -> &'static str {
         self.family().epsilon_field
     }
-}
-
-/// The normalisation of a layer's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Norm {
-    /// By the root mean square.
-    Rms,
-    /// By mean and variance, with a bias: LayerNorm.
-    Layer,
-}
-
-/// The feed-forward layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mlp {
-    /// `down(silu(gate) * up)`
-    SwiGlu,
-    /// `down(gelu(gate) * up)`, GELU by the tanh formula.
-    GeGlu,
-    /// `down(gelu(up))`, with biases.
-    Gelu,
-}
-
-/// The norm of queries and keys, by the root mean square.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNorm {
-    None,
-    /// Each head, before RoPE.
-    PerHead,
-    /// Each head, after RoPE.
-    AfterRope,
-    /// All heads together, before RoPE.
-    Whole,
-}
-
-/// The gate of attention's output: a sigmoid of a projection of the layer's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionGate {
-    None,
-    /// A factor for each head.
-    PerHead,
-    /// A factor for each element.
-    PerElement,
 }

@@ -71,14 +71,17 @@ pub(super) fn read_layer_kinds(
         Arch::Olmo3 => {
             named_kinds(f, layers, &[FULL, SLIDING], every_nth(4, layers, FullAttention, SlidingWindow))
         }
+        Arch::GptOss => {
+            named_kinds(f, layers, &[FULL, SLIDING], every_nth(2, layers, FullAttention, SlidingWindow))
+        }
         Arch::Exaone4 if windowed => exaone4_layer_kinds(f, layers),
-        Arch::Qwen35 => {
+        Arch::Qwen35 | Arch::Qwen35Moe => {
             let n = every_full_layer(f, &["full_attention_interval"], 4)?;
             named_kinds(f, layers, &[FULL, LINEAR], every_nth(n, layers, FullAttention, DeltaNet))
         }
-        Arch::Lfm2 if f.get("layer_types").is_none() => lfm2_layer_kinds(f, layers),
-        Arch::Lfm2 | Arch::Lfm3 => {
-            let known: &[_] = if arch == Arch::Lfm2 { &[FULL, CONV] } else { &[FULL, CONV, SLIDING] };
+        Arch::Lfm2 | Arch::Lfm2Moe if f.get("layer_types").is_none() => lfm2_layer_kinds(f, layers),
+        Arch::Lfm2 | Arch::Lfm2Moe | Arch::Lfm3 => {
+            let known: &[_] = if arch == Arch::Lfm3 { &[FULL, CONV, SLIDING] } else { &[FULL, CONV] };
             named_kinds(f, layers, known, vec![ShortConv; layers])
         }
         Arch::Mistral | Arch::Ministral3 if windowed => Ok(vec![SlidingWindow; layers]),

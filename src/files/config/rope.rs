@@ -265,10 +265,10 @@ fn rotated_dim(
     let name = "partial_rotary_factor";
     let fields = if inner.get(name).is_some() { inner } else { f };
     let proportional = rope_type(inner).and_then(Value::as_str) == Some("proportional");
-    let default = if arch == Arch::Qwen35 { 0.25 } else { 1.0 };
+    let default = if arch.is_qwen35() { 0.25 } else { 1.0 };
     let part = if proportional { 1.0 } else { fields.read_float(name, Some(default))? };
     let rotated = (head_dim as f64 * part) as usize;
-    if part != 1.0 && !matches!(arch, Arch::Phi3 | Arch::Qwen35) {
+    if part != 1.0 && arch != Arch::Phi3 && !arch.is_qwen35() {
         return fields.unsupported(name, "1.0");
     }
     if part > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {

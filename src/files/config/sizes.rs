@@ -107,8 +107,14 @@ pub(super) fn read_per_layer_dim(f: &Fields<'_>, arch: Arch, layers: usize) -> R
     Ok(width)
 }
 
-/// Width of the feed-forward layer.
-pub(super) fn read_ffn_dim(f: &Fields<'_>, arch: Arch, default: Option<usize>) -> Result<usize, ConfigError> {
+/// Width of the feed-forward layer of a model of width `dim`.
+pub(super) fn read_ffn_dim(f: &Fields<'_>, arch: Arch, dim: usize) -> Result<usize, ConfigError> {
+    let default = match arch {
+        Arch::Gpt2 => Some(4 * dim),
+        // Configs of the larger Gemma 3 models omit fields that have the default value.
+        Arch::Gemma3 => Some(9216),
+        _ => None,
+    };
     let lfm2 = arch == Arch::Lfm2;
     let older = lfm2 && f.get("block_ff_dim").is_some();
     let field = if older { "block_ff_dim" } else { arch.field_name("intermediate_size") };

@@ -325,3 +325,48 @@ fn a_quantised_checkpoint_is_read_by_its_method_or_refused_by_the_field() {
         assert!(e.field == field && e.value.contains(value) && !e.supported.is_empty(), "{e}");
     }
 }
+
+#[test]
+fn layers_with_experts_are_found_and_their_sizes_checked() {
+    let moe = |kind: &str, more: &str| {
+        let all = LLAMA.replace("\"llama\"", kind).replace("hidden_layers\": 2", "hidden_layers\": 4");
+        ModelConfig::parse(&format!("{all}, {more}}}"))
+    };
+    let sparse = r#""num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32"#;
+    let qwen = |more: &str| moe("\"qwen3_moe\"", &format!("{sparse}{more}"));
+    let m = qwen("").unwrap();
+    assert_eq!((m.experts.count, m.experts.used, m.experts.dim, m.experts.renormalised), (8, 2, 32, false));
+    assert_eq!((m.expert_layers, m.ffn_dim), (vec![true; 4], 32), "no layer has another feed-forward");
+    let m = qwen(r#", "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": true"#).unwrap();
+    assert_eq!((&m.expert_layers[..], m.ffn_dim), (&[false, true, false, false][..], 96));
+    assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None);
+    let lfm = |more: &str| {
+        moe(
+            "\"lfm2_moe\"",
+            &format!(
+                "{sparse}, \"num_dense_layers\": 1, \"num_key_value_heads\": 2, \"full_attn_idxs\": [0]{more}"
+            ),
+        )
+    };
+    let m = lfm(r#", "routed_scaling_factor": 2.5"#).unwrap();
+    assert_eq!((m.experts.router, m.experts.scale), (Router::BiasedSigmoid, 2.5));
+    assert_eq!(m.expert_layers, [false, true, true, true]);
+    assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None);
+    assert_eq!(lfm(r#", "use_expert_bias": false"#).unwrap().experts.router, Router::Sigmoid);
+    let oss = r#""num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16, "head_dim": 16,
+        "num_key_value_heads": 2, "quantization_config": {"quant_method": "mxfp4"}"#;
+    let m = moe("\"gpt_oss\"", oss).unwrap();
+    assert_eq!((m.experts.dim, m.experts.limit, m.attention_sinks, m.qkv_bias), (96, 7.0, true, true));
+    assert_eq!(m.layer_kinds[..2], [LayerKind::SlidingWindow, LayerKind::FullAttention]);
+    assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None);
+    for (more, field) in [
+        (r#", "num_experts_per_tok": 9"#, "num_experts_per_tok"),
+        (r#", "moe_intermediate_size": 40"#, "moe_intermediate_size"),
+        (r#", "num_experts": 5000"#, "num_experts"),
+        (r#", "mlp_only_layers": [4]"#, "mlp_only_layers"),
+        (r#", "hidden_size": 72"#, "hidden_size"),
+        (r#", "quantization_config": {"quant_method": "mxfp4"}"#, "quantization_config.quant_method"),
+    ] {
+        assert_eq!(qwen(more).unwrap_err().field, field, "{more}");
+    }
+}

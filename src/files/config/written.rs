@@ -1,9 +1,11 @@
 //! Writes a config as the text of a `config.json`, as stored in a file packed from GGUF.
 
 use super::LayerKind;
-use super::families::{Arch, QkNorm};
+use super::experts::{Experts, Router};
+use super::families::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
 use super::rope::{LongRope, RopeScaling, read_divisors};
+use super::switches::QkNorm;
 use super::{DeltaNetSizes, ModelConfig, QueryGrowth, Scales};
 use serde_json::{Value, json};
 
@@ -66,7 +68,8 @@ impl ModelConfig {
         }
         config[self.arch.epsilon_field()] = json!(self.norm_eps);
         self.write_layers(&mut config);
-        if matches!(self.arch, Arch::Phi3 | Arch::Qwen35) {
+        self.write_experts(&mut config);
+        if self.arch == Arch::Phi3 || self.arch.is_qwen35() {
             config["partial_rotary_factor"] = json!(self.rope.dim as f64 / self.head_dim as f64);
         }
         config.sort_all_objects();
@@ -78,8 +81,8 @@ impl ModelConfig {
         if self.sliding_window > 0 {
             config["sliding_window"] = json!(self.sliding_window);
         }
-        let named = [Arch::Qwen35, Arch::Lfm2, Arch::Lfm3, Arch::Olmo3, Arch::Exaone4, Arch::Gemma4];
-        if named.contains(&self.arch) {
+        let named = [Arch::Lfm3, Arch::Olmo3, Arch::Exaone4, Arch::Gemma4, Arch::GptOss];
+        if named.contains(&self.arch) || self.arch.is_qwen35() || self.arch.is_lfm2() {
             config["layer_types"] = self.layer_kinds.iter().map(|kind| kind.hf_name()).collect();
         }
         if self.arch == Arch::Gemma4 {
@@ -105,6 +108,32 @@ impl ModelConfig {
         }
         if let Some(QueryGrowth { beta, original_context }) = self.query_growth {
             config["antigravity"]["query_growth"] = json!([beta, original_context]);
+        }
+    }
+
+    /// Writes the fields of experts.
+    fn write_experts(&self, config: &mut Value) {
+        let Experts { count, used, dim, shared_dim, router, renormalised, scale, limit } = self.experts;
+        if count == 0 {
+            return;
+        }
+        let dense: Vec<usize> = (0..self.layers).filter(|layer| !self.expert_layers[*layer]).collect();
+        config[self.arch.field_name("num_experts")] = json!(count);
+        config["num_experts_per_tok"] = json!(used);
+        config[self.arch.field_name("moe_intermediate_size")] = json!(dim);
+        config["norm_topk_prob"] = json!(renormalised);
+        if shared_dim > 0 {
+            config["shared_expert_intermediate_size"] = json!(shared_dim);
+        }
+        if limit > 0.0 {
+            config["swiglu_limit"] = json!(limit);
+        }
+        if self.arch == Arch::Lfm2Moe {
+            config["num_dense_layers"] = json!(dense.len());
+            config["use_expert_bias"] = json!(router == Router::BiasedSigmoid);
+            config["routed_scaling_factor"] = json!(scale);
+        } else {
+            config["mlp_only_layers"] = json!(dense);
         }
     }
 

@@ -8,6 +8,7 @@ use numeric::pool::Pool;
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::simd::products::interleave;
 use numeric::simd::{Isa, ops};
+use std::ops::Range;
 
 /// One layer input of `W` columns as f32, quantised blocks or tiles: those that its matrices read; the others are empty.
 /// Inputs of several widths may use the same memory.
@@ -35,6 +36,33 @@ impl Activations {
     pub(super) fn as_input<const W: usize>(&self, isa: Isa, tokens: usize) -> MatmulInput<'_> {
         let tiles = &self.tiles[..self.tiles_of::<W>(isa, tokens)];
         MatmulInput { floats: &self.floats, blocks: &self.blocks, tiles, tokens }
+    }
+
+    /// Some rows of `W` columns, of which [`Activations::copy_rows`] or [`Activations::quantise_rows`] has made tiles if
+    /// they begin at a tile.
+    pub(super) fn rows_as_input<const W: usize>(&self, isa: Isa, rows: Range<usize>) -> MatmulInput<'_> {
+        let (tokens, wide) = (rows.len(), W / BLOCK);
+        let tiles = if self.tiles.is_empty() { 0 } else { isa.act_tiles(tokens) * wide };
+        let first_tile = if tiles > 0 { rows.start / ActTile::TOKENS * wide } else { 0 };
+        MatmulInput {
+            floats: self.floats.get(rows.start * W..).unwrap_or_default(),
+            blocks: self.blocks.get(rows.start * wide..).unwrap_or_default(),
+            tiles: &self.tiles[first_tile..][..tiles],
+            tokens,
+        }
+    }
+
+    /// Copies a row of `from` into each row, in the forms that its matrices read.
+    pub(super) fn copy_rows<const W: usize>(
+        &mut self,
+        from: &Activations,
+        tokens: &[u32],
+        pool: &Pool,
+        isa: Isa,
+    ) {
+        copy_rows_of(&mut self.floats, &from.floats, (W, tokens), pool);
+        copy_rows_of(&mut self.blocks, &from.blocks, (W / BLOCK, tokens), pool);
+        self.arrange_tiles::<W>(pool, isa, tokens.len());
     }
 
     /// Number of tile blocks for rows `0..tokens`: 0 if no matrix reads tiles.
@@ -94,6 +122,25 @@ impl Activations {
             interleave(isa, &blocks[first * wide..][..ActTile::TOKENS * wide], tile.row_mut(0));
         });
     }
+}
+
+/// Copies row `tokens[r]` of `from`, `width` elements, into row `r` of `to`, unless that is empty.
+fn copy_rows_of<T: Copy + Send + Sync>(
+    to: &mut [T],
+    from: &[T],
+    (width, tokens): (usize, &[u32]),
+    pool: &Pool,
+) {
+    if to.is_empty() || tokens.is_empty() {
+        return;
+    }
+    let rows = tokens.len().div_ceil(4 * pool.thread_count());
+    pool.run_tiles(&mut to[..tokens.len() * width], width, (rows, width), |mut tile| {
+        for r in 0..tile.rows {
+            let token = tokens[tile.row + r] as usize;
+            tile.row_mut(r).copy_from_slice(&from[token * width..][..width]);
+        }
+    });
 }
 
 /// Allocates scratch; the error names the option that needs less.

@@ -217,7 +217,20 @@ impl Scratch {
             extent.rows_per_head(layer.index),
             attention_window(layer.index).unwrap_or(FULL_ATTENTION),
         );
-        AttentionInputs { query, rows, types, before, capacity, window, isa, first: tokens - observe, notes }
+        let (first, sinks, calibration) = (tokens - observe, layer.weights.sink_logits(), layer.calibration);
+        AttentionInputs {
+            query,
+            rows,
+            types,
+            before,
+            capacity,
+            window,
+            isa,
+            first,
+            notes,
+            sinks,
+            calibration,
+        }
     }
 
     /// Adds the squares of `n` tokens' queries of a layer to `sums`: `[kv_head][HEAD_DIM]`.
@@ -274,8 +287,19 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
             notes.resize_with(observed * HEADS, AtomicSoftmax::default);
         }
         let (window, first) = (window.unwrap_or(FULL_ATTENTION), tokens - observed);
-        let heads =
-            AttentionInputs { query, rows, types, before, capacity, window, isa, first, notes: &notes };
+        let heads = AttentionInputs {
+            query,
+            rows,
+            types,
+            before,
+            capacity,
+            window,
+            isa,
+            first,
+            notes: &notes,
+            sinks: &[],
+            calibration: &[],
+        };
         heads.attend_all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {
             heads.observe(&pool, tokens, mass.sums);

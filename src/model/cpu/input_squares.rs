@@ -65,8 +65,14 @@ impl InputSquares {
         Ok(squares)
     }
 
-    /// Adds the first `n` rows of a layer's input, `width` values each.
-    pub(super) fn add(&mut self, layer: usize, of: InputOf, x: &Activations, (width, n): (usize, usize)) {
+    /// Adds rows of a layer's input, `width` values each.
+    pub(super) fn add(
+        &mut self,
+        layer: usize,
+        of: InputOf,
+        x: &Activations,
+        (width, rows): (usize, impl Iterator<Item = usize>),
+    ) {
         let row = |t: usize| -> Vec<f32> {
             if !x.floats.is_empty() {
                 return x.floats[t * width..][..width].to_vec();
@@ -74,7 +80,7 @@ impl InputSquares {
             let blocks = &x.blocks[t * (width / BLOCK)..][..width / BLOCK];
             blocks.iter().flat_map(|block| block.q.map(|q| f32::from(q) * block.d)).collect()
         };
-        add_rows(&mut self.0[layer * Self::PER_LAYER + of as usize], width, (0..n).map(row));
+        add_rows(&mut self.0[layer * Self::PER_LAYER + of as usize], width, rows.map(row));
     }
 
     /// Importance of the columns of the engine's tensor `name`, 1 in the mean and none of them 0; empty for tensors
@@ -104,6 +110,7 @@ impl InputSquares {
             ("self_attn.o_proj", InputOf::MixerOut),
             (".out_proj", InputOf::MixerOut),
             ("mlp.down_proj", InputOf::FfnDown),
+            ("mlp.experts.down_proj", InputOf::FfnDown),
             ("mlp.", InputOf::Ffn),
             ("self_attn.", InputOf::Mixer),
             ("linear_attn.", InputOf::Mixer),
@@ -112,6 +119,7 @@ impl InputSquares {
         let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer: Option<usize> = number.and_then(|(number, _)| number.parse().ok());
         match layer.filter(|layer| *layer < LAYERS) {
+            Some(_) if name.contains("mlp.shared_expert.down_proj") => None,
             Some(layer) => {
                 let of = inputs.iter().find(|(part, _)| name.contains(part));
                 of.map(|(_, of)| layer * Self::PER_LAYER + *of as usize)

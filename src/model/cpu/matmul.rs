@@ -1,6 +1,6 @@
 //! Matrix products over column tiles: selects the kernel of a weight format and orders the loops.
 
-use crate::dims::{HAS_GATE, MLP, MLP_BIAS};
+use crate::dims::{EXPERT_BIAS, EXPERTS, HAS_GATE, MLP, MLP_BIAS};
 use crate::weights::Matrix;
 use files::blocks::BLOCK;
 use files::config::Mlp;
@@ -9,6 +9,7 @@ use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::groups::{Groups, MOST_GROUPS};
 use numeric::simd::products::{MAX_TOKENS, multiply};
+use numeric::simd::recurrent::apply_sigmoid;
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
 
@@ -64,6 +65,8 @@ impl<'a, 'b> MatmulOutput<'a, 'b> {
 pub struct GateUp<'a, const ROWS: usize, const COLS: usize> {
     /// Matrix whose product goes through the activation function; without it, the product of `up` does.
     pub gate: Option<&'a Matrix<ROWS, COLS>>,
+    /// Bias of the gate: `[ROWS]`, empty if there is none.
+    pub gate_bias: &'a [f32],
     /// Matrix whose product the gate's is multiplied with.
     pub up: &'a Matrix<ROWS, COLS>,
     /// Bias of `up`: `[ROWS]`, empty if there is none.
@@ -149,6 +152,28 @@ fn multiply_by<const PASS: usize, const ROWS: usize, const COLS: usize>(
     }
 }
 
+/// Adds a bias to each row of some groups of products of `n` tokens.
+#[inline(always)]
+fn add_bias(products: &mut [[f32; GROUP_ROWS]], n: usize, bias: &[f32]) {
+    for (products, bias) in products.chunks_exact_mut(n).zip(bias.chunks(GROUP_ROWS)) {
+        products.iter_mut().for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+    }
+}
+
+/// `gate = g * sigmoid(1.702 g) * (clamp(up, -limit, limit) + 1)` with `g = min(gate, limit)`.
+fn clamped_swiglu(isa: Isa, gates: &mut [[f32; GROUP_ROWS]], ups: &[[f32; GROUP_ROWS]]) {
+    const LIMIT: f32 = EXPERTS.limit as f32;
+    for (gates, ups) in gates.iter_mut().zip(ups) {
+        *gates = gates.map(|g| if g > LIMIT { LIMIT } else { g });
+        let mut sigmoids = gates.map(|g| 1.702 * g);
+        apply_sigmoid(isa, &mut sigmoids);
+        for ((g, sigmoid), up) in gates.iter_mut().zip(sigmoids).zip(ups) {
+            let up = if *up > LIMIT { LIMIT } else { *up };
+            *g = *g * sigmoid * ((if up < -LIMIT { -LIMIT } else { up }) + 1.0);
+        }
+    }
+}
+
 /// Rows of gate and up computed together: one block of the activations that `down` reads.
 pub const RUN: usize = 2 * GROUP_ROWS;
 
@@ -173,7 +198,7 @@ pub fn gate_up<const ROWS: usize, const COLS: usize>(
 #[inline(never)]
 fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS: usize>(
     isa: Isa,
-    GateUp { gate, up, up_bias }: GateUp<'_, ROWS, COLS>,
+    GateUp { gate, gate_bias, up, up_bias }: GateUp<'_, ROWS, COLS>,
     x: MatmulInput<'_>,
     OutputColumns { first, width }: OutputColumns,
     mut put: impl FnMut(usize, usize, &[[f32; RUN]]),
@@ -203,16 +228,18 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
                 products(up, ups);
             }
             if MLP_BIAS {
-                for (group, gates) in gates.chunks_exact_mut(n).enumerate() {
-                    let bias = &up_bias[piece.start + group * GROUP_ROWS..];
-                    gates.iter_mut().for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
-                }
+                add_bias(gates, n, &up_bias[piece.start..]);
+            }
+            if EXPERT_BIAS {
+                add_bias(gates, n, &gate_bias[piece.start..]);
+                add_bias(ups, n, &up_bias[piece.start..]);
             }
             // All tokens in one call: the exponentials of a single token are bound by latency.
             match MLP {
                 Mlp::SwiGlu => ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
                 Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
                 Mlp::Gelu => ops::gelu(isa, gates.as_flattened_mut()),
+                Mlp::ClampedSwiGlu => clamped_swiglu(isa, gates, ups),
             }
             for (run, gates) in piece.step_by(RUN).zip(gates.chunks(RUN / GROUP_ROWS * n)) {
                 for (half, gates) in gates.chunks_exact(n).enumerate() {

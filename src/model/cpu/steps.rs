@@ -1,17 +1,20 @@
 //! The buffers of a forward pass, and all its steps except attention. Each step computes all tokens on all threads.
 
 use super::acts::{Activations, try_vec};
+use super::experts::ExpertScratch;
 use super::matmul::{self, GateUp, MatmulInput, MatmulOutput, OutputColumns};
 use super::runs::PassRuns;
 use super::softmax_cell::AtomicSoftmax;
 use crate::device::Run;
 use crate::dims::*;
 use crate::rope::{Frequencies, compute_angles};
-use crate::weights::{ActivationForms, FeedForward, Ffn, Layer, Matrix, Mixer, Weights, forms_of};
+use crate::weights::{
+    ActivationForms, FeedForward, Ffn, Layer, Matrix, Mixer, MixtureOfExperts, Weights, forms_of,
+};
 use files::Result;
 use files::blocks::BLOCK;
 use files::config::Norm;
-use numeric::pool::{Pool, RowTable};
+use numeric::pool::{Pool, RowTable, Tile};
 use numeric::quant::activations::{ActBlock, ActTile};
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, MAX_QUERIES, Partial};
@@ -61,6 +64,8 @@ pub(super) struct Scratch {
     pub(super) att_in: Activations,
     /// silu(gate) * up.
     pub(super) ffn: Activations,
+    /// Buffers of layers with experts.
+    pub(super) experts: ExpertScratch,
     /// Embeddings that all layers have of a token: `[token][layer][PER_LAYER_DIM]`; empty, like the next three, if the
     /// model has none.
     pub(super) per_layer: Vec<f32>,
@@ -100,11 +105,12 @@ pub(super) fn alloc_partials(capacity: usize) -> Result<Vec<Partial<HEAD_DIM>>> 
 
 /// Bytes of scratch for passes of `max_tokens` tokens over caches of `capacity` slots.
 pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
-    let tiles = Isa::detect().map_or(0, |isa| isa.act_tiles(max_tokens));
-    let acts = |w: usize| {
-        let blocks = max_tokens * size_of::<ActBlock>() + tiles * size_of::<ActTile>();
-        w / BLOCK * blocks + max_tokens * 4 * w
+    let isa = Isa::detect().unwrap_or(Isa::Scalar);
+    let acts_of = |rows: usize, w: usize| {
+        let blocks = rows * size_of::<ActBlock>() + isa.act_tiles(rows) * size_of::<ActTile>();
+        w / BLOCK * blocks + rows * 4 * w
     };
+    let acts = |w| acts_of(max_tokens, w);
     let post = if POST_NORMS { DIM } else { 0 };
     let recurrent = MIX + CONV_CHANNELS + DELTA_VALUE_DIM;
     let per_layer = PER_LAYER_ROW + PER_LAYER_DIM;
@@ -118,6 +124,7 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
         + acts(MAX_FFN_DIM)
         + acts(MIXED)
         + acts(PER_LAYER_DIM)
+        + ExpertScratch::count_bytes(isa, max_tokens, acts_of)
         + partials
 }
 
@@ -133,8 +140,14 @@ pub const fn thread_bytes() -> u64 {
 }
 
 /// Activation forms that matrices read of the normed residual, of attention's output, of a recurrent layer's, of the
-/// feed-forward's, and of a layer's embedding.
-fn list_forms(weights: &Weights) -> [ActivationForms; 5] {
+/// feed-forward's, and of a layer's embedding; and experts of their input and of their own feed-forward's.
+fn list_forms(weights: &Weights) -> [ActivationForms; 7] {
+    let of_experts = |of: fn(&MixtureOfExperts) -> ActivationForms| {
+        activation_forms(weights, |layer| match &layer.ffn {
+            Ffn::Experts(w) => of(w),
+            _ => ActivationForms::default(),
+        })
+    };
     let of_projection = forms_of(weights.per_layer.as_ref().map(|w| &w.projection));
     let normed = activation_forms(weights, Layer::normed_forms) | weights.head.activation_forms();
     [
@@ -152,8 +165,11 @@ fn list_forms(weights: &Weights) -> [ActivationForms; 5] {
         activation_forms(weights, |layer| match &layer.ffn {
             Ffn::Usual(w) => w.down.activation_forms(),
             Ffn::Wide(w) => w.down.activation_forms(),
+            Ffn::Experts(w) => forms_of(w.shared.as_ref().map(|(w, _)| &w.down)),
         }),
         activation_forms(weights, |layer| forms_of(layer.per_layer.as_ref().map(|w| &w.out))),
+        of_experts(MixtureOfExperts::gate_up_forms),
+        of_experts(|w| w.down.activation_forms()),
     ]
 }
 
@@ -178,7 +194,7 @@ pub(super) fn task_cols(tokens: usize, (rows, cols): (usize, usize), run: usize,
 impl Scratch {
     /// Scratch for passes of `max_tokens` tokens over a cache of `capacity` slots.
     pub(super) fn new(isa: Isa, weights: &Weights, capacity: usize, max_tokens: usize) -> Result<Self> {
-        let [of_norm, of_att, of_mixed, of_ffn, of_per_layer] = list_forms(weights);
+        let [of_norm, of_att, of_mixed, of_ffn, of_per_layer, of_experts @ ..] = list_forms(weights);
         Ok(Self {
             x: try_vec(max_tokens * DIM, 0.0)?,
             h: Activations::new(isa, max_tokens, DIM, of_norm)?,
@@ -190,6 +206,7 @@ impl Scratch {
             core: try_vec(max_tokens * DELTA_VALUE_DIM, 0.0)?,
             mixed: Activations::new(isa, max_tokens, MIXED, of_mixed)?,
             ffn: Activations::new(isa, max_tokens, MAX_FFN_DIM, of_ffn)?,
+            experts: ExpertScratch::new(isa, max_tokens, of_experts)?,
             per_layer: try_vec(max_tokens * PER_LAYER_ROW, 0.0)?,
             per_layer_gate: try_vec(max_tokens * PER_LAYER_DIM, 0.0)?,
             per_layer_in: Activations::new(isa, max_tokens, PER_LAYER_DIM, of_per_layer)?,
@@ -264,22 +281,26 @@ impl Scratch {
         match &layer.ffn {
             Ffn::Usual(w) => self.compute_gate_up(w, pool, isa, n),
             Ffn::Wide(w) => self.compute_gate_up(w, pool, isa, n),
+            Ffn::Experts(w) if HAS_EXPERTS => self.compute_experts(w, pool, isa, n),
+            Ffn::Experts(_) => unreachable!("invariant: the model has no experts"),
         }
     }
 
-    fn compute_gate_up<const W: usize>(&mut self, w: &FeedForward<W>, pool: &Pool, isa: Isa, n: usize) {
+    pub(super) fn compute_gate_up<const W: usize>(
+        &mut self,
+        w: &FeedForward<W>,
+        pool: &Pool,
+        isa: Isa,
+        n: usize,
+    ) {
         let x = self.h.as_input::<DIM>(isa, n);
-        let w = GateUp { gate: w.gate.as_ref(), up: &w.up, up_bias: &w.up_bias };
+        let w = GateUp { gate: w.gate.as_ref(), gate_bias: &[], up: &w.up, up_bias: &w.up_bias };
         let cols = if HAS_GATE { 2 * DIM } else { DIM };
         let tile = task_cols(n, (W, cols), matmul::RUN, pool.thread_count());
         if !self.ffn.floats.is_empty() {
             pool.run_columns(&mut self.ffn.floats[..n * W], W, tile, |mut tile| {
                 matmul::gate_up(isa, w, x, OutputColumns::of_tile(&tile), |first, at, products| {
-                    for (t, y) in products.iter().enumerate() {
-                        let out = &mut tile.row_mut(first + t)[at..];
-                        let cols = out.len().min(y.len());
-                        out[..cols].copy_from_slice(&y[..cols]);
-                    }
+                    put_floats(&mut tile, (first, at), products);
                 });
             });
             return self.ffn.quantise_rows::<W>(pool, isa, n);
@@ -288,14 +309,7 @@ impl Scratch {
         pool.run_columns(&mut self.ffn.blocks[..n * blocks], blocks, tile / BLOCK, |mut tile| {
             let columns = OutputColumns { first: tile.col * BLOCK, width: tile.cols * BLOCK };
             matmul::gate_up(isa, w, x, columns, |first, at, products| {
-                for (some, products) in products.chunks(16).enumerate() {
-                    let mut blocks = [ActBlock::ZERO; 16];
-                    let blocks = &mut blocks[..products.len()];
-                    ops::quantise_activations(isa, products.as_flattened(), blocks);
-                    for (t, block) in blocks.iter().enumerate() {
-                        tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
-                    }
-                }
+                put_blocks(isa, &mut tile, (first, at), products);
             });
         });
         self.ffn.arrange_tiles::<W>(pool, isa, n);
@@ -306,6 +320,8 @@ impl Scratch {
         match &layer.ffn {
             Ffn::Usual(w) => self.project_ffn(w, pool, isa, n),
             Ffn::Wide(w) => self.project_ffn(w, pool, isa, n),
+            Ffn::Experts(w) if HAS_EXPERTS => self.project_experts(w, pool, isa, n),
+            Ffn::Experts(_) => unreachable!("invariant: the model has no experts"),
         }
         self.post_norm(&layer.ffn_post_norm, if HAS_PER_LAYER { 1.0 } else { layer.scalar }, pool, isa, n);
     }
@@ -398,6 +414,36 @@ impl Scratch {
     }
 }
 
+/// Puts products of some tokens from row `first` and column `at` of a tile on.
+pub(super) fn put_floats(
+    tile: &mut Tile<'_, f32>,
+    (first, at): (usize, usize),
+    products: &[[f32; matmul::RUN]],
+) {
+    for (t, y) in products.iter().enumerate() {
+        let out = &mut tile.row_mut(first + t)[at..];
+        let cols = out.len().min(y.len());
+        out[..cols].copy_from_slice(&y[..cols]);
+    }
+}
+
+/// Quantises products of some tokens, a block of each, from row `first` and column `at` of a tile on.
+pub(super) fn put_blocks(
+    isa: Isa,
+    tile: &mut Tile<'_, ActBlock>,
+    (first, at): (usize, usize),
+    products: &[[f32; matmul::RUN]],
+) {
+    for (some, products) in products.chunks(16).enumerate() {
+        let mut blocks = [ActBlock::ZERO; 16];
+        let blocks = &mut blocks[..products.len()];
+        ops::quantise_activations(isa, products.as_flattened(), blocks);
+        for (t, block) in blocks.iter().enumerate() {
+            tile.row_mut(first + 16 * some + t)[at / BLOCK] = *block;
+        }
+    }
+}
+
 /// Norms one row into `h`.
 pub(super) fn norm_row(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
     match NORM {
@@ -408,7 +454,7 @@ pub(super) fn norm_row(isa: Isa, x: &[f32], w: &[f32], h: &mut [f32]) {
 
 /// Adds `y` to the residual, or stores it in `post` if it is to be normed first.
 #[inline(always)]
-fn add_to_residual(to: &mut f32, y: f32) {
+pub(super) fn add_to_residual(to: &mut f32, y: f32) {
     const RESIDUAL: f32 = RESIDUAL_SCALE as f32;
     if POST_NORMS {
         *to = y;

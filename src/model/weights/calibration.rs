@@ -6,7 +6,8 @@ use numeric::kv::hadamard_transform;
 
 /// Mean keys, and scales of keys and queries: `[layer][kv_head][mean | scale | inverse][HEAD_DIM]`, all finite.
 ///
-/// Subtracting one vector from every key of a head shifts all scores of a query equally, which softmax ignores. The
+/// Subtracting one vector from every key of a head shifts all scores of a query equally, which softmax ignores (the
+/// logit of a sink is shifted too). The
 /// remaining values are smaller, so the sixteen steps of a block are finer. Multiplying a channel of the keys by a
 /// scale and of the queries by its inverse changes no score, and the rotation spreads the rounding error evenly over
 /// the channels of a stored key. So the scale is large where queries are large and small where keys are large: then the
@@ -143,6 +144,13 @@ impl<'a> HeadCalibration<'a> {
     pub fn encode_query(self, q: &mut [f32; HEAD_DIM]) {
         q.iter_mut().zip(self.inverses).for_each(|(q, inverse)| *q *= inverse);
         hadamard_transform(q);
+    }
+
+    /// Product of a query in its stored form and the mean: the scores of stored keys lack it.
+    pub fn score_mean(self, q: &[f32; HEAD_DIM]) -> f32 {
+        let mut mean: [f32; HEAD_DIM] = std::array::from_fn(|i| self.means[i] * self.scales[i]);
+        hadamard_transform(&mut mean);
+        mean.iter().zip(q).map(|(mean, q)| mean * q).sum()
     }
 
     /// Converts a key stored by an older version (rotated, with or without the mean subtracted) to today's form.

@@ -5,10 +5,11 @@ use super::mtp::{self, mtp_tensors};
 use super::spec::{CheckpointPlace, EMBED, HEAD, TensorRole, TensorSpec, ValueMap, model_tensors};
 use super::storage::Storage;
 use super::weight_type::WeightType;
-use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, HAS_MTP, HEAD_DIM, TIED};
+use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, EXPERTS, HAS_MTP, HEAD_DIM, TIED};
 use files::blocks::gguf::decode_values;
-use files::blocks::{BlockType, Dtype};
+use files::blocks::{BLOCK, BlockType, Dtype};
 use files::bundle::Bundle;
+use files::config::Arch;
 use files::error::{MAX_LINE_BYTES, one_line};
 use files::lora::{LoraAdapter, LoraFile};
 use files::mapped::{AlignedBytes, MappedSlice};
@@ -20,6 +21,7 @@ use files::source::{Safetensors, Tensor, hash_parts};
 use files::{Error, Result, print_stderr};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,37 +49,94 @@ pub struct StoredTensor {
     pub block: BlockType,
     /// Order of its rows in the file.
     pub order: RowOrder,
-    /// True if the file's rows are its columns; then `data` holds the whole tensor: see
-    /// [`StoredTensor::into_untransposed`].
-    pub transposed: bool,
+    /// Form of the file's tensor, of which the only part holds the whole unless these are rows.
+    pub form: StoredForm,
     /// Change of a vector's values.
     pub map: ValueMap,
-    /// `[rows][cols / block.values()][block.bytes()]`; of a quantised checkpoint the codes.
-    pub data: MappedSlice,
+    /// `[rows][cols / block.values()][block.bytes()]`, in one or more parts of equally many rows; of a quantised
+    /// checkpoint the codes.
+    pub parts: Vec<MappedSlice>,
     pub file: Arc<Path>,
-    /// Bytes of one row in `data`; 0 if they are not together.
+    /// Bytes of one row in `parts`; 0 if they are not together.
     pub row_bytes: usize,
     /// Added to the matrix when it is loaded.
     pub deltas: Vec<LoraDelta>,
-    /// The matrix of a quantised checkpoint, whose blocks are made row by row, and the tensor's first row in it.
-    pub quantised: Option<(Arc<QuantisedTensor>, usize)>,
+}
+
+/// Form of a stored tensor.
+#[derive(Debug, Clone)]
+pub enum StoredForm {
+    /// Row by row.
+    Rows,
+    /// Its rows are the columns of the file's matrix, or of its matrices of experts.
+    Transposed,
+    /// Codes of MXFP4, of two neighbours in a byte, whose scales are another tensor.
+    Mxfp4 { scales: MappedSlice },
+    /// Of a quantised checkpoint: the matrix, whose blocks are made row by row, and the tensor's first row in it.
+    Quantised(Arc<QuantisedTensor>, usize),
 }
 
 impl StoredTensor {
+    /// True if the file has its rows as they are used.
+    pub fn has_rows(&self) -> bool {
+        matches!(self.form, StoredForm::Rows)
+    }
+
+    /// True if it has to be brought to rows in memory of its own: see [`StoredTensor::into_rows`].
+    pub fn is_rearranged(&self) -> bool {
+        matches!(self.form, StoredForm::Transposed | StoredForm::Mxfp4 { .. })
+    }
+
+    /// True if a row is read without reading the others.
+    pub fn is_read_by_rows(&self) -> bool {
+        !self.is_rearranged() && self.row_bytes > 0
+    }
+
     /// Blocks or elements of row `row` of the matrix, wherever the file has it.
     pub fn row_bytes_at(&self, row: usize) -> Cow<'_, [u8]> {
         let row = self.order.file_row(row);
-        match &self.quantised {
-            Some((quantised, first)) => quantised.encode_row(first + row).into(),
-            None => self.data.bytes()[row * self.row_bytes..][..self.row_bytes].into(),
+        if let StoredForm::Quantised(matrix, first) = &self.form {
+            return matrix.encode_row(first + row).into();
         }
+        let (at, of_part) = (row * self.row_bytes, self.parts[0].bytes().len());
+        self.parts[at / of_part].bytes()[at % of_part..][..self.row_bytes].into()
     }
 
     /// Decodes row `row` of the matrix; a quantised checkpoint's exactly, although its blocks may be less exact.
     pub fn decode_row(&self, row: usize, values: &mut [f32]) {
-        match &self.quantised {
-            Some((quantised, first)) => quantised.decode_row(first + self.order.file_row(row), values),
-            None => decode_values(self.block, &self.row_bytes_at(row), values),
+        match &self.form {
+            StoredForm::Quantised(matrix, first) => {
+                matrix.decode_row(first + self.order.file_row(row), values)
+            }
+            _ => decode_values(self.block, &self.row_bytes_at(row), values),
+        }
+    }
+
+    /// The file's tensor with a row, and the row's index there. (The name of several is that of the first expert's.)
+    pub fn find_row(&self, row: usize) -> (String, usize) {
+        let (row, of_part) = (self.order.file_row(row), self.parts[0].bytes().len() / self.row_bytes.max(1));
+        (self.part_name(row / of_part.max(1)), row % of_part.max(1))
+    }
+
+    /// Name of the tensor that is this part.
+    pub fn part_name(&self, part: usize) -> String {
+        self.name.replace("experts.0.", &format!("experts.{part}."))
+    }
+
+    /// Bytes of all parts.
+    pub fn byte_len(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes().len()).sum()
+    }
+
+    /// Releases the pages of some of the file's rows; see [`MappedSlice::release_pages`].
+    pub fn release_rows(&self, rows: Range<usize>) {
+        let (mut start, mut end) = (rows.start * self.row_bytes, rows.end * self.row_bytes);
+        for part in &self.parts {
+            let len = part.bytes().len();
+            if let Some(done) = part.slice(start.min(len)..end.min(len)).filter(|_| start < end.min(len)) {
+                done.release_pages();
+            }
+            (start, end) = (start.saturating_sub(len), end.saturating_sub(len));
         }
     }
 
@@ -88,32 +147,58 @@ impl StoredTensor {
             TensorRole::Vector => (spec.cols, self.block.bytes_per_block()),
             _ => (spec.rows, self.row_bytes),
         };
-        if rows == of || self.transposed || matches!(order, RowOrder::HeadPart { .. }) {
+        if rows == of || self.is_rearranged() || matches!(order, RowOrder::HeadPart { .. }) {
             return self;
         }
-        let quantised = self.quantised.clone().map(|(quantised, _)| (quantised, first));
+        let form = match self.form {
+            StoredForm::Quantised(matrix, _) => StoredForm::Quantised(matrix, first),
+            form => form,
+        };
         if self.row_bytes == 0 {
-            return Self { quantised, ..self };
+            return Self { form, ..self };
         }
-        let data = self.data.slice(first * bytes..(first + rows) * bytes);
-        Self { data: data.expect("invariant: the shape was checked"), quantised, ..self }
+        let part = self.parts[0].slice(first * bytes..(first + rows) * bytes);
+        Self { parts: vec![part.expect("invariant: the shape was checked")], form, ..self }
     }
 
-    /// Transposes a transposed tensor, into memory of its own.
-    pub fn into_untransposed(self, spec: &TensorSpec) -> Result<Self> {
-        if !self.transposed {
-            return Ok(self);
-        }
-        let (size, CheckpointPlace { first, of, .. }) = (self.block.bytes_per_block(), &spec.stored);
-        let mut rows = AlignedBytes::zeroed(spec.rows * self.row_bytes)?;
-        let from = self.data.bytes();
-        for (row, to) in rows.as_mut_slice().chunks_exact_mut(self.row_bytes).enumerate() {
-            for (col, to) in to.chunks_exact_mut(size).enumerate() {
-                to.copy_from_slice(&from[(col * of + first + row) * size..][..size]);
+    /// Brings a [rearranged](StoredTensor::is_rearranged) tensor to rows, in memory of its own.
+    pub fn into_rows(self, spec: &TensorSpec) -> Result<Self> {
+        let from = self.parts[0].bytes();
+        let mut rows =
+            AlignedBytes::zeroed(if self.is_rearranged() { spec.rows * self.row_bytes } else { 0 })?;
+        let to = rows.as_mut_slice().chunks_exact_mut(self.row_bytes.max(1)).enumerate();
+        match &self.form {
+            StoredForm::Rows | StoredForm::Quantised(..) => return Ok(self),
+            StoredForm::Transposed => {
+                let size = self.block.bytes_per_block();
+                let matrices = if spec.is_expert() { EXPERTS.count } else { 1 };
+                let of_matrix = spec.rows / matrices;
+                let width = from.len() / (size * spec.cols * matrices);
+                for (row, to) in to {
+                    let at = spec.stored.first + self.order.file_row(row % of_matrix);
+                    for (col, to) in to.chunks_exact_mut(size).enumerate() {
+                        let col = row / of_matrix * spec.cols + col;
+                        to.copy_from_slice(&from[(col * width + at) * size..][..size]);
+                    }
+                }
+            }
+            StoredForm::Mxfp4 { scales } => {
+                let blocks = spec.cols / BLOCK;
+                let (codes, scales) = (from.as_chunks::<{ BLOCK / 2 }>().0, scales.bytes());
+                for (row, to) in to {
+                    let from = self.order.file_row(row) * blocks;
+                    for (b, to) in to.chunks_exact_mut(1 + BLOCK / 2).enumerate() {
+                        to[0] = scales[from + b];
+                        let code = |i: usize| codes[from + b][i / 2] >> (4 * (i % 2)) & 15;
+                        for (i, to) in to[1..].iter_mut().enumerate() {
+                            *to = code(i) | code(i + BLOCK / 2) << 4;
+                        }
+                    }
+                }
             }
         }
-        self.data.release_pages();
-        Ok(Self { data: rows.freeze(), transposed: false, ..self })
+        self.parts[0].release_pages();
+        Ok(Self { parts: vec![rows.freeze()], form: StoredForm::Rows, order: RowOrder::Unchanged, ..self })
     }
 
     /// Storage after loading; `weight_type` is not `Auto`. With adapters, f32 weights keep their sums unrounded.
@@ -259,10 +344,11 @@ impl Checkpoint {
             return;
         }
         let mut losses: BTreeMap<Loss, usize> = BTreeMap::new();
-        let quantised = specs.iter().filter_map(|spec| self.find_tensor(spec).ok()?.quantised);
-        quantised
-            .filter_map(|(quantised, _)| quantised.loss)
-            .for_each(|loss| *losses.entry(loss).or_default() += 1);
+        let loss_of = |spec| match self.find_tensor(spec).ok()?.form {
+            StoredForm::Quantised(matrix, _) => matrix.loss,
+            _ => None,
+        };
+        specs.iter().filter_map(loss_of).for_each(|loss| *losses.entry(loss).or_default() += 1);
         let reasons = losses.iter().map(|(loss, count)| format!("{count} {}", loss.describe()));
         let reasons = reasons.collect::<Vec<_>>().join(", ");
         if !reasons.is_empty() {
@@ -326,14 +412,25 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
     let rows = spec.stored.of;
     let transposed = spec.is_transposed() && !is_gguf(file);
     let want = match spec.role {
+        TensorRole::Vector if spec.is_expert() => vec![EXPERTS.count, rows / EXPERTS.count],
         TensorRole::Vector => vec![rows],
         _ if transposed => vec![spec.cols, rows],
+        _ if spec.is_expert() => vec![EXPERTS.count, rows / EXPERTS.count, spec.cols],
         _ => vec![rows, spec.cols],
     };
     // `[channels][1][taps]`, in a GGUF file without the 1.
     let conv =
         spec.is_conv() && [&[CONV_CHANNELS, 1, CONV_TAPS][..], &[CONV_CHANNELS, CONV_TAPS]].contains(&found);
-    if found == want || conv {
+    if conv { Ok(()) } else { check_same_shape((file, name), found, &want, config) }
+}
+
+fn check_same_shape(
+    (file, name): (&Path, &str),
+    found: &[usize],
+    want: &[usize],
+    config: &str,
+) -> Result<()> {
+    if found == want {
         return Ok(());
     }
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
@@ -368,14 +465,14 @@ fn find_quantised(source: &Safetensors, spec: &TensorSpec, name: &str) -> Result
         name: codes.name.clone(),
         block: *block,
         order: spec.stored.order,
-        transposed: false,
+        form: StoredForm::Rows,
         map: ValueMap::Unchanged,
-        data: codes.data.clone(),
+        parts: vec![codes.data.clone()],
         file: codes.file.clone(),
         row_bytes: *row_bytes,
-        quantised: Some((Arc::new(found), 0)),
         deltas: Vec::new(),
     };
+    let stored = StoredTensor { form: StoredForm::Quantised(Arc::new(found), 0), ..stored };
     Ok(Some(stored.select_rows(spec)))
 }
 
@@ -393,6 +490,9 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
         let hint = "if the embedding serves as the head, config.json must say tie_word_embeddings: true";
         return Err(Error::model(source.path(), format!("tensor {HEAD} is missing; {hint}")));
     }
+    if spec.is_expert() {
+        return of_experts(source, spec);
+    }
     let found = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
     let Tensor { name, dtype, shape, data, file } = found;
     check_shape(spec, (file, name), shape, "config.json makes")?;
@@ -401,15 +501,73 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
         name: name.clone(),
         block,
         order: spec.stored.order,
-        transposed: spec.is_transposed(),
+        form: if spec.is_transposed() { StoredForm::Transposed } else { StoredForm::Rows },
         map: spec.value_map(),
-        data: data.clone(),
+        parts: vec![data.clone()],
         file: file.clone(),
         row_bytes: block.row_bytes(spec.cols),
         deltas: Vec::new(),
-        quantised: None,
     };
     Ok(stored.select_rows(spec))
+}
+
+/// Finds the rows, or biases, of all experts: in one tensor, which may have those of gate and up of each expert in turn,
+/// or in a tensor for each expert.
+fn of_experts(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
+    let (config, is_bias) = ("config.json makes", spec.role == TensorRole::Vector);
+    let rows = if is_bias { spec.cols } else { spec.rows } / EXPERTS.count;
+    let pairs = ARCH == Arch::GptOss; // rows of gate and up alternate
+    let half = |part| RowOrder::HeadPart { head_dim: if pairs { 1 } else { rows }, part, parts: 2 };
+    let fused = [("gate_proj", "gate_up_proj", half(0)), ("up_proj", "gate_up_proj", half(1))];
+    let (name, order) = fused.iter().find(|(part, ..)| spec.name.contains(part)).map_or_else(
+        || (spec.name.clone(), RowOrder::Unchanged),
+        |(part, fused, order)| (spec.name.replace(part, fused), *order),
+    );
+    let name = name.replace(".weight", "").replace(".bias", "_bias");
+    let all = if order == RowOrder::Unchanged { rows } else { 2 * rows };
+    let checked = |name: &str, want: &[usize]| {
+        let tensor = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
+        check_same_shape((&tensor.file, name), &tensor.shape, want, config).map(|()| tensor)
+    };
+    let stored = |tensor: &Tensor, form: StoredForm, order: RowOrder| {
+        let Tensor { name, dtype, file, data, .. } = tensor;
+        let is_mxfp4 = matches!(form, StoredForm::Mxfp4 { .. });
+        let block = if is_mxfp4 { Some(BlockType::MXFP4) } else { dtype.block_type() };
+        let block = block.ok_or_else(|| unsupported_type(file, name, &format!("{dtype:?}")))?;
+        let (map, row_bytes) = (ValueMap::Unchanged, block.row_bytes(spec.cols));
+        let (name, parts, file) = (name.clone(), vec![data.clone()], file.clone());
+        Ok(StoredTensor { name, block, order, form, map, parts, file, row_bytes, deltas: Vec::new() })
+    };
+    if find_by_name(source, &name).is_some() {
+        let (want, form) = if is_bias {
+            (vec![EXPERTS.count, all], StoredForm::Rows)
+        } else if spec.is_transposed() {
+            (vec![EXPERTS.count, spec.cols, all], StoredForm::Transposed)
+        } else {
+            (vec![EXPERTS.count, all, spec.cols], StoredForm::Rows)
+        };
+        return stored(checked(&name, &want)?, form, order);
+    }
+    if pairs {
+        let blocks = spec.cols / BLOCK;
+        let codes = checked(&format!("{name}_blocks"), &[EXPERTS.count, all, blocks, BLOCK / 2])?;
+        let scales = checked(&format!("{name}_scales"), &[EXPERTS.count, all, blocks])?;
+        if let Some(other) = [codes, scales].into_iter().find(|tensor| tensor.dtype != Dtype::U8) {
+            return Err(unsupported_type(&other.file, &other.name, &format!("{:?}", other.dtype)));
+        }
+        return stored(codes, StoredForm::Mxfp4 { scales: scales.data.clone() }, order);
+    }
+    let of_expert = |expert: usize| {
+        checked(&spec.stored.name.replace("experts.", &format!("experts.{expert}.")), &[rows, spec.cols])
+    };
+    let found = (0..EXPERTS.count).map(of_expert).collect::<Result<Vec<_>>>()?;
+    let Tensor { name, dtype, .. } = found[0];
+    if let Some(other) = found.iter().find(|tensor| tensor.dtype != *dtype) {
+        let message = format!("tensor {} has type {:?}, but {name} has {dtype:?}", other.name, other.dtype);
+        return Err(Error::model(&other.file, message));
+    }
+    let parts = found.iter().map(|tensor| tensor.data.clone()).collect();
+    Ok(StoredTensor { parts, ..stored(found[0], StoredForm::Rows, RowOrder::Unchanged)? })
 }
 
 /// Name in GGUF files of the tensor of a spec whose checkpoint name is `plain`.
@@ -440,13 +598,12 @@ fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
         name,
         block,
         order,
-        transposed: false,
+        form: StoredForm::Rows,
         map: ValueMap::Unchanged,
-        data,
+        parts: vec![data],
         file,
         row_bytes,
         deltas: Vec::new(),
-        quantised: None,
     };
     Ok(stored.select_rows(spec))
 }

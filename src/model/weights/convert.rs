@@ -3,7 +3,7 @@
 //! A tensor is read in windows, and each window's pages are given back to the system as soon as it is done. So loading
 //! needs memory for its result and one window, however large a tensor is.
 
-use super::checkpoint::{Checkpoint, StoredTensor};
+use super::checkpoint::{Checkpoint, StoredForm, StoredTensor};
 use super::grid;
 use super::lora::{DecodedDelta, LoraDelta};
 use super::spec::{TensorRole, TensorSpec};
@@ -58,9 +58,8 @@ pub enum Importance<'a> {
 
 /// True if the file stores a tensor in another form, with its rows in another order, or without what is added to it.
 pub fn is_converted(stored: &StoredTensor, storage: Storage) -> bool {
-    let StoredTensor { block, order, transposed, deltas, quantised, .. } = stored;
-    let is_whole = deltas.is_empty() && quantised.is_none();
-    let asis = storage == Storage::Rows(*block) && *order == RowOrder::Unchanged && !transposed && is_whole;
+    let is_whole = stored.has_rows() && stored.parts.len() == 1 && stored.deltas.is_empty();
+    let asis = storage == Storage::Rows(stored.block) && stored.order == RowOrder::Unchanged && is_whole;
     storage != Storage::Head && !asis
 }
 
@@ -77,9 +76,11 @@ pub(super) fn load_tensor(
     threads: usize,
     room: &mut [u8],
 ) -> Result<LoadedTensor> {
-    let stored = checkpoint.find_tensor(spec)?.into_untransposed(spec)?;
-    let StoredTensor { name, data, file, .. } = &stored;
-    zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts: spec.rows })?;
+    let stored = checkpoint.find_tensor(spec)?.into_rows(spec)?;
+    for (part, data) in stored.parts.iter().enumerate() {
+        let (file, name, parts) = (&stored.file, &stored.part_name(part), spec.rows / stored.parts.len());
+        zeros::check_not_zeros(spec, &StoredValues { file, name, data, parts })?;
+    }
     let storage = stored.choose_storage(spec, weight_type);
     let planes = if spec.role == TensorRole::Vector {
         vec![decode_vector(&stored, spec)?]
@@ -88,11 +89,11 @@ pub(super) fn load_tensor(
     } else if is_converted(&stored, storage) {
         let importance = squares.map_or(Vec::new(), |squares| squares.column_weights(&spec.name));
         convert_tensor(&stored, spec, (storage, &importance), threads, room)?;
-        stored.data.release_pages();
+        stored.parts.iter().for_each(MappedSlice::release_pages);
         stored.deltas.iter().for_each(LoraDelta::release_pages);
         Vec::new()
     } else {
-        vec![stored.data]
+        stored.parts
     };
     Ok(LoadedTensor { storage, planes })
 }
@@ -108,7 +109,10 @@ pub(super) fn converted_bytes(
     weight_type: WeightType,
 ) -> Result<usize> {
     let mut stored = checkpoint.find_tensor(spec)?;
-    stored.transposed = false; // `load_tensor` transposes it before.
+    if stored.is_rearranged() {
+        // `load_tensor` brings it to rows before.
+        (stored.form, stored.order) = (StoredForm::Rows, RowOrder::Unchanged);
+    }
     let storage = stored.choose_storage(spec, weight_type);
     let is_converted = spec.role != TensorRole::Vector && is_converted(&stored, storage);
     Ok(if is_converted { storage.padded_bytes(spec) } else { 0 })
@@ -116,9 +120,9 @@ pub(super) fn converted_bytes(
 
 /// A vector's values as little-endian f32, checked to be finite.
 fn decode_vector(stored: &StoredTensor, spec: &TensorSpec) -> Result<MappedSlice> {
-    let mut values = vec![0.0; spec.cols];
-    decode_values(stored.block, stored.data.bytes(), &mut values);
-    stored.data.release_pages();
+    let mut values = vec![0.0; stored.byte_len() / stored.block.bytes_per_block()];
+    decode_values(stored.block, stored.parts[0].bytes(), &mut values);
+    stored.parts[0].release_pages();
     if let Some(i) = values.iter().position(|x| !x.is_finite()) {
         let message = format!("tensor {}: element {i} is {}", stored.name, values[i]);
         return Err(Error::model(&stored.file, message));
@@ -186,23 +190,19 @@ fn convert_tensor(
         };
         convert_groups(&task, threads, &bad_row);
         let rows = i * width * GROUP_ROWS..spec.rows.min((i * width + window.len()) * GROUP_ROWS);
-        let bytes = rows.start * stored.row_bytes..rows.end * stored.row_bytes;
-        if let Some(done) = stored.data.slice(bytes) {
-            done.release_pages();
-        }
+        stored.release_rows(rows);
     }
     match bad_row.into_inner() {
         usize::MAX => Ok(()),
-        row => Err(Error::model(
-            &stored.file,
-            format!(
-                "tensor {}, row {}: holds NaN, infinity or values too large for an f16 scale; \
+        row => {
+            let (name, row) = stored.find_row(row);
+            let message = format!(
+                "tensor {name}, row {row}: holds NaN, infinity or values too large for an f16 scale; \
                  the checkpoint is broken{}",
-                stored.name,
-                stored.order.file_row(row),
                 if deltas.is_empty() { "" } else { ", or the adapter for another one" }
-            ),
-        )),
+            );
+            Err(Error::model(&stored.file, message))
+        }
     }
 }
 

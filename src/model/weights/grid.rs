@@ -32,9 +32,7 @@ pub fn is_on_grid(stored: &StoredTensor, spec: &TensorSpec, threads: usize) -> b
                 }
             }
         });
-        if let Some(done) = stored.data.slice(first * stored.row_bytes..end * stored.row_bytes) {
-            done.release_pages();
-        }
+        stored.release_rows(first..end);
         if has_failed.load(Ordering::Relaxed) {
             return false;
         }

@@ -1,8 +1,9 @@
 //! The weights of a layer, and the loaded tensors that they are.
 
 use super::spec::{
-    ATTENTION_GATE_NAME, ATTN_POST_NORM, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM, FFN_NORM,
-    FFN_POST_NORM, LAYER_SCALAR, PER_LAYER_GATE, PER_LAYER_OUT, PER_LAYER_POST_NORM, SHORT_CONV,
+    ATTENTION_GATE_NAME, ATTN_POST_NORM, CHOICE_BIAS, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM,
+    FFN_NORM, FFN_POST_NORM, LAYER_SCALAR, PER_LAYER_GATE, PER_LAYER_OUT, PER_LAYER_POST_NORM, ROUTER,
+    ROUTER_BIAS, SHARED_EXPERT_GATE, SHORT_CONV, SINKS,
 };
 use super::storage::LoadedModel;
 use super::{ActivationForms, Matrix, take_matrix, take_norm, take_vector};
@@ -49,6 +50,32 @@ pub enum Ffn {
     Usual(FeedForward<FFN_DIM>),
     /// Of layers that share keys and values, if theirs is wider.
     Wide(FeedForward<SHARED_FFN_DIM>),
+    /// A mixture of experts.
+    Experts(MixtureOfExperts),
+}
+
+/// Weights of a mixture of experts. A matrix has the rows of all experts, one expert after another.
+pub struct MixtureOfExperts {
+    /// Scores of the experts.
+    pub router: Matrix<{ EXPERTS.count }, DIM>,
+    /// Bias of the scores: `[EXPERTS.count]`, empty without.
+    pub router_bias: Vec<f32>,
+    /// Bias by which experts are chosen, but not weighed: `[EXPERTS.count]`, empty without.
+    pub choice_bias: Vec<f32>,
+    /// Gates of the experts.
+    pub gate: Matrix<EXPERT_ROWS, DIM>,
+    /// Biases of the gates, ups and downs: one for each row, empty without.
+    pub gate_bias: Vec<f32>,
+    /// Ups of the experts.
+    pub up: Matrix<EXPERT_ROWS, DIM>,
+    #[allow(missing_docs, reason = "see `gate_bias`")]
+    pub up_bias: Vec<f32>,
+    /// Downs of the experts.
+    pub down: Matrix<EXPERT_DOWN_ROWS, { EXPERTS.dim }>,
+    #[allow(missing_docs, reason = "see `gate_bias`")]
+    pub down_bias: Vec<f32>,
+    /// The feed-forward of all tokens, and the matrix of its gate, if the model has one.
+    pub shared: Option<(FeedForward<{ EXPERTS.shared_dim }>, Matrix<1, DIM>)>,
 }
 
 /// Weights of a feed-forward of `W` columns.
@@ -104,6 +131,8 @@ pub struct Attention<const Q: usize, const KV: usize> {
     pub k_norm: Vec<f32>,
     /// Gate of the output, if the model has one.
     pub gate: Option<Matrix<GATE_DIM, DIM>>,
+    /// Logits that take part in the softmax of each head, and whose share is dropped: `[HEADS]`, empty without.
+    pub sinks: Vec<f32>,
     pub wo: Matrix<DIM, Q>,
     pub o_bias: Vec<f32>,
 }
@@ -156,8 +185,18 @@ impl Layer {
         let ffn = match &self.ffn {
             Ffn::Usual(w) => w.normed_forms(),
             Ffn::Wide(w) => w.normed_forms(),
+            Ffn::Experts(w) => w.normed_forms(),
         };
         mixer | ffn | forms_of(self.per_layer.as_ref().map(|w| &w.gate))
+    }
+
+    /// Logits of attention that belong to no token: `[HEADS]`, empty without.
+    pub fn sink_logits(&self) -> &[f32] {
+        match &self.mixer {
+            Mixer::Attention(w) => &w.sinks,
+            Mixer::LocalAttention(w) => &w.sinks,
+            _ => &[],
+        }
     }
 
     /// Norms of queries and of keys; empty without.
@@ -178,6 +217,18 @@ impl<const Q: usize, const KV: usize> Attention<Q, KV> {
     fn normed_forms(&self) -> ActivationForms {
         let keys = forms_of(self.wk.as_ref()) | forms_of(self.wv.as_ref());
         self.wq.activation_forms() | keys | forms_of(self.gate.as_ref())
+    }
+}
+
+impl MixtureOfExperts {
+    fn normed_forms(&self) -> ActivationForms {
+        let shared = self.shared.as_ref().map(|(w, gate)| w.normed_forms() | gate.activation_forms());
+        self.router.activation_forms() | self.gate_up_forms() | shared.unwrap_or_default()
+    }
+
+    /// Forms of activations that the experts' gates and ups read.
+    pub fn gate_up_forms(&self) -> ActivationForms {
+        self.gate.activation_forms() | self.up.activation_forms()
     }
 }
 
@@ -222,10 +273,10 @@ pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like:
         },
         attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
         ffn_norm: pre_norm(FFN_NORM)?,
-        ffn: if ffn_dim(like) == FFN_DIM {
-            Ffn::Usual(take_feed_forward(model, at)?)
-        } else {
-            Ffn::Wide(take_feed_forward(model, at)?)
+        ffn: match ffn_dim(like) {
+            _ if has_experts(like) => Ffn::Experts(take_experts(model, at)?),
+            FFN_DIM => Ffn::Usual(take_feed_forward(model, &|part| at(&format!("mlp.{part}")))?),
+            _ => Ffn::Wide(take_feed_forward(model, &|part| at(&format!("mlp.{part}")))?),
         },
         ffn_post_norm: if POST_NORMS { take_norm(model, &at(FFN_POST_NORM))? } else { Vec::new() },
         per_layer: (HAS_PER_LAYER).then(|| take_per_layer(model, at)).transpose()?,
@@ -237,16 +288,35 @@ pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like:
     })
 }
 
+fn take_experts(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<MixtureOfExperts> {
+    let shared = || {
+        let w = take_feed_forward(model, &|part| at(&format!("mlp.shared_expert.{part}")))?;
+        Ok((w, take_matrix(model, &at(SHARED_EXPERT_GATE))?))
+    };
+    Ok(MixtureOfExperts {
+        router: take_matrix(model, &at(ROUTER))?,
+        router_bias: take_vector(model, &at(ROUTER_BIAS))?,
+        choice_bias: take_vector(model, &at(CHOICE_BIAS))?,
+        gate: take_matrix(model, &at("mlp.experts.gate_proj.weight"))?,
+        gate_bias: take_vector(model, &at("mlp.experts.gate_proj.bias"))?,
+        up: take_matrix(model, &at("mlp.experts.up_proj.weight"))?,
+        up_bias: take_vector(model, &at("mlp.experts.up_proj.bias"))?,
+        down: take_matrix(model, &at("mlp.experts.down_proj.weight"))?,
+        down_bias: take_vector(model, &at("mlp.experts.down_proj.bias"))?,
+        shared: HAS_SHARED_EXPERT.then(shared).transpose()?,
+    })
+}
+
 fn take_feed_forward<const W: usize>(
     model: &LoadedModel,
     at: &dyn Fn(&str) -> String,
 ) -> Result<FeedForward<W>> {
     Ok(FeedForward {
-        gate: HAS_GATE.then(|| take_matrix(model, &at("mlp.gate_proj.weight"))).transpose()?,
-        up: take_matrix(model, &at("mlp.up_proj.weight"))?,
-        up_bias: take_vector(model, &at("mlp.up_proj.bias"))?,
-        down: take_matrix(model, &at("mlp.down_proj.weight"))?,
-        down_bias: take_vector(model, &at("mlp.down_proj.bias"))?,
+        gate: HAS_GATE.then(|| take_matrix(model, &at("gate_proj.weight"))).transpose()?,
+        up: take_matrix(model, &at("up_proj.weight"))?,
+        up_bias: take_vector(model, &at("up_proj.bias"))?,
+        down: take_matrix(model, &at("down_proj.weight"))?,
+        down_bias: take_vector(model, &at("down_proj.bias"))?,
     })
 }
 
@@ -276,6 +346,7 @@ fn take_attention<const Q: usize, const KV: usize>(
         q_norm: take_vector(model, &at("self_attn.q_norm.weight"))?,
         k_norm: take_vector(model, &at("self_attn.k_norm.weight"))?,
         gate: HAS_ATTENTION_GATE.then(|| take_matrix(model, &at(ATTENTION_GATE_NAME))).transpose()?,
+        sinks: take_vector(model, &at(SINKS))?,
         wo: take_matrix(model, &at("self_attn.o_proj.weight"))?,
         o_bias: take_vector(model, &at("self_attn.o_proj.bias"))?,
     })

@@ -1,6 +1,6 @@
 //! Memory needed by the weights, computed before anything is loaded.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, StoredForm};
 use super::convert::{WINDOW, is_converted};
 use super::model_path::OpenModel;
 use super::mtp;
@@ -21,6 +21,8 @@ pub struct WeightBytes {
     pub mapped: u64,
     /// In pages of a mapped file that are hardly read: embeddings.
     pub dropped: u64,
+    /// In pages of a mapped file that hold the experts which a token leaves out.
+    pub unchosen: u64,
     /// On an OpenCL device: vectors, and matrices padded to whole groups of rows.
     pub device: u64,
     /// Largest part of a checkpoint that is in memory at once while it is converted.
@@ -44,13 +46,20 @@ impl WeightBytes {
             bytes.device = add(bytes.device, device_bytes(&spec, form(&spec)));
             match spec.role {
                 TensorRole::Vector => bytes.own = add(bytes.own, mul(2, dense_bytes(&spec, 2))),
-                TensorRole::Matrix => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form(&spec))),
+                TensorRole::Matrix => bytes.add_mapped(&spec, stored_bytes(&spec, form(&spec))),
                 TensorRole::Embedding | TensorRole::Table => {
                     bytes.dropped = add(bytes.dropped, dense_bytes(&spec, 2))
                 }
             }
         }
         bytes
+    }
+
+    /// Adds a matrix in a mapped file.
+    fn add_mapped(&mut self, spec: &TensorSpec, bytes: u64) {
+        let read = spec.share_of_token(bytes);
+        self.mapped = add(self.mapped, read);
+        self.unchosen = add(self.unchosen, bytes - read);
     }
 }
 
@@ -65,9 +74,15 @@ fn packed_bytes(source: &Safetensors) -> WeightBytes {
         .filter_map(|name| source.get(&name))
         .fold(0, |sum, t| add(sum, t.data.bytes().len() as u64));
     let own = of_role(TensorRole::Vector).fold(0, |sum, s| add(sum, dense_bytes(&s, 4)));
-    let forms = tensor_storages(source);
-    let device = model_tensors().iter().zip(forms).fold(0, |sum, (s, form)| add(sum, device_bytes(s, form)));
-    WeightBytes { own, mapped: all.saturating_sub(dropped), dropped, device, conversion_window: 0 }
+    let (specs, forms) = (model_tensors(), tensor_storages(source));
+    let mut bytes = WeightBytes { own, dropped, ..WeightBytes::default() };
+    for (spec, form) in specs.iter().zip(forms) {
+        bytes.device = add(bytes.device, device_bytes(spec, form));
+        let stored = stored_bytes(spec, form);
+        bytes.unchosen = add(bytes.unchosen, stored - spec.share_of_token(stored));
+    }
+    bytes.mapped = all.saturating_sub(add(dropped, bytes.unchosen));
+    bytes
 }
 
 /// Bytes of a checkpoint: converted tensors are allocated, the rest stays mapped.
@@ -79,8 +94,7 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
         let missing = || Storage::for_tensor(&spec, BlockType::F32, weight_type);
         let form = stored.as_ref().map_or_else(missing, |t| t.choose_storage(&spec, weight_type));
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
-        let is_quantised = stored.as_ref().is_some_and(|t| t.quantised.is_some());
-        let is_whole = spec.is_transposed() || stored.as_ref().is_some_and(|t| t.row_bytes == 0);
+        let is_quantised = stored.as_ref().is_some_and(|t| matches!(t.form, StoredForm::Quantised(..)));
         bytes.device = add(bytes.device, device_bytes(&spec, form));
         match spec.role {
             TensorRole::Vector => bytes.own = add(bytes.own, dense_bytes(&spec, 4)),
@@ -91,12 +105,13 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
                 bytes.own = add(bytes.own, stored_bytes(&spec, form));
                 let deltas = stored.iter().flat_map(|t| &t.deltas);
                 let added = deltas.fold(0, |sum, delta| add(sum, delta.decoded_bytes()));
-                let stored = stored
-                    .map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| t.data.bytes().len() as u64);
-                let window = if is_whole { u64::MAX } else { WINDOW as u64 };
-                bytes.conversion_window = bytes.conversion_window.max(add(stored.min(window), added));
+                let window = stored.map_or(dense_bytes(&spec, Dtype::F32.byte_size()), |t| {
+                    let most = if t.is_read_by_rows() { WINDOW as u64 } else { u64::MAX };
+                    most.min(t.byte_len() as u64)
+                });
+                bytes.conversion_window = bytes.conversion_window.max(add(window, added));
             }
-            _ => bytes.mapped = add(bytes.mapped, stored_bytes(&spec, form)),
+            _ => bytes.add_mapped(&spec, stored_bytes(&spec, form)),
         }
     }
     bytes

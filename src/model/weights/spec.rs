@@ -3,7 +3,7 @@
 use super::storage::choose_more_bits;
 use crate::dims::*;
 use files::blocks::BLOCK;
-use files::config::{Arch, LayerKind, QkNorm};
+use files::config::{Arch, LayerKind, QkNorm, Router};
 use files::source::gguf::names::RowOrder;
 
 /// Use of a tensor, which decides how it is stored.
@@ -72,7 +72,23 @@ impl ValueMap {
 impl TensorSpec {
     /// True if the weight type Q4_0 quantises this tensor.
     pub fn is_quantised(&self) -> bool {
-        self.role == TensorRole::Matrix && self.cols.is_multiple_of(BLOCK)
+        self.role == TensorRole::Matrix && self.cols.is_multiple_of(BLOCK) && !self.is_router()
+    }
+
+    /// True for a tensor with the rows, or biases, of all experts of a layer, one expert after another.
+    pub fn is_expert(&self) -> bool {
+        self.name.contains(EXPERTS_OF_LAYER)
+    }
+
+    /// The share of its bytes, or elements, that a token reads: of experts, those that are chosen.
+    pub fn share_of_token(&self, all: u64) -> u64 {
+        if self.is_expert() { all / EXPERTS.count as u64 * EXPERTS.used as u64 } else { all }
+    }
+
+    /// True for a matrix whose products are scores of experts. It is never quantised, because a score that is a little
+    /// off may choose another expert.
+    pub fn is_router(&self) -> bool {
+        self.name.ends_with(ROUTER) || self.name.ends_with(SHARED_EXPERT_GATE)
     }
 
     /// True if it has a row for each token of the vocabulary.
@@ -95,9 +111,14 @@ impl TensorSpec {
         matches!(self.stored.order, RowOrder::Transposed { .. })
     }
 
-    /// True if a checkpoint stores the matrix transposed (`Conv1D`).
+    /// True if a checkpoint stores the matrix transposed (`Conv1D`), or the matrix of each expert.
     pub fn is_transposed(&self) -> bool {
-        ARCH == Arch::Gpt2 && self.role == TensorRole::Matrix && self.name != HEAD
+        let is_stored_so = match ARCH {
+            Arch::Gpt2 => self.name != HEAD,
+            Arch::GptOss => self.is_expert(),
+            _ => false,
+        };
+        is_stored_so && self.role == TensorRole::Matrix
     }
 }
 
@@ -154,7 +175,11 @@ pub(super) fn put_layer(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, like: u
     if PRE_NORMS {
         put_norm(put, at(FFN_NORM));
     }
-    put_feed_forward(put, at, ffn_dim(like));
+    if has_experts(like) {
+        put_experts(put, at);
+    } else {
+        put_feed_forward(put, &|part| at(&format!("mlp.{part}")), ffn_dim(like));
+    }
     if POST_NORMS {
         put_norm(put, at(FFN_POST_NORM));
     }
@@ -196,25 +221,52 @@ fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) 
     if HAS_ATTENTION_GATE {
         put(at(ATTENTION_GATE_NAME), (GATE_DIM, DIM), Matrix);
     }
+    if ATTENTION_SINKS {
+        put(at(SINKS), (1, HEADS), Vector);
+    }
     put(at("self_attn.o_proj.weight"), (DIM, q_dim), Matrix);
     if O_BIAS {
         put(at("self_attn.o_proj.bias"), (1, DIM), Vector);
     }
 }
 
-/// Adds the tensors of a feed-forward of this width.
+/// Adds the tensors of a mixture of experts, and of the feed-forward beside them.
+fn put_experts(put: PutTensor<'_>, at: &dyn Fn(&str) -> String) {
+    use TensorRole::{Matrix, Vector};
+    put(at(ROUTER), (EXPERTS.count, DIM), Matrix);
+    if EXPERTS.router == Router::BiasedSigmoid {
+        put(at(CHOICE_BIAS), (1, EXPERTS.count), Vector);
+    }
+    if EXPERT_BIAS {
+        put(at(ROUTER_BIAS), (1, EXPERTS.count), Vector);
+    }
+    for (part, rows, cols) in
+        [("gate", EXPERT_ROWS, DIM), ("up", EXPERT_ROWS, DIM), ("down", EXPERT_DOWN_ROWS, EXPERTS.dim)]
+    {
+        put(at(&format!("mlp.experts.{part}_proj.weight")), (rows, cols), Matrix);
+        if EXPERT_BIAS {
+            put(at(&format!("mlp.experts.{part}_proj.bias")), (1, rows), Vector);
+        }
+    }
+    if HAS_SHARED_EXPERT {
+        put(at(SHARED_EXPERT_GATE), (1, DIM), Matrix);
+        put_feed_forward(put, &|part| at(&format!("mlp.shared_expert.{part}")), EXPERTS.shared_dim);
+    }
+}
+
+/// Adds the tensors of a feed-forward of this width, whose names `at` completes.
 fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usize) {
     use TensorRole::{Matrix, Vector};
     if HAS_GATE {
-        put(at("mlp.gate_proj.weight"), (width, DIM), Matrix);
+        put(at("gate_proj.weight"), (width, DIM), Matrix);
     }
-    put(at("mlp.up_proj.weight"), (width, DIM), Matrix);
+    put(at("up_proj.weight"), (width, DIM), Matrix);
     if MLP_BIAS {
-        put(at("mlp.up_proj.bias"), (1, width), Vector);
+        put(at("up_proj.bias"), (1, width), Vector);
     }
-    put(at("mlp.down_proj.weight"), (DIM, width), Matrix);
+    put(at("down_proj.weight"), (DIM, width), Matrix);
     if MLP_BIAS {
-        put(at("mlp.down_proj.bias"), (1, DIM), Vector);
+        put(at("down_proj.bias"), (1, DIM), Vector);
     }
 }
 
@@ -269,7 +321,9 @@ pub(super) fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
         }
         Arch::Gpt2 => qkv().unwrap_or_else(|| whole(ARCH.checkpoint_name(name))),
         // Each head's rows of q, then those of its gate.
-        Arch::Qwen35 if name.ends_with("self_attn.q_proj.weight") || name.ends_with(ATTENTION_GATE_NAME) => {
+        Arch::Qwen35 | Arch::Qwen35Moe
+            if name.ends_with("self_attn.q_proj.weight") || name.ends_with(ATTENTION_GATE_NAME) =>
+        {
             let part = usize::from(name.ends_with(ATTENTION_GATE_NAME));
             let order = RowOrder::HeadPart { head_dim: HEAD_DIM, part, parts: 2 };
             CheckpointPlace { name: name.replace(".gate_proj.", ".q_proj."), first: 0, of: 2 * Q_DIM, order }
@@ -306,6 +360,15 @@ pub(super) const ATTN_POST_NORM: &str = "post_attention_layernorm";
 pub(super) const FFN_POST_NORM: &str = "post_feedforward_layernorm";
 /// Gate of attention's output.
 pub(super) const ATTENTION_GATE_NAME: &str = "self_attn.gate_proj.weight";
+/// Part of the names of the matrices of all experts of a layer.
+const EXPERTS_OF_LAYER: &str = ".mlp.experts.";
+pub(super) const ROUTER: &str = "mlp.gate.weight";
+pub(super) const ROUTER_BIAS: &str = "mlp.gate.bias";
+/// A logit of each head that takes part in the softmax, but belongs to no token.
+pub(super) const SINKS: &str = "self_attn.sinks";
+/// Bias by which experts are chosen, but not weighed.
+pub(super) const CHOICE_BIAS: &str = "mlp.expert_bias";
+pub(super) const SHARED_EXPERT_GATE: &str = "mlp.shared_expert_gate.weight";
 pub(super) const SHORT_CONV: &str = "conv.conv.weight";
 pub(super) const DELTA_CONV: &str = "linear_attn.conv1d.weight";
 pub(super) const DELTA_BIAS: &str = "linear_attn.dt_bias";

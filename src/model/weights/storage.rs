@@ -68,6 +68,12 @@ impl Storage {
     pub fn for_tensor(spec: &TensorSpec, block: BlockType, weight_type: WeightType) -> Storage {
         match spec.role {
             TensorRole::Vector => Storage::Rows(BlockType::F32),
+            TensorRole::Matrix if spec.is_router() => Storage::for_matrix(spec.cols, block, WeightType::F32),
+            // Quantised already, in fewer bits.
+            TensorRole::Matrix if spec.is_expert() && block == BlockType::MXFP4 => {
+                let is_f32 = weight_type == WeightType::F32;
+                Storage::for_matrix(spec.cols, block, if is_f32 { weight_type } else { WeightType::Native })
+            }
             TensorRole::Matrix if spec.has_more_bits && weight_type == WeightType::Q4 => {
                 Storage::Blocks(Format::Q5_0)
             }

@@ -3,7 +3,7 @@
 //!
 //! The search stops at the first byte that is not zero, so an intact file costs a page or two per tensor.
 
-use super::spec::{TensorRole, TensorSpec};
+use super::spec::{CHOICE_BIAS, TensorRole, TensorSpec};
 use files::mapped::MappedSlice;
 use files::{Error, Result};
 use std::path::Path;
@@ -30,7 +30,7 @@ pub struct StoredValues<'a> {
 /// [`Error::Model`], with the tensor's name.
 pub fn check_not_zeros(spec: &TensorSpec, values: &StoredValues<'_>) -> Result<()> {
     let StoredValues { file, name, data, parts } = *values;
-    if spec.role == TensorRole::Vector && spec.name.ends_with(".bias") {
+    if spec.role == TensorRole::Vector && [".bias", CHOICE_BIAS].iter().any(|end| spec.name.ends_with(end)) {
         return Ok(());
     }
     let parts = if spec.role == TensorRole::Vector { spec.cols.div_ceil(32) } else { parts };

@@ -2,6 +2,7 @@
 
 use super::Pool;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Row pointers of a matrix that is not contiguous. Callers reuse it, so that no step allocates.
 #[derive(Default)]
@@ -44,6 +45,33 @@ impl Pool {
                 cols: cols.min(row_len - col),
                 buf: PhantomData,
             });
+        });
+    }
+
+    /// Splits some ranges of rows of `buf`, a matrix of rows of `row_len` elements, into column tiles `tile` wide and
+    /// passes each to `job`, with the index of its range.
+    ///
+    /// # Panics
+    ///
+    /// The ranges are not in ascending order, or not in the matrix.
+    pub fn run_row_ranges<T: Send>(
+        &self,
+        buf: &mut [T],
+        (row_len, tile): (usize, usize),
+        ranges: &[Range<usize>],
+        job: impl Fn(usize, Tile<'_, T>) + Sync,
+    ) {
+        assert!(row_len > 0 && buf.len().is_multiple_of(row_len) && tile > 0);
+        let ends = [0].into_iter().chain(ranges.iter().map(|rows| rows.end));
+        assert!(ranges.iter().zip(ends).all(|(rows, end)| end <= rows.start && rows.start <= rows.end));
+        assert!(ranges.last().is_none_or(|rows| rows.end <= buf.len() / row_len));
+        let (across, base) = (row_len.div_ceil(tile), SendPtr(buf.as_mut_ptr()));
+        self.run(ranges.len() * across, &|task| {
+            let base = &base;
+            let (range, col) = (task / across, task % across * tile);
+            let (row, rows) = (ranges[range].start, ranges[range].len());
+            let cols = tile.min(row_len - col);
+            job(range, Tile { base: base.0, table: &[], row_len, row, rows, col, cols, buf: PhantomData });
         });
     }
 
@@ -139,6 +167,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn ranges_of_rows_are_each_split_into_columns() {
+        let (pool, mut buf) = (Pool::new(3), vec![0u32; 9 * 50]);
+        let ranges = [0..2, 2..3, 5..9];
+        pool.run_row_ranges(&mut buf, (50, 16), &ranges, |range, mut t| {
+            for r in 0..t.rows {
+                let (row, col) = (t.row + r, t.col);
+                let add = |(c, x): (usize, &mut u32)| *x += (1000 * (range + 1) + 50 * row + col + c) as u32;
+                t.row_mut(r).iter_mut().enumerate().for_each(add);
+            }
+        });
+        let expected = |i: usize| {
+            let range = ranges.iter().position(|rows| rows.contains(&(i / 50)));
+            range.map_or(0, |range| 1000 * (range + 1) + i) as u32
+        };
+        assert!(buf.iter().enumerate().all(|(i, x)| *x == expected(i)));
     }
 
     #[test]

@@ -138,6 +138,30 @@ pub fn add_in_place(isa: Isa, a: &mut [f32], b: &[f32]) {
     dispatch!(isa, body::<L>(a: &mut [f32], b: &[f32]))
 }
 
+/// `a[i] = fma(b[i], factor, a[i])`.
+pub fn add_scaled(isa: Isa, a: &mut [f32], b: &[f32], factor: f32) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(a: &mut [f32], b: &[f32], factor: f32) {
+        let factor = L::splat(factor);
+        sixteens!(a.len(), |i, part| {
+            store(load::<L>(b, i, part).fma(factor, load(a, i, part)), a, i, part);
+        });
+    }
+    assert_eq!(a.len(), b.len());
+    dispatch!(isa, body::<L>(a: &mut [f32], b: &[f32], factor: f32))
+}
+
+/// Sum over the sixteen lanes.
+pub fn sum(isa: Isa, x: &[f32]) -> f32 {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(x: &[f32]) -> f32 {
+        let mut sum = L::splat(0.0);
+        sixteens!(x.len(), |i, part| sum = sum.add(load(x, i, part)));
+        sum.sum()
+    }
+    dispatch!(isa, body::<L>(x: &[f32]) -> f32)
+}
+
 /// SiLU, `x / (1 + e^-x)`.
 #[inline(always)]
 unsafe fn silu_lanes<L: Lanes>(x: L) -> L {

@@ -50,6 +50,7 @@ impl Matrices {
             match &mut l.ffn {
                 Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
                 Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
+                Ffn::Experts(_) => unreachable!("invariant: `upload::of_layer` has refused experts"),
             }
             if let (Some(w), [gate, out], true) = (&mut l.per_layer, per_layer, HAS_PER_LAYER) {
                 adopt_rows(&mut w.gate, gate, 0)?;

@@ -46,6 +46,10 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
     let (gate_up, down) = match &l.ffn {
         Ffn::Usual(w) => (gate_up(w)?, Upload::of(&w.down)),
         Ffn::Wide(w) => (gate_up(w)?, Upload::of(&w.down)),
+        Ffn::Experts(_) => {
+            let message = "mixtures of experts have no kernels; use `EngineOptions::backend` cpu";
+            return Err(Failure::new(FailureKind::Build, message));
+        }
     };
     let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
     Ok([qkv, vec![out], gate_up, vec![down]].into_iter().chain(per_layer).collect())

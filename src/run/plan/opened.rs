@@ -3,6 +3,7 @@
 use super::Plan;
 use crate::dims::{LEARNED_POSITIONS, MAX_POSITION, TIED};
 use crate::model::weights::OpenModel;
+use crate::opencl;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement::is_known_to_be_the_cpu;
@@ -25,9 +26,16 @@ impl OpenedModel {
     ///
     /// # Errors
     ///
-    /// `Model`: a file is missing or damaged. Errors of [`Plan::for_model`].
+    /// `Device`: a device is asked for that lacks kernels for the model. `Model`: a file is missing or damaged. Errors of
+    /// [`Plan::for_model`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
+        if let (Some(part), BackendKind::OpenCl | BackendKind::Hybrid) =
+            (opencl::MISSING_KERNELS, options.backend)
+        {
+            let message = format!("OpenCL: no kernels for {part}; use `EngineOptions::backend` cpu");
+            return Err(Error::Device(message));
+        }
         let model = options.open_model()?;
         if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
             options.notice.warn(&format!(
@@ -47,6 +55,9 @@ impl OpenedModel {
             let is_known =
                 || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.source_fingerprint());
             let why = match (plan.device, plan.check()) {
+                _ if opencl::MISSING_KERNELS.is_some() => {
+                    opencl::MISSING_KERNELS.map(|part| format!("no OpenCL kernels for {part}"))
+                }
                 (None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
                 _ if is_known() => None,
                 (_, Err(Error::Memory(why))) => Some(why),

@@ -107,7 +107,7 @@ fn prefill_ops(n: usize) -> f64 {
     let matrices = model_tensors().into_iter().filter(|spec| spec.role == TensorRole::Matrix);
     let macs = matrices.map(|spec| {
         let tokens = if spec.name == "lm_head.weight" { 1 } else { n };
-        spec.rows as f64 * spec.cols as f64 * tokens as f64
+        spec.share_of_token((spec.rows * spec.cols) as u64) as f64 * tokens as f64
     });
     2.0 * macs.sum::<f64>()
 }

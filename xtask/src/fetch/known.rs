@@ -66,6 +66,7 @@ pub const OF_HUB: &[(&str, &str, &str)] = &[
     ("lfm2-700m", "LiquidAI/LFM2-700M", "LFM Open License"),
     ("lfm2-1.2b", "LiquidAI/LFM2-1.2B", "LFM Open License"),
     ("lfm2-2.6b", "LiquidAI/LFM2-2.6B", "LFM Open License"),
+    ("lfm2-8b-a1b", "LiquidAI/LFM2-8B-A1B", "LFM Open License"),
     (
         "llama3.2-1b",
         "meta-llama/Llama-3.2-1B-Instruct",
@@ -83,6 +84,7 @@ pub const OF_HUB: &[(&str, &str, &str)] = &[
     ("qwen2.5-3b", "Qwen/Qwen2.5-3B-Instruct", "Qwen's research licence, not for commercial use"),
     ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "Apache 2.0"),
     ("qwen3-1.7b", "Qwen/Qwen3-1.7B", "Apache 2.0"),
+    ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "Apache 2.0"),
     ("qwen3.5-0.8b", "Qwen/Qwen3.5-0.8B", "Apache 2.0"),
     ("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", "Apache 2.0"),
 ];

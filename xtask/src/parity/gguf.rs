@@ -24,6 +24,11 @@ const NATIVE: (f32, f64) = (1.0, 0.15);
 /// Bounds for delta nets: where the values of a head cancel, its norm enlarges the rounding of activations, at one
 /// position of m20's 32 to a difference of 5.7. With f32 activations there is none.
 const NATIVE_DELTA: (f32, f64) = (6.0, 0.35);
+/// Bounds for experts: where the rounding of activations leads to another choice, as at two of m23's 32 positions, the
+/// logits move by two.
+const NATIVE_EXPERTS: (f32, f64) = (2.5, 0.25);
+/// Bounds for delta nets with experts: the state of m30 differs behind such a position.
+const NATIVE_DELTA_EXPERTS: (f32, f64) = (13.0, 1.2);
 /// Bounds for embeddings of each layer, whose gates round activations twice more.
 const NATIVE_PER_LAYER: (f32, f64) = (1.5, 0.15);
 
@@ -144,6 +149,8 @@ impl GgufFile {
         let expected = reference::read_floats(&file, self.ids.len() * self.vocab_size)?;
         let found = self.logits(engine, &self.ids, STORED)?;
         let (allowed_max, allowed_rms) = match &self.model {
+            model if model.contains("qwen35moe") => NATIVE_DELTA_EXPERTS,
+            model if model.contains("moe") || model.contains("gptoss") => NATIVE_EXPERTS,
             model if model.contains("qwen35") => NATIVE_DELTA,
             model if model.contains("gemma4") => NATIVE_PER_LAYER,
             _ => NATIVE,

@@ -14,6 +14,9 @@ use std::path::Path;
 /// Most that the q4 cache may change the logits by, as a share of their rms. It is 0.35, and was 1.11 with whole keys:
 /// as far as from another model's. The q8 cache, which keeps keys whole, changes them by 0.22.
 const ALLOWED: f64 = 0.45;
+/// Limit for models with experts, of which a little noise may choose others. It is 0.46 and 0.68, with q8 0.47 and
+/// 0.63; it was 1.14 and 1.18 with sinks that were not shifted as the scores are.
+const ALLOWED_EXPERTS: f64 = 0.8;
 
 /// Counts the check where the model has key biases in bf16; other models pass by.
 pub fn check(engine: &Engine, reference: &Reference, case: &PromptCase) -> Tally {
@@ -40,10 +43,11 @@ fn check_change(engine: &Engine, reference: &Reference, case: &PromptCase) -> Re
     let squares = |of: &mut dyn Iterator<Item = f32>| of.map(|x| f64::from(x).powi(2)).sum::<f64>();
     let difference = squares(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
     let change = (difference / squares(&mut expected.iter().copied())).sqrt();
-    if change <= ALLOWED {
+    let allowed = if reference.has_experts() { ALLOWED_EXPERTS } else { ALLOWED };
+    if change <= allowed {
         return Ok(());
     }
-    Err(Error::Failed(format!("large key biases: q4 changes logits by {change:.3}, allowed {ALLOWED}")))
+    Err(Error::Failed(format!("large key biases: q4 changes logits by {change:.3}, allowed {allowed}")))
 }
 
 /// Makes a copy of a model with larger key biases, if it has any.

@@ -3,7 +3,9 @@
 
 use crate::error::{AtPath, Error, Result};
 use crate::json;
+use files::config::ModelConfig;
 use serde::Deserialize;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Everything known about one model.
@@ -106,6 +108,12 @@ impl Reference {
     /// Finds out whether a model's directory has reference results.
     pub fn exists(dir: &Path) -> bool {
         dir.join("expected.json").is_file() || dir.join("golden/prompts.json").is_file()
+    }
+
+    /// True for a mixture of experts.
+    pub fn has_experts(&self) -> bool {
+        let text = fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
+        ModelConfig::parse(&text).is_ok_and(|config| config.experts.count > 0)
     }
 
     pub fn load(dir: &Path) -> Result<Reference> {

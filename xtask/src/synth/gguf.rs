@@ -1,11 +1,11 @@
 //! A synthetic model as a GGUF file: random blocks, with scales that give weights of a usual size.
 
-use super::shapes::{self, Fill};
+use super::shapes::{self, Fill, Tensor};
 use super::tokenizer::{self, TokenConfig};
 use super::{Content, FilePlan, TensorData};
 use crate::error::{Error, Result};
 use files::blocks::BlockType;
-use files::config::{Arch, LayerKind, ModelConfig, RopeScaling};
+use files::config::{Arch, Experts, LayerKind, ModelConfig, RopeScaling};
 use files::source::gguf::names::{ROPE_FREQS, to_gguf_name};
 
 /// Mixes of block types, named as in llama.cpp: the type of most matrices, and of the more important ones.
@@ -33,8 +33,9 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
         let names = MIXES.map(|(name, ..)| name).join(", ");
         return Err(Error::Usage(format!("--gguf {mix}: use one of {names}")));
     };
-    use Arch::{Gemma3, Gemma4, Lfm2, Llama, Qwen2, Qwen3, Qwen35};
-    if !matches!(model.arch, Llama | Qwen2 | Qwen3 | Qwen35 | Gemma3 | Gemma4 | Lfm2) {
+    use Arch::{Gemma3, Gemma4, Lfm2, Lfm2Moe, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35};
+    let known = [Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35, Gemma3, Gemma4, Lfm2, Lfm2Moe];
+    if !known.contains(&model.arch) {
         let text = format!("--gguf {mix}: not available for {} models", model.arch.name());
         return Err(Error::Usage(text));
     }
@@ -45,13 +46,16 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
     if let Some(divisors) = &divisors {
         infos.push((ROPE_FREQS.to_string(), vec![divisors.len()], BlockType::F32, None));
     }
-    for tensor in shapes::tensors(model) {
+    for tensor in shapes::tensors(model).into_iter().filter_map(|tensor| join_experts(model, tensor)) {
         // As in llama.cpp's mixes: values, the second FFN matrix, embedding and head.
         let matters =
             ["embed_tokens", "lm_head", "v_proj", "down_proj"].iter().any(|n| tensor.name.contains(n));
         let (block, shape) = match (&tensor.shape[..], matters) {
             (&[channels, 1, taps], _) => (BlockType::F32, vec![channels, taps]),
             ([_], _) => (BlockType::F32, tensor.shape),
+            _ if ["mlp.gate.weight", "feed_forward.gate.weight"].iter().any(|n| tensor.name.ends_with(n)) => {
+                (BlockType::F32, tensor.shape)
+            }
             (_, true) => (*better, tensor.shape),
             (_, false) => (*most, tensor.shape),
         };
@@ -65,6 +69,14 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
         infos.push((name, shape, block, Some(tensor.fill)));
     }
     Ok(metadata.finish(infos, divisors.unwrap_or_default()))
+}
+
+/// One tensor for all experts in place of the first one's; `None` for the others'.
+fn join_experts(model: &ModelConfig, tensor: Tensor) -> Option<Tensor> {
+    let Some((before, rest)) = tensor.name.split_once(".experts.") else { return Some(tensor) };
+    let (_, part) = rest.split_once('.').filter(|(expert, _)| *expert == "0")?;
+    let shape = [&[model.experts.count], &tensor.shape[..]].concat();
+    Some(Tensor { name: format!("{before}.experts.{part}"), shape, fill: tensor.fill })
 }
 
 /// Divisors of RoPE's frequencies, if they are scaled.
@@ -166,7 +178,7 @@ impl Metadata {
         }
         let delta = &m.delta_net;
         let sizes: &[(&str, usize)] = match m.arch {
-            Arch::Lfm2 => &[("shortconv.l_cache", m.conv_taps)],
+            Arch::Lfm2 | Arch::Lfm2Moe => &[("shortconv.l_cache", m.conv_taps)],
             Arch::Qwen35 => &[
                 ("ssm.conv_kernel", m.conv_taps),
                 ("ssm.state_size", delta.key_dim),
@@ -185,7 +197,16 @@ impl Metadata {
             ],
             _ => &[],
         };
-        for (key, n) in sizes {
+        let experts: &[(&str, usize)] = match m.experts {
+            Experts { count: 0, .. } => &[],
+            Experts { count, used, dim, .. } => &[
+                ("expert_count", count),
+                ("expert_used_count", used),
+                ("expert_feed_forward_length", dim),
+                ("leading_dense_block_count", m.expert_layers.iter().filter(|has| !**has).count()),
+            ],
+        };
+        for (key, n) in sizes.iter().chain(experts) {
             self.push_pair(&format!("{arch}.{key}"), U32, &(*n as u32).to_le_bytes());
         }
         self.write_layer_kinds(m);

@@ -1,6 +1,6 @@
 //! Names and shapes of a model's tensors, from its `config.json`.
 
-use files::config::{Arch, AttentionGate, DeltaNetSizes, LayerKind, ModelConfig, QkNorm};
+use files::config::{Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, ModelConfig, QkNorm, Router};
 
 /// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -83,11 +83,15 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
         !shares_kv || !["self_attn.k_proj", "self_attn.v_proj"].contains(&part.0)
     };
     let mixer = mixer_matrices(model, kind);
+    let ffn_parts = if model.expert_layers[layer] { &[] } else { ffn_parts };
     for (part, rows, columns, has_bias) in mixer.iter().filter(is_own).chain(ffn_parts) {
         put(at(&format!("{part}.weight")), &[*rows, *columns], Fill::Weights);
         if *has_bias {
             put(at(&format!("{part}.bias")), &[*rows], Fill::Weights);
         }
+    }
+    if model.expert_layers[layer] {
+        put_experts(put, model, &at);
     }
     put_mixer_vectors(put, model, (layer, kind));
     for norm in norm_names(model) {
@@ -100,6 +104,31 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
     }
     if model.layer_scalars {
         put(at("layer_scalar"), &[1], Fill::Norm);
+    }
+}
+
+/// Adds the tensors of a mixture of experts: those of Qwen 3.5 hold all experts, others one each.
+fn put_experts(put: PutTensor<'_>, model: &ModelConfig, at: &dyn Fn(&str) -> String) {
+    let (dim, Experts { count, dim: width, shared_dim, router, .. }) = (model.dim, model.experts);
+    put(at("mlp.gate.weight"), &[count, dim], Fill::Weights);
+    if router == Router::BiasedSigmoid {
+        put(at("mlp.expert_bias"), &[count], Fill::Weights);
+    }
+    if model.arch == Arch::Qwen35Moe {
+        put(at("mlp.experts.gate_up_proj"), &[count, 2 * width, dim], Fill::Weights);
+        put(at("mlp.experts.down_proj"), &[count, dim, width], Fill::Weights);
+    } else {
+        for expert in (0..count).map(|expert| format!("mlp.experts.{expert}")) {
+            put(at(&format!("{expert}.gate_proj.weight")), &[width, dim], Fill::Weights);
+            put(at(&format!("{expert}.up_proj.weight")), &[width, dim], Fill::Weights);
+            put(at(&format!("{expert}.down_proj.weight")), &[dim, width], Fill::Weights);
+        }
+    }
+    if shared_dim > 0 {
+        put(at("mlp.shared_expert_gate.weight"), &[1, dim], Fill::Weights);
+        put(at("mlp.shared_expert.gate_proj.weight"), &[shared_dim, dim], Fill::Weights);
+        put(at("mlp.shared_expert.up_proj.weight"), &[shared_dim, dim], Fill::Weights);
+        put(at("mlp.shared_expert.down_proj.weight"), &[dim, shared_dim], Fill::Weights);
     }
 }
 
@@ -263,9 +292,12 @@ mod tests {
             "m14-granite-bf16",
             "m19b-lfm2-bf16",
             "m20-qwen35-bf16",
+            "m21-lfm2moe-bf16",
             "m22-gemma4-e2b-bf16",
+            "m23-qwen3moe-bf16",
             "m28-lfm3-bf16",
             "m29-hunyuan-bf16",
+            "m30-qwen35moe-bf16",
             "m31-olmo3-bf16",
             "story",
         ] {
@@ -295,10 +327,14 @@ mod tests {
             ("phi-4-mini", 3_836_021_760),
             ("granite-3.3-2b", 2_533_539_840),
             ("gpt2", 124_439_808),
+            ("qwen3-30b-a3b", 30_532_122_624),
         ] {
             let made: usize = of(&build::model_dir(name).unwrap()).iter().map(Tensor::len).sum();
             assert_eq!(made, parameters, "{name}");
         }
+        // Published roughly.
+        let made: usize = of(&build::model_dir("lfm2-8b-a1b").unwrap()).iter().map(Tensor::len).sum();
+        assert!((made as f64 / 8.3e9 - 1.0).abs() < 0.02, "{made}");
         // Published roughly, without the embeddings of each layer.
         for (name, parameters) in [("gemma4-e2b", 2.3e9), ("gemma4-e4b", 4.5e9)] {
             let all = of(&build::model_dir(name).unwrap());

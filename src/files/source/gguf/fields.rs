@@ -50,13 +50,14 @@ impl ValueForm {
 
 const ALL: &[Arch] = &[];
 const GRANITE: &[Arch] = &[Arch::Granite];
-const LFM2: &[Arch] = &[Arch::Lfm2];
-const QWEN35: &[Arch] = &[Arch::Qwen35];
+const LFM2: &[Arch] = &[Arch::Lfm2, Arch::Lfm2Moe];
+const QWEN35: &[Arch] = &[Arch::Qwen35, Arch::Qwen35Moe];
+const EXPERTS: &[Arch] = &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss];
 const GEMMA4: &[Arch] = &[Arch::Gemma4];
 
 /// Keys without `ARCH.`, their types, the corresponding fields of `config.json`, and the families that have them; none
 /// for all.
-pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 27] = [
+pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 32] = [
     ("block_count", Integer, "num_hidden_layers", ALL),
     ("embedding_length", Integer, "hidden_size", ALL),
     ("feed_forward_length", PerLayer, "intermediate_size", ALL),
@@ -72,7 +73,7 @@ pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 27] = [
         "attention.sliding_window",
         Integer,
         "sliding_window",
-        &[Arch::Gemma3, Arch::Gemma4, Arch::Phi3, Arch::Olmo3, Arch::Exaone4],
+        &[Arch::Gemma3, Arch::Gemma4, Arch::Phi3, Arch::Olmo3, Arch::Exaone4, Arch::GptOss],
     ),
     ("attention.key_length_swa", Integer, "local_head_dim", GEMMA4),
     ("attention.shared_kv_layers", Integer, "num_kv_shared_layers", GEMMA4),
@@ -89,13 +90,34 @@ pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 27] = [
     ("ssm.group_count", Integer, "linear_num_key_heads", QWEN35),
     ("ssm.time_step_rank", Integer, "linear_num_value_heads", QWEN35),
     ("full_attention_interval", Integer, "full_attention_interval", QWEN35),
+    ("expert_count", Integer, "num_experts", EXPERTS),
+    ("expert_used_count", Integer, "num_experts_per_tok", EXPERTS),
+    ("expert_feed_forward_length", Integer, "moe_intermediate_size", EXPERTS),
+    ("expert_shared_feed_forward_length", Integer, "shared_expert_intermediate_size", &[Arch::Qwen35Moe]),
+    ("leading_dense_block_count", Integer, "num_dense_layers", &[Arch::Lfm2Moe]),
 ];
 
 /// Keys besides the epsilon's that a file of this family must have, though a `config.json` has defaults for them.
 pub(super) fn required_keys(arch: Arch) -> &'static [&'static str] {
     match arch {
         Arch::Lfm2 => &["shortconv.l_cache", "attention.head_count_kv"],
-        Arch::Qwen35 => &[
+        Arch::Lfm2Moe => &[
+            "shortconv.l_cache",
+            "attention.head_count_kv",
+            "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
+            "leading_dense_block_count",
+        ],
+        Arch::GptOss => &[
+            "attention.key_length",
+            "attention.sliding_window",
+            "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
+        ],
+        Arch::Qwen3Moe => &["expert_count", "expert_used_count", "expert_feed_forward_length"],
+        Arch::Qwen35 | Arch::Qwen35Moe => &[
             "rope.dimension_count",
             "ssm.conv_kernel",
             "ssm.state_size",

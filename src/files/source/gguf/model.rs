@@ -158,7 +158,7 @@ impl<'a> Keys<'a> {
 
     /// Number of blocks behind the layers, which predict further tokens: they are left out.
     fn extra_blocks(&self) -> usize {
-        let found = Some(EXTRA_BLOCKS).filter(|_| self.arch == Arch::Qwen35).and_then(|key| self.get(key));
+        let found = Some(EXTRA_BLOCKS).filter(|_| self.arch.is_qwen35()).and_then(|key| self.get(key));
         found.and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(0)
     }
 
@@ -260,7 +260,8 @@ impl<'a> Keys<'a> {
 
     /// Builds the `rope_scaling` of YaRN.
     fn yarn_scaling(&self, factor: f64) -> Result<Json, ConfigError> {
-        let mut scaling = json!({"rope_type": "yarn", "factor": factor});
+        let mut scaling =
+            json!({"rope_type": "yarn", "factor": factor, "truncate": self.arch != Arch::GptOss});
         for (key, field) in
             [("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")]
         {
@@ -295,7 +296,7 @@ impl<'a> Keys<'a> {
             let differs = self.arch == Arch::Gemma4 && key == FFN_WIDTHS;
             let value = Some(key).filter(|key| self.has_field(key, field, families) && !differs);
             if let Some(value) = value.and_then(|key| self.get(key)) {
-                let convs = self.arch == Arch::Lfm2 && key == KV_HEADS;
+                let convs = self.arch.is_lfm2() && key == KV_HEADS;
                 let form = if convs { ValueForm::PerAttentionLayer } else { form };
                 let Some(value) = form.to_json(value) else { return self.unsupported(key, form.name()) };
                 // As in llama.cpp, a scale or window of 0 counts as unset.
@@ -346,6 +347,10 @@ fn check_tensors(keys: &Keys<'_>, model: &ModelConfig) -> Result<(), ConfigError
     let known = |name: &str| to_hf_name(model.arch, name).is_some();
     let long = model.arch == Arch::Phi3;
     let biases = model.norm == Norm::Layer;
+    let has_bias = |rest: &str| match rest {
+        "ssm_dt.bias" | "exp_probs_b.bias" => true,
+        rest => biases || model.arch == Arch::GptOss && rest.starts_with("ffn_"),
+    };
     let left_out = model.layers..model.layers.saturating_add(keys.extra_blocks());
     let read = |name: &str| match split_gguf_name(name) {
         None if matches!(name, ROPE_SHORT | ROPE_LONG) => long,
@@ -354,7 +359,7 @@ fn check_tensors(keys: &Keys<'_>, model: &ModelConfig) -> Result<(), ConfigError
         Some((_, "attn_q.bias" | "attn_k.bias" | "attn_v.bias")) => model.qkv_bias,
         Some((_, "attn_output.bias")) => model.o_bias,
         Some((_, "attn_q_norm.weight" | "attn_k_norm.weight")) => model.qk_norm != QkNorm::None,
-        Some((_, rest)) => known(name) && (biases || !rest.ends_with(".bias") || rest == "ssm_dt.bias"),
+        Some((_, rest)) => known(name) && (!rest.ends_with(".bias") || has_bias(rest)),
     };
     match keys.header.tensors.keys().find(|name| !read(name)) {
         None => Ok(()),

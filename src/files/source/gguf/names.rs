@@ -67,6 +67,22 @@ const DELTA_NET: Pairs = &[
 /// Tensors of a delta net with neither `.weight` nor `.bias` in a checkpoint.
 const DELTA_VALUES: Pairs = &[("linear_attn.A_log", "ssm_a"), ("linear_attn.dt_bias", "ssm_dt.bias")];
 
+/// Tensors of a layer with experts.
+const EXPERTS: Pairs = &[
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+];
+/// Logits of attention that belong to no token.
+const SINKS: Pairs = &[("self_attn.sinks", "attn_sinks.weight")];
+/// The bias by which experts are chosen.
+const CHOICE_BIAS: Pairs = &[("mlp.expert_bias", "exp_probs_b.bias")];
+
 /// Norms of a layer: on the inputs of its halves, on their outputs, and on both.
 const PRE_NORMS: Pairs = &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")];
 const POST_NORMS: Pairs =
@@ -90,28 +106,29 @@ const QWEN35_NORMS: Pairs =
 /// The names of a family's tensors outside the layers.
 fn model_tables(arch: Arch) -> [Pairs; 2] {
     match arch {
-        Arch::Lfm2 => [LFM2_MODEL, &[]],
+        Arch::Lfm2 | Arch::Lfm2Moe => [LFM2_MODEL, &[]],
         Arch::Gemma4 => [MODEL, PER_LAYER_MODEL],
         _ => [MODEL, &[]],
     }
 }
 
 /// The names of a family's tensors in a layer.
-fn layer_tables(arch: Arch) -> [Pairs; 3] {
+fn layer_tables(arch: Arch) -> [Pairs; 4] {
     let family = arch.family();
     let norms = match (family.pre_norms, family.post_norms) {
         (true, true) => BOTH_NORMS,
         (false, _) => POST_NORMS,
-        (true, false) if arch == Arch::Qwen35 => QWEN35_NORMS,
+        (true, false) if arch.is_qwen35() || arch == Arch::GptOss => QWEN35_NORMS,
         (true, false) => PRE_NORMS,
     };
+    let experts = if family.experts.is_some() { EXPERTS } else { &[] };
     match arch {
-        Arch::Gpt2 => [norms, FUSED, NO_GATE],
-        Arch::Phi3 => [norms, FUSED, FUSED_GATE],
-        Arch::Lfm2 => [norms, LAYER, SHORT_CONV],
-        Arch::Qwen35 => [norms, LAYER, DELTA_NET],
-        Arch::Gemma4 => [norms, LAYER, PER_LAYER],
-        _ => [norms, LAYER, &[]],
+        Arch::Gpt2 => [norms, FUSED, NO_GATE, &[]],
+        Arch::Phi3 => [norms, FUSED, FUSED_GATE, &[]],
+        Arch::Lfm2 | Arch::Lfm2Moe => [norms, LAYER, SHORT_CONV, experts],
+        Arch::Qwen35 | Arch::Qwen35Moe => [norms, LAYER, DELTA_NET, experts],
+        Arch::Gemma4 => [norms, LAYER, PER_LAYER, &[]],
+        _ => [norms, LAYER, &[], experts],
     }
 }
 
@@ -163,7 +180,9 @@ pub fn to_hf_name(arch: Arch, stored: &str) -> Option<String> {
 /// The names of a family's tensors in a layer that end neither in `.weight` nor in `.bias`.
 fn value_table(arch: Arch) -> Pairs {
     match arch {
-        Arch::Qwen35 => DELTA_VALUES,
+        Arch::Qwen35 | Arch::Qwen35Moe => DELTA_VALUES,
+        Arch::Lfm2Moe => CHOICE_BIAS,
+        Arch::GptOss => SINKS,
         Arch::Gemma4 => LAYER_SCALARS,
         _ => &[],
     }
@@ -274,6 +293,18 @@ mod tests {
             (Arch::Gemma4, "model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
             (Arch::Gemma4, "model.layers.1.per_layer_projection.weight", "blk.1.proj.weight"),
             (Arch::Gemma4, "model.layers.1.layer_scalar", "blk.1.layer_output_scale.weight"),
+            (Arch::Qwen3Moe, "model.layers.0.mlp.gate.weight", "blk.0.ffn_gate_inp.weight"),
+            (Arch::Qwen3Moe, "model.layers.0.mlp.experts.up_proj.weight", "blk.0.ffn_up_exps.weight"),
+            (
+                Arch::Qwen35Moe,
+                "model.layers.0.mlp.shared_expert.down_proj.weight",
+                "blk.0.ffn_down_shexp.weight",
+            ),
+            (Arch::Lfm2Moe, "model.layers.2.feed_forward.experts.w1.weight", "blk.2.ffn_gate_exps.weight"),
+            (Arch::Lfm2Moe, "model.layers.2.feed_forward.expert_bias", "blk.2.exp_probs_b.bias"),
+            (Arch::GptOss, "model.layers.0.mlp.router.bias", "blk.0.ffn_gate_inp.bias"),
+            (Arch::GptOss, "model.layers.0.mlp.experts.down_proj.bias", "blk.0.ffn_down_exps.bias"),
+            (Arch::GptOss, "model.layers.0.self_attn.sinks", "blk.0.attn_sinks.weight"),
             (Arch::Olmo3, "model.layers.0.post_feedforward_layernorm.weight", "blk.0.post_ffw_norm.weight"),
         ] {
             assert_eq!(to_gguf_name(arch, plain_name).as_deref(), Some(stored_name));

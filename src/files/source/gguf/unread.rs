@@ -4,7 +4,7 @@
 //! effect. Keys and their meanings are llama.cpp's.
 
 use super::value::Value;
-use crate::config::{Arch, ModelConfig};
+use crate::config::{Arch, ModelConfig, Router};
 
 /// Values of a key that have no effect.
 #[derive(Clone, Copy)]
@@ -48,9 +48,15 @@ const WITH_TENSORS: [&str; 22] = [
 
 /// Values of a key (without its prefix) that have no effect in this model; `None` for an unknown key.
 fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
-    let scales = &model.scales;
+    let (scales, has_experts) = (&model.scales, model.experts.count > 0);
     Some(match key {
         "vocab_size" | "tensor_data_layout" | "pooling_type" => Any,
+        "expert_gating_func" if has_experts => {
+            Number(if model.experts.router == Router::Softmax { 1.0 } else { 2.0 })
+        }
+        "expert_weights_scale" if has_experts => Number(model.experts.scale),
+        "expert_weights_norm" if has_experts => True,
+        "expert_group_count" | "expert_group_used_count" | "expert_shared_count" if has_experts => Off,
         "expert_count" | "nextn_predict_layers" | "n_deepstack_layers" | "deepstack_mapping" => Off,
         "embedding_length_out" => Number(model.dim as f64),
         "embedding_length_per_layer_input" | "features_length" => Off,
@@ -74,7 +80,7 @@ fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
         "attention.key_length_swa" | "attention.value_length_swa" => Number(model.local_head_dim as f64),
         "rope.dimension_count_swa" => Number(model.rope.local_dim as f64),
         // For images: in a text, all sections have the same position.
-        "rope.dimension_sections" if model.arch == Arch::Qwen35 => Any,
+        "rope.dimension_sections" if model.arch.is_qwen35() => Any,
         "rope.dimension_sections" | "attention.recurrent_layers" | "attention.shared_kv_layers" => Off,
         "attention.key_length_mla" | "attention.value_length_mla" | "attention.compress_ratios" => Off,
         "rope.scaling.original_context_length" => Any,

@@ -8,8 +8,11 @@ impl Keys<'_> {
         let (other, found) = match self.arch {
             Arch::Gemma3 | Arch::Gemma4 => ("sliding_attention", self.windowed_layers(layers, 6)?),
             Arch::Olmo3 | Arch::Exaone4 => ("sliding_attention", self.windowed_layers(layers, 4)?),
-            Arch::Lfm2 => ("conv", self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?),
-            Arch::Qwen35 if self.get(RECURRENT).is_some() => {
+            Arch::GptOss => ("sliding_attention", self.windowed_layers(layers, 2)?),
+            Arch::Lfm2 | Arch::Lfm2Moe => {
+                ("conv", self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?)
+            }
+            Arch::Qwen35 | Arch::Qwen35Moe if self.get(RECURRENT).is_some() => {
                 ("linear_attention", self.read_flags(RECURRENT, layers, read_flag)?)
             }
             _ => return Ok(None),
@@ -59,7 +62,7 @@ impl Keys<'_> {
     pub(super) fn add_family_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
         let number = |map: &Map<String, Json>, field: &str| map.get(field).and_then(Json::as_u64);
         let head_dim = number(map, "head_dim").filter(|width| *width > 0);
-        if let (Arch::Phi3 | Arch::Qwen35, Some(rotated), Some(head_dim)) =
+        if let (Arch::Phi3 | Arch::Qwen35 | Arch::Qwen35Moe, Some(rotated), Some(head_dim)) =
             (self.arch, self.get("rope.dimension_count").and_then(Value::as_u64), head_dim)
         {
             map.insert("partial_rotary_factor".into(), (rotated as f64 / head_dim as f64).into());
@@ -78,11 +81,15 @@ impl Keys<'_> {
                 let scale = f64::from(1.0 / (head_dim as f32).sqrt());
                 map.entry("attention_multiplier").or_insert(scale.into());
             }
-            (Arch::SmolLm3 | Arch::Lfm2 | Arch::Ernie45 | Arch::Ministral3, _) => {
+            (Arch::SmolLm3 | Arch::Lfm2 | Arch::Lfm2Moe | Arch::Ernie45 | Arch::Ministral3, _) => {
                 map.entry("rope_theta").or_insert(10_000.0.into());
             }
+            // llama.cpp always does it.
+            (Arch::Qwen3Moe, _) => {
+                map.insert("norm_topk_prob".into(), true.into());
+            }
             (Arch::Gemma4, _) => self.add_gemma4_fields(map)?,
-            (Arch::Qwen35, _) => {
+            (Arch::Qwen35 | Arch::Qwen35Moe, _) => {
                 let heads = number(map, "linear_num_value_heads").unwrap_or(0).max(1);
                 match self.get(INNER).and_then(Value::as_u64).filter(|inner| *inner > 0) {
                     Some(inner) if inner.is_multiple_of(heads.saturating_mul(16)) => {

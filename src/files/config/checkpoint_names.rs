@@ -1,0 +1,49 @@
+//! Names in which the checkpoints of some families differ: renames of the engine's names, and prefixes.
+
+/// Prefixes of the text part of a multimodal model.
+pub(super) const TEXT_PART: &[(&str, &str)] = &[("language_model.", ""), ("model.language_model.", "model.")];
+
+/// Names of LFM2's tensors.
+pub(super) const LFM2_TENSORS: &[(&str, &str)] = &[
+    ("model.norm.", "model.embedding_norm."),
+    ("input_layernorm", "operator_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.o_proj", "self_attn.out_proj"),
+    ("q_norm", "q_layernorm"),
+    ("k_norm", "k_layernorm"),
+    ("mlp.", "feed_forward."),
+    ("gate_proj", "w1"),
+    ("up_proj", "w3"),
+    ("down_proj", "w2"),
+];
+
+/// Names of LFM3's tensors.
+pub(super) const LFM3_TENSORS: &[(&str, &str)] = &[
+    ("model.norm.", "model.embedding_norm."),
+    ("input_layernorm", "operator_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_attention_layernorm", "post_operator_norm"),
+    ("post_feedforward_layernorm", "post_ffn_norm"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+];
+
+/// Names of Hunyuan's tensors.
+pub(super) const HUNYUAN_TENSORS: &[(&str, &str)] =
+    &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
+
+/// Names of GPT-2's tensors.
+pub(super) const GPT2_TENSORS: &[(&str, &str)] = &[
+    ("model.embed_tokens", "wte"),
+    ("model.embed_positions", "wpe"),
+    ("model.layers.", "h."),
+    ("model.norm", "ln_f"),
+    ("input_layernorm", "ln_1"),
+    ("post_attention_layernorm", "ln_2"),
+    ("self_attn.qkv_proj", "attn.c_attn"),
+    ("self_attn.o_proj", "attn.c_proj"),
+    ("mlp.up_proj", "mlp.c_fc"),
+    ("mlp.down_proj", "mlp.c_proj"),
+    ("model.", ""),
+];
