@@ -131,7 +131,7 @@ impl ExpertScratch {
         for (i, choice) in choices.iter_mut().enumerate() {
             let row = &mut self.counts[choice.expert as usize];
             choice.row = *row as u32;
-            self.tokens[*row] = (i / USED) as u32;
+            self.tokens[*row] = (i / USED_CHUNK) as u32;
             *row += 1;
         }
     }
