@@ -20,6 +20,7 @@ pub mod pack;
 mod size;
 mod spec;
 mod storage;
+mod stored_tensor;
 mod weight_type;
 mod zeros;
 

@@ -90,11 +90,8 @@ impl Engine {
         let draft =
             early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
         let text = quantising_text(&model, &options)?;
-        let load = LoadOptions {
-            importance: Importance::Text(&text),
-            progress,
-            ..LoadOptions::new(options.weight_type, options.threads)
-        };
+        let load = LoadOptions::new(options.weight_type, options.threads);
+        let load = LoadOptions { importance: Importance::Text(&text), progress, ..load };
         let mut weights = Weights::load(&model, &load)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);

@@ -88,7 +88,7 @@ fn old_importance_file(name: &str, sums: &[f32]) -> Vec<u8> {
     [int(1), int(name.len()), name.into(), int(3), int(sums.len()), values].concat()
 }
 
-/// The same as a GGUF file.
+/// An importance file of one matrix, as a GGUF file.
 fn importance_gguf(kind: &str, name: &str, sums: &[f32]) -> Vec<u8> {
     let cols = sums.len() as u64;
     let mut bytes = writer::Parts::default()

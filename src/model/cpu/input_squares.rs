@@ -38,7 +38,7 @@ impl InputSquares {
     const PER_LAYER: usize = 4;
 
     /// Without any inputs: all columns count alike.
-    pub fn new() -> Self {
+    pub fn without_inputs() -> Self {
         Self(vec![Vec::new(); LAYERS * Self::PER_LAYER + 1])
     }
 
@@ -53,14 +53,14 @@ impl InputSquares {
         let mut device = CpuDevice::new(weights, options)?;
         let mut cache = device.new_cache(slots)?;
         let (mut hidden, mut of_head) = (vec![0.0; PASS * DIM], Vec::new());
-        device.inputs = Some(Self::new());
+        device.inputs = Some(Self::without_inputs());
         for (i, tokens) in tokens.chunks(PASS).enumerate() {
             let hidden = &mut hidden[..tokens.len() * DIM];
             let run = Run::new(&mut *cache, tokens, i * PASS, Logits::None);
             device.forward(&mut [Run { hidden, known_len: slots, ..run }], None)?;
             add_rows(&mut of_head, DIM, hidden.chunks_exact(DIM).map(|row| row.to_vec()));
         }
-        let mut squares = device.inputs.take().unwrap_or_else(Self::new);
+        let mut squares = device.inputs.take().unwrap_or_else(Self::without_inputs);
         squares.0[LAYERS * Self::PER_LAYER] = of_head;
         Ok(squares)
     }

@@ -3,11 +3,12 @@
 //! A tensor is read in windows, and each window's pages are given back to the system as soon as it is done. So loading
 //! needs memory for its result and one window, however large a tensor is.
 
-use super::checkpoint::{Checkpoint, StoredForm, StoredTensor};
+use super::checkpoint::Checkpoint;
 use super::grid;
 use super::lora::{DecodedDelta, LoraDelta};
 use super::spec::{TensorRole, TensorSpec};
 use super::storage::{LoadedTensor, Storage, padded_len};
+use super::stored_tensor::{StoredForm, StoredTensor};
 use super::weight_type::WeightType;
 use super::zeros::{self, StoredValues};
 use crate::cpu::InputSquares;
@@ -32,7 +33,7 @@ pub struct LoadOptions<'a> {
     pub weight_type: WeightType,
     /// Threads for converting.
     pub threads: usize,
-    /// How much the errors of each column count in [calibrated](WeightType::is_calibrated) types.
+    /// Weight of the errors of each column in [calibrated](WeightType::is_calibrated) types.
     pub importance: Importance<'a>,
     /// Called with the number of tensors done and the number of all.
     pub progress: &'a (dyn Fn(usize, usize) + Sync),

@@ -5,9 +5,9 @@
 //! blocks of llama.cpp's quantiser it is eight. So if all blocks of a tensor are on a grid, their own is taken. Any
 //! other tensor, most of whose blocks are on none, is quantised as usual.
 
-use super::checkpoint::StoredTensor;
 use super::convert::WINDOW;
 use super::spec::TensorSpec;
+use super::stored_tensor::StoredTensor;
 use files::blocks::{BLOCK, BlockQ4, Dtype};
 use half::{bf16, f16};
 use numeric::pool;

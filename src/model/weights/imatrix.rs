@@ -7,8 +7,9 @@
 use super::checkpoint::Checkpoint;
 use super::spec::{TensorRole, model_tensors};
 use crate::cpu::InputSquares;
-use crate::dims::{ARCH, DELTA_NET, DELTA_VALUE_DIM, HEADS_PER_KEY};
+use crate::dims::{ARCH, DELTA_NET, HEADS_PER_KEY};
 use files::blocks::Dtype;
+use files::config::DeltaNetSizes;
 use files::error::quote;
 use files::mapped::{MappedSlice, map_file};
 use files::source::gguf::Gguf;
@@ -50,7 +51,7 @@ impl ImportanceFile {
     ///
     /// [`Error::Model`]: the file is of another model, or has a value that is no sum of squares.
     pub fn input_squares(&self, checkpoint: &Checkpoint) -> Result<InputSquares> {
-        let (mut squares, mut found) = (InputSquares::new(), false);
+        let (mut squares, mut found) = (InputSquares::without_inputs(), false);
         for spec in model_tensors().iter().filter(|spec| spec.role == TensorRole::Matrix) {
             let name = to_gguf_name(ARCH, &spec.stored.name).unwrap_or_default();
             let Some(sums) = self.sums.get(&name) else { continue };
@@ -63,10 +64,9 @@ impl ImportanceFile {
                 let why = format!("{name} has the value {bad}, which is no sum of squares; make it again");
                 return Err(Error::model(&self.path, why));
             }
-            let has_tiled_heads = spec.name.ends_with("linear_attn.out_proj.weight");
+            let is_tiled = spec.name.ends_with("linear_attn.out_proj.weight") && checkpoint.gguf().is_none();
             let sums = (0..spec.cols).map(|col| {
-                let col =
-                    if has_tiled_heads && checkpoint.gguf().is_none() { to_gguf_column(col) } else { col };
+                let col = if is_tiled { to_gguf_column(&DELTA_NET, HEADS_PER_KEY, col) } else { col };
                 f64::from(sums[col])
             });
             found |= squares.set_columns(&spec.name, sums.collect());
@@ -80,12 +80,10 @@ impl ImportanceFile {
 }
 
 /// Column in a GGUF file of a column of a delta net's output projection: there the value heads of all keys come by turns.
-fn to_gguf_column(column: usize) -> usize {
-    debug_assert!(column < DELTA_VALUE_DIM);
-    let value_dim = DELTA_NET.value_dim.max(1);
-    let (head, rest) = (column / value_dim, column % value_dim);
-    let (key, turn) = (head / HEADS_PER_KEY, head % HEADS_PER_KEY);
-    (turn * DELTA_NET.key_heads + key) * value_dim + rest
+fn to_gguf_column(net: &DeltaNetSizes, heads_per_key: usize, column: usize) -> usize {
+    let (head, rest) = (column / net.value_dim, column % net.value_dim);
+    let (key, turn) = (head / heads_per_key, head % heads_per_key);
+    (turn * net.key_heads + key) * net.value_dim + rest
 }
 
 fn read_gguf(path: &Path, content: MappedSlice) -> Result<BTreeMap<String, Vec<f32>>> {
@@ -125,6 +123,14 @@ fn read_old(mut rest: &[u8]) -> std::result::Result<BTreeMap<String, Vec<f32>>, 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn value_heads_of_a_key_lie_apart_in_gguf_files() {
+        // Three keys of two heads each; the second head of the first key comes behind the first heads of all.
+        let net = DeltaNetSizes { key_heads: 3, value_heads: 6, value_dim: 4, ..DELTA_NET };
+        let columns = [0, 3, 4, 8, 23].map(|column| to_gguf_column(&net, 2, column));
+        assert_eq!(columns, [0, 3, 12, 4, 23]);
+    }
 
     #[test]
     fn old_files_are_read_and_damaged_ones_are_refused() {

@@ -1,12 +1,13 @@
 //! Memory needed by the weights, computed before anything is loaded.
 
-use super::checkpoint::{Checkpoint, StoredForm};
+use super::checkpoint::Checkpoint;
 use super::convert::{WINDOW, is_converted};
 use super::model_path::OpenModel;
 use super::mtp;
 use super::pack::tensor_storages;
 use super::spec::{TensorRole, TensorSpec, model_tensors};
 use super::storage::Storage;
+use super::stored_tensor::StoredForm;
 use super::weight_type::WeightType;
 use files::blocks::{BlockType, Dtype};
 use files::packed_file;
