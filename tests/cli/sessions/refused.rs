@@ -177,7 +177,7 @@ fn headers_that_do_not_fit_are_refused() {
     mentions(&refused(3, &|h| h["calibration"] = json!("0123")), &["another calibration", "delete it"]);
     mentions(&refused(3, &|h| h["calibration"] = json!(null)), &["another calibration", "delete it"]);
     let wrong: [&dyn Fn(&mut Value); 15] = [
-        &|h| h["kv"] = json!(["q5", "q4"]),
+        &|h| h["kv"] = json!(["q3", "q4"]),
         &|h| h["kv"] = json!(["q4"]),
         &|h| h["sequence"]["tokens"][3] = json!(dims::VOCAB),
         &|h| h["sequence"]["tokens"][3] = json!(-1),
