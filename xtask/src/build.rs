@@ -316,6 +316,10 @@ fn dev_profile_flags(packages: [&str; 2], setting: &str) -> Vec<String> {
     flags.into_iter().flat_map(|flag| ["--config".into(), flag]).collect()
 }
 
+/// A variable with the bytes of stack of a program's threads, for programs that are not optimised: there each kernel that
+/// is inlined has a part of the frame to itself, 2 MB for attention with all types of the cache.
+pub const UNOPTIMISED_STACK: (&str, &str) = ("RUST_MIN_STACK", "8388608");
+
 /// Cargo's flags that turn off optimisation of the model's packages: a fifth of the build time.
 pub fn unoptimised_flags() -> Vec<String> {
     dev_profile_flags(MODEL_PACKAGES, "opt-level=0")

@@ -76,6 +76,8 @@ impl Engine {
         };
         command.args(self.emulator.map(|_| &self.program));
         crate::command::remove_settings(&mut command);
+        let (stack, bytes) = build::UNOPTIMISED_STACK;
+        command.env(stack, bytes);
         command.arg(name).arg("-m").arg(&self.model);
         command
     }

@@ -48,7 +48,8 @@ impl CargoTest {
     pub fn for_model(mut self, model: &Path) -> CargoTest {
         self.args.extend(build::model_flags(model));
         self.args.extend(build::unoptimised_flags());
-        self.env("ANTIGRAVITY_MODEL", build::bundled_name(model))
+        let (stack, bytes) = build::UNOPTIMISED_STACK;
+        self.env("ANTIGRAVITY_MODEL", build::bundled_name(model)).env(stack, bytes)
     }
 
     pub fn with_pointer_checks(mut self) -> CargoTest {
