@@ -16,8 +16,9 @@ pub const CPUS: [(&str, &str); 3] = [
 
 /// Tests that an emulator cannot judge, of time and memory; and tests of long texts, which do not depend on the
 /// processor.
-const ELSEWHERE: [&str; 6] = [
+const ELSEWHERE: [&str; 7] = [
     "the_time_of_a_megabyte_is_not_quadratic",
+    "random_reads_are_expected_of_these_bytes_alone",
     "hostile_templates_end_soon_and_in_little_memory",
     "changed_files_are_refused_or_work",
     "a_long_text_has_the_ids_that_it_has_at_once",
