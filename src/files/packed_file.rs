@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::source::Safetensors;
 use crate::source::gguf::Gguf;
+use std::collections::BTreeMap;
 
 /// Default name in a model's directory.
 pub const PACKED_NAME: &str = "model.packed.safetensors";
@@ -36,6 +37,13 @@ pub fn read_layout_version(source: &Safetensors) -> Option<u32> {
 pub fn read_weight_type(source: &Safetensors) -> Option<&str> {
     read_layout_version(source)?;
     source.metadata().get(key::WEIGHTS).map(String::as_str)
+}
+
+/// Reads the types of a packed file's tensors that are not stored in the default one, by the tensors' names. None if
+/// they cannot be read.
+pub fn read_dtypes(source: &Safetensors) -> BTreeMap<String, String> {
+    let dtypes = source.metadata().get(key::DTYPES).and_then(|text| serde_json::from_str(text).ok());
+    dtypes.unwrap_or_default()
 }
 
 /// Opens the embedded metadata of the GGUF file that a packed file was made from.

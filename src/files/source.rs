@@ -12,7 +12,7 @@ pub mod quantised;
 
 use crate::blocks::Dtype;
 use crate::config::QuantMethod;
-use crate::text_file::read_text;
+use crate::text_file::read_text_file;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -246,11 +246,7 @@ impl Safetensors {
 /// The `quantization_config` of a `config.json`. A wrong one counts as none: whoever reads the rest of the file reports
 /// it.
 fn read_quant_method(config: &Path) -> Option<QuantMethod> {
-    const LIMIT: u64 = 16 << 20;
-    let is_file = fs::metadata(config).is_ok_and(|meta| meta.is_file());
-    let text =
-        is_file.then(|| fs::File::open(config).ok()).flatten().and_then(|file| read_text(file, LIMIT).ok());
-    QuantMethod::parse(&text?).ok().flatten()
+    QuantMethod::parse(&read_text_file(config).ok()?).ok().flatten()
 }
 
 /// Returns true if a path exists. A dangling link counts, so that opening it gives an error with its name.

@@ -1,6 +1,9 @@
 //! Reads UTF-8 text files and strips the byte order mark (BOM) that some editors put first.
 
+use crate::{Error, Result};
+use std::fs;
 use std::io::Read;
+use std::path::Path;
 
 const BOM: char = '\u{feff}';
 
@@ -24,7 +27,7 @@ pub fn strip_bom_bytes(mut bytes: Vec<u8>) -> Vec<u8> {
 /// # Errors
 ///
 /// The reason, to be appended to the file's name: unreadable, too long or not UTF-8.
-pub fn read_text(input: impl Read, limit: u64) -> Result<String, String> {
+pub fn read_text(input: impl Read, limit: u64) -> std::result::Result<String, String> {
     let mut bytes = Vec::new();
     input.take(limit + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
     if bytes.len() as u64 > limit {
@@ -33,6 +36,25 @@ pub fn read_text(input: impl Read, limit: u64) -> Result<String, String> {
     String::from_utf8(bytes)
         .map(|text| strip_bom(&text).into())
         .map_err(|e| format!("byte {} is not UTF-8; convert the file", e.utf8_error().valid_up_to()))
+}
+
+/// Reads a small text file.
+///
+/// # Errors
+///
+/// [`Error::Model`]: it cannot be read, is not a regular file or is too large.
+pub fn read_text_file(path: &Path) -> Result<String> {
+    const LIMIT: u64 = 16 << 20;
+    let unreadable = |e| Error::model(path, format!("cannot read: {e}"));
+    let meta = fs::metadata(path).map_err(unreadable)?;
+    if !meta.is_file() {
+        return Err(Error::model(path, "is not a regular file"));
+    }
+    if meta.len() > LIMIT {
+        return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
+    }
+    let file = fs::File::open(path).map_err(unreadable)?;
+    read_text(file, LIMIT).map_err(|why| Error::model(path, why))
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ mod zeros;
 
 pub use calibration::{Calibration, HeadCalibration, SubtractedMean};
 pub use checkpoint::{Checkpoint, ModelFile};
-pub use config::{load_config, read_text_file};
+pub use config::load_config;
 pub use convert::{Importance, LoadOptions};
 pub use imatrix::ImportanceFile;
 pub use layer::{
@@ -176,7 +176,6 @@ impl Weights {
         let weight_type = checkpoint.resolve_weight_type(options.weight_type);
         let Some(packed) = checkpoint.packed() else {
             let squares = measure_inputs(checkpoint, weight_type, options)?;
-            checkpoint.report_losses(&checkpoint.tensor_specs(), weight_type);
             return build_weights(from_checkpoint(checkpoint, (weight_type, squares.as_deref()), options)?);
         };
         checkpoint.check_packed_as(weight_type)?;

@@ -5,7 +5,7 @@ use crate::cli::args::PathArgs;
 use crate::cli::terminal::write_stdout;
 use crate::dims;
 use crate::model::weights::{
-    Checkpoint, ModelFile, ModelPath, TensorRole, TensorSpec, WeightType, model_tensors, read_text_file,
+    Checkpoint, ModelFile, ModelPath, TensorRole, TensorSpec, WeightType, model_tensors,
 };
 use crate::run::plan::format_mib;
 use clap::Args;
@@ -13,9 +13,10 @@ use files::Result;
 use files::config::{Experts, ModelConfig, QkNorm};
 use files::error::{MAX_LINE_BYTES, is_printable, one_line};
 use files::packed_file;
+use files::source::UnsupportedTensor;
 use files::source::gguf::metadata::Metadata;
 use files::source::gguf::value::Value as GgufValue;
-use files::source::{Safetensors, UnsupportedTensor};
+use files::text_file::read_text_file;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -306,8 +307,12 @@ impl ModelReport<'_> {
         let types = match self.opened.packed() {
             Some(packed) => {
                 let weight_type = self.opened.resolve_weight_type(WeightType::Auto);
-                let count = |(name, n): (&String, &usize)| format!(", {name} ({n} tensors)");
-                let others = count_packed_types(packed).iter().map(count).collect::<String>();
+                let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+                packed_file::read_dtypes(packed)
+                    .into_values()
+                    .for_each(|name| *counts.entry(name).or_default() += 1);
+                let others =
+                    counts.iter().map(|(name, n)| format!(", {name} ({n} tensors)")).collect::<String>();
                 format!("{weight_type}, packed{others}")
             }
             None => totals
@@ -372,17 +377,6 @@ impl ModelReport<'_> {
             "verdict": self.config.describe(),
         })
     }
-}
-
-/// Number of tensors of each type in a packed file, without vectors and those of Q4_0.
-fn count_packed_types(packed: &Safetensors) -> BTreeMap<String, usize> {
-    let types = packed.metadata().get(packed_file::key::DTYPES);
-    let types = types.and_then(|text| serde_json::from_str::<BTreeMap<String, String>>(text).ok());
-    let mut counts = BTreeMap::new();
-    for (_, name) in types.unwrap_or_default() {
-        *counts.entry(name).or_default() += 1;
-    }
-    counts
 }
 
 fn describe_built_model() -> String {

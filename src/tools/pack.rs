@@ -6,13 +6,14 @@ use crate::cli::terminal::{Verbosity, track_progress};
 use crate::model::cpu::InputSquares;
 use crate::model::weights::{
     Checkpoint, Importance, ImportanceFile, LoadOptions, ModelPath, Weights, load_config, pack,
-    read_text_file,
 };
 use crate::run::calibration;
 use crate::run::engine::tokenizer_in;
 use crate::run::plan::format_mib;
 use clap::Args;
+use files::error::{MAX_LINE_BYTES, one_line};
 use files::packed_file::PACKED_NAME;
+use files::text_file::read_text_file;
 use files::{Error, Result, atomic_file, print_stderr};
 use numeric::topology;
 use std::path::{Path, PathBuf};
@@ -118,6 +119,9 @@ impl PackingArgs {
     ) -> Result<()> {
         let began = Instant::now();
         signal::watch_signals()?;
+        if let Some(losses) = source.describe_losses(self.weights.weight_type) {
+            print_stderr!("{}", one_line(&losses, MAX_LINE_BYTES));
+        }
         let text = tokenizer.and_then(|t| calibration::encode_text(t).ok());
         let (measured, weighing_text) = self.read_importance(source, tokenizer)?;
         let threads = self.threads.unwrap_or_else(topology::default_threads).clamp(1, MAX_THREADS);

@@ -142,24 +142,24 @@ impl Scratch {
     /// and of the shared expert.
     pub(super) fn compute_experts(&mut self, w: &MixtureOfExperts, pool: &Pool, isa: Isa, n: usize) {
         self.choose_experts(w, pool, isa, n);
+        let used = self.experts.row_count();
         let ExpertScratch { chosen, rows, tokens, input, ffn, .. } = &mut self.experts;
-        let last = rows.last().map_or(0, |rows| rows.end);
-        input.copy_rows::<DIM>(&self.h, &tokens[..last], pool, isa);
+        input.copy_rows::<DIM>(&self.h, &tokens[..used], pool, isa);
         let gate_up = GateUp { gate: Some(&w.gate), gate_bias: &w.gate_bias, up: &w.up, up_bias: &w.up_bias };
         let tile = task_cols(n, (EXPERTS.dim, 2 * DIM), matmul::RUN, pool.thread_count());
         let input_of = |i: usize| input.rows_as_input::<DIM>(isa, rows[i].clone());
         if !ffn.floats.is_empty() {
-            let floats = &mut ffn.floats[..last * EXPERTS.dim];
+            let floats = &mut ffn.floats[..used * EXPERTS.dim];
             pool.run_row_ranges(floats, (EXPERTS.dim, tile), rows, |i, mut tile| {
                 let columns = OutputColumns { first: chosen[i] * EXPERTS.dim + tile.col, width: tile.cols };
                 matmul::gate_up(isa, gate_up, input_of(i), columns, |first, at, products| {
                     put_floats(&mut tile, (first, at), products);
                 });
             });
-            ffn.quantise_rows::<{ EXPERTS.dim }>(pool, isa, last);
+            ffn.quantise_rows::<{ EXPERTS.dim }>(pool, isa, used);
         } else {
             let width = EXPERTS.dim / BLOCK;
-            let blocks = &mut ffn.blocks[..last * width];
+            let blocks = &mut ffn.blocks[..used * width];
             pool.run_row_ranges(blocks, (width, tile / BLOCK), rows, |i, mut tile| {
                 let first = chosen[i] * EXPERTS.dim + tile.col * BLOCK;
                 let columns = OutputColumns { first, width: tile.cols * BLOCK };
@@ -167,7 +167,7 @@ impl Scratch {
                     put_blocks(isa, &mut tile, (first, at), products);
                 });
             });
-            ffn.arrange_tiles::<{ EXPERTS.dim }>(pool, isa, last);
+            ffn.arrange_tiles::<{ EXPERTS.dim }>(pool, isa, used);
         }
         if let Some((shared, _)) = w.shared.as_ref().filter(|_| HAS_SHARED_EXPERT) {
             self.compute_gate_up(shared, pool, isa, n);

@@ -9,14 +9,13 @@ use crate::dims::{ARCH, CONV_CHANNELS, CONV_TAPS, EXPERTS, HAS_MTP, HEAD_DIM, TI
 use files::blocks::{BLOCK, BlockType, Dtype};
 use files::bundle::Bundle;
 use files::config::Arch;
-use files::error::{MAX_LINE_BYTES, one_line};
 use files::lora::{LoraAdapter, LoraFile};
 use files::packed_file::{self, key};
 use files::source::gguf::names::{RowOrder, to_gguf_name};
 use files::source::gguf::{self, Gguf, is_gguf};
 use files::source::quantised::{Loss, QuantisedTensor};
 use files::source::{Safetensors, Tensor, hash_parts};
-use files::{Error, Result, print_stderr};
+use files::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -156,26 +155,23 @@ impl Checkpoint {
         specs
     }
 
-    /// Says of a quantised checkpoint, in one line, how many tensors no block format holds exactly and why, unless
-    /// all are quantised again.
-    pub fn report_losses(&self, specs: &[TensorSpec], weight_type: WeightType) {
-        let ModelFile::Safetensors(source) = &self.file else { return };
-        if source.quant_method().is_none() || weight_type != WeightType::Native {
-            return;
+    /// Says of a quantised checkpoint, in one line, how many tensors no block format holds exactly and why. `None` if
+    /// there are none, or if all are quantised again.
+    pub fn describe_losses(&self, weight_type: WeightType) -> Option<String> {
+        let ModelFile::Safetensors(source) = &self.file else { return None };
+        if source.quant_method().is_none() || self.resolve_weight_type(weight_type) != WeightType::Native {
+            return None;
         }
         let mut losses: BTreeMap<Loss, usize> = BTreeMap::new();
         let loss_of = |spec| match self.find_tensor(spec).ok()?.form {
             StoredForm::Quantised(matrix, _) => matrix.loss,
             _ => None,
         };
-        specs.iter().filter_map(loss_of).for_each(|loss| *losses.entry(loss).or_default() += 1);
+        self.tensor_specs().iter().filter_map(loss_of).for_each(|loss| *losses.entry(loss).or_default() += 1);
         let reasons = losses.iter().map(|(loss, count)| format!("{count} {}", loss.describe()));
         let reasons = reasons.collect::<Vec<_>>().join(", ");
-        if !reasons.is_empty() {
-            let path = self.path().display();
-            let line = format!("warning: {path}: no block format holds some tensors exactly: {reasons}");
-            print_stderr!("{}", one_line(&line, MAX_LINE_BYTES));
-        }
+        let what = format!("warning: {}: no block format holds some tensors exactly", self.path().display());
+        (!reasons.is_empty()).then(|| format!("{what}: {reasons}"))
     }
 
     /// True if it has an output head that differs from the embedding.
@@ -285,20 +281,23 @@ fn find_quantised(source: &Safetensors, spec: &TensorSpec, name: &str) -> Result
         name: codes.name.clone(),
         block: *block,
         order: spec.stored.order,
-        form: StoredForm::Rows,
         map: ValueMap::Unchanged,
         parts: vec![codes.data.clone()],
         file: codes.file.clone(),
         row_bytes: *row_bytes,
         deltas: Vec::new(),
+        form: StoredForm::Quantised(Arc::new(found), 0),
     };
-    let stored = StoredTensor { form: StoredForm::Quantised(Arc::new(found), 0), ..stored };
     Ok(Some(stored.select_rows(spec)))
 }
 
 /// Finds a tensor by one of its [names](names_in_files).
 fn find_by_name<'a>(source: &'a Safetensors, name: &str) -> Option<&'a Tensor> {
-    source.get(name).or_else(|| names_in_files(name).find_map(|name| source.get(&name)))
+    names_in_files(name).find_map(|name| source.get(&name))
+}
+
+fn find_required<'a>(source: &'a Safetensors, name: &str) -> Result<&'a Tensor> {
+    find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)
 }
 
 fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
@@ -313,8 +312,7 @@ fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     if spec.is_expert() {
         return of_experts(source, spec);
     }
-    let found = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
-    let Tensor { name, dtype, shape, data, file } = found;
+    let Tensor { name, dtype, shape, data, file } = find_required(source, name)?;
     check_shape(spec, (file, name), shape, "config.json makes")?;
     let block = dtype.block_type().ok_or_else(|| unsupported_type(file, name, &format!("{dtype:?}")))?;
     let stored = StoredTensor {
@@ -346,7 +344,7 @@ fn of_experts(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let name = name.replace(".weight", "").replace(".bias", "_bias");
     let all = if order == RowOrder::Unchanged { rows } else { 2 * rows };
     let checked = |name: &str, want: &[usize]| {
-        let tensor = find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)?;
+        let tensor = find_required(source, name)?;
         check_same_shape((&tensor.file, name), &tensor.shape, want, config).map(|()| tensor)
     };
     let stored = |tensor: &Tensor, form: StoredForm, order: RowOrder| {

@@ -4,7 +4,8 @@ use super::checkpoint::Checkpoint;
 use crate::dims::{MODEL, baked_config};
 use files::config::ModelConfig;
 use files::source::path_exists;
-use files::{Error, Result, text_file};
+use files::text_file::read_text_file;
+use files::{Error, Result};
 use std::fs;
 use std::path::Path;
 
@@ -50,23 +51,4 @@ fn compare_with_baked(file: &Path, model: &Path, found: &ModelConfig) -> Result<
             model.display()
         ),
     ))
-}
-
-/// Reads a small text file.
-///
-/// # Errors
-///
-/// [`Error::Model`]: it cannot be read, is not a regular file or is too large.
-pub fn read_text_file(path: &Path) -> Result<String> {
-    const LIMIT: u64 = 16 << 20;
-    let unreadable = |e| Error::model(path, format!("cannot read: {e}"));
-    let meta = fs::metadata(path).map_err(unreadable)?;
-    if !meta.is_file() {
-        return Err(Error::model(path, "is not a regular file"));
-    }
-    if meta.len() > LIMIT {
-        return Err(Error::model(path, format!("is {} bytes long; at most {LIMIT} are read", meta.len())));
-    }
-    let file = fs::File::open(path).map_err(unreadable)?;
-    text_file::read_text(file, LIMIT).map_err(|why| Error::model(path, why))
 }

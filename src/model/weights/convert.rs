@@ -225,7 +225,7 @@ fn convert_groups(task: &ConversionTask<'_, '_>, threads: usize, bad_row: &Atomi
             let first = (task.first + i) * GROUP_ROWS;
             let rows = first..task.spec.rows.min(first + GROUP_ROWS);
             let bad = if task.is_fitted() {
-                fit_group(task, rows, &mut group, &mut decoded)
+                fit_group(task, rows, &mut group)
             } else {
                 rows.into_iter().find(|row| !put_row(task, *row, &mut group, &mut decoded))
             };
@@ -243,11 +243,10 @@ struct DecodedRow {
 }
 
 impl DecodedRow {
-    /// Decodes a stored row, and adds what is to be added; false if a value is not finite.
+    /// Decodes a row of the task's tensor; false if a value is not finite.
     fn decode_row(&mut self, task: &ConversionTask<'_, '_>, row: usize) -> bool {
         self.values.resize(task.spec.cols, 0.0);
-        task.stored.decode_row(row, &mut self.values);
-        task.deltas.iter().for_each(|delta| delta.add_to_row(row, &mut self.values));
+        task.decode_row(row, &mut self.values);
         self.bytes.clear();
         self.bytes.extend(self.values.iter().flat_map(|x| x.to_le_bytes()));
         self.values.iter().all(|x| x.is_finite())
@@ -255,6 +254,12 @@ impl DecodedRow {
 }
 
 impl ConversionTask<'_, '_> {
+    /// Decodes a stored row, and adds what is to be added.
+    fn decode_row(&self, row: usize, values: &mut [f32]) {
+        self.stored.decode_row(row, values);
+        self.deltas.iter().for_each(|delta| delta.add_to_row(row, values));
+    }
+
     /// True if groups are quantised as a whole.
     fn is_fitted(&self) -> bool {
         matches!(self.storage, Storage::Blocks(format)
@@ -263,16 +268,10 @@ impl ConversionTask<'_, '_> {
 }
 
 /// Quantises the rows of a group together; returns one with a value that is not finite, if there is any.
-fn fit_group(
-    task: &ConversionTask<'_, '_>,
-    rows: Range<usize>,
-    group: &mut RowGroup<'_>,
-    decoded: &mut DecodedRow,
-) -> Option<usize> {
+fn fit_group(task: &ConversionTask<'_, '_>, rows: Range<usize>, group: &mut RowGroup<'_>) -> Option<usize> {
     let mut values = vec![0.0; GROUP_ROWS * task.spec.cols];
     for (row, values) in rows.clone().zip(values.chunks_exact_mut(task.spec.cols)) {
-        decoded.decode_row(task, row);
-        values.copy_from_slice(&decoded.values);
+        task.decode_row(row, values);
     }
     let Storage::Blocks(format) = task.storage else { return None };
     let fitted = fit::quantise_group(format, &values, task.importance, (group.quants, group.scales));
@@ -299,7 +298,7 @@ fn put_row(
                 block.is_some_and(|block| put_block(quants, scales, b, lane, &block)) && all
             })
         }
-        // Q4_0, the only format that is quantised to.
+        // Q4_0, the only format that is quantised to row by row.
         (Storage::Blocks(_), Some(dtype)) if !is_added => {
             rows::quantise_row(dtype, &stored.row_bytes_at(row), lane, quants, scales)
         }

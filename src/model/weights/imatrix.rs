@@ -4,16 +4,15 @@
 //! is a number of entries, then for each the length of a name, the name, a number of calls, a number of values and the
 //! values, f32; integers have 32 bits and all is little-endian. Names are those of tensors in GGUF files.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, gguf_name};
 use super::spec::{TensorRole, model_tensors};
 use crate::cpu::InputSquares;
-use crate::dims::{ARCH, DELTA_NET, HEADS_PER_KEY};
+use crate::dims::{DELTA_NET, HEADS_PER_KEY};
 use files::blocks::Dtype;
 use files::config::DeltaNetSizes;
 use files::error::quote;
 use files::mapped::{MappedSlice, map_file};
 use files::source::gguf::Gguf;
-use files::source::gguf::names::to_gguf_name;
 use files::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -53,7 +52,7 @@ impl ImportanceFile {
     pub fn input_squares(&self, checkpoint: &Checkpoint) -> Result<InputSquares> {
         let (mut squares, mut found) = (InputSquares::without_inputs(), false);
         for spec in model_tensors().iter().filter(|spec| spec.role == TensorRole::Matrix) {
-            let name = to_gguf_name(ARCH, &spec.stored.name).unwrap_or_default();
+            let name = gguf_name(spec, &spec.stored.name);
             let Some(sums) = self.sums.get(&name) else { continue };
             if sums.len() != spec.cols {
                 let (have, want) = (sums.len(), spec.cols);

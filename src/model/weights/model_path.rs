@@ -106,7 +106,7 @@ impl ModelPath {
     ///
     /// # Errors
     ///
-    /// Those of [`ModelPath::open`] and [`Checkpoint::with_adapters`].
+    /// Errors of [`ModelPath::open`] and [`Checkpoint::with_adapters`].
     pub fn open_with_adapters(&self, weight_type: WeightType, adapters: &[LoraFile]) -> Result<OpenModel> {
         let checkpoint = self.open_weights(weight_type, adapters)?;
         // A tokenizer.json in the directory or bundle takes precedence over the packed file's metadata.

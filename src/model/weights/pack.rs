@@ -21,7 +21,7 @@ use crate::cpu::InputSquares;
 use files::atomic_file::AtomicFile;
 use files::blocks::{BlockType, Dtype};
 use files::mapped::{AlignedBytes, MappedSlice, map_file};
-use files::packed_file::{GGUF_TENSOR, LAYOUT_VERSION, key, read_layout_version};
+use files::packed_file::{GGUF_TENSOR, LAYOUT_VERSION, key, read_dtypes, read_layout_version};
 use files::source::Safetensors;
 use files::source::gguf::Gguf;
 use files::{Error, Result};
@@ -153,7 +153,6 @@ pub fn write_to(
             .map_err(fail)
     };
     put(&header)?;
-    source.report_losses(&specs, weight_type);
     let squares = measure_inputs(source, weight_type, options)?;
     for (i, spec) in specs.iter().enumerate() {
         (options.progress)(i, specs.len());
@@ -238,8 +237,7 @@ impl Write for BlockWriter<'_> {
 /// Storage of each tensor of [`model_tensors`], to estimate sizes before the file is checked: unreadable entries count
 /// as f32.
 pub fn tensor_storages(source: &Safetensors) -> Vec<Storage> {
-    let dtypes = source.metadata().get(key::DTYPES).and_then(|text| serde_json::from_str(text).ok());
-    let dtypes: HashMap<String, String> = dtypes.unwrap_or_default();
+    let dtypes = read_dtypes(source);
     let storage = |spec: &TensorSpec| {
         let found = Storage::from_name(spec, dtypes.get(&spec.name).map(String::as_str));
         found.unwrap_or(Storage::Rows(BlockType::F32))

@@ -43,6 +43,9 @@ impl OpenedModel {
                 model.checkpoint.path().display()
             ));
         }
+        if let Some(losses) = model.checkpoint.describe_losses(model.weight_type) {
+            options.notice.warn(&losses);
+        }
         let plan = Plan::for_model(&model, &within_positions(options)?)?;
         Ok(Self { plan, model, tokenizer: None, took: began.elapsed() }.resolve_auto())
     }
@@ -54,13 +57,11 @@ impl OpenedModel {
         if plan.options.backend == BackendKind::Auto {
             let is_known =
                 || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.source_fingerprint());
-            let why = match (plan.device, plan.check()) {
-                _ if opencl::MISSING_KERNELS.is_some() => {
-                    opencl::MISSING_KERNELS.map(|part| format!("no OpenCL kernels for {part}"))
-                }
-                (None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
+            let why = match (opencl::MISSING_KERNELS, plan.device, plan.check()) {
+                (Some(part), ..) => Some(format!("no OpenCL kernels for {part}")),
+                (_, None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
                 _ if is_known() => None,
-                (_, Err(Error::Memory(why))) => Some(why),
+                (.., Err(Error::Memory(why))) => Some(why),
                 _ => return self,
             };
             if let Some(why) = why {
