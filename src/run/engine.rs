@@ -89,10 +89,7 @@ impl Engine {
         let early = if drafted && tokenizer.is_none() { Some(tokenizer_of(&model)?) } else { tokenizer };
         let draft =
             early.as_ref().filter(|_| drafted).map(|t| draft_model(&options, t)).transpose()?.flatten();
-        let text = quantising_text(&model, &options)?;
-        let load = LoadOptions::new(options.weight_type, options.threads);
-        let load = LoadOptions { importance: Importance::Text(&text), progress, ..load };
-        let mut weights = Weights::load(&model, &load)?;
+        let mut weights = load_weights(&model, &options, progress)?;
         let tokenizer = early.map_or_else(|| tokenizer_of(&model), Ok)?;
         let template_source = template_source(&model);
         #[cfg(feature = "chat")]
@@ -371,6 +368,20 @@ fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftM
     let notice = o.notice.clone();
     let say = move |line: &str| notice.warn(line);
     DraftModel::start(program, o.draft_when, tokenizer.pieces().compute_checksum(), setting, say).map(Some)
+}
+
+/// Loads the weights, and says what a quantised checkpoint loses.
+fn load_weights(
+    model: &OpenModel,
+    o: &EngineOptions,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Weights> {
+    if let Some(losses) = model.checkpoint.describe_losses(o.weight_type) {
+        o.notice.warn(&losses);
+    }
+    let text = quantising_text(model, o)?;
+    let importance = Importance::Text(&text);
+    Weights::load(model, &LoadOptions { importance, progress, ..LoadOptions::new(o.weight_type, o.threads) })
 }
 
 /// The text by which a checkpoint is quantised while it is loaded, if it is.

@@ -43,9 +43,6 @@ impl OpenedModel {
                 model.checkpoint.path().display()
             ));
         }
-        if let Some(losses) = model.checkpoint.describe_losses(model.weight_type) {
-            options.notice.warn(&losses);
-        }
         let plan = Plan::for_model(&model, &within_positions(options)?)?;
         Ok(Self { plan, model, tokenizer: None, took: began.elapsed() }.resolve_auto())
     }
