@@ -13,7 +13,7 @@ use crate::serve::params::{LogprobCount, RequestParams, ResponseMode};
 use crate::serve::prepare::{PreparedRequest, read_prompts, start_completion};
 use crate::serve::state::ServerModel;
 use crate::serve::unsupported::RequestKind;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use text::tokenizer::{AddSpecial, SpecialText};
@@ -188,6 +188,21 @@ struct DetokenizeRequest {
     tokens: TokenIds,
 }
 
+/// A token and its text.
+#[derive(Serialize)]
+struct TokenPiece<'a> {
+    id: u32,
+    piece: Piece<'a>,
+}
+
+/// The text of a token; bytes that are not UTF-8 become an array of numbers.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Piece<'a> {
+    Text(&'a str),
+    Bytes(&'a [u8]),
+}
+
 /// `POST /tokenize`.
 pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> ApiResult<JsonWriter> {
     let fields: TokenizeRequest = read_object(&request.parse_json()?, "")?;
@@ -208,9 +223,8 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
             None => write_json(&ids[i], to),
             Some(pieces) => {
                 let bytes = pieces.token_bytes(ids[i]);
-                // Bytes that are not UTF-8 become an array of numbers.
-                let piece = std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), Value::from);
-                write_json(&json!({"id": ids[i], "piece": piece}), to);
+                let piece = std::str::from_utf8(bytes).map_or(Piece::Bytes(bytes), Piece::Text);
+                write_json(&TokenPiece { id: ids[i], piece }, to);
             }
         });
     });

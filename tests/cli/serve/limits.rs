@@ -14,8 +14,8 @@ type Row = (&'static str, &'static str, String, &'static [u16], usize);
 
 /// Limit of the server's address space in KiB, as an argument of `ulimit`.
 const LIMIT: &str = "-v 2000000";
-/// Longest that `/health` may take: on two cores, beside other tests, it waited up to 130 ms for large replies.
-const HEALTH: Duration = Duration::from_millis(200);
+/// Longest that `/health` may take.
+const HEALTH: Duration = Duration::from_millis(100);
 /// Factor by which waits may exceed those of an idle server, which is slow too on a busy machine.
 const BUSY: u32 = 3;
 /// Longest that a neighbour's stream may stand still: passes of this model take a few milliseconds, and tests that run
