@@ -192,13 +192,13 @@ struct DetokenizeRequest {
 #[derive(Serialize)]
 struct TokenPiece<'a> {
     id: u32,
-    piece: Piece<'a>,
+    piece: PieceText<'a>,
 }
 
 /// The text of a token; bytes that are not UTF-8 become an array of numbers.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Piece<'a> {
+enum PieceText<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
 }
@@ -223,7 +223,7 @@ pub fn tokenize_text(model: &Arc<ServerModel>, request: &mut RequestBody) -> Api
             None => write_json(&ids[i], to),
             Some(pieces) => {
                 let bytes = pieces.token_bytes(ids[i]);
-                let piece = std::str::from_utf8(bytes).map_or(Piece::Bytes(bytes), Piece::Text);
+                let piece = std::str::from_utf8(bytes).map_or(PieceText::Bytes(bytes), PieceText::Text);
                 write_json(&TokenPiece { id: ids[i], piece }, to);
             }
         });
