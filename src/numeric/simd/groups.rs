@@ -37,8 +37,8 @@ pub struct Groups<'a> {
     pub blocks: usize,
 }
 
-/// Levels of `F`, a format of which [`Format::reads_tiles`] is true, with the zero point of Q4_0, as nibbles are looked up in; `None` in Q4_0, whose
-/// nibbles are they. They fit i8.
+/// Levels of the nibbles of `F`, a format of which [`Format::reads_tiles`] is true, with the zero point of Q4_0 added;
+/// they fit i8. `None` for Q4_0, whose nibbles are its levels.
 pub(super) const fn level_table<const F: usize>() -> Option<[u8; 16]> {
     let Some(levels) = Format::ALL[F].code_levels() else { return None };
     let (mut table, mut i) = ([0; 16], 0);

@@ -43,20 +43,39 @@ pub fn multiply<const COLS: usize>(
     multiply_by(TileKernel { isa, q4: q4_tile::<COLS> }, w, activations, tiles, out);
 }
 
-/// An instruction set, and its function for a tile of tokens in Q4_0.
+/// A function that multiplies a group with a tile of tokens.
+type GroupKernel = fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]);
+
+/// An instruction set, and its function for Q4_0.
 struct TileKernel {
     isa: Isa,
-    q4: fn(Isa, Q4Group<'_>, &[ActBlock], &mut [[f32; 16]]),
+    q4: GroupKernel,
+}
+
+impl TileKernel {
+    /// The function for a format; `None` if [`block_formats`] has its kernels.
+    fn find_group_kernel(&self, format: Format) -> Option<GroupKernel> {
+        match (self.isa, format) {
+            (Isa::Scalar, _) => None,
+            (_, Format::Q4_0) => Some(self.q4),
+            #[cfg(target_arch = "aarch64")]
+            (Isa::NeonDot | Isa::NeonI8mm, Format::IQ4_NL) => Some(q4_dot_tile::<IQ4>),
+            #[cfg(target_arch = "aarch64")]
+            (Isa::NeonDot | Isa::NeonI8mm, Format::IQ4_XS) => Some(q4_dot_tile::<IQ4_XS>),
+            _ => None,
+        }
+    }
 }
 
 /// The part of [`multiply`] that does not depend on the number of columns, compiled once for all models.
 fn multiply_by(
-    TileKernel { isa, q4 }: TileKernel,
+    kernel: TileKernel,
     w: Groups<'_>,
     activations: &[ActBlock],
     tiles: &[ActTile],
     out: &mut [[f32; 16]],
 ) {
+    let isa = kernel.isa;
     assert!(w.groups > 0 && out.len().is_multiple_of(w.groups));
     let tokens = out.len() / w.groups;
     assert!(activations.len() >= w.blocks * tokens);
@@ -68,16 +87,16 @@ fn multiply_by(
         Format::IQ4_XS => multiply_tiles::<IQ4_XS>(isa, w, tiles, out),
         _ => 0,
     };
-    if w.format != Format::Q4_0 || isa == Isa::Scalar {
+    let Some(kernel) = kernel.find_group_kernel(w.format) else {
         return block_formats::multiply(isa, w, activations, done, out);
-    }
+    };
     for (g, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
         let (w, mut activations, mut out) = (w.q4(g), &activations[done * w.blocks..], &mut out[done..]);
         while !out.is_empty() {
             let n = isa.tokens_of_group(out.len());
             let (now, rest) = out.split_at_mut(n);
             assert!(activations.len() >= n * w.blocks);
-            q4(isa, w, activations, now);
+            kernel(isa, w, activations, now);
             out = rest;
             activations = &activations[n * w.blocks..];
         }
@@ -138,10 +157,20 @@ fn q4_tile_dyn(isa: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => kernel!(neon::q4, (w, activations, out), {1} {2} {4}),
-        // The tokens that `q4_multi_group` has left.
         #[cfg(target_arch = "aarch64")]
-        Isa::NeonDot | Isa::NeonI8mm => kernel!(neon::q4_dot, (w, activations, out), {1} {2}),
+        Isa::NeonDot | Isa::NeonI8mm => q4_dot_tile::<Q4>(isa, w, activations, out),
         _ => unreachable!("invariant: `multiply_by` and `q4_tile` handle the other sets"),
+    }
+}
+
+/// Computes one or two tokens in format `F` with dotprod; [`q4_multi_group`] has left no more.
+#[cfg(target_arch = "aarch64")]
+fn q4_dot_tile<const F: usize>(_: Isa, w: Q4Group<'_>, activations: &[ActBlock], out: &mut [[f32; 16]]) {
+    match out.len() {
+        // SAFETY: see `kernel!`; the callers checked the set.
+        1 => unsafe { neon::q4_dot::<F, 1>(w, activations.as_ptr(), out.as_mut_ptr()) },
+        2 => unsafe { neon::q4_dot::<F, 2>(w, activations.as_ptr(), out.as_mut_ptr()) },
+        n => unreachable!("no kernel for {n} tokens"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The kernels of Q4_0, and tiles of IQ4_NL and IQ4_XS, with `smlal`, `sdot` and `smmla`.
+//! The kernels of Q4_0 with `smlal`, `sdot` and `smmla`; those with the last two compute IQ4_NL and IQ4_XS too.
 //!
 //! A kernel computes sixteen rows as four quads. For one token all four stay in registers. For more tokens it computes
 //! one quad at a time over a run of blocks, so that weights are unpacked once for all tokens. From four tokens on,
@@ -197,7 +197,7 @@ unsafe fn add_blocks_sdot<const Q: usize, const T: usize>(
 ///
 /// The planes hold block `b`, and the CPU has dotprod.
 #[inline(always)]
-unsafe fn add_block_sdot<const T: usize>(
+unsafe fn add_block_sdot<const F: usize, const T: usize>(
     w: Q4Group<'_>,
     b: usize,
     acts: [&ActBlock; T],
@@ -205,7 +205,7 @@ unsafe fn add_block_sdot<const T: usize>(
 ) {
     let (acts, acc) = (acts.map(ActRegisters::load), acc.as_chunks_mut::<2>().0);
     unrolled!(2, |p| {
-        add_blocks_sdot([load_quad::<Q4>(w, b, 2 * p), load_quad::<Q4>(w, b, 2 * p + 1)], &acts, &mut acc[p]);
+        add_blocks_sdot([load_quad::<F>(w, b, 2 * p), load_quad::<F>(w, b, 2 * p + 1)], &acts, &mut acc[p]);
         // A barrier for loads: more rows at once would need more registers than there are.
         std::arch::asm!("", options(nostack, preserves_flags));
     });
@@ -216,9 +216,9 @@ unsafe fn add_block_sdot<const T: usize>(
 /// # Safety
 ///
 /// The planes hold `w.blocks` blocks, `activations` holds T rows of as many, `out` holds T rows, and if `DOT` the CPU
-/// has dotprod and T is at most 2.
+/// has dotprod and T is at most 2. Without it, `F` is Q4_0: other levels would overflow.
 #[inline(always)]
-unsafe fn multiply_rows<const T: usize, const DOT: bool>(
+unsafe fn multiply_rows<const F: usize, const T: usize, const DOT: bool>(
     w: Q4Group<'_>,
     activations: *const ActBlock,
     out: *mut [f32; 16],
@@ -229,16 +229,16 @@ unsafe fn multiply_rows<const T: usize, const DOT: bool>(
         // Two blocks at a time.
         let even = w.blocks / 2 * 2;
         for b in (0..even).step_by(2) {
-            add_block_sdot(w, b, acts(b), &mut acc);
-            add_block_sdot(w, b + 1, acts(b + 1), &mut acc);
+            add_block_sdot::<F, T>(w, b, acts(b), &mut acc);
+            add_block_sdot::<F, T>(w, b + 1, acts(b + 1), &mut acc);
         }
         if even < w.blocks {
-            add_block_sdot(w, even, acts(even), &mut acc);
+            add_block_sdot::<F, T>(w, even, acts(even), &mut acc);
         }
     } else if T == 1 {
         for b in 0..w.blocks {
             for (r, acc) in acc.iter_mut().enumerate() {
-                add_block_smlal(&load_quad::<Q4>(w, b, r), &*activations.add(b), &mut acc[0]);
+                add_block_smlal(&load_quad::<F>(w, b, r), &*activations.add(b), &mut acc[0]);
             }
         }
     } else {
@@ -246,7 +246,7 @@ unsafe fn multiply_rows<const T: usize, const DOT: bool>(
             for (r, acc) in acc.iter_mut().enumerate() {
                 let mut sum = *acc;
                 for b in first..w.blocks.min(first + RUN) {
-                    let (rows, acts) = (load_quad::<Q4>(w, b, r), acts(b));
+                    let (rows, acts) = (load_quad::<F>(w, b, r), acts(b));
                     if DOT {
                         add_blocks_sdot([rows], &acts.map(ActRegisters::load), from_mut(&mut sum));
                     } else {
@@ -270,15 +270,19 @@ unsafe fn multiply_rows<const T: usize, const DOT: bool>(
 /// |      4 |          165 |        39.1 |        68.2 |        35.1 |
 #[target_feature(enable = "neon")]
 pub unsafe fn q4<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
-    multiply_rows::<T, false>(w, activations, out)
+    multiply_rows::<Q4, T, false>(w, activations, out)
 }
 
-/// Multiplies sixteen rows with one or two tokens, with dotprod; see [`super::super::products::multiply`].
+/// Multiplies sixteen rows of format `F` with one or two tokens, with dotprod; see [`super::super::products::multiply`].
 ///
 /// | tokens | instructions | Neoverse V2 | Cortex-A710 | Neoverse V1 |
 /// |-------:|-------------:|------------:|------------:|------------:|
 /// |      1 |        101.5 |        21.9 |        43.8 |        21.9 |
 #[target_feature(enable = "neon,dotprod")]
-pub unsafe fn q4_dot<const T: usize>(w: Q4Group<'_>, activations: *const ActBlock, out: *mut [f32; 16]) {
-    multiply_rows::<T, true>(w, activations, out)
+pub unsafe fn q4_dot<const F: usize, const T: usize>(
+    w: Q4Group<'_>,
+    activations: *const ActBlock,
+    out: *mut [f32; 16],
+) {
+    multiply_rows::<F, T, true>(w, activations, out)
 }
