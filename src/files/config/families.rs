@@ -3,7 +3,10 @@
 //! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
 //! (`files::source::gguf::names`).
 
-use super::checkpoint_names::{GPT2_TENSORS, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS, TEXT_PART};
+use super::checkpoint_names::{
+    FALCON_H1_TENSORS, GPT2_TENSORS, GRANITE_FUSED, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS,
+    NEMOTRON_H_TENSORS, TEXT_PART,
+};
 use super::experts::{Experts, Router};
 use super::switches::{AttentionGate, Mlp, Norm, QkNorm};
 
@@ -21,6 +24,7 @@ pub enum Arch {
     SmolLm3,
     Phi3,
     Granite,
+    GraniteMoeHybrid,
     Gemma3,
     Gemma4,
     Gpt2,
@@ -33,6 +37,8 @@ pub enum Arch {
     Lfm2Moe,
     Lfm3,
     GptOss,
+    FalconH1,
+    NemotronH,
 }
 
 /// A family's names, defaults and switches: see [`Arch::family`].
@@ -79,6 +85,9 @@ pub struct Family {
     pub activations: &'static [&'static str],
     /// Renames from the engine's tensor names to the checkpoint's, applied in order.
     pub tensor_names: &'static [(&'static str, &'static str)],
+    /// Further renames, also applied in order, to names that safetensors files have and GGUF files do not: some are of
+    /// one tensor for two of the engine's.
+    pub fused_names: &'static [(&'static str, &'static str)],
     /// Prefixes that a checkpoint's tensor names may have, and what they replace.
     pub prefixes: &'static [(&'static str, &'static str)],
 }
@@ -108,6 +117,7 @@ const LLAMA: Family = Family {
     head_dim: 0,
     activations: &["silu", "swish"],
     tensor_names: &[],
+    fused_names: &[],
     prefixes: &[],
 };
 
@@ -186,6 +196,43 @@ const SMOLLM_3: Family = Family {
 const PHI_3: Family = Family { model_type: "phi3", gguf_name: "phi3", norm_eps: 1e-5, ..LLAMA };
 
 const GRANITE: Family = Family { model_type: "granite", gguf_name: "granite", ..LLAMA };
+
+const GRANITE_MOE_HYBRID: Family = Family {
+    model_type: "granitemoehybrid",
+    gguf_name: "granitehybrid",
+    experts: Some(Experts {
+        count: 8,
+        used: 2,
+        dim: 11_008,
+        shared_dim: 1024,
+        renormalised: true,
+        ..Experts::NONE
+    }),
+    fused_names: GRANITE_FUSED,
+    ..GRANITE
+};
+
+const FALCON_H1: Family = Family {
+    model_type: "falcon_h1",
+    gguf_name: "falcon-h1",
+    norm_eps: 1e-5,
+    kv_heads: 8,
+    tensor_names: FALCON_H1_TENSORS,
+    ..LLAMA
+};
+
+const NEMOTRON_H: Family = Family {
+    model_type: "nemotron_h",
+    gguf_name: "nemotron_h",
+    mlp: Mlp::SquaredRelu,
+    norm_eps: 1e-5,
+    epsilon_field: "layer_norm_epsilon",
+    kv_heads: 8,
+    head_dim: 128,
+    activations: &["relu2"],
+    tensor_names: NEMOTRON_H_TENSORS,
+    ..LLAMA
+};
 
 const GEMMA_3: Family = Family {
     model_type: "gemma3_text",
@@ -328,7 +375,7 @@ const GPT_OSS: Family = Family {
 };
 
 impl Arch {
-    pub const ALL: [Arch; 23] = [
+    pub const ALL: [Arch; 26] = [
         Arch::Llama,
         Arch::Mistral,
         Arch::Ministral3,
@@ -340,6 +387,7 @@ impl Arch {
         Arch::SmolLm3,
         Arch::Phi3,
         Arch::Granite,
+        Arch::GraniteMoeHybrid,
         Arch::Gemma3,
         Arch::Gemma4,
         Arch::Gpt2,
@@ -352,6 +400,8 @@ impl Arch {
         Arch::Lfm2Moe,
         Arch::Lfm3,
         Arch::GptOss,
+        Arch::FalconH1,
+        Arch::NemotronH,
     ];
 
     /// The family's row.
@@ -368,6 +418,7 @@ impl Arch {
             Arch::SmolLm3 => SMOLLM_3,
             Arch::Phi3 => PHI_3,
             Arch::Granite => GRANITE,
+            Arch::GraniteMoeHybrid => GRANITE_MOE_HYBRID,
             Arch::Gemma3 => GEMMA_3,
             Arch::Gemma4 => GEMMA_4,
             Arch::Gpt2 => GPT_2,
@@ -380,6 +431,8 @@ impl Arch {
             Arch::Lfm2Moe => LFM_2_MOE,
             Arch::Lfm3 => LFM_3,
             Arch::GptOss => GPT_OSS,
+            Arch::FalconH1 => FALCON_H1,
+            Arch::NemotronH => NEMOTRON_H,
         }
     }
 
@@ -438,8 +491,17 @@ impl Arch {
             (Arch::Gpt2, "num_hidden_layers") => "n_layer",
             (Arch::Gpt2, "intermediate_size") => "n_inner",
             (Arch::Gpt2, "max_position_embeddings") => "n_positions",
-            (Arch::GptOss, "num_experts") => "num_local_experts",
-            (Arch::GptOss, "moe_intermediate_size") => "intermediate_size",
+            (Arch::GptOss | Arch::GraniteMoeHybrid, "num_experts") => "num_local_experts",
+            (Arch::GptOss | Arch::GraniteMoeHybrid, "moe_intermediate_size") => "intermediate_size",
+            (Arch::GraniteMoeHybrid, "intermediate_size" | "shared_expert_intermediate_size") => {
+                "shared_intermediate_size"
+            }
+            (Arch::NemotronH, "mamba_n_heads") => "mamba_num_heads",
+            (Arch::NemotronH, "mamba_d_head") => "mamba_head_dim",
+            (Arch::NemotronH, "mamba_d_state") => "ssm_state_size",
+            (Arch::NemotronH, "mamba_n_groups") => "n_groups",
+            (Arch::NemotronH, "mamba_d_conv") => "conv_kernel",
+            (Arch::NemotronH, "mamba_conv_bias") => "use_conv_bias",
             _ => name,
         }
     }

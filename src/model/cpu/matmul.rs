@@ -1,6 +1,6 @@
 //! Matrix products over column tiles: selects the kernel of a weight format and orders the loops.
 
-use crate::dims::{EXPERT_BIAS, EXPERTS, HAS_GATE, MLP, MLP_BIAS};
+use crate::dims::{EXPERT_BIAS, EXPERTS, HAS_GATE, MLP, MLP_BIAS, MLP_SCALES};
 use crate::weights::Matrix;
 use files::blocks::BLOCK;
 use files::config::Mlp;
@@ -234,12 +234,24 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
                 add_bias(gates, n, &gate_bias[piece.start..]);
                 add_bias(ups, n, &up_bias[piece.start..]);
             }
+            if MLP_SCALES[0] != 1.0 {
+                gates.as_flattened_mut().iter_mut().for_each(|x| *x *= MLP_SCALES[0] as f32);
+            }
             // All tokens in one call: the exponentials of a single token are bound by latency.
             match MLP {
                 Mlp::SwiGlu => ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
                 Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
                 Mlp::Gelu => ops::gelu(isa, gates.as_flattened_mut()),
+                Mlp::SquaredRelu => {
+                    gates
+                        .as_flattened_mut()
+                        .iter_mut()
+                        .for_each(|x| *x = if *x > 0.0 { *x * *x } else { 0.0 });
+                }
                 Mlp::ClampedSwiGlu => clamped_swiglu(isa, gates, ups),
+            }
+            if MLP_SCALES[1] != 1.0 {
+                gates.as_flattened_mut().iter_mut().for_each(|x| *x *= MLP_SCALES[1] as f32);
             }
             for (run, gates) in piece.step_by(RUN).zip(gates.chunks(RUN / GROUP_ROWS * n)) {
                 for (half, gates) in gates.chunks_exact(n).enumerate() {
