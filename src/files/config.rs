@@ -24,7 +24,7 @@ pub use quantization::QuantMethod;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
 pub use switches::{AttentionGate, MambaNorm, Mlp, Norm, QkNorm};
 
-use crate::text_file::strip_bom;
+use crate::text_file::{parse_config_json, strip_bom};
 use serde_json::{Map, Value};
 use sizes::*;
 
@@ -171,7 +171,7 @@ impl ModelConfig {
     /// A field is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
         let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
-        match serde_json::from_str(strip_bom(json)) {
+        match parse_config_json(strip_bom(json).as_bytes()) {
             Ok(Value::Object(map)) => Self::from_map(&map),
             Ok(_) => Err(not("not a JSON object".into())),
             Err(e) => Err(not(format!("not JSON ({e})"))),

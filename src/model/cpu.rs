@@ -199,10 +199,9 @@ impl CpuDevice {
             s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.end_step("down", index);
             if let Some(inputs) = inputs {
-                if !has_ffn(index) {
-                } else if has_experts(index) {
+                if has_experts(index) {
                     inputs.add(index, InputOf::FfnDown, &s.experts.ffn, (EXPERTS.dim, s.experts.used_rows()));
-                } else {
+                } else if has_ffn(index) {
                     inputs.add(index, InputOf::FfnDown, &s.ffn, (ffn_dim(index), 0..n));
                 }
             }

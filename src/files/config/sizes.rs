@@ -210,8 +210,8 @@ pub(super) fn read_mamba(
         return f.unsupported(groups_field, &supported);
     }
     for (field, width) in [(width_field, head_dim), (state_field, state)] {
-        if width == 0 || !width.is_multiple_of(16) {
-            return f.unsupported(field, "a multiple of 16");
+        if !(16..=MAX_HEAD_DIM).contains(&width) || !width.is_multiple_of(16) {
+            return f.unsupported(field, &format!("a multiple of 16 up to {MAX_HEAD_DIM}"));
         }
     }
     if f.get("mamba_hidden_act").is_some_and(|act| act.as_str() != Some("silu")) {

@@ -1,7 +1,8 @@
 //! Names and shapes of a model's tensors, from its `config.json`.
 
 use files::config::{
-    Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, MambaNorm, MambaSizes, ModelConfig, QkNorm, Router,
+    Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, MambaNorm, MambaSizes, ModelConfig, QkNorm,
+    Router,
 };
 
 /// Distribution of a tensor's values.
@@ -74,10 +75,9 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
     let ffn = if shares_kv { model.shared_ffn_dim } else { model.ffn_dim };
     let ffn_parts: &[_] = match model.arch {
         Arch::Phi3 => &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)],
-        Arch::GraniteMoeHybrid => &[
-            ("shared_mlp.input_linear", 2 * ffn, dim, false),
-            ("shared_mlp.output_linear", dim, ffn, false),
-        ],
+        Arch::GraniteMoeHybrid => {
+            &[("shared_mlp.input_linear", 2 * ffn, dim, false), ("shared_mlp.output_linear", dim, ffn, false)]
+        }
         Arch::NemotronH if kind != LayerKind::FeedForward => &[],
         Arch::NemotronH => &[("mlp.up_proj", ffn, dim, false), ("mlp.down_proj", dim, ffn, false)],
         _ => &[
