@@ -2,8 +2,9 @@
 //!
 //! Field names and defaults are those of the Hugging Face classes, such as `LlamaConfig`. Both the older spelling
 //! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A model family is a set of switches
-//! ([`families`]); the forward pass reads only the switches.
+//! ([`Family`]); the forward pass reads only the switches.
 
+mod arch;
 mod checkpoint_names;
 mod experts;
 mod families;
@@ -15,8 +16,9 @@ mod sizes;
 mod switches;
 mod written;
 
+pub use arch::Arch;
 pub use experts::{Experts, Router};
-pub use families::{Arch, Family};
+pub use families::Family;
 pub use fields::ConfigError;
 pub(crate) use fields::Fields;
 pub use layer_kinds::LayerKind;
@@ -224,9 +226,7 @@ impl ModelConfig {
         let (heads, kv_heads) = read_heads(f, arch)?;
         let local_head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let head_dim = read_widest_head_dim(f, arch, local_head_dim)?;
-        let listed = layer_kinds::count_listed_layers(f)
-            .filter(|layers| arch == Arch::NemotronH && (1..=MAX_LAYERS).contains(layers));
-        let layers = f.read_size(arch.field_name("num_hidden_layers"), listed.or(gemma(26)), MAX_LAYERS)?;
+        let layers = layer_kinds::read_layer_count(f, arch)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", family.attention_bias)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
@@ -234,7 +234,6 @@ impl ModelConfig {
         let (experts, expert_layers) = experts::read_experts(f, arch, (layers, dim))?;
         let ffn_dim = if expert_layers.contains(&false) { read_ffn_dim(f, arch, dim)? } else { experts.dim };
         let shared_kv_layers = read_shared_kv_layers(f, arch, &layer_kinds)?;
-        let (query_growth, conv_taps) = (rope::read_query_growth(f)?, read_conv_taps(f, arch, &layer_kinds)?);
         Ok(Self {
             arch,
             layers,
@@ -262,13 +261,13 @@ impl ModelConfig {
             mlp: family.mlp,
             norm_eps: f.read_float(arch.epsilon_field(), Some(family.norm_eps))?,
             rope,
+            query_growth: rope::read_query_growth(f)?,
+            conv_taps: read_conv_taps(f, arch, &layer_kinds)?,
             delta_net: read_delta_net(f, &layer_kinds)?,
             mamba: read_mamba(f, arch, dim, &layer_kinds)?,
             sliding_window: layer_kinds::read_window(f, &layer_kinds)?,
             layer_kinds,
             scales: read_scales(f, arch, (dim, head_dim))?,
-            query_growth,
-            conv_taps,
             shared_kv_layers,
             shared_ffn_dim: read_shared_ffn_dim(f, shared_kv_layers, ffn_dim)?,
             experts,
@@ -316,7 +315,6 @@ impl ModelConfig {
                 ("attention_out_multiplier", format!("{:?}", m.scales.attention_out as f32)),
                 ("mlp_multipliers", format!("{:?}", m.scales.mlp.map(|x| x as f32))),
                 ("ssm_multipliers", format!("{:?}", m.scales.ssm_in.map(|x| x as f32))),
-                ("ssm_out_multiplier", format!("{:?}", m.scales.ssm_out as f32)),
                 (
                     "llama_4_scaling_beta",
                     format!("{:?}", m.query_growth.map(|g| (g.beta as f32, g.original_context))),

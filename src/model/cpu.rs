@@ -184,8 +184,7 @@ impl CpuDevice {
             steps.end_step("norm", index);
             if let Some(inputs) = inputs {
                 if is_recurrent(index) {
-                    let of = if HAS_MAMBA { InputOf::MambaOut } else { InputOf::MixerOut };
-                    inputs.add(index, of, &s.mixed, (MIXED, 0..n));
+                    inputs.add(index, InputOf::RECURRENT_OUT, &s.mixed, (MIXED, 0..n));
                 }
                 if LAYER_KINDS[index].is_attention() {
                     inputs.add(index, InputOf::MixerOut, &s.att_in, (HEADS * head_dim(index), 0..n));

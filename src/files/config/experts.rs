@@ -1,7 +1,7 @@
 //! Mixtures of experts: layers whose router chooses a few of many feed-forwards for each token.
 
 use super::MAX_DIM;
-use super::families::Arch;
+use super::arch::Arch;
 use super::fields::{ConfigError, Fields};
 use serde_json::Value;
 

@@ -1,6 +1,7 @@
 //! The mixer of each layer, by the family and the config's fields.
 
-use super::families::Arch;
+use super::MAX_LAYERS;
+use super::arch::Arch;
 use super::fields::{ConfigError, Fields};
 use serde_json::Value;
 
@@ -235,10 +236,18 @@ fn nemotron_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>,
     }
 }
 
-/// Number of layers that Nemotron-H's list of them has, if there is one.
-pub(super) fn count_listed_layers(f: &Fields<'_>) -> Option<usize> {
-    let names = f.get(BLOCK_TYPES).and_then(Value::as_array).map(Vec::len);
-    names.or_else(|| Some(f.get(PATTERN)?.as_str()?.chars().count()))
+/// Reads the number of layers. Newer configs of Nemotron-H leave it to the list of them.
+pub(super) fn read_layer_count(f: &Fields<'_>, arch: Arch) -> Result<usize, ConfigError> {
+    let default = match arch {
+        Arch::Gemma3 => Some(26),
+        Arch::NemotronH => {
+            let names = f.get(BLOCK_TYPES).and_then(Value::as_array).map(Vec::len);
+            let letters = f.get(PATTERN).and_then(Value::as_str).map(|pattern| pattern.chars().count());
+            names.or(letters).filter(|layers| (1..=MAX_LAYERS).contains(layers))
+        }
+        _ => None,
+    };
+    f.read_size(arch.field_name("num_hidden_layers"), default, MAX_LAYERS)
 }
 
 /// Reads a list of 1 (RoPE) and 0 (none), or the interval of layers without RoPE.

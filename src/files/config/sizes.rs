@@ -1,6 +1,6 @@
 //! The sizes and factors of a model's parts, from the config's fields.
 
-use super::families::Arch;
+use super::arch::Arch;
 use super::fields::positive_float;
 use super::fields::{ConfigError, Fields};
 use super::layer_kinds::LayerKind;

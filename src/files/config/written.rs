@@ -1,8 +1,8 @@
 //! Writes a config as the text of a `config.json`, as stored in a file packed from GGUF.
 
 use super::LayerKind;
+use super::arch::Arch;
 use super::experts::{Experts, Router};
-use super::families::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
 use super::rope::{LongRope, RopeScaling, read_divisors};
 use super::switches::QkNorm;

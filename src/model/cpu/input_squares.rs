@@ -32,6 +32,11 @@ pub(super) enum InputOf {
     FfnDown,
 }
 
+impl InputOf {
+    /// The output projection of the layers with a recurrent state.
+    pub(super) const RECURRENT_OUT: Self = if HAS_MAMBA { Self::MambaOut } else { Self::MixerOut };
+}
+
 /// Sums of squares over the tokens of a text: of the inputs of each layer, `[layer][input]`, then of the output head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InputSquares(Vec<Vec<f64>>);
